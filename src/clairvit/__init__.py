@@ -1,0 +1,56 @@
+"""ClairViT: why did my Vision Transformer say that, and how far can I trust the answer?
+
+    import clairvit as cv
+    model = cv.load("pets")
+    cv.explain(model, "cat.jpg", method="legrad").save("cat.png")
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from clairvit._version import __version__ as __version__
+
+if TYPE_CHECKING:
+    from clairvit.errors import ClairError as ClairError
+    from clairvit.methods.explain import compare as compare
+    from clairvit.methods.explain import explain as explain
+    from clairvit.methods.explanation import Explanation as Explanation
+    from clairvit.methods.method import methods as methods
+    from clairvit.models.layout import Layout as Layout
+    from clairvit.models.model import Model as Model
+    from clairvit.models.sources import load as load
+    from clairvit.models.sources import wrap as wrap
+    from clairvit.models.target import contrast as contrast
+    from clairvit.trace.trace import trace as trace
+
+# The verbs, imported when first used: `clairvit --help` must not wait for torch.
+_PLACES = {
+    "load": "clairvit.models.sources",
+    "wrap": "clairvit.models.sources",
+    "contrast": "clairvit.models.target",
+    "Layout": "clairvit.models.layout",
+    "Model": "clairvit.models.model",
+    "explain": "clairvit.methods.explain",
+    "compare": "clairvit.methods.explain",
+    "Explanation": "clairvit.methods.explanation",
+    "ClairError": "clairvit.errors",
+}
+_ROOMS = ("trace", "methods")  # rooms that are verbs too, see _room.py
+
+__all__ = ["__version__", *_PLACES, *_ROOMS]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _PLACES:
+        value = getattr(importlib.import_module(_PLACES[name]), name)
+        globals()[name] = value
+        return value
+    if name in _ROOMS:
+        return importlib.import_module(f"clairvit.{name}")
+    raise AttributeError(f"module 'clairvit' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,56 @@
+"""Explanation: what a method found, with everything needed to show it, store it and repeat it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from clairvit.models.model import Preprocess
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Passes really spent, seconds really taken. Maps that share a trace each report the whole trace."""
+
+    forwards: int = 0
+    backwards: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class Explanation:
+    """B raw signed maps, one for each (image, target). Clipping, upsampling and colour come later, in `show`."""
+
+    maps: Tensor  # [B, rows, cols]
+    method: str  # canonical, e.g. "rollout(fusion=max)+skipplus"
+    signed: bool
+    targets: tuple[str, ...]  # B names: "Egyptian Mau", "Bengal − Egyptian Mau", "class 281"
+    classes: tuple[int | None, ...]  # B class indices; None for a contrast or a callable
+    score: str  # logit | prob | logprob | …
+    logits: Tensor  # [B, C]
+    probabilities: tuple[float | None, ...]  # B, the model's probability of the target class
+    pixels: Tensor  # [B, 3, H, W] what the model saw, normalised
+    names: tuple[str, ...]  # B image names
+    model: str
+    labels: tuple[str, ...]
+    preprocess: Preprocess
+    seed: int
+    cost: Cost
+    layers: Tensor | None = None  # [L, B, rows, cols] what each layer says, where the method has layers
+    notes: tuple[str, ...] = ()  # fallbacks taken, zero maps, …
+    versions: dict[str, str] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.maps)
+
+    def __repr__(self) -> str:
+        return f"Explanation({self.method}, {self.model}, maps {tuple(self.maps.shape)}, targets {list(self.targets)})"
+
+    def save(self, path: str | Path, **display: Any) -> Path:
+        """Write by suffix: .png/.pdf/.svg/.jpg an overlay, .json the record, .npz the raw maps. Returns the path."""
+        from clairvit.show.save import save  # display comes after methods; this is the one door back
+
+        return save(self, Path(path), **display)

@@ -1,0 +1,1 @@
+"""Models: a module with its preprocessing, labels, layout and targets."""

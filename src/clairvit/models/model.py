@@ -1,0 +1,83 @@
+"""Model: a module with its preprocessing, labels and (if the user knows better) its layout."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from clairvit.errors import BadInput
+from clairvit.models.layout import Layout
+
+
+@dataclass(frozen=True)
+class Preprocess:
+    """Short side (or both sides) to `resize`, centre crop to `size`, then (x - mean) / std."""
+
+    size: tuple[int, int] = (224, 224)  # rows, columns
+    mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
+    std: tuple[float, float, float] = (0.229, 0.224, 0.225)
+    resize: int | tuple[int, int] | None = None  # None: just enough to cover `size`
+    interpolation: str = "bicubic"
+
+
+@dataclass(frozen=True, eq=False)
+class Model:
+    """What every verb takes. `module` stays the user's own: nothing here changes it."""
+
+    module: nn.Module
+    name: str
+    preprocess: Preprocess = field(default_factory=Preprocess)
+    labels: tuple[str, ...] = ()
+    layout: Layout | None = None  # None: inferred from the first trace
+    classifier: bool = True  # False: the output is an embedding, so there is no predicted class
+
+    @property
+    def device(self) -> torch.device:
+        return self._like.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._like.dtype
+
+    @property
+    def _like(self) -> Tensor:
+        for tensor in (*self.module.parameters(), *self.module.buffers()):
+            if tensor.is_floating_point():
+                return tensor
+        return torch.empty(0)
+
+    def logits(self, pixels: Tensor) -> Tensor:
+        """[B, 3, H, W] -> [B, C], whatever the module wraps its output in."""
+        return first_scores(self.module(pixels))
+
+
+def first_scores(output: Any) -> Tensor:
+    """The class scores (or embedding) in a module's output: a tensor, a transformers output, a tuple or a mapping."""
+    if isinstance(output, Tensor):
+        scores = output
+    else:
+        for name in ("logits", "image_embeds", "pooler_output"):
+            value = output.get(name) if isinstance(output, Mapping) else getattr(output, name, None)
+            if isinstance(value, Tensor):
+                scores = value
+                break
+        else:
+            tensors = [o for o in output if isinstance(o, Tensor)] if isinstance(output, tuple | list) else []
+            if not tensors:
+                raise BadInput(
+                    f"The model returned a {type(output).__name__} without 'logits'; expected a tensor [B, classes]. "
+                    "Wrap the module in one whose forward returns that tensor, then cv.wrap(it, …)."
+                )
+            scores = tensors[0]
+    if scores.ndim == 1:
+        scores = scores[:, None]
+    if scores.ndim != 2:
+        raise BadInput(
+            f"The model returned scores of shape {tuple(scores.shape)}; expected [B, classes]. "
+            "Wrap the module in one whose forward pools its output, then cv.wrap(it, …)."
+        )
+    return scores
