@@ -1,0 +1,41 @@
+"""Look: how a map is drawn. Nothing here changes what is stored."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from clairvit.errors import BadInput, UnknownName, did_you_mean
+
+
+@dataclass(frozen=True)
+class Look:
+    """Display options of `save` and the figures; the defaults are what we would print in a paper."""
+
+    cmap: str | None = None  # a matplotlib name; None: sequential or diverging, as the method is signed or not
+    robust: float = 0.0  # per cent of the values cut off at each end of the colour scale, against single hot patches
+    opacity: float = 0.8  # of the strongest patch; weaker ones are more transparent
+    smooth: bool = True  # bilinear; False shows the patches themselves
+    shared: bool = False  # one colour scale for all maps of the figure instead of one for each
+    layers: bool = False  # draw the per-layer strip instead of the map
+    dpi: int = 200
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.robust < 50:
+            raise BadInput(f"robust={self.robust} is not a percentage from 0 to below 50; try robust=1.")
+        if not 0 <= self.opacity <= 1:
+            raise BadInput(f"opacity={self.opacity} is not between 0 and 1; try opacity=0.8.")
+        if not 10 <= self.dpi <= 1200:
+            raise BadInput(f"dpi={self.dpi} is not between 10 and 1200; try dpi=200.")
+
+
+def look(options: Mapping[str, Any]) -> Look:
+    """A Look from keyword options; a misspelt one is refused by name."""
+    known = [field.name for field in fields(Look)]
+    for name in options:
+        if name not in known:
+            raise UnknownName(
+                f"'{name}' is not a display option; there are {', '.join(known)}.{did_you_mean(name, known)}"
+            )
+    return Look(**options)

@@ -1,0 +1,153 @@
+"""Write an explanation as its suffix says: a picture, a record or the raw maps. A file is whole or not there."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import secrets
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from clairvit.errors import BadInput
+from clairvit.methods.explanation import Explanation
+from clairvit.show.look import Look, look
+from clairvit.show.overlay import numbers
+from clairvit.show.words import guesses, statistics
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+PICTURES = (".png", ".jpg", ".jpeg", ".pdf", ".svg")
+SUFFIXES = (*PICTURES, ".json", ".npz")
+
+
+def save(explanation: Explanation, path: Path | str, **display: Any) -> Path:
+    """Write one explanation; `display` are the options of `Look`, e.g. cmap="viridis", robust=1, layers=True."""
+    chosen = look(display)
+    if check_suffix(path) in PICTURES:
+        from clairvit.show.figures import explanation_figure, layers_figure  # matplotlib only where it is needed
+
+        draw = layers_figure if chosen.layers else explanation_figure
+        return write_figure(draw(explanation, chosen), path, chosen)
+    if check_suffix(path) == ".json":
+        return write_json(record(explanation), path)
+    return _write(path, lambda: _npz({"": explanation}))
+
+
+def save_comparison(explanations: Mapping[str, Explanation], path: Path | str, **display: Any) -> Path:
+    """Write several methods' explanations of the same images: the grid, the records by method, or all raw maps."""
+    chosen = look(display)
+    if check_suffix(path) in PICTURES:
+        from clairvit.show.figures import comparison_figure
+
+        return write_figure(comparison_figure(explanations, chosen), path, chosen)
+    if check_suffix(path) == ".json":
+        return write_json({name: record(explanation) for name, explanation in explanations.items()}, path)
+    return _write(path, lambda: _npz(explanations))
+
+
+def record(explanation: Explanation, values: bool = True) -> dict[str, Any]:
+    """Everything worth keeping, as plain JSON values under the names of `Explanation`; lists have one entry a map."""
+    items = range(len(explanation))
+    content = {
+        "method": explanation.method,
+        "signed": explanation.signed,
+        "model": explanation.model,
+        "score": explanation.score,
+        "seed": explanation.seed,
+        "cost": vars(explanation.cost),
+        "notes": list(explanation.notes),
+        "versions": dict(explanation.versions),
+        "grid": list(explanation.maps.shape[-2:]),
+        "names": list(explanation.names),
+        "targets": list(explanation.targets),
+        "classes": list(explanation.classes),
+        "probabilities": _plain(list(explanation.probabilities)),
+        "top": [[vars(guess) for guess in guesses(explanation, item)] for item in items],
+        "statistics": [statistics(explanation.maps[item]) for item in items],
+    }
+    if values:
+        content["maps"] = _plain(numbers(explanation.maps).tolist())
+    return content
+
+
+def write_json(content: Any, path: Path | str) -> Path:
+    return _write(path, lambda: (dumps(content) + "\n").encode())
+
+
+def dumps(content: Any) -> str:
+    """JSON that every reader accepts: no NaN, no Infinity."""
+    return json.dumps(content, ensure_ascii=False, allow_nan=False, indent=1)
+
+
+def write_figure(figure: Figure, path: Path | str, chosen: Look | None = None) -> Path:
+    """A matplotlib figure to .png, .jpg, .pdf or .svg."""
+    suffix = check_suffix(path)
+
+    def draw() -> bytes:
+        import matplotlib
+
+        buffer = io.BytesIO()
+        # Type 42: real fonts, which journals ask for. No date and a fixed salt: the same map gives the same file.
+        undated = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}}
+        with matplotlib.rc_context({"pdf.fonttype": 42, "svg.hashsalt": "clairvit"}):
+            figure.savefig(
+                buffer, format=suffix[1:], dpi=(chosen or Look()).dpi, facecolor="white", metadata=undated.get(suffix)
+            )
+        return buffer.getvalue()
+
+    return _write(path, draw)
+
+
+def _npz(explanations: Mapping[str, Explanation]) -> bytes:
+    """`maps`, `layers`, `logits`, `about` (JSON); in a comparison each name begins with 'METHOD/'."""
+    arrays: dict[str, Any] = {}
+    for name, explanation in explanations.items():
+        start = f"{name}/" if name else ""
+        arrays[f"{start}maps"] = numbers(explanation.maps).astype(np.float32)
+        arrays[f"{start}logits"] = numbers(explanation.logits).astype(np.float32)
+        if explanation.layers is not None:
+            arrays[f"{start}layers"] = numbers(explanation.layers).astype(np.float32)
+        arrays[f"{start}about"] = np.array(dumps(record(explanation, values=False)))
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, **arrays)
+    return buffer.getvalue()
+
+
+def _plain(values: Any) -> Any:
+    """Nested lists with null for what is not finite, because JSON has no NaN."""
+    if isinstance(values, list):
+        return [_plain(value) for value in values]
+    return None if values is None or not math.isfinite(values) else values
+
+
+def check_suffix(path: Path | str) -> str:
+    """The suffix in lower case, if it is one we can write."""
+    suffix = Path(path).suffix.lower()
+    if suffix not in SUFFIXES:
+        seen = f"ends in '{suffix}'" if suffix else "has no suffix"
+        raise BadInput(f"'{path}' {seen}; write to a name that ends in {', '.join(SUFFIXES)}.")
+    return suffix
+
+
+def _write(path: Path | str, content: Callable[[], bytes]) -> Path:
+    """Make the bytes, then put them in place in one step, so that nobody ever reads half a file."""
+    path = Path(path)
+    data = content()
+    temporary = path.parent / f".clairvit-{secrets.token_hex(6)}"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with temporary.open("xb") as file:
+                file.write(data)
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)  # only there if something went wrong
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise BadInput(f"Cannot write '{path}' ({reason}); choose a place you may write to with --out.") from error
+    return path
