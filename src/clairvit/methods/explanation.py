@@ -13,11 +13,12 @@ from clairvit.models.model import Preprocess
 
 @dataclass(frozen=True)
 class Cost:
-    """Passes really spent, seconds really taken. Maps that share a trace each report the whole trace."""
+    """Passes and seconds. Of a map made beside others: as if made alone, so the shared trace counts in each."""
 
     forwards: int = 0
     backwards: int = 0
     seconds: float = 0.0
+    own_seconds: float = 0.0  # the method's own arithmetic, on top of the trace
 
 
 @dataclass(frozen=True, eq=False)

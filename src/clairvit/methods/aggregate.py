@@ -1,0 +1,131 @@
+"""Aggregations: how what the layers say becomes one map. Each is a frozen value; `+plus` and friends name some of them.
+
+All of them walk the layers once and keep one row [B, N] (never an N×N product): reading a map is linear, so a product of
+matrices is read as vector × matrix, from the layer next to the head down to the first.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from clairvit.errors import BadInput
+
+
+@dataclass(frozen=True)
+class Single:
+    """One layer's map; negative numbers count from the end."""
+
+    layer: int = -1
+
+    matrices_only = False
+    needs_all_rows = False
+    ascending = False
+
+    def used(self, count: int) -> range:
+        index = layer_index(self.layer, count)
+        return range(index, index + 1)
+
+    def start_row(self, read: Tensor) -> Tensor | None:
+        return None
+
+    def step(self, row: Tensor | None, said: Tensor, read: Tensor) -> Tensor:
+        return reading(said, read)
+
+    def finish(self, row: Tensor, count: int) -> Tensor:
+        return row
+
+
+@dataclass(frozen=True)
+class Total:
+    """The sum over the layers from `start` on: PLUS from 0, SkipPLUS from "half" = ceil(L/2)."""
+
+    start: int | Literal["half", "auto"] = 0
+    rows: Literal["read", "all"] = "read"  # which query rows of an N×N map: those the head reads, or the mean of all
+    mean: bool = False  # divide by the number of layers
+
+    matrices_only = False
+    ascending = False
+
+    @property
+    def needs_all_rows(self) -> bool:
+        return self.rows == "all"
+
+    def used(self, count: int) -> range:
+        return range(first_layer(self.start, count), count)
+
+    def start_row(self, read: Tensor) -> Tensor | None:
+        return None
+
+    def step(self, row: Tensor | None, said: Tensor, read: Tensor) -> Tensor:
+        part = said.mean(1) if self.rows == "all" and said.ndim == 3 else reading(said, read)
+        return part if row is None else row + part
+
+    def finish(self, row: Tensor, count: int) -> Tensor:
+        return row / len(self.used(count)) if self.mean else row
+
+
+@dataclass(frozen=True)
+class Product:
+    """Rollout: the product of M + residual·I over the layers, later layers on the left, read where the head reads.
+
+    `alpha` (if given) mixes alpha·M + (1 - alpha)·I instead. `normalise="columns"` is jacobgil's missing keepdim and
+    `order="forward"` the reversed product of two of the papers; both are here to reproduce published pictures.
+    """
+
+    residual: float = 1.0
+    alpha: float | None = None
+    normalise: Literal["rows", "none", "columns"] = "none"
+    order: Literal["later-left", "forward"] = "later-left"
+    start_layer: int = 0
+
+    matrices_only = True
+    needs_all_rows = True
+
+    @property
+    def ascending(self) -> bool:
+        return self.order == "forward"
+
+    def used(self, count: int) -> range:
+        return range(layer_index(self.start_layer, count), count)
+
+    def start_row(self, read: Tensor) -> Tensor | None:
+        return read
+
+    def step(self, row: Tensor | None, said: Tensor, read: Tensor) -> Tensor:
+        assert row is not None
+        weight, residual = (1.0, self.residual) if self.alpha is None else (self.alpha, 1 - self.alpha)
+        sums = weight * said.sum(-1) + residual  # [B, N]
+        sums = torch.where(sums == 0, torch.ones_like(sums), sums)  # a row of zeros stays one
+        if self.normalise == "rows":
+            row = row / sums
+        row = weight * (row[:, None] @ said)[:, 0] + residual * row
+        return row / sums if self.normalise == "columns" else row
+
+    def finish(self, row: Tensor, count: int) -> Tensor:
+        return row
+
+
+Aggregation = Single | Total | Product
+
+
+def reading(said: Tensor, read: Tensor) -> Tensor:
+    """[B, N] of a layer's map: token maps as they are, matrices [B, rows, N] weighted by the rows the head reads."""
+    return said if said.ndim == 2 else (read[:, None] @ said)[:, 0]
+
+
+def layer_index(layer: int, count: int) -> int:
+    if not -count <= layer < count:
+        raise BadInput(f"Layer {layer} was asked of a model with {count} layers; expected {-count}…{count - 1}.")
+    return layer % count
+
+
+def first_layer(start: int | str, count: int) -> int:
+    """"half" is SkipPLUS's ceil(L/2); "auto" falls back to it until a recipe holds a better one."""
+    if start in ("half", "auto"):
+        return min(math.ceil(count / 2), count - 1)
+    return layer_index(int(start), count)

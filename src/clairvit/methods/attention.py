@@ -1,0 +1,80 @@
+"""Attention-only methods: they see where the model looked, not what for, so every class gets the same map."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from clairvit.errors import BadInput
+from clairvit.methods.aggregate import Product, Single
+from clairvit.methods.method import method
+from clairvit.methods.view import View
+
+Fusion = Literal["mean", "max", "min"] | int
+Protect = Literal["none", "cls_cell", "cls_column"]
+
+
+@method(
+    "raw-attention",
+    family="attention",
+    paper="common baseline, as in Chefer et al., CVPR 2021",
+    gives="matrix",
+    over=Single(-1),
+    passes="forward",
+    class_specific=False,
+)
+def attention(layer: View, fusion: Fusion = "mean") -> Tensor:
+    """mean_h A of the last layer: where its heads look."""
+    return fused(layer.A, fusion)  # [B, rows, N]
+
+
+@method(
+    "rollout",
+    family="attention",
+    paper="Abnar & Zuidema, ACL 2020",
+    gives="matrix",
+    over=Product(alpha=0.5, normalise="rows"),
+    passes="forward",
+    class_specific=False,
+    needs_all_rows=True,
+    presets={
+        "jacobgil": {"discard_ratio": 0.9, "protect": "cls_cell", "normalise": "columns"},
+        "cmi": {"alpha": 1.0, "order": "forward"},
+        "joita": {"order": "forward"},
+        "chefer": {"start_layer": 1},
+    },
+)
+def rolled_attention(
+    layer: View, fusion: Fusion = "mean", discard_ratio: float = 0.0, protect: Protect = "none"
+) -> Tensor:
+    """prod_l (alpha·mean_h A + (1 - alpha)·I): attention followed from the output through the residual stream to the patches."""
+    return discarded(fused(layer.A, fusion), discard_ratio, protect)  # [B, N, N]
+
+
+def fused(heads: Tensor, fusion: Fusion) -> Tensor:
+    """[B, H, rows, N] -> [B, rows, N]."""
+    if fusion == "mean":
+        return heads.mean(1)
+    if fusion == "max":
+        return heads.amax(1)
+    if fusion == "min":
+        return heads.amin(1)
+    if not -heads.shape[1] <= int(fusion) < heads.shape[1]:
+        raise BadInput(f"fusion={fusion} names a head of {heads.shape[1]}; expected mean, max, min or 0…{heads.shape[1] - 1}.")
+    return heads[:, int(fusion)]
+
+
+def discarded(matrix: Tensor, ratio: float, protect: Protect) -> Tensor:
+    """Set the smallest `ratio` of all N² entries to zero, image by image; protected entries stay."""
+    if not 0 <= ratio < 1:
+        raise BadInput(f"discard_ratio={ratio} was given; expected 0 ≤ discard_ratio < 1.")
+    flat = matrix.flatten(1)  # [B, N²]
+    smallest = flat.topk(int(flat.shape[1] * ratio), largest=False).indices
+    drop = torch.zeros_like(flat, dtype=torch.bool).scatter_(1, smallest, True).view_as(matrix)
+    if protect == "cls_cell":
+        drop[:, 0, 0] = False
+    elif protect == "cls_column":
+        drop[:, :, 0] = False
+    return matrix.masked_fill(drop, 0)

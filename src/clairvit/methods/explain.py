@@ -1,0 +1,242 @@
+"""The verbs `explain` and `compare`: images and method names in, explanations out, traces shared."""
+
+from __future__ import annotations
+
+import functools
+import platform
+import time
+import warnings
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clairvit.errors import BadInput, ClairError, ClairWarning, NotApplicable
+from clairvit.methods.explanation import Cost, Explanation
+from clairvit.methods.method import Bound, bind
+from clairvit.methods.run import Result, run
+from clairvit.models.images import Batch, prepare
+from clairvit.models.model import Model
+from clairvit.models.target import Target, resolve
+from clairvit.trace.recording import Recording, record
+from clairvit.trace.rules import TABLES
+from clairvit.trace.trace import follow
+
+
+class Comparison(dict[str, Explanation]):
+    """Method string -> Explanation, with what was left out and what it all cost."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.skipped: dict[str, str] = {}  # method string -> why it does not fit this model
+        self.cost = Cost()  # of everything together: traces are shared
+
+
+def explain(
+    model: Model,
+    images: Any,
+    method: str = "legrad",
+    target: Any = None,
+    *,
+    score: str = "logit",
+    seed: int = 0,
+    layers: bool = False,
+    **options: Any,
+) -> Explanation:
+    """One method on one image or a batch.
+
+        cv.explain(model, "cat.jpg")                                     # predicted class
+        cv.explain(model, "cat.jpg", "rollout", fusion="max")            # method options as keywords
+        cv.explain(model, ["a.jpg", "b.jpg"], "ixg+plus", target=["Bengal", "Beagle"])
+        cv.explain(model, "two.jpg", target=["Bengal", "Beagle"])        # one image, a list: one map for each target
+    """
+    found = _explain_all(model, images, [bind(method, **options)], target, score, seed, layers, skip=False)
+    return next(iter(found.values()))
+
+
+def compare(
+    model: Model,
+    images: Any,
+    methods: Sequence[str],
+    target: Any = None,
+    *,
+    score: str = "logit",
+    seed: int = 0,
+    layers: bool = False,
+    skip: bool = False,
+) -> Comparison:
+    """Many methods on the same images: one forward, one backward for each rule table, whatever the number of methods.
+
+    `skip=True` leaves out methods that do not fit the model and says why in `.skipped`.
+    """
+    if isinstance(methods, str) or not methods:
+        raise BadInput(f"methods={methods!r} was given; expected a list of names such as ['rollout', 'legrad'].")
+    return _explain_all(model, images, [bind(m) for m in methods], target, score, seed, layers, skip=skip)
+
+
+def _explain_all(
+    model: Model,
+    images: Any,
+    bounds: list[Bound],
+    target: Any,
+    score: str,
+    seed: int,
+    layers: bool,
+    *,
+    skip: bool,
+) -> Comparison:
+    bounds = list({bound.text: bound for bound in bounds}.values())
+    batch = prepare(images, model)
+    started = time.perf_counter()
+    groups = _by_trace(bounds)
+    recording = record(
+        model,
+        batch.pixels,
+        tables=[table for table in groups if table is not None] or ["plain"],
+        differentiable=any(bound.method.passes in ("backward", "local") for bound in bounds),
+    )
+    targets = resolve(
+        target,
+        recording.logits.detach(),
+        model.labels,
+        score=score,
+        classifier=model.classifier,
+        single=batch.single,
+    ) if model.classifier or target is not None else _no_target(model, bounds, len(batch.pixels))
+    results: dict[str, list[Result]] = {bound.text: [] for bound in bounds}
+    for goal in targets:
+        for table, group in groups.items():
+            last = goal is targets[-1] and table == list(groups)[-1]
+            keep = not last or any(bound.method.passes == "local" for bound in group)
+            trace = follow(recording, goal, table, keep=keep)
+            for bound, result in zip(group, run(group, trace, seed=seed, layers=layers), strict=True):
+                results[bound.text].append(result)
+            del trace
+    seconds = time.perf_counter() - started
+    return _collect(model, batch, recording, bounds, targets, results, seed, seconds, skip=skip)
+
+
+def _by_trace(bounds: list[Bound]) -> dict[str | None, list[Bound]]:
+    """Group methods by the rule table of the trace they read. Those that need no backward join any other trace."""
+    groups: dict[str | None, list[Bound]] = {}
+    for table in TABLES:
+        own = [bound for bound in bounds if bound.method.rules == table]
+        if own:
+            groups[table] = own
+    free = [bound for bound in bounds if bound.method.rules is None]
+    if free:
+        home = next(iter(groups), None)
+        groups.setdefault(home, []).extend(free)
+    return groups
+
+
+def _no_target(model: Model, bounds: list[Bound], count: int) -> tuple[Target, ...]:
+    """An embedding has no predicted class; methods that do not ask for one can still be run."""
+    asking = next((bound for bound in bounds if bound.method.class_specific), None)
+    if asking is None:
+        return (Target(names=("any class",) * count, classes=(None,) * count, score="none"),)
+    raise BadInput(
+        f"{model.name} returns an embedding, not class scores, and '{asking.text}' explains a score. "
+        "Load it with labels=['a photo of a cat', …] (--labels), or pass a target function of the output."
+    )
+
+
+def _collect(
+    model: Model,
+    batch: Batch,
+    recording: Recording,
+    bounds: list[Bound],
+    targets: Sequence[Target],
+    results: dict[str, list[Result]],
+    seed: int,
+    seconds: float,
+    *,
+    skip: bool,
+) -> Comparison:
+    found = Comparison()
+    found.cost = Cost(1, recording.backwards, seconds)
+    logits = torch.cat([recording.logits.detach()] * len(targets))
+    names = tuple(name for goal in targets for name in goal.names)
+    classes = tuple(index for goal in targets for index in goal.classes)
+    probabilities = logits.float().softmax(-1)
+    alone = sum(result.seconds for group in results.values() for result in group)
+    for bound in bounds:
+        own = results[bound.text]
+        refused = next((result.error for result in own if result.error is not None), None)
+        if refused is not None:
+            if not skip:
+                raise refused
+            found.skipped[bound.text] = str(refused)
+            continue
+        image_names = batch.names * len(targets)
+        maps, notes = _checked_maps(bound, own, image_names, len(recording.calls))
+        has_layers = all(result.layers is not None for result in own)
+        spent = sum(result.seconds for result in own)
+        backwards = bound.method.cost.backwards * len(targets)
+        found[bound.text] = Explanation(
+            maps=maps,
+            method=bound.text,
+            signed=bound.method.signed and not bound.relu,
+            targets=names,
+            classes=classes,
+            score=targets[0].score,
+            logits=logits,
+            probabilities=tuple(
+                None if index is None else float(probabilities[row, index]) for row, index in enumerate(classes)
+            ),
+            pixels=torch.cat([batch.pixels] * len(targets)),
+            names=image_names,
+            model=model.name,
+            labels=model.labels,
+            preprocess=model.preprocess,
+            seed=seed,
+            cost=Cost(bound.method.cost.forwards, backwards, seconds - alone + spent, spent),
+            layers=torch.cat([_stored(result.layers) for result in own], 1) if has_layers else None,
+            notes=notes,
+            versions=versions(),
+        )
+    return found
+
+
+def _checked_maps(
+    bound: Bound, own: list[Result], names: tuple[str, ...], count: int
+) -> tuple[Tensor, tuple[str, ...]]:
+    """The maps of all targets; NaN is an error and a zero map a warning, both with names."""
+    maps = torch.cat([_stored(result.maps) for result in own])
+    broken = [names[i] for i, one in enumerate(maps) if not one.isfinite().all()]
+    if broken:
+        raise ClairError(
+            f"'{bound.text}' gave NaN or infinity for {', '.join(broken)}; expected finite numbers. "
+            "Run the model in float32 (cv.load(…, dtype=torch.float32)) and check its weights."
+        )
+    notes = bound.notes(count) if count else ()
+    empty = [names[i] for i, one in enumerate(maps) if not one.any()]
+    if empty:
+        why = "no gradient reaches the tokens (a head of zeros?)" if bound.method.class_specific else "nothing to show"
+        note = f"{bound.text}: the map of {', '.join(empty)} is zero everywhere: {why}"
+        warnings.warn(note, ClairWarning, stacklevel=4)
+        notes += (note,)
+    return maps, notes
+
+
+def _stored(maps: Tensor | None) -> Tensor:
+    """float32, or float64 for a float64 model."""
+    assert maps is not None
+    return maps.detach() if maps.dtype == torch.float64 else maps.detach().float()
+
+
+@functools.cache
+def versions() -> dict[str, str]:
+    """What a result depends on."""
+    found = {"python": platform.python_version()}
+    for package in ("clairvit", "torch", "timm", "torchvision", "transformers", "open_clip_torch"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue  # an extra that is not installed
+    return found
+
+
+__all__ = ["Comparison", "NotApplicable", "compare", "explain", "versions"]

@@ -1,0 +1,239 @@
+"""Gradient × attention: a head's look counts where looking there raises the score. Also token-level gradients."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from clairvit.errors import BadInput
+from clairvit.methods.aggregate import Product, Single, Total
+from clairvit.methods.attention import Fusion, Protect, discarded, fused
+from clairvit.methods.method import method, register
+from clairvit.methods.view import View
+from clairvit.trace.trace import Trace
+
+
+def positive_gradient_attention(layer: View) -> Tensor:
+    """mean_h relu(A * G): where a head looks, counted only where looking there raises the score."""
+    return layer.AG_positive.mean(1)  # [B, rows, N]
+
+
+register(
+    "genatt",
+    positive_gradient_attention,
+    family="gradient × attention",
+    paper="Chefer et al., ICCV 2021",
+    gives="matrix",
+    over=Product(residual=1.0),
+)
+register(
+    "gradsam",
+    positive_gradient_attention,
+    family="gradient × attention",
+    paper="Barkan et al., CIKM 2021",
+    gives="matrix",
+    over=Total(rows="all", mean=True),
+    presets={"skipplus": {"rows": "read", "mean": False}},
+)
+
+
+@method(
+    "grad-rollout",
+    family="gradient × attention",
+    paper="Gildenblat, vit-explain 2020; CMI report",
+    gives="matrix",
+    over=Product(residual=1.0, normalise="rows"),
+    needs_all_rows=True,
+    presets={
+        "jacobgil": {
+            "head_stage": "mean-first",
+            "discard_ratio": 0.9,
+            "protect": "cls_cell",
+            "normalise": "columns",
+            "reversed_gradients": True,
+        },
+        "cmi": {"head_stage": "fuse-first", "residual": 0.0, "normalise": "none", "order": "forward"},
+    },
+)
+def gradient_rollout(
+    layer: View,
+    head_stage: Literal["post", "mean-first", "fuse-first"] = "post",
+    fusion: Fusion = "mean",
+    discard_ratio: float = 0.0,
+    protect: Protect = "none",
+    reversed_gradients: bool = False,
+) -> Tensor:
+    """prod_l (mean_h relu(A * G) + I), row-normalised: rollout over the attention that raises the score.
+
+    `head_stage` says when heads are fused: after the ReLU (post), before it (mean-first, jacobgil), or A and G each on
+    their own before they are multiplied (fuse-first, CMI report). `reversed_gradients` pairs layer l with the gradient of
+    layer L-1-l, as vit-explain does by mistake.
+    """
+    G = layer.mirrored_G() if reversed_gradients else layer.G
+    if head_stage == "fuse-first":
+        matrix = (fused(layer.A, fusion) * fused(G, fusion)).clamp(min=0)
+    elif head_stage == "mean-first":
+        matrix = fused(layer.A * G, fusion).clamp(min=0)
+    else:
+        matrix = fused((layer.A * G).clamp(min=0) if reversed_gradients else layer.AG_positive, fusion)
+    return discarded(matrix, discard_ratio, protect) if discard_ratio else matrix
+
+
+@method(
+    "attcam",
+    family="gradient × attention",
+    paper="Chefer et al., CVPR 2021 (their GradCAM); named AttCAM in SkipPLUS",
+    gives="matrix",
+    over=Single(-1),
+    signed=True,
+    relu=True,
+)
+def attention_cam(layer: View, keys: Literal["patches", "no-cls"] = "patches") -> Tensor:
+    """relu(mean_h w_h A_h), w_h the mean gradient of a head's row over the patches: Grad-CAM with heads as channels."""
+    first = layer.layout.prefix if keys == "patches" else min(1, layer.layout.prefix)
+    weight = layer.G[..., first:].mean(-1, keepdim=True)  # [B, H, rows, 1]
+    return (weight * layer.A).mean(1)
+
+
+def head_shares(layer: View, p: int) -> Tensor:
+    """Each head's share of the layer's gradient norm, [B, H, 1, 1]; all zero where there is no gradient at all."""
+    norm = layer.G_norm(p)
+    total = norm.sum(1, keepdim=True)
+    return (norm / torch.where(total == 0, torch.ones_like(total), total))[..., None, None]
+
+
+def _gmar(p: int) -> None:
+    def gmar(layer: View, heads: Literal["sum", "mean"] = "sum") -> Tensor:
+        weighted = head_shares(layer, p) * layer.A
+        return weighted.sum(1) if heads == "sum" else weighted.mean(1)
+
+    gmar.__doc__ = (
+        f"prod_l (sum_h w_h A_h + I), w_h a head's share of the layer's gradient in L{p}: rollout that trusts the heads that matter."
+    )
+    register(
+        f"gmar-l{p}",
+        gmar,
+        family="gradient × attention",
+        paper="Jo et al., 2025 (arXiv 2504.19414)",
+        gives="matrix",
+        over=Product(residual=1.0, normalise="rows"),
+        presets={"joita": {"heads": "mean", "order": "forward"}, "paper_raw": {"normalise": "none"}},
+    )
+
+
+_gmar(1)
+_gmar(2)
+
+
+@method(
+    "focusvit",
+    family="gradient × attention",
+    paper="FocusViT, AISTATS 2026",
+    gives="matrix",
+    over=Total(start="auto"),
+    renamed={"m": "start"},
+)
+def focused_attention(layer: View, head_weights: Literal["gradient", "uniform"] = "gradient") -> Tensor:
+    """sum_{l ≥ m} sum_h w_h relu(A * G), w_h a head's share of the gradient: the deep layers that decide, head by head."""
+    if head_weights == "uniform":
+        return layer.AG_positive.mean(1)
+    return (head_shares(layer, 1) * layer.AG_positive).sum(1)
+
+
+@method(
+    "legrad",
+    family="gradient × attention",
+    paper="Bousselham et al., ICCV 2025",
+    gives="tokens",
+    over=Total(mean=True),
+    passes="local",
+    presets={"official": {"start": -2, "mean": False}, "joita": {"formula": "joita"}},
+)
+def layer_gradient(
+    layer: View, pool: Literal["mean", "model"] = "mean", formula: Literal["legrad", "joita"] = "legrad"
+) -> Tensor:
+    """mean_{h,i} relu(d s^l / dA): how each layer's own score, read by the head, wants more attention on a patch.
+
+    s^l is the head on the pooled output of layer l, and the gradient stays inside that layer. `pool="model"` reads the
+    layer as the model does. `formula="joita"` is what that report's code computes: relu(G * A) of the final score, patch
+    rows and columns only, averaged over keys, so it scores queries.
+    """
+    if formula == "joita":
+        first = layer.layout.prefix
+        queries = (layer.G * layer.A).clamp(min=0)[..., first:, first:].mean((1, 3))  # [B, n]
+        return F.pad(queries, (first, 0))
+    return layer.local_G(pool).clamp_(min=0).mean((1, 2))  # [B, N]
+
+
+def input_x_gradient(layer: View, level: Literal["token", "pixel"] = "token") -> Tensor:
+    """sum_d x_d dy/dx_d at a block's input: what each token adds to the score, to first order."""
+    if level == "pixel":
+        return pixel_x_gradient(layer)
+    return (layer.x * layer.dx).sum(-1)  # [B, N]
+
+
+def pixel_x_gradient(layer: View) -> Tensor:
+    """The same at the pixels, added up over each patch; prefix tokens own no pixels."""
+    if layer.index:
+        raise BadInput(f"level=pixel looks before the first layer; layer {layer.index} was asked for. Use level=token.")
+    trace, layout = layer.trace, layer.layout
+    product = (trace.pixels * trace.dpixels).sum(1)  # [B, H, W]
+    return F.pad(per_patch(product, layout.grid, "sum").flatten(1), (layout.prefix, 0))
+
+
+def per_patch(image: Tensor, grid: tuple[int, int], how: Literal["sum", "mean"]) -> Tensor:
+    """[B, H, W] -> [B, rows, cols]."""
+    wide = image.float() if image.dtype.itemsize < 4 else image
+    mean = F.adaptive_avg_pool2d(wide[:, None], grid)[:, 0]
+    return mean * (image.shape[-2] * image.shape[-1] / (grid[0] * grid[1])) if how == "sum" else mean
+
+
+def attended_input_x_gradient(layer: View, pair: Literal["input", "output"] = "input") -> Tensor:
+    """mean_{h,i} A_ij · x_j·dy/dx_j: gradient × input, weighted by how much the layer attends to the token."""
+    looked_at = layer.A.mean((1, 2))  # [B, N], heads and queries
+    if pair == "output":
+        following = layer.next_tokens()  # SkipPLUS's code pairs a block's attention with its output and drops the last
+        return looked_at * (torch.zeros_like(looked_at) if following is None else (following[0] * following[1]).sum(-1))
+    return looked_at * (layer.x * layer.dx).sum(-1)
+
+
+register(
+    "ixg",
+    input_x_gradient,
+    family="gradient",
+    paper="Shrikumar et al., 2016",
+    gives="tokens",
+    over=Single(0),
+    signed=True,
+)
+register(
+    "cat",
+    input_x_gradient,
+    family="gradient",
+    paper="Qiang et al., NeurIPS 2022 (= ixg+plus)",
+    gives="tokens",
+    over=Total(),
+    signed=True,
+)
+register(
+    "attcat",
+    attended_input_x_gradient,
+    family="gradient × attention",
+    paper="Qiang et al., NeurIPS 2022",
+    gives="tokens",
+    over=Total(),
+    signed=True,
+)
+
+
+@method("saliency", family="gradient", paper="Simonyan et al., 2014", gives="image")
+def saliency(trace: Trace, level: Literal["patch", "pixel"] = "patch") -> Tensor:
+    """max_channel |dy/dpixel|, averaged over each patch: where a small change would move the score most."""
+    image = trace.dpixels.abs().amax(1)  # [B, H, W]
+    layout = trace.recording.anatomy.layout
+    if level == "pixel" or layout is None:
+        return image
+    return per_patch(image, layout.grid, "mean")

@@ -1,0 +1,304 @@
+"""Method: a layer map and an aggregation under a name. Registering one is all it takes to be swept, listed and documented.
+
+    "rollout"   "rollout(fusion=max)"   "genatt+skipplus"   "decompx+from:6"   "ixg+layer:3"
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import functools
+import importlib
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from torch import Tensor
+
+from clairvit.errors import BadInput, NotApplicable, UnknownName, did_you_mean
+from clairvit.methods.aggregate import Aggregation, Product, Single, Total
+from clairvit.methods.explanation import Cost
+
+Gives = Literal["matrix", "tokens", "image"]
+Passes = Literal["none", "forward", "backward", "local"]
+
+COMBINATORS = {
+    "plus": "sum over all layers",
+    "skipplus": "sum over the layers from ceil(L/2) on",
+    "from:M": "sum over the layers from M on",
+    "rollout": "row-normalised product with the residual",
+    "last": "the last layer alone",
+    "layer:K": "layer K alone",
+}
+_GIVEN = ("layer", "trace", "seed")  # parameters of a method's function that are no options
+
+
+@dataclass(frozen=True)
+class Method:
+    """What `cv.methods()` lists."""
+
+    name: str
+    family: str
+    paper: str
+    function: Callable[..., Tensor] = field(repr=False)
+    gives: Gives  # N×N matrix a layer, one number a token and layer, or a whole image at once
+    passes: Passes  # what it must see: nothing, a forward, a backward, or one block at a time
+    rules: str | None  # the rule table of its backward
+    over: Aggregation | None
+    signed: bool
+    class_specific: bool
+    relu: bool = False  # the formula ends with a ReLU (dropped when recombined: SkipPLUS sums signed maps)
+    needs_all_rows: bool = False  # the layer map cannot be computed for single query rows
+    presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, repr=False)
+    renamed: Mapping[str, str] = field(default_factory=dict, repr=False)  # a paper's word -> the aggregation's field
+    recombined: Mapping[str, Any] = field(default_factory=dict, repr=False)  # options that change under a combinator
+
+    @property
+    def summary(self) -> str:
+        return (inspect.getdoc(self.function) or "").split("\n")[0]
+
+    @property
+    def cost(self) -> Cost:
+        forwards = 0 if self.passes == "none" else 1
+        return Cost(forwards, 1 if self.passes in ("backward", "local") else 0)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Every option with its default."""
+        shown = {name: p.default for name, p in _parameters(self.function).items()}
+        if self.over is not None:
+            paper_words = {ours: theirs for theirs, ours in self.renamed.items()}
+            shown |= {paper_words.get(f.name, f.name): getattr(self.over, f.name) for f in dataclasses.fields(self.over)}
+        return shown | ({"relu": True} if self.relu else {})
+
+    @property
+    def combinators(self) -> tuple[str, ...]:
+        if self.gives == "image":
+            return ()
+        return tuple(f"+{name}" for name in COMBINATORS if self.gives == "matrix" or name != "rollout")
+
+
+_registry: dict[str, Method] = {}
+_HOMES = ("attention", "gradient", "cam", "relevance", "baseline")
+
+
+def register(
+    name: str,
+    function: Callable[..., Tensor],
+    *,
+    family: str,
+    paper: str,
+    gives: Gives,
+    over: Aggregation | None = None,
+    passes: Passes = "backward",
+    rules: str = "plain",
+    signed: bool = False,
+    class_specific: bool = True,
+    **more: Any,
+) -> None:
+    """Give a layer map a name, an aggregation and its place in the lists."""
+    table = rules if passes == "backward" else None
+    _registry[name] = Method(name, family, paper, function, gives, passes, table, over, signed, class_specific, **more)
+
+
+def method(name: str, **what: Any) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
+    """`register` as a decorator."""
+
+    def enter(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        register(name, function, **what)
+        return function
+
+    return enter
+
+
+@functools.cache
+def _load_all() -> None:
+    for home in _HOMES:
+        importlib.import_module(f"clairvit.methods.{home}")
+
+
+def methods() -> list[Method]:
+    """Every registered method."""
+    _load_all()
+    return list(_registry.values())
+
+
+def find(name: str) -> Method:
+    _load_all()
+    if name not in _registry:
+        raise UnknownName(
+            f"There is no method '{name}'.{did_you_mean(name, _registry)} "
+            "`clairvit methods` (or cv.methods()) lists all of them."
+        )
+    return _registry[name]
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A method with its options and aggregation settled: what a run executes."""
+
+    method: Method
+    options: tuple[tuple[str, Any], ...]  # of the function
+    over: Aggregation | None
+    relu: bool
+    text: str  # canonical: the same text always means the same map
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """Two bounds with the same key have the same layer map."""
+        return (self.method.function, self.options)
+
+    @property
+    def needs_all_rows(self) -> bool:
+        return self.method.needs_all_rows or (self.over is not None and self.over.needs_all_rows)
+
+    def notes(self, count: int) -> tuple[str, ...]:
+        if isinstance(self.over, Total) and self.over.start == "auto":
+            start = self.over.used(count).start
+            return (f"{self.method.name}: m=auto has no recipe to read m* from; it fell back to ceil(L/2) = {start}",)
+        return ()
+
+
+def bind(text: str, **options: Any) -> Bound:
+    """Settle a method string such as "rollout(fusion=max)+skipplus"; keyword options come on top."""
+    name, written, combinator = parse(text)
+    method = find(name)
+    given = written | options
+    for word in ("preset", "compat"):
+        if word in given:
+            given = _preset(method, str(given.pop(word))) | given
+    over, combined = _combined(method, combinator)
+    given = {method.renamed.get(key, key): value for key, value in given.items()}
+    own = {key: p.default for key, p in _parameters(method.function).items()}
+    if combined:
+        own |= method.recombined
+    relu = bool(given.pop("relu", method.relu and not combined)) if method.relu else False
+    fields = {f.name for f in dataclasses.fields(over)} if over is not None else set()
+    for key, value in given.items():
+        if key in own:
+            own[key] = _checked(method.function, key, value)
+        elif key in fields:
+            assert over is not None
+            over = replace(over, **{key: _checked(type(over), key, value)})
+        else:
+            raise UnknownName(_no_option(method, key, over))
+    return Bound(method, tuple(sorted(own.items())), over, relu, _canonical(method, own, over, relu, combinator))
+
+
+def parse(text: str) -> tuple[str, dict[str, Any], str]:
+    """"rollout(fusion=max)+from:6" -> ("rollout", {"fusion": "max"}, "from:6")."""
+    match = re.fullmatch(r"\s*([\w-]+)\s*(?:\(([^()]*(?:\([^()]*\)[^()]*)*)\))?\s*((?:\+[\w:-]+)*)\s*", text)
+    if match is None:
+        raise BadInput(f"'{text}' is not a method; expected NAME, NAME(option=value) or NAME+combinator, such as genatt+skipplus.")
+    name, inside, tail = match.groups()
+    combinators = tail.split("+")[1:]
+    if len(combinators) > 1:
+        raise BadInput(f"'{text}' has {len(combinators)} combinators; expected one, such as {name}+{combinators[0]}.")
+    options = {}
+    for item in re.split(r",(?![^(]*\))", inside or ""):
+        if item.strip():
+            key, equals, value = item.partition("=")
+            if not equals:
+                raise BadInput(f"'{item.strip()}' in '{text}' is not an option; expected option=value.")
+            options[key.strip()] = _literal(value.strip())
+    return name.lower(), options, combinators[0] if combinators else ""
+
+
+def _literal(value: str) -> Any:
+    try:
+        return ast.literal_eval({"true": "True", "false": "False", "none": "None"}.get(value.lower(), value))
+    except (ValueError, SyntaxError):
+        return value  # a bare word
+
+
+def _combined(method: Method, combinator: str) -> tuple[Aggregation | None, bool]:
+    """The aggregation that a combinator stands for, and whether there was one."""
+    if not combinator:
+        return method.over, False
+    word, colon, number = combinator.partition(":")
+    names = [c.partition(":")[0] for c in COMBINATORS]
+    if word not in names or (word in ("from", "layer")) != bool(colon):
+        known = ", ".join(f"+{c}" for c in COMBINATORS)
+        raise UnknownName(f"There is no combinator '+{combinator}'; expected one of {known}.{did_you_mean(word, names)}")
+    if method.gives == "image":
+        raise NotApplicable(
+            f"'{method.name}' makes its map from the whole image at once, so '+{combinator}' has no layers to combine. "
+            f"Use '{method.name}' alone, or a layer-wise method such as ixg+{combinator}."
+        )
+    if word == "rollout" and method.gives != "matrix":
+        raise NotApplicable(
+            f"'+rollout' multiplies N×N matrices, and '{method.name}' says one number for each token. "
+            f"Use {method.name}+plus or {method.name}+skipplus, or a matrix method such as genatt+rollout."
+        )
+    if colon and not re.fullmatch(r"-?\d+", number):
+        raise BadInput(f"'+{combinator}' needs a layer number; expected +{word}:6, say.")
+    made: dict[str, Callable[[], Aggregation]] = {
+        "plus": lambda: Total(0),
+        "skipplus": lambda: Total("half"),
+        "from": lambda: Total(int(number)),
+        "rollout": lambda: Product(residual=1.0, normalise="rows"),
+        "last": lambda: Single(-1),
+        "layer": lambda: Single(int(number)),
+    }
+    return made[word](), True
+
+
+def _preset(method: Method, name: str) -> dict[str, Any]:
+    if name not in method.presets:
+        known = ", ".join(method.presets) or "none"
+        raise UnknownName(
+            f"'{method.name}' has no preset '{name}'; it has {known}.{did_you_mean(name, method.presets)}"
+        )
+    return dict(method.presets[name])
+
+
+def _parameters(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    return {name: p for name, p in inspect.signature(function).parameters.items() if name not in _GIVEN}
+
+
+def _checked(owner: Any, key: str, value: Any) -> Any:
+    """The value, if the annotation of `key` allows it."""
+    hint = get_type_hints(owner)[key]
+    allowed = get_args(hint) if get_origin(hint) is not None else (hint,)
+    choices = [c for a in allowed if get_origin(a) is Literal for c in get_args(a)]
+    choices += list(allowed) if get_origin(hint) is Literal else []
+    kinds = tuple(a for a in allowed if isinstance(a, type))
+    if value in choices and isinstance(value, str | int):
+        return value
+    if isinstance(value, int) and not isinstance(value, bool) and float in kinds:
+        return float(value)
+    if isinstance(value, kinds) and not (isinstance(value, bool) and bool not in kinds):
+        return value
+    expected = [repr(c) for c in choices] + ["a number" if k in (int, float) else k.__name__ for k in kinds]
+    hint_text = did_you_mean(value, [c for c in choices if isinstance(c, str)]) if isinstance(value, str) else ""
+    raise BadInput(f"{key}={value} was given; expected {' or '.join(dict.fromkeys(expected))}.{hint_text}")
+
+
+def _no_option(method: Method, key: str, over: Aggregation | None) -> str:
+    known = [*_parameters(method.function), *(f.name for f in dataclasses.fields(over) if over is not None)] if over else [
+        *_parameters(method.function)
+    ]
+    listed = ", ".join(known) or "none"
+    return f"'{method.name}' has no option '{key}' here; it has {listed}.{did_you_mean(key, known)}"
+
+
+def _canonical(method: Method, own: dict[str, Any], over: Aggregation | None, relu: bool, combinator: str) -> str:
+    """Name, every option that is not the default, combinator."""
+    defaults = {key: p.default for key, p in _parameters(method.function).items()}
+    base, combined = _combined(method, combinator)
+    if combined:
+        defaults |= method.recombined
+    changed = {key: value for key, value in own.items() if value != defaults[key]}
+    if over is not None and base is not None:
+        paper_words = {ours: theirs for theirs, ours in method.renamed.items()}
+        changed |= {
+            paper_words.get(f.name, f.name): getattr(over, f.name)
+            for f in dataclasses.fields(over)
+            if getattr(over, f.name) != getattr(base, f.name)
+        }
+    if method.relu and relu != (not combined):
+        changed["relu"] = relu
+    inside = ",".join(f"{key}={value}" for key, value in sorted(changed.items()))
+    return method.name + (f"({inside})" if inside else "") + (f"+{combinator}" if combinator else "")

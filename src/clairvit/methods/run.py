@@ -1,0 +1,143 @@
+"""Run: walk the layers once and let every method take what it needs while the layer is on the desk."""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from clairvit.errors import ClairError, NotApplicable
+from clairvit.methods.aggregate import Aggregation, reading
+from clairvit.methods.method import Bound
+from clairvit.methods.view import Desk, View
+from clairvit.trace.trace import Trace
+
+
+@dataclass(eq=False)
+class Result:
+    """A method's raw maps, or why there are none."""
+
+    maps: Tensor | None = None  # [B, rows, cols]
+    layers: Tensor | None = None  # [L, B, rows, cols]
+    error: ClairError | None = None
+    seconds: float = 0.0
+
+
+def run(bounds: Sequence[Bound], trace: Trace, *, seed: int = 0, layers: bool = False) -> list[Result]:
+    """One result for each bound method, in order. A method that does not fit the model gets its error as result."""
+    results = [Result() for _ in bounds]
+    desk = Desk(trace)
+    walks = []
+    with torch.no_grad():
+        for bound, result in zip(bounds, results, strict=True):
+            with _timed(result):
+                if bound.over is None:
+                    _whole_image(bound, trace, seed, result)
+                else:
+                    walks.append(_Walk(bound, bound.over, result, trace, layers))
+        for ascending in (False, True):
+            own = [walk for walk in walks if walk.over.ascending == ascending]
+            order = range(len(trace.layers)) if ascending else reversed(range(len(trace.layers)))
+            for index in order if own else ():
+                whole = View(trace.layers[index], desk)
+                reading_rows: View | None = None
+                for walk in own:
+                    if walk.wants(index):
+                        with _timed(walk.result):
+                            if walk.bound.method.gives == "matrix" and not walk.bound.needs_all_rows:
+                                reading_rows = reading_rows or whole.reading_rows()
+                                walk.visit(reading_rows, index)
+                            else:
+                                walk.visit(whole, index)
+        for walk in walks:
+            with _timed(walk.result):
+                walk.finish()
+    return results
+
+
+class _Walk:
+    """One method on its way through the layers."""
+
+    def __init__(self, bound: Bound, over: Aggregation, result: Result, trace: Trace, layers: bool) -> None:
+        self.bound, self.over, self.result, self.trace = bound, over, result, trace
+        count = len(trace.layers)
+        if not count:
+            raise NotApplicable(
+                f"{trace.recording.model.name}: no attention call was seen, and '{bound.text}' needs the layers of a Vision "
+                "Transformer. If it is one, its attention runs outside torch (xformers or flash-attn kernels): switch that "
+                "off in the model's settings; for a CNN use saliency."
+            )
+        self.used = over.used(count)
+        self.keep_layers = layers
+        self.row: Tensor | None = over.start_row(trace.read) if over.matrices_only else None
+        self.rows_of_layers: dict[int, Tensor] = {}
+
+    def wants(self, index: int) -> bool:
+        return self.result.error is None and (index in self.used or self.keep_layers)
+
+    def visit(self, view: View, index: int) -> None:
+        said = view.once(self.bound.key, lambda: self.bound.method.function(view, **dict(self.bound.options)))
+        read = self.trace.read if said.ndim == 3 else said
+        if said.ndim == 3 and said.shape[1] != read.shape[1]:
+            assert self.trace.read_rows is not None
+            read = read[:, self.trace.read_rows]
+        if index in self.used:
+            if self.row is not None and self.row.shape[1] != said.shape[-1]:
+                raise NotApplicable(
+                    f"'{self.bound.text}' adds up layers, and this model's token count changes between them "
+                    f"({self.row.shape[1]} and {said.shape[-1]}). Use one layer: {self.bound.method.name}+last."
+                )
+            self.row = self.over.step(self.row, said, read)
+        if self.keep_layers:
+            self.rows_of_layers[index] = reading(said, read)
+
+    def finish(self) -> None:
+        if self.result.error is not None:
+            return
+        assert self.row is not None
+        row = self.over.finish(self.row, len(self.trace.layers))
+        grid_of = self.used[-1]
+        self.result.maps = self._on_grid(row.clamp(min=0) if self.bound.relu else row, grid_of)
+        if self.keep_layers:
+            shapes = {r.shape for r in self.rows_of_layers.values()}
+            if len(shapes) == 1:
+                rows = [self._on_grid(self.rows_of_layers[i], i) for i in sorted(self.rows_of_layers)]
+                self.result.layers = torch.stack(rows)
+
+    def _on_grid(self, row: Tensor, index: int) -> Tensor:
+        """[B, N] without its prefix tokens, as [B, rows, cols]."""
+        layout = self.trace.layout
+        if row.shape[1] == layout.tokens:
+            return row[:, layout.prefix :].reshape(len(row), *layout.grid).expand(len(self.trace.pixels), -1, -1)
+        grid = self.trace.layers[index].grid
+        if grid is None:
+            raise NotApplicable(f"The {row.shape[1]} tokens of layer {index} do not form a grid. Use saliency.")
+        return row.reshape(len(row), *grid)
+
+
+def _whole_image(bound: Bound, trace: Trace, seed: int, result: Result) -> None:
+    options = dict(bound.options)
+    if "seed" in inspect.signature(bound.method.function).parameters:
+        options["seed"] = seed
+    result.maps = bound.method.function(trace, **options)
+
+
+class _timed:
+    """Adds the time spent to a result, and keeps a refusal there so that the other methods go on."""
+
+    def __init__(self, result: Result) -> None:
+        self.result = result
+
+    def __enter__(self) -> None:
+        self.started = time.perf_counter()
+
+    def __exit__(self, kind: object, error: BaseException | None, where: object) -> bool:
+        self.result.seconds += time.perf_counter() - self.started
+        if isinstance(error, NotApplicable):
+            self.result.error = error
+            return True
+        return False

@@ -1,0 +1,160 @@
+"""View: the layer a method is looking at. A and G are made once for all methods, and only the rows somebody reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clairvit.errors import NotApplicable
+from clairvit.models.layout import Layout
+from clairvit.trace.local import cotangents, pool_gradients, through_block
+from clairvit.trace.trace import Layer, Trace
+
+
+class Desk:
+    """What the methods of one run share beyond a layer: the trace, and gradients that come for all layers at once."""
+
+    def __init__(self, trace: Trace) -> None:
+        self.trace = trace
+        self._local: dict[str, list[Tensor]] = {}
+
+    def local(self, index: int, pool: str) -> Tensor:
+        if pool not in self._local:
+            self._local[pool] = cotangents(self.trace, pool)
+        return through_block(self.trace, index, self._local[pool][index])
+
+    def pool(self) -> list[Tensor]:
+        if "pool" not in self._local:
+            self._local["pool"] = pool_gradients(self.trace)
+        return self._local["pool"]
+
+
+class View:
+    """What a layer map sees: `layer.A`, `layer.G`, `layer.x`, `layer.dx` … Rows are all queries, or those the head reads."""
+
+    def __init__(self, layer: Layer, desk: Desk, whole: View | None = None) -> None:
+        self.layer = layer
+        self.desk = desk
+        self._whole = whole  # the view of all rows, if this one has only those the head reads
+        self._rows = None if whole is None else desk.trace.read_rows
+        self._made: dict[Any, Tensor] = {}
+
+    def reading_rows(self) -> View:
+        """The same layer, only the query rows that the head reads (all of them if it reads most)."""
+        return self if self.desk.trace.read_rows is None else View(self.layer, self.desk, whole=self)
+
+    @property
+    def index(self) -> int:
+        return self.layer.index
+
+    @property
+    def count(self) -> int:
+        return self.layer.count
+
+    @property
+    def trace(self) -> Trace:
+        return self.desk.trace
+
+    @property
+    def layout(self) -> Layout:
+        return self.desk.trace.layout
+
+    @property
+    def A(self) -> Tensor:
+        """Attention, [B, H, rows, N]."""
+        return self._once("A", lambda: self.layer.between_tokens().A(self._rows))
+
+    @property
+    def S(self) -> Tensor:
+        """Scores before the softmax, [B, H, rows, N]."""
+        return self._once("S", lambda: self.layer.between_tokens().S(self._rows))
+
+    @property
+    def G(self) -> Tensor:
+        """dy/dA, [B, H, rows, N]."""
+        return self._once("G", lambda: self.layer.between_tokens().G(self.layer.dO, self._rows))
+
+    @property
+    def AG_positive(self) -> Tensor:
+        """relu(A * G), [B, H, rows, N]: four of the methods start from it."""
+        return self._once("AG+", lambda: (self.A * self.G).clamp_(min=0))
+
+    @property
+    def x(self) -> Tensor:
+        """The block's input, [B, N, d]."""
+        return _widened(self.layer.x)
+
+    @property
+    def dx(self) -> Tensor:
+        """dy/dx, [B, N, d]."""
+        return _widened(self.layer.dx)
+
+    def G_norm(self, p: int) -> Tensor:
+        """The L1 or L2 norm of each head's whole gradient matrix, [B, H]."""
+        if self._whole is not None:
+            return self._whole.G_norm(p)
+        if p == 1:
+            return self._once("G1", lambda: torch.linalg.vector_norm(self.G, 1, (-2, -1)))
+        call = self.layer.between_tokens()
+        # ||dO vᵀ||² = <dOᵀ dO, vᵀ v>: two dh × dh products instead of an N × N one.
+        dO, v = _widened(self.layer.dO), _widened(call.v.detach())
+        square = ((dO.transpose(-2, -1) @ dO) * (v.transpose(-2, -1) @ v)).sum((-2, -1))
+        return square.clamp(min=0).sqrt()
+
+    def next_tokens(self) -> tuple[Tensor, Tensor] | None:
+        """The block's output and its gradient, where another block follows; None after the last."""
+        if self.index + 1 >= self.count:
+            return None
+        following = self.trace.layers[self.index + 1]
+        return _widened(following.x), _widened(following.dx)
+
+    def mirrored_G(self) -> Tensor:
+        """The gradient of the layer as far from the end as this one is from the start (a known bug, for compat)."""
+        mirror = self.trace.layers[self.count - 1 - self.index]
+        return mirror.between_tokens().G(mirror.dO, self._rows)
+
+    def local_G(self, pool: str) -> Tensor:
+        """d s^l / dA of this block alone, [B, H, all rows, N]; for an attention pool the pool's, [B, H, queries, N]."""
+        if self.layout.pooling == "map" and pool == "mean":
+            return self.desk.pool()[self.index][..., -self.layout.tokens :]
+        call = self.layer.between_tokens()
+        return call.G(call.heads(self.desk.local(self.index, pool)))
+
+    def cam_features(self, at: str) -> tuple[Tensor, Tensor]:
+        """Activation and gradient for class activation maps, [B, N, d] each.
+
+        "norm" is the last block's normalised input: after the last attention the patches of a CLS-pooled model have no
+        gradient. A mean-pooled model reads the patches themselves, so there it is the last block's output.
+        """
+        if at == "input":
+            return self.x, self.dx
+        if self.index != self.count - 1:
+            raise NotApplicable(
+                f"at=norm looks at the last block only; layer {self.index} of {self.count} was asked for. Use at=input."
+            )
+        trace = self.trace
+        reads_patches = trace.layout.pooling == "avg" and trace.final_tokens is not None
+        a, g = (trace.final_tokens, trace.final_gradient) if reads_patches else (trace.normed, trace.normed_gradient)
+        if a is None or g is None:
+            return self.x, self.dx  # no norm before the attention (post-norm blocks)
+        return _widened(a), _widened(g)
+
+    def once(self, key: Any, make: Callable[[], Tensor]) -> Tensor:
+        """Share a layer map between methods that name the same function and options."""
+        return self._once(key, make)
+
+    def _once(self, key: Any, make: Callable[[], Tensor]) -> Tensor:
+        if key not in self._made:
+            if self._whole is not None and key in self._whole._made:
+                assert self._rows is not None
+                self._made[key] = self._whole._made[key][..., self._rows, :]
+            else:
+                self._made[key] = make()
+        return self._made[key]
+
+
+def _widened(tensor: Tensor) -> Tensor:
+    return tensor.float() if tensor.dtype.itemsize < 4 else tensor

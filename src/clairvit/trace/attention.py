@@ -1,0 +1,84 @@
+"""AttentionCall: one attention that the model computed, however it was written, in one common form."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Kind = Literal["tokens", "pool", "window", "channel"]
+
+
+@dataclass(eq=False)
+class AttentionCall:
+    """`out` is the tensor in the model's graph; `heads` turns it (or its gradient) into [B, H, queries, dh].
+
+    Fused calls keep q, k and the mask, from which A is derived when asked for. Explicit ones (matmul, softmax, matmul)
+    keep the A and S that the model has already made.
+    """
+
+    v: Tensor  # [B, H, keys, dh]
+    out: Tensor
+    heads: Callable[[Tensor], Tensor]
+    q: Tensor | None = None  # [B, H, queries, dh]
+    k: Tensor | None = None  # [B, H, keys, dh]
+    scale: float = 1.0
+    mask: Tensor | None = None  # added to the scores (or bool: True = may look)
+    weights: Tensor | None = None  # explicit A as it meets v, [B, H, queries, keys]
+    scores: Tensor | None = None  # explicit S, before the softmax
+    block: int = -1  # which block it belongs to, filled in by the recording
+    kind: Kind = "tokens"
+
+    @property
+    def queries(self) -> int:
+        return int(self.q.shape[-2]) if self.q is not None else int(_known(self.weights).shape[-2])
+
+    @property
+    def keys(self) -> int:
+        return int(self.v.shape[-2])
+
+    @property
+    def lead(self) -> int:
+        """Sequences in the batch: the images, or images × windows."""
+        return int(self.v.shape[0])
+
+    def S(self, rows: Tensor | None = None) -> Tensor:
+        """Scaled scores before the softmax, [B, H, rows, keys]; `rows` picks queries."""
+        if self.weights is not None:
+            if self.scores is None or self.scores.shape != self.weights.shape:
+                raise ValueError("the scores of this explicit attention were not seen")
+            return _pick(self.scores.detach(), rows)
+        q, k = _wide(_known(self.q)), _wide(_known(self.k))
+        scores = (_pick(q, rows) * self.scale) @ k.transpose(-2, -1)  # [B, H, rows, keys]
+        if self.mask is not None:
+            mask = self.mask.detach()
+            mask = _pick(mask, rows) if mask.shape[-2] != 1 else mask
+            scores = scores.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else scores + mask
+        return scores
+
+    def A(self, rows: Tensor | None = None) -> Tensor:
+        """Attention, [B, H, rows, keys]; row = query, rows sum to 1."""
+        if self.weights is not None:
+            return _wide(_pick(self.weights.detach(), rows))
+        return self.S(rows).softmax(-1)
+
+    def G(self, gradient: Tensor, rows: Tensor | None = None) -> Tensor:
+        """dy/dA from the gradient [B, H, queries, dh] of the output: since O = A v, it is exactly gradient · vᵀ."""
+        return _pick(_wide(gradient), rows) @ _wide(self.v.detach()).transpose(-2, -1)
+
+
+def _pick(matrix: Tensor, rows: Tensor | None) -> Tensor:
+    return matrix if rows is None else matrix[..., rows, :]
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    """Half precision is widened before any arithmetic of ours; float64 stays."""
+    return tensor.detach() if tensor.dtype in (torch.float32, torch.float64) else tensor.detach().float()
+
+
+def _known(tensor: Tensor | None) -> Tensor:
+    assert tensor is not None
+    return tensor

@@ -1,0 +1,305 @@
+"""Capture functions, not modules: a torch function mode that sees every attention, whoever wrote the model.
+
+Nothing is patched. Inside `with Capture(…)` each torch function the model calls passes through `__torch_function__`:
+fused attention is noted with its q, k, v; the explicit path (product, softmax, product) is recognised by following the
+softmax output until it meets the values; and, if a `Switch` is given, operations get a backward that follows a rule table.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from clairvit.trace import rules
+from clairvit.trace.attention import AttentionCall
+from clairvit.trace.rules import Switch, swapped
+from clairvit.trace.tape import Tape
+
+Observer = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any], Any], None]
+_SOFTMAX = (F.softmax, torch.softmax, Tensor.softmax)
+_PRODUCTS = (torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, Tensor.bmm)
+_NORMS = (F.layer_norm, torch.layer_norm, F.rms_norm, torch.rms_norm)
+_GATES = (torch.sigmoid, Tensor.sigmoid, F.sigmoid, torch.tanh, Tensor.tanh, torch.erf, Tensor.erf)
+_LENGTHS = (Tensor.norm, torch.norm, torch.linalg.norm, torch.linalg.vector_norm)
+_MULTIPLY = (torch.mul, Tensor.mul, Tensor.__mul__)
+
+
+class Capture(TorchFunctionMode):
+    """Notes the attention calls of one forward pass over `batch` images."""
+
+    def __init__(self, batch: int, switch: Switch | None = None, observer: Observer | None = None) -> None:
+        super().__init__()
+        self.batch = batch
+        self.switch = switch
+        self.observer = observer
+        self.calls: list[AttentionCall] = []
+        self.block = -1  # the block the model is in, kept by the recording
+        self.block_input: Tensor | None = None  # set where the output of the block's first norm is wanted
+        self.normed: Tensor | None = None
+        self.tape: Tape | None = None  # set while the head is being taped
+        self.tape_after = -1  # start a tape after this many attention calls
+        self._depth = 0  # > 0 inside a function that is taped as a whole
+        self._attending: dict[int, Tensor] = {}  # the softmax output and what was made of it, until it meets v
+        self._scores: Tensor | None = None
+        self._product: tuple[Tensor, Tensor, Tensor] | None = None  # the last q kᵀ candidate
+        self._activated: Tensor | None = None  # the last activation output: a gate, if it is multiplied next
+
+    def enter_block(self, block: int, tokens: Tensor | None) -> None:
+        self.block, self.block_input = block, tokens
+        self._attending.clear()
+        self._product = self._scores = self._activated = None
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        handler = _HANDLERS.get(func)
+        out = func(*args, **kwargs) if handler is None else handler(self, func, args, kwargs)
+        if self._attending:
+            self._follow(args, out)
+        if self.tape is not None and self._depth == 0:
+            self.tape.add(func, args, kwargs, out)
+        elif self.tape_after == len(self.calls) and self._depth == 0:
+            self.tape = Tape(start=self.calls[-1].out)
+        if self.observer is not None:
+            self.observer(func, args, kwargs, out)
+        return out
+
+    def _follow(self, args: tuple[Any, ...], out: Any) -> None:
+        """Dropout, casts, head mixing: still attention as long as nothing is summed away."""
+        for arg in args:
+            if id(arg) in self._attending and isinstance(out, Tensor) and out.numel() == arg.numel():
+                self._attending[id(out)] = out
+
+    def _common(self, tensor: Tensor) -> Tensor:
+        """[B, H, N, d], also from [B·H, N, d] (torch's multi-head attention) and [B, windows, H, N, d]."""
+        if tensor.ndim == 3:
+            lead = self.batch if tensor.shape[0] % self.batch == 0 else tensor.shape[0]
+            return tensor.reshape(lead, -1, *tensor.shape[-2:])
+        return tensor.flatten(0, tensor.ndim - 4)
+
+    # One handler for each way a model can say it.
+
+    def fused(self, func: Any, args: Any, kwargs: Any) -> Any:
+        call = dict(zip(("query", "key", "value", "attn_mask", "dropout_p", "is_causal"), args, strict=False)) | kwargs
+        q, k, v = call.pop("query"), call.pop("key"), call.pop("value")
+        mask, scale = call.get("attn_mask"), call.get("scale")
+        if call.get("is_causal"):
+            mask = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).tril()
+        note = AttentionCall(
+            q=self._common(q),
+            k=self._common(_repeated(k, q)),
+            v=self._common(_repeated(v, q)),
+            scale=q.shape[-1] ** -0.5 if scale is None else scale,
+            mask=mask,
+            out=q,  # replaced below, once it exists
+            heads=self._common,
+            block=self.block,
+        )
+        if self.switch is None:
+            note.out = func(q, k, v, **call)
+        else:
+            # A grouped k or v is widened first so that one rule serves all; the sum over its copies is autograd's.
+            widened = (q, _repeated(k, q), _repeated(v, q))
+            call.pop("enable_gqa", None)
+            arguments = {"attention": lambda: note.A().reshape(*q.shape[:-1], k.shape[-2])}
+            note.out = swapped("attention", self.switch, lambda *qkv: func(*qkv, **call), widened, arguments)
+        self.calls.append(note)
+        return note.out
+
+    def multi_head(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """The mode is off inside a handler, so torch's multi-head attention would hide its attention: run it with the mode on."""
+        self._depth += 1
+        try:
+            with self:
+                return _undispatched(func)(*args, **kwargs)
+        finally:
+            self._depth -= 1
+
+    def softmax(self, func: Any, args: Any, kwargs: Any) -> Any:
+        x = _first(args, kwargs)
+        dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
+        if x.ndim < 3 or dim not in (-1, x.ndim - 1):
+            return func(*args, **kwargs)  # class probabilities, or a mixture that is no attention
+        out = self._swap("softmax", func, args, kwargs)
+        self._attending = {id(out): out}
+        self._scores = x
+        return out
+
+    def product(self, func: Any, args: Any, kwargs: Any) -> Any:
+        left, right = args[0], args[1] if len(args) > 1 else kwargs.get("mat2", kwargs.get("other"))
+        if id(left) not in self._attending:
+            out = func(*args, **kwargs)
+            if isinstance(right, Tensor) and left.ndim >= 3 and right.ndim >= 3:
+                self._product = (left, right, out)
+            return out
+        out = func(left, right) if self.switch is None else swapped("mix", self.switch, func, (left, right), {})
+        self._note_explicit(left, right, out, self._common, self._common)
+        return out
+
+    def einsum(self, func: Any, args: Any, kwargs: Any) -> Any:
+        operands = args[1] if len(args) == 2 and isinstance(args[1], list | tuple) else args[1:]
+        if len(operands) != 2 or not isinstance(args[0], str):
+            return func(*args, **kwargs)
+        left, right = operands
+        if id(left) not in self._attending:
+            out = func(*args, **kwargs)
+            self._product = (left, right, out)
+            return out
+        sides, result = args[0].replace(" ", "").split("->")
+        a, b = sides.split(",")
+        keys, width = a[-1], next((c for c in b if c not in a), None)
+        if keys not in b or width is None or a[:-1] + width != "".join(sorted(result, key=(a[:-1] + width).find)):
+            return func(*args, **kwargs)  # not a weighted sum of values over the last axis
+        call = functools.partial(func, args[0])
+        out = call(left, right) if self.switch is None else swapped("mix", self.switch, call, (left, right), {})
+
+        def values(v: Tensor) -> Tensor:
+            return self._common(torch.einsum(f"{b}->{a[:-2]}{keys}{width}", v))
+
+        def heads(o: Tensor) -> Tensor:
+            return self._common(torch.einsum(f"{result}->{a[:-1]}{width}", o))
+
+        self._note_explicit(left, right, out, values, heads)
+        return out
+
+    def _note_explicit(
+        self,
+        weights: Tensor,
+        values: Tensor,
+        out: Tensor,
+        common_values: Callable[[Tensor], Tensor],
+        heads: Callable[[Tensor], Tensor],
+    ) -> None:
+        q = k = None
+        if self._product is not None and self._scores is not None:
+            left, right, product = self._product
+            if product.numel() == self._scores.numel() and right.ndim == left.ndim:
+                q = self._common(left)
+                k = self._common(right.transpose(-2, -1) if right.shape[-2] == left.shape[-1] else right)
+        self.calls.append(
+            AttentionCall(
+                v=common_values(values),
+                out=out,
+                heads=heads,
+                q=q,
+                k=k,
+                weights=self._common(weights),
+                scores=None if self._scores is None else self._common(self._scores),
+                block=self.block,
+            )
+        )
+        self._attending.clear()
+
+    def norm(self, func: Any, args: Any, kwargs: Any) -> Any:
+        call = dict(zip(("input", "normalized_shape", "weight", "bias", "eps"), args, strict=False)) | kwargs
+        centred = func in (F.layer_norm, torch.layer_norm)
+        if not centred and len(args) > 3:  # rms_norm has no bias: its fourth argument is eps
+            call["eps"] = call.pop("bias")
+        x, shape = call["input"], call["normalized_shape"]
+        eps = call.get("eps")
+        eps = eps if eps is not None else (1e-5 if centred else torch.finfo(x.dtype).eps)
+        axes = tuple(range(-len(shape), 0))
+        out = self._swap(
+            "norm", func, args, kwargs, weight=call.get("weight"), eps=eps, axes=axes, centred=centred
+        )
+        if x is self.block_input and self.normed is None:
+            self.normed = out
+        return out
+
+    def activation(self, func: Any, args: Any, kwargs: Any) -> Any:
+        slope = _SLOPES[func]
+        if func is F.gelu:
+            slope = functools.partial(rules.gelu_slope, approximate=kwargs.get("approximate", "none"))
+        out = self._swap("activation", func, args, kwargs, slope=slope)
+        self._activated = out
+        return out
+
+    def gate(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if _first(args, kwargs).ndim < 3:  # a probability at the output is not a gate
+            return func(*args, **kwargs)
+        return self._swap("gate", func, args, kwargs)
+
+    def length(self, func: Any, args: Any, kwargs: Any) -> Any:
+        return self._swap("gate", func, args, kwargs)
+
+    def normalise(self, func: Any, args: Any, kwargs: Any) -> Any:
+        call = dict(zip(("input", "p", "dim", "eps"), args, strict=False)) | kwargs
+        p, dim, eps = call.get("p", 2.0), call.get("dim", 1), call.get("eps", 1e-12)
+        return self._swap(
+            "length",
+            func,
+            args,
+            kwargs,
+            inverse_length=lambda x: 1 / x.norm(p, dim, keepdim=True).clamp_min(eps),
+        )
+
+    def multiply(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """gate * x of a gated MLP: one factor has just come out of an activation, the other is as wide and traced."""
+        if self.switch is not None and self._activated is not None and len(args) == 2:
+            a, b = args
+            if b is self._activated:
+                a, b = b, a
+            if a is self._activated and isinstance(b, Tensor) and b.shape == a.shape and b.requires_grad:
+                return swapped("product", self.switch, torch.mul, (a, b), {})
+        return func(*args, **kwargs)
+
+    def _swap(self, role: str, func: Any, args: Any, kwargs: Any, **arguments: Any) -> Tensor:
+        """Run `func` on its first argument, with a swapped backward if a switch is there."""
+        x = _first(args, kwargs)
+        if self.switch is None or not (torch.is_grad_enabled() and x.requires_grad):
+            return func(*args, **kwargs)  # type: ignore[no-any-return]
+        rest = {name: value for name, value in kwargs.items() if name not in ("input", "inplace")}
+        if func in _INPLACE_FLAG:
+            return swapped(role, self.switch, func, (x,), arguments)
+        return swapped(role, self.switch, lambda first: func(first, *args[1:], **rest), (x,), arguments)
+
+
+_SLOPES: dict[Any, Callable[[Tensor], Tensor]] = {
+    F.gelu: rules.gelu_slope,
+    F.silu: torch.sigmoid,
+    F.mish: lambda z: F.softplus(z).tanh(),
+    F.hardswish: lambda z: F.relu6(z + 3) / 6,
+}
+_INPLACE_FLAG = (F.silu, F.mish, F.hardswish)  # (input, inplace): never in place inside a trace
+
+_HANDLERS: dict[Any, Callable[[Capture, Any, Any, Any], Any]] = {
+    F.scaled_dot_product_attention: Capture.fused,
+    F.multi_head_attention_forward: Capture.multi_head,
+    torch.einsum: Capture.einsum,
+    F.normalize: Capture.normalise,
+    **dict.fromkeys(_SOFTMAX, Capture.softmax),
+    **dict.fromkeys(_PRODUCTS, Capture.product),
+    **dict.fromkeys(_NORMS, Capture.norm),
+    **dict.fromkeys(_SLOPES, Capture.activation),
+    **dict.fromkeys(_GATES, Capture.gate),
+    **dict.fromkeys(_LENGTHS, Capture.length),
+    **dict.fromkeys(_MULTIPLY, Capture.multiply),
+}
+
+
+def _first(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    return args[0] if args else kwargs["input"]  # type: ignore[no-any-return]
+
+
+def _repeated(kv: Tensor, q: Tensor) -> Tensor:
+    """Grouped-query attention: give every query head its own copy of the shared key or value head."""
+    if kv.ndim < 4 or kv.shape[-3] == q.shape[-3]:
+        return kv
+    return kv.repeat_interleave(q.shape[-3] // kv.shape[-3], -3)
+
+
+@functools.cache
+def _undispatched(function: types.FunctionType) -> types.FunctionType:
+    """A Python torch function without its 'is a mode on?' question, so that it runs its own body under a mode."""
+    scope = {**function.__globals__, "has_torch_function": lambda *_: False}
+    copy = types.FunctionType(
+        function.__code__, scope, function.__name__, function.__defaults__, function.__closure__
+    )
+    copy.__kwdefaults__ = function.__kwdefaults__
+    return copy

@@ -1,0 +1,46 @@
+"""The user's model is a guest: whatever a trace needs is set inside `with visiting(module)` and put back on the way out."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from torch import nn
+
+_locks: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()
+_locks_guard = threading.Lock()
+
+# timm and transformers recompute blocks in the backward pass when these are set; a trace could not see that.
+_CHECKPOINTING_FLAGS = ("grad_checkpointing", "gradient_checkpointing")
+
+
+@contextmanager
+def visiting(module: nn.Module) -> Iterator[None]:
+    """Evaluation mode, frozen parameters, no gradient checkpointing; everything restored, also after Ctrl-C.
+
+    Hooks and flags live on the module and not on the thread, so one trace at a time may visit a module.
+    """
+    with _locks_guard:
+        lock = _locks.setdefault(module, threading.RLock())
+    with lock:
+        before: list[tuple[Any, str, Any]] = []
+        try:
+            for part in module.modules():
+                if part.training:
+                    before.append((part, "training", True))
+                    part.training = False
+                for flag in _CHECKPOINTING_FLAGS:
+                    if part.__dict__.get(flag) is True:
+                        before.append((part, flag, True))
+                        setattr(part, flag, False)
+            for parameter in module.parameters():
+                if parameter.requires_grad:
+                    before.append((parameter, "requires_grad", True))
+                    parameter.requires_grad = False
+            yield
+        finally:
+            for thing, name, value in before:
+                setattr(thing, name, value)

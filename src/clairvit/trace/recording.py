@@ -1,0 +1,160 @@
+"""Recording: one forward pass with everything a trace needs, ready for one backward per target and rule table."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clairvit.errors import CaptureError
+from clairvit.models.model import Model
+from clairvit.trace.anatomy import Anatomy, anatomy, channels_first, tokens_among
+from clairvit.trace.attention import AttentionCall
+from clairvit.trace.capture import Capture
+from clairvit.trace.guest import visiting
+from clairvit.trace.rules import TABLES, Switch
+from clairvit.trace.tape import Tape
+
+
+@dataclass(eq=False)
+class Recording:
+    """The graph of one forward. Tensors named here are the model's own, in the graph, not copies."""
+
+    model: Model
+    anatomy: Anatomy
+    pixels: Tensor  # [B, 3, H, W], a leaf
+    logits: Tensor  # [B, C]
+    inputs: tuple[Tensor | None, ...]  # block inputs, one for each layer, as the model shapes them
+    calls: tuple[AttentionCall, ...]  # the attention of each layer
+    pools: tuple[AttentionCall, ...]  # attention pools after the layers
+    tape: Tape | None  # from the last block's output to the logits
+    normed: Tensor | None  # the last block's normalised input
+    switch: Switch | None
+    tables: tuple[str, ...]
+    differentiable: bool
+    seconds: float
+    backwards: int = field(default=0)
+
+    @property
+    def end(self) -> Tensor | None:
+        """The last block's output."""
+        return None if self.tape is None else self.tape.start
+
+    def gradients(
+        self, score: Callable[[Tensor], Tensor], table: str, of: Sequence[Tensor], *, keep: bool
+    ) -> tuple[Tensor | None, ...]:
+        """d(sum of the images' scores)/d(of), by one backward under a rule table."""
+        if not self.differentiable or table not in self.tables:
+            raise CaptureError(
+                f"This recording was made for {', '.join(self.tables) if self.differentiable else 'no gradients'}; "
+                f"'{table}' was asked of it. Record again with rules='{table}'."
+            )
+        if self.switch is not None:
+            self.switch.table = TABLES[table]
+        y = score(self.logits).sum()
+        if not y.requires_grad:
+            raise CaptureError(
+                "The target's score does not depend on the image in a differentiable way; expected a score computed from "
+                "the logits with torch operations. Check the target function, or look for torch.no_grad() in the model."
+            )
+        self.backwards += 1
+        return torch.autograd.grad(y, of, retain_graph=keep, allow_unused=True)
+
+
+def record(
+    model: Model, pixels: Tensor, *, tables: Sequence[str] = ("plain",), differentiable: bool = True
+) -> Recording:
+    """Run the model once over `pixels` [B, 3, H, W]."""
+    plan = anatomy(model, pixels)
+    started = time.perf_counter()
+    pixels = pixels.detach().clone().requires_grad_(differentiable)
+    switch = Switch() if differentiable and set(tables) - {"plain"} else None
+    capture = Capture(len(pixels), switch)
+    layers = [i for i, part in enumerate(plan.parts) if part.kind != "pool"]
+    inputs: list[Tensor] = []
+    last_call = layers[-1] if layers else -1
+
+    def enter(module: Any, args: Any, kwargs: Any) -> Any:
+        tokens = tokens_among(args, kwargs)
+        if tokens is None:
+            return None
+        inputs.append(tokens)
+        is_last = len(capture.calls) == last_call
+        capture.enter_block(len(inputs) - 1, tokens if is_last else None)
+        if not plan.writes_in_place:
+            return None
+        own = tokens.clone()  # the block will overwrite its input; ours must stay what it was
+        capture.block_input = own if is_last else None
+        return (
+            tuple(own if a is tokens else a for a in args),
+            {name: own if a is tokens else a for name, a in kwargs.items()},
+        )
+
+    def leave(module: Any, args: Any, out: Any) -> None:
+        if len(capture.calls) == last_call + 1 and capture.tape is None:
+            tokens = tokens_among((out,) if isinstance(out, Tensor) else tuple(out), {})
+            capture.tape = Tape(start=tokens)
+
+    with visiting(model.module), torch.set_grad_enabled(differentiable):
+        hooks = []
+        try:
+            blocks = {id(plan.parts[i].block): plan.parts[i].block for i in layers}
+            for block in blocks.values():
+                if block is not None:
+                    hooks.append(block.register_forward_pre_hook(enter, with_kwargs=True))
+            last_block = plan.parts[last_call].block if layers else None
+            if plan.whole_blocks and last_block is not None:
+                hooks.append(last_block.register_forward_hook(leave))
+            elif layers:
+                capture.tape_after = last_call + 1
+            with capture:
+                logits = model.logits(pixels)
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    calls = capture.calls
+    _check(plan, calls, differentiable)
+    for call, part in zip(calls, plan.parts, strict=True):
+        call.kind = part.kind
+    if capture.tape is not None and not plan.whole_blocks and inputs:
+        capture.tape.start_at_last_sum(inputs[-1].shape)
+    return Recording(
+        model=model,
+        anatomy=plan,
+        pixels=pixels,
+        logits=logits,
+        inputs=tuple(inputs[calls[i].block] if plan.parts[i].block is not None else None for i in layers),
+        calls=tuple(calls[i] for i in layers),
+        pools=tuple(call for call in calls[last_call + 1 :] if call.kind == "pool"),
+        tape=capture.tape,
+        normed=capture.normed,
+        switch=switch,
+        tables=tuple(tables),
+        differentiable=differentiable,
+        seconds=time.perf_counter() - started,
+    )
+
+
+def _check(plan: Anatomy, calls: list[AttentionCall], differentiable: bool) -> None:
+    if len(calls) != len(plan.parts):
+        raise CaptureError(
+            f"The model made {len(calls)} attention calls, {len(plan.parts)} on an earlier run of the same image size; "
+            "expected the same path every time. Switch off random depth or early exits, then trace again."
+        )
+    if differentiable and any(not call.out.requires_grad for call in calls):
+        raise CaptureError(
+            "An attention call is not part of the gradient graph; expected a plain differentiable forward. "
+            "Switch off gradient checkpointing (torch.utils.checkpoint) and torch.no_grad() inside the model."
+        )
+
+
+def as_tokens(tensor: Tensor, image: tuple[int, int]) -> Tensor:
+    """[B, N, d], also from feature maps [B, h, w, d] and [B, d, h, w]."""
+    if tensor.ndim == 3:
+        return tensor
+    return tensor.flatten(2).transpose(1, 2) if channels_first(tensor, image) else tensor.flatten(1, 2)

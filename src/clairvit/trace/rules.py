@@ -1,0 +1,143 @@
+"""Rule tables: swap the backward of an operation, keep its forward value.
+
+A table is data: for a role an operation plays ("norm", "activation", …) a small function from the call and the incoming
+gradient to the gradients of its inputs. A role that a table does not name keeps its ordinary gradient, so the table
+`plain` is empty. One forward graph serves all tables: the backward asks the `Switch` which one is on.
+
+With gradient × input, `linear` is DecompX without bias (= CP-LRP at eps 0) and `attnlrp` is AttnLRP at eps 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Gradients = tuple[Tensor | None, ...]
+
+
+@dataclass(eq=False)
+class Call:
+    """One operation the model made: its inputs (cut from the graph), its output, and its arguments."""
+
+    inputs: tuple[Tensor, ...]
+    output: Tensor
+    arguments: dict[str, Any]  # what the rules need: eps, weight, slope, scale, …
+
+    def vjp(self, gradient: Tensor) -> Gradients:
+        """The ordinary gradient of the inputs."""
+        wanted = [x for x in self.inputs if x.requires_grad]
+        found = iter(torch.autograd.grad(self.output, wanted, gradient, retain_graph=True, allow_unused=True))
+        return tuple(next(found) if x.requires_grad else None for x in self.inputs)
+
+
+Rule = Callable[[Call, Tensor], Gradients]
+
+
+def frozen_spread(call: Call, gradient: Tensor) -> Gradients:
+    """LayerNorm or RMSNorm with its 1/std held fixed: only centring and the affine part pass the gradient on."""
+    x, weight = call.inputs[0], call.arguments["weight"]
+    axes = call.arguments["axes"]
+    if weight is not None:
+        gradient = gradient * weight
+    if call.arguments["centred"]:
+        spread = (x.var(axes, unbiased=False, keepdim=True) + call.arguments["eps"]).rsqrt()
+        gradient = gradient * spread
+        return (gradient - gradient.mean(axes, keepdim=True),)
+    return (gradient * (x.square().mean(axes, keepdim=True) + call.arguments["eps"]).rsqrt(),)
+
+
+def frozen_length(call: Call, gradient: Tensor) -> Gradients:
+    """x / ||x|| with the length held fixed."""
+    return (gradient * call.arguments["inverse_length"](call.inputs[0]),)
+
+
+def frozen_slope(call: Call, gradient: Tensor) -> Gradients:
+    """f(z) = z · r(z) with r held fixed."""
+    return (gradient * call.arguments["slope"](call.inputs[0]),)
+
+
+def blocked(call: Call, gradient: Tensor) -> Gradients:
+    """A gate, a softmax, a length: its value counts, how it came about does not."""
+    return (None,) * len(call.inputs)
+
+
+def values_only(call: Call, gradient: Tensor) -> Gradients:
+    """Attention held fixed: O = A v passes the gradient to v alone."""
+    A = call.arguments["attention"]()  # [B, H, queries, keys]
+    v = call.inputs[2]
+    return (None, None, (A.transpose(-2, -1).to(gradient.dtype) @ gradient).reshape(v.shape))
+
+
+def halved_attention(call: Call, gradient: Tensor) -> Gradients:
+    """Each of the two matmuls gives each factor half: v once (1/2), q and k twice (1/4)."""
+    q, k, v = call.vjp(gradient)
+    return (_times(q, 0.25), _times(k, 0.25), _times(v, 0.5))
+
+
+def halved(call: Call, gradient: Tensor) -> Gradients:
+    """A product of two activations gives each factor half; for a softmax, the half of the q kᵀ that fed it."""
+    return tuple(_times(g, 0.5) for g in call.vjp(gradient))
+
+
+def gate_frozen(call: Call, gradient: Tensor) -> Gradients:
+    """gate * x with the gate held fixed (the gate is the first input)."""
+    return (None, call.vjp(gradient)[1])
+
+
+def _times(gradient: Tensor | None, factor: float) -> Tensor | None:
+    return None if gradient is None else gradient * factor
+
+
+# role -> rule. Roles: norm, length, activation, gate, softmax, attention (fused), mix (explicit A v), product (gated MLP)
+_FROZEN: dict[str, Rule] = {
+    "norm": frozen_spread,
+    "length": frozen_length,
+    "activation": frozen_slope,
+    "gate": blocked,
+}
+TABLES: dict[str, dict[str, Rule]] = {
+    "plain": {},
+    "linear": {**_FROZEN, "softmax": blocked, "attention": values_only, "product": gate_frozen},
+    "attnlrp": {**_FROZEN, "softmax": halved, "attention": halved_attention, "mix": halved, "product": halved},
+}
+
+
+@dataclass(eq=False)
+class Switch:
+    """Which table the next backward uses. Set by the recording around each backward, read by every swapped call."""
+
+    table: dict[str, Rule] = field(default_factory=dict)
+
+
+class _Swapped(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, role: str, switch: Switch, call: Call, *inputs: Tensor) -> Tensor:
+        ctx.role, ctx.switch, ctx.call = role, switch, call
+        return call.output.detach()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:  # type: ignore[override]
+        rule = ctx.switch.table.get(ctx.role)
+        gradients = ctx.call.vjp(gradient) if rule is None else rule(ctx.call, gradient)
+        return (None, None, None, *gradients)
+
+
+def swapped(
+    role: str, switch: Switch, function: Callable[..., Tensor], inputs: tuple[Tensor, ...], arguments: dict[str, Any]
+) -> Tensor:
+    """function(*inputs) with a backward that follows the switch. The inner graph is the operation's own."""
+    with torch.enable_grad():
+        cut = tuple(x.detach().requires_grad_(x.requires_grad) for x in inputs)
+        call = Call(cut, function(*cut), arguments)
+    return _Swapped.apply(role, switch, call, *inputs)  # type: ignore[no-any-return,no-untyped-call]
+
+
+def gelu_slope(z: Tensor, approximate: str = "none") -> Tensor:
+    if approximate == "tanh":
+        return 0.5 * (1 + torch.tanh(math.sqrt(2 / math.pi) * (z + 0.044715 * z**3)))
+    return 0.5 * (1 + torch.erf(z * math.sqrt(0.5)))

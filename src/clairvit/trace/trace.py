@@ -1,0 +1,268 @@
+"""Trace: what one forward and one backward pass recorded, under one rule table.
+
+    tr = cv.trace(model, "cat.jpg", target="Bengal")
+    tr.layers[3].A          # [B, H, N, N], derived when asked for
+    tr.layers[3].G          # dy/dA, exact under fused kernels too
+    tr.retarget("Persian")  # another backward, no other forward
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clairvit.errors import BadInput, CaptureError, NotApplicable, UnknownName, did_you_mean
+from clairvit.models.images import prepare
+from clairvit.models.layout import Layout
+from clairvit.models.model import Model
+from clairvit.models.target import Target, resolve
+from clairvit.trace.attention import AttentionCall
+from clairvit.trace.recording import Recording, as_tokens, record
+from clairvit.trace.rules import TABLES
+
+GRADIENT_METHODS = "ixg, saliency and gradcam"
+
+
+@dataclass(frozen=True, eq=False)
+class Layer:
+    """One block: its input and attention, and their gradients. A, G and S are derived on each access, never kept."""
+
+    index: int
+    count: int  # layers in the model
+    attention: AttentionCall
+    grid: tuple[int, int] | None  # of this block's tokens
+    tokens: Tensor | None  # [B, N, d]
+    tokens_gradient: Tensor | None
+    out_gradient: Tensor | None  # [B, H, N, dh]
+
+    @property
+    def x(self) -> Tensor:
+        """The block's input, [B, N, d]."""
+        if self.tokens is None:
+            raise NotApplicable(
+                f"Layer {self.index} is not a module of its own, so its input was not seen; expected each block to be an "
+                "nn.Module. Put the block's code into one, or use a method that needs attention only, such as rollout."
+            )
+        return self.tokens
+
+    @property
+    def dx(self) -> Tensor:
+        """dy/dx, [B, N, d]."""
+        return _gradient(self.tokens_gradient, "x", self.x)
+
+    @property
+    def q(self) -> Tensor:
+        return _seen(self.attention.q, "q")
+
+    @property
+    def k(self) -> Tensor:
+        return _seen(self.attention.k, "k")
+
+    @property
+    def v(self) -> Tensor:
+        return self.attention.v.detach()
+
+    @property
+    def dO(self) -> Tensor:
+        """dy/dO of the heads' outputs, [B, H, N, dh]."""
+        return _gradient(self.out_gradient, "O", None)
+
+    @property
+    def A(self) -> Tensor:
+        """Attention, [B, H, N, N]; row = query."""
+        return self.between_tokens().A()
+
+    @property
+    def S(self) -> Tensor:
+        """Scaled scores before the softmax, [B, H, N, N]."""
+        return self.between_tokens().S()
+
+    @property
+    def G(self) -> Tensor:
+        """dy/dA, [B, H, N, N]."""
+        return self.between_tokens().G(self.dO)
+
+    def between_tokens(self) -> AttentionCall:
+        """The attention, if it is one between all image tokens."""
+        call = self.attention
+        if call.kind != "tokens":
+            what = {"window": "inside windows", "channel": "between channels"}.get(call.kind, "from a pool")
+            raise NotApplicable(
+                f"This model attends {what} ({call.queries}×{call.keys} in layer {self.index}), not between all image "
+                f"tokens, which attention methods need. Use a gradient method: {GRADIENT_METHODS}."
+            )
+        return call
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """Layers first to last, and what the gradient says at both ends of the network."""
+
+    recording: Recording
+    target: Target | None  # None: a forward only
+    rules: str | None  # None: no backward was made
+    layers: tuple[Layer, ...]
+    pixels: Tensor  # [B, 3, H, W]
+    pixels_gradient: Tensor | None
+    final_tokens: Tensor | None  # [B, N, d] the last block's output
+    final_gradient: Tensor | None
+    normed: Tensor | None  # [B, N, d] the last block's normalised input
+    normed_gradient: Tensor | None
+
+    @property
+    def logits(self) -> Tensor:
+        return self.recording.logits.detach()
+
+    @property
+    def layout(self) -> Layout:
+        layout = self.recording.anatomy.layout
+        if layout is None:
+            raise NotApplicable(
+                f"No patch tokens were found in {self.recording.model.name} ({len(self.layers)} attention calls seen); "
+                "expected a Vision Transformer. Use saliency, or pass layout=cv.Layout(…) to cv.wrap."
+            )
+        return layout
+
+    @property
+    def dpixels(self) -> Tensor:
+        """dy/dpixels, [B, 3, H, W]."""
+        return _gradient(self.pixels_gradient, "pixels", self.pixels)
+
+    @functools.cached_property
+    def read(self) -> Tensor:
+        """[1 or B, N]: how much the head reads of each token's row; rows of an N×N map are weighted so."""
+        layout = self.layout
+        if layout.pooling == "map":
+            return _pool_row(self.recording.pools, layout.tokens)
+        row = self.logits.new_zeros(layout.tokens, dtype=_working(self.logits.dtype))
+        for index, weight in layout.read:
+            row[index] = weight
+        return row[None]
+
+    @functools.cached_property
+    def read_rows(self) -> Tensor | None:
+        """The few rows the head reads, or None if it reads most of them."""
+        rows = [index for index, _ in self.layout.read]
+        few = 0 < len(rows) < self.layout.tokens // 2
+        return torch.tensor(rows, device=self.pixels.device) if few else None
+
+    def retarget(self, target: Any, *, score: str | None = None) -> Trace:
+        """The same forward, another target: one more backward."""
+        kind = score or (self.target.score if self.target else "logit")
+        return follow(self.recording, one_target(self.recording, target, kind, single=len(self.pixels) == 1), self.rules)
+
+
+def trace(model: Model, images: Any, target: Any = None, rules: str = "plain", *, score: str = "logit") -> Trace:
+    """One forward and one backward over one image or a batch; see `clairvit.trace.rules` for the rule tables."""
+    check_rules(rules)
+    batch = prepare(images, model)
+    recording = record(model, batch.pixels, tables=(rules,))
+    return follow(recording, one_target(recording, target, score, single=batch.single), rules)
+
+
+def check_rules(rules: str) -> None:
+    if rules not in TABLES:
+        raise UnknownName(
+            f"There is no rule table '{rules}'; expected one of {', '.join(TABLES)}.{did_you_mean(rules, TABLES)}"
+        )
+
+
+def one_target(recording: Recording, target: Any, score: str, *, single: bool) -> Target:
+    found = resolve(
+        target,
+        recording.logits.detach(),
+        recording.model.labels,
+        score=score,
+        classifier=recording.model.classifier,
+        single=single,
+    )
+    if len(found) != 1:
+        raise BadInput(
+            f"{len(found)} targets were given for one trace; expected one for each image. "
+            "Call trace.retarget(target) for every further target: it costs a backward only."
+        )
+    return found[0]
+
+
+def follow(
+    recording: Recording, target: Target | None, rules: str | None = "plain", *, keep: bool = True
+) -> Trace:
+    """The backward of one target through a recording; `rules=None` makes no backward, `keep=False` frees the graph."""
+    inputs = [x for x in recording.inputs if x is not None]
+    calls = recording.calls
+    wanted = [recording.pixels, *inputs, *(call.out for call in calls)]
+    ends = [t for t in (recording.end, recording.normed) if t is not None]
+    backward = target is not None and rules is not None
+    if not backward:
+        found: tuple[Tensor | None, ...] = (None,) * (len(wanted) + len(ends))
+    else:
+        assert target is not None
+        assert rules is not None
+        found = recording.gradients(target, rules, [*wanted, *ends], keep=keep)
+    image = (int(recording.pixels.shape[-2]), int(recording.pixels.shape[-1]))
+    of = {id(tensor): gradient for tensor, gradient in zip([*wanted, *ends], found, strict=True)}
+
+    def shaped(tensor: Tensor | None) -> Tensor | None:
+        return None if tensor is None else as_tokens(tensor, image)
+
+    def gradient_of(tensor: Tensor | None) -> Tensor | None:
+        if tensor is None or not backward:
+            return None
+        found = of[id(tensor)]
+        return torch.zeros_like(tensor) if found is None else found
+
+    layers = tuple(
+        Layer(
+            index=index,
+            count=len(calls),
+            attention=call,
+            grid=part.grid,
+            tokens=None if x is None else shaped(x.detach()),
+            tokens_gradient=shaped(gradient_of(x)),
+            out_gradient=None if not backward else call.heads(gradient_of(call.out)),  # type: ignore[arg-type]
+        )
+        for index, (x, call, part) in enumerate(zip(recording.inputs, calls, recording.anatomy.layers, strict=True))
+    )
+    return Trace(
+        recording=recording,
+        target=target,
+        rules=rules,
+        layers=layers,
+        pixels=recording.pixels.detach(),
+        pixels_gradient=gradient_of(recording.pixels),
+        final_tokens=shaped(None if recording.end is None else recording.end.detach()),
+        final_gradient=shaped(gradient_of(recording.end)),
+        normed=shaped(None if recording.normed is None else recording.normed.detach()),
+        normed_gradient=shaped(gradient_of(recording.normed)),
+    )
+
+
+def _pool_row(pools: tuple[AttentionCall, ...], tokens: int) -> Tensor:
+    """What an attention pool reads of each token; several class-attention layers (CaiT) pass on what CLS had gathered."""
+    row: Tensor | None = None
+    for call in pools:
+        attention = call.A().mean((1, 2))  # [B, keys], heads and latent queries alike
+        own, carried = attention[:, -tokens:], attention[:, : attention.shape[1] - tokens].sum(1, keepdim=True)
+        row = own if row is None else own + carried * row
+    assert row is not None
+    return row
+
+
+def _working(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def _gradient(gradient: Tensor | None, of: str, like: Tensor | None) -> Tensor:
+    if gradient is None:
+        raise CaptureError(f"This trace has no gradients (forward only), and d{of} was asked of it. Trace with a target.")
+    return gradient
+
+
+def _seen(tensor: Tensor | None, name: str) -> Tensor:
+    if tensor is None:
+        raise NotApplicable(f"The model computes its attention step by step and '{name}' was not seen. Use layer.A, layer.v.")
+    return tensor.detach()
