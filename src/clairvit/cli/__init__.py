@@ -1,0 +1,6 @@
+"""The command line. Nothing here imports torch, numpy or matplotlib before a command needs them."""
+
+from __future__ import annotations
+
+from clairvit.cli.shell import app as app
+from clairvit.cli.shell import main as main

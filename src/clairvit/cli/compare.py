@@ -1,0 +1,110 @@
+"""`clairvit compare`: many methods side by side, from shared passes of the model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from clairvit.cli import options
+from clairvit.cli.explain import load, read_targets
+from clairvit.cli.paper import line, progress, table
+from clairvit.cli.report import end, print_classes, print_files, print_json, print_notes
+from clairvit.cli.split import split_methods
+from clairvit.cli.work import Delivered, Job, carry_out, find, place
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from clairvit.methods.explanation import Explanation
+
+USUAL = "raw-attention,rollout,grad-rollout,attcam,genatt,gmar-l1,legrad,focusvit,attcat,decompx+skipplus,attnlrp"
+EXAMPLES = """[bold]Examples[/bold]
+
+clairvit compare demo
+
+clairvit compare cat.jpg --methods 'rollout(fusion=max),legrad' --out cat.pdf
+
+clairvit compare photos/ --methods all --target Bengal
+"""
+
+
+def compare(
+    images: options.Images,
+    methods: Annotated[
+        str,
+        typer.Option(
+            metavar="A,B,…",
+            help="Methods separated by commas, or 'all' that fit the model.",
+            show_default="eleven well-known ones",
+        ),
+    ] = USUAL,
+    model: options.ModelName = "pets",
+    arch: options.Arch = None,
+    no_pretrained: options.NoPretrained = False,
+    labels: options.Labels = None,
+    device: options.Device = None,
+    target: options.Target = None,
+    contrast: options.Contrast = None,
+    score: options.Score = "logit",
+    seed: options.Seed = 0,
+    out: options.Out = "out/",
+    as_json: options.AsJson = False,
+    quiet: options.Quiet = False,
+    batch_size: options.BatchSize = 8,
+) -> None:
+    import clairvit as cv
+    from clairvit.methods.method import bind
+    from clairvit.show.save import save_comparison
+
+    every = methods.strip() == "all"
+    wanted = [method.name for method in cv.methods()] if every else split_methods(methods)
+    for method in wanted:
+        bind(method)  # a misspelt method is refused before a model is loaded
+    where = place(out)
+    found, failures = find(images)
+    net = load(model, arch, no_pretrained, labels, device)
+
+    def verb(pixels: Tensor, aim: Any) -> Mapping[str, Explanation]:
+        return cv.compare(net, pixels, wanted, aim, score=score, seed=seed, skip=every)
+
+    def save(explanations: Mapping[str, Explanation], path: Path) -> list[Path]:
+        return [save_comparison(explanations, path)]
+
+    job = Job(net, read_targets(target, contrast, net), verb, save, where, "compare", batch_size, values=as_json)
+    with progress(f"{len(wanted)} methods", len(found), hidden=as_json or quiet) as advance:
+        results = carry_out(job, found, failures, advance)
+    if as_json:
+        print_json("compare", [_entry(one) for one in results], failures)
+    elif not quiet:
+        print_classes(results)
+        if results:
+            _print_methods(results[0])
+        print_notes(results)
+        print_files(results)
+    end(failures)
+
+
+compare.__doc__ = f"Show several methods side by side.\n\n{EXAMPLES}"
+
+
+def _print_methods(result: Delivered) -> None:
+    """Each method with what it is and what it cost; then those that do not fit the model."""
+    from clairvit.methods.method import bind
+
+    rows = []
+    for name, record in result.records.items():
+        kind, cost = bind(record["method"]).method, record["cost"]
+        passes = (str(cost["forwards"]), str(cost["backwards"]), f"{1000 * cost['seconds']:.1f}")
+        rows.append((name, kind.family, kind.rules or "–", *passes))
+    columns = ("method", "family", "rules", "forwards", "backwards", "ms")
+    table("Methods (those under the same rules share their passes)", columns, rows, right=columns[3:])
+    for name, reason in result.skipped.items():
+        line(f"Left out {name}: {reason}")
+
+
+def _entry(result: Delivered) -> dict[str, Any]:
+    files = [str(file) for file in result.files]
+    return {"image": result.image, "files": files, "methods": result.records, "skipped": dict(result.skipped)}

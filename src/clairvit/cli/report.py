@@ -1,0 +1,73 @@
+"""How a command ends: the JSON document, or tables; then the failures; then the exit status."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import typer
+
+from clairvit._version import __version__
+from clairvit.cli.paper import line, say, table
+from clairvit.cli.work import Delivered, Failure
+
+MOST_LINES = 40  # of a table nobody asked for
+
+
+def print_json(command: str, results: Sequence[Mapping[str, Any]], failures: Sequence[Failure]) -> None:
+    from clairvit.show.save import dumps
+
+    document = {"clairvit": __version__, "command": command, "results": list(results)}
+    print(dumps({**document, "failed": [vars(failure) for failure in failures]}))
+
+
+def print_classes(results: Sequence[Delivered]) -> None:
+    """One image: its most probable classes. Several: the predicted class of each."""
+    from clairvit.show.words import named, percent
+
+    if len(results) == 1:
+        top = results[0].first["top"][0]
+        rows = [(one["name"], percent(one["probability"]), _bar(one["probability"])) for one in top]
+        if rows:
+            title = f"What {results[0].first['model']} sees in {results[0].image}"
+            table(title, ("class", "probability", ""), rows, right=("probability",))
+        return
+    lines = []
+    for result in results[:MOST_LINES]:
+        best = [named(one["name"], one["probability"]) for one in result.first["top"][0][:2]]
+        lines.append((result.image, *best, *[""] * (2 - len(best)), ", ".join(dict.fromkeys(result.first["targets"]))))
+    if lines:
+        table(f"{len(results)} images", ("image", "predicted", "then", "explained"), lines)
+    if len(results) > MOST_LINES:
+        line(f"… and {len(results) - MOST_LINES} more images; --json lists all of them.")
+
+
+def print_notes(results: Sequence[Delivered]) -> None:
+    """Fallbacks that methods took, each said once."""
+    notes = [note for result in results for record in result.records.values() for note in record["notes"]]
+    for note in dict.fromkeys(notes):
+        line(f"Note: {note}")
+
+
+def print_files(results: Sequence[Delivered]) -> None:
+    """Where to look."""
+    files = list(dict.fromkeys(file for result in results for file in result.files))
+    if len(files) > 4:
+        line(f"Wrote {len(files)} files to {files[0].parent}/")
+    else:
+        for file in files:
+            line(f"Wrote {file}")
+
+
+def end(failures: Sequence[Failure]) -> None:
+    """Failures come last, where they are seen, and make the exit status 2."""
+    if not failures:
+        return
+    say(f"{len(failures)} of the images could not be explained:" if len(failures) > 1 else "one image was left out:")
+    for failure in failures:
+        say(f"  {failure.image}: {failure.error}")
+    raise typer.Exit(2)
+
+
+def _bar(probability: float) -> str:
+    return "█" * round(24 * probability) or "▏"

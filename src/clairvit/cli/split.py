@@ -1,0 +1,55 @@
+"""Lists in one argument: methods whose options contain commas, classes whose names do."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from pathlib import Path
+
+from clairvit.errors import BadInput
+
+
+def split_methods(text: str) -> list[str]:
+    """'rollout(fusion=max,alpha=0.5),genatt' -> two methods: commas inside parentheses belong to a method."""
+    parts, depth = [""], 0
+    for letter in text:
+        depth += (letter == "(") - (letter == ")")
+        if depth < 0:
+            raise BadInput(
+                f"'{text}' closes a parenthesis that was never opened; write e.g. 'rollout(fusion=max),genatt'."
+            )
+        if letter == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    if depth:
+        raise BadInput(f"'{text}' opens a parenthesis and never closes it; write e.g. 'rollout(fusion=max),genatt'.")
+    methods = [part.strip() for part in parts if part.strip()]
+    if not methods:
+        raise BadInput("No method was given; write e.g. --methods rollout,legrad or --methods all.")
+    return list(dict.fromkeys(methods))
+
+
+def split_targets(texts: Iterable[str], labels: Collection[str]) -> list[str | int]:
+    """Class names or numbers, separated by commas; a class whose own name has a comma may be written out in full."""
+    whole = {label.casefold() for label in labels}
+    targets: list[str | int] = []
+    for text in texts:
+        pieces = [text] if text.strip().casefold() in whole else text.split(",")
+        named = [piece.strip() for piece in pieces if piece.strip()]
+        if not named:
+            raise BadInput(
+                f"--target '{text}' names no class; write e.g. --target 'Egyptian Mau,Bengal' or --target 3,17."
+            )
+        targets += [piece if piece.casefold() in whole or not _number(piece) else int(piece) for piece in named]
+    return targets
+
+
+def split_labels(text: str) -> str | list[str]:
+    """'a photo of a cat,a photo of a dog' -> two labels; anything without a comma, or that exists, is a file."""
+    if "," not in text or Path(text).exists():
+        return text
+    return [label.strip() for label in text.split(",") if label.strip()]
+
+
+def _number(text: str) -> bool:
+    return text.isascii() and text.removeprefix("-").isdigit()

@@ -1,0 +1,52 @@
+"""Taking explanations apart, image by image, and putting them together again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from clairvit.errors import BadInput
+from clairvit.methods.explanation import Cost, Explanation
+
+
+def part(explanation: Explanation, items: Sequence[int]) -> Explanation:
+    """Some of the maps, in the order asked for. The cost stays that of the whole batch: it was spent together."""
+    chosen = list(items)
+    return replace(
+        explanation,
+        maps=explanation.maps[chosen],
+        targets=tuple(explanation.targets[item] for item in chosen),
+        classes=tuple(explanation.classes[item] for item in chosen),
+        logits=explanation.logits[chosen],
+        probabilities=tuple(explanation.probabilities[item] for item in chosen),
+        pixels=explanation.pixels[chosen],
+        names=tuple(explanation.names[item] for item in chosen),
+        layers=None if explanation.layers is None else explanation.layers[:, chosen],
+    )
+
+
+def joined(explanations: Sequence[Explanation]) -> Explanation:
+    """One explanation with all the maps, for one figure or one file. They must come from the same method and model."""
+    first = explanations[0]
+    if len({(one.method, one.model, one.score) for one in explanations}) > 1:
+        raise BadInput("Only explanations by the same method, model and score fit into one; compare methods instead.")
+    layers = [one.layers for one in explanations if one.layers is not None]
+    return replace(
+        first,
+        maps=torch.cat([one.maps for one in explanations]),
+        targets=tuple(target for one in explanations for target in one.targets),
+        classes=tuple(index for one in explanations for index in one.classes),
+        logits=torch.cat([one.logits for one in explanations]),
+        probabilities=tuple(probability for one in explanations for probability in one.probabilities),
+        pixels=torch.cat([one.pixels for one in explanations]),
+        names=tuple(name for one in explanations for name in one.names),
+        layers=torch.cat(layers, dim=1) if len(layers) == len(explanations) else None,
+        cost=Cost(
+            sum(one.cost.forwards for one in explanations),
+            sum(one.cost.backwards for one in explanations),
+            sum(one.cost.seconds for one in explanations),
+        ),
+        notes=tuple(dict.fromkeys(note for one in explanations for note in one.notes)),
+    )

@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+import warnings
+from pathlib import Path
+
+import pytest
+
+from clairvit import __version__
+from clairvit.cli import main, shell
+from clairvit.errors import BadInput, ClairWarning
+
+COMMANDS = ("explain", "compare", "methods", "models")
+CLAIRVIT = [sys.executable, "-c", "import sys; from clairvit.cli import main; sys.exit(main())"]
+
+
+def test_the_command_line_is_read_without_torch_numpy_or_matplotlib() -> None:
+    code = "import sys, clairvit.cli; print([m for m in ('torch', 'numpy', 'matplotlib', 'rich') if m in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_help_is_quick() -> None:
+    def once() -> float:
+        started = time.perf_counter()
+        subprocess.run([*CLAIRVIT, "--help"], capture_output=True, check=True)
+        return time.perf_counter() - started
+
+    assert min(once() for _ in range(3)) < 0.7
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help_with_an_example(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([command, "--help"]) == 0
+    assert f"clairvit {command}" in capsys.readouterr().out.split("Examples")[1]
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"clairvit {__version__}\n"
+
+
+def test_an_unknown_command_gets_a_suggestion(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explian", "cat.jpg"]) == 2
+    assert "Did you mean 'explain'?" in capsys.readouterr().err
+
+
+def test_unknown_options_and_missing_images_are_usage_errors(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "demo", "--methd", "rollout"]) == 2
+    assert "--method" in capsys.readouterr().err
+    assert main(["explain", "demo", "--batch-size", "0"]) == 2
+
+
+def fail_with(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
+    def app(**_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(shell, "app", app)
+
+
+def test_an_error_is_one_sentence_and_status_2(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fail_with(BadInput("There is no cat; look behind the sofa."), monkeypatch)
+    assert main(["explain"]) == 2
+    assert capsys.readouterr() == ("", "clairvit: There is no cat; look behind the sofa.\n")
+
+
+def test_with_json_an_error_is_a_document_too(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fail_with(BadInput("There is no cat."), monkeypatch)
+    assert main(["explain", "--json"]) == 2
+    assert json.loads(capsys.readouterr().out) == {"error": "There is no cat."}
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(130)])
+def test_stopping_is_130_and_a_sentence(
+    error: BaseException, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fail_with(error, monkeypatch)
+    assert main(["explain"]) == 130
+    assert capsys.readouterr().err == "clairvit: stopped; what was written until now is complete.\n"
+
+
+def test_a_bug_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    fail_with(ZeroDivisionError(), monkeypatch)
+    with pytest.raises(ZeroDivisionError):
+        main(["explain"])
+
+
+def test_our_warnings_are_notes(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def app(**_: object) -> None:
+        warnings.warn("the map is zero", ClairWarning, stacklevel=1)
+
+    monkeypatch.setattr(shell, "app", app)
+    assert main(["explain"]) == 0
+    assert capsys.readouterr().err == "clairvit: note: the map is zero\n"
+
+
+def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
+    command = f"'{sys.executable}' -c 'import sys; from clairvit.cli import main; sys.exit(main())' models timm: --json"
+    done = subprocess.run(["bash", "-c", f"{command} | head -1"], capture_output=True, text=True, check=True)
+    assert done.stdout == "[\n"
+    assert done.stderr == ""
