@@ -15,13 +15,18 @@ from clairvit.models.layout import Layout
 
 @dataclass(frozen=True)
 class Preprocess:
-    """Short side (or both sides) to `resize`, centre crop to `size`, then (x - mean) / std."""
+    """Resize, centre crop to `size` (rows, columns), then (x - mean) / std with x in 0..1.
+
+    `resize` is the short side, or a box (rows, columns) that the image is made to cover, or to fill exactly when
+    `keep_ratio` is False; None is just enough to cover `size`.
+    """
 
     size: tuple[int, int] = (224, 224)  # rows, columns
     mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
     std: tuple[float, float, float] = (0.229, 0.224, 0.225)
-    resize: int | tuple[int, int] | None = None  # None: just enough to cover `size`
+    resize: int | tuple[int, int] | None = None
     interpolation: str = "bicubic"
+    keep_ratio: bool = True  # False: SigLIP and most transformers models squash the image to a square
 
 
 @dataclass(frozen=True, eq=False)

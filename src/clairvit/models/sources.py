@@ -1,0 +1,261 @@
+"""load("pets"), load("timm:vit_base_patch16_224") …, and wrap(module) for everything else."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import fnmatch
+import importlib
+import importlib.util
+import json
+from collections.abc import Sequence
+from importlib import resources
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from clairvit.errors import BadInput, UnknownName, did_you_mean
+from clairvit.models.layout import Layout
+from clairvit.models.model import Model, Preprocess
+from clairvit.models.request import Labels, Request, Size, fit_labels, read_labels, rows_columns, seeded
+
+DTYPES = {
+    "float32": torch.float32,
+    "float64": torch.float64,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+}
+
+
+class Source(NamedTuple):
+    """One line of `clairvit models`."""
+
+    spec: str
+    description: str
+    example: str
+
+
+SOURCES = (
+    Source("pets", "the built-in ViT-Tiny for 37 breeds of cats and dogs; needs no network", "pets"),
+    Source("timm:NAME", "any model of timm, with its own preprocessing", "timm:vit_base_patch16_224"),
+    Source(
+        "hf:ID",
+        "a transformers vision model from the hub or a folder; CLIP with prompts",
+        "hf:google/vit-base-patch16-224",
+    ),
+    Source("torchvision:NAME", "a torchvision classifier", "torchvision:vit_b_16"),
+    Source("open_clip:NAME:WEIGHTS", "an open_clip image tower; zero-shot with prompts", "open_clip:ViT-B-32:openai"),
+    Source("file:PATH", "your own weights for a timm architecture (--arch timm:NAME)", "file:model.safetensors"),
+)
+_BUILDERS = {
+    "timm": "clairvit.models.from_timm",
+    "hf": "clairvit.models.from_hf",
+    "torchvision": "clairvit.models.from_torchvision",
+    "open_clip": "clairvit.models.from_open_clip",
+    "file": "clairvit.models.from_file",
+}
+
+
+def load(
+    name: str,
+    *,
+    pretrained: bool = True,
+    arch: str | None = None,
+    labels: Labels | None = None,
+    device: str | torch.device | None = None,
+    dtype: str | torch.dtype | None = None,
+    size: Size | None = None,
+) -> Model:
+    """A model by name: pets, timm:NAME, hf:ID, torchvision:NAME, open_clip:NAME:WEIGHTS or file:PATH.
+
+    `pretrained=False` draws random weights, always the same. `labels` are class names (or a JSON file of them); for
+    CLIP-like models they are the prompts, taken word for word. `arch` is for file: only. `size` is the image size,
+    where the model leaves a choice. The model comes in eval mode, on `device` (CPU) and in `dtype` (float32).
+    """
+    source, rest = split(name)
+    where, kind = _device(device), _dtype(dtype)
+    request = Request(name, rest, pretrained, arch, read_labels(labels), rows_columns(size))
+    if arch is not None and source != "file":
+        raise BadInput(f"arch={arch!r} belongs to 'file:PATH' only; '{name}' knows its own architecture.")
+    model: Model = _pets(request) if source == "pets" else importlib.import_module(_BUILDERS[source]).build(request)
+    module = model.module.eval().to(device=where, dtype=kind)
+    return dataclasses.replace(model, module=module)
+
+
+def wrap(
+    module: nn.Module,
+    *,
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+    size: Size | None = None,
+    labels: Labels | None = None,
+    resize: Size | None = None,
+    name: str | None = None,
+    layout: Layout | None = None,
+    classifier: bool = True,
+) -> Model:
+    """Any module that maps [B, 3, H, W] to [B, classes]. The module is not changed in any way.
+
+    What is left out is taken from the module where it says so itself (timm's do), else it is ImageNet's.
+    """
+    if not isinstance(module, nn.Module):
+        raise BadInput(
+            f"wrap got a {type(module).__name__}; expected a torch.nn.Module. For a model by name type cv.load(name)."
+        )
+    module = unwrapped(module)
+    own = _own_preprocess(module, rows_columns(size))
+    preprocess = dataclasses.replace(
+        own, mean=_channels("mean", mean) or own.mean, std=_channels("std", std) or own.std
+    )
+    if resize is not None:
+        box = resize if isinstance(resize, int) else rows_columns(resize)
+        preprocess = dataclasses.replace(preprocess, resize=box, keep_ratio=True)
+    names = read_labels(labels) or ()
+    return Model(module, name or type(module).__name__, preprocess, names, layout, classifier)
+
+
+def unwrapped(module: nn.Module) -> nn.Module:
+    """The module inside torch.compile, DataParallel and DistributedDataParallel: only that one can be traced."""
+    parallel = (nn.DataParallel, nn.parallel.DistributedDataParallel)
+    while True:
+        inner = module.module if isinstance(module, parallel) else getattr(module, "_orig_mod", None)
+        if not isinstance(inner, nn.Module):
+            return module
+        module = inner
+
+
+def sources(pattern: str | None = None) -> list[Source]:
+    """The kinds of names `load` takes; with a pattern ("timm:vit_tiny*", "siglip") the names themselves."""
+    if pattern is None:
+        return list(SOURCES)
+    source, colon, wanted = pattern.partition(":")
+    if not colon:
+        source, wanted = "", pattern
+    elif source not in _BUILDERS:
+        raise _unknown(pattern)
+    wanted = wanted if any(c in wanted for c in "*?[") else f"*{wanted}*"
+    searched = [s for s in ("timm", "torchvision", "open_clip", "hf") if source in ("", s)]
+    return [
+        Source(f"{s}:{name}", note, f"{s}:{name}")
+        for s in searched
+        for name, note in _names(s, optional=not source)
+        if fnmatch.fnmatchcase(name.lower(), wanted.lower())
+    ]
+
+
+def split(name: str) -> tuple[str, str]:
+    """'timm:vit_tiny_patch16_224' -> ('timm', 'vit_tiny_patch16_224')."""
+    if not isinstance(name, str):
+        raise BadInput(
+            f"load got a {type(name).__name__}; expected a name such as 'pets'. For a module use cv.wrap(it)."
+        )
+    if name == "pets":
+        return "pets", ""
+    source, _, rest = name.partition(":")
+    if source in _BUILDERS and rest:
+        return source, rest
+    if name.endswith((".safetensors", ".pth", ".pt")):
+        return "file", name
+    raise _unknown(name)
+
+
+def _unknown(name: str) -> UnknownName:
+    """A source nobody knows, or a good name whose source was left out."""
+    import timm
+
+    source, colon, rest = name.partition(":")
+    kinds = ", ".join(f"'{s.spec}'" for s in SOURCES)
+    if timm.is_model(name):
+        hint = f" Did you mean 'timm:{name}'?"
+    elif colon and not rest:
+        example = next((s.example for s in SOURCES if s.spec.startswith(name)), "pets")
+        hint = f" Did you mean '{example}'?"
+    elif colon:
+        near = difflib.get_close_matches(source.lower(), _BUILDERS, n=1)
+        hint = f" Did you mean '{near[0]}:{rest}'?" if near else ""
+    else:
+        hint = did_you_mean(name, ["pets", *(f"timm:{known}" for known in timm.list_models())])
+    return UnknownName(f"There is no model '{name}'.{hint} Models are named {kinds}; type 'clairvit models'.")
+
+
+def _names(source: str, optional: bool) -> list[tuple[str, str]]:
+    """(name, note) of every model of a source. In a search over all sources, absent libraries have no models."""
+    if source == "timm":
+        import timm
+
+        tagged = {name.partition(".")[0] for name in timm.list_pretrained()}
+        return [(name, "" if name in tagged else "no weights") for name in timm.list_models()]
+    if source == "torchvision":
+        from clairvit.models.from_torchvision import names
+
+        return [(name, "") for name in names()]
+    library = {"open_clip": "open_clip", "hf": "transformers"}[source]
+    if optional and importlib.util.find_spec(library) is None:
+        return []
+    from clairvit.models.hub import extra
+
+    package = extra(library, {"open_clip": "clip", "hf": "hf"}[source], source)
+    if source == "open_clip":
+        return [
+            (name, f"weights: {', '.join(package.list_pretrained_tags_by_model(name))}")
+            for name in package.list_models()
+        ]
+    from clairvit.models.from_hf import vision_types
+
+    return [(name, "a model type, for --no-pretrained") for name in vision_types(package)]
+
+
+def _pets(request: Request) -> Model:
+    """The model in this package; its card is pets/README.md."""
+    import timm
+    from safetensors.torch import load as parse
+
+    folder = resources.files("clairvit.models") / "pets"
+    labels = json.loads((folder / "pets-labels.json").read_text(encoding="utf-8"))
+    size = request.size or (224, 224)
+    if request.pretrained and request.size not in (None, (224, 224)):
+        raise BadInput(f"The built-in model takes 224 x 224 images, not size={request.size}; leave size out.")
+    with seeded():
+        module = timm.create_model("vit_tiny_patch16_224", num_classes=len(labels), img_size=size)
+    if request.pretrained:
+        module.load_state_dict(parse((folder / "pets-vit-tiny.safetensors").read_bytes()))  # fp16, cast on the way in
+    preprocess = Preprocess(size=size, resize=248 if size == (224, 224) else None)
+    return Model(module, request.name, preprocess, fit_labels(request.labels, lambda: labels, len(labels)))
+
+
+def _own_preprocess(module: nn.Module, size: tuple[int, int] | None) -> Preprocess:
+    if isinstance(getattr(module, "pretrained_cfg", None), dict):
+        from clairvit.models.from_timm import preprocess
+
+        return preprocess(module, size)
+    return Preprocess(size=size or (224, 224))
+
+
+def _channels(name: str, values: Sequence[float] | None) -> tuple[float, float, float] | None:
+    if values is None:
+        return None
+    numbers = tuple(float(v) for v in values)
+    if len(numbers) != 3 or (name == "std" and min(numbers) <= 0):
+        wanted = "three positive numbers" if name == "std" else "three numbers"
+        raise BadInput(f"{name}={values!r}; expected {wanted}, one for each of red, green and blue (in 0..1).")
+    return numbers[0], numbers[1], numbers[2]
+
+
+def _device(device: str | torch.device | None) -> torch.device:
+    try:
+        found = torch.device(device or "cpu")
+        torch.empty(0, device=found)
+    except (RuntimeError, AssertionError) as error:
+        raise BadInput(
+            f"The device '{device}' cannot be used here ({str(error).splitlines()[0]}); try 'cpu'."
+        ) from error
+    return found
+
+
+def _dtype(dtype: str | torch.dtype | None) -> torch.dtype:
+    found = DTYPES.get(dtype) if isinstance(dtype, str) else dtype or torch.float32
+    if found not in DTYPES.values():
+        raise BadInput(f"dtype={dtype!r} is not one a model can run in; give one of {', '.join(DTYPES)}.")
+    assert found is not None
+    return found
