@@ -229,7 +229,16 @@ def _own_preprocess(module: nn.Module, size: tuple[int, int] | None) -> Preproce
         from clairvit.models.from_timm import preprocess
 
         return preprocess(module, size)
-    return Preprocess(size=size or (224, 224))
+    return Preprocess(size=size or _own_size(module) or (224, 224))
+
+
+def _own_size(module: nn.Module) -> tuple[int, int] | None:
+    """torchvision keeps it on the module, transformers on the config."""
+    for place in (module, getattr(module, "config", None)):
+        size = getattr(place, "image_size", None)
+        if isinstance(size, int | tuple | list):
+            return rows_columns(size if isinstance(size, int) else tuple(size))
+    return None
 
 
 def _channels(name: str, values: Sequence[float] | None) -> tuple[float, float, float] | None:

@@ -1,0 +1,168 @@
+"""transformers and open_clip: small models made here, compared with what the libraries compute."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+import clairvit as cv
+from clairvit.errors import BadInput, ModelUnavailable, UnknownName
+from clairvit.models.images import read_image, to_pixels
+from clairvit.models.request import seeded
+
+
+def scores(model: cv.Model) -> torch.Tensor:
+    with torch.no_grad():
+        return model.logits(torch.zeros(1, 3, *model.preprocess.size, dtype=model.dtype))
+
+
+# hf -------------------------------------------------------------------------------------------------------------------
+
+
+def small_vit(**options: object) -> dict[str, object]:
+    sides = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    return {**sides, "image_size": 32, "patch_size": 8, **options}
+
+
+@pytest.fixture
+def hf_folder(tmp_path: Path) -> Path:
+    transformers = pytest.importorskip("transformers")
+    labels = {0: "cat", 1: "dog", 2: "newt"}
+    config = transformers.ViTConfig(**small_vit(id2label=labels, label2id={v: k for k, v in labels.items()}))
+    transformers.ViTForImageClassification(config).save_pretrained(tmp_path / "vit")
+    size = {"height": 32, "width": 48}
+    transformers.ViTImageProcessor(size=size, image_mean=[0.1, 0.2, 0.3], resample=3).save_pretrained(tmp_path / "vit")
+    return tmp_path / "vit"
+
+
+def test_hf_folder(hf_folder: Path) -> None:
+    model = cv.load(f"hf:{hf_folder}")
+    assert model.labels == ("cat", "dog", "newt")
+    assert model.preprocess.size == (32, 48)
+    assert model.preprocess.resize == (32, 48)
+    assert not model.preprocess.keep_ratio
+    assert model.preprocess.mean == pytest.approx((0.1, 0.2, 0.3))
+    assert model.preprocess.interpolation == "bicubic"
+    assert model.classifier
+    with torch.no_grad():
+        assert model.logits(torch.zeros(2, 3, 32, 32)).shape == (2, 3)
+    again = cv.load(f"hf:{hf_folder}", pretrained=False)
+    ours, theirs = model.module.state_dict(), again.module.state_dict()
+    assert not torch.equal(ours["classifier.weight"], theirs["classifier.weight"])
+
+
+def test_hf_preprocessing_is_close_to_the_processor(hf_folder: Path) -> None:
+    import transformers
+
+    image = read_image("demo")
+    ours = to_pixels(image, cv.load(f"hf:{hf_folder}").preprocess)
+    theirs = transformers.AutoImageProcessor.from_pretrained(hf_folder)(image, return_tensors="pt").pixel_values[0]
+    assert (ours - theirs).abs().mean() < 0.02  # torchvision's tensor resize, not Pillow's: rounding differs
+
+
+def test_hf_folder_without_a_processor_or_weights(hf_folder: Path) -> None:
+    (hf_folder / "preprocessor_config.json").unlink()
+    with pytest.raises(ModelUnavailable, match=r"has no preprocessor_config\.json, so its mean, std .* cv\.wrap"):
+        cv.load(f"hf:{hf_folder}")
+    (hf_folder / "model.safetensors").unlink()
+    with pytest.raises(ModelUnavailable, match=r"could not be loaded \(OSError"):
+        cv.load(f"hf:{hf_folder}")
+
+
+def test_hf_weights_without_a_head_are_refused(hf_folder: Path) -> None:
+
+    state = load_file(hf_folder / "model.safetensors")
+    save_file(
+        {k: v for k, v in state.items() if "classifier" not in k}, hf_folder / "model.safetensors", {"format": "pt"}
+    )
+    with pytest.raises(
+        ModelUnavailable, match=r"lack 2 of the model's tensors \(classifier\.bias, classifier\.weight\)"
+    ):
+        cv.load(f"hf:{hf_folder}")
+
+
+def test_hf_backbone_has_no_classes(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    transformers.Dinov2Model(transformers.Dinov2Config(**small_vit())).save_pretrained(tmp_path)
+    transformers.BitImageProcessor(size={"shortest_edge": 40}, crop_size=32).save_pretrained(tmp_path)
+    model = cv.load(f"hf:{tmp_path}")
+    assert not model.classifier
+    assert model.preprocess.resize == 40
+    assert model.preprocess.size == (32, 32)
+    assert scores(model).shape == (1, 16)
+
+
+def test_hf_clip_with_prompts(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+    words = ["<pad>", "<end>", "a", "cat", "dog", "?"]
+    raw = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="?"))
+    raw.pre_tokenizer = pre_tokenizers.Whitespace()
+    raw.post_processor = processors.TemplateProcessing(single="$A <end>", special_tokens=[("<end>", 1)])
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=raw, pad_token="<pad>", eos_token="<end>")
+    text = {**small_vit(), "vocab_size": 6, "eos_token_id": 1, "bos_token_id": 0, "pad_token_id": 0}
+    text |= {"max_position_embeddings": 8}
+    config = transformers.CLIPConfig(text_config=text, vision_config=small_vit(), projection_dim=12)
+    pair = transformers.CLIPModel(config).eval()
+    pair.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    processor = transformers.CLIPImageProcessor(size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32})
+    processor.save_pretrained(tmp_path)
+
+    prompts = ["a cat", "dog"]
+    model = cv.load(f"hf:{tmp_path}", labels=prompts)
+    pixels = torch.rand(2, 3, 32, 32)
+    with torch.no_grad():
+        tokens = tokenizer(prompts, padding=True, return_tensors="pt")
+        theirs = pair(input_ids=tokens.input_ids, attention_mask=tokens.attention_mask, pixel_values=pixels)
+        assert torch.allclose(model.logits(pixels), theirs.logits_per_image, atol=1e-5)
+    assert model.labels == ("a cat", "dog")
+    assert model.classifier
+    assert not any("text_model" in name for name, _ in model.module.named_parameters())
+    tower = cv.load(f"hf:{tmp_path}")
+    assert not tower.classifier
+    assert scores(tower).shape == (1, 12)
+
+
+def test_hf_model_types() -> None:
+    pytest.importorskip("transformers")
+    model = cv.load("hf:vit", pretrained=False, size=32, labels=["yes", "no", "maybe"])
+    assert model.labels == ("yes", "no", "maybe")
+    assert scores(model).shape == (1, 3)
+    with pytest.raises(BadInput, match="'hf:vit' is a model type without weights; give a hub id"):
+        cv.load("hf:vit")
+    with pytest.raises(UnknownName, match=r"neither a folder, nor a hub id.*Did you mean 'dinov2'"):
+        cv.load("hf:dinov22", pretrained=False)
+    with pytest.raises(cv.ClairError, match="does not take images"):
+        cv.load("hf:bert", pretrained=False)
+    with pytest.raises(ModelUnavailable, match="has no tokenizer to read the labels with"):
+        cv.load("hf:clip", pretrained=False, labels=["a", "b"])
+
+
+# open_clip ------------------------------------------------------------------------------------------------------------
+
+
+def test_open_clip(monkeypatch: pytest.MonkeyPatch) -> None:
+    open_clip = pytest.importorskip("open_clip")
+    prompts = ["a cat", "a dog", "a newt"]
+    small = {"embed_dim": 32, "vision_cfg": {"image_size": 32, "layers": 2, "width": 64, "patch_size": 8}}
+    small["text_cfg"] = {"context_length": 77, "vocab_size": 49408, "width": 32, "heads": 2, "layers": 2}
+    monkeypatch.setitem(open_clip.factory._MODEL_CONFIGS, "tiny", small)
+    model = cv.load("open_clip:tiny", pretrained=False, labels=prompts)
+    pixels = torch.rand(2, 3, 32, 32)
+    with torch.no_grad(), seeded():
+        pair = open_clip.create_model("tiny", pretrained=None).eval()
+        image = nn.functional.normalize(pair.encode_image(pixels), dim=-1)
+        text = nn.functional.normalize(pair.encode_text(open_clip.get_tokenizer("tiny")(prompts)), dim=-1)
+        assert torch.allclose(model.logits(pixels), pair.logit_scale.exp() * image @ text.T, atol=1e-5)
+    assert model.labels == tuple(prompts)
+    assert model.classifier
+    tower = cv.load("open_clip:tiny", pretrained=False)
+    assert not tower.classifier
+    assert scores(tower).shape == (1, 32)
+    assert tower.preprocess.mean == pytest.approx((0.48145466, 0.4578275, 0.40821073))
