@@ -8,16 +8,18 @@ import torch
 
 from clairvit.cli.work import Failure, Ready, Result, _explain, file_name, place, stems
 from clairvit.errors import BadInput, ClairError, UnknownName
+from clairvit.models.images import Batch
 from clairvit.show.parts import joined, part
 from show.fakes import fake
 
 
 def ready(*names: str) -> list[Ready]:
-    return [Ready(f"photos/{name}", name, torch.full((1, 3, 64, 64), float(i))) for i, name in enumerate(names)]
+    grey = [torch.full((1, 3, 64, 64), float(shade)) for shade in range(len(names))]
+    return [Ready(f"photos/{name}", Batch(grey[i], (name,))) for i, name in enumerate(names)]
 
 
-def sound(pixels: torch.Tensor, target: Any) -> dict[str, Any]:
-    return {"legrad": fake(len(pixels))}
+def sound(batch: Batch, target: Any) -> dict[str, Any]:
+    return {"legrad": fake(len(batch), names=batch.names)}
 
 
 def test_every_image_gets_its_own_part_and_name() -> None:
@@ -29,10 +31,10 @@ def test_every_image_gets_its_own_part_and_name() -> None:
 
 
 def test_an_image_that_breaks_its_batch_is_left_out_alone() -> None:
-    def fussy(pixels: torch.Tensor, target: Any) -> dict[str, Any]:
-        if (pixels == 1).any():
+    def fussy(batch: Batch, target: Any) -> dict[str, Any]:
+        if (batch.pixels == 1).any():
             raise ClairError("NaN came out.")
-        return sound(pixels, target)
+        return sound(batch, target)
 
     outcomes = _explain(ready("a", "b", "c"), [], fussy, worked=False)
     assert [type(outcome) for outcome in outcomes] == [Result, Failure, Result]
@@ -42,8 +44,8 @@ def test_an_image_that_breaks_its_batch_is_left_out_alone() -> None:
 def test_a_request_that_never_works_is_one_error_not_a_list_of_failures() -> None:
     calls = []
 
-    def wrong(pixels: torch.Tensor, target: Any) -> dict[str, Any]:
-        calls.append(len(pixels))
+    def wrong(batch: Batch, target: Any) -> dict[str, Any]:
+        calls.append(len(batch))
         raise UnknownName("There is no class 'Cow'.")
 
     with pytest.raises(UnknownName, match="Cow"):
@@ -53,9 +55,10 @@ def test_a_request_that_never_works_is_one_error_not_a_list_of_failures() -> Non
 
 
 def test_several_targets_stay_together() -> None:
-    def two(pixels: torch.Tensor, target: Any) -> dict[str, Any]:
+    def two(batch: Batch, target: Any) -> dict[str, Any]:
         assert target == ["Bengal", "Egyptian Mau"]
-        return {"legrad": fake(2, targets=target)}
+        assert batch.single
+        return {"legrad": fake(2, targets=target, names=batch.names * 2)}
 
     (result,) = _explain(ready("a"), ["Bengal", "Egyptian Mau"], two, worked=False)
     assert isinstance(result, Result)

@@ -30,7 +30,7 @@ def test_the_record_says_everything(tmp_path: Path) -> None:
     content = json.loads(save(explanation, tmp_path / "cat.json").read_text())
     assert content["method"] == "legrad"
     assert content["grid"] == [4, 4]
-    assert content["cost"] == {"forwards": 1, "backwards": 1, "seconds": 0.03}
+    assert content["cost"] == {"forwards": 1, "backwards": 1, "seconds": 0.03, "own_seconds": 0.0}
     assert content["targets"] == ["Bengal", "Bengal − Egyptian Mau"]
     assert content["classes"] == [1, None]
     assert content["probabilities"][1] is None

@@ -16,9 +16,8 @@ from clairvit.cli.split import split_methods
 from clairvit.cli.work import Delivered, Job, carry_out, find, place
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from clairvit.methods.explanation import Explanation
+    from clairvit.models.images import Batch
 
 USUAL = "raw-attention,rollout,grad-rollout,attcam,genatt,gmar-l1,legrad,focusvit,attcat,decompx+skipplus,attnlrp"
 EXAMPLES = """[bold]Examples[/bold]
@@ -67,8 +66,8 @@ def compare(
     found, failures = find(images)
     net = load(model, arch, no_pretrained, labels, device)
 
-    def verb(pixels: Tensor, aim: Any) -> Mapping[str, Explanation]:
-        return cv.compare(net, pixels, wanted, aim, score=score, seed=seed, skip=every)
+    def verb(batch: Batch, aim: Any) -> Mapping[str, Explanation]:
+        return cv.compare(net, batch, wanted, aim, score=score, seed=seed, skip=every)
 
     def save(explanations: Mapping[str, Explanation], path: Path) -> list[Path]:
         return [save_comparison(explanations, path)]
@@ -84,7 +83,7 @@ def compare(
             _print_methods(results[0])
         print_notes(results)
         print_files(results)
-    end(failures)
+    end(results, failures)
 
 
 compare.__doc__ = f"Show several methods side by side.\n\n{EXAMPLES}"
@@ -93,18 +92,26 @@ compare.__doc__ = f"Show several methods side by side.\n\n{EXAMPLES}"
 def _print_methods(result: Delivered) -> None:
     """Each method with what it is and what it cost; then those that do not fit the model."""
     from clairvit.methods.method import bind
+    from clairvit.show.words import effort
 
     rows = []
     for name, record in result.records.items():
         kind, cost = bind(record["method"]).method, record["cost"]
-        passes = (str(cost["forwards"]), str(cost["backwards"]), f"{1000 * cost['seconds']:.1f}")
-        rows.append((name, kind.family, kind.rules or "–", *passes))
+        passes = (str(cost["forwards"]), str(cost["backwards"]))
+        rows.append((name, kind.family, kind.rules or "–", *passes, f"{1000 * cost['own_seconds']:.1f}"))
     columns = ("method", "family", "rules", "forwards", "backwards", "ms")
-    table("Methods (those under the same rules share their passes)", columns, rows, right=columns[3:])
+    table(f"{len(rows)} methods; the passes are shared, the milliseconds each one's own", columns, rows, columns[3:])
+    if result.cost is not None:
+        line(f"All together, passes included: {effort(result.cost)}, {1000 * result.cost.seconds:.0f} ms.")
     for name, reason in result.skipped.items():
         line(f"Left out {name}: {reason}")
 
 
 def _entry(result: Delivered) -> dict[str, Any]:
-    files = [str(file) for file in result.files]
-    return {"image": result.image, "files": files, "methods": result.records, "skipped": dict(result.skipped)}
+    return {
+        "image": result.image,
+        "files": [str(file) for file in result.files],
+        "cost": None if result.cost is None else vars(result.cost),
+        "methods": result.records,
+        "skipped": dict(result.skipped),
+    }

@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from clairvit.cli import options
-from clairvit.cli.paper import progress
+from clairvit.cli.paper import line, progress
 from clairvit.cli.report import end, print_classes, print_files, print_json, print_notes
 from clairvit.cli.split import split_labels, split_targets
 from clairvit.cli.work import Job, carry_out, file_name, find, place
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from clairvit.methods.explanation import Explanation
+    from clairvit.models.images import Batch
     from clairvit.models.model import Model
 
 EXAMPLES = """[bold]Examples[/bold]
@@ -60,8 +59,8 @@ def explain(
     found, failures = find(images)
     net = load(model, arch, no_pretrained, labels, device)
 
-    def verb(pixels: Tensor, aim: Any) -> dict[str, Explanation]:
-        return {bound.text: cv.explain(net, pixels, method, aim, score=score, seed=seed, layers=layers)}
+    def verb(batch: Batch, aim: Any) -> dict[str, Explanation]:
+        return {bound.text: cv.explain(net, batch, method, aim, score=score, seed=seed, layers=layers)}
 
     targets = read_targets(target, contrast, net)
     job = Job(net, targets, verb, _save, where, file_name(bound.text), batch_size, values=as_json)
@@ -73,8 +72,10 @@ def explain(
     elif not quiet:
         print_classes(results)
         print_notes(results)
+        if layers and results and results[0].first["layers"] is None:
+            line(f"Note: {bound.text} does not speak layer by layer, so there is no strip of layers.")
         print_files(results)
-    end(failures)
+    end(results, failures)
 
 
 explain.__doc__ = f"Show where a model looked, by one method.\n\n{EXAMPLES}"
@@ -94,8 +95,7 @@ def read_targets(target: Sequence[str] | None, contrast: tuple[str, str] | None,
 
     targets: list[Any] = list(split_targets(target or [], model.labels))
     if contrast is not None:
-        first, second = (split_targets([name], [name] if "," in name else model.labels)[0] for name in contrast)
-        targets.append(cv.contrast(first, second))
+        targets.append(cv.contrast(*contrast))
     return targets
 
 

@@ -59,13 +59,14 @@ def print_files(results: Sequence[Delivered]) -> None:
             line(f"Wrote {file}")
 
 
-def end(failures: Sequence[Failure]) -> None:
+def end(results: Sequence[Delivered], failures: Sequence[Failure]) -> None:
     """Failures come last, where they are seen, and make the exit status 2."""
     if not failures:
         return
-    say(f"{len(failures)} of the images could not be explained:" if len(failures) > 1 else "one image was left out:")
+    if results or len(failures) > 1:
+        say(f"{len(failures)} of {len(results) + len(failures)} could not be explained:")
     for failure in failures:
-        say(f"  {failure.image}: {failure.error}")
+        say(failure.error if failure.image in failure.error else f"{failure.image}: {failure.error}")
     raise typer.Exit(2)
 
 

@@ -29,18 +29,16 @@ def split_methods(text: str) -> list[str]:
     return list(dict.fromkeys(methods))
 
 
-def split_targets(texts: Iterable[str], labels: Collection[str]) -> list[str | int]:
+def split_targets(texts: Iterable[str], labels: Collection[str]) -> list[str]:
     """Class names or numbers, separated by commas; a class whose own name has a comma may be written out in full."""
     whole = {label.casefold() for label in labels}
-    targets: list[str | int] = []
+    targets: list[str] = []
     for text in texts:
         pieces = [text] if text.strip().casefold() in whole else text.split(",")
         named = [piece.strip() for piece in pieces if piece.strip()]
         if not named:
-            raise BadInput(
-                f"--target '{text}' names no class; write e.g. --target 'Egyptian Mau,Bengal' or --target 3,17."
-            )
-        targets += [piece if piece.casefold() in whole or not _number(piece) else int(piece) for piece in named]
+            raise BadInput(f"--target '{text}' names no class; write e.g. --target 'Bengal,Sphynx' or --target 3,17.")
+        targets += named
     return targets
 
 
@@ -49,7 +47,3 @@ def split_labels(text: str) -> str | list[str]:
     if "," not in text or Path(text).exists():
         return text
     return [label.strip() for label in text.split(",") if label.strip()]
-
-
-def _number(text: str) -> bool:
-    return text.isascii() and text.removeprefix("-").isdigit()

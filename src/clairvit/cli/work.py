@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 from clairvit.errors import BadInput, ClairError
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from clairvit.cli.paper import Advance
-    from clairvit.methods.explanation import Explanation
+    from clairvit.methods.explanation import Cost, Explanation
+    from clairvit.models.images import Batch
     from clairvit.models.model import Model
 
 
@@ -32,6 +31,7 @@ class Result:
     image: str
     explanations: Mapping[str, Explanation]
     skipped: Mapping[str, str]
+    cost: Cost | None  # of all methods together, with the other images of the batch
 
 
 @dataclass(frozen=True)
@@ -42,13 +42,14 @@ class Delivered:
     files: tuple[Path, ...]
     records: Mapping[str, Mapping[str, Any]]  # method -> the .json record
     skipped: Mapping[str, str]
+    cost: Cost | None
 
     @property
     def first(self) -> Mapping[str, Any]:
         return next(iter(self.records.values()))
 
 
-Verb = Callable[["Tensor", Any], Mapping[str, "Explanation"]]  # pixels [B, 3, H, W], target -> explanations by method
+Verb = Callable[["Batch", Any], Mapping[str, "Explanation"]]  # images, target -> explanations by method
 Save = Callable[[Mapping[str, "Explanation"], Path], list[Path]]
 
 
@@ -102,7 +103,7 @@ def carry_out(job: Job, images: Sequence[str], failures: list[Failure], advance:
             paths = job.out.files(names[outcome.image])
             files = tuple(file for path in paths for file in job.save(outcome.explanations, path))
         records = {name: record(one, job.values) for name, one in outcome.explanations.items()}
-        done.append(Delivered(outcome.image, files, records, outcome.skipped))
+        done.append(Delivered(outcome.image, files, records, outcome.skipped, outcome.cost))
     if kept:
         together = {name: joined([result.explanations[name] for result in kept]) for name in kept[0].explanations}
         shared = tuple(job.save(together, job.out.path))
@@ -122,11 +123,9 @@ def each_image(
         ready: list[Ready] = []
         for image in images[start : start + size]:
             try:
-                batch = prepare([image], model)
+                ready.append(Ready(image, prepare([image], model)))
             except BadInput as error:
                 yield Failure(image, str(error))
-            else:
-                ready.append(Ready(image, batch.names[0], batch.pixels))
         for outcome in _explain(ready, targets, verb, worked):
             worked = worked or isinstance(outcome, Result)
             yield outcome
@@ -137,8 +136,7 @@ class Ready:
     """An image as the model takes it."""
 
     image: str
-    name: str
-    pixels: Tensor  # [1, 3, H, W]
+    batch: Batch  # of one
 
 
 def _explain(ready: Sequence[Ready], targets: Sequence[Any], verb: Verb, worked: bool) -> list[Result | Failure]:
@@ -160,16 +158,17 @@ def _explain(ready: Sequence[Ready], targets: Sequence[Any], verb: Verb, worked:
 def _together(ready: Sequence[Ready], targets: Sequence[Any], verb: Verb) -> Iterator[Result]:
     import torch
 
+    from clairvit.models.images import Batch
     from clairvit.show.parts import part
 
-    target = targets[0] if len(targets) == 1 else list(targets) or None
-    found = verb(torch.cat([one.pixels for one in ready]), target)
+    several = len(targets) > 1
+    pixels = torch.cat([one.batch.pixels for one in ready])
+    batch = Batch(pixels, tuple(name for one in ready for name in one.batch.names), single=several)
+    found = verb(batch, list(targets) if several else targets[0] if targets else None)
+    skipped, cost = getattr(found, "skipped", {}), getattr(found, "cost", None)
     for position, one in enumerate(ready):
-        own = {}
-        for method, explanation in found.items():
-            mine = explanation if len(targets) > 1 else part(explanation, [position])
-            own[method] = replace(mine, names=(one.name,) * len(mine))
-        yield Result(one.image, own, getattr(found, "skipped", {}))
+        own = {method: whole if several else part(whole, [position]) for method, whole in found.items()}
+        yield Result(one.image, own, skipped, cost)
 
 
 @dataclass(frozen=True)

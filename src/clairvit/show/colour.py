@@ -26,6 +26,7 @@ class Scale:
     high: float
     cmap: str
     diverging: bool
+    beyond: tuple[bool, bool] = (False, False)  # there are values below `low`, above `high`
 
     @property
     def rest(self) -> float:
@@ -57,8 +58,10 @@ class Scale:
 def scale_of(values: Array, signed: bool, look: Look | None = None) -> Scale:
     """The scale that fits these values (one map, or several that share it)."""
     look = look or Look()
-    low, high = _limits(values[np.isfinite(values)], signed, look.robust)
-    return Scale(low, high, _known(look.cmap or (DIVERGING if signed else SEQUENTIAL)), signed)
+    finite = values[np.isfinite(values)]
+    low, high = _limits(finite, signed, look.robust)
+    beyond = (bool((finite < low).any()), bool((finite > high).any()))
+    return Scale(low, high, _known(look.cmap or (DIVERGING if signed else SEQUENTIAL)), signed, beyond)
 
 
 def _limits(finite: Array, signed: bool, robust: float) -> tuple[float, float]:
@@ -66,9 +69,12 @@ def _limits(finite: Array, signed: bool, robust: float) -> tuple[float, float]:
         return 0.0, 0.0
     if signed:
         bound = float(np.percentile(np.abs(finite), 100 - robust))
-        return -bound, bound
-    low, high = np.percentile(finite, [robust, 100 - robust])
-    return float(low), float(high)
+        low, high = -bound, bound
+    else:
+        low, high = (float(end) for end in np.percentile(finite, [robust, 100 - robust]))
+    if robust and not high > low:  # a single patch that is not zero is the whole map, not an outlier
+        return _limits(finite, signed, robust=0.0)
+    return low, high
 
 
 def _known(cmap: str) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import PurePath
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -14,7 +15,7 @@ from clairvit.methods.explanation import Explanation
 from clairvit.show.colour import Array, Scale, scale_of
 from clairvit.show.look import Look
 from clairvit.show.overlay import numbers, overlay, photo_of
-from clairvit.show.page import BAR, GAP, HEADING, MARGIN, PALE, SMALL, Page
+from clairvit.show.page import BAR, GAP, HEADING, MARGIN, PALE, SMALL, TITLE, Page
 from clairvit.show.words import effort, guesses, named
 
 TILE = 2.1  # inches, width of a picture
@@ -108,20 +109,29 @@ def layers_figure(explanation: Explanation, look: Look | None = None) -> Figure:
     columns = _strip(count + 2)  # the photo, the layers, the map they make together
     lines = math.ceil((count + 2) / columns)
     _check_rows(lines * maps)
-    sheet = Sheet(lines * maps, columns, 1.15, 1.15 * _aspect(explanation))
-    page = sheet.page()
+    tile, label, title = 1.15, 0.19, 0.26
+    tall = tile * _aspect(explanation)
+    block = title + lines * (tall + label + 0.06)
+    page = Page(2 * MARGIN + columns * (tile + GAP) - GAP, 2 * MARGIN + maps * (block + GAP) - GAP + FOOT)
     for item in range(maps):
-        _photo_tile(page, explanation, item, *sheet.corner(item * lines, 0), sheet, target=True)
-        scales = _scales(explanation, layers[:, item], look)
-        whole = numbers(explanation.maps[item])
-        tiles = [(f"layer {layer}", layers[layer, item], scales[layer]) for layer in range(count)]
-        tiles.append((explanation.method, whole, _scale(explanation, whole, look)))
-        for number, (name, values, scale) in enumerate(tiles, start=1):
+        top = MARGIN + item * (block + GAP)
+        page.write(
+            _title(explanation, item), MARGIN, top + 0.03, page.width - 2 * MARGIN, TITLE, bold=True, align="left"
+        )
+        photo, whole = _photo(explanation, item), numbers(explanation.maps[item])
+        scales = [*_scales(explanation, layers[:, item], look), _scale(explanation, whole, look)]
+        names = [*(f"layer {layer}" for layer in range(count)), explanation.method]
+        pictures = [
+            overlay(photo, values, scale, look.opacity, look.smooth)
+            for values, scale in zip([*layers[:, item], whole], scales, strict=True)
+        ]
+        for number, (name, picture) in enumerate(
+            zip([_short_name(explanation, item), *names], [photo, *pictures], strict=True)
+        ):
             row, column = divmod(number, columns)
-            left, top = sheet.corner(item * lines + row, column)
-            page.heading("", name, left, top, sheet.tile)
-            picture = overlay(_photo(explanation, item), values, scale, look.opacity, look.smooth)
-            page.picture(picture, left, top + HEADING, sheet.tile, sheet.tall)
+            left, down = MARGIN + column * (tile + GAP), top + title + row * (tall + label + 0.06)
+            page.write(name, left, down + 0.04, tile, SMALL, PALE)
+            page.picture(picture, left, down + label, tile, tall)
     note = "one colour scale for all layers" if look.shared else "each layer on its own colour scale"
     foot = f"{_source(explanation)} · {note}"
     page.write(foot, MARGIN, page.height - FOOT + 0.04, page.width - 2 * MARGIN, SMALL, PALE)
@@ -150,10 +160,10 @@ def _photo_tile(
     """The photo; its heading names the image (or the target) and the classes the model considers."""
     best = [named(guess.name, guess.probability) for guess in guesses(explanation, item, 3)]
     if target:
-        title = named(explanation.targets[item], explanation.probabilities[item])
+        title = _title(explanation, item)
         others = [name for name in best if name != title]
     else:
-        title, others = explanation.names[item], best
+        title, others = _short_name(explanation, item), best
     page.heading(title, " · ".join(others[:2]), left, top, sheet.tile)
     page.picture(_photo(explanation, item), left, top + HEADING, sheet.tile, sheet.tall)
 
@@ -161,8 +171,7 @@ def _photo_tile(
 def _map_tile(
     page: Page, explanation: Explanation, item: int, scale: Scale, look: Look, left: float, top: float, sheet: Sheet
 ) -> None:
-    title = named(explanation.targets[item], explanation.probabilities[item])
-    page.heading(title, explanation.method, left, top, sheet.tile)
+    page.heading(_title(explanation, item), explanation.method, left, top, sheet.tile)
     values = numbers(explanation.maps[item])
     picture = overlay(_photo(explanation, item), values, scale, look.opacity, look.smooth)
     page.picture(picture, left, top + HEADING, sheet.tile, sheet.tall)
@@ -175,7 +184,7 @@ def _keys(page: Page, explanations: Sequence[Explanation], look: Look) -> None:
     width = min(3.4, (page.width - 2 * MARGIN) / len(kinds))
     left = (page.width - width * len(kinds)) / 2
     for number, signed in enumerate(kinds):
-        scale = scale_of(np.array([0.0, 1.0]), signed, look)
+        scale = scale_of(np.array([0.0, 1.0]), signed, replace(look, robust=0.0))
         page.key(scale, look.opacity, *words[signed], left + number * width, page.height - FOOT + 0.06, width)
 
 
@@ -192,6 +201,15 @@ def _scale(explanation: Explanation, values: Array, look: Look) -> Scale:
 
 def _photo(explanation: Explanation, item: int) -> Array:
     return photo_of(explanation.pixels[item], explanation.preprocess)
+
+
+def _title(explanation: Explanation, item: int) -> str:
+    return named(explanation.targets[item], explanation.probabilities[item])
+
+
+def _short_name(explanation: Explanation, item: int) -> str:
+    """The file without its folders."""
+    return PurePath(explanation.names[item]).name or explanation.names[item]
 
 
 def _source(explanation: Explanation) -> str:

@@ -14,7 +14,7 @@ class Look:
     """Display options of `save` and the figures; the defaults are what we would print in a paper."""
 
     cmap: str | None = None  # a matplotlib name; None: sequential or diverging, as the method is signed or not
-    robust: float = 0.0  # per cent of the values cut off at each end of the colour scale, against single hot patches
+    robust: float = 1.0  # per cent cut off at each end of the colour scale, lest one hot patch hide the rest; 0: none
     opacity: float = 0.8  # of the strongest patch; weaker ones are more transparent
     smooth: bool = True  # bilinear; False shows the patches themselves
     shared: bool = False  # one colour scale for all maps of the figure instead of one for each

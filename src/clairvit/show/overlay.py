@@ -35,7 +35,8 @@ def enlarge(values: Array, size: tuple[int, int], smooth: bool = True) -> Array:
 
 def overlay(photo: Array, values: Array, scale: Scale, opacity: float = 0.8, smooth: bool = True) -> Array:
     """[H, W, 3] and [rows, cols] -> [H, W, 3]: a grey photo on which the map glows where it has something to say."""
-    sane = np.nan_to_num(values, nan=scale.rest, posinf=scale.high, neginf=scale.low)
+    # Cut off what is beyond the scale before enlarging, or one hot patch becomes a blob with a hard edge.
+    sane = np.nan_to_num(values, nan=scale.rest, posinf=scale.high, neginf=scale.low).clip(scale.low, scale.high)
     fine = enlarge(sane, (photo.shape[0], photo.shape[1]), smooth)
     grey = np.repeat((photo @ GREY)[..., None], 3, axis=-1)
     return blend(photo * (1 - FADED) + grey * FADED, fine, scale, opacity)

@@ -92,6 +92,8 @@ class Page:
         axes.imshow(_ramp(scale, opacity)[::-1, None], aspect="auto", interpolation="bilinear", extent=(0, 1, 0, 1))
         middle = scale.low / 2 + scale.high / 2
         labels, unit = ticks([middle] if scale.flat else [scale.low, middle, scale.high])
+        below, above = scale.beyond
+        labels[0], labels[-1] = ("≤" * below) + labels[0], ("≥" * above) + labels[-1]
         axes.yaxis.tick_right()
         axes.set_yticks([0.5] if scale.flat else [0.0, 0.5, 1.0])
         axes.set_yticklabels(labels)
@@ -118,7 +120,7 @@ def ticks(values: list[float]) -> tuple[list[str], str]:
     if largest == 0 or not math.isfinite(largest):
         return [f"{value:g}" for value in values], ""
     exponent = math.floor(math.log10(largest))
-    exponent = 0 if -2 <= exponent <= 3 else exponent
+    exponent = 0 if -1 <= exponent <= 3 else exponent
     # Two steps of division: 10 ** -exponent alone overflows for denormal maps.
     mantissas = [value / 10 ** (exponent // 2) / 10 ** (exponent - exponent // 2) for value in values]
     decimals = max(0, 2 - math.floor(math.log10(max(abs(mantissa) for mantissa in mantissas))))

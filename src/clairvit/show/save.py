@@ -63,6 +63,7 @@ def record(explanation: Explanation, values: bool = True) -> dict[str, Any]:
         "notes": list(explanation.notes),
         "versions": dict(explanation.versions),
         "grid": list(explanation.maps.shape[-2:]),
+        "layers": None if explanation.layers is None else len(explanation.layers),
         "names": list(explanation.names),
         "targets": list(explanation.targets),
         "classes": list(explanation.classes),

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from clairvit.methods.explanation import Cost, Explanation
+from clairvit.models.target import SCORES, class_name
 from clairvit.show.overlay import numbers
 
 
@@ -26,11 +27,10 @@ def guesses(explanation: Explanation, item: int, count: int = 5) -> list[Guess]:
     embedding = explanation.classes[item] is None and not explanation.labels
     if embedding:
         return []
-    probabilities = torch.softmax(explanation.logits[item].detach().to("cpu", torch.float64), dim=-1)
+    probabilities = SCORES["prob"](explanation.logits[item].detach().to("cpu", torch.float64))
     best = probabilities.topk(min(count, len(probabilities)))
-    labels = explanation.labels
     return [
-        Guess(index, labels[index] if index < len(labels) else f"class {index}", probability)
+        Guess(index, class_name(explanation.labels, index), probability)
         for probability, index in zip(best.values.tolist(), best.indices.tolist(), strict=True)
     ]
 

@@ -1,0 +1,151 @@
+"""The commands end to end, on the built-in model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from skimage import data
+
+from clairvit.cli import main
+
+Captured = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Two photos of the cat in a folder, and the folder above as the working directory."""
+    monkeypatch.chdir(tmp_path)
+    cat = Image.fromarray(data.chelsea())
+    (tmp_path / "photos" / "more").mkdir(parents=True)
+    cat.save(tmp_path / "photos" / "cat.jpg")
+    cat.transpose(Image.Transpose.FLIP_LEFT_RIGHT).save(tmp_path / "photos" / "more" / "cat.png")
+    return tmp_path
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_explain_writes_picture_record_and_maps_and_says_so(photos: Path, capsys: Captured) -> None:
+    assert main(["explain", "demo"]) == 0
+    assert files(photos / "out") == ["demo-legrad.json", "demo-legrad.npz", "demo-legrad.png"]
+    printed, errors = capsys.readouterr()
+    assert errors == ""
+    assert "Egyptian Mau" in printed
+    assert "%" in printed
+    assert "Wrote out/demo-legrad.png" in printed
+
+
+def test_one_named_file_is_the_only_one(photos: Path) -> None:
+    assert main(["explain", "photos/cat.jpg", "--method", "rollout", "-o", "deep/cat.pdf", "--quiet"]) == 0
+    assert files(photos) == ["deep", "photos"]
+    assert (photos / "deep" / "cat.pdf").read_bytes().startswith(b"%PDF")
+
+
+def test_a_folder_gives_files_for_each_image(photos: Path, capsys: Captured) -> None:
+    assert main(["explain", "photos", "--method", "rollout(fusion=max)", "--out", "maps/"]) == 0
+    stems = {name.split(".")[0] for name in files(photos / "maps")}
+    assert stems == {"cat-rollout_fusion=max", "cat-2-rollout_fusion=max"}
+    assert len(files(photos / "maps")) == 6
+    assert "2 images" in capsys.readouterr().out
+
+
+def test_several_images_in_one_named_file(photos: Path) -> None:
+    assert main(["explain", "photos/*.jpg", "photos/more", "--out", "all.npz", "--batch-size", "1", "-q"]) == 0
+    with np.load(photos / "all.npz") as stored:
+        assert stored["maps"].shape == (2, 14, 14)
+        assert json.loads(str(stored["about"]))["names"] == ["photos/cat.jpg", "photos/more/cat.png"]
+
+
+def test_a_batch_gives_the_same_maps_as_single_images(photos: Path) -> None:
+    assert main(["explain", "photos", "--out", "batch.npz", "-q"]) == 0
+    assert main(["explain", "photos", "--out", "single.npz", "-q", "--batch-size", "1"]) == 0
+    with np.load(photos / "batch.npz") as batch, np.load(photos / "single.npz") as single:
+        np.testing.assert_allclose(batch["maps"], single["maps"], rtol=1e-3, atol=1e-7)
+
+
+def test_targets_side_by_side_and_a_contrast(photos: Path, capsys: Captured) -> None:
+    command = ["explain", "demo", "--target", "Egyp,5", "--contrast", "Bengal", "Egyptian Mau", "--json"]
+    assert main(command) == 0
+    (result,) = json.loads(capsys.readouterr().out)["results"]
+    assert result["targets"] == ["Egyptian Mau", "Bengal", "Bengal − Egyptian Mau"]
+    assert result["classes"] == [11, 5, None]
+    assert len(result["maps"]) == 3
+    assert result["names"] == ["demo"] * 3
+
+
+def test_layers_are_drawn_beside_the_map(photos: Path, capsys: Captured) -> None:
+    assert main(["explain", "demo", "--method", "genatt", "--layers"]) == 0
+    assert "demo-genatt-layers.png" in files(photos / "out")
+    with np.load(photos / "out" / "demo-genatt.npz") as stored:
+        assert stored["layers"].shape == (12, 1, 14, 14)
+    assert main(["explain", "demo", "--method", "center", "--layers"]) == 0
+    assert "center does not speak layer by layer" in capsys.readouterr().out
+
+
+def test_json_is_one_document_and_nothing_else(photos: Path, capsys: Captured) -> None:
+    assert main(["explain", "photos", "--json"]) == 0
+    printed, errors = capsys.readouterr()
+    assert errors == ""
+    document = json.loads(printed)
+    assert document["command"] == "explain"
+    assert document["failed"] == []
+    first, second = document["results"]
+    assert first["image"] == "photos/cat.jpg"
+    assert np.array(first["maps"]).shape == (1, 14, 14)
+    assert all(Path(file).exists() for file in first["files"] + second["files"])
+    assert first["top"][0][0]["name"] == "Egyptian Mau"
+
+
+def test_quiet_is_quiet(photos: Path, capsys: Captured) -> None:
+    assert main(["explain", "demo", "--quiet"]) == 0
+    assert capsys.readouterr() == ("", "")
+
+
+def test_compare_draws_a_grid_and_prints_classes_and_costs(photos: Path, capsys: Captured) -> None:
+    methods = "rollout(fusion=max,alpha=0.5),ixg+plus,decompx"
+    assert main(["compare", "demo", "--methods", methods, "--out", "grid.png"]) == 0
+    assert Image.open(photos / "grid.png").width > 500
+    printed = capsys.readouterr().out
+    for word in ("Egyptian Mau", "83%", "rollout(fusion=max)", "ixg+plus", "gradient", "linear", "forwards", "ms"):
+        assert word in printed, word
+    assert "1 forward + 2 backward" in printed, "plain and linear rules, one forward"
+
+
+def test_compare_in_a_folder_and_as_json(photos: Path, capsys: Captured) -> None:
+    assert main(["compare", "photos", "--methods", "rollout,genatt", "--target", "Bengal", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert [list(result["methods"]) for result in document["results"]] == [["rollout", "genatt"]] * 2
+    assert document["results"][0]["methods"]["genatt"]["targets"] == ["Bengal"]
+    assert document["results"][0]["cost"]["forwards"] == 1
+    assert files(photos / "out") == [f"cat-{n}compare.{s}" for n in ("2-", "") for s in ("json", "npz", "png")]
+
+
+def test_compare_all_leaves_out_what_does_not_fit(photos: Path, capsys: Captured) -> None:
+    model = ["--model", "timm:swin_tiny_patch4_window7_224", "--no-pretrained"]
+    assert main(["compare", "demo", "--methods", "all", "--out", "swin.png", *model]) == 0
+    printed = capsys.readouterr().out
+    assert "Left out rollout:" in printed
+    assert "saliency" in printed
+
+
+def test_methods_and_models_are_listed(capsys: Captured) -> None:
+    assert main(["methods"]) == 0
+    printed = capsys.readouterr().out
+    assert "rollout" in printed
+    assert "Abnar" in printed
+    assert main(["methods", "--json"]) == 0
+    listed = {method["name"]: method for method in json.loads(capsys.readouterr().out)}
+    assert listed["genatt"]["cost"] == {"forwards": 1, "backwards": 1}
+    assert main(["methods", "rollout"]) == 0
+    printed = capsys.readouterr().out
+    for word in ("Options", "fusion", "mean", "+skipplus", "Abnar & Zuidema"):
+        assert word in printed, word
+    assert main(["models"]) == 0
+    assert "timm:NAME" in capsys.readouterr().out
+    assert main(["models", "timm:vit_tiny*", "--json"]) == 0
+    assert "timm:vit_tiny_patch16_224" in {model["name"] for model in json.loads(capsys.readouterr().out)}
