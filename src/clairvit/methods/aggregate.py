@@ -99,12 +99,14 @@ class Product:
     def step(self, row: Tensor | None, said: Tensor, read: Tensor) -> Tensor:
         assert row is not None
         weight, residual = (1.0, self.residual) if self.alpha is None else (self.alpha, 1 - self.alpha)
-        sums = weight * said.sum(-1) + residual  # [B, N]
-        sums = torch.where(sums == 0, torch.ones_like(sums), sums)  # a row of zeros stays one
+        row = row.expand(len(said), -1)
+        if self.normalise == "none":
+            return _vector_times(row, said, weight, residual)
+        sums = said.sum(-1).mul_(weight).add_(residual)  # [B, N]
+        sums.masked_fill_(sums == 0, 1)  # a row of zeros stays one
         if self.normalise == "rows":
-            row = row / sums
-        row = weight * (row[:, None] @ said)[:, 0] + residual * row
-        return row / sums if self.normalise == "columns" else row
+            return _vector_times(row / sums, said, weight, residual)
+        return _vector_times(row, said, weight, residual) / sums
 
     def finish(self, row: Tensor, count: int) -> Tensor:
         return row
@@ -118,6 +120,12 @@ def reading(said: Tensor, read: Tensor) -> Tensor:
     return said if said.ndim == 2 else (read[:, None] @ said)[:, 0]
 
 
+def _vector_times(row: Tensor, matrix: Tensor, weight: float, residual: float) -> Tensor:
+    """row · (weight·M + residual·I), [B, N], without making the sum."""
+    row = row[:, None]
+    return torch.baddbmm(row, row, matrix, beta=residual, alpha=weight)[:, 0]
+
+
 def layer_index(layer: int, count: int) -> int:
     if not -count <= layer < count:
         raise BadInput(f"Layer {layer} was asked of a model with {count} layers; expected {-count}…{count - 1}.")
@@ -125,7 +133,7 @@ def layer_index(layer: int, count: int) -> int:
 
 
 def first_layer(start: int | str, count: int) -> int:
-    """"half" is SkipPLUS's ceil(L/2); "auto" falls back to it until a recipe holds a better one."""
+    """ "half" is SkipPLUS's ceil(L/2); "auto" falls back to it until a recipe holds a better one."""
     if start in ("half", "auto"):
         return min(math.ceil(count / 2), count - 1)
     return layer_index(int(start), count)

@@ -10,7 +10,7 @@ from torch import Tensor
 from clairvit.errors import BadInput
 from clairvit.methods.aggregate import Product, Single
 from clairvit.methods.method import method
-from clairvit.methods.view import View
+from clairvit.methods.view import View, mean_of_heads
 
 Fusion = Literal["mean", "max", "min"] | int
 Protect = Literal["none", "cls_cell", "cls_column"]
@@ -56,13 +56,15 @@ def rolled_attention(
 def fused(heads: Tensor, fusion: Fusion) -> Tensor:
     """[B, H, rows, N] -> [B, rows, N]."""
     if fusion == "mean":
-        return heads.mean(1)
+        return mean_of_heads(heads)
     if fusion == "max":
         return heads.amax(1)
     if fusion == "min":
         return heads.amin(1)
     if not -heads.shape[1] <= int(fusion) < heads.shape[1]:
-        raise BadInput(f"fusion={fusion} names a head of {heads.shape[1]}; expected mean, max, min or 0…{heads.shape[1] - 1}.")
+        raise BadInput(
+            f"fusion={fusion} names a head of {heads.shape[1]}; expected mean, max, min or 0…{heads.shape[1] - 1}."
+        )
     return heads[:, int(fusion)]
 
 
@@ -70,6 +72,8 @@ def discarded(matrix: Tensor, ratio: float, protect: Protect) -> Tensor:
     """Set the smallest `ratio` of all N² entries to zero, image by image; protected entries stay."""
     if not 0 <= ratio < 1:
         raise BadInput(f"discard_ratio={ratio} was given; expected 0 ≤ discard_ratio < 1.")
+    if ratio == 0:
+        return matrix
     flat = matrix.flatten(1)  # [B, N²]
     smallest = flat.topk(int(flat.shape[1] * ratio), largest=False).indices
     drop = torch.zeros_like(flat, dtype=torch.bool).scatter_(1, smallest, True).view_as(matrix)

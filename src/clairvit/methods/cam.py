@@ -21,9 +21,7 @@ from clairvit.methods.view import View
     relu=True,
     recombined={"at": "input", "tokens": "all"},
 )
-def grad_cam(
-    layer: View, at: Literal["norm", "input"] = "norm", tokens: Literal["patch", "all"] = "patch"
-) -> Tensor:
+def grad_cam(layer: View, at: Literal["norm", "input"] = "norm", tokens: Literal["patch", "all"] = "patch") -> Tensor:
     """relu(sum_k w_k a_k), w_k the channel's mean gradient over the patches, at the last block's normalised input.
 
     Under `+plus` and the like it follows SkipPLUS: block inputs (at=input), the mean over all tokens, no ReLU.

@@ -22,7 +22,7 @@ from clairvit.models.model import Model
 from clairvit.models.target import Target, resolve
 from clairvit.trace.recording import Recording, record
 from clairvit.trace.rules import TABLES
-from clairvit.trace.trace import follow
+from clairvit.trace.trace import Reach, follow
 
 
 class Comparison(dict[str, Explanation]):
@@ -47,10 +47,10 @@ def explain(
 ) -> Explanation:
     """One method on one image or a batch.
 
-        cv.explain(model, "cat.jpg")                                     # predicted class
-        cv.explain(model, "cat.jpg", "rollout", fusion="max")            # method options as keywords
-        cv.explain(model, ["a.jpg", "b.jpg"], "ixg+plus", target=["Bengal", "Beagle"])
-        cv.explain(model, "two.jpg", target=["Bengal", "Beagle"])        # one image, a list: one map for each target
+    cv.explain(model, "cat.jpg")                                     # predicted class
+    cv.explain(model, "cat.jpg", "rollout", fusion="max")            # method options as keywords
+    cv.explain(model, ["a.jpg", "b.jpg"], "ixg+plus", target=["Bengal", "Beagle"])
+    cv.explain(model, "two.jpg", target=["Bengal", "Beagle"])        # one image, a list: one map for each target
     """
     found = _explain_all(model, images, [bind(method, **options)], target, score, seed, layers, skip=False)
     return next(iter(found.values()))
@@ -95,22 +95,27 @@ def _explain_all(
         model,
         batch.pixels,
         tables=[table for table in groups if table is not None] or ["plain"],
-        differentiable=any(bound.method.passes in ("backward", "local") for bound in bounds),
+        differentiable=any(bound.passes in ("backward", "local") for bound in bounds),
+        local=any(bound.passes == "local" for bound in bounds),
     )
-    targets = resolve(
-        target,
-        recording.logits.detach(),
-        model.labels,
-        score=score,
-        classifier=model.classifier,
-        single=batch.single,
-    ) if model.classifier or target is not None else _no_target(model, bounds, len(batch.pixels))
+    targets = (
+        resolve(
+            target,
+            recording.logits.detach(),
+            model.labels,
+            score=score,
+            classifier=model.classifier,
+            single=batch.single,
+        )
+        if model.classifier or target is not None
+        else _no_target(model, bounds, len(batch.pixels))
+    )
     results: dict[str, list[Result]] = {bound.text: [] for bound in bounds}
     for goal in targets:
         for table, group in groups.items():
             last = goal is targets[-1] and table == list(groups)[-1]
-            keep = not last or any(bound.method.passes == "local" for bound in group)
-            trace = follow(recording, goal, table, keep=keep)
+            keep = not last or any(bound.passes == "local" for bound in group)
+            trace = follow(recording, goal, table, keep=keep, reach=_reach(group, len(recording.calls), layers))
             for bound, result in zip(group, run(group, trace, seed=seed, layers=layers), strict=True):
                 results[bound.text].append(result)
             del trace
@@ -122,14 +127,21 @@ def _by_trace(bounds: list[Bound]) -> dict[str | None, list[Bound]]:
     """Group methods by the rule table of the trace they read. Those that need no backward join any other trace."""
     groups: dict[str | None, list[Bound]] = {}
     for table in TABLES:
-        own = [bound for bound in bounds if bound.method.rules == table]
+        own = [bound for bound in bounds if bound.rules == table]
         if own:
             groups[table] = own
-    free = [bound for bound in bounds if bound.method.rules is None]
+    free = [bound for bound in bounds if bound.rules is None]
     if free:
         home = next(iter(groups), None)
         groups.setdefault(home, []).extend(free)
     return groups
+
+
+def _reach(group: list[Bound], count: int, layers: bool) -> Reach:
+    """How far back the gradient must go for these methods."""
+    read = [bound for bound in group if bound.passes == "backward"]
+    first = 0 if layers else min((bound.first_layer(count) for bound in read if count), default=count)
+    return Reach(first, any(bound.needs_pixels for bound in read))
 
 
 def _no_target(model: Model, bounds: list[Bound], count: int) -> tuple[Target, ...]:
@@ -157,7 +169,8 @@ def _collect(
 ) -> Comparison:
     found = Comparison()
     found.cost = Cost(1, recording.backwards, seconds)
-    logits = torch.cat([recording.logits.detach()] * len(targets))
+    logits = recording.logits.detach().repeat(len(targets), 1)
+    pixels = batch.pixels if len(targets) == 1 else batch.pixels.repeat(len(targets), 1, 1, 1)
     names = tuple(name for goal in targets for name in goal.names)
     classes = tuple(index for goal in targets for index in goal.classes)
     probabilities = logits.float().softmax(-1)
@@ -174,7 +187,7 @@ def _collect(
         maps, notes = _checked_maps(bound, own, image_names, len(recording.calls))
         has_layers = all(result.layers is not None for result in own)
         spent = sum(result.seconds for result in own)
-        backwards = bound.method.cost.backwards * len(targets)
+        backwards = len(targets) if bound.passes in ("backward", "local") else 0
         found[bound.text] = Explanation(
             maps=maps,
             method=bound.text,
@@ -186,7 +199,7 @@ def _collect(
             probabilities=tuple(
                 None if index is None else float(probabilities[row, index]) for row, index in enumerate(classes)
             ),
-            pixels=torch.cat([batch.pixels] * len(targets)),
+            pixels=pixels,
             names=image_names,
             model=model.name,
             labels=model.labels,

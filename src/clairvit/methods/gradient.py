@@ -12,13 +12,13 @@ from clairvit.errors import BadInput
 from clairvit.methods.aggregate import Product, Single, Total
 from clairvit.methods.attention import Fusion, Protect, discarded, fused
 from clairvit.methods.method import method, register
-from clairvit.methods.view import View
+from clairvit.methods.view import View, mean_of_heads, weighted_heads
 from clairvit.trace.trace import Trace
 
 
 def positive_gradient_attention(layer: View) -> Tensor:
     """mean_h relu(A * G): where a head looks, counted only where looking there raises the score."""
-    return layer.AG_positive.mean(1)  # [B, rows, N]
+    return layer.AG_positive_mean  # [B, rows, N]
 
 
 register(
@@ -77,9 +77,11 @@ def gradient_rollout(
         matrix = (fused(layer.A, fusion) * fused(G, fusion)).clamp(min=0)
     elif head_stage == "mean-first":
         matrix = fused(layer.A * G, fusion).clamp(min=0)
+    elif reversed_gradients or fusion != "mean":
+        matrix = fused((layer.A * G).clamp(min=0), fusion)
     else:
-        matrix = fused((layer.A * G).clamp(min=0) if reversed_gradients else layer.AG_positive, fusion)
-    return discarded(matrix, discard_ratio, protect) if discard_ratio else matrix
+        matrix = layer.AG_positive_mean
+    return discarded(matrix, discard_ratio, protect)
 
 
 @method(
@@ -95,24 +97,22 @@ def attention_cam(layer: View, keys: Literal["patches", "no-cls"] = "patches") -
     """relu(mean_h w_h A_h), w_h the mean gradient of a head's row over the patches: Grad-CAM with heads as channels."""
     first = layer.layout.prefix if keys == "patches" else min(1, layer.layout.prefix)
     weight = layer.G[..., first:].mean(-1, keepdim=True)  # [B, H, rows, 1]
-    return (weight * layer.A).mean(1)
+    return mean_of_heads(weight * layer.A)
 
 
 def head_shares(layer: View, p: int) -> Tensor:
-    """Each head's share of the layer's gradient norm, [B, H, 1, 1]; all zero where there is no gradient at all."""
+    """Each head's share of the layer's gradient norm, [B, H]; all zero where there is no gradient at all."""
     norm = layer.G_norm(p)
     total = norm.sum(1, keepdim=True)
-    return (norm / torch.where(total == 0, torch.ones_like(total), total))[..., None, None]
+    return norm / torch.where(total == 0, torch.ones_like(total), total)
 
 
 def _gmar(p: int) -> None:
     def gmar(layer: View, heads: Literal["sum", "mean"] = "sum") -> Tensor:
-        weighted = head_shares(layer, p) * layer.A
-        return weighted.sum(1) if heads == "sum" else weighted.mean(1)
+        matrix = weighted_heads(layer.A, head_shares(layer, p))
+        return matrix if heads == "sum" else matrix / layer.A.shape[1]
 
-    gmar.__doc__ = (
-        f"prod_l (sum_h w_h A_h + I), w_h a head's share of the layer's gradient in L{p}: rollout that trusts the heads that matter."
-    )
+    gmar.__doc__ = f"prod_l (sum_h w_h A_h + I), w_h a head's share of the layer's gradient in L{p}: rollout that trusts the heads that matter."
     register(
         f"gmar-l{p}",
         gmar,
@@ -139,8 +139,8 @@ _gmar(2)
 def focused_attention(layer: View, head_weights: Literal["gradient", "uniform"] = "gradient") -> Tensor:
     """sum_{l ≥ m} sum_h w_h relu(A * G), w_h a head's share of the gradient: the deep layers that decide, head by head."""
     if head_weights == "uniform":
-        return layer.AG_positive.mean(1)
-    return (head_shares(layer, 1) * layer.AG_positive).sum(1)
+        return layer.AG_positive_mean
+    return weighted_heads(layer.AG_positive, head_shares(layer, 1))
 
 
 @method(
@@ -150,6 +150,7 @@ def focused_attention(layer: View, head_weights: Literal["gradient", "uniform"] 
     gives="tokens",
     over=Total(mean=True),
     passes="local",
+    backward_if=("formula", "joita"),
     presets={"official": {"start": -2, "mean": False}, "joita": {"formula": "joita"}},
 )
 def layer_gradient(

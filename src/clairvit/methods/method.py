@@ -1,6 +1,6 @@
 """Method: a layer map and an aggregation under a name. Registering one is all it takes to be swept, listed and documented.
 
-    "rollout"   "rollout(fusion=max)"   "genatt+skipplus"   "decompx+from:6"   "ixg+layer:3"
+"rollout"   "rollout(fusion=max)"   "genatt+skipplus"   "decompx+from:6"   "ixg+layer:3"
 """
 
 from __future__ import annotations
@@ -54,6 +54,7 @@ class Method:
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, repr=False)
     renamed: Mapping[str, str] = field(default_factory=dict, repr=False)  # a paper's word -> the aggregation's field
     recombined: Mapping[str, Any] = field(default_factory=dict, repr=False)  # options that change under a combinator
+    backward_if: tuple[str, Any] | None = field(default=None, repr=False)  # an option that makes it need a backward
 
     @property
     def summary(self) -> str:
@@ -70,7 +71,9 @@ class Method:
         shown = {name: p.default for name, p in _parameters(self.function).items()}
         if self.over is not None:
             paper_words = {ours: theirs for theirs, ours in self.renamed.items()}
-            shown |= {paper_words.get(f.name, f.name): getattr(self.over, f.name) for f in dataclasses.fields(self.over)}
+            shown |= {
+                paper_words.get(f.name, f.name): getattr(self.over, f.name) for f in dataclasses.fields(self.over)
+            }
         return shown | ({"relu": True} if self.relu else {})
 
     @property
@@ -154,6 +157,24 @@ class Bound:
     def needs_all_rows(self) -> bool:
         return self.method.needs_all_rows or (self.over is not None and self.over.needs_all_rows)
 
+    @property
+    def passes(self) -> Passes:
+        return "backward" if self.method.backward_if in self.options else self.method.passes
+
+    @property
+    def rules(self) -> str | None:
+        """The rule table of the backward it reads, if it reads one."""
+        return (self.method.rules or "plain") if self.passes == "backward" else None
+
+    @property
+    def needs_pixels(self) -> bool:
+        """Does it read the gradient at the pixels?"""
+        return self.passes == "backward" and (self.over is None or ("level", "pixel") in self.options)
+
+    def first_layer(self, count: int) -> int:
+        """The layer nearest to the image that it reads: a backward need go no further."""
+        return self.over.used(count).start if self.over is not None else count
+
     def notes(self, count: int) -> tuple[str, ...]:
         if isinstance(self.over, Total) and self.over.start == "auto":
             start = self.over.used(count).start
@@ -188,10 +209,12 @@ def bind(text: str, **options: Any) -> Bound:
 
 
 def parse(text: str) -> tuple[str, dict[str, Any], str]:
-    """"rollout(fusion=max)+from:6" -> ("rollout", {"fusion": "max"}, "from:6")."""
+    """ "rollout(fusion=max)+from:6" -> ("rollout", {"fusion": "max"}, "from:6")."""
     match = re.fullmatch(r"\s*([\w-]+)\s*(?:\(([^()]*(?:\([^()]*\)[^()]*)*)\))?\s*((?:\+[\w:-]+)*)\s*", text)
     if match is None:
-        raise BadInput(f"'{text}' is not a method; expected NAME, NAME(option=value) or NAME+combinator, such as genatt+skipplus.")
+        raise BadInput(
+            f"'{text}' is not a method; expected NAME, NAME(option=value) or NAME+combinator, such as genatt+skipplus."
+        )
     name, inside, tail = match.groups()
     combinators = tail.split("+")[1:]
     if len(combinators) > 1:
@@ -221,7 +244,9 @@ def _combined(method: Method, combinator: str) -> tuple[Aggregation | None, bool
     names = [c.partition(":")[0] for c in COMBINATORS]
     if word not in names or (word in ("from", "layer")) != bool(colon):
         known = ", ".join(f"+{c}" for c in COMBINATORS)
-        raise UnknownName(f"There is no combinator '+{combinator}'; expected one of {known}.{did_you_mean(word, names)}")
+        raise UnknownName(
+            f"There is no combinator '+{combinator}'; expected one of {known}.{did_you_mean(word, names)}"
+        )
     if method.gives == "image":
         raise NotApplicable(
             f"'{method.name}' makes its map from the whole image at once, so '+{combinator}' has no layers to combine. "
@@ -277,9 +302,11 @@ def _checked(owner: Any, key: str, value: Any) -> Any:
 
 
 def _no_option(method: Method, key: str, over: Aggregation | None) -> str:
-    known = [*_parameters(method.function), *(f.name for f in dataclasses.fields(over) if over is not None)] if over else [
-        *_parameters(method.function)
-    ]
+    known = (
+        [*_parameters(method.function), *(f.name for f in dataclasses.fields(over) if over is not None)]
+        if over
+        else [*_parameters(method.function)]
+    )
     listed = ", ".join(known) or "none"
     return f"'{method.name}' has no option '{key}' here; it has {listed}.{did_you_mean(key, known)}"
 

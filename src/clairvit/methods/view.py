@@ -14,6 +14,16 @@ from clairvit.trace.local import cotangents, pool_gradients, through_block
 from clairvit.trace.trace import Layer, Trace
 
 
+def mean_of_heads(heads: Tensor) -> Tensor:
+    """[B, H, rows, N] -> [B, rows, N]."""
+    return weighted_heads(heads, heads.new_full(heads.shape[:2], 1 / heads.shape[1]))
+
+
+def weighted_heads(heads: Tensor, weights: Tensor) -> Tensor:
+    """sum_h w_h M_h for weights [B, H]: as a vector × matrix product, which reads the heads once."""
+    return (weights[:, None] @ heads.flatten(2)).view(len(heads), *heads.shape[2:])
+
+
 class Desk:
     """What the methods of one run share beyond a layer: the trace, and gradients that come for all layers at once."""
 
@@ -83,6 +93,11 @@ class View:
         return self._once("AG+", lambda: (self.A * self.G).clamp_(min=0))
 
     @property
+    def AG_positive_mean(self) -> Tensor:
+        """mean_h relu(A * G), [B, rows, N]."""
+        return self._once("mean AG+", lambda: mean_of_heads(self.AG_positive))
+
+    @property
     def x(self) -> Tensor:
         """The block's input, [B, N, d]."""
         return _widened(self.layer.x)
@@ -97,7 +112,9 @@ class View:
         if self._whole is not None:
             return self._whole.G_norm(p)
         if p == 1:
-            return self._once("G1", lambda: torch.linalg.vector_norm(self.G, 1, (-2, -1)))
+            return self._once("G1", lambda: self.G.abs().sum((-2, -1)))
+        if "G" in self._made:
+            return self._once("G2", lambda: self.G.square().sum((-2, -1)).sqrt())
         call = self.layer.between_tokens()
         # ||dO vᵀ||² = <dOᵀ dO, vᵀ v>: two dh × dh products instead of an N × N one.
         dO, v = _widened(self.layer.dO), _widened(call.v.detach())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -50,7 +51,7 @@ class Model:
 
     @property
     def _like(self) -> Tensor:
-        for tensor in (*self.module.parameters(), *self.module.buffers()):
+        for tensor in itertools.chain(self.module.parameters(), self.module.buffers()):
             if tensor.is_floating_point():
                 return tensor
         return torch.empty(0)

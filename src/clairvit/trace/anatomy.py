@@ -44,6 +44,7 @@ class Anatomy:
     layout: Layout | None  # None: no patch tokens were found (a CNN, say)
     parts: tuple[Part, ...]  # in the order of the calls
     writes_in_place: bool  # a block changes its own input: recordings must keep a copy
+    sequence_first: bool  # blocks take [N, B, d] (the original CLIP code)
     whole_blocks: bool  # a block's output is the next one's input; else only its attention half is a module
 
     @property
@@ -94,7 +95,7 @@ class _Watch:
             self.read_by_head.clear()
         if func in (F.conv2d, torch.conv2d) and not self.capture.calls:
             self.grids.append((out.shape[-2], out.shape[-1]))
-        if func is F.linear and args and args[0].ndim == 2:
+        if func is F.linear and args and args[0].ndim == 2 and len(args[0]) == 1:
             self.read_by_head.append(args[0])
 
     def enter(self, module: nn.Module, args: Any, kwargs: Any) -> None:
@@ -139,14 +140,18 @@ def _look(model: Model, pixels: Tensor) -> Anatomy:
         finally:
             for hook in hooks:
                 hook.remove()
+            watch.capture.observer = None  # the two hold each other; the graph should go when we do
     blocks = [_block_of(visits) for visits in watch.visits]
     calls = watch.capture.calls
     image = (int(pixels.shape[-2]), int(pixels.shape[-1]))
     parts, layout = _arrange(calls, blocks, watch.grids, image)
     if layout is not None and model.layout is None:
-        layout = _with_pooling(layout, calls, parts, watch.read_by_head or [scores])
+        layout = _with_pooling(layout, calls, parts, [scores], watch.read_by_head)
     in_place = any(visit is not None and visit.in_place for visit in blocks)
-    return Anatomy(model.layout or layout, parts, in_place, _whole([b for b in blocks if b is not None]))
+    seen = [visit for visit in blocks if visit is not None]
+    # One image was looked at, so the axis of length 1 is the batch.
+    sequence_first = any(v.tokens is not None and v.tokens.ndim == 3 and v.tokens.shape[0] != 1 for v in seen)
+    return Anatomy(model.layout or layout, parts, in_place, sequence_first, _whole(seen))
 
 
 def _whole(blocks: list[_Visit]) -> bool:
@@ -189,7 +194,7 @@ def _count_tokens(
     if tokens is None:
         return call.queries, None
     if tokens.ndim == 3:
-        return int(tokens.shape[1]), None
+        return int(tokens.shape[0] * tokens.shape[1]), None  # one image: [1, N, d] or [N, 1, d]
     rows, cols = map(int, tokens.shape[2:] if channels_first(tokens, image) else tokens.shape[1:3])
     return rows * cols, (rows, cols)
 
@@ -205,12 +210,13 @@ def channels_first(tokens: Tensor, image: tuple[int, int]) -> bool:
 
 
 def _kind(call: AttentionCall, count: int, layout: Layout | None) -> Kind:
-    if call.lead != 1:
-        return "window"
-    if call.queries == call.keys:
-        return "tokens" if call.keys == count else "channel"
-    patches = layout.patches if layout is not None else count
-    return "pool" if call.queries < call.keys and call.keys >= patches else "window"
+    tokens = count if layout is None else layout.tokens
+    if call.lead == 1 and call.queries == call.keys and call.keys == count:
+        return "tokens" if count == tokens else "window"  # "window": a later stage, on a smaller grid
+    patches = tokens if layout is None else layout.patches
+    if call.lead == 1 and call.queries != call.keys and patches <= call.keys <= tokens + MOST_PREFIX_TOKENS:
+        return "pool"
+    return "channel" if call.lead == 1 and call.queries == call.keys else "window"
 
 
 def _lay_out(
@@ -238,34 +244,45 @@ def square_patches(count: int, image: tuple[int, int]) -> tuple[int, int] | None
 
 
 def _with_pooling(
-    layout: Layout, calls: list[AttentionCall], parts: tuple[Part, ...], read_by_head: list[Tensor]
+    layout: Layout,
+    calls: list[AttentionCall],
+    parts: tuple[Part, ...],
+    scores: list[Tensor],
+    read_by_head: list[Tensor],
 ) -> Layout:
     """After the last attention every token goes its own way, so the rows with a gradient are the rows the head reads."""
     own = [i for i, part in enumerate(parts) if part.kind == "tokens"]
     if not own or layout.tokens != parts[own[-1]].queries:
         return layout  # windowed or channel attention: nothing reads single rows
-    if any(part.kind == "pool" for part in parts[own[-1] + 1 :]):
-        return Layout(layout.grid, layout.prefix, "map")
-    last = calls[own[-1]]
-    noise = torch.Generator().manual_seed(0)  # any direction will do, as long as it is not a special one
-    score = sum(
-        (vector * torch.randn(vector.shape, generator=noise).to(vector)).sum()
-        for vector in read_by_head
-        if vector.requires_grad
-    )
-    if not isinstance(score, Tensor):
+    if not any(tensor.requires_grad for tensor in scores):
         raise CaptureError(
             "The model's output does not depend on its attention (detached output or torch.no_grad inside forward); "
             "expected a differentiable forward. Remove the no_grad, or pass layout=cv.Layout(…) to cv.wrap."
         )
-    (gradient,) = torch.autograd.grad(score, last.out, allow_unused=True)
-    if gradient is None:
-        return _guessed(layout)
-    weight = last.heads(gradient).float().abs().sum((0, 1, 3))  # [N]
-    rows = weight.nonzero().flatten().tolist()
-    if not rows:
-        return _guessed(layout)
-    return _reading(layout, rows, weight)
+    pools = [i for i in range(own[-1] + 1, len(parts)) if parts[i].kind == "pool"]
+    # A new head is often all zeros and passes no gradient; then ask what its linear layers were given.
+    for outputs in (scores, read_by_head):
+        for i in reversed(pools):  # a pool that is built but not read has no gradient
+            rows = _rows_read(calls[i], outputs)
+            if rows is not None:
+                picked = rows.nonzero().flatten().tolist()
+                return Layout(layout.grid, layout.prefix, "map", tuple((row, 1 / len(picked)) for row in picked))
+        rows = _rows_read(calls[own[-1]], outputs)
+        if rows is not None:
+            return _reading(layout, rows.nonzero().flatten().tolist(), rows)
+    return _guessed(layout)
+
+
+def _rows_read(call: AttentionCall, outputs: list[Tensor]) -> Tensor | None:
+    """[queries]: how strongly the outputs depend on each row of an attention; None if they do not at all."""
+    noise = torch.Generator().manual_seed(0)  # any direction will do, as long as it is not a special one
+    score = [(o * torch.randn(o.shape, generator=noise).to(o)).sum() for o in outputs if o.requires_grad]
+    if not score:
+        return None
+    (gradient,) = torch.autograd.grad(torch.stack(score).sum(), call.out, retain_graph=True, allow_unused=True)
+    if gradient is None or not gradient.any():
+        return None
+    return call.heads(gradient).float().abs().sum((0, 1, 3))
 
 
 def _reading(layout: Layout, rows: list[int], weight: Tensor) -> Layout:

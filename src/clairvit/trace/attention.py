@@ -34,7 +34,7 @@ class AttentionCall:
 
     @property
     def queries(self) -> int:
-        return int(self.q.shape[-2]) if self.q is not None else int(_known(self.weights).shape[-2])
+        return int(_known(self.q).shape[-2]) if self.weights is None else int(self.weights.shape[-2])
 
     @property
     def keys(self) -> int:
@@ -51,13 +51,7 @@ class AttentionCall:
             if self.scores is None or self.scores.shape != self.weights.shape:
                 raise ValueError("the scores of this explicit attention were not seen")
             return _pick(self.scores.detach(), rows)
-        q, k = _wide(_known(self.q)), _wide(_known(self.k))
-        scores = (_pick(q, rows) * self.scale) @ k.transpose(-2, -1)  # [B, H, rows, keys]
-        if self.mask is not None:
-            mask = self.mask.detach()
-            mask = _pick(mask, rows) if mask.shape[-2] != 1 else mask
-            scores = scores.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else scores + mask
-        return scores
+        return scaled_scores(_known(self.q), _known(self.k), self.scale, self.mask, rows)
 
     def A(self, rows: Tensor | None = None) -> Tensor:
         """Attention, [B, H, rows, keys]; row = query, rows sum to 1."""
@@ -68,6 +62,23 @@ class AttentionCall:
     def G(self, gradient: Tensor, rows: Tensor | None = None) -> Tensor:
         """dy/dA from the gradient [B, H, queries, dh] of the output: since O = A v, it is exactly gradient · vᵀ."""
         return _pick(_wide(gradient), rows) @ _wide(self.v.detach()).transpose(-2, -1)
+
+
+def scaled_scores(q: Tensor, k: Tensor, scale: float, mask: Tensor | None = None, rows: Tensor | None = None) -> Tensor:
+    """q kᵀ · scale + mask, [B, H, rows, keys]."""
+    scores = (_pick(_wide(q), rows) * scale) @ _wide(k).transpose(-2, -1)
+    if mask is None:
+        return scores
+    mask = mask.detach() if mask.shape[-2] == 1 else _pick(mask.detach(), rows)
+    return scores.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else scores + mask
+
+
+def common_form(tensor: Tensor, batch: int) -> Tensor:
+    """[B, H, N, d], also from [B·H, N, d] (torch's multi-head attention) and [B, windows, H, N, d]."""
+    if tensor.ndim == 3:
+        lead = batch if tensor.shape[0] % batch == 0 else tensor.shape[0]
+        return tensor.reshape(lead, -1, *tensor.shape[-2:])
+    return tensor.flatten(0, tensor.ndim - 4)
 
 
 def _pick(matrix: Tensor, rows: Tensor | None) -> Tensor:

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from clairvit.trace import rules
-from clairvit.trace.attention import AttentionCall
+from clairvit.trace.attention import AttentionCall, common_form
 from clairvit.trace.rules import Switch, swapped
 from clairvit.trace.tape import Tape
 
@@ -36,25 +36,27 @@ class Capture(TorchFunctionMode):
 
     def __init__(self, batch: int, switch: Switch | None = None, observer: Observer | None = None) -> None:
         super().__init__()
-        self.batch = batch
+        # A plain function, not a method: a call that held on to the capture that holds it would outlive both.
+        self._common = functools.partial(common_form, batch=batch)
         self.switch = switch
         self.observer = observer
         self.calls: list[AttentionCall] = []
         self.block = -1  # the block the model is in, kept by the recording
         self.block_input: Tensor | None = None  # set where the output of the block's first norm is wanted
         self.normed: Tensor | None = None
+        self.last_linear: tuple[Tensor, Tensor, Tensor] | None = None  # input, weight, output; since the block began
         self.tape: Tape | None = None  # set while the head is being taped
         self.tape_after = -1  # start a tape after this many attention calls
         self._depth = 0  # > 0 inside a function that is taped as a whole
         self._attending: dict[int, Tensor] = {}  # the softmax output and what was made of it, until it meets v
         self._scores: Tensor | None = None
-        self._product: tuple[Tensor, Tensor, Tensor] | None = None  # the last q kᵀ candidate
+        self._product: tuple[Tensor, Tensor, Tensor] | None = None  # the last q and kᵀ candidates, and q kᵀ
         self._activated: Tensor | None = None  # the last activation output: a gate, if it is multiplied next
 
     def enter_block(self, block: int, tokens: Tensor | None) -> None:
         self.block, self.block_input = block, tokens
         self._attending.clear()
-        self._product = self._scores = self._activated = None
+        self._product = self._scores = self._activated = self.last_linear = None
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -75,13 +77,6 @@ class Capture(TorchFunctionMode):
         for arg in args:
             if id(arg) in self._attending and isinstance(out, Tensor) and out.numel() == arg.numel():
                 self._attending[id(out)] = out
-
-    def _common(self, tensor: Tensor) -> Tensor:
-        """[B, H, N, d], also from [B·H, N, d] (torch's multi-head attention) and [B, windows, H, N, d]."""
-        if tensor.ndim == 3:
-            lead = self.batch if tensor.shape[0] % self.batch == 0 else tensor.shape[0]
-            return tensor.reshape(lead, -1, *tensor.shape[-2:])
-        return tensor.flatten(0, tensor.ndim - 4)
 
     # One handler for each way a model can say it.
 
@@ -107,7 +102,7 @@ class Capture(TorchFunctionMode):
             # A grouped k or v is widened first so that one rule serves all; the sum over its copies is autograd's.
             widened = (q, _repeated(k, q), _repeated(v, q))
             call.pop("enable_gqa", None)
-            arguments = {"attention": lambda: note.A().reshape(*q.shape[:-1], k.shape[-2])}
+            arguments = {"scale": note.scale, "mask": mask}
             note.out = swapped("attention", self.switch, lambda *qkv: func(*qkv, **call), widened, arguments)
         self.calls.append(note)
         return note.out
@@ -139,52 +134,52 @@ class Capture(TorchFunctionMode):
                 self._product = (left, right, out)
             return out
         out = func(left, right) if self.switch is None else swapped("mix", self.switch, func, (left, right), {})
-        self._note_explicit(left, right, out, self._common, self._common)
+        self._note_explicit(left, right, out, self._common)
         return out
 
     def einsum(self, func: Any, args: Any, kwargs: Any) -> Any:
         operands = args[1] if len(args) == 2 and isinstance(args[1], list | tuple) else args[1:]
-        if len(operands) != 2 or not isinstance(args[0], str):
+        axes = _spelled_out(args[0], operands)
+        if axes is None:
             return func(*args, **kwargs)
-        left, right = operands
+        (left, right), (a, b, result) = operands, axes
+        if id(right) in self._attending:  # the values were written first
+            left, right, a, b = right, left, b, a
+        sizes = dict(zip(a + b, (*left.shape, *right.shape), strict=True))
         if id(left) not in self._attending:
             out = func(*args, **kwargs)
-            self._product = (left, right, out)
+            shared = [c for c in a if c in b and c not in result]
+            if len(shared) == 1 and len(result) >= 3:
+                if result[-2] not in a:
+                    left, right, a, b = right, left, b, a
+                q = _arranged(left, a, result[:-1] + shared[0], sizes)
+                k = _arranged(right, b, result[:-2] + shared[0] + result[-1], sizes)
+                self._product = None if q is None or k is None else (q, k, out)
             return out
-        sides, result = args[0].replace(" ", "").split("->")
-        a, b = sides.split(",")
         keys, width = a[-1], next((c for c in b if c not in a), None)
         if keys not in b or width is None or a[:-1] + width != "".join(sorted(result, key=(a[:-1] + width).find)):
             return func(*args, **kwargs)  # not a weighted sum of values over the last axis
-        call = functools.partial(func, args[0])
+        call = functools.partial(func, f"{a},{b}->{result}")
         out = call(left, right) if self.switch is None else swapped("mix", self.switch, call, (left, right), {})
-
-        def values(v: Tensor) -> Tensor:
-            return self._common(torch.einsum(f"{b}->{a[:-2]}{keys}{width}", v))
+        v, common = _arranged(right, b, a[:-2] + keys + width, sizes), self._common
+        if v is None:
+            return out
 
         def heads(o: Tensor) -> Tensor:
-            return self._common(torch.einsum(f"{result}->{a[:-1]}{width}", o))
+            return common(torch.einsum(f"{result}->{a[:-1]}{width}", o))
 
-        self._note_explicit(left, right, out, values, heads)
+        self._note_explicit(left, v, out, heads)
         return out
 
-    def _note_explicit(
-        self,
-        weights: Tensor,
-        values: Tensor,
-        out: Tensor,
-        common_values: Callable[[Tensor], Tensor],
-        heads: Callable[[Tensor], Tensor],
-    ) -> None:
+    def _note_explicit(self, weights: Tensor, v: Tensor, out: Tensor, heads: Callable[[Tensor], Tensor]) -> None:
         q = k = None
         if self._product is not None and self._scores is not None:
             left, right, product = self._product
             if product.numel() == self._scores.numel() and right.ndim == left.ndim:
-                q = self._common(left)
-                k = self._common(right.transpose(-2, -1) if right.shape[-2] == left.shape[-1] else right)
+                q, k = self._common(left), self._common(right.transpose(-2, -1))
         self.calls.append(
             AttentionCall(
-                v=common_values(values),
+                v=self._common(v),
                 out=out,
                 heads=heads,
                 q=q,
@@ -196,6 +191,12 @@ class Capture(TorchFunctionMode):
         )
         self._attending.clear()
 
+    def linear(self, func: Any, args: Any, kwargs: Any) -> Any:
+        out = func(*args, **kwargs)
+        if len(args) > 1:
+            self.last_linear = (args[0], args[1], out)
+        return out
+
     def norm(self, func: Any, args: Any, kwargs: Any) -> Any:
         call = dict(zip(("input", "normalized_shape", "weight", "bias", "eps"), args, strict=False)) | kwargs
         centred = func in (F.layer_norm, torch.layer_norm)
@@ -205,9 +206,7 @@ class Capture(TorchFunctionMode):
         eps = call.get("eps")
         eps = eps if eps is not None else (1e-5 if centred else torch.finfo(x.dtype).eps)
         axes = tuple(range(-len(shape), 0))
-        out = self._swap(
-            "norm", func, args, kwargs, weight=call.get("weight"), eps=eps, axes=axes, centred=centred
-        )
+        out = self._swap("norm", func, args, kwargs, weight=call.get("weight"), eps=eps, axes=axes, centred=centred)
         if x is self.block_input and self.normed is None:
             self.normed = out
         return out
@@ -271,6 +270,7 @@ _INPLACE_FLAG = (F.silu, F.mish, F.hardswish)  # (input, inplace): never in plac
 _HANDLERS: dict[Any, Callable[[Capture, Any, Any, Any], Any]] = {
     F.scaled_dot_product_attention: Capture.fused,
     F.multi_head_attention_forward: Capture.multi_head,
+    F.linear: Capture.linear,
     torch.einsum: Capture.einsum,
     F.normalize: Capture.normalise,
     **dict.fromkeys(_SOFTMAX, Capture.softmax),
@@ -294,12 +294,35 @@ def _repeated(kv: Tensor, q: Tensor) -> Tensor:
     return kv.repeat_interleave(q.shape[-3] // kv.shape[-3], -3)
 
 
+def _spelled_out(equation: Any, operands: Any) -> tuple[str, str, str] | None:
+    """The axes of a product of two tensors: "...id, ...jd -> ...ij" gives ("BAid", "BAjd", "BAij")."""
+    if not isinstance(equation, str) or "->" not in equation or len(operands) != 2:
+        return None
+    sides, result = equation.replace(" ", "").split("->")
+    terms = sides.split(",")
+    dots = [x.ndim - len(term) + 3 if "..." in term else 0 for x, term in zip(operands, terms, strict=True)]
+    spare = [c for c in "HGFEDCBA" if c not in equation]
+
+    def named(term: str, count: int) -> str:
+        return term.replace("...", "".join(spare[len(spare) - count :]))
+
+    return named(terms[0], dots[0]), named(terms[1], dots[1]), named(result, max(dots))
+
+
+def _arranged(tensor: Tensor, have: str, want: str, sizes: dict[str, int]) -> Tensor | None:
+    """Axes `have` in the order `want`, repeated along one it has not (keys shared by heads); None if one is too many."""
+    if set(have) - set(want):
+        return None
+    out = torch.einsum(f"{have}->{''.join(c for c in want if c in have)}", tensor)
+    for place, axis in enumerate(want):
+        out = out if axis in have else out.unsqueeze(place)
+    return out.expand([sizes[axis] for axis in want])
+
+
 @functools.cache
 def _undispatched(function: types.FunctionType) -> types.FunctionType:
     """A Python torch function without its 'is a mode on?' question, so that it runs its own body under a mode."""
     scope = {**function.__globals__, "has_torch_function": lambda *_: False}
-    copy = types.FunctionType(
-        function.__code__, scope, function.__name__, function.__defaults__, function.__closure__
-    )
+    copy = types.FunctionType(function.__code__, scope, function.__name__, function.__defaults__, function.__closure__)
     copy.__kwdefaults__ = function.__kwdefaults__
     return copy

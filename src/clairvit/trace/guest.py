@@ -29,17 +29,18 @@ def visiting(module: nn.Module) -> Iterator[None]:
         before: list[tuple[Any, str, Any]] = []
         try:
             for part in module.modules():
+                own = part.__dict__
                 if part.training:
                     before.append((part, "training", True))
                     part.training = False
                 for flag in _CHECKPOINTING_FLAGS:
-                    if part.__dict__.get(flag) is True:
+                    if own.get(flag) is True:
                         before.append((part, flag, True))
                         setattr(part, flag, False)
-            for parameter in module.parameters():
-                if parameter.requires_grad:
-                    before.append((parameter, "requires_grad", True))
-                    parameter.requires_grad = False
+                for parameter in own["_parameters"].values():
+                    if parameter is not None and parameter.requires_grad:
+                        before.append((parameter, "requires_grad", True))
+                        parameter.requires_grad = False
             yield
         finally:
             for thing, name, value in before:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import GradientEdge, Node
 
 from clairvit.errors import NotApplicable, UnknownName, did_you_mean
 from clairvit.trace.capture import Capture
+from clairvit.trace.recording import LastLinear
 from clairvit.trace.trace import Trace
 
 POOLS = ("mean", "model")
@@ -34,20 +36,60 @@ def through_block(trace: Trace, index: int, cotangent: Tensor) -> Tensor:
     recording = trace.recording
     if recording.switch is not None:
         recording.switch.table = {}
-    out = block_outputs(trace)[index]
-    return torch.autograd.grad(out, recording.calls[index].out, cotangent, retain_graph=True)[0]
+    out, attended = block_outputs(trace)[index], recording.calls[index].out
+    cheap = _split(out, recording.last_linears.get(index), cotangent)
+    outputs, cotangents = cheap if cheap is not None else ([out], [cotangent])
+    return torch.autograd.grad(outputs, attended, cotangents, retain_graph=True)[0]
+
+
+def _split(out: Tensor, linear: LastLinear | None, cotangent: Tensor) -> tuple[list[GradientEdge], list[Tensor]] | None:
+    """Where every token has the same cotangent, the block's last linear layer need only pass one of them back.
+
+    x^{l+1} = x_mid + f(y), y = W h: the way back starts at x_mid and at h, and W (a third of the block) is multiplied by
+    one row instead of N. None if the block is not built like that: then the ordinary way back is as right, only slower.
+    """
+    if linear is None or cotangent.stride(1) != 0 or out.grad_fn is None:
+        return None
+    residual = _other_summand(out.grad_fn, linear.made.node)
+    if residual is None:
+        return None
+    (at_linear,) = torch.autograd.grad(out, linear.made, cotangent, retain_graph=True)
+    if at_linear.ndim != 3 or not torch.equal(at_linear, at_linear[:, :1].expand_as(at_linear)):
+        return None
+    at_hidden = at_linear[:, :1] @ linear.weight
+    return [residual, linear.given], [cotangent, at_hidden.expand(-1, cotangent.shape[1], -1)]
+
+
+def _other_summand(node: Node, branch: Node) -> GradientEdge | None:
+    """If `node` is a plain sum of two and `branch` alone feeds one of them (through scales, dropout), the other one."""
+    edges = node.next_functions
+    if node.name() != "AddBackward0" or len(edges) != 2 or getattr(node, "_saved_alpha", 1) != 1:
+        return None
+    for (one, _), (other, number) in (edges, edges[::-1]):
+        for _ in range(6):  # LayerScale, drop path, dropout: never more
+            if one is branch and other is not None:
+                return GradientEdge(other, number)
+            before = [edge[0] for edge in one.next_functions if edge[0] is not None] if one is not None else []
+            if len(before) != 1:
+                break
+            one = before[0]
+    return None
 
 
 def block_outputs(trace: Trace) -> list[Tensor]:
-    """x^1 … x^L in the graph."""
+    """x^1 … x^L in the graph, [B, N, d] each."""
     recording = trace.recording
     outputs = [*recording.inputs[1:], recording.end]
+    for i in reversed(range(len(outputs) - 1)):
+        if outputs[i] is recording.inputs[i]:  # parallel attention: both halves read the same input
+            outputs[i] = outputs[i + 1]
     if any(out is None or out.shape != outputs[-1].shape for out in outputs):  # type: ignore[union-attr]
         raise NotApplicable(
             "The model has no single stream of tokens from its first block to its head (windowed stages, or blocks that are "
             "no modules), which this method needs. Use a gradient method: ixg, saliency or gradcam."
         )
-    return [out for out in outputs if out is not None]
+    with torch.enable_grad():  # a transposed stream must stay in the graph
+        return [recording.as_tokens(out) for out in outputs if out is not None]
 
 
 def _pooled_gradients(trace: Trace, pooled: Tensor) -> Tensor:
@@ -79,18 +121,21 @@ def _scores(trace: Trace, tokens: Tensor, layers: int) -> Tensor:
     recording = trace.recording
     assert recording.tape is not None
     assert trace.target is not None
+    if recording.anatomy.sequence_first:
+        tokens = tokens.transpose(0, 1)
     logits = recording.tape.replay(tokens, recording.logits)
     return torch.stack([trace.target(part).sum() for part in logits.chunk(layers)]).sum()
 
 
 def pool_gradients(trace: Trace) -> list[Tensor]:
-    """For a model with an attention pool, each layer's d s^l / d A_pool, [B, H, queries, keys]: the pool reads x^{l+1}."""
+    """For a model with an attention pool, each layer's d s^l / d A_pool, [B, H, rows read, keys]: the pool reads x^{l+1}."""
     found = []
+    read = torch.tensor([index for index, _ in trace.layout.read], device=trace.pixels.device)
     for out in block_outputs(trace):
         capture = Capture(len(trace.pixels))
         with torch.enable_grad(), capture:
             score = _scores(trace, out.detach().requires_grad_(True), 1)
         last = capture.calls[-1]
         (gradient,) = torch.autograd.grad(score, last.out)
-        found.append(last.G(last.heads(gradient)))
+        found.append(last.G(last.heads(gradient), read))
     return found

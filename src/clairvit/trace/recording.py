@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from clairvit.errors import CaptureError
 from clairvit.models.model import Model
@@ -18,6 +19,15 @@ from clairvit.trace.capture import Capture
 from clairvit.trace.guest import visiting
 from clairvit.trace.rules import TABLES, Switch
 from clairvit.trace.tape import Tape
+
+
+@dataclass(eq=False)
+class LastLinear:
+    """The last linear layer of a block, as places in the graph: the tensors themselves (4 N d each) are not kept."""
+
+    given: GradientEdge
+    weight: Tensor
+    made: GradientEdge
 
 
 @dataclass(eq=False)
@@ -31,6 +41,7 @@ class Recording:
     inputs: tuple[Tensor | None, ...]  # block inputs, one for each layer, as the model shapes them
     calls: tuple[AttentionCall, ...]  # the attention of each layer
     pools: tuple[AttentionCall, ...]  # attention pools after the layers
+    last_linears: dict[int, LastLinear]  # layer -> the last linear layer of its block, if asked for
     tape: Tape | None  # from the last block's output to the logits
     normed: Tensor | None  # the last block's normalised input
     switch: Switch | None
@@ -43,6 +54,13 @@ class Recording:
     def end(self) -> Tensor | None:
         """The last block's output."""
         return None if self.tape is None else self.tape.start
+
+    def as_tokens(self, tensor: Tensor) -> Tensor:
+        """[B, N, d], also from [N, B, d] and from feature maps [B, h, w, d] or [B, d, h, w]."""
+        if tensor.ndim == 3:
+            return tensor.transpose(0, 1) if self.anatomy.sequence_first else tensor
+        image = (int(self.pixels.shape[-2]), int(self.pixels.shape[-1]))
+        return tensor.flatten(2).transpose(1, 2) if channels_first(tensor, image) else tensor.flatten(1, 2)
 
     def gradients(
         self, score: Callable[[Tensor], Tensor], table: str, of: Sequence[Tensor], *, keep: bool
@@ -66,9 +84,14 @@ class Recording:
 
 
 def record(
-    model: Model, pixels: Tensor, *, tables: Sequence[str] = ("plain",), differentiable: bool = True
+    model: Model,
+    pixels: Tensor,
+    *,
+    tables: Sequence[str] = ("plain",),
+    differentiable: bool = True,
+    local: bool = False,
 ) -> Recording:
-    """Run the model once over `pixels` [B, 3, H, W]."""
+    """Run the model once over `pixels` [B, 3, H, W]; `local=True` also notes what makes one-block gradients cheap."""
     plan = anatomy(model, pixels)
     started = time.perf_counter()
     pixels = pixels.detach().clone().requires_grad_(differentiable)
@@ -76,12 +99,21 @@ def record(
     capture = Capture(len(pixels), switch)
     layers = [i for i, part in enumerate(plan.parts) if part.kind != "pool"]
     inputs: list[Tensor] = []
+    last_linears: dict[int, LastLinear] = {}
     last_call = layers[-1] if layers else -1
+
+    def note_last_linear() -> None:
+        if local and differentiable and capture.last_linear is not None and capture.calls:
+            given, weight, made = capture.last_linear
+            if given.requires_grad and made.requires_grad and made.grad_fn is not None:
+                place = LastLinear(get_gradient_edge(given), weight, get_gradient_edge(made))
+                last_linears[capture.calls[-1].block] = place
 
     def enter(module: Any, args: Any, kwargs: Any) -> Any:
         tokens = tokens_among(args, kwargs)
         if tokens is None:
             return None
+        note_last_linear()
         inputs.append(tokens)
         is_last = len(capture.calls) == last_call
         capture.enter_block(len(inputs) - 1, tokens if is_last else None)
@@ -96,6 +128,7 @@ def record(
 
     def leave(module: Any, args: Any, out: Any) -> None:
         if len(capture.calls) == last_call + 1 and capture.tape is None:
+            note_last_linear()
             tokens = tokens_among((out,) if isinstance(out, Tensor) else tuple(out), {})
             capture.tape = Tape(start=tokens)
 
@@ -130,6 +163,9 @@ def record(
         logits=logits,
         inputs=tuple(inputs[calls[i].block] if plan.parts[i].block is not None else None for i in layers),
         calls=tuple(calls[i] for i in layers),
+        last_linears={
+            layer: last_linears[calls[i].block] for layer, i in enumerate(layers) if calls[i].block in last_linears
+        },
         pools=tuple(call for call in calls[last_call + 1 :] if call.kind == "pool"),
         tape=capture.tape,
         normed=capture.normed,
@@ -151,10 +187,3 @@ def _check(plan: Anatomy, calls: list[AttentionCall], differentiable: bool) -> N
             "An attention call is not part of the gradient graph; expected a plain differentiable forward. "
             "Switch off gradient checkpointing (torch.utils.checkpoint) and torch.no_grad() inside the model."
         )
-
-
-def as_tokens(tensor: Tensor, image: tuple[int, int]) -> Tensor:
-    """[B, N, d], also from feature maps [B, h, w, d] and [B, d, h, w]."""
-    if tensor.ndim == 3:
-        return tensor
-    return tensor.flatten(2).transpose(1, 2) if channels_first(tensor, image) else tensor.flatten(1, 2)

@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from clairvit.trace.attention import scaled_scores
+
 Gradients = tuple[Tensor | None, ...]
 
 
@@ -68,9 +70,9 @@ def blocked(call: Call, gradient: Tensor) -> Gradients:
 
 def values_only(call: Call, gradient: Tensor) -> Gradients:
     """Attention held fixed: O = A v passes the gradient to v alone."""
-    A = call.arguments["attention"]()  # [B, H, queries, keys]
-    v = call.inputs[2]
-    return (None, None, (A.transpose(-2, -1).to(gradient.dtype) @ gradient).reshape(v.shape))
+    q, k, v = call.inputs
+    A = scaled_scores(q, k, call.arguments["scale"], call.arguments["mask"]).softmax(-1)
+    return (None, None, A.transpose(-2, -1).to(gradient.dtype) @ gradient)
 
 
 def halved_attention(call: Call, gradient: Tensor) -> Gradients:

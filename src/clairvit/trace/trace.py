@@ -1,9 +1,9 @@
 """Trace: what one forward and one backward pass recorded, under one rule table.
 
-    tr = cv.trace(model, "cat.jpg", target="Bengal")
-    tr.layers[3].A          # [B, H, N, N], derived when asked for
-    tr.layers[3].G          # dy/dA, exact under fused kernels too
-    tr.retarget("Persian")  # another backward, no other forward
+tr = cv.trace(model, "cat.jpg", target="Bengal")
+tr.layers[3].A          # [B, H, N, N], derived when asked for
+tr.layers[3].G          # dy/dA, exact under fused kernels too
+tr.retarget("Persian")  # another backward, no other forward
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from clairvit.models.layout import Layout
 from clairvit.models.model import Model
 from clairvit.models.target import Target, resolve
 from clairvit.trace.attention import AttentionCall
-from clairvit.trace.recording import Recording, as_tokens, record
+from clairvit.trace.recording import Recording, record
 from clairvit.trace.rules import TABLES
 
 GRADIENT_METHODS = "ixg, saliency and gradcam"
@@ -52,7 +52,7 @@ class Layer:
     @property
     def dx(self) -> Tensor:
         """dy/dx, [B, N, d]."""
-        return _gradient(self.tokens_gradient, "x", self.x)
+        return _gradient(self.tokens_gradient, f"x of layer {self.index}")
 
     @property
     def q(self) -> Tensor:
@@ -69,7 +69,7 @@ class Layer:
     @property
     def dO(self) -> Tensor:
         """dy/dO of the heads' outputs, [B, H, N, dh]."""
-        return _gradient(self.out_gradient, "O", None)
+        return _gradient(self.out_gradient, f"O of layer {self.index}")
 
     @property
     def A(self) -> Tensor:
@@ -90,7 +90,7 @@ class Layer:
         """The attention, if it is one between all image tokens."""
         call = self.attention
         if call.kind != "tokens":
-            what = {"window": "inside windows", "channel": "between channels"}.get(call.kind, "from a pool")
+            what = {"window": "inside windows or stages", "channel": "between channels"}.get(call.kind, "from a pool")
             raise NotApplicable(
                 f"This model attends {what} ({call.queries}×{call.keys} in layer {self.index}), not between all image "
                 f"tokens, which attention methods need. Use a gradient method: {GRADIENT_METHODS}."
@@ -130,14 +130,14 @@ class Trace:
     @property
     def dpixels(self) -> Tensor:
         """dy/dpixels, [B, 3, H, W]."""
-        return _gradient(self.pixels_gradient, "pixels", self.pixels)
+        return _gradient(self.pixels_gradient, "pixels")
 
     @functools.cached_property
     def read(self) -> Tensor:
         """[1 or B, N]: how much the head reads of each token's row; rows of an N×N map are weighted so."""
         layout = self.layout
         if layout.pooling == "map":
-            return _pool_row(self.recording.pools, layout.tokens)
+            return _pool_row(self.recording.pools, layout)
         row = self.logits.new_zeros(layout.tokens, dtype=_working(self.logits.dtype))
         for index, weight in layout.read:
             row[index] = weight
@@ -146,6 +146,8 @@ class Trace:
     @functools.cached_property
     def read_rows(self) -> Tensor | None:
         """The few rows the head reads, or None if it reads most of them."""
+        if self.layout.pooling == "map":
+            return None
         rows = [index for index, _ in self.layout.read]
         few = 0 < len(rows) < self.layout.tokens // 2
         return torch.tensor(rows, device=self.pixels.device) if few else None
@@ -153,7 +155,9 @@ class Trace:
     def retarget(self, target: Any, *, score: str | None = None) -> Trace:
         """The same forward, another target: one more backward."""
         kind = score or (self.target.score if self.target else "logit")
-        return follow(self.recording, one_target(self.recording, target, kind, single=len(self.pixels) == 1), self.rules)
+        return follow(
+            self.recording, one_target(self.recording, target, kind, single=len(self.pixels) == 1), self.rules
+        )
 
 
 def trace(model: Model, images: Any, target: Any = None, rules: str = "plain", *, score: str = "logit") -> Trace:
@@ -188,32 +192,48 @@ def one_target(recording: Recording, target: Any, score: str, *, single: bool) -
     return found[0]
 
 
+@dataclass(frozen=True)
+class Reach:
+    """How far back a backward goes: to the input of layer `first`, and to the pixels or not."""
+
+    first: int = 0
+    pixels: bool = True
+
+
+EVERYTHING = Reach()
+
+
 def follow(
-    recording: Recording, target: Target | None, rules: str | None = "plain", *, keep: bool = True
+    recording: Recording,
+    target: Target | None,
+    rules: str | None = "plain",
+    *,
+    keep: bool = True,
+    reach: Reach = EVERYTHING,
 ) -> Trace:
     """The backward of one target through a recording; `rules=None` makes no backward, `keep=False` frees the graph."""
-    inputs = [x for x in recording.inputs if x is not None]
     calls = recording.calls
-    wanted = [recording.pixels, *inputs, *(call.out for call in calls)]
+    wanted = [x for x in recording.inputs[reach.first :] if x is not None]
+    wanted += [call.out for call in calls[reach.first :]]
+    wanted += [recording.pixels] if reach.pixels else []
     ends = [t for t in (recording.end, recording.normed) if t is not None]
-    backward = target is not None and rules is not None
-    if not backward:
-        found: tuple[Tensor | None, ...] = (None,) * (len(wanted) + len(ends))
-    else:
-        assert target is not None
-        assert rules is not None
+    of: dict[int, Tensor | None] = {}
+    if target is not None and rules is not None and wanted:
         found = recording.gradients(target, rules, [*wanted, *ends], keep=keep)
-    image = (int(recording.pixels.shape[-2]), int(recording.pixels.shape[-1]))
-    of = {id(tensor): gradient for tensor, gradient in zip([*wanted, *ends], found, strict=True)}
+        of = {id(tensor): gradient for tensor, gradient in zip([*wanted, *ends], found, strict=True)}
 
     def shaped(tensor: Tensor | None) -> Tensor | None:
-        return None if tensor is None else as_tokens(tensor, image)
+        return None if tensor is None else recording.as_tokens(tensor)
 
     def gradient_of(tensor: Tensor | None) -> Tensor | None:
-        if tensor is None or not backward:
+        if tensor is None or id(tensor) not in of:
             return None
         found = of[id(tensor)]
         return torch.zeros_like(tensor) if found is None else found
+
+    def heads_gradient(call: AttentionCall) -> Tensor | None:
+        found = gradient_of(call.out)
+        return None if found is None else call.heads(found)
 
     layers = tuple(
         Layer(
@@ -223,7 +243,7 @@ def follow(
             grid=part.grid,
             tokens=None if x is None else shaped(x.detach()),
             tokens_gradient=shaped(gradient_of(x)),
-            out_gradient=None if not backward else call.heads(gradient_of(call.out)),  # type: ignore[arg-type]
+            out_gradient=heads_gradient(call),
         )
         for index, (x, call, part) in enumerate(zip(recording.inputs, calls, recording.anatomy.layers, strict=True))
     )
@@ -241,13 +261,15 @@ def follow(
     )
 
 
-def _pool_row(pools: tuple[AttentionCall, ...], tokens: int) -> Tensor:
+def _pool_row(pools: tuple[AttentionCall, ...], layout: Layout) -> Tensor:
     """What an attention pool reads of each token; several class-attention layers (CaiT) pass on what CLS had gathered."""
     row: Tensor | None = None
     for call in pools:
-        attention = call.A().mean((1, 2))  # [B, keys], heads and latent queries alike
-        own, carried = attention[:, -tokens:], attention[:, : attention.shape[1] - tokens].sum(1, keepdim=True)
-        row = own if row is None else own + carried * row
+        queries = call.A().mean(1)  # [B, queries, keys]
+        latent = sum(weight * queries[:, index] for index, weight in layout.read)
+        attention = latent if call is pools[-1] and isinstance(latent, Tensor) else queries.mean(1)
+        extra = attention.shape[1] - layout.tokens  # CLS among the keys
+        row = attention[:, extra:] + (0 if row is None else attention[:, :extra].sum(1, keepdim=True) * row)
     assert row is not None
     return row
 
@@ -256,13 +278,17 @@ def _working(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def _gradient(gradient: Tensor | None, of: str, like: Tensor | None) -> Tensor:
+def _gradient(gradient: Tensor | None, of: str) -> Tensor:
     if gradient is None:
-        raise CaptureError(f"This trace has no gradients (forward only), and d{of} was asked of it. Trace with a target.")
+        raise CaptureError(
+            f"This trace has no gradients (forward only), and d{of} was asked of it. Trace with a target."
+        )
     return gradient
 
 
 def _seen(tensor: Tensor | None, name: str) -> Tensor:
     if tensor is None:
-        raise NotApplicable(f"The model computes its attention step by step and '{name}' was not seen. Use layer.A, layer.v.")
+        raise NotApplicable(
+            f"The model computes its attention step by step and '{name}' was not seen. Use layer.A, layer.v."
+        )
     return tensor.detach()

@@ -1,0 +1,130 @@
+"""What explanations cost, in FB = one plain forward + backward to the input, measured in the same run.
+
+    OMP_WAIT_POLICY=passive python benchmarks/trace.py                       # built-in model and ViT-B/16, one thread
+    OMP_WAIT_POLICY=passive python benchmarks/trace.py --memory              # peak memory at ViT-B/8 (N = 785)
+
+Every round times all rows one after the other, so that a busy machine slows them alike; medians of the rounds are shown.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+import clairvit as cv
+from clairvit.methods.method import methods
+
+BUDGETS = {"one gradient × attention method": 1.12, "all plain methods": 1.35, "all methods": 2.8, "memory": 1.3}
+
+
+def plain_pass(model: cv.Model, pixels: Tensor) -> None:
+    image = pixels.clone().requires_grad_(True)
+    torch.autograd.grad(model.logits(image)[:, 0].sum(), image)
+
+
+def rows(model: cv.Model, pixels: Tensor) -> dict[str, Callable[[], object]]:
+    every = [m.name for m in methods()]
+    plain = [m.name for m in methods() if m.rules in (None, "plain")]
+    several = ("attcam", "genatt", "gradsam", "gmar-l1", "focusvit", "grad-rollout")
+    return {
+        "FB": lambda: plain_pass(model, pixels),
+        **{m: (lambda m=m: cv.explain(model, pixels, m, target=0)) for m in several},
+        "legrad": lambda: cv.explain(model, pixels, "legrad", target=0),
+        "rollout": lambda: cv.explain(model, pixels, "rollout", target=0),
+        "decompx+skipplus": lambda: cv.explain(model, pixels, "decompx+skipplus", target=0),
+        f"all {len(plain) - 1} plain methods but legrad": lambda: cv.compare(
+            model, pixels, [m for m in plain if m != "legrad"], target=0
+        ),
+        f"all {len(plain)} plain methods": lambda: cv.compare(model, pixels, plain, target=0),
+        f"all {len(every)} methods": lambda: cv.compare(model, pixels, every, target=0),
+    }
+
+
+def timings(model: cv.Model, pixels: Tensor, rounds: int) -> None:
+    measured: dict[str, list[float]] = {}
+    table = rows(model, pixels)
+    for turn in range(rounds + 2):  # two to warm up
+        for name, action in table.items():
+            started = time.perf_counter()
+            action()
+            if pixels.is_cuda:
+                torch.cuda.synchronize()
+            if turn >= 2:
+                measured.setdefault(name, []).append(time.perf_counter() - started)
+    plain = statistics.median(measured["FB"])
+    print(
+        f"\n{model.name}, batch {len(pixels)}, {pixels.dtype}, {pixels.device}: FB = {plain * 1000:.1f} ms, median of {rounds}"
+    )
+    for name, seconds in measured.items():
+        ratios = [s / fb for s, fb in zip(seconds, measured["FB"], strict=True)]
+        print(f"  {name:38s} {statistics.median(seconds) * 1000:8.1f} ms   {statistics.median(ratios):5.2f} FB")
+
+
+def peak(task: str) -> float:
+    """Peak memory of one task above what the loaded model takes, in MB: on the GPU if there is one, else of a process."""
+    model = frozen("timm:vit_base_patch8_224")
+    pixels = torch.randn(1, 3, 224, 224, device=model.device)
+    action = {
+        "FB": lambda: plain_pass(model, pixels),
+        "all plain methods": lambda: cv.compare(
+            model, pixels, [m.name for m in methods() if m.rules in (None, "plain")], target=0
+        ),
+        "genatt": lambda: cv.explain(model, pixels, "genatt", target=0),
+        "all methods": lambda: cv.compare(model, pixels, [m.name for m in methods()], target=0),
+    }[task]
+    if pixels.is_cuda:
+        action()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        action()
+        return (torch.cuda.max_memory_allocated() - before) / 2**20
+    cv.explain(model, pixels, "rollout", target=0) if task != "FB" else model.logits(pixels)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    action()
+    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+
+
+def frozen(name: str) -> cv.Model:
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model = cv.load(name, pretrained=name == "pets", device=device)
+    model.module.requires_grad_(False)  # the fairest baseline: FB spends nothing on weights
+    return model
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--memory", action="store_true", help="peak memory at ViT-B/8 instead of time")
+    parser.add_argument("--peak", help=argparse.SUPPRESS)  # one task of --memory, in its own process
+    parser.add_argument("--models", default="pets,timm:vit_base_patch16_224")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--dtype", default="float32")
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    if given.peak:
+        print(peak(given.peak))
+    elif given.memory:
+        tasks = ("FB", "genatt", "all plain methods", "all methods")
+        found = {task: float(subprocess.check_output([sys.executable, __file__, "--peak", task])) for task in tasks}
+        print("\nPeak memory at ViT-B/8, 224 px (N = 785), above the loaded model")
+        for task, megabytes in found.items():
+            print(f"  {task:38s} {megabytes:8.0f} MB   {megabytes / found['FB']:5.2f} FB")
+    else:
+        for name in given.models.split(","):
+            model = frozen(name)
+            model.module.to(getattr(torch, given.dtype))
+            pixels = torch.randn(given.batch, 3, 224, 224, device=model.device, dtype=model.dtype)
+            timings(model, pixels, given.rounds)
+
+
+if __name__ == "__main__":
+    main()
