@@ -1,0 +1,329 @@
+"""The trace sees every attention of every kind of ViT, changes no number, and finds grid, prefix and pooling by itself.
+
+A, G, x and dx are compared with references that know nothing of ClairViT: transformers' eager attentions,
+nn.MultiheadAttention's need_weights, hooks on the explicit attention of timm and of home-made models; then autograd.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import clairvit as cv
+from clairvit.models.model import first_scores
+from clairvit.trace.recording import Recording, record
+from clairvit.trace.trace import Trace, follow, one_target
+from tiny import TINY, ZOO, build, pixels, wrapped
+
+TARGET = 3
+FULL_SIZE = [name for name in ZOO if name not in TINY]
+
+
+def close(found: Tensor, expected: Tensor, tolerance: float) -> bool:
+    """To a part of the expected tensor's own scale; a reference of zeros proves nothing."""
+    assert found.shape == expected.shape
+    scale = expected.abs().max()
+    assert scale > 0
+    return bool((found - expected).abs().max() <= tolerance * scale)
+
+
+@functools.lru_cache(maxsize=2)
+def traced(name: str, dtype: torch.dtype) -> Trace:
+    tr = cv.trace(wrapped(name, dtype), pixels(name, dtype=dtype), target=TARGET)
+    assert len(tr.layers) == ZOO[name].layers  # a loop over no layers would prove everything
+    return tr
+
+
+def exact(name: str) -> float:
+    """transformers' eager attention takes its softmax in float32, whatever the model's dtype."""
+    return 1e-6 if ZOO[name].reference == "hf" else 1e-10
+
+
+def test_there_are_more_than_forty_configurations() -> None:
+    assert len(ZOO) >= 40
+    assert sum(tiny.reference is not None for tiny in ZOO.values()) >= 40
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_logits_under_trace_are_the_plain_logits(name: str) -> None:
+    module = build(name)
+    with torch.no_grad():
+        plain = first_scores(module(pixels(name)))
+    assert (traced(name, torch.float32).logits - plain).abs().max() <= 1e-5
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_logits_stay_under_every_rule_table_at_once(name: str) -> None:
+    module = build(name)
+    with torch.no_grad():
+        plain = first_scores(module(pixels(name)))
+    recording = record(wrapped(name), pixels(name), tables=("plain", "linear", "attnlrp"))
+    assert (recording.logits - plain).abs().max() <= 1e-5
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_layout_is_inferred(name: str) -> None:
+    tiny, tr = ZOO[name], traced(name, torch.float32)
+    assert tr.layout.grid == tiny.grid
+    assert tr.layout.prefix == tiny.prefix
+    assert tr.layout.pooling == tiny.pooling
+    assert dict(tr.layout.read) == pytest.approx(tiny.read)
+    assert len(tr.layers) == tiny.layers
+    assert len(tr.recording.pools) == tiny.pools
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_what_the_head_reads_adds_up(name: str) -> None:
+    """[B, N] weights of the tokens; an attention pool's own row for `map`."""
+    tiny, tr = ZOO[name], traced(name, torch.float64)
+    assert tr.read.shape[1] == tiny.tokens
+    if tiny.pooling == "map":
+        assert len(tr.read) == 2
+        assert tr.read.std(1).min() > 0  # a pool that looks everywhere alike would be no test
+    if tiny.sums_to_one:
+        assert torch.allclose(tr.read.sum(1), torch.ones(len(tr.read), dtype=torch.float64))
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_attention_is_between_all_tokens_and_rows_sum_to_one(name: str) -> None:
+    tiny, tr = ZOO[name], traced(name, torch.float64)
+    for layer in tr.layers:
+        assert layer.A.shape == layer.G.shape == (2, 3, tiny.tokens, tiny.tokens)
+        assert layer.A.std(-1).min() > 0
+        if tiny.sums_to_one:
+            assert layer.A.min() >= 0
+            assert torch.allclose(layer.A.sum(-1), torch.ones(2, 3, tiny.tokens, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("name", [name for name in TINY if ZOO[name].reference])
+def test_attention_and_its_gradient_equal_the_reference(name: str) -> None:
+    tr = traced(name, torch.float64)
+    attentions = reference(name, pixels(name, dtype=torch.float64))
+    assert len(attentions) >= len(tr.layers)
+    for layer, (A, G) in zip(tr.layers, attentions, strict=False):
+        assert close(layer.A, A, exact(name))
+        assert close(layer.G, G, exact(name))
+    for pool, (A, _) in zip(tr.recording.pools, attentions[len(tr.layers) :], strict=False):
+        assert close(pool.A(), A, exact(name))
+
+
+@pytest.mark.parametrize("name", [name for name in TINY if ZOO[name].reference])
+def test_scores_before_the_softmax(name: str) -> None:
+    """softmax(S) is A, also where the model keeps S to itself; talking heads mix the rows in between."""
+    if not ZOO[name].sums_to_one:
+        return
+    for layer in traced(name, torch.float64).layers:
+        assert close(layer.S.softmax(-1), layer.A, exact(name))
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_queries_and_keys_make_the_scores(name: str) -> None:
+    """q·k differs from S by a scale and, in some models, a bias: their correlation over keys is that of one line."""
+    for layer in traced(name, torch.float64).layers:
+        assert layer.q.shape == layer.k.shape == layer.v.shape == layer.dO.shape
+        if any(word in name for word in ("relpos", "beit", "mask", "post-norm", "cait")):
+            continue  # a bias is added, or heads are mixed
+        product = layer.q @ layer.k.transpose(-2, -1)
+        ratio = layer.S / product
+        assert close(ratio, ratio.flatten()[0].expand_as(ratio), 1e-6)
+
+
+@pytest.mark.parametrize("name", [name for name in TINY if ZOO[name].blocks])
+def test_block_inputs_and_their_gradients_equal_hooks(name: str) -> None:
+    tr = traced(name, torch.float64)
+    blocks = reference_blocks(name, pixels(name, dtype=torch.float64))
+    for layer, (x, dx) in zip(tr.layers, blocks, strict=True):
+        assert close(layer.x, x, 1e-10)
+        assert close(layer.dx, dx, 1e-10)
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_pixel_gradient_equals_autograd(name: str) -> None:
+    image = pixels(name, dtype=torch.float64).requires_grad_()
+    score = first_scores(build(name).double().requires_grad_(False)(image))[:, TARGET].sum()
+    assert close(traced(name, torch.float64).dpixels, torch.autograd.grad(score, image)[0], 1e-10)
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_plain_gradients_are_the_same_beside_other_rule_tables(name: str) -> None:
+    """One graph serves all tables, so the plain one must not notice the swapped backward."""
+    recording = record(wrapped(name, torch.float64), pixels(name, dtype=torch.float64), tables=("plain", "attnlrp"))
+    alone = traced(name, torch.float64)
+    beside = follow(recording, one_target(recording, TARGET, "logit", single=False), "plain")
+    for a, b in zip(alone.layers, beside.layers, strict=True):
+        assert close(b.A, a.A, 1e-10)
+        assert close(b.G, a.G, 1e-10)
+    assert close(beside.dpixels, alone.dpixels, 1e-10)
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_rule_tables_differ(name: str) -> None:
+    """A table that no operation of the model asks would be a table that does nothing."""
+    recording = record(wrapped(name), pixels(name), tables=("plain", "linear", "attnlrp"))
+    target = one_target(recording, TARGET, "logit", single=False)
+    plain, linear, attnlrp = (follow(recording, target, table).dpixels for table in ("plain", "linear", "attnlrp"))
+    assert not close(linear, plain, 1e-2)
+    assert not close(attnlrp, plain, 1e-2)
+    assert not close(attnlrp, linear, 1e-2)
+
+
+@pytest.mark.parametrize("name", FULL_SIZE)
+def test_real_constructors(name: str) -> None:
+    """torchvision's own sizes, float32, against need_weights; one image keeps it affordable."""
+    tiny, image = ZOO[name], pixels(name, batch=1)
+    module = build(name)
+    tr = cv.trace(cv.wrap(module), image, target=TARGET)
+    assert (tr.layout.grid, tr.layout.prefix, tr.layout.pooling) == (tiny.grid, tiny.prefix, tiny.pooling)
+    assert len(tr.layers) == tiny.layers
+    attentions = explicit(module, image)
+    with torch.no_grad():
+        assert (tr.logits - module(image)).abs().max() <= 1e-5 * tr.logits.abs().max().clamp(min=1)
+    for layer, (A, G) in zip(tr.layers, attentions, strict=True):
+        assert close(layer.A, A, 1e-5)
+        assert close(layer.G, G, 1e-5)
+
+
+def test_retarget_needs_no_other_forward() -> None:
+    name = "timm-vit"
+    model, image = wrapped(name), pixels(name)
+    runs: list[int] = []
+    model.module.register_forward_hook(lambda *_: runs.append(1))
+    first = cv.trace(model, image, target=2)
+    made = len(runs)
+    other = first.retarget(5)
+    assert len(runs) == made
+    fresh = cv.trace(model, image, target=5)
+    for a, b in zip(other.layers, fresh.layers, strict=True):
+        assert close(a.G, b.G, 1e-6)
+        assert close(a.dx, b.dx, 1e-6)
+    assert not close(other.layers[0].G, first.layers[0].G, 1e-2)
+
+
+def test_scores_of_probability_kind_change_the_gradient() -> None:
+    name = "hf-vit-sdpa"
+    model, image = wrapped(name, torch.float64), pixels(name, dtype=torch.float64)
+    logprob, prob = (cv.trace(model, image, target=2, score=kind) for kind in ("logprob", "prob"))
+    chance = logprob.logits.softmax(-1)[:, 2, None, None]
+    assert close(prob.layers[0].dx, logprob.layers[0].dx * chance, 1e-10)
+
+
+def test_causal_attention() -> None:
+    """is_causal is a mask nobody passes: A must still be lower triangular."""
+
+    class Causal(nn.Module):
+        def forward(self, q: Tensor) -> Tensor:
+            return nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True)
+
+    from clairvit.trace.capture import Capture
+
+    q = torch.randn(2, 3, 5, 4)
+    with Capture(2) as capture:
+        out = Causal()(q)
+    (call,) = capture.calls
+    assert call.A().triu(1).abs().max() == 0
+    assert torch.allclose(call.A() @ q, out, atol=1e-6)
+
+
+def test_bool_mask() -> None:
+    from clairvit.trace.capture import Capture
+
+    q, keep = torch.randn(2, 3, 5, 4), torch.ones(2, 1, 1, 5, dtype=torch.bool)
+    keep[0, ..., 4] = False
+    with Capture(2) as capture:
+        out = nn.functional.scaled_dot_product_attention(q, q, q, attn_mask=keep)
+    (call,) = capture.calls
+    assert call.A()[0, ..., 4].abs().max() == 0
+    assert call.A()[1, ..., 4].min() > 0
+    assert torch.allclose(call.A() @ q, out, atol=1e-6)
+    some = torch.tensor([0, 3])
+    assert torch.equal(call.A(some), call.A()[..., some, :])
+
+
+# References
+
+
+def reference(name: str, image: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """(A, G) of each attention call, in order."""
+    return explicit(build(name).double(), image)
+
+
+def explicit(module: nn.Module, image: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """The module's own library, made to show its attention; G by autograd on it."""
+    module.requires_grad_(False)
+    image = image.clone().requires_grad_()
+    if hasattr(module, "set_attn_implementation"):
+        module.set_attn_implementation("eager")
+        out = module(image, output_attentions=True)
+        attentions = list(out.attentions)
+    else:
+        with showing(module) as attentions:
+            out = module(image)
+    gradients = torch.autograd.grad(first_scores(out)[:, TARGET].sum(), attentions, allow_unused=True)
+    batch = len(image)
+    return [
+        (as_heads(A.detach(), batch), as_heads(torch.zeros_like(A) if G is None else G, batch))
+        for A, G in zip(attentions, gradients, strict=True)
+    ]
+
+
+def as_heads(A: Tensor, batch: int) -> Tensor:
+    return A if A.ndim == 4 else A.unflatten(0, (batch, -1))
+
+
+@contextmanager
+def showing(module: nn.Module) -> Iterator[list[Tensor]]:
+    """Every attention matrix of timm, nn.MultiheadAttention and home-made modules, as it meets the values."""
+    seen: list[Tensor] = []
+
+    def ask(_: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
+        return args, kwargs | {"need_weights": True, "average_attn_weights": False}
+
+    def note_weights(_: nn.Module, args: Any, out: Any) -> None:
+        seen.append(out[1]._base)  # the weights are returned as a view that the output does not depend on
+
+    for part in module.modules():
+        if isinstance(part, nn.MultiheadAttention):
+            part.register_forward_pre_hook(ask, with_kwargs=True)
+            part.register_forward_hook(note_weights)
+        elif hasattr(part, "attn_drop"):
+            if hasattr(part, "fused_attn"):
+                part.fused_attn = False
+            part.attn_drop.register_forward_hook(lambda _, args, out: seen.append(out))
+    yield seen
+
+
+def reference_blocks(name: str, image: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """(x, dx) of each block, by a hook on it that hands a copy of its input on."""
+    module = build(name).double().requires_grad_(False)
+    seen: list[Tensor] = []
+
+    def note(_: nn.Module, args: Any) -> Any:
+        seen.append(args[0])
+        return (args[0].clone(), *args[1:])
+
+    for block in module.get_submodule(ZOO[name].blocks).children():
+        block.register_forward_pre_hook(note)
+    score = first_scores(module(image.requires_grad_()))[:, TARGET].sum()
+    return list(zip(seen, torch.autograd.grad(score, seen), strict=True))
+
+
+def test_the_reference_is_told_from_a_wrong_one() -> None:
+    """The comparison above can fail: another class, another layer and other weights are all seen."""
+    name = "timm-vit"
+    tr, (first, second) = traced(name, torch.float64), reference(name, pixels(name, dtype=torch.float64))
+    assert not close(tr.layers[0].A, second[0], 1e-2)
+    assert not close(tr.layers[0].G, second[1], 1e-2)
+    assert not close(tr.retarget(TARGET + 1).layers[0].G, first[1], 1e-2)
+
+
+def test_recording_refuses_a_table_it_was_not_made_for() -> None:
+    recording: Recording = record(wrapped("timm-vit"), pixels("timm-vit"))
+    target = one_target(recording, TARGET, "logit", single=False)
+    with pytest.raises(cv.ClairError, match=r"made for plain; 'attnlrp' was asked of it.*rules='attnlrp'"):
+        follow(recording, target, "attnlrp")
