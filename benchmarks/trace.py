@@ -3,12 +3,13 @@
     OMP_WAIT_POLICY=passive python benchmarks/trace.py                       # built-in model and ViT-B/16, one thread
     OMP_WAIT_POLICY=passive python benchmarks/trace.py --memory              # peak memory at ViT-B/8 (N = 785)
 
-Every round times all rows one after the other, so that a busy machine slows them alike; medians of the rounds are shown.
+Every round times all rows one after the other, so that a busy machine slows them alike; medians are shown.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import resource
 import statistics
 import subprocess
@@ -36,7 +37,7 @@ def rows(model: cv.Model, pixels: Tensor) -> dict[str, Callable[[], object]]:
     several = ("attcam", "genatt", "gradsam", "gmar-l1", "focusvit", "grad-rollout")
     return {
         "FB": lambda: plain_pass(model, pixels),
-        **{m: (lambda m=m: cv.explain(model, pixels, m, target=0)) for m in several},
+        **{m: functools.partial(cv.explain, model, pixels, m, target=0) for m in several},
         "legrad": lambda: cv.explain(model, pixels, "legrad", target=0),
         "rollout": lambda: cv.explain(model, pixels, "rollout", target=0),
         "decompx+skipplus": lambda: cv.explain(model, pixels, "decompx+skipplus", target=0),
@@ -61,7 +62,8 @@ def timings(model: cv.Model, pixels: Tensor, rounds: int) -> None:
                 measured.setdefault(name, []).append(time.perf_counter() - started)
     plain = statistics.median(measured["FB"])
     print(
-        f"\n{model.name}, batch {len(pixels)}, {pixels.dtype}, {pixels.device}: FB = {plain * 1000:.1f} ms, median of {rounds}"
+        f"\n{model.name}, batch {len(pixels)}, {pixels.dtype}, {pixels.device}: "
+        f"FB = {plain * 1000:.1f} ms, median of {rounds}"
     )
     for name, seconds in measured.items():
         ratios = [s / fb for s, fb in zip(seconds, measured["FB"], strict=True)]
@@ -69,24 +71,28 @@ def timings(model: cv.Model, pixels: Tensor, rounds: int) -> None:
 
 
 def peak(task: str) -> float:
-    """Peak memory of one task above what the loaded model takes, in MB: on the GPU if there is one, else of a process."""
+    """Peak memory of one task above the loaded model, in MB: of the GPU if there is one, else of this process."""
     model = frozen("timm:vit_base_patch8_224")
     pixels = torch.randn(1, 3, 224, 224, device=model.device)
-    action = {
+    actions: dict[str, Callable[[], object]] = {
         "FB": lambda: plain_pass(model, pixels),
         "all plain methods": lambda: cv.compare(
             model, pixels, [m.name for m in methods() if m.rules in (None, "plain")], target=0
         ),
         "genatt": lambda: cv.explain(model, pixels, "genatt", target=0),
         "all methods": lambda: cv.compare(model, pixels, [m.name for m in methods()], target=0),
-    }[task]
+    }
+    action = actions[task]
     if pixels.is_cuda:
         action()
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
         action()
         return (torch.cuda.max_memory_allocated() - before) / 2**20
-    cv.explain(model, pixels, "rollout", target=0) if task != "FB" else model.logits(pixels)
+    if task == "FB":
+        model.logits(pixels)
+    else:
+        cv.explain(model, pixels, "rollout", target=0)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     action()
     return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024

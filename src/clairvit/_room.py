@@ -1,4 +1,4 @@
-"""Rooms that are also verbs: `cv.trace(…)`, `cv.methods()` are calls, `clairvit.trace`, `clairvit.methods` are packages.
+"""Rooms that are also verbs: `cv.trace(…)` and `cv.methods()` are calls, the folders of those names are packages.
 
 Python binds an imported subpackage to its parent's attribute, so the verb would vanish as soon as anyone imported the
 room. A room therefore answers a call itself, by handing it to its verb, which is imported only then.

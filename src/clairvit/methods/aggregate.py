@@ -1,7 +1,7 @@
 """Aggregations: how what the layers say becomes one map. Each is a frozen value; `+plus` and friends name some of them.
 
-All of them walk the layers once and keep one row [B, N] (never an N×N product): reading a map is linear, so a product of
-matrices is read as vector × matrix, from the layer next to the head down to the first.
+All of them walk the layers once and keep one row [B, N], never an N×N product: reading a map is linear, so a product
+of matrices is read as vector × matrix, from the layer next to the head down to the first.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ def attention(layer: View, fusion: Fusion = "mean") -> Tensor:
 def rolled_attention(
     layer: View, fusion: Fusion = "mean", discard_ratio: float = 0.0, protect: Protect = "none"
 ) -> Tensor:
-    """prod_l (alpha·mean_h A + (1 - alpha)·I): attention followed from the output through the residual stream to the patches."""
+    """prod_l (alpha·mean_h A + (1 - alpha)·I): attention followed from the output back through all layers."""
     return discarded(fused(layer.A, fusion), discard_ratio, protect)  # [B, N, N]
 
 

@@ -69,8 +69,8 @@ def gradient_rollout(
     """prod_l (mean_h relu(A * G) + I), row-normalised: rollout over the attention that raises the score.
 
     `head_stage` says when heads are fused: after the ReLU (post), before it (mean-first, jacobgil), or A and G each on
-    their own before they are multiplied (fuse-first, CMI report). `reversed_gradients` pairs layer l with the gradient of
-    layer L-1-l, as vit-explain does by mistake.
+    their own before they are multiplied (fuse-first, CMI report). `reversed_gradients` pairs layer l with the gradient
+    of layer L-1-l, as vit-explain does by mistake.
     """
     G = layer.mirrored_G() if reversed_gradients else layer.G
     if head_stage == "fuse-first":
@@ -112,7 +112,9 @@ def _gmar(p: int) -> None:
         matrix = weighted_heads(layer.A, head_shares(layer, p))
         return matrix if heads == "sum" else matrix / layer.A.shape[1]
 
-    gmar.__doc__ = f"prod_l (sum_h w_h A_h + I), w_h a head's share of the layer's gradient in L{p}: rollout that trusts the heads that matter."
+    gmar.__doc__ = (
+        f"prod_l (sum_h w_h A_h + I), w_h a head's share of the gradient's L{p} norm: rollout by weighed heads."
+    )
     register(
         f"gmar-l{p}",
         gmar,
@@ -137,7 +139,7 @@ _gmar(2)
     renamed={"m": "start"},
 )
 def focused_attention(layer: View, head_weights: Literal["gradient", "uniform"] = "gradient") -> Tensor:
-    """sum_{l ≥ m} sum_h w_h relu(A * G), w_h a head's share of the gradient: the deep layers that decide, head by head."""
+    """sum_{l ≥ m} sum_h w_h relu(A * G), w_h a head's share of the gradient: the deep layers, head by head."""
     if head_weights == "uniform":
         return layer.AG_positive_mean
     return weighted_heads(layer.AG_positive, head_shares(layer, 1))
@@ -159,8 +161,8 @@ def layer_gradient(
     """mean_{h,i} relu(d s^l / dA): how each layer's own score, read by the head, wants more attention on a patch.
 
     s^l is the head on the pooled output of layer l, and the gradient stays inside that layer. `pool="model"` reads the
-    layer as the model does. `formula="joita"` is what that report's code computes: relu(G * A) of the final score, patch
-    rows and columns only, averaged over keys, so it scores queries.
+    layer as the model does. `formula="joita"` is what that report's code computes: relu(G * A) of the final score,
+    patch rows and columns only, averaged over keys, so it scores queries.
     """
     if formula == "joita":
         first = layer.layout.prefix

@@ -1,4 +1,4 @@
-"""Method: a layer map and an aggregation under a name. Registering one is all it takes to be swept, listed and documented.
+"""Method: a layer map and an aggregation under a name. Once registered it is swept by the tests, listed and documented.
 
 "rollout"   "rollout(fusion=max)"   "genatt+skipplus"   "decompx+from:6"   "ixg+layer:3"
 """

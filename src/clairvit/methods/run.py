@@ -34,7 +34,7 @@ def run(bounds: Sequence[Bound], trace: Trace, *, seed: int = 0, layers: bool = 
     walks = []
     with torch.no_grad():
         for bound, result in zip(bounds, results, strict=True):
-            with _timed(result):
+            with _Timed(result):
                 if bound.over is None:
                     _whole_image(bound, trace, seed, result)
                 else:
@@ -47,14 +47,14 @@ def run(bounds: Sequence[Bound], trace: Trace, *, seed: int = 0, layers: bool = 
                 reading_rows: View | None = None
                 for walk in own:
                     if walk.wants(index):
-                        with _timed(walk.result):
+                        with _Timed(walk.result):
                             if walk.bound.method.gives == "matrix" and not walk.bound.needs_all_rows:
                                 reading_rows = reading_rows or whole.reading_rows()
                                 walk.visit(reading_rows, index)
                             else:
                                 walk.visit(whole, index)
         for walk in walks:
-            with _timed(walk.result):
+            with _Timed(walk.result):
                 walk.finish()
     return results
 
@@ -67,9 +67,9 @@ class _Walk:
         count = len(trace.layers)
         if not count:
             raise NotApplicable(
-                f"{trace.recording.model.name}: no attention call was seen, and '{bound.text}' needs the layers of a Vision "
-                "Transformer. If it is one, its attention runs outside torch (xformers or flash-attn kernels): switch that "
-                "off in the model's settings; for a CNN use saliency."
+                f"{trace.recording.model.name}: no attention call was seen, and '{bound.text}' needs the layers of a "
+                "Vision Transformer. If it is one, its attention runs outside torch (xformers or flash-attn kernels): "
+                "switch that off in the model's settings; for a CNN use saliency."
             )
         self.used = over.used(count)
         self.keep_layers = layers
@@ -126,7 +126,7 @@ def _whole_image(bound: Bound, trace: Trace, seed: int, result: Result) -> None:
     result.maps = bound.method.function(trace, **options)
 
 
-class _timed:
+class _Timed:
     """Adds the time spent to a result, and keeps a refusal there so that the other methods go on."""
 
     def __init__(self, result: Result) -> None:

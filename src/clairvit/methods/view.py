@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from clairvit.errors import NotApplicable
@@ -43,7 +42,7 @@ class Desk:
 
 
 class View:
-    """What a layer map sees: `layer.A`, `layer.G`, `layer.x`, `layer.dx` … Rows are all queries, or those the head reads."""
+    """What a layer map sees: `layer.A`, `layer.G`, `layer.x` … Rows are all queries, or those the head reads."""
 
     def __init__(self, layer: Layer, desk: Desk, whole: View | None = None) -> None:
         self.layer = layer

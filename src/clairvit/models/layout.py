@@ -12,8 +12,8 @@ Pooling = Literal["token", "distilled", "avg", "map", "mixed"]
 class Layout:
     """Token order is `prefix` tokens first (CLS, distillation, registers), then the grid row by row.
 
-    `read` holds the query rows that the head reads, with weights that sum to 1. Under `map` pooling they are rows of the
-    attention pool (its latent queries) instead of tokens.
+    `read` holds the query rows that the head reads, with weights that sum to 1. Under `map` pooling they are rows of
+    the attention pool (its latent queries) instead of tokens.
     """
 
     grid: tuple[int, int]  # rows, columns of patches

@@ -1,12 +1,13 @@
 """Anatomy: one look at how a model is built, so that nobody has to say where its blocks, patches and class token are.
 
-One forward of one image with every module watched. A block is the largest module that takes tokens and holds exactly one
-attention call. The grid comes from the patch embedding, the prefix from the token count, the pooling from which rows of
-the last attention the scores depend on.
+One forward of one image with every module watched. A block is the largest module that takes tokens and holds exactly
+one attention call. The grid comes from the patch embedding, the prefix from the token count, the pooling from which
+rows of the last attention the scores depend on.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -158,7 +159,7 @@ def _whole(blocks: list[_Visit]) -> bool:
     """Is a block's output what the next block is given? Where no pair tells (one block), take it for granted."""
     told = [
         (a.output.data_ptr(), a.output.shape) == (b.tokens.data_ptr(), b.tokens.shape)
-        for a, b in zip(blocks, blocks[1:], strict=False)
+        for a, b in itertools.pairwise(blocks)
         if a.output is not None and b.tokens is not None
     ]
     return any(told) or not told
@@ -250,7 +251,7 @@ def _with_pooling(
     scores: list[Tensor],
     read_by_head: list[Tensor],
 ) -> Layout:
-    """After the last attention every token goes its own way, so the rows with a gradient are the rows the head reads."""
+    """After the last attention every token goes its own way: rows with a gradient are rows the head reads."""
     own = [i for i, part in enumerate(parts) if part.kind == "tokens"]
     if not own or layout.tokens != parts[own[-1]].queries:
         return layout  # windowed or channel attention: nothing reads single rows

@@ -2,7 +2,7 @@
 
 Nothing is patched. Inside `with Capture(…)` each torch function the model calls passes through `__torch_function__`:
 fused attention is noted with its q, k, v; the explicit path (product, softmax, product) is recognised by following the
-softmax output until it meets the values; and, if a `Switch` is given, operations get a backward that follows a rule table.
+softmax output until it meets the values; and, if a `Switch` is given, operations get a backward that follows a table.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class Capture(TorchFunctionMode):
         return note.out
 
     def multi_head(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """The mode is off inside a handler, so torch's multi-head attention would hide its attention: run it with the mode on."""
+        """The mode is off inside a handler, so torch's own multi-head attention would stay hidden: switch it on."""
         self._depth += 1
         try:
             with self:
@@ -310,7 +310,7 @@ def _spelled_out(equation: Any, operands: Any) -> tuple[str, str, str] | None:
 
 
 def _arranged(tensor: Tensor, have: str, want: str, sizes: dict[str, int]) -> Tensor | None:
-    """Axes `have` in the order `want`, repeated along one it has not (keys shared by heads); None if one is too many."""
+    """Axes `have` in the order `want`, repeated along one it has not (shared keys); None if one is too many."""
     if set(have) - set(want):
         return None
     out = torch.einsum(f"{have}->{''.join(c for c in want if c in have)}", tensor)

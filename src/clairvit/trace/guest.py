@@ -1,4 +1,4 @@
-"""The user's model is a guest: whatever a trace needs is set inside `with visiting(module)` and put back on the way out."""
+"""The user's model is a guest: what a trace needs is set inside `with visiting(module)` and put back on the way out."""
 
 from __future__ import annotations
 

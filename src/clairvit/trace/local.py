@@ -45,8 +45,8 @@ def through_block(trace: Trace, index: int, cotangent: Tensor) -> Tensor:
 def _split(out: Tensor, linear: LastLinear | None, cotangent: Tensor) -> tuple[list[GradientEdge], list[Tensor]] | None:
     """Where every token has the same cotangent, the block's last linear layer need only pass one of them back.
 
-    x^{l+1} = x_mid + f(y), y = W h: the way back starts at x_mid and at h, and W (a third of the block) is multiplied by
-    one row instead of N. None if the block is not built like that: then the ordinary way back is as right, only slower.
+    x^{l+1} = x_mid + f(y), y = W h: the way back starts at x_mid and at h, and W (a third of the block) is multiplied
+    by one row instead of N. None if the block is not built so: the ordinary way back is as right, only slower.
     """
     if linear is None or cotangent.stride(1) != 0 or out.grad_fn is None:
         return None
@@ -85,15 +85,15 @@ def block_outputs(trace: Trace) -> list[Tensor]:
             outputs[i] = outputs[i + 1]
     if any(out is None or out.shape != outputs[-1].shape for out in outputs):  # type: ignore[union-attr]
         raise NotApplicable(
-            "The model has no single stream of tokens from its first block to its head (windowed stages, or blocks that are "
-            "no modules), which this method needs. Use a gradient method: ixg, saliency or gradcam."
+            "The model has no single stream of tokens from its first block to its head (windowed stages, or blocks "
+            "that are no modules), which this method needs. Use a gradient method: ixg, saliency or gradcam."
         )
     with torch.enable_grad():  # a transposed stream must stay in the graph
         return [recording.as_tokens(out) for out in outputs if out is not None]
 
 
 def _pooled_gradients(trace: Trace, pooled: Tensor) -> Tensor:
-    """d s / d z for a pooled vector z a layer and image, [L, B, d]: the head reads a sequence that is z at every place."""
+    """d s / d z for one pooled vector z a layer and image, [L, B, d]: the head reads z at every place."""
     layers, batch, width = pooled.shape
     few = trace.layout.prefix + 1  # enough for any head: CLS and registers, and one patch
     try:
@@ -128,7 +128,7 @@ def _scores(trace: Trace, tokens: Tensor, layers: int) -> Tensor:
 
 
 def pool_gradients(trace: Trace) -> list[Tensor]:
-    """For a model with an attention pool, each layer's d s^l / d A_pool, [B, H, rows read, keys]: the pool reads x^{l+1}."""
+    """Each layer's d s^l / d A_pool, [B, H, rows read, keys], where the model's attention pool reads x^{l+1}."""
     found = []
     read = torch.tensor([index for index, _ in trace.layout.read], device=trace.pixels.device)
     for out in block_outputs(trace):

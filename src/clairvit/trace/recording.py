@@ -76,8 +76,9 @@ class Recording:
         y = score(self.logits).sum()
         if not y.requires_grad:
             raise CaptureError(
-                "The target's score does not depend on the image in a differentiable way; expected a score computed from "
-                "the logits with torch operations. Check the target function, or look for torch.no_grad() in the model."
+                "The target's score does not depend on the image in a differentiable way; expected a score computed "
+                "from the logits with torch operations. Check the target function, or look for torch.no_grad() in the "
+                "model."
             )
         self.backwards += 1
         return torch.autograd.grad(y, of, retain_graph=keep, allow_unused=True)

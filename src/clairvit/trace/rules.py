@@ -70,7 +70,7 @@ def blocked(call: Call, gradient: Tensor) -> Gradients:
 
 def values_only(call: Call, gradient: Tensor) -> Gradients:
     """Attention held fixed: O = A v passes the gradient to v alone."""
-    q, k, v = call.inputs
+    q, k, _ = call.inputs
     A = scaled_scores(q, k, call.arguments["scale"], call.arguments["mask"]).softmax(-1)
     return (None, None, A.transpose(-2, -1).to(gradient.dtype) @ gradient)
 
@@ -95,7 +95,7 @@ def _times(gradient: Tensor | None, factor: float) -> Tensor | None:
     return None if gradient is None else gradient * factor
 
 
-# role -> rule. Roles: norm, length, activation, gate, softmax, attention (fused), mix (explicit A v), product (gated MLP)
+# role -> rule. Roles: norm, length, activation, gate, softmax, attention (fused), mix (explicit A v), product (gated)
 _FROZEN: dict[str, Rule] = {
     "norm": frozen_spread,
     "length": frozen_length,
@@ -123,7 +123,7 @@ class _Swapped(torch.autograd.Function):
         return call.output.detach()
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> Any:
         rule = ctx.switch.table.get(ctx.role)
         gradients = ctx.call.vjp(gradient) if rule is None else rule(ctx.call, gradient)
         return (None, None, None, *gradients)
@@ -136,7 +136,7 @@ def swapped(
     with torch.enable_grad():
         cut = tuple(x.detach().requires_grad_(x.requires_grad) for x in inputs)
         call = Call(cut, function(*cut), arguments)
-    return _Swapped.apply(role, switch, call, *inputs)  # type: ignore[no-any-return,no-untyped-call]
+    return _Swapped.apply(role, switch, call, *inputs)  # type: ignore[no-any-return]
 
 
 def gelu_slope(z: Tensor, approximate: str = "none") -> Tensor:

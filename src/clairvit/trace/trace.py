@@ -44,8 +44,8 @@ class Layer:
         """The block's input, [B, N, d]."""
         if self.tokens is None:
             raise NotApplicable(
-                f"Layer {self.index} is not a module of its own, so its input was not seen; expected each block to be an "
-                "nn.Module. Put the block's code into one, or use a method that needs attention only, such as rollout."
+                f"Layer {self.index} is not a module of its own, so its input was not seen; expected each block to be "
+                "an nn.Module. Put the block's code into one, or use a method that needs attention only: rollout."
             )
         return self.tokens
 
@@ -262,7 +262,7 @@ def follow(
 
 
 def _pool_row(pools: tuple[AttentionCall, ...], layout: Layout) -> Tensor:
-    """What an attention pool reads of each token; several class-attention layers (CaiT) pass on what CLS had gathered."""
+    """What an attention pool reads of each token; several class-attention layers (CaiT) pass on what they had."""
     row: Tensor | None = None
     for call in pools:
         queries = call.A().mean(1)  # [B, queries, keys]
