@@ -73,7 +73,7 @@ class Total:
 class Product:
     """Rollout: the product of M + residual·I over the layers, later layers on the left, read where the head reads.
 
-    `alpha` (if given) mixes alpha·M + (1 - alpha)·I instead. `normalise="columns"` is jacobgil's missing keepdim and
+    `alpha` mixes alpha·M + (1 - alpha)·I instead (0.5 is residual 1, row-normalised). `normalise="columns"` is jacobgil's missing keepdim and
     `order="forward"` the reversed product of two of the papers; both are here to reproduce published pictures.
     """
 
@@ -85,6 +85,12 @@ class Product:
 
     matrices_only = True
     needs_all_rows = True
+
+    def __post_init__(self) -> None:
+        if self.alpha is not None and not 0 < self.alpha <= 1:
+            raise BadInput(f"alpha={self.alpha} was given; expected 0 < alpha ≤ 1 (0.5: attention and residual alike).")
+        if self.alpha is not None and self.residual != 1:
+            raise BadInput(f"alpha={self.alpha} and residual={self.residual} were given; expected one of the two.")
 
     @property
     def ascending(self) -> bool:

@@ -35,7 +35,7 @@ def attention(layer: View, fusion: Fusion = "mean") -> Tensor:
     family="attention",
     paper="Abnar & Zuidema, ACL 2020",
     gives="matrix",
-    over=Product(alpha=0.5, normalise="rows"),
+    over=Product(residual=1.0, normalise="rows"),
     passes="forward",
     class_specific=False,
     needs_all_rows=True,
@@ -49,7 +49,7 @@ def attention(layer: View, fusion: Fusion = "mean") -> Tensor:
 def rolled_attention(
     layer: View, fusion: Fusion = "mean", discard_ratio: float = 0.0, protect: Protect = "none"
 ) -> Tensor:
-    """prod_l (alpha·mean_h A + (1 - alpha)·I): attention followed from the output back through all layers."""
+    """prod_l (mean_h A + I), row-normalised: attention followed from the output back through all layers."""
     return discarded(fused(layer.A, fusion), discard_ratio, protect)  # [B, N, N]
 
 
