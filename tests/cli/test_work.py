@@ -72,6 +72,8 @@ def test_parts_and_wholes() -> None:
     assert torch.equal(back.maps, whole.maps)
     assert back.layers is not None
     assert back.layers.shape == (2, 3, 4, 4)
+    assert back.cost == whole.cost, "one batch was paid once"
+    assert joined([fake(), fake()]).cost.seconds == 2 * whole.cost.seconds
     with pytest.raises(BadInput, match="same method"):
         joined([fake(), fake(method="rollout")])
 

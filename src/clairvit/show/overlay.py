@@ -45,5 +45,7 @@ def overlay(photo: Array, values: Array, scale: Scale, opacity: float = 0.8, smo
 def blend(ground: Array, fine: Array, scale: Scale, opacity: float = 0.8) -> Array:
     """Colours over `ground`, the more opaque the stronger the value; the colour bar is drawn by the same rule."""
     veil = min(VEIL, opacity)
-    alpha = veil + (opacity - veil) * scale.strength(fine)[..., None] ** 0.7
+    # A steeper rise shows weak values better; around the zero of a signed map it would draw dark seams instead.
+    steepness = 1.0 if scale.diverging else 0.7
+    alpha = veil + (opacity - veil) * scale.strength(fine)[..., None] ** steepness
     return np.clip(ground * (1 - alpha) + scale.colours(fine) * alpha, 0.0, 1.0)

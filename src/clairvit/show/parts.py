@@ -43,10 +43,17 @@ def joined(explanations: Sequence[Explanation]) -> Explanation:
         pixels=torch.cat([one.pixels for one in explanations]),
         names=tuple(name for one in explanations for name in one.names),
         layers=torch.cat(layers, dim=1) if len(layers) == len(explanations) else None,
-        cost=Cost(
-            sum(one.cost.forwards for one in explanations),
-            sum(one.cost.backwards for one in explanations),
-            sum(one.cost.seconds for one in explanations),
-        ),
+        cost=_joint_cost([one.cost for one in explanations]),
         notes=tuple(dict.fromkeys(note for one in explanations for note in one.notes)),
+    )
+
+
+def _joint_cost(costs: Sequence[Cost]) -> Cost:
+    """Passes as each image took them; seconds of all batches. Parts of one batch carry the same object: count it once."""
+    batches = list({id(cost): cost for cost in costs}.values())
+    return Cost(
+        max(cost.forwards for cost in batches),
+        max(cost.backwards for cost in batches),
+        sum(cost.seconds for cost in batches),
+        sum(cost.own_seconds for cost in batches),
     )
