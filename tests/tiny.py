@@ -361,48 +361,72 @@ TINY = [name for name, tiny in ZOO.items() if not tiny.full_size]
 # Models that are no plain ViTs: attention inside windows, between channels, or none at all.
 
 
-def swin() -> nn.Module:
-    return timm.create_model(
-        "swin_tiny_patch4_window7_224", img_size=32, patch_size=4, window_size=4, embed_dim=12, depths=(2, 2),
-        num_heads=(2, 3), num_classes=CLASSES,
-    )  # fmt: skip
+@dataclass(frozen=True)
+class Strange:
+    """What gradient methods can still say: the grid of the first tokens and that of the last."""
+
+    make: Callable[[], nn.Module]
+    size: tuple[int, int]
+    first: tuple[int, int]
+    last: tuple[int, int]
+    attends: str  # as the refusal says it
+    blocks: str  # name of the block class
 
 
-def swin_v2() -> nn.Module:
-    return timm.create_model(
-        "swinv2_tiny_window8_256", img_size=32, patch_size=4, window_size=4, embed_dim=12, depths=(2, 2),
-        num_heads=(2, 3), num_classes=CLASSES,
-    )  # fmt: skip
+_SWIN: dict[str, Any] = {"patch_size": 4, "window_size": 4, "embed_dim": 12, "depths": (2, 2), "num_heads": (2, 3)}
 
 
-def hf_swin() -> nn.Module:
-    config = hf.SwinConfig(
-        image_size=32, patch_size=4, embed_dim=12, depths=[2, 2], num_heads=[2, 3], window_size=4, num_labels=CLASSES
-    )
-    return hf.SwinForImageClassification(config)
+def _swin(name: str, size: tuple[int, int]) -> Callable[[], nn.Module]:
+    return lambda: timm.create_model(name, img_size=size, num_classes=CLASSES, **_SWIN)
 
 
-def xcit() -> nn.Module:
-    return timm.create_model(
-        "xcit_nano_12_p16_224", img_size=64, embed_dim=WIDTH, depth=DEPTH, num_heads=HEADS, num_classes=CLASSES
-    )
+def _hf_swin() -> nn.Module:
+    return hf.SwinForImageClassification(hf.SwinConfig(image_size=32, num_labels=CLASSES, **_SWIN))
 
 
-def maxvit() -> nn.Module:
-    return timm.create_model(
-        "maxvit_rmlp_pico_rw_256", img_size=64, num_classes=CLASSES, embed_dim=(8, 16), depths=(1, 1)
-    )
+def _xcit(size: tuple[int, int]) -> Callable[[], nn.Module]:
+    small = {"embed_dim": WIDTH, "depth": DEPTH, "num_heads": HEADS, "num_classes": CLASSES}
+    return lambda: timm.create_model("xcit_nano_12_p16_224", img_size=size, **small)
+
+
+def _maxvit() -> nn.Module:
+    small = {"embed_dim": (32, 32), "depths": (1, 1), "block_type": ("M", "M"), "stem_width": 8}
+    return timm.create_model("maxvit_rmlp_pico_rw_256", img_size=64, num_classes=CLASSES, **small)
+
+
+WINDOWS = "inside windows or stages"
+STRANGE = {
+    "swin": Strange(
+        _swin("swin_tiny_patch4_window7_224", (32, 32)), (32, 32), (8, 8), (4, 4), WINDOWS, "SwinTransformerBlock"
+    ),
+    "swin-nonsquare": Strange(
+        _swin("swin_tiny_patch4_window7_224", (32, 64)), (32, 64), (8, 16), (4, 8), WINDOWS, "SwinTransformerBlock"
+    ),
+    "swin-v2": Strange(
+        _swin("swinv2_tiny_window8_256", (32, 32)), (32, 32), (8, 8), (4, 4), WINDOWS, "SwinTransformerV2Block"
+    ),
+    "hf-swin": Strange(_hf_swin, (32, 32), (8, 8), (4, 4), WINDOWS, "SwinLayer"),
+    "maxvit": Strange(_maxvit, (64, 64), (16, 16), (8, 8), WINDOWS, "PartitionAttentionCl"),
+    "xcit": Strange(_xcit((64, 64)), (64, 64), (4, 4), (4, 4), "between channels", "XCABlock"),
+    "xcit-nonsquare": Strange(_xcit((64, 96)), (64, 96), (4, 6), (4, 6), "between channels", "XCABlock"),
+}
 
 
 def cnn() -> nn.Module:
     return nn.Sequential(
-        nn.Conv2d(3, 8, 3, 2, 1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 12, 3, 2, 1), nn.ReLU(),
-        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(12, CLASSES),
-    )  # fmt: skip
+        nn.Conv2d(3, 8, 3, 2, 1),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.Conv2d(8, 12, 3, 2, 1),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(12, CLASSES),
+    )
 
 
 def strange(make: Callable[[], nn.Module], seed: int = 0) -> nn.Module:
-    """One of these, seeded and shaken."""
+    """One of these, or one of your own, seeded and shaken."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return shaken(make(), seed).eval()

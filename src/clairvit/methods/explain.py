@@ -228,6 +228,8 @@ def _checked_maps(
     empty = [names[i] for i, one in enumerate(maps) if not one.any()]
     if empty:
         why = "no gradient reaches the tokens (a head of zeros?)" if bound.method.class_specific else "nothing to show"
+        if bound.relu:
+            why = "its ReLU keeps what speaks for the target, and nothing does; relu=False shows the signed map"
         note = f"{bound.text}: the map of {', '.join(empty)} is zero everywhere: {why}"
         warnings.warn(note, ClairWarning, stacklevel=4)
         notes += (note,)

@@ -17,11 +17,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from clairvit.errors import CaptureError
+from clairvit.errors import BadInput, CaptureError
 from clairvit.models.layout import Layout, Pooling
 from clairvit.models.model import Model
 from clairvit.trace.attention import AttentionCall, Kind
 from clairvit.trace.capture import Capture
+from clairvit.trace.complaints import CHECKPOINTED, way_back
 from clairvit.trace.guest import visiting
 
 MOST_PREFIX_TOKENS = 64  # CLS, distillation, registers: nobody has more
@@ -146,13 +147,26 @@ def _look(model: Model, pixels: Tensor) -> Anatomy:
     calls = watch.capture.calls
     image = (int(pixels.shape[-2]), int(pixels.shape[-1]))
     parts, layout = _arrange(calls, blocks, watch.grids, image)
-    if layout is not None and model.layout is None:
+    if model.layout is not None:
+        _check_given(model.layout, parts)
+    elif layout is not None:
         layout = _with_pooling(layout, calls, parts, [scores], watch.read_by_head)
     in_place = any(visit is not None and visit.in_place for visit in blocks)
     seen = [visit for visit in blocks if visit is not None]
     # One image was looked at, so the axis of length 1 is the batch.
     sequence_first = any(v.tokens is not None and v.tokens.ndim == 3 and v.tokens.shape[0] != 1 for v in seen)
     return Anatomy(model.layout or layout, parts, in_place, sequence_first, _whole(seen))
+
+
+def _check_given(layout: Layout, parts: tuple[Part, ...]) -> None:
+    counts = sorted({part.queries for part in parts if part.kind == "tokens"})
+    if counts and layout.tokens not in counts:
+        rows, cols = layout.grid
+        raise BadInput(
+            f"layout= says {rows} × {cols} patches and {layout.prefix} prefix tokens, {layout.tokens} together, but the "
+            f"model's attention is between {' or '.join(map(str, counts))}; expected the same number. "
+            "Leave layout out to have it inferred, or change grid or prefix."
+        )
 
 
 def _whole(blocks: list[_Visit]) -> bool:
@@ -260,6 +274,8 @@ def _with_pooling(
             "The model's output does not depend on its attention (detached output or torch.no_grad inside forward); "
             "expected a differentiable forward. Remove the no_grad, or pass layout=cv.Layout(…) to cv.wrap."
         )
+    if not all(call.out.requires_grad for call in calls):
+        raise CaptureError(CHECKPOINTED)
     pools = [i for i in range(own[-1] + 1, len(parts)) if parts[i].kind == "pool"]
     # A new head is often all zeros and passes no gradient; then ask what its linear layers were given.
     for outputs in (scores, read_by_head):
@@ -280,7 +296,8 @@ def _rows_read(call: AttentionCall, outputs: list[Tensor]) -> Tensor | None:
     score = [(o * torch.randn(o.shape, generator=noise).to(o)).sum() for o in outputs if o.requires_grad]
     if not score:
         return None
-    (gradient,) = torch.autograd.grad(torch.stack(score).sum(), call.out, retain_graph=True, allow_unused=True)
+    with way_back():
+        (gradient,) = torch.autograd.grad(torch.stack(score).sum(), call.out, retain_graph=True, allow_unused=True)
     if gradient is None or not gradient.any():
         return None
     return call.heads(gradient).float().abs().sum((0, 1, 3))

@@ -12,6 +12,7 @@ from torch.autograd.graph import GradientEdge, Node
 
 from clairvit.errors import NotApplicable, UnknownName, did_you_mean
 from clairvit.trace.capture import Capture
+from clairvit.trace.complaints import way_back
 from clairvit.trace.recording import LastLinear
 from clairvit.trace.trace import Trace
 
@@ -39,7 +40,8 @@ def through_block(trace: Trace, index: int, cotangent: Tensor) -> Tensor:
     out, attended = block_outputs(trace)[index], recording.calls[index].out
     cheap = _split(out, recording.last_linears.get(index), cotangent)
     outputs, cotangents = cheap if cheap is not None else ([out], [cotangent])
-    return torch.autograd.grad(outputs, attended, cotangents, retain_graph=True)[0]
+    with way_back():
+        return torch.autograd.grad(outputs, attended, cotangents, retain_graph=True)[0]
 
 
 def _split(out: Tensor, linear: LastLinear | None, cotangent: Tensor) -> tuple[list[GradientEdge], list[Tensor]] | None:

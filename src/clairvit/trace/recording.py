@@ -16,6 +16,7 @@ from clairvit.models.model import Model
 from clairvit.trace.anatomy import Anatomy, anatomy, channels_first, tokens_among
 from clairvit.trace.attention import AttentionCall
 from clairvit.trace.capture import Capture
+from clairvit.trace.complaints import CHECKPOINTED, way_back
 from clairvit.trace.guest import visiting
 from clairvit.trace.rules import TABLES, Switch
 from clairvit.trace.tape import Tape
@@ -81,7 +82,8 @@ class Recording:
                 "model."
             )
         self.backwards += 1
-        return torch.autograd.grad(y, of, retain_graph=keep, allow_unused=True)
+        with way_back():
+            return torch.autograd.grad(y, of, retain_graph=keep, allow_unused=True)
 
 
 def record(
@@ -184,7 +186,4 @@ def _check(plan: Anatomy, calls: list[AttentionCall], differentiable: bool) -> N
             "expected the same path every time. Switch off random depth or early exits, then trace again."
         )
     if differentiable and any(not call.out.requires_grad for call in calls):
-        raise CaptureError(
-            "An attention call is not part of the gradient graph; expected a plain differentiable forward. "
-            "Switch off gradient checkpointing (torch.utils.checkpoint) and torch.no_grad() inside the model."
-        )
+        raise CaptureError(CHECKPOINTED)

@@ -1,0 +1,34 @@
+"""What torch says about a way back that is blocked, in words about the user's model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from torch.utils.checkpoint import CheckpointError
+
+from clairvit.errors import CaptureError
+
+CHECKPOINTED = (
+    "An attention call is not part of the gradient graph; expected a plain differentiable forward. "
+    "Switch off gradient checkpointing (torch.utils.checkpoint) and torch.no_grad() inside the model."
+)
+
+
+@contextmanager
+def way_back() -> Iterator[None]:
+    """Around every backward through the user's model."""
+    try:
+        yield
+    except CheckpointError as error:
+        raise CaptureError(
+            "The model runs parts of its forward again in the backward pass (torch.utils.checkpoint), where a trace "
+            "cannot follow; expected a plain forward. Switch off gradient checkpointing inside the model."
+        ) from error
+    except RuntimeError as error:
+        if "modified by an inplace operation" not in str(error):
+            raise
+        raise CaptureError(
+            "The model overwrites a tensor that its own gradient needs; expected a differentiable forward. "
+            "Look for x += … in its blocks and write x = x + …."
+        ) from error

@@ -1,0 +1,318 @@
+"""What is no plain ViT is told so: which methods do not fit, why, and what to type instead. The others still work."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+import clairvit as cv
+from clairvit.errors import BadInput, CaptureError, NotApplicable
+from clairvit.models.model import first_scores
+from clairvit.trace.anatomy import anatomy
+from tiny import CLASSES, STRANGE, build, cnn, pixels, strange, wrapped
+from tiny_home import PATCH, WIDTH, Block, BrokenInPlaceBlock, HomeMade, MatmulAttention, MeanPool
+
+TARGET = 3
+ATTENTION = [m.name for m in cv.methods() if m.family in ("attention", "gradient × attention")]
+
+
+@functools.cache
+def model_of(kind: str) -> cv.Model:
+    return cv.wrap(strange(STRANGE[kind].make), name=kind)
+
+
+def image_of(kind: str) -> Tensor:
+    return torch.randn(2, 3, *STRANGE[kind].size, generator=torch.Generator().manual_seed(1))
+
+
+# Windows, stages and channels
+
+
+@pytest.mark.parametrize("method", ATTENTION)
+@pytest.mark.parametrize("kind", STRANGE)
+def test_attention_methods_refuse(kind: str, method: str) -> None:
+    """One clear sentence, and the names it offers do work (next test)."""
+    with pytest.raises(NotApplicable) as refusal:
+        cv.explain(model_of(kind), image_of(kind), method, target=TARGET)
+    said = str(refusal.value)
+    assert f"This model attends {STRANGE[kind].attends} (" in said
+    assert "not between all image tokens, which attention methods need" in said
+    assert "Use a gradient method: ixg, saliency and gradcam." in said
+
+
+@pytest.mark.parametrize("kind", STRANGE)
+def test_gradient_methods_work(kind: str) -> None:
+    known = STRANGE[kind]
+    made = {
+        method: cv.explain(model_of(kind), image_of(kind), method, target=TARGET).maps
+        for method in (
+            "ixg",
+            "saliency",
+            "gradcam(relu=false)",
+            "decompx",
+            "attnlrp",
+            "ixg+last",
+            "ixg+layer:1",
+            "random",
+            "center",
+        )
+    }
+    grids = {method: tuple(maps.shape[1:]) for method, maps in made.items()}
+    assert grids == {
+        "ixg": known.first,
+        "saliency": known.first,
+        "gradcam(relu=false)": known.last,
+        "decompx": known.first,
+        "attnlrp": known.first,
+        "ixg+last": known.last,
+        "ixg+layer:1": known.first,
+        "random": known.first,
+        "center": known.first,
+    }
+    for maps in made.values():
+        assert len(maps) == 2
+        assert maps.isfinite().all()
+        assert maps.flatten(1).std(1).min() > 0
+
+
+@pytest.mark.parametrize("kind", STRANGE)
+def test_ixg_is_that_of_a_hook_on_the_first_block(kind: str) -> None:
+    """The numbers lie where they belong: a feature map [B, h, w, d] or [B, d, h, w] is read the right way round."""
+    known, module = STRANGE[kind], strange(STRANGE[kind].make).requires_grad_(False)
+    seen: list[Tensor] = []
+    first = next(part for part in module.modules() if type(part).__name__ == known.blocks)
+    first.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    score = first_scores(module(image_of(kind).requires_grad_()))[:, TARGET].sum()
+    (x,) = seen
+    product = (x * torch.autograd.grad(score, x)[0]).detach()
+    if x.ndim == 4 and x.shape[1:3] != known.first:
+        product = product.movedim(1, -1)
+    expected = product.sum(-1).reshape(2, *known.first)
+    found = cv.explain(model_of(kind), image_of(kind), "ixg", target=TARGET).maps
+    assert torch.allclose(found, expected, atol=1e-5 * float(expected.abs().max()))
+
+
+@pytest.mark.parametrize("kind", ["swin", "swin-v2", "hf-swin", "maxvit"])
+def test_sums_over_stages_refuse(kind: str) -> None:
+    with pytest.raises(
+        NotApplicable, match=r"'cat' adds up layers, .* token count changes .* Use one layer: cat\+last"
+    ):
+        cv.explain(model_of(kind), image_of(kind), "cat", target=TARGET)
+    assert cv.explain(model_of(kind), image_of(kind), "cat+last", target=TARGET).maps.isfinite().all()
+
+
+@pytest.mark.parametrize("kind", ["xcit", "xcit-nonsquare"])
+def test_sums_over_blocks_of_channel_attention_work(kind: str) -> None:
+    """XCiT keeps its tokens, so summing over its layers makes sense."""
+    assert cv.explain(model_of(kind), image_of(kind), "cat", target=TARGET).maps.shape[1:] == STRANGE[kind].first
+
+
+@pytest.mark.parametrize("kind", STRANGE)
+def test_compare_leaves_out_what_does_not_fit_and_says_why(kind: str) -> None:
+    found = cv.compare(model_of(kind), image_of(kind), ["ixg", "rollout", "genatt"], target=TARGET, skip=True)
+    assert list(found) == ["ixg"]
+    assert set(found.skipped) == {"rollout", "genatt"}
+    assert all(STRANGE[kind].attends in why for why in found.skipped.values())
+
+
+@pytest.mark.parametrize("kind", STRANGE)
+def test_layers_of_a_trace_refuse_too(kind: str) -> None:
+    tr = cv.trace(model_of(kind), image_of(kind), target=TARGET)
+    for name in ("A", "G", "S"):
+        with pytest.raises(NotApplicable, match="not between all image tokens"):
+            getattr(tr.layers[0], name)
+    assert tr.layers[0].x.shape == tr.layers[0].dx.shape
+
+
+# No attention seen at all
+
+
+class Outside(torch.autograd.Function):
+    """An attention kernel that torch cannot look into, as xformers' or flash-attn's."""
+
+    @staticmethod
+    def forward(ctx: object, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        scores = np.exp(q.numpy() @ k.numpy().swapaxes(-1, -2) * q.shape[-1] ** -0.5)
+        return torch.from_numpy(scores / scores.sum(-1, keepdims=True) @ v.numpy())
+
+    @staticmethod
+    def backward(ctx: object, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return gradient, gradient, gradient
+
+
+class OutsideAttention(MatmulAttention):
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return Outside.apply(q, k, v)
+
+
+@pytest.mark.parametrize("method", [m.name for m in cv.methods() if m.over is not None])
+@pytest.mark.parametrize("make", [cnn, lambda: HomeMade(lambda: Block(OutsideAttention))], ids=["cnn", "kernel"])
+def test_no_attention_call_is_a_loud_error(make: object, method: str) -> None:
+    model = cv.wrap(strange(make), name="my model")
+    with pytest.raises(NotApplicable) as refusal:
+        cv.explain(model, pixels("timm-vit"), method, target=TARGET)
+    said = str(refusal.value)
+    assert said.startswith(f"my model: no attention call was seen, and '{method}' needs")
+    assert "xformers" in said
+    assert "flash-attn" in said
+    assert "for a CNN use saliency" in said
+
+
+def test_saliency_of_a_cnn_has_the_size_of_the_image() -> None:
+    maps = cv.explain(cv.wrap(strange(cnn)), pixels("timm-vit"), "saliency", target=TARGET).maps
+    assert maps.shape == (2, 32, 32)
+    assert maps.std() > 0
+
+
+def test_a_layout_gives_a_cnn_a_grid() -> None:
+    model = cv.wrap(strange(cnn), layout=cv.Layout((4, 4), 0, "avg"))
+    for method in ("saliency", "random", "center"):
+        assert cv.explain(model, pixels("timm-vit"), method, target=TARGET).maps.shape == (2, 4, 4)
+
+
+# The user knows better
+
+
+def test_layout_given_is_layout_used() -> None:
+    image = pixels("timm-vit")
+    own = cv.explain(wrapped("timm-vit"), image, "genatt", target=TARGET).maps
+    told = cv.wrap(build("timm-vit"), layout=cv.Layout((2, 8), 1, "token"))
+    assert torch.equal(cv.explain(told, image, "genatt", target=TARGET).maps, own.reshape(2, 2, 8))
+    assert cv.trace(told, image, target=TARGET).layout == cv.Layout((2, 8), 1, "token", ((0, 1.0),))
+
+
+def test_layout_given_says_which_rows_are_read() -> None:
+    image = pixels("timm-vit")
+    A = cv.trace(wrapped("timm-vit"), image, target=TARGET).layers[-1].A.mean(1)
+    for layout, row in [
+        (cv.Layout((4, 4), 1, "avg"), A[:, 1:].mean(1)),
+        (cv.Layout((4, 4), 1, "token", ((3, 0.5), (4, 0.5))), (A[:, 3] + A[:, 4]) / 2),
+        (cv.Layout((4, 4), 1, "mixed"), A[:, 0] / 2 + A[:, 1:].mean(1) / 2),
+    ]:
+        found = cv.explain(cv.wrap(build("timm-vit"), layout=layout), image, "raw-attention").maps
+        assert torch.allclose(found, row[:, 1:].reshape(2, 4, 4), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("pooling", "rows"), [("token", [0]), ("map", [0]), ("distilled", [0, 1]), ("avg", [2, 3, 4, 5])]
+)
+def test_layout_knows_the_usual_rows(pooling: str, rows: list[int]) -> None:
+    assert dict(cv.Layout((2, 2), 2, pooling).read) == {row: 1 / len(rows) for row in rows}
+
+
+@pytest.mark.parametrize("layout", [cv.Layout((4, 4), 0, "avg"), cv.Layout((5, 5), 1, "token")], ids=["16", "26"])
+@pytest.mark.parametrize("method", ["raw-attention", "genatt", "ixg", "saliency"])
+def test_layout_that_does_not_fit_is_refused(layout: cv.Layout, method: str) -> None:
+    model = cv.wrap(build("timm-vit"), layout=layout)
+    with pytest.raises(BadInput, match=rf"{layout.tokens} together.* is between 17; .*Leave layout out"):
+        cv.explain(model, pixels("timm-vit"), method, target=TARGET)
+
+
+def test_unknown_grid_asks_for_a_layout() -> None:
+    """13 tokens of 24 × 40 pixels are nothing anyone could guess; told, everything works."""
+
+    class Odd(MeanPool):
+        def tokens(self, image: Tensor) -> Tensor:
+            return super().tokens(image)[:, :13]
+
+    image = pixels("home-mean-pool")
+    module = strange(Odd)
+    for method in ("raw-attention", "ixg", "random"):
+        with pytest.raises(NotApplicable, match=r"layout=cv\.Layout\("):
+            cv.explain(cv.wrap(module), image, method, target=TARGET)
+    told = cv.wrap(module, layout=cv.Layout((1, 13), 0, "avg"))
+    for method in ("raw-attention", "ixg", "legrad", "random"):
+        assert cv.explain(told, image, method, target=TARGET).maps.shape == (2, 1, 13)
+
+
+def test_anatomy_is_found_once_for_each_image_size() -> None:
+    model = wrapped("timm-vit")
+    assert anatomy(model, pixels("timm-vit")) is anatomy(model, pixels("timm-vit", batch=1, seed=5))
+
+
+@pytest.mark.parametrize("size", [(32, 32), (24, 40), (48, 16)])
+def test_one_model_many_image_sizes(size: tuple[int, int]) -> None:
+    """A model that takes any size gets the grid of each image."""
+    import timm
+
+    module = strange(
+        lambda: timm.create_model(
+            "vit_tiny_patch16_224",
+            img_size=32,
+            patch_size=PATCH,
+            embed_dim=WIDTH,
+            depth=2,
+            num_heads=3,
+            num_classes=CLASSES,
+            dynamic_img_size=True,
+        )
+    )
+    model = cv.wrap(module)
+    for rows, cols in ((32, 32), size):
+        maps = cv.explain(model, torch.randn(1, 3, rows, cols), "genatt", target=TARGET).maps
+        assert maps.shape == (1, rows // PATCH, cols // PATCH)
+
+
+# Ways back that are blocked
+
+
+class Checkpointed(HomeMade):
+    reentrant = True
+
+    def __init__(self) -> None:
+        super().__init__(lambda: Block(MatmulAttention))
+
+    def through(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=self.reentrant)
+        return x
+
+
+@pytest.mark.parametrize("reentrant", [True, False], ids=["reentrant", "not-reentrant"])
+@pytest.mark.parametrize("method", ["rollout", "ixg", "genatt", "legrad"])
+def test_checkpointing_in_user_code_is_named(method: str, reentrant: bool) -> None:
+    module = strange(Checkpointed)
+    module.reentrant = reentrant
+    with pytest.raises(CaptureError, match=r"[Ss]witch off gradient checkpointing") as refusal:
+        cv.explain(cv.wrap(module), pixels("timm-vit"), method, target=TARGET)
+    assert "torch.utils.checkpoint" in str(refusal.value)
+
+
+def test_no_grad_inside_the_model_is_named() -> None:
+    class Frozen(HomeMade):
+        def through(self, x: Tensor) -> Tensor:
+            with torch.no_grad():
+                return super().through(x)
+
+    with pytest.raises(CaptureError, match="no_grad"):
+        cv.explain(cv.wrap(strange(lambda: Frozen(lambda: Block(MatmulAttention)))), pixels("timm-vit"), "ixg")
+
+
+def test_overwritten_tokens_are_named() -> None:
+    module = strange(lambda: HomeMade(lambda: BrokenInPlaceBlock(MatmulAttention)))
+    with pytest.raises(CaptureError, match=r"overwrites a tensor .* write x = x \+"):
+        cv.explain(cv.wrap(module), pixels("timm-vit"), "ixg", target=TARGET)
+    assert cv.explain(cv.wrap(module), pixels("timm-vit"), "rollout").maps.std() > 0  # needs no way back
+
+
+def test_random_depth_is_named() -> None:
+    """A model that takes another path the next time cannot be matched with what was found out about it."""
+
+    class Moody(HomeMade):
+        runs = 0
+
+        def through(self, x: Tensor) -> Tensor:
+            self.runs += 1
+            for block in self.blocks[: 1 + self.runs % 2]:
+                x = block(x)
+            return x
+
+    model = cv.wrap(strange(lambda: Moody(lambda: Block(MatmulAttention))))
+    with pytest.raises(CaptureError, match=r"2 attention calls.*|1 attention calls.*") as refusal:
+        cv.explain(model, pixels("timm-vit"), "ixg", target=TARGET)
+    assert "expected the same path every time" in str(refusal.value)
