@@ -107,11 +107,20 @@ def test_quiet_is_quiet(photos: Path, capsys: Captured) -> None:
 
 
 def test_compare_draws_a_grid_and_prints_classes_and_costs(photos: Path, capsys: Captured) -> None:
-    methods = "rollout(fusion=max,alpha=0.5),ixg+plus,decompx"
+    methods = "rollout(fusion=max,start_layer=1),ixg+plus,decompx"
     assert main(["compare", "demo", "--methods", methods, "--out", "grid.png"]) == 0
     assert Image.open(photos / "grid.png").width > 500
     printed = capsys.readouterr().out
-    for word in ("Egyptian Mau", "83%", "rollout(fusion=max)", "ixg+plus", "gradient", "linear", "forwards", "ms"):
+    for word in (
+        "Egyptian Mau",
+        "83%",
+        "rollout(fusion=max,start_layer=1)",
+        "ixg+plus",
+        "gradient",
+        "linear",
+        "forwards",
+        "ms",
+    ):
         assert word in printed, word
     assert "1 forward + 2 backward" in printed, "plain and linear rules, one forward"
 

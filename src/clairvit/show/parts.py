@@ -49,7 +49,7 @@ def joined(explanations: Sequence[Explanation]) -> Explanation:
 
 
 def _joint_cost(costs: Sequence[Cost]) -> Cost:
-    """Passes as each image took them; seconds of all batches. Parts of one batch carry the same object: count it once."""
+    """Passes as each image took them, seconds of all batches. Parts of one batch share one object, counted once."""
     batches = list({id(cost): cost for cost in costs}.values())
     return Cost(
         max(cost.forwards for cost in batches),
