@@ -143,7 +143,8 @@ class View:
         """Activation and gradient for class activation maps, [B, N, d] each.
 
         "norm" is the last block's normalised input: after the last attention the patches of a CLS-pooled model have no
-        gradient. A mean-pooled model reads the patches themselves, so there it is the last block's output.
+        gradient. A mean-pooled model reads the patches themselves, so there it is the last block's output, after the
+        final norm if that comes before the mean.
         """
         if at == "input":
             return self.x, self.dx
@@ -152,8 +153,9 @@ class View:
                 f"at=norm looks at the last block only; layer {self.index} of {self.count} was asked for. Use at=input."
             )
         trace = self.trace
-        reads_patches = trace.layout.pooling == "avg" and trace.final_tokens is not None
-        a, g = (trace.final_tokens, trace.final_gradient) if reads_patches else (trace.normed, trace.normed_gradient)
+        a, g = trace.normed, trace.normed_gradient
+        if a is None and trace.layout.pooling == "avg":
+            a, g = trace.final_tokens, trace.final_gradient
         if a is None or g is None:
             return self.x, self.dx  # no norm before the attention (post-norm blocks)
         return _widened(a), _widened(g)

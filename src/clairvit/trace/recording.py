@@ -44,7 +44,7 @@ class Recording:
     pools: tuple[AttentionCall, ...]  # attention pools after the layers
     last_linears: dict[int, LastLinear]  # layer -> the last linear layer of its block, if asked for
     tape: Tape | None  # from the last block's output to the logits
-    normed: Tensor | None  # the last block's normalised input
+    normed: Tensor | None  # the last block's normalised input; where patches are averaged, its normalised output
     switch: Switch | None
     tables: tuple[str, ...]
     differentiable: bool
@@ -104,6 +104,7 @@ def record(
     inputs: list[Tensor] = []
     last_linears: dict[int, LastLinear] = {}
     last_call = layers[-1] if layers else -1
+    reads_patches = plan.layout is not None and plan.layout.pooling == "avg"
 
     def note_last_linear() -> None:
         if local and differentiable and capture.last_linear is not None and capture.calls:
@@ -118,12 +119,12 @@ def record(
             return None
         note_last_linear()
         inputs.append(tokens)
-        is_last = len(capture.calls) == last_call
-        capture.enter_block(len(inputs) - 1, tokens if is_last else None)
+        watched = len(capture.calls) == last_call and not reads_patches
+        capture.enter_block(len(inputs) - 1, tokens if watched else None)
         if not plan.writes_in_place:
             return None
         own = tokens.clone()  # the block will overwrite its input; ours must stay what it was
-        capture.block_input = own if is_last else None
+        capture.block_input = own if watched else None
         return (
             tuple(own if a is tokens else a for a in args),
             {name: own if a is tokens else a for name, a in kwargs.items()},
@@ -134,6 +135,8 @@ def record(
             note_last_linear()
             tokens = tokens_among((out,) if isinstance(out, Tensor) else tuple(out), {})
             capture.tape = Tape(start=tokens)
+            if reads_patches:
+                capture.block_input = tokens  # the final norm is the one that matters
 
     with visiting(model.module), torch.set_grad_enabled(differentiable):
         hooks = []

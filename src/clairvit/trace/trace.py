@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from clairvit.errors import BadInput, CaptureError, NotApplicable, UnknownName, did_you_mean
@@ -110,7 +111,7 @@ class Trace:
     pixels_gradient: Tensor | None
     final_tokens: Tensor | None  # [B, N, d] the last block's output
     final_gradient: Tensor | None
-    normed: Tensor | None  # [B, N, d] the last block's normalised input
+    normed: Tensor | None  # [B, N, d] the last block's normalised input; where patches are averaged, its output
     normed_gradient: Tensor | None
 
     @property
@@ -269,6 +270,8 @@ def _pool_row(pools: tuple[AttentionCall, ...], layout: Layout) -> Tensor:
         latent = sum(weight * queries[:, index] for index, weight in layout.read)
         attention = latent if call is pools[-1] and isinstance(latent, Tensor) else queries.mean(1)
         extra = attention.shape[1] - layout.tokens  # CLS among the keys
+        if extra < 0:  # a pool that is not given the prefix tokens reads nothing of them
+            attention, extra = F.pad(attention, (-extra, 0)), 0
         row = attention[:, extra:] + (0 if row is None else attention[:, :extra].sum(1, keepdim=True) * row)
     assert row is not None
     return row
