@@ -20,6 +20,7 @@ from clairvit.methods.run import Result, run
 from clairvit.models.images import Batch, prepare
 from clairvit.models.model import Model
 from clairvit.models.target import Target, resolve
+from clairvit.trace.guest import own_grad_mode
 from clairvit.trace.recording import Recording, record
 from clairvit.trace.rules import TABLES
 from clairvit.trace.trace import Reach, follow
@@ -76,6 +77,7 @@ def compare(
     return _explain_all(model, images, [bind(m) for m in methods], target, score, seed, layers, skip=skip)
 
 
+@own_grad_mode()
 def _explain_all(
     model: Model,
     images: Any,

@@ -8,7 +8,8 @@ rows of the last attention the scores depend on.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -23,7 +24,7 @@ from clairvit.models.model import Model
 from clairvit.trace.attention import AttentionCall, Kind
 from clairvit.trace.capture import Capture
 from clairvit.trace.complaints import CHECKPOINTED, way_back
-from clairvit.trace.guest import visiting
+from clairvit.trace.guest import own_grad_mode, visiting
 
 MOST_PREFIX_TOKENS = 64  # CLS, distillation, registers: nobody has more
 
@@ -58,6 +59,7 @@ class Anatomy:
 _known: WeakKeyDictionary[nn.Module, dict[tuple[Any, ...], Anatomy]] = WeakKeyDictionary()
 
 
+@own_grad_mode()
 def anatomy(model: Model, pixels: Tensor) -> Anatomy:
     """Looked up, or found by one forward of the first image; remembered for each image size."""
     key = (tuple(pixels.shape[1:]), pixels.dtype, pixels.device, model.layout)
@@ -137,7 +139,7 @@ def _look(model: Model, pixels: Tensor) -> Anatomy:
                 if part is not module:
                     hooks.append(part.register_forward_pre_hook(watch.enter, with_kwargs=True))
                     hooks.append(part.register_forward_hook(watch.leave))
-            with watch.capture:
+            with watch.capture, _first_forward(model, pixels):
                 scores = model.logits(pixels)
         finally:
             for hook in hooks:
@@ -158,13 +160,29 @@ def _look(model: Model, pixels: Tensor) -> Anatomy:
     return Anatomy(model.layout or layout, parts, in_place, sequence_first, _whole(seen))
 
 
+@contextmanager
+def _first_forward(model: Model, pixels: Tensor) -> Iterator[None]:
+    """The first forward of an image size is where a size that does not fit shows."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except (AssertionError, ValueError, RuntimeError) as error:
+        rows, cols = pixels.shape[-2:]
+        raise BadInput(
+            f"{model.name} failed on an image of {rows} × {cols} pixels ({type(error).__name__}: {error}). If that is "
+            "not a size it takes, pass tensors of the right size, or paths and PIL images: these are resized to "
+            "cv.wrap(…, size=)."
+        ) from error
+
+
 def _check_given(layout: Layout, parts: tuple[Part, ...]) -> None:
     counts = sorted({part.queries for part in parts if part.kind == "tokens"})
     if counts and layout.tokens not in counts:
         rows, cols = layout.grid
         raise BadInput(
-            f"layout= says {rows} × {cols} patches and {layout.prefix} prefix tokens, {layout.tokens} together, but the "
-            f"model's attention is between {' or '.join(map(str, counts))}; expected the same number. "
+            f"layout= says {rows} × {cols} patches and {layout.prefix} prefix tokens, {layout.tokens} together, but "
+            f"the model's attention is between {' or '.join(map(str, counts))}; expected the same number. "
             "Leave layout out to have it inferred, or change grid or prefix."
         )
 

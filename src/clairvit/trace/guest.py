@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import torch
 from torch import nn
 
 _locks: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()
@@ -15,6 +16,13 @@ _locks_guard = threading.Lock()
 
 # timm and transformers recompute blocks in the backward pass when these are set; a trace could not see that.
 _CHECKPOINTING_FLAGS = ("grad_checkpointing", "gradient_checkpointing")
+
+
+@contextmanager
+def own_grad_mode() -> Iterator[None]:
+    """Gradients on, whatever mode the caller is in: evaluation code often runs under no_grad or inference_mode."""
+    with torch.inference_mode(False), torch.enable_grad():
+        yield
 
 
 @contextmanager

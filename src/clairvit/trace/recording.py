@@ -17,7 +17,7 @@ from clairvit.trace.anatomy import Anatomy, anatomy, channels_first, tokens_amon
 from clairvit.trace.attention import AttentionCall
 from clairvit.trace.capture import Capture
 from clairvit.trace.complaints import CHECKPOINTED, way_back
-from clairvit.trace.guest import visiting
+from clairvit.trace.guest import own_grad_mode, visiting
 from clairvit.trace.rules import TABLES, Switch
 from clairvit.trace.tape import Tape
 
@@ -86,6 +86,7 @@ class Recording:
             return torch.autograd.grad(y, of, retain_graph=keep, allow_unused=True)
 
 
+@own_grad_mode()
 def record(
     model: Model,
     pixels: Tensor,

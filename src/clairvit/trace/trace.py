@@ -22,6 +22,7 @@ from clairvit.models.layout import Layout
 from clairvit.models.model import Model
 from clairvit.models.target import Target, resolve
 from clairvit.trace.attention import AttentionCall
+from clairvit.trace.guest import own_grad_mode
 from clairvit.trace.recording import Recording, record
 from clairvit.trace.rules import TABLES
 
@@ -153,6 +154,7 @@ class Trace:
         few = 0 < len(rows) < self.layout.tokens // 2
         return torch.tensor(rows, device=self.pixels.device) if few else None
 
+    @own_grad_mode()
     def retarget(self, target: Any, *, score: str | None = None) -> Trace:
         """The same forward, another target: one more backward."""
         kind = score or (self.target.score if self.target else "logit")
@@ -161,6 +163,7 @@ class Trace:
         )
 
 
+@own_grad_mode()
 def trace(model: Model, images: Any, target: Any = None, rules: str = "plain", *, score: str = "logit") -> Trace:
     """One forward and one backward over one image or a batch; see `clairvit.trace.rules` for the rule tables."""
     check_rules(rules)
