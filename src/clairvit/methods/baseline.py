@@ -18,8 +18,8 @@ def noise(trace: Trace, seed: int = 0) -> Tensor:
     rows, cols = trace.layout.grid
     maps = []
     for image in trace.pixels:  # by content, so that an image gets the same noise in any batch
-        content = zlib.crc32(image.float().cpu().numpy().tobytes())
-        maps.append(torch.rand(rows, cols, generator=torch.Generator().manual_seed(content ^ (seed << 32))))
+        content = zlib.crc32(image.float().cpu().numpy().tobytes(), seed & 0xFFFFFFFF)  # torch uses 32 bits of a seed
+        maps.append(torch.rand(rows, cols, generator=torch.Generator().manual_seed(content)))
     return torch.stack(maps).to(trace.pixels.device)
 
 

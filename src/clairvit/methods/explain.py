@@ -186,14 +186,14 @@ def _collect(
             found.skipped[bound.text] = str(refused)
             continue
         image_names = batch.names * len(targets)
-        maps, notes = _checked_maps(bound, own, image_names, len(recording.calls))
+        maps, signed, notes = _checked_maps(bound, own, image_names, len(recording.calls))
         has_layers = all(result.layers is not None for result in own)
         spent = sum(result.seconds for result in own)
         backwards = len(targets) if bound.passes in ("backward", "local") else 0
         found[bound.text] = Explanation(
             maps=maps,
             method=bound.text,
-            signed=bound.method.signed and not bound.relu,
+            signed=signed,
             targets=names,
             classes=classes,
             score=targets[0].score,
@@ -217,25 +217,34 @@ def _collect(
 
 def _checked_maps(
     bound: Bound, own: list[Result], names: tuple[str, ...], count: int
-) -> tuple[Tensor, tuple[str, ...]]:
-    """The maps of all targets; NaN is an error and a zero map a warning, both with names."""
+) -> tuple[Tensor, bool, tuple[str, ...]]:
+    """The maps of all targets, and whether they have a sign; NaN is an error and a zero map a warning, with names."""
     maps = torch.cat([_stored(result.maps) for result in own])
-    broken = [names[i] for i, one in enumerate(maps) if not one.isfinite().all()]
+    flat = maps.flatten(1)
+    finite, some, negative = torch.stack([flat.isfinite().all(1), flat.any(1), (flat < 0).any(1)]).tolist()
+    broken = [name for name, fine in zip(names, finite, strict=True) if not fine]
     if broken:
         raise ClairError(
             f"'{bound.text}' gave NaN or infinity for {', '.join(broken)}; expected finite numbers. "
             "Run the model in float32 (cv.load(…, dtype=torch.float32)) and check its weights."
         )
     notes = bound.notes(count) if count else ()
-    empty = [names[i] for i, one in enumerate(maps) if not one.any()]
+    blank = [nothing for result in own for nothing in result.blank]
+    silent = [name for name, nothing in zip(names, blank, strict=True) if nothing]
+    empty = [name for name, anything, nothing in zip(names, some, blank, strict=True) if not (anything or nothing)]
+    no_gradient = "no gradient reaches the tokens (a head of zeros?)"
+    warned = []
+    if silent:
+        warned.append(f"{bound.text}: the map of {', '.join(silent)} does not speak of the target: {no_gradient}")
     if empty:
-        why = "no gradient reaches the tokens (a head of zeros?)" if bound.method.class_specific else "nothing to show"
+        why = no_gradient if bound.method.class_specific else "nothing to show"
         if bound.relu:
             why = "its ReLU keeps what speaks for the target, and nothing does; relu=False shows the signed map"
-        note = f"{bound.text}: the map of {', '.join(empty)} is zero everywhere: {why}"
+        warned.append(f"{bound.text}: the map of {', '.join(empty)} is zero everywhere: {why}")
+    for note in warned:
         warnings.warn(note, ClairWarning, stacklevel=4)
-        notes += (note,)
-    return maps, notes
+    # Heads that are mixed after the softmax (CaiT) can make even an attention map negative.
+    return maps, (bound.method.signed and not bound.relu) or any(negative), (*notes, *warned)
 
 
 def _stored(maps: Tensor | None) -> Tensor:

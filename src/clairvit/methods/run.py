@@ -25,6 +25,7 @@ class Result:
     layers: Tensor | None = None  # [L, B, rows, cols]
     error: ClairError | None = None
     seconds: float = 0.0
+    blank: Sequence[bool] = ()  # images whose score has no gradient, where the method reads gradients
 
 
 def run(bounds: Sequence[Bound], trace: Trace, *, seed: int = 0, layers: bool = False) -> list[Result]:
@@ -56,6 +57,8 @@ def run(bounds: Sequence[Bound], trace: Trace, *, seed: int = 0, layers: bool = 
         for walk in walks:
             with _Timed(walk.result):
                 walk.finish()
+    for bound, result in zip(bounds, results, strict=True):
+        result.blank = trace.blank if bound.passes == "backward" else [False] * len(trace.pixels)
     return results
 
 

@@ -104,7 +104,7 @@ class Capture(TorchFunctionMode):
             call.pop("enable_gqa", None)
             arguments = {"scale": note.scale, "mask": mask}
             note.out = swapped("attention", self.switch, lambda *qkv: func(*qkv, **call), widened, arguments)
-        self.calls.append(note)
+        self._note(note)
         return note.out
 
     def multi_head(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -177,7 +177,7 @@ class Capture(TorchFunctionMode):
             left, right, product = self._product
             if product.numel() == self._scores.numel() and right.ndim == left.ndim:
                 q, k = self._common(left), self._common(right.transpose(-2, -1))
-        self.calls.append(
+        self._note(
             AttentionCall(
                 v=self._common(v),
                 out=out,
@@ -190,6 +190,10 @@ class Capture(TorchFunctionMode):
             )
         )
         self._attending.clear()
+
+    def _note(self, call: AttentionCall) -> None:
+        self.calls.append(call)
+        self.block_input = None  # a norm from here on is not the one before the attention
 
     def linear(self, func: Any, args: Any, kwargs: Any) -> Any:
         out = func(*args, **kwargs)

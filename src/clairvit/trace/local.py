@@ -24,6 +24,7 @@ def cotangents(trace: Trace, pool: str = "mean") -> list[Tensor]:
     if pool not in POOLS:
         raise UnknownName(f"There is no pool '{pool}'; expected 'mean' or 'model'.{did_you_mean(pool, POOLS)}")
     outputs = block_outputs(trace)
+    trace.recording.backwards += 1  # one block at a time, together about one
     if pool == "model":
         return [_head_gradient(trace, out.detach()) for out in outputs]
     count = outputs[0].shape[1]
@@ -83,7 +84,8 @@ def block_outputs(trace: Trace) -> list[Tensor]:
     recording = trace.recording
     outputs = [*recording.inputs[1:], recording.end]
     for i in reversed(range(len(outputs) - 1)):
-        if outputs[i] is recording.inputs[i]:  # parallel attention: both halves read the same input
+        # Parallel attention: both halves read the same input.
+        if outputs[i] is not None and outputs[i] is recording.inputs[i]:
             outputs[i] = outputs[i + 1]
     if any(out is None or out.shape != outputs[-1].shape for out in outputs):  # type: ignore[union-attr]
         raise NotApplicable(
@@ -132,6 +134,7 @@ def _scores(trace: Trace, tokens: Tensor, layers: int) -> Tensor:
 def pool_gradients(trace: Trace) -> list[Tensor]:
     """Each layer's d s^l / d A_pool, [B, H, rows read, keys], where the model's attention pool reads x^{l+1}."""
     found = []
+    trace.recording.backwards += 1
     read = torch.tensor([index for index, _ in trace.layout.read], device=trace.pixels.device)
     for out in block_outputs(trace):
         capture = Capture(len(trace.pixels))

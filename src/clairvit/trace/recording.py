@@ -161,7 +161,9 @@ def record(
     _check(plan, calls, differentiable)
     for call, part in zip(calls, plan.parts, strict=True):
         call.kind = part.kind
-    if capture.tape is not None and not plan.whole_blocks and inputs:
+    if last_block is None:
+        capture.tape = None  # nobody can say where the last block ends
+    elif capture.tape is not None and not plan.whole_blocks:
         capture.tape.start_at_last_sum(inputs[-1].shape)
     return Recording(
         model=model,

@@ -135,6 +135,13 @@ class Trace:
         return _gradient(self.pixels_gradient, "pixels")
 
     @functools.cached_property
+    def blank(self) -> list[bool]:
+        """Images whose score has no gradient at all: nothing that is read off the gradient speaks of the target."""
+        own = [self.final_gradient] if self.final_gradient is not None else [x.out_gradient for x in self.layers]
+        found = [gradient.flatten(1).any(1) for gradient in own if gradient is not None]
+        return torch.stack(found).any(0).logical_not().tolist() if found else [False] * len(self.pixels)
+
+    @functools.cached_property
     def read(self) -> Tensor:
         """[1 or B, N]: how much the head reads of each token's row; rows of an N×N map are weighted so."""
         layout = self.layout

@@ -1,0 +1,408 @@
+"""What every method promises on every kind of model. The sweep reads the registry, so a new method is in it at once."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import clairvit as cv
+from clairvit.errors import BadInput, ClairError, ClairWarning, NotApplicable
+from clairvit.methods.explain import Comparison
+from clairvit.methods.method import Method, methods
+from fingerprint import differences, fingerprint, surroundings
+from tiny import TINY, ZOO, build, pixels, strange, wrapped
+from tiny_home import CLASSES, Block, HomeMade, MatmulAttention
+
+TARGET = 3
+METHODS: dict[str, Method] = {m.name: m for m in methods()}
+EVERY = list(METHODS)
+# A ReLU at the end of a formula may leave nothing of a random model's map; the signed map is always there.
+SIGNED_FORM = [f"{name}(relu=false)" if method.relu else name for name, method in METHODS.items()]
+CLASS_SPECIFIC = [name for name in SIGNED_FORM if METHODS[name.partition("(")[0]].class_specific]
+CLASS_AGNOSTIC = [name for name in SIGNED_FORM if name not in CLASS_SPECIFIC]
+NO_BLOCK_MODULES = ["home-loop"]  # only what needs no block input works there
+WHOLE = [kind for kind in TINY if kind not in NO_BLOCK_MODULES]
+# Square, non-square, registers, distillation token, mean, mixed and MAP pooling, explicit, fused, not modules
+MAIN = [
+    "timm-vit",
+    "timm-reg4-gap",
+    "timm-dinov2-reg4",
+    "timm-deit-distilled-explicit",
+    "timm-siglip-map",
+    "timm-cait",
+    "hf-dinov2-registers-sdpa",
+    "open_clip-nonsquare",
+    "open_clip-coca",
+    "home-lucid",
+    "home-sequence-first",
+    "home-mean-pool",
+]
+
+
+@pytest.fixture(autouse=True)
+def _relu_may_leave_nothing() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*its ReLU keeps what speaks for the target")
+        yield
+
+
+def compared(
+    kind: str, image: Tensor, names: list[str] = EVERY, target: Any = TARGET, seed: int = 0, model: Any = None
+) -> Comparison:
+    found = cv.compare(model or wrapped(kind, image.dtype), image, names, target=target, seed=seed, skip=True)
+    if kind not in NO_BLOCK_MODULES:
+        assert found.skipped == {}
+    return found
+
+
+def apart(found: Tensor, expected: Tensor) -> float:
+    """The largest difference, in parts of the map's own scale."""
+    return float((found - expected).abs().max() / expected.abs().max().clamp(min=1e-30))
+
+
+def test_there_is_something_to_sweep() -> None:
+    assert len(EVERY) >= 19
+    assert len(CLASS_SPECIFIC) >= 15
+    assert len(CLASS_AGNOSTIC) >= 4
+    assert set(MAIN) <= set(TINY)
+
+
+@pytest.mark.parametrize("kind", TINY)
+def test_maps_are_on_the_grid_and_finite(kind: str) -> None:
+    for name, made in compared(kind, pixels(kind)).items():
+        assert made.maps.shape == (2, *ZOO[kind].grid), name
+        assert made.maps.dtype == torch.float32, name
+        assert made.maps.isfinite().all(), name
+        assert len(made) == len(made.targets) == len(made.classes) == len(made.logits) == len(made.pixels) == 2, name
+
+
+@pytest.mark.parametrize("kind", TINY)
+def test_maps_say_something(kind: str) -> None:
+    """Not constant, and not the same for both images: centre is the only one that looks at neither model nor image."""
+    for name, made in compared(kind, pixels(kind), SIGNED_FORM).items():
+        assert made.maps.flatten(1).std(1).min() > 0, name
+        assert torch.equal(made.maps[0], made.maps[1]) == (name == "center"), name
+
+
+def test_blocks_that_are_no_modules_are_refused_clearly() -> None:
+    found = compared("home-loop", pixels("home-loop"))
+    assert {"raw-attention", "rollout", "genatt", "gradsam", "focusvit", "saliency", "random"} <= set(found)
+    assert {"ixg", "cat", "decompx", "attnlrp"} <= set(found.skipped)
+    for name, why in found.skipped.items():
+        assert "modules" in why or "nn.Module" in why, name
+        with pytest.raises(NotApplicable, match=r"Use|use"):
+            cv.explain(wrapped("home-loop"), pixels("home-loop"), name, target=TARGET)
+
+
+@pytest.mark.parametrize("kind", TINY)
+def test_batch_of_three_equals_three_batches_of_one(kind: str) -> None:
+    """Each image with a target of its own, so that a mixed-up row is seen."""
+    image, targets = pixels(kind, batch=3), [1, 4, 6]
+    model = wrapped(kind)
+    together = compared(kind, image, SIGNED_FORM, targets, model=model)
+    for row, target in enumerate(targets):
+        alone = compared(kind, image[row : row + 1], SIGNED_FORM, target, model=model)
+        for name, made in alone.items():
+            assert apart(together[name].maps[row], made.maps[0]) <= 1e-5, name
+
+
+@pytest.mark.parametrize("kind", TINY)
+def test_float64_agrees_with_float32(kind: str) -> None:
+    single = compared(kind, pixels(kind), SIGNED_FORM)
+    double = compared(kind, pixels(kind, dtype=torch.float64), SIGNED_FORM)
+    for name, made in double.items():
+        if name != "random":  # its noise comes from the image's bits
+            assert apart(single[name].maps.double(), made.maps.double()) <= 1e-3, name
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("kind", MAIN)
+def test_half_precision_models_give_float32_maps(kind: str, dtype: torch.dtype) -> None:
+    for name, made in compared(kind, pixels(kind, dtype=dtype)).items():
+        assert made.maps.dtype == torch.float32, name
+        assert made.maps.isfinite().all(), name
+        assert made.maps.shape == (2, *ZOO[kind].grid), name
+
+
+@pytest.mark.parametrize("kind", MAIN)
+def test_bfloat16_maps_resemble_float32_maps(kind: str) -> None:
+    """Half precision blurs the numbers of the model, not those of the method."""
+    rough = compared(kind, pixels(kind, dtype=torch.bfloat16), SIGNED_FORM)
+    exact = compared(kind, pixels(kind), SIGNED_FORM)
+    for name, made in rough.items():
+        if name != "random":
+            alike = torch.cosine_similarity(made.maps.flatten(1), exact[name].maps.flatten(1))
+            assert alike.min() > 0.9, name
+
+
+@pytest.mark.parametrize("kind", MAIN)
+def test_same_seed_same_map(kind: str) -> None:
+    model = wrapped(kind)
+    first, again, other = (compared(kind, pixels(kind), seed=seed, model=model) for seed in (7, 7, 8))
+    for name, made in first.items():
+        assert made.seed == 7
+        assert torch.equal(made.maps, again[name].maps), name
+        draws = "seed" in inspect.signature(METHODS[name].function).parameters
+        assert torch.equal(made.maps, other[name].maps) == (not draws), name
+
+
+@pytest.mark.parametrize("kind", TINY)
+def test_the_target_matters_to_class_specific_methods_only(kind: str) -> None:
+    model = wrapped(kind)
+    one, other = (compared(kind, pixels(kind), SIGNED_FORM, target, model=model) for target in (1, 4))
+    for name, made in one.items():
+        if name in CLASS_AGNOSTIC:
+            assert torch.equal(made.maps, other[name].maps), name
+        else:
+            assert apart(made.maps, other[name].maps) > 1e-3, name
+
+
+@pytest.mark.parametrize("kind", TINY)
+def test_unsigned_methods_have_no_negative_values(kind: str) -> None:
+    """Talking heads mix attention after the softmax; there a negative map is the truth, and is marked as signed."""
+    for name, made in compared(kind, pixels(kind)).items():
+        if not METHODS[name].signed or METHODS[name].relu:
+            if ZOO[kind].sums_to_one or METHODS[name].relu:
+                assert made.maps.min() >= 0, name
+            assert made.signed == bool((made.maps < 0).any()), name
+
+
+@pytest.mark.parametrize("name", [name for name in SIGNED_FORM if METHODS[name.partition("(")[0]].signed])
+def test_signed_methods_have_both_signs(name: str) -> None:
+    values = torch.cat([cv.explain(wrapped(k), pixels(k), name, target=TARGET).maps.flatten() for k in MAIN])
+    assert values.min() < 0 < values.max()
+    assert cv.explain(wrapped("timm-vit"), pixels("timm-vit"), name, target=TARGET).signed
+
+
+@pytest.mark.parametrize("kind", TINY)
+def test_the_model_is_bit_identical_afterwards(kind: str) -> None:
+    model, image = wrapped(kind), pixels(kind)
+    before, around = fingerprint(model.module), surroundings()
+    compared(kind, image, model=model)
+    assert differences(before, fingerprint(model.module)) == []
+    assert differences(around, surroundings()) == []
+
+
+@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("kind", ["timm-reg4-gap", "timm-siglip-map", "hf-vit-eager"])
+def test_alone_is_the_same_as_beside_others(kind: str, name: str) -> None:
+    """compare shares traces; sharing changes no map."""
+    alone = cv.explain(wrapped(kind), pixels(kind), name, target=TARGET)
+    beside = everything_on(kind)[name]
+    assert apart(alone.maps, beside.maps) <= 1e-6
+    assert (alone.method, alone.targets, alone.signed, alone.notes) == (
+        beside.method,
+        beside.targets,
+        beside.signed,
+        beside.notes,
+    )
+
+
+@functools.cache
+def everything_on(kind: str) -> Comparison:
+    return compared(kind, pixels(kind))
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_several_targets_of_one_image(name: str) -> None:
+    """A list for a single image gives one map for each, the same as one by one."""
+    model, image = wrapped("timm-vit"), pixels("timm-vit", batch=1)[0]
+    several = cv.explain(model, image, name, target=[1, 4, None])
+    for row, target in enumerate([1, 4, None]):
+        alone = cv.explain(model, image, name, target=target)
+        assert apart(several.maps[row], alone.maps[0]) <= 1e-6
+        assert several.targets[row] == alone.targets[0]
+
+
+# Cost
+
+
+class Passage(torch.autograd.Function):
+    """Counts the ways back through a block."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, counter: list[int]) -> Tensor:
+        ctx.counter = counter
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        ctx.counter.append(1)
+        return gradient, None
+
+
+class CountingBlock(Block):
+    """Each way back from the block's output to its attention goes through the tap once."""
+
+    def __init__(self) -> None:
+        super().__init__(MatmulAttention)
+        self.back: list[int] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = Passage.apply(x + self.attention(self.norm(x)), self.back)
+        return x + self.mlp(x)
+
+
+class Counting(HomeMade):
+    def __init__(self) -> None:
+        super().__init__(CountingBlock)
+        self.forwards: list[int] = []
+
+    def forward(self, image: Tensor) -> Tensor:
+        self.forwards.append(1)
+        return super().forward(image)
+
+    def spent(self, what: Callable[[], Any]) -> tuple[Any, int, int]:
+        """The result of a call, how many forwards it made, and how many backwards (the most any block saw)."""
+        for counter in (self.forwards, *(block.back for block in self.blocks)):
+            counter.clear()
+        result = what()
+        return result, len(self.forwards), max(len(block.back) for block in self.blocks)
+
+
+@pytest.fixture(scope="module")
+def counting() -> Counting:
+    module = strange(Counting)
+    cv.trace(cv.wrap(module), pixels("timm-vit"), target=TARGET)  # the look at the model is made once, not per map
+    return module
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_declared_cost_is_what_is_spent(counting: Counting, name: str) -> None:
+    """Scores and targets need one forward whatever the method; a baseline that looks at nothing adds none."""
+    model, declared = cv.wrap(counting), METHODS[name].cost
+    made, forwards, backwards = counting.spent(lambda: cv.explain(model, pixels("timm-vit"), name, target=TARGET))
+    assert (max(1, declared.forwards), declared.backwards) == (forwards, backwards)
+    assert (made.cost.forwards, made.cost.backwards) == (declared.forwards, declared.backwards)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_each_further_target_costs_a_backward(counting: Counting, name: str) -> None:
+    model, declared = cv.wrap(counting), METHODS[name].cost
+    image = pixels("timm-vit")[0]
+    made, forwards, backwards = counting.spent(lambda: cv.explain(model, image, name, target=[1, 2, 3]))
+    assert (forwards, backwards) == (1, 3 * declared.backwards)
+    assert made.cost.backwards == 3 * declared.backwards
+
+
+def test_all_methods_together_cost_one_forward_and_a_backward_for_each_kind_of_trace(counting: Counting) -> None:
+    model = cv.wrap(counting)
+    found, forwards, backwards = counting.spent(lambda: cv.compare(model, pixels("timm-vit"), EVERY, target=TARGET))
+    kinds = {
+        method.rules if method.passes == "backward" else "local" for method in METHODS.values() if method.cost.backwards
+    }
+    assert (forwards, backwards) == (1, len(kinds))
+    assert (found.cost.forwards, found.cost.backwards) == (1, len(kinds))
+
+
+def test_forward_methods_make_no_graph(counting: Counting) -> None:
+    names = [name for name, method in METHODS.items() if not method.cost.backwards]
+    _, forwards, backwards = counting.spent(lambda: cv.compare(cv.wrap(counting), pixels("timm-vit"), names))
+    assert (forwards, backwards) == (1, 0)
+
+
+# Broken models
+
+
+def without_head(kind: str) -> cv.Model:
+    """A classifier of zeros, as a new head often is."""
+    model = wrapped(kind)
+    heads = [part for part in model.module.modules() if isinstance(part, nn.Linear) and part.out_features == CLASSES]
+    assert heads
+    for head in heads:
+        nn.init.zeros_(head.weight)
+        nn.init.zeros_(head.bias)
+    return model
+
+
+HEADED = [
+    "timm-vit",
+    "timm-vit-avg",
+    "timm-reg4-gap",
+    "timm-deit-distilled",
+    "timm-siglip-map",
+    "timm-cait",
+    "hf-vit-sdpa",
+    "hf-dinov2-registers-sdpa",
+    "torchvision-vit",
+    "home-lucid",
+    "home-sequence-first",
+]
+
+
+@pytest.mark.parametrize("kind", HEADED)
+def test_zero_head_is_still_understood(kind: str) -> None:
+    """Which rows are read cannot be told from the scores then, but from what the head is given."""
+    found = cv.trace(without_head(kind), pixels(kind), target=TARGET).layout
+    assert (found.grid, found.prefix, found.pooling) == (ZOO[kind].grid, ZOO[kind].prefix, ZOO[kind].pooling)
+    assert dict(found.read) == pytest.approx(ZOO[kind].read)
+
+
+@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("kind", HEADED)
+def test_zero_head_warns_and_gives_no_nan(kind: str, name: str) -> None:
+    model = without_head(kind)
+    if not METHODS[name].class_specific:
+        assert cv.explain(model, pixels(kind), name, target=TARGET).maps.std() > 0
+        return
+    with pytest.warns(ClairWarning, match=rf"{name}.*image 1, image 2") as warned:
+        made = cv.explain(model, pixels(kind), name, target=TARGET)
+    assert made.maps.isfinite().all()
+    assert any("no gradient" in str(one.message) for one in warned)
+    assert any("no gradient" in note for note in made.notes)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("name", EVERY)
+def test_broken_weights_are_an_error(name: str, bad: float) -> None:
+    module = build("timm-vit")
+    module.blocks[1].mlp.fc1.weight.data[0, 0] = bad
+    with pytest.raises(ClairError, match=r"NaN or infinite.*check the weights") as refusal:
+        cv.explain(cv.wrap(module), pixels("timm-vit"), name, target=TARGET)
+    assert "image 1, 2" in str(refusal.value)
+
+
+class NanGradient(HomeMade):
+    """Finite scores, but a derivative of 0/0."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda: Block(MatmulAttention))
+
+    def through(self, x: Tensor) -> Tensor:
+        x = super().through(x)
+        return x + 0 * (x * 0).sqrt()
+
+
+@pytest.mark.parametrize("name", CLASS_SPECIFIC)
+def test_nan_gradients_are_an_error(name: str) -> None:
+    model = cv.wrap(strange(NanGradient), name="broken")
+    with pytest.raises(ClairError, match=r"gave NaN or infinity for image 1, image 2; expected finite numbers"):
+        cv.explain(model, pixels("timm-vit"), name, target=TARGET)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_wrong_number_of_targets_is_refused(name: str) -> None:
+    with pytest.raises(BadInput, match="3 targets were given for 2 images"):
+        cv.explain(wrapped("timm-vit"), pixels("timm-vit"), name, target=[1, 2, 3])
+
+
+# The lists
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_every_method_is_documented(name: str) -> None:
+    method = METHODS[name]
+    assert len(method.summary) > 20
+    assert method.paper
+    assert method.family
+    assert method.gives in ("matrix", "tokens", "image")
+    assert method.cost.forwards in (0, 1)
+    assert (method.over is None) == (method.gives == "image")
+    assert method.rules is None or method.passes == "backward"
