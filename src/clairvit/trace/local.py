@@ -24,7 +24,6 @@ def cotangents(trace: Trace, pool: str = "mean") -> list[Tensor]:
     if pool not in POOLS:
         raise UnknownName(f"There is no pool '{pool}'; expected 'mean' or 'model'.{did_you_mean(pool, POOLS)}")
     outputs = block_outputs(trace)
-    trace.recording.backwards += 1  # one block at a time, together about one
     if pool == "model":
         return [_head_gradient(trace, out.detach()) for out in outputs]
     count = outputs[0].shape[1]
@@ -134,7 +133,6 @@ def _scores(trace: Trace, tokens: Tensor, layers: int) -> Tensor:
 def pool_gradients(trace: Trace) -> list[Tensor]:
     """Each layer's d s^l / d A_pool, [B, H, rows read, keys], where the model's attention pool reads x^{l+1}."""
     found = []
-    trace.recording.backwards += 1
     read = torch.tensor([index for index, _ in trace.layout.read], device=trace.pixels.device)
     for out in block_outputs(trace):
         capture = Capture(len(trace.pixels))
