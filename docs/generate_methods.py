@@ -10,7 +10,8 @@ from clairvit.methods.method import COMBINATORS, Method
 
 def main() -> None:
     print("# Methods\n\n*Made by `python docs/generate_methods.py`; do not edit.*\n")
-    print("`A` attention (row = query), `G` its gradient, `x` a block's input, `dx` its gradient, `h` head, `l` layer.\n")
+    print("`A` attention (row = query), `G` its gradient, `x` a block's input, `dx` its gradient, `h` head, `l` layer.")
+    print()
     print("Combinators replace the way layers are combined:\n")
     for name, meaning in COMBINATORS.items():
         print(f"* `+{name}`: {meaning}")
@@ -22,8 +23,8 @@ def main() -> None:
         for method in members:
             section(method)
     print(
-        "\n## Not here\n\n**I-SAW** (Mallick et al., ICIP 2022) is named in one of the five papers without a formula, and no code or "
-        "text of it could be read. Nothing is shipped under that name until it can be."
+        "\n## Not here\n\n**I-SAW** (Mallick et al., ICIP 2022) is named in one of the five papers without a formula, and no "
+        "code or text of it could be read. Nothing is shipped under that name until it can be."
     )
 
 

@@ -73,8 +73,9 @@ class Total:
 class Product:
     """Rollout: the product of M + residual·I over the layers, later layers on the left, read where the head reads.
 
-    `alpha` mixes alpha·M + (1 - alpha)·I instead (0.5 is residual 1, row-normalised). `normalise="columns"` is jacobgil's missing keepdim and
-    `order="forward"` the reversed product of two of the papers; both are here to reproduce published pictures.
+    `alpha` mixes alpha·M + (1 - alpha)·I instead (0.5 is residual 1, row-normalised). `normalise="columns"` is
+    jacobgil's missing keepdim and `order="forward"` the reversed product of two of the papers; both are here to
+    reproduce published pictures.
     """
 
     residual: float = 1.0

@@ -19,7 +19,7 @@ from clairvit.methods.method import Bound, bind
 from clairvit.methods.run import Result, run
 from clairvit.models.images import Batch, prepare
 from clairvit.models.model import Model
-from clairvit.models.target import Target, resolve
+from clairvit.models.target import SCORES, Target, resolve
 from clairvit.trace.guest import own_grad_mode
 from clairvit.trace.recording import Recording, record
 from clairvit.trace.rules import TABLES
@@ -115,27 +115,29 @@ def _explain_all(
     results: dict[str, list[Result]] = {bound.text: [] for bound in bounds}
     for goal in targets:
         for table, group in groups.items():
-            last = goal is targets[-1] and table == list(groups)[-1]
-            keep = not last or any(bound.passes == "local" for bound in group)
+            # The last backward frees the graph, so that the walk over its N×N matrices has the room.
+            keep = not (goal is targets[-1] and table == list(groups)[-1]) or table is None
             trace = follow(recording, goal, table, keep=keep, reach=_reach(group, len(recording.calls), layers))
             for bound, result in zip(group, run(group, trace, seed=seed, layers=layers), strict=True):
                 results[bound.text].append(result)
-            del trace
+            del trace  # its gradients should not lie beside the next one's
     seconds = time.perf_counter() - started
     return _collect(model, batch, recording, bounds, targets, results, seed, seconds, skip=skip)
 
 
 def _by_trace(bounds: list[Bound]) -> dict[str | None, list[Bound]]:
-    """Group methods by the rule table of the trace they read. Those that need no backward join any other trace."""
+    """Group methods by the rule table of the trace they read, those with N×N matrices last.
+
+    First come those that need the graph itself (None), last the plain table. What needs no backward joins the last.
+    """
     groups: dict[str | None, list[Bound]] = {}
-    for table in TABLES:
-        own = [bound for bound in bounds if bound.rules == table]
+    for table in (None, *reversed(TABLES)):
+        own = [b for b in bounds if b.rules == table and (table is not None or b.passes == "local")]
         if own:
             groups[table] = own
-    free = [bound for bound in bounds if bound.rules is None]
+    free = [bound for bound in bounds if bound.passes in ("none", "forward")]
     if free:
-        home = next(iter(groups), None)
-        groups.setdefault(home, []).extend(free)
+        groups.setdefault(list(groups)[-1] if groups else None, []).extend(free)
     return groups
 
 
@@ -143,7 +145,12 @@ def _reach(group: list[Bound], count: int, layers: bool) -> Reach:
     """How far back the gradient must go for these methods."""
     read = [bound for bound in group if bound.passes == "backward"]
     first = 0 if layers else min((bound.first_layer(count) for bound in read if count), default=count)
-    return Reach(first, any(bound.needs_pixels for bound in read))
+    return Reach(
+        first,
+        attention=any(bound.needs_attention for bound in read),
+        tokens=any(bound.needs_tokens for bound in read),
+        pixels=any(bound.needs_pixels for bound in read),
+    )
 
 
 def _no_target(model: Model, bounds: list[Bound], count: int) -> tuple[Target, ...]:
@@ -175,7 +182,11 @@ def _collect(
     pixels = batch.pixels if len(targets) == 1 else batch.pixels.repeat(len(targets), 1, 1, 1)
     names = tuple(name for goal in targets for name in goal.names)
     classes = tuple(index for goal in targets for index in goal.classes)
-    probabilities = logits.float().softmax(-1)
+    chances = SCORES["prob"](logits.float()).tolist()
+    probabilities = tuple(
+        None if index is None or not model.classifier else row[index]
+        for row, index in zip(chances, classes, strict=True)
+    )
     alone = sum(result.seconds for group in results.values() for result in group)
     for bound in bounds:
         own = results[bound.text]
@@ -198,9 +209,7 @@ def _collect(
             classes=classes,
             score=targets[0].score,
             logits=logits,
-            probabilities=tuple(
-                None if index is None else float(probabilities[row, index]) for row, index in enumerate(classes)
-            ),
+            probabilities=probabilities,
             pixels=pixels,
             names=image_names,
             model=model.name,

@@ -171,6 +171,16 @@ class Bound:
         """Does it read the gradient at the pixels?"""
         return self.passes == "backward" and (self.over is None or ("level", "pixel") in self.options)
 
+    @property
+    def needs_attention(self) -> bool:
+        """Does it read gradients at the attention?"""
+        return self.method.gives == "matrix" or self.method.backward_if in self.options
+
+    @property
+    def needs_tokens(self) -> bool:
+        """Does it read gradients at the blocks' inputs?"""
+        return self.method.gives == "tokens"
+
     def first_layer(self, count: int) -> int:
         """The layer nearest to the image that it reads: a backward need go no further."""
         return self.over.used(count).start if self.over is not None else count

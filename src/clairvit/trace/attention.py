@@ -45,6 +45,13 @@ class AttentionCall:
         """Sequences in the batch: the images, or images × windows."""
         return int(self.v.shape[0])
 
+    def cut(self) -> None:
+        """Keep the values, leave the graph."""
+        self.v, self.out = self.v.detach(), self.out.detach()
+        for name in ("q", "k", "mask", "weights", "scores"):
+            tensor = getattr(self, name)
+            setattr(self, name, None if tensor is None else tensor.detach())
+
     def S(self, rows: Tensor | None = None) -> Tensor:
         """Scaled scores before the softmax, [B, H, rows, keys]; `rows` picks queries."""
         if self.weights is not None:

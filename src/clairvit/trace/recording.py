@@ -63,13 +63,23 @@ class Recording:
         image = (int(self.pixels.shape[-2]), int(self.pixels.shape[-1]))
         return tensor.flatten(2).transpose(1, 2) if channels_first(tensor, image) else tensor.flatten(1, 2)
 
+    def let_go(self) -> None:
+        """Free the graph; values stay. Tensors of the graph would keep all of it, so each is cut."""
+        self.differentiable = False
+        self.logits = self.logits.detach()
+        self.inputs = tuple(None if x is None else x.detach() for x in self.inputs)
+        for call in (*self.calls, *self.pools):
+            call.cut()
+        self.tape = self.normed = None
+        self.last_linears.clear()
+
     def gradients(
         self, score: Callable[[Tensor], Tensor], table: str, of: Sequence[Tensor], *, keep: bool
     ) -> tuple[Tensor | None, ...]:
         """d(sum of the images' scores)/d(of), by one backward under a rule table."""
         if not self.differentiable or table not in self.tables:
             raise CaptureError(
-                f"This recording was made for {', '.join(self.tables) if self.differentiable else 'no gradients'}; "
+                f"This recording has a graph for {', '.join(self.tables) if self.differentiable else 'no gradients'}; "
                 f"'{table}' was asked of it. Record again with rules='{table}'."
             )
         if self.switch is not None:

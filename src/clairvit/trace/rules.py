@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from clairvit.trace.attention import scaled_scores
 
@@ -24,16 +25,16 @@ Gradients = tuple[Tensor | None, ...]
 
 @dataclass(eq=False)
 class Call:
-    """One operation the model made: its inputs (cut from the graph), its output, and its arguments."""
+    """One operation the model made: its inputs (cut from the graph), where its own graph ends, and its arguments."""
 
     inputs: tuple[Tensor, ...]
-    output: Tensor
+    end: GradientEdge  # a place in the graph, not the output itself: that would be 6 N d a block, kept for nothing
     arguments: dict[str, Any]  # what the rules need: eps, weight, slope, scale, …
 
     def vjp(self, gradient: Tensor) -> Gradients:
         """The ordinary gradient of the inputs."""
         wanted = [x for x in self.inputs if x.requires_grad]
-        found = iter(torch.autograd.grad(self.output, wanted, gradient, retain_graph=True, allow_unused=True))
+        found = iter(torch.autograd.grad(self.end, wanted, gradient, retain_graph=True, allow_unused=True))
         return tuple(next(found) if x.requires_grad else None for x in self.inputs)
 
 
@@ -118,15 +119,15 @@ class Switch:
 
 class _Swapped(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, role: str, switch: Switch, call: Call, *inputs: Tensor) -> Tensor:
+    def forward(ctx: Any, role: str, switch: Switch, call: Call, output: Tensor, *inputs: Tensor) -> Tensor:
         ctx.role, ctx.switch, ctx.call = role, switch, call
-        return call.output.detach()
+        return output
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
         rule = ctx.switch.table.get(ctx.role)
         gradients = ctx.call.vjp(gradient) if rule is None else rule(ctx.call, gradient)
-        return (None, None, None, *gradients)
+        return (None, None, None, None, *gradients)
 
 
 def swapped(
@@ -135,8 +136,9 @@ def swapped(
     """function(*inputs) with a backward that follows the switch. The inner graph is the operation's own."""
     with torch.enable_grad():
         cut = tuple(x.detach().requires_grad_(x.requires_grad) for x in inputs)
-        call = Call(cut, function(*cut), arguments)
-    return _Swapped.apply(role, switch, call, *inputs)  # type: ignore[no-any-return]
+        output = function(*cut)
+        call = Call(cut, get_gradient_edge(output), arguments)
+    return _Swapped.apply(role, switch, call, output.detach(), *inputs)  # type: ignore[no-any-return]
 
 
 def gelu_slope(z: Tensor, approximate: str = "none") -> Tensor:

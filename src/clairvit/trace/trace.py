@@ -205,9 +205,11 @@ def one_target(recording: Recording, target: Any, score: str, *, single: bool) -
 
 @dataclass(frozen=True)
 class Reach:
-    """How far back a backward goes: to the input of layer `first`, and to the pixels or not."""
+    """How far back a backward goes (layer `first`), and where it leaves gradients: attention, tokens, pixels."""
 
     first: int = 0
+    attention: bool = True
+    tokens: bool = True
     pixels: bool = True
 
 
@@ -224,8 +226,8 @@ def follow(
 ) -> Trace:
     """The backward of one target through a recording; `rules=None` makes no backward, `keep=False` frees the graph."""
     calls = recording.calls
-    wanted = [x for x in recording.inputs[reach.first :] if x is not None]
-    wanted += [call.out for call in calls[reach.first :]]
+    wanted = [call.out for call in calls[reach.first :]] if reach.attention else []
+    wanted += [x for x in recording.inputs[reach.first :] if x is not None] if reach.tokens else []
     wanted += [recording.pixels] if reach.pixels else []
     ends = [t for t in (recording.end, recording.normed) if t is not None]
     of: dict[int, Tensor | None] = {}
@@ -258,7 +260,7 @@ def follow(
         )
         for index, (x, call, part) in enumerate(zip(recording.inputs, calls, recording.anatomy.layers, strict=True))
     )
-    return Trace(
+    found_trace = Trace(
         recording=recording,
         target=target,
         rules=rules,
@@ -270,6 +272,9 @@ def follow(
         normed=shaped(None if recording.normed is None else recording.normed.detach()),
         normed_gradient=shaped(gradient_of(recording.normed)),
     )
+    if not keep:
+        recording.let_go()
+    return found_trace
 
 
 def _pool_row(pools: tuple[AttentionCall, ...], layout: Layout) -> Tensor:
