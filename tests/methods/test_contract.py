@@ -293,7 +293,7 @@ def test_each_further_target_costs_a_backward(counting: Counting, name: str) -> 
 
 
 def test_all_methods_together_cost_one_forward_and_one_backward_for_each_rule_table(counting: Counting) -> None:
-    """Methods that go back through one block at a time add one more way back through each block, none from the scores."""
+    """A method that goes back through one block at a time adds a way back through each block, none from the scores."""
     model = cv.wrap(counting)
     found, forwards, backwards = counting.spent(lambda: cv.compare(model, pixels("timm-vit"), EVERY, target=TARGET))
     tables = {method.rules for method in METHODS.values() if method.rules is not None}

@@ -183,6 +183,8 @@ class Bound:
 
     def first_layer(self, count: int) -> int:
         """The layer nearest to the image that it reads: a backward need go no further."""
+        if ("reversed_gradients", True) in self.options:
+            return 0  # the last layer's partner is the first
         return self.over.used(count).start if self.over is not None else count
 
     def notes(self, count: int) -> tuple[str, ...]:
@@ -197,22 +199,24 @@ def bind(text: str, **options: Any) -> Bound:
     name, written, combinator = parse(text)
     method = find(name)
     given = written | options
+    over, combined = _combined(method, combinator)
     for word in ("preset", "compat"):
         if word in given:
-            given = _preset(method, str(given.pop(word))) | given
-    over, combined = _combined(method, combinator)
-    given = {method.renamed.get(key, key): value for key, value in given.items()}
+            given = _preset(method, str(given.pop(word)), over, combinator) | given
     own = {key: p.default for key, p in _parameters(method.function).items()}
     if combined:
         own |= method.recombined
-    relu = bool(given.pop("relu", method.relu and not combined)) if method.relu else False
-    fields = {f.name for f in dataclasses.fields(over)} if over is not None else set()
+    relu = method.relu and not combined
+    fields = _fields(over)
     for key, value in given.items():
+        ours = method.renamed.get(key, key)
         if key in own:
-            own[key] = _checked(method.function, key, value)
-        elif key in fields:
+            own[key] = _checked(get_type_hints(method.function)[key], key, value)
+        elif ours in fields:
             assert over is not None
-            over = replace(over, **{key: _checked(type(over), key, value)})
+            over = replace(over, **{ours: _checked(get_type_hints(type(over))[ours], key, value)})
+        elif key == "relu" and method.relu:
+            relu = _checked(bool, key, value)
         else:
             raise UnknownName(_no_option(method, key, over))
     return Bound(method, tuple(sorted(own.items())), over, relu, _canonical(method, own, over, relu, combinator))
@@ -220,7 +224,8 @@ def bind(text: str, **options: Any) -> Bound:
 
 def parse(text: str) -> tuple[str, dict[str, Any], str]:
     """ "rollout(fusion=max)+from:6" -> ("rollout", {"fusion": "max"}, "from:6")."""
-    match = re.fullmatch(r"\s*([\w-]+)\s*(?:\(([^()]*(?:\([^()]*\)[^()]*)*)\))?\s*((?:\+[\w:-]+)*)\s*", text)
+    form = r"\s*([\w-]+)\s*(?:\(([^()]*(?:\([^()]*\)[^()]*)*)\))?\s*((?:\+[\w:-]+)*)\s*"
+    match = re.fullmatch(form, text) if isinstance(text, str) else None
     if match is None:
         raise BadInput(
             f"'{text}' is not a method; expected NAME, NAME(option=value) or NAME+combinator, such as genatt+skipplus."
@@ -260,7 +265,8 @@ def _combined(method: Method, combinator: str) -> tuple[Aggregation | None, bool
     if method.gives == "image":
         raise NotApplicable(
             f"'{method.name}' makes its map from the whole image at once, so '+{combinator}' has no layers to combine. "
-            f"Use '{method.name}' alone, or a layer-wise method such as ixg+{combinator}."
+            f"Use '{method.name}' alone, or a layer-wise method such as "
+            f"{'genatt' if word == 'rollout' else 'ixg'}+{combinator}."
         )
     if word == "rollout" and method.gives != "matrix":
         raise NotApplicable(
@@ -280,43 +286,56 @@ def _combined(method: Method, combinator: str) -> tuple[Aggregation | None, bool
     return made[word](), True
 
 
-def _preset(method: Method, name: str) -> dict[str, Any]:
+def _preset(method: Method, name: str, over: Aggregation | None, combinator: str) -> dict[str, Any]:
     if name not in method.presets:
         known = ", ".join(method.presets) or "none"
         raise UnknownName(
             f"'{method.name}' has no preset '{name}'; it has {known}.{did_you_mean(name, method.presets)}"
         )
-    return dict(method.presets[name])
+    preset = dict(method.presets[name])
+    own = {*_parameters(method.function), *_fields(over), "relu"}
+    replaced = [key for key in preset if method.renamed.get(key, key) not in own]
+    if replaced and combinator:
+        raise NotApplicable(
+            f"The preset '{name}' of '{method.name}' says how layers are combined ({', '.join(replaced)}), and "
+            f"'+{combinator}' does it another way. Use {method.name}(preset={name}) alone, or "
+            f"{method.name}+{combinator} with the options of the preset that you want."
+        )
+    return preset
+
+
+def _fields(over: Aggregation | None) -> set[str]:
+    return {f.name for f in dataclasses.fields(over)} if over is not None else set()
 
 
 def _parameters(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     return {name: p for name, p in inspect.signature(function).parameters.items() if name not in _GIVEN}
 
 
-def _checked(owner: Any, key: str, value: Any) -> Any:
-    """The value, if the annotation of `key` allows it."""
-    hint = get_type_hints(owner)[key]
+def _checked(hint: Any, key: str, value: Any) -> Any:
+    """The value, if the annotation of the option `key` allows it."""
     allowed = get_args(hint) if get_origin(hint) is not None else (hint,)
     choices = [c for a in allowed if get_origin(a) is Literal for c in get_args(a)]
     choices += list(allowed) if get_origin(hint) is Literal else []
     kinds = tuple(a for a in allowed if isinstance(a, type))
+    if value is None and "none" in choices:  # typed in a string, `none` may be either
+        return "none"
     if value in choices and isinstance(value, str | int):
         return value
     if isinstance(value, int) and not isinstance(value, bool) and float in kinds:
         return float(value)
     if isinstance(value, kinds) and not (isinstance(value, bool) and bool not in kinds):
         return value
-    expected = [repr(c) for c in choices] + ["a number" if k in (int, float) else k.__name__ for k in kinds]
+    words = {int: "a number", float: "a number", bool: "True or False", type(None): "None"}
+    expected = [repr(c) for c in choices] + [words.get(k, k.__name__) for k in kinds]
     hint_text = did_you_mean(value, [c for c in choices if isinstance(c, str)]) if isinstance(value, str) else ""
     raise BadInput(f"{key}={value} was given; expected {' or '.join(dict.fromkeys(expected))}.{hint_text}")
 
 
 def _no_option(method: Method, key: str, over: Aggregation | None) -> str:
-    known = (
-        [*_parameters(method.function), *(f.name for f in dataclasses.fields(over) if over is not None)]
-        if over
-        else [*_parameters(method.function)]
-    )
+    paper_words = {ours: theirs for theirs, ours in method.renamed.items()}
+    fields = [] if over is None else [paper_words.get(f.name, f.name) for f in dataclasses.fields(over)]
+    known = [*_parameters(method.function), *fields, *(["relu"] if method.relu else [])]
     listed = ", ".join(known) or "none"
     return f"'{method.name}' has no option '{key}' here; it has {listed}.{did_you_mean(key, known)}"
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from clairvit.errors import ClairError, NotApplicable
+from clairvit.errors import BadInput, ClairError, NotApplicable
 from clairvit.methods.aggregate import Aggregation, reading
 from clairvit.methods.method import Bound
 from clairvit.methods.view import Desk, View
@@ -83,7 +83,13 @@ class _Walk:
         return self.result.error is None and (index in self.used or self.keep_layers)
 
     def visit(self, view: View, index: int) -> None:
-        said = view.once(self.bound.key, lambda: self.bound.method.function(view, **dict(self.bound.options)))
+        try:
+            said = view.once(self.bound.key, lambda: self.bound.method.function(view, **dict(self.bound.options)))
+        except (NotApplicable, BadInput):
+            if index in self.used:
+                raise
+            self.keep_layers = False  # the method is there for some layers only, so there is no strip of all
+            return
         read = self.trace.read if said.ndim == 3 else said
         if said.ndim == 3 and said.shape[1] != read.shape[1]:
             assert self.trace.read_rows is not None
