@@ -23,8 +23,8 @@ def main() -> None:
         for method in members:
             section(method)
     print(
-        "\n## Not here\n\n**I-SAW** (Mallick et al., ICIP 2022) is named in one of the five papers without a formula, and no "
-        "code or text of it could be read. Nothing is shipped under that name until it can be."
+        "\n## Not here\n\n**I-SAW** (Mallick et al., ICIP 2022) is named in one of the five papers without a formula, "
+        "and no code or text of it could be read. Nothing is shipped under that name until it can be."
     )
 
 

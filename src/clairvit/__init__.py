@@ -1,8 +1,8 @@
 """ClairViT: why did my Vision Transformer say that, and how far can I trust the answer?
 
-    import clairvit as cv
-    model = cv.load("pets")
-    cv.explain(model, "cat.jpg", method="legrad").save("cat.png")
+>>> import clairvit as cv
+>>> model = cv.load("pets")
+>>> cv.explain(model, "cat.jpg", method="legrad").save("cat.png")
 """
 
 from __future__ import annotations

@@ -16,8 +16,9 @@ from torch import Tensor
 
 import clairvit as cv
 from clairvit.errors import BadInput, ClairError, NotApplicable, UnknownName
+from clairvit.methods.bind import bind
 from clairvit.methods.explanation import Explanation
-from clairvit.methods.method import COMBINATORS, Method, bind, methods
+from clairvit.methods.method import COMBINATORS, Method, methods
 from tiny import ZOO, pixels, strange, wrapped
 from tiny_home import Block, HomeMade, MatmulAttention
 

@@ -91,6 +91,21 @@ def test_maps_say_something(kind: str) -> None:
         assert torch.equal(made.maps[0], made.maps[1]) == (name == "center"), name
 
 
+@pytest.mark.parametrize("kind", TINY)
+def test_prefix_tokens_are_cut_off_and_patches_stay_in_order(kind: str) -> None:
+    """One map of each kind against the trace it was read from: a matrix, numbers for tokens, and pixels."""
+    tiny, image = ZOO[kind], pixels(kind)
+    tr = cv.trace(wrapped(kind), image, target=TARGET)
+    found = compared(kind, image, ["raw-attention", "ixg", "saliency"])
+    rows = (tr.read[:, None] @ tr.layers[-1].A.mean(1))[:, 0]  # [B, N]
+    assert apart(found["raw-attention"].maps, rows[:, tiny.prefix :].reshape(2, *tiny.grid)) <= 1e-5
+    if kind not in NO_BLOCK_MODULES:
+        tokens = (tr.layers[0].x * tr.layers[0].dx).sum(-1)
+        assert apart(found["ixg"].maps, tokens[:, tiny.prefix :].reshape(2, *tiny.grid)) <= 1e-5
+    cells = tr.dpixels.abs().amax(1).unflatten(1, (tiny.grid[0], -1)).unflatten(3, (tiny.grid[1], -1))
+    assert apart(found["saliency"].maps, cells.mean((2, 4))) <= 1e-5
+
+
 def test_blocks_that_are_no_modules_are_refused_clearly() -> None:
     found = compared("home-loop", pixels("home-loop"))
     assert {"raw-attention", "rollout", "genatt", "gradsam", "focusvit", "saliency", "random"} <= set(found)

@@ -78,6 +78,19 @@ def test_layout_is_inferred(name: str) -> None:
     assert len(tr.recording.pools) == tiny.pools
 
 
+@pytest.mark.parametrize("name", [name for name in TINY if name != "home-loop"])
+def test_tokens_lie_where_their_patches_are(name: str) -> None:
+    """Before the first attention a patch token knows its own pixels only, so grid, order and prefix can be checked."""
+    tiny, recording = ZOO[name], record(wrapped(name), pixels(name))
+    tokens = recording.as_tokens(recording.inputs[0])
+    assert tokens.shape[:2] == (2, tiny.tokens)
+    for row, column in ((0, 0), (1, tiny.grid[1] - 1), (tiny.grid[0] - 1, 1)):
+        token = tokens[1, tiny.prefix + row * tiny.grid[1] + column]
+        gradient = torch.autograd.grad(token.square().sum(), recording.pixels, retain_graph=True)[0].abs().sum(1)
+        patches = gradient.unflatten(1, (tiny.grid[0], -1)).unflatten(3, (tiny.grid[1], -1)).sum((2, 4))
+        assert patches.nonzero().tolist() == [[1, row, column]]
+
+
 @pytest.mark.parametrize("name", TINY)
 def test_what_the_head_reads_adds_up(name: str) -> None:
     """[B, N] weights of the tokens; an attention pool's own row for `map`."""

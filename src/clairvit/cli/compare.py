@@ -55,7 +55,7 @@ def compare(
     batch_size: options.BatchSize = 8,
 ) -> None:
     import clairvit as cv
-    from clairvit.methods.method import bind
+    from clairvit.methods.bind import bind
     from clairvit.show.save import save_comparison
 
     every = methods.strip() == "all"
@@ -91,7 +91,7 @@ compare.__doc__ = f"Show several methods side by side.\n\n{EXAMPLES}"
 
 def _print_methods(result: Delivered) -> None:
     """Each method with what it is and what it cost; then those that do not fit the model."""
-    from clairvit.methods.method import bind
+    from clairvit.methods.bind import bind
     from clairvit.show.words import effort
 
     rows = []

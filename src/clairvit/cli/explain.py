@@ -52,7 +52,7 @@ def explain(
     batch_size: options.BatchSize = 8,
 ) -> None:
     import clairvit as cv
-    from clairvit.methods.method import bind
+    from clairvit.methods.bind import bind
 
     where = place(out)
     bound = bind(method)  # a misspelt method is refused before a model is loaded

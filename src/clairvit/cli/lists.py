@@ -28,7 +28,8 @@ def list_methods(
 
     clairvit methods rollout
     """
-    from clairvit.methods.method import bind, methods
+    from clairvit.methods.bind import bind
+    from clairvit.methods.method import methods
 
     chosen = methods() if name is None else [bind(name).method]
     if as_json:

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from clairvit.errors import BadInput, ClairError, ClairWarning, NotApplicable
+from clairvit.methods.bind import Bound, bind
 from clairvit.methods.explanation import Cost, Explanation
-from clairvit.methods.method import Bound, bind
 from clairvit.methods.run import Result, run
 from clairvit.models.images import Batch, prepare
 from clairvit.models.model import Model

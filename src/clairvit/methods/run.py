@@ -12,7 +12,7 @@ from torch import Tensor
 
 from clairvit.errors import BadInput, ClairError, NotApplicable
 from clairvit.methods.aggregate import Aggregation, reading
-from clairvit.methods.method import Bound
+from clairvit.methods.bind import Bound
 from clairvit.methods.view import Desk, View
 from clairvit.trace.trace import Trace
 

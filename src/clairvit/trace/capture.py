@@ -209,8 +209,7 @@ class Capture(TorchFunctionMode):
         x, shape = call["input"], call["normalized_shape"]
         eps = call.get("eps")
         eps = eps if eps is not None else (1e-5 if centred else torch.finfo(x.dtype).eps)
-        axes = tuple(range(-len(shape), 0))
-        out = self._swap("norm", func, args, kwargs, weight=call.get("weight"), eps=eps, axes=axes, centred=centred)
+        out = self._swap("norm", func, args, kwargs, weight=call.get("weight"), shape=shape, eps=eps, centred=centred)
         if x is self.block_input and self.normed is None:
             self.normed = out
         return out

@@ -9,12 +9,12 @@ With gradient × input, `linear` is DecompX without bias (= CP-LRP at eps 0) and
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
@@ -43,15 +43,15 @@ Rule = Callable[[Call, Tensor], Gradients]
 
 def frozen_spread(call: Call, gradient: Tensor) -> Gradients:
     """LayerNorm or RMSNorm with its 1/std held fixed: only centring and the affine part pass the gradient on."""
-    x, weight = call.inputs[0], call.arguments["weight"]
-    axes = call.arguments["axes"]
+    x, weight, shape, eps = call.inputs[0], *(call.arguments[name] for name in ("weight", "shape", "eps"))
+    axes = tuple(range(-len(shape), 0))
     if weight is not None:
         gradient = gradient * weight
-    if call.arguments["centred"]:
-        spread = (x.var(axes, unbiased=False, keepdim=True) + call.arguments["eps"]).rsqrt()
-        gradient = gradient * spread
-        return (gradient - gradient.mean(axes, keepdim=True),)
-    return (gradient * (x.square().mean(axes, keepdim=True) + call.arguments["eps"]).rsqrt(),)
+    if not call.arguments["centred"]:
+        return (gradient * (x.square().mean(axes, keepdim=True) + eps).rsqrt(),)
+    spread = torch.native_layer_norm(x, shape, None, None, eps)[2]  # 1/std, many times faster than x.var()
+    gradient = gradient * spread.to(gradient.dtype)
+    return (gradient - gradient.mean(axes, keepdim=True),)
 
 
 def frozen_length(call: Call, gradient: Tensor) -> Gradients:
@@ -142,6 +142,5 @@ def swapped(
 
 
 def gelu_slope(z: Tensor, approximate: str = "none") -> Tensor:
-    if approximate == "tanh":
-        return 0.5 * (1 + torch.tanh(math.sqrt(2 / math.pi) * (z + 0.044715 * z**3)))
-    return 0.5 * (1 + torch.erf(z * math.sqrt(0.5)))
+    """Phi(z) as gelu(z) / z: half the time of erf, and as exact but at 0, where it is 1/2."""
+    return F.gelu(z, approximate=approximate).div_(z).nan_to_num_(nan=0.5)

@@ -1,0 +1,235 @@
+"""Method strings, settled: which method, with which options, over which layers.
+
+"rollout"   "rollout(fusion=max)"   "genatt+skipplus"   "decompx+from:6"   "ixg+layer:3"
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from clairvit.errors import BadInput, NotApplicable, UnknownName, did_you_mean
+from clairvit.methods.aggregate import Aggregation, Product, Single, Total
+from clairvit.methods.method import COMBINATORS, Method, Passes, find, parameters
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A method with its options and aggregation settled: what a run executes."""
+
+    method: Method
+    options: tuple[tuple[str, Any], ...]  # of the function
+    over: Aggregation | None
+    relu: bool
+    text: str  # canonical: the same text always means the same map
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """Two bounds with the same key have the same layer map."""
+        return (self.method.function, self.options)
+
+    @property
+    def needs_all_rows(self) -> bool:
+        return self.method.needs_all_rows or (self.over is not None and self.over.needs_all_rows)
+
+    @property
+    def passes(self) -> Passes:
+        return "backward" if self.method.backward_if in self.options else self.method.passes
+
+    @property
+    def rules(self) -> str | None:
+        """The rule table of the backward it reads, if it reads one."""
+        return (self.method.rules or "plain") if self.passes == "backward" else None
+
+    @property
+    def needs_pixels(self) -> bool:
+        """Does it read the gradient at the pixels?"""
+        return self.passes == "backward" and (self.over is None or ("level", "pixel") in self.options)
+
+    @property
+    def needs_attention(self) -> bool:
+        """Does it read gradients at the attention?"""
+        return self.method.gives == "matrix" or self.method.backward_if in self.options
+
+    @property
+    def needs_tokens(self) -> bool:
+        """Does it read gradients at the blocks' inputs?"""
+        return self.method.gives == "tokens"
+
+    def first_layer(self, count: int) -> int:
+        """The layer nearest to the image that it reads: a backward need go no further."""
+        if ("reversed_gradients", True) in self.options:
+            return 0  # the last layer's partner is the first
+        return self.over.used(count).start if self.over is not None else count
+
+    def notes(self, count: int) -> tuple[str, ...]:
+        if isinstance(self.over, Total) and self.over.start == "auto":
+            start = self.over.used(count).start
+            return (f"{self.method.name}: m=auto has no recipe to read m* from; it fell back to ceil(L/2) = {start}",)
+        return ()
+
+
+def bind(text: str, **options: Any) -> Bound:
+    """Settle a method string such as "rollout(fusion=max)+skipplus"; keyword options come on top."""
+    name, written, combinator = parse(text)
+    method = find(name)
+    given = written | options
+    over, combined = _combined(method, combinator)
+    for word in ("preset", "compat"):
+        if word in given:
+            given = _preset(method, str(given.pop(word)), over, combinator) | given
+    own = {key: p.default for key, p in parameters(method.function).items()}
+    if combined:
+        own |= method.recombined
+    relu = method.relu and not combined
+    fields = _fields(over)
+    for key, value in given.items():
+        ours = method.renamed.get(key, key)
+        if key in own:
+            own[key] = _checked(get_type_hints(method.function)[key], key, value)
+        elif ours in fields:
+            assert over is not None
+            over = replace(over, **{ours: _checked(get_type_hints(type(over))[ours], key, value)})
+        elif key == "relu" and method.relu:
+            relu = _checked(bool, key, value)
+        else:
+            raise UnknownName(_no_option(method, key, over))
+    return Bound(method, tuple(sorted(own.items())), over, relu, _canonical(method, own, over, relu, combinator))
+
+
+def parse(text: str) -> tuple[str, dict[str, Any], str]:
+    """ "rollout(fusion=max)+from:6" -> ("rollout", {"fusion": "max"}, "from:6")."""
+    form = r"\s*([\w-]+)\s*(?:\(([^()]*(?:\([^()]*\)[^()]*)*)\))?\s*((?:\+[\w:-]+)*)\s*"
+    match = re.fullmatch(form, text) if isinstance(text, str) else None
+    if match is None:
+        raise BadInput(
+            f"'{text}' is not a method; expected NAME, NAME(option=value) or NAME+combinator, such as genatt+skipplus."
+        )
+    name, inside, tail = match.groups()
+    combinators = tail.split("+")[1:]
+    if len(combinators) > 1:
+        raise BadInput(f"'{text}' has {len(combinators)} combinators; expected one, such as {name}+{combinators[0]}.")
+    options = {}
+    for item in re.split(r",(?![^(]*\))", inside or ""):
+        if item.strip():
+            key, equals, value = item.partition("=")
+            if not equals:
+                raise BadInput(f"'{item.strip()}' in '{text}' is not an option; expected option=value.")
+            options[key.strip()] = _literal(value.strip())
+    return name.lower(), options, combinators[0] if combinators else ""
+
+
+def _literal(value: str) -> Any:
+    try:
+        return ast.literal_eval({"true": "True", "false": "False", "none": "None"}.get(value.lower(), value))
+    except (ValueError, SyntaxError):
+        return value  # a bare word
+
+
+def _combined(method: Method, combinator: str) -> tuple[Aggregation | None, bool]:
+    """The aggregation that a combinator stands for, and whether there was one."""
+    if not combinator:
+        return method.over, False
+    word, colon, number = combinator.partition(":")
+    names = [c.partition(":")[0] for c in COMBINATORS]
+    if word not in names or (word in ("from", "layer")) != bool(colon):
+        known = ", ".join(f"+{c}" for c in COMBINATORS)
+        raise UnknownName(
+            f"There is no combinator '+{combinator}'; expected one of {known}.{did_you_mean(word, names)}"
+        )
+    if method.gives == "image":
+        raise NotApplicable(
+            f"'{method.name}' makes its map from the whole image at once, so '+{combinator}' has no layers to combine. "
+            f"Use '{method.name}' alone, or a layer-wise method such as "
+            f"{'genatt' if word == 'rollout' else 'ixg'}+{combinator}."
+        )
+    if word == "rollout" and method.gives != "matrix":
+        raise NotApplicable(
+            f"'+rollout' multiplies N×N matrices, and '{method.name}' says one number for each token. "
+            f"Use {method.name}+plus or {method.name}+skipplus, or a matrix method such as genatt+rollout."
+        )
+    if colon and not re.fullmatch(r"-?\d+", number):
+        raise BadInput(f"'+{combinator}' needs a layer number; expected +{word}:6, say.")
+    made: dict[str, Callable[[], Aggregation]] = {
+        "plus": lambda: Total(0),
+        "skipplus": lambda: Total("half"),
+        "from": lambda: Total(int(number)),
+        "rollout": lambda: Product(residual=1.0, normalise="rows"),
+        "last": lambda: Single(-1),
+        "layer": lambda: Single(int(number)),
+    }
+    return made[word](), True
+
+
+def _preset(method: Method, name: str, over: Aggregation | None, combinator: str) -> dict[str, Any]:
+    if name not in method.presets:
+        known = ", ".join(method.presets) or "none"
+        raise UnknownName(
+            f"'{method.name}' has no preset '{name}'; it has {known}.{did_you_mean(name, method.presets)}"
+        )
+    preset = dict(method.presets[name])
+    own = {*parameters(method.function), *_fields(over), "relu"}
+    replaced = [key for key in preset if method.renamed.get(key, key) not in own]
+    if replaced and combinator:
+        raise NotApplicable(
+            f"The preset '{name}' of '{method.name}' says how layers are combined ({', '.join(replaced)}), and "
+            f"'+{combinator}' does it another way. Use {method.name}(preset={name}) alone, or "
+            f"{method.name}+{combinator} with the options of the preset that you want."
+        )
+    return preset
+
+
+def _fields(over: Aggregation | None) -> set[str]:
+    return {f.name for f in dataclasses.fields(over)} if over is not None else set()
+
+
+def _checked(hint: Any, key: str, value: Any) -> Any:
+    """The value, if the annotation of the option `key` allows it."""
+    allowed = get_args(hint) if get_origin(hint) is not None else (hint,)
+    choices = [c for a in allowed if get_origin(a) is Literal for c in get_args(a)]
+    choices += list(allowed) if get_origin(hint) is Literal else []
+    kinds = tuple(a for a in allowed if isinstance(a, type))
+    if value is None and "none" in choices:  # typed in a string, `none` may be either
+        return "none"
+    if value in choices and isinstance(value, str | int):
+        return value
+    if isinstance(value, int) and not isinstance(value, bool) and float in kinds:
+        return float(value)
+    if isinstance(value, kinds) and not (isinstance(value, bool) and bool not in kinds):
+        return value
+    words = {int: "a number", float: "a number", bool: "True or False", type(None): "None"}
+    expected = [repr(c) for c in choices] + [words.get(k, k.__name__) for k in kinds]
+    hint_text = did_you_mean(value, [c for c in choices if isinstance(c, str)]) if isinstance(value, str) else ""
+    raise BadInput(f"{key}={value} was given; expected {' or '.join(dict.fromkeys(expected))}.{hint_text}")
+
+
+def _no_option(method: Method, key: str, over: Aggregation | None) -> str:
+    paper_words = {ours: theirs for theirs, ours in method.renamed.items()}
+    fields = [] if over is None else [paper_words.get(f.name, f.name) for f in dataclasses.fields(over)]
+    known = [*parameters(method.function), *fields, *(["relu"] if method.relu else [])]
+    listed = ", ".join(known) or "none"
+    return f"'{method.name}' has no option '{key}' here; it has {listed}.{did_you_mean(key, known)}"
+
+
+def _canonical(method: Method, own: dict[str, Any], over: Aggregation | None, relu: bool, combinator: str) -> str:
+    """Name, every option that is not the default, combinator."""
+    defaults = {key: p.default for key, p in parameters(method.function).items()}
+    base, combined = _combined(method, combinator)
+    if combined:
+        defaults |= method.recombined
+    changed = {key: value for key, value in own.items() if value != defaults[key]}
+    if over is not None and base is not None:
+        paper_words = {ours: theirs for theirs, ours in method.renamed.items()}
+        changed |= {
+            paper_words.get(f.name, f.name): getattr(over, f.name)
+            for f in dataclasses.fields(over)
+            if getattr(over, f.name) != getattr(base, f.name)
+        }
+    if method.relu and relu != (not combined):
+        changed["relu"] = relu
+    inside = ",".join(f"{key}={value}" for key, value in sorted(changed.items()))
+    return method.name + (f"({inside})" if inside else "") + (f"+{combinator}" if combinator else "")
