@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 
 import clairvit as cv
-from clairvit.methods.method import COMBINATORS, Method
+from clairvit.methods.method import COMBINATORS, MATRIX_COMBINATORS, Method
 
 
 def main() -> None:
@@ -42,14 +42,17 @@ def section(method: Method) -> None:
         sign = "not negative (signed under a combinator)"
     kind = "one map for every class" if not method.class_specific else "a map for each class"
     print(f"* Paper: {method.paper}\n* Cost: {passes}\n* Map: {sign}; {kind}")
+    if method.slow:
+        print("* Slow: `clairvit compare --methods all` leaves it out")
     if method.options:
         print("* Options: " + ", ".join(f"`{name}={value}`" for name, value in method.options.items()))
     for name, options in method.presets.items():
         print(f"* Preset `{name}`: " + ", ".join(f"`{key}={value}`" for key, value in options.items()))
     if not method.combinators:
         print("* Combinators: none (it sees the whole image at once)")
-    elif "+rollout" not in method.combinators:
-        print("* Combinators: all but `+rollout` (it says one number for each token)")
+    elif method.gives != "matrix":
+        without = " and ".join(f"`+{name}`" for name in MATRIX_COMBINATORS)
+        print(f"* Combinators: all but {without} (it says one number for each token)")
 
 
 if __name__ == "__main__":

@@ -369,6 +369,10 @@ def test_compare_makes_a_method_once() -> None:
 # Options
 
 
+# Where 1 or 0.25 is the default or leaves nothing.
+OTHER: dict[str, list[Any]] = {"grid_pool": [2], "prune": [0.01], "precision": [1e6]}
+
+
 def alternatives(name: str) -> list[tuple[str, Any]]:
     """Each option of a method with each other value its annotation allows."""
     method = METHODS[name]
@@ -383,7 +387,7 @@ def alternatives(name: str) -> list[tuple[str, Any]]:
             if get_origin(part) is Literal:
                 values += get_args(part)
             else:
-                values += {bool: [True, False], int: [1], float: [0.25], type(None): [None]}[part]
+                values += OTHER.get(option) or {bool: [True, False], int: [1], float: [0.25], type(None): [None]}[part]
         found += [(option, value) for value in values if value != default]
     return found
 

@@ -1,19 +1,44 @@
 """Aggregations: how what the layers say becomes one map. Each is a frozen value; `+plus` and friends name some of them.
 
-All of them walk the layers once and keep one row [B, N], never an N×N product: reading a map is linear, so a product
-of matrices is read as vector × matrix, from the layer next to the head down to the first.
+They walk the layers once. Those here keep one row [B, N], never an N×N product: reading a map is linear, so a product
+of matrices is read as vector × matrix, from the layer next to the head down to the first. (Attention flow has a file
+of its own: it must see all matrices at once.)
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor
 
 from clairvit.errors import BadInput
+from clairvit.models.layout import Layout
+
+
+class Aggregation(Protocol):
+    """A frozen dataclass whose fields are options. `row` is what it keeps from layer to layer: [B, N], or more rows."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    @property
+    def matrices_only(self) -> bool: ...  # it cannot combine token maps; `start_row` is where it starts
+
+    @property
+    def needs_all_rows(self) -> bool: ...  # not only those the head reads
+
+    @property
+    def ascending(self) -> bool: ...  # it wants the first layer first
+
+    def used(self, count: int, /) -> range: ...  # the layers it combines
+
+    def start_row(self, read: Tensor, /) -> Tensor | None: ...
+
+    def step(self, row: Tensor | None, said: Tensor, read: Tensor, /) -> Tensor: ...
+
+    def finish(self, row: Tensor, count: int, layout: Layout, /) -> Tensor: ...  # [B, N]
 
 
 @dataclass(frozen=True)
@@ -36,7 +61,7 @@ class Single:
     def step(self, row: Tensor | None, said: Tensor, read: Tensor) -> Tensor:
         return reading(said, read)
 
-    def finish(self, row: Tensor, count: int) -> Tensor:
+    def finish(self, row: Tensor, count: int, layout: Layout) -> Tensor:
         return row
 
 
@@ -65,7 +90,7 @@ class Total:
         part = said.mean(1) if self.rows == "all" and said.ndim == 3 else reading(said, read)
         return part if row is None else row + part
 
-    def finish(self, row: Tensor, count: int) -> Tensor:
+    def finish(self, row: Tensor, count: int, layout: Layout) -> Tensor:
         return row / len(self.used(count)) if self.mean else row
 
 
@@ -115,11 +140,8 @@ class Product:
             return _vector_times(row / sums, said, weight, residual)
         return _vector_times(row, said, weight, residual) / sums
 
-    def finish(self, row: Tensor, count: int) -> Tensor:
+    def finish(self, row: Tensor, count: int, layout: Layout) -> Tensor:
         return row
-
-
-Aggregation = Single | Total | Product
 
 
 def reading(said: Tensor, read: Tensor) -> Tensor:

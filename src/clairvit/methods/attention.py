@@ -9,6 +9,7 @@ from torch import Tensor
 
 from clairvit.errors import BadInput
 from clairvit.methods.aggregate import Product, Single
+from clairvit.methods.flow import Flow
 from clairvit.methods.method import method
 from clairvit.methods.view import View, mean_of_heads
 
@@ -51,6 +52,25 @@ def rolled_attention(
 ) -> Tensor:
     """prod_l (mean_h A + I), row-normalised: attention followed from the output back through all layers."""
     return discarded(fused(layer.A, fusion), discard_ratio, protect)  # [B, N, N]
+
+
+@method(
+    "attention-flow",
+    family="attention",
+    paper="Abnar & Zuidema, ACL 2020",
+    gives="matrix",
+    over=Flow(),
+    passes="forward",
+    class_specific=False,
+    slow=True,
+)
+def flowing_attention(layer: View, fusion: Fusion = "mean") -> Tensor:
+    """maxflow(read-out -> token) where a layer passes on mean_h A + I, row-normalised: what can run to each token.
+
+    One maximum flow for each token, exact to `1/precision`. In deep models most flows are as large as what can enter
+    the token, min(1, its column sum in the first layer), so the map says little about the layers above.
+    """
+    return fused(layer.A, fusion)  # [B, N, N]
 
 
 def fused(heads: Tensor, fusion: Fusion) -> Tensor:

@@ -14,7 +14,8 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from clairvit.errors import BadInput, NotApplicable, UnknownName, did_you_mean
 from clairvit.methods.aggregate import Aggregation, Product, Single, Total
-from clairvit.methods.method import COMBINATORS, Method, Passes, find, parameters
+from clairvit.methods.flow import Flow
+from clairvit.methods.method import COMBINATORS, MATRIX_COMBINATORS, Method, Passes, find, parameters
 
 
 @dataclass(frozen=True)
@@ -145,12 +146,12 @@ def _combined(method: Method, combinator: str) -> tuple[Aggregation | None, bool
         raise NotApplicable(
             f"'{method.name}' makes its map from the whole image at once, so '+{combinator}' has no layers to combine. "
             f"Use '{method.name}' alone, or a layer-wise method such as "
-            f"{'genatt' if word == 'rollout' else 'ixg'}+{combinator}."
+            f"{'genatt' if word in MATRIX_COMBINATORS else 'ixg'}+{combinator}."
         )
-    if word == "rollout" and method.gives != "matrix":
+    if word in MATRIX_COMBINATORS and method.gives != "matrix":
         raise NotApplicable(
-            f"'+rollout' multiplies N×N matrices, and '{method.name}' says one number for each token. "
-            f"Use {method.name}+plus or {method.name}+skipplus, or a matrix method such as genatt+rollout."
+            f"'+{word}' goes from token to token through N×N matrices, and '{method.name}' says one number for each "
+            f"token. Use {method.name}+plus or {method.name}+skipplus, or a matrix method such as genatt+{word}."
         )
     if colon and not re.fullmatch(r"-?\d+", number):
         raise BadInput(f"'+{combinator}' needs a layer number; expected +{word}:6, say.")
@@ -159,6 +160,7 @@ def _combined(method: Method, combinator: str) -> tuple[Aggregation | None, bool
         "skipplus": lambda: Total("half"),
         "from": lambda: Total(int(number)),
         "rollout": lambda: Product(residual=1.0, normalise="rows"),
+        "flow": lambda: Flow(),
         "last": lambda: Single(-1),
         "layer": lambda: Single(int(number)),
     }

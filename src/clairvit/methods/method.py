@@ -24,9 +24,11 @@ COMBINATORS = {
     "skipplus": "sum over the layers from ceil(L/2) on",
     "from:M": "sum over the layers from M on",
     "rollout": "row-normalised product with the residual",
+    "flow": "maximum flow through the row-normalised layers with the residual (slow)",
     "last": "the last layer alone",
     "layer:K": "layer K alone",
 }
+MATRIX_COMBINATORS = ("rollout", "flow")  # those that need an N×N matrix from each layer
 _GIVEN = ("layer", "trace", "seed")  # parameters of a method's function that are no options
 
 
@@ -49,6 +51,7 @@ class Method:
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, repr=False)
     renamed: Mapping[str, str] = field(default_factory=dict, repr=False)  # a paper's word -> the aggregation's field
     recombined: Mapping[str, Any] = field(default_factory=dict, repr=False)  # options that change under a combinator
+    slow: bool = False  # takes much longer than the passes, so `--methods all` leaves it out
     backward_if: tuple[str, Any] | None = field(default=None, repr=False)  # an option that makes it need a backward
 
     @property
@@ -75,7 +78,7 @@ class Method:
     def combinators(self) -> tuple[str, ...]:
         if self.gives == "image":
             return ()
-        return tuple(f"+{name}" for name in COMBINATORS if self.gives == "matrix" or name != "rollout")
+        return tuple(f"+{name}" for name in COMBINATORS if self.gives == "matrix" or name not in MATRIX_COMBINATORS)
 
 
 _registry: dict[str, Method] = {}

@@ -95,10 +95,10 @@ class _Walk:
             assert self.trace.read_rows is not None
             read = read[:, self.trace.read_rows]
         if index in self.used:
-            if self.row is not None and self.row.shape[1] != said.shape[-1]:
+            if self.row is not None and self.row.shape[-1] != said.shape[-1]:
                 raise NotApplicable(
                     f"'{self.bound.text}' adds up layers, and this model's token count changes between them "
-                    f"({self.row.shape[1]} and {said.shape[-1]}). Use one layer: {self.bound.method.name}+last."
+                    f"({self.row.shape[-1]} and {said.shape[-1]}). Use one layer: {self.bound.method.name}+last."
                 )
             self.row = self.over.step(self.row, said, read)
         if self.keep_layers:
@@ -108,7 +108,7 @@ class _Walk:
         if self.result.error is not None:
             return
         assert self.row is not None
-        row = self.over.finish(self.row, len(self.trace.layers))
+        row = self.over.finish(self.row, len(self.trace.layers), self.trace.layout)
         grid_of = self.used[-1]
         self.result.maps = self._on_grid(row.clamp(min=0) if self.bound.relu else row, grid_of)
         if self.keep_layers:
