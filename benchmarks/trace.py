@@ -32,8 +32,8 @@ def plain_pass(model: cv.Model, pixels: Tensor) -> None:
 
 
 def rows(model: cv.Model, pixels: Tensor) -> dict[str, Callable[[], object]]:
-    every = [m.name for m in methods()]
-    plain = [m.name for m in methods() if m.rules in (None, "plain")]
+    every = [m.name for m in methods() if not m.slow]
+    plain = [m.name for m in methods() if not m.slow and m.rules in (None, "plain")]
     several = ("attcam", "genatt", "gradsam", "gmar-l1", "focusvit", "grad-rollout")
     return {
         "FB": lambda: plain_pass(model, pixels),
@@ -77,7 +77,7 @@ def peak(task: str) -> float:
     actions: dict[str, Callable[[], object]] = {
         "FB": lambda: plain_pass(model, pixels),
         "all plain methods": lambda: cv.compare(
-            model, pixels, [m.name for m in methods() if m.rules in (None, "plain")], target=0
+            model, pixels, [m.name for m in methods() if not m.slow and m.rules in (None, "plain")], target=0
         ),
         "legrad": lambda: cv.explain(model, pixels, "legrad", target=0),
         "genatt": lambda: cv.explain(model, pixels, "genatt", target=0),

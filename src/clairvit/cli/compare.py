@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,9 +17,11 @@ from clairvit.cli.work import Delivered, Job, carry_out, find, place
 
 if TYPE_CHECKING:
     from clairvit.methods.explanation import Explanation
+    from clairvit.methods.method import Method
     from clairvit.models.images import Batch
 
 USUAL = "raw-attention,rollout,grad-rollout,attcam,genatt,gmar-l1,legrad,focusvit,attcat,decompx+skipplus,attnlrp"
+ALL = "all"
 EXAMPLES = """[bold]Examples[/bold]
 
 clairvit compare demo
@@ -36,7 +38,7 @@ def compare(
         str,
         typer.Option(
             metavar="A,B,…",
-            help="Methods separated by commas, or 'all' that fit the model.",
+            help="Methods separated by commas; 'all' are those that fit the model and are not slow.",
             show_default="eleven well-known ones",
         ),
     ] = USUAL,
@@ -58,8 +60,8 @@ def compare(
     from clairvit.methods.bind import bind
     from clairvit.show.save import save_comparison
 
-    every = methods.strip() == "all"
-    wanted = [method.name for method in cv.methods()] if every else split_methods(methods)
+    given = split_methods(methods)
+    wanted, left_out = choose(given, cv.methods())
     for method in wanted:
         bind(method)  # a misspelt method is refused before a model is loaded
     where = place(out)
@@ -67,7 +69,7 @@ def compare(
     net = load(model, arch, no_pretrained, labels, device)
 
     def verb(batch: Batch, aim: Any) -> Mapping[str, Explanation]:
-        return cv.compare(net, batch, wanted, aim, score=score, seed=seed, skip=every)
+        return cv.compare(net, batch, wanted, aim, score=score, seed=seed, skip=ALL in given)
 
     def save(explanations: Mapping[str, Explanation], path: Path) -> list[Path]:
         return [save_comparison(explanations, path)]
@@ -76,11 +78,11 @@ def compare(
     with progress(f"{len(wanted)} methods", len(found), hidden=as_json or quiet) as advance:
         results = carry_out(job, found, failures, advance)
     if as_json:
-        print_json("compare", [_entry(one) for one in results], failures)
+        print_json("compare", [_entry(one, left_out) for one in results], failures)
     elif not quiet:
         print_classes(results)
         if results:
-            _print_methods(results[0])
+            _print_methods(results[0], left_out)
         print_notes(results)
         print_files(results)
     end(results, failures)
@@ -89,7 +91,17 @@ def compare(
 compare.__doc__ = f"Show several methods side by side.\n\n{EXAMPLES}"
 
 
-def _print_methods(result: Delivered) -> None:
+def choose(given: Sequence[str], registered: Sequence[Method]) -> tuple[list[str], dict[str, str]]:
+    """'all' stands for every method but the slow ones; also which of these were left out, and why."""
+    if ALL not in given:
+        return list(given), {}
+    usual = [method.name for method in registered if not method.slow]
+    wanted = [name for text in given for name in (usual if text == ALL else [text])]
+    slow = [method.name for method in registered if method.slow and method.name not in wanted]
+    return wanted, {name: f"it is slow; --methods {ALL},{name} adds it." for name in slow}
+
+
+def _print_methods(result: Delivered, left_out: Mapping[str, str]) -> None:
     """Each method with what it is and what it cost; then those that do not fit the model."""
     from clairvit.methods.bind import bind
     from clairvit.show.words import effort
@@ -103,15 +115,15 @@ def _print_methods(result: Delivered) -> None:
     table(f"{len(rows)} methods; the passes are shared, the milliseconds each one's own", columns, rows, columns[3:])
     if result.cost is not None:
         line(f"All together, passes included: {effort(result.cost)}, {1000 * result.cost.seconds:.0f} ms.")
-    for name, reason in result.skipped.items():
+    for name, reason in {**result.skipped, **left_out}.items():
         line(f"Left out {name}: {reason}")
 
 
-def _entry(result: Delivered) -> dict[str, Any]:
+def _entry(result: Delivered, left_out: Mapping[str, str]) -> dict[str, Any]:
     return {
         "image": result.image,
         "files": [str(file) for file in result.files],
         "cost": None if result.cost is None else vars(result.cost),
         "methods": result.records,
-        "skipped": dict(result.skipped),
+        "skipped": {**result.skipped, **left_out},
     }

@@ -68,6 +68,7 @@ def _print_one(method: Method) -> None:
         ("explains", "one class" if method.class_specific else "no class in particular"),
         ("shows", "evidence for and against (signed)" if method.signed else "relevance (not negative)"),
         ("passes", _passes(method) + (f" under the {method.rules} rules" if method.rules else "")),
+        *([("slow", "left out of --methods all")] if method.slow else []),
     ]
     table("", ("", ""), facts)
     if method.options:
@@ -100,6 +101,7 @@ def _plain(method: Method) -> dict[str, Any]:
         "paper": method.paper,
         "signed": method.signed,
         "class_specific": method.class_specific,
+        "slow": method.slow,
         "rules": method.rules,
         "cost": {"forwards": method.cost.forwards, "backwards": method.cost.backwards},
         "options": method.options,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from rich.console import Console
 
+LONG = 1.0  # seconds after which work inside a step gets a bar of its own
 WIDE = 140  # columns where nobody says how wide the paper is (a pipe, a log file)
 
 
@@ -48,12 +50,14 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], rig
 
 @contextmanager
 def progress(what: str, total: int, hidden: bool = False) -> Iterator[Advance]:
-    """A bar on stderr for more than one step; nothing where stderr is not a terminal."""
-    if hidden or total < 2 or not sys.stderr.isatty():
+    """A bar on stderr for more than one step, and one for long work inside a step; only where stderr is a terminal."""
+    if hidden or not sys.stderr.isatty():
         yield lambda steps: None
         return
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+    from clairvit.methods.watch import watching
 
     bar = Progress(
         TextColumn("{task.description}"),
@@ -63,6 +67,19 @@ def progress(what: str, total: int, hidden: bool = False) -> Iterator[Advance]:
         console=Console(stderr=True),
         transient=True,
     )
-    with bar:
-        task = bar.add_task(what, total=total)
+    inner: dict[str, TaskID] = {}
+    begun: dict[str, float] = {}
+
+    def watch(part: str, done: int, steps: int) -> None:
+        if time.monotonic() - begun.setdefault(part, time.monotonic()) > LONG and part not in inner:
+            inner[part] = bar.add_task(part, total=steps)
+        if part in inner:
+            bar.update(inner[part], completed=done)
+        if done == steps:
+            begun.pop(part)
+            if part in inner:
+                bar.remove_task(inner.pop(part))
+
+    with bar, watching(watch):
+        task = bar.add_task(what, total=total, visible=total > 1)
         yield lambda steps: bar.advance(task, steps)

@@ -1,0 +1,89 @@
+"""Slow methods: `--methods all` leaves them out and says so; long work shows a bar on a terminal and nowhere else."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from clairvit.cli import main, paper
+from clairvit.cli.compare import choose
+from clairvit.methods.method import methods
+from clairvit.methods.watch import told
+
+Captured = pytest.CaptureFixture[str]
+SLOW = [method.name for method in methods() if method.slow]
+OTHERS = [method.name for method in methods() if not method.slow]
+WINDOWS = ["--model", "timm:swin_tiny_patch4_window7_224", "--no-pretrained"]
+
+
+def test_all_is_all_but_the_slow_ones() -> None:
+    assert "attention-flow" in SLOW
+    wanted, left_out = choose(["all"], methods())
+    assert wanted == OTHERS
+    assert left_out == {name: f"it is slow; --methods all,{name} adds it." for name in SLOW}
+
+
+def test_slow_ones_come_by_name() -> None:
+    wanted, left_out = choose(["all", "attention-flow"], methods())
+    assert wanted == [*OTHERS, "attention-flow"]
+    assert "attention-flow" not in left_out
+    assert choose(["attention-flow", "rollout"], methods()) == (["attention-flow", "rollout"], {})
+
+
+def test_what_was_left_out_is_printed_with_what_to_type(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["compare", "demo", "--methods", "all", "--out", "all.png", *WINDOWS]) == 0
+    printed = capsys.readouterr().out
+    assert "Left out attention-flow: it is slow; --methods all,attention-flow adds it." in printed
+    assert main(["compare", "demo", "--methods", "all,attention-flow", "--out", "all.png", "--json", *WINDOWS]) == 0
+    (result,) = json.loads(capsys.readouterr().out)["results"]
+    assert "slow" not in result["skipped"]["attention-flow"], "it was tried, and does not fit windows"
+
+
+def test_slow_is_listed(capsys: Captured) -> None:
+    assert main(["methods", "--json"]) == 0
+    listed = {method["name"]: method["slow"] for method in json.loads(capsys.readouterr().out)}
+    assert listed["attention-flow"]
+    assert not listed["rollout"]
+    assert main(["methods", "attention-flow"]) == 0
+    assert "left out of --methods all" in capsys.readouterr().out
+
+
+def shown(monkeypatch: pytest.MonkeyPatch, capsys: Captured, *, terminal: bool, hidden: bool, long: float) -> str:
+    """What is written to stderr while one image with long work in it is explained."""
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("FORCE_COLOR", "1")  # rich asks for a terminal in its own way
+    monkeypatch.setattr(paper, "LONG", long)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
+    with paper.progress("images", 1, hidden=hidden) as advance:
+        for _ in range(2):  # the same work twice
+            for _ in told(range(5), "flow, image 1 of 1"):
+                pass
+        advance(1)
+    return capsys.readouterr().err
+
+
+def test_a_bar_for_long_work_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    for terminal, hidden in [(False, False), (True, True), (False, True)]:
+        assert shown(monkeypatch, capsys, terminal=terminal, hidden=hidden, long=-1) == ""
+    assert "flow" not in shown(monkeypatch, capsys, terminal=True, hidden=False, long=99)
+
+
+def test_the_bar_says_how_far_the_work_is(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setattr(paper, "LONG", -1)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    with paper.progress("images", 1):
+        for _ in told(range(3), "flow, image 1 of 1"):
+            time.sleep(0.2)  # the bar is drawn ten times a second
+    written = capsys.readouterr().err
+    assert "flow, image 1 of 1" in written
+    assert "2/3" in written
+    assert "images" not in written, "one image needs no bar"
