@@ -50,4 +50,4 @@ def differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
 
 
 def _bits(tensor: Tensor) -> tuple[int, int, bytes]:
-    return id(tensor), tensor._version, tensor.detach().contiguous().view(torch.uint8).numpy().tobytes()
+    return id(tensor), tensor._version, tensor.detach().reshape(-1).view(torch.uint8).numpy().tobytes()

@@ -34,6 +34,7 @@ from tiny_home import (
     BatchedAttention,
     BiasedAttention,
     Block,
+    Convolved,
     EinsumAttention,
     FusedAttention,
     GroupedAttention,
@@ -237,6 +238,8 @@ def _timm_zoo() -> dict[str, Tiny]:
         "eva02": ("eva02_tiny_patch14_224", {}, AVG),
         "dinov2-reg4": ("vit_small_patch14_reg4_dinov2", {}, {"prefix": 5}),
         "dinov3": ("vit_small_patch16_dinov3", {}, {"prefix": 5, **AVG}),
+        # Tokens are feature maps [B, h, w, d], heads are folded into the batch, positions are added to the scores.
+        "sam": ("samvit_base_patch16_224", {"global_attn_indexes": (0, 1)}, {"prefix": 0, **AVG}),
         "siglip-map": ("vit_base_patch16_siglip_224", {}, {"prefix": 0, "pooling": "map", "pools": 1}),
         "relpos": ("vit_relpos_small_patch16_224", {}, {"prefix": 0, **AVG}),
     }
@@ -336,6 +339,7 @@ def _other_zoo() -> dict[str, Tiny]:
         "home-einsum-transposed": Tiny(_home(TransposedEinsumAttention), **home),
         "home-einsum-values-first": Tiny(_home(ValuesFirstEinsumAttention), **home),
         "home-bmm": Tiny(_home(BatchedAttention), **home),
+        "home-batchnorm-stem": Tiny(Convolved, blocks="blocks"),
         "home-fused": Tiny(_home(FusedAttention), blocks="blocks"),
         "home-mask-by-position": Tiny(_home(BiasedAttention), blocks="blocks"),
         "home-grouped-query": Tiny(_home(GroupedAttention), blocks="blocks"),

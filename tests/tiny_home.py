@@ -25,6 +25,19 @@ class PatchEmbedding(nn.Module):
         return self.project(patches.permute(0, 2, 3, 1, 4, 5).flatten(3).flatten(1, 2))
 
 
+class ConvolvedEmbedding(nn.Module):
+    """Convolution and BatchNorm, then tokens: the gradient of a single image comes back in an unusual memory layout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project, self.norm = nn.Conv2d(3, WIDTH, PATCH, PATCH), nn.BatchNorm2d(WIDTH)
+        self.norm.running_mean.copy_(torch.linspace(-1, 1, WIDTH))
+        self.norm.running_var.copy_(torch.linspace(0.5, 2, WIDTH))
+
+    def forward(self, image: Tensor) -> Tensor:
+        return self.norm(self.project(image)).flatten(2).transpose(1, 2)
+
+
 def split_heads(x: Tensor) -> Tensor:
     return x.unflatten(-1, (HEADS, -1)).transpose(1, 2)  # [B, H, N, dh]
 
@@ -230,6 +243,39 @@ class TorchEncoder(HomeMade):
 
     def through(self, x: Tensor) -> Tensor:
         return self.encoder(x)
+
+
+class Convolved(HomeMade):
+    def __init__(self) -> None:
+        super().__init__(lambda: Block(FusedAttention))
+        self.embed = ConvolvedEmbedding()
+
+
+class ClassTokenLast(HomeMade):
+    """[patches, CLS] instead of [CLS, patches]."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda: Block(MatmulAttention))
+
+    def tokens(self, image: Tensor) -> Tensor:
+        return super().tokens(image).roll(-1, 1)
+
+    def forward(self, image: Tensor) -> Tensor:
+        return self.head(self.norm(self.through(self.tokens(image)))[:, -1])
+
+
+class SortedByWindows(HomeMade):
+    """Hiera's way: the tokens of a window stand side by side."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda: Block(MatmulAttention), patches=64)
+
+    def tokens(self, image: Tensor) -> Tensor:
+        cells = super().tokens(image)[:, 1:].unflatten(1, (2, 4, 2, 4))  # windows of 4 × 4 in a grid of 8 × 8
+        return cells.transpose(2, 3).flatten(1, 4)
+
+    def forward(self, image: Tensor) -> Tensor:
+        return self.head(self.norm(self.through(self.tokens(image))).mean(1))
 
 
 class MeanPool(HomeMade):

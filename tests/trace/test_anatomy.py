@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import warnings
 
 import numpy as np
 import pytest
@@ -15,7 +16,17 @@ from clairvit.errors import BadInput, CaptureError, NotApplicable
 from clairvit.models.model import first_scores
 from clairvit.trace.anatomy import anatomy
 from tiny import CLASSES, STRANGE, build, cnn, pixels, strange, wrapped
-from tiny_home import PATCH, WIDTH, Block, BrokenInPlaceBlock, HomeMade, MatmulAttention, MeanPool
+from tiny_home import (
+    PATCH,
+    WIDTH,
+    Block,
+    BrokenInPlaceBlock,
+    ClassTokenLast,
+    HomeMade,
+    MatmulAttention,
+    MeanPool,
+    SortedByWindows,
+)
 
 TARGET = 3
 ATTENTION = [m.name for m in cv.methods() if m.family in ("attention", "gradient × attention")]
@@ -127,6 +138,52 @@ def test_layers_of_a_trace_refuse_too(kind: str) -> None:
         with pytest.raises(NotApplicable, match="not between all image tokens"):
             getattr(tr.layers[0], name)
     assert tr.layers[0].x.shape == tr.layers[0].dx.shape
+
+
+@pytest.mark.parametrize("kind", STRANGE)
+def test_every_method_works_or_refuses(kind: str) -> None:
+    """Nothing else: no traceback of torch, no map of one cell, no row for another image."""
+    quick = [m.name for m in cv.methods() if m.cost.forwards <= 1]
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".* is zero everywhere")  # a ReLU may leave nothing
+        found = cv.compare(model_of(kind), image_of(kind), quick, target=TARGET, skip=True)
+    assert {"ixg", "saliency", "gradcam", "random"} <= set(found)
+    assert {"rollout", "genatt", "legrad"} <= set(found.skipped)
+    for method, made in found.items():
+        assert tuple(made.maps.shape) in {(2, *STRANGE[kind].first), (2, *STRANGE[kind].last)}, method
+    assert all("Use " in why for why in found.skipped.values())
+
+
+@pytest.mark.parametrize("make", [ClassTokenLast, SortedByWindows])
+def test_tokens_in_another_order_make_no_map(make: type[HomeMade]) -> None:
+    """Their map would look fine and be wrong; the pixels tell where a token really is."""
+    size = 64 if make is SortedByWindows else 32
+    image = torch.randn(2, 3, size, size, generator=torch.Generator().manual_seed(1))
+    model = cv.wrap(strange(make))
+    for method in ("raw-attention", "genatt", "ixg", "legrad", "gradcam"):
+        with pytest.raises(NotApplicable, match=r"do not come row by row after the prefix .* Use saliency"):
+            cv.explain(model, image, method, target=TARGET)
+    assert cv.explain(model, image, "saliency", target=TARGET).maps.shape == (2, size // PATCH, size // PATCH)
+
+
+@pytest.mark.parametrize(("levels", "said"), [(2, "do not form a grid on the image"), (3, "do not come row by row")])
+def test_feature_maps_of_windows_are_no_grid(levels: int, said: str) -> None:
+    """NesT: [B, windows, N, d] looks like [B, h, w, d]; with 3 levels there are 16 windows of 16, as in a real grid."""
+    from timm.models.nest import Nest
+
+    small = {"embed_dims": (12,) * levels, "num_heads": (2,) * levels, "depths": (2,) * levels}
+    model = cv.wrap(strange(lambda: Nest(img_size=64, num_levels=levels, num_classes=CLASSES, **small)))
+    image = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(1))
+    with pytest.raises(NotApplicable, match=said):
+        cv.explain(model, image, "ixg", target=TARGET)
+
+
+def test_gradients_of_one_image_through_batch_norm() -> None:
+    """Torch's own gradient is wrong here for a batch of one (see capture.py), so the reference is a batch of two."""
+    model, image = wrapped("home-batchnorm-stem"), pixels("home-batchnorm-stem")
+    both = cv.trace(model, image, target=TARGET).dpixels
+    alone = cv.trace(model, image[:1], target=TARGET).dpixels
+    assert torch.allclose(alone, both[:1], atol=1e-6 * float(both.abs().max()))
 
 
 # No attention seen at all

@@ -140,7 +140,7 @@ def test_queries_and_keys_make_the_scores(name: str) -> None:
     """q·k differs from S by a scale and, in some models, a bias: their correlation over keys is that of one line."""
     for layer in traced(name, torch.float64).layers:
         assert layer.q.shape == layer.k.shape == layer.v.shape == layer.dO.shape
-        if any(word in name for word in ("relpos", "beit", "mask", "post-norm", "cait")):
+        if any(word in name for word in ("relpos", "beit", "mask", "post-norm", "cait", "sam")):
             continue  # a bias is added, or heads are mixed
         product = layer.q @ layer.k.transpose(-2, -1)
         ratio = layer.S / product
@@ -152,8 +152,8 @@ def test_block_inputs_and_their_gradients_equal_hooks(name: str) -> None:
     tr = traced(name, torch.float64)
     blocks = reference_blocks(name, pixels(name, dtype=torch.float64))
     for layer, (x, dx) in zip(tr.layers, blocks, strict=True):
-        assert close(layer.x, x, 1e-10)
-        assert close(layer.dx, dx, 1e-10)
+        assert close(layer.x, as_tokens(x), 1e-10)
+        assert close(layer.dx, as_tokens(dx), 1e-10)
 
 
 @pytest.mark.parametrize("name", TINY)
@@ -184,6 +184,26 @@ def test_rule_tables_differ(name: str) -> None:
     assert not close(linear, plain, 1e-2)
     assert not close(attnlrp, plain, 1e-2)
     assert not close(attnlrp, linear, 1e-2)
+
+
+@pytest.mark.parametrize("rules", ["plain", "linear", "attnlrp"])
+@pytest.mark.parametrize("name", [name for name in TINY if f"{name}-explicit" in TINY])
+def test_fused_and_explicit_attention_are_one_model(name: str, rules: str) -> None:
+    """The same weights, the switch of the library turned: same A, G and gradients under every rule table."""
+    explicit_one = build(name).double()
+    for part in explicit_one.modules():
+        if hasattr(part, "fused_attn"):
+            part.fused_attn = False
+    fused, plain = (
+        cv.trace(cv.wrap(module), pixels(name, dtype=torch.float64), target=TARGET, rules=rules)
+        for module in (build(name).double(), explicit_one)
+    )
+    assert close(plain.dpixels, fused.dpixels, 1e-10)
+    for a, b in zip(fused.layers, plain.layers, strict=True):
+        assert close(b.A, a.A, 1e-10)
+        assert close(b.G, a.G, 1e-10)
+        assert close(b.S.softmax(-1), a.A, 1e-10)
+        assert close(b.dx, a.dx, 1e-10)
 
 
 @pytest.mark.parametrize("name", FULL_SIZE)
@@ -287,6 +307,10 @@ def explicit(module: nn.Module, image: Tensor) -> list[tuple[Tensor, Tensor]]:
 
 def as_heads(A: Tensor, batch: int) -> Tensor:
     return A if A.ndim == 4 else A.unflatten(0, (batch, -1))
+
+
+def as_tokens(x: Tensor) -> Tensor:
+    return x if x.ndim == 3 else x.flatten(1, 2)  # [B, h, w, d]
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from clairvit.errors import BadInput, ClairError, NotApplicable
 from clairvit.methods.aggregate import Aggregation, reading
 from clairvit.methods.bind import Bound
 from clairvit.methods.view import Desk, View
+from clairvit.trace.grid import square_patches
 from clairvit.trace.trace import Trace
 
 
@@ -95,10 +96,11 @@ class _Walk:
             assert self.trace.read_rows is not None
             read = read[:, self.trace.read_rows]
         if index in self.used:
-            if self.row is not None and self.row.shape[-1] != said.shape[-1]:
+            if self.row is not None and (self.row.shape[1] != said.shape[-1] or len(self.row) not in (1, len(said))):
+                counts = [len(t) * t.shape[-1] // len(self.trace.pixels) for t in (self.row, said)]
                 raise NotApplicable(
                     f"'{self.bound.text}' adds up layers, and this model's token count changes between them "
-                    f"({self.row.shape[-1]} and {said.shape[-1]}). Use one layer: {self.bound.method.name}+last."
+                    f"({counts[0]} and {counts[1]}). Use one layer: {self.bound.method.name}+last."
                 )
             self.row = self.over.step(self.row, said, read)
         if self.keep_layers:
@@ -108,7 +110,7 @@ class _Walk:
         if self.result.error is not None:
             return
         assert self.row is not None
-        row = self.over.finish(self.row, len(self.trace.layers), self.trace.layout)
+        row = self.over.finish(self.row, len(self.trace.layers))
         grid_of = self.used[-1]
         self.result.maps = self._on_grid(row.clamp(min=0) if self.bound.relu else row, grid_of)
         if self.keep_layers:
@@ -119,13 +121,22 @@ class _Walk:
 
     def _on_grid(self, row: Tensor, index: int) -> Tensor:
         """[B, N] without its prefix tokens, as [B, rows, cols]."""
-        layout = self.trace.layout
-        if row.shape[1] == layout.tokens:
-            return row[:, layout.prefix :].reshape(len(row), *layout.grid).expand(len(self.trace.pixels), -1, -1)
-        grid = self.trace.layers[index].grid
-        if grid is None:
-            raise NotApplicable(f"The {row.shape[1]} tokens of layer {index} do not form a grid. Use saliency.")
-        return row.reshape(len(row), *grid)
+        layout, batch = self.trace.layout, len(self.trace.pixels)
+        if not self.trace.recording.anatomy.in_order:
+            raise NotApplicable(
+                "The patch tokens of this model do not come row by row after the prefix (a class token at the end, or "
+                "tokens sorted by windows), so they make no map. Use saliency, or pass layout=cv.Layout(…) to cv.wrap."
+            )
+        if row.shape[1] == layout.tokens and len(row) in (1, batch):
+            return row[:, layout.prefix :].reshape(len(row), *layout.grid).expand(batch, -1, -1)
+        image = (int(self.trace.pixels.shape[-2]), int(self.trace.pixels.shape[-1]))
+        for grid in (self.trace.layers[index].grid, square_patches(row.shape[1], image)):
+            if grid is not None and grid[0] * grid[1] == row.shape[1] > 1 and len(row) == batch:
+                return row.reshape(batch, *grid)
+        raise NotApplicable(
+            f"The {row.shape[1]} tokens of layer {index} ({len(row)} × for {batch} images) do not form a grid on the "
+            "image. Use saliency."
+        )
 
 
 def _whole_image(bound: Bound, trace: Trace, seed: int, result: Result) -> None:

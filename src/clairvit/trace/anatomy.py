@@ -24,6 +24,7 @@ from clairvit.models.model import Model
 from clairvit.trace.attention import AttentionCall, Kind
 from clairvit.trace.capture import Capture
 from clairvit.trace.complaints import CHECKPOINTED, way_back
+from clairvit.trace.grid import channels_first, in_order, off_proportion, one_image, square_patches
 from clairvit.trace.guest import own_grad_mode, visiting
 
 MOST_PREFIX_TOKENS = 64  # CLS, distillation, registers: nobody has more
@@ -49,6 +50,7 @@ class Anatomy:
     writes_in_place: bool  # a block changes its own input: recordings must keep a copy
     sequence_first: bool  # blocks take [N, B, d] (the original CLIP code)
     whole_blocks: bool  # a block's output is the next one's input; else only its attention half is a module
+    in_order: bool  # patch tokens come row by row, after the prefix
 
     @property
     def layers(self) -> tuple[Part, ...]:
@@ -153,11 +155,19 @@ def _look(model: Model, pixels: Tensor) -> Anatomy:
         _check_given(model.layout, parts)
     elif layout is not None:
         layout = _with_pooling(layout, calls, parts, [scores], watch.read_by_head)
+    sorted_tokens = model.layout is not None or layout is None or _in_order(layout, blocks, pixels)
     in_place = any(visit is not None and visit.in_place for visit in blocks)
     seen = [visit for visit in blocks if visit is not None]
     # One image was looked at, so the axis of length 1 is the batch.
     sequence_first = any(v.tokens is not None and v.tokens.ndim == 3 and v.tokens.shape[0] != 1 for v in seen)
-    return Anatomy(model.layout or layout, parts, in_place, sequence_first, _whole(seen))
+    return Anatomy(model.layout or layout, parts, in_place, sequence_first, _whole(seen), sorted_tokens)
+
+
+def _in_order(layout: Layout, blocks: list[_Visit | None], pixels: Tensor) -> bool:
+    told = [v.tokens for v in blocks if v is not None and v.tokens is not None and not v.in_place]
+    streams = [one_image(tokens, (int(pixels.shape[-2]), int(pixels.shape[-1]))) for tokens in told]
+    tokens = next((t for t in streams if len(t) == layout.tokens), None)  # [N, d]
+    return tokens is None or in_order(tokens, layout, pixels)
 
 
 @contextmanager
@@ -229,17 +239,9 @@ def _count_tokens(
     if tokens.ndim == 3:
         return int(tokens.shape[0] * tokens.shape[1]), None  # one image: [1, N, d] or [N, 1, d]
     rows, cols = map(int, tokens.shape[2:] if channels_first(tokens, image) else tokens.shape[1:3])
+    if off_proportion(rows, cols, image) > 0.2:
+        return call.queries, None  # [B, windows, N, d], say
     return rows * cols, (rows, cols)
-
-
-def channels_first(tokens: Tensor, image: tuple[int, int]) -> bool:
-    """[B, d, h, w] or [B, h, w, d]? The grid is the pair of axes with the image's proportions."""
-    _, a, b, c = tokens.shape
-
-    def off(rows: int, cols: int) -> float:
-        return abs(rows * image[1] - cols * image[0]) / (rows * image[1])
-
-    return off(b, c) < off(a, b)
 
 
 def _kind(call: AttentionCall, count: int, layout: Layout | None) -> Kind:
@@ -249,7 +251,8 @@ def _kind(call: AttentionCall, count: int, layout: Layout | None) -> Kind:
     patches = tokens if layout is None else layout.patches
     if call.lead == 1 and call.queries != call.keys and patches <= call.keys <= tokens + MOST_PREFIX_TOKENS:
         return "pool"
-    return "channel" if call.lead == 1 and call.queries == call.keys else "window"
+    # The values of channels are as long as there are tokens.
+    return "channel" if call.lead == 1 and call.v.shape[-1] == count else "window"
 
 
 def _lay_out(
@@ -267,15 +270,6 @@ def _lay_out(
     return None
 
 
-def square_patches(count: int, image: tuple[int, int]) -> tuple[int, int] | None:
-    """(rows, cols) with rows * cols = count that cut the image into equal squares."""
-    for rows in range(1, count + 1):
-        cols = count // rows
-        if rows * cols == count and image[0] % rows == 0 and rows * image[1] == cols * image[0]:
-            return rows, cols
-    return None
-
-
 def _with_pooling(
     layout: Layout,
     calls: list[AttentionCall],
@@ -284,9 +278,9 @@ def _with_pooling(
     read_by_head: list[Tensor],
 ) -> Layout:
     """After the last attention every token goes its own way: rows with a gradient are rows the head reads."""
-    own = [i for i, part in enumerate(parts) if part.kind == "tokens"]
-    if not own or layout.tokens != parts[own[-1]].queries:
-        return layout  # windowed or channel attention: nothing reads single rows
+    own = [i for i, part in enumerate(parts) if part.kind != "pool"]
+    if not own or parts[own[-1]].kind != "tokens" or layout.tokens != parts[own[-1]].queries:
+        return layout  # windows, stages or channels come last: nothing reads single rows
     if not any(tensor.requires_grad for tensor in scores):
         raise CaptureError(
             "The model's output does not depend on its attention (detached output or torch.no_grad inside forward); "

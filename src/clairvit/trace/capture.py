@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from clairvit.trace import rules
 from clairvit.trace.attention import AttentionCall, common_form
+from clairvit.trace.einsum import arranged, spelled_out
 from clairvit.trace.rules import Switch, swapped
 from clairvit.trace.tape import Tape
 
@@ -91,7 +92,7 @@ class Capture(TorchFunctionMode):
             k=self._common(_repeated(k, q)),
             v=self._common(_repeated(v, q)),
             scale=q.shape[-1] ** -0.5 if scale is None else scale,
-            mask=mask,
+            mask=mask if mask is None or q.ndim == 4 else self._common(mask.expand(*q.shape[:-1], k.shape[-2])),
             out=q,  # replaced below, once it exists
             heads=self._common,
             block=self.block,
@@ -100,8 +101,10 @@ class Capture(TorchFunctionMode):
             note.out = func(q, k, v, **call)
         else:
             # A grouped k or v is widened first so that one rule serves all; the sum over its copies is autograd's.
-            widened = (q, _repeated(k, q), _repeated(v, q))
+            widened: tuple[Tensor, ...] = (q, _repeated(k, q), _repeated(v, q))
             call.pop("enable_gqa", None)
+            if isinstance(mask, Tensor) and mask.requires_grad:  # positions that depend on the queries (SAM)
+                widened = (*widened, call.pop("attn_mask"))
             arguments = {"scale": note.scale, "mask": mask}
             note.out = swapped("attention", self.switch, lambda *qkv: func(*qkv, **call), widened, arguments)
         self._note(note)
@@ -139,7 +142,7 @@ class Capture(TorchFunctionMode):
 
     def einsum(self, func: Any, args: Any, kwargs: Any) -> Any:
         operands = args[1] if len(args) == 2 and isinstance(args[1], list | tuple) else args[1:]
-        axes = _spelled_out(args[0], operands)
+        axes = spelled_out(args[0], operands)
         if axes is None:
             return func(*args, **kwargs)
         (left, right), (a, b, result) = operands, axes
@@ -152,8 +155,8 @@ class Capture(TorchFunctionMode):
             if len(shared) == 1 and len(result) >= 3:
                 if result[-2] not in a:
                     left, right, a, b = right, left, b, a
-                q = _arranged(left, a, result[:-1] + shared[0], sizes)
-                k = _arranged(right, b, result[:-2] + shared[0] + result[-1], sizes)
+                q = arranged(left, a, result[:-1] + shared[0], sizes)
+                k = arranged(right, b, result[:-2] + shared[0] + result[-1], sizes)
                 self._product = None if q is None or k is None else (q, k, out)
             return out
         keys, width = a[-1], next((c for c in b if c not in a), None)
@@ -161,7 +164,7 @@ class Capture(TorchFunctionMode):
             return func(*args, **kwargs)  # not a weighted sum of values over the last axis
         call = functools.partial(func, f"{a},{b}->{result}")
         out = call(left, right) if self.switch is None else swapped("mix", self.switch, call, (left, right), {})
-        v, common = _arranged(right, b, a[:-2] + keys + width, sizes), self._common
+        v, common = arranged(right, b, a[:-2] + keys + width, sizes), self._common
         if v is None:
             return out
 
@@ -212,6 +215,16 @@ class Capture(TorchFunctionMode):
         out = self._swap("norm", func, args, kwargs, weight=call.get("weight"), shape=shape, eps=eps, centred=centred)
         if x is self.block_input and self.normed is None:
             self.normed = out
+        return out
+
+    def batch_norm(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Torch (2.15, CPU) misreads the gradient of an evaluated BatchNorm for one image that goes on as tokens.
+
+        Its batch axis of length 1 then has a stride that the kernel does not expect; a fresh copy has the usual one.
+        """
+        out = func(*args, **kwargs)
+        if out.requires_grad:
+            out.register_hook(_in_usual_memory)
         return out
 
     def activation(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -276,6 +289,8 @@ _HANDLERS: dict[Any, Callable[[Capture, Any, Any, Any], Any]] = {
     F.linear: Capture.linear,
     torch.einsum: Capture.einsum,
     F.normalize: Capture.normalise,
+    F.batch_norm: Capture.batch_norm,
+    torch.batch_norm: Capture.batch_norm,
     **dict.fromkeys(_SOFTMAX, Capture.softmax),
     **dict.fromkeys(_PRODUCTS, Capture.product),
     **dict.fromkeys(_NORMS, Capture.norm),
@@ -284,6 +299,10 @@ _HANDLERS: dict[Any, Callable[[Capture, Any, Any, Any], Any]] = {
     **dict.fromkeys(_LENGTHS, Capture.length),
     **dict.fromkeys(_MULTIPLY, Capture.multiply),
 }
+
+
+def _in_usual_memory(gradient: Tensor | None) -> Tensor | None:
+    return None if gradient is None else gradient.contiguous()
 
 
 def _first(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
@@ -295,31 +314,6 @@ def _repeated(kv: Tensor, q: Tensor) -> Tensor:
     if kv.ndim < 4 or kv.shape[-3] == q.shape[-3]:
         return kv
     return kv.repeat_interleave(q.shape[-3] // kv.shape[-3], -3)
-
-
-def _spelled_out(equation: Any, operands: Any) -> tuple[str, str, str] | None:
-    """The axes of a product of two tensors: "...id, ...jd -> ...ij" gives ("BAid", "BAjd", "BAij")."""
-    if not isinstance(equation, str) or "->" not in equation or len(operands) != 2:
-        return None
-    sides, result = equation.replace(" ", "").split("->")
-    terms = sides.split(",")
-    dots = [x.ndim - len(term) + 3 if "..." in term else 0 for x, term in zip(operands, terms, strict=True)]
-    spare = [c for c in "HGFEDCBA" if c not in equation]
-
-    def named(term: str, count: int) -> str:
-        return term.replace("...", "".join(spare[len(spare) - count :]))
-
-    return named(terms[0], dots[0]), named(terms[1], dots[1]), named(result, max(dots))
-
-
-def _arranged(tensor: Tensor, have: str, want: str, sizes: dict[str, int]) -> Tensor | None:
-    """Axes `have` in the order `want`, repeated along one it has not (shared keys); None if one is too many."""
-    if set(have) - set(want):
-        return None
-    out = torch.einsum(f"{have}->{''.join(c for c in want if c in have)}", tensor)
-    for place, axis in enumerate(want):
-        out = out if axis in have else out.unsqueeze(place)
-    return out.expand([sizes[axis] for axis in want])
 
 
 @functools.cache

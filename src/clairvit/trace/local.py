@@ -124,9 +124,7 @@ def _scores(trace: Trace, tokens: Tensor, layers: int) -> Tensor:
     recording = trace.recording
     assert recording.tape is not None
     assert trace.target is not None
-    if recording.anatomy.sequence_first:
-        tokens = tokens.transpose(0, 1)
-    logits = recording.tape.replay(tokens, recording.logits)
+    logits = recording.tape.replay(recording.from_tokens(tokens), recording.logits)
     return torch.stack([trace.target(part).sum() for part in logits.chunk(layers)]).sum()
 
 

@@ -13,10 +13,11 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from clairvit.errors import CaptureError
 from clairvit.models.model import Model
-from clairvit.trace.anatomy import Anatomy, anatomy, channels_first, tokens_among
+from clairvit.trace.anatomy import Anatomy, anatomy, tokens_among
 from clairvit.trace.attention import AttentionCall
 from clairvit.trace.capture import Capture
 from clairvit.trace.complaints import CHECKPOINTED, way_back
+from clairvit.trace.grid import channels_first
 from clairvit.trace.guest import own_grad_mode, visiting
 from clairvit.trace.rules import TABLES, Switch
 from clairvit.trace.tape import Tape
@@ -62,6 +63,16 @@ class Recording:
             return tensor.transpose(0, 1) if self.anatomy.sequence_first else tensor
         image = (int(self.pixels.shape[-2]), int(self.pixels.shape[-1]))
         return tensor.flatten(2).transpose(1, 2) if channels_first(tensor, image) else tensor.flatten(1, 2)
+
+    def from_tokens(self, tokens: Tensor) -> Tensor:
+        """[B, N, d] in the shape of the last block's output; the opposite of `as_tokens`."""
+        end = self.end
+        if end is None or end.ndim == 3:
+            return tokens.transpose(0, 1) if self.anatomy.sequence_first else tokens
+        image = (int(self.pixels.shape[-2]), int(self.pixels.shape[-1]))
+        if channels_first(end, image):
+            return tokens.transpose(1, 2).reshape(len(tokens), -1, *end.shape[2:])
+        return tokens.reshape(len(tokens), *end.shape[1:3], -1)
 
     def let_go(self) -> None:
         """Free the graph; values stay. Tensors of the graph would keep all of it, so each is cut."""

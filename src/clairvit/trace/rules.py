@@ -71,15 +71,15 @@ def blocked(call: Call, gradient: Tensor) -> Gradients:
 
 def values_only(call: Call, gradient: Tensor) -> Gradients:
     """Attention held fixed: O = A v passes the gradient to v alone."""
-    q, k, _ = call.inputs
+    q, k, _, *mask = call.inputs
     A = scaled_scores(q, k, call.arguments["scale"], call.arguments["mask"]).softmax(-1)
-    return (None, None, A.transpose(-2, -1).to(gradient.dtype) @ gradient)
+    return (None, None, A.transpose(-2, -1).to(gradient.dtype) @ gradient, *(None for _ in mask))
 
 
 def halved_attention(call: Call, gradient: Tensor) -> Gradients:
-    """Each of the two matmuls gives each factor half: v once (1/2), q and k twice (1/4)."""
-    q, k, v = call.vjp(gradient)
-    return (_times(q, 0.25), _times(k, 0.25), _times(v, 0.5))
+    """Each of the two matmuls gives each factor half: v once (1/2), q and k twice (1/4), and a mask as they."""
+    q, k, v, *mask = call.vjp(gradient)
+    return (_times(q, 0.25), _times(k, 0.25), _times(v, 0.5), *(_times(g, 0.25) for g in mask))
 
 
 def halved(call: Call, gradient: Tensor) -> Gradients:

@@ -138,8 +138,9 @@ class Trace:
     def blank(self) -> list[bool]:
         """Images whose score has no gradient at all: nothing that is read off the gradient speaks of the target."""
         own = [self.final_gradient] if self.final_gradient is not None else [x.out_gradient for x in self.layers]
-        found = [gradient.flatten(1).any(1) for gradient in own if gradient is not None]
-        return torch.stack(found).any(0).logical_not().tolist() if found else [False] * len(self.pixels)
+        batch = len(self.pixels)
+        found = [x.reshape(batch, -1).any(1) for x in own if x is not None and len(x) % batch == 0]
+        return torch.stack(found).any(0).logical_not().tolist() if found else [False] * batch
 
     @functools.cached_property
     def read(self) -> Tensor:

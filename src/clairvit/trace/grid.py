@@ -1,0 +1,56 @@
+"""Grid: which axes of the tokens are rows and columns, and whether the tokens lie there."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from clairvit.models.layout import Layout
+from clairvit.trace.complaints import way_back
+
+
+def channels_first(tokens: Tensor, image: tuple[int, int]) -> bool:
+    """[B, d, h, w] or [B, h, w, d]? The grid is the pair of axes with the image's proportions."""
+    _, a, b, c = tokens.shape
+    return off_proportion(b, c, image) < off_proportion(a, b, image)
+
+
+def off_proportion(rows: int, cols: int, image: tuple[int, int]) -> float:
+    """How far a grid is from the image's proportions."""
+    return abs(rows * image[1] - cols * image[0]) / (rows * image[1])
+
+
+def one_image(tokens: Tensor, image: tuple[int, int]) -> Tensor:
+    """[N, d] from [1, N, d], [N, 1, d], [1, h, w, d] or [1, d, h, w]."""
+    if tokens.ndim == 3:
+        return tokens.flatten(0, 1)
+    return tokens[0].flatten(1).transpose(0, 1) if channels_first(tokens, image) else tokens[0].flatten(0, 1)
+
+
+def square_patches(count: int, image: tuple[int, int]) -> tuple[int, int] | None:
+    """(rows, cols) with rows * cols = count that cut the image into equal squares."""
+    for rows in range(1, count + 1):
+        cols = count // rows
+        if rows * cols == count and image[0] % rows == 0 and rows * image[1] == cols * image[0]:
+            return rows, cols
+    return None
+
+
+def in_order(tokens: Tensor, layout: Layout, pixels: Tensor) -> bool:
+    """Do patch tokens [N, d] see the pixels of their own cell? Some models sort them by windows, or put CLS last."""
+    if not tokens.requires_grad:
+        return True  # nobody can tell
+    rows, cols = layout.grid
+    for row, col in ((0, cols - 1), (rows // 2, cols - 1), (rows - 1, 0)):
+        seen = tokens[layout.prefix + row * cols + col].square().sum()
+        with way_back():
+            (gradient,) = torch.autograd.grad(seen, pixels, retain_graph=True, allow_unused=True)
+        weight = None if gradient is None else gradient[0].float().abs().sum(0)  # [H, W]
+        if weight is None or not weight.any():
+            continue
+        for axis, expected in ((0, (row + 0.5) / rows), (1, (col + 0.5) / cols)):
+            along = weight.sum(1 - axis)
+            place = (along * (torch.arange(len(along), device=along.device) + 0.5)).sum() / along.sum() / len(along)
+            if abs(float(place) - expected) > 0.3:
+                return False
+    return True
