@@ -96,7 +96,7 @@ class _Walk:
             assert self.trace.read_rows is not None
             read = read[:, self.trace.read_rows]
         if index in self.used:
-            if self.row is not None and (self.row.shape[1] != said.shape[-1] or len(self.row) not in (1, len(said))):
+            if self.row is not None and (self.row.shape[-1] != said.shape[-1] or len(self.row) not in (1, len(said))):
                 counts = [len(t) * t.shape[-1] // len(self.trace.pixels) for t in (self.row, said)]
                 raise NotApplicable(
                     f"'{self.bound.text}' adds up layers, and this model's token count changes between them "
@@ -110,7 +110,7 @@ class _Walk:
         if self.result.error is not None:
             return
         assert self.row is not None
-        row = self.over.finish(self.row, len(self.trace.layers))
+        row = self.over.finish(self.row, len(self.trace.layers), self.trace.layout)
         grid_of = self.used[-1]
         self.result.maps = self._on_grid(row.clamp(min=0) if self.bound.relu else row, grid_of)
         if self.keep_layers:
