@@ -272,7 +272,7 @@ def test_a_group_larger_than_the_grid_is_all_patches() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("attention-flow(prune=1)", r"prune=1.0 was given; expected 0 ≤ prune < 1, such as 0.001"),
+        ("attention-flow(prune=1)", r"prune=1.0 was given; expected 0 ≤ prune < 1, such as 0.0001"),
         ("genatt(prune=-0.1)+flow", r"prune=-0.1 was given"),
         ("attention-flow(grid_pool=0)", r"grid_pool=0 was given; expected 1 \(exact\), 2 or more"),
         ("attention-flow(residual=-1)", r"residual=-1.0 was given; expected 0 or more"),

@@ -44,7 +44,7 @@ class Flow:
         if self.residual < 0:
             raise BadInput(f"residual={self.residual} was given; expected 0 or more (1: attention and residual alike).")
         if not 0 <= self.prune < 1:
-            raise BadInput(f"prune={self.prune} was given; expected 0 ≤ prune < 1, such as 0.001 (0: exact).")
+            raise BadInput(f"prune={self.prune} was given; expected 0 ≤ prune < 1, such as 0.0001 (0: exact).")
         if self.grid_pool < 1:
             raise BadInput(f"grid_pool={self.grid_pool} was given; expected 1 (exact), 2 or more patches a side.")
         if not 1000 <= self.precision <= FINEST:

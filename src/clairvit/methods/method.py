@@ -24,7 +24,7 @@ COMBINATORS = {
     "skipplus": "sum over the layers from ceil(L/2) on",
     "from:M": "sum over the layers from M on",
     "rollout": "row-normalised product with the residual",
-    "flow": "maximum flow through the row-normalised layers with the residual (slow)",
+    "flow": "maximum flow through the row-normalised layers with the residual; slow, options as in attention-flow",
     "last": "the last layer alone",
     "layer:K": "layer K alone",
 }
