@@ -37,6 +37,8 @@ def section(method: Method) -> None:
         "backward": f"1 forward + 1 backward, rules `{method.rules}`",
         "local": "1 forward + one backward through each block alone",
     }[method.passes]
+    if method.more is not None:
+        passes = f"{method.cost.forwards} forwards + {method.cost.backwards} backwards with these options"
     sign = "signed" if method.signed and not method.relu else "not negative"
     if method.relu:
         sign = "not negative (signed under a combinator)"

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 import clairvit as cv
 from clairvit.errors import BadInput, ClairError, ClairWarning, NotApplicable
 from clairvit.methods.explain import Comparison
+from clairvit.methods.explanation import Cost
 from clairvit.methods.method import Method, methods
 from fingerprint import differences, fingerprint, surroundings
 from tiny import TINY, ZOO, build, pixels, strange, wrapped
@@ -240,7 +241,7 @@ def test_several_targets_of_one_image(name: str) -> None:
 
 
 class Passage(torch.autograd.Function):
-    """Counts the ways back through a block."""
+    """Counts the images on their way back through a block."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, counter: list[int]) -> Tensor:
@@ -249,7 +250,7 @@ class Passage(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        ctx.counter.append(1)
+        ctx.counter.append(len(gradient))
         return gradient, None
 
 
@@ -271,15 +272,18 @@ class Counting(HomeMade):
         self.forwards: list[int] = []
 
     def forward(self, image: Tensor) -> Tensor:
-        self.forwards.append(1)
+        self.forwards.append(len(image))
         return super().forward(image)
 
-    def spent(self, what: Callable[[], Any]) -> tuple[Any, int, int]:
-        """The result of a call, how many forwards it made, and how many backwards (the most any block saw)."""
+    def spent(self, what: Callable[[], Any], images: int = 2) -> tuple[Any, float, float]:
+        """The result of a call, how many forwards it made an image, and backwards (the most any block saw).
+
+        An image a pass, not a call: variants of an image may go through the model together.
+        """
         for counter in (self.forwards, *(block.back for block in self.blocks)):
             counter.clear()
         result = what()
-        return result, len(self.forwards), max(len(block.back) for block in self.blocks)
+        return result, sum(self.forwards) / images, max(sum(block.back) for block in self.blocks) / images
 
 
 @pytest.fixture(scope="module")
@@ -291,19 +295,22 @@ def counting() -> Counting:
 
 @pytest.mark.parametrize("name", EVERY)
 def test_declared_cost_is_what_is_spent(counting: Counting, name: str) -> None:
-    """Scores and targets need one forward whatever the method; a baseline that looks at nothing adds none."""
+    """Scores and targets need one forward whatever the method; one that does not look at it does not count it."""
     model, declared = cv.wrap(counting), METHODS[name].cost
     made, forwards, backwards = counting.spent(lambda: cv.explain(model, pixels("timm-vit"), name, target=TARGET))
-    assert (max(1, declared.forwards), declared.backwards) == (forwards, backwards)
+    unseen = METHODS[name].passes == "none"
+    assert (declared.forwards + unseen, declared.backwards) == (forwards, backwards)
     assert (made.cost.forwards, made.cost.backwards) == (declared.forwards, declared.backwards)
 
 
 @pytest.mark.parametrize("name", EVERY)
 def test_each_further_target_costs_a_backward(counting: Counting, name: str) -> None:
-    model, declared = cv.wrap(counting), METHODS[name].cost
+    """And a method that makes passes of its own makes them again."""
+    model, declared, own = cv.wrap(counting), METHODS[name].cost, METHODS[name].own_cost(**METHODS[name].options)
     image = pixels("timm-vit")[0]
-    made, forwards, backwards = counting.spent(lambda: cv.explain(model, image, name, target=[1, 2, 3]))
-    assert (forwards, backwards) == (1, 3 * declared.backwards)
+    made, forwards, backwards = counting.spent(lambda: cv.explain(model, image, name, target=[1, 2, 3]), images=1)
+    assert (forwards, backwards) == (1 + 3 * own.forwards, 3 * declared.backwards)
+    assert made.cost.forwards == declared.forwards + 2 * own.forwards
     assert made.cost.backwards == 3 * declared.backwards
 
 
@@ -313,8 +320,15 @@ def test_all_methods_together_cost_one_forward_and_one_backward_for_each_rule_ta
     found, forwards, backwards = counting.spent(lambda: cv.compare(model, pixels("timm-vit"), EVERY, target=TARGET))
     tables = {method.rules for method in METHODS.values() if method.rules is not None}
     local = any(method.passes == "local" for method in METHODS.values())
-    assert (forwards, backwards) == (1, len(tables) + local)
-    assert (found.cost.forwards, found.cost.backwards) == (1, len(tables))
+    own = sum((method.own_cost(**method.options) for method in METHODS.values()), Cost())
+    assert (forwards, backwards) == (1 + own.forwards, len(tables) + local + own.backwards)
+    assert (found.cost.forwards, found.cost.backwards) == (1 + own.forwards, len(tables) + own.backwards)
+
+
+def test_all_one_trace_methods_together_cost_one_forward(counting: Counting) -> None:
+    names = [name for name, method in METHODS.items() if method.more is None]
+    _, forwards, backwards = counting.spent(lambda: cv.compare(cv.wrap(counting), pixels("timm-vit"), names, target=1))
+    assert (forwards, backwards) == (1, len({METHODS[name].rules for name in names} - {None}) + 1)
 
 
 def test_forward_methods_make_no_graph(counting: Counting) -> None:
@@ -418,6 +432,6 @@ def test_every_method_is_documented(name: str) -> None:
     assert method.paper
     assert method.family
     assert method.gives in ("matrix", "tokens", "image")
-    assert method.cost.forwards in (0, 1)
+    assert method.cost.forwards in (0, 1) or method.more is not None
     assert (method.over is None) == (method.gives == "image")
     assert method.rules is None or method.passes == "backward"

@@ -14,8 +14,9 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from clairvit.errors import BadInput, NotApplicable, UnknownName, did_you_mean
 from clairvit.methods.aggregate import Aggregation, Product, Single, Total
+from clairvit.methods.explanation import Cost
 from clairvit.methods.flow import Flow
-from clairvit.methods.method import COMBINATORS, MATRIX_COMBINATORS, Method, Passes, find, parameters
+from clairvit.methods.method import COMBINATORS, MATRIX_COMBINATORS, Method, Passes, find, parameters, shared_cost
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,11 @@ class Bound:
         return "backward" if self.method.backward_if in self.options else self.method.passes
 
     @property
+    def cost(self) -> Cost:
+        """Passes for one target."""
+        return shared_cost(self.passes) + self.method.own_cost(**dict(self.options))
+
+    @property
     def rules(self) -> str | None:
         """The rule table of the backward it reads, if it reads one."""
         return (self.method.rules or "plain") if self.passes == "backward" else None
@@ -49,12 +55,17 @@ class Bound:
     @property
     def needs_pixels(self) -> bool:
         """Does it read the gradient at the pixels?"""
-        return self.passes == "backward" and (self.over is None or ("level", "pixel") in self.options)
+        whole = self.over is None and self.method.reads == "pixels"
+        return self.passes == "backward" and (whole or ("level", "pixel") in self.options)
 
     @property
     def needs_attention(self) -> bool:
         """Does it read gradients at the attention?"""
-        return self.method.gives == "matrix" or self.method.backward_if in self.options
+        return (
+            self.method.gives == "matrix"
+            or self.method.reads == "last attention"
+            or self.method.backward_if in self.options
+        )
 
     @property
     def needs_tokens(self) -> bool:
@@ -65,7 +76,9 @@ class Bound:
         """The layer nearest to the image that it reads: a backward need go no further."""
         if ("reversed_gradients", True) in self.options:
             return 0  # the last layer's partner is the first
-        return self.over.used(count).start if self.over is not None else count
+        if self.over is None:
+            return count - 1 if self.method.reads == "last attention" else count
+        return self.over.used(count).start
 
     def notes(self, count: int) -> tuple[str, ...]:
         if isinstance(self.over, Total) and self.over.start == "auto":

@@ -16,6 +16,7 @@ from torch import Tensor
 from clairvit.errors import BadInput, ClairError, ClairWarning, NotApplicable
 from clairvit.methods.bind import Bound, bind
 from clairvit.methods.explanation import Cost, Explanation
+from clairvit.methods.method import shared_cost
 from clairvit.methods.run import Result, run
 from clairvit.models.images import Batch, prepare
 from clairvit.models.model import Model
@@ -177,7 +178,7 @@ def _collect(
     skip: bool,
 ) -> Comparison:
     found = Comparison()
-    found.cost = Cost(1, recording.backwards, seconds)
+    found.cost = Cost(recording.forwards, recording.backwards, seconds)
     logits = recording.logits.detach().repeat(len(targets), 1)
     pixels = batch.pixels if len(targets) == 1 else batch.pixels.repeat(len(targets), 1, 1, 1)
     names = tuple(name for goal in targets for name in goal.names)
@@ -200,7 +201,8 @@ def _collect(
         maps, signed, notes = _checked_maps(bound, own, image_names, len(recording.calls))
         has_layers = all(result.layers is not None for result in own)
         spent = sum(result.seconds for result in own)
-        backwards = len(targets) if bound.passes in ("backward", "local") else 0
+        shared = shared_cost(bound.passes)
+        passes = sum((result.more for result in own), Cost(shared.forwards, len(targets) * shared.backwards))
         found[bound.text] = Explanation(
             maps=maps,
             method=bound.text,
@@ -216,7 +218,7 @@ def _collect(
             labels=model.labels,
             preprocess=model.preprocess,
             seed=seed,
-            cost=Cost(bound.method.cost.forwards, backwards, seconds - alone + spent, spent),
+            cost=passes + Cost(seconds=seconds - alone + spent, own_seconds=spent),
             layers=torch.cat([_stored(result.layers) for result in own], 1) if has_layers else None,
             notes=notes,
             versions=versions(),
@@ -237,7 +239,7 @@ def _checked_maps(
             f"'{bound.text}' gave NaN or infinity for {', '.join(broken)}; expected finite numbers. "
             "Run the model in float32 (cv.load(…, dtype=torch.float32)) and check its weights."
         )
-    notes = bound.notes(count) if count else ()
+    notes = (*(bound.notes(count) if count else ()), *(note for result in own for note in result.notes))
     blank = [nothing for result in own for nothing in result.blank]
     silent = [name for name, nothing in zip(names, blank, strict=True) if nothing]
     empty = [name for name, anything, nothing in zip(names, some, blank, strict=True) if not (anything or nothing)]

@@ -20,6 +20,14 @@ class Cost:
     seconds: float = 0.0
     own_seconds: float = 0.0  # the method's own arithmetic, on top of the trace
 
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(
+            self.forwards + other.forwards,
+            self.backwards + other.backwards,
+            self.seconds + other.seconds,
+            self.own_seconds + other.own_seconds,
+        )
+
 
 @dataclass(frozen=True, eq=False)
 class Explanation:

@@ -29,7 +29,7 @@ COMBINATORS = {
     "layer:K": "layer K alone",
 }
 MATRIX_COMBINATORS = ("rollout", "flow")  # those that need an N×N matrix from each layer
-_GIVEN = ("layer", "trace", "seed")  # parameters of a method's function that are no options
+_GIVEN = ("layer", "trace", "seed", "note")  # parameters of a method's function that are no options
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,9 @@ class Method:
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, repr=False)
     renamed: Mapping[str, str] = field(default_factory=dict, repr=False)  # a paper's word -> the aggregation's field
     recombined: Mapping[str, Any] = field(default_factory=dict, repr=False)  # options that change under a combinator
-    slow: bool = False  # takes much longer than the passes, so `--methods all` leaves it out
+    slow: bool = False  # takes much longer than one trace, so `--methods all` leaves it out
+    more: Callable[..., Cost] | None = field(default=None, repr=False)  # options -> passes of its own for one target
+    reads: Literal["pixels", "last attention"] = "pixels"  # the gradient it wants, if it gives an image
     backward_if: tuple[str, Any] | None = field(default=None, repr=False)  # an option that makes it need a backward
 
     @property
@@ -60,8 +62,12 @@ class Method:
 
     @property
     def cost(self) -> Cost:
-        forwards = 0 if self.passes == "none" else 1
-        return Cost(forwards, 1 if self.passes in ("backward", "local") else 0)
+        """Passes for one target, with the default options."""
+        return shared_cost(self.passes) + self.own_cost(**self.options)
+
+    def own_cost(self, **options: Any) -> Cost:
+        """The passes that it makes itself, on top of the trace it shares with other methods."""
+        return Cost() if self.more is None else self.more(**options)
 
     @property
     def options(self) -> dict[str, Any]:
@@ -81,8 +87,13 @@ class Method:
         return tuple(f"+{name}" for name in COMBINATORS if self.gives == "matrix" or name not in MATRIX_COMBINATORS)
 
 
+def shared_cost(passes: Passes) -> Cost:
+    """What a method must see of the trace that it shares with others."""
+    return Cost(0 if passes == "none" else 1, 1 if passes in ("backward", "local") else 0)
+
+
 _registry: dict[str, Method] = {}
-_HOMES = ("attention", "gradient", "cam", "relevance", "baseline")
+_HOMES = ("attention", "gradient", "cam", "relevance", "paths", "baseline")
 
 
 def register(

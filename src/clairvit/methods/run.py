@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from torch import Tensor
 from clairvit.errors import BadInput, ClairError, NotApplicable
 from clairvit.methods.aggregate import Aggregation, reading
 from clairvit.methods.bind import Bound
+from clairvit.methods.explanation import Cost
 from clairvit.methods.view import Desk, View
 from clairvit.trace.grid import square_patches
 from clairvit.trace.trace import Trace
@@ -26,6 +27,8 @@ class Result:
     layers: Tensor | None = None  # [L, B, rows, cols]
     error: ClairError | None = None
     seconds: float = 0.0
+    more: Cost = field(default_factory=Cost)  # passes beyond the shared trace
+    notes: list[str] = field(default_factory=list)
     blank: Sequence[bool] = ()  # images whose score has no gradient, where the method reads gradients
 
 
@@ -121,12 +124,7 @@ class _Walk:
 
     def _on_grid(self, row: Tensor, index: int) -> Tensor:
         """[B, N] without its prefix tokens, as [B, rows, cols]."""
-        layout, batch = self.trace.layout, len(self.trace.pixels)
-        if not self.trace.recording.anatomy.in_order:
-            raise NotApplicable(
-                "The patch tokens of this model do not come row by row after the prefix (a class token at the end, or "
-                "tokens sorted by windows), so they make no map. Use saliency, or pass layout=cv.Layout(…) to cv.wrap."
-            )
+        layout, batch = self.trace.in_order, len(self.trace.pixels)
         if row.shape[1] == layout.tokens and len(row) in (1, batch):
             return row[:, layout.prefix :].reshape(len(row), *layout.grid).expand(batch, -1, -1)
         image = (int(self.trace.pixels.shape[-2]), int(self.trace.pixels.shape[-1]))
@@ -141,9 +139,13 @@ class _Walk:
 
 def _whole_image(bound: Bound, trace: Trace, seed: int, result: Result) -> None:
     options = dict(bound.options)
-    if "seed" in inspect.signature(bound.method.function).parameters:
-        options["seed"] = seed
-    result.maps = bound.method.function(trace, **options)
+    offered = {"seed": seed, "note": result.notes.append}
+    asked = inspect.signature(bound.method.function).parameters
+    options |= {name: value for name, value in offered.items() if name in asked}
+    forwards, backwards = trace.recording.forwards, trace.recording.backwards
+    maps = bound.method.function(trace, **options)
+    result.more = Cost(trace.recording.forwards - forwards, trace.recording.backwards - backwards)
+    result.maps = maps.clamp(min=0) if bound.relu else maps
 
 
 class _Timed:

@@ -50,6 +50,7 @@ class Recording:
     tables: tuple[str, ...]
     differentiable: bool
     seconds: float
+    forwards: int = field(default=1)  # passes over the batch, with those that `Trace.again` made for it
     backwards: int = field(default=0)
 
     @property
@@ -64,9 +65,9 @@ class Recording:
         image = (int(self.pixels.shape[-2]), int(self.pixels.shape[-1]))
         return tensor.flatten(2).transpose(1, 2) if channels_first(tensor, image) else tensor.flatten(1, 2)
 
-    def from_tokens(self, tokens: Tensor) -> Tensor:
-        """[B, N, d] in the shape of the last block's output; the opposite of `as_tokens`."""
-        end = self.end
+    def from_tokens(self, tokens: Tensor, like: Tensor | None = None) -> Tensor:
+        """[B, N, d] in the shape of the last block's output, or of `like`; the opposite of `as_tokens`."""
+        end = self.end if like is None else like
         if end is None or end.ndim == 3:
             return tokens.transpose(0, 1) if self.anatomy.sequence_first else tokens
         image = (int(self.pixels.shape[-2]), int(self.pixels.shape[-1]))
@@ -115,8 +116,12 @@ def record(
     tables: Sequence[str] = ("plain",),
     differentiable: bool = True,
     local: bool = False,
+    start: Tensor | None = None,
 ) -> Recording:
-    """Run the model once over `pixels` [B, 3, H, W]; `local=True` also notes what makes one-block gradients cheap."""
+    """Run the model once over `pixels` [B, 3, H, W]; `local=True` also notes what makes one-block gradients cheap.
+
+    `start` takes the place of the first block's input, shaped as the model shapes it.
+    """
     plan = anatomy(model, pixels)
     started = time.perf_counter()
     pixels = pixels.detach().clone().requires_grad_(differentiable)
@@ -140,6 +145,8 @@ def record(
         if tokens is None:
             return None
         note_last_linear()
+        if start is not None and not inputs:
+            tokens.copy_(start)  # in place, so that a residual beside the module starts from it too
         inputs.append(tokens)
         watched = len(capture.calls) == last_call and not reads_patches
         capture.enter_block(len(inputs) - 1, tokens if watched else None)

@@ -130,6 +130,16 @@ class Trace:
         return layout
 
     @property
+    def in_order(self) -> Layout:
+        """The layout, if the patch tokens lie on it row by row."""
+        if not self.recording.anatomy.in_order:
+            raise NotApplicable(
+                "The patch tokens of this model do not come row by row after the prefix (a class token at the end, or "
+                "tokens sorted by windows), so they make no map. Use saliency, or pass layout=cv.Layout(…) to cv.wrap."
+            )
+        return self.layout
+
+    @property
     def dpixels(self) -> Tensor:
         """dy/dpixels, [B, 3, H, W]."""
         return _gradient(self.pixels_gradient, "pixels")
@@ -169,6 +179,23 @@ class Trace:
         return follow(
             self.recording, one_target(self.recording, target, kind, single=len(self.pixels) == 1), self.rules
         )
+
+    @own_grad_mode()
+    def again(self, other: Tensor, rules: str | None = "plain", *, reach: Reach | None = None) -> Trace:
+        """The same model and target on other pixels [variants·B, 3, H, W]: all images of a variant, then the next.
+
+        Or other tokens [variants·B, N, d] at the first block. Each variant costs a forward and a backward (just a
+        forward with `rules=None`), counted with this trace's own; the graph is freed.
+        """
+        own, batch = self.recording, len(self.pixels)
+        variants = len(other) // batch
+        start = own.from_tokens(other, like=own.inputs[0]) if other.ndim == 3 else None
+        pixels = other if start is None else self.pixels.repeat(variants, 1, 1, 1)
+        made = record(own.model, pixels, tables=(rules or "plain",), differentiable=rules is not None, start=start)
+        own.forwards += variants
+        own.backwards += variants if rules is not None else 0
+        target = None if self.target is None else self.target.take([*range(batch)] * variants)
+        return follow(made, target, rules, keep=False, reach=reach or EVERYTHING)
 
 
 @own_grad_mode()
