@@ -53,10 +53,9 @@ def _run(trace: Trace, ks: range, variant: Callable[[int], Tensor], reach: Reach
         found = None  # tried again outside, where the failed attempt is no longer held by its error
     if found is not None:
         yield ks, found
-        return
-    half = len(ks) // 2
-    for part in (ks[:half], ks[half:]):
-        yield from _run(trace, part, variant, reach)
+    else:
+        for part in (ks[: len(ks) // 2], ks[len(ks) // 2 :]):
+            yield from _run(trace, part, variant, reach)
 
 
 def by_variant(tensor: Tensor, trace: Trace) -> Tensor:
@@ -172,8 +171,7 @@ def integrated_gradients(
     x' is the mean colour (zero in normalised space), black or white. `path=token` goes from zeros at the patch tokens
     of the first block, prefix kept. LayerNorm hides the length of a token, so most of that way happens in its first
     steps, where `rule=crowded` puts its points (alpha = u⁴). Other rules: midpoints, k/steps (right, the paper's), both
-    ends (trapezoid), Gauss-Legendre (captum's). The map adds up to the rise of the score but for a residual, which is
-    noted.
+    ends (trapezoid), Gauss-Legendre (captum's). The notes say how far the map is from adding up to the score's rise.
     """
     at_least_one("steps", steps)
     if path == "token" and (baseline != "zero" or level != "patch"):
@@ -222,12 +220,9 @@ def quadrature(rule: Rule, steps: int) -> tuple[list[float], list[float]]:
 
 def baseline_image(baseline: str, trace: Trace) -> Tensor:
     """[3, 1, 1], one colour, normalised as the model's images are."""
-    colour = wide(trace.pixels).new_zeros(3, 1, 1)
-    if baseline == "zero":
-        return colour
-    looks = trace.recording.model.preprocess
-    mean, std = (colour.new_tensor(values)[:, None, None] for values in (looks.mean, looks.std))
-    return (float(baseline == "white") - mean) / std
+    zero, looks = wide(trace.pixels).new_zeros(3, 1, 1), trace.recording.model.preprocess
+    mean, std = (zero.new_tensor(values)[:, None, None] for values in (looks.mean, looks.std))
+    return zero if baseline == "zero" else (float(baseline == "white") - mean) / std
 
 
 def scores(trace: Trace) -> Tensor:
