@@ -41,7 +41,7 @@ def section(method: Method) -> None:
         passes = f"{method.cost.forwards} forwards + {method.cost.backwards} backwards with these options"
     sign = "signed" if method.signed and not method.relu else "not negative"
     if method.relu:
-        sign = "not negative (signed under a combinator)"
+        sign = "not negative (signed with `relu=False` and under a combinator)"
     kind = "one map for every class" if not method.class_specific else "a map for each class"
     print(f"* Paper: {method.paper}\n* Cost: {passes}\n* Map: {sign}; {kind}")
     if method.slow:

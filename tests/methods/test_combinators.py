@@ -147,7 +147,7 @@ def test_a_combinator_drops_the_relu_and_the_cam_conventions() -> None:
 def test_layers_of_an_explanation() -> None:
     for name in EVERY:
         made = explained(name, layers=True)
-        last_block_only = name == "gradcam"  # at=norm, the default
+        last_block_only = METHODS[name].options.get("at") == "norm"
         assert (made.layers is None) == (METHODS[name].gives == "image" or last_block_only), name
         assert made.layers is None or made.layers.shape == (5, 2, 4, 4), name
         assert explained(name).layers is None, name
@@ -397,7 +397,7 @@ OPTIONS = [
     (n, option, v) for n in EVERY for option, v in alternatives(n) if (n, option, v) != ("cat", "level", "pixel")
 ]
 # Options that need another one beside them.
-TOGETHER = {("gradcam", "layer"): ("at", "input")}
+TOGETHER = {(name, "layer"): ("at", "input") for name, method in METHODS.items() if "at" in method.options}
 
 
 def beside(name: str, option: str) -> dict[str, Any]:

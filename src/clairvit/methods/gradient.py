@@ -171,6 +171,18 @@ def layer_gradient(
     return layer.local_G(pool).clamp_(min=0).mean((1, 2))  # [B, N]
 
 
+@method("ag-cam", family="gradient × attention", paper="Leem & Seo, AAAI 2024", gives="matrix", over=Total())
+def attention_guided_cam(
+    layer: View,
+    norm: Literal["sigmoid", "softmax", "none"] = "sigmoid",
+    head_fusion: Literal["sum", "mean"] = "sum",
+) -> Tensor:
+    """sum_{l,h} relu(G) * sigmoid(S): positive gradients, guided by the scores before the softmax."""
+    guide = layer.A if norm == "softmax" else layer.S.sigmoid() if norm == "sigmoid" else layer.S
+    guided = layer.G.clamp(min=0) * guide  # [B, H, rows, N]
+    return guided.sum(1) if head_fusion == "sum" else mean_of_heads(guided)
+
+
 def input_x_gradient(layer: View, level: Literal["token", "pixel"] = "token") -> Tensor:
     """sum_d x_d dy/dx_d at a block's input: what each token adds to the score, to first order."""
     if level == "pixel":
@@ -229,6 +241,21 @@ register(
     gives="tokens",
     over=Total(),
     signed=True,
+)
+
+
+def token_gradient_length(layer: View) -> Tensor:
+    """||dy/dx||_2 at a block's input: how much the score listens to a token."""
+    return layer.dx.square().sum(-1).sqrt()  # [B, N]
+
+
+register(
+    "vanilla-l2",
+    token_gradient_length,
+    family="gradient",
+    paper="Simonyan et al., 2014, on tokens as in SkipPLUS",
+    gives="tokens",
+    over=Single(0),
 )
 
 

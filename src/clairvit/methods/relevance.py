@@ -17,6 +17,16 @@ register(
     signed=True,
 )
 register(
+    "cp-lrp",
+    input_x_gradient,
+    family="relevance",
+    paper="Ali et al., ICML 2022, eps 0 (= decompx)",
+    gives="tokens",
+    over=Single(0),
+    rules="linear",
+    signed=True,
+)
+register(
     "attnlrp",
     input_x_gradient,
     family="relevance",
