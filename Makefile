@@ -30,7 +30,7 @@ lint: $(VENV)/.installed-dev
 	@$(BIN)/mypy --strict
 
 clean:
-	rm -rf .venv out build dist .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) out build dist .pytest_cache .mypy_cache .ruff_cache
 	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +
 
 $(VENV)/pyvenv.cfg:

@@ -82,4 +82,4 @@ import clairvit as cv
 ex = cv.explain(cv.load("pets"), "demo", "shy+skipplus")
 assert ex.maps.shape == (1, 14, 14) and ex.maps.min() >= 0 and ex.maps.any()
 """
-    subprocess.run([sys.executable, "-c", "from torch import Tensor\n" + example + check], check=True)
+    subprocess.run([sys.executable, "-c", example + check], check=True)

@@ -36,7 +36,7 @@ class ClairWarning(UserWarning):
 
 def did_you_mean(name: str, choices: Iterable[str]) -> str:
     """' Did you mean 'rollout'?' for the nearest names, '' when nothing is near."""
-    near = difflib.get_close_matches(name.lower(), {c.lower(): c for c in choices}, n=3, cutoff=0.5)
-    originals = {c.lower(): c for c in choices}
+    originals = {choice.lower(): choice for choice in choices}
+    near = difflib.get_close_matches(name.lower(), originals, n=3, cutoff=0.5)
     quoted = " or ".join(f"'{originals[n]}'" for n in near)
     return f" Did you mean {quoted}?" if near else ""

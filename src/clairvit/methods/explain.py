@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clairvit.errors import BadInput, ClairError, ClairWarning, NotApplicable
+from clairvit.errors import BadInput, ClairError, ClairWarning
 from clairvit.methods.bind import Bound, bind
 from clairvit.methods.explanation import Cost, Explanation
 from clairvit.methods.method import shared_cost
@@ -34,6 +34,13 @@ class Comparison(dict[str, Explanation]):
         super().__init__()
         self.skipped: dict[str, str] = {}  # method string -> why it does not fit this model
         self.cost = Cost()  # of everything together: traces are shared
+
+    def __missing__(self, text: str) -> Explanation:
+        """Keys are canonical; the method as it was typed finds its map too."""
+        canonical = bind(text).text
+        if canonical not in self:
+            raise KeyError(text)
+        return self[canonical]
 
 
 def explain(
@@ -220,6 +227,7 @@ def _collect(
             seed=seed,
             cost=passes + Cost(seconds=seconds - alone + spent, own_seconds=spent),
             layers=torch.cat([_stored(result.layers) for result in own], 1) if has_layers else None,
+            classifier=model.classifier,
             notes=notes,
             versions=versions(),
         )
@@ -274,6 +282,3 @@ def versions() -> dict[str, str]:
         except PackageNotFoundError:
             continue  # an extra that is not installed
     return found
-
-
-__all__ = ["Comparison", "NotApplicable", "compare", "explain", "versions"]

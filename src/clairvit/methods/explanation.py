@@ -49,6 +49,7 @@ class Explanation:
     seed: int
     cost: Cost
     layers: Tensor | None = None  # [L, B, rows, cols] what each layer says, where the method has layers
+    classifier: bool = True  # False: logits are an embedding, so there are no probabilities
     notes: tuple[str, ...] = ()  # fallbacks taken, zero maps, …
     versions: dict[str, str] = field(default_factory=dict)
 

@@ -48,6 +48,9 @@ class Batch:
 
 def prepare(images: ImageLike | Batch | Sequence[ImageLike], model: Model) -> Batch:
     """A path, PIL image, uint8 array, a list of these, or a float tensor that is already preprocessed."""
+    if not isinstance(model, Model):
+        advice = f"cv.load({model!r})" if isinstance(model, str) else "cv.wrap(module, mean=, std=, size=, labels=)"
+        raise BadInput(f"The model is a {type(model).__name__}; expected a cv.Model: {advice} makes one.")
     if isinstance(images, Batch):
         return replace(images, pixels=images.pixels.to(model.device, model.dtype))
     whole = _whole_batch(images)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
+
+from clairvit.errors import BadInput
 
 Pooling = Literal["token", "distilled", "avg", "map", "mixed"]
 
@@ -22,8 +24,19 @@ class Layout:
     read: tuple[tuple[int, float], ...] = ()  # (row, weight)
 
     def __post_init__(self) -> None:
+        sides = tuple(self.grid) if isinstance(self.grid, tuple | list) else ()
+        if len(sides) != 2 or not all(isinstance(side, int) and side > 0 for side in sides):
+            raise BadInput(f"grid={self.grid!r} was given; expected (rows, columns) of patches, such as (14, 14).")
+        if not isinstance(self.prefix, int) or self.prefix < 0:
+            raise BadInput(f"prefix={self.prefix!r} was given; expected the number of tokens before the patches.")
+        if self.pooling not in get_args(Pooling):
+            raise BadInput(f"pooling={self.pooling!r} was given; expected one of {', '.join(get_args(Pooling))}.")
+        object.__setattr__(self, "grid", sides)
         if not self.read:
             object.__setattr__(self, "read", self._usual_read())
+        tokens = self.prefix + sides[0] * sides[1]
+        if self.pooling != "map" and any(not 0 <= row < tokens for row, _ in self.read):
+            raise BadInput(f"read={self.read!r} names a row outside the {tokens} tokens; expected 0…{tokens - 1}.")
 
     def _usual_read(self) -> tuple[tuple[int, float], ...]:
         patches = range(self.prefix, self.tokens)

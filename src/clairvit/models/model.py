@@ -58,7 +58,13 @@ class Model:
 
     def logits(self, pixels: Tensor) -> Tensor:
         """[B, 3, H, W] -> [B, C], whatever the module wraps its output in."""
-        return first_scores(self.module(pixels))
+        scores = first_scores(self.module(pixels))
+        if len(scores) != len(pixels):
+            raise BadInput(
+                f"{self.name} returned scores of shape {list(scores.shape)} for {len(pixels)} images; expected one row "
+                "for each image. Look for squeeze() in its forward, then cv.wrap it again."
+            )
+        return scores
 
 
 def first_scores(output: Any) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,6 +47,8 @@ def read_labels(labels: Labels | None) -> tuple[str, ...] | None:
     """A list of names as it is, or the list in a JSON file (also {"0": "cat", …})."""
     if labels is None:
         return None
+    if not isinstance(labels, str | Path | Iterable):
+        raise BadInput(f"labels={labels!r} was given; expected a list of class names, or a JSON file of them.")
     if not isinstance(labels, str | Path):
         return tuple(str(label) for label in labels)
     path = Path(labels).expanduser()

@@ -8,7 +8,7 @@ import fnmatch
 import importlib
 import importlib.util
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib import resources
 from typing import NamedTuple
 
@@ -93,17 +93,23 @@ def wrap(
     resize: Size | None = None,
     name: str | None = None,
     layout: Layout | None = None,
-    classifier: bool = True,
+    classifier: bool | None = None,
 ) -> Model:
     """Any module that maps [B, 3, H, W] to [B, classes]. The module is not changed in any way.
 
-    What is left out is taken from the module where it says so itself (timm's do), else it is ImageNet's.
+    What is left out is taken from the module where it says so itself (timm's do), else it is ImageNet's. `classifier`
+    is False for an embedding, which has no predicted class; timm and transformers modules say so themselves.
     """
     if not isinstance(module, nn.Module):
         raise BadInput(
             f"wrap got a {type(module).__name__}; expected a torch.nn.Module. For a model by name type cv.load(name)."
         )
     module = unwrapped(module)
+    if isinstance(module, torch.jit.ScriptModule):
+        raise BadInput(
+            "wrap got a scripted or traced module (torch.jit), which runs outside Python and cannot be looked into; "
+            "expected the module it was made from."
+        )
     own = _own_preprocess(module, rows_columns(size))
     preprocess = dataclasses.replace(
         own, mean=_channels("mean", mean) or own.mean, std=_channels("std", std) or own.std
@@ -112,7 +118,15 @@ def wrap(
         box = resize if isinstance(resize, int) else rows_columns(resize)
         preprocess = dataclasses.replace(preprocess, resize=box, keep_ratio=True)
     names = read_labels(labels) or ()
+    if classifier is None:
+        classifier = not _embeds(module)
     return Model(module, name or type(module).__name__, preprocess, names, layout, classifier)
+
+
+def _embeds(module: nn.Module) -> bool:
+    """timm backbones have no classes; transformers calls its headless models …Model."""
+    headless = hasattr(module, "config") and "Model" in type(module).__name__.partition("With")[0][-5:]
+    return getattr(module, "num_classes", None) == 0 or headless
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
@@ -244,7 +258,7 @@ def _own_size(module: nn.Module) -> tuple[int, int] | None:
 def _channels(name: str, values: Sequence[float] | None) -> tuple[float, float, float] | None:
     if values is None:
         return None
-    numbers = tuple(float(v) for v in values)
+    numbers = tuple(float(v) for v in values) if isinstance(values, Iterable) else ()
     if len(numbers) != 3 or (name == "std" and min(numbers) <= 0):
         wanted = "three positive numbers" if name == "std" else "three numbers"
         raise BadInput(f"{name}={values!r}; expected {wanted}, one for each of red, green and blue (in 0..1).")

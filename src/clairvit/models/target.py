@@ -110,6 +110,11 @@ def resolve(
     if score != "logit" and not classifier:
         raise BadInput(f"The score '{score}' needs classes, and this model gives an embedding; use score='logit'.")
     _check_finite(logits)
+    if classifier and len(labels) > logits.shape[-1]:
+        raise BadInput(
+            f"The model has {logits.shape[-1]} classes and {len(labels)} labels; expected a label for each class. "
+            "Load or wrap it with the right ones (labels=)."
+        )
     count = len(logits)
     if isinstance(spec, Tensor) or type(spec).__module__ == "numpy":
         spec = spec.tolist()  # type: ignore[union-attr]

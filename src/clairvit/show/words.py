@@ -24,8 +24,7 @@ class Guess:
 
 def guesses(explanation: Explanation, item: int, count: int = 5) -> list[Guess]:
     """The most probable classes for one image, best first; none where the output is an embedding, not class scores."""
-    embedding = explanation.classes[item] is None and not explanation.labels
-    if embedding:
+    if not explanation.classifier:
         return []
     probabilities = SCORES["prob"](explanation.logits[item].detach().to("cpu", torch.float64))
     best = probabilities.topk(min(count, len(probabilities)))

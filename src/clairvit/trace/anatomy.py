@@ -18,27 +18,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from clairvit.errors import BadInput, CaptureError
-from clairvit.models.layout import Layout, Pooling
+from clairvit.errors import BadInput
+from clairvit.models.layout import Layout
 from clairvit.models.model import Model
 from clairvit.trace.attention import AttentionCall, Kind
 from clairvit.trace.capture import Capture
-from clairvit.trace.complaints import CHECKPOINTED, way_back
 from clairvit.trace.grid import channels_first, in_order, off_proportion, one_image, square_patches
 from clairvit.trace.guest import own_grad_mode, visiting
-
-MOST_PREFIX_TOKENS = 64  # CLS, distillation, registers: nobody has more
-
-
-@dataclass(frozen=True)
-class Part:
-    """One attention call of the model: what kind it is and which module is its block."""
-
-    kind: Kind
-    block: nn.Module | None  # None: no called module holds this attention alone
-    grid: tuple[int, int] | None  # of the block's tokens
-    queries: int
-    keys: int
+from clairvit.trace.parts import MOST_PREFIX_TOKENS, Part
+from clairvit.trace.pooling import with_pooling
 
 
 @dataclass(frozen=True)
@@ -54,8 +42,8 @@ class Anatomy:
 
     @property
     def layers(self) -> tuple[Part, ...]:
-        """The attention calls that are layers of the token stream (all but the pools)."""
-        return tuple(part for part in self.parts if part.kind != "pool")
+        """The attention calls that are layers of the token stream."""
+        return tuple(part for part in self.parts if part.kind not in ("pool", "aside"))
 
 
 _known: WeakKeyDictionary[nn.Module, dict[tuple[Any, ...], Anatomy]] = WeakKeyDictionary()
@@ -63,8 +51,9 @@ _known: WeakKeyDictionary[nn.Module, dict[tuple[Any, ...], Anatomy]] = WeakKeyDi
 
 @own_grad_mode()
 def anatomy(model: Model, pixels: Tensor) -> Anatomy:
-    """Looked up, or found by one forward of the first image; remembered for each image size."""
-    key = (tuple(pixels.shape[1:]), pixels.dtype, pixels.device, model.layout)
+    """Looked up, or found by one forward of the first image; remembered as long as the model is built the same."""
+    built = tuple(id(part) for part in model.module.modules()), getattr(model.module, "global_pool", None)
+    key = (tuple(pixels.shape[1:]), pixels.dtype, pixels.device, model.layout, built)
     found = _known.setdefault(model.module, {})
     if key not in found:
         found[key] = _look(model, pixels[:1])
@@ -79,6 +68,7 @@ class _Visit:
     tokens: Tensor | None  # the token tensor it was given
     version: int
     first_call: int  # attention calls before it
+    sees_image: bool  # the tokens depend on the pixels
     output: Tensor | None = None
     calls: int = 0  # attention calls inside it
     in_place: bool = False
@@ -109,7 +99,8 @@ class _Watch:
         if tokens is not None and (tokens is self.pixels or tokens.data_ptr() == self.pixels.data_ptr()):
             tokens = None
         version = 0 if tokens is None else tokens._version
-        self.stack.append(_Visit(module, tokens, version, len(self.capture.calls)))
+        sees_image = tokens is not None and tokens.requires_grad
+        self.stack.append(_Visit(module, tokens, version, len(self.capture.calls), sees_image))
 
     def leave(self, module: nn.Module, args: Any, out: Any) -> None:
         visit = self.stack.pop()
@@ -147,14 +138,17 @@ def _look(model: Model, pixels: Tensor) -> Anatomy:
             for hook in hooks:
                 hook.remove()
             watch.capture.observer = None  # the two hold each other; the graph should go when we do
-    blocks = [_block_of(visits) for visits in watch.visits]
     calls = watch.capture.calls
+    seeing = [_sees_image(call, visits) for call, visits in zip(calls, watch.visits, strict=True)]
+    if not any(seeing):
+        seeing = [True] * len(calls)  # none at all is another matter, said elsewhere
+    blocks = [_block_of(visits) if sees else None for visits, sees in zip(watch.visits, seeing, strict=True)]
     image = (int(pixels.shape[-2]), int(pixels.shape[-1]))
-    parts, layout = _arrange(calls, blocks, watch.grids, image)
+    parts, layout = _arrange(calls, seeing, blocks, watch.grids, image)
     if model.layout is not None:
         _check_given(model.layout, parts)
     elif layout is not None:
-        layout = _with_pooling(layout, calls, parts, [scores], watch.read_by_head)
+        layout = with_pooling(layout, calls, parts, [scores], watch.read_by_head)
     sorted_tokens = model.layout is not None or layout is None or _in_order(layout, blocks, pixels)
     in_place = any(visit is not None and visit.in_place for visit in blocks)
     seen = [visit for visit in blocks if visit is not None]
@@ -177,7 +171,7 @@ def _first_forward(model: Model, pixels: Tensor) -> Iterator[None]:
         yield
     except torch.OutOfMemoryError:
         raise
-    except (AssertionError, ValueError, RuntimeError) as error:
+    except (AssertionError, ValueError, RuntimeError, TypeError, LookupError, AttributeError) as error:
         rows, cols = pixels.shape[-2:]
         raise BadInput(
             f"{model.name} failed on an image of {rows} × {cols} pixels ({type(error).__name__}: {error}). If that is "
@@ -207,18 +201,30 @@ def _whole(blocks: list[_Visit]) -> bool:
     return any(told) or not told
 
 
+def _sees_image(call: AttentionCall, visits: list[_Visit]) -> bool:
+    """Not so in a text tower, say. Under gradient checkpointing the output has no gradient, but the input has."""
+    return call.out.requires_grad or any(visit.sees_image for visit in visits)
+
+
 def _block_of(visits: list[_Visit]) -> _Visit | None:
     """Outermost first: the first module that takes tokens and holds this attention call alone."""
     return next((v for v in visits if v.calls == 1 and v.tokens is not None), None)
 
 
 def _arrange(
-    calls: list[AttentionCall], blocks: list[_Visit | None], grids: list[tuple[int, int]], image: tuple[int, int]
+    calls: list[AttentionCall],
+    seeing: list[bool],
+    blocks: list[_Visit | None],
+    grids: list[tuple[int, int]],
+    image: tuple[int, int],
 ) -> tuple[tuple[Part, ...], Layout | None]:
     """Tell layers from pools, find each layer's grid, and the layout of the first one."""
     parts: list[Part] = []
     layout: Layout | None = None
-    for call, visit in zip(calls, blocks, strict=True):
+    for call, visit, sees_image in zip(calls, blocks, seeing, strict=True):
+        if not sees_image:
+            parts.append(Part("aside", None, None, call.queries, call.keys))
+            continue
         tokens = None if visit is None or visit.tokens is None else visit.tokens
         count, grid = _count_tokens(tokens, call, image)
         if layout is None and call.queries == call.keys:
@@ -268,71 +274,3 @@ def _lay_out(
         if fit is not None:
             return Layout(fit, prefix, "avg")
     return None
-
-
-def _with_pooling(
-    layout: Layout,
-    calls: list[AttentionCall],
-    parts: tuple[Part, ...],
-    scores: list[Tensor],
-    read_by_head: list[Tensor],
-) -> Layout:
-    """After the last attention every token goes its own way: rows with a gradient are rows the head reads."""
-    own = [i for i, part in enumerate(parts) if part.kind != "pool"]
-    if not own or parts[own[-1]].kind != "tokens" or layout.tokens != parts[own[-1]].queries:
-        return layout  # windows, stages or channels come last: nothing reads single rows
-    if not any(tensor.requires_grad for tensor in scores):
-        raise CaptureError(
-            "The model's output does not depend on its attention (detached output or torch.no_grad inside forward); "
-            "expected a differentiable forward. Remove the no_grad, or pass layout=cv.Layout(…) to cv.wrap."
-        )
-    if not all(call.out.requires_grad for call in calls):
-        raise CaptureError(CHECKPOINTED)
-    pools = [i for i in range(own[-1] + 1, len(parts)) if parts[i].kind == "pool"]
-    # A new head is often all zeros and passes no gradient; then ask what its linear layers were given.
-    for outputs in (scores, read_by_head):
-        for i in reversed(pools):  # a pool that is built but not read has no gradient
-            rows = _rows_read(calls[i], outputs)
-            if rows is not None:
-                picked = rows.nonzero().flatten().tolist()
-                return Layout(layout.grid, layout.prefix, "map", tuple((row, 1 / len(picked)) for row in picked))
-        rows = _rows_read(calls[own[-1]], outputs)
-        if rows is not None:
-            return _reading(layout, rows.nonzero().flatten().tolist(), rows)
-    return _guessed(layout)
-
-
-def _rows_read(call: AttentionCall, outputs: list[Tensor]) -> Tensor | None:
-    """[queries]: how strongly the outputs depend on each row of an attention; None if they do not at all."""
-    noise = torch.Generator().manual_seed(0)  # any direction will do, as long as it is not a special one
-    score = [(o * torch.randn(o.shape, generator=noise).to(o)).sum() for o in outputs if o.requires_grad]
-    if not score:
-        return None
-    with way_back():
-        (gradient,) = torch.autograd.grad(torch.stack(score).sum(), call.out, retain_graph=True, allow_unused=True)
-    if gradient is None or not gradient.any():
-        return None
-    return call.heads(gradient).float().abs().sum((0, 1, 3))
-
-
-def _reading(layout: Layout, rows: list[int], weight: Tensor) -> Layout:
-    prefix = [row for row in rows if row < layout.prefix]
-    patches = [row for row in rows if row >= layout.prefix]
-    if not patches:
-        pooling: Pooling = "token" if len(prefix) == 1 else "distilled"
-        return Layout(layout.grid, layout.prefix, pooling, tuple((row, 1 / len(prefix)) for row in prefix))
-    every = range(layout.prefix, layout.tokens)
-    # CLS beside the patch mean (DINOv2 heads): one row then weighs as much as all patches together.
-    if prefix and float(weight[prefix].max()) > 4 * float(weight[patches].median()):
-        strong = [row for row in prefix if float(weight[row]) > 4 * float(weight[patches].median())]
-        own = tuple((row, 0.5 / len(strong)) for row in strong)
-        return Layout(layout.grid, layout.prefix, "mixed", own + tuple((row, 0.5 / len(every)) for row in every))
-    read = [*prefix, *every]
-    return Layout(layout.grid, layout.prefix, "avg", tuple((row, 1 / len(read)) for row in read))
-
-
-def _guessed(layout: Layout) -> Layout:
-    """No gradient reaches the last attention (a block that starts at zero): the usual heads."""
-    if layout.prefix:
-        return Layout(layout.grid, layout.prefix, "token", ((0, 1.0),))
-    return Layout(layout.grid, 0, "avg", tuple((row, 1 / layout.patches) for row in range(layout.patches)))

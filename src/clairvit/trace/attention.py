@@ -9,7 +9,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-Kind = Literal["tokens", "pool", "window", "channel"]
+from clairvit.errors import NotApplicable
+
+Kind = Literal["tokens", "pool", "window", "channel", "aside"]  # aside: attention that does not see the image
 
 
 @dataclass(eq=False)
@@ -56,7 +58,9 @@ class AttentionCall:
         """Scaled scores before the softmax, [B, H, rows, keys]; `rows` picks queries."""
         if self.weights is not None:
             if self.scores is None or self.scores.shape != self.weights.shape:
-                raise ValueError("the scores of this explicit attention were not seen")
+                raise NotApplicable(
+                    "The scores before this model's softmax were not seen. Use a method that reads A: genatt."
+                )
             return _pick(self.scores.detach(), rows)
         return scaled_scores(_known(self.q), _known(self.k), self.scale, self.mask, rows)
 

@@ -54,8 +54,8 @@ class Capture(TorchFunctionMode):
         self._product: tuple[Tensor, Tensor, Tensor] | None = None  # the last q and kᵀ candidates, and q kᵀ
         self._activated: Tensor | None = None  # the last activation output: a gate, if it is multiplied next
 
-    def enter_block(self, block: int, tokens: Tensor | None) -> None:
-        self.block, self.block_input = block, tokens
+    def enter_block(self, block: int, tokens: Tensor, *, watch_norm: bool) -> None:
+        self.block, self.block_input = block, tokens if watch_norm else None
         self._attending.clear()
         self._product = self._scores = self._activated = self.last_linear = None
 
@@ -130,7 +130,8 @@ class Capture(TorchFunctionMode):
         return out
 
     def product(self, func: Any, args: Any, kwargs: Any) -> Any:
-        left, right = args[0], args[1] if len(args) > 1 else kwargs.get("mat2", kwargs.get("other"))
+        left = _first(args, kwargs)
+        right = args[1] if len(args) > 1 else kwargs.get("mat2", kwargs.get("other"))
         if id(left) not in self._attending:
             out = func(*args, **kwargs)
             if isinstance(right, Tensor) and left.ndim >= 3 and right.ndim >= 3:

@@ -11,6 +11,8 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 
+from clairvit.errors import CaptureError
+
 _locks: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()
 _locks_guard = threading.Lock()
 
@@ -35,6 +37,11 @@ def visiting(module: nn.Module) -> Iterator[None]:
         lock = _locks.setdefault(module, threading.RLock())
     with lock:
         before: list[tuple[Any, str, Any]] = []
+        if any(parameter.is_inference() and parameter.requires_grad for parameter in module.parameters()):
+            raise CaptureError(
+                "The model's weights were made under torch.inference_mode(); their flags could not be put back; "
+                "expected ordinary ones. Build or load the model outside inference_mode."
+            )
         try:
             for part in module.modules():
                 own = part.__dict__

@@ -98,18 +98,19 @@ def block_outputs(trace: Trace) -> list[Tensor]:
 def _pooled_gradients(trace: Trace, pooled: Tensor) -> Tensor:
     """d s / d z for one pooled vector z a layer and image, [L, B, d]: the head reads z at every place."""
     layers, batch, width = pooled.shape
-    few = trace.layout.prefix + 1  # enough for any head: CLS and registers, and one patch
     try:
-        return _tokens_gradient(trace, pooled.reshape(layers * batch, width), few, layers).reshape(pooled.shape)
+        return _tokens_gradient(trace, pooled.reshape(layers * batch, width), layers).reshape(pooled.shape)
+    except torch.OutOfMemoryError:
+        raise
     except RuntimeError:
-        # A head that has the batch or the token count written into it: one layer at a time, all tokens.
-        return torch.stack([_tokens_gradient(trace, z, trace.layout.tokens, 1) for z in pooled])
+        # A head that has the batch size written into it (a class token expanded to it, say): one layer at a time.
+        return torch.stack([_tokens_gradient(trace, z, 1) for z in pooled])
 
 
-def _tokens_gradient(trace: Trace, pooled: Tensor, count: int, layers: int) -> Tensor:
+def _tokens_gradient(trace: Trace, pooled: Tensor, layers: int) -> Tensor:
     with torch.enable_grad():
         z = pooled.detach().requires_grad_(True)
-        score = _scores(trace, z[:, None].expand(-1, count, -1), layers)
+        score = _scores(trace, z[:, None].expand(-1, trace.layout.tokens, -1), layers)
         return torch.autograd.grad(score, z)[0]
 
 

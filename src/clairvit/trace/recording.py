@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -49,7 +48,6 @@ class Recording:
     switch: Switch | None
     tables: tuple[str, ...]
     differentiable: bool
-    seconds: float
     forwards: int = field(default=1)  # passes over the batch, with those that `Trace.again` made for it
     backwards: int = field(default=0)
 
@@ -118,16 +116,16 @@ def record(
     local: bool = False,
     start: Tensor | None = None,
 ) -> Recording:
-    """Run the model once over `pixels` [B, 3, H, W]; `local=True` also notes what makes one-block gradients cheap.
+    """Run the model once over `pixels` [B, 3, H, W].
 
+    `local=True` also notes what makes one-block gradients cheap.
     `start` takes the place of the first block's input, shaped as the model shapes it.
     """
     plan = anatomy(model, pixels)
-    started = time.perf_counter()
     pixels = pixels.detach().clone().requires_grad_(differentiable)
     switch = Switch() if differentiable and set(tables) - {"plain"} else None
     capture = Capture(len(pixels), switch)
-    layers = [i for i, part in enumerate(plan.parts) if part.kind != "pool"]
+    layers = [i for i, part in enumerate(plan.parts) if part.kind not in ("pool", "aside")]
     inputs: list[Tensor] = []
     last_linears: dict[int, LastLinear] = {}
     last_call = layers[-1] if layers else -1
@@ -149,7 +147,7 @@ def record(
             tokens.copy_(start)  # in place, so that a residual beside the module starts from it too
         inputs.append(tokens)
         watched = len(capture.calls) == last_call and not reads_patches
-        capture.enter_block(len(inputs) - 1, tokens if watched else None)
+        capture.enter_block(len(inputs) - 1, tokens, watch_norm=watched)
         if not plan.writes_in_place:
             return None
         own = tokens.clone()  # the block will overwrite its input; ours must stay what it was
@@ -209,7 +207,6 @@ def record(
         switch=switch,
         tables=tuple(tables),
         differentiable=differentiable,
-        seconds=time.perf_counter() - started,
     )
 
 
@@ -219,5 +216,6 @@ def _check(plan: Anatomy, calls: list[AttentionCall], differentiable: bool) -> N
             f"The model made {len(calls)} attention calls, {len(plan.parts)} on an earlier run of the same image size; "
             "expected the same path every time. Switch off random depth or early exits, then trace again."
         )
-    if differentiable and any(not call.out.requires_grad for call in calls):
+    seeing = [call for call, part in zip(calls, plan.parts, strict=True) if part.kind != "aside"]
+    if differentiable and any(not call.out.requires_grad for call in seeing):
         raise CaptureError(CHECKPOINTED)

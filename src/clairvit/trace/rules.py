@@ -134,6 +134,8 @@ def swapped(
     role: str, switch: Switch, function: Callable[..., Tensor], inputs: tuple[Tensor, ...], arguments: dict[str, Any]
 ) -> Tensor:
     """function(*inputs) with a backward that follows the switch. The inner graph is the operation's own."""
+    if not any(x.requires_grad for x in inputs):
+        return function(*inputs)
     with torch.enable_grad():
         cut = tuple(x.detach().requires_grad_(x.requires_grad) for x in inputs)
         output = function(*cut)

@@ -54,6 +54,7 @@ class Layer:
     @property
     def dx(self) -> Tensor:
         """dy/dx, [B, N, d]."""
+        _ = self.x  # where there are no tokens, say that
         return _gradient(self.tokens_gradient, f"x of layer {self.index}")
 
     @property
@@ -326,9 +327,7 @@ def _working(dtype: torch.dtype) -> torch.dtype:
 
 def _gradient(gradient: Tensor | None, of: str) -> Tensor:
     if gradient is None:
-        raise CaptureError(
-            f"This trace has no gradients (forward only), and d{of} was asked of it. Trace with a target."
-        )
+        raise CaptureError(f"The backward of this trace left no gradient at the {of}. Make one that does: cv.trace(…).")
     return gradient
 
 

@@ -1,0 +1,200 @@
+"""What a reviewer broke: models that change, odd outputs, wrong arguments, attention that does not see the image."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import timm
+import torch
+from torch import Tensor, nn
+
+import clairvit as cv
+from clairvit.errors import BadInput, CaptureError
+from tiny import build, pixels, wrapped
+
+METHODS = ["rollout", "genatt", "ixg", "ixg+layer:1", "legrad"]
+
+
+def maps(module: nn.Module, images: Tensor) -> dict[str, Tensor]:
+    found = cv.compare(cv.wrap(module), images, METHODS, target=3)
+    return {name: found[name].maps for name in METHODS}
+
+
+@pytest.mark.parametrize("change", ["pooling", "block"])
+def test_a_model_that_was_changed_is_looked_at_again(change: str) -> None:
+    module, images = build("timm-vit"), pixels("timm-vit")
+    maps(module, images)
+    if change == "pooling":
+        module.global_pool = "avg"
+    else:
+        module.blocks[1] = copy.deepcopy(module.blocks[0])
+    for name, fresh in maps(copy.deepcopy(module), images).items():
+        assert torch.equal(maps(module, images)[name], fresh), name
+
+
+class Squeezed(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x).squeeze()
+
+
+def test_scores_must_have_a_row_for_each_image() -> None:
+    with pytest.raises(BadInput, match=r"for 1 images; expected one row for each image. Look for squeeze"):
+        cv.explain(cv.wrap(Squeezed(build("timm-vit"))), pixels("timm-vit")[:1], "rollout")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"grid": 14}, r"expected \(rows, columns\)"),
+        ({"grid": (0, 4)}, r"expected \(rows, columns\)"),
+        ({"prefix": -1}, "number of tokens before the patches"),
+        ({"pooling": "mean"}, "expected one of token, distilled, avg, map, mixed"),
+        ({"read": ((500, 1.0),)}, "names a row outside the 17 tokens"),
+    ],
+)
+def test_a_layout_is_checked(wrong: dict[str, Any], words: str) -> None:
+    right: dict[str, Any] = {"grid": (4, 4), "prefix": 1, "pooling": "token", "read": ((0, 1.0),)}
+    assert cv.Layout(**right).tokens == 17
+    with pytest.raises(BadInput, match=words):
+        cv.Layout(**(right | wrong))
+
+
+def test_embeddings_are_known_as_such() -> None:
+    headless = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=2, num_classes=0)
+    model = cv.wrap(headless)
+    assert not model.classifier
+    with pytest.raises(BadInput, match="embedding"):
+        cv.explain(model, torch.randn(1, 3, 32, 32), "ixg")
+    made = cv.explain(model, torch.randn(1, 3, 32, 32), "ixg", target=3)
+    assert not made.classifier
+    assert made.probabilities == (None,)
+    assert cv.wrap(build("timm-vit")).classifier
+
+
+@pytest.mark.parametrize("verb", [cv.explain, cv.trace])
+def test_a_module_or_a_name_is_not_yet_a_model(verb: Any) -> None:
+    with pytest.raises(BadInput, match=r"expected a cv.Model: cv.wrap\(module"):
+        verb(build("timm-vit"), pixels("timm-vit"))
+    with pytest.raises(BadInput, match=r"cv.load\('pets'\) makes one"):
+        verb("pets", pixels("timm-vit"))
+
+
+def test_weights_of_inference_mode_are_refused_before_anything_changes() -> None:
+    with torch.inference_mode():
+        module = build("timm-vit").train()
+    with pytest.raises(CaptureError, match="outside inference_mode"):
+        cv.explain(cv.wrap(module), pixels("timm-vit"), "ixg")
+    assert all(part.training for part in module.modules())
+    assert all(parameter.requires_grad for parameter in module.parameters())
+
+
+def test_scripted_modules_are_refused() -> None:
+    scripted = torch.jit.trace(nn.Sequential(nn.Flatten(), nn.Linear(12, 3)), torch.randn(1, 3, 2, 2))
+    with pytest.raises(BadInput, match="cannot be looked into"):
+        cv.wrap(scripted)
+
+
+@pytest.mark.parametrize("error", [TypeError, KeyError, IndexError, AttributeError])
+def test_a_forward_that_raises_is_one_sentence(error: type[Exception]) -> None:
+    class Broken(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            raise error("no such thing")
+
+    with pytest.raises(BadInput, match=f"failed on an image of .*{error.__name__}"):
+        cv.explain(cv.wrap(Broken()), pixels("timm-vit"), "ixg")
+
+
+class NamedOperands(nn.Module):
+    """torch.matmul(input=, other=), which hardly anybody writes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(3, 16, 8, 8)
+        self.block = Attend()
+        self.head = nn.Linear(16, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = self.block(self.patches(x).flatten(2).transpose(1, 2))
+        return self.head(tokens.mean(1))
+
+
+class Attend(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(16, 48)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x)[:, None].chunk(3, -1)
+        a = torch.matmul(input=q, other=k.transpose(-2, -1)).softmax(-1)
+        return x + torch.matmul(input=a, other=v)[:, 0]
+
+
+def test_operands_given_by_name() -> None:
+    images = torch.randn(2, 3, 32, 32)
+    found = cv.compare(cv.wrap(NamedOperands()), images, ["rollout", "genatt", "decompx"], target=1)
+    assert found["genatt"].maps.shape == (2, 4, 4)
+
+
+class WithText(nn.Module):
+    """Class vectors from a small text tower that runs in every forward and never sees the image."""
+
+    def __init__(self, vision: nn.Module, classes: int) -> None:
+        super().__init__()
+        self.vision = vision
+        self.words = nn.Parameter(torch.randn(classes, 6, 16))
+        self.text = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+        self.up = nn.Linear(16, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.vision(x) + 0.1 * self.up(self.text(self.words).mean((0, 1)))
+
+
+def test_attention_that_does_not_see_the_image_stands_aside() -> None:
+    torch.manual_seed(0)
+    vision, images = build("timm-vit"), pixels("timm-vit")
+    classes = vision(images).shape[1]
+    beside, alone = maps(WithText(vision, classes).eval(), images), maps(vision, images)
+    for name in METHODS:
+        assert torch.allclose(beside[name], alone[name], rtol=1e-4, atol=1e-7), name
+    assert cv.explain(cv.wrap(WithText(vision, classes)), images, "decompx", target=1).maps.any()
+
+
+def test_more_labels_than_classes() -> None:
+    model = cv.wrap(build("timm-vit"), labels=[f"name {i}" for i in range(100)])
+    with pytest.raises(BadInput, match="and 100 labels; expected a label for each class"):
+        cv.explain(model, pixels("timm-vit"), "ixg", target="name 77")
+
+
+@pytest.mark.parametrize("wrong", [{"labels": 3}, {"mean": 0.5}])
+def test_wrap_checks_what_it_is_given(wrong: dict[str, Any]) -> None:
+    with pytest.raises(BadInput, match="expected"):
+        cv.wrap(build("timm-vit"), **wrong)
+
+
+def test_a_comparison_is_found_by_what_was_typed() -> None:
+    found = cv.compare(wrapped("timm-vit"), pixels("timm-vit"), ["gmar-l1(preset=joita)"], target=1)
+    assert found["gmar-l1(preset=joita)"] is next(iter(found.values()))
+    with pytest.raises(KeyError):
+        found["rollout"]
+
+
+class LateRow(nn.Module):
+    """A head that reads token 5: LeGrad must give it a whole sequence."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = build("timm-vit")
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner.head(self.inner.forward_features(x)[:, 5])
+
+
+def test_legrad_gives_the_head_a_whole_sequence() -> None:
+    found = cv.explain(cv.wrap(LateRow()), pixels("timm-vit"), "legrad", target=2)
+    assert found.maps.isfinite().all()
