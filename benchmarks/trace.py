@@ -31,21 +31,39 @@ def plain_pass(model: cv.Model, pixels: Tensor) -> None:
     torch.autograd.grad(model.logits(image)[:, 0].sum(), image)
 
 
+# The methods of first light, which the first budgets speak of: one backward of the plain table serves these …
+ONE_BACKWARD = [
+    "raw-attention", "rollout", "grad-rollout", "attcam", "genatt", "gradsam",
+    "gmar-l1", "gmar-l2", "focusvit", "ixg", "saliency", "gradcam",
+    "cat", "attcat", "random", "center",
+]  # fmt: skip
+OWN_BACKWARD = ["legrad"]  # … LeGrad goes back through each block by itself …
+OTHER_TABLES = ["decompx", "attnlrp"]  # … and each of these has a table of its own.
+
+
 def rows(model: cv.Model, pixels: Tensor) -> dict[str, Callable[[], object]]:
-    every = [m.name for m in methods() if not m.slow]
-    plain = [m.name for m in methods() if not m.slow and m.rules in (None, "plain")]
-    several = ("attcam", "genatt", "gradsam", "gmar-l1", "focusvit", "grad-rollout")
+    one_trace = [m.name for m in methods() if not m.slow]
+    alone = [
+        "attcam",
+        "genatt",
+        "gradsam",
+        "gmar-l1",
+        "focusvit",
+        "grad-rollout",
+        "legrad",
+        "rollout",
+        "decompx+skipplus",
+    ]
+    together = {
+        f"first light, one plain backward ({len(ONE_BACKWARD)})": ONE_BACKWARD,
+        f"… and legrad ({len(ONE_BACKWARD) + 1})": ONE_BACKWARD + OWN_BACKWARD,
+        f"… and linear, attnlrp ({len(ONE_BACKWARD) + 3})": ONE_BACKWARD + OWN_BACKWARD + OTHER_TABLES,
+        f"all one-trace methods ({len(one_trace)})": one_trace,
+    }
     return {
         "FB": lambda: plain_pass(model, pixels),
-        **{m: functools.partial(cv.explain, model, pixels, m, target=0) for m in several},
-        "legrad": lambda: cv.explain(model, pixels, "legrad", target=0),
-        "rollout": lambda: cv.explain(model, pixels, "rollout", target=0),
-        "decompx+skipplus": lambda: cv.explain(model, pixels, "decompx+skipplus", target=0),
-        f"all {len(plain) - 1} plain methods but legrad": lambda: cv.compare(
-            model, pixels, [m for m in plain if m != "legrad"], target=0
-        ),
-        f"all {len(plain)} plain methods": lambda: cv.compare(model, pixels, plain, target=0),
-        f"all {len(every)} methods": lambda: cv.compare(model, pixels, every, target=0),
+        **{name: functools.partial(cv.explain, model, pixels, name, target=0) for name in alone},
+        **{name: functools.partial(cv.compare, model, pixels, some, target=0) for name, some in together.items()},
     }
 
 

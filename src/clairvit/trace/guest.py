@@ -16,6 +16,10 @@ from clairvit.errors import CaptureError
 _locks: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()
 _locks_guard = threading.Lock()
 
+INFERENCE_WEIGHTS = (
+    "The model's weights were made under torch.inference_mode(), and their flags could not be put back afterwards; "
+    "expected ordinary ones. Build or load the model outside inference_mode."
+)
 # timm and transformers recompute blocks in the backward pass when these are set; a trace could not see that.
 _CHECKPOINTING_FLAGS = ("grad_checkpointing", "gradient_checkpointing")
 
@@ -37,11 +41,6 @@ def visiting(module: nn.Module) -> Iterator[None]:
         lock = _locks.setdefault(module, threading.RLock())
     with lock:
         before: list[tuple[Any, str, Any]] = []
-        if any(parameter.is_inference() and parameter.requires_grad for parameter in module.parameters()):
-            raise CaptureError(
-                "The model's weights were made under torch.inference_mode(); their flags could not be put back; "
-                "expected ordinary ones. Build or load the model outside inference_mode."
-            )
         try:
             for part in module.modules():
                 own = part.__dict__
@@ -54,6 +53,8 @@ def visiting(module: nn.Module) -> Iterator[None]:
                         setattr(part, flag, False)
                 for parameter in own["_parameters"].values():
                     if parameter is not None and parameter.requires_grad:
+                        if parameter.is_inference():
+                            raise CaptureError(INFERENCE_WEIGHTS)
                         before.append((parameter, "requires_grad", True))
                         parameter.requires_grad = False
             yield
