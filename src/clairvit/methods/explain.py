@@ -261,7 +261,7 @@ def _checked_maps(
             why = "its ReLU keeps what speaks for the target, and nothing does; relu=False shows the signed map"
         warned.append(f"{bound.text}: the map of {', '.join(empty)} is zero everywhere: {why}")
     for note in warned:
-        warnings.warn(note, ClairWarning, stacklevel=4)
+        warnings.warn(note, ClairWarning, stacklevel=6)  # the line of the user who called a verb
     # Heads that are mixed after the softmax (CaiT) can make even an attention map negative.
     return maps, (bound.method.signed and not bound.relu) or any(negative), (*notes, *warned)
 
