@@ -482,14 +482,17 @@ def test_options_change_maps() -> None:
         "grad-rollout(protect=cls_cell)",
         "grad-rollout(protect=cls_column)",
     }
-    token_maps_have_no_rows = {
-        name for name in still if "rows=all" in name and METHODS[name.partition("(")[0]].gives == "tokens"
-    }
     fused_before = {
         "rollout(normalise=none)",
         "rollout(normalise=columns)",
     }  # rows of mean attention add up to 1 anyway
-    assert set(still) - harmless - token_maps_have_no_rows - fused_before == set()
+    assert set(still) - harmless - fused_before == set()
+
+
+def test_a_number_for_each_token_has_no_rows_to_choose() -> None:
+    assert "rows" not in METHODS["legrad"].options
+    with pytest.raises(UnknownName, match="'legrad' has no option 'rows'"):
+        bind("legrad(rows=all)")
 
 
 # Presets

@@ -16,7 +16,16 @@ from clairvit.errors import BadInput, NotApplicable, UnknownName, did_you_mean
 from clairvit.methods.aggregate import Aggregation, Product, Single, Total
 from clairvit.methods.explanation import Cost
 from clairvit.methods.flow import Flow
-from clairvit.methods.method import COMBINATORS, MATRIX_COMBINATORS, Method, Passes, find, parameters, shared_cost
+from clairvit.methods.method import (
+    COMBINATORS,
+    MATRIX_COMBINATORS,
+    Method,
+    Passes,
+    find,
+    layer_options,
+    parameters,
+    shared_cost,
+)
 
 
 @dataclass(frozen=True)
@@ -100,7 +109,7 @@ def bind(text: str, **options: Any) -> Bound:
     if combined:
         own |= method.recombined
     relu = method.relu and not combined
-    fields = _fields(over)
+    fields = layer_options(method, over)
     for key, value in given.items():
         ours = method.renamed.get(key, key)
         if key in own:
@@ -187,7 +196,7 @@ def _preset(method: Method, name: str, over: Aggregation | None, combinator: str
             f"'{method.name}' has no preset '{name}'; it has {known}.{did_you_mean(name, method.presets)}"
         )
     preset = dict(method.presets[name])
-    own = {*parameters(method.function), *_fields(over), "relu"}
+    own = {*parameters(method.function), *layer_options(method, over), "relu"}
     replaced = [key for key in preset if method.renamed.get(key, key) not in own]
     if replaced and combinator:
         raise NotApplicable(
@@ -196,10 +205,6 @@ def _preset(method: Method, name: str, over: Aggregation | None, combinator: str
             f"{method.name}+{combinator} with the options of the preset that you want."
         )
     return preset
-
-
-def _fields(over: Aggregation | None) -> set[str]:
-    return {f.name for f in dataclasses.fields(over)} if over is not None else set()
 
 
 def _checked(hint: Any, key: str, value: Any) -> Any:
@@ -224,7 +229,7 @@ def _checked(hint: Any, key: str, value: Any) -> Any:
 
 def _no_option(method: Method, key: str, over: Aggregation | None) -> str:
     paper_words = {ours: theirs for theirs, ours in method.renamed.items()}
-    fields = [] if over is None else [paper_words.get(f.name, f.name) for f in dataclasses.fields(over)]
+    fields = [paper_words.get(name, name) for name in layer_options(method, over)]
     known = [*parameters(method.function), *fields, *(["relu"] if method.relu else [])]
     listed = ", ".join(known) or "none"
     return f"'{method.name}' has no option '{key}' here; it has {listed}.{did_you_mean(key, known)}"

@@ -75,9 +75,7 @@ class Method:
         shown = {name: p.default for name, p in parameters(self.function).items()}
         if self.over is not None:
             paper_words = {ours: theirs for theirs, ours in self.renamed.items()}
-            shown |= {
-                paper_words.get(f.name, f.name): getattr(self.over, f.name) for f in dataclasses.fields(self.over)
-            }
+            shown |= {paper_words.get(name, name): getattr(self.over, name) for name in layer_options(self, self.over)}
         return shown | ({"relu": True} if self.relu else {})
 
     @property
@@ -85,6 +83,12 @@ class Method:
         if self.gives == "image":
             return ()
         return tuple(f"+{name}" for name in COMBINATORS if self.gives == "matrix" or name not in MATRIX_COMBINATORS)
+
+
+def layer_options(method: Method, over: Aggregation | None) -> list[str]:
+    """The aggregation's fields that mean something to this method: one number for each token has no rows to choose."""
+    names = [] if over is None else [f.name for f in dataclasses.fields(over)]
+    return [name for name in names if method.gives == "matrix" or name != "rows"]
 
 
 def shared_cost(passes: Passes) -> Cost:
