@@ -184,6 +184,24 @@ def test_a_comparison_is_found_by_what_was_typed() -> None:
         found["rollout"]
 
 
+def test_two_targets_for_a_batch_of_one_says_how() -> None:
+    model, image = wrapped("timm-vit"), pixels("timm-vit")[:1]
+    with pytest.raises(BadInput, match="give the image itself, not a list or a batch of one"):
+        cv.explain(model, image, "ixg", target=[1, 2])
+    assert len(cv.explain(model, image[0], "ixg", target=[1, 2])) == 2
+
+
+def test_our_arithmetic_is_not_autocast() -> None:
+    """The model's own rounding aside, A is as exact as q and k allow: its rows add up to 1 to float32's precision."""
+    model, image = wrapped("timm-vit"), pixels("timm-vit")
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        made = cv.explain(model, image, "rollout")
+        row = cv.explain(model, image, "raw-attention").maps.flatten(1).sum(1)
+    assert made.maps.dtype == torch.float32
+    assert made.maps.to(torch.bfloat16).float().ne(made.maps).any()  # not rounded to 8 bits on the way
+    assert (row < 1).all()
+
+
 class LateRow(nn.Module):
     """A head that reads token 5: LeGrad must give it a whole sequence."""
 

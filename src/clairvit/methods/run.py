@@ -37,7 +37,8 @@ def run(bounds: Sequence[Bound], trace: Trace, *, seed: int = 0, layers: bool = 
     results = [Result() for _ in bounds]
     desk = Desk(trace)
     walks = []
-    with torch.no_grad():
+    # The caller's autocast is for the model; our sums stay as wide as they are.
+    with torch.no_grad(), torch.autocast(trace.pixels.device.type, enabled=False):
         for bound, result in zip(bounds, results, strict=True):
             with _Timed(result):
                 if bound.over is None:

@@ -125,9 +125,10 @@ def resolve(
             raise BadInput("An empty list of targets was given; name at least one, or leave it out for the prediction.")
         return tuple(_one(part, range(count), logits, labels, score, classifier) for part in spec)
     if len(spec) != count:
+        alone = " For several targets of one image give the image itself, not a list or a batch of one." * (count == 1)
         raise BadInput(
             f"{len(spec)} target{'s were' if len(spec) != 1 else ' was'} given for {count} image{'s' * (count != 1)}; "
-            f"give one for all, or a list of exactly {count}, one for each image."
+            f"give one for all, or a list of exactly {count}, one for each image.{alone}"
         )
     return (_join([_one(part, [i], logits, labels, score, classifier) for i, part in enumerate(spec)]),)
 
