@@ -158,3 +158,21 @@ def test_methods_and_models_are_listed(capsys: Captured) -> None:
     assert "timm:NAME" in capsys.readouterr().out
     assert main(["models", "timm:vit_tiny*", "--json"]) == 0
     assert "timm:vit_tiny_patch16_224" in {model["name"] for model in json.loads(capsys.readouterr().out)}
+
+
+def test_layers_are_in_the_record_too(photos: Path, capsys: Captured) -> None:
+    assert main(["explain", "demo", "--layers", "--method", "ixg+plus", "--out", "cat.json"]) == 0
+    (content,) = [json.loads((photos / "cat.json").read_text(encoding="utf-8"))]
+    layers = np.array(content["layer_maps"])  # [L, B, rows, cols]
+    assert layers.shape == (12, 1, 14, 14)
+    assert np.allclose(layers.sum(0), content["maps"], atol=1e-4)
+
+
+def test_too_many_images_for_one_picture_are_refused_before_the_work(
+    photos: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("clairvit.cli.work.each_image", lambda *_: pytest.fail("the work was begun"))
+    for i in range(45):
+        (photos / "photos" / f"{i}.jpg").write_bytes((photos / "photos" / "cat.jpg").read_bytes())
+    assert main(["explain", "photos", "--out", "all.png"]) == 2
+    assert "at most 40" in capsys.readouterr().err

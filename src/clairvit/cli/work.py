@@ -86,8 +86,12 @@ def find(arguments: Sequence[str]) -> tuple[list[str], list[Failure]]:
 def carry_out(job: Job, images: Sequence[str], failures: list[Failure], advance: Advance) -> list[Delivered]:
     """Explain and write image by image; images that cannot be used are added to `failures`."""
     from clairvit.show.parts import joined
-    from clairvit.show.save import record
+    from clairvit.show.save import PICTURES, check_suffix, record
 
+    if job.out.is_file and check_suffix(job.out.path) in PICTURES:
+        from clairvit.show.figures import check_rows
+
+        check_rows(len(images))  # before the work, not after it
     names = stems(images, job.ending)
     kept: list[Result] = []
     done: list[Delivered] = []

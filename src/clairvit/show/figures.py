@@ -46,7 +46,7 @@ def explanation_figure(explanation: Explanation, look: Look | None = None) -> Fi
     """Photo and overlays with their colour bars: targets side by side, one row for each image."""
     look = look or Look()
     groups = same_image(explanation)
-    _check_rows(len(groups))
+    check_rows(len(groups))
     scales = _scales(explanation, numbers(explanation.maps), look)
     columns = max(len(group) for group in groups)
     sheet = Sheet(len(groups), columns, TILE, TILE * _aspect(explanation), BAR)
@@ -74,7 +74,7 @@ def comparison_figure(explanations: Mapping[str, Explanation], look: Look | None
     sizes = {name: len(explanation) for name, explanation in methods}
     if len(set(sizes.values())) > 1:
         raise BadInput(f"The methods explain different numbers of maps ({sizes}); compare them on the same images.")
-    _check_rows(len(first))
+    check_rows(len(first))
     tiles = len(methods) + 1
     columns = tiles if len(first) > 1 else _columns(tiles)
     rows = len(first) if len(first) > 1 else math.ceil(tiles / columns)
@@ -108,7 +108,7 @@ def layers_figure(explanation: Explanation, look: Look | None = None) -> Figure:
     count, maps = layers.shape[:2]
     columns = _strip(count + 2)  # the photo, the layers, the map they make together
     lines = math.ceil((count + 2) / columns)
-    _check_rows(lines * maps)
+    check_rows(lines * maps)
     tile, label, title = 1.15, 0.19, 0.26
     tall = tile * _aspect(explanation)
     block = title + lines * (tall + label + 0.06)
@@ -234,7 +234,7 @@ def _strip(tiles: int) -> int:
     return math.ceil(tiles / math.ceil(tiles / 8))
 
 
-def _check_rows(rows: int) -> None:
+def check_rows(rows: int) -> None:
     if rows > MOST_ROWS:
         raise BadInput(
             f"A figure of {rows} rows is too tall to read (at most {MOST_ROWS}); write one file an image: --out DIR."

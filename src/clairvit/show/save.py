@@ -73,6 +73,8 @@ def record(explanation: Explanation, values: bool = True) -> dict[str, Any]:
     }
     if values:
         content["maps"] = _plain(numbers(explanation.maps).tolist())
+        if explanation.layers is not None:
+            content["layer_maps"] = _plain(numbers(explanation.layers).tolist())
     return content
 
 
