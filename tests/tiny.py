@@ -70,6 +70,7 @@ class Tiny:
     reference: Reference | None = None  # how to get A and G without ClairViT
     sums_to_one: bool = True  # False: talking heads mix the rows after the softmax
     classifier: bool = True
+    lacks: frozenset[str] = frozenset()  # of what methods may declare that they need
     full_size: bool = False  # the real constructor: slow, only for the capture test
 
     @property
@@ -253,6 +254,7 @@ def _timm_zoo() -> dict[str, Tiny]:
         "swiglu": ("vit_giant_patch14_reg4_dinov2", {}, {"prefix": 5}),
         "post-norm": ("vit_relpos_base_patch16_rpn_224", {}, {"prefix": 0, **AVG}),
         "deep": ("vit_tiny_patch16_224", {"depth": 5}, {"layers": 5}),
+        "deep-avg": ("vit_tiny_patch16_224", {"depth": 5, "global_pool": "avg"}, {"layers": 5, **AVG}),
     }
     made = {}
     for kind, (name, options, facts) in (both | fused_only).items():

@@ -18,12 +18,12 @@ import clairvit as cv
 from clairvit.errors import BadInput, ClairError, NotApplicable, UnknownName
 from clairvit.methods.bind import bind
 from clairvit.methods.explanation import Explanation
-from clairvit.methods.method import COMBINATORS, Method, methods
+from clairvit.methods.method import COMBINATORS
+from conditions import METHODS, fits, home_of
 from tiny import ZOO, pixels, strange, wrapped
 from tiny_home import Block, HomeMade, MatmulAttention
 
 TARGET = 3
-METHODS: dict[str, Method] = {m.name: m for m in methods()}
 EVERY = list(METHODS)
 LAYERED = [name for name, method in METHODS.items() if method.gives != "image"]
 MATRICES = [name for name, method in METHODS.items() if method.gives == "matrix"]
@@ -34,7 +34,7 @@ COMBINATIONS = [
     for listed in method.combinators
     for typed in TYPED.get(listed[1:], [listed[1:]])
 ]
-DEEP = "timm-deep"  # five layers: an odd number tells ceil from floor
+DEEP, DEEP_AVG = "timm-deep", "timm-deep-avg"  # five layers: an odd number tells ceil from floor
 KINDS = [DEEP, "timm-siglip-map", "timm-reg4-gap", "hf-dinov2-registers-sdpa", "home-lucid", "home-sequence-first"]
 
 
@@ -50,7 +50,9 @@ def model_of(kind: str) -> cv.Model:
     return wrapped(kind)
 
 
-def explained(text: str, kind: str = DEEP, **options: Any) -> Explanation:
+def explained(text: str, kind: str | None = None, **options: Any) -> Explanation:
+    known = isinstance(text, str) and text.partition("(")[0].partition("+")[0] in METHODS
+    kind = kind or (home_of(text, DEEP, DEEP_AVG) if known else DEEP)
     return cv.explain(model_of(kind), pixels(kind), text, target=TARGET, **options)
 
 
@@ -64,6 +66,8 @@ def same(one: Tensor, other: Tensor) -> bool:
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_listed_combination_works(kind: str) -> None:
     for text in COMBINATIONS:
+        if not fits(text, kind):
+            continue
         made = cv.explain(model_of(kind), pixels(kind), text, target=TARGET)
         assert made.maps.shape == (2, *ZOO[kind].grid), text
         assert made.maps.isfinite().all(), text
@@ -471,6 +475,7 @@ def test_options_change_maps() -> None:
     for name, option, value in OPTIONS:
         # Registers tell patches from no-cls; in the small one all of attcam's map speaks against the target.
         kind = {"keys": "timm-dinov2-reg4", "relu": "timm-vit"}.get(option, DEEP)
+        kind = kind if fits(name, kind) else DEEP_AVG
         usual, made = explained(name, kind), explained(written(name, option, value), kind)
         if usual.maps.shape == made.maps.shape and torch.equal(usual.maps, made.maps):
             still.append(written(name, option, value))

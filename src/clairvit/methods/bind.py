@@ -54,12 +54,19 @@ class Bound:
     @property
     def cost(self) -> Cost:
         """Passes for one target."""
-        return shared_cost(self.passes) + self.method.own_cost(**dict(self.options))
+        return shared_cost(self.passes, self.also) + self.method.own_cost(**dict(self.options))
 
     @property
     def rules(self) -> str | None:
         """The rule table of the backward it reads, if it reads one."""
-        return (self.method.rules or "plain") if self.passes == "backward" else None
+        if self.passes != "backward":
+            return None
+        return (self.method.rules or "plain") if self.method.table is None else self.method.table(**dict(self.options))
+
+    @property
+    def also(self) -> str | None:
+        """The second rule table that it reads."""
+        return self.method.also
 
     @property
     def needs_pixels(self) -> bool:

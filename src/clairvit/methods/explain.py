@@ -23,8 +23,7 @@ from clairvit.models.model import Model
 from clairvit.models.target import SCORES, Target, resolve
 from clairvit.trace.guest import own_grad_mode
 from clairvit.trace.recording import Recording, record
-from clairvit.trace.rules import TABLES
-from clairvit.trace.trace import Reach, follow
+from clairvit.trace.trace import Reach, Trace, follow
 
 
 class Comparison(dict[str, Explanation]):
@@ -121,13 +120,18 @@ def _explain_all(
         else _no_target(model, bounds, len(batch.pixels))
     )
     results: dict[str, list[Result]] = {bound.text: [] for bound in bounds}
+    last = list(groups)[-1]
     for goal in targets:
+        others: dict[str, Trace] = {}  # those that a method of another group reads too
         for table, group in groups.items():
             # The last backward frees the graph, so that the walk over its N×N matrices has the room.
-            keep = not (goal is targets[-1] and table == list(groups)[-1]) or table is None
-            trace = follow(recording, goal, table, keep=keep, reach=_reach(group, len(recording.calls), layers))
-            for bound, result in zip(group, run(group, trace, seed=seed, layers=layers), strict=True):
+            keep = not (goal is targets[-1] and table == last) or table is None
+            readers = [*group, *(bound for bound in bounds if bound.also == table is not None)]
+            trace = follow(recording, goal, table, keep=keep, reach=_reach(readers, len(recording.calls), layers))
+            for bound, result in zip(group, run(group, trace, others, seed=seed, layers=layers), strict=True):
                 results[bound.text].append(result)
+            if len(readers) > len(group) and table is not None:
+                others[table] = trace
             del trace  # its gradients should not lie beside the next one's
     seconds = time.perf_counter() - started
     return _collect(model, batch, recording, bounds, targets, results, seed, seconds, skip=skip)
@@ -139,10 +143,12 @@ def _by_trace(bounds: list[Bound]) -> dict[str | None, list[Bound]]:
     First come those that need the graph itself (None), last the plain table. What needs no backward joins the last.
     """
     groups: dict[str | None, list[Bound]] = {}
-    for table in (None, *reversed(TABLES)):
-        own = [b for b in bounds if b.rules == table and (table is not None or b.passes == "local")]
-        if own:
-            groups[table] = own
+    local = [bound for bound in bounds if bound.passes == "local"]
+    if local:
+        groups[None] = local
+    own = {table for bound in bounds for table in (bound.rules, bound.also) if table is not None}
+    for table in sorted(own, key=lambda name: (name == "plain", name)):
+        groups[table] = [bound for bound in bounds if bound.rules == table]
     free = [bound for bound in bounds if bound.passes in ("none", "forward")]
     if free:
         groups.setdefault(list(groups)[-1] if groups else None, []).extend(free)
@@ -208,7 +214,7 @@ def _collect(
         maps, signed, notes = _checked_maps(bound, own, image_names, len(recording.calls))
         has_layers = all(result.layers is not None for result in own)
         spent = sum(result.seconds for result in own)
-        shared = shared_cost(bound.passes)
+        shared = shared_cost(bound.passes, bound.also)
         passes = sum((result.more for result in own), Cost(shared.forwards, len(targets) * shared.backwards))
         found[bound.text] = Explanation(
             maps=maps,
@@ -256,7 +262,7 @@ def _checked_maps(
     if silent:
         warned.append(f"{bound.text}: the map of {', '.join(silent)} does not speak of the target: {no_gradient}")
     if empty:
-        why = no_gradient if bound.method.class_specific else "nothing to show"
+        why = bound.method.often_zero or (no_gradient if bound.method.class_specific else "nothing to show")
         if bound.relu:
             why = "its ReLU keeps what speaks for the target, and nothing does; relu=False shows the signed map"
         warned.append(f"{bound.text}: the map of {', '.join(empty)} is zero everywhere: {why}")

@@ -51,6 +51,12 @@ class Method:
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, repr=False)
     renamed: Mapping[str, str] = field(default_factory=dict, repr=False)  # a paper's word -> the aggregation's field
     recombined: Mapping[str, Any] = field(default_factory=dict, repr=False)  # options that change under a combinator
+    also: str | None = None  # a second rule table whose gradients it reads too
+    table: Callable[..., str] | None = field(default=None, repr=False)  # options -> rule table, where they choose it
+    needs: tuple[str, ...] = ()  # what a model must have beyond attention: "residual" (x + attention, seen apart)
+    poolings: tuple[str, ...] = ()  # the only poolings it is defined for; none named: all
+    often_zero: str = ""  # why its map is zero on whole kinds of models, in words for the warning
+    delicate: str = ""  # why round-off shows in its map (differences over near-zero sums), in words
     slow: bool = False  # takes much longer than one trace, so `--methods all` leaves it out
     more: Callable[..., Cost] | None = field(default=None, repr=False)  # options -> passes of its own for one target
     reads: Literal["pixels", "last attention"] = "pixels"  # the gradient it wants, if it gives an image
@@ -63,10 +69,15 @@ class Method:
     @property
     def cost(self) -> Cost:
         """Passes for one target, with the default options."""
-        return shared_cost(self.passes) + self.own_cost(**self.options)
+        return shared_cost(self.passes, self.also) + self.own_cost(**self.options)
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """The rule tables whose backwards it reads, with the default options."""
+        return tuple(name for name in (self.rules, self.also) if name is not None)
 
     def own_cost(self, **options: Any) -> Cost:
-        """The passes that it makes itself, on top of the trace it shares with other methods."""
+        """The passes that it makes itself, on top of the traces it shares with other methods."""
         return Cost() if self.more is None else self.more(**options)
 
     @property
@@ -91,9 +102,9 @@ def layer_options(method: Method, over: Aggregation | None) -> list[str]:
     return [name for name in names if method.gives == "matrix" or name != "rows"]
 
 
-def shared_cost(passes: Passes) -> Cost:
-    """What a method must see of the trace that it shares with others."""
-    return Cost(0 if passes == "none" else 1, 1 if passes in ("backward", "local") else 0)
+def shared_cost(passes: Passes, also: str | None = None) -> Cost:
+    """What a method must see of the traces that it shares with others."""
+    return Cost(0 if passes == "none" else 1, (1 if passes in ("backward", "local") else 0) + (also is not None))
 
 
 _registry: dict[str, Method] = {}

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -32,15 +33,26 @@ class Result:
     blank: Sequence[bool] = ()  # images whose score has no gradient, where the method reads gradients
 
 
-def run(bounds: Sequence[Bound], trace: Trace, *, seed: int = 0, layers: bool = False) -> list[Result]:
-    """One result for each bound method, in order. A method that does not fit the model gets its error as result."""
+def run(
+    bounds: Sequence[Bound],
+    trace: Trace,
+    others: Mapping[str, Trace] = MappingProxyType({}),
+    *,
+    seed: int = 0,
+    layers: bool = False,
+) -> list[Result]:
+    """One result for each bound method, in order. A method that does not fit the model gets its error as result.
+
+    `others` are traces of the same target under the rule tables that methods read besides their own.
+    """
     results = [Result() for _ in bounds]
-    desk = Desk(trace)
+    desk = Desk(trace, others)
     walks = []
     # The caller's autocast is for the model; our sums stay as wide as they are.
     with torch.no_grad(), torch.autocast(trace.pixels.device.type, enabled=False):
         for bound, result in zip(bounds, results, strict=True):
             with _Timed(result):
+                _check_pooling(bound, trace)
                 if bound.over is None:
                     _whole_image(bound, trace, seed, result)
                 else:
@@ -65,6 +77,15 @@ def run(bounds: Sequence[Bound], trace: Trace, *, seed: int = 0, layers: bool = 
     for bound, result in zip(bounds, results, strict=True):
         result.blank = trace.blank if bound.passes == "backward" else [False] * len(trace.pixels)
     return results
+
+
+def _check_pooling(bound: Bound, trace: Trace) -> None:
+    allowed = bound.method.poolings
+    if allowed and trace.layout.pooling not in allowed:
+        raise NotApplicable(
+            f"'{bound.method.name}' is defined for models whose head reads {' or '.join(allowed)} pooling, and "
+            f"{trace.recording.model.name} has {trace.layout.pooling} pooling. Use gradcam or decompx."
+        )
 
 
 class _Walk:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from torch import Tensor
@@ -26,8 +27,9 @@ def weighted_heads(heads: Tensor, weights: Tensor) -> Tensor:
 class Desk:
     """What the methods of one run share beyond a layer: the trace, and gradients that come for all layers at once."""
 
-    def __init__(self, trace: Trace) -> None:
+    def __init__(self, trace: Trace, others: Mapping[str, Trace] = MappingProxyType({})) -> None:
         self.trace = trace
+        self.others = others
         self._local: dict[str, list[Tensor]] = {}
 
     def local(self, index: int, pool: str) -> Tensor:
@@ -126,6 +128,11 @@ class View:
             return None
         following = self.trace.layers[self.index + 1]
         return _widened(following.x), _widened(following.dx)
+
+    def G_under(self, table: str) -> Tensor:
+        """What G is under another rule table that the method reads `also`, [B, H, rows, N]."""
+        layer = self.desk.others[table].layers[self.index]
+        return self._once(("G", table), lambda: layer.between_tokens().G(layer.dO, self._rows))
 
     def mirrored_G(self) -> Tensor:
         """The gradient of the layer as far from the end as this one is from the start (a known bug, for compat)."""

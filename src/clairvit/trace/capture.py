@@ -30,6 +30,7 @@ _NORMS = (F.layer_norm, torch.layer_norm, F.rms_norm, torch.rms_norm)
 _GATES = (torch.sigmoid, Tensor.sigmoid, F.sigmoid, torch.tanh, Tensor.tanh, torch.erf, Tensor.erf)
 _LENGTHS = (Tensor.norm, torch.norm, torch.linalg.norm, torch.linalg.vector_norm)
 _MULTIPLY = (torch.mul, Tensor.mul, Tensor.__mul__)
+_SUMS = (torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__, Tensor.__iadd__)
 
 
 class Capture(TorchFunctionMode):
@@ -200,10 +201,23 @@ class Capture(TorchFunctionMode):
         self.block_input = None  # a norm from here on is not the one before the attention
 
     def linear(self, func: Any, args: Any, kwargs: Any) -> Any:
-        out = func(*args, **kwargs)
-        if len(args) > 1:
-            self.last_linear = (args[0], args[1], out)
+        call = dict(zip(("input", "weight", "bias"), args, strict=False)) | kwargs
+        out = self._swap("linear", func, args, kwargs, weight=call["weight"], bias=call.get("bias"))
+        self.last_linear = (call["input"], call["weight"], out)
         return out
+
+    def conv(self, func: Any, args: Any, kwargs: Any) -> Any:
+        names = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
+        call = dict(zip(names, args, strict=False)) | kwargs
+        return self._swap("conv", func, args, kwargs, **{name: call[name] for name in names[1:] if name in call})
+
+    def add(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """A sum of two activations of one shape: a residual, a position embedding. A bias is none: it is broadcast."""
+        wanted = self.switch is not None and "add" in self.switch.roles and len(args) == 2 and not kwargs
+        if not wanted or not all(isinstance(a, Tensor) and a.shape[1:] == args[0].shape[1:] for a in args):
+            return func(*args, **kwargs)
+        assert self.switch is not None
+        return swapped("add", self.switch, torch.add, args, {})
 
     def norm(self, func: Any, args: Any, kwargs: Any) -> Any:
         call = dict(zip(("input", "normalized_shape", "weight", "bias", "eps"), args, strict=False)) | kwargs
@@ -268,7 +282,7 @@ class Capture(TorchFunctionMode):
     def _swap(self, role: str, func: Any, args: Any, kwargs: Any, **arguments: Any) -> Tensor:
         """Run `func` on its first argument, with a swapped backward if a switch is there."""
         x = _first(args, kwargs)
-        if self.switch is None or not (torch.is_grad_enabled() and x.requires_grad):
+        if self.switch is None or role not in self.switch.roles or not (torch.is_grad_enabled() and x.requires_grad):
             return func(*args, **kwargs)  # type: ignore[no-any-return]
         rest = {name: value for name, value in kwargs.items() if name not in ("input", "inplace")}
         if func in _INPLACE_FLAG:
@@ -288,6 +302,8 @@ _HANDLERS: dict[Any, Callable[[Capture, Any, Any, Any], Any]] = {
     F.scaled_dot_product_attention: Capture.fused,
     F.multi_head_attention_forward: Capture.multi_head,
     F.linear: Capture.linear,
+    F.conv2d: Capture.conv,
+    torch.conv2d: Capture.conv,
     torch.einsum: Capture.einsum,
     F.normalize: Capture.normalise,
     F.batch_norm: Capture.batch_norm,
@@ -299,6 +315,7 @@ _HANDLERS: dict[Any, Callable[[Capture, Any, Any, Any], Any]] = {
     **dict.fromkeys(_GATES, Capture.gate),
     **dict.fromkeys(_LENGTHS, Capture.length),
     **dict.fromkeys(_MULTIPLY, Capture.multiply),
+    **dict.fromkeys(_SUMS, Capture.add),
 }
 
 

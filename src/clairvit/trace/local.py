@@ -14,6 +14,7 @@ from clairvit.errors import NotApplicable, UnknownName, did_you_mean
 from clairvit.trace.capture import Capture
 from clairvit.trace.complaints import way_back
 from clairvit.trace.recording import LastLinear
+from clairvit.trace.rules import Table
 from clairvit.trace.trace import Trace
 
 POOLS = ("mean", "model")
@@ -36,7 +37,7 @@ def through_block(trace: Trace, index: int, cotangent: Tensor) -> Tensor:
     """d s^l / d O^l through block l alone, shaped as the model's attention output."""
     recording = trace.recording
     if recording.switch is not None:
-        recording.switch.table = {}
+        recording.switch.table = Table()
     out, attended = block_outputs(trace)[index], recording.calls[index].out
     cheap = _split(out, recording.last_linears.get(index), cotangent)
     outputs, cotangents = cheap if cheap is not None else ([out], [cotangent])

@@ -18,7 +18,8 @@ from clairvit.trace.capture import Capture
 from clairvit.trace.complaints import CHECKPOINTED, way_back
 from clairvit.trace.grid import channels_first
 from clairvit.trace.guest import own_grad_mode, visiting
-from clairvit.trace.rules import TABLES, Switch
+from clairvit.trace.rules import Switch
+from clairvit.trace.rules import table as rule_table
 from clairvit.trace.tape import Tape
 
 
@@ -92,9 +93,11 @@ class Recording:
                 f"This recording has a graph for {', '.join(self.tables) if self.differentiable else 'no gradients'}; "
                 f"'{table}' was asked of it. Record again with rules='{table}'."
             )
+        rules = rule_table(table)
         if self.switch is not None:
-            self.switch.table = TABLES[table]
-        y = score(self.logits).sum()
+            self.switch.table = rules
+        y = score(self.logits)
+        y = y.abs().log().sum() if rules.unit else y.sum()  # d log|y| / dy = 1 / y
         if not y.requires_grad:
             raise CaptureError(
                 "The target's score does not depend on the image in a differentiable way; expected a score computed "
@@ -123,7 +126,7 @@ def record(
     """
     plan = anatomy(model, pixels)
     pixels = pixels.detach().clone().requires_grad_(differentiable)
-    switch = Switch() if differentiable and set(tables) - {"plain"} else None
+    switch = Switch.among(tables) if differentiable else None
     capture = Capture(len(pixels), switch)
     layers = [i for i, part in enumerate(plan.parts) if part.kind not in ("pool", "aside")]
     inputs: list[Tensor] = []

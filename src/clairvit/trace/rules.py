@@ -4,12 +4,15 @@ A table is data: for a role an operation plays ("norm", "activation", …) a sma
 gradient to the gradients of its inputs. A role that a table does not name keeps its ordinary gradient, so the table
 `plain` is empty. One forward graph serves all tables: the backward asks the `Switch` which one is on.
 
+What a backward carries is always c = R / a, relevance over activation, so that gradient × input reads relevance. Then
+views, sums, means and scalings need no rule: their ordinary gradient is the proportional one.
+
 With gradient × input, `linear` is DecompX without bias (= CP-LRP at eps 0) and `attnlrp` is AttnLRP at eps 0.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -96,25 +99,56 @@ def _times(gradient: Tensor | None, factor: float) -> Tensor | None:
     return None if gradient is None else gradient * factor
 
 
-# role -> rule. Roles: norm, length, activation, gate, softmax, attention (fused), mix (explicit A v), product (gated)
+# Roles: norm, length, activation, gate, softmax, attention (fused), mix (explicit A v), product (gated), linear, conv,
+# add (two activations of one shape)
 _FROZEN: dict[str, Rule] = {
     "norm": frozen_spread,
     "length": frozen_length,
     "activation": frozen_slope,
     "gate": blocked,
 }
-TABLES: dict[str, dict[str, Rule]] = {
-    "plain": {},
-    "linear": {**_FROZEN, "softmax": blocked, "attention": values_only, "product": gate_frozen},
-    "attnlrp": {**_FROZEN, "softmax": halved, "attention": halved_attention, "mix": halved, "product": halved},
+
+
+@dataclass(frozen=True)
+class Table:
+    """role -> rule. `unit`: relevance starts as 1 at the target, not as its score."""
+
+    rules: Mapping[str, Rule] = field(default_factory=dict)
+    unit: bool = False
+
+
+TABLES: dict[str, Table] = {
+    "plain": Table(),
+    "linear": Table({**_FROZEN, "softmax": blocked, "attention": values_only, "product": gate_frozen}),
+    "attnlrp": Table({**_FROZEN, "softmax": halved, "attention": halved_attention, "mix": halved, "product": halved}),
 }
+
+
+# Tables with numbers in them: name -> a function of these. "attnlrp(eps=0.01)" is the table that it makes.
+MADE: dict[str, Callable[..., Table]] = {}
+
+
+def table(name: str) -> Table:
+    """The table of a name: one of TABLES, or one of MADE with its numbers."""
+    base, _, inside = name.removesuffix(")").partition("(")
+    if not inside:
+        return TABLES[base]
+    pairs = (item.split("=") for item in inside.split(","))
+    return MADE[base](**{key: float(value) for key, value in pairs})
 
 
 @dataclass(eq=False)
 class Switch:
     """Which table the next backward uses. Set by the recording around each backward, read by every swapped call."""
 
-    table: dict[str, Rule] = field(default_factory=dict)
+    roles: frozenset[str]  # those that some table of the recording names: no other operation is swapped
+    table: Table = field(default_factory=Table)
+
+    @staticmethod
+    def among(tables: Sequence[str]) -> Switch | None:
+        """None where no table names a role, so that nothing need be swapped."""
+        roles = frozenset(role for name in tables for role in table(name).rules)
+        return Switch(roles) if roles else None
 
 
 class _Swapped(torch.autograd.Function):
@@ -125,7 +159,7 @@ class _Swapped(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        rule = ctx.switch.table.get(ctx.role)
+        rule = ctx.switch.table.rules.get(ctx.role)
         gradients = ctx.call.vjp(gradient) if rule is None else rule(ctx.call, gradient)
         return (None, None, None, None, *gradients)
 
@@ -134,7 +168,7 @@ def swapped(
     role: str, switch: Switch, function: Callable[..., Tensor], inputs: tuple[Tensor, ...], arguments: dict[str, Any]
 ) -> Tensor:
     """function(*inputs) with a backward that follows the switch. The inner graph is the operation's own."""
-    if not any(x.requires_grad for x in inputs):
+    if role not in switch.roles or not torch.is_grad_enabled() or not any(x.requires_grad for x in inputs):
         return function(*inputs)
     with torch.enable_grad():
         cut = tuple(x.detach().requires_grad_(x.requires_grad) for x in inputs)

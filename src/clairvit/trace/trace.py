@@ -24,7 +24,7 @@ from clairvit.models.target import Target, resolve
 from clairvit.trace.attention import AttentionCall
 from clairvit.trace.guest import own_grad_mode
 from clairvit.trace.recording import Recording, record
-from clairvit.trace.rules import TABLES
+from clairvit.trace.rules import MADE, TABLES
 
 GRADIENT_METHODS = "ixg, saliency and gradcam"
 
@@ -209,7 +209,7 @@ def trace(model: Model, images: Any, target: Any = None, rules: str = "plain", *
 
 
 def check_rules(rules: str) -> None:
-    if rules not in TABLES:
+    if rules.partition("(")[0] not in (MADE if "(" in rules else TABLES):
         raise UnknownName(
             f"There is no rule table '{rules}'; expected one of {', '.join(TABLES)}.{did_you_mean(rules, TABLES)}"
         )

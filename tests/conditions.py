@@ -1,0 +1,24 @@
+"""Which method is defined on which tiny model, by the conditions that the method itself declares."""
+
+from __future__ import annotations
+
+from clairvit.methods.method import Method, methods
+from tiny import ZOO
+
+METHODS: dict[str, Method] = {method.name: method for method in methods()}
+
+
+def method_of(text: str) -> Method:
+    """ "genatt(…)+plus" -> genatt."""
+    return METHODS[text.partition("(")[0].partition("+")[0]]
+
+
+def fits(text: str, kind: str) -> bool:
+    """Do the method's declared conditions hold for this model?"""
+    method, tiny = method_of(text), ZOO[kind]
+    return (not method.poolings or tiny.pooling in method.poolings) and not set(method.needs) & tiny.lacks
+
+
+def home_of(text: str, *kinds: str) -> str:
+    """The first of these models that the method is defined for."""
+    return next(kind for kind in kinds or ("timm-vit", "timm-vit-avg") if fits(text, kind))
