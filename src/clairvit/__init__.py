@@ -14,6 +14,8 @@ from clairvit._version import __version__ as __version__
 
 if TYPE_CHECKING:
     from clairvit.errors import ClairError as ClairError
+    from clairvit.methods.combine import ensemble as ensemble
+    from clairvit.methods.combine import smooth as smooth
     from clairvit.methods.explain import compare as compare
     from clairvit.methods.explain import explain as explain
     from clairvit.methods.explanation import Explanation as Explanation
@@ -34,6 +36,8 @@ _PLACES = {
     "Model": "clairvit.models.model",
     "explain": "clairvit.methods.explain",
     "compare": "clairvit.methods.explain",
+    "smooth": "clairvit.methods.combine",
+    "ensemble": "clairvit.methods.combine",
     "Explanation": "clairvit.methods.explanation",
     "ClairError": "clairvit.errors",
 }

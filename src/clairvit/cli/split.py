@@ -6,24 +6,20 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from clairvit.errors import BadInput
+from clairvit.methods.parse import split_at_commas
 
 
 def split_methods(text: str) -> list[str]:
     """'rollout(fusion=max,alpha=0.5),genatt' -> two methods: commas inside parentheses belong to a method."""
-    parts, depth = [""], 0
-    for letter in text:
-        depth += (letter == "(") - (letter == ")")
-        if depth < 0:
-            raise BadInput(
-                f"'{text}' closes a parenthesis that was never opened; write e.g. 'rollout(fusion=max),genatt'."
-            )
-        if letter == "," and depth == 0:
-            parts.append("")
-        else:
-            parts[-1] += letter
-    if depth:
-        raise BadInput(f"'{text}' opens a parenthesis and never closes it; write e.g. 'rollout(fusion=max),genatt'.")
-    methods = [part.strip() for part in parts if part.strip()]
+    opened, closed = text.count("("), text.count(")")
+    if opened != closed:
+        what = (
+            "closes a parenthesis that was never opened"
+            if closed > opened
+            else "opens a parenthesis and never closes it"
+        )
+        raise BadInput(f"'{text}' {what}; write e.g. 'rollout(fusion=max),genatt'.")
+    methods = [part.strip() for part in split_at_commas(text) if part.strip()]
     if not methods:
         raise BadInput("No method was given; write e.g. --methods rollout,legrad or --methods all.")
     return list(dict.fromkeys(methods))

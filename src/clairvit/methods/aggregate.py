@@ -144,6 +144,41 @@ class Product:
         return row
 
 
+@dataclass(frozen=True)
+class Suffixes:
+    """The sum, over the layers from `start` on, of the rollouts that begin there: PLUS of a rollout, taken literally.
+
+    The rows of all of them lie on one way: the rollout from layer l on is the one from l + 1 on, times layer l.
+    """
+
+    start: int | Literal["half"] = 0
+    residual: float = 1.0
+    alpha: float | None = None
+    normalise: Literal["rows", "none", "columns"] = "none"
+
+    matrices_only = True
+    needs_all_rows = True
+    ascending = False
+
+    @property
+    def product(self) -> Product:
+        return Product(self.residual, self.alpha, self.normalise)
+
+    def used(self, count: int) -> range:
+        return range(first_layer(self.start, count), count)
+
+    def start_row(self, read: Tensor) -> Tensor | None:
+        return torch.stack([read, torch.zeros_like(read)], 1)  # [1 or B, 2, N]: the rollout so far, and the sum
+
+    def step(self, row: Tensor | None, said: Tensor, read: Tensor) -> Tensor:
+        assert row is not None
+        rolled = self.product.step(row[:, 0], said, read)
+        return torch.stack([rolled, row[:, 1] + rolled], 1)
+
+    def finish(self, row: Tensor, count: int, layout: Layout) -> Tensor:
+        return row[:, 1]
+
+
 def reading(said: Tensor, read: Tensor) -> Tensor:
     """[B, N] of a layer's map: token maps as they are, matrices [B, rows, N] weighted by the rows the head reads."""
     return said if said.ndim == 2 else (read[:, None] @ said)[:, 0]

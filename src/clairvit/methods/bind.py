@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import re
 from collections.abc import Callable
@@ -13,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from clairvit.errors import BadInput, NotApplicable, UnknownName, did_you_mean
-from clairvit.methods.aggregate import Aggregation, Product, Single, Total
+from clairvit.methods.aggregate import Aggregation, Product, Single, Suffixes, Total
 from clairvit.methods.explanation import Cost
 from clairvit.methods.flow import Flow
 from clairvit.methods.method import (
@@ -23,9 +22,11 @@ from clairvit.methods.method import (
     Passes,
     find,
     layer_options,
+    load_all,
     parameters,
     shared_cost,
 )
+from clairvit.methods.parse import Written, parse
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,7 @@ class Bound:
     over: Aggregation | None
     relu: bool
     text: str  # canonical: the same text always means the same map
+    members: tuple[Bound, ...] = ()  # the methods whose maps it joins: it is an ensemble
 
     @property
     def key(self) -> tuple[Any, ...]:
@@ -52,9 +54,19 @@ class Bound:
         return "backward" if self.method.backward_if in self.options else self.method.passes
 
     @property
+    def backwards(self) -> int:
+        """How many backwards of the shared traces it reads, for one target."""
+        if self.members:
+            tables = {t for one in self.members for t in (one.rules, one.also)} - {None}
+            return len(tables) + any(one.passes == "local" for one in self.members)
+        return shared_cost(self.passes, self.also).backwards
+
+    @property
     def cost(self) -> Cost:
         """Passes for one target."""
-        return shared_cost(self.passes, self.also) + self.method.own_cost(**dict(self.options))
+        shared = Cost(shared_cost(self.passes).forwards, self.backwards)
+        more = (one.method.own_cost(**dict(one.options)) for one in self.members or (self,))
+        return sum(more, shared)
 
     @property
     def rules(self) -> str | None:
@@ -103,12 +115,33 @@ class Bound:
         return ()
 
 
+Wrapper = Callable[[Written, dict[str, Any]], Bound]
+_wrappers: dict[str, Wrapper] = {}
+
+
+def wraps(name: str) -> Callable[[Wrapper], Wrapper]:
+    """Enter a function on methods, such as smooth(…), under its name."""
+
+    def enter(wrapper: Wrapper) -> Wrapper:
+        _wrappers[name] = wrapper
+        return wrapper
+
+    return enter
+
+
 def bind(text: str, **options: Any) -> Bound:
     """Settle a method string such as "rollout(fusion=max)+skipplus"; keyword options come on top."""
-    name, written, combinator = parse(text)
-    method = find(name)
-    given = written | options
-    over, combined = _combined(method, combinator)
+    written = parse(text)
+    combinator = written.combinator
+    load_all()
+    if written.name in _wrappers:
+        return _wrappers[written.name](written, options)
+    method = find(written.name)
+    if written.inner:
+        raise BadInput(f"'{written.inner[0]}' in '{text}' is not an option; expected option=value.")
+    given = written.options | options
+    plus_mode = _plus_mode(method, combinator, given)
+    over, combined = _combined(method, combinator, plus_mode)
     for word in ("preset", "compat"):
         if word in given:
             given = _preset(method, str(given.pop(word)), over, combinator) | given
@@ -120,47 +153,41 @@ def bind(text: str, **options: Any) -> Bound:
     for key, value in given.items():
         ours = method.renamed.get(key, key)
         if key in own:
-            own[key] = _checked(get_type_hints(method.function)[key], key, value)
+            own[key] = checked(get_type_hints(method.function)[key], key, value)
         elif ours in fields:
             assert over is not None
-            over = replace(over, **{ours: _checked(get_type_hints(type(over))[ours], key, value)})
+            over = replace(over, **{ours: checked(get_type_hints(type(over))[ours], key, value)})
         elif key == "relu" and method.relu:
-            relu = _checked(bool, key, value)
+            relu = checked(bool, key, value)
         else:
             raise UnknownName(_no_option(method, key, over))
-    return Bound(method, tuple(sorted(own.items())), over, relu, _canonical(method, own, over, relu, combinator))
+    canonical = _canonical(method, own, over, relu, combinator, plus_mode)
+    return Bound(method, tuple(sorted(own.items())), over, relu, canonical)
 
 
-def parse(text: str) -> tuple[str, dict[str, Any], str]:
-    """ "rollout(fusion=max)+from:6" -> ("rollout", {"fusion": "max"}, "from:6")."""
-    form = r"\s*([\w-]+)\s*(?:\(([^()]*(?:\([^()]*\)[^()]*)*)\))?\s*((?:\+[\w:-]+)*)\s*"
-    match = re.fullmatch(form, text) if isinstance(text, str) else None
-    if match is None:
-        raise BadInput(
-            f"'{text}' is not a method; expected NAME, NAME(option=value) or NAME+combinator, such as genatt+skipplus."
+def _plus_mode(method: Method, combinator: str, given: dict[str, Any]) -> str:
+    """Taken out of `given`: does a sum over layers add up what each says, or the rollouts that start at each?"""
+    mode = (
+        "layer"
+        if "plus_mode" not in given
+        else checked(Literal["layer", "subnetwork"], "plus_mode", given["plus_mode"])
+    )
+    word = combinator.partition(":")[0]
+    if "plus_mode" in given and word not in ("plus", "skipplus", "from"):
+        raise UnknownName(
+            f"'{method.name}' has no option 'plus_mode' here; it says what a sum over layers adds up. "
+            f"Use {method.name}(plus_mode={mode})+plus."
         )
-    name, inside, tail = match.groups()
-    combinators = tail.split("+")[1:]
-    if len(combinators) > 1:
-        raise BadInput(f"'{text}' has {len(combinators)} combinators; expected one, such as {name}+{combinators[0]}.")
-    options = {}
-    for item in re.split(r",(?![^(]*\))", inside or ""):
-        if item.strip():
-            key, equals, value = item.partition("=")
-            if not equals:
-                raise BadInput(f"'{item.strip()}' in '{text}' is not an option; expected option=value.")
-            options[key.strip()] = _literal(value.strip())
-    return name.lower(), options, combinators[0] if combinators else ""
+    given.pop("plus_mode", None)
+    if mode == "subnetwork" and not isinstance(method.over, Product):
+        raise NotApplicable(
+            f"plus_mode=subnetwork adds up the rollouts that start at each layer, and '{method.name}' is no rollout: "
+            f"its map of the network from a layer on is what that layer says. Use {method.name}+{combinator}."
+        )
+    return str(mode)
 
 
-def _literal(value: str) -> Any:
-    try:
-        return ast.literal_eval({"true": "True", "false": "False", "none": "None"}.get(value.lower(), value))
-    except (ValueError, SyntaxError):
-        return value  # a bare word
-
-
-def _combined(method: Method, combinator: str) -> tuple[Aggregation | None, bool]:
+def _combined(method: Method, combinator: str, plus_mode: str = "layer") -> tuple[Aggregation | None, bool]:
     """The aggregation that a combinator stands for, and whether there was one."""
     if not combinator:
         return method.over, False
@@ -184,10 +211,17 @@ def _combined(method: Method, combinator: str) -> tuple[Aggregation | None, bool
         )
     if colon and not re.fullmatch(r"-?\d+", number):
         raise BadInput(f"'+{combinator}' needs a layer number; expected +{word}:6, say.")
+
+    def total(start: int | Literal["half"]) -> Aggregation:
+        own = method.over
+        if plus_mode == "subnetwork" and isinstance(own, Product):
+            return Suffixes(start, own.residual, own.alpha, own.normalise)
+        return Total(start)
+
     made: dict[str, Callable[[], Aggregation]] = {
-        "plus": lambda: Total(0),
-        "skipplus": lambda: Total("half"),
-        "from": lambda: Total(int(number)),
+        "plus": lambda: total(0),
+        "skipplus": lambda: total("half"),
+        "from": lambda: total(int(number)),
         "rollout": lambda: Product(residual=1.0, normalise="rows"),
         "flow": lambda: Flow(),
         "last": lambda: Single(-1),
@@ -214,7 +248,7 @@ def _preset(method: Method, name: str, over: Aggregation | None, combinator: str
     return preset
 
 
-def _checked(hint: Any, key: str, value: Any) -> Any:
+def checked(hint: Any, key: str, value: Any) -> Any:
     """The value, if the annotation of the option `key` allows it."""
     allowed = get_args(hint) if get_origin(hint) is not None else (hint,)
     choices = [c for a in allowed if get_origin(a) is Literal for c in get_args(a)]
@@ -242,10 +276,12 @@ def _no_option(method: Method, key: str, over: Aggregation | None) -> str:
     return f"'{method.name}' has no option '{key}' here; it has {listed}.{did_you_mean(key, known)}"
 
 
-def _canonical(method: Method, own: dict[str, Any], over: Aggregation | None, relu: bool, combinator: str) -> str:
+def _canonical(
+    method: Method, own: dict[str, Any], over: Aggregation | None, relu: bool, combinator: str, plus_mode: str
+) -> str:
     """Name, every option that is not the default, combinator."""
     defaults = {key: p.default for key, p in parameters(method.function).items()}
-    base, combined = _combined(method, combinator)
+    base, combined = _combined(method, combinator, plus_mode)
     if combined:
         defaults |= method.recombined
     changed = {key: value for key, value in own.items() if value != defaults[key]}
@@ -258,5 +294,7 @@ def _canonical(method: Method, own: dict[str, Any], over: Aggregation | None, re
         }
     if method.relu and relu != (not combined):
         changed["relu"] = relu
+    if plus_mode != "layer":
+        changed["plus_mode"] = plus_mode
     inside = ",".join(f"{key}={value}" for key, value in sorted(changed.items()))
     return method.name + (f"({inside})" if inside else "") + (f"+{combinator}" if combinator else "")

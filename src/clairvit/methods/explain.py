@@ -17,13 +17,13 @@ from clairvit.errors import BadInput, ClairError, ClairWarning
 from clairvit.methods.bind import Bound, bind
 from clairvit.methods.explanation import Cost, Explanation
 from clairvit.methods.method import shared_cost
-from clairvit.methods.run import Result, run
+from clairvit.methods.run import Result
+from clairvit.methods.together import record_for, run_all
 from clairvit.models.images import Batch, prepare
 from clairvit.models.model import Model
 from clairvit.models.target import SCORES, Target, resolve
 from clairvit.trace.guest import own_grad_mode
-from clairvit.trace.recording import Recording, record
-from clairvit.trace.trace import Reach, Trace, follow
+from clairvit.trace.recording import Recording
 
 
 class Comparison(dict[str, Explanation]):
@@ -99,14 +99,7 @@ def _explain_all(
     bounds = list({bound.text: bound for bound in bounds}.values())
     batch = prepare(images, model)
     started = time.perf_counter()
-    groups = _by_trace(bounds)
-    recording = record(
-        model,
-        batch.pixels,
-        tables=[table for table in groups if table is not None] or ["plain"],
-        differentiable=any(bound.passes in ("backward", "local") for bound in bounds),
-        local=any(bound.passes == "local" for bound in bounds),
-    )
+    recording = record_for(bounds, model, batch.pixels)
     targets = (
         resolve(
             target,
@@ -119,52 +112,9 @@ def _explain_all(
         if model.classifier or target is not None
         else _no_target(model, bounds, len(batch.pixels))
     )
-    results: dict[str, list[Result]] = {bound.text: [] for bound in bounds}
-    last = list(groups)[-1]
-    for goal in targets:
-        others: dict[str, Trace] = {}  # those that a method of another group reads too
-        for table, group in groups.items():
-            # The last backward frees the graph, so that the walk over its N×N matrices has the room.
-            keep = not (goal is targets[-1] and table == last) or table is None
-            readers = [*group, *(bound for bound in bounds if bound.also == table is not None)]
-            trace = follow(recording, goal, table, keep=keep, reach=_reach(readers, len(recording.calls), layers))
-            for bound, result in zip(group, run(group, trace, others, seed=seed, layers=layers), strict=True):
-                results[bound.text].append(result)
-            if len(readers) > len(group) and table is not None:
-                others[table] = trace
-            del trace  # its gradients should not lie beside the next one's
+    results = run_all(bounds, recording, targets, seed=seed, layers=layers)
     seconds = time.perf_counter() - started
     return _collect(model, batch, recording, bounds, targets, results, seed, seconds, skip=skip)
-
-
-def _by_trace(bounds: list[Bound]) -> dict[str | None, list[Bound]]:
-    """Group methods by the rule table of the trace they read, those with N×N matrices last.
-
-    First come those that need the graph itself (None), last the plain table. What needs no backward joins the last.
-    """
-    groups: dict[str | None, list[Bound]] = {}
-    local = [bound for bound in bounds if bound.passes == "local"]
-    if local:
-        groups[None] = local
-    own = {table for bound in bounds for table in (bound.rules, bound.also) if table is not None}
-    for table in sorted(own, key=lambda name: (name == "plain", name)):
-        groups[table] = [bound for bound in bounds if bound.rules == table]
-    free = [bound for bound in bounds if bound.passes in ("none", "forward")]
-    if free:
-        groups.setdefault(list(groups)[-1] if groups else None, []).extend(free)
-    return groups
-
-
-def _reach(group: list[Bound], count: int, layers: bool) -> Reach:
-    """How far back the gradient must go for these methods."""
-    read = [bound for bound in group if bound.passes == "backward"]
-    first = 0 if layers else min((bound.first_layer(count) for bound in read if count), default=count)
-    return Reach(
-        first,
-        attention=any(bound.needs_attention for bound in read),
-        tokens=any(bound.needs_tokens for bound in read),
-        pixels=any(bound.needs_pixels for bound in read),
-    )
 
 
 def _no_target(model: Model, bounds: list[Bound], count: int) -> tuple[Target, ...]:
@@ -214,8 +164,8 @@ def _collect(
         maps, signed, notes = _checked_maps(bound, own, image_names, len(recording.calls))
         has_layers = all(result.layers is not None for result in own)
         spent = sum(result.seconds for result in own)
-        shared = shared_cost(bound.passes, bound.also)
-        passes = sum((result.more for result in own), Cost(shared.forwards, len(targets) * shared.backwards))
+        shared = Cost(shared_cost(bound.passes).forwards, len(targets) * bound.backwards)
+        passes = sum((result.more for result in own), shared)
         found[bound.text] = Explanation(
             maps=maps,
             method=bound.text,

@@ -108,7 +108,7 @@ def shared_cost(passes: Passes, also: str | None = None) -> Cost:
 
 
 _registry: dict[str, Method] = {}
-_HOMES = ("attention", "gradient", "cam", "relevance", "paths", "baseline")
+_HOMES = ("attention", "gradient", "cam", "relevance", "paths", "baseline", "combine")
 
 
 def register(
@@ -141,19 +141,20 @@ def method(name: str, **what: Any) -> Callable[[Callable[..., Tensor]], Callable
 
 
 @functools.cache
-def _load_all() -> None:
+def load_all() -> None:
+    """Import the modules that register something."""
     for home in _HOMES:
         importlib.import_module(f"clairvit.methods.{home}")
 
 
 def methods() -> list[Method]:
     """Every registered method."""
-    _load_all()
+    load_all()
     return list(_registry.values())
 
 
 def find(name: str) -> Method:
-    _load_all()
+    load_all()
     if name not in _registry:
         raise UnknownName(
             f"There is no method '{name}'.{did_you_mean(name, _registry)} "

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterator
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ from clairvit.methods.watch import told
 from clairvit.trace.trace import Reach, Trace
 
 Note = Callable[[str], object]  # str as a default: nobody listens
+Made = TypeVar("Made")
 Level = Literal["patch", "pixel"]
 Rule = Literal["midpoint", "crowded", "right", "trapezoid", "gauss"]
 
@@ -36,17 +37,25 @@ def passes(
     trace: Trace, count: int, variant: Callable[[int], Tensor], reach: Reach, what: str
 ) -> Iterator[tuple[range, Trace]]:
     """Traces of variant(0) … variant(count - 1), several at once. A variant is pixels [B, 3, H, W] or x^0 [B, N, d]."""
+
+    def run(ks: range) -> Trace:
+        return trace.again(torch.cat([variant(k) for k in ks]).to(trace.pixels.dtype), reach=reach)
+
+    return in_batches(trace, count, run, what)
+
+
+def in_batches(trace: Trace, count: int, run: Callable[[range], Made], what: str) -> Iterator[tuple[range, Made]]:
+    """run(ks) for variants 0 … count - 1, several at once."""
     size = max(1, AT_ONCE // trace.pixels[:, 0].numel())
     if trace.target is not None and trace.target.together:
         size = 1  # the user's own function may know the images of the batch by their place
     for ks in told([range(k, min(k + size, count)) for k in range(0, count, size)], what):
-        yield from _run(trace, ks, variant, reach)
+        yield from _halving(ks, run)
 
 
-def _run(trace: Trace, ks: range, variant: Callable[[int], Tensor], reach: Reach) -> Iterator[tuple[range, Trace]]:
-    made = torch.cat([variant(k) for k in ks]).to(trace.pixels.dtype)
+def _halving(ks: range, run: Callable[[range], Made]) -> Iterator[tuple[range, Made]]:
     try:
-        found = trace.again(made, reach=reach)
+        found = run(ks)
     except torch.OutOfMemoryError:
         if len(ks) == 1:
             raise
@@ -55,7 +64,7 @@ def _run(trace: Trace, ks: range, variant: Callable[[int], Tensor], reach: Reach
         yield ks, found
     else:
         for part in (ks[: len(ks) // 2], ks[len(ks) // 2 :]):
-            yield from _run(trace, part, variant, reach)
+            yield from _halving(part, run)
 
 
 def by_variant(tensor: Tensor, trace: Trace) -> Tensor:
@@ -105,16 +114,8 @@ def smoothgrad(
     their absolute values or squares. `base=ixg` averages (x + e_k) × gradient and adds it up over a patch, signs kept.
     """
     at_least_one("n", n)
-    if sigma < 0:
-        raise BadInput(f"sigma={sigma} was given; expected 0 or more parts of the image's range, such as 0.1.")
-    x = wide(trace.pixels)
-    spread = sigma * (x.amax((1, 2, 3), keepdim=True) - x.amin((1, 2, 3), keepdim=True))  # [B, 1, 1, 1]
-    marks = [fingerprint(image, seed) for image in trace.pixels]
-
-    def noisy(k: int) -> Tensor:
-        return x + spread * torch.stack([noise(mark, k, x) for mark in marks])
-
-    total = torch.zeros_like(x)
+    noisy = noisy_images(trace, sigma, seed)
+    total = torch.zeros_like(wide(trace.pixels))
     for _, made in passes(trace, n, noisy, AT_PIXELS, "smoothgrad"):
         said = made.dpixels if base == "grad" else wide(made.pixels) * wide(made.dpixels)
         part = by_variant(said, trace)  # [V, B, 3, H, W]
@@ -125,6 +126,16 @@ def smoothgrad(
         if base == "grad"
         else on_image(mean.sum(1), trace, level, "sum")
     )
+
+
+def noisy_images(trace: Trace, sigma: float, seed: int) -> Callable[[int], Tensor]:
+    """k -> the images with their k-th noise, [B, 3, H, W]; its std is sigma·(max − min) of each image."""
+    if sigma < 0:
+        raise BadInput(f"sigma={sigma} was given; expected 0 or more parts of the image's range, such as 0.1.")
+    x = wide(trace.pixels)
+    spread = sigma * (x.amax((1, 2, 3), keepdim=True) - x.amin((1, 2, 3), keepdim=True))  # [B, 1, 1, 1]
+    marks = [fingerprint(image, seed) for image in trace.pixels]
+    return lambda k: x + spread * torch.stack([noise(mark, k, x) for mark in marks])
 
 
 def fingerprint(image: Tensor, seed: int) -> int:

@@ -9,6 +9,7 @@ tr.retarget("Persian")  # another backward, no other forward
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -188,15 +189,20 @@ class Trace:
         Or other tokens [variants·B, N, d] at the first block. Each variant costs a forward and a backward (just a
         forward with `rules=None`), counted with this trace's own; the graph is freed.
         """
-        own, batch = self.recording, len(self.pixels)
-        variants = len(other) // batch
-        start = own.from_tokens(other, like=own.inputs[0]) if other.ndim == 3 else None
-        pixels = other if start is None else self.pixels.repeat(variants, 1, 1, 1)
-        made = record(own.model, pixels, tables=(rules or "plain",), differentiable=rules is not None, start=start)
-        own.forwards += variants
-        own.backwards += variants if rules is not None else 0
-        target = None if self.target is None else self.target.take([*range(batch)] * variants)
+        start = self.recording.from_tokens(other, like=self.recording.inputs[0]) if other.ndim == 3 else None
+        pixels = other if start is None else self.pixels.repeat(len(other) // len(self.pixels), 1, 1, 1)
+        how = functools.partial(record, tables=(rules or "plain",), differentiable=rules is not None, start=start)
+        made, target = self.rerecorded(pixels, how)
+        self.recording.backwards += len(pixels) // len(self.pixels) if rules is not None else 0
         return follow(made, target, rules, keep=False, reach=reach or EVERYTHING)
+
+    def rerecorded(self, pixels: Tensor, how: Callable[[Model, Tensor], Recording]) -> tuple[Recording, Target]:
+        """A recording of other pixels as in `again`, with the target for it; its forwards are counted here."""
+        assert self.target is not None
+        variants = len(pixels) // len(self.pixels)
+        self.recording.forwards += variants
+        target = self.target.take([*range(len(self.pixels))] * variants)
+        return how(self.recording.model, pixels.to(self.pixels.dtype)), target
 
 
 @own_grad_mode()

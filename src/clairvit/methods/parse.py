@@ -1,0 +1,75 @@
+"""Method strings, taken apart: "rollout(fusion=max)+skipplus", "smooth(genatt+plus, n=20)"."""
+
+from __future__ import annotations
+
+import ast
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from clairvit.errors import BadInput
+
+_EXPECTED = "expected NAME, NAME(option=value) or NAME+combinator, such as genatt+skipplus"
+
+
+@dataclass(frozen=True)
+class Written:
+    """What a method string says."""
+
+    name: str
+    inner: tuple[str, ...]  # methods inside the parentheses: smooth(genatt), ensemble(genatt, decompx)
+    options: dict[str, Any]
+    combinator: str  # "" or what comes after the plus sign
+
+
+def parse(text: str) -> Written:
+    """ "rollout(fusion=max)+from:6" -> rollout, {"fusion": "max"}, "from:6"."""
+    match = re.fullmatch(r"\s*([\w-]+)\s*(.*)", text, re.DOTALL) if isinstance(text, str) else None
+    if match is None:
+        raise BadInput(f"'{text}' is not a method; {_EXPECTED}.")
+    name, rest = match.groups()
+    inside, tail = _parenthesis(rest, text)
+    if not re.fullmatch(r"\s*(?:\+[\w:-]+)*\s*", tail):
+        raise BadInput(f"'{text}' is not a method; {_EXPECTED}.")
+    combinators = tail.strip().split("+")[1:]
+    if len(combinators) > 1:
+        raise BadInput(f"'{text}' has {len(combinators)} combinators; expected one, such as {name}+{combinators[0]}.")
+    inner, options = [], {}
+    for item in split_at_commas(inside):
+        option = re.fullmatch(r"\s*(\w+)\s*=(.*)", item, re.DOTALL)
+        if option is not None:
+            options[option[1]] = _literal(option[2].strip())
+        elif item.strip():
+            inner.append(item.strip())
+    return Written(name.lower(), tuple(inner), options, combinators[0] if combinators else "")
+
+
+def split_at_commas(text: str) -> list[str]:
+    """'rollout(fusion=max,alpha=0.5),genatt' -> two: commas inside parentheses belong to what is inside."""
+    parts, depth = [""], 0
+    for letter in text:
+        depth += (letter == "(") - (letter == ")")
+        if letter == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return parts
+
+
+def _parenthesis(rest: str, text: str) -> tuple[str, str]:
+    """What stands in the parenthesis that `rest` begins with, if any, and what comes after it."""
+    if not rest.startswith("("):
+        return "", rest
+    depth = 0
+    for place, letter in enumerate(rest):
+        depth += (letter == "(") - (letter == ")")
+        if depth == 0:
+            return rest[1:place], rest[place + 1 :]
+    raise BadInput(f"'{text}' is not a method: its parenthesis is never closed; {_EXPECTED}.")
+
+
+def _literal(value: str) -> Any:
+    try:
+        return ast.literal_eval({"true": "True", "false": "False", "none": "None"}.get(value.lower(), value))
+    except (ValueError, SyntaxError):
+        return value  # a bare word
