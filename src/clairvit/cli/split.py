@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
@@ -11,13 +12,9 @@ from clairvit.methods.parse import split_at_commas
 
 def split_methods(text: str) -> list[str]:
     """'rollout(fusion=max,alpha=0.5),genatt' -> two methods: commas inside parentheses belong to a method."""
-    opened, closed = text.count("("), text.count(")")
-    if opened != closed:
-        what = (
-            "closes a parenthesis that was never opened"
-            if closed > opened
-            else "opens a parenthesis and never closes it"
-        )
+    depths = [0, *itertools.accumulate((letter == "(") - (letter == ")") for letter in text)]
+    if min(depths) < 0 or depths[-1] > 0:
+        what = "closes a parenthesis that was never opened" if min(depths) < 0 else "never closes a parenthesis"
         raise BadInput(f"'{text}' {what}; write e.g. 'rollout(fusion=max),genatt'.")
     methods = [part.strip() for part in split_at_commas(text) if part.strip()]
     if not methods:
