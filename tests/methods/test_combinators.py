@@ -374,7 +374,7 @@ def test_compare_makes_a_method_once() -> None:
 
 
 # Where 1 or 0.25 is the default or leaves nothing.
-OTHER: dict[str, list[Any]] = {"grid_pool": [2], "prune": [0.01], "precision": [1e6]}
+OTHER: dict[str, list[Any]] = {"grid_pool": [2], "max_tokens": [8], "prune": [0.01], "precision": [1e6]}
 
 
 def alternatives(name: str) -> list[tuple[str, Any]]:
@@ -392,7 +392,7 @@ def alternatives(name: str) -> list[tuple[str, Any]]:
                 values += get_args(part)
             else:
                 values += OTHER.get(option) or {bool: [True, False], int: [1], float: [0.25], type(None): [None]}[part]
-        found += [(option, value) for value in values if value != default]
+        found += [(option, value) for value in dict.fromkeys(values) if value != default]
     return found
 
 

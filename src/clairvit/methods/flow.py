@@ -27,13 +27,14 @@ class Flow:
 
     A token passes on relu(M) + residual·I, row-normalised (residual 1 on attention is half and half). `prune` leaves
     out what passes on less than this share of a token. `grid_pool` joins k×k patches to one token first: rows are
-    averaged, columns summed, so that every row still adds up to 1; its flow is then shared out evenly. Capacities
-    are whole multiples of 1/`precision`.
+    averaged, columns summed, so that every row still adds up to 1; its flow is then shared out evenly. `max_tokens`
+    joins as many as it takes to have no more tokens than that. Capacities are whole multiples of 1/`precision`.
     """
 
     residual: float = 1.0
     prune: float = 0.0
     grid_pool: int = 1
+    max_tokens: int | None = None
     precision: float = FINEST
 
     matrices_only = True
@@ -62,10 +63,21 @@ class Flow:
         return torch.cat([row.expand(len(said), -1, -1), passed_on(said, self.residual)], 1)
 
     def finish(self, row: Tensor, count: int, layout: Layout) -> Tensor:
-        groups = patch_groups(layout, self.grid_pool)
+        groups = patch_groups(layout, self._side(layout))
         networks = row.double().cpu().numpy()
         flows = [self._flows(one, groups, f"flow, image {i + 1} of {len(row)}") for i, one in enumerate(networks)]
         return torch.as_tensor(np.stack(flows), dtype=row.dtype, device=row.device)
+
+    def _side(self, layout: Layout) -> int:
+        """How many patches a side are joined."""
+        most = layout.tokens if self.max_tokens is None else self.max_tokens
+        if most <= layout.prefix:
+            raise BadInput(
+                f"max_tokens={most} was given for a model with {layout.prefix} tokens before the patches; expected "
+                f"{layout.prefix + 1} or more."
+            )
+        sides = range(self.grid_pool, max(self.grid_pool, *layout.grid) + 1)
+        return next(side for side in sides if patch_groups(layout, side).max() < most or side == sides[-1])
 
     def _flows(self, network: NDArray[np.float64], groups: NDArray[np.intp], what: str) -> NDArray[np.float64]:
         """[N] of one image's network [1 + L·N, N]."""
