@@ -38,11 +38,26 @@ class Aggregation(Protocol):
 
     def step(self, row: Tensor | None, said: Tensor, read: Tensor, /) -> Tensor: ...
 
+    def steps(self, row: Tensor | None, several: Tensor, read: Tensor, /) -> Tensor: ...  # what several layers said
+
     def finish(self, row: Tensor, count: int, layout: Layout, /) -> Tensor: ...  # [B, N]
 
 
+class LayerByLayer:
+    """Several layers are several steps."""
+
+    def step(self, row: Tensor | None, said: Tensor, read: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def steps(self, row: Tensor | None, several: Tensor, read: Tensor) -> Tensor:
+        for said in several:
+            row = self.step(row, said, read)
+        assert row is not None
+        return row
+
+
 @dataclass(frozen=True)
-class Single:
+class Single(LayerByLayer):
     """One layer's map; negative numbers count from the end."""
 
     layer: int = -1
@@ -90,6 +105,12 @@ class Total:
         part = said.mean(1) if self.rows == "all" and said.ndim == 3 else reading(said, read)
         return part if row is None else row + part
 
+    def steps(self, row: Tensor | None, several: Tensor, read: Tensor) -> Tensor:
+        each = read if len(read) == 1 else read.repeat(len(several), *[1] * (read.ndim - 1))
+        parts = self.step(None, several.flatten(0, 1), each)  # [layers·B, N]
+        total = parts.reshape(*several.shape[:2], -1).sum(0)
+        return total if row is None else row + total
+
     def finish(self, row: Tensor, count: int, layout: Layout) -> Tensor:
         return row / len(self.used(count)) if self.mean else row
 
@@ -129,23 +150,31 @@ class Product:
         return read
 
     def step(self, row: Tensor | None, said: Tensor, read: Tensor) -> Tensor:
+        return self.steps(row, said[None], read)
+
+    def steps(self, row: Tensor | None, several: Tensor, read: Tensor) -> Tensor:
         assert row is not None
         weight, residual = (1.0, self.residual) if self.alpha is None else (self.alpha, 1 - self.alpha)
-        row = row.expand(len(said), -1)
+        row = row.expand(several.shape[1], -1)
         if self.normalise == "none":
-            return _vector_times(row, said, weight, residual)
-        sums = said.sum(-1).mul_(weight).add_(residual)  # [B, N]
+            for said in several:
+                row = _vector_times(row, said, weight, residual)
+            return row
+        sums = several.sum(-1).mul_(weight).add_(residual)  # [layers, B, N]
         sums.masked_fill_(sums == 0, 1)  # a row of zeros stays one
-        if self.normalise == "rows":
-            return _vector_times(row / sums, said, weight, residual)
-        return _vector_times(row, said, weight, residual) / sums
+        for said, rows in zip(several, sums, strict=True):
+            if self.normalise == "rows":
+                row = _vector_times(row / rows, said, weight, residual)
+            else:
+                row = _vector_times(row, said, weight, residual) / rows
+        return row
 
     def finish(self, row: Tensor, count: int, layout: Layout) -> Tensor:
         return row
 
 
 @dataclass(frozen=True)
-class Suffixes:
+class Suffixes(LayerByLayer):
     """The sum, over the layers from `start` on, of the rollouts that begin there: PLUS of a rollout, taken literally.
 
     The rows of all of them lie on one way: the rollout from layer l on is the one from l + 1 on, times layer l.

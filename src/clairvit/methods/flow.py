@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from clairvit.errors import BadInput
+from clairvit.methods.aggregate import LayerByLayer
 from clairvit.methods.watch import told
 from clairvit.models.layout import Layout
 
@@ -22,7 +23,7 @@ FINEST = 1e9  # all that leaves the read-out is 1, so no sum along a flow passes
 
 
 @dataclass(frozen=True)
-class Flow:
+class Flow(LayerByLayer):
     """Maximum flow from the head's read-out to each input token; the flows are scaled to sum 1 over all tokens.
 
     A token passes on relu(M) + residual·I, row-normalised (residual 1 on attention is half and half). `prune` leaves

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
@@ -15,9 +15,11 @@ from clairvit.errors import BadInput, ClairError, NotApplicable
 from clairvit.methods.aggregate import Aggregation, reading
 from clairvit.methods.bind import Bound
 from clairvit.methods.explanation import Cost
-from clairvit.methods.view import Desk, View
+from clairvit.methods.view import Desk, OneByOne, View, several
 from clairvit.trace.grid import square_patches
-from clairvit.trace.trace import Trace
+from clairvit.trace.trace import Layer, Trace
+
+TOGETHER_BYTES = 2**28  # of one float32 tensor [layers·B, H, N, N]
 
 
 @dataclass(eq=False)
@@ -60,23 +62,65 @@ def run(
         for ascending in (False, True):
             own = [walk for walk in walks if walk.over.ascending == ascending]
             order = range(len(trace.layers)) if ascending else reversed(range(len(trace.layers)))
-            for index in order if own else ():
-                whole = View(trace.layers[index], desk)
-                reading_rows: View | None = None
-                for walk in own:
-                    if walk.wants(index):
-                        with _Timed(walk.result):
-                            if walk.bound.method.gives == "matrix" and not walk.bound.needs_all_rows:
-                                reading_rows = reading_rows or whole.reading_rows()
-                                walk.visit(reading_rows, index)
-                            else:
-                                walk.visit(whole, index)
+            wanted = [index for index in order if any(walk.wants(index) for walk in own)]
+            for indices in at_once(wanted, trace):
+                left = own if len(indices) == 1 else _visit_together(own, indices, trace, desk)
+                for index in indices if left else ():
+                    _visit(left, View(trace.layers[index], desk), [index])
         for walk in walks:
             with _Timed(walk.result):
                 walk.finish()
     for bound, result in zip(bounds, results, strict=True):
         result.blank = trace.blank if bound.passes == "backward" else [False] * len(trace.pixels)
     return results
+
+
+def at_once(indices: Sequence[int], trace: Trace) -> Iterator[list[int]]:
+    """Layers in groups whose N×N matrices are made together: one by one on a CPU, a few hundred MB on a GPU."""
+    group: list[int] = []
+    for index in indices:
+        layer = trace.layers[index]
+        size = layer.attention.lead * layer.attention.v.shape[1] * layer.attention.queries * layer.attention.keys * 4
+        alike = group and _gradients(trace.layers[group[0]]) == _gradients(layer)
+        if group and not (_starting_costs(trace) and alike and (len(group) + 1) * size <= TOGETHER_BYTES):
+            yield group
+            group = []
+        group.append(index)
+    if group:
+        yield group
+
+
+def _starting_costs(trace: Trace) -> bool:
+    """Does starting an operation cost more than a layer's numbers? Not on a CPU, where a layer should stay in cache."""
+    return trace.pixels.is_cuda
+
+
+def _gradients(layer: Layer) -> tuple[bool, bool]:
+    return layer.out_gradient is not None, layer.tokens_gradient is not None
+
+
+def _visit_together(walks: Sequence[_Walk], indices: list[int], trace: Trace, desk: Desk) -> list[_Walk]:
+    """Visit layers at once with all methods that treat them alike; the others are given back."""
+    view = several([trace.layers[index] for index in indices], desk)
+    return list(walks) if view is None else _visit(walks, view, indices)
+
+
+def _visit(walks: Sequence[_Walk], whole: View, indices: list[int]) -> list[_Walk]:
+    """Show a view to every method that wants it; gives back those that must see its layers one by one."""
+    reading_rows: View | None = None
+    left = []
+    for walk in walks:
+        if any(walk.wants(index) for index in indices):
+            with _Timed(walk.result):
+                try:
+                    if walk.bound.method.gives == "matrix" and not walk.bound.needs_all_rows:
+                        reading_rows = reading_rows or whole.reading_rows()
+                        walk.visit(reading_rows, indices)
+                    else:
+                        walk.visit(whole, indices)
+                except OneByOne:
+                    left.append(walk)
+    return left
 
 
 def _check_pooling(bound: Bound, trace: Trace) -> None:
@@ -108,28 +152,34 @@ class _Walk:
     def wants(self, index: int) -> bool:
         return self.result.error is None and (index in self.used or self.keep_layers)
 
-    def visit(self, view: View, index: int) -> None:
+    def visit(self, view: View, indices: list[int]) -> None:
+        """Take what the method says of a layer, or of several at once."""
+        used = [place for place, index in enumerate(indices) if index in self.used]
         try:
             said = view.once(self.bound.key, lambda: self.bound.method.function(view, **dict(self.bound.options)))
         except (NotApplicable, BadInput):
-            if index in self.used:
+            if used:
                 raise
             self.keep_layers = False  # the method is there for some layers only, so there is no strip of all
             return
-        read = self.trace.read if said.ndim == 3 else said
+        each = said.reshape(len(indices), -1, *said.shape[1:])  # [layers, B, …]
+        read = self.trace.read if said.ndim == 3 else said[: each.shape[1]]
         if said.ndim == 3 and said.shape[1] != read.shape[1]:
             assert self.trace.read_rows is not None
             read = read[:, self.trace.read_rows]
-        if index in self.used:
-            if self.row is not None and (self.row.shape[-1] != said.shape[-1] or len(self.row) not in (1, len(said))):
-                counts = [len(t) * t.shape[-1] // len(self.trace.pixels) for t in (self.row, said)]
-                raise NotApplicable(
-                    f"'{self.bound.text}' adds up layers, and this model's token count changes between them "
-                    f"({counts[0]} and {counts[1]}). Use one layer: {self.bound.method.name}+last."
-                )
-            self.row = self.over.step(self.row, said, read)
+        if used:
+            self._check_tokens(each)
+            self.row = self.over.steps(self.row, each[used[0] : used[-1] + 1], read)
         if self.keep_layers:
-            self.rows_of_layers[index] = reading(said, read)
+            self.rows_of_layers |= {index: reading(part, read) for index, part in zip(indices, each, strict=True)}
+
+    def _check_tokens(self, each: Tensor) -> None:
+        if self.row is not None and (self.row.shape[-1] != each.shape[-1] or len(self.row) not in (1, each.shape[1])):
+            counts = [len(t) * t.shape[-1] // len(self.trace.pixels) for t in (self.row, each[0])]
+            raise NotApplicable(
+                f"'{self.bound.text}' adds up layers, and this model's token count changes between them "
+                f"({counts[0]} and {counts[1]}). Use one layer: {self.bound.method.name}+last."
+            )
 
     def finish(self) -> None:
         if self.result.error is not None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from clairvit.errors import NotApplicable
 from clairvit.models.layout import Layout
+from clairvit.trace.attention import merged
 from clairvit.trace.local import cotangents, pool_gradients, through_block
 from clairvit.trace.trace import Layer, Trace
 
@@ -55,7 +58,7 @@ class View:
 
     def reading_rows(self) -> View:
         """The same layer, only the query rows that the head reads (all of them if it reads most)."""
-        return self if self.desk.trace.read_rows is None else View(self.layer, self.desk, whole=self)
+        return self if self.desk.trace.read_rows is None else type(self)(self.layer, self.desk, whole=self)
 
     @property
     def index(self) -> int:
@@ -179,6 +182,45 @@ class View:
             else:
                 self._made[key] = make()
         return self._made[key]
+
+
+class OneByOne(Exception):
+    """A method asked a view of several layers where it is: show it one layer at a time."""
+
+
+class Together(View):
+    """Several layers as one larger batch [layers·B, …]: on a GPU, starting a kernel costs more than a layer's numbers.
+
+    A method that treats every layer alike cannot tell the difference. One that asks for its place is told `OneByOne`.
+    """
+
+    @property
+    def index(self) -> int:
+        raise OneByOne
+
+    @property
+    def trace(self) -> Trace:
+        raise OneByOne
+
+
+def several(layers: Sequence[Layer], desk: Desk) -> Together | None:
+    """One view of layers that are built alike; None if they are not."""
+    call = merged([layer.attention for layer in layers])
+    if call is None:
+        return None
+
+    def joined(of: Callable[[Layer], Tensor | None]) -> Tensor | None:
+        found = [tensor for tensor in map(of, layers) if tensor is not None]
+        return torch.cat(found) if len(found) == len(layers) else None
+
+    one = replace(
+        layers[0],
+        attention=call,
+        tokens=joined(lambda layer: layer.tokens),
+        tokens_gradient=joined(lambda layer: layer.tokens_gradient),
+        out_gradient=joined(lambda layer: layer.out_gradient),
+    )
+    return Together(one, desk)
 
 
 def _widened(tensor: Tensor) -> Tensor:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from clairvit.errors import NotApplicable
 
+_BMM_WIDENS = "out_dtype" in (torch.bmm.__doc__ or "")  # torch 2.8 and later, on CUDA
 Kind = Literal["tokens", "pool", "window", "channel", "aside"]  # aside: attention that does not see the image
 
 
@@ -72,12 +73,33 @@ class AttentionCall:
 
     def G(self, gradient: Tensor, rows: Tensor | None = None) -> Tensor:
         """dy/dA from the gradient [B, H, queries, dh] of the output: since O = A v, it is exactly gradient · vᵀ."""
-        return _pick(_wide(gradient), rows) @ _wide(self.v.detach()).transpose(-2, -1)
+        return _wide_product(_pick(gradient.detach(), rows), self.v.detach().transpose(-2, -1))
+
+
+def merged(calls: Sequence[AttentionCall]) -> AttentionCall | None:
+    """Calls of several layers as one, [layers·B, H, N, …]; None if they are not built alike."""
+    first = calls[0]
+    if len({(call.v.shape, call.scale, call.kind, call.weights is None, call.q is None) for call in calls}) > 1:
+        return None
+    if any(call.mask is not None for call in calls) or (first.weights is None and first.q is None):
+        return None
+
+    def joined(name: str) -> Tensor | None:
+        found = [tensor.detach() for tensor in (getattr(call, name) for call in calls) if tensor is not None]
+        return torch.cat(found) if len(found) == len(calls) else None
+
+    v = joined("v")
+    assert v is not None
+    q, k, weights, scores = (joined(name) for name in ("q", "k", "weights", "scores"))
+    return replace(first, v=v, out=v, q=q, k=k, weights=weights, scores=scores)
 
 
 def scaled_scores(q: Tensor, k: Tensor, scale: float, mask: Tensor | None = None, rows: Tensor | None = None) -> Tensor:
     """q kᵀ · scale + mask, [B, H, rows, keys]."""
-    scores = (_pick(_wide(q), rows) * scale) @ _wide(k).transpose(-2, -1)
+    if _tensor_cores(q):  # the scale comes after the product, where it is not rounded to half precision
+        scores = _wide_product(_pick(q.detach(), rows), k.detach().transpose(-2, -1)).mul_(scale)
+    else:
+        scores = (_pick(_wide(q), rows) * scale) @ _wide(k).transpose(-2, -1)
     if mask is None:
         return scores
     mask = mask.detach() if mask.shape[-2] == 1 else _pick(mask.detach(), rows)
@@ -90,6 +112,18 @@ def common_form(tensor: Tensor, batch: int) -> Tensor:
         lead = batch if tensor.shape[0] % batch == 0 else tensor.shape[0]
         return tensor.reshape(lead, -1, *tensor.shape[-2:])
     return tensor.flatten(0, tensor.ndim - 4)
+
+
+def _tensor_cores(tensor: Tensor) -> bool:
+    return tensor.is_cuda and tensor.dtype in (torch.bfloat16, torch.float16) and _BMM_WIDENS
+
+
+def _wide_product(a: Tensor, b: Tensor) -> Tensor:
+    """a @ b, [B, H, …], in float32 at least. Half-precision factors are exact, so tensor cores may multiply them."""
+    if not (_tensor_cores(a) and a.dtype == b.dtype):
+        return _wide(a) @ _wide(b)
+    product = torch.bmm(a.flatten(0, 1), b.flatten(0, 1), out_dtype=torch.float32)
+    return product.view(*a.shape[:2], *product.shape[1:])
 
 
 def _pick(matrix: Tensor, rows: Tensor | None) -> Tensor:
