@@ -21,6 +21,7 @@ import tiny
 from clairvit.errors import BadInput, NotApplicable
 from clairvit.methods import paths
 from clairvit.methods.bind import bind
+from clairvit.methods.chance import fingerprints
 from clairvit.trace.trace import Trace
 from exact_models import TARGETS, build, images_for, wrapped
 from reference_maps import Proof
@@ -169,9 +170,12 @@ def test_more_noise_starts_with_the_same_noise() -> None:
 
 def test_noise_is_the_same_in_every_precision() -> None:
     image = images_for(build("plain"))[0]
-    assert len({paths.fingerprint(image.to(dtype), 3) for dtype in (torch.float64, torch.float32, torch.bfloat16)}) == 1
-    assert paths.fingerprint(image, 3) != paths.fingerprint(image, 4)
-    assert paths.fingerprint(image, 3) != paths.fingerprint(image + 0.1, 3)
+    dtypes = (torch.float64, torch.float32, torch.bfloat16)
+    assert len({tuple(fingerprints(image[None].to(dtype), 3)) for dtype in dtypes}) == 1
+    assert fingerprints(image[None], 3) != fingerprints(image[None], 4)
+    assert fingerprints(image[None], 3) != fingerprints(image[None] + 0.1, 3)
+    assert fingerprints(image[None], 3) != fingerprints(image[None].flip(-1), 3)
+    assert fingerprints(torch.stack([image, image + 0.1]), 3)[1:] == fingerprints(image[None] + 0.1, 3)
 
 
 # Integrated Gradients

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import zlib
-
 import torch
 from torch import Tensor
 
 from clairvit.errors import BadInput
+from clairvit.methods.chance import dice, fingerprints
 from clairvit.methods.method import method
 from clairvit.trace.trace import Trace
 
@@ -16,10 +15,7 @@ from clairvit.trace.trace import Trace
 def noise(trace: Trace, seed: int = 0) -> Tensor:
     """Uniform noise, fixed by the seed and the image: what luck would score."""
     rows, cols = trace.layout.grid
-    maps = []
-    for image in trace.pixels:  # by content, so that an image gets the same noise in any batch
-        content = zlib.crc32(image.float().cpu().numpy().tobytes(), seed & 0xFFFFFFFF)  # torch uses 32 bits of a seed
-        maps.append(torch.rand(rows, cols, generator=torch.Generator().manual_seed(content)))
+    maps = [torch.rand(rows, cols, generator=dice(mark)) for mark in fingerprints(trace.pixels, seed)]
     return torch.stack(maps).to(trace.pixels.device)
 
 

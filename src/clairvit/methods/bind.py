@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -153,10 +154,10 @@ def bind(text: str, **options: Any) -> Bound:
     for key, value in given.items():
         ours = method.renamed.get(key, key)
         if key in own:
-            own[key] = checked(get_type_hints(method.function)[key], key, value)
+            own[key] = checked(_hints(method.function)[key], key, value)
         elif ours in fields:
             assert over is not None
-            over = replace(over, **{ours: checked(get_type_hints(type(over))[ours], key, value)})
+            over = replace(over, **{ours: checked(_hints(type(over))[ours], key, value)})
         elif key == "relu" and method.relu:
             relu = checked(bool, key, value)
         else:
@@ -246,6 +247,11 @@ def _preset(method: Method, name: str, over: Aggregation | None, combinator: str
             f"{method.name}+{combinator} with the options of the preset that you want."
         )
     return preset
+
+
+@functools.cache
+def _hints(of: Any) -> dict[str, Any]:
+    return get_type_hints(of)
 
 
 def checked(hint: Any, key: str, value: Any) -> Any:

@@ -152,6 +152,7 @@ def _collect(
         for row, index in zip(chances, classes, strict=True)
     )
     alone = sum(result.seconds for group in results.values() for result in group)
+    facts = _facts({text: [result.maps for result in own] for text, own in results.items()})
     for bound in bounds:
         own = results[bound.text]
         refused = next((result.error for result in own if result.error is not None), None)
@@ -161,7 +162,7 @@ def _collect(
             found.skipped[bound.text] = str(refused)
             continue
         image_names = batch.names * len(targets)
-        maps, signed, notes = _checked_maps(bound, own, image_names, len(recording.calls))
+        maps, signed, notes = _checked_maps(bound, own, facts[bound.text], image_names, len(recording.calls))
         has_layers = all(result.layers is not None for result in own)
         spent = sum(result.seconds for result in own)
         shared = Cost(shared_cost(bound.passes).forwards, len(targets) * bound.backwards)
@@ -190,13 +191,30 @@ def _collect(
     return found
 
 
+Facts = tuple[Tensor, list[bool], list[bool], list[bool]]  # maps [B, …]; for each: all finite, any not 0, any below 0
+
+
+def _facts(found: dict[str, list[Tensor | None]]) -> dict[str, Facts]:
+    """What is known of each method's maps of all targets; asked of all of one shape at once, for a GPU's sake."""
+    stored = {
+        text: torch.cat([_stored(maps) for maps in own])
+        for text, own in found.items()
+        if all(m is not None for m in own)
+    }
+    facts: dict[str, Facts] = {}
+    for kind in {(maps.shape, maps.dtype, maps.device) for maps in stored.values()}:
+        texts = [text for text, maps in stored.items() if (maps.shape, maps.dtype, maps.device) == kind]
+        flat = torch.stack([stored[text] for text in texts]).flatten(2)  # [methods, B, n]
+        said = torch.stack([flat.isfinite().all(2), flat.any(2), (flat < 0).any(2)], 1).tolist()
+        facts |= {text: (stored[text], *answers) for text, answers in zip(texts, said, strict=True)}
+    return facts
+
+
 def _checked_maps(
-    bound: Bound, own: list[Result], names: tuple[str, ...], count: int
+    bound: Bound, own: list[Result], facts: Facts, names: tuple[str, ...], count: int
 ) -> tuple[Tensor, bool, tuple[str, ...]]:
     """The maps of all targets, and whether they have a sign; NaN is an error and a zero map a warning, with names."""
-    maps = torch.cat([_stored(result.maps) for result in own])
-    flat = maps.flatten(1)
-    finite, some, negative = torch.stack([flat.isfinite().all(1), flat.any(1), (flat < 0).any(1)]).tolist()
+    maps, finite, some, negative = facts
     broken = [name for name, fine in zip(names, finite, strict=True) if not fine]
     if broken:
         raise ClairError(

@@ -163,5 +163,7 @@ def find(name: str) -> Method:
     return _registry[name]
 
 
-def parameters(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+@functools.cache
+def parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    """The options of a method's function."""
     return {name: p for name, p in inspect.signature(function).parameters.items() if name not in _GIVEN}

@@ -6,7 +6,6 @@ several variants at once and hands back their traces. What that costs is counted
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable, Iterator
 from typing import Literal, TypeVar
 
@@ -16,6 +15,7 @@ from torch import Tensor
 
 from clairvit.errors import BadInput
 from clairvit.methods.aggregate import layer_index, reading
+from clairvit.methods.chance import dice, fingerprints
 from clairvit.methods.explanation import Cost
 from clairvit.methods.gradient import per_patch
 from clairvit.methods.method import method
@@ -134,19 +134,13 @@ def noisy_images(trace: Trace, sigma: float, seed: int) -> Callable[[int], Tenso
         raise BadInput(f"sigma={sigma} was given; expected 0 or more parts of the image's range, such as 0.1.")
     x = wide(trace.pixels)
     spread = sigma * (x.amax((1, 2, 3), keepdim=True) - x.amin((1, 2, 3), keepdim=True))  # [B, 1, 1, 1]
-    marks = [fingerprint(image, seed) for image in trace.pixels]
+    marks = fingerprints(trace.pixels, seed)
     return lambda k: x + spread * torch.stack([noise(mark, k, x) for mark in marks])
 
 
-def fingerprint(image: Tensor, seed: int) -> int:
-    """Of an image's content: it gets the same noise in any batch and, being rounded first, in any precision."""
-    return zlib.crc32(image.bfloat16().view(torch.int16).cpu().numpy().tobytes(), seed & 0xFFFFFFFF)
-
-
 def noise(mark: int, k: int, like: Tensor) -> Tensor:
-    """The k-th standard normal image [3, H, W] of a fingerprint; drawn on the CPU, so all devices see the same."""
-    dice = torch.Generator().manual_seed(zlib.crc32(k.to_bytes(4, "little"), mark))
-    return torch.randn(like.shape[1:], generator=dice).to(like)
+    """The k-th standard normal image [3, H, W] of a fingerprint."""
+    return torch.randn(like.shape[1:], generator=dice(mark, k)).to(like)
 
 
 def on_image(image: Tensor, trace: Trace, level: Level, how: Literal["sum", "mean"]) -> Tensor:

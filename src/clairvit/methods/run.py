@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
@@ -212,12 +213,17 @@ class _Walk:
 def _whole_image(bound: Bound, trace: Trace, seed: int, result: Result) -> None:
     options = dict(bound.options)
     offered = {"seed": seed, "note": result.notes.append}
-    asked = inspect.signature(bound.method.function).parameters
+    asked = _asked(bound.method.function)
     options |= {name: value for name, value in offered.items() if name in asked}
     forwards, backwards = trace.recording.forwards, trace.recording.backwards
     maps = bound.method.function(trace, **options)
     result.more = Cost(trace.recording.forwards - forwards, trace.recording.backwards - backwards)
     result.maps = maps.clamp(min=0) if bound.relu else maps
+
+
+@functools.cache
+def _asked(function: Callable[..., Tensor]) -> Mapping[str, inspect.Parameter]:
+    return inspect.signature(function).parameters
 
 
 class _Timed:
