@@ -53,6 +53,7 @@ class Method:
     recombined: Mapping[str, Any] = field(default_factory=dict, repr=False)  # options that change under a combinator
     also: str | None = None  # a second rule table whose gradients it reads too
     table: Callable[..., str] | None = field(default=None, repr=False)  # options -> rule table, where they choose it
+    also_table: Callable[..., str | None] | None = field(default=None, repr=False)  # options -> the second one
     needs: tuple[str, ...] = ()  # what a model must have beyond attention: "residual" (x + attention, seen apart)
     poolings: tuple[str, ...] = ()  # the only poolings it is defined for; none named: all
     often_zero: str = ""  # why its map is zero on whole kinds of models, in words for the warning

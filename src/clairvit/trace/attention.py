@@ -92,6 +92,13 @@ def common_form(tensor: Tensor, batch: int) -> Tensor:
     return tensor.flatten(0, tensor.ndim - 4)
 
 
+def repeated(kv: Tensor, q: Tensor) -> Tensor:
+    """Grouped-query attention: give every query head its own copy of the shared key or value head."""
+    if kv.ndim < 4 or kv.shape[-3] == q.shape[-3]:
+        return kv
+    return kv.repeat_interleave(q.shape[-3] // kv.shape[-3], -3)
+
+
 def _pick(matrix: Tensor, rows: Tensor | None) -> Tensor:
     return matrix if rows is None else matrix[..., rows, :]
 

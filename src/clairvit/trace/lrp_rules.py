@@ -1,0 +1,307 @@
+"""Relevance propagation as backward rules: Chefer's two rule files, Deep Taylor, gamma and eps, balanced gradients.
+
+The papers send relevance R down; here a backward carries c = R / a, and R = a · c at every activation a. A rule that
+hands relevance on unchanged from y to x is then c · y / x, and a rule that shares R_i out by x_j w_ij / Z_i is an
+ordinary vector-Jacobian product of z_i c_i / Z_i: nothing is divided by an activation but where a rule is an identity.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from clairvit.trace.attention import scaled_scores
+from clairvit.trace.rules import (
+    TABLES,
+    Call,
+    Gradients,
+    Rule,
+    Table,
+    blocked,
+    frozen_length,
+    frozen_slope,
+    gate_frozen,
+    halved,
+)
+
+
+def ratio(over: Tensor, under: Tensor) -> Tensor:
+    """over / under, and 0 where there is nothing to divide by."""
+    return torch.where(under == 0, torch.zeros_like(over), over / under)
+
+
+def steadied(c: Tensor, Z: Tensor, eps: float) -> Tensor:
+    """c · Z / (Z + eps · sign Z): what eps takes away from relevance that is divided by Z."""
+    return c if not eps else c * torch.where(Z.isinf(), torch.ones_like(Z), Z / away_from_zero(Z, eps))
+
+
+def away_from_zero(Z: Tensor, eps: float) -> Tensor:
+    return torch.where(Z < 0, Z - eps, Z + eps)
+
+
+@dataclass(frozen=True, eq=False)
+class Affine:
+    """A linear layer or a convolution: z = W x + b, run on other inputs and weights, and back."""
+
+    x: Tensor
+    weight: Tensor
+    bias: Tensor | None
+    how: dict[str, Any]  # stride, padding, … of a convolution
+
+    @staticmethod
+    def of(call: Call) -> Affine:
+        rest = {key: value for key, value in call.arguments.items() if key not in ("weight", "bias", "inside")}
+        return Affine(call.inputs[0], call.arguments["weight"], call.arguments.get("bias"), rest)
+
+    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        return F.linear(x, weight, bias) if weight.ndim == 2 else F.conv2d(x, weight, bias, **self.how)
+
+    def back(self, s: Tensor, weight: Tensor) -> Tensor:
+        """Wᵀ s."""
+        if weight.ndim == 2:
+            return s @ weight
+        with torch.enable_grad():
+            x = self.x.detach().requires_grad_(True)
+            return torch.autograd.grad(self(x, weight), x, s)[0]
+
+    @property
+    def z(self) -> Tensor:
+        return self(self.x, self.weight, self.bias)
+
+    @property
+    def signs(self) -> tuple[Tensor, Tensor]:
+        """W⁺ and W⁻."""
+        return self.weight.clamp(min=0), self.weight.clamp(max=0)
+
+    @property
+    def supports(self) -> tuple[Tensor, Tensor]:
+        """x⁺ W⁺ and x⁻ W⁻: what speaks for each output."""
+        up, down = self.signs
+        return self(self.x.clamp(min=0), up), self(self.x.clamp(max=0), down)
+
+
+def positive_inputs(call: Call, c: Tensor) -> Gradients:
+    """R_j = sum_i (x_j w_ij)⁺ / sum_k (x_k w_ik)⁺ · R_i: the z+ rule, the bias left out."""
+    layer = Affine.of(call)
+    up, down = layer.signs
+    s = ratio(layer.z * c, sum(layer.supports))
+    return (torch.where(layer.x > 0, layer.back(s, up), layer.back(s, down)),)
+
+
+def positive_inputs_twice(call: Call, c: Tensor) -> Gradients:
+    """The z+ rule for x⁺ W⁺ and for x⁻ W⁻ apart: each part is given the whole R_i, so relevance can double."""
+    layer = Affine.of(call)
+    up, down = layer.signs
+    R = layer.z * c
+    s_up, s_down = (ratio(R, Z) for Z in layer.supports)
+    return (torch.where(layer.x > 0, layer.back(s_up, up), layer.back(s_down, down)),)
+
+
+def passed_on(call: Call, c: Tensor) -> Gradients:
+    """A norm hands each entry's relevance on as it is: c · y / x."""
+    x, shape, eps = call.inputs[0], call.arguments["shape"], call.arguments["eps"]
+    weight, bias = call.arguments["weight"], call.arguments["bias"]
+    centred = call.arguments["centred"]
+    y = F.layer_norm(x, shape, weight, bias, eps) if centred else F.rms_norm(x, shape, weight, eps)
+    return (c * ratio(y, x),)
+
+
+def passed_on_softmax(call: Call, c: Tensor) -> Gradients:
+    """A softmax hands relevance on as it is; the half is that of the q kᵀ that fed it."""
+    S = call.inputs[0]
+    A = S.softmax(-1, dtype=c.dtype)
+    return ((c * ratio(A, S.to(c.dtype)) / 2).to(S.dtype),)
+
+
+def shared_attention(call: Call, c: Tensor) -> Gradients:
+    """A v and q kᵀ give each factor half of what it would have alone, the softmax between hands relevance on."""
+    q, k, v, *mask = call.inputs
+    scale = call.arguments["scale"]
+    S = scaled_scores(q, k, scale, call.arguments["mask"])  # [..., queries, keys], float32 at least
+    A, c_O = S.softmax(-1), c.to(S.dtype)  # noqa: N806
+    c_S = (c_O @ v.to(S.dtype).transpose(-2, -1) / 2) * ratio(A, S) / 2
+    c_q, c_k = c_S @ k.to(S.dtype) * scale, c_S.transpose(-2, -1) @ q.to(S.dtype) * scale
+    c_v = A.transpose(-2, -1) @ c_O / 2
+    found = (c_q, c_k, c_v, *(c_S.sum_to_size(m.shape) for m in mask))
+    return tuple(g.to(x.dtype) for g, x in zip(found, call.inputs, strict=True))
+
+
+def rescaled_sum(call: Call, c: Tensor) -> Gradients:
+    """a + b: shares in proportion, then each branch scaled to |sum R_a| / (|sum R_a| + |sum R_b|) of the total.
+
+    The sums are each image's own; the authors' code sums over the batch, which is the same for one image.
+    """
+    batch, axis = call.arguments["batch"], call.arguments["axis"]
+    totals = [(x * c).movedim(axis, 0).reshape(batch, -1).sum(1) for x in call.inputs]  # [B] each
+    whole = ratio(sum(totals[1:], totals[0]), sum((t.abs() for t in totals[1:]), totals[0].abs()))
+    found = []
+    for x, total in zip(call.inputs, totals, strict=True):
+        scale = (total.sign() * whole).repeat_interleave(c.shape[axis] // batch)
+        shape = [-1 if i == axis else 1 for i in range(c.ndim)]
+        found.append((c * scale.reshape(shape)).sum_to_size(x.shape) if x.requires_grad else None)
+    return tuple(found)
+
+
+# Deep Taylor: every split by the positive contributions alone
+
+
+def positive_sum(call: Call, c: Tensor) -> Gradients:
+    """a + b: all to the positive summands; where there is none, in proportion (both shares are positive then too)."""
+    positive = [x.clamp(min=0) for x in call.inputs]
+    Z = positive[0] + positive[1]
+    s = ratio(sum(call.inputs) * c, Z)
+    return tuple(
+        torch.where(Z > 0, torch.where(x > 0, s, torch.zeros_like(s)), c).sum_to_size(x.shape)
+        if x.requires_grad
+        else None
+        for x in call.inputs
+    )
+
+
+def positive_mix(call: Call, c: Tensor) -> Gradients:
+    """O = A v with A held fixed, its positive terms alone; where there is none, in proportion."""
+    A, v = call.inputs
+    return (None, _positive_values(call.function, A, v, c))
+
+
+def positive_values(call: Call, c: Tensor) -> Gradients:
+    q, k, v, *mask = call.inputs
+    A = scaled_scores(q, k, call.arguments["scale"], call.arguments["mask"]).softmax(-1)
+    c_v = _positive_values(torch.matmul, A, v.to(A.dtype), c.to(A.dtype))
+    return (None, None, c_v.to(v.dtype), *(None for _ in mask))
+
+
+def _positive_values(mix: Callable[..., Tensor], A: Tensor, v: Tensor, c: Tensor) -> Tensor:
+    def back(weights: Tensor, s: Tensor) -> Tensor:
+        with torch.enable_grad():
+            probe = v.detach().requires_grad_(True)
+            return torch.autograd.grad(mix(weights.detach(), probe), probe, s)[0]
+
+    up, down = A.clamp(min=0), A.clamp(max=0)  # talking heads mix rows after the softmax, so A may be negative
+    Z = mix(up, v.clamp(min=0)) + mix(down, v.clamp(max=0))
+    s = ratio(mix(A, v) * c, Z)
+    rest = torch.where(Z == 0, c, torch.zeros_like(c))
+    return torch.where(v > 0, back(up, s), back(down, s)) + back(A, rest)
+
+
+# Gamma and eps
+
+
+def gamma_rule(gamma: float, eps: float, inside: bool = True) -> Rule:
+    """R_j = sum_i x_j ŵ_ij / Z_i · R_i with what agrees in sign with z_i counted 1 + gamma times, bias included.
+
+    `inside=False` leaves alone what torch's own multi-head attention projects.
+    """
+
+    def rule(call: Call, c: Tensor) -> Gradients:
+        if not inside and call.arguments.get("inside"):
+            return call.vjp(c)
+        layer = Affine.of(call)
+        z = layer.z
+        if not gamma:
+            return (layer.back(steadied(c, z, eps), layer.weight),)
+        up, down = layer.signs
+        b = torch.zeros_like(z[:1]) if layer.bias is None else _on_channels(layer.bias, layer.weight)
+        x_up, x_down = layer.x.clamp(min=0), layer.x.clamp(max=0)
+        for_z = layer(x_up, up) + layer(x_down, down) + b.clamp(min=0)
+        against_z = layer(x_up, down) + layer(x_down, up) + b.clamp(max=0)
+        added = torch.where(z > 0, for_z, against_z)
+        s = ratio(z * c, away_from_zero(z + gamma * added, eps))
+        s_for, s_against = torch.where(z > 0, s, 0), torch.where(z < 0, s, 0)
+        more = torch.where(
+            layer.x > 0,
+            layer.back(s_for, up) + layer.back(s_against, down),
+            layer.back(s_for, down) + layer.back(s_against, up),
+        )
+        return (layer.back(s, layer.weight) + gamma * more,)
+
+    return rule
+
+
+def _on_channels(bias: Tensor, weight: Tensor) -> Tensor:
+    return bias if weight.ndim == 2 else bias[:, None, None]
+
+
+def steady_attention(eps: float) -> Rule:
+    """AttnLRP's fused attention with R / (2 Z + eps) at both products."""
+
+    def rule(call: Call, c: Tensor) -> Gradients:
+        q, k, v, *mask = call.inputs
+        scale = call.arguments["scale"]
+        S = scaled_scores(q, k, scale, call.arguments["mask"])
+        A = S.softmax(-1)
+        c_O = steadied(c.to(S.dtype), A @ v.to(S.dtype), eps / 2) / 2  # noqa: N806
+        c_A = c_O @ v.to(S.dtype).transpose(-2, -1)
+        c_S = steadied(A * (c_A - (A * c_A).sum(-1, keepdim=True)), S, eps / 2) / 2
+        c_q, c_k = c_S @ k.to(S.dtype) * scale, c_S.transpose(-2, -1) @ q.to(S.dtype) * scale
+        found = (c_q, c_k, A.transpose(-2, -1) @ c_O, *(c_S.sum_to_size(m.shape) for m in mask))
+        return tuple(g.to(x.dtype) for g, x in zip(found, call.inputs, strict=True))
+
+    return rule
+
+
+def steady_mix(eps: float) -> Rule:
+    return lambda call, c: halved(call, steadied(c, call.function(*call.inputs), eps / 2))
+
+
+def steady_softmax(eps: float) -> Rule:
+    return lambda call, c: tuple(
+        None if g is None else steadied(g, x, eps / 2)
+        for g, x in zip(halved(call, c), call.inputs, strict=True)
+    )
+
+
+def cp_lrp(gamma_lin: float = 0.0, gamma_conv: float = 0.0, eps: float = 0.0, inside: float = 1.0) -> Table:
+    """`linear` with gamma and eps on linear layers and convolutions."""
+    return Table({**TABLES["linear"].rules, **_layers(gamma_lin, gamma_conv, eps, inside)})
+
+
+def attnlrp(gamma_lin: float = 0.0, gamma_conv: float = 0.0, eps: float = 0.0, inside: float = 1.0) -> Table:
+    """`attnlrp` with gamma and eps on linear layers and convolutions, and eps at the products of the attention."""
+    found = {**TABLES["attnlrp"].rules, **_layers(gamma_lin, gamma_conv, eps, inside)}
+    if eps:
+        found |= {"attention": steady_attention(eps), "mix": steady_mix(eps), "softmax": steady_softmax(eps)}
+    return Table(found)
+
+
+def _layers(gamma_lin: float, gamma_conv: float, eps: float, inside: float) -> dict[str, Rule]:
+    numbers = {"linear": gamma_lin, "conv": gamma_conv}
+    return {role: gamma_rule(gamma, eps, bool(inside)) for role, gamma in numbers.items() if gamma or eps}
+
+
+_CHEFER: dict[str, Rule] = {
+    "norm": passed_on,
+    "length": frozen_length,
+    "activation": frozen_slope,
+    "gate": blocked,
+    "softmax": passed_on_softmax,
+    "attention": shared_attention,
+    "mix": halved,
+    "product": halved,
+    "conv": positive_inputs_twice,
+}
+LRP_TABLES: dict[str, Table] = {
+    "chefer": Table({**_CHEFER, "linear": positive_inputs, "add": rescaled_sum}, unit=True),
+    "lrp": Table({**_CHEFER, "linear": positive_inputs_twice}, unit=True),
+    "deep-taylor": Table(
+        {
+            **_CHEFER,
+            "linear": positive_inputs,
+            "conv": positive_inputs,
+            "softmax": blocked,
+            "attention": positive_values,
+            "mix": positive_mix,
+            "product": gate_frozen,
+            "add": positive_sum,
+        },
+        unit=True,
+    ),
+    # A gate and what it multiplies share: the one place where LibraGrad is not DecompX without bias.
+    "libra": Table({**TABLES["linear"].rules, "product": halved}),
+}
+LRP_MADE: dict[str, Callable[..., Table]] = {"cp-lrp": cp_lrp, "attnlrp": attnlrp}
