@@ -109,7 +109,7 @@ class Capture(TorchFunctionMode):
             call.pop("enable_gqa", None)
             if isinstance(mask, Tensor) and mask.requires_grad:  # positions that depend on the queries (SAM)
                 widened = (*widened, call.pop("attn_mask"))
-            arguments = {"scale": note.scale, "mask": mask}
+            arguments = {"scale": note.scale, "mask": mask, "batch": self.batch}
             note.out = swapped("attention", self.switch, lambda *qkv: func(*qkv, **call), widened, arguments)
         self._note(note)
         return note.out

@@ -120,14 +120,27 @@ def passed_on_softmax(call: Call, c: Tensor) -> Gradients:
 
 def shared_attention(call: Call, c: Tensor) -> Gradients:
     """A v and q kᵀ give each factor half of what it would have alone, the softmax between hands relevance on."""
-    q, k, v, *mask = call.inputs
-    scale = call.arguments["scale"]
-    S = scaled_scores(q, k, scale, call.arguments["mask"])  # [..., queries, keys], float32 at least
+    return _shared_attention(call, c, rescaled=False)
+
+
+def shared_rescaled_attention(call: Call, c: Tensor) -> Gradients:
+    """The same; a position bias added to the scores is a sum like any other, and rescaled."""
+    return _shared_attention(call, c, rescaled=True)
+
+
+def _shared_attention(call: Call, c: Tensor, *, rescaled: bool) -> Gradients:
+    q, k, v, *traced_mask = call.inputs
+    scale, mask = call.arguments["scale"], call.arguments["mask"]
+    S = scaled_scores(q, k, scale, mask)  # [..., queries, keys], float32 at least
     A, c_O = S.softmax(-1), c.to(S.dtype)  # noqa: N806
-    c_S = (c_O @ v.to(S.dtype).transpose(-2, -1) / 2) * ratio(A, S) / 2
+    c_S = c_masked = (c_O @ v.to(S.dtype).transpose(-2, -1) / 2) * ratio(A, S) / 2
+    if rescaled and mask is not None and mask.dtype != torch.bool:
+        terms = (scaled_scores(q, k, scale), mask.detach().to(S.dtype))
+        scales = branch_scales(terms, c_S, call.arguments["batch"])
+        c_S, c_masked = c_S * scales[0], c_S * scales[1]
     c_q, c_k = c_S @ k.to(S.dtype) * scale, c_S.transpose(-2, -1) @ q.to(S.dtype) * scale
     c_v = A.transpose(-2, -1) @ c_O / 2
-    found = (c_q, c_k, c_v, *(c_S.sum_to_size(m.shape) for m in mask))
+    found = (c_q, c_k, c_v, *(c_masked.sum_to_size(m.shape) for m in traced_mask))
     return tuple(g.to(x.dtype) for g, x in zip(found, call.inputs, strict=True))
 
 
@@ -136,15 +149,21 @@ def rescaled_sum(call: Call, c: Tensor) -> Gradients:
 
     The sums are each image's own; the authors' code sums over the batch, which is the same for one image.
     """
-    batch, axis = call.arguments["batch"], call.arguments["axis"]
-    totals = [(x * c).movedim(axis, 0).reshape(batch, -1).sum(1) for x in call.inputs]  # [B] each
-    whole = ratio(sum(totals[1:], totals[0]), sum((t.abs() for t in totals[1:]), totals[0].abs()))
-    found = []
-    for x, total in zip(call.inputs, totals, strict=True):
-        scale = (total.sign() * whole).repeat_interleave(c.shape[axis] // batch)
-        shape = [-1 if i == axis else 1 for i in range(c.ndim)]
-        found.append((c * scale.reshape(shape)).sum_to_size(x.shape) if x.requires_grad else None)
-    return tuple(found)
+    scales = branch_scales(call.inputs, c, call.arguments["batch"], call.arguments["axis"])
+    return tuple(
+        (c * scale).sum_to_size(x.shape) if x.requires_grad else None
+        for x, scale in zip(call.inputs, scales, strict=True)
+    )
+
+
+def branch_scales(terms: tuple[Tensor, ...], c: Tensor, batch: int, axis: int = 0) -> list[Tensor]:
+    """For each of two terms of a sum, by what its relevance is multiplied: one number an image, to be broadcast."""
+    totals = [(x * c).movedim(axis, 0).reshape(batch, -1).sum(1) for x in terms]  # [B] each
+    # |sum R_a| / (|sum R_a| + |sum R_b|) · sum R / sum R_a, without its division by sum R_a
+    whole = ratio(totals[0] + totals[1], totals[0].abs() + totals[1].abs())
+    shape = [-1 if i == axis else 1 for i in range(c.ndim)]
+    each = c.shape[axis] // batch  # windows of an image
+    return [(total.sign() * whole).repeat_interleave(each).reshape(shape) for total in totals]
 
 
 # Deep Taylor: every split by the positive contributions alone
@@ -286,7 +305,9 @@ _CHEFER: dict[str, Rule] = {
     "conv": positive_inputs_twice,
 }
 LRP_TABLES: dict[str, Table] = {
-    "chefer": Table({**_CHEFER, "linear": positive_inputs, "add": rescaled_sum}, unit=True),
+    "chefer": Table(
+        {**_CHEFER, "linear": positive_inputs, "add": rescaled_sum, "attention": shared_rescaled_attention}, unit=True
+    ),
     "lrp": Table({**_CHEFER, "linear": positive_inputs_twice}, unit=True),
     "deep-taylor": Table(
         {
