@@ -23,9 +23,8 @@ PATCH = 4
 
 
 def main() -> None:
-    from torchvision.models import vision_transformer
-
     from lxt.efficient import monkey_patch, monkey_patch_zennit
+    from torchvision.models import vision_transformer
 
     module = build("torchvision")
     pixels = images_for(module)

@@ -201,9 +201,10 @@ def chosen_rules(rules: str = "plain", **_: object) -> str:
 def token_x_gradient(layer: View, level: Literal["token", "pixel"] = "token", rules: Rules = "plain") -> Tensor:
     """sum_d x_d dy/dx_d at a block's input: what each token adds to the score, to first order.
 
-    rules=libra balances the gradient (LibraGrad, Mehri et al., 2024): what is not linear is pruned from the backward
-    (attention and LayerNorm's spread held fixed), scaled (an activation's slope is f(z)/z) or halved (a gate and what it
-    multiplies), so that tokens and biases add up to the score. The authors explain the probability: score=prob.
+    rules=libra balances the gradient (LibraGrad, Mehri et al., CVPR 2025): what is not linear is pruned from the
+    backward (attention and LayerNorm's spread held fixed), scaled (an activation's slope is f(z)/z) or halved (a gate
+    and what it multiplies), so that tokens and biases add up to the score. Without gated MLPs it is decompx. The
+    authors explain the probability: score=prob.
     """
     return input_x_gradient(layer, level)
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal
 
+import torch
 from torch import Tensor
 
-from clairvit.errors import BadInput
+from clairvit.errors import BadInput, NotApplicable
 from clairvit.methods.aggregate import Product, Single
 from clairvit.methods.gradient import chosen_rules, input_x_gradient, per_patch
 from clairvit.methods.method import method, register
@@ -15,6 +16,7 @@ from clairvit.methods.view import View, mean_of_heads
 from clairvit.trace.trace import Trace
 
 LRP = Literal["lrp", "chefer"]  # which of the authors' two rule files
+_DIVIDES = "relevance is divided by sums (a + b of a residual, a score before the softmax) that come near zero"
 
 register(
     "decompx",
@@ -101,6 +103,8 @@ register(
     also="chefer",
     also_table=chosen_rules,
     presets={"evaluation": {"start_layer": 1}},
+    delicate=_DIVIDES,
+    faint="the identity of the residual, which outweighs it where the head reads the patches themselves",
 )
 def transformer_attribution(layer: View, rules: LRP = "chefer") -> Tensor:
     """prod_l (I + mean_h relu(G * R_A)), R_A the relevance of the attention: rollout over what matters to the class.
@@ -144,6 +148,7 @@ register(
     rules="lrp",
     table=_rules_or_plain,
     also_table=_rules_beside_plain,
+    delicate=_DIVIDES,
 )
 register(
     "lrp-rollout",
@@ -156,6 +161,7 @@ register(
     table=_rules_or_plain,
     also_table=_rules_beside_plain,
     presets={"evaluation": {"start_layer": 1}},
+    delicate=_DIVIDES,
 )
 
 
@@ -164,22 +170,17 @@ def relevance_at_embedding(trace: Trace, level: Literal["patch", "pixel"]) -> Te
     recording, c = trace.recording, trace.embedding_gradient
     embedding = recording.embedding
     if embedding is None or c is None:
-        return _of_first_tokens(trace)
-    R = embedding.made.detach() * c
-    R = R.float() if R.dtype.itemsize < 4 else R
+        _ = trace.layers[0].dx  # neither a convolution nor a first block was seen: say what is missing
+        raise NotApplicable("The place where this model makes its patches was not seen. Use partial-lrp.")
+    wide = torch.promote_types(c.dtype, torch.float32)
+    R = embedding.made.detach().to(wide) * c
     if level == "pixel":
-        return embedding.to_pixels(R.to(embedding.given.dtype) if embedding.given is not None else R).sum(1)
+        return embedding.to_pixels(R).sum(1)
     if embedding.given is None:
-        layout = trace.in_order
-        return recording.as_tokens(R).sum(-1)[:, layout.prefix :].unflatten(1, layout.grid)
+        grid, prefix = trace.in_order.grid, trace.in_order.prefix
+        return recording.as_tokens(R).sum(-1)[:, prefix:].reshape(-1, *grid)
     layout = recording.anatomy.layout
     return R.sum(1) if layout is None else per_patch(R.sum(1), layout.grid, "sum")
-
-
-def _of_first_tokens(trace: Trace) -> Tensor:
-    """Refuse as a layer without tokens does: there is nothing else to read."""
-    first = trace.layers[0]
-    return (first.x * first.dx).sum(-1)
 
 
 @method(
@@ -190,6 +191,7 @@ def _of_first_tokens(trace: Trace) -> Tensor:
     rules="lrp",
     table=chosen_rules,
     signed=True,
+    delicate=_DIVIDES,
 )
 def full_lrp(trace: Trace, level: Literal["patch", "pixel"] = "patch", rules: LRP = "lrp") -> Tensor:
     """R sent from the class (as 1) through every layer to the patch embedding by z+ rules: each patch's share.

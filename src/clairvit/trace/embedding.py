@@ -45,7 +45,7 @@ class Embedding:
                 "This model cuts its patches by hand, so there is no convolution from which relevance could go down to "
                 "single pixels. Use level=patch."
             )
-        x, w = self.given, self.weight.to(self.given.dtype)
+        x, w = self.given.to(R.dtype), self.weight.to(R.dtype)
         low, high = (edge.expand_as(x) for edge in (x.amin((1, 2, 3), True), x.amax((1, 2, 3), True)))
         parts = [(x, w), (-low, w.clamp(min=0)), (-high, w.clamp(max=0))]
         with torch.enable_grad():

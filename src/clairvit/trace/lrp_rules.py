@@ -1,4 +1,4 @@
-"""Relevance propagation as backward rules: Chefer's two rule files, Deep Taylor, gamma and eps, balanced gradients.
+"""Relevance propagation as backward rules: Chefer's two rule files and Deep Taylor.
 
 The papers send relevance R down; here a backward carries c = R / a, and R = a · c at every activation a. A rule that
 hands relevance on unchanged from y to x is then c · y / x, and a rule that shares R_i out by x_j w_ij / Z_i is an
@@ -17,7 +17,6 @@ from torch import Tensor
 
 from clairvit.trace.attention import scaled_scores
 from clairvit.trace.rules import (
-    TABLES,
     Call,
     Gradients,
     Rule,
@@ -32,16 +31,23 @@ from clairvit.trace.rules import (
 
 def ratio(over: Tensor, under: Tensor) -> Tensor:
     """over / under, and 0 where there is nothing to divide by."""
-    return torch.where(under == 0, torch.zeros_like(over), over / under)
+    found = torch.where(under == 0, torch.zeros_like(over), over / under)
+    return found.nan_to_num(nan=float("nan")) if found.dtype == torch.float16 else found  # float16: no infinity
 
 
-def steadied(c: Tensor, Z: Tensor, eps: float) -> Tensor:
-    """c · Z / (Z + eps · sign Z): what eps takes away from relevance that is divided by Z."""
-    return c if not eps else c * torch.where(Z.isinf(), torch.ones_like(Z), Z / away_from_zero(Z, eps))
+def saturating(rule: Rule) -> Rule:
+    """A float16 has no room for relevance that doubles from layer to layer: it stops at the edge, short of infinity."""
 
+    def bounded(c: Tensor) -> Tensor:
+        if c.dtype != torch.float16:
+            return c
+        edge = torch.finfo(c.dtype).max / 64  # room for the sums on the way to the next rule
+        return c.clamp(-edge, edge)
 
-def away_from_zero(Z: Tensor, eps: float) -> Tensor:
-    return torch.where(Z < 0, Z - eps, Z + eps)
+    def held(call: Call, c: Tensor) -> Gradients:
+        return tuple(None if g is None else bounded(g) for g in rule(call, bounded(c)))
+
+    return held
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,7 +95,8 @@ def positive_inputs(call: Call, c: Tensor) -> Gradients:
     """R_j = sum_i (x_j w_ij)⁺ / sum_k (x_k w_ik)⁺ · R_i: the z+ rule, the bias left out."""
     layer = Affine.of(call)
     up, down = layer.signs
-    s = ratio(layer.z * c, sum(layer.supports))
+    Z_up, Z_down = layer.supports
+    s = ratio(layer.z * c, Z_up + Z_down)
     return (torch.where(layer.x > 0, layer.back(s, up), layer.back(s, down)),)
 
 
@@ -132,7 +139,7 @@ def _shared_attention(call: Call, c: Tensor, *, rescaled: bool) -> Gradients:
     q, k, v, *traced_mask = call.inputs
     scale, mask = call.arguments["scale"], call.arguments["mask"]
     S = scaled_scores(q, k, scale, mask)  # [..., queries, keys], float32 at least
-    A, c_O = S.softmax(-1), c.to(S.dtype)  # noqa: N806
+    A, c_O = S.softmax(-1), c.to(S.dtype)
     c_S = c_masked = (c_O @ v.to(S.dtype).transpose(-2, -1) / 2) * ratio(A, S) / 2
     if rescaled and mask is not None and mask.dtype != torch.bool:
         terms = (scaled_scores(q, k, scale), mask.detach().to(S.dtype))
@@ -158,9 +165,12 @@ def rescaled_sum(call: Call, c: Tensor) -> Gradients:
 
 def branch_scales(terms: tuple[Tensor, ...], c: Tensor, batch: int, axis: int = 0) -> list[Tensor]:
     """For each of two terms of a sum, by what its relevance is multiplied: one number an image, to be broadcast."""
-    totals = [(x * c).movedim(axis, 0).reshape(batch, -1).sum(1) for x in terms]  # [B] each
+    # The whole is summed as (a + b) · c: two large totals of opposite sign would leave round-off.
+    *totals, whole = (
+        (x * c).movedim(axis, 0).reshape(batch, -1).sum(1) for x in (*terms, terms[0] + terms[1])
+    )  # [B] each
     # |sum R_a| / (|sum R_a| + |sum R_b|) · sum R / sum R_a, without its division by sum R_a
-    whole = ratio(totals[0] + totals[1], totals[0].abs() + totals[1].abs())
+    whole = ratio(whole, totals[0].abs() + totals[1].abs())
     shape = [-1 if i == axis else 1 for i in range(c.ndim)]
     each = c.shape[axis] // batch  # windows of an image
     return [(total.sign() * whole).repeat_interleave(each).reshape(shape) for total in totals]
@@ -208,91 +218,6 @@ def _positive_values(mix: Callable[..., Tensor], A: Tensor, v: Tensor, c: Tensor
     return torch.where(v > 0, back(up, s), back(down, s)) + back(A, rest)
 
 
-# Gamma and eps
-
-
-def gamma_rule(gamma: float, eps: float, inside: bool = True) -> Rule:
-    """R_j = sum_i x_j ŵ_ij / Z_i · R_i with what agrees in sign with z_i counted 1 + gamma times, bias included.
-
-    `inside=False` leaves alone what torch's own multi-head attention projects.
-    """
-
-    def rule(call: Call, c: Tensor) -> Gradients:
-        if not inside and call.arguments.get("inside"):
-            return call.vjp(c)
-        layer = Affine.of(call)
-        z = layer.z
-        if not gamma:
-            return (layer.back(steadied(c, z, eps), layer.weight),)
-        up, down = layer.signs
-        b = torch.zeros_like(z[:1]) if layer.bias is None else _on_channels(layer.bias, layer.weight)
-        x_up, x_down = layer.x.clamp(min=0), layer.x.clamp(max=0)
-        for_z = layer(x_up, up) + layer(x_down, down) + b.clamp(min=0)
-        against_z = layer(x_up, down) + layer(x_down, up) + b.clamp(max=0)
-        added = torch.where(z > 0, for_z, against_z)
-        s = ratio(z * c, away_from_zero(z + gamma * added, eps))
-        s_for, s_against = torch.where(z > 0, s, 0), torch.where(z < 0, s, 0)
-        more = torch.where(
-            layer.x > 0,
-            layer.back(s_for, up) + layer.back(s_against, down),
-            layer.back(s_for, down) + layer.back(s_against, up),
-        )
-        return (layer.back(s, layer.weight) + gamma * more,)
-
-    return rule
-
-
-def _on_channels(bias: Tensor, weight: Tensor) -> Tensor:
-    return bias if weight.ndim == 2 else bias[:, None, None]
-
-
-def steady_attention(eps: float) -> Rule:
-    """AttnLRP's fused attention with R / (2 Z + eps) at both products."""
-
-    def rule(call: Call, c: Tensor) -> Gradients:
-        q, k, v, *mask = call.inputs
-        scale = call.arguments["scale"]
-        S = scaled_scores(q, k, scale, call.arguments["mask"])
-        A = S.softmax(-1)
-        c_O = steadied(c.to(S.dtype), A @ v.to(S.dtype), eps / 2) / 2  # noqa: N806
-        c_A = c_O @ v.to(S.dtype).transpose(-2, -1)
-        c_S = steadied(A * (c_A - (A * c_A).sum(-1, keepdim=True)), S, eps / 2) / 2
-        c_q, c_k = c_S @ k.to(S.dtype) * scale, c_S.transpose(-2, -1) @ q.to(S.dtype) * scale
-        found = (c_q, c_k, A.transpose(-2, -1) @ c_O, *(c_S.sum_to_size(m.shape) for m in mask))
-        return tuple(g.to(x.dtype) for g, x in zip(found, call.inputs, strict=True))
-
-    return rule
-
-
-def steady_mix(eps: float) -> Rule:
-    return lambda call, c: halved(call, steadied(c, call.function(*call.inputs), eps / 2))
-
-
-def steady_softmax(eps: float) -> Rule:
-    return lambda call, c: tuple(
-        None if g is None else steadied(g, x, eps / 2)
-        for g, x in zip(halved(call, c), call.inputs, strict=True)
-    )
-
-
-def cp_lrp(gamma_lin: float = 0.0, gamma_conv: float = 0.0, eps: float = 0.0, inside: float = 1.0) -> Table:
-    """`linear` with gamma and eps on linear layers and convolutions."""
-    return Table({**TABLES["linear"].rules, **_layers(gamma_lin, gamma_conv, eps, inside)})
-
-
-def attnlrp(gamma_lin: float = 0.0, gamma_conv: float = 0.0, eps: float = 0.0, inside: float = 1.0) -> Table:
-    """`attnlrp` with gamma and eps on linear layers and convolutions, and eps at the products of the attention."""
-    found = {**TABLES["attnlrp"].rules, **_layers(gamma_lin, gamma_conv, eps, inside)}
-    if eps:
-        found |= {"attention": steady_attention(eps), "mix": steady_mix(eps), "softmax": steady_softmax(eps)}
-    return Table(found)
-
-
-def _layers(gamma_lin: float, gamma_conv: float, eps: float, inside: float) -> dict[str, Rule]:
-    numbers = {"linear": gamma_lin, "conv": gamma_conv}
-    return {role: gamma_rule(gamma, eps, bool(inside)) for role, gamma in numbers.items() if gamma or eps}
-
-
 _CHEFER: dict[str, Rule] = {
     "norm": passed_on,
     "length": frozen_length,
@@ -304,12 +229,18 @@ _CHEFER: dict[str, Rule] = {
     "product": halved,
     "conv": positive_inputs_twice,
 }
+
+
+def _from_one(rules: dict[str, Rule]) -> Table:
+    return Table({role: saturating(rule) for role, rule in rules.items()}, unit=True)
+
+
 LRP_TABLES: dict[str, Table] = {
-    "chefer": Table(
-        {**_CHEFER, "linear": positive_inputs, "add": rescaled_sum, "attention": shared_rescaled_attention}, unit=True
+    "chefer": _from_one(
+        {**_CHEFER, "linear": positive_inputs, "add": rescaled_sum, "attention": shared_rescaled_attention}
     ),
-    "lrp": Table({**_CHEFER, "linear": positive_inputs_twice}, unit=True),
-    "deep-taylor": Table(
+    "lrp": _from_one({**_CHEFER, "linear": positive_inputs_twice}),
+    "deep-taylor": _from_one(
         {
             **_CHEFER,
             "linear": positive_inputs,
@@ -319,10 +250,6 @@ LRP_TABLES: dict[str, Table] = {
             "mix": positive_mix,
             "product": gate_frozen,
             "add": positive_sum,
-        },
-        unit=True,
+        }
     ),
-    # A gate and what it multiplies share: the one place where LibraGrad is not DecompX without bias.
-    "libra": Table({**TABLES["linear"].rules, "product": halved}),
 }
-LRP_MADE: dict[str, Callable[..., Table]] = {"cp-lrp": cp_lrp, "attnlrp": attnlrp}
