@@ -79,7 +79,7 @@ class Bound:
     @property
     def also(self) -> str | None:
         """The second rule table that it reads."""
-        return self.method.also
+        return self.method.also if self.method.also_table is None else self.method.also_table(**dict(self.options))
 
     @property
     def needs_pixels(self) -> bool:

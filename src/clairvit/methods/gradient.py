@@ -190,6 +190,25 @@ def input_x_gradient(layer: View, level: Literal["token", "pixel"] = "token") ->
     return (layer.x * layer.dx).sum(-1)  # [B, N]
 
 
+Rules = Literal["plain", "libra"]
+
+
+def chosen_rules(rules: str = "plain", **_: object) -> str:
+    """The rule table that an option `rules` names: for `Method.table`."""
+    return rules
+
+
+def token_x_gradient(layer: View, level: Literal["token", "pixel"] = "token", rules: Rules = "plain") -> Tensor:
+    """sum_d x_d dy/dx_d at a block's input: what each token adds to the score, to first order.
+
+    rules=libra balances the gradient (LibraGrad, Mehri et al., CVPR 2025): what is not linear is pruned from the
+    backward (attention and LayerNorm's spread held fixed), scaled (an activation's slope is f(z)/z) or halved (a gate
+    and what it multiplies), so that tokens and biases add up to the score. Without gated MLPs it is decompx. The
+    authors explain the probability: score=prob.
+    """
+    return input_x_gradient(layer, level)
+
+
 def pixel_x_gradient(layer: View) -> Tensor:
     """The same at the pixels, added up over each patch; prefix tokens own no pixels."""
     if layer.index:
@@ -206,8 +225,13 @@ def per_patch(image: Tensor, grid: tuple[int, int], how: Literal["sum", "mean"])
     return mean * (image.shape[-2] * image.shape[-1] / (grid[0] * grid[1])) if how == "sum" else mean
 
 
-def attended_input_x_gradient(layer: View, pair: Literal["input", "output"] = "input") -> Tensor:
-    """mean_{h,i} A_ij · x_j·dy/dx_j: gradient × input, weighted by how much the layer attends to the token."""
+def attended_input_x_gradient(
+    layer: View, pair: Literal["input", "output"] = "input", rules: Rules = "plain"
+) -> Tensor:
+    """mean_{h,i} A_ij · x_j·dy/dx_j: gradient × input, weighted by how much the layer attends to the token.
+
+    rules=libra takes LibraGrad's balanced gradient (see ixg).
+    """
     looked_at = layer.A.mean((1, 2))  # [B, N], heads and queries
     if pair == "output":
         following = layer.next_tokens()  # SkipPLUS's code pairs a block's attention with its output and drops the last
@@ -217,21 +241,23 @@ def attended_input_x_gradient(layer: View, pair: Literal["input", "output"] = "i
 
 register(
     "ixg",
-    input_x_gradient,
+    token_x_gradient,
     family="gradient",
     paper="Shrikumar et al., 2016",
     gives="tokens",
     over=Single(0),
     signed=True,
+    table=chosen_rules,
 )
 register(
     "cat",
-    input_x_gradient,
+    token_x_gradient,
     family="gradient",
     paper="Qiang et al., NeurIPS 2022 (= ixg+plus)",
     gives="tokens",
     over=Total(),
     signed=True,
+    table=chosen_rules,
 )
 register(
     "attcat",
@@ -241,6 +267,7 @@ register(
     gives="tokens",
     over=Total(),
     signed=True,
+    table=chosen_rules,
 )
 
 

@@ -53,9 +53,11 @@ class Method:
     recombined: Mapping[str, Any] = field(default_factory=dict, repr=False)  # options that change under a combinator
     also: str | None = None  # a second rule table whose gradients it reads too
     table: Callable[..., str] | None = field(default=None, repr=False)  # options -> rule table, where they choose it
+    also_table: Callable[..., str | None] | None = field(default=None, repr=False)  # options -> the second one
     needs: tuple[str, ...] = ()  # what a model must have beyond attention: "residual" (x + attention, seen apart)
     poolings: tuple[str, ...] = ()  # the only poolings it is defined for; none named: all
     often_zero: str = ""  # why its map is zero on whole kinds of models, in words for the warning
+    faint: str = ""  # why what all classes share outweighs the class in its map on whole kinds of models
     delicate: str = ""  # why round-off shows in its map (differences over near-zero sums), in words
     slow: bool = False  # takes much longer than one trace, so `--methods all` leaves it out
     more: Callable[..., Cost] | None = field(default=None, repr=False)  # options -> passes of its own for one target

@@ -119,11 +119,18 @@ def _tensor_cores(tensor: Tensor) -> bool:
 
 
 def _wide_product(a: Tensor, b: Tensor) -> Tensor:
-    """a @ b, [B, H, …], in float32 at least. Half-precision factors are exact, so tensor cores may multiply them."""
-    if not (_tensor_cores(a) and a.dtype == b.dtype):
+    """a @ b in float32 at least. Half-precision factors are exact, so tensor cores may multiply them."""
+    if not (_tensor_cores(a) and a.dtype == b.dtype and a.shape[:-2] == b.shape[:-2]):
         return _wide(a) @ _wide(b)
-    product = torch.bmm(a.flatten(0, 1), b.flatten(0, 1), out_dtype=torch.float32)
-    return product.view(*a.shape[:2], *product.shape[1:])
+    product = torch.bmm(*(t.reshape(-1, *t.shape[-2:]) for t in (a, b)), out_dtype=torch.float32)
+    return product.view(*a.shape[:-1], b.shape[-1])
+
+
+def repeated(kv: Tensor, q: Tensor) -> Tensor:
+    """Grouped-query attention: give every query head its own copy of the shared key or value head."""
+    if kv.ndim < 4 or kv.shape[-3] == q.shape[-3]:
+        return kv
+    return kv.repeat_interleave(q.shape[-3] // kv.shape[-3], -3)
 
 
 def _pick(matrix: Tensor, rows: Tensor | None) -> Tensor:

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from clairvit.trace import rules
-from clairvit.trace.attention import AttentionCall, common_form
+from clairvit.trace.attention import AttentionCall, common_form, repeated
 from clairvit.trace.einsum import arranged, spelled_out
 from clairvit.trace.rules import Switch, swapped
 from clairvit.trace.tape import Tape
@@ -40,6 +40,7 @@ class Capture(TorchFunctionMode):
         super().__init__()
         # A plain function, not a method: a call that held on to the capture that holds it would outlive both.
         self._common = functools.partial(common_form, batch=batch)
+        self.batch = batch
         self.switch = switch
         self.observer = observer
         self.calls: list[AttentionCall] = []
@@ -47,6 +48,8 @@ class Capture(TorchFunctionMode):
         self.block_input: Tensor | None = None  # set where the output of the block's first norm is wanted
         self.normed: Tensor | None = None
         self.last_linear: tuple[Tensor, Tensor, Tensor] | None = None  # input, weight, output; since the block began
+        self.first_conv: tuple[dict[str, Any], Tensor] | None = None  # its arguments and output
+        self.sequence_first = False  # blocks work on [N, B, d]
         self.tape: Tape | None = None  # set while the head is being taped
         self.tape_after = -1  # start a tape after this many attention calls
         self._depth = 0  # > 0 inside a function that is taped as a whole
@@ -90,8 +93,8 @@ class Capture(TorchFunctionMode):
             mask = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).tril()
         note = AttentionCall(
             q=self._common(q),
-            k=self._common(_repeated(k, q)),
-            v=self._common(_repeated(v, q)),
+            k=self._common(repeated(k, q)),
+            v=self._common(repeated(v, q)),
             scale=q.shape[-1] ** -0.5 if scale is None else scale,
             mask=mask if mask is None or q.ndim == 4 else self._common(mask.expand(*q.shape[:-1], k.shape[-2])),
             out=q,  # replaced below, once it exists
@@ -102,11 +105,11 @@ class Capture(TorchFunctionMode):
             note.out = func(q, k, v, **call)
         else:
             # A grouped k or v is widened first so that one rule serves all; the sum over its copies is autograd's.
-            widened: tuple[Tensor, ...] = (q, _repeated(k, q), _repeated(v, q))
+            widened: tuple[Tensor, ...] = (q, repeated(k, q), repeated(v, q))
             call.pop("enable_gqa", None)
             if isinstance(mask, Tensor) and mask.requires_grad:  # positions that depend on the queries (SAM)
                 widened = (*widened, call.pop("attn_mask"))
-            arguments = {"scale": note.scale, "mask": mask}
+            arguments = {"scale": note.scale, "mask": mask, "batch": self.batch}
             note.out = swapped("attention", self.switch, lambda *qkv: func(*qkv, **call), widened, arguments)
         self._note(note)
         return note.out
@@ -202,14 +205,17 @@ class Capture(TorchFunctionMode):
 
     def linear(self, func: Any, args: Any, kwargs: Any) -> Any:
         call = dict(zip(("input", "weight", "bias"), args, strict=False)) | kwargs
-        out = self._swap("linear", func, args, kwargs, weight=call["weight"], bias=call.get("bias"))
+        own = {"weight": call["weight"], "bias": call.get("bias"), "inside": self._depth > 0}
+        out = self._swap("linear", func, args, kwargs, **own)
         self.last_linear = (call["input"], call["weight"], out)
         return out
 
     def conv(self, func: Any, args: Any, kwargs: Any) -> Any:
         names = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
         call = dict(zip(names, args, strict=False)) | kwargs
-        return self._swap("conv", func, args, kwargs, **{name: call[name] for name in names[1:] if name in call})
+        out = self._swap("conv", func, args, kwargs, **{name: call[name] for name in names[1:] if name in call})
+        self.first_conv = self.first_conv or (call, out)
+        return out
 
     def add(self, func: Any, args: Any, kwargs: Any) -> Any:
         """A sum of two activations of one shape: a residual, a position embedding. A bias is none: it is broadcast."""
@@ -217,7 +223,8 @@ class Capture(TorchFunctionMode):
         if not wanted or not all(isinstance(a, Tensor) and a.shape[1:] == args[0].shape[1:] for a in args):
             return func(*args, **kwargs)
         assert self.switch is not None
-        return swapped("add", self.switch, torch.add, args, {})
+        tokens_first = self.sequence_first and self.block >= 0 and args[0].ndim == 3
+        return swapped("add", self.switch, torch.add, args, {"batch": self.batch, "axis": int(tokens_first)})
 
     def norm(self, func: Any, args: Any, kwargs: Any) -> Any:
         call = dict(zip(("input", "normalized_shape", "weight", "bias", "eps"), args, strict=False)) | kwargs
@@ -227,7 +234,8 @@ class Capture(TorchFunctionMode):
         x, shape = call["input"], call["normalized_shape"]
         eps = call.get("eps")
         eps = eps if eps is not None else (1e-5 if centred else torch.finfo(x.dtype).eps)
-        out = self._swap("norm", func, args, kwargs, weight=call.get("weight"), shape=shape, eps=eps, centred=centred)
+        own = {name: call.get(name) for name in ("weight", "bias")}
+        out = self._swap("norm", func, args, kwargs, **own, shape=shape, eps=eps, centred=centred)
         if x is self.block_input and self.normed is None:
             self.normed = out
         return out
@@ -325,13 +333,6 @@ def _in_usual_memory(gradient: Tensor | None) -> Tensor | None:
 
 def _first(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     return args[0] if args else kwargs["input"]  # type: ignore[no-any-return]
-
-
-def _repeated(kv: Tensor, q: Tensor) -> Tensor:
-    """Grouped-query attention: give every query head its own copy of the shared key or value head."""
-    if kv.ndim < 4 or kv.shape[-3] == q.shape[-3]:
-        return kv
-    return kv.repeat_interleave(q.shape[-3] // kv.shape[-3], -3)
 
 
 @functools.cache

@@ -16,10 +16,11 @@ from clairvit.trace.anatomy import Anatomy, anatomy, tokens_among
 from clairvit.trace.attention import AttentionCall
 from clairvit.trace.capture import Capture
 from clairvit.trace.complaints import CHECKPOINTED, way_back
+from clairvit.trace.embedding import Embedding
 from clairvit.trace.grid import channels_first
 from clairvit.trace.guest import own_grad_mode, visiting
 from clairvit.trace.rules import Switch
-from clairvit.trace.rules import table as rule_table
+from clairvit.trace.tables import table as rule_table
 from clairvit.trace.tape import Tape
 
 
@@ -46,6 +47,7 @@ class Recording:
     last_linears: dict[int, LastLinear]  # layer -> the last linear layer of its block, if asked for
     tape: Tape | None  # from the last block's output to the logits
     normed: Tensor | None  # the last block's normalised input; where patches are averaged, its normalised output
+    embedding: Embedding | None  # where the pixels become patches
     switch: Switch | None
     tables: tuple[str, ...]
     differentiable: bool
@@ -81,6 +83,8 @@ class Recording:
         self.inputs = tuple(None if x is None else x.detach() for x in self.inputs)
         for call in (*self.calls, *self.pools):
             call.cut()
+        if self.embedding is not None:
+            self.embedding.cut()
         self.tape = self.normed = None
         self.last_linears.clear()
 
@@ -97,7 +101,7 @@ class Recording:
         if self.switch is not None:
             self.switch.table = rules
         y = score(self.logits)
-        y = y.abs().log().sum() if rules.unit else y.sum()  # d log|y| / dy = 1 / y
+        y = (y / y.detach().where(y != 0, torch.ones_like(y))).sum() if rules.unit else y.sum()
         if not y.requires_grad:
             raise CaptureError(
                 "The target's score does not depend on the image in a differentiable way; expected a score computed "
@@ -128,6 +132,7 @@ def record(
     pixels = pixels.detach().clone().requires_grad_(differentiable)
     switch = Switch.among(tables) if differentiable else None
     capture = Capture(len(pixels), switch)
+    capture.sequence_first = plan.sequence_first
     layers = [i for i, part in enumerate(plan.parts) if part.kind not in ("pool", "aside")]
     inputs: list[Tensor] = []
     last_linears: dict[int, LastLinear] = {}
@@ -207,6 +212,7 @@ def record(
         pools=tuple(call for call in calls[last_call + 1 :] if call.kind == "pool"),
         tape=capture.tape,
         normed=capture.normed,
+        embedding=Embedding.found(capture.first_conv, pixels, inputs[0] if inputs else None),
         switch=switch,
         tables=tuple(tables),
         differentiable=differentiable,

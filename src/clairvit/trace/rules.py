@@ -33,6 +33,7 @@ class Call:
     inputs: tuple[Tensor, ...]
     end: GradientEdge  # a place in the graph, not the output itself: that would be 6 N d a block, kept for nothing
     arguments: dict[str, Any]  # what the rules need: eps, weight, slope, scale, …
+    function: Callable[..., Tensor]  # the operation itself, for rules that run it on other inputs
 
     def vjp(self, gradient: Tensor) -> Gradients:
         """The ordinary gradient of the inputs."""
@@ -173,7 +174,7 @@ def swapped(
     with torch.enable_grad():
         cut = tuple(x.detach().requires_grad_(x.requires_grad) for x in inputs)
         output = function(*cut)
-        call = Call(cut, get_gradient_edge(output), arguments)
+        call = Call(cut, get_gradient_edge(output), arguments, function)
     return _Swapped.apply(role, switch, call, output.detach(), *inputs)  # type: ignore[no-any-return]
 
 

@@ -25,7 +25,7 @@ from clairvit.models.target import Target, resolve
 from clairvit.trace.attention import AttentionCall
 from clairvit.trace.guest import own_grad_mode
 from clairvit.trace.recording import Recording, record
-from clairvit.trace.rules import MADE, TABLES
+from clairvit.trace.tables import MADE, TABLES
 
 GRADIENT_METHODS = "ixg, saliency and gradcam"
 
@@ -112,6 +112,7 @@ class Trace:
     layers: tuple[Layer, ...]
     pixels: Tensor  # [B, 3, H, W]
     pixels_gradient: Tensor | None
+    embedding_gradient: Tensor | None  # shaped as recording.embedding.made
     final_tokens: Tensor | None  # [B, N, d] the last block's output
     final_gradient: Tensor | None
     normed: Tensor | None  # [B, N, d] the last block's normalised input; where patches are averaged, its output
@@ -264,6 +265,8 @@ def follow(
     wanted = [call.out for call in calls[reach.first :]] if reach.attention else []
     wanted += [x for x in recording.inputs[reach.first :] if x is not None] if reach.tokens else []
     wanted += [recording.pixels] if reach.pixels else []
+    made = recording.embedding.made if reach.pixels and recording.embedding is not None else None
+    wanted += [made] if made is not None and made.requires_grad and all(made is not x for x in wanted) else []
     ends = [t for t in (recording.end, recording.normed) if t is not None]
     of: dict[int, Tensor | None] = {}
     if target is not None and rules is not None and wanted:
@@ -302,6 +305,7 @@ def follow(
         layers=layers,
         pixels=recording.pixels.detach(),
         pixels_gradient=gradient_of(recording.pixels),
+        embedding_gradient=gradient_of(made),
         final_tokens=shaped(None if recording.end is None else recording.end.detach()),
         final_gradient=shaped(gradient_of(recording.end)),
         normed=shaped(None if recording.normed is None else recording.normed.detach()),
