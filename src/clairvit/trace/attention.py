@@ -122,7 +122,8 @@ def _wide_product(a: Tensor, b: Tensor) -> Tensor:
     """a @ b in float32 at least. Half-precision factors are exact, so tensor cores may multiply them."""
     if not (_tensor_cores(a) and a.dtype == b.dtype and a.shape[:-2] == b.shape[:-2]):
         return _wide(a) @ _wide(b)
-    product = torch.bmm(*(t.reshape(-1, *t.shape[-2:]) for t in (a, b)), out_dtype=torch.float32)
+    left, right = (t.reshape(-1, *t.shape[-2:]) for t in (a, b))
+    product = torch.bmm(left, right, out_dtype=torch.float32)
     return product.view(*a.shape[:-1], b.shape[-1])
 
 
