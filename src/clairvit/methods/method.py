@@ -57,6 +57,7 @@ class Method:
     poolings: tuple[str, ...] = ()  # the only poolings it is defined for; none named: all
     often_zero: str = ""  # why its map is zero on whole kinds of models, in words for the warning
     delicate: str = ""  # why round-off shows in its map (differences over near-zero sums), in words
+    forward_unless: tuple[str, Any] | None = field(default=None, repr=False)  # else it reads the film, no backward
     slow: bool = False  # takes much longer than one trace, so `--methods all` leaves it out
     more: Callable[..., Cost] | None = field(default=None, repr=False)  # options -> passes of its own for one target
     reads: Literal["pixels", "last attention"] = "pixels"  # the gradient it wants, if it gives an image
@@ -108,7 +109,7 @@ def shared_cost(passes: Passes, also: str | None = None) -> Cost:
 
 
 _registry: dict[str, Method] = {}
-_HOMES = ("attention", "gradient", "cam", "relevance", "paths", "baseline")
+_HOMES = ("attention", "gradient", "cam", "relevance", "decompose", "paths", "baseline")
 
 
 def register(

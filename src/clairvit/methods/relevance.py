@@ -7,16 +7,6 @@ from clairvit.methods.gradient import input_x_gradient
 from clairvit.methods.method import register
 
 register(
-    "decompx",
-    input_x_gradient,
-    family="decomposition",
-    paper="Modarressi et al., ACL 2023, without bias (= CP-LRP at eps 0)",
-    gives="tokens",
-    over=Single(0),
-    rules="linear",
-    signed=True,
-)
-register(
     "cp-lrp",
     input_x_gradient,
     family="relevance",
