@@ -264,7 +264,9 @@ def _timm_zoo() -> dict[str, Tiny]:
     # Class attention and talking heads are always explicit; the last two calls are the class token's.
     made["timm-cait"] = Tiny(_timm("cait_xxs24_224"), prefix=0, pooling="map", pools=2, sums_to_one=False, **EXPLICIT)
     # Two attentions side by side in each block.
-    made["timm-parallel"] = Tiny(_timm("vit_small_patch16_18x2_224"), layers=4, reference="drop")
+    made["timm-parallel"] = Tiny(
+        _timm("vit_small_patch16_18x2_224"), layers=4, reference="drop", lacks=frozenset({"residual"})
+    )
     return made
 
 

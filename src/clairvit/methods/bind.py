@@ -51,7 +51,15 @@ class Bound:
         return self.method.needs_all_rows or (self.over is not None and self.over.needs_all_rows)
 
     @property
+    def inside(self) -> bool:
+        """Does it look at what happens inside blocks, from a film of the forward?"""
+        unless = self.method.forward_unless
+        return "residual" in self.method.needs or (unless is not None and unless not in self.options)
+
+    @property
     def passes(self) -> Passes:
+        if self.method.forward_unless is not None and self.inside:
+            return "forward"
         return "backward" if self.method.backward_if in self.options else self.method.passes
 
     @property

@@ -59,6 +59,7 @@ class Method:
     often_zero: str = ""  # why its map is zero on whole kinds of models, in words for the warning
     faint: str = ""  # why what all classes share outweighs the class in its map on whole kinds of models
     delicate: str = ""  # why round-off shows in its map (differences over near-zero sums), in words
+    forward_unless: tuple[str, Any] | None = field(default=None, repr=False)  # else it reads the film, no backward
     slow: bool = False  # takes much longer than one trace, so `--methods all` leaves it out
     more: Callable[..., Cost] | None = field(default=None, repr=False)  # options -> passes of its own for one target
     reads: Literal["pixels", "last attention"] = "pixels"  # the gradient it wants, if it gives an image
@@ -110,7 +111,7 @@ def shared_cost(passes: Passes, also: str | None = None) -> Cost:
 
 
 _registry: dict[str, Method] = {}
-_HOMES = ("attention", "gradient", "cam", "relevance", "paths", "baseline", "combine")
+_HOMES = ("attention", "gradient", "cam", "relevance", "decompose", "paths", "baseline", "combine")
 
 
 def register(

@@ -18,17 +18,6 @@ from clairvit.trace.trace import Trace
 LRP = Literal["lrp", "chefer"]  # which of the authors' two rule files
 _DIVIDES = "relevance is divided by sums (a + b of a residual, a score before the softmax) that come near zero"
 
-register(
-    "decompx",
-    input_x_gradient,
-    family="decomposition",
-    paper="Modarressi et al., ACL 2023, without bias (= CP-LRP at eps 0)",
-    gives="tokens",
-    over=Single(0),
-    rules="linear",
-    signed=True,
-)
-
 
 def relevance_of_tokens(
     layer: View,

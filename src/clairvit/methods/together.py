@@ -26,6 +26,7 @@ def record_for(bounds: Sequence[Bound], model: Model, pixels: Tensor) -> Recordi
         tables=[table for table in by_trace(single) if table is not None] or ["plain"],
         differentiable=any(bound.passes in ("backward", "local") for bound in single),
         local=any(bound.passes == "local" for bound in single),
+        inside=any(bound.inside for bound in single),
     )
 
 

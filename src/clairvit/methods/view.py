@@ -13,6 +13,7 @@ from torch import Tensor
 from clairvit.errors import NotApplicable
 from clairvit.models.layout import Layout
 from clairvit.trace.attention import merged
+from clairvit.trace.inside import Inside
 from clairvit.trace.local import cotangents, pool_gradients, through_block
 from clairvit.trace.trace import Layer, Trace
 
@@ -55,6 +56,7 @@ class View:
         self._whole = whole  # the view of all rows, if this one has only those the head reads
         self._rows = None if whole is None else desk.trace.read_rows
         self._made: dict[Any, Tensor] = {}
+        self._inside: Inside | None = None
 
     def reading_rows(self) -> View:
         """The same layer, only the query rows that the head reads (all of them if it reads most)."""
@@ -111,6 +113,21 @@ class View:
         """dy/dx, [B, N, d]."""
         return _widened(self.layer.dx)
 
+    @property
+    def inside(self) -> Inside:
+        """What happens inside the block, for methods that say they need its residual."""
+        if self._whole is not None:
+            return self._whole.inside
+        if self._inside is None:
+            _ = self.layer.x, self.layer.between_tokens()  # where there are no tokens, say that
+            self._inside = Inside.of(self.trace.recording, self.index)
+        return self._inside
+
+    @property
+    def rows(self) -> Tensor:
+        """Which queries the rows of A are."""
+        return torch.arange(self.x.shape[1], device=self.x.device) if self._rows is None else self._rows
+
     def G_norm(self, p: int) -> Tensor:
         """The L1 or L2 norm of each head's whole gradient matrix, [B, H]."""
         if self._whole is not None:
@@ -131,6 +148,12 @@ class View:
             return None
         following = self.trace.layers[self.index + 1]
         return _widened(following.x), _widened(following.dx)
+
+    def block_output(self) -> Tensor | None:
+        """x of the next block, or what the head is given, [B, N, d]."""
+        last = self.index + 1 == self.count
+        found = self.trace.final_tokens if last else self.trace.layers[self.index + 1].tokens
+        return None if found is None else _widened(found)
 
     def G_under(self, table: str) -> Tensor:
         """What G is under another rule table that the method reads `also`, [B, H, rows, N]."""

@@ -8,7 +8,6 @@ softmax output until it meets the values; and, if a `Switch` is given, operation
 from __future__ import annotations
 
 import functools
-import types
 from collections.abc import Callable
 from typing import Any
 
@@ -20,8 +19,10 @@ from torch.overrides import TorchFunctionMode
 from clairvit.trace import rules
 from clairvit.trace.attention import AttentionCall, common_form, repeated
 from clairvit.trace.einsum import arranged, spelled_out
+from clairvit.trace.film import Film
 from clairvit.trace.rules import Switch, swapped
 from clairvit.trace.tape import Tape
+from clairvit.trace.undispatched import undispatched
 
 Observer = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any], Any], None]
 _SOFTMAX = (F.softmax, torch.softmax, Tensor.softmax)
@@ -52,6 +53,7 @@ class Capture(TorchFunctionMode):
         self.sequence_first = False  # blocks work on [N, B, d]
         self.tape: Tape | None = None  # set while the head is being taped
         self.tape_after = -1  # start a tape after this many attention calls
+        self.film: Film | None = None  # set where all operations are wanted
         self._depth = 0  # > 0 inside a function that is taped as a whole
         self._attending: dict[int, Tensor] = {}  # the softmax output and what was made of it, until it meets v
         self._scores: Tensor | None = None
@@ -66,9 +68,12 @@ class Capture(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         handler = _HANDLERS.get(func)
+        given = args if self.film is None else self.film.before(func, args, kwargs)
         out = func(*args, **kwargs) if handler is None else handler(self, func, args, kwargs)
         if self._attending:
             self._follow(args, out)
+        if self.film is not None and handler is not Capture.multi_head:  # its inside is filmed, step by step
+            self.film.add(func, given, kwargs, out)
         if self.tape is not None and self._depth == 0:
             self.tape.add(func, args, kwargs, out)
         elif self.tape_after == len(self.calls) and self._depth == 0:
@@ -119,7 +124,7 @@ class Capture(TorchFunctionMode):
         self._depth += 1
         try:
             with self:
-                return _undispatched(func)(*args, **kwargs)
+                return undispatched(func)(*args, **kwargs)
         finally:
             self._depth -= 1
 
@@ -327,18 +332,14 @@ _HANDLERS: dict[Any, Callable[[Capture, Any, Any, Any], Any]] = {
 }
 
 
+def role(function: Any) -> str | None:
+    """The name of the handler of a function."""
+    return None if function not in _HANDLERS else _HANDLERS[function].__name__
+
+
 def _in_usual_memory(gradient: Tensor | None) -> Tensor | None:
     return None if gradient is None else gradient.contiguous()
 
 
 def _first(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     return args[0] if args else kwargs["input"]  # type: ignore[no-any-return]
-
-
-@functools.cache
-def _undispatched(function: types.FunctionType) -> types.FunctionType:
-    """A Python torch function without its 'is a mode on?' question, so that it runs its own body under a mode."""
-    scope = {**function.__globals__, "has_torch_function": lambda *_: False}
-    copy = types.FunctionType(function.__code__, scope, function.__name__, function.__defaults__, function.__closure__)
-    copy.__kwdefaults__ = function.__kwdefaults__
-    return copy

@@ -17,6 +17,7 @@ from clairvit.trace.attention import AttentionCall
 from clairvit.trace.capture import Capture
 from clairvit.trace.complaints import CHECKPOINTED, way_back
 from clairvit.trace.embedding import Embedding
+from clairvit.trace.film import Film
 from clairvit.trace.grid import channels_first
 from clairvit.trace.guest import own_grad_mode, visiting
 from clairvit.trace.rules import Switch
@@ -51,6 +52,7 @@ class Recording:
     switch: Switch | None
     tables: tuple[str, ...]
     differentiable: bool
+    film: Film | None = None  # every operation from the first block on, if asked for; cut from the graph
     forwards: int = field(default=1)  # passes over the batch, with those that `Trace.again` made for it
     backwards: int = field(default=0)
 
@@ -121,11 +123,12 @@ def record(
     tables: Sequence[str] = ("plain",),
     differentiable: bool = True,
     local: bool = False,
+    inside: bool = False,
     start: Tensor | None = None,
 ) -> Recording:
     """Run the model once over `pixels` [B, 3, H, W].
 
-    `local=True` also notes what makes one-block gradients cheap.
+    `local=True` also notes what makes one-block gradients cheap, `inside=True` every operation of the blocks.
     `start` takes the place of the first block's input, shaped as the model shapes it.
     """
     plan = anatomy(model, pixels)
@@ -133,6 +136,7 @@ def record(
     switch = Switch.among(tables) if differentiable else None
     capture = Capture(len(pixels), switch)
     capture.sequence_first = plan.sequence_first
+    film = Film() if inside else None
     layers = [i for i, part in enumerate(plan.parts) if part.kind not in ("pool", "aside")]
     inputs: list[Tensor] = []
     last_linears: dict[int, LastLinear] = {}
@@ -157,9 +161,13 @@ def record(
         watched = len(capture.calls) == last_call and not reads_patches
         capture.enter_block(len(inputs) - 1, tokens, watch_norm=watched)
         if not plan.writes_in_place:
+            if film is not None:
+                capture.film = film.entering(tokens)
             return None
         own = tokens.clone()  # the block will overwrite its input; ours must stay what it was
         capture.block_input = own if watched else None
+        if film is not None:
+            capture.film = film.entering(own)
         return (
             tuple(own if a is tokens else a for a in args),
             {name: own if a is tokens else a for name, a in kwargs.items()},
@@ -199,6 +207,9 @@ def record(
         capture.tape = None  # nobody can say where the last block ends
     elif capture.tape is not None and not plan.whole_blocks:
         capture.tape.start_at_last_sum(inputs[-1].shape)
+    if film is not None:
+        last = None if capture.tape is None else capture.tape.start
+        film.seal([(calls[i].block, calls[i].out) for i in layers], last, logits)
     return Recording(
         model=model,
         anatomy=plan,
@@ -216,6 +227,7 @@ def record(
         switch=switch,
         tables=tuple(tables),
         differentiable=differentiable,
+        film=film,
     )
 
 
