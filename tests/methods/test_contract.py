@@ -87,7 +87,7 @@ def test_maps_are_on_the_grid_and_finite(kind: str) -> None:
 def test_maps_say_something(kind: str) -> None:
     """Not constant, and not the same for both images: centre is the only one that looks at neither model nor image."""
     for name, made in compared(kind, pixels(kind), SIGNED_FORM).items():
-        if method_of(name).often_zero and not made.maps.any():
+        if method_of(name).often_zero and not made.maps.flatten(1).any(1).all():
             continue
         assert made.maps.flatten(1).std(1).min() > 0, name
         assert torch.equal(made.maps[0], made.maps[1]) == (name == "center"), name

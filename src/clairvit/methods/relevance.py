@@ -138,6 +138,7 @@ register(
     table=_rules_or_plain,
     also_table=_rules_beside_plain,
     delicate=_DIVIDES,
+    often_zero="its ReLU keeps what speaks for the target, and nothing that the last layer's attention carries does",
 )
 register(
     "lrp-rollout",
