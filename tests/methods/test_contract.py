@@ -179,7 +179,7 @@ def test_the_target_matters_to_class_specific_methods_only(kind: str) -> None:
         if name in CLASS_AGNOSTIC:
             assert torch.equal(made.maps, other[name].maps), name
         elif not method_of(name).often_zero or made.maps.any():
-            assert apart(made.maps, other[name].maps) > 1e-3, name
+            assert apart(made.maps, other[name].maps) > (1e-4 if method_of(name).faint else 1e-3), name
 
 
 @pytest.mark.parametrize("kind", TINY)

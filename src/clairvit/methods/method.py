@@ -56,6 +56,7 @@ class Method:
     needs: tuple[str, ...] = ()  # what a model must have beyond attention: "residual" (x + attention, seen apart)
     poolings: tuple[str, ...] = ()  # the only poolings it is defined for; none named: all
     often_zero: str = ""  # why its map is zero on whole kinds of models, in words for the warning
+    faint: str = ""  # why the target changes its map but little, in words
     delicate: str = ""  # why round-off shows in its map (differences over near-zero sums), in words
     forward_unless: tuple[str, Any] | None = field(default=None, repr=False)  # else it reads the film, no backward
     slow: bool = False  # takes much longer than one trace, so `--methods all` leaves it out
