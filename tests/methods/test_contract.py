@@ -179,14 +179,9 @@ def test_the_target_matters_to_class_specific_methods_only(kind: str) -> None:
         if name in CLASS_AGNOSTIC:
             assert torch.equal(made.maps, other[name].maps), name
         elif not method_of(name).often_zero or made.maps.any():
-            shared = own_reading(kind, model) if method_of(name).faint else 0
-            assert apart(made.maps - shared, other[name].maps - shared) > 1e-3, name
-
-
-def own_reading(kind: str, model: cv.Model) -> Tensor:
-    """What a rollout of identities gives: each patch as the head reads it, whatever the class."""
-    layout = ZOO[kind]
-    return cv.trace(model, pixels(kind), target=TARGET).read[:, layout.prefix :].unflatten(1, layout.grid)
+            # A rollout of next to nothing is the identity: what is the class's own is far above round-off, and small.
+            least = 1e-5 if method_of(name).faint else 1e-3
+            assert apart(made.maps, other[name].maps) > least, name
 
 
 @pytest.mark.parametrize("kind", TINY)

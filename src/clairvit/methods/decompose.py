@@ -129,6 +129,7 @@ def token_closeness(
     over=Product(residual=0.0),
     needs=("residual",),
     recombined={"start": "one"},
+    faint="its weights are about 1/N, so the identity outweighs the gradient (necc=mean_exp: N times as much)",
 )
 def token_transformation(
     layer: View,

@@ -71,7 +71,8 @@ def _deferred(links: Sequence[Link], recording: Recording, first: int) -> set[in
 
     So W_o b_v + b_o is shared by the vectors of the residual stream, as DecompX does it.
     """
-    maker = {id(t): link for link in links for t in link.step.made}
+    # A step may hand back what it was given (contiguous, to): such a tensor was made before.
+    maker = {id(t): link for link in links for t in link.step.made if all(t is not own for own in link.carriers)}
     found = set[int]()
     for link in links:
         if role(link.step.function) in _ATTENTION:

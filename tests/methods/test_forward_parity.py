@@ -1,0 +1,49 @@
+"""Forward decompositions beside the authors' own code (tests/parity/make_forward.py), on a post-norm ViT like BERT."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import clairvit as cv
+from post_norm import picture, post_norm
+
+SAID = np.load(Path(__file__).parent.parent / "fixtures" / "forward.npz")
+OURS = {
+    "attin": "attin(preset=official)",
+    "attin_residual": "attin-residual(value_bias=true)",
+    "attin_residual_ln": "attin-residual(preset=official)",
+    "globenc": "globenc(preset=official)",
+    "alti": "alti(preset=official)",
+}
+
+
+def assert_parity(found: Tensor, said: Tensor) -> None:
+    """1e-4 of the largest number; the authors compute in float64 here, and add a small eps here and there."""
+    assert float((found.flatten() - said).abs().max()) <= 1e-4 * float(said.abs().max())
+
+
+@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("layer", [0, 1])
+def test_each_layer(name: str, layer: int) -> None:
+    found = cv.explain(cv.wrap(post_norm()), picture(), f"{OURS[name]}+layer:{layer}").maps
+    assert_parity(found, torch.from_numpy(SAID[name])[layer, 1:])
+
+
+@pytest.mark.parametrize("name", ["globenc", "alti"])
+def test_product_of_layers(name: str) -> None:
+    found = cv.explain(cv.wrap(post_norm()), picture(), OURS[name]).maps
+    assert_parity(found, torch.from_numpy(SAID[f"{name}_product"])[1:])
+
+
+@pytest.mark.parametrize("sharing", ["absdot", "abssim", "norm", "equal", "cls"])
+@pytest.mark.parametrize("target", [0, 4])
+def test_decompx_with_biases(sharing: str, target: int) -> None:
+    """Without a value bias in the first layer: their code leaves that one with the key, ours shares it like any."""
+    model = cv.wrap(post_norm(first_value_bias=False))
+    found = cv.explain(model, picture(), f"decompx(bias={sharing})", target=target).maps
+    assert_parity(found, torch.from_numpy(SAID[f"decompx_{sharing}"])[1:, target])
