@@ -127,7 +127,7 @@ def _explain_all(
             # The last backward frees the graph, so that the walk over its N×N matrices has the room.
             keep = not (goal is targets[-1] and table == last) or table is None
             readers = [*group, *(bound for bound in bounds if bound.also == table is not None)]
-            trace = follow(recording, goal, table, keep=keep, reach=_reach(readers, len(recording.calls), layers))
+            trace = follow(recording, goal, table, keep=keep, reach=_reach(readers, len(recording.inputs), layers))
             for bound, result in zip(group, run(group, trace, others, seed=seed, layers=layers), strict=True):
                 results[bound.text].append(result)
             if len(readers) > len(group) and table is not None:
@@ -211,7 +211,7 @@ def _collect(
             found.skipped[bound.text] = str(refused)
             continue
         image_names = batch.names * len(targets)
-        maps, signed, notes = _checked_maps(bound, own, image_names, len(recording.calls))
+        maps, signed, notes = _checked_maps(bound, own, image_names, len(recording.inputs))
         has_layers = all(result.layers is not None for result in own)
         spent = sum(result.seconds for result in own)
         shared = shared_cost(bound.passes, bound.also)

@@ -81,7 +81,7 @@ def run(
 
 def _check_pooling(bound: Bound, trace: Trace) -> None:
     allowed = bound.method.poolings
-    if allowed and trace.layout.pooling not in allowed:
+    if allowed and trace.layers and trace.layout.pooling not in allowed:  # no layers at all is said by the walk
         raise NotApplicable(
             f"'{bound.method.name}' is defined for models whose head reads {' or '.join(allowed)} pooling, and "
             f"{trace.recording.model.name} has {trace.layout.pooling} pooling. Use gradcam or decompx."
@@ -98,7 +98,7 @@ class _Walk:
             raise NotApplicable(
                 f"{trace.recording.model.name}: no attention call was seen, and '{bound.text}' needs the layers of a "
                 "Vision Transformer. If it is one, its attention runs outside torch (xformers or flash-attn kernels): "
-                "switch that off in the model's settings; for a CNN use saliency."
+                "switch that off in the model's settings. Else use saliency."
             )
         self.used = over.used(count)
         self.keep_layers = layers
