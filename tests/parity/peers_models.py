@@ -1,4 +1,4 @@
-"""The seeded models and images of the parity fixtures: plain torch, timm and torchvision, so anyone can rebuild them."""
+"""The seeded models and images of the parity fixtures: plain torch, timm and torchvision, so anyone can rebuild."""
 
 from __future__ import annotations
 
