@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import warnings
+
 from clairvit.methods.method import Method, methods
 from tiny import ZOO
 
@@ -17,6 +20,13 @@ def fits(text: str, kind: str) -> bool:
     """Do the method's declared conditions hold for this model?"""
     method, tiny = method_of(text), ZOO[kind]
     return (not method.poolings or tiny.pooling in method.poolings) and not set(method.needs) & tiny.lacks
+
+
+def allow_declared_zeros() -> None:
+    """Inside warnings.catch_warnings(): a zero map is no surprise where a ReLU or the method itself says why."""
+    reasons = [method.often_zero for method in METHODS.values() if method.often_zero]
+    for reason in ["its ReLU keeps what speaks for the target", *reasons]:
+        warnings.filterwarnings("ignore", message=".*is zero everywhere: " + re.escape(reason))
 
 
 def home_of(text: str, *kinds: str) -> str:

@@ -11,6 +11,8 @@ from torch import Tensor
 
 import clairvit as cv
 import reference_maps as ref
+from cams_by_hand import cam_by_hand
+from clairvit.errors import ClairWarning, NotApplicable
 from exact_models import TARGETS, build, images_for, wrapped
 from reference_maps import Proof
 from references import assert_same
@@ -59,29 +61,7 @@ def test_formula(kind: str, name: str, fused: bool) -> None:
 # The CAM family, by a hook on the module and loops over channels
 
 
-def cam_by_hand(name: str, a: Tensor, g: Tensor) -> Tensor:
-    """One image, patches only: a, g [n, d] -> [n], before the ReLU."""
-    n, d = a.shape
-    out = torch.zeros(n, dtype=a.dtype)
-    for k in range(d):
-        ak, gk = a[:, k], g[:, k]
-        if name == "gradcam":
-            out += gk.mean() * ak
-        elif name == "gradcam-pp":
-            alpha = torch.tensor(
-                [0.0 if x == 0 else float(x**2 / (2 * x**2 + ak.sum() * x**3 + 1e-6)) for x in gk], dtype=a.dtype
-            )
-            out += (alpha * gk.clamp(min=0)).sum() * ak
-        elif name == "gradcam-elementwise":
-            out += (gk * ak).clamp(min=0)
-        elif name == "layercam":
-            out += gk.clamp(min=0) * ak
-        elif name == "xgradcam-plus":
-            out += (gk * ak.abs()).sum() / (ak.abs().sum() + 1e-7) * ak
-    return out
-
-
-FAMILY = ["gradcam", "gradcam-pp", "gradcam-elementwise", "layercam", "xgradcam-plus"]
+FAMILY = ["gradcam", "gradcam-pp", "hirescam", "gradcam-elementwise", "layercam", "xgradcam", "xgradcam-plus"]
 
 
 @pytest.mark.parametrize("name", FAMILY)
@@ -120,3 +100,79 @@ def test_cp_lrp_is_decompx() -> None:
         cv.explain(model, p.pixels, "cp-lrp+skipplus", target=TARGETS).maps,
         cv.explain(model, p.pixels, "decompx+skipplus", target=TARGETS).maps,
     )
+
+
+# CAM and the sum of a token's gradient
+
+
+def head_of(module: torch.nn.Module, tokens: Tensor) -> Tensor:
+    """The share of each token in the score, the spread of the final norm held fixed: written out for timm's ViTs."""
+    prefix = module.num_prefix_tokens
+    n = tokens.shape[1] - prefix
+    w = module.head.weight[TARGETS]  # [B, d]
+    norm = module.norm if isinstance(module.norm, torch.nn.LayerNorm) else module.fc_norm
+    seen = tokens if norm is module.norm else tokens[:, prefix:].mean(1, keepdim=True)  # its own spread, or the mean's
+    sigma = (seen.var(-1, correction=0, keepdim=True) + norm.eps).sqrt()
+    shares = (norm.weight * (tokens - tokens.mean(-1, keepdim=True)) / sigma * w[:, None]).sum(-1) / n
+    shares[:, :prefix] = 0
+    return shares.detach()
+
+
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("kind", ["avg", "avg-no-cls", "avg-token-norm"])
+def test_cam_is_the_linearised_head(kind: str, fused: bool) -> None:
+    """METHODS 3: (1/n) w·(gamma (x_i − mean)/sigma), sigma of the pooled token (fc_norm) or of its own (norm)."""
+    model, p = proven(kind, fused)
+    assert_same(
+        cv.explain(model, p.pixels, "cam", target=TARGETS).maps, p.on_grid(head_of(model.module, p.x[-1].detach()))
+    )
+
+
+def test_cam_of_an_attention_pool_holds_its_attention_fixed() -> None:
+    """MAP pooling: final tokens times the gradient with the pool's attention, norms and slopes frozen."""
+    model, p = proven("map")
+    tr = cv.trace(model, p.pixels, target=TARGETS, rules="linear")
+    expected = (tr.final_tokens * tr.final_gradient).sum(-1)
+    assert expected.any()
+    assert_same(cv.explain(model, p.pixels, "cam", target=TARGETS).maps, p.on_grid(expected))
+
+
+def test_cam_at_block_inputs_is_decompx() -> None:
+    model, p = proven("avg")
+    assert_same(
+        cv.explain(model, p.pixels, "cam+plus", target=TARGETS).maps,
+        cv.explain(model, p.pixels, "decompx+plus", target=TARGETS).maps,
+    )
+
+
+def test_cam_where_no_patch_is_read_is_refused() -> None:
+    model, p = proven("plain")
+    with pytest.raises(NotApplicable, match=r"avg or map or mixed pooling.*token pooling"):
+        cv.explain(model, p.pixels, "cam", target=TARGETS)
+
+
+@pytest.mark.parametrize("kind", ["plain", "registers", "distilled", "avg", "avg-no-cls", "layer-scale"])
+@pytest.mark.parametrize("name", ["vanilla", "vanilla+layer:1", "vanilla+plus"])
+def test_the_sum_of_a_gradient_behind_layer_norm_is_zero(kind: str, name: str) -> None:
+    """And is said to be, whatever rounding leaves of it."""
+    model, p = proven(kind)
+    assert max(float(dx.sum(-1).abs().max() / dx.abs().sum(-1).max()) for dx in p.true.dx[:-1]) < 1e-14
+    with pytest.warns(ClairWarning, match="zero everywhere: every way from a token goes through a LayerNorm"):
+        assert not cv.explain(model, p.pixels, name, target=TARGETS).maps.any()
+
+
+def test_the_sum_of_a_gradient_behind_other_norms_is_not() -> None:
+    model, p = proven("rms-norm")
+    assert_same(cv.explain(model, p.pixels, "vanilla", target=TARGETS).maps, p.on_grid(p.true.dx[0].sum(-1)))
+    both = sum(dx.sum(-1) for dx in p.true.dx[:-1])
+    assert_same(cv.explain(model, p.pixels, "vanilla+plus", target=TARGETS).maps, p.on_grid(both))
+
+
+def test_hirescam_before_a_lone_norm_is_zero_but_for_its_eps() -> None:
+    """x · dLN/dx = eps/sigma² of what it would be: LayerNorm does not see the length of a token."""
+    model, p = proven("avg-token-norm")
+    tr = cv.trace(model, p.pixels, target=TARGETS)
+    before = (tr.final_tokens * tr.final_gradient).sum(-1)
+    assert before.abs().max() < 1e-5 * (tr.final_tokens.norm(dim=-1) * tr.final_gradient.norm(dim=-1)).max()
+    after = cv.explain(model, p.pixels, "hirescam(relu=false)", target=TARGETS).maps  # read behind the norm
+    assert after.abs().max() > 1e-2

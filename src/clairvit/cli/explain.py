@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -28,6 +29,8 @@ clairvit explain photos/ --method rollout --out maps/
 clairvit explain cat.jpg --target 'Egyptian Mau,Bengal' --out cat.pdf
 
 clairvit explain cat.jpg --contrast Bengal Sphynx --method genatt+plus --layers
+
+clairvit explain cat.jpg --model torchvision:resnet50 --method gradcam --features
 """
 
 
@@ -46,6 +49,10 @@ def explain(
     score: options.Score = "logit",
     seed: options.Seed = 0,
     layers: Annotated[bool, typer.Option("--layers", help="Draw what each layer says, too.")] = False,
+    features: Annotated[
+        bool,
+        typer.Option("--features", help="Draw feature maps, too: the strongest channels of a CNN's stages or blocks."),
+    ] = False,
     out: options.Out = "out/",
     as_json: options.AsJson = False,
     quiet: options.Quiet = False,
@@ -63,7 +70,8 @@ def explain(
         return {bound.text: cv.explain(net, batch, method, aim, score=score, seed=seed, layers=layers)}
 
     targets = read_targets(target, contrast, net)
-    job = Job(net, targets, verb, _save, where, file_name(bound.text), batch_size, values=as_json)
+    save = functools.partial(_save_with_features, net) if features else _save
+    job = Job(net, targets, verb, save, where, file_name(bound.text), batch_size, values=as_json)
     with progress(bound.text, len(found), hidden=as_json or quiet) as advance:
         results = carry_out(job, found, failures, advance)
     if as_json:
@@ -107,4 +115,21 @@ def _save(explanations: Mapping[str, Explanation], path: Path) -> list[Path]:
     files = [explanation.save(path)]
     if explanation.layers is not None and path.suffix.lower() in PICTURES:
         files.append(explanation.save(path.with_stem(f"{path.stem}-layers"), layers=True))
+    return files
+
+
+def _save_with_features(model: Model, explanations: Mapping[str, Explanation], path: Path) -> list[Path]:
+    """The same and the feature maps: 'cat-features.png' beside 'cat.png', numbered where one file has many images."""
+    from clairvit.show.features import explained_features, features_figure
+    from clairvit.show.figures import same_image
+    from clairvit.show.save import PICTURES, write_figure
+
+    files = _save(explanations, path)
+    if path.suffix.lower() in PICTURES:
+        (explanation,) = explanations.values()
+        first = [group[0] for group in same_image(explanation)]  # an image with several targets has its features once
+        found = explained_features(model, explanation.pixels[first], [explanation.names[item] for item in first])
+        for number, one in enumerate(found, 1):
+            ending = "features" if len(found) == 1 else f"features-{number}"
+            files.append(write_figure(features_figure([one]), path.with_stem(f"{path.stem}-{ending}")))
     return files

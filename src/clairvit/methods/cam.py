@@ -1,7 +1,10 @@
-"""Class activation maps on tokens: channels weighted by what their gradient says.
+"""Class activation maps on tokens and feature maps: channels weighted by what their gradient says.
 
-a are activations [B, N, d], g their gradient, p a position, k a channel. Every formula ends with a ReLU, as the papers'
-do; under a combinator it follows SkipPLUS instead: block inputs, sums over all tokens, no ReLU.
+a are activations [B, N, d], g their gradient, p a position, k a channel. Formulas end with a ReLU where the papers' do;
+under a combinator they follow SkipPLUS instead: block inputs, sums over all tokens, no ReLU.
+
+On a CNN a layer is a stage (ResNet's layer1 … layer4 are 0 … 3), its cells are the tokens, and `at` is always that
+feature map. The default is the last stage; gradcam(layer=0) and gradcam+layer:0 are another, with and without ReLU.
 """
 
 from __future__ import annotations
@@ -28,6 +31,12 @@ ON_TOKENS: dict[str, Any] = {
     "recombined": {"at": "input", "tokens": "all"},
 }
 EACH_ALONE = ON_TOKENS | {"recombined": {"at": "input"}}  # every position by itself: nothing is summed over tokens
+
+CLASSIFIER_ROW = EACH_ALONE | {
+    "relu": False,
+    "rules": "linear",
+    "poolings": ("avg", "map", "mixed"),
+}
 
 
 def features(layer: View, at: At, tokens: Tokens) -> tuple[Tensor, Tensor, slice]:
@@ -66,6 +75,36 @@ def grad_cam_plus_plus(layer: View, at: At = "norm", tokens: Tokens = "patch") -
     return weighted_channels(a, (share * g_there.clamp(min=0)).sum(1))
 
 
+@method("cam", paper="Zhou et al., CVPR 2016", **CLASSIFIER_ROW)
+def class_activation_map(layer: View, at: Literal["output", "input"] = "output") -> Tensor:
+    """sum_k w_k a_k(p), w the classifier's row: what each token adds to the score when the head alone is read linearly.
+
+    It is a · dy/da at the last block's output under the `linear` rules: token i of n has (1/n) w·(gamma (a_i − mean)/
+    sigma), sigma (the final norm's, of the token or of their mean) and an attention pool held fixed. On a CNN with mean
+    pooling and a linear head it is the paper's; with a deeper head, its linear part. No ReLU, as in the paper: maps and
+    biases add up to the score. A head that reads CLS reads no patch, so there it is not defined. at=input is decompx.
+    """
+    a, g = layer.final_features() if at == "output" else (layer.x, layer.dx)
+    return (a * g).sum(-1)
+
+
+@method(
+    "hirescam",
+    paper="Draelos & Carin, 2020",
+    **EACH_ALONE,
+    often_zero="it was read directly before a normalisation that sees each position alone and forgets its length, so "
+    "gradient × activation adds up to zero there; try at=input or gradcam",
+    delicate="directly before such a normalisation it is a sum of terms that cancel",
+)
+def high_resolution_cam(layer: View, at: At = "norm") -> Tensor:
+    """relu(sum_k g_k(p) a_k(p)): each position weighted by its own gradient, signs kept (= ixg there).
+
+    Zero directly before a LayerNorm that nothing else reads (SAM's last blocks): x · dLN/dx = 0, but for its eps.
+    """
+    a, g = layer.cam_features(at)
+    return (g * a).sum(-1)
+
+
 @method("gradcam-elementwise", paper="Gildenblat, pytorch-grad-cam", **EACH_ALONE | {"signed": False, "relu": False})
 def elementwise_cam(layer: View, at: At = "norm") -> Tensor:
     """sum_k relu(g_k(p) a_k(p)): gradient × activation, what speaks against the class dropped channel by channel."""
@@ -78,6 +117,22 @@ def layer_cam(layer: View, at: At = "norm") -> Tensor:
     """relu(sum_k relu(g_k(p)) a_k(p)): each position weighted by its own positive gradient."""
     a, g = layer.cam_features(at)
     return (g.clamp(min=0) * a).sum(-1)
+
+
+@method(
+    "xgradcam",
+    paper="Fu et al., BMVC 2020",
+    **ON_TOKENS,
+    delicate="its weights are divided by sums of signed activations, which may be near zero",
+)
+def x_grad_cam(layer: View, at: At = "norm", tokens: Tokens = "patch") -> Tensor:
+    """relu(sum_k w_k a_k), w_k = sum_p g a / (sum_p a + 1e-7): gradient averaged by the activation.
+
+    Made for activations after a ReLU. Those of a ViT have both signs, sum_p a comes near zero and single weights
+    explode; xgradcam-plus divides by sum_p |a| instead.
+    """
+    a, g, where = features(layer, at, tokens)
+    return weighted_channels(a, (g[:, where] * a[:, where]).sum(1) / (a[:, where].sum(1) + 1e-7))
 
 
 @method("xgradcam-plus", paper="SkipPLUS", **ON_TOKENS)

@@ -162,7 +162,7 @@ def _collect(
             found.skipped[bound.text] = str(refused)
             continue
         image_names = batch.names * len(targets)
-        maps, signed, notes = _checked_maps(bound, own, facts[bound.text], image_names, len(recording.calls))
+        maps, signed, notes = _checked_maps(bound, own, facts[bound.text], image_names, len(recording.inputs))
         has_layers = all(result.layers is not None for result in own)
         spent = sum(result.seconds for result in own)
         shared = Cost(shared_cost(bound.passes).forwards, len(targets) * bound.backwards)

@@ -286,6 +286,30 @@ register(
 )
 
 
+@method(
+    "vanilla",
+    family="gradient",
+    paper="Simonyan et al., 2014, on tokens as in SkipPLUS",
+    gives="tokens",
+    over=Single(0),
+    signed=True,
+    often_zero="every way from a token goes through a LayerNorm, whose gradient adds up to zero over the channels; "
+    "use vanilla-l2",
+)
+def token_gradient_sum(layer: View) -> Tensor:
+    """sum_d dy/dx_d at a block's input: the gradient of a token, its channels added up.
+
+    LayerNorm takes the mean out of its input, so what comes back through it adds up to zero. In a pre-norm ViT blocks
+    read x through LayerNorm, the residual carries x on to the final LayerNorm, and the sum is zero at every layer. It
+    is not where something else reads the stream: RMSNorm, post-norm blocks, no final norm, a CNN. A map that rounding
+    alone explains is given as zeros; use vanilla-l2.
+    """
+    total, size = layer.dx.sum(-1), layer.dx.abs().sum(-1)  # [B, N]
+    rounding = torch.finfo(layer.layer.dx.dtype).eps * layer.dx.shape[-1]
+    noise = total.abs().amax(1) <= rounding * size.amax(1)  # [B]
+    return total.masked_fill(noise[:, None], 0)
+
+
 @method("saliency", family="gradient", paper="Simonyan et al., 2014", gives="image")
 def saliency(trace: Trace, level: Literal["patch", "pixel"] = "patch") -> Tensor:
     """max_channel |dy/dpixel|, averaged over each patch: where a small change would move the score most."""

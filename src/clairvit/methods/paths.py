@@ -78,8 +78,9 @@ def wide(tensor: Tensor) -> Tensor:
 
 def on_grid(row: Tensor, trace: Trace) -> Tensor:
     """[B, N] without its prefix tokens, as [B, rows, cols]."""
-    layout = trace.in_order
-    return row[:, layout.prefix :].reshape(len(row), *layout.grid)
+    layout, first = trace.in_order, trace.layers[0]
+    grid = first.grid if first.call is None and first.grid is not None else layout.grid  # a CNN's first stage is larger
+    return row[:, layout.prefix :].reshape(len(row), *grid)
 
 
 def at_least_one(name: str, value: int) -> None:

@@ -80,8 +80,8 @@ def at_once(indices: Sequence[int], trace: Trace) -> Iterator[list[int]]:
     """Layers in groups whose N×N matrices are made together: one by one on a CPU, a few hundred MB on a GPU."""
     group: list[int] = []
     for index in indices:
-        layer = trace.layers[index]
-        size = layer.attention.lead * layer.attention.v.shape[1] * layer.attention.queries * layer.attention.keys * 4
+        layer, call = trace.layers[index], trace.layers[index].call
+        size = TOGETHER_BYTES if call is None else call.lead * call.v.shape[1] * call.queries * call.keys * 4
         alike = group and _gradients(trace.layers[group[0]]) == _gradients(layer)
         if group and not (_starting_costs(trace) and alike and (len(group) + 1) * size <= TOGETHER_BYTES):
             yield group
@@ -126,7 +126,7 @@ def _visit(walks: Sequence[_Walk], whole: View, indices: list[int]) -> list[_Wal
 
 def _check_pooling(bound: Bound, trace: Trace) -> None:
     allowed = bound.method.poolings
-    if allowed and trace.layout.pooling not in allowed:
+    if allowed and trace.layers and trace.layout.pooling not in allowed:  # no layers at all is said by the walk
         raise NotApplicable(
             f"'{bound.method.name}' is defined for models whose head reads {' or '.join(allowed)} pooling, and "
             f"{trace.recording.model.name} has {trace.layout.pooling} pooling. Use gradcam or decompx."
@@ -143,7 +143,7 @@ class _Walk:
             raise NotApplicable(
                 f"{trace.recording.model.name}: no attention call was seen, and '{bound.text}' needs the layers of a "
                 "Vision Transformer. If it is one, its attention runs outside torch (xformers or flash-attn kernels): "
-                "switch that off in the model's settings; for a CNN use saliency."
+                "switch that off in the model's settings. Else use saliency."
             )
         self.used = over.used(count)
         self.keep_layers = layers

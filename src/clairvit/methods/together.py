@@ -45,7 +45,7 @@ def run_all(
             # The last backward frees the graph, so that the walk over its N×N matrices has the room.
             keep = not (goal is targets[-1] and table == last) or table is None
             readers = [*group, *(bound for bound in single if bound.also == table is not None)]
-            trace = follow(recording, goal, table, keep=keep, reach=reach_of(readers, len(recording.calls), layers))
+            trace = follow(recording, goal, table, keep=keep, reach=reach_of(readers, len(recording.inputs), layers))
             for bound, result in zip(group, run(group, trace, others, seed=seed, layers=layers), strict=True):
                 results[bound.text].append(result)
             if len(readers) > len(group) and table is not None:

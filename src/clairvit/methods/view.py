@@ -179,7 +179,7 @@ class View:
         gradient. A mean-pooled model reads the patches themselves, so there it is the last block's output, after the
         final norm if that comes before the mean.
         """
-        if at == "input":
+        if at == "input" or self.layer.call is None:  # a CNN's stages are feature maps already
             return self.x, self.dx
         if self.index != self.count - 1:
             raise NotApplicable(
@@ -192,6 +192,17 @@ class View:
         if a is None or g is None:
             return self.x, self.dx  # no norm before the attention (post-norm blocks)
         return _widened(a), _widened(g)
+
+    def final_features(self) -> tuple[Tensor, Tensor]:
+        """The last block's output (a CNN's feature map) and its gradient, [B, N, d] each."""
+        trace, last = self.trace, self.index == self.count - 1
+        x, dx = self.x, self.dx  # where blocks are no modules, say that
+        if self.layer.call is None:
+            return x, dx
+        if not last or trace.final_tokens is None or trace.final_gradient is None:
+            seen = f"layer {self.index} of {self.count}" if not last else "a model whose last block's end was not seen"
+            raise NotApplicable(f"at=output looks at the last block only; {seen} was asked for. Use at=input.")
+        return _widened(trace.final_tokens), _widened(trace.final_gradient)
 
     def once(self, key: Any, make: Callable[[], Tensor]) -> Tensor:
         """Share a layer map between methods that name the same function and options."""
@@ -228,7 +239,8 @@ class Together(View):
 
 def several(layers: Sequence[Layer], desk: Desk) -> Together | None:
     """One view of layers that are built alike; None if they are not."""
-    call = merged([layer.attention for layer in layers])
+    calls = [layer.call for layer in layers if layer.call is not None]
+    call = merged(calls) if len(calls) == len(layers) else None
     if call is None:
         return None
 
@@ -238,7 +250,7 @@ def several(layers: Sequence[Layer], desk: Desk) -> Together | None:
 
     one = replace(
         layers[0],
-        attention=call,
+        call=call,
         tokens=joined(lambda layer: layer.tokens),
         tokens_gradient=joined(lambda layer: layer.tokens_gradient),
         out_gradient=joined(lambda layer: layer.out_gradient),

@@ -2,12 +2,13 @@
 
 One forward of one image with every module watched. A block is the largest module that takes tokens and holds exactly
 one attention call. The grid comes from the patch embedding, the prefix from the token count, the pooling from which
-rows of the last attention the scores depend on.
+rows of the last attention the scores depend on. A model without attention has stages instead (`stages.py`).
 """
 
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from clairvit.trace.grid import channels_first, in_order, off_proportion, one_im
 from clairvit.trace.guest import own_grad_mode, visiting
 from clairvit.trace.parts import MOST_PREFIX_TOKENS, Part
 from clairvit.trace.pooling import with_pooling
+from clairvit.trace.stages import Seen, Stage, find_stages
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,7 @@ class Anatomy:
 
     layout: Layout | None  # None: no patch tokens were found (a CNN, say)
     parts: tuple[Part, ...]  # in the order of the calls
+    stages: tuple[Stage, ...]  # of a model without attention: its feature maps, first to last
     writes_in_place: bool  # a block changes its own input: recordings must keep a copy
     sequence_first: bool  # blocks take [N, B, d] (the original CLIP code)
     whole_blocks: bool  # a block's output is the next one's input; else only its attention half is a module
@@ -69,6 +72,7 @@ class _Visit:
     version: int
     first_call: int  # attention calls before it
     sees_image: bool  # the tokens depend on the pixels
+    seen: Seen
     output: Tensor | None = None
     calls: int = 0  # attention calls inside it
     in_place: bool = False
@@ -84,6 +88,8 @@ class _Watch:
         self.visits: list[list[_Visit]] = []  # for each attention call, the modules around it, outermost first
         self.grids: list[tuple[int, int]] = []  # spatial sizes of the convolutions before the first attention
         self.read_by_head: list[Tensor] = []  # what the last linear layers were given, one vector an image
+        self.outermost: list[Seen] = []  # every call of a module, as a tree
+        self.called: Counter[nn.Module] = Counter()
 
     def _see(self, func: Callable[..., Any], args: Any, kwargs: Any, out: Any) -> None:
         while len(self.visits) < len(self.capture.calls):
@@ -100,13 +106,18 @@ class _Watch:
             tokens = None
         version = 0 if tokens is None else tokens._version
         sees_image = tokens is not None and tokens.requires_grad
-        self.stack.append(_Visit(module, tokens, version, len(self.capture.calls), sees_image))
+        seen = Seen(module, self.called[module])
+        self.called[module] += 1
+        (self.stack[-1].seen.parts if self.stack else self.outermost).append(seen)
+        self.stack.append(_Visit(module, tokens, version, len(self.capture.calls), sees_image, seen))
 
     def leave(self, module: nn.Module, args: Any, out: Any) -> None:
         visit = self.stack.pop()
         visit.calls = len(self.capture.calls) - visit.first_call
         visit.output = tokens_among((out,) if isinstance(out, Tensor) else tuple(out) if _listy(out) else (), {})
         visit.in_place = visit.tokens is not None and visit.tokens._version != visit.version
+        same = visit.output is visit.tokens and not visit.in_place
+        visit.seen.gave(visit.tokens, visit.output, (self.pixels.shape[-2], self.pixels.shape[-1]), unchanged=same)
 
 
 def _listy(out: Any) -> bool:
@@ -154,7 +165,8 @@ def _look(model: Model, pixels: Tensor) -> Anatomy:
     seen = [visit for visit in blocks if visit is not None]
     # One image was looked at, so the axis of length 1 is the batch.
     sequence_first = any(v.tokens is not None and v.tokens.ndim == 3 and v.tokens.shape[0] != 1 for v in seen)
-    return Anatomy(model.layout or layout, parts, in_place, sequence_first, _whole(seen), sorted_tokens)
+    stages = () if parts else find_stages(module, watch.outermost)
+    return Anatomy(model.layout or layout, parts, stages, in_place, sequence_first, _whole(seen), sorted_tokens)
 
 
 def _in_order(layout: Layout, blocks: list[_Visit | None], pixels: Tensor) -> bool:

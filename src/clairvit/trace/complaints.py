@@ -14,6 +14,16 @@ CHECKPOINTED = (
     "Switch off gradient checkpointing (torch.utils.checkpoint) and torch.no_grad() inside the model."
 )
 
+GRADIENT_METHODS = "ixg, saliency and gradcam"
+
+
+def no_attention(stage: str, index: int) -> str:
+    """Of a layer of a CNN that was asked for its attention."""
+    return (
+        f"This model has no attention (a CNN, say): its layer {index} is the feature map of '{stage}', and the method "
+        f"reads attention between image tokens. Use one that reads activations and gradients: {GRADIENT_METHODS}."
+    )
+
 
 @contextmanager
 def way_back() -> Iterator[None]:

@@ -9,10 +9,11 @@ from clairvit.models.layout import Layout
 from clairvit.trace.complaints import way_back
 
 
-def channels_first(tokens: Tensor, image: tuple[int, int]) -> bool:
-    """[B, d, h, w] or [B, h, w, d]? The grid is the pair of axes with the image's proportions."""
+def channels_first(tokens: Tensor, image: tuple[int, int], *, tie: bool = False) -> bool:
+    """[B, d, h, w] or [B, h, w, d]? The grid is the pair of axes with the image's proportions; `tie` if both have."""
     _, a, b, c = tokens.shape
-    return off_proportion(b, c, image) < off_proportion(a, b, image)
+    first, last = off_proportion(b, c, image), off_proportion(a, b, image)
+    return tie if first == last else first < last
 
 
 def off_proportion(rows: int, cols: int, image: tuple[int, int]) -> float:

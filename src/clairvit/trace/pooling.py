@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from clairvit.errors import CaptureError
@@ -78,3 +79,18 @@ def _guessed(layout: Layout) -> Layout:
     if layout.prefix:
         return Layout(layout.grid, layout.prefix, "token", ((0, 1.0),))
     return Layout(layout.grid, 0, "avg", tuple((row, 1 / layout.patches) for row in range(layout.patches)))
+
+
+def pool_row(pools: tuple[AttentionCall, ...], layout: Layout) -> Tensor:
+    """What an attention pool reads of each token; several class-attention layers (CaiT) pass on what they had."""
+    row: Tensor | None = None
+    for call in pools:
+        queries = call.A().mean(1)  # [B, queries, keys]
+        latent = sum(weight * queries[:, index] for index, weight in layout.read)
+        attention = latent if call is pools[-1] and isinstance(latent, Tensor) else queries.mean(1)
+        extra = attention.shape[1] - layout.tokens  # CLS among the keys
+        if extra < 0:  # a pool that is not given the prefix tokens reads nothing of them
+            attention, extra = F.pad(attention, (-extra, 0)), 0
+        row = attention[:, extra:] + (0 if row is None else attention[:, :extra].sum(1, keepdim=True) * row)
+    assert row is not None
+    return row

@@ -21,6 +21,7 @@ from clairvit.trace.film import Film
 from clairvit.trace.grid import channels_first
 from clairvit.trace.guest import own_grad_mode, visiting
 from clairvit.trace.rules import Switch
+from clairvit.trace.stages import Watcher
 from clairvit.trace.tables import table as rule_table
 from clairvit.trace.tape import Tape
 
@@ -42,7 +43,7 @@ class Recording:
     anatomy: Anatomy
     pixels: Tensor  # [B, 3, H, W], a leaf
     logits: Tensor  # [B, C]
-    inputs: tuple[Tensor | None, ...]  # block inputs, one for each layer, as the model shapes them
+    inputs: tuple[Tensor | None, ...]  # block inputs (a CNN's feature maps), one a layer, as the model shapes them
     calls: tuple[AttentionCall, ...]  # the attention of each layer
     pools: tuple[AttentionCall, ...]  # attention pools after the layers
     last_linears: dict[int, LastLinear]  # layer -> the last linear layer of its block, if asked for
@@ -58,23 +59,27 @@ class Recording:
 
     @property
     def end(self) -> Tensor | None:
-        """The last block's output."""
+        """The last block's output; a CNN's last feature map."""
+        if self.anatomy.stages:
+            return self.inputs[-1]
         return None if self.tape is None else self.tape.start
+
+    def _channels_first(self, feature_map: Tensor) -> bool:
+        image = (int(self.pixels.shape[-2]), int(self.pixels.shape[-1]))
+        return channels_first(feature_map, image, tie=bool(self.anatomy.stages))
 
     def as_tokens(self, tensor: Tensor) -> Tensor:
         """[B, N, d], also from [N, B, d] and from feature maps [B, h, w, d] or [B, d, h, w]."""
         if tensor.ndim == 3:
             return tensor.transpose(0, 1) if self.anatomy.sequence_first else tensor
-        image = (int(self.pixels.shape[-2]), int(self.pixels.shape[-1]))
-        return tensor.flatten(2).transpose(1, 2) if channels_first(tensor, image) else tensor.flatten(1, 2)
+        return tensor.flatten(2).transpose(1, 2) if self._channels_first(tensor) else tensor.flatten(1, 2)
 
     def from_tokens(self, tokens: Tensor, like: Tensor | None = None) -> Tensor:
         """[B, N, d] in the shape of the last block's output, or of `like`; the opposite of `as_tokens`."""
         end = self.end if like is None else like
         if end is None or end.ndim == 3:
             return tokens.transpose(0, 1) if self.anatomy.sequence_first else tokens
-        image = (int(self.pixels.shape[-2]), int(self.pixels.shape[-1]))
-        if channels_first(end, image):
+        if self._channels_first(end):
             return tokens.transpose(1, 2).reshape(len(tokens), -1, *end.shape[2:])
         return tokens.reshape(len(tokens), *end.shape[1:3], -1)
 
@@ -129,7 +134,7 @@ def record(
     """Run the model once over `pixels` [B, 3, H, W].
 
     `local=True` also notes what makes one-block gradients cheap, `inside=True` every operation of the blocks.
-    `start` takes the place of the first block's input, shaped as the model shapes it.
+    `start` takes the place of the first block's input (a CNN's first feature map), shaped as the model shapes it.
     """
     plan = anatomy(model, pixels)
     pixels = pixels.detach().clone().requires_grad_(differentiable)
@@ -181,8 +186,9 @@ def record(
             if reads_patches:
                 capture.block_input = tokens  # the final norm is the one that matters
 
+    stages = Watcher(plan.stages, start)
     with visiting(model.module), torch.set_grad_enabled(differentiable):
-        hooks = []
+        hooks = stages.hooks()
         try:
             blocks = {id(plan.parts[i].block): plan.parts[i].block for i in layers}
             for block in blocks.values():
@@ -215,7 +221,8 @@ def record(
         anatomy=plan,
         pixels=pixels,
         logits=logits,
-        inputs=tuple(inputs[calls[i].block] if plan.parts[i].block is not None else None for i in layers),
+        inputs=tuple(inputs[calls[i].block] if plan.parts[i].block is not None else None for i in layers)
+        or stages.maps(),
         calls=tuple(calls[i] for i in layers),
         last_linears={
             layer: last_linears[calls[i].block] for layer, i in enumerate(layers) if calls[i].block in last_linears

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from clairvit.errors import BadInput, CaptureError, NotApplicable, UnknownName, did_you_mean
@@ -23,24 +22,36 @@ from clairvit.models.layout import Layout
 from clairvit.models.model import Model
 from clairvit.models.target import Target, resolve
 from clairvit.trace.attention import AttentionCall
+from clairvit.trace.complaints import GRADIENT_METHODS, no_attention
 from clairvit.trace.guest import own_grad_mode
+from clairvit.trace.parts import Part
+from clairvit.trace.pooling import pool_row
 from clairvit.trace.recording import Recording, record
+from clairvit.trace.stages import Stage
 from clairvit.trace.tables import MADE, TABLES
-
-GRADIENT_METHODS = "ixg, saliency and gradcam"
 
 
 @dataclass(frozen=True, eq=False)
 class Layer:
-    """One block: its input and attention, and their gradients. A, G and S are derived on each access, never kept."""
+    """One block: its input and attention, and their gradients. A, G and S are derived on each access, never kept.
+
+    A CNN's layers are its stages: x is the stage's feature map, [B, h·w, C], and there is no attention.
+    """
 
     index: int
     count: int  # layers in the model
-    attention: AttentionCall
+    call: AttentionCall | None  # None: a stage of a CNN
     grid: tuple[int, int] | None  # of this block's tokens
+    name: str  # of the stage of a CNN
     tokens: Tensor | None  # [B, N, d]
     tokens_gradient: Tensor | None
     out_gradient: Tensor | None  # [B, H, N, dh]
+
+    @property
+    def attention(self) -> AttentionCall:
+        if self.call is None:
+            raise NotApplicable(no_attention(self.name, self.index))
+        return self.call
 
     @property
     def x(self) -> Tensor:
@@ -124,7 +135,9 @@ class Trace:
 
     @property
     def layout(self) -> Layout:
-        layout = self.recording.anatomy.layout
+        layout, stages = self.recording.anatomy.layout, self.recording.anatomy.stages
+        if layout is None and stages:
+            return Layout(stages[-1].grid, 0, "avg")
         if layout is None:
             raise NotApplicable(
                 f"No patch tokens were found in {self.recording.model.name} ({len(self.layers)} attention calls seen); "
@@ -160,7 +173,7 @@ class Trace:
         """[1 or B, N]: how much the head reads of each token's row; rows of an N×N map are weighted so."""
         layout = self.layout
         if layout.pooling == "map":
-            return _pool_row(self.recording.pools, layout)
+            return pool_row(self.recording.pools, layout)
         row = self.logits.new_zeros(layout.tokens, dtype=_working(self.logits.dtype))
         for index, weight in layout.read:
             row[index] = weight
@@ -261,13 +274,13 @@ def follow(
     reach: Reach = EVERYTHING,
 ) -> Trace:
     """The backward of one target through a recording; `rules=None` makes no backward, `keep=False` frees the graph."""
-    calls = recording.calls
+    calls, plan = recording.calls, recording.anatomy
     wanted = [call.out for call in calls[reach.first :]] if reach.attention else []
     wanted += [x for x in recording.inputs[reach.first :] if x is not None] if reach.tokens else []
     wanted += [recording.pixels] if reach.pixels else []
     made = recording.embedding.made if reach.pixels and recording.embedding is not None else None
     wanted += [made] if made is not None and made.requires_grad and all(made is not x for x in wanted) else []
-    ends = [t for t in (recording.end, recording.normed) if t is not None]
+    ends = [t for t in (recording.end, recording.normed) if t is not None and not any(t is w for w in wanted)]
     of: dict[int, Tensor | None] = {}
     if target is not None and rules is not None and wanted:
         found = recording.gradients(target, rules, [*wanted, *ends], keep=keep)
@@ -286,17 +299,19 @@ def follow(
         found = gradient_of(call.out)
         return None if found is None else call.heads(found)
 
+    places: tuple[Part | Stage, ...] = plan.stages or plan.layers
     layers = tuple(
         Layer(
             index=index,
-            count=len(calls),
-            attention=call,
+            count=len(recording.inputs),
+            call=calls[index] if calls else None,
             grid=part.grid,
+            name=part.name if isinstance(part, Stage) else "",
             tokens=None if x is None else shaped(x.detach()),
             tokens_gradient=shaped(gradient_of(x)),
-            out_gradient=heads_gradient(call),
+            out_gradient=heads_gradient(calls[index]) if calls else None,
         )
-        for index, (x, call, part) in enumerate(zip(recording.inputs, calls, recording.anatomy.layers, strict=True))
+        for index, (x, part) in enumerate(zip(recording.inputs, places, strict=True))
     )
     found_trace = Trace(
         recording=recording,
@@ -314,21 +329,6 @@ def follow(
     if not keep:
         recording.let_go()
     return found_trace
-
-
-def _pool_row(pools: tuple[AttentionCall, ...], layout: Layout) -> Tensor:
-    """What an attention pool reads of each token; several class-attention layers (CaiT) pass on what they had."""
-    row: Tensor | None = None
-    for call in pools:
-        queries = call.A().mean(1)  # [B, queries, keys]
-        latent = sum(weight * queries[:, index] for index, weight in layout.read)
-        attention = latent if call is pools[-1] and isinstance(latent, Tensor) else queries.mean(1)
-        extra = attention.shape[1] - layout.tokens  # CLS among the keys
-        if extra < 0:  # a pool that is not given the prefix tokens reads nothing of them
-            attention, extra = F.pad(attention, (-extra, 0)), 0
-        row = attention[:, extra:] + (0 if row is None else attention[:, :extra].sum(1, keepdim=True) * row)
-    assert row is not None
-    return row
 
 
 def _working(dtype: torch.dtype) -> torch.dtype:

@@ -1,0 +1,148 @@
+"""Every registered method where there is little to see: no NaN, finite maps, and a zero map comes with its reason."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor, nn
+
+import clairvit as cv
+from clairvit.errors import ClairWarning
+from clairvit.methods.explain import Comparison
+from conditions import METHODS
+from exact_models import CLASSES, randomised
+from tiny import cnn, strange
+
+TARGET = 2
+POOLINGS = {"token": True, "avg": False}  # and whether there is a class token
+SIGNED_FORM = [f"{name}(relu=false)" if method.relu else name for name, method in METHODS.items()]
+
+
+def made(pooling: str, *, depth: int = 3, grid: tuple[int, int] = (3, 2), zero_head: bool = False) -> nn.Module:
+    module = VisionTransformer(
+        img_size=(4 * grid[0], 4 * grid[1]),
+        patch_size=4,
+        embed_dim=24,
+        num_heads=3,
+        mlp_ratio=2,
+        depth=depth,
+        num_classes=CLASSES,
+        global_pool=pooling,
+        class_token=POOLINGS[pooling],
+    )
+    module = randomised(module.eval(), seed=7)
+    if zero_head:
+        nn.init.zeros_(module.head.weight)
+        nn.init.zeros_(module.head.bias)
+    return module
+
+
+def noise(module: nn.Module) -> Tensor:
+    size = module.patch_embed.img_size
+    return torch.randn(2, 3, *size, generator=torch.Generator().manual_seed(1)).to(next(module.parameters()).dtype)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model, images for it, and whether its score has a gradient at all."""
+
+    make: Callable[[str], nn.Module]
+    images: Callable[[nn.Module], Tensor] = field(default=noise)
+    speaks: bool = True
+
+
+CASES = {
+    "constant image": Case(made, lambda module: torch.full_like(noise(module), 0.4)),
+    "black image": Case(made, lambda module: torch.zeros_like(noise(module))),
+    "zero head": Case(functools.partial(made, zero_head=True), speaks=False),
+    "one token": Case(functools.partial(made, grid=(1, 1))),
+    "one token of a constant image": Case(
+        functools.partial(made, grid=(1, 1)), lambda module: torch.full_like(noise(module), -1.0)
+    ),
+    "one row": Case(functools.partial(made, grid=(1, 5))),
+    "one layer": Case(functools.partial(made, depth=1)),
+    "one layer, one token": Case(functools.partial(made, depth=1, grid=(1, 1))),
+    "two layers": Case(functools.partial(made, depth=2)),
+    "five layers": Case(functools.partial(made, depth=5)),
+    "bfloat16": Case(lambda pooling: made(pooling).bfloat16()),
+    "bfloat16, zero head, constant image": Case(
+        lambda pooling: made(pooling, zero_head=True).bfloat16(),
+        lambda module: torch.full_like(noise(module), 0.4),
+        speaks=False,
+    ),
+}
+
+
+@functools.cache
+def swept(case: str, pooling: str) -> tuple[Comparison, tuple[str, ...], tuple[int, int]]:
+    module = CASES[case].make(pooling)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        names = [*METHODS, *SIGNED_FORM]
+        found = cv.compare(cv.wrap(module), CASES[case].images(module), names, target=TARGET, skip=True)
+    said = tuple(str(w.message) for w in caught if issubclass(w.category, ClairWarning))
+    return found, said, module.patch_embed.grid_size
+
+
+@pytest.mark.parametrize("pooling", POOLINGS)
+@pytest.mark.parametrize("case", CASES)
+def test_maps_are_finite_and_on_the_grid(case: str, pooling: str) -> None:
+    found, _, grid = swept(case, pooling)
+    undefined = {name for name, method in METHODS.items() if method.poolings and pooling not in method.poolings}
+    assert {name.partition("(")[0] for name in found.skipped} == undefined
+    for name, one in found.items():
+        assert one.maps.shape == (2, *grid), name
+        assert one.maps.dtype == torch.float32, name
+        assert one.maps.isfinite().all(), name
+
+
+@pytest.mark.parametrize("pooling", POOLINGS)
+@pytest.mark.parametrize("case", CASES)
+def test_a_zero_map_comes_with_its_reason(case: str, pooling: str) -> None:
+    """In a warning and in the notes, which are stored with the map; no other map is warned about."""
+    found, said, _ = swept(case, pooling)
+    for name, one in found.items():
+        reasons = [note for note in one.notes if "is zero everywhere: " in note or "does not speak of" in note]
+        method = METHODS[name.partition("(")[0]]
+        if not one.maps.flatten(1).any(1).all() and not (method.passes == "none" and CASES[case].speaks is False):
+            assert reasons, name
+        assert set(reasons) <= set(said), name
+        if CASES[case].speaks and one.maps.flatten(1).any(1).all():
+            assert not reasons, name
+
+
+@pytest.mark.parametrize("pooling", POOLINGS)
+def test_a_head_of_zeros_is_named(pooling: str) -> None:
+    """What reads gradients says that they do not speak of the target; what does not has nothing to say about it."""
+    found, _, _ = swept("zero head", pooling)
+    for name, one in found.items():
+        method = METHODS[name.partition("(")[0]]
+        if method.class_specific and method.passes == "backward":
+            assert any("a head of zeros?" in note for note in one.notes), name
+        if not method.class_specific:
+            assert one.maps.any(), name
+            assert not any("a head of zeros?" in note for note in one.notes), name
+
+
+def test_a_cnn_with_a_head_of_zeros_says_so() -> None:
+    module = strange(cnn)
+    nn.init.zeros_(module[-1].weight)
+    with pytest.warns(ClairWarning, match="a head of zeros"):
+        maps = cv.explain(cv.wrap(module), torch.randn(2, 3, 32, 32), "gradcam", target=TARGET).maps
+    assert not maps.any()
+
+
+@pytest.mark.parametrize("size", [(32, 32), (8, 8), (4, 4)])
+@pytest.mark.parametrize("name", ["cam", "gradcam", "hirescam", "layercam", "ixg", "vanilla", "saliency"])
+def test_a_cnn_on_few_pixels(name: str, size: tuple[int, int]) -> None:
+    """Down to a last map of one cell."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ClairWarning)
+        made = cv.explain(cv.wrap(strange(cnn)), torch.full((2, 3, *size), 0.3), name, target=TARGET)
+    assert made.maps.isfinite().all()
