@@ -69,6 +69,11 @@ class Bound:
         return self.method.also
 
     @property
+    def biases(self) -> str | None:
+        """Which biases a backward must add up for it."""
+        return str(dict(self.options)["biases"]) if self.method.reads_biases else None
+
+    @property
     def needs_pixels(self) -> bool:
         """Does it read the gradient at the pixels?"""
         whole = self.over is None and self.method.reads == "pixels"

@@ -106,6 +106,7 @@ def _explain_all(
         tables=[table for table in groups if table is not None] or ["plain"],
         differentiable=any(bound.passes in ("backward", "local") for bound in bounds),
         local=any(bound.passes == "local" for bound in bounds),
+        biases=sorted({bound.biases for bound in bounds if bound.biases is not None}),
     )
     targets = (
         resolve(

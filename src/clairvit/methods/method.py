@@ -61,6 +61,8 @@ class Method:
     more: Callable[..., Cost] | None = field(default=None, repr=False)  # options -> passes of its own for one target
     reads: Literal["pixels", "last attention"] = "pixels"  # the gradient it wants, if it gives an image
     backward_if: tuple[str, Any] | None = field(default=None, repr=False)  # an option that makes it need a backward
+    reads_biases: bool = False  # it reads what biases add; its option `biases` says which
+    says: Callable[..., str | None] | None = field(default=None, repr=False)  # (trace, layers, **options) -> a note
 
     @property
     def summary(self) -> str:
@@ -108,7 +110,7 @@ def shared_cost(passes: Passes, also: str | None = None) -> Cost:
 
 
 _registry: dict[str, Method] = {}
-_HOMES = ("attention", "gradient", "cam", "relevance", "paths", "baseline")
+_HOMES = ("attention", "gradient", "cam", "relevance", "fullgrad", "paths", "baseline")
 
 
 def register(

@@ -138,6 +138,9 @@ class _Walk:
         row = self.over.finish(self.row, len(self.trace.layers), self.trace.layout)
         grid_of = self.used[-1]
         self.result.maps = self._on_grid(row.clamp(min=0) if self.bound.relu else row, grid_of)
+        if self.bound.method.says is not None:
+            note = self.bound.method.says(self.trace, self.used, **dict(self.bound.options))
+            self.result.notes += [] if note is None else [f"{self.bound.text}: {note}"]
         if self.keep_layers:
             shapes = {r.shape for r in self.rows_of_layers.values()}
             if len(shapes) == 1:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +14,7 @@ from clairvit.errors import CaptureError
 from clairvit.models.model import Model
 from clairvit.trace.anatomy import Anatomy, anatomy, tokens_among
 from clairvit.trace.attention import AttentionCall
+from clairvit.trace.biases import Ledger, watched
 from clairvit.trace.capture import Capture
 from clairvit.trace.complaints import CHECKPOINTED, way_back
 from clairvit.trace.grid import channels_first
@@ -49,6 +50,7 @@ class Recording:
     switch: Switch | None
     tables: tuple[str, ...]
     differentiable: bool
+    ledgers: dict[str, Ledger] = field(default_factory=dict)  # what biases add, by kind, where asked for
     forwards: int = field(default=1)  # passes over the batch, with those that `Trace.again` made for it
     backwards: int = field(default=0)
 
@@ -105,6 +107,8 @@ class Recording:
                 "model."
             )
         self.backwards += 1
+        for ledger in self.ledgers.values():
+            ledger.begin()
         with way_back():
             return torch.autograd.grad(y, of, retain_graph=keep, allow_unused=True)
 
@@ -118,16 +122,19 @@ def record(
     differentiable: bool = True,
     local: bool = False,
     start: Tensor | None = None,
+    biases: Iterable[str] = (),
 ) -> Recording:
     """Run the model once over `pixels` [B, 3, H, W].
 
     `local=True` also notes what makes one-block gradients cheap.
     `start` takes the place of the first block's input, shaped as the model shapes it.
+    `biases` names what a backward shall add up beside gradients: "true" biases, "implicit" ones too.
     """
     plan = anatomy(model, pixels)
     pixels = pixels.detach().clone().requires_grad_(differentiable)
     switch = Switch.among(tables) if differentiable else None
     capture = Capture(len(pixels), switch)
+    ledgers = watched(capture, biases, plan, len(pixels))
     layers = [i for i, part in enumerate(plan.parts) if part.kind not in ("pool", "aside")]
     inputs: list[Tensor] = []
     last_linears: dict[int, LastLinear] = {}
@@ -185,6 +192,7 @@ def record(
         finally:
             for hook in hooks:
                 hook.remove()
+            capture.observer = None  # the two hold each other
 
     calls = capture.calls
     _check(plan, calls, differentiable)
@@ -210,6 +218,7 @@ def record(
         switch=switch,
         tables=tuple(tables),
         differentiable=differentiable,
+        ledgers=ledgers,
     )
 
 

@@ -9,7 +9,8 @@ tr.retarget("Persian")  # another backward, no other forward
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from clairvit.models.layout import Layout
 from clairvit.models.model import Model
 from clairvit.models.target import Target, resolve
 from clairvit.trace.attention import AttentionCall
+from clairvit.trace.biases import Biases
 from clairvit.trace.guest import own_grad_mode
 from clairvit.trace.recording import Recording, record
 from clairvit.trace.rules import MADE, TABLES
@@ -115,6 +117,7 @@ class Trace:
     final_gradient: Tensor | None
     normed: Tensor | None  # [B, N, d] the last block's normalised input; where patches are averaged, its output
     normed_gradient: Tensor | None
+    biases: Mapping[str, Biases] = field(default_factory=dict)  # what the layers' own biases add, where asked for
 
     @property
     def logits(self) -> Tensor:
@@ -300,6 +303,10 @@ def follow(
         final_gradient=shaped(gradient_of(recording.end)),
         normed=shaped(None if recording.normed is None else recording.normed.detach()),
         normed_gradient=shaped(gradient_of(recording.normed)),
+        biases={
+            kind: ledger.by_layer([c.block for c in calls], recording.pixels)
+            for kind, ledger in recording.ledgers.items()
+        },
     )
     if not keep:
         recording.let_go()
