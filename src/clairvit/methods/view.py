@@ -134,10 +134,11 @@ class View:
         layer = self.desk.others[table].layers[self.index]
         return self._once(("G", table), lambda: layer.between_tokens().G(layer.dO, self._rows))
 
-    def mirrored_G(self) -> Tensor:
-        """The gradient of the layer as far from the end as this one is from the start (a known bug, for compat)."""
+    def mirrored(self) -> tuple[Tensor, Tensor]:
+        """A and G of the layer as far from the end as this one is from the start (a known bug, for compat)."""
         mirror = self.trace.layers[self.count - 1 - self.index]
-        return mirror.between_tokens().G(mirror.dO, self._rows)
+        call = mirror.between_tokens()
+        return call.A(self._rows), call.G(mirror.dO, self._rows)
 
     def local_G(self, pool: str) -> Tensor:
         """d s^l / dA of this block alone, [B, H, all rows, N]; for an attention pool the pool's, [B, H, queries, N]."""
