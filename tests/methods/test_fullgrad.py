@@ -5,10 +5,12 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass, field
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import clairvit as cv
 from clairvit.errors import BadInput, NotApplicable
@@ -16,11 +18,13 @@ from clairvit.methods.fullgrad import totals
 from clairvit.trace.recording import record
 from clairvit.trace.trace import Trace, follow, one_target
 from exact_models import TARGETS, both_ways, build, images_for, wrapped
+from parity.tiny_vit import seeded
 from references import ACTIVATIONS, Attention, Linear, Mlp, Norm, ViT, assert_same, score, written_out
-from tiny import STRANGE, TINY, ZOO, pixels, strange
+from tiny import STRANGE, TINY, ZOO, cnn, pixels, strange
 from tiny import wrapped as tiny_model
 
 DEPTH = 3
+FIXTURES = Path(__file__).parent.parent / "fixtures"
 
 
 # The model by hand: at each operation, what it leaves (b) and a leaf of zeros, whose gradient is that of the output.
@@ -189,6 +193,40 @@ def test_completeness_by_hand(kind: str) -> None:
         assert (gap < 1e-12) if complete else (gap > 1e-2)
 
 
+class Turned(nn.Module):
+    """A ViT whose stream is [N, B, d] between its blocks, and [B, N, d] again for its head."""
+
+    def __init__(self, own: nn.Module) -> None:
+        super().__init__()
+        self.own = own
+        for block in own.blocks:
+            block.attn.batch_first = False
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        x = self.own.embed(pixels).transpose(0, 1)
+        for block in self.own.blocks:
+            x = block(x)
+        return self.own.head(self.own.norm(x.transpose(0, 1))[:, 0])
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_tokens_first_images_second(way: str) -> None:
+    _, image, vit, full = proven("weighed", True, way)
+    model = wrapped(Turned(build("weighed", depth=DEPTH)))
+    made = cv.explain(model, image, named("fullgrad", way), target=TARGETS).maps
+    assert_same(made, full.fullgrad()[:, vit.prefix :].unflatten(1, vit.grid))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_as_many_images_as_tokens(way: str) -> None:
+    """Shapes alone then do not say which axis is which."""
+    for module in (Turned(build("weighed", depth=DEPTH)), build("weighed", depth=DEPTH), build("registers")):
+        count = 20 if module.__class__.__name__ == "VisionTransformer" else 16
+        image, name = images_for(module, count), named("fullgrad", way)
+        together = cv.explain(wrapped(module), image, name, target=1).maps
+        assert_same(cv.explain(wrapped(module), image[5:6], name, target=1).maps, together[5:6])
+
+
 # Every kind of model: the sum is the score, from every layer on, whoever wrote the model.
 
 
@@ -258,3 +296,55 @@ def test_windows_are_refused(kind: str) -> None:
     model = cv.wrap(strange(STRANGE[kind].make))
     with pytest.raises(NotApplicable, match=r"cannot be told apart by token.* Use ixg"):
         cv.explain(model, torch.randn(2, 3, *STRANGE[kind].size), "fullgrad", target=1)
+
+
+# Pixels: FullGrad as its authors made it
+
+
+@functools.cache
+def convolutions() -> nn.Module:
+    """ReLUs, BatchNorms with a past, pooling: piecewise linear from end to end."""
+    module = cnn().double().eval()
+    module.load_state_dict({**module.state_dict(), **seeded(parameter_shapes(module))})
+    norm = module[1]
+    noise = torch.Generator().manual_seed(3)
+    norm.running_mean.copy_(torch.randn(8, generator=noise, dtype=torch.float64))
+    norm.running_var.copy_(0.5 + torch.rand(8, generator=noise, dtype=torch.float64))
+    return module
+
+
+def parameter_shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(p.shape) for name, p in module.named_parameters()}
+
+
+def noise_images() -> Tensor:
+    return torch.randn(2, 3, 16, 24, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
+
+
+def test_a_cnn_adds_up_exactly() -> None:
+    model, image = cv.wrap(convolutions()), noise_images()
+    recording = record(model, image, tables=("plain",), biases=("maps",))
+    made = follow(recording, one_target(recording, TARGETS, "logit", single=False), "plain")
+    assert made.bias_maps is not None
+    found = (image * made.dpixels).sum((1, 2, 3)) + made.bias_maps[1]
+    expected = made.logits[torch.arange(2), torch.tensor(TARGETS)]
+    assert (found - expected).abs().max() < 1e-12
+    (note,) = cv.explain(model, image, "fullgrad-pixel", target=TARGETS).notes
+    assert note == "fullgrad-pixel: completeness: pixels and biases add up to the score"
+
+
+def test_fullgrad_of_its_authors_on_a_cnn() -> None:
+    """idiap/fullgrad-saliency on the same network and images; see tests/parity/make_fullgrad.py."""
+    with np.load(FIXTURES / "fullgrad.npz") as found:
+        theirs = torch.from_numpy(found["fullgrad"])
+    ours = cv.explain(cv.wrap(convolutions()), noise_images(), "fullgrad-pixel", target=TARGETS).maps
+    assert_same(ours, theirs[:, 0])
+
+
+def test_both_forms_share_a_trace() -> None:
+    model, image, *_ = proven("plain", True, "")
+    names = ["fullgrad", "fullgrad-pixel", "saliency"]
+    together = cv.compare(model, image, names, target=TARGETS)
+    assert (together.cost.forwards, together.cost.backwards) == (1, 1)
+    for name in names:
+        assert_same(together[name].maps, cv.explain(model, image, name, target=TARGETS).maps)

@@ -71,7 +71,7 @@ class Bound:
     @property
     def biases(self) -> str | None:
         """Which biases a backward must add up for it."""
-        return str(dict(self.options)["biases"]) if self.method.reads_biases else None
+        return None if self.method.reads_biases is None else self.method.reads_biases(**dict(self.options))
 
     @property
     def needs_pixels(self) -> bool:

@@ -9,9 +9,11 @@ from torch import Tensor
 
 from clairvit.errors import BadInput
 from clairvit.methods.aggregate import Single, Total
-from clairvit.methods.method import register
+from clairvit.methods.method import method, register
+from clairvit.methods.paths import Level, Note, on_image, scores, wide
 from clairvit.methods.view import View
 from clairvit.trace import rules
+from clairvit.trace.bias_maps import rescaled
 from clairvit.trace.biases import Biases
 from clairvit.trace.trace import Trace
 
@@ -73,13 +75,17 @@ def completeness(
     if each and used.start != len(trace.layers) - 1:
         return None
     found, score = (values.tolist() for values in totals(trace, used.start, biases, table))
+    open_gap = table == "plain" and biases == "true"
+    return in_words(found, score, "; table=linear or biases=implicit closes it" if open_gap else "")
+
+
+def in_words(found: list[float], score: list[float], advice: str = "", what: str = "tokens") -> str:
     gaps = [(sum_ - y, abs(sum_ - y) / max(abs(y), 1e-12)) for sum_, y in zip(found, score, strict=True)]
     if all(share < SMALL for _, share in gaps):
-        return "completeness: tokens and biases add up to the score"
-    scores, sums = (", ".join(f"{value:.3g}" for value in values) for values in (score, found))
+        return f"completeness: {what} and biases add up to the score"
+    said, sums = (", ".join(f"{value:.3g}" for value in values) for values in (score, found))
     listed = ", ".join(f"{gap:+.2g} ({share:.1%})" for gap, share in gaps)
-    advice = "; table=linear or biases=implicit closes it" if table == "plain" and biases == "true" else ""
-    return f"completeness: the score is {scores}, tokens and biases add up to {sums}; residual {listed}{advice}"
+    return f"completeness: the score is {said}, {what} and biases add up to {sums}; residual {listed}{advice}"
 
 
 def _table(table: str, **_: Any) -> str:
@@ -90,7 +96,7 @@ SHARED: dict[str, Any] = {
     "family": "gradient",
     "gives": "tokens",
     "signed": True,
-    "reads_biases": True,
+    "reads_biases": lambda biases, **_: biases,
     "table": _table,
 }
 register(
@@ -103,3 +109,28 @@ register(
     **SHARED,
 )
 register("fullgrad-plus", full_gradient_plus, paper="SkipPLUS (FullGrad+)", over=Total(), **SHARED)
+
+
+@method(
+    "fullgrad-pixel",
+    family="gradient",
+    paper="Srinivas & Fleuret, NeurIPS 2019",
+    gives="image",
+    reads_biases=lambda **_: "maps",
+)
+def full_gradient_on_pixels(trace: Trace, level: Level = "patch", note: Note = str) -> Tensor:
+    """psi(x·dy/dx) + sum_b psi(b·dy/db), psi |·| scaled to 0…1: pixels and the biases of convolutions, as a picture.
+
+    FullGrad as its authors made it for CNNs: biases of convolutions and BatchNorms (beta − gamma·mean/std), each map
+    enlarged to the image and added up over channels. On a network of ReLUs pixels and biases add up to the score, and
+    the notes say so. A ViT has one convolution; there `fullgrad` says more.
+    """
+    product = wide(trace.pixels) * wide(trace.dpixels)  # [B, 3, H, W]
+    image = rescaled(product).sum(1)
+    if trace.bias_maps is not None:
+        picture, total = trace.bias_maps
+        image = image + picture
+        if not trace.recording.calls:  # no attention: images come first in every activation
+            found = product.sum((1, 2, 3)) + total
+            note(f"fullgrad-pixel: {in_words(found.tolist(), scores(trace).tolist(), what='pixels')}")
+    return on_image(image, trace, level, "mean")

@@ -61,7 +61,7 @@ class Method:
     more: Callable[..., Cost] | None = field(default=None, repr=False)  # options -> passes of its own for one target
     reads: Literal["pixels", "last attention"] = "pixels"  # the gradient it wants, if it gives an image
     backward_if: tuple[str, Any] | None = field(default=None, repr=False)  # an option that makes it need a backward
-    reads_biases: bool = False  # it reads what biases add; its option `biases` says which
+    reads_biases: Callable[..., str] | None = field(default=None, repr=False)  # options -> which biases it reads
     says: Callable[..., str | None] | None = field(default=None, repr=False)  # (trace, layers, **options) -> a note
 
     @property

@@ -87,7 +87,7 @@ def watched(capture: Capture, kinds: Iterable[str], plan: Anatomy, batch: int) -
     """A ledger for each kind, kept by the observer of this capture."""
     count = 0 if plan.layout is None else plan.layout.tokens
     split = next((f"an attention of {p.queries} × {p.keys}" for p in plan.layers if p.kind == "window"), "")
-    ledgers = {kind: Ledger(count, unplaced=split if count else "its input") for kind in kinds}
+    ledgers = {kind: Ledger(count, unplaced=split if count else "its input") for kind in kinds if kind != "maps"}
     if ledgers and plan.layout is not None:
         capture.observer = Watcher(capture, ledgers, batch, plan, plan.layout).see
     return ledgers
@@ -125,9 +125,11 @@ class Watcher:
         layout, block, batch = self.layout, self.capture.block, self.batch
         second = out.ndim > 2 and (func in CHANNELS_SECOND or self._image_shaped(out))
         shape = tuple(out.shape[:1] + out.shape[2:] if second else out.shape[:-1])
+        end = self.capture.tape is not None  # where pools come, and a stream [N, B, d] may have been turned back
+        turned = self.sequence_first and out.ndim == 3 and shape[1] == batch and not (end and shape[0] == batch)
         # torch's own multi-head attention works on [N, B, d] and [N·B, d], whatever the model does.
-        transposed = func is F.linear if self.capture._depth else self.sequence_first and out.ndim == 3
-        rows, end = rows_of(shape, batch, layout, transposed), self.capture.tape is not None  # pools come at the end
+        transposed = func is F.linear if self.capture._depth else turned
+        rows = rows_of(shape, batch, layout, transposed)
         rows = 1 if rows is None and end and shape[0] % batch == 0 else rows
         # What a pool has made, or the head reads, has rows that are no tokens, however many there are.
         pooled = shape == (batch,) or any(call.queries == rows for call in self.capture.calls[self.calls :])

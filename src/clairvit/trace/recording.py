@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +14,7 @@ from clairvit.errors import CaptureError
 from clairvit.models.model import Model
 from clairvit.trace.anatomy import Anatomy, anatomy, tokens_among
 from clairvit.trace.attention import AttentionCall
+from clairvit.trace.bias_maps import BiasMaps, drawn_on
 from clairvit.trace.biases import Ledger, watched
 from clairvit.trace.capture import Capture
 from clairvit.trace.complaints import CHECKPOINTED, way_back
@@ -51,6 +52,7 @@ class Recording:
     tables: tuple[str, ...]
     differentiable: bool
     ledgers: dict[str, Ledger] = field(default_factory=dict)  # what biases add, by kind, where asked for
+    bias_maps: BiasMaps | None = None
     forwards: int = field(default=1)  # passes over the batch, with those that `Trace.again` made for it
     backwards: int = field(default=0)
 
@@ -109,6 +111,8 @@ class Recording:
         self.backwards += 1
         for ledger in self.ledgers.values():
             ledger.begin()
+        if self.bias_maps is not None:
+            self.bias_maps.begin()
         with way_back():
             return torch.autograd.grad(y, of, retain_graph=keep, allow_unused=True)
 
@@ -122,19 +126,20 @@ def record(
     differentiable: bool = True,
     local: bool = False,
     start: Tensor | None = None,
-    biases: Iterable[str] = (),
+    biases: Collection[str] = (),
 ) -> Recording:
     """Run the model once over `pixels` [B, 3, H, W].
 
     `local=True` also notes what makes one-block gradients cheap.
     `start` takes the place of the first block's input, shaped as the model shapes it.
-    `biases` names what a backward shall add up beside gradients: "true" biases, "implicit" ones too.
+    `biases` names what a backward shall add up beside gradients: "true" biases, "implicit" ones too; "maps" of them.
     """
     plan = anatomy(model, pixels)
     pixels = pixels.detach().clone().requires_grad_(differentiable)
     switch = Switch.among(tables) if differentiable else None
     capture = Capture(len(pixels), switch)
     ledgers = watched(capture, biases, plan, len(pixels))
+    bias_maps = drawn_on(capture, biases, pixels.shape)
     layers = [i for i, part in enumerate(plan.parts) if part.kind not in ("pool", "aside")]
     inputs: list[Tensor] = []
     last_linears: dict[int, LastLinear] = {}
@@ -219,6 +224,7 @@ def record(
         tables=tuple(tables),
         differentiable=differentiable,
         ledgers=ledgers,
+        bias_maps=bias_maps,
     )
 
 

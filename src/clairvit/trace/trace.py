@@ -118,6 +118,7 @@ class Trace:
     normed: Tensor | None  # [B, N, d] the last block's normalised input; where patches are averaged, its output
     normed_gradient: Tensor | None
     biases: Mapping[str, Biases] = field(default_factory=dict)  # what the layers' own biases add, where asked for
+    bias_maps: tuple[Tensor, Tensor] | None = None  # all biases as a picture [B, H, W], and their sum [B]
 
     @property
     def logits(self) -> Tensor:
@@ -307,6 +308,7 @@ def follow(
             kind: ledger.by_layer([c.block for c in calls], recording.pixels)
             for kind, ledger in recording.ledgers.items()
         },
+        bias_maps=None if recording.bias_maps is None else recording.bias_maps.told(),
     )
     if not keep:
         recording.let_go()
