@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from references import Gradients, Run, ViT, attend, brute_force, read_out, score, transform, written_out
+from references import Gradients, Run, ViT, attend, brute_force, forward, read_out, score, transform, written_out
 
 
 @dataclass(frozen=True)
@@ -160,8 +160,10 @@ def grad_rollout(p: Proof) -> Tensor:
 
 
 def grad_rollout_jacobgil(p: Proof) -> Tensor:
-    """ReLU after the head mean, gradients paired with the wrong end of the network, the missing keepdim."""
-    fused = [discarded((A * G).mean(1).clamp(min=0), 0.9, "cls_cell") for A, G in zip(p.A, p.G[::-1], strict=True)]
+    """ReLU after the head mean, gradients of the scores, from the wrong end of the network, the missing keepdim."""
+    run = forward(p.vit, p.x[0].requires_grad_(True))
+    dS = torch.autograd.grad(score(run.logits, p.classes), [attention.S for attention, _ in run.blocks])
+    fused = [discarded((A * g).mean(1).clamp(min=0), 0.9) for A, g in zip(p.A, dS[::-1], strict=True)]
     return p.read(later_left([without_keepdim((M + p.identity) / 2) for M in fused]))
 
 

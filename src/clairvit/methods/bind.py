@@ -90,6 +90,11 @@ class Bound:
         return self.method.also if self.method.also_table is None else self.method.also_table(**dict(self.options))
 
     @property
+    def biases(self) -> str | None:
+        """Which biases a backward must add up for it."""
+        return None if self.method.reads_biases is None else self.method.reads_biases(**dict(self.options))
+
+    @property
     def needs_pixels(self) -> bool:
         """Does it read the gradient at the pixels?"""
         whole = self.over is None and self.method.reads == "pixels"

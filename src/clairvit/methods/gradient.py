@@ -51,9 +51,9 @@ register(
         "jacobgil": {
             "head_stage": "mean-first",
             "discard_ratio": 0.9,
-            "protect": "cls_cell",
             "normalise": "columns",
             "reversed_gradients": True,
+            "gradient": "scores",
         },
         "cmi": {"head_stage": "fuse-first", "residual": 0.0, "normalise": "none", "order": "forward"},
     },
@@ -65,19 +65,23 @@ def gradient_rollout(
     discard_ratio: float = 0.0,
     protect: Protect = "none",
     reversed_gradients: bool = False,
+    gradient: Literal["attention", "scores"] = "attention",
 ) -> Tensor:
     """prod_l (mean_h relu(A * G) + I), row-normalised: rollout over the attention that raises the score.
 
     `head_stage` says when heads are fused: after the ReLU (post), before it (mean-first, jacobgil), or A and G each on
     their own before they are multiplied (fuse-first, CMI report). `reversed_gradients` pairs layer l with the gradient
-    of layer L-1-l, as vit-explain does by mistake.
+    of layer L-1-l, as vit-explain does by mistake. `gradient=scores` takes it before the softmax: vit-explain means
+    dy/dA, but its backward hook sits on an idle dropout and so sees what comes out of the softmax's own way back.
     """
-    G = layer.mirrored_G() if reversed_gradients else layer.G
+    A, G = layer.mirrored() if reversed_gradients else (layer.A, layer.G)
+    if gradient == "scores":
+        G = A * (G - (A * G).sum(-1, keepdim=True))
     if head_stage == "fuse-first":
         matrix = (fused(layer.A, fusion) * fused(G, fusion)).clamp(min=0)
     elif head_stage == "mean-first":
         matrix = fused(layer.A * G, fusion).clamp(min=0)
-    elif reversed_gradients or fusion != "mean":
+    elif reversed_gradients or fusion != "mean" or gradient == "scores":
         matrix = fused((layer.A * G).clamp(min=0), fusion)
     else:
         matrix = layer.AG_positive_mean
@@ -171,13 +175,26 @@ def layer_gradient(
     return layer.local_G(pool).clamp_(min=0).mean((1, 2))  # [B, N]
 
 
-@method("ag-cam", family="gradient × attention", paper="Leem & Seo, AAAI 2024", gives="matrix", over=Total())
+@method(
+    "ag-cam",
+    family="gradient × attention",
+    paper="Leem & Seo, AAAI 2024",
+    gives="matrix",
+    over=Total(),
+    table=lambda through, **_: "plain" if through == "network" else "residual",
+    presets={"official": {"through": "residual"}},
+)
 def attention_guided_cam(
     layer: View,
     norm: Literal["sigmoid", "softmax", "none"] = "sigmoid",
     head_fusion: Literal["sum", "mean"] = "sum",
+    through: Literal["network", "residual"] = "network",
 ) -> Tensor:
-    """sum_{l,h} relu(G) * sigmoid(S): positive gradients, guided by the scores before the softmax."""
+    """sum_{l,h} relu(G) * sigmoid(S): positive gradients, guided by the scores before the softmax.
+
+    The authors' code cuts the gradient at the input of every attention, so G comes down the residual stream and the
+    MLPs alone: `through=residual`, the preset `official`. The paper's formula has the gradient of the whole network.
+    """
     guide = layer.A if norm == "softmax" else layer.S.sigmoid() if norm == "sigmoid" else layer.S
     guided = layer.G.clamp(min=0) * guide  # [B, H, rows, N]
     return guided.sum(1) if head_fusion == "sum" else mean_of_heads(guided)

@@ -64,6 +64,8 @@ class Method:
     more: Callable[..., Cost] | None = field(default=None, repr=False)  # options -> passes of its own for one target
     reads: Literal["pixels", "last attention"] = "pixels"  # the gradient it wants, if it gives an image
     backward_if: tuple[str, Any] | None = field(default=None, repr=False)  # an option that makes it need a backward
+    reads_biases: Callable[..., str] | None = field(default=None, repr=False)  # options -> which biases it reads
+    says: Callable[..., str | None] | None = field(default=None, repr=False)  # (trace, layers, **options) -> a note
 
     @property
     def summary(self) -> str:
@@ -111,7 +113,17 @@ def shared_cost(passes: Passes, also: str | None = None) -> Cost:
 
 
 _registry: dict[str, Method] = {}
-_HOMES = ("attention", "gradient", "cam", "relevance", "decompose", "paths", "baseline", "combine")
+_HOMES = (
+    "attention",
+    "gradient",
+    "cam",
+    "fullgrad",
+    "relevance",
+    "decompose",
+    "paths",
+    "baseline",
+    "combine",
+)
 
 
 def register(

@@ -18,7 +18,8 @@ from clairvit.methods.bind import Bound
 from clairvit.methods.explanation import Cost
 from clairvit.methods.view import Desk, OneByOne, View, several
 from clairvit.trace.grid import square_patches
-from clairvit.trace.trace import Layer, Trace
+from clairvit.trace.layer import Layer
+from clairvit.trace.trace import Trace
 
 TOGETHER_BYTES = 2**28  # of one float32 tensor [layers·B, H, N, N]
 
@@ -189,6 +190,9 @@ class _Walk:
         row = self.over.finish(self.row, len(self.trace.layers), self.trace.layout)
         grid_of = self.used[-1]
         self.result.maps = self._on_grid(row.clamp(min=0) if self.bound.relu else row, grid_of)
+        if self.bound.method.says is not None:
+            note = self.bound.method.says(self.trace, self.used, **dict(self.bound.options))
+            self.result.notes += [] if note is None else [f"{self.bound.text}: {note}"]
         if self.keep_layers:
             shapes = {r.shape for r in self.rows_of_layers.values()}
             if len(shapes) == 1:

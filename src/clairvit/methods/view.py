@@ -14,8 +14,9 @@ from clairvit.errors import NotApplicable
 from clairvit.models.layout import Layout
 from clairvit.trace.attention import merged
 from clairvit.trace.inside import Inside
+from clairvit.trace.layer import Layer
 from clairvit.trace.local import cotangents, pool_gradients, through_block
-from clairvit.trace.trace import Layer, Trace
+from clairvit.trace.trace import Trace
 
 
 def mean_of_heads(heads: Tensor) -> Tensor:
@@ -160,10 +161,11 @@ class View:
         layer = self.desk.others[table].layers[self.index]
         return self._once(("G", table), lambda: layer.between_tokens().G(layer.dO, self._rows))
 
-    def mirrored_G(self) -> Tensor:
-        """The gradient of the layer as far from the end as this one is from the start (a known bug, for compat)."""
+    def mirrored(self) -> tuple[Tensor, Tensor]:
+        """A and G of the layer as far from the end as this one is from the start (a known bug, for compat)."""
         mirror = self.trace.layers[self.count - 1 - self.index]
-        return mirror.between_tokens().G(mirror.dO, self._rows)
+        call = mirror.between_tokens()
+        return call.A(self._rows), call.G(mirror.dO, self._rows)
 
     def local_G(self, pool: str) -> Tensor:
         """d s^l / dA of this block alone, [B, H, all rows, N]; for an attention pool the pool's, [B, H, queries, N]."""

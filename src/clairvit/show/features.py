@@ -22,8 +22,9 @@ from clairvit.show.look import Look
 from clairvit.show.overlay import enlarge, numbers, photo_of
 from clairvit.show.page import GAP, MARGIN, PALE, SMALL, TITLE, Page
 from clairvit.trace.guest import own_grad_mode
+from clairvit.trace.layer import Layer
 from clairvit.trace.recording import record
-from clairvit.trace.trace import Layer, Trace, follow, one_target
+from clairvit.trace.trace import Trace, follow, one_target
 
 By = Literal["activation", "relevance"]
 TILE = 0.95  # inches

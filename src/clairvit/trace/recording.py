@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +14,8 @@ from clairvit.errors import CaptureError
 from clairvit.models.model import Model
 from clairvit.trace.anatomy import Anatomy, anatomy, tokens_among
 from clairvit.trace.attention import AttentionCall
+from clairvit.trace.bias_maps import BiasMaps, drawn_on
+from clairvit.trace.biases import Ledger, watched
 from clairvit.trace.capture import Capture
 from clairvit.trace.complaints import CHECKPOINTED, way_back
 from clairvit.trace.embedding import Embedding
@@ -54,6 +56,8 @@ class Recording:
     tables: tuple[str, ...]
     differentiable: bool
     film: Film | None = None  # every operation from the first block on, if asked for; cut from the graph
+    ledgers: dict[str, Ledger] = field(default_factory=dict)  # what biases add, by kind, where asked for
+    bias_maps: BiasMaps | None = None
     forwards: int = field(default=1)  # passes over the batch, with those that `Trace.again` made for it
     backwards: int = field(default=0)
 
@@ -116,6 +120,10 @@ class Recording:
                 "model."
             )
         self.backwards += 1
+        for ledger in self.ledgers.values():
+            ledger.begin()
+        if self.bias_maps is not None:
+            self.bias_maps.begin()
         with way_back():
             return torch.autograd.grad(y, of, retain_graph=keep, allow_unused=True)
 
@@ -130,11 +138,13 @@ def record(
     local: bool = False,
     inside: bool = False,
     start: Tensor | None = None,
+    biases: Collection[str] = (),
 ) -> Recording:
     """Run the model once over `pixels` [B, 3, H, W].
 
     `local=True` also notes what makes one-block gradients cheap, `inside=True` every operation of the blocks.
     `start` takes the place of the first block's input (a CNN's first feature map), shaped as the model shapes it.
+    `biases` names what a backward shall add up beside gradients: "true" biases, "implicit" ones too; "maps" of them.
     """
     plan = anatomy(model, pixels)
     pixels = pixels.detach().clone().requires_grad_(differentiable)
@@ -142,6 +152,8 @@ def record(
     capture = Capture(len(pixels), switch)
     capture.sequence_first = plan.sequence_first
     film = Film() if inside else None
+    ledgers = watched(capture, biases, plan, len(pixels))
+    bias_maps = drawn_on(capture, biases, pixels.shape)
     layers = [i for i, part in enumerate(plan.parts) if part.kind not in ("pool", "aside")]
     inputs: list[Tensor] = []
     last_linears: dict[int, LastLinear] = {}
@@ -204,6 +216,7 @@ def record(
         finally:
             for hook in hooks:
                 hook.remove()
+            capture.observer = None  # the two hold each other
 
     calls = capture.calls
     _check(plan, calls, differentiable)
@@ -235,6 +248,8 @@ def record(
         tables=tuple(tables),
         differentiable=differentiable,
         film=film,
+        ledgers=ledgers,
+        bias_maps=bias_maps,
     )
 
 

@@ -7,6 +7,7 @@ gradient to the gradients of its inputs. A role that a table does not name keeps
 What a backward carries is always c = R / a, relevance over activation, so that gradient × input reads relevance. Then
 views, sums, means and scalings need no rule: their ordinary gradient is the proportional one.
 
+`residual` is the plain gradient without the ways through attention: what reaches a layer came down the residual stream.
 With gradient × input, `linear` is DecompX without bias (= CP-LRP at eps 0) and `attnlrp` is AttnLRP at eps 0.
 """
 
@@ -121,6 +122,7 @@ class Table:
 TABLES: dict[str, Table] = {
     "plain": Table(),
     "linear": Table({**_FROZEN, "softmax": blocked, "attention": values_only, "product": gate_frozen}),
+    "residual": Table({"attention": blocked, "mix": blocked}),
     "attnlrp": Table({**_FROZEN, "softmax": halved, "attention": halved_attention, "mix": halved, "product": halved}),
 }
 

@@ -9,108 +9,27 @@ tr.retarget("Persian")  # another backward, no other forward
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from clairvit.errors import BadInput, CaptureError, NotApplicable, UnknownName, did_you_mean
+from clairvit.errors import BadInput, NotApplicable, UnknownName, did_you_mean
 from clairvit.models.images import prepare
 from clairvit.models.layout import Layout
 from clairvit.models.model import Model
 from clairvit.models.target import Target, resolve
 from clairvit.trace.attention import AttentionCall
-from clairvit.trace.complaints import GRADIENT_METHODS, no_attention
+from clairvit.trace.biases import Biases
 from clairvit.trace.guest import own_grad_mode
+from clairvit.trace.layer import Layer, gradient_at
 from clairvit.trace.parts import Part
 from clairvit.trace.pooling import pool_row
 from clairvit.trace.recording import Recording, record
 from clairvit.trace.stages import Stage
 from clairvit.trace.tables import MADE, TABLES
-
-
-@dataclass(frozen=True, eq=False)
-class Layer:
-    """One block: its input and attention, and their gradients. A, G and S are derived on each access, never kept.
-
-    A CNN's layers are its stages: x is the stage's feature map, [B, h·w, C], and there is no attention.
-    """
-
-    index: int
-    count: int  # layers in the model
-    call: AttentionCall | None  # None: a stage of a CNN
-    grid: tuple[int, int] | None  # of this block's tokens
-    name: str  # of the stage of a CNN
-    tokens: Tensor | None  # [B, N, d]
-    tokens_gradient: Tensor | None
-    out_gradient: Tensor | None  # [B, H, N, dh]
-
-    @property
-    def attention(self) -> AttentionCall:
-        if self.call is None:
-            raise NotApplicable(no_attention(self.name, self.index))
-        return self.call
-
-    @property
-    def x(self) -> Tensor:
-        """The block's input, [B, N, d]."""
-        if self.tokens is None:
-            raise NotApplicable(
-                f"Layer {self.index} is not a module of its own, so its input was not seen; expected each block to be "
-                "an nn.Module. Put the block's code into one, or use a method that needs attention only: rollout."
-            )
-        return self.tokens
-
-    @property
-    def dx(self) -> Tensor:
-        """dy/dx, [B, N, d]."""
-        _ = self.x  # where there are no tokens, say that
-        return _gradient(self.tokens_gradient, f"x of layer {self.index}")
-
-    @property
-    def q(self) -> Tensor:
-        return _seen(self.attention.q, "q")
-
-    @property
-    def k(self) -> Tensor:
-        return _seen(self.attention.k, "k")
-
-    @property
-    def v(self) -> Tensor:
-        return self.attention.v.detach()
-
-    @property
-    def dO(self) -> Tensor:
-        """dy/dO of the heads' outputs, [B, H, N, dh]."""
-        return _gradient(self.out_gradient, f"O of layer {self.index}")
-
-    @property
-    def A(self) -> Tensor:
-        """Attention, [B, H, N, N]; row = query."""
-        return self.between_tokens().A()
-
-    @property
-    def S(self) -> Tensor:
-        """Scaled scores before the softmax, [B, H, N, N]."""
-        return self.between_tokens().S()
-
-    @property
-    def G(self) -> Tensor:
-        """dy/dA, [B, H, N, N]."""
-        return self.between_tokens().G(self.dO)
-
-    def between_tokens(self) -> AttentionCall:
-        """The attention, if it is one between all image tokens."""
-        call = self.attention
-        if call.kind != "tokens":
-            what = {"window": "inside windows or stages", "channel": "between channels"}.get(call.kind, "from a pool")
-            raise NotApplicable(
-                f"This model attends {what} ({call.queries}×{call.keys} in layer {self.index}), not between all image "
-                f"tokens, which attention methods need. Use a gradient method: {GRADIENT_METHODS}."
-            )
-        return call
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,6 +47,8 @@ class Trace:
     final_gradient: Tensor | None
     normed: Tensor | None  # [B, N, d] the last block's normalised input; where patches are averaged, its output
     normed_gradient: Tensor | None
+    biases: Mapping[str, Biases] = field(default_factory=dict)  # what the layers' own biases add, where asked for
+    bias_maps: tuple[Tensor, Tensor] | None = None  # all biases as a picture [B, H, W], and their sum [B]
 
     @property
     def logits(self) -> Tensor:
@@ -158,7 +79,7 @@ class Trace:
     @property
     def dpixels(self) -> Tensor:
         """dy/dpixels, [B, 3, H, W]."""
-        return _gradient(self.pixels_gradient, "pixels")
+        return gradient_at(self.pixels_gradient, "pixels")
 
     @functools.cached_property
     def blank(self) -> list[bool]:
@@ -325,6 +246,11 @@ def follow(
         final_gradient=shaped(gradient_of(recording.end)),
         normed=shaped(None if recording.normed is None else recording.normed.detach()),
         normed_gradient=shaped(gradient_of(recording.normed)),
+        biases={
+            kind: ledger.by_layer([c.block for c in calls], recording.pixels)
+            for kind, ledger in recording.ledgers.items()
+        },
+        bias_maps=None if recording.bias_maps is None else recording.bias_maps.told(),
     )
     if not keep:
         recording.let_go()
@@ -333,17 +259,3 @@ def follow(
 
 def _working(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
-
-
-def _gradient(gradient: Tensor | None, of: str) -> Tensor:
-    if gradient is None:
-        raise CaptureError(f"The backward of this trace left no gradient at the {of}. Make one that does: cv.trace(…).")
-    return gradient
-
-
-def _seen(tensor: Tensor | None, name: str) -> Tensor:
-    if tensor is None:
-        raise NotApplicable(
-            f"The model computes its attention step by step and '{name}' was not seen. Use layer.A, layer.v."
-        )
-    return tensor.detach()
