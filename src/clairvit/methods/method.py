@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import importlib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -28,6 +28,8 @@ COMBINATORS = {
     "last": "the last layer alone",
     "layer:K": "layer K alone",
 }
+# From what looks at the least to what looks at the most; baselines last.
+FAMILIES = ("attention", "gradient × attention", "gradient", "cam", "relevance", "decomposition")
 MATRIX_COMBINATORS = ("rollout", "flow")  # those that need an N×N matrix from each layer
 _GIVEN = ("layer", "trace", "seed", "note")  # parameters of a method's function that are no options
 
@@ -57,6 +59,7 @@ class Method:
     poolings: tuple[str, ...] = ()  # the only poolings it is defined for; none named: all
     often_zero: str = ""  # why its map is zero on whole kinds of models, in words for the warning
     delicate: str = ""  # why round-off shows in its map (differences over near-zero sums), in words
+    discrepancies: str = ""  # where papers and public code disagree, and what we do, in one or two sentences
     slow: bool = False  # takes much longer than one trace, so `--methods all` leaves it out
     more: Callable[..., Cost] | None = field(default=None, repr=False)  # options -> passes of its own for one target
     reads: Literal["pixels", "last attention"] = "pixels"  # the gradient it wants, if it gives an image
@@ -103,8 +106,8 @@ def layer_options(method: Method, over: Aggregation | None) -> list[str]:
 
 
 def shared_cost(passes: Passes, also: str | None = None) -> Cost:
-    """What a method must see of the traces that it shares with others."""
-    return Cost(0 if passes == "none" else 1, (1 if passes in ("backward", "local") else 0) + (also is not None))
+    """What is spent on the traces that a method shares with others: scores and targets take a forward in any case."""
+    return Cost(1, (1 if passes in ("backward", "local") else 0) + (also is not None))
 
 
 _registry: dict[str, Method] = {}
@@ -150,6 +153,13 @@ def methods() -> list[Method]:
     """Every registered method."""
     _load_all()
     return list(_registry.values())
+
+
+def by_family(families: Iterable[str]) -> list[int]:
+    """Positions in the order of `FAMILIES`, within a family as given; baselines last, unknown ones before."""
+    given = list(families)
+    known = (*FAMILIES, *dict.fromkeys(name for name in given if name not in (*FAMILIES, "baseline")), "baseline")
+    return sorted(range(len(given)), key=lambda place: known.index(given[place]))
 
 
 def find(name: str) -> Method:
