@@ -14,6 +14,7 @@ from torch import Tensor
 
 from clairvit.errors import UnknownName, did_you_mean
 from clairvit.methods.aggregate import Aggregation
+from clairvit.methods.discrepancies import KNOWN
 from clairvit.methods.explanation import Cost
 
 Gives = Literal["matrix", "tokens", "image"]
@@ -130,6 +131,7 @@ def register(
 ) -> None:
     """Give a layer map a name, an aggregation and its place in the lists."""
     table = rules if passes == "backward" else None
+    more.setdefault("discrepancies", KNOWN.get(name, ""))
     _registry[name] = Method(name, family, paper, function, gives, passes, table, over, signed, class_specific, **more)
 
 
