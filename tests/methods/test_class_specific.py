@@ -25,8 +25,8 @@ IMAGES = 8
 SEES = {RED: 0, BLUE: 2}  # how red, how blue a patch is
 FOUND = {RED: 4, BLUE: 6}  # how much red, how much blue a layer has found
 SAME = 8  # the same for all tokens: LayerNorm does not blow up the noise of an empty patch
-# The least that a map must move, of 2. Plain gradients and GMAR, which only weighs heads anew, move by 0.1 on this
-# model, most others by more than 1.5.
+# The least that maps must move on average, of 2. On this model relevance by positive contributions, plain gradients and
+# GMAR (which only weighs heads anew) move by about 0.1, most others by more than 1.5.
 LEAST = 0.05
 
 CLASS_SPECIFIC = [name for name, method in METHODS.items() if method.class_specific]
@@ -139,4 +139,6 @@ def test_class_specific_maps_move_to_the_object_of_the_class(name: str) -> None:
     if METHODS[name].often_zero and not any(one.any() for one in maps):
         pytest.skip(f"zero on this kind of model: {METHODS[name].often_zero}")
     red, blue = map(lean, maps)
-    assert (red - blue > LEAST).all(), f"in every image: {red.tolist()} for red, {blue.tolist()} for blue"
+    moved = red - blue
+    assert (moved > 0).all(), f"in every image: {red.tolist()} for red, {blue.tolist()} for blue"
+    assert moved.mean() > LEAST
