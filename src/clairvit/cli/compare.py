@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from clairvit.models.images import Batch
     from clairvit.models.model import Model
 
-USUAL = "raw-attention,rollout,grad-rollout,attcam,genatt,gmar-l1,legrad,focusvit,attcat,decompx+skipplus,attnlrp"
+USUAL = "raw-attention,rollout,grad-rollout,attcam,genatt,gmar-l1,legrad,focusvit,attcat,attnlrp,decompx+skipplus"
 ALL = "all"
 EXAMPLES = """[bold]Examples[/bold]
 
