@@ -19,7 +19,8 @@ from clairvit.show.page import GAP, HEADING, MARGIN, PALE, SMALL, Page
 from clairvit.show.tiles import FOOT, aspect_of, check_rows, photo_in, same_image, scale_for, short_name, titled
 from clairvit.show.words import CLASS_AGNOSTIC, SIGNED, effort, guesses, marks, named
 
-LARGE, SMALLEST = 1.6, 1.2  # inches, width of a tile
+LARGE, USUAL, SMALLEST = 1.6, 1.2, 0.9  # inches, width of a tile; the smallest where a page of classes is crowded
+CROWDED = 60  # tiles
 WIDE = 13.8  # inches a figure is wide at most, if it has the choice
 WIDEST = 16.0  # the same where images are rows: a line of methods is worth some more
 BAND = 0.22  # over a row of tiles, for the names of families
@@ -95,12 +96,13 @@ def rows_needed(methods: int, images: int, classes: int) -> int:
 def arranged(methods: int, images: int, classes: int, aspect: float, grouped: bool) -> tuple[Cell, int, int]:
     """A cell, and how many rows (for one image) and columns of them."""
     band = BAND if grouped else 0.0
-    small = Cell(classes, SMALLEST, SMALLEST * aspect, band)
+    least = SMALLEST if classes > 1 and (methods + 1) * classes > CROWDED else USUAL
+    small = Cell(classes, least, least * aspect, band)
     in_rows = images > 1 and (methods + 1) * (small.wide + GAP) <= WIDEST
     most = max(1, int((WIDE + GAP) // (small.wide + GAP)))
     columns = methods + 1 if in_rows else _columns(methods + 1, most, small)
     room = (WIDE + GAP) / columns - GAP + SEAM
-    tile = max(SMALLEST, min(LARGE, room / classes - SEAM))
+    tile = max(least, min(LARGE, room / classes - SEAM))
     return Cell(classes, tile, tile * aspect, band), math.ceil((methods + 1) / columns), columns
 
 
@@ -109,7 +111,13 @@ def _columns(cells: int, most: int, cell: Cell) -> int:
     if cells * (cell.wide + GAP) <= WIDE / 1.5:
         return min(cells, most)
     least = min(most, max(1, round(math.sqrt(cells * (cell.high + GAP) / (cell.wide + GAP)))))
-    return min(range(max(1, least - 1), min(most, least + 3) + 1), key=lambda columns: (-cells % columns, -columns))
+
+    def left_over(columns: int) -> tuple[int, int]:
+        """Empty places in the last row; where there are few columns to choose from, three of them do no harm."""
+        empty = -cells % columns
+        return empty if cell.tiles == 1 else max(0, empty - 3), -columns
+
+    return min(range(max(1, least - 1), min(most, least + 3) + 1), key=left_over)
 
 
 def families(methods: Sequence[tuple[str, Explanation]]) -> list[str]:
