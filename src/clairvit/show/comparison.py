@@ -117,7 +117,7 @@ def _columns(cells: int, most: int, cell: Cell) -> int:
         empty = -cells % columns
         return empty if cell.tiles == 1 else max(0, empty - 3), -columns
 
-    return min(range(max(1, least - 1), min(most, least + 3) + 1), key=left_over)
+    return min(range(max(1, least - 2), min(most, least + 3) + 1), key=left_over)
 
 
 def families(methods: Sequence[tuple[str, Explanation]]) -> list[str]:
