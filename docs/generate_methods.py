@@ -5,45 +5,160 @@ from __future__ import annotations
 import inspect
 
 import clairvit as cv
-from clairvit.methods.method import COMBINATORS, MATRIX_COMBINATORS, Method
+from clairvit.methods.aggregate import Product, Single, Total
+from clairvit.methods.method import COMBINATORS, MATRIX_COMBINATORS, Method, by_family
+from clairvit.show.words import effort
+
+COLUMNS = (
+    "method",
+    "formula",
+    "family",
+    "needs",
+    "signed?",
+    "class-specific?",
+    "cost",
+    "paper",
+    "variants",
+    "discrepancies",
+)
+INTRODUCTION = """# Methods
+
+*Made by `python docs/generate_methods.py`; do not edit.*
+
+`A` attention (row = query), `G` its gradient, `x` a block's input, `dx` its gradient, `h` head, `l` layer, `L` layers
+in all. [What each of them says in words, with all options](#in-detail) follows the table.
+
+*Needs*: what a method must see, and the rule table of its backward; methods with the same table share one backward.
+*Cost* is of one image and target, as if the method were run alone: scores and targets take a forward in any case.
+*Variants* are `NAME(option=…)` and `NAME(preset=…)`; combinators (`NAME+plus`) come on top."""
+PEERS = """
+## What others get wrong
+
+Found by reading public code against the papers. The defaults here are right; where a published picture can only be
+reproduced with the mistake, a preset has it.
+
+* **Gradients paired with the wrong layer.** Backward hooks see the last layer first. vit-explain zips them with
+  attentions collected first layer first, so layer l meets the gradient of layer L−1−l
+  (`grad-rollout(preset=jacobgil)`).
+* **Products in the wrong order.** With row = query, later layers stand on the left. Two of the five papers multiply
+  the other way round and read a row that is not the output's (`rollout(preset=joita)`, `rollout(preset=cmi)`).
+* **A missing keepdim.** Dividing an N×N matrix by its row sums without it divides columns: harmless until entries are
+  discarded or heads fused by max (`rollout(normalise=columns)`).
+* **The loss instead of the score.** Its gradient has the opposite sign, so a ReLU keeps what speaks against the
+  class.
+* **A batch of one.** Global minima, maxima and sums over the batch make maps depend on the other images. Here each
+  image's map is the same in any batch; tests compare.
+* **Row 0 and columns 1:.** Hard-wired, they are wrong for distilled models, registers, mean and attention pooling.
+  Here the rows are those that the scores depend on, and all prefix tokens are cut off at the end.
+* **A square grid.** `sqrt(N − 1)` fails for images that are not square and for models with registers.
+* **Signs thrown away.** Clipping and rescaling to 0…1 before anything is stored makes evidence against a class
+  unreadable. Maps stay raw here; colour comes last.
+* **Hooks that see nothing.** Fused attention bypasses hooks on dropout or softmax modules, silently. Here attention
+  is captured where it is computed, and a model in which none is seen is an error."""
+NOT_HERE = """
+## Not here
+
+**I-SAW** (Mallick et al., ICIP 2022) is named in one of the five papers without a formula, and no code or text of it
+could be read. Nothing is shipped under that name until it can be."""
 
 
 def main() -> None:
-    print("# Methods\n\n*Made by `python docs/generate_methods.py`; do not edit.*\n")
-    print("`A` attention (row = query), `G` its gradient, `x` a block's input, `dx` its gradient, `h` head, `l` layer.")
-    print()
-    print("Combinators replace the way layers are combined:\n")
+    listed = cv.methods()
+    methods = [listed[place] for place in by_family(method.family for method in listed)]
+    print(INTRODUCTION + "\n")
+    print_row(COLUMNS)
+    print_row(["---"] * len(COLUMNS))
+    for method in methods:
+        print_row(cells(method))
+    print("\nCombinators replace the way layers are combined:\n")
     for name, meaning in COMBINATORS.items():
         print(f"* `+{name}`: {meaning}")
-    families: dict[str, list[Method]] = {}
-    for method in cv.methods():
-        families.setdefault(method.family, []).append(method)
-    for family, members in families.items():
-        print(f"\n## {family.capitalize()}")
-        for method in members:
-            section(method)
-    print(
-        "\n## Not here\n\n**I-SAW** (Mallick et al., ICIP 2022) is named in one of the five papers without a formula, "
-        "and no code or text of it could be read. Nothing is shipped under that name until it can be."
-    )
+    print(PEERS)
+    print(NOT_HERE)
+    print("\n## In detail")
+    family = ""
+    for method in methods:
+        if method.family != family:
+            family = method.family
+            print(f"\n### Family: {family}")
+        section(method)
+
+
+def print_row(texts: list[str] | tuple[str, ...]) -> None:
+    """One line of the table. A bar inside a cell would end it, even inside a formula."""
+    print("| " + " | ".join(text.replace("|", "\\|") for text in texts) + " |")
+
+
+def cells(method: Method) -> list[str]:
+    return [
+        f"[`{method.name}`](#{method.name})",
+        formula(method),
+        method.family,
+        "<br>".join(needs(method)),
+        ("with `relu=False`" if method.relu else "yes") if method.signed else "no",
+        "yes" if method.class_specific else "no",
+        effort(method.cost) + ("; slow" if method.slow else ""),
+        method.paper,
+        "<br>".join(variants(method)) or "–",
+        method.discrepancies or "–",
+    ]
+
+
+def formula(method: Method) -> str:
+    """The docstring's first line up to its colon, as code (it has asterisks), and how layers are combined.
+
+    Methods that share a layer map share its formula, so the layers are said here unless the formula says them itself.
+    """
+    text = method.summary.partition(":")[0].strip()
+    says_layers = any(sign in text for sign in ("prod_l", "sum_{l", "sum_l", "maxflow", "last layer"))
+    layers = "" if method.over is None or says_layers else f"<br>layers: {combined(method.over)}"
+    return f"`{text}`{layers}"
+
+
+def combined(over: object) -> str:
+    """What an aggregation does, in two words."""
+    if isinstance(over, Single):
+        return {0: "the first", -1: "the last"}.get(over.layer, f"layer {over.layer}")
+    if isinstance(over, Total):
+        return ("mean" if over.mean else "sum") + ("" if over.start == 0 else f" from {over.start} on")
+    if isinstance(over, Product):
+        return "product with the residual" if over.residual else "product"
+    return type(over).__name__.lower()
+
+
+def needs(method: Method) -> list[str]:
+    found = {
+        "none": "nothing of the model",
+        "forward": "a forward",
+        "backward": "a backward under " + " and ".join(f"`{table}`" for table in method.tables),
+        "local": "a backward through each block alone",
+    }
+    more = ["passes of its own"] if method.more is not None else []
+    more += [f"{' or '.join(method.poolings)} pooling"] if method.poolings else []
+    more += list(method.needs)
+    return [*([] if method.passes == "none" and method.more is not None else [found[method.passes]]), *more]
+
+
+def variants(method: Method) -> list[str]:
+    options = [f"`{name}={value}`" for name, value in method.options.items()]
+    presets = [f"preset `{name}`" for name in method.presets]
+    return [part for part in (" ".join(options), ", ".join(presets)) if part]
 
 
 def section(method: Method) -> None:
     doc = inspect.getdoc(method.function) or ""
-    print(f"\n### `{method.name}`\n\n{doc}\n")
-    passes = {
-        "none": "no pass",
-        "forward": "1 forward",
-        "backward": f"1 forward + 1 backward, rules `{method.rules}`",
-        "local": "1 forward + one backward through each block alone",
-    }[method.passes]
-    if method.more is not None:
-        passes = f"{method.cost.forwards} forwards + {method.cost.backwards} backwards with these options"
+    print(f"\n#### `{method.name}`\n\n{doc}\n")
     sign = "signed" if method.signed and not method.relu else "not negative"
     if method.relu:
         sign = "not negative (signed with `relu=False` and under a combinator)"
     kind = "one map for every class" if not method.class_specific else "a map for each class"
-    print(f"* Paper: {method.paper}\n* Cost: {passes}\n* Map: {sign}; {kind}")
+    print(f"* Paper: {method.paper}\n* Map: {sign}; {kind}\n* Needs: {', '.join(needs(method))}")
+    print(f"* Cost: {effort(method.cost)}" + (" with these options" if method.more is not None else ""))
+    for word, why in (("Often zero", method.often_zero), ("Delicate", method.delicate)):
+        if why:
+            print(f"* {word}: {why}")
+    if method.discrepancies:
+        print(f"* Discrepancies: {method.discrepancies}")
     if method.slow:
         print("* Slow: `clairvit compare --methods all` leaves it out")
     if method.options:

@@ -11,6 +11,9 @@ from PIL import Image
 from skimage import data
 
 from clairvit.cli import main
+from clairvit.methods.bind import bind
+from clairvit.methods.explanation import Cost
+from clairvit.methods.method import by_family
 
 Captured = pytest.CaptureFixture[str]
 
@@ -176,3 +179,89 @@ def test_too_many_images_for_one_picture_are_refused_before_the_work(
         (photos / "photos" / f"{i}.jpg").write_bytes((photos / "photos" / "cat.jpg").read_bytes())
     assert main(["explain", "photos", "--out", "all.png"]) == 2
     assert "at most 40" in capsys.readouterr().err
+
+
+def test_all_one_trace_methods_share_their_passes_family_by_family(photos: Path, capsys: Captured) -> None:
+    """Through the cost meter, as a script would read it: one forward, one backward for each rule table in use."""
+    assert main(["compare", "demo", "--methods", "all", "--json"]) == 0
+    (result,) = json.loads(capsys.readouterr().out)["results"]
+    run = [bind(name).method for name in result["methods"]]
+    assert len(run) > 20
+    own = sum((method.own_cost(**method.options) for method in run), Cost())
+    tables = {table for method in run for table in method.tables}
+    assert (own.forwards, own.backwards) == (0, 0), "the others are slow and left out"
+    assert (result["cost"]["forwards"], result["cost"]["backwards"]) == (1, len(tables))
+    families = [record["family"] for record in result["methods"].values()]
+    assert [families[place] for place in by_family(families)] == families
+    for method, record in zip(run, result["methods"].values(), strict=True):
+        assert record["class_specific"] == method.class_specific, method.name
+        assert record["signed"] == (method.signed and not method.relu), method.name
+
+
+def test_compare_says_what_is_signed_and_what_knows_no_class(photos: Path, capsys: Captured) -> None:
+    assert main(["compare", "demo", "--methods", "rollout,ixg", "--out", "two.json"]) == 0
+    printed = capsys.readouterr().out
+    lines = {name: next(line for line in printed.splitlines() if f" {name} " in line) for name in ("rollout", "ixg")}
+    assert "any class ∀" in lines["rollout"]
+    assert "for/against ±" in lines["ixg"]
+    assert "attention" in lines["rollout"]
+
+
+def test_compare_shows_classes_side_by_side(photos: Path, capsys: Captured) -> None:
+    command = ["compare", "demo", "--methods", "rollout,genatt", "--target", "Egyptian Mau,Abyssinian", "--json"]
+    assert main(command) == 0
+    (result,) = json.loads(capsys.readouterr().out)["results"]
+    rollout, genatt = (np.array(result["methods"][name]["maps"]) for name in ("rollout", "genatt"))
+    assert result["methods"]["genatt"]["targets"] == ["Egyptian Mau", "Abyssinian"]
+    assert np.array_equal(rollout[0], rollout[1])
+    assert not np.allclose(genatt[0], genatt[1])
+    assert (result["cost"]["forwards"], result["cost"]["backwards"]) == (1, 2)
+
+
+def test_heads_are_drawn_and_kept(photos: Path, capsys: Captured) -> None:
+    assert main(["explain", "demo", "--method", "rollout", "--layers", "--heads"]) == 0
+    printed = capsys.readouterr().out
+    assert "Egyptian Mau, layer 11" in printed, "the statistics of each layer"
+    assert {"demo-rollout-heads.png", "demo-rollout-layers.png"} <= set(files(photos / "out"))
+    with np.load(photos / "out" / "demo-rollout.npz") as stored:
+        assert stored["heads"].shape == (12, 3, 1, 14, 14)
+        assert stored["fused"].shape == (12, 3, 1, 14, 14)
+        np.testing.assert_array_equal(stored["fused"][:, 1], stored["layers"], "the mean is what rollout takes")
+        np.testing.assert_array_equal(stored["fused_whole"][1], stored["maps"])
+        np.testing.assert_allclose(stored["fused"][:, 2].max(), stored["heads"].max(), rtol=1e-6)
+        assert (stored["fused"][:, 0] <= stored["fused"][:, 1] + 1e-7).all()
+    record = json.loads((photos / "out" / "demo-rollout.json").read_text(encoding="utf-8"))
+    assert record["heads"] == {
+        "method": "rollout",
+        "layers": 12,
+        "heads": 3,
+        "fusions": ["min", "mean", "max"],
+        "whole": True,
+    }
+    assert list(record["statistics"][0]) == ["min", "mean", "max"]
+    assert len(record["layer_statistics"]) == 12
+    layer = np.array(record["layer_maps"])[7, 0]
+    expected = {"min": layer.min(), "mean": layer.mean(), "max": layer.max()}
+    assert record["layer_statistics"][7][0] == pytest.approx(expected)
+
+
+def test_heads_of_a_method_that_has_none_are_the_attentions(photos: Path, capsys: Captured) -> None:
+    assert main(["explain", "demo", "--heads", "--json"]) == 0
+    (result,) = json.loads(capsys.readouterr().out)["results"]
+    assert result["heads"]["method"] == "raw-attention"
+    assert result["layer_statistics"] is None
+    assert "out/demo-legrad-heads.png" in result["files"]
+    assert any("the heads shown are the attention's" in note for note in result["notes"])
+    windows = ["--model", "timm:swin_tiny_patch4_window7_224", "--no-pretrained", "--method", "saliency"]
+    assert main(["explain", "demo", "--heads", "--json", *windows]) == 0
+    (result,) = json.loads(capsys.readouterr().out)["results"]
+    assert result["heads"] is None
+    assert any("none are shown" in note for note in result["notes"])
+
+
+def test_several_images_keep_their_own_heads(photos: Path) -> None:
+    assert main(["explain", "photos", "--method", "genatt", "--heads", "--out", "all.npz", "-q"]) == 0
+    assert main(["explain", "photos/more", "--method", "genatt", "--heads", "--out", "one.npz", "-q"]) == 0
+    with np.load(photos / "all.npz") as both, np.load(photos / "one.npz") as one:
+        np.testing.assert_allclose(both["heads"][:, :, 1:], one["heads"], rtol=1e-3, atol=1e-7)
+        np.testing.assert_allclose(both["fused_whole"][:, 1:], one["fused_whole"], rtol=1e-3, atol=1e-7)

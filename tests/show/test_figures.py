@@ -1,15 +1,22 @@
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.transforms import Bbox
 
 from clairvit.errors import BadInput
-from clairvit.methods.explanation import Cost
-from clairvit.show.figures import _columns, comparison_figure, explanation_figure, layers_figure, same_image
+from clairvit.methods.explanation import Cost, Explanation, Heads
+from clairvit.show.comparison import arranged, comparison_figure, rows_needed
+from clairvit.show.figures import explanation_figure, layers_figure
+from clairvit.show.heads import heads_figure
 from clairvit.show.look import Look
 from clairvit.show.page import fit, text_width, ticks
+from clairvit.show.tiles import same_image
 from clairvit.show.words import effort, guesses, percent
 from show.fakes import fake
 
@@ -119,11 +126,126 @@ def test_a_figure_too_tall_to_read_is_refused() -> None:
         explanation_figure(fake(100, names=[str(number) for number in range(100)]))
 
 
-@pytest.mark.parametrize("tiles", range(1, 60))
-def test_grids_are_nearly_full(tiles: int) -> None:
-    columns = _columns(tiles)
-    assert -tiles % columns < columns
-    assert -tiles % columns <= 3
+@pytest.mark.parametrize("classes", [1, 2, 3, 5])
+@pytest.mark.parametrize("methods", range(1, 60))
+def test_grids_are_nearly_full_and_no_wider_than_a_page(methods: int, classes: int) -> None:
+    cell, rows, columns = arranged(methods, 1, classes, 1.0, grouped=True)
+    assert 0 <= rows * columns - (methods + 1) <= 3
+    assert columns * cell.wide <= 14
+    assert cell.tile >= (1.2 if classes == 1 else 0.9), "large enough to see something"
+    assert classes > 3 or rows * (cell.high + 0.12) <= 30, "no ribbon"
+
+
+def of_families(**families: str) -> dict[str, Explanation]:
+    return {name: replace(fake(method=name), family=family) for name, family in families.items()}
+
+
+def test_families_stand_under_their_names() -> None:
+    figure = comparison_figure(of_families(rollout="attention", flow="attention", ixg="gradient"))
+    assert [text for text in written(figure) if text in ("attention", "gradient")] == ["attention", "gradient"]
+    mixed = comparison_figure(of_families(rollout="attention", ixg="gradient", flow="attention"))
+    assert "attention" not in written(mixed), "methods in an order of the user's own"
+    alone = comparison_figure(of_families(rollout="attention", flow="attention"))
+    assert "attention" not in written(alone), "one family is no group"
+
+
+def test_a_family_that_goes_on_in_the_next_row_is_named_again() -> None:
+    many = of_families(**{f"a{i}": "attention" for i in range(25)}, ixg="gradient")
+    names = [text for text in written(comparison_figure(many)) if text in ("attention", "gradient")]
+    assert names.count("attention") == arranged(26, 1, 1, 1.0, grouped=True)[1]
+    assert names[-1] == "gradient"
+
+
+def boxes(figure: Figure) -> list[tuple[str, Bbox]]:
+    canvas = figure.canvas
+    assert isinstance(canvas, FigureCanvasAgg)
+    return [
+        (text.get_text(), text.get_window_extent(canvas.get_renderer())) for text in figure.texts if text.get_text()
+    ]
+
+
+@pytest.mark.parametrize("classes", [1, 2])
+def test_no_title_runs_into_another(classes: int) -> None:
+    names = [f"gradcam-elementwise-{i}(tokens=all)+skipplus" for i in range(45)]
+    targets = ["Egyptian Mau", "Staffordshire Bull Terrier"][:classes]
+    many = {name: replace(fake(classes, targets=targets), family=str(i // 8)) for i, name in enumerate(names)}
+    placed = boxes(comparison_figure(many))
+    assert len(placed) > 2 * 45
+    for i, (one, box) in enumerate(placed):
+        for other, beside in placed[i + 1 :]:
+            wide = min(box.x1, beside.x1) - max(box.x0, beside.x0)
+            high = min(box.y1, beside.y1) - max(box.y0, beside.y0)
+            assert wide <= 1 or high <= 1, (one, other)
+
+
+def test_marks_say_what_is_signed_and_what_knows_no_class() -> None:
+    methods = {"rollout": replace(fake(), class_specific=False), "ixg": fake(signed=True), "legrad": fake()}
+    figure = comparison_figure(methods)
+    marks = [text.get_text() for axes in figure.axes for text in axes.texts]
+    assert sorted(marks) == ["±", "±", "∀", "∀"], "one on its tile, one in the legend"
+    assert {"signed: evidence for and against", "class-agnostic: one map for all classes"} <= set(written(figure))
+    plain = comparison_figure({"legrad": fake()})
+    assert not [text for axes in plain.axes for text in axes.texts]
+
+
+def test_classes_stand_side_by_side_within_a_method() -> None:
+    targets = ["Egyptian Mau", "Bengal"]
+    figure = comparison_figure({name: fake(2, targets=targets) for name in ("rollout", "legrad")})
+    assert len(pictures(figure)) == 1 + 2 * 2 + 1, "one photo, two classes of two methods, a legend"
+    assert written(figure).count("Bengal 7.5%") == 2
+    assert written(figure).count("rollout") == 1
+    images = comparison_figure({name: fake(2, names=["a", "b"]) for name in ("rollout", "legrad")})
+    assert written(images).count("rollout") == 2, "images stand in rows"
+
+
+def test_many_methods_on_many_images_are_counted_before_the_work() -> None:
+    assert rows_needed(10, images=5, classes=1) == 5
+    assert rows_needed(45, images=1, classes=1) == 6
+    assert rows_needed(45, images=10, classes=2) > 40
+
+
+def with_heads(maps: int = 1, layers: int = 3, count: int = 4, **what: Any) -> Explanation:
+    explanation = fake(maps, layers=layers, **what)
+    assert explanation.layers is not None
+    return replace(
+        explanation,
+        heads=Heads(
+            explanation.method,
+            explanation.layers[:, None].repeat(1, count, 1, 1, 1),
+            explanation.layers[:, None].repeat(1, 3, 1, 1, 1),
+            explanation.maps[None].repeat(3, 1, 1, 1),
+        ),
+    )
+
+
+def test_heads_are_a_grid_with_fusions_beside_it() -> None:
+    figure = heads_figure(with_heads())
+    assert len(pictures(figure)) == 3, "heads, fusions of each layer, fusions of all layers"
+    words = written(figure)
+    assert [word for word in words if word.startswith("head ")] == [f"head {head}" for head in range(4)]
+    assert [word for word in words if word.startswith("layer ")] == [f"layer {layer}" for layer in range(3)]
+    assert [word for word in words if word in ("min", "mean", "max")] == ["min", "mean", "max"]
+    assert "cat.jpg · Egyptian Mau 91% · legrad" in words
+    with pytest.raises(BadInput, match=r"without its heads.*by_head=True"):
+        heads_figure(fake())
+
+
+def test_heads_that_know_no_class_are_drawn_once() -> None:
+    two = with_heads(2, targets=["Egyptian Mau", "Bengal"])
+    assert len(pictures(heads_figure(two))) == 6
+    agnostic = heads_figure(replace(two, class_specific=False))
+    assert len(pictures(agnostic)) == 3
+    assert "cat.jpg · legrad" in written(agnostic)
+    assert two.heads is not None
+    borrowed = replace(two, heads=replace(two.heads, method="raw-attention", whole=None))
+    assert len(pictures(heads_figure(borrowed))) == 2
+
+
+def test_the_heads_of_a_large_model_fit_on_a_page() -> None:
+    large = heads_figure(with_heads(layers=24, count=16))
+    assert max(large.get_figwidth(), large.get_figheight()) < 17
+    with pytest.raises(BadInput, match=r"inches tall.*fewer classes"):
+        heads_figure(with_heads(10, layers=24, count=16, targets=["Bengal"] * 10))
 
 
 def test_text_that_does_not_fit_is_made_smaller_then_cut() -> None:

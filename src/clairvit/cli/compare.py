@@ -9,18 +9,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from clairvit.cli import options
-from clairvit.cli.explain import load, read_targets
-from clairvit.cli.paper import line, progress, table
+from clairvit.cli.paper import EXPLAINS, SHOWS, line, table
 from clairvit.cli.report import end, print_classes, print_files, print_json, print_notes
+from clairvit.cli.request import Request
 from clairvit.cli.split import split_methods
-from clairvit.cli.work import Delivered, Job, carry_out, find, place
+from clairvit.cli.work import Delivered
 
 if TYPE_CHECKING:
     from clairvit.methods.explanation import Explanation
     from clairvit.methods.method import Method
     from clairvit.models.images import Batch
+    from clairvit.models.model import Model
 
-USUAL = "raw-attention,rollout,grad-rollout,attcam,genatt,gmar-l1,legrad,focusvit,attcat,decompx+skipplus,attnlrp"
+USUAL = "raw-attention,rollout,grad-rollout,attcam,genatt,gmar-l1,legrad,focusvit,attcat,attnlrp,decompx+skipplus"
 ALL = "all"
 EXAMPLES = """[bold]Examples[/bold]
 
@@ -64,19 +65,17 @@ def compare(
     wanted, left_out = choose(given, cv.methods())
     for method in wanted:
         bind(method)  # a misspelt method is refused before a model is loaded
-    where = place(out)
-    found, failures = find(images)
-    net = load(model, arch, no_pretrained, labels, device)
+    asked = Request(
+        images, model, arch, no_pretrained, labels, device, target, contrast, out, as_json, quiet, batch_size
+    )
 
-    def verb(batch: Batch, aim: Any) -> Mapping[str, Explanation]:
+    def verb(net: Model, batch: Batch, aim: Any) -> Mapping[str, Explanation]:
         return cv.compare(net, batch, wanted, aim, score=score, seed=seed, skip=ALL in given)
 
-    def save(explanations: Mapping[str, Explanation], path: Path) -> list[Path]:
+    def save(_: Model, explanations: Mapping[str, Explanation], path: Path) -> list[Path]:
         return [save_comparison(explanations, path)]
 
-    job = Job(net, read_targets(target, contrast, net), verb, save, where, "compare", batch_size, values=as_json)
-    with progress(f"{len(wanted)} methods", len(found), hidden=as_json or quiet) as advance:
-        results = carry_out(job, found, failures, advance)
+    results, failures = asked.carry_out(verb, save, f"{len(wanted)} methods", "compare", methods=len(wanted))
     if as_json:
         print_json("compare", [_entry(one, left_out) for one in results], failures)
     elif not quiet:
@@ -92,11 +91,19 @@ compare.__doc__ = f"Show several methods side by side.\n\n{EXAMPLES}"
 
 
 def choose(given: Sequence[str], registered: Sequence[Method]) -> tuple[list[str], dict[str, str]]:
-    """'all' stands for every method but the slow ones; also which of these were left out, and why."""
+    """'all' stands for every method but the slow ones, family by family; also which were left out, and why.
+
+    Methods that are listed one by one stay in the order in which they were typed.
+    """
+    from clairvit.methods.bind import bind
+    from clairvit.methods.method import by_family
+
     if ALL not in given:
         return list(given), {}
     usual = [method.name for method in registered if not method.slow]
-    wanted = [name for text in given for name in (usual if text == ALL else [text])]
+    listed = [name for text in given for name in (usual if text == ALL else [text])]
+    family = [bind(text).method.family for text in listed]
+    wanted = [listed[place] for place in by_family(family)]
     slow = [method.name for method in registered if method.slow and method.name not in wanted]
     return wanted, {name: f"it is slow; --methods {ALL},{name} adds it." for name in slow}
 
@@ -108,11 +115,13 @@ def _print_methods(result: Delivered, left_out: Mapping[str, str]) -> None:
 
     rows = []
     for name, record in result.records.items():
-        kind, cost = bind(record["method"]).method, record["cost"]
+        rules, cost = bind(record["method"]).rules, record["cost"]
+        kind = (EXPLAINS[record["class_specific"]], SHOWS[record["signed"]])
         passes = (str(cost["forwards"]), str(cost["backwards"]))
-        rows.append((name, kind.family, kind.rules or "–", *passes, f"{1000 * cost['own_seconds']:.1f}"))
-    columns = ("method", "family", "rules", "forwards", "backwards", "ms")
-    table(f"{len(rows)} methods; the passes are shared, the milliseconds each one's own", columns, rows, columns[3:])
+        rows.append((record["family"], name, *kind, rules or "–", *passes, f"{1000 * cost['own_seconds']:.1f}"))
+    columns = ("family", "method", "explains", "shows", "rules", "forwards", "backwards", "ms")
+    title = f"{len(rows)} methods; the passes are shared, the milliseconds each one's own"
+    table(title, columns, rows, right=columns[5:], grouped=True)
     if result.cost is not None:
         line(f"All together, passes included: {effort(result.cost)}, {1000 * result.cost.seconds:.0f} ms.")
     for name, reason in {**result.skipped, **left_out}.items():

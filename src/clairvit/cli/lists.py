@@ -41,23 +41,37 @@ def list_methods(
 
 
 def _print_all(methods: list[Method]) -> None:
+    from clairvit.methods.method import by_family
+    from clairvit.show.words import CLASS_AGNOSTIC, SIGNED
+
+    ordered = [methods[place] for place in by_family(method.family for method in methods)]
     rows = [
         (
-            method.name,
             method.family,
-            "class" if method.class_specific else "any class",
-            "for/against" if method.signed else "relevance",
-            method.rules or "–",
-            _passes(method),
+            method.name,
+            SIGNED * (method.signed and not method.relu) + CLASS_AGNOSTIC * (not method.class_specific),
+            " + ".join(method.tables) or "–",
+            str(method.cost.forwards),
+            str(method.cost.backwards),
+            ", ".join(_conditions(method)),
             method.paper,
         )
-        for method in methods
+        for method in ordered
     ]
-    table(
-        f"{len(methods)} methods", ("method", "family", "explains", "shows", "backward rules", "passes", "paper"), rows
-    )
+    columns = ("family", "method", "", "rules", "forwards", "backwards", "mind", "paper")
+    table(f"{len(methods)} methods", columns, rows, right=("forwards", "backwards"), grouped=True)
+    line(f"{SIGNED} signed: evidence for and against.  {CLASS_AGNOSTIC} class-agnostic: one map for all classes.")
+    line("mind: slow ones are left out of --methods all; delicate: round-off shows; or what a model must have.")
     line("Recombine the layers: genatt+skipplus, ixg+plus, rollout+layer:3.  Set options: 'rollout(fusion=max)'.")
     line("More about one of them: clairvit methods rollout")
+
+
+def _conditions(method: Method) -> list[str]:
+    """What to know before using it, a word each."""
+    found = [word for word, so in (("slow", method.slow), ("delicate", bool(method.delicate))) if so]
+    found += ["often zero"] if method.often_zero else []
+    found += [f"{'/'.join(method.poolings)} pooling"] if method.poolings else []
+    return [*found, *method.needs]
 
 
 def _print_one(method: Method) -> None:
@@ -66,9 +80,14 @@ def _print_one(method: Method) -> None:
     facts = [
         ("family", method.family),
         ("explains", "one class" if method.class_specific else "no class in particular"),
-        ("shows", "evidence for and against (signed)" if method.signed else "relevance (not negative)"),
-        ("passes", _passes(method) + (f" under the {method.rules} rules" if method.rules else "")),
+        ("shows", _sign(method)),
+        ("passes", _passes(method) + (f" under the {' and '.join(method.tables)} rules" if method.tables else "")),
         *([("slow", "left out of --methods all")] if method.slow else []),
+        *([("delicate", method.delicate)] if method.delicate else []),
+        *([("often zero", method.often_zero)] if method.often_zero else []),
+        *([("only for", f"{' or '.join(method.poolings)} pooling")] if method.poolings else []),
+        *([("needs", ", ".join(method.needs))] if method.needs else []),
+        *([("papers differ", method.discrepancies)] if method.discrepancies else []),
     ]
     table("", ("", ""), facts)
     if method.options:
@@ -89,6 +108,12 @@ def _passes(method: Method) -> str:
     return effort(method.cost)
 
 
+def _sign(method: Method) -> str:
+    if method.signed and method.relu:
+        return "relevance (not negative); evidence for and against with relu=false or a combinator"
+    return "evidence for and against (signed)" if method.signed else "relevance (not negative)"
+
+
 def _value(value: Any) -> str:
     return value if isinstance(value, str) else str(value)
 
@@ -102,7 +127,13 @@ def _plain(method: Method) -> dict[str, Any]:
         "signed": method.signed,
         "class_specific": method.class_specific,
         "slow": method.slow,
+        "delicate": method.delicate,
+        "often_zero": method.often_zero,
+        "poolings": list(method.poolings),
+        "needs": list(method.needs),
+        "discrepancies": method.discrepancies,
         "rules": method.rules,
+        "also": method.also,
         "cost": {"forwards": method.cost.forwards, "backwards": method.cost.backwards},
         "options": method.options,
         "presets": {name: dict(preset) for name, preset in method.presets.items()},

@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 LONG = 1.0  # seconds after which work inside a step gets a bar of its own
+# What is said of a method in tables, in as few words as can be: is it class-specific, is it signed?
+EXPLAINS = {True: "class", False: "any class ∀"}
+SHOWS = {True: "for/against ±", False: "relevance"}
 WIDE = 140  # columns where nobody says how wide the paper is (a pipe, a log file)
 
 
@@ -34,17 +37,32 @@ def line(text: str) -> None:
     console().print(text, markup=False, soft_wrap=True)
 
 
-def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence[str] = ()) -> None:
-    """A table on stdout. Cells are plain text: a file called '[red].jpg' stays what it is."""
+def table(
+    title: str,
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    right: Sequence[str] = (),
+    grouped: bool = False,
+) -> None:
+    """A table on stdout. Cells are plain text: a file called '[red].jpg' stays what it is.
+
+    `grouped`: rows that begin with the same cell stand together, and only the first of them says it.
+    """
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
     paper = Table(title=Text(title), title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
     for number, column in enumerate(columns):
-        paper.add_column(column, justify="right" if column in right else "left", overflow="fold", no_wrap=number == 0)
-    for row in rows:
-        paper.add_row(*(Text(cell) for cell in row))
+        whole = number <= grouped  # never broken into lines: what a row is about
+        paper.add_column(column, justify="right" if column in right else "left", overflow="fold", no_wrap=whole)
+    previous: str | None = None
+    for first, *rest in rows:
+        again = grouped and first == previous
+        if grouped and not again and previous is not None:
+            paper.add_row()
+        paper.add_row(*(Text(cell) for cell in ("" if again else first, *rest)))
+        previous = first
     console().print(paper)
 
 

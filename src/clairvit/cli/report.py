@@ -42,6 +42,22 @@ def print_classes(results: Sequence[Delivered]) -> None:
         line(f"… and {len(results) - MOST_LINES} more images; --json lists all of them.")
 
 
+def print_statistics(results: Sequence[Delivered]) -> None:
+    """One image: lowest, mean and highest value of each of its maps, and of each layer where layers were asked for."""
+    if len(results) != 1:
+        return
+    record = results[0].first
+    rows = [(target, *_three(one)) for target, one in zip(record["targets"], record["statistics"], strict=True)]
+    for layer, ones in enumerate(record["layer_statistics"] or []):
+        for target, one in zip(record["targets"], ones, strict=True):
+            rows.append((f"{target}, layer {layer}", *_three(one)))
+    table(f"Values of the {record['method']} map", ("map", "min", "mean", "max"), rows, ("min", "mean", "max"))
+
+
+def _three(statistics: Mapping[str, float | None]) -> list[str]:
+    return ["–" if statistics[name] is None else f"{statistics[name]:.4g}" for name in ("min", "mean", "max")]
+
+
 def print_notes(results: Sequence[Delivered]) -> None:
     """Fallbacks that methods took, each said once."""
     notes = [note for result in results for record in result.records.values() for note in record["notes"]]

@@ -65,6 +65,7 @@ class Job:
     ending: str  # of the file names in a folder
     batch_size: int
     values: bool  # keep the maps in the records, not only in the files
+    methods: int = 1  # side by side in one picture
 
 
 def find(arguments: Sequence[str]) -> tuple[list[str], list[Failure]]:
@@ -89,9 +90,11 @@ def carry_out(job: Job, images: Sequence[str], failures: list[Failure], advance:
     from clairvit.show.save import PICTURES, check_suffix, record
 
     if job.out.is_file and check_suffix(job.out.path) in PICTURES:
-        from clairvit.show.figures import check_rows
+        from clairvit.show.comparison import rows_needed
+        from clairvit.show.tiles import check_rows
 
-        check_rows(len(images))  # before the work, not after it
+        several = rows_needed(job.methods, len(images), max(1, len(job.targets)))
+        check_rows(len(images) if job.methods == 1 else several)  # before the work, not after it
     names = stems(images, job.ending)
     kept: list[Result] = []
     done: list[Delivered] = []

@@ -7,6 +7,7 @@ import platform
 import time
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch import Tensor
 from clairvit.errors import BadInput, ClairError, ClairWarning
 from clairvit.methods.bind import Bound, bind
 from clairvit.methods.explanation import Cost, Explanation
+from clairvit.methods.heads import gathered, remark, variants
 from clairvit.methods.method import shared_cost
 from clairvit.methods.run import Result
 from clairvit.methods.together import record_for, run_all
@@ -51,6 +53,7 @@ def explain(
     score: str = "logit",
     seed: int = 0,
     layers: bool = False,
+    by_head: bool = False,
     **options: Any,
 ) -> Explanation:
     """One method on one image or a batch.
@@ -59,8 +62,10 @@ def explain(
     cv.explain(model, "cat.jpg", "rollout", fusion="max")            # method options as keywords
     cv.explain(model, ["a.jpg", "b.jpg"], "ixg+plus", target=["Bengal", "Beagle"])
     cv.explain(model, "two.jpg", target=["Bengal", "Beagle"])        # one image, a list: one map for each target
+    cv.explain(model, "cat.jpg", "rollout", layers=True, by_head=True)   # .layers and .heads, from the same trace
     """
-    found = _explain_all(model, images, [bind(method, **options)], target, score, seed, layers, skip=False)
+    bound = bind(method, **options)
+    found = _explain_all(model, images, [bound], target, score, seed, layers, skip=False, by_head=by_head)
     return next(iter(found.values()))
 
 
@@ -95,6 +100,7 @@ def _explain_all(
     layers: bool,
     *,
     skip: bool,
+    by_head: bool = False,
 ) -> Comparison:
     bounds = list({bound.text: bound for bound in bounds}.values())
     batch = prepare(images, model)
@@ -112,9 +118,17 @@ def _explain_all(
         if model.classifier or target is not None
         else _no_target(model, bounds, len(batch.pixels))
     )
-    results = run_all(bounds, recording, targets, seed=seed, layers=layers)
+    heads = {bound.text: variants(bound, recording) for bound in bounds} if by_head else {}
+    by_text = {bound.text: bound for own in heads.values() for bound in own.values()}
+    wanted = list((by_text | {bound.text: bound for bound in bounds}).values())
+    results = run_all(wanted, recording, targets, seed=seed, layers=layers or by_head)
     seconds = time.perf_counter() - started
-    return _collect(model, batch, recording, bounds, targets, results, seed, seconds, skip=skip)
+    found = _collect(model, batch, recording, bounds, targets, results, seed, seconds, skip=skip)
+    for bound in bounds if by_head else ():
+        made, own = found[bound.text], gathered(bound, heads[bound.text], results)
+        kept = made.layers if layers else None
+        found[bound.text] = replace(made, layers=kept, heads=own, notes=(*made.notes, *remark(bound, own)))
+    return found
 
 
 def _no_target(model: Model, bounds: list[Bound], count: int) -> tuple[Target, ...]:
@@ -184,6 +198,8 @@ def _collect(
             seed=seed,
             cost=passes + Cost(seconds=seconds - alone + spent, own_seconds=spent),
             layers=torch.cat([_stored(result.layers) for result in own], 1) if has_layers else None,
+            family=bound.method.family,
+            class_specific=bound.method.class_specific,
             classifier=model.classifier,
             notes=notes,
             versions=versions(),

@@ -29,6 +29,19 @@ class Cost:
         )
 
 
+FUSIONS = ("min", "mean", "max")
+
+
+@dataclass(frozen=True, eq=False)
+class Heads:
+    """What each head says in each layer, and what is left when the heads of a layer are fused in one of three ways."""
+
+    method: str  # whose layer maps these are: the explanation's own method, or raw-attention where it has no heads
+    maps: Tensor  # [L, H, B, rows, cols]
+    fused: Tensor  # [L, 3, B, rows, cols] by FUSIONS
+    whole: Tensor | None = None  # [3, B, rows, cols] the method over all its layers, heads fused so in each of them
+
+
 @dataclass(frozen=True, eq=False)
 class Explanation:
     """B raw signed maps, one for each (image, target). Clipping, upsampling and colour come later, in `show`."""
@@ -49,6 +62,9 @@ class Explanation:
     seed: int
     cost: Cost
     layers: Tensor | None = None  # [L, B, rows, cols] what each layer says, where the method has layers
+    heads: Heads | None = None  # what each head says, if that was asked for
+    family: str = ""  # of the method, e.g. "gradient × attention"
+    class_specific: bool = True  # False: the same map whatever the target
     classifier: bool = True  # False: logits are an embedding, so there are no probabilities
     notes: tuple[str, ...] = ()  # fallbacks taken, zero maps, …
     versions: dict[str, str] = field(default_factory=dict)

@@ -16,9 +16,9 @@ from clairvit.methods.view import View, mean_of_heads, weighted_heads
 from clairvit.trace.trace import Trace
 
 
-def positive_gradient_attention(layer: View) -> Tensor:
+def positive_gradient_attention(layer: View, fusion: Fusion = "mean") -> Tensor:
     """mean_h relu(A * G): where a head looks, counted only where looking there raises the score."""
-    return layer.AG_positive_mean  # [B, rows, N]
+    return layer.AG_positive_mean if fusion == "mean" else fused(layer.AG_positive, fusion)  # [B, rows, N]
 
 
 register(

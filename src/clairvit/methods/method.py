@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import importlib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from clairvit.errors import UnknownName, did_you_mean
 from clairvit.methods.aggregate import Aggregation
+from clairvit.methods.discrepancies import KNOWN
 from clairvit.methods.explanation import Cost
 
 Gives = Literal["matrix", "tokens", "image"]
@@ -28,6 +29,8 @@ COMBINATORS = {
     "last": "the last layer alone",
     "layer:K": "layer K alone",
 }
+# From what looks at the least to what looks at the most; baselines last.
+FAMILIES = ("attention", "gradient × attention", "gradient", "cam", "relevance", "decomposition")
 MATRIX_COMBINATORS = ("rollout", "flow")  # those that need an N×N matrix from each layer
 _GIVEN = ("layer", "trace", "seed", "note")  # parameters of a method's function that are no options
 
@@ -60,6 +63,7 @@ class Method:
     faint: str = ""  # why what all classes share outweighs the class in its map on whole kinds of models
     delicate: str = ""  # why round-off shows in its map (differences over near-zero sums), in words
     forward_unless: tuple[str, Any] | None = field(default=None, repr=False)  # else it reads the film, no backward
+    discrepancies: str = ""  # where papers and public code disagree, and what we do, in one or two sentences
     slow: bool = False  # takes much longer than one trace, so `--methods all` leaves it out
     more: Callable[..., Cost] | None = field(default=None, repr=False)  # options -> passes of its own for one target
     reads: Literal["pixels", "last attention"] = "pixels"  # the gradient it wants, if it gives an image
@@ -108,8 +112,8 @@ def layer_options(method: Method, over: Aggregation | None) -> list[str]:
 
 
 def shared_cost(passes: Passes, also: str | None = None) -> Cost:
-    """What a method must see of the traces that it shares with others."""
-    return Cost(0 if passes == "none" else 1, (1 if passes in ("backward", "local") else 0) + (also is not None))
+    """What is spent on the traces that a method shares with others: scores and targets take a forward in any case."""
+    return Cost(1, (1 if passes in ("backward", "local") else 0) + (also is not None))
 
 
 _registry: dict[str, Method] = {}
@@ -142,6 +146,7 @@ def register(
 ) -> None:
     """Give a layer map a name, an aggregation and its place in the lists."""
     table = rules if passes == "backward" else None
+    more.setdefault("discrepancies", KNOWN.get(name, ""))
     _registry[name] = Method(name, family, paper, function, gives, passes, table, over, signed, class_specific, **more)
 
 
@@ -166,6 +171,13 @@ def methods() -> list[Method]:
     """Every registered method."""
     load_all()
     return list(_registry.values())
+
+
+def by_family(families: Iterable[str]) -> list[int]:
+    """Positions in the order of `FAMILIES`, within a family as given; baselines last, unknown ones before."""
+    given = list(families)
+    known = (*FAMILIES, *dict.fromkeys(name for name in given if name not in (*FAMILIES, "baseline")), "baseline")
+    return sorted(range(len(given)), key=lambda place: known.index(given[place]))
 
 
 def find(name: str) -> Method:

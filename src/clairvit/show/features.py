@@ -17,10 +17,10 @@ from clairvit.errors import BadInput, NotApplicable
 from clairvit.models.images import prepare
 from clairvit.models.model import Model
 from clairvit.show.colour import Array, scale_of
-from clairvit.show.figures import FOOT, check_rows
 from clairvit.show.look import Look
 from clairvit.show.overlay import enlarge, numbers, photo_of
 from clairvit.show.page import GAP, MARGIN, PALE, SMALL, TITLE, Page
+from clairvit.show.tiles import FOOT, check_rows
 from clairvit.trace.guest import own_grad_mode
 from clairvit.trace.layer import Layer
 from clairvit.trace.recording import record

@@ -19,6 +19,7 @@ class Look:
     smooth: bool = True  # bilinear; False shows the patches themselves
     shared: bool = False  # one colour scale for all maps of the figure instead of one for each
     layers: bool = False  # draw the per-layer strip instead of the map
+    heads: bool = False  # draw the grid of heads instead of the map
     dpi: int = 200
 
     def __post_init__(self) -> None:

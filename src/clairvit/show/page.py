@@ -6,6 +6,7 @@ Everything is placed by hand instead of by a layout engine, so that tiles line u
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -20,11 +21,13 @@ from clairvit.show.overlay import blend
 
 INK = "#1a1a1a"
 PALE = "#6b6b6b"
+LINE = "#b4b4b4"
 TITLE = 8.5  # points
 SMALL = 6.5
 HEADING = 0.36  # inches above a tile, for a title and a subtitle
 GAP = 0.12  # between tiles
 MARGIN = 0.08
+BADGE = 0.15  # side of a mark on a tile
 BAR = 0.6  # beside a tile, for a colour bar with its numbers
 
 RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
@@ -85,6 +88,30 @@ class Page:
         """Title and subtitle over a tile; the tile begins at `top + HEADING`."""
         self.write(title, left, top + 0.03, width, TITLE, INK, bold=True)
         self.write(subtitle, left, top + 0.2, width, SMALL, PALE)
+
+    def band(self, text: str, left: float, top: float, width: float) -> None:
+        """A name over several tiles, with a thin line under it that is as long as they are."""
+        self.write(text, left, top, width, SMALL + 0.5, PALE, bold=True, align="left")
+        self.axes(left, top + 0.155, width, 0.008).set_facecolor(LINE)
+
+    def badges(self, marks: Sequence[str], right: float, top: float) -> None:
+        """Marks on white, one beside the other, in the upper right corner of a picture."""
+        for number, mark in enumerate(reversed(marks)):
+            self._badge(mark, right - BADGE * (number + 0.5) - 0.03 * number, top + BADGE / 2)
+
+    def mark(self, mark: str, meaning: str, left: float, top: float, width: float) -> None:
+        """One line of a legend: the mark as it is on the tiles, and what it means."""
+        meaning, size = fit(meaning, width - BADGE - 0.1, SMALL)
+        long = BADGE + 0.06 + text_width(meaning) * size / 72
+        left += (width - long) / 2
+        self._badge(mark, left + BADGE / 2, top + 0.05)
+        self.write(meaning, left + BADGE + 0.06, top, width, size, PALE, align="left")
+
+    def _badge(self, mark: str, x: float, y: float) -> None:
+        axes = self.axes(x - BADGE / 2, y - BADGE / 2, BADGE, BADGE)
+        axes.set_facecolor("white")
+        axes.patch.set_alpha(0.85)
+        axes.text(0.5, 0.46, mark, fontsize=TITLE, color=INK, ha="center", va="center", transform=axes.transAxes)
 
     def bar(self, scale: Scale, opacity: float, left: float, top: float, height: float) -> None:
         """A vertical colour bar with its values, coloured as they appear on a mid-grey photo."""

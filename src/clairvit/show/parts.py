@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 
 from clairvit.errors import BadInput
-from clairvit.methods.explanation import Cost, Explanation
+from clairvit.methods.explanation import Cost, Explanation, Heads
 
 
 def part(explanation: Explanation, items: Sequence[int]) -> Explanation:
@@ -24,6 +24,7 @@ def part(explanation: Explanation, items: Sequence[int]) -> Explanation:
         pixels=explanation.pixels[chosen],
         names=tuple(explanation.names[item] for item in chosen),
         layers=None if explanation.layers is None else explanation.layers[:, chosen],
+        heads=None if explanation.heads is None else _part_of_heads(explanation.heads, chosen),
     )
 
 
@@ -33,6 +34,7 @@ def joined(explanations: Sequence[Explanation]) -> Explanation:
     if len({(one.method, one.model, one.score) for one in explanations}) > 1:
         raise BadInput("Only explanations by the same method, model and score fit into one; compare methods instead.")
     layers = [one.layers for one in explanations if one.layers is not None]
+    heads = [one.heads for one in explanations if one.heads is not None]
     return replace(
         first,
         maps=torch.cat([one.maps for one in explanations]),
@@ -43,8 +45,24 @@ def joined(explanations: Sequence[Explanation]) -> Explanation:
         pixels=torch.cat([one.pixels for one in explanations]),
         names=tuple(name for one in explanations for name in one.names),
         layers=torch.cat(layers, dim=1) if len(layers) == len(explanations) else None,
+        heads=_joint_heads(heads) if len(heads) == len(explanations) else None,
         cost=_joint_cost([one.cost for one in explanations]),
         notes=tuple(dict.fromkeys(note for one in explanations for note in one.notes)),
+    )
+
+
+def _part_of_heads(heads: Heads, chosen: list[int]) -> Heads:
+    whole = None if heads.whole is None else heads.whole[:, chosen]
+    return Heads(heads.method, heads.maps[:, :, chosen], heads.fused[:, :, chosen], whole)
+
+
+def _joint_heads(heads: Sequence[Heads]) -> Heads:
+    whole = [one.whole for one in heads if one.whole is not None]
+    return Heads(
+        heads[0].method,
+        torch.cat([one.maps for one in heads], dim=2),
+        torch.cat([one.fused for one in heads], dim=2),
+        torch.cat(whole, dim=1) if len(whole) == len(heads) else None,
     )
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from clairvit.errors import BadInput
-from clairvit.methods.explanation import Explanation
+from clairvit.methods.explanation import FUSIONS, Explanation, Heads
 from clairvit.show.look import Look, look
 from clairvit.show.overlay import numbers
 from clairvit.show.words import guesses, statistics
@@ -30,8 +30,9 @@ def save(explanation: Explanation, path: Path | str, **display: Any) -> Path:
     chosen = look(display)
     if check_suffix(path) in PICTURES:
         from clairvit.show.figures import explanation_figure, layers_figure  # matplotlib only where it is needed
+        from clairvit.show.heads import heads_figure
 
-        draw = layers_figure if chosen.layers else explanation_figure
+        draw = heads_figure if chosen.heads else layers_figure if chosen.layers else explanation_figure
         return write_figure(draw(explanation, chosen), path, chosen)
     if check_suffix(path) == ".json":
         return write_json(record(explanation), path)
@@ -42,7 +43,7 @@ def save_comparison(explanations: Mapping[str, Explanation], path: Path | str, *
     """Write several methods' explanations of the same images: the grid, the records by method, or all raw maps."""
     chosen = look(display)
     if check_suffix(path) in PICTURES:
-        from clairvit.show.figures import comparison_figure
+        from clairvit.show.comparison import comparison_figure
 
         return write_figure(comparison_figure(explanations, chosen), path, chosen)
     if check_suffix(path) == ".json":
@@ -55,7 +56,9 @@ def record(explanation: Explanation, values: bool = True) -> dict[str, Any]:
     items = range(len(explanation))
     content = {
         "method": explanation.method,
+        "family": explanation.family,
         "signed": explanation.signed,
+        "class_specific": explanation.class_specific,
         "model": explanation.model,
         "score": explanation.score,
         "seed": explanation.seed,
@@ -70,12 +73,27 @@ def record(explanation: Explanation, values: bool = True) -> dict[str, Any]:
         "probabilities": _plain(list(explanation.probabilities)),
         "top": [[vars(guess) for guess in guesses(explanation, item)] for item in items],
         "statistics": [statistics(explanation.maps[item]) for item in items],
+        "layer_statistics": None
+        if explanation.layers is None
+        else [[statistics(layer[item]) for item in items] for layer in explanation.layers],
+        "heads": None if explanation.heads is None else _about_heads(explanation.heads),
     }
     if values:
         content["maps"] = _plain(numbers(explanation.maps).tolist())
         if explanation.layers is not None:
             content["layer_maps"] = _plain(numbers(explanation.layers).tolist())
     return content
+
+
+def _about_heads(heads: Heads) -> dict[str, Any]:
+    """What the arrays of a .npz are: `heads` [layers, heads, …], `fused` [layers, fusions, …], `fused_whole`."""
+    return {
+        "method": heads.method,
+        "layers": heads.maps.shape[0],
+        "heads": heads.maps.shape[1],
+        "fusions": list(FUSIONS),
+        "whole": heads.whole is not None,
+    }
 
 
 def write_json(content: Any, path: Path | str) -> Path:
@@ -107,7 +125,7 @@ def write_figure(figure: Figure, path: Path | str, chosen: Look | None = None) -
 
 
 def _npz(explanations: Mapping[str, Explanation]) -> bytes:
-    """`maps`, `layers`, `logits`, `about` (JSON); in a comparison each name begins with 'METHOD/'."""
+    """`maps`, `layers`, `heads`, `logits`, `about` (JSON), …; in a comparison each name begins with 'METHOD/'."""
     arrays: dict[str, Any] = {}
     for name, explanation in explanations.items():
         start = f"{name}/" if name else ""
@@ -115,6 +133,11 @@ def _npz(explanations: Mapping[str, Explanation]) -> bytes:
         arrays[f"{start}logits"] = numbers(explanation.logits).astype(np.float32)
         if explanation.layers is not None:
             arrays[f"{start}layers"] = numbers(explanation.layers).astype(np.float32)
+        if explanation.heads is not None:
+            arrays[f"{start}heads"] = numbers(explanation.heads.maps).astype(np.float32)
+            arrays[f"{start}fused"] = numbers(explanation.heads.fused).astype(np.float32)
+            if explanation.heads.whole is not None:
+                arrays[f"{start}fused_whole"] = numbers(explanation.heads.whole).astype(np.float32)
         arrays[f"{start}about"] = np.array(dumps(record(explanation, values=False)))
     buffer = io.BytesIO()
     np.savez_compressed(buffer, **arrays)

@@ -12,6 +12,9 @@ from clairvit.methods.explanation import Cost, Explanation
 from clairvit.models.target import SCORES, class_name
 from clairvit.show.overlay import numbers
 
+SIGNED = "±"
+CLASS_AGNOSTIC = "∀"  # one map for all classes
+
 
 @dataclass(frozen=True)
 class Guess:
@@ -56,10 +59,15 @@ def effort(cost: Cost) -> str:
     return " + ".join(passes) or "no pass"
 
 
+def marks(explanation: Explanation) -> list[str]:
+    """What a reader must know about a map before comparing it with another."""
+    return [SIGNED] * explanation.signed + [CLASS_AGNOSTIC] * (not explanation.class_specific)
+
+
 def statistics(values: torch.Tensor) -> dict[str, float | None]:
     """Lowest, highest and mean finite value of a map; null where there is none."""
     array = numbers(values)
     finite = array[np.isfinite(array)]
     if finite.size == 0:
-        return {"min": None, "max": None, "mean": None}
-    return {"min": float(finite.min()), "max": float(finite.max()), "mean": float(finite.mean())}
+        return {"min": None, "mean": None, "max": None}
+    return {"min": float(finite.min()), "mean": float(finite.mean()), "max": float(finite.max())}

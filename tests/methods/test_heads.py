@@ -1,0 +1,76 @@
+"""What each head says: the same numbers as the attention itself, for every kind of pooling, from one trace."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import clairvit as cv
+from clairvit.methods.explanation import FUSIONS
+from tiny import ZOO, pixels, wrapped
+
+KINDS = ["timm-vit", "timm-reg4-gap", "timm-deit-distilled-explicit", "timm-siglip-map", "hf-dinov2-registers-sdpa"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("method", ["raw-attention", "genatt", "grad-rollout"])
+def test_heads_are_what_the_trace_says(kind: str, method: str) -> None:
+    model, image, tiny = wrapped(kind, torch.float64), pixels(kind, dtype=torch.float64), ZOO[kind]
+    made = cv.explain(model, image, method, target=3, by_head=True)
+    tr = cv.trace(model, image, target=3)
+    assert made.heads is not None
+    assert made.layers is None, "nobody asked for them"
+    for index, layer in enumerate(tr.layers):
+        said = layer.A if method == "raw-attention" else (layer.A * layer.G).clamp(min=0)  # [B, H, N, N]
+        rows = torch.einsum("bi,bhij->hbj", tr.read.expand(len(image), -1), said)[..., tiny.prefix :]
+        heads = rows.unflatten(-1, tiny.grid)
+        assert torch.allclose(made.heads.maps[index], heads, rtol=1e-10, atol=1e-14)
+        for place, fuse in enumerate((said.amin(1), said.mean(1), said.amax(1))):
+            row = (tr.read[:, None] @ fuse)[:, 0, tiny.prefix :].unflatten(-1, tiny.grid)
+            assert torch.allclose(made.heads.fused[index, place], row, rtol=1e-10, atol=1e-14)
+
+
+@pytest.mark.parametrize(
+    "text", ["rollout", "rollout(discard_ratio=0.5)", "genatt+skipplus", "grad-rollout(head_stage=mean-first)"]
+)
+def test_fusions_are_the_method_with_that_option(text: str) -> None:
+    model, image = wrapped("timm-vit"), pixels("timm-vit")
+    made = cv.explain(model, image, text, target=[1, 4], by_head=True, layers=True)
+    assert made.heads is not None
+    assert made.heads.whole is not None
+    for place, fusion in enumerate(FUSIONS):
+        alone = cv.explain(model, image, text, target=[1, 4], layers=True, fusion=fusion)
+        assert torch.allclose(made.heads.whole[place], alone.maps, rtol=1e-5, atol=1e-8)
+        assert alone.layers is not None
+        assert torch.allclose(made.heads.fused[:, place], alone.layers, rtol=1e-5, atol=1e-8)
+    for head in range(made.heads.maps.shape[1]):
+        alone = cv.explain(model, image, text, target=[1, 4], layers=True, fusion=head)
+        assert alone.layers is not None
+        assert torch.allclose(made.heads.maps[:, head], alone.layers, rtol=1e-5, atol=1e-8)
+
+
+def test_heads_cost_no_pass_and_change_no_map() -> None:
+    model, image = wrapped("timm-vit"), pixels("timm-vit")
+    for text in ("rollout", "legrad", "decompx", "attention-flow(grid_pool=2)"):
+        plain, made = (cv.explain(model, image, text, target=3, by_head=by_head) for by_head in (False, True))
+        assert torch.allclose(made.maps, plain.maps, rtol=1e-5, atol=1e-8)
+        assert (made.cost.forwards, made.cost.backwards) == (plain.cost.forwards, plain.cost.backwards)
+        assert plain.heads is None
+        assert made.heads is not None
+        assert (made.heads.method == text) == (text == "rollout")
+        assert bool(made.notes) == (text != "rollout"), "borrowed heads are said to be"
+
+
+def test_several_targets_have_heads_of_their_own() -> None:
+    model, image = wrapped("timm-vit"), pixels("timm-vit")[0]
+    both = cv.explain(model, image, "genatt", target=[1, 4], by_head=True).heads
+    for place, target in enumerate([1, 4]):
+        alone = cv.explain(model, image, "genatt", target=target, by_head=True).heads
+        assert both is not None
+        assert alone is not None
+        assert torch.allclose(both.maps[:, :, place], alone.maps[:, :, 0], rtol=1e-5, atol=1e-8)
+
+
+def test_an_option_called_heads_stays_an_option() -> None:
+    model, image = wrapped("timm-vit"), pixels("timm-vit")
+    assert cv.explain(model, image, "gmar-l1", target=3, heads="mean").method == "gmar-l1(heads=mean)"
