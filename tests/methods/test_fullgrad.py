@@ -240,7 +240,7 @@ def float32_softmax(kind: str) -> bool:
     return kind.startswith("hf-") and kind.endswith("eager")
 
 
-@pytest.mark.parametrize(("biases", "table"), [("implicit", "plain"), ("true", "linear")])
+@pytest.mark.parametrize(("biases", "table"), [("implicit", "plain"), ("learned", "linear")])
 @pytest.mark.parametrize("kind", [kind for kind in TINY if kind != "home-loop"])
 def test_every_model_adds_up(kind: str, biases: str, table: str) -> None:
     made = traced(tiny_model(kind, torch.float64), pixels(kind, dtype=torch.float64), biases, table)
@@ -282,7 +282,7 @@ def test_nothing_is_watched_unless_asked() -> None:
     recording = record(model, image, tables=("plain",))
     assert recording.ledgers == {}
     assert recording.logits._backward_hooks is None
-    assert record(model, image, tables=("plain",), biases=("true",)).logits._backward_hooks
+    assert record(model, image, tables=("plain",), biases=("learned",)).logits._backward_hooks
 
 
 def test_implicit_biases_belong_to_the_true_slopes() -> None:

@@ -17,12 +17,12 @@ from clairvit.trace.bias_maps import rescaled
 from clairvit.trace.biases import Biases
 from clairvit.trace.trace import Trace
 
-Kind = Literal["true", "implicit"]
+Kind = Literal["learned", "implicit"]
 Rules = Literal["plain", "linear"]
 SMALL = 5e-4  # parts of the score: a residual below is round-off in half and single precision
 
 
-def full_gradient(layer: View, biases: Kind = "true", table: Rules = "plain", each: bool = False) -> Tensor:
+def full_gradient(layer: View, biases: Kind = "learned", table: Rules = "plain", each: bool = False) -> Tensor:
     """x·dy/dx + sum_b b·dy/db over all biases from this block on: what tokens add, and what biases add at them.
 
     SkipPLUS's form: signed sums over channels, no absolute values. A bias counts where it is added, at the token whose
@@ -30,7 +30,7 @@ def full_gradient(layer: View, biases: Kind = "true", table: Rules = "plain", ea
     biases are in the sum that the notes report and not in the map (SkipPLUS puts them on the class token, which is cut
     off). Positions are part of the first tokens, not biases.
 
-    The notes say how far tokens and biases are from adding up to the score. With the true biases and the plain gradient
+    The notes say how far tokens and biases are from adding up to the score. With learned biases and the plain slope
     they do not on a ViT; `table=linear`, the linearised gradient, closes the gap, and so does `biases=implicit`, which
     also counts what a bent operation's slope does not explain: LayerNorm, softmax and GELU out − J·in, products −ab.
     `each` counts the block's own biases only, and those after the last block with it. So every combinator sees them:
@@ -40,7 +40,7 @@ def full_gradient(layer: View, biases: Kind = "true", table: Rules = "plain", ea
     return (layer.x * layer.dx).sum(-1) + (told[0] if each else told.sum(0))  # [B, N]
 
 
-def full_gradient_plus(layer: View, biases: Kind = "true", table: Rules = "plain") -> Tensor:
+def full_gradient_plus(layer: View, biases: Kind = "learned", table: Rules = "plain") -> Tensor:
     """sum_{l ≥ m} (x^l·dy/dx^l + biases of block l): FullGrad from every layer on, each bias counted once.
 
     The biases after the last block come with it. `fullgrad-plus+skipplus` starts in the middle.
@@ -52,7 +52,7 @@ def added_by_biases(trace: Trace, biases: str, table: str) -> Biases:
     if biases == "implicit" and table != "plain":
         raise BadInput(
             f"biases=implicit was given with table={table}; expected table=plain: what a slope does not explain is "
-            f"counted for the true slopes. With table={table} use biases=true."
+            f"counted for the true slopes. With table={table} use biases=learned."
         )
     return trace.biases[biases].checked()
 
@@ -69,13 +69,13 @@ def totals(trace: Trace, start: int, biases: str, table: str) -> tuple[Tensor, T
 
 
 def completeness(
-    trace: Trace, used: range, biases: Kind = "true", table: Rules = "plain", each: bool = False
+    trace: Trace, used: range, biases: Kind = "learned", table: Rules = "plain", each: bool = False
 ) -> str | None:
     """How far tokens and biases are from adding up to the score, in words. A sum over start layers has no such sum."""
     if each and used.start != len(trace.layers) - 1:
         return None
     found, score = (values.tolist() for values in totals(trace, used.start, biases, table))
-    open_gap = table == "plain" and biases == "true"
+    open_gap = table == "plain" and biases == "learned"
     return in_words(found, score, "; table=linear or biases=implicit closes it" if open_gap else "")
 
 
