@@ -149,7 +149,7 @@ def by_hand(vit: ViT, image: Tensor, book: Book) -> Full:
     return Full(ixg, tokens, apart, logits[torch.arange(batch), torch.tensor(TARGETS)].detach())
 
 
-WAYS = {"": Book, "biases=implicit": lambda: Book(bent=True), "table=linear": lambda: Book(frozen=True)}
+WAYS = {"": Book, "biases=implicit": lambda: Book(bent=True), "rules=linear": lambda: Book(frozen=True)}
 
 
 @functools.cache
@@ -187,7 +187,7 @@ def test_fullgrad_is_tokens_and_biases_by_hand(kind: str, fused: bool, way: str)
 @pytest.mark.parametrize("kind", MAIN)
 def test_completeness_by_hand(kind: str) -> None:
     """METHODS 7.3: not with the plain gradient and true biases; with either cure, to round-off."""
-    for way, complete in (("", False), ("biases=implicit", True), ("table=linear", True)):
+    for way, complete in (("", False), ("biases=implicit", True), ("rules=linear", True)):
         *_, full = proven(kind, True, way)
         gap = (full.fullgrad().sum(1) + full.apart - full.y).abs().max()
         assert (gap < 1e-12) if complete else (gap > 1e-2)
@@ -240,7 +240,7 @@ def float32_softmax(kind: str) -> bool:
     return kind.startswith("hf-") and kind.endswith("eager")
 
 
-@pytest.mark.parametrize(("biases", "table"), [("implicit", "plain"), ("true", "linear")])
+@pytest.mark.parametrize(("biases", "table"), [("implicit", "plain"), ("learned", "linear")])
 @pytest.mark.parametrize("kind", [kind for kind in TINY if kind != "home-loop"])
 def test_every_model_adds_up(kind: str, biases: str, table: str) -> None:
     made = traced(tiny_model(kind, torch.float64), pixels(kind, dtype=torch.float64), biases, table)
@@ -260,8 +260,8 @@ def test_notes_say_how_complete_it_is() -> None:
     assert note.startswith(
         f"fullgrad: completeness: the score is {scores}, tokens and biases add up to {sums}; residual"
     )
-    assert note.endswith("table=linear or biases=implicit closes it")
-    for way in ("biases=implicit", "table=linear"):
+    assert note.endswith("rules=linear or biases=implicit closes it")
+    for way in ("biases=implicit", "rules=linear"):
         (note,) = cv.explain(model, image, f"fullgrad({way},layer=1)", target=TARGETS).notes
         assert note.endswith("completeness: tokens and biases add up to the score")
     assert cv.explain(model, image, "fullgrad-plus", target=TARGETS).notes == ()
@@ -269,7 +269,7 @@ def test_notes_say_how_complete_it_is() -> None:
 
 def test_two_kinds_of_biases_and_two_tables_share_a_forward() -> None:
     model, image, vit, _ = proven("registers", True, "")
-    names = ["fullgrad", "fullgrad(biases=implicit)", "fullgrad(table=linear)", "ixg"]
+    names = ["fullgrad", "fullgrad(biases=implicit)", "fullgrad(rules=linear)", "ixg"]
     found = cv.compare(model, image, names, target=TARGETS)
     assert (found.cost.forwards, found.cost.backwards) == (1, 2)
     for name, way in zip(names, WAYS, strict=False):
@@ -282,13 +282,13 @@ def test_nothing_is_watched_unless_asked() -> None:
     recording = record(model, image, tables=("plain",))
     assert recording.ledgers == {}
     assert recording.logits._backward_hooks is None
-    assert record(model, image, tables=("plain",), biases=("true",)).logits._backward_hooks
+    assert record(model, image, tables=("plain",), biases=("learned",)).logits._backward_hooks
 
 
 def test_implicit_biases_belong_to_the_true_slopes() -> None:
     model, image, *_ = proven("plain", True, "")
-    with pytest.raises(BadInput, match=r"biases=implicit .* table=linear; expected table=plain"):
-        cv.explain(model, image, "fullgrad(biases=implicit,table=linear)", target=TARGETS)
+    with pytest.raises(BadInput, match=r"biases=implicit .* rules=linear; expected rules=plain"):
+        cv.explain(model, image, "fullgrad(biases=implicit,rules=linear)", target=TARGETS)
 
 
 @pytest.mark.parametrize("kind", ["swin", "maxvit"])

@@ -9,20 +9,21 @@ from torch import Tensor
 
 from clairvit.errors import BadInput
 from clairvit.methods.aggregate import Single, Total
+from clairvit.methods.gradient import chosen_rules
 from clairvit.methods.method import method, register
 from clairvit.methods.paths import Level, Note, on_image, scores, wide
 from clairvit.methods.view import View
-from clairvit.trace import rules
 from clairvit.trace.bias_maps import rescaled
 from clairvit.trace.biases import Biases
+from clairvit.trace.tables import table
 from clairvit.trace.trace import Trace
 
-Kind = Literal["true", "implicit"]
+Kind = Literal["learned", "implicit"]
 Rules = Literal["plain", "linear", "libra"]
 SMALL = 5e-4  # parts of the score: a residual below is round-off in half and single precision
 
 
-def full_gradient(layer: View, biases: Kind = "true", table: Rules = "plain", each: bool = False) -> Tensor:
+def full_gradient(layer: View, biases: Kind = "learned", rules: Rules = "plain", each: bool = False) -> Tensor:
     """x·dy/dx + sum_b b·dy/db over all biases from this block on: what tokens add, and what biases add at them.
 
     SkipPLUS's form: signed sums over channels, no absolute values. A bias counts where it is added, at the token whose
@@ -30,53 +31,53 @@ def full_gradient(layer: View, biases: Kind = "true", table: Rules = "plain", ea
     biases are in the sum that the notes report and not in the map (SkipPLUS puts them on the class token, which is cut
     off). Positions are part of the first tokens, not biases.
 
-    The notes say how far tokens and biases are from adding up to the score. With the true biases and the plain gradient
-    they do not on a ViT; `table=linear`, the linearised gradient, closes the gap, and so does `biases=implicit`, which
+    The notes say how far tokens and biases are from adding up to the score. With learned biases and the plain slope
+    they do not on a ViT; `rules=linear`, the linearised gradient, closes the gap, and so does `biases=implicit`, which
     also counts what a bent operation's slope does not explain: LayerNorm, softmax and GELU out − J·in, products −ab.
     `each` counts the block's own biases only, and those after the last block with it. So every combinator sees them:
     a sum over layers then has each bias once, which is FullGrad+, and `fullgrad(layer=3)` is FullGrad from layer 3.
     """
-    told = added_by_biases(layer.trace, biases, table).tokens[layer.index :]
+    told = added_by_biases(layer.trace, biases, rules).tokens[layer.index :]
     return (layer.x * layer.dx).sum(-1) + (told[0] if each else told.sum(0))  # [B, N]
 
 
-def full_gradient_plus(layer: View, biases: Kind = "true", table: Rules = "plain") -> Tensor:
+def full_gradient_plus(layer: View, biases: Kind = "learned", rules: Rules = "plain") -> Tensor:
     """sum_{l ≥ m} (x^l·dy/dx^l + biases of block l): FullGrad from every layer on, each bias counted once.
 
     The biases after the last block come with it. `fullgrad-plus+skipplus` starts in the middle.
     """
-    return full_gradient(layer, biases, table, each=True)
+    return full_gradient(layer, biases, rules, each=True)
 
 
-def added_by_biases(trace: Trace, biases: str, table: str) -> Biases:
-    if biases == "implicit" and table != "plain":
+def added_by_biases(trace: Trace, biases: str, rules: str) -> Biases:
+    if biases == "implicit" and rules != "plain":
         raise BadInput(
-            f"biases=implicit was given with table={table}; expected table=plain: what a slope does not explain is "
-            f"counted for the true slopes. With table={table} use biases=true."
+            f"biases=implicit was given with rules={rules}; expected rules=plain: what a slope does not explain is "
+            f"counted for the true slopes. With rules={rules} use biases=learned."
         )
     return trace.biases[biases].checked()
 
 
-def totals(trace: Trace, start: int, biases: str, table: str) -> tuple[Tensor, Tensor]:
+def totals(trace: Trace, start: int, biases: str, rules: str) -> tuple[Tensor, Tensor]:
     """All that tokens and biases add from a layer on, and the score that they should add up to; [B] each."""
-    layer, told = trace.layers[start], added_by_biases(trace, biases, table)
+    layer, told = trace.layers[start], added_by_biases(trace, biases, rules)
     wide = told.apart.dtype
     tokens = (layer.x.to(wide) * layer.dx.to(wide)).sum((1, 2))
     found = tokens + told.tokens[start:].sum((0, 2)) + told.apart[start:].sum(0)
     assert trace.target is not None
     score = trace.target(trace.logits).to(wide)
-    return found, torch.ones_like(score) if rules.table(table).unit else score
+    return found, torch.ones_like(score) if table(rules).unit else score
 
 
 def completeness(
-    trace: Trace, used: range, biases: Kind = "true", table: Rules = "plain", each: bool = False
+    trace: Trace, used: range, biases: Kind = "learned", rules: Rules = "plain", each: bool = False
 ) -> str | None:
     """How far tokens and biases are from adding up to the score, in words. A sum over start layers has no such sum."""
     if each and used.start != len(trace.layers) - 1:
         return None
-    found, score = (values.tolist() for values in totals(trace, used.start, biases, table))
-    open_gap = table == "plain" and biases == "true"
-    return in_words(found, score, "; table=linear or biases=implicit closes it" if open_gap else "")
+    found, score = (values.tolist() for values in totals(trace, used.start, biases, rules))
+    open_gap = rules == "plain" and biases == "learned"
+    return in_words(found, score, "; rules=linear or biases=implicit closes it" if open_gap else "")
 
 
 def in_words(found: list[float], score: list[float], advice: str = "", what: str = "tokens") -> str:
@@ -88,16 +89,12 @@ def in_words(found: list[float], score: list[float], advice: str = "", what: str
     return f"completeness: the score is {said}, {what} and biases add up to {sums}; residual {listed}{advice}"
 
 
-def _table(table: str, **_: Any) -> str:
-    return table
-
-
 SHARED: dict[str, Any] = {
     "family": "gradient",
     "gives": "tokens",
     "signed": True,
     "reads_biases": lambda biases, **_: biases,
-    "table": _table,
+    "table": chosen_rules,
 }
 register(
     "fullgrad",

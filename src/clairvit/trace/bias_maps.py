@@ -34,7 +34,7 @@ class BiasMaps:
 
     def see(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         """Hook the output of an operation that adds a bias."""
-        b = left_by("true", func, args, kwargs, out) if isinstance(out, Tensor) and out.requires_grad else None
+        b = left_by("learned", func, args, kwargs, out) if isinstance(out, Tensor) and out.requires_grad else None
         if b is None:
             return
         picture = func in CHANNELS_SECOND and out.ndim == 4

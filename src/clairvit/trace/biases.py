@@ -115,7 +115,7 @@ class Watcher:
             self._scores = out.numel()
         for kind, ledger in self.ledgers.items():
             # What is added to attention alone (relative positions, a mix of heads) is, like positions, no token's bias.
-            if kind == "true" and self._scores == out.numel():
+            if kind == "learned" and self._scores == out.numel():
                 continue
             b = left_by(kind, func, args, kwargs, out)
             if b is not None:

@@ -144,7 +144,7 @@ def record(
 
     `local=True` also notes what makes one-block gradients cheap, `inside=True` every operation of the blocks.
     `start` takes the place of the first block's input (a CNN's first feature map), shaped as the model shapes it.
-    `biases` names what a backward shall add up beside gradients: "true" biases, "implicit" ones too; "maps" of them.
+    `biases` names what a backward shall add up beside gradients: "learned" biases, "implicit" ones too; "maps" of them.
     """
     plan = anatomy(model, pixels)
     pixels = pixels.detach().clone().requires_grad_(differentiable)
