@@ -136,7 +136,7 @@ class Product:
     def __post_init__(self) -> None:
         if self.alpha is not None and not 0 < self.alpha <= 1:
             raise BadInput(f"alpha={self.alpha} was given; expected 0 < alpha ≤ 1 (0.5: attention and residual alike).")
-        if self.alpha is not None and self.residual != 1:
+        if self.alpha is not None and self.residual not in (0, 1):  # the usual ones, which alpha takes the place of
             raise BadInput(f"alpha={self.alpha} and residual={self.residual} were given; expected one of the two.")
 
     @property

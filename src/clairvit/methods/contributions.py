@@ -6,15 +6,13 @@ of each token's f; L1 has no such form and goes through the rows in pieces.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 from torch import Tensor
 from torch.linalg import vector_norm
 
 from clairvit.trace.inside import Vectors
 
-ROOM = 2**25  # numbers in one piece of T: 128 MiB in float32
+ROOM = 2**20  # numbers in one piece of T, 4 MiB in float32: what a cache can hold
 
 
 def lengths(A: Tensor, of: Vectors, rows: Tensor, residual: float = 1.0) -> Tensor:
@@ -44,20 +42,22 @@ def head_lengths(A: Tensor, of: Vectors, rows: Tensor) -> Tensor:
 
 
 def distances(A: Tensor, of: Vectors, rows: Tensor, to: Tensor, p: int) -> Tensor:
-    """||y_i - T_ij||_p [B, rows, N] for y = `to` [B, N, d], a few rows at a time."""
-    return torch.cat([vector_norm(y[:, :, None] - T, p, -1) for y, T in _pieces(A, of, rows, to)], 1)
-
-
-def _pieces(A: Tensor, of: Vectors, rows: Tensor, to: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """y [B, piece, d] and T [B, piece, N, d] for some of the rows, then for the next."""
-    f = of.f.transpose(1, 2)  # [B, N, H, d]
-    size = max(1, ROOM // f[:, :, 0].numel())
-    for first in range(0, len(rows), size):
-        at = rows[first : first + size]
-        T = (A[:, :, first : first + size].permute(0, 3, 2, 1) @ f).transpose(1, 2)  # [B, piece, N, d]
-        T = T * of.spread[:, at, :, None]
-        T[:, torch.arange(len(at), device=at.device), at] += of.x[:, at]
-        yield to[:, at], T * of.scale[:, at, :, None]
+    """||y_i - T_ij||_p [B, rows, N] for y = `to` [B, N, d], one image and a few rows at a time."""
+    scale = (of.spread * of.scale)[:, None, rows]  # [B, 1, rows, 1]
+    looks = (A * scale).permute(0, 3, 2, 1)  # [B, N, rows, H]
+    f, x = of.f.transpose(1, 2), of.x * of.scale  # [B, N, H, d], [B, N, d]
+    found = A.new_empty(len(A), len(rows), of.x.shape[1])
+    size = max(1, ROOM // of.x[0].numel())
+    for image in range(len(A)):
+        for first in range(0, len(rows), size):
+            at = rows[first : first + size]
+            own = torch.arange(len(at), device=at.device)
+            piece = looks[image, :, first : first + size]  # [N, piece, H]
+            left = torch.baddbmm(to[image, None, at], piece, f[image], alpha=-1)  # y_i - T_ij, [N, piece, d]
+            left[at, own] -= x[image, at]
+            length = left.abs_().sum(-1) if p == 1 else vector_norm(left, p, -1)  # L1 in place is twice as fast
+            found[image, first : first + size] = length.T
+    return found
 
 
 def apportioned(closeness: Tensor, rows: Tensor) -> Tensor:
