@@ -204,7 +204,7 @@ def test_numbers_of_lxt(gammas: str) -> None:
 
 def test_the_lxt_preset_is_that_one() -> None:
     model, pixels, _, _ = written("torchvision")
-    found = cv.explain(model, pixels, "cp-lrp(preset=lxt)", target=TARGETS).maps
+    found = cv.explain(model, pixels, "cp-lrp(preset=lxt,level=pixel)", target=TARGETS).maps
     assert_same(found, torch.from_numpy(_LXT["gamma_lin=0.05,gamma_conv=0.25"]), 1e-6)
 
 

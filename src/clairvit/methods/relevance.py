@@ -56,7 +56,7 @@ def _with_numbers(plain: str, made: str) -> Callable[..., str]:
     return table
 
 
-_VIT = {"gamma_lin": 0.05, "gamma_conv": 0.25, "level": "pixel"}
+_VIT = {"gamma_lin": 0.05, "gamma_conv": 0.25}
 register(
     "cp-lrp",
     relevance_of_tokens,

@@ -213,8 +213,10 @@ def _positive_values(mix: Callable[..., Tensor], A: Tensor, v: Tensor, c: Tensor
 
     up, down = A.clamp(min=0), A.clamp(max=0)  # talking heads mix rows after the softmax, so A may be negative
     Z = mix(up, v.clamp(min=0)) + mix(down, v.clamp(max=0))
-    s = ratio(mix(A, v) * c, Z)
-    rest = torch.where(Z == 0, c, torch.zeros_like(c))
+    O = mix(A, v)  # noqa: E741
+    none = torch.finfo(Z.dtype).eps * (2 * Z - O) >= Z  # of all terms' size; masks of -100 leave an A of 1e-44
+    s = torch.where(none, torch.zeros_like(c), ratio(O * c, Z))
+    rest = torch.where(none, c, torch.zeros_like(c))
     return torch.where(v > 0, back(up, s), back(down, s)) + back(A, rest)
 
 
