@@ -199,6 +199,7 @@ def full_lrp(trace: Trace, level: Literal["patch", "pixel"] = "patch", rules: LR
     paper="Montavon et al., Pattern Recognition 2017, carried over to ViTs",
     gives="image",
     rules="deep-taylor",
+    delicate="a mean over tokens has no rule of its own, and the signed shares of a mean near zero are large",
 )
 def deep_taylor(trace: Trace, level: Literal["patch", "pixel"] = "patch") -> Tensor:
     """R sent from the class (as 1) by positive contributions alone to the pixels (z+, z^B): never negative.
