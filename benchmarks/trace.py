@@ -1,7 +1,7 @@
 """What explanations cost, in FB = one plain forward + backward to the input, measured in the same run.
 
     OMP_WAIT_POLICY=passive python benchmarks/trace.py                       # built-in model and ViT-B/16, one thread
-    OMP_WAIT_POLICY=passive python benchmarks/trace.py --memory              # peak memory at ViT-B/8 (N = 785)
+    OMP_WAIT_POLICY=passive python benchmarks/trace.py --memory timm:vit_base_patch8_224       # peak memory, N = 785
 
 Every round times all rows one after the other, so that a busy machine slows them alike; medians are shown.
 """
@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import timm
 import torch
 from torch import Tensor
 
@@ -31,45 +32,45 @@ def plain_pass(model: cv.Model, pixels: Tensor) -> None:
     torch.autograd.grad(model.logits(image)[:, 0].sum(), image)
 
 
-# The methods of first light, which the first budgets speak of: one backward of the plain table serves these …
-ONE_BACKWARD = [
+# The methods of first light, which the first budgets speak of: one backward of the plain table serves these.
+FIRST_LIGHT = [
     "raw-attention", "rollout", "grad-rollout", "attcam", "genatt", "gradsam",
     "gmar-l1", "gmar-l2", "focusvit", "ixg", "saliency", "gradcam",
     "cat", "attcat", "random", "center",
 ]  # fmt: skip
-OWN_BACKWARD = ["legrad"]  # … LeGrad goes back through each block by itself …
-OTHER_TABLES = ["decompx", "attnlrp"]  # … and each of these has a table of its own.
+ALONE = ["attcam", "genatt", "gradsam", "gmar-l1", "focusvit", "grad-rollout", "legrad", "rollout", "decompx+skipplus"]
+# Apart from the shared traces: other rule tables that sweep through every linear layer, many passes, a solver.
+APART = ["transatt", "partial-lrp", "lrp", "deep-taylor", "alti", "fullgrad(biases=implicit)"]
+SLOW = ["tam", "smoothgrad", "integrated-gradients", "attention-flow(grid_pool=2)"]
 
 
-def rows(model: cv.Model, pixels: Tensor) -> dict[str, Callable[[], object]]:
-    one_trace = [m.name for m in methods() if not m.slow]
-    alone = [
-        "attcam",
-        "genatt",
-        "gradsam",
-        "gmar-l1",
-        "focusvit",
-        "grad-rollout",
-        "legrad",
-        "rollout",
-        "decompx+skipplus",
-    ]
-    together = {
-        f"first light, one plain backward ({len(ONE_BACKWARD)})": ONE_BACKWARD,
-        f"… and legrad ({len(ONE_BACKWARD) + 1})": ONE_BACKWARD + OWN_BACKWARD,
-        f"… and linear, attnlrp ({len(ONE_BACKWARD) + 3})": ONE_BACKWARD + OWN_BACKWARD + OTHER_TABLES,
-        f"all one-trace methods ({len(one_trace)})": one_trace,
+def one_trace(*tables: str) -> list[str]:
+    """The methods that need one forward and no more than one backward of each of these tables."""
+    return [m.name for m in methods() if not m.slow and set(m.tables) <= set(tables)]
+
+
+def together() -> dict[str, list[str]]:
+    plain, three = one_trace("plain"), one_trace("plain", "linear", "attnlrp")
+    return {
+        f"first light ({len(FIRST_LIGHT)})": FIRST_LIGHT,
+        f"all plain but legrad ({len(plain) - 1})": [name for name in plain if name != "legrad"],
+        f"all plain ({len(plain)})": plain,
+        f"all plain, linear, attnlrp ({len(three)})": three,
     }
+
+
+def rows(model: cv.Model, pixels: Tensor, slow: bool) -> dict[str, Callable[[], object]]:
+    alone = [*ALONE, *APART, *(SLOW if slow else [])]
     return {
         "FB": lambda: plain_pass(model, pixels),
         **{name: functools.partial(cv.explain, model, pixels, name, target=0) for name in alone},
-        **{name: functools.partial(cv.compare, model, pixels, some, target=0) for name, some in together.items()},
+        **{name: functools.partial(cv.compare, model, pixels, some, target=0) for name, some in together().items()},
     }
 
 
-def timings(model: cv.Model, pixels: Tensor, rounds: int) -> None:
+def timings(model: cv.Model, pixels: Tensor, rounds: int, slow: bool) -> None:
     measured: dict[str, list[float]] = {}
-    table = rows(model, pixels)
+    table = rows(model, pixels, slow)
     for turn in range(rounds + 2):  # two to warm up
         for name, action in table.items():
             started = time.perf_counter()
@@ -88,18 +89,16 @@ def timings(model: cv.Model, pixels: Tensor, rounds: int) -> None:
         print(f"  {name:38s} {statistics.median(seconds) * 1000:8.1f} ms   {statistics.median(ratios):5.2f} FB")
 
 
-def peak(task: str) -> float:
+def peak(task: str, name: str, dtype: str) -> float:
     """Peak memory of one task above the loaded model, in MB: of the GPU if there is one, else of this process."""
-    model = frozen("timm:vit_base_patch8_224")
-    pixels = torch.randn(1, 3, 224, 224, device=model.device)
+    model = frozen(name)
+    model.module.to(getattr(torch, dtype))
+    pixels = torch.randn(1, 3, *model.preprocess.size, device=model.device, dtype=model.dtype)
     actions: dict[str, Callable[[], object]] = {
         "FB": lambda: plain_pass(model, pixels),
-        "all plain methods": lambda: cv.compare(
-            model, pixels, [m.name for m in methods() if not m.slow and m.rules in (None, "plain")], target=0
-        ),
         "legrad": lambda: cv.explain(model, pixels, "legrad", target=0),
         "genatt": lambda: cv.explain(model, pixels, "genatt", target=0),
-        "all methods": lambda: cv.compare(model, pixels, [m.name for m in methods() if not m.slow], target=0),
+        **{task: functools.partial(cv.compare, model, pixels, some, target=0) for task, some in together().items()},
     }
     action = actions[task]
     action()  # once to warm up: a first call also looks at the model's anatomy
@@ -123,14 +122,19 @@ def resident(which: str) -> int:
 
 def frozen(name: str) -> cv.Model:
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    model = cv.load(name, pretrained=name == "pets", device=device)
+    if name == "pets":
+        model = cv.load(name, device=device)
+    else:
+        module = timm.create_model(name.removeprefix("timm:"), num_classes=1000).eval().to(device)
+        model = cv.wrap(module, size=module.pretrained_cfg["input_size"][-1], name=name)
     model.module.requires_grad_(False)  # the fairest baseline: FB spends nothing on weights
     return model
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--memory", action="store_true", help="peak memory at ViT-B/8 instead of time")
+    parser.add_argument("--memory", metavar="MODEL", help="peak memory of one image instead of time")
+    parser.add_argument("--slow", action="store_true", help="time methods of many passes too")
     parser.add_argument("--peak", help=argparse.SUPPRESS)  # one task of --memory, in its own process
     parser.add_argument("--models", default="pets,timm:vit_base_patch16_224")
     parser.add_argument("--rounds", type=int, default=15)
@@ -140,16 +144,14 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     if given.peak:
-        print(peak(given.peak))
+        print(peak(given.peak, given.memory, given.dtype))
     elif given.memory:
-        tasks = ("FB", "genatt", "legrad", "all plain methods", "all methods")
+        tasks = ("FB", "genatt", "legrad", *together())
+        command = [sys.executable, __file__, "--memory", given.memory, "--dtype", given.dtype, "--peak"]
         # Freed memory goes back at once, so that the peak is what was in use and not how the heap was cut up.
         environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536"}
-        found = {
-            task: float(subprocess.check_output([sys.executable, __file__, "--peak", task], env=environment))
-            for task in tasks
-        }
-        print("\nPeak memory at ViT-B/8, 224 px (N = 785), above the loaded model")
+        found = {task: float(subprocess.check_output([*command, task], env=environment).split()[-1]) for task in tasks}
+        print(f"\nPeak memory at {given.memory}, {given.dtype}, above the loaded model")
         for task, megabytes in found.items():
             print(f"  {task:38s} {megabytes:8.0f} MB   {megabytes / found['FB']:5.2f} FB")
     else:
@@ -157,7 +159,7 @@ def main() -> None:
             model = frozen(name)
             model.module.to(getattr(torch, given.dtype))
             pixels = torch.randn(given.batch, 3, 224, 224, device=model.device, dtype=model.dtype)
-            timings(model, pixels, given.rounds)
+            timings(model, pixels, given.rounds, given.slow)
 
 
 if __name__ == "__main__":

@@ -294,7 +294,7 @@ def test_implicit_biases_belong_to_the_true_slopes() -> None:
 @pytest.mark.parametrize("kind", ["swin", "maxvit"])
 def test_windows_are_refused(kind: str) -> None:
     model = cv.wrap(strange(STRANGE[kind].make))
-    with pytest.raises(NotApplicable, match=r"cannot be told apart by token.* Use ixg"):
+    with pytest.raises(NotApplicable, match=r"cannot be told apart by token.* Use fullgrad-pixel"):
         cv.explain(model, torch.randn(2, 3, *STRANGE[kind].size), "fullgrad", target=1)
 
 

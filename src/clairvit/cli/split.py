@@ -14,8 +14,8 @@ def split_methods(text: str) -> list[str]:
     """'rollout(fusion=max,alpha=0.5),genatt' -> two methods: commas inside parentheses belong to a method."""
     depths = [0, *itertools.accumulate((letter == "(") - (letter == ")") for letter in text)]
     if min(depths) < 0 or depths[-1] > 0:
-        what = "closes a parenthesis that was never opened" if min(depths) < 0 else "never closes a parenthesis"
-        raise BadInput(f"'{text}' {what}; write e.g. 'rollout(fusion=max),genatt'.")
+        wrong = "closes a parenthesis that was never opened" if min(depths) < 0 else "opens one and never closes it"
+        raise BadInput(f"'{text}' {wrong}; write e.g. 'rollout(fusion=max),genatt'.")
     methods = [part.strip() for part in split_at_commas(text) if part.strip()]
     if not methods:
         raise BadInput("No method was given; write e.g. --methods rollout,legrad or --methods all.")

@@ -58,7 +58,8 @@ class Ledger:
         wide = torch.promote_types(pixels.dtype, torch.float32)
         apart = pixels.new_zeros(len(blocks), len(pixels), dtype=wide)
         tokens = apart[..., None].repeat(1, 1, self.count)
-        for layer, (start, stop) in enumerate(zip(blocks, [*blocks[1:], math.inf], strict=True)):
+        stops = [*blocks[1:], math.inf][: len(blocks)]  # no blocks, no stops: a CNN
+        for layer, (start, stop) in enumerate(zip(blocks, stops, strict=True)):
             for told, into in ((self.tokens, tokens), (self.apart, apart)):
                 for block, value in told.items():
                     if start <= block < stop:
@@ -78,7 +79,7 @@ class Biases:
         if self.unplaced:
             raise NotApplicable(
                 f"The biases of this model cannot be told apart by token: {self.unplaced} lies on no grid of all "
-                "tokens (windows, stages). Use ixg, which needs none, or integrated-gradients."
+                "tokens (windows, stages, a CNN). Use fullgrad-pixel, or ixg, which needs none."
             )
         return self
 
