@@ -127,6 +127,7 @@ def _smooth(written: Written, given: dict[str, Any]) -> Bound:
         signed=inner.method.signed and not inner.relu,
         class_specific=inner.method.class_specific,
         more=lambda n, **_: Cost(n, n * inner.backwards),
+        often_zero=inner.method.often_zero,
         slow=True,
     )
     return Bound(wrapping, tuple(sorted(options.items())), None, False, _text("smooth", smoothed, [inner], options))
