@@ -16,6 +16,7 @@ import statistics
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -24,6 +25,7 @@ import torch
 from torch import Tensor
 
 import clairvit as cv
+from clairvit.errors import ClairWarning
 from clairvit.methods.method import methods
 
 
@@ -40,7 +42,7 @@ FIRST_LIGHT = [
 ]  # fmt: skip
 ALONE = ["attcam", "genatt", "gradsam", "gmar-l1", "focusvit", "grad-rollout", "legrad", "rollout", "decompx+skipplus"]
 # Apart from the shared traces: other rule tables that sweep through every linear layer, many passes, a solver.
-APART = ["transatt", "partial-lrp", "lrp", "deep-taylor", "alti", "fullgrad(biases=implicit)"]
+APART = ["transatt", "partial-lrp", "lrp", "deep-taylor", "globenc", "alti", "fullgrad(biases=implicit)"]
 SLOW = ["tam", "smoothgrad", "integrated-gradients", "attention-flow(grid_pool=2)"]
 
 
@@ -49,13 +51,20 @@ def one_trace(*tables: str) -> list[str]:
     return [m.name for m in methods() if not m.slow and set(m.tables) <= set(tables)]
 
 
+def taken_apart() -> list[str]:
+    """The methods that take every block's sum apart, forwards: no table, but much work of their own."""
+    return [m.name for m in methods() if m.family == "decomposition" and not m.tables]
+
+
 def together() -> dict[str, list[str]]:
-    plain, three = one_trace("plain"), one_trace("plain", "linear", "attnlrp")
+    everything = one_trace("plain", "linear", "attnlrp")
+    plain, three = ([n for n in names if n not in taken_apart()] for names in (one_trace("plain"), everything))
     return {
         f"first light ({len(FIRST_LIGHT)})": FIRST_LIGHT,
         f"all plain but legrad ({len(plain) - 1})": [name for name in plain if name != "legrad"],
         f"all plain ({len(plain)})": plain,
         f"all plain, linear, attnlrp ({len(three)})": three,
+        f"… and forward decomposition ({len(everything)})": everything,
     }
 
 
@@ -64,7 +73,10 @@ def rows(model: cv.Model, pixels: Tensor, slow: bool) -> dict[str, Callable[[], 
     return {
         "FB": lambda: plain_pass(model, pixels),
         **{name: functools.partial(cv.explain, model, pixels, name, target=0) for name in alone},
-        **{name: functools.partial(cv.compare, model, pixels, some, target=0) for name, some in together().items()},
+        **{
+            name: functools.partial(cv.compare, model, pixels, some, target=0, skip=True)
+            for name, some in together().items()
+        },
     }
 
 
@@ -98,7 +110,10 @@ def peak(task: str, name: str, dtype: str) -> float:
         "FB": lambda: plain_pass(model, pixels),
         "legrad": lambda: cv.explain(model, pixels, "legrad", target=0),
         "genatt": lambda: cv.explain(model, pixels, "genatt", target=0),
-        **{task: functools.partial(cv.compare, model, pixels, some, target=0) for task, some in together().items()},
+        **{
+            task: functools.partial(cv.compare, model, pixels, some, target=0, skip=True)
+            for task, some in together().items()
+        },
     }
     action = actions[task]
     action()  # once to warm up: a first call also looks at the model's anatomy
@@ -142,6 +157,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--dtype", default="float32")
     given = parser.parse_args()
+    warnings.simplefilter("ignore", ClairWarning)  # zero maps of random models
     torch.set_num_threads(given.threads)
     if given.peak:
         print(peak(given.peak, given.memory, given.dtype))

@@ -114,6 +114,7 @@ register("fullgrad-plus", full_gradient_plus, paper="SkipPLUS (FullGrad+)", over
     paper="Srinivas & Fleuret, NeurIPS 2019",
     gives="image",
     reads_biases=lambda **_: "maps",
+    slow=True,  # a map of the image for every channel of every bias
 )
 def full_gradient_on_pixels(trace: Trace, level: Level = "patch", note: Note = str) -> Tensor:
     """psi(x·dy/dx) + sum_b psi(b·dy/db), psi |·| scaled to 0…1: pixels and the biases of convolutions, as a picture.

@@ -8,7 +8,7 @@ the linear part of the way from x to v. No library is known by name.
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
@@ -51,6 +51,7 @@ class Inside:
     to_values: tuple[Link, ...]  # the last of them is the attention
     to_sum: tuple[Link, ...]  # the last of them is the sum with the block's input
     after: tuple[Step, ...]  # the steps after that sum
+    made: dict[bool, Tensor] = field(default_factory=dict)  # what heads add, without and with the bias of values
 
     @staticmethod
     def of(recording: Recording, index: int) -> Inside:
@@ -101,6 +102,8 @@ class Inside:
         *before, attention = self.to_values
         (value,) = attention.carriers
         plain = self.start if value is self.start else carried(before, self.start, self.start, value, stacked=False)
+        if plain.shape == self.call.v.shape and value.data_ptr() == self.call.v.data_ptr():
+            return plain  # the model's v has the common form already
         capture = Capture(len(self.recording.pixels))
         with capture:  # how the model's v becomes [B, H, N, dh] is known to the capture
             weights = [t for t in attention.step.given if t is not value]
@@ -117,19 +120,27 @@ class Inside:
 
     def vectors(self, *, value_bias: bool = False, ln: Norms = "none") -> Vectors:
         """f and x of T, after the linear part of the norms that are asked for."""
-        v = self.values(bias=value_bias)  # [B, H, N, dh]
+        f, x = self._added(value_bias), _widened(self.recording.as_tokens(self.start))
+        norms = self.norms(ln)
+        for norm in norms:
+            f, x = norm.linear(f, spread=False), norm.linear(x, spread=False)
+        return Vectors(f, x, self.spread, self._scale(norms))
+
+    def _added(self, value_bias: bool) -> Tensor:
+        """What each head's values add to x_mid, [B, H, N, d]; made once for all methods."""
+        if value_bias not in self.made:
+            self.made[value_bias] = self._carried_heads(self.values(bias=value_bias))
+        return self.made[value_bias]
+
+    def _carried_heads(self, v: Tensor) -> Tensor:
+        """[B, H, N, dh] -> [B, H, N, d]: one head at a time on the way from O to x_mid."""
         heads = v.shape[1]
         alone = torch.eye(heads, dtype=v.dtype, device=v.device)[:, None, :, None, None] * v  # [H, B, H, N, dh]
         # The heads' form is a rearrangement, so its transpose is the way back to the model's own shape.
         back = torch.func.vjp(self.call.heads, self.attended)[1]
         placed = torch.func.vmap(lambda one: back(one)[0])(alone)
         added = carried(self.to_sum, self.attended, placed, self.total, spread=False)  # [H, as x_mid]
-        f = _widened(torch.stack([self.recording.as_tokens(one) for one in added], 1))  # [B, H, N, d]
-        x = _widened(self.recording.as_tokens(self.start))
-        norms = self.norms(ln)
-        for norm in norms:
-            f, x = norm.linear(f, spread=False), norm.linear(x, spread=False)
-        return Vectors(f, x, self.spread, self._scale(norms))
+        return _widened(torch.stack([self.recording.as_tokens(one) for one in added], 1))
 
     def norms(self, which: Norms) -> list[Norm]:
         """Norms that x_mid goes through.

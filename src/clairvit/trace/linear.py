@@ -13,12 +13,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_flatten
 
 from clairvit.errors import NotApplicable
 from clairvit.trace.attention import scaled_scores
 from clairvit.trace.capture import role
-from clairvit.trace.film import Step
+from clairvit.trace.film import Step, renew
 
 # Written over their input by the model; the vectors that are carried need a fresh one. A view may be of another layout.
 _FRESH: dict[Any, Any] = {
@@ -114,7 +114,20 @@ def applied(link: Link, vectors: tuple[Tensor, ...], *, stacked: bool, spread: b
     _check(link)
     if not stacked:
         return _frozen(link, vectors, constant=False, spread=spread)
+    if role(link.step.function) == "linear":
+        return (_few_columns(vectors[0], link.step.argument(1, "weight")),)
     return torch.func.vmap(lambda *one: _frozen(link, one, constant=False, spread=spread))(*vectors)
+
+
+def _few_columns(vectors: Tensor, weight: Tensor) -> Tensor:
+    """vectors [S, …, d] times weight [out, d]ᵀ; where each has few columns that are not zero (one head), only those."""
+    alive = vectors.flatten(1, -2).any(1)  # [S, d]
+    most = int(alive.sum(1).max())
+    if most > weight.shape[1] // 2:
+        return F.linear(vectors, weight)
+    columns = alive.to(torch.uint8).topk(max(most, 1), dim=1).indices  # [S, few]; a zero column more does no harm
+    few = vectors.flatten(1, -2).gather(2, columns[:, None].expand(-1, vectors[0, ..., 0].numel(), -1))
+    return (few @ weight.T[columns]).view(*vectors.shape[:-1], -1)
 
 
 def shifted(link: Link, constants: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -177,10 +190,10 @@ def rerun(step: Step, fresh: dict[int, Tensor], number: float | None = None) -> 
     def renewed(leaf: Any) -> Any:
         return fresh.get(id(leaf), leaf) if isinstance(leaf, Tensor) else leaf
 
-    args = tree_map(renewed, step.args)
+    args = renew(renewed, step.args)
     if number is not None:
         args = tuple(number if isinstance(a, int | float) else a for a in args)
-    kwargs = {name: tree_map(renewed, value) for name, value in step.kwargs.items() if name != "inplace"}
+    kwargs = {name: renew(renewed, value) for name, value in step.kwargs.items() if name != "inplace"}
     function: Callable[..., Any] = _FRESH.get(step.function, step.function)
     return tuple(leaf for leaf in tree_flatten(function(*args, **kwargs))[0] if isinstance(leaf, Tensor))
 
