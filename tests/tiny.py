@@ -265,7 +265,7 @@ def _timm_zoo() -> dict[str, Tiny]:
     made["timm-cait"] = Tiny(_timm("cait_xxs24_224"), prefix=0, pooling="map", pools=2, sums_to_one=False, **EXPLICIT)
     # Two attentions side by side in each block.
     made["timm-parallel"] = Tiny(
-        _timm("vit_small_patch16_18x2_224"), layers=4, reference="drop", lacks=frozenset({"residual"})
+        _timm("vit_small_patch16_18x2_224"), layers=4, reference="drop", lacks=frozenset({"residual", "middle"})
     )
     return made
 

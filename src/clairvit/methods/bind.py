@@ -57,6 +57,11 @@ class Bound:
         return "residual" in self.method.needs or (unless is not None and unless not in self.options)
 
     @property
+    def middles(self) -> bool:
+        """Does it read the residual stream after attention?"""
+        return "middle" in self.method.needs
+
+    @property
     def passes(self) -> Passes:
         if self.method.forward_unless is not None and self.inside:
             return "forward"

@@ -13,6 +13,7 @@ from torch.linalg import vector_norm
 from clairvit.trace.inside import Vectors
 
 ROOM = 2**20  # numbers in one piece of T, 4 MiB in float32: what a cache can hold
+ROOM_ON_GPU = 2**26  # there a piece should be worth starting a kernel for
 
 
 def lengths(A: Tensor, of: Vectors, rows: Tensor, residual: float = 1.0) -> Tensor:
@@ -47,7 +48,7 @@ def distances(A: Tensor, of: Vectors, rows: Tensor, to: Tensor, p: int) -> Tenso
     looks = (A * scale).permute(0, 3, 2, 1)  # [B, N, rows, H]
     f, x = of.f.transpose(1, 2), of.x * of.scale  # [B, N, H, d], [B, N, d]
     found = A.new_empty(len(A), len(rows), of.x.shape[1])
-    size = max(1, ROOM // of.x[0].numel())
+    size = max(1, (ROOM_ON_GPU if A.is_cuda else ROOM) // of.x[0].numel())
     for image in range(len(A)):
         for first in range(0, len(rows), size):
             at = rows[first : first + size]

@@ -127,7 +127,7 @@ def token_closeness(
     paper="Wu et al., CVPR 2024",
     gives="matrix",
     over=Product(residual=0.0),
-    needs=("residual",),
+    needs=("middle",),
     recombined={"start": "one"},
     faint="its weights are about 1/N, so the identity outweighs the gradient (necc=mean_exp: N times as much)",
 )
@@ -145,7 +145,7 @@ def token_transformation(
     A and relu(G) are averaged over heads before they are multiplied, `head_stage="post"` averages their product. The
     authors' code could not be read: this is METHODS 2.10, after a third party's version.
     """
-    x, x_mid, out = layer.x, layer.inside.x_mid, _block_output(layer)
+    x, x_mid, out = layer.x, layer.middle, _block_output(layer)
     attention, mlp = transformed(x, x_mid, necc), transformed(x_mid, out, necc)  # [B, N]
     wanted = layer.G.clamp(min=0)
     if head_stage == "post":

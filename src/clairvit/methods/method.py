@@ -57,7 +57,9 @@ class Method:
     also: str | None = None  # a second rule table whose gradients it reads too
     table: Callable[..., str] | None = field(default=None, repr=False)  # options -> rule table, where they choose it
     also_table: Callable[..., str | None] | None = field(default=None, repr=False)  # options -> the second one
-    needs: tuple[str, ...] = ()  # what a model must have beyond attention: "residual" (x + attention, seen apart)
+    needs: tuple[
+        str, ...
+    ] = ()  # what a model must have beyond attention: "residual" (x + attention, taken apart), "middle" (that sum)
     poolings: tuple[str, ...] = ()  # the only poolings it is defined for; none named: all
     often_zero: str = ""  # why its map is zero on whole kinds of models, in words for the warning
     faint: str = ""  # why what all classes share outweighs the class in its map on whole kinds of models

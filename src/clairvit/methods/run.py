@@ -17,11 +17,14 @@ from clairvit.methods.aggregate import Aggregation, reading
 from clairvit.methods.bind import Bound
 from clairvit.methods.explanation import Cost
 from clairvit.methods.view import Desk, OneByOne, View, several
+from clairvit.trace.attention import AttentionCall
 from clairvit.trace.grid import square_patches
 from clairvit.trace.layer import Layer
 from clairvit.trace.trace import Trace
 
-TOGETHER_BYTES = 2**28  # of one float32 tensor [layers·B, H, N, N]
+# How large a float32 tensor [layers·B, H, N, N] may be, in parts of the values of all layers: about a sixth of what the
+# forward kept, which is free again by then, so that five of them fit.
+TOGETHER = 1.6
 
 
 @dataclass(eq=False)
@@ -81,10 +84,9 @@ def at_once(indices: Sequence[int], trace: Trace) -> Iterator[list[int]]:
     """Layers in groups whose N×N matrices are made together: one by one on a CPU, a few hundred MB on a GPU."""
     group: list[int] = []
     for index in indices:
-        layer, call = trace.layers[index], trace.layers[index].call
-        size = TOGETHER_BYTES if call is None else call.lead * call.v.shape[1] * call.queries * call.keys * 4
-        alike = group and _gradients(trace.layers[group[0]]) == _gradients(layer)
-        if group and not (_starting_costs(trace) and alike and (len(group) + 1) * size <= TOGETHER_BYTES):
+        layer, first = trace.layers[index], trace.layers[group[0] if group else index]
+        fits = layer.call is not None and (len(group) + 1) * _square(layer.call) <= TOGETHER * _values(layer)
+        if group and not (_starting_costs(trace) and fits and _gradients(first) == _gradients(layer)):
             yield group
             group = []
         group.append(index)
@@ -95,6 +97,17 @@ def at_once(indices: Sequence[int], trace: Trace) -> Iterator[list[int]]:
 def _starting_costs(trace: Trace) -> bool:
     """Does starting an operation cost more than a layer's numbers? Not on a CPU, where a layer should stay in cache."""
     return trace.pixels.is_cuda
+
+
+def _square(call: AttentionCall) -> int:
+    """Bytes of its A in float32."""
+    return 4 * call.lead * call.v.shape[1] * call.queries * call.keys
+
+
+def _values(layer: Layer) -> int:
+    """Bytes of all layers' values."""
+    assert layer.call is not None
+    return layer.count * layer.call.v.nbytes
 
 
 def _gradients(layer: Layer) -> tuple[bool, bool]:

@@ -27,6 +27,7 @@ def record_for(bounds: Sequence[Bound], model: Model, pixels: Tensor) -> Recordi
         differentiable=any(bound.passes in ("backward", "local") for bound in single),
         local=any(bound.passes == "local" for bound in single),
         inside=any(bound.inside for bound in single),
+        middles=any(bound.middles for bound in single),
         biases=sorted({bound.biases for bound in single if bound.biases is not None}),
     )
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from clairvit.errors import NotApplicable
 from clairvit.models.layout import Layout
 from clairvit.trace.attention import merged
-from clairvit.trace.inside import Inside
+from clairvit.trace.inside import Inside, no_residual
 from clairvit.trace.layer import Layer
 from clairvit.trace.local import cotangents, pool_gradients, through_block
 from clairvit.trace.trace import Trace
@@ -123,6 +123,14 @@ class View:
             _ = self.layer.x, self.layer.between_tokens()  # where there are no tokens, say that
             self._inside = Inside.of(self.trace.recording, self.index)
         return self._inside
+
+    @property
+    def middle(self) -> Tensor:
+        """The residual stream after attention, x + attention, [B, N, d]."""
+        if self.layer.middle is None:
+            _ = self.layer.x, self.layer.between_tokens()  # where there are no tokens, say that
+            raise no_residual(self.index)
+        return _widened(self.layer.middle)
 
     @property
     def rows(self) -> Tensor:
@@ -256,6 +264,7 @@ def several(layers: Sequence[Layer], desk: Desk) -> Together | None:
         tokens=joined(lambda layer: layer.tokens),
         tokens_gradient=joined(lambda layer: layer.tokens_gradient),
         out_gradient=joined(lambda layer: layer.out_gradient),
+        middle=joined(lambda layer: layer.middle),
     )
     return Together(one, desk)
 

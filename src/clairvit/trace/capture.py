@@ -20,6 +20,7 @@ from clairvit.trace import rules
 from clairvit.trace.attention import AttentionCall, common_form, repeated
 from clairvit.trace.einsum import arranged, spelled_out
 from clairvit.trace.film import Film
+from clairvit.trace.middles import Middles
 from clairvit.trace.rules import Switch, swapped
 from clairvit.trace.tape import Tape
 from clairvit.trace.undispatched import undispatched
@@ -54,6 +55,7 @@ class Capture(TorchFunctionMode):
         self.tape: Tape | None = None  # set while the head is being taped
         self.tape_after = -1  # start a tape after this many attention calls
         self.film: Film | None = None  # set where all operations are wanted
+        self.middles: Middles | None = None  # set where the stream after attention is wanted
         self._depth = 0  # > 0 inside a function that is taped as a whole
         self._attending: dict[int, Tensor] = {}  # the softmax output and what was made of it, until it meets v
         self._scores: Tensor | None = None
@@ -78,6 +80,8 @@ class Capture(TorchFunctionMode):
             self.tape.add(func, args, kwargs, out)
         elif self.tape_after == len(self.calls) and self._depth == 0:
             self.tape = Tape(start=self.calls[-1].out)
+        if self.middles is not None:
+            self.middles.see(func, args, out, len(self.calls))
         if self.observer is not None:
             self.observer(func, args, kwargs, out)
         return out

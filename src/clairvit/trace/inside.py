@@ -59,20 +59,20 @@ class Inside:
         assert film is not None, "recorded with inside=True"
         block, attended = film.attended[index]
         if recording.inputs[index] is None:
-            raise _no_residual(index)
+            raise no_residual(index)
         start, first = film.starts[block]
         following = min((i for b, (_, i) in enumerate(film.starts) if b > block and i > first), default=None)
         steps = film.steps[first:]
         at = next((i for i, step in enumerate(steps) if any(t is attended for t in step.made)), None)
         if at is None:
-            raise _no_residual(index)
+            raise no_residual(index)
         total = next((i for i, step in enumerate(steps) if i > at and _is_residual(step, start)), None)
         to_values = way(steps[: at + 1], start, attended)
         if total is None or len(to_values) == 0 or len(to_values[-1].carriers) != 1:
-            raise _no_residual(index)
+            raise no_residual(index)
         to_sum = way(steps[at + 1 : total + 1], attended, steps[total].made[0])
         if not to_sum or not _stands_alone(to_sum, _dependent(film.steps[: first + total + 1], start), start):
-            raise _no_residual(index)
+            raise no_residual(index)
         end = None if following is None else following - first
         return Inside(
             recording,
@@ -227,7 +227,7 @@ def _stands_alone(links: list[Link], dependent: set[int], start: Tensor) -> bool
     return True
 
 
-def _no_residual(index: int) -> NotApplicable:
+def no_residual(index: int) -> NotApplicable:
     return NotApplicable(
         f"Layer {index} does not add its attention to its own input (x + attention) as a step of its own; this method "
         "takes that sum apart. Parallel branches, gated attention and blocks that are no modules have no such sum. Use "

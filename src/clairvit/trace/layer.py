@@ -26,6 +26,7 @@ class Layer:
     tokens: Tensor | None  # [B, N, d]
     tokens_gradient: Tensor | None
     out_gradient: Tensor | None  # [B, H, N, dh]
+    middle: Tensor | None = None  # [B, N, d] x + attention, where it was asked for and seen
 
     @property
     def attention(self) -> AttentionCall:

@@ -22,6 +22,7 @@ from clairvit.trace.embedding import Embedding
 from clairvit.trace.film import Film
 from clairvit.trace.grid import channels_first
 from clairvit.trace.guest import own_grad_mode, visiting
+from clairvit.trace.middles import Middles
 from clairvit.trace.rules import Switch
 from clairvit.trace.stages import Watcher
 from clairvit.trace.tables import table as rule_table
@@ -55,6 +56,7 @@ class Recording:
     switch: Switch | None
     tables: tuple[str, ...]
     differentiable: bool
+    middles: dict[int, Tensor | None] = field(default_factory=dict)  # layer -> its stream after attention, if asked for
     film: Film | None = None  # every operation from the first block on, if asked for; cut from the graph
     ledgers: dict[str, Ledger] = field(default_factory=dict)  # what biases add, by kind, where asked for
     bias_maps: BiasMaps | None = None
@@ -137,12 +139,14 @@ def record(
     differentiable: bool = True,
     local: bool = False,
     inside: bool = False,
+    middles: bool = False,
     start: Tensor | None = None,
     biases: Collection[str] = (),
 ) -> Recording:
     """Run the model once over `pixels` [B, 3, H, W].
 
-    `local=True` also notes what makes one-block gradients cheap, `inside=True` every operation of the blocks.
+    `local=True` also notes what makes one-block gradients cheap, `inside=True` every operation of the blocks,
+    `middles=True` the residual stream after attention.
     `start` takes the place of the first block's input (a CNN's first feature map), shaped as the model shapes it.
     `biases` names what a backward shall add up beside gradients: "learned" biases, "implicit" ones too; "maps" of them.
     """
@@ -152,6 +156,7 @@ def record(
     capture = Capture(len(pixels), switch)
     capture.sequence_first = plan.sequence_first
     film = Film() if inside else None
+    capture.middles = Middles() if middles else None
     ledgers = watched(capture, biases, plan, len(pixels))
     bias_maps = drawn_on(capture, biases, pixels.shape)
     layers = [i for i, part in enumerate(plan.parts) if part.kind not in ("pool", "aside")]
@@ -177,14 +182,15 @@ def record(
         inputs.append(tokens)
         watched = len(capture.calls) == last_call and not reads_patches
         capture.enter_block(len(inputs) - 1, tokens, watch_norm=watched)
-        if not plan.writes_in_place:
-            if film is not None:
-                capture.film = film.entering(tokens)
-            return None
-        own = tokens.clone()  # the block will overwrite its input; ours must stay what it was
-        capture.block_input = own if watched else None
+        # A block that overwrites its input is given its own; ours must stay what it was.
+        own = tokens.clone() if plan.writes_in_place else tokens
         if film is not None:
             capture.film = film.entering(own)
+        if capture.middles is not None:
+            capture.middles.entering(own, len(capture.calls))
+        if own is tokens:
+            return None
+        capture.block_input = own if watched else None
         return (
             tuple(own if a is tokens else a for a in args),
             {name: own if a is tokens else a for name, a in kwargs.items()},
@@ -248,6 +254,7 @@ def record(
         tables=tuple(tables),
         differentiable=differentiable,
         film=film,
+        middles={} if capture.middles is None else {k: capture.middles.found.get(i) for k, i in enumerate(layers)},
         ledgers=ledgers,
         bias_maps=bias_maps,
     )

@@ -231,6 +231,7 @@ def follow(
             tokens=None if x is None else shaped(x.detach()),
             tokens_gradient=shaped(gradient_of(x)),
             out_gradient=heads_gradient(calls[index]) if calls else None,
+            middle=shaped(recording.middles.get(index)),
         )
         for index, (x, part) in enumerate(zip(recording.inputs, places, strict=True))
     )
