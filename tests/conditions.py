@@ -6,7 +6,6 @@ import re
 import warnings
 
 from clairvit.methods.method import Method, methods
-from tiny import ZOO
 
 METHODS: dict[str, Method] = {method.name: method for method in methods()}
 
@@ -18,6 +17,8 @@ def method_of(text: str) -> Method:
 
 def fits(text: str, kind: str) -> bool:
     """Do the method's declared conditions hold for this model?"""
+    from tiny import ZOO  # here, so that a machine without all the libraries can still read the registry
+
     method, tiny = method_of(text), ZOO[kind]
     return (not method.poolings or tiny.pooling in method.poolings) and not set(method.needs) & tiny.lacks
 
