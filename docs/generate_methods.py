@@ -61,6 +61,19 @@ NOT_HERE = """
 **I-SAW** (Mallick et al., ICIP 2022) is named in one of the five papers without a formula, and no code or text of it
 could be read. Nothing is shipped under that name until it can be."""
 
+FUNCTIONS = """
+A rollout under `+plus`, `+skipplus` or `+from:M` adds up what each layer says, as SkipPLUS does in practice. Read
+literally, PLUS is the sum of the rollouts of all sub-networks: `genatt(plus_mode=subnetwork)+plus`.
+
+Functions on methods, in a method string or in Python (`cv.smooth`, `cv.ensemble`):
+
+* `smooth(METHOD, n=20, sigma=0.1)`: the mean of a method over n noisy images, noise as in SmoothGrad.
+* `ensemble(METHOD, METHOD, …, by=rank)`: the mean of several methods' maps, each by the rank of its patches, or scaled
+  to 0 … 1 (`by=minmax`); the members share their passes.
+
+`clairvit.methods.combine.starts("focusvit", 12)` names a method from each start layer on; `cv.compare` makes all of
+them from one trace."""
+
 
 def main() -> None:
     listed = cv.methods()
@@ -73,6 +86,7 @@ def main() -> None:
     print("\nCombinators replace the way layers are combined:\n")
     for name, meaning in COMBINATORS.items():
         print(f"* `+{name}`: {meaning}")
+    print(FUNCTIONS)
     print(PEERS)
     print(NOT_HERE)
     print("\n## In detail")
