@@ -143,7 +143,10 @@ class Watcher:
         def told(gradient: Tensor | None) -> None:
             if ledger.open and gradient is not None:  # a rule may pass nothing on
                 wide = gradient.detach().to(torch.promote_types(gradient.dtype, torch.float32))
-                numbers = (wide * b).sum(1 if second else -1)
+                if isinstance(b, Tensor) and b.ndim == 1 and not second:  # a learned bias, the same for all rows
+                    numbers = wide @ b.to(wide)
+                else:
+                    numbers = (wide * b).sum(1 if second else -1)
                 ledger.add(block, by_row(numbers, batch, rows, transposed), layout, pooled=pooled)
 
         out.register_hook(told)  # type: ignore[no-untyped-call]
