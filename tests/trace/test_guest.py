@@ -418,6 +418,23 @@ def test_explaining_leaves_no_tensors() -> None:
     assert live_tensors() <= before
 
 
+@pytest.mark.usefixtures("_frozen")
+def test_a_refusal_does_not_hold_the_trace() -> None:
+    """An error knows the frames it came through, and these know the trace; nobody waits for the collector."""
+    model = cv.wrap(build("timm-vit"))
+    image = pixels("timm-vit", batch=1)
+    assert "cam" in cv.compare(model, image, ["genatt", "cam"], target=TARGET, skip=True).skipped
+    before = live_tensors()
+    gc.disable()
+    try:
+        for _ in range(3):
+            cv.compare(model, image, ["genatt", "cam"], target=TARGET, skip=True)
+        kept = live_tensors(collect=False) - before
+    finally:
+        gc.enable()
+    assert kept <= 0
+
+
 def test_a_model_is_freed_with_its_last_name() -> None:
     """What is remembered about a model does not keep it alive."""
     module = build("timm-vit")

@@ -255,6 +255,6 @@ class _Timed:
     def __exit__(self, kind: object, error: BaseException | None, where: object) -> bool:
         self.result.seconds += time.perf_counter() - self.started
         if isinstance(error, NotApplicable):
-            self.result.error = error
+            self.result.error = error.with_traceback(None)  # its frames would hold the trace until the next collection
             return True
         return False
