@@ -39,7 +39,7 @@ def directly(model: cv.Model, pixels: Tensor, target: int) -> Tensor:
             inputs.append(x)
             x = block(x)
         depth = len(vit.blocks)
-        total = x.new_zeros(x.shape[1])
+        total: Tensor = x.new_zeros(x.shape[1])
         for start in range((depth + 1) // 2, depth):
             D = torch.diag_embed(inputs[start][0].T).permute(1, 2, 0).contiguous()  # [N to, N from, d]
             for block, true in zip(vit.blocks[start:], inputs[start:], strict=True):
