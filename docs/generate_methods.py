@@ -69,7 +69,8 @@ Functions on methods, in a method string or in Python (`cv.smooth`, `cv.ensemble
 
 * `smooth(METHOD, n=20, sigma=0.1)`: the mean of a method over n noisy images, noise as in SmoothGrad.
 * `ensemble(METHOD, METHOD, …, by=rank)`: the mean of several methods' maps, each by the rank of its patches, or scaled
-  to 0 … 1 (`by=minmax`); the members share their passes.
+  to 0 … 1 (`by=minmax`); `by=max` is the largest of them, each over its own maximum, as LayerCAM joins layers:
+  `ensemble(layercam+layer:5,layercam,by=max)`. The members share their passes.
 
 `clairvit.methods.combine.starts("focusvit", 12)` names a method from each start layer on; `cv.compare` makes all of
 them from one trace."""

@@ -167,6 +167,14 @@ def test_minmax_scales_image_by_image() -> None:
     assert same(explained("ensemble(genatt,ixg,by=minmax)").maps.flatten(1), (scaled[0] + scaled[1]) / 2)
 
 
+def test_max_joins_layers_as_layercam_does() -> None:
+    texts = ["layercam+layer:1", "layercam+layer:3", "layercam"]
+    each = [explained(text).maps.clamp(min=0) for text in texts]
+    expected = torch.stack([one / one.amax((1, 2), keepdim=True).clamp(min=1e-30) for one in each]).amax(0)
+    assert expected.amax((1, 2)).tolist() == [1, 1]
+    assert same(explained(cv.ensemble(*texts, by="max")).maps, expected)
+
+
 def test_equal_patches_share_their_rank() -> None:
     from clairvit.methods.combine import from_zero_to_one, ranks
 
@@ -195,7 +203,7 @@ def test_functions_on_methods_can_be_nested() -> None:
         ("ensemble(genatt)", r"was given 1 methods; expected two or more"),
         ("ensemble(genatt,genatt(fusion=mean))", r"was given 1 methods; expected two or more"),
         ("ensemble(genatt,ixg(fusion=mean))", r"has no option 'fusion'"),
-        ("ensemble(genatt,ixg,by=sum)", r"by=sum was given; expected 'rank' or 'minmax'"),
+        ("ensemble(genatt,ixg,by=sum)", r"by=sum was given; expected 'rank' or 'minmax' or 'max'"),
         ("ensemble(genatt,ensemble(ixg,cat))", r"another one as member"),
         ("genatt(ixg)", r"'ixg' in 'genatt\(ixg\)' is not an option; expected option=value"),
         ("smooth(genatt", r"parenthesis is never closed"),

@@ -24,13 +24,15 @@ from clairvit.methods.run import Result
 from clairvit.methods.together import record_for, run_all
 from clairvit.trace.trace import Trace
 
+By = Literal["rank", "minmax", "max"]
+
 
 def smooth(method: str, n: int = 20, sigma: float = 0.1) -> str:
     """The method string that averages `method` over n noisy images."""
     return bind(f"smooth({method})", n=n, sigma=sigma).text
 
 
-def ensemble(*methods: str, by: Literal["rank", "minmax"] = "rank") -> str:
+def ensemble(*methods: str, by: By = "rank") -> str:
     """The method string that joins the maps of several methods."""
     return bind(f"ensemble({','.join(methods)})", by=by).text
 
@@ -80,12 +82,15 @@ def smoothed(inner: Bound, trace: Trace, n: int = 20, sigma: float = 0.1, seed: 
     )
 
 
-def joined(maps: Sequence[Tensor], by: Literal["rank", "minmax"] = "rank") -> Tensor:
+def joined(maps: Sequence[Tensor], by: By = "rank") -> Tensor:
     """mean_m rank(M_m): each method's patches by their order, so that no method's scale outweighs another's.
 
     Ranks go from 0 (least) to 1; equal patches share the mean of their ranks. `by=minmax` averages the maps themselves,
-    each scaled to 0 … 1 image by image.
+    each scaled to 0 … 1 image by image. `by=max` takes the largest of the maps, each without what is negative and over
+    its own largest value: how LayerCAM joins layers (its tanh for early layers is not here).
     """
+    if by == "max":
+        return torch.stack([over_its_largest(one.flatten(1)).view_as(one) for one in maps]).amax(0)
     scaled = ranks if by == "rank" else from_zero_to_one
     return torch.stack([scaled(one.flatten(1)).view_as(one) for one in maps]).mean(0)
 
@@ -102,6 +107,12 @@ def from_zero_to_one(flat: Tensor) -> Tensor:
     """[B, n] -> [B, n]; a constant map becomes zero."""
     low, high = flat.amin(1, keepdim=True), flat.amax(1, keepdim=True)
     return (flat - low) / torch.where(high == low, torch.ones_like(high), high - low)
+
+
+def over_its_largest(flat: Tensor) -> Tensor:
+    """relu(M) / max M, [B, n]; a map that is nowhere positive becomes zero."""
+    high = flat.amax(1, keepdim=True)
+    return flat.clamp(min=0) / torch.where(high > 0, high, torch.ones_like(high))
 
 
 @wraps("smooth")
