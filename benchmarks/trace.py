@@ -101,10 +101,14 @@ def timings(model: cv.Model, pixels: Tensor, rounds: int, slow: bool) -> None:
         print(f"  {name:38s} {statistics.median(seconds) * 1000:8.1f} ms   {statistics.median(ratios):5.2f} FB")
 
 
-def peak(task: str, name: str, dtype: str) -> float:
-    """Peak memory of one task above the loaded model, in MB: of the GPU if there is one, else of this process."""
+def loaded(name: str, dtype: str) -> cv.Model:
     model = frozen(name)
     model.module.to(getattr(torch, dtype))
+    return model
+
+
+def peak(task: str, model: cv.Model) -> float:
+    """Peak memory of one task above the loaded model, in MB: of the GPU if there is one, else of this process."""
     pixels = torch.randn(1, 3, *model.preprocess.size, device=model.device, dtype=model.dtype)
     actions: dict[str, Callable[[], object]] = {
         "FB": lambda: plain_pass(model, pixels),
@@ -160,20 +164,25 @@ def main() -> None:
     warnings.simplefilter("ignore", ClairWarning)  # zero maps of random models
     torch.set_num_threads(given.threads)
     if given.peak:
-        print(peak(given.peak, given.memory, given.dtype))
+        print(peak(given.peak, loaded(given.memory, given.dtype)))
     elif given.memory:
         tasks = ("FB", "genatt", "legrad", *together())
         command = [sys.executable, __file__, "--memory", given.memory, "--dtype", given.dtype, "--peak"]
-        # Freed memory goes back at once, so that the peak is what was in use and not how the heap was cut up.
-        environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536"}
-        found = {task: float(subprocess.check_output([*command, task], env=environment).split()[-1]) for task in tasks}
+        if torch.cuda.is_available():  # torch keeps its own books there
+            model = loaded(given.memory, given.dtype)
+            found = {task: peak(task, model) for task in tasks}
+        else:
+            # Freed memory goes back at once, so that the peak is what was in use and not how the heap was cut up.
+            environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536"}
+            found = {
+                task: float(subprocess.check_output([*command, task], env=environment).split()[-1]) for task in tasks
+            }
         print(f"\nPeak memory at {given.memory}, {given.dtype}, above the loaded model")
         for task, megabytes in found.items():
             print(f"  {task:38s} {megabytes:8.0f} MB   {megabytes / found['FB']:5.2f} FB")
     else:
         for name in given.models.split(","):
-            model = frozen(name)
-            model.module.to(getattr(torch, given.dtype))
+            model = loaded(name, given.dtype)
             pixels = torch.randn(given.batch, 3, 224, 224, device=model.device, dtype=model.dtype)
             timings(model, pixels, given.rounds, given.slow)
 

@@ -136,8 +136,10 @@ def test_class_agnostic_maps_do_not_change_at_all(name: str) -> None:
 @pytest.mark.parametrize("name", CLASS_SPECIFIC)
 def test_class_specific_maps_move_to_the_object_of_the_class(name: str) -> None:
     maps = [map_of(name, colour) for colour in (RED, BLUE)]
-    if METHODS[name].often_zero and not any(one.any() for one in maps):
-        pytest.skip(f"zero on this kind of model: {METHODS[name].often_zero}")
+    if name == "vanilla":  # behind LayerNorm there is nothing to move; it says so and draws no noise
+        assert METHODS[name].often_zero
+        assert not any(one.any() for one in maps)
+        return
     red, blue = map(lean, maps)
     moved = red - blue
     assert (moved > 0).all(), f"in every image: {red.tolist()} for red, {blue.tolist()} for blue"

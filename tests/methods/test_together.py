@@ -9,6 +9,7 @@ import torch
 
 import clairvit as cv
 from clairvit.methods import run
+from clairvit.methods.explain import Comparison
 from conditions import METHODS, fits
 from tiny import TINY, pixels, wrapped
 
@@ -24,7 +25,7 @@ def test_layers_together_are_layers_one_by_one(kind: str, layers: bool, monkeypa
     image, model = pixels(kind, dtype=torch.float64), wrapped(kind, torch.float64)
     names = [name for name in (*EVERY, *COMBINED, *OPTIONS) if fits(name, kind)]
 
-    def maps() -> cv.methods.explain.Comparison:  # type: ignore[name-defined]
+    def maps() -> Comparison:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return cv.compare(model, image, names, target=TARGET, layers=layers, skip=True)

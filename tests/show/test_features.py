@@ -7,7 +7,8 @@ import torch
 
 import clairvit as cv
 from clairvit.errors import BadInput, NotApplicable
-from clairvit.show.features import explained_features, features, features_figure, spread
+from clairvit.methods.features import features, spread
+from clairvit.show.features import features_figure
 from tiny import cnn, pixels, strange, wrapped
 
 
@@ -20,8 +21,8 @@ def test_of_a_cnn_are_its_stages() -> None:
     assert (last.name, last.width, last.mean.shape) == ("4", 12, (8, 8))
     strongest = a.abs().mean((1, 2)).argsort(descending=True)[:5].tolist()
     assert [k for k, _ in last.channels] == strongest
-    torch.testing.assert_close(torch.from_numpy(last.mean).float(), a.mean(0))
-    torch.testing.assert_close(torch.from_numpy(last.channels[0][1]).float(), a[strongest[0]])
+    torch.testing.assert_close(last.mean, a.mean(0))
+    torch.testing.assert_close(last.channels[0][1], a[strongest[0]])
 
 
 def test_of_a_vit_are_its_patch_tokens() -> None:
@@ -31,7 +32,7 @@ def test_of_a_vit_are_its_patch_tokens() -> None:
     assert [x.name for x in one.layers] == ["block 0", f"block {layer.index}"]
     grid = one.layers[-1].mean.shape
     patches = layer.x[0, -grid[0] * grid[1] :]  # behind CLS and the registers
-    torch.testing.assert_close(torch.from_numpy(one.layers[-1].mean).float(), patches.mean(1).reshape(grid))
+    torch.testing.assert_close(one.layers[-1].mean, patches.mean(1).reshape(grid))
 
 
 def test_by_relevance_ranks_for_a_target() -> None:
@@ -44,7 +45,7 @@ def test_by_relevance_ranks_for_a_target() -> None:
 
 def test_the_figure_has_a_row_for_each_layer_of_each_image() -> None:
     model, image = cv.wrap(strange(cnn), name="mine"), pixels("timm-vit")
-    found = explained_features(model, image, ["a/cat.jpg", "a/dog.jpg"], count=4)
+    found = features(model, image, count=4, names=["a/cat.jpg", "a/dog.jpg"])
     figure = features_figure(found)
     words = [text.get_text() for text in figure.texts]
     assert {"cat.jpg", "dog.jpg", "2 · 16 × 16 · 8 channels", "4 · 8 × 8 · 12 channels"} <= set(words)

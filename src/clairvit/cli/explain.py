@@ -104,7 +104,8 @@ def _save(_: Model, explanations: Mapping[str, Explanation], path: Path) -> list
 
 def _save_with_features(model: Model, explanations: Mapping[str, Explanation], path: Path) -> list[Path]:
     """The same and the feature maps: 'cat-features.png' beside 'cat.png', numbered where one file has many images."""
-    from clairvit.show.features import explained_features, features_figure
+    from clairvit.methods.features import features
+    from clairvit.show.features import features_figure
     from clairvit.show.save import PICTURES, write_figure
     from clairvit.show.tiles import same_image
 
@@ -112,7 +113,7 @@ def _save_with_features(model: Model, explanations: Mapping[str, Explanation], p
     if path.suffix.lower() in PICTURES:
         (explanation,) = explanations.values()
         first = [group[0] for group in same_image(explanation)]  # an image with several targets has its features once
-        found = explained_features(model, explanation.pixels[first], [explanation.names[item] for item in first])
+        found = features(model, explanation.pixels[first], names=[explanation.names[item] for item in first])
         for number, one in enumerate(found, 1):
             ending = "features" if len(found) == 1 else f"features-{number}"
             files.append(write_figure(features_figure([one]), path.with_stem(f"{path.stem}-{ending}")))

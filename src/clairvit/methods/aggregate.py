@@ -43,21 +43,16 @@ class Aggregation(Protocol):
     def finish(self, row: Tensor, count: int, layout: Layout, /) -> Tensor: ...  # [B, N]
 
 
-class LayerByLayer:
-    """Several layers are several steps."""
-
-    def step(self, row: Tensor | None, said: Tensor, read: Tensor) -> Tensor:
-        raise NotImplementedError
-
-    def steps(self, row: Tensor | None, several: Tensor, read: Tensor) -> Tensor:
-        for said in several:
-            row = self.step(row, said, read)
-        assert row is not None
-        return row
+def one_by_one(over: Aggregation, row: Tensor | None, several: Tensor, read: Tensor) -> Tensor:
+    """Several layers as several steps."""
+    for said in several:
+        row = over.step(row, said, read)
+    assert row is not None
+    return row
 
 
 @dataclass(frozen=True)
-class Single(LayerByLayer):
+class Single:
     """One layer's map; negative numbers count from the end."""
 
     layer: int = -1
@@ -75,6 +70,9 @@ class Single(LayerByLayer):
 
     def step(self, row: Tensor | None, said: Tensor, read: Tensor) -> Tensor:
         return reading(said, read)
+
+    def steps(self, row: Tensor | None, several: Tensor, read: Tensor) -> Tensor:
+        return one_by_one(self, row, several, read)
 
     def finish(self, row: Tensor, count: int, layout: Layout) -> Tensor:
         return row
@@ -174,7 +172,7 @@ class Product:
 
 
 @dataclass(frozen=True)
-class Suffixes(LayerByLayer):
+class Suffixes:
     """The sum, over the layers from `start` on, of the rollouts that begin there: PLUS of a rollout, taken literally.
 
     The rows of all of them lie on one way: the rollout from layer l on is the one from l + 1 on, times layer l.
@@ -203,6 +201,9 @@ class Suffixes(LayerByLayer):
         assert row is not None
         rolled = self.product.step(row[:, 0], said, read)
         return torch.stack([rolled, row[:, 1] + rolled], 1)
+
+    def steps(self, row: Tensor | None, several: Tensor, read: Tensor) -> Tensor:
+        return one_by_one(self, row, several, read)
 
     def finish(self, row: Tensor, count: int, layout: Layout) -> Tensor:
         return row[:, 1]

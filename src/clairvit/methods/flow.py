@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from clairvit.errors import BadInput
-from clairvit.methods.aggregate import LayerByLayer
+from clairvit.methods.aggregate import one_by_one
 from clairvit.methods.watch import told
 from clairvit.models.layout import Layout
 
@@ -23,7 +23,7 @@ FINEST = 1e9  # all that leaves the read-out is 1, so no sum along a flow passes
 
 
 @dataclass(frozen=True)
-class Flow(LayerByLayer):
+class Flow:
     """Maximum flow from the head's read-out to each input token; the flows are scaled to sum 1 over all tokens.
 
     A token passes on relu(M) + residual·I, row-normalised (residual 1 on attention is half and half). `prune` leaves
@@ -62,6 +62,9 @@ class Flow(LayerByLayer):
         """The network so far, [B, 1 + layers·N, N]: what the source passes on, then each token, last layer first."""
         assert row is not None
         return torch.cat([row.expand(len(said), -1, -1), passed_on(said, self.residual)], 1)
+
+    def steps(self, row: Tensor | None, several: Tensor, read: Tensor) -> Tensor:
+        return one_by_one(self, row, several, read)
 
     def finish(self, row: Tensor, count: int, layout: Layout) -> Tensor:
         groups = patch_groups(layout, self._side(layout))

@@ -11,8 +11,9 @@ from clairvit.errors import BadInput
 from clairvit.methods.aggregate import Single, Total
 from clairvit.methods.gradient import chosen_rules
 from clairvit.methods.method import method, register
-from clairvit.methods.paths import Level, Note, on_image, scores, wide
+from clairvit.methods.paths import Level, Note, on_image, scores
 from clairvit.methods.view import View
+from clairvit.trace.attention import widened
 from clairvit.trace.bias_maps import rescaled
 from clairvit.trace.biases import Biases
 from clairvit.trace.tables import table
@@ -123,7 +124,7 @@ def full_gradient_on_pixels(trace: Trace, level: Level = "patch", note: Note = s
     enlarged to the image and added up over channels. On a network of ReLUs pixels and biases add up to the score, and
     the notes say so. A ViT has one convolution; there `fullgrad` says more.
     """
-    product = wide(trace.pixels) * wide(trace.dpixels)  # [B, 3, H, W]
+    product = widened(trace.pixels) * widened(trace.dpixels)  # [B, 3, H, W]
     image = rescaled(product).sum(1)
     if trace.bias_maps is not None:
         picture, total = trace.bias_maps

@@ -21,6 +21,7 @@ from clairvit.methods.gradient import per_patch
 from clairvit.methods.method import method
 from clairvit.methods.view import mean_of_heads
 from clairvit.methods.watch import told
+from clairvit.trace.attention import widened
 from clairvit.trace.trace import Reach, Trace
 
 Note = Callable[[str], object]  # str as a default: nobody listens
@@ -69,11 +70,7 @@ def _halving(ks: range, run: Callable[[range], Made]) -> Iterator[tuple[range, M
 
 def by_variant(tensor: Tensor, trace: Trace) -> Tensor:
     """[V·B, …] -> [V, B, …], in float32 at least."""
-    return wide(tensor).reshape(-1, len(trace.pixels), *tensor.shape[1:])
-
-
-def wide(tensor: Tensor) -> Tensor:
-    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+    return widened(tensor).reshape(-1, len(trace.pixels), *tensor.shape[1:])
 
 
 def on_grid(row: Tensor, trace: Trace) -> Tensor:
@@ -116,9 +113,9 @@ def smoothgrad(
     """
     at_least_one("n", n)
     noisy = noisy_images(trace, sigma, seed)
-    total = torch.zeros_like(wide(trace.pixels))
+    total = torch.zeros_like(widened(trace.pixels))
     for _, made in passes(trace, n, noisy, AT_PIXELS, "smoothgrad"):
-        said = made.dpixels if base == "grad" else wide(made.pixels) * wide(made.dpixels)
+        said = made.dpixels if base == "grad" else widened(made.pixels) * widened(made.dpixels)
         part = by_variant(said, trace)  # [V, B, 3, H, W]
         total += {"signed": lambda g: g, "abs": torch.abs, "square": torch.square}[each](part).sum(0)
     mean = total / n
@@ -133,7 +130,7 @@ def noisy_images(trace: Trace, sigma: float, seed: int) -> Callable[[int], Tenso
     """k -> the images with their k-th noise, [B, 3, H, W]; its std is sigma·(max − min) of each image."""
     if sigma < 0:
         raise BadInput(f"sigma={sigma} was given; expected 0 or more parts of the image's range, such as 0.1.")
-    x = wide(trace.pixels)
+    x = widened(trace.pixels)
     spread = sigma * (x.amax((1, 2, 3), keepdim=True) - x.amin((1, 2, 3), keepdim=True))  # [B, 1, 1, 1]
     marks = fingerprints(trace.pixels, seed)
     return lambda k: x + spread * torch.stack([noise(mark, k, x) for mark in marks])
@@ -188,10 +185,10 @@ def integrated_gradients(
     alphas, weights = quadrature(rule, steps)
     if path == "token":
         prefix = trace.in_order.prefix
-        x = wide(trace.layers[0].x)
+        x = widened(trace.layers[0].x)
         start = torch.cat([x[:, :prefix], torch.zeros_like(x[:, prefix:])], 1)
     else:
-        x = wide(trace.pixels)
+        x = widened(trace.pixels)
         start = baseline_image(baseline, trace).expand_as(x)
 
     def between(k: int) -> Tensor:
@@ -226,7 +223,7 @@ def quadrature(rule: Rule, steps: int) -> tuple[list[float], list[float]]:
 
 def baseline_image(baseline: str, trace: Trace) -> Tensor:
     """[3, 1, 1], one colour, normalised as the model's images are."""
-    zero, looks = wide(trace.pixels).new_zeros(3, 1, 1), trace.recording.model.preprocess
+    zero, looks = widened(trace.pixels).new_zeros(3, 1, 1), trace.recording.model.preprocess
     mean, std = (zero.new_tensor(values)[:, None, None] for values in (looks.mean, looks.std))
     return zero if baseline == "zero" else (float(baseline == "white") - mean) / std
 
@@ -234,7 +231,7 @@ def baseline_image(baseline: str, trace: Trace) -> Tensor:
 def scores(trace: Trace) -> Tensor:
     """[B]"""
     assert trace.target is not None
-    return wide(trace.target(trace.logits))
+    return widened(trace.target(trace.logits))
 
 
 def residual(found: Tensor, rise: Tensor, closer: str) -> str:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from clairvit.errors import NotApplicable
 from clairvit.models.layout import Layout
-from clairvit.trace.attention import merged
+from clairvit.trace.attention import merged, widened
 from clairvit.trace.inside import Inside, no_residual
 from clairvit.trace.layer import Layer
 from clairvit.trace.local import cotangents, pool_gradients, through_block
@@ -107,12 +107,12 @@ class View:
     @property
     def x(self) -> Tensor:
         """The block's input, [B, N, d]."""
-        return _widened(self.layer.x)
+        return widened(self.layer.x)
 
     @property
     def dx(self) -> Tensor:
         """dy/dx, [B, N, d]."""
-        return _widened(self.layer.dx)
+        return widened(self.layer.dx)
 
     @property
     def inside(self) -> Inside:
@@ -130,7 +130,7 @@ class View:
         if self.layer.middle is None:
             _ = self.layer.x, self.layer.between_tokens()  # where there are no tokens, say that
             raise no_residual(self.index)
-        return _widened(self.layer.middle)
+        return widened(self.layer.middle)
 
     @property
     def rows(self) -> Tensor:
@@ -147,7 +147,7 @@ class View:
             return self._once("G2", lambda: self.G.square().sum((-2, -1)).sqrt())
         call = self.layer.between_tokens()
         # ||dO vᵀ||² = <dOᵀ dO, vᵀ v>: two dh × dh products instead of an N × N one.
-        dO, v = _widened(self.layer.dO), _widened(call.v.detach())
+        dO, v = widened(self.layer.dO), widened(call.v.detach())
         square = ((dO.transpose(-2, -1) @ dO) * (v.transpose(-2, -1) @ v)).sum((-2, -1))
         return square.clamp(min=0).sqrt()
 
@@ -156,13 +156,13 @@ class View:
         if self.index + 1 >= self.count:
             return None
         following = self.trace.layers[self.index + 1]
-        return _widened(following.x), _widened(following.dx)
+        return widened(following.x), widened(following.dx)
 
     def block_output(self) -> Tensor | None:
         """x of the next block, or what the head is given, [B, N, d]."""
         last = self.index + 1 == self.count
         found = self.trace.final_tokens if last else self.trace.layers[self.index + 1].tokens
-        return None if found is None else _widened(found)
+        return None if found is None else widened(found)
 
     def G_under(self, table: str) -> Tensor:
         """What G is under another rule table that the method reads `also`, [B, H, rows, N]."""
@@ -201,7 +201,7 @@ class View:
             a, g = trace.final_tokens, trace.final_gradient
         if a is None or g is None:
             return self.x, self.dx  # no norm before the attention (post-norm blocks)
-        return _widened(a), _widened(g)
+        return widened(a), widened(g)
 
     def final_features(self) -> tuple[Tensor, Tensor]:
         """The last block's output (a CNN's feature map) and its gradient, [B, N, d] each."""
@@ -212,7 +212,7 @@ class View:
         if not last or trace.final_tokens is None or trace.final_gradient is None:
             seen = f"layer {self.index} of {self.count}" if not last else "a model whose last block's end was not seen"
             raise NotApplicable(f"at=output looks at the last block only; {seen} was asked for. Use at=input.")
-        return _widened(trace.final_tokens), _widened(trace.final_gradient)
+        return widened(trace.final_tokens), widened(trace.final_gradient)
 
     def once(self, key: Any, make: Callable[[], Tensor]) -> Tensor:
         """Share a layer map between methods that name the same function and options."""
@@ -267,7 +267,3 @@ def several(layers: Sequence[Layer], desk: Desk) -> Together | None:
         middle=joined(lambda layer: layer.middle),
     )
     return Together(one, desk)
-
-
-def _widened(tensor: Tensor) -> Tensor:
-    return tensor.float() if tensor.dtype.itemsize < 4 else tensor

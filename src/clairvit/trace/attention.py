@@ -138,9 +138,13 @@ def _pick(matrix: Tensor, rows: Tensor | None) -> Tensor:
     return matrix if rows is None else matrix[..., rows, :]
 
 
-def _wide(tensor: Tensor) -> Tensor:
+def widened(tensor: Tensor) -> Tensor:
     """Half precision is widened before any arithmetic of ours; float64 stays."""
-    return tensor.detach() if tensor.dtype in (torch.float32, torch.float64) else tensor.detach().float()
+    return tensor.float() if tensor.dtype.itemsize < 4 else tensor
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    return widened(tensor.detach())
 
 
 def _known(tensor: Tensor | None) -> Tensor:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from clairvit.errors import NotApplicable
-from clairvit.trace.attention import AttentionCall
+from clairvit.trace.attention import AttentionCall, widened
 from clairvit.trace.capture import Capture, role
 from clairvit.trace.film import Step
 from clairvit.trace.linear import Link, Norm, carried, is_sum, rerun, way
@@ -93,7 +93,7 @@ class Inside:
     @functools.cached_property
     def x_mid(self) -> Tensor:
         """The residual stream after attention, [B, N, d]."""
-        return _widened(self.recording.as_tokens(self.total))
+        return widened(self.recording.as_tokens(self.total))
 
     def values(self, *, bias: bool) -> Tensor:
         """v [B, H, N, dh]; without bias it is the linear part of the way from x: v minus W_v beta + b_v."""
@@ -120,7 +120,7 @@ class Inside:
 
     def vectors(self, *, value_bias: bool = False, ln: Norms = "none") -> Vectors:
         """f and x of T, after the linear part of the norms that are asked for."""
-        f, x = self._added(value_bias), _widened(self.recording.as_tokens(self.start))
+        f, x = self._added(value_bias), widened(self.recording.as_tokens(self.start))
         norms = self.norms(ln)
         for norm in norms:
             f, x = norm.linear(f, spread=False), norm.linear(x, spread=False)
@@ -140,7 +140,7 @@ class Inside:
         back = torch.func.vjp(self.call.heads, self.attended)[1]
         placed = torch.func.vmap(lambda one: back(one)[0])(alone)
         added = carried(self.to_sum, self.attended, placed, self.total, spread=False)  # [H, as x_mid]
-        return _widened(torch.stack([self.recording.as_tokens(one) for one in added], 1))
+        return widened(torch.stack([self.recording.as_tokens(one) for one in added], 1))
 
     def norms(self, which: Norms) -> list[Norm]:
         """Norms that x_mid goes through.
@@ -187,7 +187,7 @@ class Inside:
     def _scale(self, norms: list[Norm]) -> Tensor:
         """The product of 1/sigma, [B, N, 1]."""
         x = self.recording.as_tokens(self.start)
-        scale = _widened(x.new_ones(*x.shape[:2], 1))
+        scale = widened(x.new_ones(*x.shape[:2], 1))
         for norm in norms:
             found = norm.inverse_spread
             if found.ndim < 3 or found.numel() != scale.numel():
@@ -233,7 +233,3 @@ def no_residual(index: int) -> NotApplicable:
         "takes that sum apart. Parallel branches, gated attention and blocks that are no modules have no such sum. Use "
         "a method that needs attention and gradients only: genatt or rollout."
     )
-
-
-def _widened(tensor: Tensor) -> Tensor:
-    return tensor.float() if tensor.dtype.itemsize < 4 else tensor

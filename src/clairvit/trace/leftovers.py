@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from clairvit.trace.attention import scaled_scores
+from clairvit.trace.attention import repeated, scaled_scores
 
 _LAYER_NORMS = (F.layer_norm, torch.layer_norm, F.group_norm, torch.group_norm)
 _CONVOLUTIONS = (F.conv1d, torch.conv1d, F.conv2d, torch.conv2d)
@@ -95,8 +95,7 @@ def _attention(
 ) -> Tensor:
     """softmax(q kᵀ) v is linear in v; along q, and along k, it changes by (A ∘ (S − sum A S)) v."""
     if enable_gqa:
-        copies = query.shape[-3] // key.shape[-3]
-        key, value = (t.repeat_interleave(copies, -3) for t in (key, value))
+        key, value = repeated(key, query), repeated(value, query)
     length = query.shape[-1] ** -0.5 if scale is None else scale
     products = scaled_scores(query, key, length)
     if is_causal:

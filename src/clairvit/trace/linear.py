@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten
 
 from clairvit.errors import NotApplicable
-from clairvit.trace.attention import scaled_scores
+from clairvit.trace.attention import repeated, scaled_scores
 from clairvit.trace.capture import role
 from clairvit.trace.film import Step, renew
 
@@ -166,7 +166,7 @@ def _frozen(link: Link, new: tuple[Tensor, ...], *, constant: bool, spread: bool
         return (new[0] / link.carriers[0].norm(p, dim, keepdim=True).clamp_min(eps),)
     if found == "fused":
         A = attention_of(step)
-        v = new[0] if new[0].ndim < 4 else new[0].repeat_interleave(A.shape[-3] // new[0].shape[-3], -3)
+        v = repeated(new[0], A)
         return (A.to(v.dtype) @ v,)
     if constant:
         return rerun(step, dict(zip(map(id, link.carriers), new, strict=True)))
@@ -204,8 +204,7 @@ def attention_of(step: Step) -> Tensor:
     if step.argument(5, "is_causal", False):
         mask = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).tril()
     scale = step.kwargs.get("scale")
-    k = k if k.ndim < 4 else k.repeat_interleave(q.shape[-3] // k.shape[-3], -3)
-    return scaled_scores(q, k, q.shape[-1] ** -0.5 if scale is None else scale, mask).softmax(-1)
+    return scaled_scores(q, repeated(k, q), q.shape[-1] ** -0.5 if scale is None else scale, mask).softmax(-1)
 
 
 @dataclass(frozen=True, eq=False)
