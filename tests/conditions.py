@@ -15,6 +15,11 @@ def method_of(text: str) -> Method:
     return METHODS[text.partition("(")[0].partition("+")[0]]
 
 
+def short(name: str) -> str:
+    """The method with few samples, so that a sweep over all models ends: what it promises does not depend on them."""
+    return f"{name}(samples=24)" if "samples" in METHODS[name].options else name
+
+
 def fits(text: str, kind: str) -> bool:
     """Do the method's declared conditions hold for this model?"""
     from tiny import ZOO  # here, so that a machine without all the libraries can still read the registry

@@ -12,7 +12,7 @@ import pytest
 from clairvit.cli import main, paper
 from clairvit.cli.compare import choose
 from clairvit.methods.method import methods
-from clairvit.methods.watch import told
+from clairvit.perturb.watch import told
 
 Captured = pytest.CaptureFixture[str]
 SLOW = [method.name for method in methods() if method.slow]

@@ -17,8 +17,8 @@ from clairvit.errors import BadInput, ClairError, NotApplicable
 from clairvit.methods.bind import bind
 from clairvit.methods.flow import Flow, maximum_flows, passed_on, patch_groups, pooled, upper_bounds
 from clairvit.methods.method import COMBINATORS, MATRIX_COMBINATORS, methods
-from clairvit.methods.watch import watching
 from clairvit.models.layout import Layout
+from clairvit.perturb.watch import watching
 from tiny import ZOO, pixels, wrapped
 
 Reals = NDArray[np.float64]

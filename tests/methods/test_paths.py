@@ -21,7 +21,7 @@ import tiny
 from clairvit.errors import BadInput, NotApplicable
 from clairvit.methods import paths
 from clairvit.methods.bind import bind
-from clairvit.methods.chance import fingerprints
+from clairvit.perturb.chance import fingerprints
 from clairvit.trace.trace import Trace
 from exact_models import TARGETS, build, images_for, wrapped
 from reference_maps import Proof

@@ -75,7 +75,7 @@ def progress(what: str, total: int, hidden: bool = False) -> Iterator[Advance]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-    from clairvit.methods.watch import watching
+    from clairvit.perturb.watch import watching
 
     bar = Progress(
         TextColumn("{task.description}"),

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from clairvit.errors import BadInput
-from clairvit.methods.chance import dice, fingerprints
 from clairvit.methods.method import method
+from clairvit.perturb.chance import dice, fingerprints
 from clairvit.trace.trace import Trace
 
 

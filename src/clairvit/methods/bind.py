@@ -19,6 +19,7 @@ from clairvit.methods.flow import Flow
 from clairvit.methods.method import (
     COMBINATORS,
     MATRIX_COMBINATORS,
+    USUAL_PATCHES,
     Method,
     Passes,
     find,
@@ -77,10 +78,16 @@ class Bound:
 
     @property
     def cost(self) -> Cost:
-        """Passes for one target."""
-        shared = Cost(shared_cost(self.passes).forwards, self.backwards)
-        more = (one.method.own_cost(**dict(one.options)) for one in self.members or (self,))
-        return sum(more, shared)
+        """Passes for one target, on an image of 14 × 14 patches."""
+        return self.cost_for(USUAL_PATCHES)
+
+    def cost_for(self, patches: int) -> Cost:
+        """Passes for one target, on an image of so many patches."""
+        return Cost(shared_cost(self.passes).forwards, self.backwards) + self.own_cost(patches)
+
+    def own_cost(self, patches: int = USUAL_PATCHES) -> Cost:
+        """The passes that it makes itself, on top of shared traces."""
+        return sum((one.method.own_cost(patches, **dict(one.options)) for one in self.members or (self,)), Cost())
 
     @property
     def rules(self) -> str | None:

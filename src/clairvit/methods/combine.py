@@ -19,7 +19,7 @@ from clairvit.methods.bind import Bound, bind, checked, wraps
 from clairvit.methods.explanation import Cost
 from clairvit.methods.method import Method, Passes, parameters
 from clairvit.methods.parse import Written, parse
-from clairvit.methods.paths import Note, at_least_one, by_variant, in_batches, noisy_images
+from clairvit.methods.paths import Note, at_least_one, by_variant, noisy_images, several
 from clairvit.methods.run import Result
 from clairvit.methods.together import record_for, run_all
 from clairvit.trace.trace import Trace
@@ -71,7 +71,7 @@ def smoothed(inner: Bound, trace: Trace, n: int = 20, sigma: float = 0.1, seed: 
         trace.recording.backwards += len(ks) * inner.backwards
         return result
 
-    found = [result for _, result in in_batches(trace, n, run, "smooth")]
+    found = [result for _, result in several(trace, n, run, "smooth")]
     refused = next((result.error for result in found if result.error is not None), None)
     if refused is not None:
         raise refused

@@ -24,6 +24,7 @@ from clairvit.methods.together import record_for, run_all
 from clairvit.models.images import Batch, prepare
 from clairvit.models.model import Model
 from clairvit.models.target import SCORES, Target, resolve
+from clairvit.perturb.batch import pace
 from clairvit.trace.guest import own_grad_mode
 from clairvit.trace.recording import Recording
 
@@ -50,22 +51,30 @@ def explain(
     method: str = "legrad",
     target: Any = None,
     *,
-    score: str = "logit",
+    score: str | None = None,
     seed: int = 0,
     layers: bool = False,
     by_head: bool = False,
+    batch_size: int | None = None,
+    autocast: str | None = None,
     **options: Any,
 ) -> Explanation:
     """One method on one image or a batch.
+
+    `score` is logit, prob or logprob; None is what the method is meant for: the logit, or the probability for most
+    perturbation methods. `batch_size` bounds how many perturbed images are in one pass (None: chosen by size, halved
+    when memory runs out) and `autocast` ("bfloat16") lets those passes be rougher and faster.
 
     cv.explain(model, "cat.jpg")                                     # predicted class
     cv.explain(model, "cat.jpg", "rollout", fusion="max")            # method options as keywords
     cv.explain(model, ["a.jpg", "b.jpg"], "ixg+plus", target=["Bengal", "Beagle"])
     cv.explain(model, "two.jpg", target=["Bengal", "Beagle"])        # one image, a list: one map for each target
     cv.explain(model, "cat.jpg", "rollout", layers=True, by_head=True)   # .layers and .heads, from the same trace
+    cv.explain(model, "cat.jpg", "lime", samples=2000, removal="blur")   # .standard_error
     """
     bound = bind(method, **options)
-    found = _explain_all(model, images, [bound], target, score, seed, layers, skip=False, by_head=by_head)
+    with pace(batch_size, autocast):
+        found = _explain_all(model, images, [bound], target, score, seed, layers, skip=False, by_head=by_head)
     return next(iter(found.values()))
 
 
@@ -75,10 +84,12 @@ def compare(
     methods: Sequence[str],
     target: Any = None,
     *,
-    score: str = "logit",
+    score: str | None = None,
     seed: int = 0,
     layers: bool = False,
     skip: bool = False,
+    batch_size: int | None = None,
+    autocast: str | None = None,
 ) -> Comparison:
     """Many methods on the same images: one forward, one backward for each rule table, whatever the number of methods.
 
@@ -86,7 +97,8 @@ def compare(
     """
     if isinstance(methods, str) or not methods:
         raise BadInput(f"methods={methods!r} was given; expected a list of names such as ['rollout', 'legrad'].")
-    return _explain_all(model, images, [bind(m) for m in methods], target, score, seed, layers, skip=skip)
+    with pace(batch_size, autocast):
+        return _explain_all(model, images, [bind(m) for m in methods], target, score, seed, layers, skip=skip)
 
 
 @own_grad_mode()
@@ -95,7 +107,7 @@ def _explain_all(
     images: Any,
     bounds: list[Bound],
     target: Any,
-    score: str,
+    score: str | None,
     seed: int,
     layers: bool,
     *,
@@ -187,7 +199,7 @@ def _collect(
             signed=signed,
             targets=names,
             classes=classes,
-            score=targets[0].score,
+            score=own[0].score or targets[0].score,
             logits=logits,
             probabilities=probabilities,
             pixels=pixels,
@@ -197,6 +209,8 @@ def _collect(
             preprocess=model.preprocess,
             seed=seed,
             cost=passes + Cost(seconds=seconds - alone + spent, own_seconds=spent),
+            standard_error=_of_all([result.standard_error for result in own]),
+            chosen=_of_all([result.chosen for result in own]),
             layers=torch.cat([_stored(result.layers) for result in own], 1) if has_layers else None,
             family=bound.method.family,
             class_specific=bound.method.class_specific,
@@ -242,6 +256,8 @@ def _checked_maps(
     silent = [name for name, nothing in zip(names, blank, strict=True) if nothing]
     empty = [name for name, anything, nothing in zip(names, some, blank, strict=True) if not (anything or nothing)]
     no_gradient = "no gradient reaches the tokens (a head of zeros?)"
+    if bound.method.family == "perturbation":
+        no_gradient = "the score stays the same whatever is removed (a head of zeros?)"
     warned = []
     if silent:
         warned.append(f"{bound.text}: the map of {', '.join(silent)} does not speak of the target: {no_gradient}")
@@ -254,6 +270,14 @@ def _checked_maps(
         warnings.warn(note, ClairWarning, stacklevel=6)  # the line of the user who called a verb
     # Heads that are mixed after the softmax (CaiT) can make even an attention map negative.
     return maps, (bound.method.signed and not bound.relu) or any(negative), (*notes, *warned)
+
+
+def _of_all(found: Sequence[Tensor | None]) -> Tensor | None:
+    """What a method said of each target beside its maps, together."""
+    said = [one.detach() for one in found if one is not None]
+    if not said or len(said) < len(found):
+        return None
+    return torch.cat([one if one.dtype == torch.bool else _stored(one) for one in said])
 
 
 def _stored(maps: Tensor | None) -> Tensor:

@@ -61,6 +61,8 @@ class Explanation:
     preprocess: Preprocess
     seed: int
     cost: Cost
+    standard_error: Tensor | None = None  # [B, rows, cols] of the maps, where they were drawn by lot
+    chosen: Tensor | None = None  # bool [B, rows, cols] the patches that a search settled on (counterfactual)
     layers: Tensor | None = None  # [L, B, rows, cols] what each layer says, where the method has layers
     heads: Heads | None = None  # what each head says, if that was asked for
     family: str = ""  # of the method, e.g. "gradient × attention"

@@ -30,9 +30,10 @@ COMBINATORS = {
     "layer:K": "layer K alone",
 }
 # From what looks at the least to what looks at the most; baselines last.
-FAMILIES = ("attention", "gradient × attention", "gradient", "cam", "relevance", "decomposition")
+FAMILIES = ("attention", "gradient × attention", "gradient", "cam", "relevance", "decomposition", "perturbation")
 MATRIX_COMBINATORS = ("rollout", "flow")  # those that need an N×N matrix from each layer
-_GIVEN = ("layer", "trace", "seed", "note")  # parameters of a method's function that are no options
+USUAL_PATCHES = 196  # of the costs in lists: 224 pixels in patches of 16
+_GIVEN = ("layer", "trace", "seed", "note", "aside")  # parameters of a method's function that are no options
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,11 @@ class Method:
     forward_unless: tuple[str, Any] | None = field(default=None, repr=False)  # else it reads the film, no backward
     discrepancies: str = ""  # where papers and public code disagree, and what we do, in one or two sentences
     slow: bool = False  # takes much longer than one trace, so `--methods all` leaves it out
-    more: Callable[..., Cost] | None = field(default=None, repr=False)  # options -> passes of its own for one target
+    # (options, and `patches` if it asks for them) -> passes of its own for one target
+    more: Callable[..., Cost] | None = field(default=None, repr=False)
+    at_most: bool = False  # `more` is a bound: how many it takes shows on the way
+    draws: bool = True  # False: it takes a seed for some removals only, and its default map does not depend on it
+    score: str = "logit"  # which score it explains where the user names none
     reads: Literal["pixels", "last attention"] = "pixels"  # the gradient it wants, if it gives an image
     backward_if: tuple[str, Any] | None = field(default=None, repr=False)  # an option that makes it need a backward
     reads_biases: Callable[..., str] | None = field(default=None, repr=False)  # options -> which biases it reads
@@ -87,9 +92,12 @@ class Method:
         """The rule tables whose backwards it reads, with the default options."""
         return tuple(name for name in (self.rules, self.also) if name is not None)
 
-    def own_cost(self, **options: Any) -> Cost:
+    def own_cost(self, patches: int = USUAL_PATCHES, **options: Any) -> Cost:
         """The passes that it makes itself, on top of the traces it shares with other methods."""
-        return Cost() if self.more is None else self.more(**options)
+        if self.more is None:
+            return Cost()
+        asks = "patches" in inspect.signature(self.more).parameters
+        return self.more(**options, **({"patches": patches} if asks else {}))
 
     @property
     def options(self) -> dict[str, Any]:
@@ -127,6 +135,7 @@ _HOMES = (
     "relevance",
     "decompose",
     "paths",
+    "causal",
     "baseline",
     "combine",
 )

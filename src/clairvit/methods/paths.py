@@ -15,12 +15,13 @@ from torch import Tensor
 
 from clairvit.errors import BadInput
 from clairvit.methods.aggregate import layer_index, reading
-from clairvit.methods.chance import dice, fingerprints
 from clairvit.methods.explanation import Cost
 from clairvit.methods.gradient import per_patch
 from clairvit.methods.method import method
 from clairvit.methods.view import mean_of_heads
-from clairvit.methods.watch import told
+from clairvit.perturb.batch import Room, in_batches
+from clairvit.perturb.chance import dice, fingerprints
+from clairvit.perturb.watch import telling
 from clairvit.trace.attention import widened
 from clairvit.trace.trace import Reach, Trace
 
@@ -42,30 +43,18 @@ def passes(
     def run(ks: range) -> Trace:
         return trace.again(torch.cat([variant(k) for k in ks]).to(trace.pixels.dtype), reach=reach)
 
-    return in_batches(trace, count, run, what)
+    return several(trace, count, run, what)
 
 
-def in_batches(trace: Trace, count: int, run: Callable[[range], Made], what: str) -> Iterator[tuple[range, Made]]:
-    """run(ks) for variants 0 … count - 1, several at once."""
-    size = max(1, AT_ONCE // trace.pixels[:, 0].numel())
-    if trace.target is not None and trace.target.together:
-        size = 1  # the user's own function may know the images of the batch by their place
-    for ks in told([range(k, min(k + size, count)) for k in range(0, count, size)], what):
-        yield from _halving(ks, run)
-
-
-def _halving(ks: range, run: Callable[[range], Made]) -> Iterator[tuple[range, Made]]:
-    try:
-        found = run(ks)
-    except torch.OutOfMemoryError:
-        if len(ks) == 1:
-            raise
-        found = None  # tried again outside, where the failed attempt is no longer held by its error
-    if found is not None:
-        yield ks, found
-    else:
-        for part in (ks[: len(ks) // 2], ks[len(ks) // 2 :]):
-            yield from _halving(part, run)
+def several(trace: Trace, count: int, run: Callable[[range], Made], what: str) -> Iterator[tuple[range, Made]]:
+    """run(ks) for variants 0 … count - 1 of the whole batch, several at once."""
+    images, each = len(trace.pixels), trace.pixels[:, 0].numel()
+    # The user's own function may know the images of the batch by their place.
+    alone = trace.target is not None and trace.target.together
+    with telling(what, count) as tell:
+        for ks, made in in_batches(count, Room(each if alone else AT_ONCE), each, run, together=images):
+            yield ks, made
+            tell(len(ks))
 
 
 def by_variant(tensor: Tensor, trace: Trace) -> Tensor:

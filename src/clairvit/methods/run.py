@@ -6,7 +6,7 @@ import functools
 import inspect
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 import torch
@@ -17,6 +17,7 @@ from clairvit.methods.aggregate import Aggregation, reading
 from clairvit.methods.bind import Bound
 from clairvit.methods.explanation import Cost
 from clairvit.methods.view import Desk, OneByOne, View, several
+from clairvit.perturb.aside import Aside
 from clairvit.trace.attention import AttentionCall
 from clairvit.trace.grid import square_patches
 from clairvit.trace.layer import Layer
@@ -37,7 +38,10 @@ class Result:
     seconds: float = 0.0
     more: Cost = field(default_factory=Cost)  # passes beyond the shared trace
     notes: list[str] = field(default_factory=list)
-    blank: Sequence[bool] = ()  # images whose score has no gradient, where the method reads gradients
+    blank: Sequence[bool] = ()  # images whose score nothing changes: no gradient, or the same whatever is removed
+    standard_error: Tensor | None = None  # [B, rows, cols]
+    chosen: Tensor | None = None  # bool [B, rows, cols]
+    score: str | None = None  # the kind of score it explained, if another than the target's
 
 
 def run(
@@ -76,7 +80,8 @@ def run(
             with _Timed(walk.result):
                 walk.finish()
     for bound, result in zip(bounds, results, strict=True):
-        result.blank = trace.blank if bound.passes == "backward" else [False] * len(trace.pixels)
+        unmoved = result.blank or [False] * len(trace.pixels)
+        result.blank = trace.blank if bound.passes == "backward" else unmoved
     return results
 
 
@@ -228,14 +233,18 @@ class _Walk:
 
 
 def _whole_image(bound: Bound, trace: Trace, seed: int, result: Result) -> None:
-    options = dict(bound.options)
-    offered = {"seed": seed, "note": result.notes.append}
+    options, aside = dict(bound.options), Aside(result.notes)
+    offered = {"seed": seed, "note": aside.note, "aside": aside}
+    if trace.target is not None and bound.method.score != "logit":
+        trace = replace(trace, target=trace.target.preferring(bound.method.score))
+        result.score = trace.target.score if trace.target is not None else None
     asked = _asked(bound.method.function)
     options |= {name: value for name, value in offered.items() if name in asked}
     forwards, backwards = trace.recording.forwards, trace.recording.backwards
     maps = bound.method.function(trace, **options)
     result.more = Cost(trace.recording.forwards - forwards, trace.recording.backwards - backwards)
     result.maps = maps.clamp(min=0) if bound.relu else maps
+    result.blank, result.standard_error, result.chosen = aside.unmoved, aside.standard_error, aside.chosen
 
 
 @functools.cache

@@ -60,6 +60,7 @@ class Target:
     score: str
     rows: tuple[Row, ...] = ()  # empty where nothing is differentiated: class-agnostic methods on an embedding
     together: bool = False  # one function for the whole batch, called once
+    free: bool = False  # nobody asked for this kind of score: a method may prefer another
 
     def __len__(self) -> int:
         return len(self.names)
@@ -86,7 +87,13 @@ class Target:
             score=self.score,
             rows=tuple(self.rows[i] for i in rows) if self.rows else (),
             together=self.together,
+            free=self.free,
         )
+
+    def preferring(self, score: str) -> Target:
+        """The same target by another kind of score, if nobody asked for one; a function of the user's own stays."""
+        classes = all(isinstance(row, tuple) for row in self.rows)
+        return replace(self, score=score) if self.free and classes and self.rows else self
 
 
 def resolve(
@@ -94,15 +101,19 @@ def resolve(
     logits: Tensor,
     labels: Sequence[str] = (),
     *,
-    score: str = "logit",
+    score: str | None = None,
     classifier: bool = True,
     single: bool = False,
 ) -> tuple[Target, ...]:
     """What the user typed, as targets over the whole batch: one, or k when `single` and a list of k is given.
 
+    score: a name in SCORES; None is the logit, unless a method prefers another.
     spec: None (predicted class), class index, class name or its unique beginning, contrast(a, b), a function of the
     logits [B, C] -> [B], or a list of these: one for each image, or several for a single one.
     """
+    if score is None:
+        found = resolve(spec, logits, labels, score="logit", classifier=classifier, single=single)
+        return tuple(replace(target, free=classifier) for target in found)
     if score not in SCORES:
         raise UnknownName(
             f"There is no score '{score}'.{did_you_mean(score, SCORES)} Choose one of: {', '.join(SCORES)}."

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from clairvit.errors import BadInput
 from clairvit.methods.explanation import Cost, Explanation, Heads
@@ -23,6 +24,8 @@ def part(explanation: Explanation, items: Sequence[int]) -> Explanation:
         probabilities=tuple(explanation.probabilities[item] for item in chosen),
         pixels=explanation.pixels[chosen],
         names=tuple(explanation.names[item] for item in chosen),
+        standard_error=None if explanation.standard_error is None else explanation.standard_error[chosen],
+        chosen=None if explanation.chosen is None else explanation.chosen[chosen],
         layers=None if explanation.layers is None else explanation.layers[:, chosen],
         heads=None if explanation.heads is None else _part_of_heads(explanation.heads, chosen),
     )
@@ -44,11 +47,18 @@ def joined(explanations: Sequence[Explanation]) -> Explanation:
         probabilities=tuple(probability for one in explanations for probability in one.probabilities),
         pixels=torch.cat([one.pixels for one in explanations]),
         names=tuple(name for one in explanations for name in one.names),
+        standard_error=_joint([one.standard_error for one in explanations]),
+        chosen=_joint([one.chosen for one in explanations]),
         layers=torch.cat(layers, dim=1) if len(layers) == len(explanations) else None,
         heads=_joint_heads(heads) if len(heads) == len(explanations) else None,
         cost=_joint_cost([one.cost for one in explanations]),
         notes=tuple(dict.fromkeys(note for one in explanations for note in one.notes)),
     )
+
+
+def _joint(maps: Sequence[Tensor | None]) -> Tensor | None:
+    found = [one for one in maps if one is not None]
+    return torch.cat(found) if len(found) == len(maps) else None
 
 
 def _part_of_heads(heads: Heads, chosen: list[int]) -> Heads:

@@ -73,6 +73,12 @@ def record(explanation: Explanation, values: bool = True) -> dict[str, Any]:
         "probabilities": _plain(list(explanation.probabilities)),
         "top": [[vars(guess) for guess in guesses(explanation, item)] for item in items],
         "statistics": [statistics(explanation.maps[item]) for item in items],
+        "standard_error": None
+        if explanation.standard_error is None
+        else [statistics(explanation.standard_error[item]) for item in items],
+        "chosen": None
+        if explanation.chosen is None
+        else [one.nonzero().tolist() for one in explanation.chosen],  # (row, column) of each
         "layer_statistics": None
         if explanation.layers is None
         else [[statistics(layer[item]) for item in items] for layer in explanation.layers],
@@ -80,6 +86,8 @@ def record(explanation: Explanation, values: bool = True) -> dict[str, Any]:
     }
     if values:
         content["maps"] = _plain(numbers(explanation.maps).tolist())
+        if explanation.standard_error is not None:
+            content["standard_error_maps"] = _plain(numbers(explanation.standard_error).tolist())
         if explanation.layers is not None:
             content["layer_maps"] = _plain(numbers(explanation.layers).tolist())
     return content
@@ -131,6 +139,10 @@ def _npz(explanations: Mapping[str, Explanation]) -> bytes:
         start = f"{name}/" if name else ""
         arrays[f"{start}maps"] = numbers(explanation.maps).astype(np.float32)
         arrays[f"{start}logits"] = numbers(explanation.logits).astype(np.float32)
+        if explanation.standard_error is not None:
+            arrays[f"{start}standard_error"] = numbers(explanation.standard_error).astype(np.float32)
+        if explanation.chosen is not None:
+            arrays[f"{start}chosen"] = explanation.chosen.cpu().numpy()
         if explanation.layers is not None:
             arrays[f"{start}layers"] = numbers(explanation.layers).astype(np.float32)
         if explanation.heads is not None:

@@ -23,10 +23,28 @@ def watching(watcher: Watcher) -> Iterator[None]:
         _watcher.reset(before)
 
 
+@contextmanager
+def telling(what: str, steps: int) -> Iterator[Callable[[int], None]]:
+    """A function to call with the number of steps just done; whoever watches is told how far the work is.
+
+    Work that turns out shorter than `steps` is over at the end of the block, work that turns out longer stays at it.
+    """
+    watcher, done = _watcher.get(), 0
+
+    def tell(further: int) -> None:
+        nonlocal done
+        done += further
+        if watcher is not None and done < steps:
+            watcher(what, done, steps)
+
+    yield tell
+    if watcher is not None and steps > 0:
+        watcher(what, steps, steps)
+
+
 def told(items: Sequence[Item], what: str) -> Iterator[Item]:
     """The items, one after the other; whoever watches is told after each."""
-    watcher = _watcher.get()
-    for done, item in enumerate(items, 1):
-        yield item
-        if watcher is not None:
-            watcher(what, done, len(items))
+    with telling(what, len(items)) as tell:
+        for item in items:
+            yield item
+            tell(1)

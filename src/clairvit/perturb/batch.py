@@ -1,0 +1,116 @@
+"""Batch: many variants in few passes. Out of memory halves the batch, and it grows back when things go well.
+
+with pace(batch_size=64, autocast="bfloat16"):       # what cv.explain(…, batch_size=, autocast=) sets
+    for ks, made in in_batches(1000, Room(50_000), each=197, run=run): …
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+
+from clairvit.errors import BadInput
+
+Made = TypeVar("Made")
+PRECISIONS = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+GROWS_AFTER = 8  # passes that went well before a halved batch is doubled again
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How variants are run: how many images in one pass (None: as many as keep the device busy), how precisely."""
+
+    batch_size: int | None = None
+    autocast: str | None = None
+
+    def precision(self, device: torch.device) -> AbstractContextManager[object]:
+        """For passes of the model; the caller's own autocast stays where none was asked for."""
+        if self.autocast is None:
+            return torch.autocast(device.type, enabled=torch.is_autocast_enabled(device.type))
+        return torch.autocast(device.type, PRECISIONS[self.autocast])
+
+
+_AS_FITS = Pace()
+_pace: ContextVar[Pace] = ContextVar("pace", default=_AS_FITS)
+
+
+@contextmanager
+def pace(batch_size: int | None = None, autocast: str | None = None) -> Iterator[None]:
+    """Inside the block variants are run so; what is None stays as it was."""
+    if batch_size is not None and batch_size < 1:
+        raise BadInput(f"batch_size={batch_size} was given; expected 1 or more images in one pass, such as 64.")
+    if autocast is not None and autocast not in PRECISIONS:
+        raise BadInput(f"autocast={autocast!r} was given; expected {' or '.join(PRECISIONS)}, or None for none.")
+    outer = _pace.get()
+    before = _pace.set(Pace(batch_size or outer.batch_size, autocast or outer.autocast))
+    try:
+        yield
+    finally:
+        _pace.reset(before)
+
+
+def current_pace() -> Pace:
+    return _pace.get()
+
+
+class Room:
+    """How much goes into one pass, in tokens or pixels: half as much after running out of memory, more again later."""
+
+    def __init__(self, most: int) -> None:
+        self.most = self.now = most
+        self._good = 0
+
+    def holds(self, each: int) -> int:
+        """How many things of this size; the batch size that the user set counts things, whatever their size."""
+        own = current_pace().batch_size
+        return max(1, (own * self.now // self.most) if own is not None else self.now // max(each, 1))
+
+    def too_small(self) -> None:
+        self.now, self._good = self.now // 2, 0
+
+    def worked(self) -> None:
+        self._good += 1
+        if self._good >= GROWS_AFTER and self.now < self.most:
+            self.now, self._good = min(2 * self.now, self.most), 0
+
+
+def in_batches(
+    count: int, room: Room, each: int, run: Callable[[range], Made], together: int = 1
+) -> Iterator[tuple[range, Made]]:
+    """run(ks) for variants 0 … count - 1, as many at once as there is room for.
+
+    `each` is the size of one variant; `together` is how many images a variant is (a whole batch, say).
+    """
+    done = 0
+    while done < count:
+        ks = range(done, min(count, done + max(1, room.holds(each) // together)))
+        made: Made | None = None
+        try:
+            made = run(ks)
+        except (torch.OutOfMemoryError, RuntimeError) as error:
+            if len(ks) == 1 or not _out_of_memory(error):
+                raise
+        if made is None:  # outside the handler, where the failed attempt is no longer held by its error
+            room.too_small()
+            _free_memory()
+            continue
+        room.worked()
+        yield ks, made
+        done = ks.stop
+
+
+def _out_of_memory(error: RuntimeError) -> bool:
+    """Torch has a class for it on accelerators, and a sentence on the CPU."""
+    return isinstance(error, torch.OutOfMemoryError) or "not enough memory" in str(error)
+
+
+def _free_memory() -> None:
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()

@@ -1,0 +1,227 @@
+"""Probe: what does the model say when only these patches are left? The one question under every sampling method.
+
+with probing(trace, "token", what="lime", forwards=1000, seed=0, aside=aside) as probe:
+    scores = probe.keeping(keep)             # bool [B or 1, V, patches] -> [B, V]
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from clairvit.errors import BadInput
+from clairvit.models.layout import Layout
+from clairvit.models.target import Target
+from clairvit.perturb.aside import Aside
+from clairvit.perturb.batch import Room, current_pace, in_batches
+from clairvit.perturb.chance import fingerprints
+from clairvit.perturb.removal import background, check_removal, on_pixels
+from clairvit.perturb.rewrite import Rewrite, Rewritten
+from clairvit.perturb.road import imputed
+from clairvit.perturb.tokens import NO_WAY, Way, embedded, run_tokens, way_of
+from clairvit.perturb.watch import telling
+from clairvit.trace.attention import widened
+from clairvit.trace.guest import visiting
+from clairvit.trace.trace import Trace
+
+TOKENS_AT_ONCE = {"cpu": 16 * 197, "cuda": 512 * 197}  # keeps the processor busy, and its caches warm
+
+
+class Probe:
+    """Scores of a trace's target under removals. Counts its passes with the trace's own."""
+
+    def __init__(self, trace: Trace, removal: str, seed: int, tell: Callable[[int], None]) -> None:
+        assert trace.target is not None
+        self.trace, self.removal, self.seed, self.tell = trace, removal, seed, tell
+        self.target: Target = trace.target
+        self.pixels = trace.pixels
+        self.size = (int(self.pixels.shape[-2]), int(self.pixels.shape[-1]))
+        self.layout: Layout = trace.layout
+        self.passed = 0  # images that went through the model
+        self.way: Way = way_of(trace.recording) if removal == "token" else NO_WAY
+        self.tokens = embedded(trace.recording) if self.way.how != "none" else None
+        self._room = Room(TOKENS_AT_ONCE.get(self.pixels.device.type, TOKENS_AT_ONCE["cuda"]))
+        self._background: Tensor | None = None
+        self._seen: list[Tensor] = []  # lowest and highest score of each image, [2, B]
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        return self.layout.grid
+
+    @property
+    def patches(self) -> int:
+        return self.layout.patches
+
+    @property
+    def paints(self) -> bool:
+        """Are patches painted over with a background, so that they can also be half gone?"""
+        return self.tokens is None and self.removal != "road"
+
+    @property
+    def background(self) -> Tensor:
+        """[B, 3, H, W]"""
+        if self._background is None:
+            self._background = background(self.removal, self.pixels, self.trace.recording.model.preprocess, self.seed)
+        return self._background
+
+    @property
+    def original(self) -> Tensor:
+        """The score of each image as it is, [B]; the trace knows it already."""
+        return widened(self.target(self.trace.logits))
+
+    def keeping(self, keep: Tensor, value: Callable[[Tensor, list[int]], Tensor] | None = None) -> Tensor:
+        """[B, V] scores when only the patches of `keep`, bool [B or 1, V, patches], are left.
+
+        `value(logits [n, C], images [n])` -> [n, …] takes the place of the target's score.
+        """
+        images = len(self.pixels)
+        keep = keep.to(self.pixels.device)
+        if keep.ndim != 3 or keep.shape[2] != self.patches or len(keep) not in (1, images):
+            raise BadInput(
+                f"keep has shape {list(keep.shape)}; expected [{images} images or 1, variants, {self.patches} patches]."
+            )
+        keep = keep.expand(images, -1, -1)
+        variants = keep.shape[1]
+        flat = keep.reshape(-1, self.patches)  # image by image
+        counts = flat.sum(1) if self._drops else flat.new_full((len(flat),), self.patches, dtype=torch.long)
+        if self._drops and self.layout.pooling not in ("token", "distilled"):
+            counts[counts == 0] = -1  # there is no mean of nothing: these are zeroed instead
+        found: list[tuple[Tensor, Tensor]] = []
+        for count in sorted(set(counts.tolist())):
+            places = (counts == count).nonzero()[:, 0]
+            each = max(1, count if count > 0 else self.patches) + self.layout.prefix
+
+            def run(ks: range, places: Tensor = places) -> Tensor:
+                own = places[ks.start : ks.stop]
+                return self._patches_left(own // variants, flat[own])
+
+            for ks, logits in in_batches(len(places), self._room, each, run):
+                self._count(len(ks))
+                own = places[ks.start : ks.stop]
+                found.append((own, self._valued(logits, own // variants, value)))
+        return self._placed(found, variants, value is None)
+
+    def painting(self, count: int, variant: Callable[[range], Tensor]) -> Tensor:
+        """[B, V] scores of images that a method paints itself: variant(ks) -> [B, len(ks), 3, H, W]."""
+        images, found = len(self.pixels), []
+
+        def run(ks: range) -> Tensor:
+            return self._logits(variant(ks).flatten(0, 1))
+
+        for ks, logits in in_batches(count, self._room, self.layout.tokens * images, run, together=images):
+            self._count(len(logits))
+            at = torch.arange(ks.start, ks.stop, device=logits.device)
+            places = (torch.arange(images, device=at.device)[:, None] * count + at).flatten()
+            found.append((places, self._valued(logits, places // count, None)))
+        return self._placed(found, count, True)
+
+    def blend(self, masks: Tensor) -> Tensor:
+        """Images seen through masks [B or 1, k, H, W] in 0…1, the background where they are 0: [B, k, 3, H, W]."""
+        masks = masks[:, :, None].to(self.pixels)
+        return torch.lerp(self.background[:, None], self.pixels[:, None], masks)
+
+    def rewriting(self, count: int, rewrite: Callable[[Tensor, Tensor], Rewrite]) -> Tensor:
+        """[B, V] scores with changed attention: rewrite(images [n], variants [n]) says how, for n of them at once."""
+        found = []
+        every = torch.arange(len(self.pixels) * count, device=self.pixels.device)
+
+        def run(ks: range) -> Tensor:
+            own = every[ks.start : ks.stop]
+            images = own // count
+            with Rewritten(len(own), self.layout.tokens, rewrite(images, own % count)):
+                if self.tokens is None:
+                    return self._logits(self.pixels[images])
+                with current_pace().precision(self.pixels.device):
+                    return run_tokens(self.trace.recording, self.way, self.tokens[images], None)
+
+        for ks, logits in in_batches(len(every), self._room, self.layout.tokens, run):
+            self._count(len(ks))
+            own = every[ks.start : ks.stop]
+            found.append((own, self._valued(logits, own // count, None)))
+        return self._placed(found, count, True)
+
+    def unmoved(self) -> list[bool]:
+        """Images whose score stayed exactly the same under all that was tried."""
+        if not self._seen:
+            return [False] * len(self.pixels)
+        low, high = torch.stack(self._seen).unbind(1)
+        same: list[bool] = (low.amin(0) == high.amax(0)).tolist()
+        return same
+
+    @property
+    def _drops(self) -> bool:
+        return self.way.how == "drop"
+
+    def _patches_left(self, images: Tensor, keep: Tensor) -> Tensor:
+        """Logits of images [n] with only `keep` [n, patches]; as many in each where tokens are dropped."""
+        if self.tokens is None:
+            return self._logits(self._painted(images, keep))
+        prefix, tokens = self.layout.prefix, self.tokens[images]
+        lead = torch.arange(prefix, device=keep.device).expand(len(keep), -1)
+        with current_pace().precision(self.pixels.device):
+            if not self._drops or not (keep.any() or self.layout.pooling in ("token", "distilled")):
+                shown = torch.cat([keep.new_ones(len(keep), prefix), keep], 1)
+                return run_tokens(self.trace.recording, self.way, tokens * shown[..., None], None)
+            kept = torch.cat([lead, keep.nonzero()[:, 1].reshape(len(keep), -1) + prefix], 1)  # [n, K]
+            whole = kept.shape[1] == self.layout.tokens
+            return run_tokens(self.trace.recording, self.way, tokens, None if whole else kept)
+
+    def _painted(self, images: Tensor, keep: Tensor) -> Tensor:
+        shown = on_pixels(keep.reshape(-1, *self.grid), self.size)  # [n, H, W]
+        if self.removal == "road":
+            marks = fingerprints(self.pixels, self.seed)
+            return imputed(self.pixels[images], shown == 0, [marks[i] for i in images.tolist()])
+        return torch.where(shown[:, None] > 0, self.pixels[images], self.background[images])
+
+    @torch.no_grad()
+    def _logits(self, pixels: Tensor) -> Tensor:
+        model = self.trace.recording.model
+        with visiting(model.module), current_pace().precision(pixels.device):
+            return model.logits(pixels.to(self.pixels.dtype))
+
+    def _valued(self, logits: Tensor, images: Tensor, value: Callable[[Tensor, list[int]], Tensor] | None) -> Tensor:
+        if value is not None:
+            return value(widened(logits), images.tolist())
+        if self.target.together:
+            return widened(logits)  # the user's own function wants all images at once, in their order
+        return widened(self.target.take(images.tolist())(widened(logits)))
+
+    def _placed(self, found: list[tuple[Tensor, Tensor]], variants: int, scored: bool) -> Tensor:
+        order = torch.cat([places for places, _ in found]).argsort()
+        values = torch.cat([part for _, part in found])[order]
+        values = values.reshape(len(self.pixels), variants, *values.shape[1:])
+        if scored and self.target.together:
+            values = torch.stack([widened(self.target(values[:, v])) for v in range(variants)], 1)
+        if scored:
+            self._seen.append(torch.stack([values.amin(1), values.amax(1)]))
+        return values
+
+    def _count(self, images: int) -> None:
+        self.passed += images
+        self.tell(images)
+
+
+@contextmanager
+def probing(trace: Trace, removal: str, *, what: str, forwards: int, aside: Aside, seed: int = 0) -> Iterator[Probe]:
+    """A probe for about `forwards` variants of each image, with a progress bar called `what`."""
+    check_removal(removal)
+    images = len(trace.pixels)
+    with telling(what, forwards * images) as tell, torch.no_grad():
+        probe = Probe(trace, removal, seed, tell)
+        if removal == "token" and probe.way.how != "drop":
+            aside.note(f"{what}: {_instead(probe.way)}")
+        try:
+            yield probe
+            aside.unmoved = probe.unmoved()
+        finally:
+            trace.recording.forwards += math.ceil(probe.passed / images)
+
+
+def _instead(way: Way) -> str:
+    if way.how == "zero":
+        return "tokens cannot be dropped from this model (windows, or a fixed number of them); they were set to zero"
+    return "this model has no token stream to drop patches from; they were painted with the mean colour (removal=mean)"

@@ -1,0 +1,223 @@
+"""Tokens: a patch is taken away by taking its token away. Embed once, add positions, drop, run the shorter sequence.
+
+The model runs its own forward on a stand-in image; where its first block is handed tokens, it gets ours instead. That
+is done without an adapter, so it is tried out first: `find_way` compares what comes out with the plain forward and with
+attention that does not look at the dropped tokens, and settles for zeroed tokens, or nothing, where they differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from clairvit.models.model import first_scores
+from clairvit.perturb.positions import Positions
+from clairvit.perturb.rewrite import Rewritten, hiding
+from clairvit.trace.anatomy import Anatomy, tokens_among
+from clairvit.trace.guest import visiting
+from clairvit.trace.recording import Recording, record
+
+
+@dataclass(frozen=True)
+class Way:
+    """How patches are taken out of this model's token stream."""
+
+    how: Literal["drop", "zero", "none"] = "drop"
+    positions: bool = False  # rotary or relative positions must be cut to the kept tokens
+    whole_batch: bool = False  # the model counts its images before the first block: the stand-in is a whole batch
+
+
+NO_WAY = Way("none")
+_WAYS = (
+    *(Way("drop", positions, whole) for whole in (False, True) for positions in (False, True)),
+    *(Way("zero", False, whole) for whole in (False, True)),
+)
+_known: WeakKeyDictionary[nn.Module, dict[Anatomy, Way]] = WeakKeyDictionary()
+
+
+def way_of(recording: Recording) -> Way:
+    """Looked up, or found by trying; remembered as long as the model is built the same."""
+    found = _known.setdefault(recording.model.module, {})
+    if recording.anatomy not in found:
+        found[recording.anatomy] = find_way(recording)
+    return found[recording.anatomy]
+
+
+def embedded(recording: Recording) -> Tensor | None:
+    """The first block's input [B, N, d], where its tokens are the layout's; None: no token stream to drop from."""
+    plan, first = recording.anatomy, recording.inputs[0] if recording.inputs else None
+    if plan.layout is None or first is None or not plan.layers or not plan.in_order:
+        return None
+    tokens = recording.as_tokens(first.detach())
+    return tokens if tokens.shape[1] == plan.layout.tokens else None
+
+
+@torch.no_grad()
+def run_tokens(recording: Recording, way: Way, tokens: Tensor, kept: Tensor | None) -> Tensor:
+    """Logits [V, C] of token fields [V, N, d]: those of `kept` [V, K], in order, or all of them."""
+    model, plan = recording.model, recording.anatomy
+    assert plan.layout is not None
+    if kept is not None:
+        tokens = tokens.gather(1, kept[..., None].expand(-1, -1, tokens.shape[-1]))  # [V, K, d]
+    positions = Positions(kept, plan.layout.tokens, plan.layout.prefix) if way.positions and kept is not None else None
+    stand_in = recording.pixels.detach()[:1]
+    stand_in = stand_in.expand(len(tokens), -1, -1, -1) if way.whole_batch else stand_in
+    given = recording.from_tokens(tokens, like=recording.inputs[0])
+    with visiting(model.module), _starting_from(given, plan, positions), positions or nullcontext():
+        return first_scores(model.module(stand_in))
+
+
+@contextmanager
+def _starting_from(given: Tensor, plan: Anatomy, positions: Positions | None) -> Iterator[None]:
+    """The first block gets `given`; every block gets its position arguments cut to what is kept."""
+    started = False
+
+    def enter(module: nn.Module, args: Any, kwargs: Any) -> Any:
+        nonlocal started
+        own = tokens_among(args, kwargs)
+        if own is None:
+            return None
+        new = own
+        if not started:
+            started = True
+            if plan.whole_blocks:
+                new = given
+            else:
+                own.data = given  # the very tensor, so that a residual beside the module starts from it too
+
+        def put(value: Any) -> Any:
+            if value is own:
+                return new
+            return value if positions is None else positions.handed(value)
+
+        return tuple(map(put, args)), {name: put(value) for name, value in kwargs.items()}
+
+    blocks = {id(part.block): part.block for part in plan.layers if part.block is not None}
+    wanted = list(blocks.values()) if positions is not None else list(blocks.values())[:1]
+    hooks = [block.register_forward_pre_hook(enter, with_kwargs=True) for block in wanted]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+# Trying out
+
+
+@torch.no_grad()
+def find_way(recording: Recording) -> Way:
+    """The first way that gives what it must on two images: the recorded one and another."""
+    if embedded(recording) is None:
+        return NO_WAY
+    one = recording.pixels.detach()[:1]
+    two = torch.cat([one.flip(-1).roll(1, -2), one])  # the stand-in is neither's batch nor the first's content
+    truth = record(recording.model, two, differentiable=False)
+    tokens = embedded(truth)
+    assert tokens is not None
+    layout = truth.anatomy.layout
+    assert layout is not None
+    kept = _some_of(layout.patches, layout.prefix).to(tokens.device)  # [2, K]
+    with _as_it_was(recording.model.module):
+        for way in _WAYS:
+            if _works(recording, way, tokens, kept, truth):
+                return way
+    return NO_WAY
+
+
+def _some_of(patches: int, prefix: int) -> Tensor:
+    """Two different sets of about half of the patches, behind the prefix; a number that is no square."""
+    count = max(1, patches // 2 - 1 if patches > 4 else patches // 2)
+    dice = torch.Generator().manual_seed(0)
+    sets = [torch.randperm(patches, generator=dice)[:count].sort().values for _ in range(2)]
+    return torch.stack([torch.cat([torch.arange(prefix), prefix + own]) for own in sets])
+
+
+def _works(recording: Recording, way: Way, tokens: Tensor, kept: Tensor, truth: Recording) -> bool:
+    try:
+        whole = run_tokens(recording, way, tokens, None)
+        if not _alike(whole, truth.logits):
+            return False
+        if way.how == "zero":
+            return True
+        seen: list[Tensor] = []
+        with _ends(truth, seen):
+            short = run_tokens(recording, way, tokens, kept)
+        if len(short) != len(tokens) or not seen:
+            return False
+        if _alike(truth.as_tokens(seen[-1]), _looking_away(recording, way, tokens, kept)):
+            return True
+        # Heads that are mixed after the softmax (CaiT) look at hidden tokens all the same. A model whose blocks know no
+        # places has nothing that dropping could get wrong.
+        return not way.positions and _knows_no_places(recording, way, tokens, kept)
+    except (RuntimeError, ValueError, TypeError, LookupError, AssertionError, AttributeError):
+        return False  # this model cannot take them so; the next way is tried
+
+
+def _looking_away(recording: Recording, way: Way, tokens: Tensor, kept: Tensor) -> Tensor:
+    """What the last block makes of the kept tokens when nobody looks at the others, [2, K, d]."""
+    shown = torch.zeros(tokens.shape[:2], dtype=torch.bool, device=tokens.device).scatter_(1, kept, True)
+    seen: list[Tensor] = []
+    with _ends(recording, seen), Rewritten(len(tokens), tokens.shape[1], hiding(shown)):
+        run_tokens(recording, replace(way, positions=False), tokens, None)
+    end = recording.as_tokens(seen[-1])
+    return end.gather(1, kept[..., None].expand(-1, -1, end.shape[-1]))
+
+
+def _knows_no_places(recording: Recording, way: Way, tokens: Tensor, kept: Tensor) -> bool:
+    """Does the order of the patch tokens not matter, neither of all nor of some?"""
+    assert recording.anatomy.layout is not None
+    prefix = recording.anatomy.layout.prefix
+
+    def turned(rows: Tensor) -> Tensor:
+        return torch.cat([rows[:, :prefix], rows[:, prefix:].flip(1)], 1)
+
+    return _alike(
+        run_tokens(recording, way, turned(tokens), None), run_tokens(recording, way, tokens, None)
+    ) and _alike(run_tokens(recording, way, tokens, turned(kept)), run_tokens(recording, way, tokens, kept))
+
+
+@contextmanager
+def _ends(recording: Recording, seen: list[Tensor]) -> Iterator[None]:
+    """Notes what the last block gives."""
+    block = recording.anatomy.layers[-1].block
+    assert block is not None
+
+    def leave(module: nn.Module, args: Any, out: Any) -> None:
+        tokens = tokens_among((out,) if isinstance(out, Tensor) else tuple(out), {})
+        if tokens is not None:
+            seen.append(tokens)
+
+    hook = block.register_forward_hook(leave)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def _alike(found: Tensor, expected: Tensor) -> bool:
+    if found.shape != expected.shape:
+        return False
+    slack = 1e-3 if expected.dtype in (torch.float32, torch.float64) else 0.1
+    gap = (found.float() - expected.float()).abs().max()
+    return bool(gap <= slack * expected.float().abs().max())
+
+
+@contextmanager
+def _as_it_was(module: nn.Module) -> Iterator[None]:
+    """Some models keep what they made for a number of tokens; what trying changed is put back."""
+    before = [(part, dict(part.__dict__), dict(part._buffers)) for part in module.modules()]
+    try:
+        yield
+    finally:
+        for part, attributes, buffers in before:
+            part.__dict__.clear()
+            part.__dict__.update(attributes)
+            part._buffers.clear()
+            part._buffers.update(buffers)
