@@ -14,6 +14,7 @@ from clairvit.cli.report import end, print_classes, print_files, print_json, pri
 from clairvit.cli.request import Request
 from clairvit.cli.split import split_methods
 from clairvit.cli.work import Delivered
+from clairvit.errors import BadInput
 
 if TYPE_CHECKING:
     from clairvit.methods.explanation import Explanation
@@ -50,27 +51,34 @@ def compare(
     device: options.Device = None,
     target: options.Target = None,
     contrast: options.Contrast = None,
-    score: options.Score = "logit",
+    score: options.Score = None,
     seed: options.Seed = 0,
+    samples: options.Samples = None,
+    removal: options.Removal = None,
+    autocast: options.Autocast = None,
     out: options.Out = "out/",
     as_json: options.AsJson = False,
     quiet: options.Quiet = False,
-    batch_size: options.BatchSize = 8,
+    batch_size: options.BatchSize = None,
 ) -> None:
     import clairvit as cv
-    from clairvit.methods.bind import bind
+    from clairvit.perturb.batch import check_pace
     from clairvit.show.save import save_comparison
 
     given = split_methods(methods)
-    wanted, left_out = choose(given, cv.methods())
-    for method in wanted:
-        bind(method)  # a misspelt method is refused before a model is loaded
+    listed, left_out = choose(given, cv.methods())
+    # A misspelt method is refused before a model is loaded.
+    wanted = with_options(listed, samples=samples, removal=removal)
+    check_pace(batch_size, autocast)
     asked = Request(
         images, model, arch, no_pretrained, labels, device, target, contrast, out, as_json, quiet, batch_size
     )
 
     def verb(net: Model, batch: Batch, aim: Any) -> Mapping[str, Explanation]:
-        return cv.compare(net, batch, wanted, aim, score=score, seed=seed, skip=ALL in given)
+        skip = ALL in given
+        return cv.compare(
+            net, batch, wanted, aim, score=score, seed=seed, skip=skip, batch_size=batch_size, autocast=autocast
+        )
 
     def save(_: Model, explanations: Mapping[str, Explanation], path: Path) -> list[Path]:
         return [save_comparison(explanations, path)]
@@ -88,6 +96,27 @@ def compare(
 
 
 compare.__doc__ = f"Show several methods side by side.\n\n{EXAMPLES}"
+
+
+def with_options(texts: Sequence[str], **options: Any) -> list[str]:
+    """Each method with those of the options that it has; what was typed with a method itself stays."""
+    from clairvit.methods.bind import bind
+    from clairvit.methods.parse import parse
+
+    given = {name: value for name, value in options.items() if value is not None}
+    taken: set[str] = set()
+    made = []
+    for text in texts:
+        own = {name: value for name, value in given.items() if name in bind(text).method.options}
+        taken |= set(own)
+        made.append(bind(text, **{name: own[name] for name in own if name not in parse(text).options}).text)
+    for name in given:
+        if name not in taken:
+            raise BadInput(
+                f"--{name} {given[name]} was given, and none of the methods takes {name}; expected one that draws "
+                "variants of the image among --methods, such as lime or kernelshap."
+            )
+    return made
 
 
 def choose(given: Sequence[str], registered: Sequence[Method]) -> tuple[list[str], dict[str, str]]:

@@ -30,6 +30,9 @@ clairvit explain cat.jpg --target 'Egyptian Mau,Bengal' --out cat.pdf
 clairvit explain cat.jpg --contrast Bengal Sphynx --method genatt+plus --layers
 
 clairvit explain cat.jpg --method rollout --layers --heads
+
+clairvit explain cat.jpg --method lime --samples 2000 --removal blur
+
 clairvit explain cat.jpg --model torchvision:resnet50 --method gradcam --features
 """
 
@@ -46,8 +49,11 @@ def explain(
     device: options.Device = None,
     target: options.Target = None,
     contrast: options.Contrast = None,
-    score: options.Score = "logit",
+    score: options.Score = None,
     seed: options.Seed = 0,
+    samples: options.Samples = None,
+    removal: options.Removal = None,
+    autocast: options.Autocast = None,
     layers: Annotated[bool, typer.Option("--layers", help="Draw what each layer says, too.")] = False,
     features: Annotated[
         bool,
@@ -57,18 +63,32 @@ def explain(
     out: options.Out = "out/",
     as_json: options.AsJson = False,
     quiet: options.Quiet = False,
-    batch_size: options.BatchSize = 8,
+    batch_size: options.BatchSize = None,
 ) -> None:
     import clairvit as cv
     from clairvit.methods.bind import bind
+    from clairvit.perturb.batch import check_pace
 
-    bound = bind(method)  # a misspelt method is refused before a model is loaded
+    own = {name: value for name, value in (("samples", samples), ("removal", removal)) if value is not None}
+    bound = bind(method, **own)  # a misspelt method is refused before a model is loaded
+    check_pace(batch_size, autocast)
     asked = Request(
         images, model, arch, no_pretrained, labels, device, target, contrast, out, as_json, quiet, batch_size
     )
 
     def verb(net: Model, batch: Batch, aim: Any) -> dict[str, Explanation]:
-        made = cv.explain(net, batch, method, aim, score=score, seed=seed, layers=layers, by_head=heads)
+        made = cv.explain(
+            net,
+            batch,
+            bound.text,
+            aim,
+            score=score,
+            seed=seed,
+            layers=layers,
+            by_head=heads,
+            batch_size=batch_size,
+            autocast=autocast,
+        )
         return {bound.text: made}
 
     save = _save_with_features if features else _save

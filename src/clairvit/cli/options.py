@@ -57,7 +57,39 @@ Contrast = Annotated[
         metavar="CLASS CLASS", help="Why the first class rather than the second.", rich_help_panel="What is explained"
     ),
 ]
-Score = Annotated[str, typer.Option(help="logit, prob or logprob.", rich_help_panel="What is explained")]
+Score = Annotated[
+    str | None,
+    typer.Option(
+        help="logit, prob or logprob.",
+        show_default="the method's own: logit, or prob where patches are taken away",
+        rich_help_panel="What is explained",
+    ),
+]
+Samples = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="How many variants of the image a sampling method draws (lime, kernelshap, rise, …).",
+        show_default="the method's own",
+        rich_help_panel="Perturbation",
+    ),
+]
+Removal = Annotated[
+    str | None,
+    typer.Option(
+        help="How patches are taken away: token, mean, black, blur, gaussian-blur, noise or road.",
+        show_default="the method's own",
+        rich_help_panel="Perturbation",
+    ),
+]
+Autocast = Annotated[
+    str | None,
+    typer.Option(
+        metavar="bfloat16|float16",
+        help="Run the perturbed images rougher and faster.",
+        rich_help_panel="Perturbation",
+    ),
+]
 Seed = Annotated[int, typer.Option(help="For methods that draw lots.", rich_help_panel="What is explained")]
 Out = Annotated[
     str,
@@ -73,4 +105,12 @@ AsJson = Annotated[
     bool, typer.Option("--json", help="Print one JSON document for machines, nothing else.", rich_help_panel="Result")
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.", rich_help_panel="Result")]
-BatchSize = Annotated[int, typer.Option(min=1, help="Images in one pass of the model.", rich_help_panel="Result")]
+BatchSize = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="Images in one pass of the model, perturbed ones too.",
+        show_default="8 images, perturbed ones as many as fit",
+        rich_help_panel="Result",
+    ),
+]

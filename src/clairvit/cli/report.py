@@ -48,10 +48,23 @@ def print_statistics(results: Sequence[Delivered]) -> None:
         return
     record = results[0].first
     rows = [(target, *_three(one)) for target, one in zip(record["targets"], record["statistics"], strict=True)]
+    for target, one in zip(record["targets"], record["standard_error"] or [], strict=False):
+        rows.append((f"{target}, standard error", *_three(one)))
     for layer, ones in enumerate(record["layer_statistics"] or []):
         for target, one in zip(record["targets"], ones, strict=True):
             rows.append((f"{target}, layer {layer}", *_three(one)))
     table(f"Values of the {record['method']} map", ("map", "min", "mean", "max"), rows, ("min", "mean", "max"))
+    print_cost(record)
+
+
+def print_cost(record: Mapping[str, Any]) -> None:
+    """What a method spent that makes passes of its own."""
+    from clairvit.methods.explanation import Cost
+    from clairvit.show.words import effort
+
+    cost = Cost(**record["cost"])
+    if cost.forwards > 1:
+        line(f"It took {effort(cost)} and {cost.seconds:.1f} seconds.")
 
 
 def _three(statistics: Mapping[str, float | None]) -> list[str]:

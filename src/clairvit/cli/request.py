@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from clairvit.models.images import Batch
     from clairvit.models.model import Model
 
+USUAL_BATCH = 8
 Save = Callable[["Model", Mapping[str, "Explanation"], "Path"], list["Path"]]  # model, explanations, where
 Verb = Callable[["Model", "Batch", Any], Mapping[str, "Explanation"]]  # model, images, target -> explanations by method
 
@@ -37,7 +38,7 @@ class Request:
     out: str
     as_json: bool
     quiet: bool
-    batch_size: int
+    batch_size: int | None
 
     def carry_out(
         self, verb: Verb, save: Save, what: str, ending: str, methods: int = 1
@@ -58,7 +59,7 @@ class Request:
             functools.partial(save, net),
             where,
             ending,
-            self.batch_size,
+            self.batch_size or USUAL_BATCH,
             values=self.as_json,
             methods=methods,
         )

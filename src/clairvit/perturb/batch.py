@@ -18,7 +18,8 @@ import torch
 from clairvit.errors import BadInput
 
 Made = TypeVar("Made")
-PRECISIONS = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+PRECISIONS = {name: getattr(torch, name) for name in ("bfloat16", "float16")}
+PRECISIONS |= {"bf16": torch.bfloat16, "fp16": torch.float16}
 GROWS_AFTER = 8  # passes that went well before a halved batch is doubled again
 
 
@@ -40,13 +41,17 @@ _AS_FITS = Pace()
 _pace: ContextVar[Pace] = ContextVar("pace", default=_AS_FITS)
 
 
-@contextmanager
-def pace(batch_size: int | None = None, autocast: str | None = None) -> Iterator[None]:
-    """Inside the block variants are run so; what is None stays as it was."""
+def check_pace(batch_size: int | None, autocast: str | None) -> None:
     if batch_size is not None and batch_size < 1:
         raise BadInput(f"batch_size={batch_size} was given; expected 1 or more images in one pass, such as 64.")
     if autocast is not None and autocast not in PRECISIONS:
         raise BadInput(f"autocast={autocast!r} was given; expected {' or '.join(PRECISIONS)}, or None for none.")
+
+
+@contextmanager
+def pace(batch_size: int | None = None, autocast: str | None = None) -> Iterator[None]:
+    """Inside the block variants are run so; what is None stays as it was."""
+    check_pace(batch_size, autocast)
     outer = _pace.get()
     before = _pace.set(Pace(batch_size or outer.batch_size, autocast or outer.autocast))
     try:

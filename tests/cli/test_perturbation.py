@@ -1,0 +1,89 @@
+"""Perturbation methods on the command line: how many samples, how patches are taken away, what it cost."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from clairvit.cli import main
+from clairvit.cli.compare import with_options
+from clairvit.errors import BadInput
+
+Captured = pytest.CaptureFixture[str]
+SMALL = ["--model", "timm:vit_tiny_patch16_224", "--no-pretrained"]
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_samples_and_removal_reach_the_method(capsys: Captured) -> None:
+    asked = ["--method", "lime", "--samples", "30", "--removal", "black", "--seed", "5", "--json"]
+    assert main(["explain", "demo", *asked, *SMALL]) == 0
+    (result,) = json.loads(capsys.readouterr().out)["results"]
+    assert result["method"] == "lime(removal=black,samples=30)"
+    assert (result["seed"], result["score"]) == (5, "prob")
+    assert result["cost"]["forwards"] == 1 + 30
+    (error,) = result["standard_error"]
+    assert error["max"] > 0
+    (values,) = result["standard_error_maps"]
+    assert (len(values), len(values[0])) == (14, 14)
+
+
+def test_a_score_that_is_named_is_the_one_explained(capsys: Captured) -> None:
+    assert main(["explain", "demo", "--method", "lime(samples=10)", "--score", "logit", "--json", *SMALL]) == 0
+    (result,) = json.loads(capsys.readouterr().out)["results"]
+    assert result["score"] == "logit"
+
+
+def test_what_it_cost_is_printed(capsys: Captured) -> None:
+    assert main(["explain", "demo", "--method", "lime", "--samples", "12", "--batch-size", "4", *SMALL]) == 0
+    printed = capsys.readouterr().out
+    assert "It took 13 forward and" in printed
+    assert "standard error" in printed
+
+
+def test_methods_without_the_option_say_which_they_have(capsys: Captured) -> None:
+    assert main(["explain", "demo", "--method", "rollout", "--samples", "12"]) == 2
+    assert "'rollout' has no option 'samples' here; it has fusion" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [
+        ("--removal", "blurr", "Did you mean 'blur'?"),
+        ("--autocast", "int8", "autocast='int8' was given; expected bfloat16 or float16"),
+        ("--samples", "0", "0"),
+        ("--batch-size", "0", "0"),
+    ],
+)
+def test_bad_values_are_refused(option: str, value: str, said: str, capsys: Captured) -> None:
+    assert main(["explain", "demo", "--method", "lime", option, value]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_compare_hands_options_to_the_methods_that_have_them() -> None:
+    texts = ["rollout", "lime", "kernelshap(samples=9)", "leave-one-out"]
+    assert with_options(texts, samples=50, removal="mean") == [
+        "rollout",
+        "lime(removal=mean,samples=50)",
+        "kernelshap(removal=mean,samples=9)",
+        "leave-one-out(removal=mean)",
+    ]
+    assert with_options(texts, samples=None, removal=None) == texts
+    with pytest.raises(BadInput, match="--samples 50 was given, and none of the methods takes samples"):
+        with_options(["rollout", "leave-one-out"], samples=50)
+
+
+def test_rougher_passes_give_about_the_same_map(capsys: Captured) -> None:
+    maps = []
+    for rough in ([], ["--autocast", "bf16"]):
+        assert main(["explain", "demo", "--method", "lime(samples=200,cells=7)", "--json", *rough]) == 0
+        maps.append(json.loads(capsys.readouterr().out)["results"][0]["maps"][0])
+    one, other = ([value for row in found for value in row] for found in maps)
+    assert one != other
+    spread = max(one) - min(one)
+    assert max(abs(a - b) for a, b in zip(one, other, strict=True)) < 0.1 * spread
