@@ -9,16 +9,16 @@ import pytest
 import torch
 
 import clairvit as cv
-from conditions import METHODS, allow_declared_zeros
+from conditions import METHODS, allow_declared_zeros, method_of, short
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 # Those that the built-in model can have; the flow's solver runs on the CPU and is quicker on few tokens.
 EVERY = [
-    "attention-flow(max_tokens=20)" if name == "attention-flow" else name
+    "attention-flow(max_tokens=20)" if name == "attention-flow" else short(name)
     for name, method in METHODS.items()
     if not method.poolings or "token" in method.poolings
 ]
-DELICATE = [name for name in EVERY if name in METHODS and METHODS[name].delicate]
+DELICATE = [name for name in EVERY if method_of(name).delicate]
 
 
 @pytest.fixture(autouse=True)
