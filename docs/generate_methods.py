@@ -29,7 +29,7 @@ INTRODUCTION = """# Methods
 in all. [What each of them says in words, with all options](#in-detail) follows the table.
 
 *Needs*: what a method must see, and the rule table of its backward; methods with the same table share one backward.
-*Cost* is of one image and target, as if the method were run alone: scores and targets take a forward in any case.
+*Cost* is of one image of 14 × 14 patches and one target, as if the method were run alone: scores and targets take a forward in any case.
 *Variants* are `NAME(option=…)` and `NAME(preset=…)`; combinators (`NAME+plus`) come on top."""
 PEERS = """
 ## What others get wrong
@@ -112,11 +112,15 @@ def cells(method: Method) -> list[str]:
         "<br>".join(needs(method)),
         ("with `relu=False`" if method.relu else "yes") if method.signed else "no",
         "yes" if method.class_specific else "no",
-        effort(method.cost) + ("; slow" if method.slow else ""),
+        bound(method) + effort(method.cost) + ("; slow" if method.slow else ""),
         method.paper,
         "<br>".join(variants(method)) or "–",
         method.discrepancies or "–",
     ]
+
+
+def bound(method: Method) -> str:
+    return "at most " if method.at_most else ""
 
 
 def formula(method: Method) -> str:
@@ -168,7 +172,10 @@ def section(method: Method) -> None:
         sign = "not negative (signed with `relu=False` and under a combinator)"
     kind = "one map for every class" if not method.class_specific else "a map for each class"
     print(f"* Paper: {method.paper}\n* Map: {sign}; {kind}\n* Needs: {', '.join(needs(method))}")
-    print(f"* Cost: {effort(method.cost)}" + (" with these options" if method.more is not None else ""))
+    of_its_own = " with these options, on 14 × 14 patches" if method.more is not None else ""
+    print(f"* Cost: {bound(method)}{effort(method.cost)}{of_its_own}")
+    if method.score != "logit":
+        print(f"* Score: {method.score}, unless you name another")
     for word, why in (("Often zero", method.often_zero), ("Delicate", method.delicate)):
         if why:
             print(f"* {word}: {why}")

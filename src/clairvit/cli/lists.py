@@ -51,7 +51,7 @@ def _print_all(methods: list[Method]) -> None:
             method.name,
             SIGNED * (method.signed and not method.relu) + CLASS_AGNOSTIC * (not method.class_specific),
             " + ".join(method.tables) or "–",
-            str(method.cost.forwards),
+            ("≤ " if method.at_most else "") + str(method.cost.forwards),
             str(method.cost.backwards),
             ", ".join(_conditions(method)),
             method.paper,
@@ -79,7 +79,7 @@ def _print_one(method: Method) -> None:
     line(f"{inspect.getdoc(method.function) or method.summary}\n")
     facts = [
         ("family", method.family),
-        ("explains", "one class" if method.class_specific else "no class in particular"),
+        ("explains", _explains(method)),
         ("shows", _sign(method)),
         ("passes", _passes(method) + (f" under the {' and '.join(method.tables)} rules" if method.tables else "")),
         *([("slow", "left out of --methods all")] if method.slow else []),
@@ -105,7 +105,13 @@ def _print_one(method: Method) -> None:
 def _passes(method: Method) -> str:
     from clairvit.show.words import effort
 
-    return effort(method.cost)
+    return ("at most " if method.at_most else "") + effort(method.cost) + (" on 14 × 14 patches" if method.more else "")
+
+
+def _explains(method: Method) -> str:
+    if not method.class_specific:
+        return "no class in particular"
+    return f"one class, by its {method.score} unless --score names another"
 
 
 def _sign(method: Method) -> str:
@@ -134,7 +140,8 @@ def _plain(method: Method) -> dict[str, Any]:
         "discrepancies": method.discrepancies,
         "rules": method.rules,
         "also": method.also,
-        "cost": {"forwards": method.cost.forwards, "backwards": method.cost.backwards},
+        "cost": {"forwards": method.cost.forwards, "backwards": method.cost.backwards, "at_most": method.at_most},
+        "score": method.score,
         "options": method.options,
         "presets": {name: dict(preset) for name, preset in method.presets.items()},
         "combinators": list(method.combinators),
