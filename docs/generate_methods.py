@@ -29,7 +29,8 @@ INTRODUCTION = """# Methods
 in all. [What each of them says in words, with all options](#in-detail) follows the table.
 
 *Needs*: what a method must see, and the rule table of its backward; methods with the same table share one backward.
-*Cost* is of one image of 14 × 14 patches and one target, as if the method were run alone: scores and targets take a forward in any case.
+*Cost* is of one image of 14 × 14 patches and one target, as if the method were run alone: scores and targets take a
+forward in any case.
 *Variants* are `NAME(option=…)` and `NAME(preset=…)`; combinators (`NAME+plus`) come on top."""
 PEERS = """
 ## What others get wrong

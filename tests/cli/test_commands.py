@@ -152,7 +152,7 @@ def test_methods_and_models_are_listed(capsys: Captured) -> None:
     assert "Abnar" in printed
     assert main(["methods", "--json"]) == 0
     listed = {method["name"]: method for method in json.loads(capsys.readouterr().out)}
-    assert listed["genatt"]["cost"] == {"forwards": 1, "backwards": 1}
+    assert listed["genatt"]["cost"] == {"forwards": 1, "backwards": 1, "at_most": False}
     assert main(["methods", "rollout"]) == 0
     printed = capsys.readouterr().out
     for word in ("Options", "fusion", "mean", "+skipplus", "Abnar & Zuidema"):

@@ -56,8 +56,8 @@ def test_methods_without_the_option_say_which_they_have(capsys: Captured) -> Non
     [
         ("--removal", "blurr", "Did you mean 'blur'?"),
         ("--autocast", "int8", "autocast='int8' was given; expected bfloat16 or float16"),
-        ("--samples", "0", "0"),
-        ("--batch-size", "0", "0"),
+        ("--samples", "0", "greater than or equal to 1"),
+        ("--batch-size", "0", "greater than or equal to 1"),
     ],
 )
 def test_bad_values_are_refused(option: str, value: str, said: str, capsys: Captured) -> None:
