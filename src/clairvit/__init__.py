@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from clairvit.methods.explain import explain as explain
     from clairvit.methods.explanation import Explanation as Explanation
     from clairvit.methods.method import methods as methods
+    from clairvit.metrics.evaluate import evaluate as evaluate
+    from clairvit.metrics.metric import metrics as metrics
+    from clairvit.metrics.score import Score as Score
     from clairvit.models.layout import Layout as Layout
     from clairvit.models.model import Model as Model
     from clairvit.models.sources import load as load
@@ -39,9 +42,11 @@ _PLACES = {
     "smooth": "clairvit.methods.combine",
     "ensemble": "clairvit.methods.combine",
     "Explanation": "clairvit.methods.explanation",
+    "evaluate": "clairvit.metrics.evaluate",
+    "Score": "clairvit.metrics.score",
     "ClairError": "clairvit.errors",
 }
-_ROOMS = ("trace", "methods")  # rooms that are verbs too, see _room.py
+_ROOMS = ("trace", "methods", "metrics")  # rooms that are verbs too, see _room.py
 
 __all__ = ["__version__", *_PLACES, *_ROOMS]
 

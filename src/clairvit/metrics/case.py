@@ -1,0 +1,182 @@
+"""Case: a batch of images with the maps of several methods. All that a metric looks at, and all it can ask for.
+
+A metric sees all methods at once, [M, B, …], so that they share what the maths allows: one set of random subsets, one
+noisy copy of an image, one randomised model.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from clairvit.errors import BadInput
+from clairvit.methods.bind import Bound
+from clairvit.methods.together import record_for, run_all
+from clairvit.models.model import Model
+from clairvit.models.target import SCORES, Target
+from clairvit.perturb.aside import Aside
+from clairvit.perturb.chance import dice, fingerprints
+from clairvit.perturb.probe import Probe, probing
+from clairvit.trace.trace import Trace
+
+Upsampling = Literal["nearest", "bilinear", "bicubic"]
+ScoreKind = Literal["prob", "logit", "logprob"]
+
+
+@dataclass(eq=False)
+class Case:
+    """M methods' maps of B images, one target an image."""
+
+    trace: Trace  # a forward of the images, with the target
+    bounds: tuple[Bound, ...]  # the M methods, for metrics that explain again
+    raw: tuple[Tensor, ...]  # M maps [B, rows, cols], on the patches or finer
+    masks: Tensor | None = None  # bool [B, H, W] where the object is
+    void: Tensor | None = None  # bool [B, H, W] pixels that count nowhere
+    labels: tuple[int, ...] | None = None  # the true classes
+    seed: int = 0
+    aside: Aside = field(default_factory=Aside)
+
+    @property
+    def model(self) -> Model:
+        return self.trace.recording.model
+
+    @property
+    def target(self) -> Target:
+        assert self.trace.target is not None
+        return self.trace.target
+
+    @property
+    def size(self) -> tuple[int, int]:
+        return int(self.trace.pixels.shape[-2]), int(self.trace.pixels.shape[-1])
+
+    @property
+    def patches(self) -> int:
+        return self.trace.layout.patches
+
+    @functools.cached_property
+    def maps(self) -> Tensor:
+        """[M, B, rows, cols] on the patches, float64; finer maps are averaged over each patch."""
+        grid = self.trace.layout.grid
+        return torch.stack([_on_grid(one.double(), grid) for one in self.raw])
+
+    def fine(self, upsampling: Upsampling = "bilinear") -> Iterator[Tensor]:
+        """Method by method [B, H, W], float64."""
+        for one in self.raw:
+            if tuple(one.shape[-2:]) == self.size:
+                yield one.double()
+                continue
+            corners = None if upsampling == "nearest" else False
+            mode = "nearest-exact" if upsampling == "nearest" else upsampling
+            yield F.interpolate(one[:, None].double(), self.size, mode=mode, align_corners=corners)[:, 0]
+
+    @functools.cached_property
+    def invalid(self) -> Tensor:
+        """bool [M, B]: maps with NaN or infinity. Their score is NaN, whatever the metric."""
+        return torch.stack([~one.isfinite().flatten(1).all(1) for one in self.raw])
+
+    @functools.cached_property
+    def degenerate(self) -> Tensor:
+        """bool [M, B]: constant maps, which say nothing."""
+        return torch.stack([(one == one[:, :1, :1]).flatten(1).all(1) for one in self.raw])
+
+    @functools.cached_property
+    def order(self) -> Tensor:
+        """[M, B, patches]: the patches of each map, highest first; ties in an order drawn from seed and image."""
+        flat = self.maps.flatten(2).nan_to_num(nan=float("-inf"))
+        luck = torch.stack([torch.randperm(self.patches, generator=dice(mark)) for mark in self.marks]).to(flat.device)
+        luck = luck.expand(len(flat), -1, -1)
+        shuffled = flat.gather(2, luck)
+        return luck.gather(2, shuffled.argsort(dim=2, descending=True, stable=True))
+
+    @functools.cached_property
+    def rank(self) -> Tensor:
+        """[M, B, patches]: the place of each patch in `order`."""
+        places = torch.arange(self.patches, device=self.order.device).expand_as(self.order)
+        return torch.empty_like(self.order).scatter_(2, self.order, places)
+
+    @functools.cached_property
+    def marks(self) -> list[int]:
+        """A number an image, of seed and content: the same chance in any batch."""
+        return fingerprints(self.trace.pixels, self.seed)
+
+    def value(self, score: str) -> Callable[[Tensor, list[int]], Tensor]:
+        """(logits [n, C], images [n]) -> the target's score [n] of this kind."""
+        check_score(score)
+        wanted = self.target if self.target.score == "custom" else replace(self.target, score=score)
+        return lambda logits, images: wanted.take(images)(logits)
+
+    def original(self, score: str) -> Tensor:
+        """[B]: the score of the images as they are."""
+        logits = self.trace.logits
+        return self.value(score)(logits, list(range(len(logits)))).double()
+
+    @contextmanager
+    def probe(self, removal: str, what: str, forwards: int) -> Iterator[Probe]:
+        with probing(self.trace, removal, what=what, forwards=forwards, aside=self.aside, seed=self.seed) as probe:
+            yield probe
+
+    def left(self, keep: Tensor, removal: str, score: str, what: str) -> Tensor:
+        """[M, B, V] scores when only the patches of `keep`, bool [M, B, V, patches], are left."""
+        count, images, variants, _ = keep.shape
+        with self.probe(removal, what, count * variants) as probe:
+            flat = keep.transpose(0, 1).flatten(1, 2)  # [B, M·V, patches]
+            found = probe.keeping(flat, self.value(score)).double()
+        return found.reshape(images, count, variants).transpose(0, 1)
+
+    def explained_again(self, pixels: Tensor, model: Model | None = None, seed: int | None = None) -> Tensor:
+        """[M, V·B, rows, cols]: the same methods and targets on other pixels [V·B, 3, H, W] or another model."""
+        self._check_can_explain()
+        recording = record_for(self.bounds, model or self.model, pixels.to(self.trace.pixels.dtype))
+        images = len(self.trace.pixels)
+        goal = self.target.take([*range(images)] * (len(pixels) // images))
+        found = run_all(self.bounds, recording, [goal], seed=self.seed if seed is None else seed)
+        self.trace.recording.forwards += recording.forwards * (len(pixels) // images)
+        self.trace.recording.backwards += recording.backwards * (len(pixels) // images)
+        grid = self.trace.layout.grid
+        maps = []
+        for bound in self.bounds:
+            (result,) = found[bound.text]
+            if result.error is not None:
+                raise result.error
+            assert result.maps is not None
+            maps.append(_on_grid(result.maps.double(), grid))
+        return torch.stack(maps)
+
+    def _check_can_explain(self) -> None:
+        if not self.bounds:
+            raise BadInput(
+                "This metric explains the images again, and maps without a method were given; expected a method name: "
+                "cv.evaluate(model, images, 'legrad', metric=…)."
+            )
+
+    def needed_masks(self) -> Tensor:
+        if self.masks is None:
+            raise BadInput(
+                "This metric compares maps with masks, and none were given; expected one mask an image: masks=[…] "
+                "(or --masks DIR)."
+            )
+        return self.masks
+
+
+def check_score(score: str) -> None:
+    if score not in SCORES:
+        raise BadInput(f"score={score!r} was given; expected one of {', '.join(SCORES)}.")
+
+
+def _on_grid(maps: Tensor, grid: tuple[int, int]) -> Tensor:
+    """[B, rows, cols], finer maps averaged over each patch."""
+    if tuple(maps.shape[-2:]) == grid:
+        return maps
+    return F.adaptive_avg_pool2d(maps[:, None], grid)[:, 0]
+
+
+def steps_of(patches: int, parts: Sequence[float]) -> list[int]:
+    """How many patches each part of the image is: rounded, never none."""
+    return [max(1, round(part * patches)) for part in parts]
