@@ -57,7 +57,8 @@ def _entropy(values: Tensor) -> Tensor:
     even = values.sum(1, keepdim=True) == 0  # an all-zero map has no patch that stands out
     p = torch.where(even, torch.ones_like(values), values)
     p = p / p.sum(1, keepdim=True)
-    return -torch.special.xlogy(p, p).sum(1)
+    sums: Tensor = torch.special.xlogy(p, p).sum(1)
+    return -sums
 
 
 @metric(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -43,7 +43,7 @@ class _Row:
     lines: list[Tensor]
     x: Tensor | None = None
     meaning: str = ""
-    cost: Cost = Cost()
+    cost: Cost = field(default_factory=Cost)
 
 
 def evaluate(
@@ -69,8 +69,8 @@ def evaluate(
     alone = isinstance(metric, str) and not isinstance(explanation, list | tuple)
     asked = [ask(one, **options) for one in ([metric] if isinstance(metric, str) else metric)]
     given = explanation if isinstance(explanation, Explanation) else None
-    names = [given.method] if given is not None else [explanation] if isinstance(explanation, str) else explanation
-    bounds = [bind(str(name)) for name in names]
+    names = [explanation.method] if isinstance(explanation, Explanation) else explanation
+    bounds = [bind(name) for name in ([names] if isinstance(names, str) else names)]
     batch = prepare(images, model)
     if given is not None and len(given) != len(batch):
         raise BadInput(f"The explanation has {len(given)} maps and {len(batch)} images were given; expected as many.")

@@ -28,7 +28,7 @@ class Curve:
 
 @dataclass(frozen=True, eq=False)
 class Score:
-    """One metric of one method on a set of images. Values that are undefined are NaN and are counted, never replaced."""
+    """One metric of one method on a set of images. Undefined values are NaN and are counted, never replaced."""
 
     metric: str  # canonical, e.g. "deletion(removal=black)"
     method: str
