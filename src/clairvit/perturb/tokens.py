@@ -74,8 +74,24 @@ def run_tokens(recording: Recording, way: Way, tokens: Tensor, kept: Tensor | No
     if plan.writes_in_place:
         given = given.clone()  # the caller's tokens stay what they are
     cut = positions or nullcontext()
-    with visiting(module), _as_it_was(module), _starting_from(given, plan, positions), cut:
-        return first_scores(module(stand_in))
+    with (
+        visiting(module),
+        _as_it_was(module),
+        _marked(given, positions) as marked,
+        _starting_from(marked, plan, positions),
+        cut,
+    ):
+        return first_scores(module(stand_in)).detach()
+
+
+@contextmanager
+def _marked(given: Tensor, positions: Positions | None) -> Iterator[Tensor]:
+    """Where lengths do not tell, what depends on the tokens has a gradient; it is never asked for."""
+    if positions is None or not positions.ambiguous:
+        yield given
+        return
+    with torch.inference_mode(False), torch.enable_grad():
+        yield given.clone().requires_grad_().clone()  # no leaf: blocks may write in place
 
 
 @contextmanager
@@ -94,7 +110,8 @@ def _starting_from(given: Tensor, plan: Anatomy, positions: Positions | None) ->
             if plan.whole_blocks:
                 new = given
             else:
-                own.data = given  # the very tensor, so that a residual beside the module starts from it too
+                own.data = given.detach()  # the very tensor, so that a residual beside the module starts from it too
+                own.requires_grad_(given.requires_grad)
 
         def put(value: Any) -> Any:
             if value is own:
@@ -124,7 +141,8 @@ def find_way(recording: Recording) -> Way:
     own = recording.pixels
     dice = torch.Generator().manual_seed(0)
     two = torch.randn(2, *own.shape[1:], generator=dice).to(own)  # neither is the stand-in
-    with torch.autocast(own.device.type, enabled=False):  # what rounding hides cannot be told apart
+    quiet = torch.autocast(own.device.type, enabled=False)  # what rounding hides cannot be told apart
+    with visiting(recording.model.module), quiet:  # our hooks see nobody else's passes
         truth = record(recording.model, two, differentiable=False)
         tokens = embedded(truth)
         assert tokens is not None
