@@ -200,6 +200,8 @@ class Probe:
         return widened(self.target.take(images.tolist())(widened(logits)))
 
     def _placed(self, found: list[tuple[Tensor, Tensor]], variants: int, scored: bool) -> Tensor:
+        if not found:
+            return widened(self.pixels.new_zeros(len(self.pixels), 0))
         order = torch.cat([places for places, _ in found]).argsort()
         values = torch.cat([part for _, part in found])[order]
         values = values.reshape(len(self.pixels), variants, *values.shape[1:])
