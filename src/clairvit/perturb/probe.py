@@ -6,6 +6,7 @@ with probing(trace, "token", what="lime", forwards=1000, seed=0, aside=aside) as
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -68,6 +69,10 @@ class Probe:
             self._background = background(self.removal, self.pixels, self.trace.recording.model.preprocess, self.seed)
         return self._background
 
+    @functools.cached_property
+    def _marks(self) -> list[int]:
+        return fingerprints(self.pixels, self.seed)
+
     @property
     def original(self) -> Tensor:
         """The score of each image as it is, [B]; the trace knows it already."""
@@ -80,9 +85,11 @@ class Probe:
         """
         images = len(self.pixels)
         keep = keep.to(self.pixels.device)
-        if keep.ndim != 3 or keep.shape[2] != self.patches or len(keep) not in (1, images):
+        shaped = keep.ndim == 3 and keep.shape[2] == self.patches and len(keep) in (1, images)
+        if not shaped or keep.dtype != torch.bool:
             raise BadInput(
-                f"keep has shape {list(keep.shape)}; expected [{images} images or 1, variants, {self.patches} patches]."
+                f"keep is {keep.dtype} of shape {list(keep.shape)}; expected booleans of shape [{images} images or 1, "
+                f"variants, {self.patches} patches]."
             )
         keep = keep.expand(images, -1, -1)
         variants = keep.shape[1]
@@ -110,9 +117,12 @@ class Probe:
         images, found = len(self.pixels), []
 
         def run(ks: range) -> Tensor:
-            return self._logits(variant(ks).flatten(0, 1))
+            painted = variant(ks).flatten(0, 1)
+            return torch.cat(
+                [self._logits(part) for part in torch.split(painted, self._room.holds(self.layout.tokens))]
+            )
 
-        for ks, logits in in_batches(count, self._room, self.layout.tokens * images, run, together=images):
+        for ks, logits in in_batches(count, self._room, self.layout.tokens, run, together=images):
             self._count(len(logits))
             at = torch.arange(ks.start, ks.stop, device=logits.device)
             places = (torch.arange(images, device=at.device)[:, None] * count + at).flatten()
@@ -173,8 +183,7 @@ class Probe:
     def _painted(self, images: Tensor, keep: Tensor) -> Tensor:
         shown = on_pixels(keep.reshape(-1, *self.grid), self.size)  # [n, H, W]
         if self.removal == "road":
-            marks = fingerprints(self.pixels, self.seed)
-            return imputed(self.pixels[images], shown == 0, [marks[i] for i in images.tolist()])
+            return imputed(self.pixels[images], shown == 0, [self._marks[i] for i in images.tolist()])
         return torch.where(shown[:, None] > 0, self.pixels[images], self.background[images])
 
     @torch.no_grad()
@@ -191,6 +200,8 @@ class Probe:
         return widened(self.target.take(images.tolist())(widened(logits)))
 
     def _placed(self, found: list[tuple[Tensor, Tensor]], variants: int, scored: bool) -> Tensor:
+        if not found:
+            return widened(self.pixels.new_zeros(len(self.pixels), 0))
         order = torch.cat([places for places, _ in found]).argsort()
         values = torch.cat([part for _, part in found])[order]
         values = values.reshape(len(self.pixels), variants, *values.shape[1:])
