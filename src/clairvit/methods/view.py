@@ -41,11 +41,11 @@ def laid_out(tokens: Tensor, trace: Trace, index: int) -> Tensor:
     """Tokens [n, N, …] of a layer without their prefix, where they are on the image: [n, rows, cols, …]."""
     layout, batch = trace.in_order, len(trace.pixels)
     if tokens.shape[1] == layout.tokens and len(tokens) in (1, batch):
-        return tokens[:, layout.prefix :].unflatten(1, layout.grid)
+        return tokens[:, layout.prefix :].reshape(len(tokens), *layout.grid, *tokens.shape[2:])
     image = (int(trace.pixels.shape[-2]), int(trace.pixels.shape[-1]))
     for grid in (trace.layers[index].grid, square_patches(tokens.shape[1], image)):
         if grid is not None and grid[0] * grid[1] == tokens.shape[1] > 1 and len(tokens) == batch:
-            return tokens.unflatten(1, grid)
+            return tokens.reshape(batch, *grid, *tokens.shape[2:])
     raise NotApplicable(
         f"The {tokens.shape[1]} tokens of layer {index} ({len(tokens)} × for {batch} images) do not form a grid on the "
         "image. Use saliency."

@@ -7,7 +7,7 @@ with probing(trace, "token", what="lime", forwards=1000, seed=0, aside=aside) as
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -105,19 +105,23 @@ class Probe:
                 found.append((own, self._valued(logits, own // variants, value)))
         return self._placed(found, variants, value is None)
 
-    def painting(self, count: int, variant: Callable[[range], Tensor]) -> Tensor:
-        """[B, V] scores of images that a method paints itself: variant(ks) -> [B, len(ks), 3, H, W]."""
-        images, found = len(self.pixels), []
+    def painting(self, count: int, variant: Callable[[range], Tensor], images: Sequence[int] | None = None) -> Tensor:
+        """[B, V] scores of images that a method paints itself: variant(ks) -> [B, len(ks), 3, H, W].
+
+        `images` are those that the B rows are variants of, where they are not the whole batch in its order.
+        """
+        own = torch.tensor(range(len(self.pixels)) if images is None else images, device=self.pixels.device)
+        rows, found = len(own), []
 
         def run(ks: range) -> Tensor:
             return self._logits(variant(ks).flatten(0, 1))
 
-        for ks, logits in in_batches(count, self._room, self.layout.tokens * images, run, together=images):
+        for ks, logits in in_batches(count, self._room, self.layout.tokens * rows, run, together=rows):
             self._count(len(logits))
             at = torch.arange(ks.start, ks.stop, device=logits.device)
-            places = (torch.arange(images, device=at.device)[:, None] * count + at).flatten()
-            found.append((places, self._valued(logits, places // count, None)))
-        return self._placed(found, count, True)
+            places = (torch.arange(rows, device=at.device)[:, None] * count + at).flatten()
+            found.append((places, self._valued(logits, own[places // count], None)))
+        return self._placed(found, count, True, None if images is None else own)
 
     def blend(self, masks: Tensor) -> Tensor:
         """Images seen through masks [B or 1, k, H, W] in 0…1, the background where they are 0: [B, k, 3, H, W]."""
@@ -190,15 +194,32 @@ class Probe:
             return widened(logits)  # the user's own function wants all images at once, in their order
         return widened(self.target.take(images.tolist())(widened(logits)))
 
-    def _placed(self, found: list[tuple[Tensor, Tensor]], variants: int, scored: bool) -> Tensor:
+    def _placed(
+        self, found: list[tuple[Tensor, Tensor]], variants: int, scored: bool, images: Tensor | None = None
+    ) -> Tensor:
         order = torch.cat([places for places, _ in found]).argsort()
         values = torch.cat([part for _, part in found])[order]
-        values = values.reshape(len(self.pixels), variants, *values.shape[1:])
+        values = values.reshape(-1, variants, *values.shape[1:])
         if scored and self.target.together:
-            values = torch.stack([widened(self.target(values[:, v])) for v in range(variants)], 1)
+            values = torch.stack([self._scored_together(values[:, v], images) for v in range(variants)], 1)
         if scored:
-            self._seen.append(torch.stack([values.amin(1), values.amax(1)]))
+            self._see(values, images)
         return values
+
+    def _scored_together(self, logits: Tensor, images: Tensor | None) -> Tensor:
+        """[n] scores by the user's own function: logits [n, C] of `images` are shown to it among the other images."""
+        if images is None:
+            return widened(self.target(logits))
+        whole = widened(self.trace.logits)
+        shown = [whole.index_put((images[i],), logits[i]) for i in range(len(images))]
+        return torch.stack([widened(self.target(one))[image] for one, image in zip(shown, images, strict=True)])
+
+    def _see(self, scores: Tensor, images: Tensor | None) -> None:
+        """Remember the lowest and highest of scores [n, V]; images that were not asked about have neither."""
+        every = torch.arange(len(self.pixels), device=scores.device) if images is None else images
+        low, high = (scores.new_full((len(self.pixels),), end) for end in (math.inf, -math.inf))
+        low = low.scatter_reduce(0, every, scores.amin(1), "amin")
+        self._seen.append(torch.stack([low, high.scatter_reduce(0, every, scores.amax(1), "amax")]))
 
     def _count(self, images: int) -> None:
         self.passed += images
