@@ -102,15 +102,21 @@ def score_cam(
         chosen = maps.flatten(2).var(2).argsort(dim=1, descending=True, stable=True)[:, :top_k]  # [B, k]
         maps = maps[torch.arange(len(maps), device=maps.device)[:, None], chosen]
     with probing(trace, removal, what="scorecam", forwards=maps.shape[1], aside=aside, seed=seed) as probe:
-        scores = probe.painting(
-            maps.shape[1],
-            lambda ks: probe.blend(masks_of(maps[:, ks.start : ks.stop], probe.size, corners)),
-        )  # [B, d]
+        scores = masked_scores(probe, maps, corners)  # [B, d]
     if weights == "softmax":
         scores = scores.softmax(1)
     else:  # the authors leave out maps that are the same everywhere
         scores = scores * varied(maps)
     return torch.einsum("bk,bkrc->brc", scores.to(maps), maps)
+
+
+def masked_scores(probe: Probe, maps: Tensor, corners: bool) -> Tensor:
+    """f(x · mask_k) for maps [B, d, rows, cols]: [B, d]. Masks are made when their turn comes."""
+
+    def variant(ks: range) -> Tensor:
+        return probe.blend(masks_of(maps[:, ks.start : ks.stop], probe.size, corners))
+
+    return probe.painting(maps.shape[1], variant)
 
 
 # ViT-CX
