@@ -6,6 +6,7 @@ CNN's last stage), laid out on the image by bilinear interpolation. No gradient 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Literal
 
@@ -160,18 +161,21 @@ def vit_cx(
     _check_vit_cx(samples, threshold, noise, repeats)
     repeats = repeats if noise > 0 else 1
     every, marks = feature_maps(trace), fingerprints(trace.pixels, seed)
+    size = (int(trace.pixels.shape[-2]), int(trace.pixels.shape[-1]))
+    found = [mask_cells(maps, size, threshold, samples) for maps in every]
+    passes = repeats * (2 if causal and noise > 0 else 1) * sum(len(cells) for cells, _ in found)
+    forwards = math.ceil(passes / len(every))
     drawn = []  # for each image [repeats, H, W]
-    with probing(trace, "mean", what="vit-cx", forwards=every.shape[1], aside=aside, seed=seed) as probe:
-        for image, maps in enumerate(every):
-            cells, first = mask_cells(maps, probe.size, threshold, samples)  # [n, rows, cols]
-            if not len(cells):
+    with probing(trace, "mean", what="vit-cx", forwards=forwards, aside=aside, seed=seed) as probe:
+        for image, (cells, first) in enumerate(found):
+            if not first:
                 aside.note("vit-cx: every feature map is the same everywhere, so there is no mask; the map is zero")
-                drawn.append(maps.new_zeros(repeats, *probe.size))
+                drawn.append(cells.new_zeros(repeats, *size))
                 continue
             # A mask's noise is that of its first channel, so it stays when other masks change.
-            draws = [draw * maps.shape[0] + channel for draw in range(repeats) for channel in first]
+            draws = [draw * every.shape[1] + channel for draw in range(repeats) for channel in first]
             p = causal_scores(probe, image, cells, marks[image], draws, noise, causal)  # [repeats, n]
-            drawn.append(seen_through(p, cells, probe.size, coverage))
+            drawn.append(seen_through(p, cells, size, coverage))
     pixels = torch.stack(drawn, 1)  # [repeats, B, H, W]
     maps = torch.stack([on_image(one, trace, level, "mean") for one in pixels])
     if repeats > 1:
