@@ -94,6 +94,11 @@ KNOWN = {
         "SkipPLUS equates it with gradcam-elementwise+plus: true only for activations that are never negative."
     ),
     "xgradcam": "Divides by sums of signed activations, near zero on ViTs: weights explode. See xgradcam-plus.",
+    "scorecam": (
+        "The paper's rise over a baseline image cancels in its softmax. The authors' code has no softmax: it weighs by "
+        "the class probability (`weights=plain` with score=prob). pytorch-grad-cam stretches feature maps from corner "
+        "to corner (preset `jacobgil`). " + _RELU
+    ),
     "transatt": (
         "Not row-normalised (the line is commented out in the authors' ViT file); their evaluation skips "
         "block 0. Coporan calls it pixel-level; it is a rollout over tokens."
@@ -116,5 +121,10 @@ KNOWN = {
     "alti": (
         "SkipPLUS takes the block's output as resultant though the MLP is not in the parts; the original: "
         "the attention's."
+    ),
+    "vit-cx": (
+        "The authors' docstring merges what is less similar than the threshold; their code, and we, what is less "
+        "distant. A feature map that is the same everywhere turns their whole map into NaN; here it makes no mask. "
+        "Coporan's do-operator on single patches is leave-one-out, not this."
     ),
 }
