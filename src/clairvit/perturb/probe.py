@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from clairvit.errors import BadInput
+from clairvit.errors import BadInput, NotApplicable
 from clairvit.models.layout import Layout
 from clairvit.models.target import Target
 from clairvit.perturb.aside import Aside
@@ -132,11 +132,18 @@ class Probe:
         def run(ks: range) -> Tensor:
             own = every[ks.start : ks.stop]
             images = own // count
-            with Rewritten(len(own), self.layout.tokens, rewrite(images, own % count)):
+            with Rewritten(len(own), self.layout.tokens, rewrite(images, own % count)) as mode:
                 if self.tokens is None:
-                    return self._logits(self.pixels[images])
-                with current_pace().precision(self.pixels.device):
-                    return run_tokens(self.trace.recording, self.way, self.tokens[images], None)
+                    logits = self._logits(self.pixels[images])
+                else:
+                    with current_pace().precision(self.pixels.device):
+                        logits = run_tokens(self.trace.recording, self.way, self.tokens[images], None)
+            if mode.seen < max(1, len(self.trace.layers)):
+                raise NotApplicable(
+                    f"Only {mode.seen} of the {len(self.trace.layers)} attention calls of this model could be changed "
+                    "(others are inside windows, or run outside torch). Use a method that removes patches: leave-one-out."
+                )
+            return logits
 
         for ks, logits in in_batches(len(every), self._room, self.layout.tokens, run):
             self._count(len(ks))
