@@ -84,10 +84,17 @@ class Probe:
             raise BadInput(
                 f"keep has shape {list(keep.shape)}; expected [{images} images or 1, variants, {self.patches} patches]."
             )
-        keep = keep.expand(images, -1, -1)
         variants = keep.shape[1]
-        flat = keep.reshape(-1, self.patches)  # image by image
-        counts = flat.sum(1) if self._drops else flat.new_full((len(flat),), self.patches, dtype=torch.long)
+        flat = keep.expand(images, -1, -1).reshape(-1, self.patches)  # image by image
+        values = self.asking(torch.arange(len(flat), device=keep.device) // variants, flat, value)
+        return self._by_image(values, variants, value is None)
+
+    def asking(self, images: Tensor, keep: Tensor, value: Callable[[Tensor, list[int]], Tensor] | None = None) -> Tensor:
+        """[n, …] as `keeping`, of any images [n] with any patches `keep` [n, patches] left; the target's scores are raw.
+
+        For searches, which ask more of one image than of another.
+        """
+        counts = keep.sum(1) if self._drops else keep.new_full((len(keep),), self.patches, dtype=torch.long)
         if self._drops and self.layout.pooling not in ("token", "distilled"):
             counts[counts == 0] = -1  # there is no mean of nothing: these are zeroed instead
         found: list[tuple[Tensor, Tensor]] = []
@@ -97,13 +104,13 @@ class Probe:
 
             def run(ks: range, places: Tensor = places) -> Tensor:
                 own = places[ks.start : ks.stop]
-                return self._patches_left(own // variants, flat[own])
+                return self._patches_left(images[own], keep[own])
 
             for ks, logits in in_batches(len(places), self._room, each, run):
                 self._count(len(ks))
                 own = places[ks.start : ks.stop]
-                found.append((own, self._valued(logits, own // variants, value)))
-        return self._placed(found, variants, value is None)
+                found.append((own, self._valued(logits, images[own], value)))
+        return _in_order(found)
 
     def painting(self, count: int, variant: Callable[[range], Tensor]) -> Tensor:
         """[B, V] scores of images that a method paints itself: variant(ks) -> [B, len(ks), 3, H, W]."""
@@ -117,7 +124,7 @@ class Probe:
             at = torch.arange(ks.start, ks.stop, device=logits.device)
             places = (torch.arange(images, device=at.device)[:, None] * count + at).flatten()
             found.append((places, self._valued(logits, places // count, None)))
-        return self._placed(found, count, True)
+        return self._by_image(_in_order(found), count, True)
 
     def blend(self, masks: Tensor) -> Tensor:
         """Images seen through masks [B or 1, k, H, W] in 0…1, the background where they are 0: [B, k, 3, H, W]."""
@@ -149,7 +156,7 @@ class Probe:
             self._count(len(ks))
             own = every[ks.start : ks.stop]
             found.append((own, self._valued(logits, own // count, None)))
-        return self._placed(found, count, True)
+        return self._by_image(_in_order(found), count, True)
 
     def unmoved(self) -> list[bool]:
         """Images whose score stayed exactly the same under all that was tried."""
@@ -197,9 +204,8 @@ class Probe:
             return widened(logits)  # the user's own function wants all images at once, in their order
         return widened(self.target.take(images.tolist())(widened(logits)))
 
-    def _placed(self, found: list[tuple[Tensor, Tensor]], variants: int, scored: bool) -> Tensor:
-        order = torch.cat([places for places, _ in found]).argsort()
-        values = torch.cat([part for _, part in found])[order]
+    def _by_image(self, values: Tensor, variants: int, scored: bool) -> Tensor:
+        """[B·V, …] -> [B, V, …]; where they are scores, what they ranged over is remembered."""
         values = values.reshape(len(self.pixels), variants, *values.shape[1:])
         if scored and self.target.together:
             values = torch.stack([widened(self.target(values[:, v])) for v in range(variants)], 1)
@@ -210,6 +216,12 @@ class Probe:
     def _count(self, images: int) -> None:
         self.passed += images
         self.tell(images)
+
+
+def _in_order(found: list[tuple[Tensor, Tensor]]) -> Tensor:
+    """Values of places, put where they belong."""
+    order = torch.cat([places for places, _ in found]).argsort()
+    return torch.cat([part for _, part in found])[order]
 
 
 @contextmanager
