@@ -89,7 +89,9 @@ class Probe:
         values = self.asking(torch.arange(len(flat), device=keep.device) // variants, flat, value)
         return self._by_image(values, variants, value is None)
 
-    def asking(self, images: Tensor, keep: Tensor, value: Callable[[Tensor, list[int]], Tensor] | None = None) -> Tensor:
+    def asking(
+        self, images: Tensor, keep: Tensor, value: Callable[[Tensor, list[int]], Tensor] | None = None
+    ) -> Tensor:
         """[n, …] as `keeping`, of any images [n] with any patches `keep` [n, patches] left; the target's scores are raw.
 
         For searches, which ask more of one image than of another.
