@@ -56,8 +56,8 @@ def atman(
 
     In each row of scores S the keys of patch i and of patches that look like it become (S − min S)·m, with m = factor
     for i itself and (1 − factor)(1 − cos) + factor for patches whose tokens at the first block (positions included)
-    have a cosine similarity of `threshold` or more to it; None turns down patch i alone. `shift_min=False` is S·m as the
-    paper prints it, which turns negative scores up instead. Class and register tokens are never turned down.
+    have a cosine similarity of `threshold` or more to it; None turns down patch i alone. `shift_min=False` is S·m as
+    the paper prints it, which turns negative scores up instead. Class and register tokens are never turned down.
     """
     if not 0 <= factor < 1:
         raise BadInput(f"factor={factor:g} was given; expected 0 or more and below 1, such as factor=0.1.")

@@ -53,12 +53,12 @@ def counterfactual(
 
     The margin is the target's logit minus the highest other one (a − b for a contrast), whatever the score; the answer
     flips where it is no longer above 0. The map says how far the target comes back when patch i alone is put back, and
-    is 0 outside S; `chosen` is S. Guaranteed: S flips the answer, and stops doing so when any one patch is put back. Not
-    guaranteed: that no other set is smaller, which only trying all sets could tell.
-    `search=greedy` removes, step by step, the one of the `candidates` most promising patches that lowers the margin most;
-    `search=map` removes patches in the order of a map and takes the smallest number that flips. Then patches are put back
-    as long as the answer stays flipped. `along` is the map that says which patches are promising: leave-one-out (of the
-    margin), or any method, such as legrad. At most effort × patches forwards.
+    is 0 outside S; `chosen` is S. Guaranteed: S flips the answer, and stops doing so when any one patch is put back.
+    Not guaranteed: that no other set is smaller, which only trying all sets could tell.
+    `search=greedy` removes, step by step, the one of the `candidates` most promising patches that lowers the margin
+    most; `search=map` removes patches in the order of a map and takes the smallest number that flips. Then patches are
+    put back as long as the answer stays flipped. `along` is the map that says which patches are promising:
+    leave-one-out (of the margin), or any method, such as legrad. At most effort × patches forwards.
     """
     at_least_one("candidates", candidates)
     if effort < LEAST_EFFORT:
@@ -198,8 +198,8 @@ def flipping(ask: Asked, search: str, order: Tensor | None, candidates: int) -> 
 def step_by_step(ask: Asked, worth: Tensor, candidates: int, alone: bool) -> tuple[Tensor, float, Tensor]:
     """Remove the best of a few patches at a time until the answer flips: what is gone, its margin, what is known now.
 
-    `worth` [patches] says who is tried first. Where it is what each patch does alone, it is kept up to date: later steps
-    know better what a patch does beside those that are gone.
+    `worth` [patches] says who is tried first. Where it is what each patch does alone, it is kept up to date: later
+    steps know better what a patch does beside those that are gone.
     """
     eye = torch.eye(ask.patches, dtype=torch.bool)
     gone, margin, worth = torch.zeros(ask.patches, dtype=torch.bool), ask.start, worth.clone()
@@ -260,7 +260,7 @@ def firsts(order: list[int], patches: int) -> Tensor:
 
 
 def _map_along(along: str, trace: Trace, aside: Aside, seed: int) -> Tensor:
-    """The map of another method, [B, patches], each scaled to its own largest value so that equal patches stay equal."""
+    """The map of another method, [B, patches], each over its own largest value."""
     inner = bind(along)
     if inner.method.name == NAME:
         raise BadInput(f"along={along} was given; expected another method than {NAME} itself, such as legrad.")

@@ -92,9 +92,10 @@ class Probe:
     def asking(
         self, images: Tensor, keep: Tensor, value: Callable[[Tensor, list[int]], Tensor] | None = None
     ) -> Tensor:
-        """[n, …] as `keeping`, of any images [n] with any patches `keep` [n, patches] left; the target's scores are raw.
+        """[n, …] as `keeping`, of any images [n] with any patches `keep` [n, patches] left.
 
-        For searches, which ask more of one image than of another.
+        For searches, which ask more of one image than of another. Without `value`, a function of the user's own gets
+        no say: logits come back.
         """
         counts = keep.sum(1) if self._drops else keep.new_full((len(keep),), self.patches, dtype=torch.long)
         if self._drops and self.layout.pooling not in ("token", "distilled"):
@@ -150,7 +151,7 @@ class Probe:
             if mode.seen < max(1, len(self.trace.layers)):
                 raise NotApplicable(
                     f"Only {mode.seen} of the {len(self.trace.layers)} attention calls of this model could be changed "
-                    "(others are inside windows, or run outside torch). Use a method that removes patches: leave-one-out."
+                    "(others are inside windows, or run outside torch). Use leave-one-out, which takes patches out."
                 )
             return logits
 
