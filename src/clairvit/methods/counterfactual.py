@@ -202,7 +202,7 @@ def step_by_step(ask: Asked, worth: Tensor, candidates: int, alone: bool) -> tup
     steps know better what a patch does beside those that are gone.
     """
     eye = torch.eye(ask.patches, dtype=torch.bool)
-    gone, margin, worth = torch.zeros(ask.patches, dtype=torch.bool), ask.start, worth.clone()
+    gone, margin, worth = torch.zeros(ask.patches, dtype=torch.bool), ask.start, worth.double()
     while margin > 0 and ask.left >= candidates + 2 * ask.patches and not gone.all():
         near = [i for i in falling(worth) if not gone[i]][:candidates]
         if alone and not gone.any():
@@ -211,14 +211,18 @@ def step_by_step(ask: Asked, worth: Tensor, candidates: int, alone: bool) -> tup
             margins = ask(gone | eye[near])
         best = falling(-margins)[0]
         if alone:
-            worth[near] = margin - margins
+            worth = worth.index_copy(0, torch.tensor(near), margin - margins)
         gone, margin = gone | eye[near[best]], float(margins[best])
     return gone, margin, worth
 
 
 def smallest_prefix(ask: Asked, gone: Tensor, worth: Tensor) -> tuple[Tensor, float] | None:
-    """The fewest further patches, taken in falling order of worth, that flip the answer. All numbers are tried: more
-    patches gone is not always further down."""
+    """The fewest further patches, taken in falling order of worth, that flip the answer.
+
+    All numbers are tried: more patches gone is not always further down.
+    """
+    if gone.all():
+        return None
     sets = gone | firsts([i for i in falling(worth) if not gone[i]], ask.patches)
     margins = ask(sets)
     flipped = (margins <= 0).nonzero()[:, 0].tolist()

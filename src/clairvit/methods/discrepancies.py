@@ -117,4 +117,13 @@ KNOWN = {
         "SkipPLUS takes the block's output as resultant though the MLP is not in the parts; the original: "
         "the attention's."
     ),
+    "atman": (
+        "The paper scales the scores themselves (`shift_min=False`), the authors' code for language models their "
+        "distance from the row's lowest; it stores loss before − loss after. Their BLIP port does not shift and, by a "
+        "slip, suppresses only the neighbours of a patch, never the patch itself."
+    ),
+    "counterfactual": (
+        "Papers look for a mask by gradient descent and threshold it; here patches are searched one by one and the set "
+        "is checked on the model itself."
+    ),
 }
