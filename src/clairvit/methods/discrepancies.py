@@ -126,5 +126,13 @@ KNOWN = {
         "The authors' docstring merges what is less similar than the threshold; their code, and we, what is less "
         "distant. A feature map that is the same everywhere turns their whole map into NaN; here it makes no mask. "
         "Coporan's do-operator on single patches is leave-one-out, not this."
+    "atman": (
+        "The paper scales the scores themselves (`shift_min=False`), the authors' code for language models their "
+        "distance from the row's lowest; it stores loss before − loss after. Their BLIP port does not shift and, by a "
+        "slip, suppresses only the neighbours of a patch, never the patch itself."
+    ),
+    "counterfactual": (
+        "Papers look for a mask by gradient descent and threshold it; here patches are searched one by one and the set "
+        "is checked on the model itself."
     ),
 }

@@ -137,6 +137,7 @@ _HOMES = (
     "paths",
     "causal",
     "feature_masks",
+    "counterfactual",
     "baseline",
     "combine",
 )
