@@ -136,6 +136,7 @@ _HOMES = (
     "decompose",
     "paths",
     "causal",
+    "surrogate",
     "baseline",
     "combine",
 )
