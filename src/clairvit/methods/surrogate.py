@@ -53,14 +53,25 @@ def fit(rows: Tensor, weights: Tensor, targets: Tensor, ridge: float = 0.0) -> F
     return Fit(values, pull, targets - values @ rows.mT, (rows * pull.mT).sum(1), int(known.sum()))
 
 
-def left_out(found: Fit, drawn: Tensor, onto: Tensor, base: Tensor | float = 0.0) -> Iterator[Tensor]:
-    """For each image: how each drawn sample's absence would change `onto` [P, M] of the values, [P, drawn].
+def standard_errors(found: Fit, chance: Tensor, onto: Tensor, base: Tensor | float = 0.0) -> Tensor:
+    """Of `onto` [P, M] of the values, if other samples had been drawn: [B, P], the heteroscedasticity-robust sandwich.
 
-    The closed form of fitting again without it. `base` is leverage that the fit does not know of (an intercept's).
+    `chance` [n] is how much of each sample was left to chance: 0 for one that is always there, 1 for one of infinitely
+    many. Residuals are widened by what their own fit took from them (HC2); `base` is leverage that the fit does not
+    know of, an intercept's.
     """
+    drawn = chance > 0
     pull = onto @ found.pull[:, drawn]  # [P, drawn]
-    gaps = (found.residuals / (1 - found.leverage - base))[:, drawn]
-    return (-pull * gap for gap in gaps)
+    freedom = 1 - found.leverage - base
+    # A row that the fit must follow has no residual, and says nothing of what another row would have done.
+    gaps = torch.where(freedom > ROUND_OFF, found.residuals / freedom.clamp(min=ROUND_OFF).sqrt(), math.nan)[:, drawn]
+    count = torch.tensor(float(gaps.shape[1]))
+    errors = []
+    for gap in gaps:
+        changes = pull * gap
+        changes = changes - changes.mean(1, keepdim=True)
+        errors.append((changes.square() @ chance[drawn] * count / (count - 1)).sqrt())
+    return torch.stack(errors) if drawn.any() else torch.zeros_like(found.values @ onto.mT)
 
 
 # LIME
@@ -123,22 +134,17 @@ def closeness(seen: Tensor, width: float) -> Tensor:
 def local_fit(seen: Tensor, scores: Tensor, onto: Tensor, width: float, alpha: float) -> tuple[Tensor, Tensor]:
     """The coefficients of samples [n, M] with scores [B, n], and their standard errors, on patches: two [B, P].
 
-    The error is the jackknife's over all samples but the first, which is no draw.
+    The first sample, everything kept, is no draw.
     """
     weights = closeness(seen, width)
     share = weights / weights.sum()
     rows, targets = seen - share @ seen, scores - (scores @ share)[:, None]  # so that the intercept is free
     found = fit(rows, weights, targets, alpha)
-    drawn = torch.arange(1, len(seen))
-    changes = left_out(found, drawn, onto, base=share)
-    errors = torch.stack([_spread(one) for one in changes])
+    chance = torch.ones(len(seen), dtype=torch.float64)
+    chance[0] = 0
+    errors = standard_errors(found, chance, onto, base=share)
     determined = alpha > 0 or found.rank == seen.shape[1] < len(seen) - 1
     return found.values @ onto.mT, errors if determined else torch.full_like(errors, math.nan)
-
-
-def _spread(changes: Tensor) -> Tensor:
-    """The jackknife's standard error of leaving out each of n samples, [P, n] -> [P]."""
-    return (changes - changes.mean(1, keepdim=True)).square().sum(1).sqrt()
 
 
 # KernelSHAP
@@ -194,7 +200,7 @@ def kernelshap(
             coalitions(own.count, _pairs(samples, patches if features == "superpixels" else own.count), seed)
             for own in groups
         ]
-        kept = [torch.cat([torch.zeros_like(own.sets[:1]), own.sets, ~own.sets]) for own in drawn]
+        kept = [torch.cat([own.sets.new_zeros(1, own.sets.shape[1]), own.sets, ~own.sets]) for own in drawn]
         parts = []
         for index, (own, _, found, original) in enumerate(_asked(probe, groups, kept)):
             count = len(drawn[index].sets)
@@ -202,8 +208,8 @@ def kernelshap(
             values, errors, rank = fair_fit(drawn[index], halved, original - found[:, 0], own.shares)
             if rank < own.count - 1:
                 aside.note(
-                    f"kernelshap: {2 * count} samples tell {rank} of the {own.count - 1} differences between features; what "
-                    "they leave open is shared equally, and there is no standard error. "
+                    f"kernelshap: {2 * count} samples tell {rank} of the {own.count - 1} differences between features; "
+                    "what they leave open is shared equally, and there is no standard error. "
                     f"Raise samples to {4 * own.count} or more, or use cells=7"
                 )
             parts.append((values, errors))
@@ -225,9 +231,7 @@ def fair_fit(asked: Coalitions, halved: Tensor, total: Tensor, onto: Tensor) -> 
     values = (total[:, None] / features + differences) @ onto.mT
     if found.rank < features - 1:
         return values, torch.full_like(values, math.nan), found.rank
-    drawn = torch.arange(len(sets) - asked.drawn, len(sets))
-    errors = torch.stack([_spread(one) for one in left_out(found, drawn, onto)])
-    return values, errors, found.rank
+    return values, standard_errors(found, asked.unseen, onto), found.rank
 
 
 # Both

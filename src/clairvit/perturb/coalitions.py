@@ -25,7 +25,7 @@ class Coalitions:
 
     sets: Tensor  # bool [n, M]
     weights: Tensor  # [n] of the Shapley kernel
-    drawn: int  # so many of them, the last ones, were drawn by lot, the others are all there are of their sizes
+    unseen: Tensor  # [n] which part of all sets of its size was not taken; 0: all are there, and chance had no say
 
 
 def coalitions(features: int, pairs: int, seed: int) -> Coalitions:
@@ -40,11 +40,13 @@ def coalitions(features: int, pairs: int, seed: int) -> Coalitions:
     number = {k: math.comb(features, k) // (2 if 2 * k == features else 1) for k in sizes}
     sets: list[Tensor] = []
     weights: list[float] = []
+    unseen: list[float] = []
     left = list(sizes)
     while left and (pairs - len(sets)) * weight[left[0]] >= number[left[0]] * sum(weight[k] for k in left) * (1 - 1e-9):
         k = left.pop(0)
         sets += all_of_size(features, k)
         weights += [weight[k] / number[k]] * number[k]
+        unseen += [0.0] * number[k]
     drawn = pairs - len(sets) if left else 0
     if drawn:
         total = sum(weight[k] for k in left)
@@ -55,9 +57,10 @@ def coalitions(features: int, pairs: int, seed: int) -> Coalitions:
         counts = torch.bincount(torch.searchsorted(ends, places, right=True), minlength=len(left))
         for k, count in zip(left, counts.tolist(), strict=True):
             sets += some_of_size(features, k, count, chance)
+            unseen += [1 - count / number[k]] * count
         weights += [total / drawn] * drawn
     found = torch.stack(sets) if sets else torch.zeros(0, features, dtype=torch.bool)
-    return Coalitions(found, torch.tensor(weights, dtype=torch.float64), drawn)
+    return Coalitions(found, *(torch.tensor(one, dtype=torch.float64) for one in (weights, unseen)))
 
 
 def all_of_size(features: int, size: int) -> list[Tensor]:
