@@ -197,7 +197,9 @@ class Probe:
         if scored and self.target.together:
             values = torch.stack([widened(self.target(values[:, v])) for v in range(variants)], 1)
         if scored:
-            self._seen.append(torch.stack([values.amin(1), values.amax(1)]))
+            # One variant alone is compared with the image as it is.
+            seen = values if variants > 1 else torch.cat([values, self.original[:, None].to(values)], 1)
+            self._seen.append(torch.stack([seen.amin(1), seen.amax(1)]))
         return values
 
     def _count(self, images: int) -> None:
