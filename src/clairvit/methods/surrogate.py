@@ -114,7 +114,7 @@ def lime(
         groups = groups_of(probe, features, cells)
         kept = [halves(samples - 1, own.count, seed) for own in groups]
         parts = []
-        for own, keep, found, original in _asked(probe, groups, kept):
+        for own, keep, found, original in _asked(probe, groups, kept, aside, "lime"):
             if samples < own.count:
                 aside.note(
                     f"lime: {samples} samples are fewer than the {own.count} features, so that the ridge decides much; "
@@ -151,7 +151,7 @@ def local_fit(seen: Tensor, scores: Tensor, onto: Tensor, width: float, alpha: f
 
 
 def _most_forwards(samples: int | None, patches: int, features: str, cells: int | None, **_: Any) -> Cost:
-    """How many superpixels there are nobody knows before: there the samples go by the number of patches."""
+    """Exact for patches; how many superpixels there are shows on the way, and more than patches add no samples."""
     most = patches if cells is None else min(patches, cells * cells)
     pairs = _pairs(samples, patches if features == "superpixels" else most)
     return Cost(2 * min(pairs, 2 ** (most - 1) - 1 if features == "patches" else pairs) + 1)
@@ -196,13 +196,10 @@ def kernelshap(
     forwards = _most_forwards(samples, patches, features, cells).forwards
     with probing(trace, removal, what="kernelshap", forwards=forwards, aside=aside, seed=seed) as probe:
         groups = groups_of(probe, features, cells)
-        drawn = [
-            coalitions(own.count, _pairs(samples, patches if features == "superpixels" else own.count), seed)
-            for own in groups
-        ]
+        drawn = [coalitions(own.count, _pairs(samples, min(own.count, patches)), seed) for own in groups]
         kept = [torch.cat([own.sets.new_zeros(1, own.sets.shape[1]), own.sets, ~own.sets]) for own in drawn]
         parts = []
-        for index, (own, _, found, original) in enumerate(_asked(probe, groups, kept)):
+        for index, (own, _, found, original) in enumerate(_asked(probe, groups, kept, aside, "kernelshap")):
             count = len(drawn[index].sets)
             halved = (found[:, 1 : 1 + count] - found[:, 1 + count :]) / 2
             values, errors, rank = fair_fit(drawn[index], halved, original - found[:, 0], own.shares)
@@ -237,11 +234,15 @@ def fair_fit(asked: Coalitions, halved: Tensor, total: Tensor, onto: Tensor) -> 
 # Both
 
 
-def _asked(probe: Probe, groups: list[Groups], kept: list[Tensor]) -> Iterator[tuple[Groups, Tensor, Tensor, Tensor]]:
+def _asked(
+    probe: Probe, groups: list[Groups], kept: list[Tensor], aside: Aside, what: str
+) -> Iterator[tuple[Groups, Tensor, Tensor, Tensor]]:
     """Groups, what was kept of them, scores [B, V] and the original score [B]; image by image where they differ."""
     scores = scores_keeping(probe, groups, kept)
     originals = [probe.original] if len(groups) == 1 else list(probe.original[:, None])
     for own, keep, found, original in zip(groups, kept, scores, originals, strict=True):
+        if own.count == 1:
+            aside.note(f"{what}: there is one feature only, so the map is flat; use features=patches, or more cells")
         yield own, keep, found.double().cpu(), original.double().cpu()
 
 
