@@ -1,4 +1,4 @@
-"""LIME and KernelSHAP: exact on a linear model, Shapley values by brute force, lime's own fit, honest standard errors."""
+"""LIME and KernelSHAP: exact on a linear model, Shapley values by brute force, the peers' answers, honest errors."""
 
 from __future__ import annotations
 
@@ -84,10 +84,10 @@ def test_lime_is_the_weighted_ridge_of_its_samples() -> None:
         assert apart(made.maps[row].double().flatten(), torch.from_numpy(expected)) <= 1e-4
 
 
-def eight_patches() -> nn.Module:
-    """A ViT of 2 × 4 patches, in float64."""
+def small(size: tuple[int, int] = (16, 32), patch: int = 8) -> nn.Module:
+    """A ViT in float64, of 2 × 4 patches unless told otherwise."""
     made = timm.create_model(
-        "vit_tiny_patch16_224", img_size=(16, 32), patch_size=8, embed_dim=24, depth=2, num_heads=3, num_classes=7
+        "vit_tiny_patch16_224", img_size=size, patch_size=patch, embed_dim=24, depth=2, num_heads=3, num_classes=7
     )
     return shaken(made, 4).eval().double()
 
@@ -123,7 +123,7 @@ def shapley(value: Callable[[list[int]], float], players: int) -> Tensor:
 
 @pytest.mark.parametrize(("removal", "left"), [("mean", painted), ("token", dropped)])
 def test_kernelshap_with_all_coalitions_is_shapley(removal: str, left: Callable[..., Tensor]) -> None:
-    module, image = eight_patches(), pixels("timm-vit", 1, dtype=torch.float64)[:, :, :16]
+    module, image = small(), pixels("timm-vit", 1, dtype=torch.float64)[:, :, :16]
     model = cv.wrap(module, size=(16, 32))
     made = cv.explain(model, image, "kernelshap", TARGET, removal=removal)
     with torch.no_grad():
@@ -139,7 +139,7 @@ def test_kernelshap_with_all_coalitions_is_shapley(removal: str, left: Callable[
 
 def test_a_draw_of_coalitions_is_shapley_on_average() -> None:
     """Equal weights for drawn coalitions, the kernel for enumerated ones: any other mix would be off."""
-    model = cv.wrap(eight_patches(), size=(16, 32))
+    model = cv.wrap(small(), size=(16, 32))
     image = pixels("timm-vit", 1, dtype=torch.float64)[:, :, :16]
     exact = cv.explain(model, image, "kernelshap", TARGET).maps[0]
     few = torch.stack([cv.explain(model, image, "kernelshap", TARGET, samples=120, seed=k).maps[0] for k in range(60)])
@@ -151,11 +151,18 @@ def test_a_draw_of_coalitions_is_shapley_on_average() -> None:
 # Efficiency
 
 
-@pytest.mark.parametrize("removal", ["token", "mean", "road"])
-@pytest.mark.parametrize("samples", [8, 24, 200])
+@pytest.mark.parametrize("samples", [8, 24, 100])
 @pytest.mark.parametrize(
-    "kind",
-    ["timm-vit", "timm-vit-avg", "timm-siglip-map", "timm-reg4-gap", "hf-dinov2-registers-sdpa", "home-mean-pool"],
+    ("kind", "removal"),
+    [
+        ("timm-vit", "token"),
+        ("timm-vit", "mean"),
+        ("timm-vit-avg", "token"),
+        ("timm-siglip-map", "token"),
+        ("timm-reg4-gap", "blur"),
+        ("hf-dinov2-registers-sdpa", "token"),
+        ("home-mean-pool", "road"),
+    ],
 )
 def test_values_add_up(kind: str, samples: int, removal: str) -> None:
     """To f(x) − f(all removed), in any number of samples."""
@@ -216,11 +223,15 @@ def test_superpixels_of_a_linear_model(method: str) -> None:
 
 
 def test_superpixels_of_tokens_are_patches() -> None:
-    """One token, one number: the map is flat on each rounded superpixel."""
-    image = torch.nn.functional.interpolate(patchwork(20)[None], (32, 32))
-    made = cv.explain(wrapped("timm-vit"), image, "lime", TARGET, samples=50, features="superpixels")
+    """One token, one number: the map is flat on each rounded superpixel, and these are stripes."""
+    model, image = cv.wrap(small((64, 64), 16), size=(64, 64)), patchwork(20)[None].double()
+    made = cv.explain(model, image, "lime", TARGET, samples=50, features="superpixels")
     assert 1 < made.maps.unique().numel() < 16
-    assert all(column.unique().numel() == 1 for column in made.maps[0].mT)  # stripes
+    with probing(cv.trace(model, image, target=TARGET), "token", what="test", forwards=1, aside=Aside()) as probe:
+        (own,) = groups_of(probe, "superpixels", None)
+    assert 1 < own.count < 16
+    for feature in range(own.count):
+        assert made.maps[0][own.of == feature].unique().numel() == 1
 
 
 # Chance
@@ -232,7 +243,7 @@ def test_batch_size_changes_nothing(method: str, dtype: torch.dtype, slack: floa
     model, image = wrapped("timm-vit", dtype), pixels("timm-vit", 3, dtype=dtype)
     for removal in ("token", "noise"):
         found = [
-            cv.explain(model, image, method, TARGET, samples=150, removal=removal, seed=4, batch_size=size).maps
+            cv.explain(model, image, method, TARGET, samples=70, removal=removal, seed=4, batch_size=size).maps
             for size in (1, 7, 64)
         ]
         assert apart(found[0], found[2]) <= slack
@@ -240,15 +251,9 @@ def test_batch_size_changes_nothing(method: str, dtype: torch.dtype, slack: floa
 
 
 @pytest.mark.parametrize(
-    ("text", "least"),
-    [
-        ("lime(samples=60)", 0),
-        ("lime(samples=100,alpha=0)", 0),
-        ("lime(samples=60,cells=2)", 0),
-        ("kernelshap(samples=160)", 0),
-    ],
+    "text", ["lime(samples=60)", "lime(samples=100,alpha=0)", "lime(samples=60,cells=2)", "kernelshap(samples=160)"]
 )
-def test_standard_errors_are_the_spread_over_seeds(text: str, least: int) -> None:
+def test_standard_errors_are_the_spread_over_seeds(text: str) -> None:
     """In the root mean square over patches, within a factor of 1.3."""
     model, image = wrapped("timm-vit-avg"), pixels("timm-vit-avg")
     made = [cv.explain(model, image, text, TARGET, seed=seed) for seed in range(24)]
@@ -258,7 +263,7 @@ def test_standard_errors_are_the_spread_over_seeds(text: str, least: int) -> Non
 
 
 def test_errors_vanish_as_the_draw_becomes_complete() -> None:
-    model = cv.wrap(eight_patches(), size=(16, 32))
+    model = cv.wrap(small(), size=(16, 32))
     image = pixels("timm-vit", 1, dtype=torch.float64)[:, :, :16]
     many, most = (cv.explain(model, image, "kernelshap", TARGET, samples=n).standard_error for n in (150, 250))
     assert many is not None
@@ -367,7 +372,7 @@ def ours(method: str) -> tuple[Tensor, Tensor]:
     """Values and errors of 7 × 7 cells on the built-in model."""
     score = "prob" if method == "lime" else "logit"
     made = cv.explain(
-        pets(), "demo", method, int(peers()["target"]), score=score, removal="mean", cells=7, samples=300, seed=1
+        pets(), "demo", method, int(peers()["target"]), score=score, removal="mean", cells=7, samples=200, seed=1
     )
     assert made.standard_error is not None
     return made.maps[0, ::2, ::2].flatten().double(), made.standard_error[0, ::2, ::2].flatten().double()
