@@ -24,7 +24,7 @@ from clairvit.methods.surrogate import LIME_WIDTH, closeness, local_fit
 from clairvit.perturb.aside import Aside
 from clairvit.perturb.coalitions import halves
 from clairvit.perturb.groups import groups_of
-from clairvit.perturb.probe import probing
+from clairvit.perturb.probe import Probe, probing
 from linear import effects, linear
 from tiny import pixels, shaken, wrapped
 
@@ -235,6 +235,24 @@ def test_superpixels_of_tokens_are_patches() -> None:
 
 
 # Chance
+
+
+@pytest.mark.parametrize("text", ["lime(samples=70)", "kernelshap(samples=70)"])
+def test_the_draws_know_neither_batch_nor_image(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Tensor] = []
+    keeping = Probe.keeping
+
+    def noting(probe: Probe, keep: Tensor) -> Tensor:
+        asked.append(keep)
+        return keeping(probe, keep)
+
+    monkeypatch.setattr(Probe, "keeping", noting)
+    for images, size in ((1, 1), (3, 7), (3, 64)):
+        cv.explain(wrapped("timm-vit"), pixels("timm-vit", images, seed=images), text, TARGET, seed=4, batch_size=size)
+    assert len(asked) == 3
+    assert len(asked[0]) == 1  # one set of masks for all images
+    assert torch.equal(asked[0], asked[1])
+    assert torch.equal(asked[0], asked[2])
 
 
 @pytest.mark.parametrize("method", ["lime", "kernelshap"])
