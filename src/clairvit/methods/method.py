@@ -138,6 +138,7 @@ _HOMES = (
     "causal",
     "feature_masks",
     "counterfactual",
+    "surrogate",
     "baseline",
     "combine",
 )
