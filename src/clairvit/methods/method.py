@@ -136,6 +136,8 @@ _HOMES = (
     "decompose",
     "paths",
     "causal",
+    "masks",
+    "hsic",
     "baseline",
     "combine",
 )
