@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from clairvit.errors import BadInput
 from clairvit.methods.explanation import Cost
 from clairvit.methods.gradient import per_patch
-from clairvit.methods.masks import check_cells
+from clairvit.methods.masks import check_cells, check_samples
 from clairvit.methods.method import method
 from clairvit.perturb.aside import Aside
 from clairvit.perturb.chance import dice
@@ -20,7 +21,7 @@ from clairvit.trace.trace import Trace
 
 Design = Literal["sobol", "lhs", "random"]
 Width = Literal["outputs", "distances"]
-NARROW = 0.1  # parts of the outputs' spread: below it the kernel sees next to no two outputs as alike
+NARROW = 0.5  # spreads of the outputs: a narrower kernel ranks even a linear model's cells worse than width=distances
 
 
 @method(
@@ -51,11 +52,11 @@ def hsic(
     middle. `design`: Sobol points, a Latin hypercube as in the paper, or chance. There is no standard error: neither
     Sobol points nor a Latin hypercube are independent draws, so compare the maps of a few seeds instead.
     """
+    check_samples(samples)
     check_cells(cells)
-    if samples < 2:
-        raise BadInput(f"samples={samples} was given; expected 2 or more masks to compare, such as samples=500.")
     with probing(trace, removal, what="hsic", forwards=samples, aside=aside, seed=seed) as probe:
-        sides = (cells, cells) if probe.paints else (min(cells, probe.grid[0]), min(cells, probe.grid[1]))
+        finest = probe.size if probe.paints else probe.grid
+        sides = (min(cells, finest[0]), min(cells, finest[1]))
         shown = binary_design(design, samples, sides[0] * sides[1], seed).to(probe.pixels.device)  # [n, cells²]
         _tell_what_goes_together(shown, aside)
         outputs = _outputs(probe, shown, sides)  # [B, n]
@@ -88,8 +89,7 @@ def kernel_widths(outputs: Tensor, width: Width) -> Tensor:
     """[B, n] -> [B]: the median of the outputs, as in xplique, or of the distances between two of them."""
     if width == "outputs":
         return outputs.quantile(0.5, dim=1)
-    pairs = torch.triu_indices(outputs.shape[1], outputs.shape[1], 1, device=outputs.device)
-    return torch.stack([(own[pairs[0]] - own[pairs[1]]).abs().median() for own in outputs])
+    return torch.stack([torch.pdist(own[:, None]).median() for own in outputs])
 
 
 def binary_design(design: Design, samples: int, cells: int, seed: int) -> Tensor:
@@ -104,9 +104,11 @@ def binary_design(design: Design, samples: int, cells: int, seed: int) -> Tensor
         points = torch.rand(samples, cells, generator=dice(seed))
         strata = torch.rand(samples, cells, generator=dice(seed, 1)).argsort(0)
         return (strata + points) / samples > 0.5
-    points = torch.quasirandom.SobolEngine(cells).draw(samples, dtype=torch.float64)
+    from scipy.stats import qmc
+
+    points = qmc.Sobol(cells, scramble=False).random_base2(math.ceil(math.log2(samples)))[:samples]
     turned = torch.rand(cells, generator=dice(seed)) < 0.5
-    return ((points >= 0.5) ^ turned)[:, torch.randperm(cells, generator=dice(seed, 1))]
+    return (torch.from_numpy(points >= 0.5) ^ turned)[:, torch.randperm(cells, generator=dice(seed, 1))]
 
 
 def _tell_what_goes_together(shown: Tensor, aside: Aside) -> None:
@@ -116,7 +118,7 @@ def _tell_what_goes_together(shown: Tensor, aside: Aside) -> None:
     if different < shown.shape[1]:
         aside.note(
             f"hsic: {len(shown)} masks tell {different} of {shown.shape[1]} cells apart; the others share scores. "
-            "Use more samples, fewer cells, or design=random"
+            "Use more samples or fewer cells"
         )
 
 
@@ -141,6 +143,7 @@ def cell_of_patch(sides: tuple[int, int], grid: tuple[int, int]) -> Tensor:
 def _on_patches(scores: Tensor, probe: Probe) -> Tensor:
     """[B, cells, cells] -> [B, rows, cols]: the mean over the pixels of a patch, or its own cell's."""
     if probe.paints:
-        return per_patch(on_pixels(scores, probe.size).double(), probe.grid, "mean")
+        fine = F.interpolate(scores[:, None], size=probe.size, mode="nearest-exact")[:, 0]
+        return per_patch(fine, probe.grid, "mean")
     sides = (int(scores.shape[1]), int(scores.shape[2]))
     return scores.flatten(1)[:, cell_of_patch(sides, probe.grid).to(scores.device)].reshape(-1, *probe.grid)

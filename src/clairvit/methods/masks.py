@@ -17,7 +17,7 @@ from clairvit.methods.method import method
 from clairvit.methods.paths import at_least_one
 from clairvit.perturb.aside import Aside
 from clairvit.perturb.chance import dice
-from clairvit.perturb.probe import Probe, probing
+from clairvit.perturb.probe import probing
 from clairvit.perturb.removal import Removal, on_pixels
 from clairvit.trace.trace import Trace
 
@@ -107,7 +107,7 @@ def rise(
     a patch is kept where its mask exceeds a level drawn for each mask, which keeps it with the mask's own chance.
     `normalise_by_mask_sum` divides each place by how much was seen of it instead of N p. `level=pixel` gives H × W.
     """
-    at_least_one("samples", samples)
+    check_samples(samples)
     check_cells(cells)
     if not 0 < p < 1:
         raise BadInput(f"p={p} was given; expected a chance between 0 and 1 that a cell is open, such as p=0.5.")
@@ -119,9 +119,9 @@ def rise(
         else:
             keep = hardened(fine.on(probe.grid)(range(samples)), seed)
             scores = probe.keeping(keep.flatten(1)[None])
-            masks = _hard_masks(keep, probe, level)
+            masks = _cut_out(keep, probe.size if level == "pixel" else probe.grid)
         found, error = seen_through(scores, masks, None if normalise_by_mask_sum else p)
-    aside.standard_error = error.to(scores.dtype) if samples > 1 else None
+    aside.standard_error = error.to(scores.dtype)
     return found.to(scores.dtype)
 
 
@@ -131,12 +131,8 @@ def hardened(masks: Tensor, seed: int) -> Tensor:
     return masks > levels[:, None, None]
 
 
-def _hard_masks(keep: Tensor, probe: Probe, level: str) -> Callable[[range], Tensor]:
-    def masks(ks: range) -> Tensor:
-        own = keep[ks.start : ks.stop].double()
-        return own if level == "patch" else on_pixels(own, probe.size).double()
-
-    return masks
+def _cut_out(keep: Tensor, size: tuple[int, int]) -> Callable[[range], Tensor]:
+    return lambda ks: on_pixels(keep[ks.start : ks.stop], size).double()
 
 
 def seen_through(scores: Tensor, masks: Callable[[range], Tensor], p: float | None) -> tuple[Tensor, Tensor]:
@@ -161,15 +157,20 @@ def seen_through(scores: Tensor, masks: Callable[[range], Tensor], p: float | No
         seen = m.clamp(min=1e-12)  # nothing was ever seen there: the mean of all scores
         ratio = fm / seen
         spread = (ffmm - 2 * ratio * fmm + ratio**2 * mm) / seen**2
-        return ratio + middle[:, :, None], (spread.clamp(min=0) * count / max(count - 1, 1)).sqrt()
+        return ratio + middle[:, :, None], (spread.clamp(min=0) * count / (count - 1)).sqrt()
     mean, square = fm / count, ffmm / count
-    return mean / p, ((square - mean**2).clamp(min=0) / max(count - 1, 1)).sqrt() / p
+    return mean / p, ((square - mean**2).clamp(min=0) / (count - 1)).sqrt() / p
 
 
 def _chunks(count: int, each: int) -> list[range]:
     """The same pieces whatever the batch size, so that sums are the same too."""
     step = max(1, NUMBERS_AT_ONCE // each)
     return [range(start, min(count, start + step)) for start in range(0, count, step)]
+
+
+def check_samples(samples: int) -> None:
+    if samples < 2:
+        raise BadInput(f"samples={samples} was given; expected 2 or more masks to compare, such as samples=500.")
 
 
 def check_cells(cells: int) -> None:
@@ -230,9 +231,10 @@ def occlusion(
 
 def sliding(grid: tuple[int, int], window: tuple[int, int], stride: int) -> list[Box]:
     """Windows from the first corner on, until the last one reaches the border."""
-    starts = [
-        range(0, stride * math.ceil((side - own) / stride) + 1, stride) for side, own in zip(grid, window, strict=True)
-    ]
+    starts = []
+    for side, own in zip(grid, window, strict=True):
+        step = min(stride, own)  # of a window that was cut: no patch is stepped over
+        starts.append(range(0, step * math.ceil((side - own) / step) + 1, step))
     return [(top, left, *window) for top in starts[0] for left in starts[1]]
 
 
