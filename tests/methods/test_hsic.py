@@ -238,11 +238,11 @@ def test_a_median_near_zero_is_told_and_distances_are_better() -> None:
     """A constant taken off all logits changes no prediction, and with width=outputs it can leave noise of the map."""
     model, image, own = speaking_for((8, 8), 0)
     half = float(effects(model, image, 1).sum()) / 2  # what an image of half of its cells has
-    other = cv.wrap(Shifted(model.module, -0.97 * half), size=(64, 64), layout=cv.Layout((8, 8), 0, "avg"))
+    other = cv.wrap(Shifted(model.module, -0.99 * half), size=(64, 64), layout=cv.Layout((8, 8), 0, "avg"))
     narrow = cv.explain(other, image, "hsic", 1, score="logit")
     right = cv.explain(other, image, "hsic", 1, score="logit", width="distances")
     ranked = [float(spearmanr(one.maps[0].flatten(), own.flatten()).statistic) for one in (narrow, right)]
-    assert ranked[0] < 0.5 < 0.8 < ranked[1]
+    assert ranked[0] + 0.2 < 0.85 < ranked[1]
     assert any("width=distances" in note for note in narrow.notes)
     assert not right.notes
 
