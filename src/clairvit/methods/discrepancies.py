@@ -143,5 +143,20 @@ KNOWN = {
         "Coalitions drawn from the kernel count equally, enumerated ones with its weight: shap and we do both. shap keeps "
         "ten features unless l1_reg=False; captum meets the constraint by a weight of 10⁶; xplique has no constraint, so "
         "that its values do not add up."
+    "rise": (
+        "Paper: 8000 masks for a ResNet; the authors' notebook 2000; xplique 4000, as here. The authors' batched class "
+        "does not divide by N p; xplique divides each pixel by its own mask sum (`normalise_by_mask_sum`)."
+    ),
+    "occlusion": (
+        "The paper shows the probability behind each position of one grey square; captum gives a pixel the mean of its "
+        "windows' whole losses (`share=false`), so that larger windows say larger numbers."
+    ),
+    "pami": (
+        "No code was released: which parts, at which scales, and the blur are our choice; the aggregation is theirs."
+    ),
+    "hsic": (
+        "xplique's output kernel is as wide as the median of the outputs: it moves with a constant added to all logits "
+        "and near zero the map is noise (a note says so); the usual rule is `width=distances`. The paper's design is a "
+        "Latin hypercube (`design=lhs`). xplique enlarges cells bicubically; here a patch has the mean of its cells."
     ),
 }

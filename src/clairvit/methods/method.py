@@ -139,6 +139,8 @@ _HOMES = (
     "feature_masks",
     "counterfactual",
     "surrogate",
+    "masks",
+    "hsic",
     "baseline",
     "combine",
 )
