@@ -126,6 +126,7 @@ KNOWN = {
         "The authors' docstring merges what is less similar than the threshold; their code, and we, what is less "
         "distant. A feature map that is the same everywhere turns their whole map into NaN; here it makes no mask. "
         "Coporan's do-operator on single patches is leave-one-out, not this."
+    ),
     "atman": (
         "The paper scales the scores themselves (`shift_min=False`), the authors' code for language models their "
         "distance from the row's lowest; it stores loss before − loss after. Their BLIP port does not shift and, by a "
@@ -134,6 +135,7 @@ KNOWN = {
     "counterfactual": (
         "Papers look for a mask by gradient descent and threshold it; here patches are searched one by one and the set "
         "is checked on the model itself."
+    ),
     "lime": (
         "lime's code takes a square root, exp(−D²/2w²), where the formula has exp(−D²/w²) (preset `lime`), and paints a "
         "superpixel with its own mean colour. captum measures the distance between images, not samples, at width 1 with "
@@ -143,6 +145,7 @@ KNOWN = {
         "Coalitions drawn from the kernel count equally, enumerated ones with its weight: shap and we do both. shap keeps "
         "ten features unless l1_reg=False; captum meets the constraint by a weight of 10⁶; xplique has no constraint, so "
         "that its values do not add up."
+    ),
     "rise": (
         "Paper: 8000 masks for a ResNet; the authors' notebook 2000; xplique 4000, as here. The authors' batched class "
         "does not divide by N p; xplique divides each pixel by its own mask sum (`normalise_by_mask_sum`)."
