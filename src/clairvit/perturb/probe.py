@@ -16,6 +16,7 @@ from torch import Tensor
 
 from clairvit.errors import BadInput, NotApplicable
 from clairvit.models.layout import Layout
+from clairvit.models.target import Target
 from clairvit.perturb.aside import Aside
 from clairvit.perturb.batch import Room, current_pace, in_batches
 from clairvit.perturb.chance import fingerprints
@@ -38,6 +39,7 @@ class Probe:
     def __init__(self, trace: Trace, removal: str, seed: int, tell: Callable[[int], None]) -> None:
         assert trace.target is not None
         self.trace, self.removal, self.seed, self.tell = trace, removal, seed, tell
+        self.target: Target = trace.target
         self.pixels = trace.pixels
         self.size = (int(self.pixels.shape[-2]), int(self.pixels.shape[-1]))
         self.layout: Layout = trace.layout
