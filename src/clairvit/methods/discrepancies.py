@@ -94,6 +94,11 @@ KNOWN = {
         "SkipPLUS equates it with gradcam-elementwise+plus: true only for activations that are never negative."
     ),
     "xgradcam": "Divides by sums of signed activations, near zero on ViTs: weights explode. See xgradcam-plus.",
+    "scorecam": (
+        "The paper's rise over a baseline image cancels in its softmax. The authors' code has no softmax: it weighs by "
+        "the class probability (`weights=plain` with score=prob). pytorch-grad-cam stretches feature maps from corner "
+        "to corner (preset `jacobgil`). " + _RELU
+    ),
     "transatt": (
         "Not row-normalised (the line is commented out in the authors' ViT file); their evaluation skips "
         "block 0. Coporan calls it pixel-level; it is a rollout over tokens."
@@ -116,5 +121,46 @@ KNOWN = {
     "alti": (
         "SkipPLUS takes the block's output as resultant though the MLP is not in the parts; the original: "
         "the attention's."
+    ),
+    "vit-cx": (
+        "The authors' docstring merges what is less similar than the threshold; their code, and we, what is less "
+        "distant. A feature map that is the same everywhere turns their whole map into NaN; here it makes no mask. "
+        "Coporan's do-operator on single patches is leave-one-out, not this."
+    ),
+    "atman": (
+        "The paper scales the scores themselves (`shift_min=False`), the authors' code for language models their "
+        "distance from the row's lowest; it stores loss before − loss after. Their BLIP port does not shift and, by a "
+        "slip, suppresses only the neighbours of a patch, never the patch itself."
+    ),
+    "counterfactual": (
+        "Papers look for a mask by gradient descent and threshold it; here patches are searched one by one and the set "
+        "is checked on the model itself."
+    ),
+    "lime": (
+        "lime's code takes a square root, exp(−D²/2w²), where the formula has exp(−D²/w²) (preset `lime`), and paints "
+        "a superpixel with its own mean colour. captum measures the distance between images, not samples, at width 1 "
+        "with a lasso; xplique too, Euclidean at width 45; InterpretDL normalises the columns, so that its ridge "
+        "weighs more."
+    ),
+    "kernelshap": (
+        "Coalitions drawn from the kernel count equally, enumerated ones with its weight: shap and we do both. shap "
+        "keeps ten features unless l1_reg=False; captum meets the constraint by a weight of 10⁶; xplique has no "
+        "constraint, so that its values do not add up."
+    ),
+    "rise": (
+        "Paper: 8000 masks for a ResNet; the authors' notebook 2000; xplique 4000, as here. The authors' batched class "
+        "does not divide by N p; xplique divides each pixel by its own mask sum (`normalise_by_mask_sum`)."
+    ),
+    "occlusion": (
+        "The paper shows the probability behind each position of one grey square; captum gives a pixel the mean of its "
+        "windows' whole losses (`share=false`), so that larger windows say larger numbers."
+    ),
+    "pami": (
+        "No code was released: which parts, at which scales, and the blur are our choice; the aggregation is theirs."
+    ),
+    "hsic": (
+        "xplique's output kernel is as wide as the median of the outputs: it moves with a constant added to all logits "
+        "and near zero the map is noise (a note says so); the usual rule is `width=distances`. The paper's design is a "
+        "Latin hypercube (`design=lhs`). xplique enlarges cells bicubically; here a patch has the mean of its cells."
     ),
 }

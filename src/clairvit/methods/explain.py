@@ -256,7 +256,7 @@ def _checked_maps(
     silent = [name for name, nothing in zip(names, blank, strict=True) if nothing]
     empty = [name for name, anything, nothing in zip(names, some, blank, strict=True) if not (anything or nothing)]
     no_gradient = "no gradient reaches the tokens (a head of zeros?)"
-    if bound.method.family == "perturbation":
+    if bound.method.family == "perturbation" or not bound.cost.backwards:
         no_gradient = "the score stays the same whatever is removed (a head of zeros?)"
     warned = []
     if silent:

@@ -136,6 +136,11 @@ _HOMES = (
     "decompose",
     "paths",
     "causal",
+    "feature_masks",
+    "counterfactual",
+    "surrogate",
+    "masks",
+    "hsic",
     "baseline",
     "combine",
 )

@@ -16,10 +16,9 @@ from clairvit.errors import BadInput, ClairError, NotApplicable
 from clairvit.methods.aggregate import Aggregation, reading
 from clairvit.methods.bind import Bound
 from clairvit.methods.explanation import Cost
-from clairvit.methods.view import Desk, OneByOne, View, several
+from clairvit.methods.view import Desk, OneByOne, View, laid_out, several
 from clairvit.perturb.aside import Aside
 from clairvit.trace.attention import AttentionCall
-from clairvit.trace.grid import square_patches
 from clairvit.trace.layer import Layer
 from clairvit.trace.trace import Trace
 
@@ -219,17 +218,7 @@ class _Walk:
 
     def _on_grid(self, row: Tensor, index: int) -> Tensor:
         """[B, N] without its prefix tokens, as [B, rows, cols]."""
-        layout, batch = self.trace.in_order, len(self.trace.pixels)
-        if row.shape[1] == layout.tokens and len(row) in (1, batch):
-            return row[:, layout.prefix :].reshape(len(row), *layout.grid).expand(batch, -1, -1)
-        image = (int(self.trace.pixels.shape[-2]), int(self.trace.pixels.shape[-1]))
-        for grid in (self.trace.layers[index].grid, square_patches(row.shape[1], image)):
-            if grid is not None and grid[0] * grid[1] == row.shape[1] > 1 and len(row) == batch:
-                return row.reshape(batch, *grid)
-        raise NotApplicable(
-            f"The {row.shape[1]} tokens of layer {index} ({len(row)} × for {batch} images) do not form a grid on the "
-            "image. Use saliency."
-        )
+        return laid_out(row, self.trace, index).expand(len(self.trace.pixels), -1, -1)
 
 
 def _whole_image(bound: Bound, trace: Trace, seed: int, result: Result) -> None:

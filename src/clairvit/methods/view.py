@@ -13,6 +13,7 @@ from torch import Tensor
 from clairvit.errors import NotApplicable
 from clairvit.models.layout import Layout
 from clairvit.trace.attention import merged, widened
+from clairvit.trace.grid import square_patches
 from clairvit.trace.inside import Inside, no_residual
 from clairvit.trace.layer import Layer
 from clairvit.trace.local import cotangents, pool_gradients, through_block
@@ -27,6 +28,28 @@ def mean_of_heads(heads: Tensor) -> Tensor:
 def weighted_heads(heads: Tensor, weights: Tensor) -> Tensor:
     """sum_h w_h M_h for weights [B, H]: as a vector × matrix product, which reads the heads once."""
     return (weights[:, None] @ heads.flatten(2)).view(len(heads), *heads.shape[2:])
+
+
+def looked_at(trace: Trace) -> tuple[Tensor | None, Tensor | None]:
+    """Where class activation maps look at a ViT (see `View.cam_features`), [B, N, d], and the gradient there."""
+    if trace.normed is None and trace.layout.pooling == "avg":
+        return trace.final_tokens, trace.final_gradient
+    return trace.normed, trace.normed_gradient
+
+
+def laid_out(tokens: Tensor, trace: Trace, index: int) -> Tensor:
+    """Tokens [n, N, …] of a layer without their prefix, where they are on the image: [n, rows, cols, …]."""
+    layout, batch = trace.in_order, len(trace.pixels)
+    if tokens.shape[1] == layout.tokens and len(tokens) in (1, batch):
+        return tokens[:, layout.prefix :].reshape(len(tokens), *layout.grid, *tokens.shape[2:])
+    image = (int(trace.pixels.shape[-2]), int(trace.pixels.shape[-1]))
+    for grid in (trace.layers[index].grid, square_patches(tokens.shape[1], image)):
+        if grid is not None and grid[0] * grid[1] == tokens.shape[1] > 1 and len(tokens) == batch:
+            return tokens.reshape(batch, *grid, *tokens.shape[2:])
+    raise NotApplicable(
+        f"The {tokens.shape[1]} tokens of layer {index} ({len(tokens)} × for {batch} images) do not form a grid on the "
+        "image. Use saliency."
+    )
 
 
 class Desk:
@@ -195,10 +218,7 @@ class View:
             raise NotApplicable(
                 f"at=norm looks at the last block only; layer {self.index} of {self.count} was asked for. Use at=input."
             )
-        trace = self.trace
-        a, g = trace.normed, trace.normed_gradient
-        if a is None and trace.layout.pooling == "avg":
-            a, g = trace.final_tokens, trace.final_gradient
+        a, g = looked_at(self.trace)
         if a is None or g is None:
             return self.x, self.dx  # no norm before the attention (post-norm blocks)
         return widened(a), widened(g)

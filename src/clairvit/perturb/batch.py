@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TypeVar
@@ -18,8 +18,13 @@ import torch
 from clairvit.errors import BadInput
 
 Made = TypeVar("Made")
-PRECISIONS = {name: getattr(torch, name) for name in ("bfloat16", "float16")}
+PRECISIONS = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 PRECISIONS |= {"bf16": torch.bfloat16, "fp16": torch.float16}
+_NO_MEMORY = (  # Linux, elsewhere, Apple's GPUs, and a CUDA library that asks for its own
+    *("can't allocate memory", "not enough memory", "out of memory"),
+    *("CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED"),
+)
+_DEVICES = ("cpu", "cuda", "mps")
 GROWS_AFTER = 8  # passes that went well before a halved batch is doubled again
 
 
@@ -29,12 +34,14 @@ class Pace:
 
     batch_size: int | None = None
     autocast: str | None = None
+    outside: tuple[tuple[str, torch.dtype], ...] = ()  # the autocast that the caller was in, by device
 
     def precision(self, device: torch.device) -> AbstractContextManager[object]:
         """For passes of the model; the caller's own autocast stays where none was asked for."""
-        if self.autocast is None:
-            return torch.autocast(device.type, enabled=torch.is_autocast_enabled(device.type))
-        return torch.autocast(device.type, PRECISIONS[self.autocast])
+        if self.autocast is not None:
+            return torch.autocast(device.type, PRECISIONS[self.autocast])
+        outside = dict(self.outside).get(device.type)
+        return nullcontext() if outside is None else torch.autocast(device.type, outside)
 
 
 _AS_FITS = Pace()
@@ -50,10 +57,14 @@ def check_pace(batch_size: int | None, autocast: str | None) -> None:
 
 @contextmanager
 def pace(batch_size: int | None = None, autocast: str | None = None) -> Iterator[None]:
-    """Inside the block variants are run so; what is None stays as it was."""
+    """Inside the block variants are run so; what is None stays as it was.
+
+    Methods do their own arithmetic without autocast, so that the caller's is noted here, for the passes.
+    """
     check_pace(batch_size, autocast)
     outer = _pace.get()
-    before = _pace.set(Pace(batch_size or outer.batch_size, autocast or outer.autocast))
+    outside = tuple((kind, torch.get_autocast_dtype(kind)) for kind in _DEVICES if torch.is_autocast_enabled(kind))
+    before = _pace.set(Pace(batch_size or outer.batch_size, autocast or outer.autocast, outside or outer.outside))
     try:
         yield
     finally:
@@ -90,7 +101,8 @@ def in_batches(
 ) -> Iterator[tuple[range, Made]]:
     """run(ks) for variants 0 … count - 1, as many at once as there is room for.
 
-    `each` is the size of one variant; `together` is how many images a variant is (a whole batch, say).
+    `each` is the size of one image; `together` is how many images a variant is (a whole batch, say), which `run` may
+    have to spread over several passes.
     """
     done = 0
     while done < count:
@@ -98,8 +110,8 @@ def in_batches(
         made: Made | None = None
         try:
             made = run(ks)
-        except (torch.OutOfMemoryError, RuntimeError) as error:
-            if len(ks) == 1 or not _out_of_memory(error):
+        except (RuntimeError, MemoryError) as error:
+            if min(len(ks) * together, room.holds(each)) == 1 or not out_of_memory(error):
                 raise
         if made is None:  # outside the handler, where the failed attempt is no longer held by its error
             room.too_small()
@@ -110,9 +122,11 @@ def in_batches(
         done = ks.stop
 
 
-def _out_of_memory(error: RuntimeError) -> bool:
+def out_of_memory(error: BaseException) -> bool:
     """Torch has a class for it on accelerators, and a sentence on the CPU."""
-    return isinstance(error, torch.OutOfMemoryError) or "not enough memory" in str(error)
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in _NO_MEMORY)
 
 
 def _free_memory() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import zlib
 
 import torch
@@ -19,5 +20,11 @@ def fingerprints(images: Tensor, seed: int) -> list[int]:
 
 
 def dice(mark: int, k: int = 0) -> torch.Generator:
-    """The k-th generator of a fingerprint. It draws on the CPU, so that all devices see the same."""
-    return torch.Generator().manual_seed(zlib.crc32(k.to_bytes(4, "little"), mark))
+    """The k-th generator of a fingerprint, or of a seed. It draws on the CPU, so that all devices see the same.
+
+    Mark and k are hashed as two things: a checksum mixes them so that (0, 1) and (1, 0) are one, and then the samples
+    of two seeds are the same ones in another order.
+    """
+    return torch.Generator().manual_seed(
+        int.from_bytes(hashlib.blake2b(f"{mark} {k}".encode(), digest_size=8).digest())
+    )

@@ -29,6 +29,9 @@ class Positions(TorchFunctionMode):
         super().__init__()
         self.kept = {tokens: kept, tokens - prefix: kept[:, prefix:] - prefix}  # by the length that they index
         self.tokens = tokens
+        # A length of 1 fits everything, so that no operation would fail, and constants meet each other in it too (rows
+        # and columns that are subtracted). Then only what depends on the tokens, told by its gradient, cuts a constant.
+        self.ambiguous = any(rows.shape[1] == 1 for rows in self.kept.values())
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -51,7 +54,7 @@ class Positions(TorchFunctionMode):
 
     def _fitted(self, tensor: Tensor, among: list[Tensor]) -> Tensor:
         for other in among:
-            if other is not tensor:
+            if other is not tensor and (not self.ambiguous or (other.requires_grad and not tensor.requires_grad)):
                 tensor = self._cut(tensor, other.shape)
         return tensor
 

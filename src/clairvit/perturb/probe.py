@@ -6,14 +6,15 @@ with probing(trace, "token", what="lime", forwards=1000, seed=0, aside=aside) as
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
-from clairvit.errors import BadInput
+from clairvit.errors import BadInput, NotApplicable
 from clairvit.models.layout import Layout
 from clairvit.models.target import Target
 from clairvit.perturb.aside import Aside
@@ -22,6 +23,7 @@ from clairvit.perturb.chance import fingerprints
 from clairvit.perturb.removal import background, check_removal, on_pixels
 from clairvit.perturb.rewrite import Rewrite, Rewritten
 from clairvit.perturb.road import imputed
+from clairvit.perturb.tally import Found, Tally, Value, in_order
 from clairvit.perturb.tokens import NO_WAY, Way, embedded, run_tokens, way_of
 from clairvit.perturb.watch import telling
 from clairvit.trace.attention import widened
@@ -46,7 +48,7 @@ class Probe:
         self.tokens = embedded(trace.recording) if self.way.how != "none" else None
         self._room = Room(TOKENS_AT_ONCE.get(self.pixels.device.type, TOKENS_AT_ONCE["cuda"]))
         self._background: Tensor | None = None
-        self._seen: list[Tensor] = []  # lowest and highest score of each image, [2, B]
+        self._tally = Tally(trace.target, trace.logits)
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -68,56 +70,80 @@ class Probe:
             self._background = background(self.removal, self.pixels, self.trace.recording.model.preprocess, self.seed)
         return self._background
 
+    @functools.cached_property
+    def _marks(self) -> list[int]:
+        return fingerprints(self.pixels, self.seed)
+
     @property
     def original(self) -> Tensor:
         """The score of each image as it is, [B]; the trace knows it already."""
-        return widened(self.target(self.trace.logits))
+        return self._tally.original
 
-    def keeping(self, keep: Tensor, value: Callable[[Tensor, list[int]], Tensor] | None = None) -> Tensor:
+    def keeping(self, keep: Tensor, value: Value | None = None) -> Tensor:
         """[B, V] scores when only the patches of `keep`, bool [B or 1, V, patches], are left.
 
         `value(logits [n, C], images [n])` -> [n, …] takes the place of the target's score.
         """
         images = len(self.pixels)
         keep = keep.to(self.pixels.device)
-        if keep.ndim != 3 or keep.shape[2] != self.patches or len(keep) not in (1, images):
+        shaped = keep.ndim == 3 and keep.shape[2] == self.patches and len(keep) in (1, images)
+        if not shaped or keep.dtype != torch.bool:
             raise BadInput(
-                f"keep has shape {list(keep.shape)}; expected [{images} images or 1, variants, {self.patches} patches]."
+                f"keep is {keep.dtype} of shape {list(keep.shape)}; expected booleans of shape [{images} images or 1, "
+                f"variants, {self.patches} patches]."
             )
-        keep = keep.expand(images, -1, -1)
         variants = keep.shape[1]
-        flat = keep.reshape(-1, self.patches)  # image by image
-        counts = flat.sum(1) if self._drops else flat.new_full((len(flat),), self.patches, dtype=torch.long)
+        if not variants:
+            return widened(self.pixels.new_zeros(images, 0))
+        flat = keep.expand(images, -1, -1).reshape(-1, self.patches)  # image by image
+        values = self.asking(torch.arange(len(flat), device=keep.device) // variants, flat, value)
+        if value is not None:
+            return values.reshape(images, variants, *values.shape[1:])
+        return self._tally.by_image(values, variants)
+
+    def asking(self, images: Tensor, keep: Tensor, value: Value | None = None) -> Tensor:
+        """[n, …] as `keeping`, of any images [n] with any patches `keep` [n, patches] left.
+
+        For searches, which ask more of one image than of another. Without `value`, a function of the user's own gets
+        no say: logits come back.
+        """
+        counts = keep.sum(1) if self._drops else keep.new_full((len(keep),), self.patches, dtype=torch.long)
         if self._drops and self.layout.pooling not in ("token", "distilled"):
             counts[counts == 0] = -1  # there is no mean of nothing: these are zeroed instead
-        found: list[tuple[Tensor, Tensor]] = []
+        found: Found = []
         for count in sorted(set(counts.tolist())):
             places = (counts == count).nonzero()[:, 0]
             each = max(1, count if count > 0 else self.patches) + self.layout.prefix
 
             def run(ks: range, places: Tensor = places) -> Tensor:
                 own = places[ks.start : ks.stop]
-                return self._patches_left(own // variants, flat[own])
+                return self._patches_left(images[own], keep[own])
 
             for ks, logits in in_batches(len(places), self._room, each, run):
                 self._count(len(ks))
                 own = places[ks.start : ks.stop]
-                found.append((own, self._valued(logits, own // variants, value)))
-        return self._placed(found, variants, value is None)
+                found.append((own, self._tally.valued(logits, images[own], value)))
+        return in_order(found)
 
-    def painting(self, count: int, variant: Callable[[range], Tensor]) -> Tensor:
-        """[B, V] scores of images that a method paints itself: variant(ks) -> [B, len(ks), 3, H, W]."""
-        images, found = len(self.pixels), []
+    def painting(self, count: int, variant: Callable[[range], Tensor], images: Sequence[int] | None = None) -> Tensor:
+        """[rows, V] scores of images that a method paints itself: variant(ks) -> [rows, len(ks), 3, H, W].
+
+        `images` are those that the rows are variants of, where they are not the whole batch in its order.
+        """
+        own = torch.tensor(range(len(self.pixels)) if images is None else images, device=self.pixels.device)
+        found: Found = []
 
         def run(ks: range) -> Tensor:
-            return self._logits(variant(ks).flatten(0, 1))
+            painted = variant(ks).flatten(0, 1)
+            parts = torch.split(painted, self._room.holds(self.layout.tokens))
+            return torch.cat([self._logits(part) for part in parts])
 
-        for ks, logits in in_batches(count, self._room, self.layout.tokens * images, run, together=images):
+        for ks, logits in in_batches(count, self._room, self.layout.tokens, run, together=len(own)):
             self._count(len(logits))
             at = torch.arange(ks.start, ks.stop, device=logits.device)
-            places = (torch.arange(images, device=at.device)[:, None] * count + at).flatten()
-            found.append((places, self._valued(logits, places // count, None)))
-        return self._placed(found, count, True)
+            places = (torch.arange(len(own), device=at.device)[:, None] * count + at).flatten()
+            found.append((places, self._tally.valued(logits, own[places // count], None)))
+        return self._tally.by_image(in_order(found), count, None if images is None else own)
 
     def blend(self, masks: Tensor) -> Tensor:
         """Images seen through masks [B or 1, k, H, W] in 0…1, the background where they are 0: [B, k, 3, H, W]."""
@@ -126,31 +152,34 @@ class Probe:
 
     def rewriting(self, count: int, rewrite: Callable[[Tensor, Tensor], Rewrite]) -> Tensor:
         """[B, V] scores with changed attention: rewrite(images [n], variants [n]) says how, for n of them at once."""
-        found = []
+        found: Found = []
         every = torch.arange(len(self.pixels) * count, device=self.pixels.device)
 
         def run(ks: range) -> Tensor:
             own = every[ks.start : ks.stop]
             images = own // count
-            with Rewritten(len(own), self.layout.tokens, rewrite(images, own % count)):
+            with Rewritten(len(own), self.layout.tokens, rewrite(images, own % count)) as mode:
                 if self.tokens is None:
-                    return self._logits(self.pixels[images])
-                with current_pace().precision(self.pixels.device):
-                    return run_tokens(self.trace.recording, self.way, self.tokens[images], None)
+                    logits = self._logits(self.pixels[images])
+                else:
+                    with current_pace().precision(self.pixels.device):
+                        logits = run_tokens(self.trace.recording, self.way, self.tokens[images], None)
+            if mode.seen < max(1, len(self.trace.layers)):
+                raise NotApplicable(
+                    f"Only {mode.seen} of the {len(self.trace.layers)} attention calls of this model could be changed "
+                    "(others are inside windows, or run outside torch). Use leave-one-out, which takes patches out."
+                )
+            return logits
 
         for ks, logits in in_batches(len(every), self._room, self.layout.tokens, run):
             self._count(len(ks))
             own = every[ks.start : ks.stop]
-            found.append((own, self._valued(logits, own // count, None)))
-        return self._placed(found, count, True)
+            found.append((own, self._tally.valued(logits, own // count, None)))
+        return self._tally.by_image(in_order(found), count)
 
     def unmoved(self) -> list[bool]:
-        """Images whose score stayed exactly the same under all that was tried."""
-        if not self._seen:
-            return [False] * len(self.pixels)
-        low, high = torch.stack(self._seen).unbind(1)
-        same: list[bool] = (low.amin(0) == high.amax(0)).tolist()
-        return same
+        """Images whose score stayed exactly what it was under all that was tried."""
+        return self._tally.unmoved()
 
     @property
     def _drops(self) -> bool:
@@ -173,8 +202,7 @@ class Probe:
     def _painted(self, images: Tensor, keep: Tensor) -> Tensor:
         shown = on_pixels(keep.reshape(-1, *self.grid), self.size)  # [n, H, W]
         if self.removal == "road":
-            marks = fingerprints(self.pixels, self.seed)
-            return imputed(self.pixels[images], shown == 0, [marks[i] for i in images.tolist()])
+            return imputed(self.pixels[images], shown == 0, [self._marks[i] for i in images.tolist()])
         return torch.where(shown[:, None] > 0, self.pixels[images], self.background[images])
 
     @torch.no_grad()
@@ -182,23 +210,6 @@ class Probe:
         model = self.trace.recording.model
         with visiting(model.module), current_pace().precision(pixels.device):
             return model.logits(pixels.to(self.pixels.dtype))
-
-    def _valued(self, logits: Tensor, images: Tensor, value: Callable[[Tensor, list[int]], Tensor] | None) -> Tensor:
-        if value is not None:
-            return value(widened(logits), images.tolist())
-        if self.target.together:
-            return widened(logits)  # the user's own function wants all images at once, in their order
-        return widened(self.target.take(images.tolist())(widened(logits)))
-
-    def _placed(self, found: list[tuple[Tensor, Tensor]], variants: int, scored: bool) -> Tensor:
-        order = torch.cat([places for places, _ in found]).argsort()
-        values = torch.cat([part for _, part in found])[order]
-        values = values.reshape(len(self.pixels), variants, *values.shape[1:])
-        if scored and self.target.together:
-            values = torch.stack([widened(self.target(values[:, v])) for v in range(variants)], 1)
-        if scored:
-            self._seen.append(torch.stack([values.amin(1), values.amax(1)]))
-        return values
 
     def _count(self, images: int) -> None:
         self.passed += images

@@ -38,8 +38,8 @@ def check_removal(name: str) -> None:
 def background(removal: str, pixels: Tensor, preprocess: Preprocess, seed: int) -> Tensor:
     """What lies under the patches that are taken away, [B, 3, H, W], normalised as the images are."""
     if removal == "black":
-        mean, std = (pixels.new_tensor(values)[:, None, None] for values in (preprocess.mean, preprocess.std))
-        return (-mean / std).expand_as(pixels)
+        black = [-mean / std for mean, std in zip(preprocess.mean, preprocess.std, strict=True)]
+        return pixels.new_tensor(black)[:, None, None].expand_as(pixels)
     if removal == "blur":
         kernel = rise_kernel().to(pixels).expand(pixels.shape[1], 1, -1, -1)
         return F.conv2d(pixels, kernel, padding=kernel.shape[-1] // 2, groups=pixels.shape[1])

@@ -16,7 +16,9 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from clairvit.models.layout import Layout
 from clairvit.models.model import first_scores
+from clairvit.perturb.batch import out_of_memory
 from clairvit.perturb.positions import Positions
 from clairvit.perturb.rewrite import Rewritten, hiding
 from clairvit.trace.anatomy import Anatomy, tokens_among
@@ -61,7 +63,7 @@ def embedded(recording: Recording) -> Tensor | None:
 @torch.no_grad()
 def run_tokens(recording: Recording, way: Way, tokens: Tensor, kept: Tensor | None) -> Tensor:
     """Logits [V, C] of token fields [V, N, d]: those of `kept` [V, K], in order, or all of them."""
-    model, plan = recording.model, recording.anatomy
+    module, plan = recording.model.module, recording.anatomy
     assert plan.layout is not None
     if kept is not None:
         tokens = tokens.gather(1, kept[..., None].expand(-1, -1, tokens.shape[-1]))  # [V, K, d]
@@ -69,8 +71,27 @@ def run_tokens(recording: Recording, way: Way, tokens: Tensor, kept: Tensor | No
     stand_in = recording.pixels.detach()[:1]
     stand_in = stand_in.expand(len(tokens), -1, -1, -1) if way.whole_batch else stand_in
     given = recording.from_tokens(tokens, like=recording.inputs[0])
-    with visiting(model.module), _starting_from(given, plan, positions), positions or nullcontext():
-        return first_scores(model.module(stand_in))
+    if plan.writes_in_place:
+        given = given.clone()  # the caller's tokens stay what they are
+    cut = positions or nullcontext()
+    with (
+        visiting(module),
+        _as_it_was(module),
+        _marked(given, positions) as marked,
+        _starting_from(marked, plan, positions),
+        cut,
+    ):
+        return first_scores(module(stand_in)).detach()
+
+
+@contextmanager
+def _marked(given: Tensor, positions: Positions | None) -> Iterator[Tensor]:
+    """Where lengths do not tell, what depends on the tokens has a gradient; it is never asked for."""
+    if positions is None or not positions.ambiguous:
+        yield given
+        return
+    with torch.inference_mode(False), torch.enable_grad():
+        yield given.clone().requires_grad_().clone()  # no leaf: blocks may write in place
 
 
 @contextmanager
@@ -89,7 +110,8 @@ def _starting_from(given: Tensor, plan: Anatomy, positions: Positions | None) ->
             if plan.whole_blocks:
                 new = given
             else:
-                own.data = given  # the very tensor, so that a residual beside the module starts from it too
+                own.data = given.detach()  # the very tensor, so that a residual beside the module starts from it too
+                own.requires_grad_(given.requires_grad)
 
         def put(value: Any) -> Any:
             if value is own:
@@ -113,60 +135,79 @@ def _starting_from(given: Tensor, plan: Anatomy, positions: Positions | None) ->
 
 @torch.no_grad()
 def find_way(recording: Recording) -> Way:
-    """The first way that gives what it must on two images: the recorded one and another."""
+    """The first way that gives what it must on two images of noise; the user's own may be blank, and show nothing."""
     if embedded(recording) is None:
         return NO_WAY
-    one = recording.pixels.detach()[:1]
-    two = torch.cat([one.flip(-1).roll(1, -2), one])  # the stand-in is neither's batch nor the first's content
-    truth = record(recording.model, two, differentiable=False)
-    tokens = embedded(truth)
-    assert tokens is not None
-    layout = truth.anatomy.layout
-    assert layout is not None
-    kept = _some_of(layout.patches, layout.prefix).to(tokens.device)  # [2, K]
-    with _as_it_was(recording.model.module):
+    own = recording.pixels
+    dice = torch.Generator().manual_seed(0)
+    two = torch.randn(2, *own.shape[1:], generator=dice).to(own)  # neither is the stand-in
+    quiet = torch.autocast(own.device.type, enabled=False)  # what rounding hides cannot be told apart
+    with visiting(recording.model.module), quiet:  # our hooks see nobody else's passes
+        truth = record(recording.model, two, differentiable=False)
+        tokens = embedded(truth)
+        assert tokens is not None
         for way in _WAYS:
-            if _works(recording, way, tokens, kept, truth):
+            if _works(recording, way, tokens, truth):
                 return way
     return NO_WAY
 
 
-def _some_of(patches: int, prefix: int) -> Tensor:
-    """Two different sets of about half of the patches, behind the prefix; a number that is no square."""
-    count = max(1, patches // 2 - 1 if patches > 4 else patches // 2)
+def _some_of(layout: Layout, count: int, device: torch.device) -> Tensor:
+    """[2, prefix + count]: two different sets of patches, behind the prefix."""
     dice = torch.Generator().manual_seed(0)
-    sets = [torch.randperm(patches, generator=dice)[:count].sort().values for _ in range(2)]
-    return torch.stack([torch.cat([torch.arange(prefix), prefix + own]) for own in sets])
+    sets = [torch.randperm(layout.patches, generator=dice)[:count].sort().values for _ in range(2)]
+    prefix = torch.arange(layout.prefix)
+    return torch.stack([torch.cat([prefix, layout.prefix + own]) for own in sets]).to(device)
 
 
-def _works(recording: Recording, way: Way, tokens: Tensor, kept: Tensor, truth: Recording) -> bool:
+def _works(recording: Recording, way: Way, tokens: Tensor, truth: Recording) -> bool:
     try:
-        whole = run_tokens(recording, way, tokens, None)
-        if not _alike(whole, truth.logits):
+        if not _changes_nothing(recording, way, tokens, truth):
             return False
         if way.how == "zero":
             return True
-        seen: list[Tensor] = []
-        with _ends(truth, seen):
-            short = run_tokens(recording, way, tokens, kept)
-        if len(short) != len(tokens) or not seen:
-            return False
-        if _alike(truth.as_tokens(seen[-1]), _looking_away(recording, way, tokens, kept)):
-            return True
-        # Heads that are mixed after the softmax (CaiT) look at hidden tokens all the same. A model whose blocks know no
-        # places has nothing that dropping could get wrong.
-        return not way.positions and _knows_no_places(recording, way, tokens, kept)
-    except (RuntimeError, ValueError, TypeError, LookupError, AssertionError, AttributeError):
-        return False  # this model cannot take them so; the next way is tried
+        layout = truth.anatomy.layout
+        assert layout is not None
+        half = max(1, layout.patches // 2 - (layout.patches > 4))  # a number that is no square
+        counts = (half, 1) if way.positions else (half,)  # one patch alone fits what is as long as all of them, too
+        return all(_drops(recording, way, tokens, _some_of(layout, count, tokens.device)) for count in counts)
+    except Exception as error:  # whatever a stranger's model raises: it cannot take them so, and the next way is tried
+        if out_of_memory(error):
+            raise
+        return False
+
+
+def _changes_nothing(recording: Recording, way: Way, tokens: Tensor, truth: Recording) -> bool:
+    """Does a model that is handed all of an image's tokens make of them what it makes of the image?"""
+    plain, handed = _Ends(recording), _Ends(recording)
+    with visiting(recording.model.module), plain:
+        recording.model.logits(truth.pixels)
+    with handed:
+        whole = run_tokens(recording, way, tokens, None)
+    # A head of zeros says the same of everything, so that the last block is asked as well.
+    return _alike(whole, truth.logits) and _alike(handed.last, plain.last)
+
+
+def _drops(recording: Recording, way: Way, tokens: Tensor, kept: Tensor) -> bool:
+    """Does a model that is handed the kept tokens make of them what it does when nobody looks at the others?"""
+    ends = _Ends(recording)
+    with ends:
+        short = run_tokens(recording, way, tokens, kept)
+    if len(short) != len(tokens):
+        return False
+    if _alike(recording.as_tokens(ends.last), _looking_away(recording, way, tokens, kept)):
+        return True
+    # Heads that are mixed after the softmax (CaiT) look at hidden tokens all the same. A model whose blocks know no
+    # places has nothing that dropping could get wrong.
+    return not way.positions and _knows_no_places(recording, way, tokens, kept)
 
 
 def _looking_away(recording: Recording, way: Way, tokens: Tensor, kept: Tensor) -> Tensor:
     """What the last block makes of the kept tokens when nobody looks at the others, [2, K, d]."""
     shown = torch.zeros(tokens.shape[:2], dtype=torch.bool, device=tokens.device).scatter_(1, kept, True)
-    seen: list[Tensor] = []
-    with _ends(recording, seen), Rewritten(len(tokens), tokens.shape[1], hiding(shown)):
+    with _Ends(recording) as ends, Rewritten(len(tokens), tokens.shape[1], hiding(shown)):
         run_tokens(recording, replace(way, positions=False), tokens, None)
-    end = recording.as_tokens(seen[-1])
+    end = recording.as_tokens(ends.last)
     return end.gather(1, kept[..., None].expand(-1, -1, end.shape[-1]))
 
 
@@ -178,27 +219,39 @@ def _knows_no_places(recording: Recording, way: Way, tokens: Tensor, kept: Tenso
     def turned(rows: Tensor) -> Tensor:
         return torch.cat([rows[:, :prefix], rows[:, prefix:].flip(1)], 1)
 
-    return _alike(
-        run_tokens(recording, way, turned(tokens), None), run_tokens(recording, way, tokens, None)
-    ) and _alike(run_tokens(recording, way, tokens, turned(kept)), run_tokens(recording, way, tokens, kept))
+    def end(tokens: Tensor, kept: Tensor | None) -> Tensor:
+        with _Ends(recording) as ends:
+            run_tokens(recording, way, tokens, kept)
+        return recording.as_tokens(ends.last)
+
+    return _alike(end(turned(tokens), None), turned(end(tokens, None))) and _alike(
+        end(tokens, turned(kept)), turned(end(tokens, kept))
+    )
 
 
-@contextmanager
-def _ends(recording: Recording, seen: list[Tensor]) -> Iterator[None]:
+class _Ends:
     """Notes what the last block gives."""
-    block = recording.anatomy.layers[-1].block
-    assert block is not None
 
-    def leave(module: nn.Module, args: Any, out: Any) -> None:
+    def __init__(self, recording: Recording) -> None:
+        block = recording.anatomy.layers[-1].block
+        assert block is not None
+        self.block, self.seen = block, list[Tensor]()
+
+    @property
+    def last(self) -> Tensor:
+        return self.seen[-1]
+
+    def __enter__(self) -> _Ends:
+        self.hook = self.block.register_forward_hook(self._leave)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.hook.remove()
+
+    def _leave(self, module: nn.Module, args: Any, out: Any) -> None:
         tokens = tokens_among((out,) if isinstance(out, Tensor) else tuple(out), {})
         if tokens is not None:
-            seen.append(tokens)
-
-    hook = block.register_forward_hook(leave)
-    try:
-        yield
-    finally:
-        hook.remove()
+            self.seen.append(tokens)
 
 
 def _alike(found: Tensor, expected: Tensor) -> bool:
@@ -211,13 +264,23 @@ def _alike(found: Tensor, expected: Tensor) -> bool:
 
 @contextmanager
 def _as_it_was(module: nn.Module) -> Iterator[None]:
-    """Some models keep what they made for a number of tokens; what trying changed is put back."""
-    before = [(part, dict(part.__dict__), dict(part._buffers)) for part in module.modules()]
+    """Some models keep what they made for a number of tokens; afterwards all is as it was before.
+
+    Only what changed is touched, so that an interruption on the way out leaves a whole model.
+    """
+    before = [(part.__dict__, dict(part.__dict__)) for part in module.modules()]
+    before += [
+        (value, dict(value))
+        for _, attributes in before
+        for name, value in attributes.items()
+        if type(value) is dict and not name.endswith("hooks")
+    ]
     try:
         yield
     finally:
-        for part, attributes, buffers in before:
-            part.__dict__.clear()
-            part.__dict__.update(attributes)
-            part._buffers.clear()
-            part._buffers.update(buffers)
+        for now, then in before:
+            for name in [name for name in now if name not in then]:
+                del now[name]
+            for name, value in then.items():
+                if name not in now or now[name] is not value:
+                    now[name] = value

@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 
 from clairvit.errors import BadInput
 from clairvit.methods.explanation import Explanation
+from clairvit.show.chosen import chosen_in, outline
 from clairvit.show.colour import scale_of
 from clairvit.show.look import Look
 from clairvit.show.overlay import numbers, overlay
@@ -151,7 +152,8 @@ def _method_cell(
         values = numbers(explanation.maps[item])
         scale = scale_for(explanation, values, look)
         picture = overlay(photo_in(explanation, item), values, scale, look.opacity, look.smooth)
-        page.picture(picture, start, down, cell.tile, cell.tall)
+        axes = page.picture(picture, start, down, cell.tile, cell.tall)
+        outline(axes, chosen_in(explanation, item), picture.shape[:2], cell.tile)
     page.badges(marks(explanation), left + cell.wide - 0.05, down + 0.05)
 
 

@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 
 from clairvit.errors import BadInput
 from clairvit.methods.explanation import Explanation
+from clairvit.show.chosen import chosen_in, outline, removed_in_words, without
 from clairvit.show.colour import Scale
 from clairvit.show.look import Look
 from clairvit.show.overlay import numbers, overlay
@@ -50,13 +51,17 @@ class Sheet:
 
 
 def explanation_figure(explanation: Explanation, look: Look | None = None) -> Figure:
-    """Photo and overlays with their colour bars: targets side by side, one row for each image."""
+    """Photo and overlays with their colour bars: targets side by side, one row for each image.
+
+    Where patches were chosen they are outlined, and a further picture shows the photo without them.
+    """
     look = look or Look()
     groups = same_image(explanation)
     check_rows(len(groups))
     scales = scales_for(explanation, numbers(explanation.maps), look)
     columns = max(len(group) for group in groups)
-    sheet = Sheet(len(groups), columns, TILE, TILE * aspect_of(explanation), BAR)
+    side = BAR if explanation.chosen is None else BAR + TILE + GAP
+    sheet = Sheet(len(groups), columns, TILE, TILE * aspect_of(explanation), side)
     shift = TILE + GAP  # the photo's column, which needs no colour bar
     body = sheet.page()
     page = Page(body.width + shift, body.height)
@@ -67,6 +72,8 @@ def explanation_figure(explanation: Explanation, look: Look | None = None) -> Fi
             left, top = sheet.corner(row, column)
             _map_tile(page, explanation, item, scales[item], look, left + shift, top, sheet)
             page.bar(scales[item], look.opacity, left + shift + sheet.tile + 0.06, top + HEADING, sheet.tall)
+            if explanation.chosen is not None:
+                _rest_tile(page, explanation, item, left + shift + sheet.tile + BAR, top, sheet)
     page.write(source_line(explanation), MARGIN, page.height - FOOT + 0.04, page.width - 2 * MARGIN, SMALL, PALE)
     return page.figure
 
@@ -126,7 +133,18 @@ def _map_tile(
     page.heading(titled(explanation, item), explanation.method, left, top, sheet.tile)
     values = numbers(explanation.maps[item])
     picture = overlay(photo_in(explanation, item), values, scale, look.opacity, look.smooth)
-    page.picture(picture, left, top + HEADING, sheet.tile, sheet.tall)
+    axes = page.picture(picture, left, top + HEADING, sheet.tile, sheet.tall)
+    outline(axes, chosen_in(explanation, item), picture.shape[:2], sheet.tile)
+
+
+def _rest_tile(page: Page, explanation: Explanation, item: int, left: float, top: float, sheet: Sheet) -> None:
+    """The photo without the chosen patches."""
+    chosen = chosen_in(explanation, item)
+    assert chosen is not None
+    page.heading(*removed_in_words(explanation, item, chosen), left, top, sheet.tile)
+    rest = without(photo_in(explanation, item), chosen)
+    axes = page.picture(rest, left, top + HEADING, sheet.tile, sheet.tall)
+    outline(axes, chosen, rest.shape[:2], sheet.tile)
 
 
 def _strip(tiles: int) -> int:

@@ -53,9 +53,11 @@ class Page:
             spine.set_visible(False)
         return axes
 
-    def picture(self, image: Array, left: float, top: float, width: float, height: float) -> None:
+    def picture(self, image: Array, left: float, top: float, width: float, height: float) -> Any:
+        """The axes, in pixels of the image, for what is drawn on top."""
         axes = self.axes(left, top, width, height)
         axes.imshow(image, interpolation="bicubic", aspect="auto", interpolation_stage="rgba")
+        return axes
 
     def write(
         self,

@@ -1,0 +1,149 @@
+"""HSIC: does the score depend on whether a cell of the image is shown? Dependence of any form, straight or not."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from clairvit.methods.explanation import Cost
+from clairvit.methods.gradient import per_patch
+from clairvit.methods.masks import check_cells, check_samples
+from clairvit.methods.method import method
+from clairvit.perturb.aside import Aside
+from clairvit.perturb.chance import dice
+from clairvit.perturb.probe import Probe, probing
+from clairvit.perturb.removal import Removal, on_pixels
+from clairvit.trace.trace import Trace
+
+Design = Literal["sobol", "lhs", "random"]
+Width = Literal["outputs", "distances"]
+NARROW = 0.5  # spreads of the outputs: a narrower kernel ranks even a linear model's cells worse than width=distances
+
+
+@method(
+    "hsic",
+    family="perturbation",
+    paper="Novello et al., NeurIPS 2022",
+    gives="image",
+    passes="forward",
+    more=lambda samples, **_: Cost(samples),
+    slow=True,
+)
+def hsic(
+    trace: Trace,
+    *,
+    aside: Aside,
+    samples: int = 500,
+    cells: int = 8,
+    design: Design = "sobol",
+    width: Width = "outputs",
+    removal: Removal = "mean",
+    seed: int = 0,
+) -> Tensor:
+    """(1/n) sum (HKH)·(HLH): how much the score depends on whether a cell is shown, whichever way it moves it.
+
+    The image is cut into cells × cells; each of `samples` masks shows about half of them. K compares the masks in one
+    cell, L the outputs (a Gaussian as wide as the outputs' median, or the median of their `distances`), H centres. A
+    patch has the mean of the cells under it; where patches are dropped (token, road) they go with the cell of their
+    middle. `design`: Sobol points, a Latin hypercube as in the paper, or chance. There is no standard error: neither
+    Sobol points nor a Latin hypercube are independent draws, so compare the maps of a few seeds instead.
+    """
+    check_samples(samples)
+    check_cells(cells)
+    with probing(trace, removal, what="hsic", forwards=samples, aside=aside, seed=seed) as probe:
+        finest = probe.size if probe.paints else probe.grid
+        sides = (min(cells, finest[0]), min(cells, finest[1]))
+        shown = binary_design(design, samples, sides[0] * sides[1], seed).to(probe.pixels.device)  # [n, cells²]
+        _tell_what_goes_together(shown, aside)
+        outputs = _outputs(probe, shown, sides)  # [B, n]
+    widths = kernel_widths(outputs.double(), width)
+    if bool((widths.abs() < NARROW * outputs.double().std(1)).any()) and width == "outputs":
+        aside.note(
+            "hsic: the median of the outputs is near zero beside their spread; width=distances suits them better"
+        )
+    scores = torch.stack([dependence(shown, own, wide) for own, wide in zip(outputs.double(), widths, strict=True)])
+    return _on_patches(scores.reshape(-1, *sides), probe).to(outputs.dtype)
+
+
+def dependence(shown: Tensor, outputs: Tensor, width: Tensor) -> Tensor:
+    """(1/n) sum (HKH)·(HLH) for each column of `shown`, bool [n, cells], and outputs [n]; both in float64.
+
+    K = 1 + (1/2 − (z − z')²) is 3/2 − z − z' + 2 z z' for zeros and ones, of which centring leaves 2 (Hz)(Hz)ᵀ. So no
+    K is built: the sum is 2 (Hz)ᵀ L (Hz).
+    """
+    squares = (outputs[:, None] - outputs[None]) ** 2
+    narrow = (squares == 0).to(outputs)  # what a Gaussian comes to as its width goes to zero
+    alike = torch.where(width == 0, narrow, torch.exp(-squares / (2 * width**2).clamp(min=1e-300)))  # L, [n, n]
+    alike = alike - alike.mean(0)
+    alike = alike - alike.mean(1, keepdim=True)  # exactly nothing where all outputs are the same
+    z = shown.to(outputs)
+    z = z - z.mean(0)
+    return (2 * (z * (alike @ z)).sum(0) / len(z)).clamp(min=0)
+
+
+def kernel_widths(outputs: Tensor, width: Width) -> Tensor:
+    """[B, n] -> [B]: the median of the outputs, as in xplique, or of the distances between two of them."""
+    if width == "outputs":
+        return outputs.quantile(0.5, dim=1)
+    return torch.stack([torch.pdist(own[:, None]).median() for own in outputs])
+
+
+def binary_design(design: Design, samples: int, cells: int, seed: int) -> Tensor:
+    """bool [samples, cells]: which cells each mask shows.
+
+    Rounding Sobol points leaves the first bit of each coordinate, and scrambling can do no more to that than turn it
+    over. So that is what the seed does, and it deals the coordinates out to the cells.
+    """
+    if design == "random":
+        return torch.rand(samples, cells, generator=dice(seed)) < 0.5
+    if design == "lhs":  # one point in each of n strata of a side: half of them, in random order, lie above the middle
+        points = torch.rand(samples, cells, generator=dice(seed))
+        strata = torch.rand(samples, cells, generator=dice(seed, 1)).argsort(0)
+        return (strata + points) / samples > 0.5
+    from scipy.stats import qmc
+
+    points = qmc.Sobol(cells, scramble=False).random_base2(math.ceil(math.log2(samples)))[:samples]
+    turned = torch.rand(cells, generator=dice(seed)) < 0.5
+    return (torch.from_numpy(points >= 0.5) ^ turned)[:, torch.randperm(cells, generator=dice(seed, 1))]
+
+
+def _tell_what_goes_together(shown: Tensor, aside: Aside) -> None:
+    """Few Sobol points give cells that are always shown, or always hidden, together: they get the same score."""
+    same = shown ^ shown[:1]  # a cell and its opposite look alike
+    different = len(set(map(tuple, same.T.tolist())))
+    if different < shown.shape[1]:
+        aside.note(
+            f"hsic: {len(shown)} masks tell {different} of {shown.shape[1]} cells apart; the others share scores. "
+            "Use more samples or fewer cells"
+        )
+
+
+def _outputs(probe: Probe, shown: Tensor, sides: tuple[int, int]) -> Tensor:
+    """[B, n] scores of the images under each mask."""
+    if probe.paints:
+        masks = shown.reshape(-1, *sides)
+
+        def variant(ks: range) -> Tensor:
+            return probe.blend(on_pixels(masks[ks.start : ks.stop], probe.size)[None])
+
+        return probe.painting(len(shown), variant)
+    return probe.keeping(shown[:, cell_of_patch(sides, probe.grid).to(shown.device)][None])
+
+
+def cell_of_patch(sides: tuple[int, int], grid: tuple[int, int]) -> Tensor:
+    """[patches]: the cell, counted row by row, in which the middle of each patch lies."""
+    rows, cols = (((torch.arange(count) + 0.5) * own / count).long() for own, count in zip(sides, grid, strict=True))
+    return (rows[:, None] * sides[1] + cols).flatten()
+
+
+def _on_patches(scores: Tensor, probe: Probe) -> Tensor:
+    """[B, cells, cells] -> [B, rows, cols]: the mean over the pixels of a patch, or its own cell's."""
+    if probe.paints:
+        fine = F.interpolate(scores[:, None], size=probe.size, mode="nearest-exact")[:, 0]
+        return per_patch(fine, probe.grid, "mean")
+    sides = (int(scores.shape[1]), int(scores.shape[2]))
+    return scores.flatten(1)[:, cell_of_patch(sides, probe.grid).to(scores.device)].reshape(-1, *probe.grid)

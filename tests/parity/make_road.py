@@ -1,0 +1,35 @@
+"""Write tests/fixtures/road.npz with pytorch-grad-cam's own imputer (grad-cam 1.5.7), its noise switched off.
+
+python -m venv /tmp/peer && /tmp/peer/bin/pip install grad-cam
+/tmp/peer/bin/python tests/parity/make_road.py
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from pytorch_grad_cam.metrics.road import NoisyLinearImputer
+
+FIXTURES = Path(__file__).parent.parent / "fixtures"
+
+
+def main() -> None:
+    dice = np.random.default_rng(0)
+    image = dice.normal(size=(3, 20, 28)).astype(np.float32)
+    patches = dice.random((5, 7)) < 0.5
+    masks = {
+        "scattered": dice.random((20, 28)) < 0.5,
+        "patches": np.kron(patches, np.ones((4, 4), bool)),
+        "nearly all": dice.random((20, 28)) < 0.97,
+    }
+    impute = NoisyLinearImputer(noise=0)
+    made = {name: impute(torch.from_numpy(image), torch.from_numpy(~gone)).numpy() for name, gone in masks.items()}
+    np.savez_compressed(
+        FIXTURES / "road.npz", image=image, **{f"{name} gone": gone for name, gone in masks.items()}, **made
+    )
+
+
+if __name__ == "__main__":
+    main()
