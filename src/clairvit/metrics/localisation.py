@@ -223,7 +223,7 @@ def boxed(mask: Tensor) -> Tensor:
     orders=True,
 )
 def relevance_rank(case: Case, upsampling: Upsampling = "bilinear") -> Tensor:
-    """|top-K of the map ∩ object| / K, K the object's area; where the K-th value is shared, its pixels count in part."""
+    """|top-K of the map ∩ object| / K, K the object's area; pixels that tie for the last place count in part."""
     return on_masks(case, upsampling, lambda maps, masks, void: _in_top(maps, masks, masks.flatten(1).sum(1)))
 
 
@@ -263,7 +263,7 @@ def _in_top(maps: Tensor, masks: Tensor, counts: Tensor) -> Tensor:
 
 
 def patch_foreground(masks: Tensor, grid: tuple[int, int], overlap: Overlap) -> Tensor:
-    """[B, rows, cols]: is a patch foreground? By at least half of its area, by its middle pixel, or as much as it is."""
+    """[B, rows, cols]: is a patch foreground? By half of its area or more, by its middle pixel, or in part."""
     area = F.adaptive_avg_pool2d(masks[:, None].double(), grid)[:, 0]
     if overlap == "soft":
         return area
@@ -303,4 +303,5 @@ def foreground_fraction(case: Case, overlap: Overlap = "area", lift: bool = Fals
 )
 def background_fraction(case: Case, overlap: Overlap = "area") -> Tensor:
     """1 − FAF: how much of the attention lies beside the foreground."""
-    return 1 - foreground_fraction(case, overlap)
+    fraction: Tensor = foreground_fraction(case, overlap)
+    return 1 - fraction

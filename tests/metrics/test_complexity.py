@@ -1,0 +1,63 @@
+"""Complexity metrics by closed form (METRICS 10.3)."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+import clairvit as cv
+from clairvit.metrics.metric import ask
+from metric_cases import case_of
+
+N = 16
+
+
+def maps(values: torch.Tensor) -> torch.Tensor:
+    return values.double().reshape(1, 4, 4)
+
+
+ONE = torch.zeros(N).index_fill(0, torch.tensor([5]), 3.0)
+RAMP = torch.arange(1.0, N + 1)
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"), [(torch.ones(N), 0), (ONE, 1 - 1 / N), (RAMP, (N - 1) / (3 * N)), (torch.zeros(N), 0)]
+)
+def test_gini(values: torch.Tensor, expected: float) -> None:
+    for sign in (1, -1):
+        assert float(ask("sparseness")(case_of(maps(sign * values)))) == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"), [(torch.ones(N), math.log(N)), (ONE, 0), (torch.zeros(N), math.log(N))]
+)
+def test_entropy(values: torch.Tensor, expected: float) -> None:
+    assert float(ask("complexity")(case_of(maps(values)))) == pytest.approx(expected, abs=1e-12)
+
+
+def test_effective_complexity_is_each_maps_own() -> None:
+    """A neighbour that is ten thousand times as large changes nothing."""
+    alone = ask("effective-complexity")(case_of(maps(RAMP)))
+    beside = ask("effective-complexity")(case_of(torch.cat([maps(RAMP), maps(1e4 * RAMP)])))
+    assert alone.tolist() == [[16.0]]
+    assert beside.tolist() == [[16.0, 16.0]]
+    assert ask("effective-complexity")(case_of(maps(ONE))).tolist() == [[1.0]]
+
+
+def test_nearest_upsampling_keeps_the_gini_index() -> None:
+    case = case_of(maps(RAMP))
+    fine = ask("sparseness(resolution=pixel,upsampling=nearest)")(case)
+    assert float(fine) == pytest.approx(float(ask("sparseness")(case)), abs=1e-12)
+    assert float(ask("sparseness(resolution=pixel)")(case)) != pytest.approx(float(fine), abs=1e-3)
+
+
+def test_focusvit_reads_it_the_other_way_round() -> None:
+    model = cv.load("pets")
+    score = cv.evaluate(model, "demo", "raw-attention", "sparseness(preset=focusvit)")
+    assert isinstance(score, cv.Score)
+    assert score.better == "lower"
+    plain = cv.evaluate(model, "demo", "raw-attention", "sparseness")
+    assert isinstance(plain, cv.Score)
+    assert (plain.better, plain.mean) == ("higher", score.mean)
