@@ -95,7 +95,7 @@ class Probe:
         variants = keep.shape[1]
         flat = keep.reshape(-1, self.patches)  # image by image
         counts = flat.sum(1) if self._drops else flat.new_full((len(flat),), self.patches, dtype=torch.long)
-        if self._drops and self.layout.pooling not in ("token", "distilled"):
+        if self._drops and not self._alone_suffices:
             counts[counts == 0] = -1  # there is no mean of nothing: these are zeroed instead
         found: list[tuple[Tensor, Tensor]] = []
         for count in sorted(set(counts.tolist())):
@@ -166,6 +166,11 @@ class Probe:
     def _drops(self) -> bool:
         return self.way.how == "drop"
 
+    @property
+    def _alone_suffices(self) -> bool:
+        """Does the head read prefix tokens only, so that it can do without patches?"""
+        return self.layout.pooling in ("token", "distilled")
+
     def _patches_left(self, images: Tensor, keep: Tensor) -> Tensor:
         """Logits of images [n] with only `keep` [n, patches]; as many in each where tokens are dropped."""
         if self.tokens is None:
@@ -173,7 +178,7 @@ class Probe:
         prefix, tokens = self.layout.prefix, self.tokens[images]
         lead = torch.arange(prefix, device=keep.device).expand(len(keep), -1)
         with current_pace().precision(self.pixels.device):
-            if not self._drops or not (keep.any() or self.layout.pooling in ("token", "distilled")):
+            if not self._drops or not (self._alone_suffices or keep.any()):
                 shown = torch.cat([keep.new_ones(len(keep), prefix), keep], 1)
                 return run_tokens(self.trace.recording, self.way, tokens * shown[..., None], None)
             kept = torch.cat([lead, keep.nonzero()[:, 1].reshape(len(keep), -1) + prefix], 1)  # [n, K]

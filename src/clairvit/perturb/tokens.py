@@ -268,12 +268,14 @@ def _as_it_was(module: nn.Module) -> Iterator[None]:
 
     Only what changed is touched, so that an interruption on the way out leaves a whole model.
     """
-    before = [(part.__dict__, dict(part.__dict__)) for part in module.modules()]
+    # Torch's own layers, most of a model's modules, keep nothing.
+    parts = [part for part in module.modules() if not type(part).__module__.startswith("torch.nn.")]
+    before = [(part.__dict__, dict(part.__dict__)) for part in parts]
     before += [
         (value, dict(value))
         for _, attributes in before
         for name, value in attributes.items()
-        if type(value) is dict and not name.endswith("hooks")
+        if type(value) is dict and name not in ("_parameters", "_modules") and not name.endswith("hooks")
     ]
     try:
         yield
