@@ -76,6 +76,13 @@ def last_block(recording: Recording, run: Callable[[], object]) -> Tensor:
     return recording.as_tokens(seen[-1])
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ["timm-vit", "timm-sam", "home-loop", *sorted(KNOW_PLACES)])
+def test_the_way_is_found_in_half_precision_too(name: str, dtype: torch.dtype) -> None:
+    half = record(wrapped(name, dtype), pixels(name, 2, dtype=dtype), differentiable=False)
+    assert find_way(half) == known_way(name)
+
+
 @pytest.mark.parametrize("name", TINY)
 def test_each_model_is_dropped_from_in_the_way_that_its_architecture_asks_for(name: str) -> None:
     assert way_of(recorded(name)) == known_way(name)
@@ -410,6 +417,28 @@ def test_a_blank_image_and_a_head_of_zeros_do_not_hide_how_a_model_is_built() ->
             torch.nn.init.zeros_(p)
         blank = record(model, torch.zeros(1, 3, 32, 32), differentiable=False)
         assert find_way(blank) == known_way(name)
+
+
+class NormOutside(HomeMade):
+    """x + attention(norm(x)), in a loop: no module is handed the stream itself."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda: Block(MatmulAttention))
+
+    def through(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = x + block.attention(block.norm(x))
+            x = x + block.mlp(x)
+        return x
+
+
+@pytest.mark.parametrize("says_the_same", [False, True])
+def test_a_stream_that_is_never_handed_over_cannot_be_replaced(says_the_same: bool) -> None:
+    """Not even a head that says the same of everything makes it look so."""
+    module = shaken(NormOutside(), 0)
+    if says_the_same:
+        nn.init.zeros_(module.head.weight)
+    assert way_on(module, (32, 32)) == NO_WAY
 
 
 class FirstPlaces(HomeMade):

@@ -155,10 +155,11 @@ class Probe:
         return self._placed(found, count, True)
 
     def unmoved(self) -> list[bool]:
-        """Images whose score stayed exactly the same under all that was tried."""
+        """Images whose score stayed exactly the same under all that was tried; a single try is held to the original."""
         if not self._seen:
             return [False] * len(self.pixels)
-        low, high = torch.stack(self._seen).unbind(1)
+        tried = self._seen if self.passed > len(self.pixels) else [*self._seen, self.original.expand(2, -1)]
+        low, high = torch.stack(tried).unbind(1)
         same: list[bool] = (low.amin(0) == high.amax(0)).tolist()
         return same
 
@@ -232,7 +233,8 @@ def probing(trace: Trace, removal: str, *, what: str, forwards: int, aside: Asid
             aside.note(f"{what}: {_instead(probe.way)}")
         try:
             yield probe
-            aside.unmoved = probe.unmoved()
+            now = probe.unmoved()
+            aside.unmoved = [a and b for a, b in zip(aside.unmoved or now, now, strict=True)]  # by all of its probes
         finally:
             trace.recording.forwards += math.ceil(probe.passed / images)
 
