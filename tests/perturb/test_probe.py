@@ -310,7 +310,7 @@ def test_ctrl_c_inside_a_block_leaves_the_model_as_it_was(name: str, how: str, m
 
 
 @pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad, nullcontext])
-@pytest.mark.parametrize("name", [*KINDS, "home-lucid", "home-in-place"])
+@pytest.mark.parametrize("name", [*KINDS, "timm-beit-explicit", "home-lucid", "home-in-place"])
 def test_callers_may_have_gradients_switched_off(name: str, mode: Callable[[], AbstractContextManager[Any]]) -> None:
     expected = asked(traced(name), lambda probe: probe.keeping(some(name)))
     one = torch.zeros(1, 1, some(name).shape[2], dtype=torch.bool)

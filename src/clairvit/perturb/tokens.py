@@ -44,7 +44,10 @@ _known: WeakKeyDictionary[nn.Module, dict[Anatomy, Way]] = WeakKeyDictionary()
 
 
 def way_of(recording: Recording) -> Way:
-    """Looked up, or found by trying; remembered as long as the model is built the same."""
+    """Looked up, or found by trying; remembered as long as the model is built the same.
+
+    Its few passes of two images are the model's price and not a method's: no method counts them.
+    """
     found = _known.setdefault(recording.model.module, {})
     if recording.anatomy not in found:
         found[recording.anatomy] = find_way(recording)
