@@ -44,7 +44,10 @@ _known: WeakKeyDictionary[nn.Module, dict[Anatomy, Way]] = WeakKeyDictionary()
 
 
 def way_of(recording: Recording) -> Way:
-    """Looked up, or found by trying; remembered as long as the model is built the same."""
+    """Looked up, or found by trying; remembered as long as the model is built the same.
+
+    Its few passes of two images are the model's price and not a method's: no method counts them.
+    """
     found = _known.setdefault(recording.model.module, {})
     if recording.anatomy not in found:
         found[recording.anatomy] = find_way(recording)
@@ -268,12 +271,14 @@ def _as_it_was(module: nn.Module) -> Iterator[None]:
 
     Only what changed is touched, so that an interruption on the way out leaves a whole model.
     """
-    before = [(part.__dict__, dict(part.__dict__)) for part in module.modules()]
+    # Torch's own layers, most of a model's modules, keep nothing.
+    parts = [part for part in module.modules() if not type(part).__module__.startswith("torch.nn.")]
+    before = [(part.__dict__, dict(part.__dict__)) for part in parts]
     before += [
         (value, dict(value))
         for _, attributes in before
         for name, value in attributes.items()
-        if type(value) is dict and not name.endswith("hooks")
+        if type(value) is dict and name not in ("_parameters", "_modules") and not name.endswith("hooks")
     ]
     try:
         yield
