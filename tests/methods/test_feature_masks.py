@@ -86,6 +86,15 @@ def test_plain_weights_of_the_probability_are_the_authors_code() -> None:
     agree((whole - low) / (high - low), stored()["cnn official"])
 
 
+def test_plain_weights_are_the_scores_and_leave_out_what_is_the_same_everywhere() -> None:
+    trace = traced("cnn")
+    maps = masks.feature_maps(trace)
+    scores = masks.masked_scores(probe_of(trace), maps, corners=False)
+    rest = [k for k in range(CHANNELS) if k not in (DEAD, CONSTANT)]
+    expected = torch.einsum("bk,bkrc->brc", scores[:, rest], maps[:, rest])
+    agree(ours("cnn", "scorecam(weights=plain,relu=false)"), expected, 1e-12)
+
+
 @torch.no_grad()
 def scorecam_by_hand(
     module: nn.Module, image: Tensor, a: Tensor, target: int, under: Tensor, chosen: list[int]
@@ -119,6 +128,14 @@ def test_feature_maps_are_the_patch_tokens_of_the_last_first_norm() -> None:
     hook.remove()
     expected = seen[0][:, 1:].reshape(2, 3, 5, 24).permute(0, 3, 1, 2)
     agree(masks.feature_maps(traced("vit")), expected, 1e-12)
+
+
+def test_feature_maps_of_a_mean_pooled_model_are_those_that_it_averages() -> None:
+    trace = cv.trace(wrapped("home-mean-pool"), tiny_pixels("home-mean-pool"), target=1)
+    assert trace.normed is None  # its final norm comes after the mean
+    assert trace.final_tokens is not None
+    assert torch.equal(masks.feature_maps(trace).permute(0, 2, 3, 1).flatten(1, 2), trace.final_tokens)
+    assert not torch.equal(trace.final_tokens, trace.layers[-1].x)
 
 
 def test_top_k_takes_the_channels_that_vary_most_and_weighs_no_other() -> None:
