@@ -6,7 +6,6 @@ And closed forms on linear models, cells that stand for whole masks, and every o
 from __future__ import annotations
 
 import functools
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -470,14 +469,15 @@ def test_a_head_of_zeros_is_said_not_to_listen(name: str) -> None:
         cv.explain(model, tiny_pixels("timm-vit"), name, target=1)
 
 
-def test_one_image_that_does_not_listen_is_told_from_one_that_does() -> None:
-    """The probe keeps apart what it saw of each image, also when they are asked about one by one."""
-    trace = traced("vit")
-    probe = probe_of(replace(trace))
-    still = probe.pixels[1]
-    probe.painting(2, lambda ks: still.expand(1, len(ks), -1, -1, -1), images=[1])
-    assert probe.unmoved() == [False, True]  # nothing was asked about the first
-    probe.painting(2, lambda ks: torch.stack([probe.pixels[0] * k for k in ks])[None], images=[0])
-    assert probe.unmoved() == [False, True]
-    probe.painting(1, lambda ks: (2 * still)[None, None], images=[1])
-    assert probe.unmoved() == [False, False]
+def test_the_probe_keeps_apart_what_it_saw_of_each_image() -> None:
+    """Also when they are asked about one by one: an image that nobody asked about is not said to be unmoved."""
+    module, images = vit()
+    nn.init.zeros_(module.head.weight)
+    deaf = probe_of(cv.trace(cv.wrap(module, size=(12, 20)), images, target=TARGETS))
+    deaf.painting(2, lambda ks: torch.stack([images[1] * k for k in ks])[None], images=[1])
+    assert deaf.unmoved() == [False, True]
+    deaf.painting(1, lambda ks: 2 * images[:1, None], images=[0])
+    assert deaf.unmoved() == [True, True]
+    listening = probe_of(traced("vit"))
+    listening.painting(1, lambda ks: 2 * images[1:, None], images=[1])
+    assert listening.unmoved() == [False, False]  # one score, and it is not that of the image as it is

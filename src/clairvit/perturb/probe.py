@@ -149,11 +149,11 @@ class Probe:
         return self._placed(found, count, True)
 
     def unmoved(self) -> list[bool]:
-        """Images whose score stayed exactly the same under all that was tried."""
+        """Images whose score stayed exactly what it was under all that was tried."""
         if not self._seen:
             return [False] * len(self.pixels)
         low, high = torch.stack(self._seen).unbind(1)
-        same: list[bool] = (low.amin(0) == high.amax(0)).tolist()
+        same: list[bool] = ((low.amin(0) == high.amax(0)) & (low.amin(0) == self.original)).tolist()
         return same
 
     @property
