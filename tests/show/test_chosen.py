@@ -61,25 +61,25 @@ def test_edges_are_the_sides_without_a_chosen_neighbour() -> None:
 def test_the_outline_is_seen_where_the_patches_are_on_dark_and_on_bright_photos(brightness: float) -> None:
     """Rendered: across an outer edge there is black beside white beside black; between two chosen ones there is not."""
     figure = explanation_figure(chosen(brightness=brightness))
-    figure.set_dpi(300)  # the black line is ten pixels wide, the white one on it between four and five
+    figure.set_dpi(600)  # the black line is twenty pixels wide, the white one on it nine
     image = drawn(figure)
     tiles = [axes for axes in figure.axes if any(isinstance(c, LineCollection) for c in axes.collections)]
     assert len(tiles) == 2, "the map, and the photo without them"
     for axes in tiles:
         across = profile(image, axes, (31.5, 23.5))  # the left side of the two
-        assert across[8:11].min() > 0.95, "white in the middle"
-        assert across[5] < 0.05 > across[13], "black on both sides"
+        assert across[16:21].min() > 0.95, "white in the middle"
+        assert across[11] < 0.05 > across[25], "black on both sides"
         between = profile(image, axes, (47.5, 23.5))
-        assert not (between[8:11].min() > 0.95 and between[5] < 0.05), "no line between the two"
+        assert not (between[16:21].min() > 0.95 and between[11] < 0.05 > between[25]), "no line between the two"
     alone = explanation_figure(replace(chosen(brightness=brightness), chosen=None))
     assert not any(axes.collections for axes in alone.axes if axes.images)
 
 
 def profile(image: np.ndarray, axes: Any, at: tuple[float, float]) -> np.ndarray:
-    """Brightness of the nine rendered pixels to the left and to the right of a point of a picture, and its own."""
+    """Brightness of the eighteen rendered pixels to the left and to the right of a point of a picture, and its own."""
     x, y = axes.transData.transform(at)
     row, column = math.floor(image.shape[0] - y), math.floor(x)
-    return image[row, column - 9 : column + 10].mean(-1)
+    return image[row, column - 18 : column + 19].mean(-1)
 
 
 def test_a_comparison_shows_the_outline_on_its_tile_only() -> None:
