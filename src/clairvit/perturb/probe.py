@@ -42,6 +42,7 @@ class Probe:
         self.size = (int(self.pixels.shape[-2]), int(self.pixels.shape[-1]))
         self.layout: Layout = trace.layout
         self.passed = 0  # images that went through the model
+        self.precise = False  # scores in float64, for methods whose differences are small beside them (of log p)
         self.way: Way = way_of(trace.recording) if removal == "token" else NO_WAY
         self.tokens = embedded(trace.recording) if self.way.how != "none" else None
         self._room = Room(TOKENS_AT_ONCE.get(self.pixels.device.type, TOKENS_AT_ONCE["cuda"]))
@@ -71,7 +72,7 @@ class Probe:
     @property
     def original(self) -> Tensor:
         """The score of each image as it is, [B]; the trace knows it already."""
-        return widened(self.target(self.trace.logits))
+        return widened(self.target(self._wide(self.trace.logits)))
 
     def keeping(self, keep: Tensor, value: Callable[[Tensor, list[int]], Tensor] | None = None) -> Tensor:
         """[B, V] scores when only the patches of `keep`, bool [B or 1, V, patches], are left.
@@ -204,8 +205,11 @@ class Probe:
         if value is not None:
             return value(widened(logits), images.tolist())
         if self.target.together:
-            return widened(logits)  # the user's own function wants all images at once, in their order
-        return widened(self.target.take(images.tolist())(widened(logits)))
+            return self._wide(logits)  # the user's own function wants all images at once, in their order
+        return widened(self.target.take(images.tolist())(self._wide(logits)))
+
+    def _wide(self, logits: Tensor) -> Tensor:
+        return logits.double() if self.precise else widened(logits)
 
     def _by_image(self, values: Tensor, variants: int, scored: bool) -> Tensor:
         """[B·V, …] -> [B, V, …]; where they are scores, what they ranged over is remembered."""
