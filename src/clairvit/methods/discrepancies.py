@@ -118,13 +118,13 @@ KNOWN = {
         "the attention's."
     ),
     "lime": (
-        "lime's code takes a square root, exp(−D²/2w²), where the formula has exp(−D²/w²) (preset `lime`), and paints a "
-        "superpixel with its own mean colour. captum measures the distance between images, not samples, at width 1 with "
-        "a lasso; xplique too, Euclidean at width 45; InterpretDL normalises the columns, so that its ridge weighs more."
+        "lime's code takes a square root, exp(−D²/2w²), where the formula has exp(−D²/w²) (preset `lime`), and paints "
+        "a superpixel with its own mean colour. captum measures the distance between images, not samples (width 1, a "
+        "lasso); xplique's is Euclidean at width 45; InterpretDL normalises the columns, so its ridge weighs more."
     ),
     "kernelshap": (
-        "Coalitions drawn from the kernel count equally, enumerated ones with its weight: shap and we do both. shap keeps "
-        "ten features unless l1_reg=False; captum meets the constraint by a weight of 10⁶; xplique has no constraint, so "
-        "that its values do not add up."
+        "Coalitions drawn from the kernel count equally, enumerated ones with its weight: shap and we do both. shap "
+        "keeps ten features unless l1_reg=False; captum meets the constraint by a weight of 10⁶; xplique has no "
+        "constraint, so its values do not add up."
     ),
 }
