@@ -12,7 +12,6 @@ from clairvit.perturb.aside import Aside
 from clairvit.perturb.probe import probing
 from clairvit.perturb.removal import Removal
 from clairvit.perturb.rewrite import Rewrite
-from clairvit.trace.attention import widened
 from clairvit.trace.trace import Trace
 
 
@@ -73,10 +72,8 @@ def atman(
     weights = torch.nn.functional.pad(weights, (layout.prefix, 0), value=1.0)  # [B, patches, tokens]
     # Nothing is removed from the image, so any removal that needs no tokens to be dropped will do.
     with probing(trace, "mean", what="atman", forwards=layout.patches, aside=aside) as probe:
-        probe.precise = True
         scores = probe.rewriting(layout.patches, lambda images, ks: suppressing(weights[images, ks], shift_min))
-        drops = (probe.original[:, None] - scores).reshape(-1, *probe.grid)
-    return drops.to(widened(trace.logits).dtype)
+        return (probe.original[:, None] - scores).reshape(-1, *probe.grid)
 
 
 def turned_down(tokens: Tensor, factor: float, threshold: float | None) -> Tensor:
