@@ -205,6 +205,9 @@ def test_masks_and_clusters_of_vit_cx_are_the_authors(image: int) -> None:
     order = np.argsort(first_of(labels)).tolist()
     assert first == [first_of(labels)[place] for place in order]
     agree(masks.masks_of(cells, (12, 20)), expected[order])
+    each, _ = masks.mask_cells(masks.feature_maps(traced("vit"))[image], (12, 20), 0.0, None)  # every channel alone
+    partition = masks.joined(masks.cosine_distances(each, (12, 20)), 0.1, None)
+    assert partition.tolist() == [order.index(label) for label in labels.tolist()]
 
 
 @pytest.mark.parametrize("image", [0, 1])
