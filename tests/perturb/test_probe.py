@@ -70,7 +70,7 @@ def test_the_batch_size_changes_nothing(name: str, how: str) -> None:
             with pace(batch_size=size):
                 found.append(asked(traced(name, dtype), ways[how], "mean" if how == "painting" else "token"))
         assert found[0].shape == (B, V)
-        assert found[0].dtype == dtype
+        assert found[0].dtype == torch.float64  # differences between scores are small beside them
         for other in found[1:]:
             assert (found[0] - other).abs().max() <= tolerance * found[0].abs().max()
 
@@ -109,7 +109,7 @@ def test_bfloat16_models_give_wide_scores() -> None:
     for removal in ("token", "blur", "road"):
         exact = asked(traced("timm-vit"), lambda probe: probe.keeping(some("timm-vit")), removal)
         rough = asked(traced("timm-vit", torch.bfloat16), lambda probe: probe.keeping(some("timm-vit")), removal)
-        assert rough.dtype == torch.float32
+        assert rough.dtype == torch.float64
         assert (rough - exact).abs().max() < 0.1 * exact.abs().max()
 
 
