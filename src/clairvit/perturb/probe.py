@@ -107,12 +107,10 @@ class Probe:
         no say: logits come back.
         """
         counts = keep.sum(1) if self._drops else keep.new_full((len(keep),), self.patches, dtype=torch.long)
-        if self._drops and not self._alone_suffices:
-            counts[counts == 0] = -1  # there is no mean of nothing: these are zeroed instead
         found: Found = []
         for count in sorted(set(counts.tolist())):
             places = (counts == count).nonzero()[:, 0]
-            each = max(1, count if count > 0 else self.patches) + self.layout.prefix
+            each = (count or self.patches) + self.layout.prefix  # none: all are there, as zeros
 
             def run(ks: range, places: Tensor = places) -> Tensor:
                 own = places[ks.start : ks.stop]
@@ -196,7 +194,7 @@ class Probe:
         prefix, tokens = self.layout.prefix, self.tokens[images]
         lead = torch.arange(prefix, device=keep.device).expand(len(keep), -1)
         with current_pace().precision(self.pixels.device):
-            if not self._drops or not (self._alone_suffices or keep.any()):
+            if not self._drops or not (self._alone_suffices or keep.any()):  # there is no mean of nothing
                 shown = torch.cat([keep.new_ones(len(keep), prefix), keep], 1)
                 return run_tokens(self.trace.recording, self.way, tokens * shown[..., None], None)
             kept = torch.cat([lead, keep.nonzero()[:, 1].reshape(len(keep), -1) + prefix], 1)  # [n, K]
