@@ -132,7 +132,6 @@ def masked_scores(probe: Probe, maps: Tensor, corners: bool) -> Tensor:
     ),
     at_most=True,
     score="prob",
-    signed=True,
     slow=True,
 )
 def vit_cx(

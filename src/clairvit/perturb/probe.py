@@ -128,6 +128,8 @@ class Probe:
         `images` are those that the rows are variants of, where they are not the whole batch in its order.
         """
         own = torch.tensor(range(len(self.pixels)) if images is None else images, device=self.pixels.device)
+        if not count:
+            return self.original.new_zeros(len(own), 0)
         found: Found = []
 
         def run(ks: range) -> Tensor:
