@@ -8,13 +8,14 @@ attention that does not look at the dropped tokens, and settles for zeroed token
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from clairvit.models.layout import Layout
 from clairvit.models.model import first_scores
@@ -82,9 +83,17 @@ def run_tokens(recording: Recording, way: Way, tokens: Tensor, kept: Tensor | No
         _as_it_was(module),
         _marked(given, positions) as marked,
         _starting_from(marked, plan, positions),
+        _attention_of_any_length(tokens),
         cut,
     ):
         return first_scores(module(stand_in)).detach()
+
+
+def _attention_of_any_length(tokens: Tensor) -> AbstractContextManager[None]:
+    """cuDNN plans its attention anew for every sequence length, which takes longer than the passes themselves."""
+    if not tokens.is_cuda:
+        return nullcontext()
+    return sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])
 
 
 @contextmanager
