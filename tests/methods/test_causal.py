@@ -185,7 +185,7 @@ def test_a_factor_near_one_changes_nearly_nothing_also_where_a_class_token_joins
 
 def test_what_a_mask_of_the_model_hides_stays_hidden() -> None:
     scores = torch.randn(2, 3, 4, 4, generator=torch.Generator().manual_seed(0))
-    weights = torch.tensor([[1.0, 0.1, 1.0, 0.4], [0.0, 1.0, 1.0, 1.0]])
+    weights = torch.tensor([[1.0, 0.1, 1.0, 0.0], [0.0, 1.0, 1.0, 1.0]])  # 0 · −inf would be no number
     for never in (float("-inf"), torch.finfo(torch.float32).min):
         masked = scores.clone()
         masked[..., 3] = never

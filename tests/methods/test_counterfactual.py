@@ -282,7 +282,7 @@ class Fake:
     def __init__(self, patches: int, says: Callable[[frozenset[int]], float], most: int = 10_000) -> None:
         self.patches, self.says, self.left = patches, says, most
         self.start = says(frozenset())
-        self.minimal, self.unmoved = True, False
+        self.minimal = True
         self.seen: list[frozenset[int]] = []
 
     def __call__(self, gone: Tensor) -> Tensor:
@@ -290,6 +290,10 @@ class Fake:
         self.left -= len(sets)
         self.seen += sets
         return torch.tensor([self.says(one) for one in sets], dtype=torch.float64)
+
+    @property
+    def unmoved(self) -> bool:
+        return bool(self.seen) and all(self.says(one) == self.start for one in self.seen)
 
 
 def places(gone: Tensor) -> set[int]:
@@ -323,16 +327,24 @@ def test_patches_are_put_back_until_none_can_be() -> None:
     assert not matters[~gone].any()
 
 
+@pytest.mark.parametrize("search", ["greedy", "map"])
+def test_patches_that_do_nothing_one_by_one_may_do_it_together(search: str) -> None:
+    """Any one patch is enough for the answer, so that leaving one out changes nothing at all."""
+    found = flipping(fake(5, lambda gone: -1.0 if len(gone) == 5 else 1.0), search, None, 2)
+    assert found is not None
+    assert places(found[0]) == {0, 1, 2, 3, 4}
+
+
 def test_equal_patches_are_taken_in_their_order() -> None:
     """Round-off between them must not choose: the same picture would get another set in another batch."""
-    ask = fake(6, lambda gone: 2.5 - len(gone) + 1e-7 * sum(gone))
+    ask = fake(6, lambda gone: 2.5 - len(gone) - 1e-7 * sum(gone))
     found = flipping(ask, "greedy", None, 16)
     assert found is not None
     assert places(found[0]) == {0, 1, 2}
 
 
 def test_later_steps_know_better_than_the_first() -> None:
-    """Two patches that say the same are worth nothing apart; beside the first the other is what matters."""
+    """Two that work together are found in the second step, though the other one does nothing alone."""
 
     def says(gone: frozenset[int]) -> float:
         return 3.0 - 0.2 * (0 in gone) - 3 * ({0, 5} <= gone) - 0.1 * sum(i in gone for i in (1, 2, 3, 4))
@@ -340,6 +352,21 @@ def test_later_steps_know_better_than_the_first() -> None:
     gone, margin_then, _ = step_by_step(fake(6, says), torch.tensor([0.2, 0.1, 0.1, 0.1, 0.1, 0.0]), 16, alone=True)
     assert places(gone) == {0, 5}
     assert margin_then == pytest.approx(-0.2)
+
+
+def test_what_turned_out_to_be_worthless_is_not_tried_again_first() -> None:
+    """Patches 1, 2, 4, 5 say the same as 0. Two of them are tried beside 0, then two others, then the useful one."""
+    alone = torch.tensor([1.0, 0.9, 0.8, 0.5, 0.7, 0.6])
+
+    def says(gone: frozenset[int]) -> float:
+        same = 1.0 if 0 in gone else max((float(alone[i]) for i in (1, 2, 4, 5) if i in gone), default=0.0)
+        return 1.4 - same - 0.5 * (3 in gone)
+
+    gone, _, _ = step_by_step(fake(6, says), alone, 2, alone=True)
+    assert places(gone) == {0, 1, 4, 3}
+    assert places(step_by_step(fake(6, says), alone, 2, alone=False)[0]) == {0, 1, 2, 4, 3}, (
+        "a map is not kept up to date"
+    )
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -6,7 +6,6 @@ And closed forms on linear models, cells that stand for whole masks, and every o
 from __future__ import annotations
 
 import functools
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +85,15 @@ def test_plain_weights_of_the_probability_are_the_authors_code() -> None:
     agree((whole - low) / (high - low), stored()["cnn official"])
 
 
+def test_plain_weights_are_the_scores_and_leave_out_what_is_the_same_everywhere() -> None:
+    trace = traced("cnn")
+    maps = masks.feature_maps(trace)
+    scores = masks.masked_scores(probe_of(trace), maps, corners=False)
+    rest = [k for k in range(CHANNELS) if k not in (DEAD, CONSTANT)]
+    expected = torch.einsum("bk,bkrc->brc", scores[:, rest], maps[:, rest])
+    agree(ours("cnn", "scorecam(weights=plain,relu=false)"), expected, 1e-12)
+
+
 @torch.no_grad()
 def scorecam_by_hand(
     module: nn.Module, image: Tensor, a: Tensor, target: int, under: Tensor, chosen: list[int]
@@ -119,6 +127,14 @@ def test_feature_maps_are_the_patch_tokens_of_the_last_first_norm() -> None:
     hook.remove()
     expected = seen[0][:, 1:].reshape(2, 3, 5, 24).permute(0, 3, 1, 2)
     agree(masks.feature_maps(traced("vit")), expected, 1e-12)
+
+
+def test_feature_maps_of_a_mean_pooled_model_are_those_that_it_averages() -> None:
+    trace = cv.trace(wrapped("home-mean-pool"), tiny_pixels("home-mean-pool"), target=1)
+    assert trace.normed is None  # its final norm comes after the mean
+    assert trace.final_tokens is not None
+    assert torch.equal(masks.feature_maps(trace).permute(0, 2, 3, 1).flatten(1, 2), trace.final_tokens)
+    assert not torch.equal(trace.final_tokens, trace.layers[-1].x)
 
 
 def test_top_k_takes_the_channels_that_vary_most_and_weighs_no_other() -> None:
@@ -189,6 +205,9 @@ def test_masks_and_clusters_of_vit_cx_are_the_authors(image: int) -> None:
     order = np.argsort(first_of(labels)).tolist()
     assert first == [first_of(labels)[place] for place in order]
     agree(masks.masks_of(cells, (12, 20)), expected[order])
+    each, _ = masks.mask_cells(masks.feature_maps(traced("vit"))[image], (12, 20), 0.0, None)  # every channel alone
+    partition = masks.joined(masks.cosine_distances(each, (12, 20)), 0.1, None)
+    assert partition.tolist() == [order.index(label) for label in labels.tolist()]
 
 
 @pytest.mark.parametrize("image", [0, 1])
@@ -453,14 +472,15 @@ def test_a_head_of_zeros_is_said_not_to_listen(name: str) -> None:
         cv.explain(model, tiny_pixels("timm-vit"), name, target=1)
 
 
-def test_one_image_that_does_not_listen_is_told_from_one_that_does() -> None:
-    """The probe keeps apart what it saw of each image, also when they are asked about one by one."""
-    trace = traced("vit")
-    probe = probe_of(replace(trace))
-    still = probe.pixels[1]
-    probe.painting(2, lambda ks: still.expand(1, len(ks), -1, -1, -1), images=[1])
-    assert probe.unmoved() == [False, True]  # nothing was asked about the first
-    probe.painting(2, lambda ks: torch.stack([probe.pixels[0] * k for k in ks])[None], images=[0])
-    assert probe.unmoved() == [False, True]
-    probe.painting(1, lambda ks: (2 * still)[None, None], images=[1])
-    assert probe.unmoved() == [False, False]
+def test_the_probe_keeps_apart_what_it_saw_of_each_image() -> None:
+    """Also when they are asked about one by one: an image that nobody asked about is not said to be unmoved."""
+    module, images = vit()
+    nn.init.zeros_(module.head.weight)
+    deaf = probe_of(cv.trace(cv.wrap(module, size=(12, 20)), images, target=TARGETS))
+    deaf.painting(2, lambda ks: torch.stack([images[1] * k for k in ks])[None], images=[1])
+    assert deaf.unmoved() == [False, True]
+    deaf.painting(1, lambda ks: 2 * images[:1, None], images=[0])
+    assert deaf.unmoved() == [True, True]
+    listening = probe_of(traced("vit"))
+    listening.painting(1, lambda ks: 2 * images[1:, None], images=[1])
+    assert listening.unmoved() == [False, False]  # one score, and it is not that of the image as it is

@@ -5,7 +5,8 @@
 
 The built-in model on the demo image, removed parts in the mean colour. Features are the 7 × 7 cells of 2 × 2 patches,
 each peer is run with several seeds for its mean and its standard error. shap is also asked for the exact values of
-2 × 2 cells, and lime's and shap's solvers for their answers to samples that ClairViT drew.
+2 × 2 cells, and lime's solver for its answer to given samples. The scores of the samples that ClairViT draws are
+written too, so that a test need not run the model three thousand times.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from lime.lime_image import LimeImageExplainer
 from torch import Tensor
 
 import clairvit as cv
+from clairvit.perturb.coalitions import coalitions, halves
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 CELLS, SEEDS, SAMPLES, WIDTH = 7, 4, 1000, 0.25
@@ -113,6 +115,21 @@ def lime_fit(kept: np.ndarray, said: np.ndarray) -> np.ndarray:
     return np.array([value for _, value in sorted(pairs)])
 
 
+def half_scores() -> dict[str, np.ndarray]:
+    """Probabilities of what ClairViT draws for LIME, behind everything kept."""
+    kept = np.concatenate([np.ones((1, CELLS**2), dtype=bool), halves(SAMPLES - 1, CELLS**2, seed=1).numpy()])
+    return {"halves": np.packbits(kept), "half scores": keeping(kept, CELLS, "prob")}
+
+
+def coalition_scores() -> dict[str, np.ndarray]:
+    """Logits of what ClairViT draws for 7 × 7 cells with the default number of samples, from plain painted images."""
+    drawn = coalitions(CELLS**2, CELLS**2 + 1024, seed=1)
+    sets = drawn.sets.numpy()
+    ends = keeping(np.stack([np.zeros(CELLS**2), np.ones(CELLS**2)]), CELLS, "logit")
+    with_set, with_rest = keeping(sets, CELLS, "logit"), keeping(~sets, CELLS, "logit")
+    return {"sets": np.packbits(sets), "halved": (with_set - with_rest) / 2, "total": ends[1] - ends[0]}
+
+
 def main() -> None:
     found: dict[str, np.ndarray] = {"target": np.array(TARGET)}
     runs = {
@@ -128,6 +145,7 @@ def main() -> None:
         found[f"{name} error"] = np.sqrt(made.var(0, ddof=1).mean() / SEEDS)
         print(name, float(found[f"{name} error"]), np.abs(found[name]).mean(), flush=True)
         np.savez_compressed(FIXTURES / "surrogates.npz", **found)
+    found |= half_scores() | coalition_scores()
     found["shap exact"] = shap_values(0, 2, 100)
     kept = (np.random.default_rng(0).random((120, CELLS * CELLS)) < 0.5).astype(np.float64)
     kept[0] = 1

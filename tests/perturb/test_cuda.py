@@ -71,7 +71,7 @@ def test_rougher_passes_are_rougher_and_resemble() -> None:
         with pace(autocast=precision), probing(trace, "token", what="test", forwards=64, aside=Aside()) as probe:
             found.append(probe.keeping(keep))
     exact, rough = found
-    assert rough.dtype == torch.float32
+    assert rough.dtype == torch.float64
     assert not torch.equal(exact, rough)
     spread = exact.std(1, keepdim=True)
     assert ((rough - exact).abs() / spread).mean() < 0.2

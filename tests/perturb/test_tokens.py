@@ -21,7 +21,7 @@ from clairvit.perturb.tokens import NO_WAY, Way, embedded, find_way, run_tokens,
 from clairvit.trace.recording import Recording, record
 from fingerprint import differences, fingerprint
 from tiny import STRANGE, TINY, ZOO, cnn, pixels, shaken, strange, wrapped
-from tiny_home import WIDTH, BiasedAttention, Block, HomeMade, Lucid, MatmulAttention, mlp
+from tiny_home import HEADS, WIDTH, Block, HomeMade, Lucid, MatmulAttention, mlp
 
 # What a person who knows the architectures says; all others have learned position embeddings, and simply drop.
 _PLACES = ("beit", "beitv2", "eva02", "dinov3", "relpos", "post-norm")
@@ -74,6 +74,13 @@ def last_block(recording: Recording, run: Callable[[], object]) -> Tensor:
     finally:
         hook.remove()
     return recording.as_tokens(seen[-1])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ["timm-vit", "timm-sam", "home-loop", *sorted(KNOW_PLACES)])
+def test_the_way_is_found_in_half_precision_too(name: str, dtype: torch.dtype) -> None:
+    half = record(wrapped(name, dtype), pixels(name, 2, dtype=dtype), differentiable=False)
+    assert find_way(half) == known_way(name)
 
 
 @pytest.mark.parametrize("name", TINY)
@@ -354,18 +361,53 @@ def test_transformers_with_places_are_dropped_from(name: str) -> None:
     assert way_on(shaken(HF[name](), 0), (32, 32)) == Way("drop", positions=True)
 
 
+class AddedBias(MatmulAttention):
+    """An N × N bias that is added to the scores."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(HEADS, 17, 17))
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return self.attn_drop((self.scores(q, k) + self.bias).softmax(-1)) @ v
+
+    def scores(self, q: Tensor, k: Tensor) -> Tensor:
+        return q @ k.mT * q.shape[-1] ** -0.5
+
+
 class BiasedLoop(Lucid):
-    """Attention modules with an N × N bias, and residuals beside them: no module is a whole block."""
+    """Attention modules with a bias, and residuals beside them: no module is a whole block."""
 
     def __init__(self) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(
-            nn.ModuleList([nn.Sequential(nn.LayerNorm(WIDTH), BiasedAttention()), mlp()]) for _ in range(3)
+            nn.ModuleList([nn.Sequential(nn.LayerNorm(WIDTH), AddedBias()), mlp()]) for _ in range(3)
         )
 
 
 def test_positions_are_cut_where_no_module_is_a_whole_block() -> None:
     assert way_on(shaken(BiasedLoop(), 0), (32, 32)) == Way("drop", positions=True)
+
+
+class Detached(AddedBias):
+    """Nothing tells that its scores depend on the tokens, and with one patch left lengths do not tell either."""
+
+    def scores(self, q: Tensor, k: Tensor) -> Tensor:
+        return super().scores(q, k).detach()
+
+
+def test_a_model_that_one_patch_alone_would_break_is_found_out() -> None:
+    assert way_on(shaken(HomeMade(lambda: Block(AddedBias)), 0), (32, 32)) == Way("drop", positions=True)
+    assert way_on(shaken(HomeMade(lambda: Block(Detached)), 0), (32, 32)) == Way("zero")
+
+
+def test_the_caller_s_autocast_does_not_blur_the_trial() -> None:
+    model, seen = wrapped("timm-vit"), []
+    recording = record(model, pixels("timm-vit"), differentiable=False)
+    model.module.blocks[1].mlp.fc2.register_forward_hook(lambda m, args, out: seen.append(out.dtype))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert find_way(recording) == Way("drop")
+    assert {*seen} == {torch.float32}
 
 
 def test_convit_keeps_what_it_made_for_its_own_number_of_tokens() -> None:
@@ -410,6 +452,28 @@ def test_a_blank_image_and_a_head_of_zeros_do_not_hide_how_a_model_is_built() ->
             torch.nn.init.zeros_(p)
         blank = record(model, torch.zeros(1, 3, 32, 32), differentiable=False)
         assert find_way(blank) == known_way(name)
+
+
+class NormOutside(HomeMade):
+    """x + attention(norm(x)), in a loop: no module is handed the stream itself."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda: Block(MatmulAttention))
+
+    def through(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = x + block.attention(block.norm(x))
+            x = x + block.mlp(x)
+        return x
+
+
+@pytest.mark.parametrize("says_the_same", [False, True])
+def test_a_stream_that_is_never_handed_over_cannot_be_replaced(says_the_same: bool) -> None:
+    """Not even a head that says the same of everything makes it look so."""
+    module = shaken(NormOutside(), 0)
+    if says_the_same:
+        nn.init.zeros_(module.head.weight)
+    assert way_on(module, (32, 32)) == NO_WAY
 
 
 class FirstPlaces(HomeMade):

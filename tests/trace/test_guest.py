@@ -18,13 +18,13 @@ import clairvit as cv
 from clairvit.errors import BadInput, ClairError
 from clairvit.trace.recording import record
 from clairvit.trace.trace import follow, one_target
-from conditions import METHODS, allow_declared_zeros, fits, home_of
+from conditions import METHODS, allow_declared_zeros, fits, home_of, short
 from fingerprint import differences, fingerprint, surroundings
 from tiny import build, pixels, strange
 from tiny_home import Block, HomeMade, MatmulAttention
 
 TARGET = 3
-EVERY = list(METHODS)
+EVERY = [short(name) for name in METHODS]
 ON_CLASS_TOKEN = [name for name in EVERY if fits(name, "timm-vit")]
 GUESTS = ["timm-vit", "timm-siglip-map", "hf-dinov2-registers-sdpa", "torchvision-vit", "home-lucid", "home-in-place"]
 

@@ -64,7 +64,9 @@ def atman(
     if threshold is not None and not 0 <= threshold <= 1:
         raise BadInput(f"threshold={threshold:g} was given; expected a cosine from 0 to 1, such as 0.6, or None.")
     if not trace.layers:
-        raise NotApplicable("No attention call was seen in this model, and atman turns attention down. Use occlusion.")
+        raise NotApplicable(
+            "No attention call was seen in this model, and atman turns attention down. Use leave-one-out."
+        )
     for layer in trace.layers:
         layer.between_tokens()  # windows, channels and convolutions are refused in words
     layout = trace.in_order

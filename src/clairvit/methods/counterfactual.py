@@ -58,7 +58,8 @@ def counterfactual(
     `search=greedy` removes, step by step, the one of the `candidates` most promising patches that lowers the margin
     most; `search=map` removes patches in the order of a map and takes the smallest number that flips. Then patches are
     put back as long as the answer stays flipped. `along` is the map that says which patches are promising:
-    leave-one-out (of the margin), or any method, such as legrad. At most effort × patches forwards.
+    leave-one-out (of the margin), or any method, such as legrad. At most effort × patches forwards; a note says if they
+    were too few for the second guarantee.
     """
     at_least_one("candidates", candidates)
     if effort < LEAST_EFFORT:

@@ -257,7 +257,7 @@ def _checked_maps(
     empty = [name for name, anything, nothing in zip(names, some, blank, strict=True) if not (anything or nothing)]
     no_gradient = "no gradient reaches the tokens (a head of zeros?)"
     if bound.method.family == "perturbation" or not bound.cost.backwards:
-        no_gradient = "the score stays the same whatever is removed (a head of zeros?)"
+        no_gradient = "the score stays the same whatever is removed (a head of zeros? an image of one colour?)"
     warned = []
     if silent:
         warned.append(f"{bound.text}: the map of {', '.join(silent)} does not speak of the target: {no_gradient}")

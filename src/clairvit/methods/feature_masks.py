@@ -51,9 +51,7 @@ def masks_of(cells: Tensor, size: tuple[int, int], corners: bool = False) -> Ten
     maps = on_pixels(cells, size, corners)
     low, high = maps.amin((-2, -1), keepdim=True), maps.amax((-2, -1), keepdim=True)
     seen = varied(cells)[..., None, None]  # interpolation may round a constant up here and down there
-    return torch.where(
-        seen, (maps - low) / torch.where(seen, high - low, torch.ones_like(high)), torch.zeros_like(maps)
-    )
+    return torch.where(seen, (maps - low) / (high - low), torch.zeros_like(maps))
 
 
 def varied(cells: Tensor) -> Tensor:
@@ -134,7 +132,6 @@ def masked_scores(probe: Probe, maps: Tensor, corners: bool) -> Tensor:
     ),
     at_most=True,
     score="prob",
-    signed=True,
     slow=True,
 )
 def vit_cx(

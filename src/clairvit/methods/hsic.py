@@ -76,8 +76,7 @@ def dependence(shown: Tensor, outputs: Tensor, width: Tensor) -> Tensor:
     K is built: the sum is 2 (Hz)ᵀ L (Hz).
     """
     squares = (outputs[:, None] - outputs[None]) ** 2
-    narrow = (squares == 0).to(outputs)  # what a Gaussian comes to as its width goes to zero
-    alike = torch.where(width == 0, narrow, torch.exp(-squares / (2 * width**2).clamp(min=1e-300)))  # L, [n, n]
+    alike = torch.exp(-squares / (2 * width**2).clamp(min=1e-300))  # L, [n, n]; without a width only equals are alike
     alike = alike - alike.mean(0)
     alike = alike - alike.mean(1, keepdim=True)  # exactly nothing where all outputs are the same
     z = shown.to(outputs)

@@ -18,7 +18,7 @@ from clairvit.methods.bind import Bound
 from clairvit.methods.explanation import Cost
 from clairvit.methods.view import Desk, OneByOne, View, laid_out, several
 from clairvit.perturb.aside import Aside
-from clairvit.trace.attention import AttentionCall
+from clairvit.trace.attention import AttentionCall, widened
 from clairvit.trace.layer import Layer
 from clairvit.trace.trace import Trace
 
@@ -232,8 +232,10 @@ def _whole_image(bound: Bound, trace: Trace, seed: int, result: Result) -> None:
     forwards, backwards = trace.recording.forwards, trace.recording.backwards
     maps = bound.method.function(trace, **options)
     result.more = Cost(trace.recording.forwards - forwards, trace.recording.backwards - backwards)
-    result.maps = maps.clamp(min=0) if bound.relu else maps
-    result.blank, result.standard_error, result.chosen = aside.unmoved, aside.standard_error, aside.chosen
+    dtype = widened(trace.logits).dtype
+    result.maps = (maps.clamp(min=0) if bound.relu else maps).to(dtype)
+    result.standard_error = None if aside.standard_error is None else aside.standard_error.to(dtype)
+    result.blank, result.chosen = aside.unmoved, aside.chosen
 
 
 @functools.cache

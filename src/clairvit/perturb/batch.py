@@ -130,6 +130,6 @@ def out_of_memory(error: BaseException) -> bool:
 
 
 def _free_memory() -> None:
-    gc.collect()
     if torch.cuda.is_available():
+        gc.collect()
         torch.cuda.empty_cache()

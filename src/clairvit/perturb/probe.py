@@ -26,7 +26,6 @@ from clairvit.perturb.road import imputed
 from clairvit.perturb.tally import Found, Tally, Value, in_order
 from clairvit.perturb.tokens import NO_WAY, Way, embedded, run_tokens, way_of
 from clairvit.perturb.watch import telling
-from clairvit.trace.attention import widened
 from clairvit.trace.guest import visiting
 from clairvit.trace.trace import Trace
 
@@ -80,7 +79,7 @@ class Probe:
         return self._tally.original
 
     def keeping(self, keep: Tensor, value: Value | None = None) -> Tensor:
-        """[B, V] scores when only the patches of `keep`, bool [B or 1, V, patches], are left.
+        """[B, V] scores, in float64, when only the patches of `keep`, bool [B or 1, V, patches], are left.
 
         `value(logits [n, C], images [n])` -> [n, …] takes the place of the target's score.
         """
@@ -94,7 +93,7 @@ class Probe:
             )
         variants = keep.shape[1]
         if not variants:
-            return widened(self.pixels.new_zeros(images, 0))
+            return self.original.new_zeros(images, 0)
         flat = keep.expand(images, -1, -1).reshape(-1, self.patches)  # image by image
         values = self.asking(torch.arange(len(flat), device=keep.device) // variants, flat, value)
         if value is not None:
@@ -108,12 +107,10 @@ class Probe:
         no say: logits come back.
         """
         counts = keep.sum(1) if self._drops else keep.new_full((len(keep),), self.patches, dtype=torch.long)
-        if self._drops and self.layout.pooling not in ("token", "distilled"):
-            counts[counts == 0] = -1  # there is no mean of nothing: these are zeroed instead
         found: Found = []
         for count in sorted(set(counts.tolist())):
             places = (counts == count).nonzero()[:, 0]
-            each = max(1, count if count > 0 else self.patches) + self.layout.prefix
+            each = (count or self.patches) + self.layout.prefix  # none: all are there, as zeros
 
             def run(ks: range, places: Tensor = places) -> Tensor:
                 own = places[ks.start : ks.stop]
@@ -131,6 +128,8 @@ class Probe:
         `images` are those that the rows are variants of, where they are not the whole batch in its order.
         """
         own = torch.tensor(range(len(self.pixels)) if images is None else images, device=self.pixels.device)
+        if not count:
+            return self.original.new_zeros(len(own), 0)
         found: Found = []
 
         def run(ks: range) -> Tensor:
@@ -185,6 +184,11 @@ class Probe:
     def _drops(self) -> bool:
         return self.way.how == "drop"
 
+    @property
+    def _alone_suffices(self) -> bool:
+        """Does the head read prefix tokens only, so that it can do without patches?"""
+        return self.layout.pooling in ("token", "distilled")
+
     def _patches_left(self, images: Tensor, keep: Tensor) -> Tensor:
         """Logits of images [n] with only `keep` [n, patches]; as many in each where tokens are dropped."""
         if self.tokens is None:
@@ -192,7 +196,7 @@ class Probe:
         prefix, tokens = self.layout.prefix, self.tokens[images]
         lead = torch.arange(prefix, device=keep.device).expand(len(keep), -1)
         with current_pace().precision(self.pixels.device):
-            if not self._drops or not (keep.any() or self.layout.pooling in ("token", "distilled")):
+            if not self._drops or not (self._alone_suffices or keep.any()):  # there is no mean of nothing
                 shown = torch.cat([keep.new_ones(len(keep), prefix), keep], 1)
                 return run_tokens(self.trace.recording, self.way, tokens * shown[..., None], None)
             kept = torch.cat([lead, keep.nonzero()[:, 1].reshape(len(keep), -1) + prefix], 1)  # [n, K]
@@ -227,7 +231,8 @@ def probing(trace: Trace, removal: str, *, what: str, forwards: int, aside: Asid
             aside.note(f"{what}: {_instead(probe.way)}")
         try:
             yield probe
-            aside.unmoved = probe.unmoved()
+            now = probe.unmoved()
+            aside.unmoved = [a and b for a, b in zip(aside.unmoved or now, now, strict=True)]  # by all of its probes
         finally:
             trace.recording.forwards += math.ceil(probe.passed / images)
 

@@ -1,6 +1,6 @@
 """Rewrite: attention scores changed on their way to the softmax, in every layer, however the model is written.
 
-with rewritten(batch, tokens, lambda scores: scores.masked_fill(hidden, -inf)):   # nobody looks at these tokens
+with Rewritten(batch, tokens, lambda scores: scores.masked_fill(hidden, -inf)):   # nobody looks at these tokens
     model.logits(pixels)
 """
 

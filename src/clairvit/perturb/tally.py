@@ -26,7 +26,7 @@ class Tally:
     @functools.cached_property
     def original(self) -> Tensor:
         """[B]"""
-        return widened(self.target(self.logits))
+        return self._scored(self.target, self.logits)
 
     def valued(self, logits: Tensor, images: Tensor, value: Value | None) -> Tensor:
         """What is kept of a pass: logits [n, C] of variants of `images` [n]."""
@@ -34,7 +34,13 @@ class Tally:
             return value(widened(logits), images.tolist())
         if self.target.together:
             return widened(logits)  # the user's own function wants all images at once, in their order
-        return widened(self.target.take(images.tolist())(widened(logits)))
+        return self._scored(self.target.take(images.tolist()), logits)
+
+    @staticmethod
+    def _scored(target: Target, logits: Tensor) -> Tensor:
+        """[n] in float64: what removals change is small beside the score. The user's functions get what they know."""
+        own = all(isinstance(row, tuple) for row in target.rows)
+        return target(logits.double() if own else widened(logits)).double()
 
     def by_image(self, values: Tensor, variants: int, images: Tensor | None = None) -> Tensor:
         """[rows·V, …] -> scores [rows, V]; rows are the whole batch, or variants of these `images`."""
@@ -48,10 +54,10 @@ class Tally:
     def _together(self, logits: Tensor, images: Tensor | None) -> Tensor:
         """[rows] scores by the user's own function; logits [rows, C] of `images` are shown to it among the others."""
         if images is None:
-            return widened(self.target(logits))
+            return self.target(logits).double()
         whole = widened(self.logits)
         shown = [whole.index_put((images[i],), logits[i]) for i in range(len(images))]
-        return torch.stack([widened(self.target(one))[image] for one, image in zip(shown, images, strict=True)])
+        return torch.stack([self.target(one)[image].double() for one, image in zip(shown, images, strict=True)])
 
     def _see(self, scores: Tensor, images: Tensor | None) -> None:
         """Remember the lowest and highest of scores [rows, V]; images that were not asked about have neither."""

@@ -8,13 +8,14 @@ attention that does not look at the dropped tokens, and settles for zeroed token
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from clairvit.models.layout import Layout
 from clairvit.models.model import first_scores
@@ -44,7 +45,10 @@ _known: WeakKeyDictionary[nn.Module, dict[Anatomy, Way]] = WeakKeyDictionary()
 
 
 def way_of(recording: Recording) -> Way:
-    """Looked up, or found by trying; remembered as long as the model is built the same."""
+    """Looked up, or found by trying; remembered as long as the model is built the same.
+
+    Its few passes of two images are the model's price and not a method's: no method counts them.
+    """
     found = _known.setdefault(recording.model.module, {})
     if recording.anatomy not in found:
         found[recording.anatomy] = find_way(recording)
@@ -79,9 +83,17 @@ def run_tokens(recording: Recording, way: Way, tokens: Tensor, kept: Tensor | No
         _as_it_was(module),
         _marked(given, positions) as marked,
         _starting_from(marked, plan, positions),
+        _attention_of_any_length(tokens),
         cut,
     ):
         return first_scores(module(stand_in)).detach()
+
+
+def _attention_of_any_length(tokens: Tensor) -> AbstractContextManager[None]:
+    """cuDNN plans its attention anew for every sequence length, which takes longer than the passes themselves."""
+    if not tokens.is_cuda:
+        return nullcontext()
+    return sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])
 
 
 @contextmanager
@@ -268,12 +280,14 @@ def _as_it_was(module: nn.Module) -> Iterator[None]:
 
     Only what changed is touched, so that an interruption on the way out leaves a whole model.
     """
-    before = [(part.__dict__, dict(part.__dict__)) for part in module.modules()]
+    # Torch's own layers, most of a model's modules, keep nothing.
+    parts = [part for part in module.modules() if not type(part).__module__.startswith("torch.nn.")]
+    before = [(part.__dict__, dict(part.__dict__)) for part in parts]
     before += [
         (value, dict(value))
         for _, attributes in before
         for name, value in attributes.items()
-        if type(value) is dict and not name.endswith("hooks")
+        if type(value) is dict and name not in ("_parameters", "_modules") and not name.endswith("hooks")
     ]
     try:
         yield

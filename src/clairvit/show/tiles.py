@@ -56,7 +56,8 @@ def short_name(explanation: Explanation, item: int) -> str:
 
 
 def source_line(explanation: Explanation) -> str:
-    return f"{explanation.method} · {explanation.model} · explains the {explanation.score}"
+    score = {"prob": "probability", "logprob": "log probability"}.get(explanation.score, explanation.score)
+    return f"{explanation.method} · {explanation.model} · explains the {score}"
 
 
 def aspect_of(explanation: Explanation) -> float:
