@@ -74,9 +74,22 @@ def evaluate(
     batch = prepare(images, model)
     if given is not None and len(given) != len(batch):
         raise BadInput(f"The explanation has {len(given)} maps and {len(batch)} images were given; expected as many.")
+    where = None if masks is None else _checked_masks(masks, batch)
     with pace(batch_size, autocast):
-        found = _evaluated(model, batch, bounds, asked, given, masks, labels, target, seed)
+        found = _evaluated(model, batch, bounds, asked, given, where, labels, target, seed)
     return next(iter(found.values())) if alone else found
+
+
+def _checked_masks(masks: Any, batch: Batch) -> Tensor:
+    """bool [N, H, W], as the model sees the images: cut and resized as they were."""
+    found = torch.as_tensor(masks)
+    expected = (len(batch), *batch.pixels.shape[-2:])
+    if tuple(found.shape) != expected:
+        raise BadInput(
+            f"masks have shape {list(found.shape)} for {len(batch)} images of {' × '.join(map(str, expected[1:]))} pixels "
+            f"as the model sees them; expected {list(expected)}, resized and cropped as the images are."
+        )
+    return found.to(batch.pixels.device) > 0
 
 
 @own_grad_mode()
@@ -106,7 +119,7 @@ def _evaluated(
             trace=follow(recording, goal, None),
             bounds=every,
             raw=raw,
-            masks=None if masks is None else torch.as_tensor(masks)[part].to(batch.pixels.device, torch.bool),
+            masks=None if masks is None else masks[part],
             labels=None if labels is None else tuple(labels[part]),
             seed=seed,
         )

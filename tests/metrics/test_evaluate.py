@@ -1,0 +1,148 @@
+"""The verb `evaluate`: values for each image, what luck scores, and what is said when a map cannot be scored."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import clairvit as cv
+from clairvit.errors import BadInput, UnknownName
+from clairvit.metrics.score import bootstrap, paired
+from linear import effects, linear
+from tiny import pixels, wrapped
+
+KIND = "timm-vit"
+
+
+def scored(images: Tensor, metric: str, method: str = "genatt", **how: object) -> cv.Score:
+    found = cv.evaluate(wrapped(KIND), images, method, metric, target=3, **how)
+    assert isinstance(found, cv.Score)
+    return found
+
+
+@pytest.mark.parametrize("metric", ["deletion", "insertion", "sparseness", "complexity"])
+def test_a_batch_is_its_images_one_by_one(metric: str) -> None:
+    images = pixels(KIND, 11, dtype=torch.float32)
+    together = scored(images, metric)
+    assert together.values.shape == (11,)
+    for row in (0, 7, 10):
+        alone = scored(images[row : row + 1], metric)
+        assert float(together.values[row]) == pytest.approx(float(alone.values), abs=1e-6)
+        for name in ("random", "center"):
+            beside = float(together.baselines[name].values[row])
+            assert beside == pytest.approx(float(alone.baselines[name].values), abs=1e-6)
+
+
+def test_many_methods_and_metrics_are_each_alone() -> None:
+    images = pixels(KIND, 3)
+    both = cv.evaluate(wrapped(KIND), images, ["genatt", "rollout"], ["deletion", "sparseness"], target=3)
+    assert list(both) == [(m, k) for k in ("deletion", "sparseness") for m in ("genatt", "rollout")]
+    for (method, metric), score in both.items():
+        alone = scored(images, metric, method)
+        assert torch.allclose(score.values, alone.values, atol=1e-6)
+        assert (score.method, score.metric, score.better) == (alone.method, alone.metric, alone.better)
+
+
+def test_maps_that_are_there_already() -> None:
+    model, images = wrapped(KIND), pixels(KIND, 3)
+    ex = cv.explain(model, images, "genatt", target=[1, 4, 6])
+    given = cv.evaluate(model, images, ex, "deletion")
+    named = cv.evaluate(model, images, "genatt", "deletion", target=[1, 4, 6])
+    assert torch.allclose(given.values, named.values, atol=1e-6)
+    with pytest.raises(BadInput, match="has 3 maps and 2 images were given"):
+        cv.evaluate(model, images[:2], ex, "deletion")
+    contrast = cv.explain(model, images, "genatt", target=cv.contrast(1, 2))
+    with pytest.raises(BadInput, match="no class"):
+        cv.evaluate(model, images, contrast, "deletion")
+
+
+def test_a_broken_map_has_no_score_and_a_flat_one_is_marked() -> None:
+    model, images = wrapped(KIND), pixels(KIND, 3)
+    ex = cv.explain(model, images, "genatt", target=3)
+    maps = ex.maps.clone()
+    maps[0, 0, 0], maps[1] = math.nan, 0.5
+    score = cv.evaluate(model, images, replace(ex, maps=maps), "deletion")
+    assert math.isnan(score.values[0])
+    assert score.values[1:].isfinite().all()
+    assert (score.n_valid, score.n_invalid, score.n_degenerate) == (2, 1, 1)
+    assert score.mean == pytest.approx(float(score.values[1:].mean()))
+    again = cv.evaluate(model, images, replace(ex, maps=maps), "deletion")
+    assert torch.equal(score.values[1:], again.values[1:]), "the lottery of equal patches is the seed's"
+
+
+def test_the_right_order_beats_luck_beats_the_reverse() -> None:
+    """On a linear model the effects themselves are the best map there can be."""
+    model, image = linear((6, 6), 4)
+    oracle = effects(model, image, 1)[None]
+    ex = cv.explain(model, image, "random", target=1)
+    found = {}
+    for name, maps in (("oracle", oracle), ("random", ex.maps), ("reverse", -oracle)):
+        for metric in ("deletion", "insertion"):
+            made = cv.evaluate(model, image, replace(ex, maps=maps), metric, score="logit", removal="mean")
+            found[name, metric] = float(made.values)
+    assert found["oracle", "deletion"] < found["random", "deletion"] < found["reverse", "deletion"]
+    assert found["oracle", "insertion"] > found["random", "insertion"] > found["reverse", "insertion"]
+
+
+def test_the_curve_is_what_the_area_is_of() -> None:
+    """By hand on the linear model: what is left after each step, added up."""
+    model, image = linear((6, 6), 4)
+    own = effects(model, image, 1)
+    ex = replace(cv.explain(model, image, "random", target=1), maps=own[None])
+    score = cv.evaluate(model, image, ex, "deletion", score="logit", removal="mean")
+    order = own.flatten().argsort(descending=True)
+    total = own.sum()
+    left = [total - own.flatten()[order[: max(1, round(k / 10 * 36))]].sum() for k in range(1, 10)]
+    expected = torch.stack([total, *left]).double()
+    assert torch.allclose(score.curve.y[0], expected, atol=1e-5)
+    assert score.curve.x.tolist() == pytest.approx([k / 10 for k in range(10)])
+    area = torch.trapezoid(expected, dx=0.1)
+    assert float(score.values) == pytest.approx(float(area / 0.9), abs=1e-5)
+    plain = cv.evaluate(model, image, ex, "deletion", score="logit", removal="mean", auc="none")
+    assert float(plain.values) == pytest.approx(float(area), abs=1e-5)
+
+
+def test_cost_is_what_is_spent() -> None:
+    score = scored(pixels(KIND, 2), "deletion", steps=5)
+    assert score.cost.forwards == 5
+    assert score.settings["steps"] == 5
+    assert scored(pixels(KIND, 2), "sparseness").cost.forwards == 0
+
+
+def test_what_cannot_be_done_is_said() -> None:
+    images = pixels(KIND, 2)
+    with pytest.raises(UnknownName, match="There is no metric 'deletoin'.*'deletion'"):
+        scored(images, "deletoin")
+    with pytest.raises(UnknownName, match="'deletion' has no option 'step'; it has steps.*'steps'"):
+        scored(images, "deletion(step=3)")
+    with pytest.raises(BadInput, match=r"none were given; expected one mask an image"):
+        scored(images, "iou")
+    with pytest.raises(BadInput, match="without labels"):
+        cv.evaluate(wrapped(KIND), images, "genatt", "deletion", target="label")
+    with pytest.raises(BadInput, match=r"masks have shape \[2, 32, 32\] for 3 images of 32 × 32 pixels"):
+        cv.evaluate(wrapped(KIND), pixels(KIND, 3), "genatt", "iou", target=3, masks=torch.ones(2, 32, 32))
+
+
+def test_intervals_by_hand() -> None:
+    dice = np.random.default_rng(0)
+    values = dice.normal(3, 2, 400)
+    low, high = bootstrap(values, seed=1)
+    exact = 1.96 * values.std(ddof=1) / 20
+    assert low == pytest.approx(values.mean() - exact, abs=0.05)
+    assert high == pytest.approx(values.mean() + exact, abs=0.05)
+    assert (low, high) == bootstrap(values, seed=1) != bootstrap(values, seed=2)
+    assert all(math.isnan(end) for end in bootstrap(values[:1], seed=1))
+
+
+def test_paired_differences_are_narrower() -> None:
+    score = scored(pixels(KIND, 8), "sparseness")
+    noise = torch.linspace(-0.01, 0.01, 8, dtype=torch.float64)
+    other = replace(score, values=score.values - 0.1 + noise)
+    gap, (low, high) = paired(score, other)
+    assert gap == pytest.approx(0.1, abs=1e-9)
+    assert 0.09 < low < 0.1 < high < 0.11
