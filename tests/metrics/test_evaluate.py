@@ -116,9 +116,9 @@ def test_cost_is_what_is_spent() -> None:
 
 def test_what_cannot_be_done_is_said() -> None:
     images = pixels(KIND, 2)
-    with pytest.raises(UnknownName, match="There is no metric 'deletoin'.*'deletion'"):
+    with pytest.raises(UnknownName, match=r"There is no metric 'deletoin'.*'deletion'"):
         scored(images, "deletoin")
-    with pytest.raises(UnknownName, match="'deletion' has no option 'step'; it has steps.*'steps'"):
+    with pytest.raises(UnknownName, match=r"'deletion' has no option 'step'; it has steps.*'steps'"):
         scored(images, "deletion(step=3)")
     with pytest.raises(BadInput, match=r"none were given; expected one mask an image"):
         scored(images, "iou")

@@ -86,7 +86,7 @@ def _checked_masks(masks: Any, batch: Batch) -> Tensor:
     expected = (len(batch), *batch.pixels.shape[-2:])
     if tuple(found.shape) != expected:
         raise BadInput(
-            f"masks have shape {list(found.shape)} for {len(batch)} images of {' × '.join(map(str, expected[1:]))} pixels "
+            f"masks have shape {list(found.shape)} for {len(batch)} images of {expected[1]} × {expected[2]} pixels "
             f"as the model sees them; expected {list(expected)}, resized and cropped as the images are."
         )
     return found.to(batch.pixels.device) > 0
