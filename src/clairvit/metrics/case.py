@@ -24,6 +24,7 @@ from clairvit.models.target import SCORES, Target
 from clairvit.perturb.aside import Aside
 from clairvit.perturb.chance import dice, fingerprints
 from clairvit.perturb.probe import Probe, probing
+from clairvit.trace.guest import visiting
 from clairvit.trace.trace import Trace
 
 Upsampling = Literal["nearest", "bilinear", "bicubic"]
@@ -148,6 +149,12 @@ class Case:
             assert result.maps is not None
             maps.append(_on_grid(result.maps.double(), grid))
         return torch.stack(maps)
+
+    def logits_of(self, pixels: Tensor) -> Tensor:
+        """[B, C] of other pixels, float64; a forward."""
+        self.trace.recording.forwards += 1
+        with visiting(self.model.module), torch.no_grad():
+            return self.model.logits(pixels.to(self.trace.pixels.dtype)).double()
 
     def _check_can_explain(self) -> None:
         if not self.bounds:
