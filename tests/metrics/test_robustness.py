@@ -73,6 +73,6 @@ def test_more_samples_never_lower_a_maximum_and_batches_agree() -> None:
     assert float(alone.values) == pytest.approx(float(many.values[1]), rel=1e-4)
 
 
-def test_maps_without_a_method_cannot_be_explained_again_elsewhere() -> None:
-    with pytest.raises(BadInput, match="samples=0 and radius=0.2 were given"):
+def test_no_noise_at_all_is_refused() -> None:
+    with pytest.raises(BadInput, match=r"samples=0 and radius=0\.2 were given"):
         cv.evaluate(wrapped(KIND), pixels(KIND, 1), "genatt", "max-sensitivity", target=3, samples=0)

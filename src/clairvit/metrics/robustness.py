@@ -71,8 +71,7 @@ def local_lipschitz(
     p = 1 if distance == "manhattan" else 2
 
     def slope(case: Case, maps: Tensor, noise: Tensor) -> Tensor:
-        gap = (_scaled(case.maps) - _scaled(maps)).flatten(2).norm(p, dim=2)
-        return gap / noise.flatten(1).norm(dim=1)
+        return _length((_scaled(case.maps) - _scaled(maps)).flatten(2), p) / _length(noise.flatten(1))
 
     return torch.stack([*_changes(case, samples, radius, "normal", slope)]).amax(0)
 
@@ -96,12 +95,12 @@ def relative_stability(
     """
 
     def ratio(case: Case, maps: Tensor, noise: Tensor) -> Tensor:
-        change = ((case.maps - maps) / _away_from_zero(case.maps, (2, 3))).flatten(2).norm(dim=2)
+        change = _length(((case.maps - maps) / _away_from_zero(case.maps, (2, 3))).flatten(2))
         if of == "input":
             x = widened(case.trace.pixels).double()
-            moved = (noise / _away_from_zero(x, (1, 2, 3))).flatten(1).norm(dim=1)
+            moved = _length((noise / _away_from_zero(x, (1, 2, 3))).flatten(1))
         else:
-            moved = (case.logits_of(case.trace.pixels + noise) - case.trace.logits.double()).norm(dim=1)
+            moved = _length(case.logits_of(case.trace.pixels + noise) - case.trace.logits.double())
         return change / moved.clamp(min=SMALL)
 
     return torch.stack([*_changes(case, samples, radius, "normal", ratio)]).amax(0)
@@ -132,7 +131,13 @@ def _noise(kind: Noise, shape: torch.Size, chance: torch.Generator) -> Tensor:
 
 def _relative(case: Case, maps: Tensor, noise: Tensor) -> Tensor:
     """|a − a_j| / |a|; NaN for a map of zeros."""
-    return (case.maps - maps).flatten(2).norm(dim=2) / case.maps.flatten(2).norm(dim=2)
+    return _length((case.maps - maps).flatten(2)) / _length(case.maps.flatten(2))
+
+
+def _length(values: Tensor, p: int = 2) -> Tensor:
+    """[…, n] -> […]"""
+    length: Tensor = values.norm(p, dim=-1)
+    return length
 
 
 def _scaled(maps: Tensor) -> Tensor:
