@@ -12,7 +12,7 @@ from torch import Tensor
 
 from clairvit.metrics.case import Case, Upsampling
 from clairvit.metrics.metric import metric
-from clairvit.metrics.threshold import Threshold, binary, confusion
+from clairvit.metrics.threshold import Threshold, binary, confusion, steady
 
 Overlap = Literal["area", "nearest", "soft"]
 
@@ -100,7 +100,7 @@ def roc_auc(case: Case, upsampling: Upsampling = "nearest") -> Tensor:
 
 def _ranked(maps: Tensor, masks: Tensor, void: Tensor | None, of: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
     found = []
-    for image, (values, mask) in enumerate(zip(maps, masks, strict=True)):
+    for image, (values, mask) in enumerate(zip(steady(maps), masks, strict=True)):
         counts = torch.ones_like(mask) if void is None else ~void[image]
         found.append(of(*_at_thresholds(values[counts], mask[counts])))
     return torch.stack(found)
@@ -148,7 +148,7 @@ def pointing_game(case: Case, tolerance: int = 15, upsampling: Upsampling = "bil
 
     def hits(maps: Tensor, masks: Tensor, void: Tensor | None) -> Tensor:
         near = torch.stack([within(mask, tolerance) for mask in masks])
-        top = maps == maps.amax((1, 2), keepdim=True)
+        top = steady(maps) == steady(maps).amax((1, 2), keepdim=True)
         return (top & near).flatten(1).sum(1).double() / top.flatten(1).sum(1)
 
     return on_masks(case, upsampling, hits)
@@ -248,7 +248,7 @@ def top_k(case: Case, k: int = 1000, upsampling: Upsampling = "bilinear") -> Ten
 def _in_top(maps: Tensor, masks: Tensor, counts: Tensor) -> Tensor:
     """[B]: how much of the `counts` highest pixels is on the masks; what ties for the last place is counted in part."""
     found = []
-    for values, mask, count in zip(maps.flatten(1), masks.flatten(1), counts.tolist(), strict=True):
+    for values, mask, count in zip(steady(maps).flatten(1), masks.flatten(1), counts.tolist(), strict=True):
         if count == 0:
             found.append(values.new_tensor(math.nan))
             continue

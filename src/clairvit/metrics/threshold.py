@@ -16,6 +16,11 @@ def min_max(maps: Tensor) -> Tensor:
     return (maps - low) / torch.where(high == low, torch.ones_like(high), high - low)
 
 
+def steady(maps: Tensor) -> Tensor:
+    """[B, H, W] with values that differ by round-off made equal: upsampling makes plateaus, and rounding breaks them."""
+    return min_max(maps).round(decimals=9)
+
+
 def binary(maps: Tensor, threshold: Threshold) -> Tensor:
     """bool [B, H, W]: more than 0.5 after min-max, than the map's mean, or than Otsu's split of its histogram."""
     scaled = min_max(maps)

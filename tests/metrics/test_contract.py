@@ -1,0 +1,123 @@
+"""What every metric promises. The sweep reads the registry, so a new metric is in it at once."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+import clairvit as cv
+from clairvit.metrics.metric import FAMILIES, ask, metrics
+from fingerprint import differences, fingerprint, surroundings
+from tiny import ZOO, pixels, wrapped
+
+METRICS = {metric.name: metric for metric in metrics()}
+KINDS = ["timm-vit", "timm-reg4-gap", "hf-dinov2-registers-sdpa", "open_clip-nonsquare", "home-mean-pool"]
+QUICK = {"samples": 2, "runs": 5}  # what a metric promises does not depend on how many
+
+
+def text(name: str) -> str:
+    own = ",".join(f"{key}={value}" for key, value in QUICK.items() if key in METRICS[name].options)
+    return f"{name}({own})" if own else name
+
+
+def objects(images: Tensor) -> Tensor:
+    """A mask for each image, none of them empty or full."""
+    masks = torch.zeros(len(images), *images.shape[-2:], dtype=torch.bool)
+    for row, mask in enumerate(masks):
+        mask[4 + row : 20, 3 : 15 + 2 * row] = True
+    return masks
+
+
+def scored(kind: str, images: Tensor, names: list[str], seed: int = 0, method: str = "ixg") -> dict[str, cv.Score]:
+    found = cv.evaluate(
+        wrapped(kind, images.dtype),
+        images,
+        [method],
+        [text(n) for n in names],
+        target=3,
+        masks=objects(images),
+        seed=seed,
+    )
+    return {score.metric.partition("(")[0]: score for score in found.values()}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_metric_scores_every_image(kind: str) -> None:
+    images = pixels(kind, 3)
+    for name, score in scored(kind, images, list(METRICS)).items():
+        low, high = score.span
+        assert score.values.shape == (3,), name
+        assert score.values.dtype == torch.float64, name
+        assert score.values.isfinite().all(), name
+        if ZOO[kind].classifier or score.settings.get("score") != "prob":
+            assert (score.values >= low - 1e-9).all(), name
+            if METRICS[name].family != "faithfulness" or score.settings.get("score") == "prob":
+                assert (score.values <= high + 1e-9).all(), name
+        assert set(score.baselines) == {"random", "center"}, name
+
+
+@pytest.mark.parametrize("kind", KINDS[:3])
+def test_batch_of_three_equals_three_of_one(kind: str) -> None:
+    images = pixels(kind, 3, dtype=torch.float64)
+    model, masks, names = wrapped(kind, torch.float64), objects(images), [text(name) for name in METRICS]
+    together = cv.evaluate(model, images, ["ixg"], names, target=3, masks=masks)
+    for row in range(3):
+        alone = cv.evaluate(model, images[row : row + 1], ["ixg"], names, target=3, masks=masks[row : row + 1])
+        for key, score in alone.items():
+            assert float(together[key].values[row]) == pytest.approx(float(score.values), rel=1e-9, abs=1e-12), key
+
+
+def test_same_seed_same_score() -> None:
+    images = pixels("timm-vit", 2)
+    first, again = (scored("timm-vit", images, list(METRICS), seed=5) for _ in range(2))
+    for name, score in first.items():
+        assert torch.equal(score.values, again[name].values), name
+        assert score.seed == 5
+
+
+def test_a_map_with_nan_has_no_score_whatever_the_metric() -> None:
+    model, images = wrapped("timm-vit"), pixels("timm-vit", 2)
+    ex = cv.explain(model, images, "ixg", target=3)
+    maps = ex.maps.clone()
+    maps[0, 1, 1] = math.nan
+    for name, metric in METRICS.items():
+        if "methods" in metric.needs:
+            continue  # these explain again, and then there is no NaN
+        score = cv.evaluate(model, images, replace(ex, maps=maps), text(name), masks=objects(images))
+        assert math.isnan(score.values[0]), name
+        assert score.values[1].isfinite(), name
+        assert (score.n_valid, score.n_invalid) == (1, 1), name
+
+
+def test_a_constant_map_is_marked_whatever_the_metric() -> None:
+    model, images = wrapped("timm-vit"), pixels("timm-vit", 2)
+    ex = cv.explain(model, images, "ixg", target=3)
+    flat = replace(ex, maps=torch.ones_like(ex.maps))
+    for name in METRICS:
+        score = cv.evaluate(model, images, flat, text(name), masks=objects(images))
+        assert score.n_degenerate == 2, name
+
+
+def test_the_model_is_bit_identical_afterwards() -> None:
+    model, images = wrapped("timm-vit"), pixels("timm-vit", 2)
+    before, around = fingerprint(model.module), surroundings()
+    cv.evaluate(model, images, ["ixg"], [text(name) for name in METRICS], target=3, masks=objects(images))
+    assert differences(before, fingerprint(model.module)) == []
+    assert differences(around, surroundings()) == []
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_every_metric_is_documented(name: str) -> None:
+    metric = METRICS[name]
+    assert len(metric.summary) > 20
+    assert metric.paper
+    assert metric.family in FAMILIES
+    assert metric.better in ("higher", "lower")
+    assert metric.span[0] < metric.span[1]
+    for preset in metric.presets:
+        assert ask(f"{name}(preset={preset})")
+    assert ask(ask(text(name)).text) == ask(text(name))
