@@ -183,7 +183,7 @@ def test_infidelity_by_hand() -> None:
     assert of_map(LUCK, "infidelity", **MEAN).mean == pytest.approx(scaled, rel=1e-5)
 
 
-def test_the_factor_is_numpys_least_squares_and_never_negative() -> None:
+def test_the_factor_is_that_of_least_squares_and_never_negative() -> None:
     sums, drops = torch.randn(2, 30, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     expected = float(torch.linalg.lstsq(sums[:, None], drops[:, None]).solution)
     sign = math.copysign(1, expected)
