@@ -12,7 +12,7 @@ from torch import Tensor
 
 from clairvit.metrics.case import Case, Upsampling
 from clairvit.metrics.metric import metric
-from clairvit.metrics.threshold import Threshold, binary, confusion, steady
+from clairvit.metrics.threshold import Threshold, binary, confusion, min_max, steady
 
 Overlap = Literal["area", "nearest", "soft"]
 
@@ -82,14 +82,31 @@ def f1(case: Case, threshold: Threshold = "half", upsampling: Upsampling = "bili
 
 
 @metric(
-    "ap", family="localisation", better="higher", span=(0, 1), paper="area under precision–recall", needs=("masks",)
+    "ap",
+    family="localisation",
+    better="higher",
+    span=(0, 1),
+    paper="area under precision–recall",
+    needs=("masks",),
+    presets={"chefer": {"pooled": True, "upsampling": "bilinear"}},
+    discrepancies="Chefer's code pools background and foreground (`pooled`), so that a good background gives a high "
+    "value; SkipPLUS ranks the foreground alone.",
 )
-def average_precision(case: Case, upsampling: Upsampling = "nearest") -> Tensor:
+def average_precision(case: Case, pooled: bool = False, upsampling: Upsampling = "nearest") -> Tensor:
     """sum_n (R_n − R_{n−1}) P_n over the map's values as thresholds: how well the map ranks object above background.
 
     Equal values are one threshold. Shifting or stretching the map changes nothing; the mask's area is what luck gets.
+    `pooled` ranks every pixel twice, once as foreground by r, the map in 0…1, and once as background by 1 − r.
     """
-    return on_masks(case, upsampling, lambda maps, masks, void: _ranked(maps, masks, void, _ap))
+
+    def ap(maps: Tensor, masks: Tensor, void: Tensor | None) -> Tensor:
+        if not pooled:
+            return _ranked(maps, masks, void, _ap)
+        r = min_max(maps)
+        both = torch.cat([1 - r, r], 1)  # [B, 2 H, W], the background above the foreground
+        return _ranked(both, torch.cat([~masks, masks], 1), None if void is None else torch.cat([void, void], 1), _ap)
+
+    return on_masks(case, upsampling, ap)
 
 
 @metric("roc-auc", family="localisation", better="higher", span=(0, 1), paper="area under ROC", needs=("masks",))

@@ -1,0 +1,45 @@
+"""Ranked and thresholded localisation against scikit-learn's own numbers (tests/parity/make_sklearn.py)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from clairvit.metrics.metric import ask
+from metric_cases import case_of
+
+THEIRS = np.load(Path(__file__).parent.parent / "fixtures" / "sklearn.npz")
+MAPS, MASKS, VOID = (torch.from_numpy(THEIRS[name]) for name in ("maps", "masks", "void"))
+VALUES = [name for name in THEIRS.files if name not in ("maps", "masks", "void")]
+TIED, CONSTANT, PERFECT, OPPOSITE = 1, 3, 4, 5  # what kind of map each row is
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_as_scikit_learn_has_it(name: str) -> None:
+    void = VOID if name.startswith("void ") else None
+    case = case_of(MAPS, masks=MASKS, void=void, size=MAPS.shape[-1])
+    (found,) = ask(name.removeprefix("void "))(case)
+    assert found.tolist() == pytest.approx(THEIRS[name].tolist(), abs=1e-12)
+
+
+def test_the_file_holds_the_hard_cases() -> None:
+    assert len(VALUES) == 2 * (3 + 2 * 4)
+    assert len(MAPS[TIED].unique()) < 10
+    assert len(MAPS[CONSTANT].unique()) == 1
+    assert THEIRS["ap"][CONSTANT] == pytest.approx(float(MASKS[CONSTANT].double().mean())), "what luck gets"
+    assert THEIRS["roc-auc"][[CONSTANT, PERFECT, OPPOSITE]].tolist() == [0.5, 1, 0]
+    assert THEIRS["ap(pooled=true)"][PERFECT] == 1
+
+
+def test_chefers_preset_pools_the_two_channels() -> None:
+    """Not the foreground's: a map that is right about a large background scores high."""
+    case = case_of(MAPS, masks=MASKS, size=MAPS.shape[-1])
+    assert torch.equal(ask("ap(preset=chefer)")(case), ask("ap(pooled=true)")(case)), "maps as fine as the image"
+    assert not torch.allclose(ask("ap")(case), ask("ap(preset=chefer)")(case), atol=0.01)
+    coarse = case_of(MAPS[:, ::3, ::3], masks=MASKS, size=MAPS.shape[-1])
+    bilinear = ask("ap(pooled=true,upsampling=bilinear)")(coarse)
+    assert torch.equal(ask("ap(preset=chefer)")(coarse), bilinear)
+    assert not torch.allclose(bilinear, ask("ap(pooled=true)")(coarse), atol=1e-3)
