@@ -19,7 +19,7 @@ from clairvit.methods.parse import parse
 Better = Literal["higher", "lower"]
 FAMILIES = ("faithfulness", "robustness", "complexity", "randomisation", "localisation")
 _GIVEN = ("case",)
-_HOMES = ("curves", "faithfulness", "robustness", "complexity", "localisation")
+_HOMES = ("curves", "faithfulness", "robustness", "complexity", "randomisation", "localisation")
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Similarity of two maps, for many pairs at once: rank and linear correlation, and the structure of small windows."""
+"""Similarity of two maps, for many pairs at once: rank and linear correlation, the structure of windows, disorder."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Similarity = Literal["spearman", "pearson", "ssim"]
 WINDOW = 7  # patches on a side, as in the paper's usual code; smaller maps are one window
 
 
-def similarity(kind: Similarity, a: Tensor, b: Tensor, *, signed: bool = True) -> Tensor:
+def alike(kind: Similarity, a: Tensor, b: Tensor, *, signed: bool = True) -> Tensor:
     """[…, rows, cols] twice -> […] in −1 … 1; of the absolute maps unless `signed`. NaN where a map is constant.
 
     SSIM is not blind to scale as correlations are, so each map is over its own largest |value| first.
@@ -37,7 +37,7 @@ def pearson(a: Tensor, b: Tensor) -> Tensor:
     a, b = a.double(), b.double()
     undefined = _constant(a) | _constant(b)
     a, b = (x - x.mean(-1, keepdim=True) for x in (a, b))
-    found = (a * b).sum(-1) / (a.norm(dim=-1) * b.norm(dim=-1))
+    found: Tensor = (a * b).sum(-1) / (a.norm(dim=-1) * b.norm(dim=-1))
     return found.clamp(-1, 1).masked_fill(undefined, math.nan)
 
 
@@ -57,7 +57,7 @@ def ssim(a: Tensor, b: Tensor, span: float) -> Tensor:
     the largest odd square that fits.
     """
     shape = a.shape[:-2]
-    side = min(WINDOW, *a.shape[-2:])
+    side: int = min(WINDOW, *a.shape[-2:])
     side -= 1 - side % 2
     a, b = (x.double().reshape(-1, 1, *x.shape[-2:]) for x in (a, b))
 
@@ -65,13 +65,33 @@ def ssim(a: Tensor, b: Tensor, span: float) -> Tensor:
         return F.avg_pool2d(x, side, stride=1)
 
     sample = side * side / max(side * side - 1, 1)  # covariance of a sample, not of a population
-    mean_a, mean_b = mean(a), mean(b)
-    spread = sample * (mean(a * a) - mean_a**2 + mean(b * b) - mean_b**2)
-    shared = sample * (mean(a * b) - mean_a * mean_b)
-    small, smaller = (0.01 * span) ** 2, (0.03 * span) ** 2
-    brightness = (2 * mean_a * mean_b + small) / (mean_a**2 + mean_b**2 + small)
-    structure = (2 * shared + smaller) / (spread + smaller)
-    return (brightness * structure).mean((1, 2, 3)).reshape(shape)
+
+    def shared(x: Tensor, y: Tensor) -> Tensor:
+        return (mean(x * y) - mean(x) * mean(y)) * sample
+
+    # Added up so that equal maps give exactly 1.
+    low, high = (0.01 * span) ** 2, (0.03 * span) ** 2
+    light = (2 * (mean(a) * mean(b)) + low) / (mean(a) * mean(a) + mean(b) * mean(b) + low)
+    structure = (2 * shared(a, b) + high) / (shared(a, a) + shared(b, b) + high)
+    found: Tensor = (light * structure).mean((1, 2, 3))
+    return found.reshape(shape)
+
+
+def histogram_entropy(values: Tensor, bins: int) -> Tensor:
+    """[…, n] -> […], in nats: of the histogram with so many bins between the smallest and the largest value.
+
+    0 for a constant row, NaN for one with NaN or infinity.
+    """
+    broken = ~values.isfinite().all(-1)
+    values = values.double().masked_fill(broken[..., None], 0)
+    least = values.amin(-1, keepdim=True)
+    width = values.amax(-1, keepdim=True) - least
+    place = (values - least) / torch.where(width == 0, torch.ones_like(width), width) * bins
+    place = place.long().clamp(max=bins - 1)
+    counts = torch.zeros(*values.shape[:-1], bins, dtype=torch.float64, device=values.device)
+    counts.scatter_add_(-1, place, torch.ones_like(values))
+    parts = counts / values.shape[-1]
+    return -torch.xlogy(parts, parts).sum(-1).masked_fill(broken, math.nan)
 
 
 def _over_largest(maps: Tensor) -> Tensor:
