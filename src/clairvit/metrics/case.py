@@ -140,12 +140,14 @@ class Case:
             found = probe.keeping(flat, self.value(score)).double()
         return found.reshape(images, count, variants).transpose(0, 1)
 
-    def explained_again(self, pixels: Tensor, model: Model | None = None, seed: int | None = None) -> Tensor:
-        """[M, V·B, rows, cols]: the same methods and targets on other pixels [V·B, 3, H, W] or another model."""
+    def explained_again(
+        self, pixels: Tensor, model: Model | None = None, seed: int | None = None, target: Target | None = None
+    ) -> Tensor:
+        """[M, V·B, rows, cols]: the same methods on other pixels [V·B, 3, H, W], another model or other targets [B]."""
         self._check_can_explain()
         recording = record_for(self.bounds, model or self.model, pixels.to(self.trace.pixels.dtype))
         images = len(self.trace.pixels)
-        goal = self.target.take([*range(images)] * (len(pixels) // images))
+        goal = (target or self.target).take([*range(images)] * (len(pixels) // images))
         found = run_all(self.bounds, recording, [goal], seed=self.seed if seed is None else seed)
         self.trace.recording.forwards += recording.forwards * (len(pixels) // images)
         self.trace.recording.backwards += recording.backwards * (len(pixels) // images)

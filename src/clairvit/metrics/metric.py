@@ -19,7 +19,15 @@ from clairvit.methods.parse import parse
 Better = Literal["higher", "lower"]
 FAMILIES = ("faithfulness", "robustness", "complexity", "randomisation", "localisation")
 _GIVEN = ("case",)
-_HOMES = ("curves", "faithfulness", "robustness", "complexity", "localisation", "removal_metrics")
+_HOMES = (
+    "curves",
+    "faithfulness",
+    "removal_metrics",
+    "robustness",
+    "complexity",
+    "randomisation",
+    "localisation",
+)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,110 @@
+"""Similarity of two maps, for many pairs at once: rank and linear correlation, the structure of windows, disorder."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+Similarity = Literal["spearman", "pearson", "ssim"]
+WINDOW = 7  # patches on a side, as in the paper's usual code; smaller maps are one window
+
+
+def alike(kind: Similarity, a: Tensor, b: Tensor, *, signed: bool = True) -> Tensor:
+    """[…, rows, cols] twice -> […] in −1 … 1; of the absolute maps unless `signed`. NaN where a map is constant.
+
+    SSIM is not blind to scale as correlations are, so each map is over its own largest |value| first.
+    """
+    if not signed:
+        a, b = a.abs(), b.abs()
+    if kind == "ssim":
+        return ssim(_over_largest(a), _over_largest(b), 2.0 if signed else 1.0)
+    correlation: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"spearman": spearman, "pearson": pearson}
+    return correlation[kind](a.flatten(-2), b.flatten(-2))
+
+
+def spearman(a: Tensor, b: Tensor) -> Tensor:
+    """[…, n] twice -> […]: the correlation of the ranks; equal values share the mean of theirs."""
+    return pearson(ranks(a), ranks(b)).masked_fill(_broken(a) | _broken(b), math.nan)
+
+
+def pearson(a: Tensor, b: Tensor) -> Tensor:
+    """[…, n] twice -> […]: NaN where one of them is constant."""
+    a, b = a.double(), b.double()
+    undefined = _constant(a) | _constant(b)
+    a, b = (x - x.mean(-1, keepdim=True) for x in (a, b))
+    found: Tensor = (a * b).sum(-1) / (a.norm(dim=-1) * b.norm(dim=-1))
+    return found.clamp(-1, 1).masked_fill(undefined, math.nan)
+
+
+def ranks(values: Tensor) -> Tensor:
+    """[…, n] -> 1 … n, the smallest first; equal values share the mean of their ranks."""
+    values = values.contiguous()
+    ordered = values.sort(-1).values
+    below = torch.searchsorted(ordered, values, right=False)
+    upto = torch.searchsorted(ordered, values, right=True)
+    return (below + upto + 1).double() / 2
+
+
+def ssim(a: Tensor, b: Tensor, span: float) -> Tensor:
+    """[…, rows, cols] twice -> […]: structural similarity (Wang et al., 2004), the mean over all windows inside.
+
+    `span` is the distance between the largest and the smallest value there can be. Windows are 7 × 7 and uniform, or
+    the largest odd square that fits.
+    """
+    shape = a.shape[:-2]
+    side: int = min(WINDOW, *a.shape[-2:])
+    side -= 1 - side % 2
+    a, b = (x.double().reshape(-1, 1, *x.shape[-2:]) for x in (a, b))
+
+    def mean(x: Tensor) -> Tensor:
+        return F.avg_pool2d(x, side, stride=1)
+
+    sample = side * side / max(side * side - 1, 1)  # covariance of a sample, not of a population
+
+    def shared(x: Tensor, y: Tensor) -> Tensor:
+        return (mean(x * y) - mean(x) * mean(y)) * sample
+
+    # Added up so that equal maps give exactly 1.
+    low, high = (0.01 * span) ** 2, (0.03 * span) ** 2
+    light = (2 * (mean(a) * mean(b)) + low) / (mean(a) * mean(a) + mean(b) * mean(b) + low)
+    structure = (2 * shared(a, b) + high) / (shared(a, a) + shared(b, b) + high)
+    found: Tensor = (light * structure).mean((1, 2, 3))
+    return found.reshape(shape)
+
+
+def histogram_entropy(values: Tensor, bins: int) -> Tensor:
+    """[…, n] -> […], in nats: of the histogram with so many bins between the smallest and the largest value.
+
+    0 for a constant row, NaN for one with NaN or infinity.
+    """
+    broken = ~values.isfinite().all(-1)
+    values = values.double().masked_fill(broken[..., None], 0)
+    least = values.amin(-1, keepdim=True)
+    width = values.amax(-1, keepdim=True) - least
+    place = (values - least) / torch.where(width == 0, torch.ones_like(width), width) * bins
+    place = place.long().clamp(max=bins - 1)
+    counts = torch.zeros(*values.shape[:-1], bins, dtype=torch.float64, device=values.device)
+    counts.scatter_add_(-1, place, torch.ones_like(values))
+    parts = counts / values.shape[-1]
+    return -torch.xlogy(parts, parts).sum(-1).masked_fill(broken, math.nan)
+
+
+def _over_largest(maps: Tensor) -> Tensor:
+    """Largest |value| 1; a constant map says nothing and becomes NaN."""
+    maps = maps.double()
+    scaled = maps / maps.abs().amax((-2, -1), keepdim=True)
+    return scaled.masked_fill(_constant(maps.flatten(-2))[..., None, None], math.nan)
+
+
+def _constant(values: Tensor) -> Tensor:
+    return values.amax(-1) == values.amin(-1)
+
+
+def _broken(values: Tensor) -> Tensor:
+    """NaN and infinity have ranks, but no meaning."""
+    return ~values.isfinite().all(-1)

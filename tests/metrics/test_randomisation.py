@@ -1,0 +1,298 @@
+"""Randomisation: what is drawn anew and what is never touched, maps that cannot change, and by hand where they do."""
+
+from __future__ import annotations
+
+import copy
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.stats
+import torch
+from torch import Tensor, nn
+
+import clairvit as cv
+from clairvit.errors import BadInput
+from clairvit.metrics.randomisation import explained_cascade, layers_of, spread_steps
+from clairvit.perturb.chance import dice, fingerprints
+from fingerprint import differences, fingerprint, surroundings
+from tiny import CLASSES, ZOO, build, pixels, wrapped
+
+KIND = "timm-vit"
+ORDERS = ["top-down", "bottom-up", "independent"]
+LAWS = ["normal", "shuffle", "reset"]
+TARGET = 3
+
+
+def states(module: nn.Module, order: str = "top-down", layers: int | None = None, by: str = "normal") -> list[Any]:
+    """What every explained model of a cascade holds."""
+    case: Any = SimpleNamespace(model=cv.wrap(module, name="tiny", size=(32, 32)), seed=0)
+    made: Any = explained_cascade(case, lambda model: copy.deepcopy(model.module.state_dict()), order, layers, by)  # type: ignore[arg-type, return-value]
+    return list(made[1])
+
+
+def changed(before: dict[str, Tensor], after: dict[str, Tensor]) -> set[str]:
+    return {name for name in before if not torch.equal(before[name], after[name])}
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("metric", ["mprt", "smooth-mprt(samples=2)"])
+def test_a_map_that_ignores_the_model_does_not_change(metric: str, order: str) -> None:
+    model, images = wrapped(KIND), pixels(KIND, 2)
+    for method in ("center", "random"):
+        score = cv.evaluate(model, images, method, metric, target=TARGET, order=order)
+        assert score.curve.y.shape == (2, 12)
+        assert torch.allclose(score.curve.y, torch.ones(2, 12, dtype=torch.float64), atol=1e-12)
+        assert torch.allclose(score.values, torch.ones(2, dtype=torch.float64), atol=1e-12)
+
+
+@pytest.mark.parametrize("by", LAWS)
+@pytest.mark.parametrize("metric", ["mprt", "smooth-mprt(samples=1)", "efficient-mprt", "random-logit"])
+def test_the_users_model_and_chance_stay_as_they_were(metric: str, by: str) -> None:
+    model = wrapped(KIND)
+    before, around = fingerprint(model.module), surroundings()
+    cv.evaluate(model, pixels(KIND, 1), "genatt", metric, **({} if metric == "random-logit" else {"by": by}))
+    assert not differences(before, fingerprint(model.module))
+    assert not differences(around, surroundings())
+
+
+@pytest.mark.parametrize("by", ["normal", "shuffle"])
+@pytest.mark.parametrize("kind", [KIND, "timm-vit-qk-norm", "hf-vit-eager", "torchvision-vit", "home-batchnorm-stem"])
+def test_the_last_step_has_every_parameter_randomised(kind: str, by: str) -> None:
+    module = build(kind)
+    parameters = {name: p for name, p in module.named_parameters() if p.numel() > 1}
+    for order in ("top-down", "bottom-up"):
+        last = states(module, order, by=by)[-1]
+        assert changed(module.state_dict(), last) == set(parameters), "all parameters, no buffer"
+        for name, p in parameters.items():
+            if by == "shuffle":
+                assert torch.equal(p.detach().flatten().sort().values, last[name].flatten().sort().values)
+    if kind == KIND:
+        assert {"cls_token", "pos_embed"} <= set(parameters)
+
+
+def test_normal_draws_keep_mean_and_deviation_and_differ_between_equal_layers() -> None:
+    module = build(KIND)
+    last = states(module)[-1]
+    for name, p in module.named_parameters():
+        n, deviation = p.numel(), float(p.detach().std(correction=0))
+        assert abs(float(last[name].mean() - p.detach().mean())) < 5 * deviation / n**0.5, name
+        assert abs(float(last[name].std(correction=0)) / deviation - 1) < 5 / (2 * n) ** 0.5, name
+    standard = [(last[f"blocks.{k}.attn.qkv.weight"]) for k in range(2)]
+    standard = [(x - x.mean()) / x.std() for x in standard]
+    assert (standard[0] - standard[1]).abs().mean() > 0.5
+
+
+def test_reset_initialises_modules_that_can_and_draws_the_rest() -> None:
+    module = build(KIND)
+    last = states(module, by="reset")[-1]
+    for name, part in module.named_modules():
+        if isinstance(part, nn.LayerNorm):
+            assert (last[f"{name}.weight"] == 1).all()
+            assert (last[f"{name}.bias"] == 0).all()
+    assert last["head.weight"].abs().max() <= 1 / module.head.in_features**0.5, "uniform, as nn.Linear does"
+    assert changed(module.state_dict(), last) == {name for name, _ in module.named_parameters()}
+    again = states(module, by="reset")[-1]
+    assert not changed(last, again)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_the_cascade_goes_layer_by_layer(order: str) -> None:
+    module = build(KIND)
+    names = {id(p): name for name, p in module.named_parameters()}
+    owned = [{names[id(p)] for p in own} for _, own in layers_of(module)]
+    assert owned[0] == {"cls_token", "pos_embed"}
+    assert owned[-1] == {"head.weight", "head.bias"}
+    every = states(module, order)
+    assert len(every) == len(owned)
+    for step, state in enumerate(every):
+        expected = {
+            "top-down": owned[-step - 1 :],
+            "bottom-up": owned[: step + 1],
+            "independent": owned[step : step + 1],
+        }
+        assert changed(module.state_dict(), state) == set.union(*expected[order])
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_fewer_steps_are_some_of_all_steps(order: str) -> None:
+    module = build(KIND)
+    every, some = states(module, order), states(module, order, 5)
+    for step, state in zip(spread_steps(len(every), 5), some, strict=True):
+        assert not changed(every[step - 1], state)
+
+
+def test_steps_are_spread_evenly_up_to_the_last() -> None:
+    assert spread_steps(75, 3) == [25, 50, 75]
+    assert spread_steps(7, 3) == [3, 5, 7]
+    assert spread_steps(4, 12) == spread_steps(4, None) == [1, 2, 3, 4]
+    assert spread_steps(75, 1) == [75]
+
+
+def test_a_shared_parameter_is_drawn_once() -> None:
+    first, second = nn.Linear(3, 3), nn.Linear(3, 3)
+    second.weight = first.weight
+    (_, own), (_, rest) = layers_of(nn.Sequential(first, second))
+    assert [id(p) for p in own] == [id(first.weight), id(first.bias)]
+    assert [id(p) for p in rest] == [id(second.bias)]
+
+
+def by_hand(module: nn.Module, steps: int) -> nn.Module:
+    """The first steps from the head on, drawn here."""
+    module = copy.deepcopy(module)
+    chance = dice(0)
+    owners = [
+        part for part in module.modules() if part._parameters and any(p is not None for p in part._parameters.values())
+    ]
+    with torch.no_grad():
+        for part in owners[::-1][:steps]:
+            for p in part._parameters.values():
+                if p is not None:
+                    mean, deviation = float(p.double().mean()), float(p.double().std(correction=0))
+                    p.copy_(mean + deviation * torch.randn(p.numel(), generator=chance).reshape(p.shape))
+    return module
+
+
+@pytest.mark.parametrize("method", ["genatt", "ixg"])
+def test_cascade_steps_by_hand(method: str) -> None:
+    model, images = wrapped(KIND), pixels(KIND, 2)
+    usual = cv.explain(model, images, method, target=TARGET).maps.flatten(1).abs()
+    score = cv.evaluate(model, images, method, "mprt", target=TARGET, layers=None)
+    count = len(layers_of(model.module))
+    assert score.curve.x.tolist() == pytest.approx([(k + 1) / count for k in range(count)])
+    for steps in (1, 2, 7, count):
+        other = cv.wrap(by_hand(model.module, steps), name="random", size=ZOO[KIND].size)
+        maps = cv.explain(other, images, method, target=TARGET).maps.flatten(1).abs()
+        for image in range(2):
+            expected = scipy.stats.spearmanr(usual[image].numpy(), maps[image].numpy()).statistic
+            assert float(score.curve.y[image, steps - 1]) == pytest.approx(expected, abs=1e-9)
+    assert torch.allclose(score.values, score.curve.y.mean(1)), "the original does not count"
+
+
+def test_summaries_are_read_off_the_curve() -> None:
+    model, images = wrapped(KIND), pixels(KIND, 2)
+    mean, last, auc = (
+        cv.evaluate(model, images, "genatt", "mprt", target=TARGET, layers=4, summary=name)
+        for name in ("mean", "last", "auc")
+    )
+    x, y = mean.curve.x.numpy(), mean.curve.y.numpy()
+    assert mean.values.numpy() == pytest.approx(y.mean(1))
+    assert last.values.numpy() == pytest.approx(y[:, -1])
+    assert auc.values.numpy() == pytest.approx(((y[:, 1:] + y[:, :-1]) / 2 * np.diff(x)).sum(1) / (x[-1] - x[0]))
+    one = cv.evaluate(model, images, "genatt", "mprt", target=TARGET, layers=1, summary="auc")
+    assert torch.equal(one.values, last.values)
+
+
+def test_the_sign_counts_only_if_asked() -> None:
+    model, images = wrapped(KIND), pixels(KIND, 2)
+    one, other = (cv.evaluate(model, images, "ixg", "mprt", target=TARGET, layers=1, signed=s) for s in (False, True))
+    before = cv.explain(model, images, "ixg", target=TARGET).maps.flatten(1)
+    random = cv.wrap(by_hand(model.module, 10**6), name="random", size=ZOO[KIND].size)
+    after = cv.explain(random, images, "ixg", target=TARGET).maps.flatten(1)
+    signed = [scipy.stats.spearmanr(a.numpy(), b.numpy()).statistic for a, b in zip(before, after, strict=True)]
+    assert other.values.tolist() == pytest.approx(signed, abs=1e-9)
+    assert not torch.allclose(one.values, other.values)
+
+
+@pytest.mark.parametrize("metric", ["mprt", "smooth-mprt(layers=2,samples=3)", "efficient-mprt", "random-logit"])
+def test_a_batch_is_its_images_one_by_one_and_seeds_differ(metric: str) -> None:
+    model, images = wrapped(KIND), pixels(KIND, 3)
+    together = cv.evaluate(model, images, "genatt", metric, target=TARGET)
+    alone = [float(cv.evaluate(model, images[i : i + 1], "genatt", metric, target=TARGET).values) for i in range(3)]
+    assert together.values.tolist() == pytest.approx(alone, abs=1e-5)
+    other = cv.evaluate(model, images, "genatt", metric, target=TARGET, seed=5)
+    assert not torch.allclose(together.values, other.values)
+
+
+def test_methods_share_the_passes() -> None:
+    model, images = wrapped(KIND), pixels(KIND, 2)
+    methods = ["genatt", "ixg", "center", "random"]
+    for metric, steps in (("mprt(layers=4)", 4), ("smooth-mprt(layers=3,samples=2)", 8), ("efficient-mprt", 1)):
+        for score in cv.evaluate(model, images, methods, [metric], target=TARGET).values():
+            assert score.cost.forwards == -(-steps // 4), "one forward a random model and copy, for four methods"
+            assert score.cost.backwards == -(-steps // 4)
+
+
+def test_efficient_mprt_by_hand() -> None:
+    model, images = wrapped(KIND), pixels(KIND, 2)
+    random = cv.wrap(by_hand(model.module, 10**6), name="random", size=ZOO[KIND].size)
+    before, after = (
+        [
+            scipy.stats.entropy(np.histogram(one.double().numpy(), bins=10, density=True)[0])
+            for one in cv.explain(each, images, "ixg", target=TARGET).maps
+        ]
+        for each in (model, random)
+    )
+    found = cv.evaluate(model, images, "ixg", "efficient-mprt(bins=10)", target=TARGET)
+    assert found.values.tolist() == pytest.approx([(b - a) / a for a, b in zip(before, after, strict=True)], rel=1e-9)
+
+
+def test_smooth_mprt_by_hand_and_without_noise() -> None:
+    model, images = wrapped(KIND), pixels(KIND, 2)
+    plain = cv.evaluate(model, images, "ixg", "mprt(layers=3)", target=TARGET)
+    same = cv.evaluate(model, images, "ixg", "smooth-mprt(layers=3,samples=1,clean=True)", target=TARGET)
+    assert torch.allclose(plain.curve.y, same.curve.y, atol=1e-9)
+    random = cv.wrap(by_hand(model.module, 10**6), name="random", size=ZOO[KIND].size)
+    means = []
+    for each in (model, random):
+        maps = []
+        for k in range(2):
+            noise = torch.stack([torch.randn(images.shape[1:], generator=dice(m, k)) for m in fingerprints(images, 0)])
+            deviation = torch.tensor([0.1 * float(x.max() - x.min()) for x in images])[:, None, None, None]
+            maps.append(cv.explain(each, images + deviation * noise, "ixg", target=TARGET).maps)
+        means.append(torch.stack(maps).mean(0).flatten(1).abs())
+    expected = [scipy.stats.spearmanr(a.numpy(), b.numpy()).statistic for a, b in zip(*means, strict=True)]
+    found = cv.evaluate(model, images, "ixg", "smooth-mprt(layers=1,samples=2)", target=TARGET)
+    assert found.values.tolist() == pytest.approx(expected, abs=1e-9)
+
+
+@pytest.mark.parametrize("other", ["random", "second", "least"])
+def test_maps_that_ask_for_no_class_are_the_same_for_another(other: str) -> None:
+    for kind in ("ssim", "spearman", "pearson"):
+        for method in ("raw-attention", "rollout", "center"):
+            found = cv.evaluate(
+                wrapped(KIND), pixels(KIND, 2), method, "random-logit", target=TARGET, other=other, similarity=kind
+            )
+            assert found.values.tolist() == pytest.approx([1, 1], abs=1e-12)
+
+
+def test_random_logit_by_hand() -> None:
+    model, images = wrapped(KIND), pixels(KIND, 2)
+    with torch.no_grad():
+        order = model.logits(images).argsort(-1, descending=True).tolist()
+    usual = cv.explain(model, images, "ixg").maps.flatten(1)
+    wanted = {"second": [row[1] for row in order], "least": [row[-1] for row in order]}
+    for other, classes in wanted.items():
+        maps = cv.explain(model, images, "ixg", target=classes).maps.flatten(1)
+        expected = [scipy.stats.spearmanr(a.numpy(), b.numpy()).statistic for a, b in zip(usual, maps, strict=True)]
+        found = cv.evaluate(model, images, "ixg", "random-logit(similarity=spearman)", other=other)
+        assert found.values.tolist() == pytest.approx(expected, abs=1e-9)
+    least = cv.evaluate(model, images[:1], "ixg", "random-logit", target=order[0][-1], other="least")
+    assert float(least.values) < 1 - 1e-6, "the least probable class is asked for: another one is taken"
+
+
+def test_a_random_class_is_any_but_the_one_explained() -> None:
+    model, images = wrapped(KIND), pixels(KIND, 1)
+    maps = [cv.explain(model, images, "ixg", target=c).maps.double().flatten() for c in range(CLASSES)]
+    expected = {round(float(np.corrcoef(maps[TARGET], maps[c])[0, 1]), 6) for c in range(CLASSES) if c != TARGET}
+    found = {
+        round(
+            float(cv.evaluate(model, images, "ixg", "random-logit(similarity=pearson)", target=TARGET, seed=s).values),
+            6,
+        )
+        for s in range(10 * CLASSES)
+    }
+    assert found == expected
+
+
+def test_what_makes_no_sense_is_refused() -> None:
+    model, images = wrapped(KIND), pixels(KIND, 1)
+    with pytest.raises(BadInput, match=r"which is no class, was given"):
+        cv.evaluate(model, images, "ixg", "random-logit", target=cv.contrast(1, 2))
+    with pytest.raises(BadInput, match=r"layers=0 was given"):
+        cv.evaluate(model, images, "ixg", "mprt", layers=0)
+    with pytest.raises(BadInput, match=r"samples=0 was given"):
+        cv.evaluate(model, images, "ixg", "smooth-mprt", samples=0)
+    with pytest.raises(BadInput, match=r"bins=1 was given"):
+        cv.evaluate(model, images, "ixg", "efficient-mprt", bins=1)

@@ -1,0 +1,95 @@
+"""Similarities of maps against scipy and scikit-image, pair by pair, and where they are undefined."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import scipy.stats
+import torch
+from skimage.metrics import structural_similarity
+
+from clairvit.metrics.similarity import alike, histogram_entropy, pearson, ranks, spearman, ssim
+
+
+def pairs(rows: int = 9, cols: int = 11) -> tuple[torch.Tensor, torch.Tensor]:
+    """[2, 3, rows, cols] twice, signed, half alike."""
+    chance = torch.Generator().manual_seed(0)
+    a, noise = torch.randn(2, 2, 3, rows, cols, generator=chance, dtype=torch.float64)
+    return a, 0.6 * a + noise
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_correlations_are_scipys(tied: bool) -> None:
+    a, b = pairs()
+    if tied:
+        a, b = a.round(), b.round()
+    for ours, theirs in ((spearman, scipy.stats.spearmanr), (pearson, scipy.stats.pearsonr)):
+        found = ours(a.flatten(2), b.flatten(2))
+        assert found.shape == (2, 3)
+        for place in np.ndindex(2, 3):
+            expected = theirs(a[place].flatten().numpy(), b[place].flatten().numpy()).statistic
+            assert float(found[place]) == pytest.approx(float(expected), abs=1e-12)
+
+
+def test_ranks_are_scipys() -> None:
+    values = pairs()[0].flatten(2).round()
+    expected = scipy.stats.rankdata(values.numpy(), axis=-1)
+    assert (ranks(values).numpy() == expected).all()
+    turned = values.transpose(0, 2)  # not contiguous
+    assert (ranks(turned).numpy() == scipy.stats.rankdata(turned.numpy(), axis=-1)).all()
+
+
+@pytest.mark.parametrize(("rows", "cols", "window"), [(14, 14, 7), (9, 11, 7), (4, 4, 3), (5, 9, 5)])
+def test_ssim_is_scikit_images(rows: int, cols: int, window: int) -> None:
+    a, b = pairs(rows, cols)
+    found = ssim(a, b, 3.0)
+    for place in np.ndindex(2, 3):
+        expected = structural_similarity(a[place].numpy(), b[place].numpy(), win_size=window, data_range=3.0)
+        assert float(found[place]) == pytest.approx(float(expected), abs=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["spearman", "pearson", "ssim"])
+def test_scale_does_not_count_and_the_sign_only_if_asked(kind: str) -> None:
+    a, b = pairs()
+    assert torch.allclose(alike(kind, a, a), torch.ones(2, 3, dtype=torch.float64))
+    if kind == "ssim":
+        assert (alike(kind, a, a) == 1).all(), "no round-off above the span"
+    assert torch.allclose(alike(kind, a, 7 * b), alike(kind, a, b))
+    # SSIM is no correlation: brightness and structure of the negative are both negative, so their product is not.
+    assert (alike(kind, a, -a) < (0.9 if kind == "ssim" else -0.99)).all()
+    assert torch.allclose(alike(kind, a, -a, signed=False), torch.ones(2, 3, dtype=torch.float64))
+    assert torch.allclose(alike(kind, a, b, signed=False), alike(kind, a.abs(), b.abs(), signed=False))
+
+
+def test_ssim_scales_each_map_by_its_largest_value() -> None:
+    a, b = pairs()
+    for signed, span in ((True, 2), (False, 1)):
+        one, two = (x[0, 1].numpy() if signed else x[0, 1].abs().numpy() for x in (a, b))
+        expected = structural_similarity(one / abs(one).max(), two / abs(two).max(), data_range=span)
+        assert float(alike("ssim", a, b, signed=signed)[0, 1]) == pytest.approx(float(expected), abs=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["spearman", "pearson", "ssim"])
+@pytest.mark.parametrize("value", [0.0, 0.1, math.nan])
+def test_constant_and_broken_maps_have_no_similarity(kind: str, value: float) -> None:
+    a, b = pairs()
+    a[1, 2] = value
+    if math.isnan(value):
+        a[1, 2] = b[1, 2]
+        a[1, 2, 0, 0] = value
+    for found in (alike(kind, a, b), alike(kind, b, a)):
+        assert math.isnan(found[1, 2])
+        assert int(found.isnan().sum()) == 1
+
+
+def test_entropy_of_histograms() -> None:
+    values = torch.randn(2, 3, 500, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    found = histogram_entropy(values, 100)
+    for place in np.ndindex(2, 3):
+        expected = scipy.stats.entropy(np.histogram(values[place].numpy(), bins=100)[0])
+        assert float(found[place]) == pytest.approx(expected, rel=1e-12)
+    assert float(histogram_entropy(torch.arange(100.0), 100)) == pytest.approx(np.log(100))
+    assert float(histogram_entropy(torch.full((9,), 0.1), 100)) == 0
+    assert histogram_entropy(torch.tensor([0.0, 1.0, torch.nan]), 100).isnan()
