@@ -58,6 +58,14 @@ def test_the_list_of_methods_in_the_docs_is_the_registry() -> None:
     assert made.stdout == kept, "run: python docs/generate_methods.py > docs/methods.md"
 
 
+def test_the_list_of_metrics_in_the_docs_is_the_registry() -> None:
+    made = subprocess.run(
+        [sys.executable, str(ROOT / "docs" / "generate_metrics.py")], check=True, capture_output=True, encoding="utf-8"
+    )
+    kept = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
+    assert made.stdout == kept, "run: python docs/generate_metrics.py > docs/metrics.md"
+
+
 def test_the_readme_example_runs(tmp_path: Path) -> None:
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
     assert blocks

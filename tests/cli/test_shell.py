@@ -13,7 +13,7 @@ from clairvit import __version__
 from clairvit.cli import main, shell
 from clairvit.errors import BadInput, ClairWarning
 
-COMMANDS = ("explain", "compare", "methods", "models")
+COMMANDS = ("explain", "compare", "evaluate", "methods", "metrics", "models")
 CLAIRVIT = [sys.executable, "-c", "import sys; from clairvit.cli import main; sys.exit(main())"]
 
 

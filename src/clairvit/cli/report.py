@@ -88,12 +88,12 @@ def print_files(results: Sequence[Delivered]) -> None:
             line(f"Wrote {file}")
 
 
-def end(results: Sequence[Delivered], failures: Sequence[Failure]) -> None:
+def end(results: Sequence[Any], failures: Sequence[Failure], what: str = "explained") -> None:
     """Failures come last, where they are seen, and make the exit status 2."""
     if not failures:
         return
     if results or len(failures) > 1:
-        say(f"{len(failures)} of {len(results) + len(failures)} could not be explained:")
+        say(f"{len(failures)} of {len(results) + len(failures)} could not be {what}:")
     for failure in failures:
         say(failure.error if failure.image in failure.error else f"{failure.image}: {failure.error}")
     raise typer.Exit(2)

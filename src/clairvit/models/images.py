@@ -109,6 +109,15 @@ def read_image(source: str | Path | Image.Image | NDArray[Any]) -> Image.Image:
 
 def to_pixels(image: Image.Image, how: Preprocess) -> Tensor:
     """RGB image -> [3, rows, columns], exactly as timm and torchvision do it for the same numbers."""
+    from torchvision.transforms import functional as transform
+
+    mean, std = torch.tensor(how.mean), torch.tensor(how.std)
+    pixels: Tensor = transform.pil_to_tensor(framed(image, how, how.interpolation)).float().div(255)
+    return (pixels - mean[:, None, None]) / std[:, None, None]
+
+
+def framed(image: Image.Image, how: Preprocess, interpolation: str) -> Image.Image:
+    """The part of a picture that the model sees, at the size at which it sees it."""
     from torchvision.transforms import InterpolationMode
     from torchvision.transforms import functional as transform
 
@@ -118,11 +127,9 @@ def to_pixels(image: Image.Image, how: Preprocess) -> Tensor:
             f"An image of {image.width} x {image.height} pixels is too narrow: resized for the model it would be "
             f"{size[1]} x {size[0]}; crop it first."
         )
-    image = transform.resize(image, list(size), InterpolationMode(how.interpolation))
-    image = transform.center_crop(image, list(how.size))
-    mean, std = torch.tensor(how.mean), torch.tensor(how.std)
-    pixels: Tensor = transform.pil_to_tensor(image).float().div(255)
-    return (pixels - mean[:, None, None]) / std[:, None, None]
+    resized = transform.resize(image, list(size), InterpolationMode(interpolation))
+    cut: Image.Image = transform.center_crop(resized, list(how.size))
+    return cut
 
 
 def _resized(size: tuple[int, int], how: Preprocess) -> tuple[int, int]:
@@ -232,7 +239,7 @@ def _rgb(image: Image.Image, name: str) -> Image.Image:
         raise BadInput(f"{name} is {image.width} x {image.height} pixels; expected at least one pixel.")
     try:
         image.load()
-        return _eight_bit_rgb(_upright(image, name), name)
+        return _eight_bit_rgb(upright(image, name), name)
     except BadInput:
         raise
     except Exception as error:  # Pillow's decoders raise a dozen kinds on broken bytes
@@ -242,7 +249,7 @@ def _rgb(image: Image.Image, name: str) -> Image.Image:
         ) from error
 
 
-def _upright(image: Image.Image, name: str) -> Image.Image:
+def upright(image: Image.Image, name: str) -> Image.Image:
     """Cameras store the picture as the sensor lay and note the rotation in EXIF."""
     try:
         turn = _UPRIGHT.get(image.getexif().get(ORIENTATION, 1))

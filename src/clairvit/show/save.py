@@ -108,6 +108,10 @@ def write_json(content: Any, path: Path | str) -> Path:
     return _write(path, lambda: (dumps(content) + "\n").encode())
 
 
+def write_text(text: str, path: Path | str) -> Path:
+    return _write(path, text.encode)
+
+
 def dumps(content: Any) -> str:
     """JSON that every reader accepts: no NaN, no Infinity."""
     return json.dumps(content, ensure_ascii=False, allow_nan=False, indent=1)

@@ -1,0 +1,81 @@
+"""Print docs/metrics.md from the registry:  python docs/generate_metrics.py > docs/metrics.md"""
+
+from __future__ import annotations
+
+import inspect
+
+from clairvit.metrics.metric import Metric
+from clairvit.show.measures import ARROWS, forwards, in_order, needs, span
+
+COLUMNS = ("metric", "better", "range", "needs", "forwards", "formula", "paper")
+INTRODUCTION = """# Metrics
+
+*Made by `python docs/generate_metrics.py`; do not edit.*
+
+How good is a map? `clairvit evaluate photos/ --method legrad,rollout --metric deletion,insertion` or
+`cv.evaluate(model, images, "legrad", metric="deletion")`. Every score comes with a value for each image, its mean,
+standard error and 95 % bootstrap interval over images, and what a random and a centred map score on the same images.
+A score that is not defined (a map with NaN, an image without a mask) is NaN; it is counted and left out of the mean.
+
+↑ higher is better, ↓ lower is better. *Forwards* are of one map of 14 × 14 patches with the default options. A metric
+that *explains again* runs the method on other images or models, and the method's own passes come on top. Options are
+written `NAME(option=value)`, published variants `NAME(preset=…)`."""
+
+
+def main() -> None:
+    print(INTRODUCTION)
+    family = ""
+    listed = in_order()
+    for metric in listed:
+        if metric.family != family:
+            family = metric.family
+            print(f"\n## Family: {family}\n")
+            print_row(COLUMNS)
+            print_row(["---"] * len(COLUMNS))
+            for one in listed:
+                if one.family == family:
+                    print_row(cells(one))
+        section(metric)
+
+
+def print_row(texts: list[str] | tuple[str, ...]) -> None:
+    """One line of the table. A bar inside a cell would end it, even inside a formula."""
+    print("| " + " | ".join(text.replace("|", "\\|") for text in texts) + " |")
+
+
+def cells(metric: Metric) -> list[str]:
+    return [
+        f"[`{metric.name}`](#{metric.name})",
+        ARROWS[metric.better],
+        span(metric),
+        ", ".join(needs(metric)) or "–",
+        str(forwards(metric)),
+        f"``{formula(metric.summary)}``",  # double, for it may name an option in backticks
+        metric.paper,
+    ]
+
+
+def formula(summary: str) -> str:
+    """The docstring's first line up to its colon; one inside a set, {k: …}, is part of the formula."""
+    depth = 0
+    for place, letter in enumerate(summary):
+        depth += (letter == "{") - (letter == "}")
+        if letter == ":" and not depth:
+            return summary[:place].strip()
+    return summary.rstrip(".")
+
+
+def section(metric: Metric) -> None:
+    print(f"\n### `{metric.name}`\n\n{inspect.getdoc(metric.function) or ''}\n")
+    print(f"* Paper: {metric.paper}")
+    if metric.options:
+        print("* Options: " + ", ".join(f"`{name}={value}`" for name, value in metric.options.items()))
+    for name, options in metric.presets.items():
+        sets = ", ".join(f"`{key}={value}`" for key, value in options.items())
+        print(f"* Preset `{name}`: {sets or 'the defaults'}")
+    if metric.discrepancies:
+        print(f"* Discrepancies: {metric.discrepancies}")
+
+
+if __name__ == "__main__":
+    main()

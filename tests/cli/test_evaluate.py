@@ -1,0 +1,286 @@
+"""`clairvit evaluate` and `clairvit metrics` end to end: the numbers are cv.evaluate's, mistakes one sentence."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from skimage import data
+
+import clairvit as cv
+from clairvit.cli import main
+from clairvit.cli.evaluate import place, wanted_methods, wanted_metrics
+from clairvit.errors import BadInput
+from clairvit.metrics.metric import metrics
+
+Captured = pytest.CaptureFixture[str]
+CAT = Image.fromarray(data.chelsea())  # 451 × 300
+
+
+@pytest.fixture(autouse=True)
+def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Three photos, and the folder above as the working directory."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "photos").mkdir()
+    for number in range(3):
+        CAT.crop((40 * number, 0, 451, 300)).save(tmp_path / "photos" / f"cat{number}.png")
+    return tmp_path
+
+
+def mask(folder: Path, name: str, box: tuple[int, int, int, int], size: tuple[int, int]) -> None:
+    folder.mkdir(exist_ok=True)
+    picture = Image.new("L", size)
+    picture.paste(1, box)
+    picture.save(folder / name)
+
+
+def stored(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return found
+
+
+def refusal(capsys: Captured, *arguments: str) -> str:
+    """Run, expect status 2 and exactly one sentence of ours on stderr."""
+    assert main(["evaluate", *arguments]) == 2
+    printed, errors = capsys.readouterr()
+    assert printed == ""
+    assert errors.startswith("clairvit: ")
+    assert errors.count("\n") == 1, errors
+    return errors
+
+
+# evaluate -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_folder_gets_all_that_is_known_and_it_is_what_python_says(photos: Path, capsys: Captured) -> None:
+    asked = ["--method", "legrad,rollout(fusion=max)", "--metric", "deletion(steps=3),sparseness", "--seed", "3"]
+    assert main(["evaluate", "photos", *asked, "--out", "scores"]) == 0
+    assert sorted(p.name for p in (photos / "scores").iterdir()) == [
+        "deletion_steps=3.png",
+        "scores.csv",
+        "scores.json",
+    ]
+    assert Image.open(photos / "scores" / "deletion_steps=3.png").size == (1040, 600)
+
+    images = sorted(str(path) for path in Path("photos").iterdir())
+    expected = cv.evaluate(
+        cv.load("pets"), images, ["legrad", "rollout(fusion=max)"], ["deletion(steps=3)", "sparseness"], seed=3
+    )
+    assert isinstance(expected, dict)
+    content = stored(photos / "scores" / "scores.json")
+    assert (content["images"], content["seed"], content["model"], content["failed"]) == (images, 3, "pets", [])
+    assert content["versions"]["torch"]
+    records = {(one["method"], one["metric"]): one for one in content["scores"]}
+    assert [key[0] for key in records][:4] == ["legrad", "rollout(fusion=max)", "random", "center"]
+    assert [one["baseline"] for one in records.values()] == [False, False, True, True] * 2
+    for key, score in expected.items():
+        for name, known in {key[0]: score, **score.baselines}.items():
+            one = records[name, key[1]]
+            np.testing.assert_allclose(one["values"], known.values.numpy(), rtol=1e-5, atol=1e-7)
+            assert one["mean"] == pytest.approx(known.mean, rel=1e-5)
+            assert one["standard_error"] == pytest.approx(known.standard_error, rel=1e-4, abs=1e-9)
+            assert one["interval"] == pytest.approx(list(known.interval), rel=1e-4)
+            assert (one["n_valid"], one["n_invalid"], one["n_degenerate"]) == (3, 0, 0)
+    one = records["legrad", "deletion(steps=3)"]
+    assert one["settings"]["steps"] == 3
+    assert one["cost"]["forwards"] == 3
+    assert one["curve"]["x"] == [0, 0.25, 0.5, 0.75]
+    assert records["legrad", "sparseness"]["curve"] is None
+
+    with (photos / "scores" / "scores.csv").open(encoding="utf-8") as file:
+        table = list(csv.DictReader(file))
+    assert list(table[0]) == ["image", "method", "metric", "value"]
+    assert len(table) == 3 * 4 * 2
+    for row in table:
+        place = content["images"].index(row["image"])
+        assert float(row["value"]) == records[row["method"], row["metric"]]["values"][place]
+
+    printed, errors = capsys.readouterr()
+    assert errors == ""
+    assert "deletion(steps=3) ↓" in printed
+    assert "sparseness ↑" in printed
+    assert f"{one['mean']:.4g} ± {one['standard_error']:.2g}" in printed
+    assert f"[{one['interval'][0]:.4g}, {one['interval'][1]:.4g}]" in printed
+    assert "random (baseline)" in printed
+    assert "center (baseline)" in printed
+    assert "↑ higher is better, ↓ lower is better" in printed
+    assert "Wrote scores/deletion_steps=3.png" in printed
+
+
+def test_a_mask_is_cut_as_the_image_is(photos: Path, capsys: Captured) -> None:
+    """A centred map has all its mass on a mask of what the model sees, and half of it on the left half of that."""
+    mask(photos / "all", "cat0.png", (75, 0, 376, 300), (451, 300))  # the central square
+    mask(photos / "left", "cat0.png", (75, 0, 225, 300), (451, 300))
+    for folder, expected in (("all", 1.0), ("left", 0.5)):
+        asked = [
+            "--method",
+            "center",
+            "--metric",
+            "relevance-mass",
+            "--masks",
+            folder,
+            "--json",
+            "-o",
+            f"{folder}.json",
+        ]
+        assert main(["evaluate", "photos/cat0.png", *asked]) == 0
+        (centred, _) = json.loads(capsys.readouterr().out)["scores"]
+        assert centred["method"] == "center"
+        assert centred["values"] == [pytest.approx(expected, abs=0.01)]
+        assert centred["standard_error"] is None
+
+
+def test_an_image_without_a_mask_has_no_score_and_a_note_says_so(photos: Path, capsys: Captured) -> None:
+    mask(photos / "masks", "cat0.png", (100, 50, 300, 250), (451, 300))
+    mask(photos / "masks", "cat2.png", (20, 50, 220, 250), (371, 300))
+    asked = ["--method", "center", "--metric", "iou,sparseness", "--masks", "masks", "--out", "scores.csv"]
+    assert main(["evaluate", "photos", *asked]) == 0
+    printed = capsys.readouterr().out
+    assert "Note: 1 without a mask in masks, so without a score by masks: photos/cat1.png." in printed
+    assert "n = 2" in printed
+    with (photos / "scores.csv").open(encoding="utf-8") as file:
+        values = {
+            (row["image"], row["metric"]): row["value"] for row in csv.DictReader(file) if row["method"] == "center"
+        }
+    assert values["photos/cat1.png", "iou"] == ""
+    assert 0 < float(values["photos/cat0.png", "iou"]) < 1
+    assert math.isfinite(float(values["photos/cat1.png", "sparseness"]))
+
+
+def test_a_broken_image_is_reported_at_the_end_and_the_rest_is_done(photos: Path, capsys: Captured) -> None:
+    (photos / "photos" / "bad.jpg").write_text("meow")
+    mask(photos / "masks", "cat1.png", (0, 0, 9, 9), (100, 300))  # not the shape of its image
+    for number, width in ((0, 451), (2, 371)):
+        mask(photos / "masks", f"cat{number}.png", (100, 50, 300, 250), (width, 300))
+    asked = ["--method", "center", "--metric", "sparseness", "--masks", "masks", "--out", "s.json"]
+    assert main(["evaluate", "photos", *asked, "-q"]) == 2
+    printed, errors = capsys.readouterr()
+    assert printed == ""
+    assert "2 of 4 could not be scored:" in errors
+    assert "'photos/bad.jpg' is not an image" in errors
+    assert "cat1.png' is 100 × 300 pixels and its image 411 × 300" in errors
+    content = stored(photos / "s.json")
+    assert content["images"] == ["photos/cat0.png", "photos/cat2.png"]
+    assert [failure["image"] for failure in content["failed"]] == ["photos/bad.jpg", "photos/cat1.png"]
+
+
+def test_json_is_one_document_even_if_nothing_can_be_read(photos: Path, capsys: Captured) -> None:
+    (photos / "bad.jpg").write_text("meow")
+    assert main(["evaluate", "bad.jpg", "--json"]) == 2
+    content = json.loads(capsys.readouterr().out)
+    assert content["results"] == []
+    assert content["failed"][0]["image"] == "bad.jpg"
+    assert not (photos / "out").exists()
+
+
+def test_a_target_is_scored_instead_of_the_prediction(photos: Path, capsys: Captured) -> None:
+    asked = ["photos/cat0.png", "--method", "center", "--metric", "deletion(steps=2)", "--json", "--out", "s.json"]
+    starts = []
+    for target in ([], ["--target", "Egyptian"], ["--target", "Sphynx"]):
+        assert main(["evaluate", *asked, *target]) == 0
+        starts.append(json.loads(capsys.readouterr().out)["scores"][0]["curve"]["mean"][0])
+    assert starts[0] == starts[1] > 0.5 > starts[2]
+    assert "names 2 classes; expected one" in refusal(capsys, *asked[:-3], "--target", "Bengal,Sphynx")
+
+
+def test_a_baseline_that_is_asked_for_is_a_method_and_stands_once(photos: Path, capsys: Captured) -> None:
+    asked = ["photos/cat0.png", "--method", "random,center", "--metric", "sparseness", "--json", "--out", "s.json"]
+    assert main(["evaluate", *asked]) == 0
+    scores = json.loads(capsys.readouterr().out)["scores"]
+    assert [(one["method"], one["baseline"]) for one in scores] == [("random", False), ("center", False)]
+
+
+def test_what_is_named_twice_is_done_once() -> None:
+    assert wanted_methods("rollout, legrad,rollout(),") == ["rollout", "legrad"]
+    assert [one.text for one in wanted_metrics("deletion,deletion(steps=9),deletion(steps=3)")] == [
+        "deletion",
+        "deletion(steps=3)",
+    ]
+
+
+def test_mistakes_are_one_sentence_before_a_model_is_loaded(
+    photos: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("a model was loaded")
+
+    monkeypatch.setattr(cv, "load", never, raising=False)
+    said = refusal(capsys, "photos", "--metric", "deletoin")
+    assert "There is no metric 'deletoin'. Did you mean 'deletion'" in said
+    assert "`clairvit metrics`" in said
+    assert "'deletion' has no option 'stps'; it has" in refusal(capsys, "photos", "--metric", "deletion(stps=3)")
+    assert "There is no method 'legrda'. Did you mean 'legrad'" in refusal(capsys, "photos", "--method", "legrda")
+    assert "No metric was given; write e.g. --metric deletion,insertion." in refusal(capsys, "photos", "--metric", " ,")
+    assert "No method was given; write e.g. --method legrad,rollout." in refusal(capsys, "photos", "--method", "")
+    said = refusal(capsys, "photos", "--metric", "deletion,iou")
+    assert "'iou' compares maps with masks, and none were given; expected a folder with a mask for each image" in said
+    assert "--masks nowhere is not a folder; expected one with" in refusal(capsys, "photos", "--masks", "nowhere")
+    assert "There is no image 'cta.jpg'" in refusal(capsys, "cta.jpg")
+    (photos / "empty").mkdir()
+    assert "no images in the folder 'empty'" in refusal(capsys, "empty")
+    assert "'x.png' ends in '.png'; write scores to a name that ends in .json or .csv" in refusal(
+        capsys, "photos", "--out", "x.png"
+    )
+
+
+def test_where_scores_go(photos: Path) -> None:
+    assert not place("out/").is_file
+    assert not place("out").is_file
+    assert not place("photos").is_file
+    assert place("a/b.JSON").is_file
+    with pytest.raises(BadInput, match=r"ends in '\.npz'"):
+        place("b.npz")
+
+
+# metrics --------------------------------------------------------------------------------------------------------------
+
+
+def test_all_metrics_are_listed(capsys: Captured) -> None:
+    assert main(["metrics"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert f"{len(metrics())} metrics" in lines[0]
+    for metric in metrics():
+        (row,) = [line.split() for line in lines if metric.name in line.split()[:2] and metric.paper in line]
+        assert ("↑" if metric.better == "higher" else "↓") in row
+        assert ("masks" in row) == ("masks" in metric.needs)
+        assert ("explains" in row) == ("methods" in metric.needs)
+
+
+def test_one_metric_in_full(capsys: Captured) -> None:
+    assert main(["metrics", "sparseness"]) == 0
+    printed = capsys.readouterr().out
+    for part in (
+        "Chalasani",
+        "the Gini index",
+        "higher",
+        "0 … 1",
+        "offset",
+        "focusvit",
+        "direction=lower",
+        "papers differ",
+    ):
+        assert part in printed, part
+    assert main(["metrics", "deletion"]) == 0
+    assert "9 for a map of 14 × 14 patches" in capsys.readouterr().out
+
+
+def test_metrics_as_json(capsys: Captured) -> None:
+    assert main(["metrics", "--json"]) == 0
+    listed = {one["name"]: one for one in json.loads(capsys.readouterr().out)}
+    assert set(listed) == {metric.name for metric in metrics()}
+    assert listed["deletion"]["cost"] == {"forwards": 9}
+    assert listed["sparseness"]["cost"] == {"forwards": 0}
+    assert listed["complexity"]["span"] == [0, None]
+    assert listed["iou"]["needs"] == ["masks"]
+    assert listed["sparseness"]["presets"]["focusvit"] == {"direction": "lower"}
+
+
+def test_an_unknown_metric(capsys: Captured) -> None:
+    assert main(["metrics", "delition"]) == 2
+    assert "There is no metric 'delition'. Did you mean 'deletion'" in capsys.readouterr().err

@@ -1,0 +1,93 @@
+"""Masks: what counts as the object, and that a mask lies on its image after the model's preprocessing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+from clairvit.errors import BadInput
+from clairvit.models.images import ORIENTATION, prepare
+from clairvit.models.masks import prepare_mask, read_mask
+from clairvit.models.model import Model, Preprocess
+
+HOWS = [
+    Preprocess(size=(32, 32), interpolation="nearest", mean=(0, 0, 0), std=(1, 1, 1)),
+    Preprocess(size=(32, 48), resize=40, interpolation="nearest", mean=(0, 0, 0), std=(1, 1, 1)),
+    Preprocess(size=(24, 24), resize=(36, 30), interpolation="nearest", mean=(0, 0, 0), std=(1, 1, 1)),
+    Preprocess(size=(32, 32), keep_ratio=False, interpolation="nearest", mean=(0, 0, 0), std=(1, 1, 1)),
+]
+OBJECT = np.zeros((60, 90), dtype=bool)
+OBJECT[10:35, 20:71] = True
+OBJECT[44, 3] = True
+
+
+def stored(path: Path, picture: Image.Image) -> Image.Image:
+    picture.save(path)
+    return read_mask(path, (90, 60))
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_a_mask_takes_the_way_of_its_image(how: Preprocess) -> None:
+    """An image that is white on the object and black elsewhere, brought to the model without blending, is its mask."""
+    grey = (OBJECT * 255).astype(np.uint8)
+    seen = prepare([np.stack([grey] * 3, -1)], Model(nn.Linear(1, 1), "tiny", how)).pixels[0]
+    mask = prepare_mask(Image.fromarray(grey), how)
+    assert mask.dtype == torch.bool
+    assert mask.shape == how.size
+    assert mask.any()
+    assert not mask.all()
+    assert torch.equal(mask, seen[0] > 0.5)
+
+
+def test_blended_images_have_their_edges_where_the_mask_has() -> None:
+    how = Preprocess(size=(20, 30), mean=(0, 0, 0), std=(1, 1, 1))
+    grey = np.zeros((60, 90), np.uint8)
+    grey[12:36, 21:72] = 255  # edges on the coarse grid
+    seen = prepare([np.stack([grey] * 3, -1)], Model(nn.Linear(1, 1), "tiny", how)).pixels[0, 0]
+    assert torch.equal(prepare_mask(Image.fromarray(grey), how), seen > 0.5)
+
+
+def test_whatever_is_not_zero_is_the_object(tmp_path: Path) -> None:
+    small = OBJECT.astype(np.uint8)
+    palette = Image.fromarray(small * 15).convert("L").copy()
+    palette.putpalette([255, 255, 255] * 256)  # the first colour is white, and background nevertheless
+    red = np.zeros((60, 90, 4), np.uint8)
+    red[..., 0], red[..., 3] = small * 3, 255
+    pictures = {
+        "ones": Image.fromarray(small),
+        "bits": Image.fromarray(OBJECT),
+        "palette": palette,
+        "opaque": Image.fromarray(red),
+        "deep": Image.fromarray(small.astype(np.uint16) * 256),
+    }
+    assert palette.mode == "P"
+    for name, picture in pictures.items():
+        mask = stored(tmp_path / f"{name}.png", picture)
+        assert np.array_equal(np.asarray(mask), OBJECT * 255), name
+
+
+def test_masks_are_set_upright_as_images_are(tmp_path: Path) -> None:
+    turned = Image.fromarray((OBJECT * 255).astype(np.uint8)).transpose(Image.Transpose.ROTATE_90)
+    exif = Image.Exif()
+    exif[ORIENTATION] = 6
+    turned.save(tmp_path / "turned.png", exif=exif)
+    assert np.array_equal(np.asarray(read_mask(tmp_path / "turned.png", (90, 60))), OBJECT * 255)
+
+
+def test_a_mask_of_another_size_is_welcome_of_another_shape_not(tmp_path: Path) -> None:
+    Image.fromarray(OBJECT).resize((45, 30)).save(tmp_path / "half.png")
+    assert read_mask(tmp_path / "half.png", (90, 60)).size == (45, 30)
+    Image.fromarray(OBJECT).resize((60, 60)).save(tmp_path / "square.png")
+    with pytest.raises(BadInput, match=r"square.png' is 60 × 60 pixels and its image 90 × 60; expected a mask of the "):
+        read_mask(tmp_path / "square.png", (90, 60))
+
+
+def test_a_broken_mask_is_named(tmp_path: Path) -> None:
+    (tmp_path / "cat.png").write_text("meow")
+    with pytest.raises(BadInput, match=r"The mask '.*cat.png' cannot be read .*; expected a whole PNG"):
+        read_mask(tmp_path / "cat.png", (90, 60))
