@@ -131,6 +131,13 @@ def rising(
     return torch.tensor([*parts, 1.0], dtype=torch.float64), torch.cat([y, whole], -1)
 
 
+def kept_after(case: Case, steps: int) -> tuple[list[float], Tensor]:
+    """Parts 1/(S+1) … S/(S+1), and what is left when each of them is taken away: bool [M, B, S, patches]."""
+    parts = _parts(steps)
+    gone = torch.tensor([_some(part, case.patches) for part in parts], device=case.rank.device)
+    return parts, case.rank[:, :, None, :] >= gone[:, None]
+
+
 def _parts(steps: int) -> list[float]:
     if steps < 1:
         raise BadInput(f"steps={steps} was given; expected 1 or more, such as steps=9.")
