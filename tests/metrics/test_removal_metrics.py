@@ -62,6 +62,14 @@ def test_road_by_hand() -> None:
     assert of_map(BEST, "road(order=morf)", **MEAN).cost.forwards == 9
 
 
+def test_roads_presets_say_which_way_is_good() -> None:
+    both, morf, lerf = (of_map(BEST, name, **MEAN) for name in ("road", "road(preset=morf)", "road(preset=lerf)"))
+    assert [score.better for score in (both, morf, lerf)] == ["higher", "lower", "higher"]
+    assert both.mean == pytest.approx((lerf.mean - morf.mean) / 2, abs=1e-9)
+    worst = of_map(-BEST, "road(preset=morf)", **MEAN)
+    assert morf.mean < worst.mean
+
+
 def test_roads_patches_are_imputed_and_its_score_is_the_confidence() -> None:
     """The engine's imputation (proved in tests/perturb) of exactly the top patches, then softmax."""
     score = of_map(BEST, "road(order=morf,steps=1)")
