@@ -21,7 +21,7 @@ from tiny import CLASSES, ZOO, build, pixels, wrapped
 
 KIND = "timm-vit"
 ORDERS = ["top-down", "bottom-up", "independent"]
-LAWS = ["normal", "shuffle", "reset"]
+LAWS = ["normal", "shuffle", "reset", "quantus"]
 TARGET = 3
 
 

@@ -24,7 +24,7 @@ from clairvit.perturb.watch import telling
 from clairvit.trace.attention import widened
 
 Order = Literal["top-down", "bottom-up", "independent"]
-Law = Literal["normal", "shuffle", "reset"]
+Law = Literal["normal", "shuffle", "reset", "quantus"]
 Summary = Literal["mean", "last", "auc"]
 Other = Literal["random", "second", "least"]
 Layer = tuple[nn.Module, tuple[nn.Parameter, ...]]  # a module and the parameters it owns itself
@@ -41,9 +41,11 @@ NOISE = 0.1  # of the distance between an image's largest and smallest value (Sm
     paper="Adebayo et al., NeurIPS 2018",
     needs=("methods",),
     cost=lambda layers, **_: Cost(layers or MODULES),
+    presets={"quantus": {"layers": None, "by": "quantus", "original": True}},
     discrepancies="Quantus draws each layer from the same seed, so that layers of one shape become equal, leaves "
     "cls_token, pos_embed and LayerScale as they were learnt, sets norms to 1 and 0, and averages with the similarity "
-    "1 of the model to itself; here every parameter is drawn anew from one generator, and the original does not count.",
+    "1 of the model to itself (`preset=quantus`, with seed=42 for its draws); here every parameter is drawn anew from "
+    "one generator, and the original does not count.",
 )
 def mprt(
     case: Case,
@@ -53,6 +55,7 @@ def mprt(
     similarity: Similarity = "spearman",
     signed: bool = False,
     summary: Summary = "mean",
+    original: bool = False,
 ) -> Measured:
     """mean_l ρ(|a(x; θ)|, |a(x; θ_l)|), θ_l with l layers drawn anew: high if the map ignores what the model learnt.
 
@@ -61,13 +64,17 @@ def mprt(
     steps of the cascade are explained, evenly spread, the last one with every layer randomised; None is all.
     `by=normal` draws each parameter tensor from a normal of its own mean and standard deviation (so a tensor of equal
     entries stays), `shuffle` permutes its entries, `reset` initialises modules that can and draws the rest from the
-    normal. `summary=last` is the last step alone, `auc` the area under the curve over its width.
+    normal, `quantus` initialises modules that can, each from the same seed, and nothing else. `summary=last` is the
+    last step alone, `auc` the area under the curve over its width. `original` counts the similarity 1 of the model to
+    itself as a step at the beginning.
     """
 
     def explain(model: Model) -> Tensor:
         return case.explained_again(case.trace.pixels, model=model)
 
     x, maps = explained_cascade(case, explain, order, layers, by)
+    if original:
+        x, maps = torch.cat([torch.zeros(1, dtype=x.dtype), x]), [case.maps, *maps]
     y = torch.stack([alike(similarity, case.maps, one, signed=signed) for one in maps], -1)
     return Measured(_summed_up(x, y, summary), x, y, similarity)
 
@@ -80,7 +87,7 @@ def mprt(
     paper="Hedström et al., 2023 (Sanity checks revisited)",
     needs=("methods",),
     cost=lambda layers, samples, **_: Cost(((layers or MODULES) + 1) * samples),
-    presets={"quantus": {"samples": 50, "clean": True, "order": "bottom-up", "layers": None}},
+    presets={"quantus": {"samples": 50, "clean": True, "order": "bottom-up", "layers": None, "by": "quantus"}},
     discrepancies="Quantus takes 50 copies of which the last has no noise (`preset=quantus`); how it randomises "
     "differs as for mprt.",
 )
@@ -180,17 +187,19 @@ def explained_cascade(
         raise BadInput(f"layers={layers} was given; expected 1 or more steps, such as layers=12, or None for all.")
     model = replace(case.model, module=copy.deepcopy(case.model.module))
     every = layers_of(model.module)
+    if by == "quantus":
+        every = [layer for layer in every if can_reset(layer[0])]
     if not every:
         raise BadInput(
-            f"{case.model.name} has no parameters, so there is nothing to randomise; expected a model that has learnt "
-            "something. Take another metric."
+            f"{case.model.name} has no parameters that by={by} can draw anew; expected some. Take by=normal, or "
+            "another metric."
         )
     chosen = spread_steps(len(every), layers)
     maps, chance = [], dice(case.seed)
     with telling("randomisation", len(chosen)) as tell:
         for step, layer in enumerate(reversed(every) if order == "top-down" else every, 1):
             learnt = [p.detach().clone() for p in layer[1]]
-            randomise(layer, by, chance)
+            randomise(layer, by, torch.Generator().manual_seed(case.seed + 1) if by == "quantus" else chance)
             if step in chosen:
                 maps.append(explain(model))
                 tell(1)
@@ -221,8 +230,9 @@ def spread_steps(layers: int, steps: int | None) -> list[int]:
 def randomise(layer: Layer, by: Law, chance: torch.Generator) -> None:
     """Draw the parameters of a layer anew, in place."""
     module, own = layer
-    if by == "reset" and callable(getattr(module, "reset_parameters", None)):
-        _reset(module, own, chance)
+    if by in ("reset", "quantus") and can_reset(module):
+        drawn_seed = int(torch.randint(2**62, (), generator=chance))
+        _reset(module, own, chance.initial_seed() if by == "quantus" else drawn_seed)
         return
     for p in own:
         flat = widened(p.detach()).flatten().cpu()
@@ -234,11 +244,15 @@ def randomise(layer: Layer, by: Law, chance: torch.Generator) -> None:
         p.copy_(drawn.reshape(p.shape))
 
 
-def _reset(module: nn.Module, own: tuple[nn.Parameter, ...], chance: torch.Generator) -> None:
+def can_reset(module: nn.Module) -> bool:
+    return callable(getattr(module, "reset_parameters", None))
+
+
+def _reset(module: nn.Module, own: tuple[nn.Parameter, ...], seed: int) -> None:
     """As the module initialises itself; torch's own generators stay where they were."""
     devices = sorted({p.device.index or 0 for p in own if p.device.type == "cuda"})
     with torch.random.fork_rng(devices=devices):
-        torch.manual_seed(int(torch.randint(2**62, (), generator=chance)))
+        torch.manual_seed(seed)
         module.reset_parameters()  # type: ignore[operator]
 
 
