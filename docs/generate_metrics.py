@@ -18,8 +18,8 @@ standard error and 95 % bootstrap interval over images, and what a random and a 
 A score that is not defined (a map with NaN, an image without a mask) is NaN; it is counted and left out of the mean.
 
 ↑ higher is better, ↓ lower is better. *Forwards* are of one map of 14 × 14 patches with the default options. A metric
-that *explains again* runs the method on other images or models, and the method's own passes come on top. Options are
-written `NAME(option=value)`, published variants `NAME(preset=…)`."""
+that *explains again* runs the method on other images or models; its backwards, and forwards beyond one a run, come on
+top. Options are written `NAME(option=value)`, published variants `NAME(preset=…)`."""
 
 
 def main() -> None:

@@ -88,6 +88,21 @@ def test_images_that_some_methods_have_no_score_for_are_said() -> None:
     assert "mean of 2 to 3 images" in words(curves_figure([score("legrad"), other]))
 
 
+@pytest.mark.parametrize("count", [1, 30])
+def test_every_name_is_on_the_paper(count: int) -> None:
+    long = "ensemble(rollout(discard_ratio=0.9,fusion=max)+skipplus,decompx+skipplus,by=max)"
+    figure = curves_figure([score(f"method {i} {'x' * i}") for i in range(count - 1)] + [score(long)])
+    figure.canvas.draw()
+    legend = figure.axes[0].get_legend()
+    assert legend is not None
+    width, height = figure.bbox.width, figure.bbox.height
+    assert len(legend.get_texts()) == count + 1
+    for text in (*legend.get_texts(), *figure.texts):
+        box = text.get_window_extent()
+        assert 0 <= box.x0 < box.x1 <= width, text.get_text()
+        assert 0 <= box.y0 < box.y1 <= height, text.get_text()
+
+
 def test_no_curve_no_picture() -> None:
     with pytest.raises(BadInput, match="None of the scores has a curve; expected those of a metric with one"):
         curves_figure([score("legrad", curve=False)])

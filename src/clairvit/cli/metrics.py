@@ -50,7 +50,7 @@ def _print_all(metrics: list[Metric]) -> None:
     columns = ("family", "metric", "better", "range", "needs", "forwards", "paper")
     table(f"{len(metrics)} metrics", columns, rows, right=("forwards",), grouped=True)
     line("↑ higher is better.  ↓ lower is better.  forwards: of one map of 14 × 14 patches, beside those that made it.")
-    line("explains again: the method is run on other images or models, and its own passes come on top.")
+    line("explains again: the method is run on other images or models; passes beyond a forward a run come on top.")
     line("Set options: 'deletion(removal=mean)'.  More about one of them: clairvit metrics deletion")
 
 

@@ -15,14 +15,17 @@ from numpy.typing import NDArray
 from clairvit.errors import BadInput
 from clairvit.metrics.score import Score
 from clairvit.show.measures import ARROWS
-from clairvit.show.page import INK, LINE, PALE, SMALL, TITLE, fit
+from clairvit.show.page import INK, LINE, PALE, SMALL, TITLE, fit, text_width
 
 Array = NDArray[np.float64]
 LUCK = "random"  # the baseline that is drawn beside the methods
 # Okabe and Ito's, which colour-blind readers tell apart; without black and yellow.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")
 STROKES = ("-", (0, (5, 1.5)), (0, (1, 1)), (0, (5, 1.5, 1, 1.5)))  # when the colours have been used up
-WIDTH, HEIGHT = 5.2, 3.0  # inches
+LEFT, TOP, WIDTH, HEIGHT, BELOW = 0.57, 0.48, 2.85, 2.1, 0.45  # inches: the axes and what is around them
+KEY = 0.5  # from the axes to the names
+NAME = 3.2  # the widest name; longer ones are cut short
+PITCH = 0.138  # of the names
 
 
 def mean_line(score: Score) -> tuple[Array, Array]:
@@ -47,21 +50,33 @@ def curves_figure(scores: Sequence[Score]) -> Figure:
     baselines = {*first.baselines, *(name for one in drawn for name in one.baselines)}
     methods = [one for one in drawn if one.baselines or one.method not in baselines]
     luck = [one for one in (first.baselines.get(LUCK),) if one is not None and LUCK not in {m.method for m in methods}]
-    figure = Figure(figsize=(WIDTH, HEIGHT), facecolor="white")
+    names = [_label(one) for one in (*methods, *luck)]
+    widest = 1.05 * max(text_width(name) for name in names) * SMALL / 72  # small letters are set a little wider
+    width = LEFT + WIDTH + KEY + widest + 0.1
+    height = TOP + BELOW + max(HEIGHT, PITCH * len(names))
+    figure = Figure(figsize=(width, height), facecolor="white")
     FigureCanvasAgg(figure)
-    axes = figure.add_axes((0.11, 0.16, 0.54, 0.68))
+    box = (LEFT / width, BELOW / height, WIDTH / width, 1 - (TOP + BELOW) / height)
+    axes = figure.add_axes(box)
     for place, score in enumerate(methods):
         stroke = STROKES[place // len(COLOURS) % len(STROKES)]
         _draw(axes, score, COLOURS[place % len(COLOURS)], stroke, 1.5)
     for score in luck:
         _draw(axes, score, PALE, "--", 1.0)
     _dress(axes, first.curve.meaning)
-    title, size = fit(f"{first.metric} {ARROWS[first.better]}", 0.87 * WIDTH, TITLE, "bold")
-    figure.text(0.11, 0.93, title, fontsize=size, color=INK, weight="bold")
+    room = width - LEFT - 0.1
+    title, size = fit(f"{first.metric} {ARROWS[first.better]}", room, TITLE, "bold")
+    figure.text(LEFT / width, 1 - 0.2 / height, title, fontsize=size, color=INK, weight="bold")
     about = f"{_of_images([*methods, *luck])} · {first.better} is better · {first.model}"
-    text, size = fit(about, 0.87 * WIDTH, SMALL, "normal")
-    figure.text(0.11, 0.875, text, fontsize=size, color=PALE)
+    text, size = fit(about, room, SMALL)
+    figure.text(LEFT / width, 1 - 0.37 / height, text, fontsize=size, color=PALE)
     return figure
+
+
+def _label(score: Score) -> str:
+    """'legrad  0.235'"""
+    name, _ = fit(score.method, NAME, SMALL / 0.75)  # what fits a quarter smaller fits at SMALL
+    return f"{name}  {score.mean:.3g}"
 
 
 def _of_images(scores: Sequence[Score]) -> str:
@@ -76,8 +91,7 @@ def _draw(axes: Axes, score: Score, colour: str, stroke: object, width: float) -
     assert score.curve is not None
     x = score.curve.x.cpu().numpy()
     mean, error = mean_line(score)
-    name, _ = fit(score.method, 1.35, SMALL, "normal")
-    axes.plot(x, mean, color=colour, linestyle=stroke, linewidth=width, label=f"{name}  {score.mean:.3g}")
+    axes.plot(x, mean, color=colour, linestyle=stroke, linewidth=width, label=_label(score))
     if np.isfinite(error).any():
         axes.fill_between(x, mean - error, mean + error, color=colour, alpha=0.18, linewidth=0)
 
@@ -91,5 +105,10 @@ def _dress(axes: Axes, meaning: str) -> None:
         spine.set_color(LINE)
     axes.margins(x=0.01)
     axes.legend(
-        loc="upper left", bbox_to_anchor=(1.02, 1.02), fontsize=SMALL, frameon=False, labelcolor=INK, handlelength=2.2
+        loc="upper left",
+        bbox_to_anchor=(1.02, 1 + 0.06 / HEIGHT),
+        fontsize=SMALL,
+        frameon=False,
+        labelcolor=INK,
+        handlelength=2.2,
     )
