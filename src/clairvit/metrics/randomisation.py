@@ -88,8 +88,8 @@ def mprt(
     needs=("methods",),
     cost=lambda layers, samples, **_: Cost(((layers or MODULES) + 1) * samples),
     presets={"quantus": {"samples": 50, "clean": True, "order": "bottom-up", "layers": None, "by": "quantus"}},
-    discrepancies="Quantus takes 50 copies of which the last has no noise (`preset=quantus`); how it randomises "
-    "differs as for mprt.",
+    discrepancies="Quantus takes 50 copies of which the last has no noise and resets modules as in mprt "
+    "(`preset=quantus`); its draws of the noise, and its average with the original, are not repeated here.",
 )
 def smooth_mprt(
     case: Case,
