@@ -48,6 +48,16 @@ def test_many_methods_and_metrics_are_each_alone() -> None:
         assert (score.method, score.metric, score.better) == (alone.method, alone.metric, alone.better)
 
 
+def test_an_option_goes_to_the_metrics_that_have_it() -> None:
+    images = pixels(KIND, 2)
+    found = cv.evaluate(wrapped(KIND), images, ["genatt"], ["deletion", "sparseness"], target=3, removal="mean")
+    assert [score.metric for score in found.values()] == ["deletion(removal=mean)", "sparseness"]
+    with pytest.raises(BadInput, match="None of the metrics deletion, sparseness has an option 'remova'"):
+        cv.evaluate(wrapped(KIND), images, ["genatt"], ["deletion", "sparseness"], target=3, remova="mean")
+    with pytest.raises(BadInput, match="No metrics were given"):
+        cv.evaluate(wrapped(KIND), images, ["genatt"], [], target=3)
+
+
 def test_maps_that_are_there_already() -> None:
     model, images = wrapped(KIND), pixels(KIND, 3)
     ex = cv.explain(model, images, "genatt", target=[1, 4, 6])

@@ -109,9 +109,18 @@ class Case:
 
     def value(self, score: str) -> Callable[[Tensor, list[int]], Tensor]:
         """(logits [n, C], images [n]) -> the target's score [n] of this kind."""
+        if score == "accuracy":
+            return self._is_the_answer
         check_score(score)
         wanted = self.target if self.target.score == "custom" else replace(self.target, score=score)
         return lambda logits, images: wanted.take(images)(logits)
+
+    def _is_the_answer(self, logits: Tensor, images: list[int]) -> Tensor:
+        """[n] 1 where the target is the predicted class."""
+        classes = [self.target.classes[image] for image in images]
+        if None in classes:
+            raise BadInput("score=accuracy was given, and the target is no class; expected a class, or score=prob.")
+        return (logits.argmax(1) == torch.tensor(classes, device=logits.device)).double()
 
     def original(self, score: str) -> Tensor:
         """[B]: the score of the images as they are."""
@@ -174,7 +183,7 @@ class Case:
 
 def check_score(score: str) -> None:
     if score not in SCORES:
-        raise BadInput(f"score={score!r} was given; expected one of {', '.join(SCORES)}.")
+        raise BadInput(f"score={score!r} was given; expected one of {', '.join(SCORES)} or accuracy.")
 
 
 def _on_grid(maps: Tensor, grid: tuple[int, int]) -> Tensor:

@@ -67,7 +67,7 @@ def evaluate(
     cv.evaluate(model, images, ["legrad", "rollout"], ["deletion", "insertion"])     # Scores: {(method, metric): Score}
     """
     alone = isinstance(metric, str) and not isinstance(explanation, list | tuple)
-    asked = [ask(one, **options) for one in ([metric] if isinstance(metric, str) else metric)]
+    asked = [ask(metric, **options)] if isinstance(metric, str) else _settled(metric, options)
     given = explanation if isinstance(explanation, Explanation) else None
     names = [explanation.method] if isinstance(explanation, Explanation) else explanation
     bounds = [bind(name) for name in ([names] if isinstance(names, str) else names)]
@@ -78,6 +78,22 @@ def evaluate(
     with pace(batch_size, autocast):
         found = _evaluated(model, batch, bounds, asked, given, where, labels, target, seed)
     return next(iter(found.values())) if alone else found
+
+
+def _settled(texts: Sequence[str], options: Mapping[str, Any]) -> list[Asked]:
+    """Several metrics: each takes those of the options that it has, and every option must be somebody's."""
+    if not texts:
+        raise BadInput("No metrics were given; expected names such as ['deletion', 'sparseness'].")
+    known = [set(ask(text).metric.options) for text in texts]
+    for name in options:
+        if not any(name in own for own in known):
+            raise BadInput(
+                f"None of the metrics {', '.join(texts)} has an option '{name}'; `clairvit metrics` lists them."
+            )
+    return [
+        ask(text, **{name: value for name, value in options.items() if name in own})
+        for text, own in zip(texts, known, strict=True)
+    ]
 
 
 def _checked_masks(masks: Any, batch: Batch) -> Tensor:

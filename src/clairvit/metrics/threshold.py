@@ -17,7 +17,7 @@ def min_max(maps: Tensor) -> Tensor:
 
 
 def steady(maps: Tensor) -> Tensor:
-    """[B, H, W] with values that differ by round-off made equal: upsampling makes plateaus, and rounding breaks them."""
+    """[B, H, W] whose values are equal where only round-off makes them differ: upsampling makes plateaus."""
     return min_max(maps).round(decimals=9)
 
 

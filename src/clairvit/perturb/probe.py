@@ -122,10 +122,17 @@ class Probe:
                 found.append((own, self._tally.valued(logits, images[own], value)))
         return in_order(found)
 
-    def painting(self, count: int, variant: Callable[[range], Tensor], images: Sequence[int] | None = None) -> Tensor:
+    def painting(
+        self,
+        count: int,
+        variant: Callable[[range], Tensor],
+        images: Sequence[int] | None = None,
+        value: Value | None = None,
+    ) -> Tensor:
         """[rows, V] scores of images that a method paints itself: variant(ks) -> [rows, len(ks), 3, H, W].
 
-        `images` are those that the rows are variants of, where they are not the whole batch in its order.
+        `images` are those that the rows are variants of, where they are not the whole batch in its order. `value` as in
+        `keeping`.
         """
         own = torch.tensor(range(len(self.pixels)) if images is None else images, device=self.pixels.device)
         if not count:
@@ -141,7 +148,9 @@ class Probe:
             self._count(len(logits))
             at = torch.arange(ks.start, ks.stop, device=logits.device)
             places = (torch.arange(len(own), device=at.device)[:, None] * count + at).flatten()
-            found.append((places, self._tally.valued(logits, own[places // count], None)))
+            found.append((places, self._tally.valued(logits, own[places // count], value)))
+        if value is not None:
+            return in_order(found).reshape(len(own), count, -1).squeeze(-1)
         return self._tally.by_image(in_order(found), count, None if images is None else own)
 
     def blend(self, masks: Tensor) -> Tensor:
