@@ -115,7 +115,7 @@ def test_a_folder_gets_all_that_is_known_and_it_is_what_python_says(photos: Path
 
 
 def test_a_mask_is_cut_as_the_image_is(photos: Path, capsys: Captured) -> None:
-    """All of a map lies on a mask of the central square, which the model sees; on its left, what lies left in the map."""
+    """All of a map lies on a mask of the central square, which the model sees; on its left half, what lies left."""
     mask(photos / "all", "cat0.png", (75, 0, 376, 300), (451, 300))
     mask(photos / "left", "cat0.png", (75, 0, 225, 300), (451, 300))
     found = cv.explain(cv.load("pets"), "photos/cat0.png", "legrad").maps[:, None].double()
