@@ -101,7 +101,7 @@ def average_precision(case: Case, pooled: bool = False, upsampling: Upsampling =
 
     def ap(maps: Tensor, masks: Tensor, void: Tensor | None) -> Tensor:
         if not pooled:
-            return _ranked(maps, masks, void, _ap)
+            return _ranked(steady(maps), masks, void, _ap)
         r = min_max(maps)
         both = torch.cat([1 - r, r], 1)  # [B, 2 H, W], the background above the foreground
         return _ranked(both, torch.cat([~masks, masks], 1), None if void is None else torch.cat([void, void], 1), _ap)
@@ -112,12 +112,12 @@ def average_precision(case: Case, pooled: bool = False, upsampling: Upsampling =
 @metric("roc-auc", family="localisation", better="higher", span=(0, 1), paper="area under ROC", needs=("masks",))
 def roc_auc(case: Case, upsampling: Upsampling = "nearest") -> Tensor:
     """P(map on the object > map off it), equals count half: 0.5 by luck; undefined where there is no background."""
-    return on_masks(case, upsampling, lambda maps, masks, void: _ranked(maps, masks, void, _roc))
+    return on_masks(case, upsampling, lambda maps, masks, void: _ranked(steady(maps), masks, void, _roc))
 
 
 def _ranked(maps: Tensor, masks: Tensor, void: Tensor | None, of: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
     found = []
-    for image, (values, mask) in enumerate(zip(steady(maps), masks, strict=True)):
+    for image, (values, mask) in enumerate(zip(maps, masks, strict=True)):
         counts = torch.ones_like(mask) if void is None else ~void[image]
         found.append(of(*_at_thresholds(values[counts], mask[counts])))
     return torch.stack(found)

@@ -45,6 +45,7 @@ class Metric:
     cost: Callable[..., Cost] | None = field(default=None, repr=False)  # (patches, options) -> passes for one map
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, repr=False)
     discrepancies: str = ""
+    undefined: str = ""  # why it is NaN on whole kinds of images, in words
 
     @property
     def summary(self) -> str:

@@ -70,6 +70,7 @@ def road(
     better="higher",
     span=(-math.inf, 1),
     paper="Rieger & Hansen, 2020",
+    undefined="an image of one superpixel has no order of superpixels",
     orders=True,
     cost=lambda patches, **_: Cost(patches),
     discrepancies="The paper cuts images up with SLIC and to the pixel; here with quickshift (as LIME does), and each "
