@@ -292,3 +292,11 @@ def test_metrics_as_json(capsys: Captured) -> None:
 def test_an_unknown_metric(capsys: Captured) -> None:
     assert main(["metrics", "delition"]) == 2
     assert "There is no metric 'delition'. Did you mean 'deletion'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", [f"{one.name}(preset={preset})" for one in metrics() for preset in one.presets])
+def test_a_preset_is_the_same_metric_when_its_full_name_is_read_again(text: str) -> None:
+    """The command hands full names on, and prints them for people to type."""
+    (asked,) = wanted_metrics(text)
+    (again,) = wanted_metrics(asked.text)
+    assert (again.text, again.options) == (asked.text, asked.options)

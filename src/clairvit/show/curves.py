@@ -97,7 +97,7 @@ def _draw(axes: Axes, score: Score, colour: str, stroke: object, width: float) -
 
 
 def _dress(axes: Axes, meaning: str) -> None:
-    axes.set_xlabel("part of the patches", fontsize=SMALL + 0.5, color=INK)
+    axes.set_xlabel("part of the image", fontsize=SMALL + 0.5, color=INK)
     axes.set_ylabel({"prob": "probability"}.get(meaning, meaning), fontsize=SMALL + 0.5, color=INK)
     axes.tick_params(labelsize=SMALL, color=LINE, labelcolor=INK, length=2.5)
     for side, spine in axes.spines.items():
