@@ -156,3 +156,25 @@ def test_paired_differences_are_narrower() -> None:
     gap, (low, high) = paired(score, other)
     assert gap == pytest.approx(0.1, abs=1e-9)
     assert 0.09 < low < 0.1 < high < 0.11
+
+
+@pytest.mark.parametrize(
+    ("text", "better"),
+    [
+        ("deletion", "lower"),
+        ("deletion(reverse=true)", "higher"),
+        ("aopc(regions=3)", "higher"),
+        ("aopc(order=lerf,regions=3)", "lower"),
+        ("road(order=morf,steps=1)", "lower"),
+        ("sparseness(direction=lower)", "lower"),
+    ],
+)
+def test_which_way_is_good_may_depend_on_the_options(text: str, better: str) -> None:
+    assert scored(pixels(KIND, 1), text).better == better
+
+
+def test_what_is_named_twice_is_scored_once() -> None:
+    images = pixels(KIND, 2)
+    found = cv.evaluate(wrapped(KIND), images, ["rollout", "rollout()"], ["sparseness", "sparseness"], target=3)
+    (score,) = found.values()
+    assert score.values.shape == (2,)

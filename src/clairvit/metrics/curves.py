@@ -33,6 +33,7 @@ _DIFFER = (
     span=(0, 1),
     paper="Petsiuk et al., BMVC 2018 (RISE)",
     orders=True,
+    turned_by=("reverse", True),
     cost=lambda steps, **_: Cost(steps),
     presets={
         "rise": {**_PIXELS, "removal": "mean", "steps": 27, "ends": True},

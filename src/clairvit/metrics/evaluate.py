@@ -75,6 +75,8 @@ def evaluate(
     if given is not None and len(given) != len(batch):
         raise BadInput(f"The explanation has {len(given)} maps and {len(batch)} images were given; expected as many.")
     where = None if masks is None else _checked_masks(masks, batch)
+    bounds = list({bound.text: bound for bound in bounds}.values())  # what is named twice is done once
+    asked = list({one.text: one for one in asked}.values())
     with pace(batch_size, autocast):
         found = _evaluated(model, batch, bounds, asked, given, where, labels, target, seed)
     return next(iter(found.values())) if alone else found
@@ -233,7 +235,7 @@ def _scores(
                 metric=one.text,
                 method=bound.text,
                 values=torch.cat(row.values),
-                better=str(dict(one.options).get("direction", one.metric.better)),
+                better=one.better,
                 span=one.metric.span,
                 degenerate=torch.cat(row.degenerate),
                 names=batch.names,

@@ -44,6 +44,7 @@ def insertion_deletion(
     span=(-1, 1),
     paper="Samek et al., 2017",
     orders=True,
+    turned_by=("order", "lerf"),
     cost=lambda regions, **_: Cost(regions),
     discrepancies="Quantus calls lower better; a larger drop is better when the most relevant go first, worse when the "
     "least relevant do (`order=lerf`).",

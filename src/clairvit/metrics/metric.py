@@ -45,6 +45,7 @@ class Metric:
     cost: Callable[..., Cost] | None = field(default=None, repr=False)  # (patches, options) -> passes for one map
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, repr=False)
     discrepancies: str = ""
+    turned_by: tuple[str, Any] | None = None  # the option and value under which the other direction is good
     undefined: str = ""  # why it is NaN on whole kinds of images, in words
 
     @property
@@ -63,6 +64,15 @@ class Asked:
     metric: Metric
     options: tuple[tuple[str, Any], ...]
     text: str  # canonical
+
+    @property
+    def better(self) -> str:
+        """Which direction is good, with these options."""
+        given = dict(self.options).get("direction")
+        if given is not None:
+            return str(given)
+        turned = self.metric.turned_by in self.options
+        return {"higher": "lower", "lower": "higher"}[self.metric.better] if turned else self.metric.better
 
     def __call__(self, case: Any) -> Any:
         return self.metric.function(case, **dict(self.options))

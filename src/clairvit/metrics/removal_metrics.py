@@ -31,7 +31,8 @@ BLOCKS, TIES = 1001, 1002
     paper="Rong et al., ICML 2022",
     orders=True,
     cost=lambda steps, order, **_: Cost(steps * (2 if order == "combined" else 1)),
-    presets={"morf": {"order": "morf", "direction": "lower"}, "lerf": {"order": "lerf"}},
+    turned_by=("order", "morf"),
+    presets={"morf": {"order": "morf"}, "lerf": {"order": "lerf"}},
     discrepancies="The authors and Quantus report accuracy over a data set, pytorch-grad-cam the confidence, which is "
     "what is defined for one image and is done here; all of them take away single pixels, here whole patches go. "
     "Quantus fails on images of three channels.",
@@ -42,13 +43,11 @@ def road(
     order: RoadOrder = "combined",
     removal: Removal = "road",
     score: ScoreKind = "prob",
-    direction: Literal["higher", "lower"] = "higher",
 ) -> Measured:
     """mean_q (f(x without the last q) − f(x without the top q)) / 2, gaps imputed from what is around them.
 
-    q = 10 %, …, 90 % with `steps=9`. `order=morf` is the mean of f(x without the top q) alone, where lower is better:
-    `preset=morf` says that too. `order=lerf` is the mean of f(x without the last q): higher is better. `direction` says
-    which way is good and changes no number.
+    q = 10 %, …, 90 % with `steps=9`. `order=morf` is the mean of f(x without the top q) alone, where lower is better.
+    `order=lerf` is the mean of f(x without the last q): higher is better.
     """
     at_least("steps", steps, 1)
     parts, best_gone = kept_after(case, steps)  # bool [M, B, S, patches]
