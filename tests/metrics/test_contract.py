@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from dataclasses import replace
 
@@ -124,3 +125,17 @@ def test_every_metric_is_documented(name: str) -> None:
     for preset in metric.presets:
         assert ask(f"{name}(preset={preset})")
     assert ask(ask(text(name)).text) == ask(text(name))
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, metric in METRICS.items() if metric.cost and "methods" not in metric.needs]
+)
+def test_declared_forwards_are_what_is_spent(name: str) -> None:
+    """At most, where the image decides; shared passes count in part for each method."""
+    images = pixels("timm-vit", 2)
+    metric, asked = METRICS[name], ask(text(name))
+    score = scored("timm-vit", images, [name])[name]
+    options = dict(asked.options)
+    wants = inspect.signature(metric.cost).parameters
+    declared = metric.cost(**options, **({"patches": 16} if "patches" in wants else {})).forwards
+    assert 0 < score.cost.forwards <= declared

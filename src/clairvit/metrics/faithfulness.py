@@ -192,7 +192,7 @@ def faithfulness_estimate(
     span=(0, 1),
     paper="Arya et al., 2019",
     orders=True,
-    cost=lambda steps, **_: Cost(steps),
+    cost=lambda steps, **_: Cost(steps - 1),  # the last step is the image itself
     discrepancies="The original asks whether all steps rise, yes or no; here the share of them that do.",
 )
 def monotonicity(case: Case, steps: int = 10, removal: Removal = "token", score: ScoreKind = "prob") -> Measured:
