@@ -11,6 +11,7 @@ a plain forward in batches of the same size. A forward of half the tokens is a f
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib
 import statistics
 import time
@@ -69,14 +70,14 @@ def captums(model: cv.Model, pixels: Tensor, target: int, samples: int, batch: i
     labels = patch_labels(model, pixels)
     how = {"target": target, "feature_mask": labels, "n_samples": samples, "perturbations_per_eval": batch}
     return {
-        f"captum {kind}": lambda kind=kind: getattr(attr, kind)(model.logits).attribute(pixels, **how)  # type: ignore[misc]
+        f"captum {kind}": functools.partial(getattr(attr, kind)(model.logits).attribute, pixels, **how)
         for kind in ("Lime", "KernelShap")
     }
 
 
 def ours(model: cv.Model, pixels: Tensor, target: int, samples: int, batch: int | None) -> dict[str, Callable[[], Any]]:
     return {
-        name: lambda name=name: cv.explain(model, pixels, name, target, samples=samples, batch_size=batch)  # type: ignore[misc]
+        name: functools.partial(cv.explain, model, pixels, name, target, samples=samples, batch_size=batch)
         for name in OURS
     }
 

@@ -16,7 +16,8 @@ from skimage import data
 
 import clairvit as cv
 from clairvit.cli import main
-from clairvit.cli.evaluate import place, wanted_methods, wanted_metrics
+from clairvit.cli.evaluate import check_table, wanted_methods, wanted_metrics
+from clairvit.cli.work import place
 from clairvit.errors import BadInput
 from clairvit.metrics.metric import metrics
 
@@ -238,12 +239,12 @@ def test_a_missing_image(capsys: Captured) -> None:
 
 
 def test_where_scores_go(photos: Path) -> None:
-    assert not place("out/").is_file
-    assert not place("out").is_file
-    assert not place("photos").is_file
-    assert place("a/b.JSON").is_file
+    assert not place("out/", check_table).is_file
+    assert not place("out", check_table).is_file
+    assert not place("photos", check_table).is_file
+    assert place("a/b.JSON", check_table).is_file
     with pytest.raises(BadInput, match=r"ends in '\.npz'"):
-        place("b.npz")
+        place("b.npz", check_table)
 
 
 # metrics --------------------------------------------------------------------------------------------------------------

@@ -143,8 +143,8 @@ def test_intervals_by_hand() -> None:
     values = dice.normal(3, 2, 400)
     low, high = bootstrap(values, seed=1)
     exact = 1.96 * values.std(ddof=1) / 20
-    assert low == pytest.approx(values.mean() - exact, abs=0.05)
-    assert high == pytest.approx(values.mean() + exact, abs=0.05)
+    assert low == pytest.approx(values.mean() - exact, abs=0.015)
+    assert high == pytest.approx(values.mean() + exact, abs=0.015)
     assert (low, high) == bootstrap(values, seed=1) != bootstrap(values, seed=2)
     assert all(math.isnan(end) for end in bootstrap(values[:1], seed=1))
 

@@ -15,7 +15,7 @@ from clairvit.cli.report import end, print_json
 from clairvit.cli.request import load, read_targets
 from clairvit.cli.scores import by_metric, document, long_form, print_scores
 from clairvit.cli.split import split_methods
-from clairvit.cli.work import Failure, Place, file_name, find
+from clairvit.cli.work import Failure, Place, file_name, find, place
 from clairvit.errors import BadInput
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def evaluate(
     methods, metrics = wanted_methods(method), wanted_metrics(metric)  # refused, if misspelt, before a model is loaded
     folder = check_masks(masks, metrics)
     check_pace(batch_size, autocast)
-    where = place(out)
+    where = place(out, check_table)
     found, failures = find(images)
     net = load(model, arch, no_pretrained, labels, device)
     aims = read_targets([target] if target is not None else None, None, net)
@@ -165,17 +165,13 @@ def check_masks(masks: str | None, metrics: Sequence[Asked]) -> Path | None:
     return Path(masks)
 
 
-def place(out: str) -> Place:
-    """'scores.json' and 'scores.csv' are files; 'out', 'out/' and every folder that exists are folders."""
-    path = Path(out)
-    if out.endswith(("/", "\\")) or path.is_dir() or not path.suffix:
-        return Place(path, is_file=False)
+def check_table(path: Path) -> None:
+    """'scores.json' and 'scores.csv' are files of scores."""
     if path.suffix.lower() not in TABLES:
         raise BadInput(
-            f"'{out}' ends in '{path.suffix}'; write scores to a name that ends in {' or '.join(TABLES)}, or to a "
+            f"'{path}' ends in '{path.suffix}'; write scores to a name that ends in {' or '.join(TABLES)}, or to a "
             "folder, which gets pictures of the curves too."
         )
-    return Place(path, is_file=True)
 
 
 @dataclass(frozen=True, eq=False)

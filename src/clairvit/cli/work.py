@@ -190,14 +190,16 @@ class Place:
         return [self.path / f"{stem}{suffix}" for suffix in (".png", ".json", ".npz")]
 
 
-def place(out: str) -> Place:
-    """'cat.png' is a file, 'out', 'out/' and every folder that exists are folders."""
+def place(out: str, check: Callable[[Path], object] | None = None) -> Place:
+    """'cat.png' is a file, 'out', 'out/' and every folder that exists are folders; `check` refuses other suffixes."""
     path = Path(out)
     if out.endswith(("/", "\\")) or path.is_dir() or not path.suffix:
         return Place(path, is_file=False)
-    from clairvit.show.save import check_suffix
+    if check is None:
+        from clairvit.show.save import check_suffix
 
-    check_suffix(path)
+        check = check_suffix
+    check(path)
     return Place(path, is_file=True)
 
 

@@ -85,7 +85,7 @@ class Case:
     @functools.cached_property
     def degenerate(self) -> Tensor:
         """bool [M, B]: constant maps, which say nothing."""
-        return torch.stack([(one == one[:, :1, :1]).flatten(1).all(1) for one in self.raw])
+        return torch.stack([constant(one) for one in self.raw])
 
     @functools.cached_property
     def order(self) -> Tensor:
@@ -181,6 +181,11 @@ class Case:
                 "(or --masks DIR)."
             )
         return self.masks
+
+
+def constant(maps: Tensor) -> Tensor:
+    """[B, rows, cols] -> bool [B]: maps that say nothing."""
+    return (maps == maps[:, :1, :1]).flatten(1).all(1)
 
 
 def check_score(score: str) -> None:

@@ -20,6 +20,7 @@ from clairvit.errors import BadInput
 from clairvit.methods.bind import bind
 from clairvit.methods.explain import compare
 from clairvit.methods.explanation import Cost, Explanation
+from clairvit.metrics.case import constant
 from clairvit.metrics.evaluate import BASELINES
 from clairvit.metrics.score import Score
 from clairvit.models.images import prepare
@@ -170,11 +171,6 @@ def _among_the_first(ex: Explanation, count: int) -> int:
     """How many of a grid's classes are among the first `count` of the model's."""
     first = ex.logits[0].topk(min(count, ex.logits.shape[1])).indices.tolist()
     return sum(own in first for own in ex.classes)
-
-
-def constant(maps: Tensor) -> Tensor:
-    """bool [B]: maps that say nothing."""
-    return (maps == maps[:, :1, :1]).flatten(1).all(1)
 
 
 def _with_luck(method: str) -> list[str]:

@@ -6,7 +6,7 @@ import copy
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -253,7 +253,7 @@ def _reset(module: nn.Module, own: tuple[nn.Parameter, ...], seed: int) -> None:
     devices = sorted({p.device.index or 0 for p in own if p.device.type == "cuda"})
     with torch.random.fork_rng(devices=devices):
         torch.manual_seed(seed)
-        module.reset_parameters()  # type: ignore[operator]
+        cast(Any, module).reset_parameters()  # torch types a module's attributes as tensors or modules
 
 
 @torch.no_grad()

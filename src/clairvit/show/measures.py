@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 
+from clairvit.methods.method import USUAL_PATCHES
 from clairvit.metrics.metric import FAMILIES, Metric, metrics
 
 ARROWS = {"higher": "↑", "lower": "↓"}
-PATCHES = 196  # 14 × 14, for which costs are said
 _NEEDS = {"methods": "explains again"}
 
 
@@ -34,4 +34,4 @@ def needs(metric: Metric) -> list[str]:
 
 def forwards(metric: Metric) -> int:
     """Of one map with the default options; none where no cost is declared, for the map is all such a metric sees."""
-    return 0 if metric.cost is None else metric.cost(patches=PATCHES, **metric.options).forwards
+    return 0 if metric.cost is None else metric.cost(patches=USUAL_PATCHES, **metric.options).forwards
