@@ -41,6 +41,7 @@ class _Row:
     values: list[Tensor]
     degenerate: list[Tensor]
     lines: list[Tensor]
+    counts: list[Tensor]
     x: Tensor | None = None
     meaning: str = ""
     cost: Cost = field(default_factory=Cost)
@@ -124,7 +125,7 @@ def _evaluated(
 ) -> Scores:
     """Batch by batch, so that memory stays flat whatever the number of images."""
     every = (*bounds, *(bind(name) for name in BASELINES if name not in {bound.text for bound in bounds}))
-    table = {(bound.text, one.text): _Row([], [], []) for bound in every for one in asked}
+    table = {(bound.text, one.text): _Row([], [], [], []) for bound in every for one in asked}
     notes: list[str] = []
     for start in range(0, len(batch), AT_ONCE):
         rows = range(start, min(start + AT_ONCE, len(batch)))
@@ -213,6 +214,8 @@ def _measure(case: Case, one: Asked, table: dict[tuple[str, str], _Row]) -> None
         row.x, row.meaning = measured.x, measured.meaning
         if measured.y is not None:
             row.lines.append(measured.y[place])
+        if measured.counts is not None:
+            row.counts.append(measured.counts[place])
 
 
 def _scores(
@@ -245,6 +248,7 @@ def _scores(
                 cost=row.cost,
                 curve=curve,
                 notes=notes,
+                counts=torch.cat(row.counts) if row.counts else None,
             )
         luck = {name: made[name] for name in BASELINES}
         for bound in bounds:

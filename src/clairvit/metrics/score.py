@@ -14,7 +14,9 @@ from torch import Tensor
 from clairvit.methods.explanation import Cost
 
 RESAMPLES = 2000
+AT_ONCE = 1_000_000  # values drawn
 SURE = 0.95
+Counts = NDArray[np.float64]  # [n, K, 2]
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,6 +46,7 @@ class Score:
     curve: Curve | None = None
     baselines: Mapping[str, Score] = field(default_factory=dict)  # random and centre maps on the same images
     notes: tuple[str, ...] = ()
+    counts: Tensor | None = None  # [B, K, 2]: parts and wholes, for a score of the set that is no mean over images
 
     @property
     def valid(self) -> NDArray[np.float64]:
@@ -64,29 +67,67 @@ class Score:
 
     @property
     def mean(self) -> float:
-        return float(self.valid.mean()) if self.n_valid else math.nan
+        """Over images; where parts and wholes were counted, of all images together."""
+        return float(pooled(self._counted.sum(0))) if self._enough(1) else math.nan
 
     @property
     def standard_error(self) -> float:
-        return float(self.valid.std(ddof=1) / math.sqrt(self.n_valid)) if self.n_valid > 1 else math.nan
+        if not self._enough(2):
+            return math.nan
+        if self.counts is None:
+            return float(self.valid.std(ddof=1) / math.sqrt(self.n_valid))
+        return float(resampled(self._counted, self.seed).std(ddof=1))
 
     @property
     def interval(self) -> tuple[float, float]:
-        """95 % of bootstrap means over images lie in it."""
-        return bootstrap(self.valid, self.seed)
+        """95 % of bootstrap means over images lie in it; NaN where one image or none cannot say how sure it is."""
+        return bootstrap(self._counted, self.seed)
+
+    def _enough(self, images: int) -> bool:
+        return self.n_valid >= images
+
+    @property
+    def _counted(self) -> Counts:
+        """Of the valid images; a plain value is a part of a whole of 1."""
+        values = self.values.double().cpu().numpy()
+        if self.counts is None:
+            return with_ones(self.valid)
+        return np.asarray(self.counts.double().cpu().numpy()[np.isfinite(values)])
 
     def __repr__(self) -> str:
         low, high = self.interval
         return f"Score({self.metric} of {self.method}: {self.mean:.4g} [{low:.4g}, {high:.4g}], n = {self.n_valid})"
 
 
+def with_ones(values: NDArray[np.float64]) -> Counts:
+    """[n] -> [n, 1, 2], of which the pooled score is the mean."""
+    return np.stack([values, np.ones_like(values)], -1)[:, None]
+
+
+def pooled(sums: NDArray[np.float64]) -> NDArray[np.float64]:
+    """[…, K, 2] sums of parts and wholes -> […], the mean of the K shares; NaN where a whole is nothing."""
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.asarray((sums[..., 0] / sums[..., 1]).mean(-1))
+
+
+def resampled(counts: Counts, seed: int) -> NDArray[np.float64]:
+    """[n, K, 2] -> the score of so many sets of n images, drawn with replacement; memory does not grow with n."""
+    dice = np.random.default_rng(seed)
+    n = len(counts)
+    at_once = max(1, AT_ONCE // n)
+    found = []
+    for start in range(0, RESAMPLES, at_once):
+        drawn = dice.integers(0, n, (min(at_once, RESAMPLES - start), n))
+        found.append(pooled(counts[drawn].sum(1)))
+    return np.concatenate(found)
+
+
 def bootstrap(values: NDArray[np.float64], seed: int) -> tuple[float, float]:
-    """The percentile interval of the mean; NaN where one value or none cannot say how sure it is."""
+    """The percentile interval, of the mean of [n] or the pooled score of [n, K, 2]."""
     if len(values) < 2:
         return math.nan, math.nan
-    dice = np.random.default_rng(seed)
-    means = values[dice.integers(0, len(values), (RESAMPLES, len(values)))].mean(1)
-    low, high = np.quantile(means, [(1 - SURE) / 2, (1 + SURE) / 2])
+    scores = resampled(values if values.ndim > 1 else with_ones(values), seed)
+    low, high = np.quantile(scores, [(1 - SURE) / 2, (1 + SURE) / 2])
     return float(low), float(high)
 
 
