@@ -86,9 +86,7 @@ class Measured:
     x: Tensor | None = None  # [S]
     y: Tensor | None = None  # [M, B, S]
     meaning: str = ""
-    counts: Tensor | None = (
-        None  # [M, B, K, 2]: the score of a set is mean_k sum_b counts[..., 0] / sum_b counts[..., 1]
-    )
+    counts: Tensor | None = None  # [M, B, K, 2]: of a set, mean_k (sum_b parts / sum_b wholes)
 
 
 _registry: dict[str, Metric] = {}
