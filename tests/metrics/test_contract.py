@@ -15,7 +15,7 @@ from clairvit.metrics.metric import FAMILIES, ask, metrics
 from fingerprint import differences, fingerprint, surroundings
 from tiny import ZOO, pixels, wrapped
 
-METRICS = {metric.name: metric for metric in metrics()}
+METRICS = {metric.name: metric for metric in metrics() if metric.scope == "image"}
 KINDS = ["timm-vit", "timm-reg4-gap", "hf-dinov2-registers-sdpa", "open_clip-nonsquare", "home-mean-pool"]
 QUICK = {"samples": 2, "runs": 5}  # what a metric promises does not depend on how many
 
@@ -41,6 +41,7 @@ def scored(kind: str, images: Tensor, names: list[str], seed: int = 0, method: s
         [text(n) for n in names],
         target=3,
         masks=objects(images),
+        others=[2] * len(images),
         seed=seed,
     )
     return {score.metric.partition("(")[0]: score for score in found.values()}
@@ -67,9 +68,11 @@ def test_every_metric_scores_every_image(kind: str) -> None:
 def test_batch_of_three_equals_three_of_one(kind: str) -> None:
     images = pixels(kind, 3, dtype=torch.float64)
     model, masks, names = wrapped(kind, torch.float64), objects(images), [text(name) for name in METRICS]
-    together = cv.evaluate(model, images, ["ixg"], names, target=3, masks=masks)
+    together = cv.evaluate(model, images, ["ixg"], names, target=3, masks=masks, others=[2] * 3)
     for row in range(3):
-        alone = cv.evaluate(model, images[row : row + 1], ["ixg"], names, target=3, masks=masks[row : row + 1])
+        alone = cv.evaluate(
+            model, images[row : row + 1], ["ixg"], names, target=3, masks=masks[row : row + 1], others=[2]
+        )
         for key, score in alone.items():
             one, other = float(together[key].values[row]), float(score.values)
             assert one == pytest.approx(other, rel=1e-9, abs=1e-12, nan_ok=True), key
@@ -91,7 +94,9 @@ def test_a_map_with_nan_has_no_score_whatever_the_metric() -> None:
     for name, metric in METRICS.items():
         if metric.undefined:
             continue
-        score = cv.evaluate(model, images, replace(ex, maps=maps), text(name), masks=objects(images))
+        score = cv.evaluate(
+            model, images, replace(ex, maps=maps), text(name), masks=objects(images), others=[2] * len(images)
+        )
         assert math.isnan(score.values[0]), name
         assert score.values[1].isfinite(), name
         assert (score.n_valid, score.n_invalid) == (1, 1), name
@@ -102,14 +107,22 @@ def test_a_constant_map_is_marked_whatever_the_metric() -> None:
     ex = cv.explain(model, images, "ixg", target=3)
     flat = replace(ex, maps=torch.ones_like(ex.maps))
     for name in METRICS:
-        score = cv.evaluate(model, images, flat, text(name), masks=objects(images))
+        score = cv.evaluate(model, images, flat, text(name), masks=objects(images), others=[2] * len(images))
         assert score.n_degenerate == 2, name
 
 
 def test_the_model_is_bit_identical_afterwards() -> None:
     model, images = wrapped("timm-vit"), pixels("timm-vit", 2)
     before, around = fingerprint(model.module), surroundings()
-    cv.evaluate(model, images, ["ixg"], [text(name) for name in METRICS], target=3, masks=objects(images))
+    cv.evaluate(
+        model,
+        images,
+        ["ixg"],
+        [text(name) for name in METRICS],
+        target=3,
+        masks=objects(images),
+        others=[2] * len(images),
+    )
     assert differences(before, fingerprint(model.module)) == []
     assert differences(around, surroundings()) == []
 

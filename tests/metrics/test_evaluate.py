@@ -132,10 +132,18 @@ def test_what_cannot_be_done_is_said() -> None:
         scored(images, "deletion(step=3)")
     with pytest.raises(BadInput, match=r"none were given; expected one mask an image"):
         scored(images, "iou")
-    with pytest.raises(BadInput, match="without labels"):
+    with pytest.raises(BadInput, match="without labels for all images"):
         cv.evaluate(wrapped(KIND), images, "genatt", "deletion", target="label")
-    with pytest.raises(BadInput, match=r"masks have shape \[2, 32, 32\] for 3 images of 32 × 32 pixels"):
+    with pytest.raises(BadInput, match="2 masks were given for 3 images; expected one for each"):
         cv.evaluate(wrapped(KIND), pixels(KIND, 3), "genatt", "iou", target=3, masks=torch.ones(2, 32, 32))
+    with pytest.raises(
+        BadInput, match=r"A mask has shape \[16, 32\] for an image of 32 × 32 pixels as the model sees it"
+    ):
+        cv.evaluate(wrapped(KIND), images, "genatt", "iou", target=3, masks=torch.ones(2, 16, 32))
+    with pytest.raises(BadInput, match="maps=square was given; expected one of raw, abs, relu, min-max, over-largest"):
+        cv.evaluate(wrapped(KIND), images, "genatt", "sparseness", target=3, maps="square")
+    with pytest.raises(BadInput, match="1 targets were given for 2 images"):
+        cv.evaluate(wrapped(KIND), images, "genatt", "sparseness", target=[3])
 
 
 def test_intervals_by_hand() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -10,8 +11,10 @@ from torch import Tensor, nn
 
 import clairvit as cv
 from clairvit.errors import BadInput
-from clairvit.metrics.grids import cell_masks, class_contrast, grid_pointing_game, share_inside, side_by_side
+from clairvit.metrics.grids import cell_masks, share_inside, side_by_side
 from tiny import pixels, wrapped
+
+SHARP = 40.0
 
 
 class Colours(nn.Module):
@@ -21,21 +24,38 @@ class Colours(nn.Module):
         super().__init__()
         self.embed = nn.Conv2d(3, 4, 4, 4, bias=False)
         with torch.no_grad():
-            self.embed.weight.copy_(torch.cat([torch.eye(3), torch.full((1, 3), 0.1)])[:, :, None, None] / 16)
+            self.embed.weight.copy_(torch.cat([torch.eye(3), torch.full((1, 3), 0.4)])[:, :, None, None] / 16 * SHARP)
 
     def forward(self, image: Tensor) -> Tensor:
         return self.embed(image).flatten(2).mean(-1)
 
 
+class Undecided(nn.Module):
+    """A ViT without a favourite class among these images, so that there are grids."""
+
+    def __init__(self, vit: nn.Module, images: Tensor) -> None:
+        super().__init__()
+        self.vit = vit
+        self.register_buffer("usual", vit(images).mean(0).detach())
+
+    def forward(self, image: Tensor) -> Tensor:
+        return self.vit(image) - self.usual
+
+
 MODEL = cv.wrap(Colours().eval(), name="colours", size=(24, 24), layout=cv.Layout((6, 6), 0, "avg"))
 RED, GREEN, BLUE, ALL = range(4)
+SHADES = {RED: (1.0, 0, 0), GREEN: (0, 0.9, 0), BLUE: (0, 0, 0.8), ALL: (0.7, 0.7, 0.7)}
 
 
-def plain(*colours: int, size: int = 24) -> Tensor:
-    """Images of one colour and nothing else: [B, 3, size, size]."""
-    found = torch.zeros(len(colours), 3, size, size)
-    for image, colour in zip(found, colours, strict=True):
-        image[colour] = 1
+def plain(*colours: int) -> Tensor:
+    """Images of one shade and nothing else: [B, 3, 24, 24]. The model is most sure of red, then green, blue, grey."""
+    return torch.stack([torch.tensor(SHADES[c])[:, None, None].expand(3, 24, 24) for c in colours])
+
+
+def game(images: Any, method: str = "ixg", model: cv.Model = MODEL, **options: Any) -> cv.Score:
+    labels = options.pop("labels", None)
+    found = cv.evaluate(model, images, method, "grid-pointing-game", labels=labels, **options)
+    assert isinstance(found, cv.Score)
     return found
 
 
@@ -53,28 +73,43 @@ def test_images_side_by_side() -> None:
 
 
 def test_a_method_that_knows_the_class_finds_its_cell() -> None:
-    """Red, green and blue images, each in its cell; the fourth holds blue as class ALL, which sees all four cells."""
-    score = grid_pointing_game(MODEL, plain(RED, GREEN, BLUE, BLUE), [RED, GREEN, BLUE, ALL], "ixg")
-    assert score.values.tolist() == pytest.approx([1, 1, 0.5, 0.25], abs=1e-6)
-    assert score.metric == "grid-pointing-game"
-    assert score.better == "higher"
-    swapped = grid_pointing_game(MODEL, plain(RED, GREEN, BLUE, BLUE), [GREEN, RED, BLUE, ALL], "ixg")
-    assert swapped.values.tolist() == pytest.approx([0, 0, 0.5, 0.25], abs=1e-6)
-    assert score.notes == ("4 of the 4 classes are among the first 4 that the model sees in their grid",)
+    """Red is in the red cell (1.0) and in the grey one (0.7): the red class has 1 / 1.7 of its map where it should."""
+    score = game(plain(GREEN, RED, ALL, BLUE))
+    assert score.values.tolist() == pytest.approx([0.9 / 1.6, 1 / 1.7, 2.1 / 4.8, 0.8 / 1.5], abs=1e-6)
+    assert (score.metric, score.better, score.n_valid) == ("grid-pointing-game", "higher", 4)
+    (note,) = score.notes
+    assert "1 grid of 4 images; 4 of the 4 classes are among the first 4 that the model sees in their grid" in note
+    assert score.cost.backwards == 1
+
+
+def test_who_is_in_a_grid() -> None:
+    """Two reds cannot share a grid, and who is left without one has no score; nor has one the model is wrong about."""
+    score = game(plain(RED, RED, GREEN, BLUE, ALL))
+    assert score.values.isnan().tolist() == [False, True, False, False, False]
+    assert (score.n_valid, score.n_invalid) == (4, 1)
+    wrong = game(plain(RED, RED, GREEN, BLUE, ALL), labels=[GREEN, RED, GREEN, BLUE, ALL])
+    assert wrong.values.isnan().tolist() == [True, False, False, False, False]
+    twice = game(plain(*(RED, GREEN, BLUE, ALL) * 2))
+    assert twice.n_valid == 8
+    assert game(plain(*(RED, GREEN, BLUE, ALL) * 2), grids=1).n_valid == 4
+    with pytest.raises(BadInput, match=r"No grid of 2 × 2 images of different classes can be made of these 3 images"):
+        game(plain(RED, GREEN, BLUE))
+    with pytest.raises(BadInput, match=r"probability above 0.999999"):
+        game(plain(RED, GREEN, BLUE, ALL), sure=0.999999)
+    with pytest.raises(BadInput, match="n=1, grids=500"):
+        game(plain(RED, GREEN, BLUE, ALL), n=1)
 
 
 def test_methods_that_ignore_the_class_score_what_luck_does() -> None:
     """One map for all cells: its shares add up to 1."""
-    model, images = wrapped("timm-vit"), pixels("timm-vit", 8)
-    score = grid_pointing_game(model, images, [0, 1, 2, 3, 3, 2, 1, 0], "rollout")
-    assert len(score.values) == 8
-    for grid in (score.values[:4], score.values[4:]):
-        assert float(grid.mean()) == pytest.approx(0.25, abs=1e-9)
-        assert float(grid.std()) > 0
+    score = game(plain(RED, GREEN, BLUE, ALL), "center")
+    assert score.values.tolist() == pytest.approx([0.25] * 4, abs=1e-6)
     assert score.baselines["random"].mean == pytest.approx(0.25, abs=1e-9)
-    assert score.baselines["center"].values.tolist() == pytest.approx([0.25] * 8, abs=1e-6)
-    knows = grid_pointing_game(model, images, [0, 1, 2, 3, 3, 2, 1, 0], "legrad")
-    assert float(knows.values[:4].sum()) != pytest.approx(1, abs=1e-4)
+    assert float(score.baselines["random"].values.std()) > 0
+    images = pixels("timm-vit", 12)
+    model = cv.wrap(Undecided(wrapped("timm-vit").module, images), name="undecided", size=(32, 32))
+    assert game(images, "rollout", model, sure=0.0).mean == pytest.approx(0.25, abs=1e-9)
+    assert game(images, "legrad", model, sure=0.0).mean != pytest.approx(0.25, abs=1e-4)
 
 
 @pytest.mark.parametrize("n", [2, 3])
@@ -93,6 +128,18 @@ def test_shares_by_hand() -> None:
     assert found[0] == 0.75, "negative relevance counts nowhere"
     assert math.isnan(found[1]), "nothing positive"
     assert math.isnan(found[2]), "a broken map"
+    one = torch.zeros(1, 4, 4)
+    one[0, 1, 1] = 9
+    smooth = share_inside(one, inside[:1], smooth=3).tolist()
+    assert smooth == pytest.approx([2 / 3]), "the point is spread over three columns, two of them inside"
+
+
+def contrast(images: Tensor, classes: list[int], others: list[int | None], masks: Tensor) -> cv.Score:
+    found = cv.evaluate(
+        MODEL, images, "ixg", "class-contrast", labels=classes, others=others, target="label", masks=masks
+    )
+    assert isinstance(found, cv.Score)
+    return found
 
 
 def test_contrast_of_two_objects() -> None:
@@ -101,24 +148,13 @@ def test_contrast_of_two_objects() -> None:
     image[:, GREEN, :, 12:] = 1
     masks = torch.zeros(2, 24, 24, dtype=torch.bool)
     masks[:, :, :12] = True  # the red object
-    assert class_contrast(MODEL, image, [RED, GREEN], [GREEN, RED], masks, "ixg").values.tolist() == [1, -1]
-    half = class_contrast(MODEL, image, [RED, RED], [ALL, RED], masks, "ixg")
+    assert contrast(image, [RED, GREEN], [GREEN, RED], masks).values.tolist() == pytest.approx([1, -1], abs=1e-6)
+    half = contrast(image, [RED, RED], [ALL, RED], masks)
     assert half.values.tolist() == pytest.approx([0.5, 0], abs=1e-6)
     assert half.baselines["random"].values.tolist() == [0, 0], "luck does not look at the class"
-    one = class_contrast(MODEL, image[:1], [RED], [GREEN], masks[:1], "ixg")
-    assert one.values.tolist() == [1]
+    alone = contrast(image, [RED, RED], [GREEN, None], masks)
+    assert alone.values.isnan().tolist() == [False, True], "one object, no contrast"
     masks[1] = False
-    empty = class_contrast(MODEL, image, [RED, RED], [GREEN, GREEN], masks, "ixg")
-    assert empty.values.isnan().tolist() == [False, True], "no object, no contrast"
-
-
-def test_what_makes_no_grid_is_refused() -> None:
-    four = plain(RED, GREEN, BLUE, BLUE)
-    with pytest.raises(BadInput, match=r"3 images and 3 classes were given for n=2; expected a multiple of 4"):
-        grid_pointing_game(MODEL, four[:3], [0, 1, 2], "ixg")
-    with pytest.raises(BadInput, match="expected 4 different ones"):
-        grid_pointing_game(MODEL, four, [0, 1, 2, 2], "ixg")
-    with pytest.raises(BadInput, match="n=1 was given; expected 2 or more"):
-        grid_pointing_game(MODEL, four, [0, 1, 2, 3], "ixg", n=1)
-    with pytest.raises(BadInput, match=r"expected masks of shape \[4, 24, 24\]"):
-        class_contrast(MODEL, four, [0] * 4, [1] * 4, torch.ones(4, 6, 6, dtype=torch.bool), "ixg")
+    assert contrast(image, [RED, RED], [GREEN, GREEN], masks).values.isnan().tolist() == [False, True]
+    with pytest.raises(BadInput, match=r"the other classes were not given; expected others=\[…\]"):
+        cv.evaluate(MODEL, image, "ixg", "class-contrast", masks=masks)

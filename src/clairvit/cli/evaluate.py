@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from clairvit.cli import options
+from clairvit.cli.known import Known
 from clairvit.cli.paper import line, progress
 from clairvit.cli.report import end, print_json
 from clairvit.cli.request import load, read_targets
@@ -19,12 +20,8 @@ from clairvit.cli.work import Failure, Place, file_name, find, place
 from clairvit.errors import BadInput
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from clairvit.metrics.metric import Asked
     from clairvit.metrics.score import Score
-    from clairvit.models.images import Batch
-    from clairvit.models.model import Model
 
 TABLES = (".json", ".csv")
 EXAMPLES = """[bold]Examples[/bold]
@@ -34,6 +31,8 @@ clairvit evaluate demo
 clairvit evaluate photos/ --method legrad,rollout --metric 'deletion,insertion(removal=blur)' --out scores/
 
 clairvit evaluate photos/ --masks masks/ --metric iou,pointing-game --out scores.csv
+
+clairvit evaluate images/ --masks trimaps/ --mask-kind trimap --truth folders --target label --metric ap,faf
 """
 
 
@@ -48,7 +47,29 @@ def evaluate(
     masks: Annotated[
         str | None,
         typer.Option(
-            metavar="DIR", help="A folder with a mask for each image, 'cat.png' for 'cat.jpg': not zero is the object."
+            metavar="DIR|mask-rcnn",
+            help="A folder with a mask for each image, 'cat.png' for 'cat.jpg', or mask-rcnn to find objects.",
+            rich_help_panel="What is known",
+        ),
+    ] = None,
+    mask_kind: Annotated[
+        str,
+        typer.Option(
+            metavar="nonzero|trimap|voc",
+            help="What the object is: not zero; 1 of a trimap (Oxford-IIIT Pet); neither 0 nor 255 (Pascal VOC).",
+            rich_help_panel="What is known",
+        ),
+    ] = "nonzero",
+    weights: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Mask R-CNN's weights, else from the hub.", rich_help_panel="What is known"),
+    ] = None,
+    truth: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE|folders",
+            help="True classes: a CSV with the columns image, class (and other), or the folders' names.",
+            rich_help_panel="What is known",
         ),
     ] = None,
     model: options.ModelName = "pets",
@@ -62,10 +83,18 @@ def evaluate(
             "--target",
             "-t",
             metavar="CLASS",
-            help="A class name (or its unique beginning) or number; default: what is predicted for each image.",
+            help="A class name (or its unique beginning) or number, or 'label' with --truth; default: the prediction.",
             rich_help_panel="What is explained",
         ),
     ] = None,
+    maps: Annotated[
+        str,
+        typer.Option(
+            metavar="raw|abs|relu|min-max|over-largest",
+            help="What is done to each map before it is scored.",
+            rich_help_panel="What is explained",
+        ),
+    ] = "raw",
     seed: options.Seed = 0,
     autocast: options.Autocast = None,
     out: Annotated[
@@ -83,38 +112,42 @@ def evaluate(
     batch_size: options.BatchSize = None,
 ) -> None:
     import clairvit as cv
+    from clairvit.metrics.case import check_shape
     from clairvit.perturb.batch import check_pace
 
     methods, metrics = wanted_methods(method), wanted_metrics(metric)  # refused, if misspelt, before a model is loaded
-    folder = check_masks(masks, metrics)
+    known = Known(masks, mask_kind, weights, truth)
+    known.check(metrics, target)
+    check_shape(maps)
     check_pace(batch_size, autocast)
     where = place(out, check_table)
     found, failures = find(images)
     net = load(model, arch, no_pretrained, labels, device)
-    aims = read_targets([target] if target is not None else None, None, net)
+    album = known.album(found, net, by_label=target == "label")
+    aims: list[Any] = ["label"] if target == "label" else read_targets([target] if target else None, None, net)
     if len(aims) > 1:
         raise BadInput(f"--target {target} names {len(aims)} classes; expected one, by which every image is scored.")
-    read = read_all(found, net, folder, failures)
-    if read is None:
-        if as_json:
-            print_json("evaluate", [], failures)
-        end([], failures, "scored")
-        return
     with progress(f"{len(methods)} methods, {len(metrics)} metrics", 1, hidden=as_json or quiet):
         scores = cv.evaluate(
             net,
-            read.batch,
+            album.images,
             methods,
             [one.text for one in metrics],
-            masks=read.masks,
             target=aims[0] if aims else None,
+            maps=maps,
+            failed=lambda image, error: failures.append(Failure(image, str(error))),
             seed=seed,
             batch_size=batch_size,
             autocast=autocast,
         )
     assert isinstance(scores, Mapping)  # a list of methods gives all of them
+    if not scores:
+        if as_json:
+            print_json("evaluate", [], failures)
+        end([], failures, "scored")
+        return
     rows = by_metric(scores)
-    content = document(rows, methods, target, read.unmasked, failures)
+    content = document(rows, methods, target, scores.unmasked, failures) | {"foreground": album.detected}
     files = write(where, rows, content)
     if as_json:
         from clairvit.show.save import dumps
@@ -122,11 +155,11 @@ def evaluate(
         print(dumps({**content, "files": [str(file) for file in files]}))
     elif not quiet:
         print_scores(rows, methods)
-        for note in notes(rows, read.unmasked, folder):
+        for note in notes(rows, scores.unmasked, masks, album.detected):
             line(f"Note: {note}")
         for file in files:
             line(f"Wrote {file}")
-    end(read.batch.names, failures, "scored")
+    end(content["images"], failures, "scored")
 
 
 evaluate.__doc__ = f"Score methods by metrics, with how sure one may be and what luck would score.\n\n{EXAMPLES}"
@@ -150,21 +183,6 @@ def wanted_metrics(text: str) -> list[Asked]:
     return list({asked.text: asked for asked in map(ask, split_methods(text))}.values())
 
 
-def check_masks(masks: str | None, metrics: Sequence[Asked]) -> Path | None:
-    """The folder, if masks are needed or given."""
-    if masks is None:
-        for asked in metrics:
-            if "masks" in asked.metric.needs:
-                raise BadInput(
-                    f"'{asked.metric.name}' compares maps with masks, and none were given; expected a folder with a "
-                    "mask for each image: --masks DIR."
-                )
-        return None
-    if not Path(masks).is_dir():
-        raise BadInput(f"--masks {masks} is not a folder; expected one with 'cat.png' for the image 'cat.jpg'.")
-    return Path(masks)
-
-
 def check_table(path: Path) -> None:
     """'scores.json' and 'scores.csv' are files of scores."""
     if path.suffix.lower() not in TABLES:
@@ -174,51 +192,22 @@ def check_table(path: Path) -> None:
         )
 
 
-@dataclass(frozen=True, eq=False)
-class Read:
-    """All images that could be read, as the model takes them."""
-
-    batch: Batch
-    masks: Tensor | None  # bool [B, H, W]
-    unmasked: tuple[str, ...]  # images without a mask; theirs is empty
-
-
-def read_all(images: Sequence[str], model: Model, folder: Path | None, failures: list[Failure]) -> Read | None:
-    """Images and masks; what cannot be read is added to `failures`, and None means that nothing is left."""
-    import torch
-
-    from clairvit.models.images import Batch, prepare, read_image
-    from clairvit.models.masks import prepare_mask, read_mask
-
-    pixels, masks, names, unmasked = [], [], [], []
-    for image in images:
-        try:
-            picture = read_image(image)
-            seen = prepare([picture], model).pixels
-            if folder is not None:
-                file = folder / f"{Path(image).stem}.png"
-                if file.exists():
-                    masks.append(prepare_mask(read_mask(file, picture.size), model.preprocess))
-                else:
-                    masks.append(torch.zeros(seen.shape[-2:], dtype=torch.bool))
-                    unmasked.append(image)
-        except BadInput as error:
-            failures.append(Failure(image, str(error)))
-            continue
-        pixels.append(seen)
-        names.append(image)
-    if not names:
-        return None
-    batch = Batch(torch.cat(pixels), tuple(names))
-    return Read(batch, torch.stack(masks) if masks else None, tuple(unmasked))
-
-
-def notes(rows: Mapping[str, Mapping[str, Score]], unmasked: Sequence[str], folder: Path | None) -> list[str]:
+def notes(
+    rows: Mapping[str, Mapping[str, Score]],
+    unmasked: Sequence[str],
+    masks: str | None,
+    detected: Mapping[str, Sequence[tuple[str, float]]],
+) -> list[str]:
     """What a reader of the table must know, each said once."""
     found: list[str] = []
     if unmasked:
         some = ", ".join(unmasked[:3]) + (", …" if len(unmasked) > 3 else "")
-        found.append(f"{len(unmasked)} without a mask in {folder}, so without a score by masks: {some}.")
+        found.append(f"{len(unmasked)} without a mask in {masks}, so without a score by masks: {some}.")
+    if detected:
+        seen = Counter(name for classes in detected.values() for name in {name for name, _ in classes})
+        listed = ", ".join(f"{name} ({count})" for name, count in seen.most_common(8)) or "nothing"
+        nothing = sum(not classes for classes in detected.values())
+        found.append(f"Foreground found in the images: {listed}; none in {nothing}, which have no score by masks.")
     for scores in rows.values():
         for score in scores.values():
             found += score.notes

@@ -10,7 +10,7 @@ import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +19,7 @@ from torch import Tensor
 from clairvit.errors import BadInput
 from clairvit.methods.bind import Bound
 from clairvit.methods.together import record_for, run_all
+from clairvit.metrics.threshold import min_max
 from clairvit.models.model import Model
 from clairvit.models.target import SCORES, Target
 from clairvit.perturb.aside import Aside
@@ -29,6 +30,7 @@ from clairvit.trace.trace import Trace
 
 Upsampling = Literal["nearest", "bilinear", "bicubic"]
 ScoreKind = Literal["prob", "logit", "logprob"]
+MapShape = Literal["raw", "abs", "relu", "min-max", "over-largest"]
 
 
 @dataclass(eq=False)
@@ -40,7 +42,9 @@ class Case:
     raw: tuple[Tensor, ...]  # M maps [B, rows, cols], on the patches or finer
     masks: Tensor | None = None  # bool [B, H, W] where the object is
     void: Tensor | None = None  # bool [B, H, W] pixels that count nowhere
-    labels: tuple[int, ...] | None = None  # the true classes
+    labels: tuple[int | None, ...] | None = None  # the true classes
+    others: tuple[int | None, ...] | None = None  # classes of other objects in the images
+    shape: str = "raw"  # what is done to each map first; `raw` holds the result
     seed: int = 0
     aside: Aside = field(default_factory=Aside)
 
@@ -158,7 +162,7 @@ class Case:
             if result.error is not None:
                 raise result.error
             assert result.maps is not None
-            maps.append(_on_grid(result.maps.double(), grid))
+            maps.append(_on_grid(shaped(result.maps.double(), self.shape), grid))
         return torch.stack(maps)
 
     def logits_of(self, pixels: Tensor) -> Tensor:
@@ -181,6 +185,26 @@ class Case:
                 "(or --masks DIR)."
             )
         return self.masks
+
+
+def shaped(maps: Tensor, shape: str) -> Tensor:
+    """[B, rows, cols], image by image: as it is, |a|, max(a, 0), to 0…1, or over the largest |a|."""
+    check_shape(shape)
+    if shape == "abs":
+        return maps.abs()
+    if shape == "relu":
+        return maps.clamp(min=0)
+    if shape == "min-max":
+        return min_max(maps)
+    if shape == "over-largest":
+        largest = maps.abs().amax((1, 2), keepdim=True)
+        return maps / torch.where(largest == 0, torch.ones_like(largest), largest)
+    return maps
+
+
+def check_shape(shape: str) -> None:
+    if shape not in get_args(MapShape):
+        raise BadInput(f"maps={shape} was given; expected one of {', '.join(get_args(MapShape))}.")
 
 
 def constant(maps: Tensor) -> Tensor:

@@ -2,49 +2,52 @@
 
 from __future__ import annotations
 
-import math
-import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from clairvit.data.album import Album, Failed, Part, album_of, parts
 from clairvit.errors import BadInput
 from clairvit.methods.bind import Bound, bind
-from clairvit.methods.explanation import Cost, Explanation
+from clairvit.methods.explanation import Explanation
+from clairvit.methods.run import Result
 from clairvit.methods.together import record_for, run_all
-from clairvit.metrics.case import Case
-from clairvit.metrics.metric import Asked, Measured, ask
-from clairvit.metrics.score import Curve, Score
-from clairvit.models.images import Batch, prepare
+from clairvit.metrics.case import Case, shaped
+from clairvit.metrics.gallery import Gallery
+from clairvit.metrics.metric import Asked, ask
+from clairvit.metrics.score import Score
+from clairvit.metrics.table import BASELINES, Scores, Table
 from clairvit.models.model import Model
-from clairvit.models.target import Target, resolve
+from clairvit.models.target import Target, find_class, resolve
+from clairvit.perturb.aside import Aside
 from clairvit.perturb.batch import pace
+from clairvit.perturb.watch import telling
 from clairvit.trace.guest import own_grad_mode
 from clairvit.trace.recording import Recording
 from clairvit.trace.trace import follow
 
-BASELINES = ("random", "center")
 AT_ONCE = 8  # images
+LABEL = "label"  # as a target: the true class
 
 
-class Scores(dict[tuple[str, str], Score]):
-    """(method, metric) -> Score; both canonical."""
+@dataclass(frozen=True, eq=False)
+class _Request:
+    """What `evaluate` was asked, settled."""
 
-
-@dataclass(eq=False)
-class _Row:
-    """What is known of one method and metric so far."""
-
-    values: list[Tensor]
-    degenerate: list[Tensor]
-    lines: list[Tensor]
-    counts: list[Tensor]
-    x: Tensor | None = None
-    meaning: str = ""
-    cost: Cost = field(default_factory=Cost)
+    model: Model
+    album: Album
+    bounds: tuple[Bound, ...]
+    asked: tuple[Asked, ...]
+    given: Explanation | None
+    target: Any
+    shape: str
+    luck: tuple[str, ...]  # baselines that are scored beside the methods
+    skip: bool
+    failed: Failed | None
+    seed: int
 
 
 def evaluate(
@@ -54,8 +57,14 @@ def evaluate(
     metric: str | Sequence[str] = "deletion",
     *,
     masks: Any = None,
-    labels: Sequence[int] | None = None,
+    mask_kind: str = "nonzero",
+    labels: Sequence[int | str | None] | None = None,
+    others: Sequence[int | str | None] | None = None,
     target: Any = None,
+    maps: str = "raw",
+    baselines: bool = True,
+    skip: bool = False,
+    failed: Failed | None = None,
     seed: int = 0,
     batch_size: int | None = None,
     autocast: str | None = None,
@@ -66,20 +75,39 @@ def evaluate(
     cv.evaluate(model, images, "legrad", metric="deletion")              # Score: .values [B], .mean, .interval
     cv.evaluate(model, images, ex, metric="sparseness")                  # maps that are there already
     cv.evaluate(model, images, ["legrad", "rollout"], ["deletion", "insertion"])     # Scores: {(method, metric): Score}
+    cv.evaluate(model, paths, "legrad", "iou", masks=paths_of_masks, mask_kind="trimap")
+
+    Images are read a few at a time. `masks`: bool [N, H, W] as the model sees the images, or a path, picture or array
+    of the whole image for each. `labels` are the true classes (target="label" scores by them), `others` classes of
+    other objects in the images. `maps` is what is done to each map first: raw, abs, relu, min-max or over-largest.
+    `baselines` scores a random and a centred map on the same images. `skip=True` leaves out methods that do not fit
+    the model (`.skipped` says why), and `failed(name, error)` is told of images that cannot be read.
     """
     alone = isinstance(metric, str) and not isinstance(explanation, list | tuple)
     asked = [ask(metric, **options)] if isinstance(metric, str) else _settled(metric, options)
     given = explanation if isinstance(explanation, Explanation) else None
     names = [explanation.method] if isinstance(explanation, Explanation) else explanation
     bounds = [bind(name) for name in ([names] if isinstance(names, str) else names)]
-    batch = prepare(images, model)
-    if given is not None and len(given) != len(batch):
-        raise BadInput(f"The explanation has {len(given)} maps and {len(batch)} images were given; expected as many.")
-    where = None if masks is None else _checked_masks(masks, batch)
-    bounds = list({bound.text: bound for bound in bounds}.values())  # what is named twice is done once
-    asked = list({one.text: one for one in asked}.values())
+    album = album_of(images, model, masks=masks, mask_kind=mask_kind, labels=labels, others=others)
+    if given is not None and len(given) != len(album):
+        raise BadInput(f"The explanation has {len(given)} maps and {len(album)} images were given; expected as many.")
+    request = _Request(
+        model,
+        album,
+        tuple({bound.text: bound for bound in bounds}.values()),  # what is named twice is done once
+        tuple({one.text: one for one in asked}.values()),
+        given,
+        target,
+        maps,
+        BASELINES if baselines else (),
+        skip,
+        failed,
+        seed,
+    )
     with pace(batch_size, autocast):
-        found = _evaluated(model, batch, bounds, asked, given, where, labels, target, seed)
+        found = _evaluated(request)
+    if alone and not found:
+        raise BadInput("None of the images could be read; expected at least one that can.")
     return next(iter(found.values())) if alone else found
 
 
@@ -99,158 +127,127 @@ def _settled(texts: Sequence[str], options: Mapping[str, Any]) -> list[Asked]:
     ]
 
 
-def _checked_masks(masks: Any, batch: Batch) -> Tensor:
-    """bool [N, H, W], as the model sees the images: cut and resized as they were."""
-    found = torch.as_tensor(masks)
-    expected = (len(batch), *batch.pixels.shape[-2:])
-    if tuple(found.shape) != expected:
-        raise BadInput(
-            f"masks have shape {list(found.shape)} for {len(batch)} images of {expected[1]} × {expected[2]} pixels "
-            f"as the model sees them; expected {list(expected)}, resized and cropped as the images are."
-        )
-    return found.to(batch.pixels.device) > 0
-
-
 @own_grad_mode()
-def _evaluated(
-    model: Model,
-    batch: Batch,
-    bounds: list[Bound],
-    asked: list[Asked],
-    given: Explanation | None,
-    masks: Tensor | None,
-    labels: Sequence[int] | None,
-    target: Any,
-    seed: int,
-) -> Scores:
-    """Batch by batch, so that memory stays flat whatever the number of images."""
-    every = (*bounds, *(bind(name) for name in BASELINES if name not in {bound.text for bound in bounds}))
-    table = {(bound.text, one.text): _Row([], [], [], []) for bound in every for one in asked}
-    notes: list[str] = []
-    for start in range(0, len(batch), AT_ONCE):
-        rows = range(start, min(start + AT_ONCE, len(batch)))
-        part = slice(rows.start, rows.stop)
-        recording = record_for(every, model, batch.pixels[part])
-        goal = _targets(recording, model, given, target, labels, rows)
-        made = run_all(every, recording, [goal], seed=seed)
-        raw = _maps(every, made, given, part)
-        case = Case(
-            trace=follow(recording, goal, None),
-            bounds=every,
-            raw=raw,
-            masks=None if masks is None else masks[part],
-            labels=None if labels is None else tuple(labels[part]),
-            seed=seed,
+def _evaluated(request: _Request) -> Scores:
+    """A few images at a time, so that memory stays flat whatever their number."""
+    named = {bound.text for bound in request.bounds}
+    every = (*request.bounds, *(bind(name) for name in request.luck if name not in named))
+    table = Table(request.model.name, request.seed, _settings(request))
+    single = [one for one in request.asked if one.metric.scope == "image"]
+    rows: list[int] = []
+    logits: list[Tensor] = []
+    labels: list[int | None] = []
+    with telling("images", len(request.album)) as tell:
+        for part in parts(request.album, request.model, AT_ONCE, request.failed):
+            recording = record_for(every, request.model, part.pixels)
+            goal = _targets(recording, part, request)
+            if single:
+                made = run_all(every, recording, [goal], seed=request.seed)
+                every = _fitting(every, made, request, table)
+                case = _case(request, part, recording, goal, every, made)
+                for one in single:
+                    table.measure(case, one)
+            rows += part.rows
+            logits.append(recording.logits.detach().cpu())
+            labels += _numbers(part.labels, recording, request.model) or [None] * len(part.rows)
+            table.names += part.names
+            table.unmasked += part.unmasked
+            tell(len(part.rows))
+    if not rows:
+        return Scores()  # `failed` was told why
+    if len(single) < len(request.asked):
+        known = tuple(labels) if request.album.has_labels else None
+        shelf = Gallery(
+            request.model, request.album, every, tuple(rows), torch.cat(logits), known, request.seed, Aside()
         )
-        for one in asked:
-            _measure(case, one, table)
-        notes += [note for note in case.aside.notes if note not in notes]
-    return _scores(model, batch, bounds, every, asked, table, seed, tuple(notes))
+        for one in request.asked:
+            if one.metric.scope == "set":
+                table.measure_set(shelf, one)
+    return table.scores(request.bounds, request.asked, every, request.luck)
 
 
-def _targets(
+def _settings(request: _Request) -> dict[str, Any]:
+    """What every score depends on beside the options of its metric."""
+    target = "predicted" if request.target is None and request.given is None else "given"
+    return {
+        "target": LABEL if isinstance(request.target, str) and request.target == LABEL else target,
+        "maps": request.shape,
+    }
+
+
+def _fitting(
+    every: tuple[Bound, ...], made: Mapping[str, list[Result]], request: _Request, table: Table
+) -> tuple[Bound, ...]:
+    """The methods that fit the model; at the first images others are left out, if that was asked for."""
+    found = []
+    for bound in every:
+        error = made[bound.text][0].error
+        if error is None or (request.given is not None and bound.text == request.given.method):
+            found.append(bound)
+        elif not request.skip or table.names:
+            raise error
+        else:
+            table.skipped[bound.text] = str(error)
+    return tuple(found)
+
+
+def _case(
+    request: _Request,
+    part: Part,
     recording: Recording,
-    model: Model,
-    given: Explanation | None,
-    target: Any,
-    labels: Sequence[int] | None,
-    rows: range,
-) -> Target:
-    """What is scored: the class that was explained, what the caller names, "label", or the prediction."""
-    logits = recording.logits.detach()
-    spec: Any = target
-    if given is not None and target is None:
-        spec = [given.classes[i] for i in rows]
+    goal: Target,
+    every: tuple[Bound, ...],
+    made: Mapping[str, list[Result]],
+) -> Case:
+    def maps(bound: Bound) -> Tensor:
+        if request.given is not None and bound.text == request.given.method:
+            return request.given.maps[list(part.rows)]
+        found = made[bound.text][0].maps
+        assert found is not None
+        return found.detach()
+
+    labels, others = (_numbers(given, recording, request.model) for given in (part.labels, part.others))
+    return Case(
+        trace=follow(recording, goal, None),
+        bounds=every,
+        raw=tuple(shaped(maps(bound), request.shape) for bound in every),
+        masks=part.masks,
+        void=part.void,
+        labels=None if labels is None else tuple(labels),
+        others=None if others is None else tuple(others),
+        shape=request.shape,
+        seed=request.seed,
+    )
+
+
+def _numbers(given: Sequence[int | str | None] | None, recording: Recording, model: Model) -> list[int | None] | None:
+    """Classes, which may be named, as numbers."""
+    if given is None:
+        return None
+    count = recording.logits.shape[-1]
+    return [None if one is None else find_class(one, model.labels, count) for one in given]
+
+
+def _targets(recording: Recording, part: Part, request: _Request) -> Target:
+    """What is scored: the class that was explained, what the caller names, the true class, or the prediction."""
+    logits, spec = recording.logits.detach(), request.target
+    if request.given is not None and spec is None:
+        spec = [request.given.classes[row] for row in part.rows]
         if None in spec:
             raise BadInput(
                 "The explanation's target is no class (a contrast or a function); expected one to score by. "
                 "Pass target= as it was explained."
             )
-    elif isinstance(target, str) and target == "label":
-        if labels is None:
+    elif isinstance(spec, str) and spec == LABEL:
+        spec = _numbers(part.labels, recording, request.model)
+        if spec is None or None in spec:
             raise BadInput(
-                "target='label' was given without labels; expected labels=[…], the true class of each image."
+                "target='label' was given without labels for all images; expected labels=[…], the true class of each "
+                "image (--truth FILE)."
             )
-        spec = [labels[i] for i in rows]
-    elif isinstance(target, list | tuple):
-        spec = [target[i] for i in rows]
-    (goal,) = resolve(spec, logits, model.labels, classifier=model.classifier)
+    elif isinstance(spec, list | tuple):
+        if len(spec) != len(request.album):
+            raise BadInput(f"{len(spec)} targets were given for {len(request.album)} images; expected one for each.")
+        spec = [spec[row] for row in part.rows]
+    (goal,) = resolve(spec, logits, request.model.labels, classifier=request.model.classifier)
     return goal
-
-
-def _maps(
-    bounds: Sequence[Bound], made: Mapping[str, Any], given: Explanation | None, part: slice
-) -> tuple[Tensor, ...]:
-    found = []
-    for bound in bounds:
-        if given is not None and bound.text == given.method:
-            found.append(given.maps[part])
-            continue
-        (result,) = made[bound.text]
-        if result.error is not None:
-            raise result.error
-        found.append(result.maps.detach())
-    return tuple(found)
-
-
-def _measure(case: Case, one: Asked, table: dict[tuple[str, str], _Row]) -> None:
-    """Ask the metric, keep what it says; invalid maps have no score, and what it spent is shared by the methods."""
-    recording, started = case.trace.recording, time.perf_counter()
-    before = recording.forwards, recording.backwards
-    said = one(case)
-    measured = said if isinstance(said, Measured) else Measured(said)
-    values = measured.values.masked_fill(case.invalid, math.nan)
-    count = len(case.bounds)
-    cost = Cost(
-        math.ceil((recording.forwards - before[0]) / count),
-        math.ceil((recording.backwards - before[1]) / count),
-        (time.perf_counter() - started) / count,
-    )
-    for place, bound in enumerate(case.bounds):
-        row = table[bound.text, one.text]
-        row.values.append(values[place])
-        row.degenerate.append(case.degenerate[place])
-        row.cost = replace(cost, seconds=row.cost.seconds + cost.seconds)
-        row.x, row.meaning = measured.x, measured.meaning
-        if measured.y is not None:
-            row.lines.append(measured.y[place])
-        if measured.counts is not None:
-            row.counts.append(measured.counts[place])
-
-
-def _scores(
-    model: Model,
-    batch: Batch,
-    bounds: Sequence[Bound],
-    every: Sequence[Bound],
-    asked: Sequence[Asked],
-    table: Mapping[tuple[str, str], _Row],
-    seed: int,
-    notes: tuple[str, ...],
-) -> Scores:
-    found = Scores()
-    for one in asked:
-        made: dict[str, Score] = {}
-        for bound in every:
-            row = table[bound.text, one.text]
-            curve = None if row.x is None else Curve(row.x, torch.cat(row.lines), row.meaning)
-            made[bound.text] = Score(
-                metric=one.text,
-                method=bound.text,
-                values=torch.cat(row.values),
-                better=one.better,
-                span=one.metric.span,
-                degenerate=torch.cat(row.degenerate),
-                names=batch.names,
-                model=model.name,
-                settings=dict(one.options),
-                seed=seed,
-                cost=row.cost,
-                curve=curve,
-                notes=notes,
-                counts=torch.cat(row.counts) if row.counts else None,
-            )
-        luck = {name: made[name] for name in BASELINES}
-        for bound in bounds:
-            found[bound.text, one.text] = replace(made[bound.text], baselines=luck)
-    return found

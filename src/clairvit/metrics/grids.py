@@ -1,118 +1,130 @@
-"""Several classes in one image: does a method tell them apart? Grids of images, and images with two objects.
-
-grid_pointing_game(model, images, classes, "legrad", n=2)            # n · n images make a grid; a value for each
-class_contrast(model, images, classes, others, masks, "legrad")      # masks of the objects of `classes`
-
-Both build or need their own images, so that they are functions beside `evaluate` and not metrics inside it.
-"""
+"""Several classes in one image: does a method tell them apart? Grids of images, and images with two objects."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any
+import math
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from clairvit.errors import BadInput
-from clairvit.methods.bind import bind
-from clairvit.methods.explain import compare
-from clairvit.methods.explanation import Cost, Explanation
-from clairvit.metrics.case import constant
-from clairvit.metrics.evaluate import BASELINES
-from clairvit.metrics.score import Score
-from clairvit.models.images import prepare
-from clairvit.models.model import Model
+from clairvit.methods.explanation import Cost
+from clairvit.metrics.case import Case
+from clairvit.metrics.gallery import Gallery
+from clairvit.metrics.metric import Measured, metric
+from clairvit.metrics.randomisation import elsewhere
+from clairvit.perturb.watch import told
+
+GRIDS = 500  # as in the paper
 
 
+@metric(
+    "grid-pointing-game",
+    family="localisation",
+    better="higher",
+    span=(0, 1),
+    paper="Böhle et al., CVPR 2021",
+    needs=("methods",),
+    scope="set",
+    cost=lambda **_: Cost(1),
+    presets={"bohle": {"smooth": 15, "empty": "zero"}},
+    discrepancies="The authors blur maps by 15 pixels and count a map without any positive value as 0 "
+    "(`preset=bohle`); here it has no score. Their grids are n times as large as an image, which position embeddings "
+    "of a ViT do not take: here each image is shrunk to its cell.",
+    undefined="images that are in no grid, because the model is not sure of them or too few classes are left",
+)
 def grid_pointing_game(
-    model: Model, images: Any, classes: Sequence[Any], method: str = "legrad", n: int = 2, *, seed: int = 0
-) -> Score:
-    """sum of relu(map of c) in the cell of class c / sum of relu(map of c), on grids of n × n images (Böhle, 2021).
+    gallery: Gallery, n: int = 2, sure: float = 0.5, grids: int = GRIDS, smooth: int = 0, empty: str = "none"
+) -> Measured:
+    """sum of relu(map of c) in the cell of class c / sum of relu(map of c), on grids of n × n images of n² classes.
 
-    Images are taken n² at a time in the order given, shrunk and put side by side, so that the grid is as large as one
-    image. Each class of a grid is explained; a method that does not look at the class scores 1/n² in the mean, exactly.
-    Give images that the model is sure of, of different classes; a note says how many it still sees in the grids. Maps
-    are not smoothed (the authors blur by 15 pixels); one without any positive value has no score (theirs: 0).
+    Images that the model is sure of (probability above `sure`, and right where labels are given) are taken by falling
+    probability, each into the first grid without its class, shrunk and put side by side, so that a grid is as large as
+    one image. Each class of a grid is explained; an image's score is that of its cell. A method that does not look at
+    the class scores 1/n² in the mean, exactly. `smooth` blurs maps by so many pixels; a map without positive value has
+    no score, or 0 with `empty=zero`. A note says how many of the classes the model still sees in the grids.
     """
-    batch = prepare(images, model)
-    cells = n * n
-    _check_grids(len(batch), classes, n)
-    size = (int(batch.pixels.shape[-2]), int(batch.pixels.shape[-1]))
-    inside = cell_masks(size, n)  # bool [n², H, W]
-    names = _with_luck(method)
-    made: dict[str, list[Explanation]] = {name: [] for name in names}
-    for start in range(0, len(batch), cells):
-        grid = side_by_side(batch.pixels[start : start + cells], n)
-        for name, ex in compare(model, grid, names, list(classes[start : start + cells]), seed=seed).items():
-            made[name].append(ex)
-    seen = sum(_among_the_first(ex, cells) for ex in made[names[0]])
-    note = f"{seen} of the {len(batch)} classes are among the first {cells} that the model sees in their grid"
-    found = [
-        Score(
-            metric="grid-pointing-game",
-            method=name,
-            values=torch.cat([share_inside(ex.maps, inside) for ex in grids]),
-            better="higher",
-            span=(0, 1),
-            degenerate=torch.cat([constant(ex.maps) for ex in grids]),
-            names=batch.names,
-            model=model.name,
-            settings={"n": n},
-            seed=seed,
-            cost=sum((ex.cost for ex in grids), Cost()),
-            notes=(note,),
+    if n < 2 or grids < 1 or smooth < 0 or empty not in ("none", "zero"):
+        raise BadInput(
+            f"n={n}, grids={grids}, smooth={smooth}, empty={empty} were given; expected n=2 or more images in a row, "
+            "1 or more grids, smooth=0 or more pixels, and empty=none or zero."
         )
-        for name, grids in made.items()
-    ]
-    return _beside_luck(found)
+    classes, chosen = _grids(gallery, n, sure)
+    if not chosen:
+        raise BadInput(
+            f"No grid of {n} × {n} images of different classes can be made of these {len(gallery)} images with "
+            f"probability above {sure:g}; expected at least {n * n} such images. Give more, or a smaller sure=."
+        )
+    values = torch.full((len(gallery.bounds), len(gallery)), math.nan, dtype=torch.float64)
+    seen = 0
+    for places in told(chosen[:grids], "grid-pointing-game"):
+        own = [classes[place] for place in places]
+        grid = side_by_side(gallery.pixels(places), n)
+        maps, logits = gallery.explained(grid, own)
+        inside = cell_masks((int(grid.shape[-2]), int(grid.shape[-1])), n)
+        for method, found in enumerate(maps):
+            share = share_inside(found, inside, smooth)
+            nothing = (found <= 0).flatten(1).all(1) & (empty == "zero")
+            values[method, places] = share.masked_fill(nothing, 0).cpu()
+        first = logits.topk(min(n * n, len(logits))).indices.tolist()
+        seen += sum(one in first for one in own)
+    count = min(len(chosen), grids)
+    gallery.aside.note(
+        f"grid-pointing-game: {count} grid{'s' * (count != 1)} of {len(gallery)} images; {seen} of the {count * n * n} "
+        f"classes are among the first {n * n} that the model sees in their grid"
+    )
+    return Measured(values)
 
 
-def class_contrast(
-    model: Model,
-    images: Any,
-    classes: Sequence[Any],
-    others: Sequence[Any],
-    masks: Tensor,
-    method: str = "legrad",
-    *,
-    seed: int = 0,
-) -> Score:
+def _grids(gallery: Gallery, n: int, sure: float) -> tuple[list[int], list[list[int]]]:
+    """The class of each image, and the places of the n² images of each full grid."""
+    chances = gallery.logits.double().softmax(1)
+    most, predicted = chances.max(1)
+    classes: list[int] = predicted.tolist()
+    truth = gallery.labels or classes
+    fit = [place for place in range(len(gallery)) if float(most[place]) > sure and truth[place] == classes[place]]
+    fit.sort(key=lambda place: -float(most[place]))
+    open_grids: list[list[int]] = []
+    for place in fit:
+        for grid in open_grids:
+            if len(grid) < n * n and classes[place] not in {classes[other] for other in grid}:
+                grid.append(place)
+                break
+        else:
+            open_grids.append([place])
+    return classes, [grid for grid in open_grids if len(grid) == n * n]
+
+
+@metric(
+    "class-contrast",
+    family="localisation",
+    better="higher",
+    span=(-1, 1),
+    paper="SkipPLUS; CMI report",
+    needs=("masks", "others", "methods"),
+    cost=lambda **_: Cost(1),
+    undefined="images in which no other class is named",
+)
+def class_contrast(case: Case) -> Tensor:
     """share of relu(map of c) on the object of c − that of another class's map: 0 if the class makes no difference.
 
-    `others` are classes of other objects in the same images, `masks` bool [B, H, W] the objects of `classes`, as the
-    model sees the images. 1: each map lies wholly on its own object; −1: they are swapped.
+    The masks are of the objects of the target class; `others` names the class of another object in each image, and an
+    image without one has no score. 1: each map lies wholly on its own object; −1: they are swapped.
     """
-    batch = prepare(images, model)
-    expected = (len(batch), *batch.pixels.shape[-2:])
-    if tuple(masks.shape) != expected or not len(classes) == len(others) == len(batch):
+    masks = case.needed_masks()
+    if case.others is None:
         raise BadInput(
-            f"masks of shape {list(masks.shape)}, {len(classes)} classes and {len(others)} others were given; expected "
-            f"masks of shape {list(expected)} and a class and another one for each of the {len(batch)} images."
+            "class-contrast compares the maps of two objects in one image, and the other classes were not given; "
+            "expected others=[…], a class or None for each image (--truth FILE with a column 'other')."
         )
-    names = _with_luck(method)
-    own, swapped = (compare(model, batch, names, list(goal), seed=seed) for goal in (classes, others))
-    inside = (masks > 0).to(batch.pixels.device)
-    values = {name: share_inside(own[name].maps, inside) - share_inside(swapped[name].maps, inside) for name in names}
-    values = {name: one.masked_fill(~inside.flatten(1).any(1), torch.nan) for name, one in values.items()}
-    found = [
-        Score(
-            metric="class-contrast",
-            method=name,
-            values=values[name],
-            better="higher",
-            span=(-1, 1),
-            degenerate=constant(own[name].maps) | constant(swapped[name].maps),
-            names=batch.names,
-            model=model.name,
-            seed=seed,
-            cost=own[name].cost + swapped[name].cost,
-        )
-        for name in names
-    ]
-    return _beside_luck(found)
+    alone = torch.tensor([one is None for one in case.others], device=masks.device)
+    instead = [own if one is None else one for own, one in zip(case.target.classes, case.others, strict=True)]
+    if None in instead:
+        raise BadInput("class-contrast was asked of a target that is no class; expected one: target='label', say.")
+    maps = case.explained_again(case.trace.pixels, target=elsewhere(case, [one for one in instead if one is not None]))
+    own, swapped = (torch.stack([share_inside(one, masks) for one in both]) for both in (case.maps, maps))
+    return (own - swapped).masked_fill(alone | ~masks.flatten(1).any(1), math.nan)
 
 
 def side_by_side(pixels: Tensor, n: int) -> Tensor:
@@ -140,45 +152,19 @@ def cell_masks(size: tuple[int, int], n: int) -> Tensor:
     return found
 
 
-def share_inside(maps: Tensor, inside: Tensor) -> Tensor:
-    """[B, rows, cols] and bool [B, H, W] -> [B]: the positive relevance that is inside; NaN where there is none."""
+def share_inside(maps: Tensor, inside: Tensor, smooth: int = 0) -> Tensor:
+    """[B, rows, cols] and bool [B, H, W] -> [B]: the positive relevance that is inside; NaN where there is none.
+
+    `smooth` takes the mean over squares of so many pixels first.
+    """
     size = (int(inside.shape[-2]), int(inside.shape[-1]))
-    positive = F.interpolate(maps[:, None].double(), size, mode="nearest-exact")[:, 0].clamp(min=0)
+    fine = F.interpolate(maps[:, None].double(), size, mode="nearest-exact")
+    if smooth > 1:
+        fine = F.avg_pool2d(fine, smooth | 1, stride=1, padding=smooth // 2)
+    positive = fine[:, 0].clamp(min=0)
     share = (positive * inside.to(positive.device)).sum((1, 2)) / positive.sum((1, 2))
     return share.masked_fill(~maps.isfinite().flatten(1).all(1), torch.nan)
 
 
 def _edges(length: int, n: int) -> list[int]:
     return [round(k * length / n) for k in range(n + 1)]
-
-
-def _check_grids(count: int, classes: Sequence[Any], n: int) -> None:
-    if n < 2:
-        raise BadInput(f"n={n} was given; expected 2 or more images in a row, such as n=2.")
-    cells = n * n
-    if count == 0 or count % cells or len(classes) != count:
-        raise BadInput(
-            f"{count} images and {len(classes)} classes were given for n={n}; expected a multiple of {cells} images "
-            "and a class for each."
-        )
-    for start in range(0, count, cells):
-        own = list(classes[start : start + cells])
-        if len(set(own)) < cells:
-            raise BadInput(f"A grid has the classes {own}; expected {cells} different ones, one a cell.")
-
-
-def _among_the_first(ex: Explanation, count: int) -> int:
-    """How many of a grid's classes are among the first `count` of the model's."""
-    first = ex.logits[0].topk(min(count, ex.logits.shape[1])).indices.tolist()
-    return sum(own in first for own in ex.classes)
-
-
-def _with_luck(method: str) -> list[str]:
-    own = bind(method).text
-    return [own, *(name for name in BASELINES if name != own)]
-
-
-def _beside_luck(found: list[Score]) -> Score:
-    """The first, with the others as its baselines."""
-    first, *luck = found
-    return replace(first, baselines={one.method: one for one in luck})

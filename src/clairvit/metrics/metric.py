@@ -18,7 +18,7 @@ from clairvit.methods.parse import parse
 
 Better = Literal["higher", "lower"]
 FAMILIES = ("faithfulness", "robustness", "complexity", "randomisation", "localisation")
-_GIVEN = ("case",)
+_GIVEN = ("case", "gallery")
 _HOMES = (
     "curves",
     "faithfulness",
@@ -27,6 +27,7 @@ _HOMES = (
     "complexity",
     "randomisation",
     "localisation",
+    "grids",
 )
 
 
@@ -40,7 +41,8 @@ class Metric:
     span: tuple[float, float]
     paper: str
     function: Callable[..., Any] = field(repr=False)
-    needs: tuple[str, ...] = ()  # "masks", "labels", "methods" (it explains again), "two masks"
+    needs: tuple[str, ...] = ()  # "masks", "others" (classes of other objects), "methods" (it explains again)
+    scope: Literal["image", "set"] = "image"  # a function of a case, or of a gallery: all images of a set
     orders: bool = False  # it uses the order of the patches only, so that a constant map is a lottery
     cost: Callable[..., Cost] | None = field(default=None, repr=False)  # (patches, options) -> passes for one map
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, repr=False)

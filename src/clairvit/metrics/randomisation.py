@@ -170,7 +170,7 @@ def random_logit(case: Case, other: Other = "random", similarity: Similarity = "
     `other=random` draws y′ from seed and image, all classes but y alike; `second` is the most probable other class,
     `least` the least probable.
     """
-    goal = _elsewhere(case, [_other(case, row, other) for row in range(len(case.marks))])
+    goal = elsewhere(case, [_other(case, row, other) for row in range(len(case.marks))])
     maps = case.explained_again(case.trace.pixels, target=goal)
     return alike(similarity, case.maps, maps, signed=signed)
 
@@ -286,7 +286,7 @@ def _other(case: Case, row: int, which: Other) -> int:
     return rest[int(scores.argmax() if which == "second" else scores.argmin())]
 
 
-def _elsewhere(case: Case, classes: list[int]) -> Target:
+def elsewhere(case: Case, classes: list[int]) -> Target:
     """The same kind of target for other classes."""
     names = tuple(class_name(case.model.labels, c) for c in classes)
     return replace(case.target, names=names, classes=tuple(classes), rows=tuple(((c, 1.0),) for c in classes))

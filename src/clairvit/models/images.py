@@ -69,7 +69,7 @@ def prepare(images: ImageLike | Batch | Sequence[ImageLike], model: Model) -> Ba
         raise BadInput(
             f"The tensors in one batch have different sizes: {shapes}; make them equal or explain one by one."
         )
-    names = tuple(_name(item, i) for i, item in enumerate(items))
+    names = tuple(name_of(item, i) for i, item in enumerate(items))
     return Batch(torch.stack(pixels).to(model.device, model.dtype), names, single=not several)
 
 
@@ -199,7 +199,8 @@ def _check_tensor(pixels: Tensor, where: str) -> None:
         )
 
 
-def _name(item: Any, index: int) -> str:
+def name_of(item: Any, index: int) -> str:
+    """What an image is called: its file, or its place."""
     if isinstance(item, str | Path):
         return str(item)
     return str(getattr(item, "filename", "") or f"image {index + 1}")

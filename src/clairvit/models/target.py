@@ -173,7 +173,8 @@ def find_class(spec: int | str, labels: Sequence[str], classes: int) -> int:
             f"{classes - 1}, or labels=[…] when you load it."
         )
     low = wanted.lower()
-    by_name = [i for i, label in enumerate(labels) if label.lower() == low]
+    spaced = low.replace("_", " ")  # as folders are named
+    by_name = [i for i, label in enumerate(labels) if label.lower() in (low, spaced)]
     by_synonym = [i for i, label in enumerate(labels) if low in (part.strip().lower() for part in label.split(","))]
     by_start = [i for i, label in enumerate(labels) if low and label.lower().startswith(low)]
     matches = by_name or by_synonym or by_start

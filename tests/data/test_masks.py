@@ -10,9 +10,9 @@ import torch
 from PIL import Image
 from torch import nn
 
+from clairvit.data.masks import prepare_mask, read_mask
 from clairvit.errors import BadInput
 from clairvit.models.images import ORIENTATION, prepare
-from clairvit.models.masks import prepare_mask, read_mask
 from clairvit.models.model import Model, Preprocess
 
 HOWS = [
@@ -36,7 +36,8 @@ def test_a_mask_takes_the_way_of_its_image(how: Preprocess) -> None:
     """An image that is white on the object and black elsewhere, brought to the model without blending, is its mask."""
     grey = (OBJECT * 255).astype(np.uint8)
     seen = prepare([np.stack([grey] * 3, -1)], Model(nn.Linear(1, 1), "tiny", how)).pixels[0]
-    mask = prepare_mask(Image.fromarray(grey), how)
+    mask, void = prepare_mask(Image.fromarray(grey), how)
+    assert not void.any()
     assert mask.dtype == torch.bool
     assert mask.shape == how.size
     assert mask.any()
@@ -49,7 +50,7 @@ def test_blended_images_have_their_edges_where_the_mask_has() -> None:
     grey = np.zeros((60, 90), np.uint8)
     grey[12:36, 21:72] = 255  # edges on the coarse grid
     seen = prepare([np.stack([grey] * 3, -1)], Model(nn.Linear(1, 1), "tiny", how)).pixels[0, 0]
-    assert torch.equal(prepare_mask(Image.fromarray(grey), how), seen > 0.5)
+    assert torch.equal(prepare_mask(Image.fromarray(grey), how)[0], seen > 0.5)
 
 
 def test_whatever_is_not_zero_is_the_object(tmp_path: Path) -> None:
@@ -91,3 +92,26 @@ def test_a_broken_mask_is_named(tmp_path: Path) -> None:
     (tmp_path / "cat.png").write_text("meow")
     with pytest.raises(BadInput, match=r"The mask '.*cat.png' cannot be read .*; expected a whole PNG"):
         read_mask(tmp_path / "cat.png", (90, 60))
+
+
+def test_trimaps_and_voc_masks_have_a_void(tmp_path: Path) -> None:
+    """Oxford-IIIT Pet: 1 animal, 2 background, 3 border. Pascal VOC: 0 background, 255 border, all else an object."""
+    trimap = np.full((60, 90), 2, np.uint8)
+    trimap[10:30, 20:60], trimap[30:34, 20:60] = 1, 3
+    voc = np.zeros((60, 90), np.uint8)
+    voc[10:30, 20:40], voc[10:30, 40:60], voc[30:34, 20:60] = 7, 15, 255
+    how = Preprocess(size=(60, 90), keep_ratio=False, mean=(0, 0, 0), std=(1, 1, 1))
+    for kind, values in (("trimap", trimap), ("voc", voc)):
+        Image.fromarray(values).save(tmp_path / f"{kind}.png")
+        for source in (tmp_path / f"{kind}.png", Image.fromarray(values), values):
+            found, void = prepare_mask(read_mask(source, (90, 60), kind), how)
+            expected, border = torch.zeros(2, 60, 90, dtype=torch.bool)
+            expected[10:30, 20:60], border[30:34, 20:60] = True, True
+            assert torch.equal(found, expected), kind
+            assert torch.equal(void, border), kind
+    with pytest.raises(BadInput, match=r"voc.png' has values 0, 7, 15, 255; expected a trimap of 1, 2 and 3"):
+        read_mask(tmp_path / "voc.png", (90, 60), "trimap")
+    with pytest.raises(BadInput, match="mask_kind='coco' was given; expected one of nonzero, trimap, voc"):
+        read_mask(voc, (90, 60), "coco")
+    with pytest.raises(BadInput, match=r"A mask is an array of shape \[60, 90, 3\]; expected \[rows, columns\]"):
+        read_mask(np.zeros((60, 90, 3)), (90, 60))

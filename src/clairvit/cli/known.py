@@ -1,0 +1,137 @@
+"""What is known of the images on the command line: where the objects are, and of which classes they are."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from clairvit.errors import BadInput
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+    from clairvit.data.album import Album, Page
+    from clairvit.metrics.metric import Asked
+    from clairvit.models.model import Model
+
+MASK_RCNN = "mask-rcnn"
+FOLDERS = "folders"
+
+
+@dataclass(frozen=True)
+class Shown:
+    """Images with what is known of them; `detected` fills while they are read."""
+
+    images: Album
+    detected: dict[str, list[tuple[str, float]]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Known:
+    """The options as they were typed."""
+
+    masks: str | None
+    mask_kind: str
+    weights: str | None
+    truth: str | None
+
+    def check(self, metrics: Sequence[Asked], target: str | None) -> None:
+        """Refuse what cannot be done before a model is loaded."""
+        from clairvit.data.masks import check_kind
+
+        check_kind(self.mask_kind)
+        for asked in metrics:
+            if "masks" in asked.metric.needs and self.masks is None:
+                raise BadInput(
+                    f"'{asked.metric.name}' compares maps with masks, and none were given; expected a folder with a "
+                    f"mask for each image: --masks DIR, or --masks {MASK_RCNN}."
+                )
+            if "others" in asked.metric.needs and self.truth in (None, FOLDERS):
+                raise BadInput(
+                    f"'{asked.metric.name}' compares two objects in an image, and their classes were not given; "
+                    "expected --truth FILE, a CSV with the columns image, class and other."
+                )
+        if self.masks not in (None, MASK_RCNN) and not Path(str(self.masks)).is_dir():
+            raise BadInput(
+                f"--masks {self.masks} is not a folder; expected one with 'cat.png' for the image 'cat.jpg', or "
+                f"{MASK_RCNN}."
+            )
+        if self.weights is not None and self.masks != MASK_RCNN:
+            raise BadInput(f"--weights {self.weights} are Mask R-CNN's; expected --masks {MASK_RCNN} with them.")
+        if target == "label" and self.truth is None:
+            raise BadInput(f"--target label needs the true classes; expected --truth FILE, or --truth {FOLDERS}.")
+        if self.truth not in (None, FOLDERS) and not Path(str(self.truth)).is_file():
+            raise BadInput(
+                f"--truth {self.truth} is not a file; expected a CSV with the columns image and class, or the word "
+                f"{FOLDERS}."
+            )
+
+    def album(self, images: Sequence[str], model: Model, by_label: bool = False) -> Shown:
+        """The images, read when their turn comes; `by_label`: one without a true class cannot be used."""
+        from clairvit.data.album import album_of
+
+        detected: dict[str, list[tuple[str, float]]] = {}
+        masks: Any = None
+        if self.masks == MASK_RCNN:
+            from clairvit.data.foreground import foreground, load_detector
+
+            detector = load_detector(self.weights, device=str(model.device))
+
+            def look(name: str, picture: Image.Image) -> Image.Image:
+                found = foreground(detector, picture)
+                detected[name] = list(found.classes)
+                return found.mask
+
+            masks = look
+        elif self.masks is not None:
+            files = [Path(self.masks) / f"{Path(image).stem}.png" for image in images]
+            masks = [file if file.exists() else None for file in files]
+        labels, others = self._classes(images)
+        album = album_of(list(images), model, masks=masks, mask_kind=self.mask_kind, labels=labels, others=others)
+        if labels is None or not by_label:
+            return Shown(album, detected)
+        known = labels
+
+        def read(row: int, net: Model) -> Page:
+            if known[row] is None:
+                raise BadInput(
+                    f"There is no class for '{images[row]}' in --truth {self.truth}; expected a line with it."
+                )
+            return album.read(row, net)
+
+        return Shown(replace(album, read=read), detected)
+
+    def _classes(self, images: Sequence[str]) -> tuple[list[str | None] | None, list[str | None] | None]:
+        if self.truth is None:
+            return None, None
+        if self.truth == FOLDERS:
+            return [Path(image).resolve().parent.name for image in images], None
+        rows = read_truth(Path(self.truth))
+        found = [_row(rows, image) for image in images]
+        labels = [one.get("class") or None for one in found]
+        others = [one.get("other") or None for one in found]
+        return labels, others if any("other" in row for row in rows.values()) else None
+
+
+def read_truth(path: Path) -> dict[str, dict[str, str]]:
+    """image -> its line of the file."""
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            lines = list(csv.DictReader(file))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise BadInput(f"--truth {path} cannot be read ({error}); expected a CSV in UTF-8.") from error
+    if not lines or not {"image", "class"} <= set(lines[0]):
+        seen = ", ".join(lines[0]) if lines else "nothing"
+        raise BadInput(
+            f"--truth {path} has the columns {seen}; expected image and class (and other) in its first line."
+        )
+    return {line["image"]: line for line in lines}
+
+
+def _row(rows: dict[str, dict[str, str]], image: str) -> dict[str, str]:
+    """By the whole path, the file's name or its stem."""
+    path = Path(image)
+    return next((rows[key] for key in (image, path.name, path.stem) if key in rows), {})

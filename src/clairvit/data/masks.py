@@ -1,0 +1,93 @@
+"""Masks: where the object is, cut and resized as the model's preprocessing cuts and resizes the image."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+
+from clairvit.errors import BadInput
+from clairvit.models.images import framed, upright
+from clairvit.models.model import Preprocess
+
+MaskKind = Literal["nonzero", "trimap", "voc"]
+MASK_KINDS: tuple[str, ...] = get_args(MaskKind)
+OBJECT, VOID, GROUND = 255, 128, 0  # how a mask is kept between reading and resizing
+_SAME_SHAPE = 0.02  # how far the ratios of a mask's and its image's sides may lie apart: they are rounded to pixels
+
+
+def read_mask(
+    source: str | Path | Image.Image | NDArray[Any], size: tuple[int, int], kind: str = "nonzero"
+) -> Image.Image:
+    """A picture of 0, 128 (void: counts nowhere) and 255 (object), upright.
+
+    nonzero   every pixel that is not zero (in a palette: not the first colour) is object
+    trimap    1 is object, 2 background, 3 the border between them, which is void (Oxford-IIIT Pet)
+    voc       0 is background, 255 void, all else object (Pascal VOC)
+
+    `size` (columns, rows) is the image's: a mask may be smaller or larger, but has to have its shape.
+    """
+    check_kind(kind)
+    name = f"The mask '{source}'" if isinstance(source, str | Path) else "A mask"
+    values = _values(source, name)
+    if kind == "trimap" and not np.isin(values, (1, 2, 3)).all():
+        raise BadInput(
+            f"{name} has values {_some(values)}; expected a trimap of 1, 2 and 3. Leave out mask_kind=trimap?"
+        )
+    if kind == "trimap":
+        kept = np.select([values == 1, values == 3], [OBJECT, VOID], GROUND)
+    elif kind == "voc":
+        kept = np.select([values == 255, values != 0], [VOID, OBJECT], GROUND)
+    else:
+        kept = np.where(values != 0, OBJECT, GROUND)
+    mask = Image.fromarray(kept.astype(np.uint8))
+    if abs((mask.width * size[1]) / (mask.height * size[0]) - 1) > _SAME_SHAPE:
+        raise BadInput(
+            f"{name} is {mask.width} × {mask.height} pixels and its image {size[0]} × {size[1]}; expected a mask of "
+            "the whole image, of the same shape."
+        )
+    return mask
+
+
+def check_kind(kind: str) -> None:
+    if kind not in MASK_KINDS:
+        raise BadInput(f"mask_kind={kind!r} was given; expected one of {', '.join(MASK_KINDS)}.")
+
+
+def _values(source: str | Path | Image.Image | NDArray[Any], name: str) -> NDArray[Any]:
+    """[rows, columns]"""
+    if isinstance(source, np.ndarray):
+        if source.ndim != 2:
+            raise BadInput(f"{name} is an array of shape {list(source.shape)}; expected [rows, columns].")
+        return source
+    try:
+        if isinstance(source, Image.Image):
+            picture = upright(source, "the mask")
+        else:
+            with Image.open(source) as image:
+                image.load()
+                picture = upright(image, f"'{source}'")
+        values: NDArray[Any] = np.asarray(picture)
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise BadInput(f"{name} cannot be read ({error}); expected a whole PNG.") from error
+    if values.ndim == 3:
+        colours = values.shape[2] - (picture.mode in ("LA", "La", "RGBA", "RGBa"))  # opacity says nothing
+        values = values[..., :colours].max(-1)
+    return values
+
+
+def _some(values: NDArray[Any]) -> str:
+    """'0, 1, 2, …'"""
+    found = np.unique(values)
+    return ", ".join(str(one) for one in found[:5]) + (", …" if len(found) > 5 else "")
+
+
+def prepare_mask(mask: Image.Image, how: Preprocess) -> tuple[Tensor, Tensor]:
+    """Object and void, bool [rows, columns], as the model sees them: the image's resize and crop, nearest pixels."""
+    seen = torch.from_numpy(np.array(framed(mask, how, "nearest")))
+    return seen == OBJECT, seen == VOID
