@@ -255,7 +255,11 @@ def test_all_metrics_are_listed(capsys: Captured) -> None:
     lines = capsys.readouterr().out.splitlines()
     assert f"{len(metrics())} metrics" in lines[0]
     for metric in metrics():
-        (row,) = [line.split() for line in lines if metric.name in line.split()[:2] and metric.paper.split()[0] in line]
+        (row,) = [
+            line.replace(",", " ").split()
+            for line in lines
+            if metric.name in line.split()[:2] and metric.paper.split()[0] in line
+        ]
         assert ("↑" if metric.better == "higher" else "↓") in row
         assert ("masks" in row) == ("masks" in metric.needs)
         assert ("explains" in row) == ("methods" in metric.needs)

@@ -5,8 +5,10 @@ Memory does not grow with the number of images, and one that cannot be read cost
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -40,6 +42,7 @@ class Album:
 
     names: tuple[str, ...]
     read: Callable[[int, Model], Page]
+    mark: Callable[[int], str]  # a hash of all that is behind a name, so that what was computed is known again
     has_masks: bool = False
     has_labels: bool = False
     has_others: bool = False
@@ -128,7 +131,34 @@ def album_of(
             pixels, mask, void, None if labels is None else labels[row], None if others is None else others[row]
         )
 
-    return Album(names, read, masks is not None, labels is not None, others is not None)
+    def mark(row: int) -> str:
+        mask = None if masks is None or callable(masks) else masks[row]
+        known = (mask_kind, None if labels is None else labels[row], None if others is None else others[row])
+        return digest(items[row], mask, repr(known))
+
+    return Album(names, read, mark, masks is not None, labels is not None, others is not None)
+
+
+def digest(*parts: Any) -> str:
+    """A hash of files (their bytes), pictures, arrays, tensors and text."""
+    found = hashlib.blake2b(digest_size=16)
+    for part in parts:
+        content = _bytes(part)
+        found.update(f"{len(content)}:".encode())
+        found.update(content)
+    return found.hexdigest()
+
+
+def _bytes(part: Any) -> bytes:
+    if isinstance(part, Path) or (isinstance(part, str) and Path(part).is_file()):
+        return Path(part).read_bytes()
+    if isinstance(part, Tensor):
+        part = part.detach().cpu().float().numpy()
+    if isinstance(part, Image.Image):
+        part = np.asarray(part)
+    if isinstance(part, np.ndarray):
+        return repr((part.shape, part.dtype.str)).encode() + np.ascontiguousarray(part).tobytes()
+    return repr(part).encode()
 
 
 def _items(images: Any, model: Model) -> Sequence[Any]:
