@@ -271,7 +271,7 @@ def halved(state: dict[str, Tensor]) -> dict[str, Tensor]:
     return {key: value.half() if value.is_floating_point() else value for key, value in state.items()}
 
 
-def cached(tmp_path: Path, weights: Any, state: dict[str, Tensor]) -> Path:
+def cached(tmp_path: Path, weights: Any, state: object) -> Path:
     """Where torch.hub looks before it asks the network."""
     path = tmp_path / "torch" / "checkpoints" / weights.url.rpartition("/")[2]
     path.parent.mkdir(parents=True)
@@ -322,12 +322,12 @@ def test_the_newer_network_from_torchvisions_cache(tmp_path: Path, newer: dict[s
     assert found.classes == tuple((NAMES[int(raw["labels"][i])], float(raw["scores"][i])) for i in range(3))
     assert len(foreground(detector, cat, score=0).classes) == 15  # as many as it gives
 
-    wide = cat.resize((90, 50))
-    several = foreground(detector, [wide, cat], score=score)
-    for one, alone in zip(several, (foreground(detector, wide, score=score), found), strict=True):
+    tall = cat.resize((50, 90))  # beside it the cat would be padded, and other objects found
+    several = foreground(detector, [tall, cat], score=score)
+    for one, alone in zip(several, (foreground(detector, tall, score=score), found), strict=True):
         assert one.classes == alone.classes
         assert one.mask.tobytes() == alone.mask.tobytes()
-    assert several[0].mask.size == (90, 50)
+    assert several[0].mask.size == (50, 90)
     assert all(torch.equal(value, before[key]) for key, value in detector.module.state_dict().items())
 
 
@@ -394,6 +394,18 @@ def test_without_a_network_the_file_to_fetch_is_named() -> None:
     )
     with pytest.raises(ModelUnavailable, match=expected):
         load_detector()
+
+
+def test_what_lies_in_the_cache_is_never_run(tmp_path: Path) -> None:
+    cached(tmp_path, COCO, Explosive())
+    with pytest.raises(ModelUnavailable, match=r"could not be loaded .*type --weights FILE"):
+        load_detector()
+    assert not (tmp_path / "ran").exists()
+
+
+class Explosive:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (Path(torch.hub.get_dir()).parent / "ran",)
 
 
 @pytest.mark.parametrize(
