@@ -283,6 +283,16 @@ def test_masks_that_a_detector_finds(photos: Path, capsys: Captured, monkeypatch
     assert [value is None for value in content["scores"][0]["values"]] == [False, True, True]
 
 
+def test_all_methods_that_fit(photos: Path, capsys: Captured) -> None:
+    assert main(["evaluate", "photos/cat0.png", "--method", "all", "--metric", "sparseness", "-o", "s.json"]) == 0
+    content = stored(photos / "s.json")
+    scored = {one["method"] for one in content["scores"]}
+    quick = {one.name for one in cv.methods() if not one.slow}
+    assert scored | set(content["skipped"]) >= quick
+    assert list(content["skipped"]) == ["cam"]
+    assert "Left out: cam." in capsys.readouterr().out
+
+
 def test_what_is_named_twice_is_done_once() -> None:
     assert wanted_methods("rollout, legrad,rollout(),") == ["rollout", "legrad"]
     assert [one.text for one in wanted_metrics("deletion,deletion(steps=9),deletion(steps=3)")] == [
