@@ -45,8 +45,15 @@ class Metric:
     cost: Callable[..., Cost] | None = field(default=None, repr=False)  # (patches, options) -> passes for one map
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, repr=False)
     discrepancies: str = ""
-    turned_by: tuple[str, Any] | None = None  # the option and value under which the other direction is good
+    # The option and value under which the other direction is good; several such pairs, and two of them undo each other.
+    turned_by: tuple[str, Any] | tuple[tuple[str, Any], ...] = ()
     undefined: str = ""  # why it is NaN on whole kinds of images, in words
+
+    @property
+    def turns(self) -> tuple[tuple[str, Any], ...]:
+        """`turned_by`, as pairs."""
+        pairs = self.turned_by if self.turned_by and isinstance(self.turned_by[0], tuple) else (self.turned_by,)
+        return tuple((pair[0], pair[1]) for pair in pairs if pair)
 
     @property
     def summary(self) -> str:
@@ -71,7 +78,7 @@ class Asked:
         given = dict(self.options).get("direction")
         if given is not None:
             return str(given)
-        turned = self.metric.turned_by in self.options
+        turned = sum(pair in self.options for pair in self.metric.turns) % 2
         return {"higher": "lower", "lower": "higher"}[self.metric.better] if turned else self.metric.better
 
     def __call__(self, case: Any) -> Any:
