@@ -37,7 +37,7 @@ def asked(metric: Any, module: nn.Module, images: Tensor, maps: Tensor, targets:
     """[B, …]: every image alone, so that the draws of one do not depend on the others."""
     found = []
     for image, target, own in zip(images, targets, maps, strict=True):
-        np.random.seed(SEED)
+        np.random.seed(SEED)  # noqa: NPY002 (what Quantus draws from)
         found.append(
             metric(
                 model=Doubled(module).eval(),
@@ -51,27 +51,30 @@ def asked(metric: Any, module: nn.Module, images: Tensor, maps: Tensor, targets:
     return np.array(found)
 
 
-found: dict[str, np.ndarray] = {}
-for name in MODELS:
+def answers(name: str) -> dict[str, np.ndarray]:
     module, images = photos(name)
     maps, step = maps_of(images), STEP[name]
-
-    def keep(what: str, metric: Any, own: Tensor = maps, **more: Any) -> None:
-        found[f"{name} {what}"] = asked(metric, module, images, own, TARGETS, **more)
-
-    keep("correlation", quantus.FaithfulnessCorrelation(**QUIET))
-    keep("correlation of 30", quantus.FaithfulnessCorrelation(nr_runs=RUNS, subset_size=100, **QUIET))
-    keep("flipping", quantus.PixelFlipping(features_in_step=step, **QUIET))
-    keep("flipping logits", quantus.PixelFlipping(features_in_step=step, **QUIET), softmax=False)
-    keep("estimate", quantus.FaithfulnessEstimate(features_in_step=step, **QUIET))
-    keep("infidelity", quantus.Infidelity(n_perturb_samples=2, **QUIET))
-    keep("infidelity of one", quantus.Infidelity(n_perturb_samples=1, **QUIET))
-    keep("complete", quantus.Completeness(**QUIET))
+    metrics = {
+        "correlation": quantus.FaithfulnessCorrelation(**QUIET),
+        "correlation of 30": quantus.FaithfulnessCorrelation(nr_runs=RUNS, subset_size=100, **QUIET),
+        "flipping": quantus.PixelFlipping(features_in_step=step, **QUIET),
+        "estimate": quantus.FaithfulnessEstimate(features_in_step=step, **QUIET),
+        "infidelity": quantus.Infidelity(n_perturb_samples=2, **QUIET),
+        "infidelity of one": quantus.Infidelity(n_perturb_samples=1, **QUIET),
+        "complete": quantus.Completeness(**QUIET),
+    }
     for order in ("morf", "lerf", "random"):
-        keep(order, quantus.RegionPerturbation(patch_size=SQUARES[name], order=order, **QUIET))
-        keep(f"{order} of 5", quantus.RegionPerturbation(patch_size=4, regions_evaluation=5, order=order, **QUIET))
+        metrics[order] = quantus.RegionPerturbation(patch_size=SQUARES[name], order=order, **QUIET)
+        metrics[f"{order} of 5"] = quantus.RegionPerturbation(patch_size=4, regions_evaluation=5, order=order, **QUIET)
+    made = {what: asked(metric, module, images, maps, TARGETS) for what, metric in metrics.items()}
+    made["flipping logits"] = asked(metrics["flipping"], module, images, maps, TARGETS, softmax=False)
+    monotone = quantus.Monotonicity(features_in_step=step, abs=False, **QUIET)
     for sign in (1, -1):
-        keep(f"monotone {sign}", quantus.Monotonicity(features_in_step=step, abs=False, **QUIET), sign * maps)
+        made[f"monotone {sign}"] = asked(monotone, module, images, sign * maps, TARGETS)
+    return made
+
+
+found = {f"{name} {what}": value for name in MODELS for what, value in answers(name).items()}
 sums, ones, complete = dyadic()
 found["dyadic complete"] = asked(quantus.Completeness(**QUIET), sums, ones, complete, [0])
 np.savez_compressed(FIXTURE, **found)
