@@ -180,7 +180,10 @@ def _estimate_by_values(case: Case, step: int, removal: str, score: str, upsampl
     "from an empty image and fills it with the same empty value, so that it says yes to every map: not reproduced.",
 )
 def monotonicity(case: Case, steps: int = 10, removal: Removal = "token", score: ScoreKind = "prob") -> Measured:
-    """#{k: f rises as the k-th group comes} / steps, least relevant groups first: 1 if every group adds something."""
+    """#{k: f rises as the k-th group comes} / steps, least relevant groups first: 1 if every group adds something.
+
+    Patches that speak against the target lower it for every map, the best one too.
+    """
     at_least("steps", steps, 2)
     place = case.patches - 1 - case.rank  # least relevant first
     shown = torch.tensor([round(k * case.patches / steps) for k in range(1, steps)], device=place.device)
