@@ -183,9 +183,11 @@ def test_both_ends() -> None:
 
 def test_so_many_patches_at_a_time() -> None:
     """16 patches, five at a time: 5, 10, 15, and the last one; as many values of pixels end in the same image."""
-    assert Walk(step=5).stops(16) == ([0, 0.25, 0.5, 0.75, 1], [0, 5, 10, 15, 16])
+    assert Walk(at_once=5).stops(16) == ([0, 0.25, 0.5, 0.75, 1], [0, 5, 10, 15, 16])
     patches, values = (
-        cv.evaluate(MODEL, IMAGES, EX, f"deletion(removal=minimum,step={step},granularity={kind},upsampling=nearest)")
+        cv.evaluate(
+            MODEL, IMAGES, EX, f"deletion(removal=minimum,at_once={step},granularity={kind},upsampling=nearest)"
+        )
         for kind, step in (("patch", 4), ("channel", 4 * 3 * 64))
     )
     assert torch.allclose(patches.curve.y, values.curve.y, atol=1e-6), "a patch is all of its values"
@@ -203,7 +205,7 @@ def test_pixels_cannot_be_dropped() -> None:
     for kind in ("pixel", "channel"):
         with pytest.raises(BadInput, match="removal=token, which takes whole patches; expected one that paints"):
             cv.evaluate(MODEL, IMAGES, EX, f"deletion(granularity={kind})")
-    for text in ("steps=0", "step=0"):
+    for text in ("steps=0", "at_once=0"):
         with pytest.raises(BadInput, match=f"{text} was given; expected 1 or more"):
             cv.evaluate(MODEL, IMAGES, EX, f"deletion({text})")
 

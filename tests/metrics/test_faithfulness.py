@@ -71,7 +71,7 @@ def held_to(text: str, model: cv.Model, images: Tensor, maps: Tensor) -> Tensor:
 
 # Presets too, but for those in which the map is to be in another unit (the gradient) or equal to the last bit.
 SWEPT = NAMES + [
-    f"{metric.name}(preset={preset}{',step=768' if preset == 'quantus' and 'step' in metric.options else ''})"
+    f"{metric.name}(preset={preset}{',at_once=768' if preset == 'quantus' and 'at_once' in metric.options else ''})"
     for metric in FAMILY
     for preset in metric.presets
     if (metric.name, preset) not in (("infidelity", "quantus"), ("completeness", "quantus"))
@@ -151,7 +151,7 @@ def test_options_that_make_no_sense_are_refused() -> None:
         ("faithfulness-correlation(subset=1.5)", "subset=1.5 was given; expected a part"),
         ("faithfulness-correlation(subset=36)", "subset=36.0 was given; expected a part .* or a count of 1 to 35"),
         ("faithfulness-correlation(draws=numpy)", "draws=numpy was given for patches"),
-        ("faithfulness-estimate(features=channel,step=577)", "step=577 was given; expected 1 to 576"),
+        ("faithfulness-estimate(features=channel,at_once=577)", "at_once=577 was given; expected 1 to 576"),
         ("faithfulness-correlation(runs=1)", "runs=1 was given; expected 3 or more"),
         ("monotonicity(steps=1)", "steps=1 was given; expected 2 or more"),
     ]:

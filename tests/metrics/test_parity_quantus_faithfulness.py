@@ -52,7 +52,7 @@ def test_an_image_has_the_same_draws_in_any_batch(name: str) -> None:
 def test_pixel_flipping(name: str, what: str, score: str) -> None:
     """Quantus' own default is the probability, and its curve has no point for the whole image."""
     own = {} if score == "prob" else {"score": score}
-    ours = scored(name, "deletion(preset=quantus)", step=STEP[name], **own)
+    ours = scored(name, "deletion(preset=quantus)", at_once=STEP[name], **own)
     theirs = FIXTURE[f"{name} {what}"]
     assert ours.curve is not None
     assert ours.curve.y.shape == theirs.shape
@@ -77,7 +77,7 @@ def test_region_perturbation(name: str, order: str) -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_faithfulness_estimate(name: str) -> None:
-    ours = scored(name, "faithfulness-estimate(preset=quantus)", step=STEP[name])
+    ours = scored(name, "faithfulness-estimate(preset=quantus)", at_once=STEP[name])
     assert ours.values.numpy() == pytest.approx(FIXTURE[f"{name} estimate"], abs=CLOSE)
 
 

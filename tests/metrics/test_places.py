@@ -41,8 +41,8 @@ CHANNEL: dict[str, Any] = {"features": "channel", "removal": "mean"}
         ("faithfulness-correlation", {"subset": 50}),
         ("faithfulness-correlation", {"subset": 0.3}),
         ("faithfulness-correlation", {"subset": 50, "draws": "numpy"}),
-        ("faithfulness-estimate", {"step": 48}),
-        ("faithfulness-estimate", {"step": 100}),
+        ("faithfulness-estimate", {"at_once": 48}),
+        ("faithfulness-estimate", {"at_once": 100}),
     ],
 )
 def test_the_effects_of_single_values_correlate_fully(name: str, more: dict[str, Any]) -> None:

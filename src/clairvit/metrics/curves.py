@@ -37,12 +37,12 @@ _DIFFER = (
 
 
 def passes(
-    patches: int, granularity: str = "patch", step: int | None = None, steps: int = 9, ends: bool = False, **_: Any
+    patches: int, granularity: str = "patch", at_once: int | None = None, steps: int = 9, ends: bool = False, **_: Any
 ) -> Cost:
     """For patches of 16 × 16 pixels."""
-    if step is None:
+    if at_once is None:
         return Cost(steps + ends)
-    return Cost(math.ceil(patches * {"patch": 1, "pixel": 16**2, "channel": 3 * 16**2}[granularity] / step))
+    return Cost(math.ceil(patches * {"patch": 1, "pixel": 16**2, "channel": 3 * 16**2}[granularity] / at_once))
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Walk:
     """How an image is taken apart: into what, and in which steps."""
 
     steps: int = 9
-    step: int | None = None
+    at_once: int | None = None
     granularity: Granularity = "patch"
     counting: Counting = "round"
     ends: bool = False
@@ -58,15 +58,15 @@ class Walk:
 
     def stops(self, count: int) -> tuple[list[float], list[int]]:
         """Places on the x axis from 0 to 1, and how many of `count` have gone (or come) there."""
-        if self.step is None:
+        if self.at_once is None:
             if self.steps < 1:
                 raise BadInput(f"steps={self.steps} was given; expected 1 or more, such as steps=9.")
             parts = [k / (self.steps + 1) for k in range(self.steps + 2)]
             return parts, [self._number(part, k, count) for k, part in enumerate(parts)]
-        if self.step < 1:
-            raise BadInput(f"step={self.step} was given; expected 1 or more at a time, such as step=224.")
-        last = math.ceil(count / self.step)
-        return [k / last for k in range(last + 1)], [min(k * self.step, count) for k in range(last + 1)]
+        if self.at_once < 1:
+            raise BadInput(f"at_once={self.at_once} was given; expected 1 or more, such as at_once=224.")
+        last = math.ceil(count / self.at_once)
+        return [k / last for k in range(last + 1)], [min(k * self.at_once, count) for k in range(last + 1)]
 
     def _number(self, part: float, k: int, count: int) -> int:
         if self.counting == "equal":
@@ -75,7 +75,7 @@ class Walk:
 
     @property
     def to_the_end(self) -> bool:
-        return self.ends or self.step is not None
+        return self.ends or self.at_once is not None
 
 
 @metric(
@@ -88,22 +88,22 @@ class Walk:
     turned_by=(("reverse", True), *_TURNS),
     cost=passes,
     presets={
-        "rise": {**_PIXELS, "removal": "mean", "step": 1792},
-        "rise-demo": {**_PIXELS, "removal": "mean", "step": 224},
+        "rise": {**_PIXELS, "removal": "mean", "at_once": 1792},
+        "rise-demo": {**_PIXELS, "removal": "mean", "at_once": 224},
         "coporan": {**_PIXELS, "removal": "black", "steps": 99, "ends": True, "counting": "equal"},
         "chefer": _CHEFER,
         "chefer-negative": {**_CHEFER, "reverse": True},
         **_SKIPPLUS,
-        "quantus": {"granularity": "channel", "removal": "minimum", "step": 1, "whole": False, "auc": "steps"},
+        "quantus": {"granularity": "channel", "removal": "minimum", "at_once": 1, "whole": False, "auc": "steps"},
     },
     discrepancies=_DIFFER + "Chefer's area is said to be over 10 to 90 %, its code prints the nine accuracies only; "
     "here it is divided by that width. Quantus' PixelFlipping takes the probability by default, one pass for each of "
-    "the 150 528 channel values (`step` makes it less), and orders the three values of a pixel by an unstable sort.",
+    "the 150 528 channel values (`at_once` makes it less), and orders the three values of a pixel by an unstable sort.",
 )
 def deletion(
     case: Case,
     steps: int = 9,
-    step: int | None = None,
+    at_once: int | None = None,
     removal: Removal = "token",
     score: CurveScore = "prob",
     granularity: Granularity = "patch",
@@ -117,7 +117,7 @@ def deletion(
     """Area under p(target) while the patches go, best first: low if the map found what matters.
 
     `steps=9` takes away 10 %, …, 90 %; the point with nothing taken away is there unless `whole=False`, and `ends` adds
-    the one with everything. `step=224` takes away so many at a time instead, until nothing is left. `counting` says
+    the one with everything. `at_once=224` takes away so many at a time instead, until nothing is left. `counting` says
     what 10 % of 1024 are: 102 (`round`), int(102.4) (`down`), or k times a tenth rounded down, so that a few never go
     (`equal`). `reverse` begins with the worst (Chefer's negative perturbation; higher is better then). `auc=width`
     divides the area by the width of the curve, so that a constant 1 gives 1; `none` does not, and `steps` counts each
@@ -125,7 +125,7 @@ def deletion(
     `score=accuracy` asks whether the target is still the answer; `drop` is p(x) − p(x̃), `log-odds` ln p(x) − ln p(x̃)
     with p at least 1e-12: higher is better for these two.
     """
-    walk = Walk(steps, step, granularity, counting, ends, upsampling)
+    walk = Walk(steps, at_once, granularity, counting, ends, upsampling)
     x, y = falling(case, walk, removal, score, "deletion", whole, reverse)
     return Measured(area(x, y, auc), x, y, score)
 
@@ -140,8 +140,8 @@ def deletion(
     turned_by=_TURNS,
     cost=passes,
     presets={
-        "rise": {**_PIXELS, "removal": "blur", "step": 1792},
-        "rise-demo": {**_PIXELS, "removal": "blur", "step": 224},
+        "rise": {**_PIXELS, "removal": "blur", "at_once": 1792},
+        "rise-demo": {**_PIXELS, "removal": "blur", "at_once": 224},
         **_SKIPPLUS,
     },
     discrepancies=_DIFFER,
@@ -149,7 +149,7 @@ def deletion(
 def insertion(
     case: Case,
     steps: int = 9,
-    step: int | None = None,
+    at_once: int | None = None,
     removal: Removal = "token",
     score: CurveScore = "prob",
     granularity: Granularity = "patch",
@@ -160,10 +160,10 @@ def insertion(
     """Area under p(target) while the patches come, best first: high if few of them are enough.
 
     `steps=9` shows 10 %, …, 90 %; the whole image is there already, and `ends` adds the point with nothing shown.
-    `step=224` begins with nothing and shows so many more at a time. Other options are those of `deletion`; with
+    `at_once=224` begins with nothing and shows so many more at a time. Other options are those of `deletion`; with
     `score=drop` and `log-odds` lower is better.
     """
-    walk = Walk(steps, step, granularity, "round", ends, upsampling)
+    walk = Walk(steps, at_once, granularity, "round", ends, upsampling)
     x, y = rising(case, walk, removal, score, "insertion")
     return Measured(area(x, y, auc), x, y, score)
 

@@ -123,28 +123,28 @@ def sensitivity_n(
     span=(-1, 1),
     paper="Alvarez-Melis & Jaakkola, NeurIPS 2018",
     orders=True,
-    cost=lambda features, step, **options: passes(
-        granularity=features, step=step if features == "channel" else None, **options
+    cost=lambda patches, steps, features, at_once, **_: passes(
+        patches, features, at_once if features == "channel" else None, steps
     ),
     presets={"quantus": {"features": "channel", "removal": "minimum"}},
-    discrepancies="Quantus takes away one channel value at a time, 150 528 passes (`step` makes it less).",
+    discrepancies="Quantus takes away one channel value at a time, 150 528 passes (`at_once` makes it less).",
 )
 def faithfulness_estimate(
     case: Case,
     steps: int = 14,
     features: Features = "patch",
-    step: int = 1,
+    at_once: int = 1,
     removal: Removal = "token",
     score: ScoreKind = "logit",
     upsampling: Upsampling = "bilinear",
 ) -> Tensor:
     """corr_k(sum of the map in group k, f(x) − f(x without group k)), groups of patches by falling relevance.
 
-    There are `steps` groups; with `features=channel` they are of `step` channel values of the pixels each.
+    There are `steps` groups; with `features=channel` they are of `at_once` channel values of the pixels each.
     """
     at_least("steps", steps, 3)
     if features == "channel":
-        return _estimate_by_values(case, step, removal, score, upsampling).masked_fill(case.degenerate, math.nan)
+        return _estimate_by_values(case, at_once, removal, score, upsampling).masked_fill(case.degenerate, math.nan)
     group = case.rank * steps // case.patches  # [M, B, patches]
     member = group[:, :, None, :] == torch.arange(steps, device=group.device)[:, None]  # [M, B, steps, patches]
     drops = case.original(score)[:, None] - case.left(~member, removal, score, "faithfulness-estimate")
@@ -152,19 +152,21 @@ def faithfulness_estimate(
     return pearson(sums, drops).masked_fill(case.degenerate, math.nan)
 
 
-def _estimate_by_values(case: Case, step: int, removal: str, score: str, upsampling: Upsampling) -> Tensor:
+def _estimate_by_values(case: Case, at_once: int, removal: str, score: str, upsampling: Upsampling) -> Tensor:
     """[M, B]"""
     rank = value_ranks(case, upsampling)  # [M, B, C·H·W]
     count = rank.shape[-1]
-    if not 1 <= step <= count // 3:
-        raise BadInput(f"step={step} was given; expected 1 to {count // 3} channel values, so that there are 3 groups.")
-    first = torch.arange(0, count, step, device=rank.device)
+    if not 1 <= at_once <= count // 3:
+        raise BadInput(
+            f"at_once={at_once} was given; expected 1 to {count // 3} channel values, so that there are 3 groups."
+        )
+    first = torch.arange(0, count, at_once, device=rank.device)
     drops = case.original(score)[:, None] - without(
-        case, rank, first, (first + step).clamp(max=count), removal, score, "faithfulness-estimate"
+        case, rank, first, (first + at_once).clamp(max=count), removal, score, "faithfulness-estimate"
     )
     values = torch.stack([maps.flatten(1) for maps in case.fine(upsampling)])  # [M, B, H·W], alike in every channel
     values = values.repeat(1, 1, count // values.shape[-1])
-    sums = drops.new_zeros(drops.shape).scatter_add_(2, rank // step, values)
+    sums = drops.new_zeros(drops.shape).scatter_add_(2, rank // at_once, values)
     return pearson(sums, drops)
 
 
