@@ -103,6 +103,8 @@ def test_completeness_empties_the_first_channel_only() -> None:
     model = cv.wrap(module, name="sums", size=(8, 8), layout=cv.Layout((2, 2), 0, "avg"))
     ex = replace(cv.explain(model, image, "random", target=0), maps=maps)
     assert cv.evaluate(model, image, ex, "completeness(preset=quantus)").mean == FIXTURE["dyadic complete"][0] == 1
+    scaled = replace(ex, maps=maps * 4)
+    assert cv.evaluate(model, image, scaled, "completeness(preset=quantus)").mean == 1, "divided by the largest"
     other = replace(ex, maps=maps + 2**-10)
     assert cv.evaluate(model, image, other, "completeness(preset=quantus)").mean == 0
     patches = replace(ex, maps=torch.full((1, 2, 2), 4.0))
