@@ -115,13 +115,20 @@ def random_values(case: Case, runs: int, size: int, draws: Draws) -> Tensor:
     return torch.stack(found).to(case.maps.device)
 
 
+def numpys_chance(seed: int) -> np.random.RandomState:
+    """What np.random draws from after np.random.seed(seed)."""
+    if not 0 <= seed < 2**32:
+        raise BadInput(f"seed={seed} was given with draws=numpy; expected 0 to {2**32 - 1}, which numpy can do.")
+    return np.random.RandomState(seed)
+
+
 @functools.lru_cache(maxsize=4)
 def numpys_values(seed: int, runs: int, count: int, size: int) -> Tensor:
     """[runs, size] as Quantus draws them for an image alone after np.random.seed(seed); the same for every image.
 
     Between two sets it draws a fill value, which it uses for `uniform` fills only.
     """
-    chance = np.random.RandomState(seed)
+    chance = numpys_chance(seed)
     found = []
     for _ in range(runs):
         found.append(chance.choice(count, size, replace=False))
