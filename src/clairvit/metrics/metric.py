@@ -22,6 +22,7 @@ _GIVEN = ("case", "gallery")
 _HOMES = (
     "curves",
     "faithfulness",
+    "regions",
     "removal_metrics",
     "robustness",
     "complexity",
@@ -47,7 +48,7 @@ class Metric:
     cost: Callable[..., Cost] | None = field(default=None, repr=False)  # (patches, options) -> passes for one map
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, repr=False)
     discrepancies: str = ""
-    turned_by: tuple[str, Any] | None = None  # the option and value under which the other direction is good
+    turned_by: tuple[tuple[str, Any], ...] = ()  # options and values that turn round which direction is good
     undefined: str = ""  # why it is NaN on whole kinds of images, in words
 
     @property
@@ -73,7 +74,7 @@ class Asked:
         given = dict(self.options).get("direction")
         if given is not None:
             return str(given)
-        turned = self.metric.turned_by in self.options
+        turned = sum(pair in self.options for pair in self.metric.turned_by) % 2
         return {"higher": "lower", "lower": "higher"}[self.metric.better] if turned else self.metric.better
 
     def __call__(self, case: Any) -> Any:
@@ -97,7 +98,9 @@ _registry: dict[str, Metric] = {}
 def metric(
     name: str, *, family: str, better: Better, span: tuple[float, float], paper: str, **more: Any
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Give a function of a case a name and its place in the lists."""
+    """Give a function of a case a name and its place in the lists. `turned_by` is one pair, or several."""
+    turned = more.pop("turned_by", ())
+    more["turned_by"] = (turned,) if turned and isinstance(turned[0], str) else turned
 
     def enter(function: Callable[..., Any]) -> Callable[..., Any]:
         _registry[name] = Metric(name, family, better, span, paper, function, **more)
