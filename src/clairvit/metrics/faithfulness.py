@@ -34,6 +34,7 @@ Features = Literal["patch", "channel"]
     better="higher",
     span=(-1, 1),
     paper="RISE's two curves, one number",
+    in_score=True,
     orders=True,
     cost=lambda steps, **_: Cost(2 * steps),
 )

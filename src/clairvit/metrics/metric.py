@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_type_hints
@@ -49,6 +50,7 @@ class Metric:
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, repr=False)
     discrepancies: str = ""
     turned_by: tuple[tuple[str, Any], ...] = ()  # options and values that turn round which direction is good
+    in_score: bool = False  # its values are in the unit of the score, which an option chooses
     undefined: str = ""  # why it is NaN on whole kinds of images, in words
 
     @property
@@ -76,6 +78,17 @@ class Asked:
             return str(given)
         turned = sum(pair in self.options for pair in self.metric.turned_by) % 2
         return {"higher": "lower", "lower": "higher"}[self.metric.better] if turned else self.metric.better
+
+    @property
+    def span(self) -> tuple[float, float]:
+        """Between which values a score lies, with these options."""
+        chosen = dict(self.options)
+        if not self.metric.in_score:
+            return self.metric.span
+        if chosen.get("score") in ("prob", "accuracy") and chosen.get("auc") != "steps":
+            return self.metric.span
+        bounded = chosen.get("score") == "drop" and chosen.get("auc") != "steps"
+        return (-1, 1) if bounded else (-math.inf, math.inf)
 
     def __call__(self, case: Any) -> Any:
         return self.metric.function(case, **dict(self.options))

@@ -26,6 +26,7 @@ PARTS = (0.01, 0.05, 0.1, 0.2, 0.5)  # ERASER's
     better="higher",
     span=(-1, 1),
     paper="Samek et al., 2017",
+    in_score=True,
     orders=True,
     turned_by=("order", "lerf"),
     cost=lambda regions, **_: Cost(regions),
@@ -89,6 +90,7 @@ def _in_order(case: Case, rank: Tensor, order: Order, draws: Draws) -> Tensor:
     better="higher",
     span=(-1, 1),
     paper="DeYoung et al., ACL 2020",
+    in_score=True,
     orders=True,
     cost=lambda **_: Cost(len(PARTS)),
 )
@@ -105,6 +107,7 @@ def comprehensiveness(case: Case, removal: Removal = "token", score: ScoreKind =
     better="lower",
     span=(-1, 1),
     paper="DeYoung et al., ACL 2020",
+    in_score=True,
     orders=True,
     cost=lambda **_: Cost(len(PARTS)),
     discrepancies="Quantus has another metric of this name, which compares maps of images of a batch.",

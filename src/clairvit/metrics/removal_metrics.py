@@ -30,6 +30,7 @@ BLOCKS, TIES = 1001, 1002
     better="higher",
     span=(-1, 1),
     paper="Rong et al., ICML 2022",
+    in_score=True,
     orders=True,
     cost=lambda steps, order, **_: Cost(steps * (2 if order == "combined" else 1)),
     turned_by=("order", "morf"),
