@@ -1,0 +1,1 @@
+"""Studies: models × data × methods × metrics, cut into units that are computed once, stored, resumed and ranked."""
