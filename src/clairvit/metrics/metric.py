@@ -27,6 +27,8 @@ _HOMES = (
     "complexity",
     "randomisation",
     "localisation",
+    "ranked",
+    "points",
 )
 
 
