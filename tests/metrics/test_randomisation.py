@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import clairvit as cv
 from clairvit.errors import BadInput
-from clairvit.metrics.randomisation import explained_cascade, layers_of, spread_steps
+from clairvit.metrics.cascade import explained_cascade, layers_of, spread_steps
 from clairvit.perturb.chance import dice, fingerprints
 from fingerprint import differences, fingerprint, surroundings
 from tiny import CLASSES, ZOO, build, pixels, wrapped
