@@ -47,6 +47,22 @@ def test_a_map_that_ignores_the_model_does_not_change(metric: str, order: str) -
         assert torch.allclose(score.values, torch.ones(2, dtype=torch.float64), atol=1e-12)
 
 
+@pytest.mark.parametrize("similarity", ["spearman", "pearson", "ssim", "ssim-flat", "hog"])
+@pytest.mark.parametrize("order", ORDERS)
+def test_the_centre_is_the_same_for_every_model_and_similarity(order: str, similarity: str) -> None:
+    """METRICS 10.12: at every layer, and in every summary."""
+    model, images = wrapped(KIND), pixels(KIND, 2)
+    for summary in ("mean", "last", "auc"):
+        found = cv.evaluate(
+            model, images, "center", "mprt", layers=None, order=order, similarity=similarity, summary=summary
+        )
+        assert found.curve.y.shape == (2, len(layers_of(model.module)))
+        assert (found.curve.y - 1).abs().max() < 1e-12
+        assert (found.values - 1).abs().max() < 1e-12
+    entropy = cv.evaluate(model, images, "center", "efficient-mprt")
+    assert entropy.values.tolist() == [0, 0], "as much disorder as before"
+
+
 @pytest.mark.parametrize("by", LAWS)
 @pytest.mark.parametrize("metric", ["mprt", "smooth-mprt(samples=1)", "efficient-mprt", "random-logit"])
 def test_the_users_model_and_chance_stay_as_they_were(metric: str, by: str) -> None:
@@ -247,9 +263,9 @@ def test_smooth_mprt_by_hand_and_without_noise() -> None:
     assert found.values.tolist() == pytest.approx(expected, abs=1e-9)
 
 
-@pytest.mark.parametrize("other", ["random", "second", "least"])
+@pytest.mark.parametrize("other", ["random", "second", "least", "quantus"])
 def test_maps_that_ask_for_no_class_are_the_same_for_another(other: str) -> None:
-    for kind in ("ssim", "spearman", "pearson"):
+    for kind in ("ssim", "ssim-flat", "spearman", "pearson", "hog"):
         for method in ("raw-attention", "rollout", "center"):
             found = cv.evaluate(
                 wrapped(KIND), pixels(KIND, 2), method, "random-logit", target=TARGET, other=other, similarity=kind

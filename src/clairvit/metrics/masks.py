@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from clairvit.metrics.case import Case, Upsampling
+from clairvit.metrics.threshold import steady
 
 FULL = (
     "a mask covers its whole image: scores against it are defined, and say nothing about the map "
@@ -16,15 +17,20 @@ FULL = (
 )
 
 
-def on_masks(case: Case, upsampling: Upsampling, of: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Tensor:
+def on_masks(
+    case: Case, upsampling: Upsampling, of: Callable[[Tensor, Tensor, Tensor], Tensor], *, ranks: bool = False
+) -> Tensor:
     """[M, B, …]: `of` a map [B, H, W], objects and pixels that count, both bool [B, H, W], method by method.
 
-    NaN where the map has NaN or infinity, or where there is no object at all.
+    NaN where the map has NaN or infinity, or where there is no object at all. `ranks` says that only the order of the
+    values counts: then plateaus that upsampling made are levelled, as they are equal but for round-off.
     """
     objects, counts = objects_of(case)
     found = []
-    for one, broken in zip(case.fine(upsampling), case.invalid, strict=True):
-        values = of(one.masked_fill(broken[:, None, None], 0), objects, counts)
+    for raw, one, broken in zip(case.raw, case.fine(upsampling), case.invalid, strict=True):
+        clean = one.masked_fill(broken[:, None, None], 0)
+        computed = upsampling != "nearest" and raw.shape[-2:] != one.shape[-2:]
+        values = of(steady(clean) if ranks and computed else clean, objects, counts)
         found.append(left_out(values, broken | ~present(objects)))
     return torch.stack(found)
 

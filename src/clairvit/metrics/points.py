@@ -13,7 +13,6 @@ from clairvit.errors import BadInput
 from clairvit.metrics.case import Case, Upsampling
 from clairvit.metrics.masks import objects_of, on_masks, present
 from clairvit.metrics.metric import metric
-from clairvit.metrics.threshold import steady
 
 Overlap = Literal["area", "nearest", "soft"]
 Ties = Literal["share", "any", "first"]
@@ -55,7 +54,7 @@ def pointing_game(
 
     def hits(maps: Tensor, objects: Tensor, counts: Tensor) -> Tensor:
         near = torch.stack([within(mask, tolerance) for mask in objects])
-        values = steady(maps).masked_fill(~counts, -1)
+        values = maps.masked_fill(~counts, -math.inf)
         top = ((values == values.amax((1, 2), keepdim=True)) & counts).flatten(1)
         hit = (top & near.flatten(1)).double()
         share = hit.sum(1) / top.sum(1)
@@ -65,7 +64,7 @@ def pointing_game(
         same = (top | ~counts.flatten(1)).all(1)  # a constant map has no first point
         return torch.where(same, share, first if ties == "first" else (share > 0).double())
 
-    found = on_masks(case, upsampling, hits)
+    found = on_masks(case, upsampling, hits, ranks=True)
     if constant == "nan":
         found = found.masked_fill(case.degenerate, math.nan)
     if empty == "hit":

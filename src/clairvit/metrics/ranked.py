@@ -15,7 +15,7 @@ from clairvit.errors import BadInput
 from clairvit.metrics.case import Case, Upsampling
 from clairvit.metrics.masks import on_masks
 from clairvit.metrics.metric import metric
-from clairvit.metrics.threshold import binary, min_max, steady
+from clairvit.metrics.threshold import binary, min_max
 
 
 @metric(
@@ -48,12 +48,12 @@ def average_precision(
     def ap(maps: Tensor, objects: Tensor, counts: Tensor) -> Tensor:
         soft = on == "soft"
         if not pooled:
-            return _ranked(steady(maps) if soft else binary(maps, threshold)[0].double(), objects, counts, _ap)
+            return _ranked(maps if soft else binary(maps, threshold)[0].double(), objects, counts, _ap)
         r = min_max(maps) if soft else binary(maps, threshold)[0].double()
         both = torch.cat([1 - r, r], 1)  # [B, 2 H, W], the background above the foreground
         return _ranked(both, torch.cat([~objects, objects], 1), torch.cat([counts, counts], 1), _ap)
 
-    return on_masks(case, upsampling, ap)
+    return on_masks(case, upsampling, ap, ranks=not pooled)
 
 
 @metric(
@@ -67,7 +67,7 @@ def average_precision(
 )
 def roc_auc(case: Case, upsampling: Upsampling = "nearest") -> Tensor:
     """P(map on the object > map off it), equals count half: 0.5 by luck; undefined where there is no background."""
-    return on_masks(case, upsampling, lambda maps, objects, counts: _ranked(steady(maps), objects, counts, _roc))
+    return on_masks(case, upsampling, lambda maps, objects, counts: _ranked(maps, objects, counts, _roc), ranks=True)
 
 
 def _ranked(maps: Tensor, objects: Tensor, counts: Tensor, of: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
@@ -115,7 +115,7 @@ def relevance_rank(case: Case, upsampling: Upsampling = "bilinear") -> Tensor:
     def share(maps: Tensor, objects: Tensor, counts: Tensor) -> Tensor:
         return _in_top(maps, objects, counts, objects.flatten(1).sum(1))
 
-    return on_masks(case, upsampling, share)
+    return on_masks(case, upsampling, share, ranks=True)
 
 
 @metric(
@@ -141,19 +141,19 @@ def top_k(case: Case, k: int = 1000, upsampling: Upsampling = "bilinear") -> Ten
     def share(maps: Tensor, objects: Tensor, counts: Tensor) -> Tensor:
         return _in_top(maps, objects, counts, counts.flatten(1).sum(1).clamp(max=k))
 
-    return on_masks(case, upsampling, share)
+    return on_masks(case, upsampling, share, ranks=True)
 
 
 def _in_top(maps: Tensor, objects: Tensor, counts: Tensor, sizes: Tensor) -> Tensor:
     """[B]: how much of the `sizes` highest pixels that count is object; what ties for the last place counts in part."""
     found = []
-    for values, mask, valid, size in zip(steady(maps), objects, counts, sizes.tolist(), strict=True):
+    for values, mask, valid, size in zip(maps, objects, counts, sizes.tolist(), strict=True):
         if size == 0:  # no object: undefined, whatever stands here
             found.append(values.new_zeros(()))
             continue
         seen, hit = values[valid], mask[valid]
         edge = seen.topk(size).values[-1]
-        sure, tied = seen > edge, seen == edge
+        sure, tied = (seen > edge).double(), (seen == edge).double()
         part = (size - sure.sum()) / tied.sum()
-        found.append(((sure & hit).sum() + part * (tied & hit).sum()) / size)
-    return torch.stack([one.double() for one in found])
+        found.append(((sure + part * tied) * hit).sum() / size)
+    return torch.stack(found)

@@ -40,16 +40,17 @@ QUANTUS_LEAST = 0.02  # Quantus's relative stabilities draw from here up to the 
     cost=lambda samples, **_: Cost(samples),
     presets={"quantus": {"samples": 200, "draws": "quantus"}},
     discrepancies="A maximum over samples grows with their number, so that numbers with another `samples` cannot be "
-    "compared; Quantus takes 200. The draw of a sampling method itself stays the same unless `redraw`: LIME's and "
-    "SHAP's large values in papers contain it.",
+    "compared; Quantus takes 200. Masks that LIME, SHAP or RISE draw stay the same unless `redraw`: their large values "
+    "in papers contain the change of masks.",
 )
 def max_sensitivity(
     case: Case, samples: int = 10, radius: float = 0.2, redraw: bool = False, draws: Draws = "own"
 ) -> Tensor:
     """max_j |a(x) − a(x + u_j)| / |a(x)|, u_j uniform in ±radius (normalised pixels): the largest change of the map.
 
-    A method that draws samples draws the same for each copy; `redraw` gives it a new seed for each, so that its own
-    chance is counted too.
+    Methods that draw masks (LIME, SHAP, RISE) draw the same for each copy; `redraw` gives them a new seed for each, so
+    that their own chance is counted too. What is drawn from the image itself (SmoothGrad's noise, the random map) is
+    drawn anew for each copy either way.
     """
     return torch.stack([*_changes(case, samples, radius, "uniform", _relative, draws, redraw)]).amax(0)
 
@@ -163,7 +164,7 @@ def relative_stability(
         else:
             moved = _length(seen - usual)
         found = change / (moved.clamp(min=SMALL) if near_zero == "largest" else torch.where(moved == 0, SMALL, moved))
-        return found.masked_fill(seen.argmax(1) != usual.argmax(1), math.nan)
+        return found if changed == "keep" else found.masked_fill(seen.argmax(1) != usual.argmax(1), math.nan)
 
     law: Law = "uniform" if draws == "quantus" else "normal"
     every = torch.stack([*_changes(case, samples, radius, law, ratio, draws, least=QUANTUS_LEAST)])
