@@ -8,9 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
+import clairvit as cv
 from clairvit.metrics.masks import FULL
 from clairvit.metrics.metric import find, metrics
 from metric_cases import case_of, values
+from tiny import pixels, wrapped
 
 SIZE = 16
 ALL = [metric.name for metric in metrics() if metric.family == "localisation"]
@@ -123,3 +125,12 @@ def test_batch_of_three_equals_three_of_one(text: str) -> None:
     for image in range(3):
         alone = values(text, case_of(noise()[image : image + 1], masks=masks()[image : image + 1]))
         assert float(together[0, image]) == pytest.approx(float(alone), abs=1e-12)
+
+
+def test_the_flag_is_a_note_of_the_score() -> None:
+    model, images = wrapped("timm-vit"), pixels("timm-vit", 2)
+    where = torch.zeros(2, *images.shape[-2:], dtype=torch.bool)
+    where[:, 3:9] = True
+    assert FULL not in cv.evaluate(model, images, "ixg", "iou", target=3, masks=where).notes
+    where[1] = True
+    assert FULL in cv.evaluate(model, images, "ixg", "iou", target=3, masks=where).notes
