@@ -89,6 +89,18 @@ def test_smooth_mprt_step_by_step(order: str, kind: str) -> None:
     assert (theirs[:, 0] < 1 - 1e-6).all(), "new noise: the original does not resemble itself fully"
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("order", ["top-down", "bottom-up", "independent"])
+def test_mprt_step_by_step(order: str, kind: str) -> None:
+    """The whole batch of the ViT is in test_parity_mprt; here image by image, and the CNN."""
+    found = scored(kind, "mprt(compat=quantus)", order=order)
+    theirs = FIXTURE[f"{kind} mprt {order.replace('-', '_')}"]
+    assert found.curve is not None
+    assert found.curve.y.shape == theirs.shape
+    assert np.abs(found.curve.y.numpy() - theirs).max() < 1e-9
+    assert found.values.tolist() == pytest.approx(theirs.mean(1).tolist(), abs=1e-9), "with the original"
+
+
 def test_an_image_draws_the_same_in_any_batch() -> None:
     for name in ("max-sensitivity", "relative-stability output", "random-logit"):
         alone = scored("vit", OF_MODELS[name], slice(1, 2))

@@ -103,3 +103,29 @@ def test_ties_for_the_last_place_count_in_part() -> None:
 def test_no_pixels_at_all_are_refused() -> None:
     with pytest.raises(BadInput, match=r"k=0 was given"):
         ask("top-k(k=0)")(case_of(noise(), masks=MASK))
+
+
+@pytest.mark.parametrize("name", ["ap", "roc-auc", "relevance-rank", "top-k(k=20)", "pointing-game(tolerance=0)"])
+def test_round_off_of_upsampling_breaks_no_ties(name: str) -> None:
+    """Bilinear weights do not add up to exactly 1; a plateau that they make is one value all the same."""
+    masks = torch.zeros(1, SIZE, SIZE, dtype=torch.bool)
+    masks[0, 1:6, 2:9] = True
+    maps = torch.full((1, 3, 3), 0.1, dtype=torch.float64)
+    maps[0, 2] = 0.3 - 0.1  # two plateaus, of which the lower third has the second
+    case = case_of(maps, masks=masks)
+    (fine,) = case.fine("bilinear")
+    top = fine.amax() - fine < 1e-9
+    assert len(fine[top].unique()) > 1, "there is round-off"
+    text = f"{name[:-1]},upsampling=bilinear)" if name.endswith(")") else f"{name}(upsampling=bilinear)"
+    level = case_of(fine.round(decimals=6), masks=masks)
+    assert float(values(text, case)) == pytest.approx(float(values(text, level)), abs=1e-12)
+
+
+@pytest.mark.parametrize("name", ["ap", "roc-auc", "relevance-rank(upsampling=nearest)"])
+def test_small_differences_count_where_nothing_was_computed(name: str) -> None:
+    """A heavy tail: most values differ by less than a billionth of the range."""
+    tail = 1e-12 * torch.arange(16.0, dtype=torch.float64).reshape(1, 4, 4)
+    spread = torch.arange(16.0, dtype=torch.float64).reshape(1, 4, 4)
+    tail[0, 0, 0] = spread[0, 0, 0] = 100
+    one, other = (values(name, case_of(maps, masks=MASK[:1])) for maps in (tail, spread))
+    assert torch.equal(one, other)

@@ -88,6 +88,9 @@ def of_models(found: dict[str, np.ndarray]) -> None:
         for text, metric in metrics.items():
             found[f"{name} {text}"] = np.array(image_by_image(metric, model, pictures, explain)).reshape(-1)
             print(name, text, found[f"{name} {text}"])
+        for order in ("top_down", "bottom_up", "independent"):
+            curves = image_by_image(quantus.MPRT(layer_order=order, **QUIET), model, pictures, explain)
+            found[f"{name} mprt {order}"] = np.array([[s[0] for s in curve.values()] for curve in curves])
         # SmoothMPRT asks quantus.explain whatever explain_func it is given, so that is what has to make the maps.
         usual = quantus.explain
         quantus.explain = explain
