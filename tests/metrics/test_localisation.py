@@ -178,6 +178,8 @@ def test_the_threshold_is_strict() -> None:
     maps = torch.tensor([[[0.0, 0.5, 0.5, 1.0]] * 4])
     assert binary(maps, "half")[0, 0, 0].tolist() == [False, False, False, True]
     assert binary(maps, "mean")[0, 0, 0].tolist() == [False, False, False, True]
+    assert SWEEP[9] == 0.5
+    assert binary(maps, "sweep")[9, 0, 0].tolist() == [False, False, False, True]
     for word in ("half", "mean", "otsu", "sweep"):
         assert not binary(torch.full((1, 4, 4), 3.0), word).any()
 

@@ -45,7 +45,7 @@ def masks() -> Tensor:
 
 @pytest.mark.parametrize("text", VARIANTS)
 def test_a_map_with_nan_has_no_score(text: str) -> None:
-    for bad in (math.nan, math.inf):
+    for bad in (math.nan, math.inf, -math.inf):
         maps = noise().abs()
         maps[1, 2, 1] = bad
         found = values(text, case_of(maps, masks=masks()))

@@ -101,8 +101,13 @@ def test_uniform_maps_score_the_area() -> None:
     odd = case_of(torch.ones(3, 4, 4), masks=square(1, 2, 7))
     area = float(square(1, 2, 7)[0].double().mean())
     assert values("faf(overlap=soft)", odd)[0].tolist() == pytest.approx([area] * 3)
+    void = square(7, 5, 9)
+    with_void = case_of(torch.ones(3, 4, 4), masks=square(1, 2, 7), void=void)
     for overlap in ("area", "nearest", "soft"):
-        assert values(f"faf(lift=true,overlap={overlap})", odd).tolist() == [[pytest.approx(1.0)] * 3]
+        for case in (odd, with_void):
+            assert values(f"faf(lift=true,overlap={overlap})", case).tolist() == [[pytest.approx(1.0)] * 3]
+    area = float((square(1, 2, 7) & ~void)[0].sum() / (~void)[0].sum())
+    assert values("faf(overlap=soft)", with_void)[0].tolist() == pytest.approx([area] * 3)
 
 
 def test_mass_by_hand() -> None:

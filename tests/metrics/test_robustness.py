@@ -8,6 +8,7 @@ import torch
 import clairvit as cv
 from clairvit.errors import BadInput
 from clairvit.metrics.metric import metrics
+from clairvit.metrics.robustness import away_from_zero
 from clairvit.perturb.chance import dice, fingerprints
 from tiny import pixels, wrapped
 
@@ -157,3 +158,9 @@ def test_copies_of_another_class_are_kept_left_out_or_nan() -> None:
 def test_a_radius_below_the_least_noise_is_refused() -> None:
     with pytest.raises(BadInput, match=r"radius=0\.01 were given; expected .* and a radius of more than 0\.02"):
         cv.evaluate(wrapped(KIND), pixels(KIND, 1), "ixg", "relative-stability(compat=quantus,radius=0.01)", target=3)
+
+
+def test_what_relative_changes_are_taken_of() -> None:
+    values = torch.tensor([[[0.0, 1e-9], [-1e-9, -2.0]]], dtype=torch.float64)
+    assert away_from_zero(values, (1, 2), "exact").flatten().tolist() == [1e-6, 1e-9, -1e-9, -2]
+    assert away_from_zero(values, (1, 2), "largest").flatten().tolist() == pytest.approx([2e-6, 2e-6, 2e-6, -2])

@@ -175,8 +175,8 @@ def foreground_fraction(case: Case, overlap: Overlap = "area", lift: bool = Fals
     """
     objects, counts = objects_of(case)
     inside, valid = patch_foreground(objects, counts, case.trace.layout.grid, overlap)
-    values = case.maps.clamp(min=0) * valid
-    fraction = (values * inside).sum((2, 3)) / values.sum((2, 3))
+    values = case.maps.clamp(min=0)
+    fraction = (values * inside).sum((2, 3)) / (values * valid).sum((2, 3))  # what is inside is valid
     fraction = fraction / (inside.sum((1, 2)) / valid.sum((1, 2))) if lift else fraction
     return fraction.masked_fill(case.invalid | ~present(objects), math.nan)
 

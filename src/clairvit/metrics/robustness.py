@@ -25,6 +25,7 @@ from clairvit.perturb.watch import told
 from clairvit.trace.attention import widened
 
 Resolution = Literal["patch", "pixel"]
+NearZero = Literal["largest", "exact"]
 Change = Callable[[Case, Tensor, Tensor], Tensor]  # (case, maps [M, B, rows, cols], noise [B, 3, H, W]) -> [M, B]
 SMALL = 1e-6  # below it a relative change is taken of this instead
 QUANTUS_LEAST = 0.02  # Quantus's relative stabilities draw from here up to the radius, never below
@@ -140,7 +141,7 @@ def relative_stability(
     samples: int = 10,
     radius: float = 0.1,
     of: Literal["input", "output"] = "input",
-    near_zero: Literal["largest", "exact"] = "largest",
+    near_zero: NearZero = "largest",
     changed: Literal["keep", "leave", "nan"] = "keep",
     resolution: Resolution = "patch",
     draws: Draws = "own",
@@ -154,13 +155,13 @@ def relative_stability(
     """
 
     def ratio(case: Case, maps: Tensor, noise: Tensor) -> Tensor:
-        relative = (case.maps - maps) / _away_from_zero(case.maps, (2, 3), near_zero)
+        relative = (case.maps - maps) / away_from_zero(case.maps, (2, 3), near_zero)
         change = _length(_at(resolution, relative, case.size).flatten(2))
         x = widened(case.trace.pixels).double()
         usual = case.trace.logits.double()
         seen = case.logits_of(case.trace.pixels + noise) if of == "output" or changed != "keep" else usual
         if of == "input":
-            moved = _length((noise / _away_from_zero(x, (1, 2, 3), near_zero)).flatten(1))
+            moved = _length((noise / away_from_zero(x, (1, 2, 3), near_zero)).flatten(1))
         else:
             moved = _length(seen - usual)
         found = change / (moved.clamp(min=SMALL) if near_zero == "largest" else torch.where(moved == 0, SMALL, moved))
@@ -229,7 +230,8 @@ def _scaled(maps: Tensor) -> Tensor:
     return maps / torch.where(largest == 0, torch.ones_like(largest), largest)
 
 
-def _away_from_zero(values: Tensor, axes: tuple[int, ...], near_zero: str) -> Tensor:
+def away_from_zero(values: Tensor, axes: tuple[int, ...], near_zero: NearZero) -> Tensor:
+    """What a relative change is taken of: values, but for those near zero (or exactly zero)."""
     if near_zero == "exact":
         return torch.where(values == 0, SMALL, values)
     least = SMALL * values.abs().amax(axes, keepdim=True).clamp(min=SMALL)
