@@ -50,9 +50,9 @@ class Data:
 
 def datasets() -> tuple[Dataset, ...]:
     """What `open_data` can read, with its layout (`.layout()`), what it has (`.has`) and whether it can `.download`."""
-    for name in _LAYOUTS:
-        importlib.import_module(f"clairvit.data.layouts.{name}")
-    return tuple(registered().values())
+    modules = [importlib.import_module(f"clairvit.data.layouts.{name}").__name__ for name in _LAYOUTS]
+    # whoever was imported first: the list is always in the same order
+    return tuple(sorted(registered().values(), key=lambda data: modules.index(data.open.__module__)))
 
 
 def open_data(
@@ -230,7 +230,8 @@ def _page(entry: Entry, found: Found, model: Model) -> Page:
     other = next((own for own in order if own != label and bool(seen[own][0].any())), None)
     mask = void = None
     if found.has_masks and known.masked:
-        nothing = np.zeros((picture.height, picture.width), dtype=bool)
+        # masks may be of another size than the picture, and void with them
+        nothing = np.zeros((picture.height, picture.width) if known.void is None else known.void.shape, dtype=bool)
         mask, void = _as_seen(nothing, known, picture.size, model)
         for own, (there, _) in seen.items():
             mask = mask | there if found.whole or own == order[0] else mask
