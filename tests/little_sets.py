@@ -63,4 +63,6 @@ def shows(found: Page, mask: np.ndarray, void: np.ndarray | None = None) -> bool
     assert found.mask is not None
     assert found.void is not None
     nothing = np.zeros_like(mask)
-    return bool((found.mask.numpy() == mask).all() and (found.void.numpy() == (nothing if void is None else void)).all())
+    return bool(
+        (found.mask.numpy() == mask).all() and (found.void.numpy() == (nothing if void is None else void)).all()
+    )

@@ -65,7 +65,9 @@ def test_splits_are_checked(pets: Path) -> None:
     data = open_data(f"pets:{pets}", split="trainval")
     assert data.split == "trainval"
     assert data.album.names == ("images/Abyssinian_2.jpg", "images/Abyssinian_3.jpg")
-    with pytest.raises(UnknownName, match=r"has no split 'trainvall'. Did you mean 'trainval'\? Choose one of: test, t"):
+    with pytest.raises(
+        UnknownName, match=r"has no split 'trainvall'. Did you mean 'trainval'\? Choose one of: test, t"
+    ):
         open_data(f"pets:{pets}", split="trainvall")
 
 
@@ -187,7 +189,9 @@ def test_broken_lists_are_complained_of(pets: Path) -> None:
 
 
 def test_names_are_checked(tmp_path: Path) -> None:
-    with pytest.raises(UnknownName, match=r"no data set 'pest'. Did you mean 'pets'\? Type NAME:PATH, with one of: fol"):
+    with pytest.raises(
+        UnknownName, match=r"no data set 'pest'. Did you mean 'pets'\? Type NAME:PATH, with one of: fol"
+    ):
         open_data(f"pest:{tmp_path}")
     with pytest.raises(UnknownName, match=rf"For a folder of images type folder:{tmp_path}"):
         open_data(str(tmp_path))
@@ -245,7 +249,9 @@ def test_download_goes_through_torchvision(
     with pytest.raises(BadInput) as told:
         open_data(f"{name}:{place}", download=True)
     assert asked == [place]
-    assert "could not be downloaded (URLError: <urlopen error no route to host>); look at the network" in str(told.value)
+    assert "could not be downloaded (URLError: <urlopen error no route to host>); look at the network" in str(
+        told.value
+    )
     assert f"  {place}/\n" in str(told.value)
     (data,) = [one for one in datasets() if one.name == name]
     assert inside in data.inside, "where torchvision puts it is where it is looked for"

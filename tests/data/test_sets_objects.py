@@ -99,7 +99,7 @@ def test_caltech101(tmp_path: Path) -> None:
     savemat(root / "Annotations" / "accordion" / "annotation_0002.mat", {"box_coord": [1, 2], "obj_contour": [1, 2]})
     with pytest.raises(BadInput, match=r"box_coord of shape \[2\] and obj_contour of shape \[2\]; expected \[4\]"):
         page(data, 1)
-    with pytest.raises(UnknownName, match="Caltech-101 has no split 'test'. Choose one of: all"):
+    with pytest.raises(UnknownName, match=r"Caltech-101 has no split 'test'. Choose one of: all"):
         open_data(f"caltech101:{root}", split="test")
 
 
@@ -191,9 +191,7 @@ def test_voc_samples_are_drawn_by_class_and_broken_masks_are_told(voc: Path) -> 
 
 
 DOG = """<annotation><size><width>{width}</width><height>6</height><depth>3</depth></size>{objects}</annotation>"""
-BOX = (
-    "<object><name>{}</name><bndbox><xmin>{}</xmin><ymin>{}</ymin><xmax>{}</xmax><ymax>{}</ymax></bndbox></object>"
-)
+BOX = "<object><name>{}</name><bndbox><xmin>{}</xmin><ymin>{}</ymin><xmax>{}</xmax><ymax>{}</ymax></bndbox></object>"
 
 
 @pytest.fixture
