@@ -89,7 +89,7 @@ def _regions(painted: Path, folder: int | None, classes: dict[int, int]) -> Know
     except (OSError, SyntaxError, ValueError) as error:
         raise BadInput(f"The mask '{painted}' cannot be read ({error}); expected a whole PNG.") from error
     values = colours[..., 0] + 256 * colours[..., 1]
-    seen = [int(one) for one in np.unique(values) if one not in (_OTHER, _IGNORED)]
+    seen = [int(one) for one in np.flatnonzero(np.bincount(values.ravel())) if one not in (_OTHER, _IGNORED)]
     strange = [one for one in seen if one not in classes]
     if strange:
         raise BadInput(

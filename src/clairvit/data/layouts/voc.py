@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
 
 from clairvit.data.layouts.entry import Entry, Found, Known, lines_of
@@ -73,8 +75,8 @@ def _photo(root: Path, name: str) -> Entry:
     painted = root / "SegmentationClass" / f"{name}.png"
 
     def largest() -> int | None:
-        objects = _classes(painted).objects
-        return max(objects, key=lambda number: int(objects[number].sum()), default=None)
+        areas = _areas(_values(painted)) if painted.exists() else {}
+        return max(areas, key=lambda own: areas[own], default=None)
 
     return Entry(
         name=f"JPEGImages/{name}.jpg",
@@ -88,15 +90,26 @@ def _photo(root: Path, name: str) -> Entry:
 def _classes(painted: Path) -> Known:
     if not painted.exists():
         return Known(masked=False)
+    values = _values(painted)
+    return Known(None, {own: values == own + 1 for own in _areas(values)}, values == _VOID)
+
+
+def _areas(values: NDArray[Any]) -> dict[int, int]:
+    """class -> pixels, of those that are there"""
+    counts = np.bincount(values.ravel(), minlength=_VOID + 1)[1 : len(CLASSES) + 1]
+    return {own: int(count) for own, count in enumerate(counts) if count}
+
+
+def _values(painted: Path) -> NDArray[Any]:
+    """[rows, columns] of 0, 1 to 20, and 255"""
     try:
         with Image.open(painted) as picture:
-            values = np.asarray(picture)
+            values: NDArray[Any] = np.asarray(picture)
     except (OSError, SyntaxError, ValueError) as error:
         raise BadInput(f"The mask '{painted}' cannot be read ({error}); expected a whole PNG.") from error
-    numbers = [int(one) for one in np.unique(values) if one not in (0, _VOID)]
-    if values.ndim != 2 or any(number > len(CLASSES) for number in numbers):
+    if values.ndim != 2 or ((values > len(CLASSES)) & (values != _VOID)).any():
         raise BadInput(
             f"The mask '{painted}' holds {values.ndim} dimensions with values up to {int(values.max())}; expected a "
             f"palette of 0 to {len(CLASSES)} and {_VOID}, as the data set has it."
         )
-    return Known(None, {number - 1: values == number for number in numbers}, values == _VOID)
+    return values
