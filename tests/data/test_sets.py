@@ -273,3 +273,12 @@ def test_what_may_not_be_downloaded_says_so(tmp_path: Path) -> None:
         if not data.download and data.name != "folder":
             with pytest.raises(BadInput, match=f"{data.title} cannot be downloaded from here: .*Put it into:"):
                 open_data(f"{data.name}:{tmp_path}", download=True)
+
+
+def test_the_docs_show_every_data_set() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "data.md").read_text(encoding="utf-8")
+    for data in datasets():
+        download = "yes" if data.download else "no"
+        line = f"| `{data.name}` | {data.title} | {', '.join(data.has)} | {', '.join(data.splits)} | {download} |"
+        assert line in text
+        assert f"```\n{data.layout()}\n```" in text
