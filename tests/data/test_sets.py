@@ -13,6 +13,9 @@ import torchvision
 from PIL import Image
 
 from clairvit.data.album import parts
+from clairvit.data.layouts import registry
+from clairvit.data.layouts.entry import Found, entry, files_in
+from clairvit.data.layouts.registry import Asked
 from clairvit.data.sets import datasets, open_data, sample
 from clairvit.errors import BadInput, UnknownName
 from little_sets import block, called, page, painted, photo, seer, shows, written
@@ -221,6 +224,21 @@ def test_the_list_says_what_there_is() -> None:
         for need in data.needs:  # what is asked for is in the picture
             shown = need.format(split=data.splits[0], Split=data.splits[0].title()).split("|")[0].split("/")[-1]
             assert shown in data.layout()
+
+
+def test_a_data_set_is_one_function_and_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_DATASETS", {data.name: data for data in reversed(datasets())})
+    photo(tmp_path / "cats" / "tom.png")
+
+    @registry.dataset("cats", "Cats", has=("labels",), tree="cats/\n  tom.png …", needs=("cats",))
+    def cats(asked: Asked) -> Found:
+        images = files_in(asked.root / "cats", ".png")
+        return Found(tuple(entry(asked.root, image, 0, None) for image in images), ("cat",))
+
+    assert [data.name for data in datasets()][-2:] == ["mura", "cats"]
+    data = open_data(f"cats:{tmp_path}")
+    assert (data.album.names, called(data, 0)) == (("cats/tom.png",), "cat")
+    assert cats(Asked(tmp_path, "all")).classes == ("cat",), "the function stays a function"
 
 
 @pytest.mark.parametrize(

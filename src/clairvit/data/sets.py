@@ -37,8 +37,8 @@ class Data:
     split: str
     classes: tuple[str, ...]  # the data set's own, in its own order
     total: int  # images in the split, before a limit
-    notes: tuple[str, ...] = ()  # what the user should know of the folder
-    number: Callable[[int, Model], int | None] = lambda own, _: own  # a class of ours -> the model's, if it has it
+    notes: tuple[str, ...]  # what the user should know of the folder
+    number: Callable[[int, Model], int | None]  # a class of the data set -> the model's number, if it has it
 
     def __len__(self) -> int:
         return len(self.album)
@@ -51,8 +51,9 @@ class Data:
 def datasets() -> tuple[Dataset, ...]:
     """What `open_data` can read, with its layout (`.layout()`), what it has (`.has`) and whether it can `.download`."""
     modules = [importlib.import_module(f"clairvit.data.layouts.{name}").__name__ for name in _LAYOUTS]
-    # whoever was imported first: the list is always in the same order
-    return tuple(sorted(registered().values(), key=lambda data: modules.index(data.open.__module__)))
+    places = {module: place for place, module in enumerate(modules)}
+    # whoever was imported first, the list is in the same order; what others registered comes after it
+    return tuple(sorted(registered().values(), key=lambda data: places.get(data.open.__module__, len(places))))
 
 
 def open_data(
