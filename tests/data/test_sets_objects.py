@@ -82,8 +82,8 @@ def test_caltech101(tmp_path: Path) -> None:
     for kind, count in (("BACKGROUND_Google", 1), ("accordion", 2), ("airplanes", 1)):
         for number in range(1, count + 1):
             photo(root / "101_ObjectCategories" / kind / f"image_{number:04d}.jpg", number)
-    # corners of a square on the pixel's outer edges: columns 3..5, rows 2..4 counted from 1
-    outline = np.array([[-0.5, 2.5, 2.5, -0.5], [-0.5, -0.5, 2.5, 2.5]])
+    # a square that holds the centres of columns 3..5 and rows 2..4, counted from 1, and no others
+    outline = np.array([[-0.4, 2.4, 2.4, -0.4], [-0.4, -0.4, 2.4, 2.4]])
     for kind, box in (("accordion", [2, 4, 3, 5]), ("Airplanes_Side_2", [3, 5, 6, 8])):
         (root / "Annotations" / kind).mkdir(parents=True)
         savemat(
@@ -174,7 +174,8 @@ def test_the_true_class_is_the_largest_that_the_model_sees(voc: Path) -> None:
 def test_voc_samples_are_drawn_by_class_and_broken_masks_are_told(voc: Path) -> None:
     for name in "defghi":
         photo(voc / "JPEGImages" / f"{name}.jpg")
-        painted(voc / "SegmentationClass" / f"{name}.png", np.where(block(0, 1, 0, 1), 1 + (name in "def"), 0))
+        values = block(0, 1, 0, 1) + 2 * (name in "def") * block(2, 5, 0, 8)  # a bicycle behind a small aeroplane
+        painted(voc / "SegmentationClass" / f"{name}.png", values)
     (voc / "SegmentationClass" / "i.png").write_text("woof")
     written(voc / "ImageSets" / "Segmentation" / "val.txt", "d\ne\nf\ng\nh\ni\n")
     for seed in range(6):
