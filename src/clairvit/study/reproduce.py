@@ -1,0 +1,242 @@
+"""Reproduce: a paper's experiment on the data at hand, stored as a study, with the paper's numbers beside ours."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from clairvit.data.album import Album, Page, digest
+from clairvit.errors import BadInput
+from clairvit.methods.bind import bind
+from clairvit.methods.together import record_for
+from clairvit.metrics.metric import ask
+from clairvit.metrics.score import Curve, Score
+from clairvit.metrics.table import BASELINES, Scores
+from clairvit.models.model import Model
+from clairvit.study.beside import Agreement, Row, Verdict, agreements, line_up, verdicts
+from clairvit.study.plan import Plan, Study, settings_of
+from clairvit.study.presets.preset import Entrant, Measure, Preset, Table, check_effort
+from clairvit.study.read import scores_of
+from clairvit.study.run import run_study
+from clairvit.study.set_up import Shown, Wish, differences
+from clairvit.study.store import Store
+from clairvit.study.work import Worker
+
+
+@dataclass(frozen=True, eq=False)
+class Sweep:
+    """One method summed from each layer on."""
+
+    method: str
+    measure: Measure
+    values: tuple[float, ...]  # by start layer, as the paper writes them
+    best: int
+    middle: int  # SkipPLUS's choice
+
+
+@dataclass(frozen=True, eq=False)
+class Reproduction:
+    """What came out."""
+
+    wish: Wish
+    model: str
+    images: int
+    table: Table | None  # the paper's numbers that stand beside ours
+    rows: tuple[Row, ...]
+    agreements: tuple[Agreement, ...]
+    verdicts: tuple[Verdict, ...]
+    sweeps: tuple[Sweep, ...]
+    differences: tuple[tuple[str, str], ...]  # what about, and a sentence
+    failed: tuple[str, ...]  # of units
+    seconds: float
+
+
+def open_shown(wish: Wish, model: Model) -> Shown:
+    """The data set with its own masks."""
+    from clairvit.data.sets import open_data
+
+    data = wish.data
+    found = open_data(
+        data.spec, split=data.split, limit=data.limit, seed=wish.seed, masks=data.masks, mask_kind=data.mask_kind
+    )
+    words = f"{found.title}, split {found.split}, {len(found)} of {found.total} images"
+    return Shown(found.album, words, data.masks or "", found.notes, found.unknown(model))
+
+
+def void_as_object(album: Album) -> Album:
+    """Pixels of which the masks say nothing count as object (Coporan)."""
+
+    def read(row: int, model: Model) -> Page:
+        page = album.read(row, model)
+        if page.mask is None or page.void is None:
+            return page
+        return replace(page, mask=page.mask | page.void, void=None)
+
+    return replace(album, read=read, mark=lambda row: digest(album.mark(row), "void is object"))
+
+
+def check_data(wish: Wish, shown: Shown) -> tuple[Measure, ...]:
+    """The measures that can be taken of these images; what the paper cannot do without is asked for."""
+    preset = wish.preset
+    needed = [one.name for one in preset.measures if one.needs_masks and not one.optional]
+    if needed and not shown.album.has_masks:
+        raise BadInput(
+            f"'{preset.name}' compares maps with masks ({', '.join(needed)}), and {wish.data.spec} has none; expected "
+            "data with masks such as pets:PATH, or --data folder:PATH with --masks DIR or --masks mask-rcnn."
+        )
+    if wish.aim == "label" and not shown.album.has_labels:
+        raise BadInput(
+            f"'{preset.name}' explains the true class, and {wish.data.spec} has none; expected data with classes, or "
+            "--target predicted."
+        )
+    if wish.aim == "label" and shown.unknown:
+        some = ", ".join(shown.unknown[:3]) + (", …" if len(shown.unknown) > 3 else "")
+        raise BadInput(
+            f"'{preset.name}' explains the true class, and the model has no class {some} ({len(shown.unknown)} of the "
+            "data's classes); expected a model of these classes (--model, --labels), or --target predicted."
+        )
+    return tuple(one for one in preset.measures if shown.album.has_masks or not one.needs_masks)
+
+
+def depth(model: Model, album: Album) -> int:
+    """How many layers there are to start at."""
+    for row in range(len(album)):
+        pixels = album.read(row, model).pixels[None].to(model.device, model.dtype)
+        return len(record_for([bind("raw-attention")], model, pixels).calls)
+    raise BadInput("There are no images; expected at least one.")
+
+
+def sweep_methods(preset: Preset, layers: int) -> dict[str, list[str]]:
+    """method -> the same summed from layer 0, 1, … on."""
+    return {method: [f"{method}+from:{layer}" for layer in range(layers)] for method in preset.sweep}
+
+
+def study_of(wish: Wish, measures: Iterable[Measure], layers: int = 0) -> Study:
+    """Everything that is asked, as one study."""
+    preset, effort = wish.preset, wish.effort
+    check_effort(effort)
+    methods = [preset.at(effort, one.method) for one in preset.entrants]
+    methods += [text for texts in sweep_methods(preset, layers).values() for text in texts]
+    return Study(
+        models=(wish.model,),
+        data=(wish.data,),
+        methods=tuple(methods),
+        metrics=tuple(preset.at(effort, one.metric) for one in measures),
+        seed=wish.seed,
+        target=wish.aim,
+    )
+
+
+def reproduce(
+    wish: Wish,
+    store: Store,
+    *,
+    model: Model | None = None,
+    shown: Shown | None = None,
+    device: str | None = None,
+    batch_size: int | None = None,
+    told: Callable[[Plan], None] = lambda plan: None,
+) -> Reproduction:
+    """Run what the store lacks, and set it beside what the paper prints."""
+    check_effort(wish.effort)
+    preset = wish.preset
+    model = model or wish.model.load(device)
+    shown = shown or open_shown(wish, model)
+    measures = check_data(wish, shown)
+    album = void_as_object(shown.album) if preset.void == "object" else shown.album
+    layers = depth(model, album) if preset.sweep else 0
+    study = study_of(wish, measures, layers)
+    worker = Worker(study, device, batch_size, models={0: model}, albums={0: album})
+    outcome = run_study(study, store, worker=worker, told=told)
+    scores = scores_of(store, worker.hash_of(0), wish.data.spec, settings_of(study))
+    scores = only(scores, album.names)
+    if not scores:
+        why = dict.fromkeys(error for _, error in outcome.failed)
+        raise BadInput(f"Nothing could be scored: {' '.join(why) or 'none of the images could be read.'}")
+    found = named(wish, scores, measures)
+    table = preset.table_for(wish.data.spec)
+    rows = line_up(preset, found, table)
+    failed = tuple(dict.fromkeys(error for _, error in outcome.failed))
+    about = differences(wish, model, shown, scores, measures, table)
+    return Reproduction(
+        wish,
+        model.name,
+        len(scores.seen),
+        table,
+        tuple(rows),
+        tuple(agreements(preset, rows)),
+        tuple(verdicts(preset, found, rows)),
+        tuple(_sweeps(wish, scores, measures, layers)),
+        tuple(about),
+        failed,
+        outcome.seconds,
+    )
+
+
+def only(scores: Scores, names: Sequence[str]) -> Scores:
+    """Of these images; a store may hold others."""
+    wanted, found = set(names), Scores()
+    found.skipped = scores.skipped
+    found.seen = tuple(one for one in scores.seen if one.image in wanted)
+    for key, score in scores.items():
+        if len(set(score.names)) < len(score.names):
+            raise BadInput(
+                "The store has several results for images of the same name: their files, masks or classes have "
+                "changed since; expected another --out."
+            )
+        kept = part(score, [name in wanted for name in score.names])
+        luck = {name: part(one, [image in wanted for image in one.names]) for name, one in score.baselines.items()}
+        if len(kept.values):
+            found[key] = replace(kept, baselines=luck)
+    return found
+
+
+def part(score: Score, keep: Sequence[bool]) -> Score:
+    """Of some of its images."""
+    rows = torch.tensor([place for place, one in enumerate(keep) if one], dtype=torch.long)
+    curve = None if score.curve is None else Curve(score.curve.x, score.curve.y[rows], score.curve.meaning)
+    return replace(
+        score,
+        values=score.values[rows],
+        degenerate=score.degenerate[rows],
+        names=tuple(name for name, one in zip(score.names, keep, strict=True) if one),
+        curve=curve,
+        counts=None if score.counts is None else score.counts[rows],
+    )
+
+
+def named(wish: Wish, scores: Scores, measures: Sequence[Measure]) -> dict[tuple[str, str], Score]:
+    """By the paper's names; the baselines by their own. Where the paper takes confident images only, so do we."""
+    preset, sure = wish.preset, {one.image: one.probability for one in scores.seen}
+    everyone = (*preset.entrants, *(Entrant(name, name, extra=True) for name in BASELINES))
+    found = {}
+    for measure in measures:
+        metric = ask(preset.at(wish.effort, measure.metric)).text
+        for entrant in everyone:
+            score = scores.get((bind(preset.at(wish.effort, entrant.method)).text, metric))
+            if score is None:
+                continue
+            if measure.above is not None:
+                score = part(score, [sure[name] > measure.above for name in score.names])
+            found[entrant.name, measure.name] = score
+    return found
+
+
+def _sweeps(wish: Wish, scores: Scores, measures: Sequence[Measure], layers: int) -> list[Sweep]:
+    found = []
+    for method, texts in sweep_methods(wish.preset, layers).items():
+        for measure in measures:
+            metric = ask(wish.preset.at(wish.effort, measure.metric)).text
+            own = [scores.get((bind(text).text, metric)) for text in texts]
+            values = [math.nan if one is None else measure.written(one.mean) for one in own]
+            if measure.name not in wish.preset.sweep_measures or all(map(math.isnan, values)):
+                continue
+            sign = 1 if measure.better == "higher" else -1
+            best = max(
+                range(layers), key=lambda layer: -math.inf if math.isnan(values[layer]) else sign * values[layer]
+            )
+            found.append(Sweep(method, measure, tuple(values), best, math.ceil(layers / 2)))
+    return found

@@ -1,0 +1,97 @@
+"""Set-up: what a reproduction is asked for, on which images, and in words what is not as in the paper."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from clairvit.data.album import Album
+from clairvit.errors import BadInput
+from clairvit.metrics.table import Scores
+from clairvit.models.model import Model
+from clairvit.study.plan import DataWish, ModelWish
+from clairvit.study.presets.preset import Measure, Preset, Table
+
+TARGETS = ("predicted", "label")
+FEW = 30  # images
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What is to be reproduced, on what."""
+
+    preset: Preset
+    model: ModelWish
+    data: DataWish
+    effort: str = "usual"
+    target: str | None = None  # None: the paper's; "predicted" or "label"
+    seed: int = 0
+
+    @property
+    def aim(self) -> str | None:
+        """As a study has it."""
+        chosen = self.target or self.preset.target or "predicted"
+        if chosen not in TARGETS:
+            raise BadInput(f"--target {chosen} was given; expected one of {', '.join(TARGETS)}.")
+        return None if chosen == "predicted" else chosen
+
+
+@dataclass(frozen=True, eq=False)
+class Shown:
+    """The images, and what the user should know of them."""
+
+    album: Album
+    words: str  # which, how many of how many
+    masks: str = ""  # where masks come from, where that is not the data set itself
+    notes: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()  # classes of the data that the model does not have
+
+
+def differences(
+    wish: Wish, model: Model, shown: Shown, scores: Scores, measures: Sequence[Measure], table: Table | None
+) -> Iterator[tuple[str, str]]:
+    """What is not as in the paper, in words."""
+    preset, count = wish.preset, len(scores.seen)
+    size = sum(p.numel() for p in model.module.parameters()) / 1e6
+    yield "model", f"Here {model.name} ({size:.1f} million parameters); in the paper {preset.models}."
+    yield "data", f"Here {shown.words}; in the paper {preset.data} ({preset.images} images)."
+    if table is not None:
+        same = preset.tables_of.get(wish.data.spec.partition(":")[0]) == table.data
+        words = "the paper has them for this data" if same else "the paper has none for this data"
+        yield "numbers", f"Beside ours stand those on {table.data} ({table.source}): {words}."
+    if count < FEW:
+        yield "images", f"{count} images say little: look at the intervals before the ranks."
+    yield "protocol", f"In the paper: {preset.protocol}."
+    aim = "the true class" if wish.aim == "label" else "the predicted class"
+    yield "target", f"Maps and scores are of {aim}."
+    texts = [*(one.method for one in preset.entrants), *(one.metric for one in measures)]
+    changed = [preset.at(wish.effort, text) for text in texts if preset.at(wish.effort, text) != text]
+    if changed:
+        words = ", ".join(changed)
+        yield (
+            "effort",
+            f"--effort {wish.effort}: fewer samples than the protocol's ({words}); --effort paper takes all.",
+        )
+    if shown.masks:
+        yield "masks", f"Masks are from {shown.masks}."
+    if preset.void == "object":
+        yield "masks", "Void pixels (borders of trimaps, 255 in VOC) count as object, as in the paper's code."
+    for one in preset.measures:
+        if one not in measures:
+            yield "measures", f"{one.name} is left out: the data has no masks."
+    limits = {one.above for one in measures if one.above is not None}
+    for limit in sorted(limits):
+        sure = sum(one.probability > limit for one in scores.seen)
+        own = ", ".join(one.name for one in measures if one.above == limit)
+        yield "images", f"{sure} of {count} are predicted with more than {limit:.0%}: {own} are of these."
+    for method, why in scores.skipped.items():
+        yield "methods", f"{method} is left out. {why}"
+    for key, score in scores.items():
+        if score.n_invalid:
+            yield "undefined", f"{key[1]} of {key[0]} is undefined on {score.n_invalid} of {len(score.values)} images."
+    for note in shown.notes:
+        yield "data", note
+    for note in dict.fromkeys(note for score in scores.values() for note in score.notes):
+        yield "note", note
+    for gap in preset.gaps:
+        yield "protocol", gap
