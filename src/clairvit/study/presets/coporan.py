@@ -51,7 +51,7 @@ def check() -> list[Finding]:
         hits = round(pointing * IMAGES)
         found.append(
             Finding(
-                f"The pointing game of {name} was played on all {IMAGES} images, not on the confident ones",
+                f"The pointing game of {name} is a count among all {IMAGES} images, not the confident ones",
                 _TABLE_4,
                 round(100 * hits / IMAGES, 2) == round(100 * pointing, 2),
                 f"{hits} of {IMAGES} are {100 * hits / IMAGES:.2f} %",

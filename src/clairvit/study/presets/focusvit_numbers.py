@@ -79,14 +79,21 @@ def areas(table: Table, lost_sign: bool = False) -> tuple[float, ...]:
 def largest_area(table: Table, entrant: str) -> float:
     """No way to scale the axes gives more, as long as the worst of an axis is at 0 and the best at 1.
 
-    Of n axes that are not 0, two can be neighbours (area 1/2 of the square), three (1), four (2); the order is free.
+    Two axes that are not 0 have 1/2 between them at most, three 1, four 2, whatever their order. With and without the
+    sign that was lost: the larger.
     """
-    place = NAMES.index(entrant)
-    worst = sum(
-        table.values[axis][place] == (min if better == "higher" else max)(table.values[axis])
-        for axis, better in zip(AXES, BETTER, strict=True)
-    )
-    return {0: 2.0, 1: 1.0, 2: 0.5}.get(worst, 0.0)
+    return max({0: 2.0, 1: 1.0, 2: 0.5}.get(_worst(table, entrant, sign), 0.0) for sign in (1, -1))
+
+
+def _worst(table: Table, entrant: str, sign: int) -> int:
+    """On how many axes nobody is worse."""
+    count = 0
+    for axis, better in zip(AXES, BETTER, strict=True):
+        values = dict(zip(NAMES, table.values[axis], strict=True))
+        if axis == FAITHFUL:
+            values[SHAP] *= sign
+        count += values[entrant] == (min if better == "higher" else max)(values.values())
+    return count
 
 
 def check() -> list[Finding]:

@@ -1,0 +1,264 @@
+"""`clairvit reproduce`: a paper's experiment on your data, with the paper's numbers beside yours."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from clairvit.cli import options
+from clairvit.cli.known import MASK_RCNN, Known, detection_options
+from clairvit.cli.paper import line, progress, say, table
+from clairvit.cli.request import load
+from clairvit.cli.split import split_labels
+from clairvit.errors import BadInput
+
+if TYPE_CHECKING:
+    from clairvit.models.model import Model
+    from clairvit.show.reproduction import Sheet
+    from clairvit.study.plan import Plan
+    from clairvit.study.presets.preset import Preset
+    from clairvit.study.reproduce import Reproduction
+    from clairvit.study.set_up import Shown, Wish
+
+EXAMPLES = """[bold]Examples[/bold]
+
+clairvit reproduce focusvit --check
+
+clairvit reproduce skipplus --data pets:/data/oxford-iiit-pet --limit 200 --out runs/skipplus
+
+clairvit reproduce cmi --data folder:photos --masks mask-rcnn
+"""
+
+
+def reproduce(
+    paper: Annotated[
+        str,
+        typer.Argument(
+            metavar="focusvit|cmi|coporan|skipplus|joita", help="Whose experiment is repeated.", show_default=False
+        ),
+    ],
+    data: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME:PATH", help="Your images: pets:PATH, voc:PATH, folder:PATH, …", rich_help_panel="Data"
+        ),
+    ] = None,
+    split: Annotated[
+        str | None, typer.Option(help="Of the data set.", show_default="its first", rich_help_panel="Data")
+    ] = None,
+    limit: Annotated[
+        int | None,
+        typer.Option(
+            min=1, metavar="N", help="So many images, drawn by the seed from all classes.", rich_help_panel="Data"
+        ),
+    ] = None,
+    masks: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIR|mask-rcnn",
+            help="With folder:PATH: a folder with 'cat.png' for 'cat.jpg', or mask-rcnn to find objects.",
+            rich_help_panel="Data",
+        ),
+    ] = None,
+    mask_kind: Annotated[
+        str, typer.Option(metavar="nonzero|trimap|voc", help="What in them is object.", rich_help_panel="Data")
+    ] = "nonzero",
+    weights: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Mask R-CNN's weights, else from the hub.", rich_help_panel="Data"),
+    ] = None,
+    model: options.ModelName = "pets",
+    arch: options.Arch = None,
+    no_pretrained: options.NoPretrained = False,
+    labels: options.Labels = None,
+    device: options.Device = None,
+    target: Annotated[
+        str | None,
+        typer.Option(
+            "--target",
+            "-t",
+            metavar="predicted|label",
+            help="Which class is explained.",
+            show_default="the paper's choice",
+            rich_help_panel="What is explained",
+        ),
+    ] = None,
+    effort: Annotated[
+        str,
+        typer.Option(
+            metavar="quick|usual|paper",
+            help="How many samples are drawn where the protocol asks for very many.",
+            rich_help_panel="What is explained",
+        ),
+    ] = "usual",
+    seed: options.Seed = 0,
+    check: Annotated[
+        bool, typer.Option("--check", help="Only compute again what the paper prints; needs no data.")
+    ] = False,
+    out: Annotated[
+        str | None,
+        typer.Option(
+            "--out",
+            "-o",
+            metavar="DIR",
+            help="Keep the store, the tables and the radar there; a run that was stopped goes on.",
+            rich_help_panel="Result",
+        ),
+    ] = None,
+    as_json: options.AsJson = False,
+    quiet: options.Quiet = False,
+    batch_size: options.BatchSize = None,
+) -> None:
+    from clairvit.study.presets.preset import check_effort, find_preset
+
+    preset = find_preset(paper)
+    check_effort(effort)
+    if check:
+        checked(preset, as_json, quiet)
+        return
+    if data is None:
+        raise BadInput(
+            f"No images were given to reproduce '{preset.name}' on; expected --data NAME:PATH, such as --data "
+            "pets:/data/oxford-iiit-pet, or --check to compute the paper's own numbers again."
+        )
+    from clairvit.data.masks import check_kind
+    from clairvit.perturb.batch import check_pace
+    from clairvit.study.plan import DataWish, ModelWish
+    from clairvit.study.reproduce import reproduce as run
+    from clairvit.study.set_up import Wish
+
+    check_kind(mask_kind)
+    check_pace(batch_size, None)
+    finds = masks is not None and masks.split("(")[0] == MASK_RCNN
+    if weights is not None and not finds:
+        raise BadInput(f"--weights {weights} are Mask R-CNN's; expected --masks {MASK_RCNN} with them.")
+    names = split_labels(labels) if labels is not None else None
+    wish = Wish(
+        preset,
+        ModelWish(model, arch, tuple(names) if isinstance(names, list) else names, not no_pretrained),
+        DataWish(data, split, limit, masks, mask_kind),
+        effort,
+        target,
+        seed,
+    )
+    assert wish.aim in (None, "label")  # a wrong --target is refused before a model is loaded
+    hidden = as_json or quiet
+
+    def told(plan: Plan) -> None:
+        if not hidden:
+            say(
+                f"{plan.cells} numbers, {plan.done} of them there already; {len(plan.units)} units of work, about "
+                f"{plan.forwards} forwards."
+            )
+
+    with _store(out, preset) as store:
+        net = load(model, arch, no_pretrained, labels, device)
+        shown = found_objects(wish, str(masks), weights, net) if finds else None
+        with progress(f"reproduce {preset.name}", 1, hidden=hidden):
+            result = run(wish, store, model=net, shown=shown, device=device, batch_size=batch_size, told=told)
+    files = write(result, Path(out)) if out is not None else []
+    show(result, files, as_json, quiet)
+    if result.failed:
+        for error in result.failed:
+            say(f"some numbers could not be computed: {error}")
+        raise typer.Exit(2)
+
+
+reproduce.__doc__ = f"Repeat a paper's experiment on your data, its numbers beside yours.\n\n{EXAMPLES}"
+
+
+@contextmanager
+def _store(out: str | None, preset: Preset) -> Iterator[Any]:
+    """In the folder that was named, or in one that is gone afterwards."""
+    from clairvit.study.store import Store
+
+    if out is not None:
+        yield Store.open(Path(out) / f"{preset.name}-store")
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        yield Store.open(Path(folder) / "store")
+
+
+def found_objects(wish: Wish, masks: str, weights: str | None, model: Model) -> Shown:
+    """A folder's images, with Mask R-CNN's masks of the whole pictures."""
+    from dataclasses import replace
+
+    from clairvit.data.album import digest
+    from clairvit.data.sets import sample
+    from clairvit.models.folders import find_images
+    from clairvit.study.set_up import Shown
+
+    name, _, path = wish.data.spec.partition(":")
+    if name != "folder" or not path:
+        raise BadInput(
+            f"--masks {masks} was given with --data {wish.data.spec}; expected --data folder:PATH, whose pictures are "
+            "searched for objects, or the data set with its own masks."
+        )
+    detection_options(masks)
+    images = [str(file) for file in find_images(Path(path).expanduser())]
+    rows = range(len(images))
+    chosen = list(rows) if wish.data.limit is None else sample([None for _ in rows], wish.data.limit, wish.seed)
+    own = [images[row] for row in chosen]
+    album = Known(masks, wish.data.mask_kind, weights, None).album(own, model).images
+    # what the detector finds follows from the picture, its options and its weights
+    how = (masks, None if weights is None else Path(weights))
+    marked = replace(album, mark=lambda row: digest(album.mark(row), *how))
+    words = f"a folder of images, {len(own)} of {len(images)}"
+    return Shown(marked, words, f"{masks}, trained on COCO")
+
+
+def checked(preset: Preset, as_json: bool, quiet: bool) -> None:
+    """What the paper prints, computed again; a finding that does not hold is no failure of ours."""
+    from clairvit.show.reproduction import check_sheet
+
+    findings = preset.check()
+    if as_json:
+        from clairvit._version import __version__
+        from clairvit.show.save import dumps
+
+        found = [vars(one) for one in findings]
+        print(dumps({"clairvit": __version__, "command": "reproduce", "paper": preset.name, "check": found}))
+    elif not quiet:
+        print_sheet(check_sheet(preset, findings))
+
+
+def write(result: Reproduction, folder: Path) -> list[Path]:
+    """NAME.md, NAME.json and, where there are measures enough, NAME-radar.png."""
+    from clairvit.show.reproduction import document, markdown, radar_picture
+    from clairvit.show.save import write_figure, write_json, write_text
+
+    name = result.wish.preset.name
+    files = [
+        write_text(markdown(result), folder / f"{name}.md"),
+        write_json(document(result), folder / f"{name}.json"),
+    ]
+    figure = radar_picture(result)
+    return files if figure is None else [*files, write_figure(figure, folder / f"{name}-radar.png")]
+
+
+def show(result: Reproduction, files: list[Path], as_json: bool, quiet: bool) -> None:
+    from clairvit.show.reproduction import document, sheets
+
+    if as_json:
+        from clairvit.show.save import dumps
+
+        print(dumps({**document(result), "files": [str(file) for file in files]}))
+    elif not quiet:
+        for sheet in sheets(result):
+            print_sheet(sheet)
+        line("What is not as in the paper:")
+        for about, sentence in result.differences:
+            line(f"  {about}: {sentence}")
+        for file in files:
+            line(f"Wrote {file}")
+        if not files:
+            line("Nothing was kept; --out DIR keeps the numbers, the tables and the radar.")
+
+
+def print_sheet(sheet: Sheet) -> None:
+    table(sheet.title, sheet.columns, sheet.rows, sheet.right, sheet.grouped)
