@@ -122,8 +122,13 @@ class Plan:
 def weights_hash(model: Model) -> str:
     """Of all that decides what a model says: its tensors, its classes' names, its preprocessing."""
     state = model.module.state_dict()
-    tensors = [part for name in sorted(state) for part in (name, str(state[name].dtype), state[name])]
-    return digest(*tensors, repr(model.preprocess), repr(model.labels), repr(model.layout))
+    tensors = [part for name in sorted(state) for part in (*_said(name, state[name].dtype), state[name])]
+    return digest(*tensors, *_said(model.preprocess, model.labels, model.layout))
+
+
+def _said(*parts: object) -> list[bytes]:
+    """As text that `digest` does not take for the name of a file: it may be longer than names can be."""
+    return [repr(part).encode() for part in parts]
 
 
 def settings_of(study: Study) -> str:
@@ -187,7 +192,7 @@ def _unit(
     methods: tuple[str, ...],
     metrics: tuple[str, ...],
 ) -> Unit:
-    key = digest(weights, *marks, repr(methods), repr(metrics), settings_of(study))
+    key = digest(*_said(weights, *marks, methods, metrics, settings_of(study)))
     return Unit(key, model, data, rows, marks, methods, metrics, len(rows) * forwards_of(methods, metrics))
 
 
