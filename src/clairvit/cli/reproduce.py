@@ -206,7 +206,7 @@ def found_objects(wish: Wish, masks: str, weights: str | None, model: Model) -> 
     own = [images[row] for row in chosen]
     album = Known(masks, wish.data.mask_kind, weights, None).album(own, model).images
     # what the detector finds follows from the picture, its options and its weights
-    how = (masks, None if weights is None else Path(weights))
+    how = (masks.encode(), None if weights is None else Path(weights))
     marked = replace(album, mark=lambda row: digest(album.mark(row), *how))
     words = f"a folder of images, {len(own)} of {len(images)}"
     return Shown(marked, words, f"{masks}, trained on COCO")

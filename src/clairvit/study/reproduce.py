@@ -75,7 +75,7 @@ def void_as_object(album: Album) -> Album:
             return page
         return replace(page, mask=page.mask | page.void, void=None)
 
-    return replace(album, read=read, mark=lambda row: digest(album.mark(row), "void is object"))
+    return replace(album, read=read, mark=lambda row: digest(album.mark(row), b"void is object"))
 
 
 def check_data(wish: Wish, shown: Shown) -> tuple[Measure, ...]:
