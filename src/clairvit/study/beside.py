@@ -96,10 +96,10 @@ def agreement(measure: str, data: str, one: Sequence[float], other: Sequence[flo
 def line_up(preset: Preset, scores: Found, table: Table | None) -> list[Row]:
     """The paper's methods in its order, then what is shown for comparison; ranks are among the paper's methods."""
     measures = [one for one in preset.measures if any(key[1] == one.name for key in scores)]
-    cells: dict[str, dict[str, Cell]] = {one.name: {} for one in preset.entrants}
+    cells: dict[str, dict[str, Cell]] = {one.name: {} for one in preset.everyone}
     own = [one.name for one in preset.entrants if not one.extra]
     for measure in measures:
-        for entrant in preset.entrants:
+        for entrant in preset.everyone:
             printed = math.nan if table is None else table.of(measure.name, entrant.name)
             cell = Cell(printed, math.nan)
             score = scores.get((entrant.name, measure.name))
@@ -115,7 +115,7 @@ def line_up(preset: Preset, scores: Found, table: Table | None) -> list[Row]:
             printed = math.nan if table is None else table.of(preset.area, name)
             cells[name][preset.area] = Cell(printed, ours.get(name, math.nan))
         _rank(cells, own, preset.area, "higher")
-    return [Row(one, cells[one.name]) for one in preset.entrants]
+    return [Row(one, cells[one.name]) for one in preset.everyone]
 
 
 def _rank(cells: dict[str, dict[str, Cell]], own: Sequence[str], measure: str, better: str) -> None:

@@ -14,11 +14,11 @@ from clairvit.methods.bind import bind
 from clairvit.methods.together import record_for
 from clairvit.metrics.metric import ask
 from clairvit.metrics.score import Curve, Score
-from clairvit.metrics.table import BASELINES, Scores
+from clairvit.metrics.table import Scores
 from clairvit.models.model import Model
 from clairvit.study.beside import Agreement, Row, Verdict, agreements, line_up, verdicts
 from clairvit.study.plan import Plan, Study, settings_of
-from clairvit.study.presets.preset import Entrant, Measure, Preset, Table, check_effort
+from clairvit.study.presets.preset import Measure, Preset, Table, check_effort
 from clairvit.study.read import scores_of
 from clairvit.study.run import run_study
 from clairvit.study.set_up import Shown, Wish, differences
@@ -211,11 +211,10 @@ def part(score: Score, keep: Sequence[bool]) -> Score:
 def named(wish: Wish, scores: Scores, measures: Sequence[Measure]) -> dict[tuple[str, str], Score]:
     """By the paper's names; the baselines by their own. Where the paper takes confident images only, so do we."""
     preset, sure = wish.preset, {one.image: one.probability for one in scores.seen}
-    everyone = (*preset.entrants, *(Entrant(name, name, extra=True) for name in BASELINES))
     found = {}
     for measure in measures:
         metric = ask(preset.at(wish.effort, measure.metric)).text
-        for entrant in everyone:
+        for entrant in preset.everyone:
             score = scores.get((bind(preset.at(wish.effort, entrant.method)).text, metric))
             if score is None:
                 continue

@@ -10,6 +10,7 @@ from typing import Literal, get_args
 
 from clairvit.errors import BadInput, UnknownName, did_you_mean
 from clairvit.metrics.metric import ask
+from clairvit.metrics.table import BASELINES
 
 Effort = Literal["quick", "usual", "paper"]
 EFFORTS: tuple[str, ...] = get_args(Effort)
@@ -111,6 +112,12 @@ class Preset:
     tables_of: Mapping[str, str] = field(default_factory=dict)  # our name of a data set -> the paper's
     # effort -> our method or metric -> what is computed instead, and what is said of it
     efforts: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+
+    @property
+    def everyone(self) -> tuple[Entrant, ...]:
+        """With the baselines, which a study adds to every set of methods."""
+        named = {one.name for one in self.entrants}
+        return (*self.entrants, *(Entrant(name, name, extra=True) for name in BASELINES if name not in named))
 
     def at(self, effort: str, text: str) -> str:
         """A method or metric with the samples of an effort."""
