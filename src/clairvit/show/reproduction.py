@@ -39,7 +39,7 @@ def sheets(result: Reproduction) -> list[Sheet]:
         found.append(_claims(result))
     if result.sweeps:
         found.append(_sweeps(result))
-    return found
+    return [*found, _methods(result)]
 
 
 def _beside(result: Reproduction) -> Sheet:
@@ -57,10 +57,9 @@ def _beside(result: Reproduction) -> Sheet:
                         _rank(cell.paper_rank),
                         _ours(cell),
                         _rank(cell.our_rank),
-                        _method(result, row),
                     )
                 )
-    columns = ("measure", "method", "paper", "rank", "ours", "our rank", "what ours is")
+    columns = ("measure", "method", "paper", "rank", "ours", "our rank")
     title = f"{result.wish.preset.title}: {result.images} images, {result.model}; the paper on {result.table.data}"
     return Sheet(title, columns, tuple(rows), ("paper", "rank", "our rank"), grouped=True)
 
@@ -77,8 +76,8 @@ def _alone(result: Reproduction) -> Sheet:
         ]
         ranks = [cell.our_rank for cell in cells if cell is not None]
         mean = sum(ranks) / len(ranks) if ranks else math.nan
-        rows.append((row.entrant.name, *shown, _number(mean, 3), _method(result, row)))
-    columns = ("method", *(f"{measure} {arrow}" for measure, arrow in measures), "mean rank", "what ours is")
+        rows.append((row.entrant.name, *shown, _number(mean, 3)))
+    columns = ("method", *(f"{measure} {arrow}" for measure, arrow in measures), "mean rank")
     title = f"{result.wish.preset.title}: {result.images} images, {result.model}; value ± standard error (rank)"
     return Sheet(title, columns, tuple(rows), ("mean rank",))
 
@@ -121,6 +120,13 @@ def _sweeps(result: Reproduction) -> Sheet:
     last = f"lost by starting at {result.sweeps[0].middle}"
     columns = ("method", "measure", *(str(layer) for layer in range(layers)), "best", last)
     return Sheet("Summed from which layer on?", columns, tuple(rows), columns[2:], grouped=True)
+
+
+def _methods(result: Reproduction) -> Sheet:
+    preset, effort = result.wish.preset, result.wish.effort
+    rows = [(one.name, preset.at(effort, one.method)) for one in preset.entrants]
+    rows += [(one.name, preset.at(effort, one.metric)) for one in preset.measures]
+    return Sheet("What is what", ("in the table", "in ClairViT"), tuple(rows))
 
 
 def _measures(result: Reproduction) -> Iterable[tuple[str, str]]:

@@ -78,14 +78,14 @@ PRESET = Preset(
     entrants=(
         Entrant(ROLLOUT, "rollout(preset=cmi)"),
         Entrant(GRADIENT, "grad-rollout(preset=cmi)"),
-        Entrant("rollout, with residual and later layers on the left", "rollout", extra=True),
-        Entrant("gradient rollout, likewise", "grad-rollout", extra=True),
-        Entrant("rollout of vit-explain", "rollout(preset=jacobgil)", extra=True),
-        Entrant("gradient rollout of vit-explain", "grad-rollout(preset=jacobgil)", extra=True),
-        Entrant("Attention Rollout, max of heads (Figure 3)", "rollout(preset=cmi,fusion=max)", extra=True),
-        Entrant("Attention Rollout, min of heads (Figure 3)", "rollout(preset=cmi,fusion=min)", extra=True),
+        Entrant("rollout (usual)", "rollout", extra=True),
+        Entrant("gradient rollout (usual)", "grad-rollout", extra=True),
+        Entrant("rollout (vit-explain)", "rollout(preset=jacobgil)", extra=True),
+        Entrant("gradient rollout (vit-explain)", "grad-rollout(preset=jacobgil)", extra=True),
+        Entrant("Attention Rollout, max (Figure 3)", "rollout(preset=cmi,fusion=max)", extra=True),
+        Entrant("Attention Rollout, min (Figure 3)", "rollout(preset=cmi,fusion=min)", extra=True),
     ),
-    measures=(Measure(FAF, "faf"), Measure(BAF, "baf"), Measure("FAF over the foreground's area", "faf(lift=true)")),
+    measures=(Measure(FAF, "faf"), Measure(BAF, "baf"), Measure("FAF / area", "faf(lift=true)")),
     tables=(
         Table(
             "11 images",

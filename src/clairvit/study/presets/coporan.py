@@ -81,8 +81,8 @@ PRESET = Preset(
     entrants=(
         Entrant(CAM, "attcam"),
         Entrant(LRP, "transatt"),
-        Entrant("LRP without the first block, as in Chefer's evaluation", "transatt(preset=evaluation)", extra=True),
-        Entrant("AG-CAM, which the text describes", "ag-cam", extra=True),
+        Entrant("LRP (Chefer's evaluation)", "transatt(preset=evaluation)", extra=True),
+        Entrant("AG-CAM", "ag-cam", extra=True),
     ),
     measures=(
         Measure(JACCARD, "iou(preset=coporan)", 100, above=SURE),
