@@ -54,7 +54,7 @@ def differences(
     preset, count = wish.preset, len(scores.seen)
     size = sum(p.numel() for p in model.module.parameters()) / 1e6
     yield "model", f"Here {model.name} ({size:.1f} million parameters); in the paper {preset.models}."
-    yield "data", f"Here {shown.words}; in the paper {preset.data} ({preset.images} images)."
+    yield "data", f"Here {shown.words}; in the paper {preset.data}; how many images: {preset.images}."
     if table is not None:
         same = preset.tables_of.get(wish.data.spec.partition(":")[0]) == table.data
         words = "the paper has them for this data" if same else "the paper has none for this data"
