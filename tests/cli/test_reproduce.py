@@ -141,6 +141,7 @@ def test_a_paper_without_numbers_has_one_row_a_method(capsys: Captured) -> None:
     assert "AP is left out: the data has no masks." in printed
     assert "Summed from which layer on?" in printed
     assert "mean rank" in printed
+    assert "deletion goes with AP, and against insertion" in " ".join(printed.split())
 
 
 # Mistakes

@@ -10,7 +10,18 @@ import torch
 from scipy.stats import rankdata, spearmanr
 
 from clairvit.metrics.score import Score
-from clairvit.study.beside import Verdict, agreement, agreements, line_up, radar_of, ranks, verdicts
+from clairvit.study.beside import (
+    Cell,
+    Row,
+    Verdict,
+    agreement,
+    agreements,
+    among_measures,
+    line_up,
+    radar_of,
+    ranks,
+    verdicts,
+)
 from clairvit.study.presets.preset import Claim, Entrant, Measure, Preset, Table
 
 NAN = math.nan
@@ -69,6 +80,8 @@ def test_agreement_is_spearmans_and_counts_pairs() -> None:
     assert (found.methods, found.alike, found.pairs) == (4, 4, 5), "one tie of six pairs; 2 against 3 is the other way"
     assert found.rho == pytest.approx(spearmanr(one[:4], other[:4]).statistic, abs=1e-12)
     assert agreement("m", "d", one, other, "lower").rho == pytest.approx(found.rho, abs=1e-12)
+    tied = agreement("m", "d", [1.0, 2.0], [3.0, 3.0], "higher")
+    assert (tied.alike, tied.pairs) == (0, 0), "a tie is no order, neither in print nor here"
     assert agreement("m", "d", [1.0, 2.0], [2.0, 1.0], "higher").rho == pytest.approx(-1)
     assert math.isnan(agreement("m", "d", [1.0, 1.0], [2.0, 1.0], "higher").rho)
     assert agreement("m", "d", [NAN, 1.0], [2.0, NAN], "higher").methods == 0
@@ -115,6 +128,12 @@ def test_the_area_of_ours() -> None:
     assert radar_of(own, rows, ["A", "X"], paper=False) == {}, "one whole method is none to compare"
 
 
+def test_the_radar_of_the_paper_is_of_its_numbers() -> None:
+    printed = Table("here", "Table 1", ("A", "B"), {"up": (10, 20), "down": (0.5, 0.2), "turned": (0.3, 0.9)})
+    rows = {row.entrant.name: row.cells for row in line_up(preset(), FOUND, printed)}
+    assert radar_of(preset(), rows, ["A", "B"], paper=True) == {"A": (0.0, 0.0, 1.0), "B": (1.0, 1.0, 0.0)}
+
+
 def claim(winner: str, loser: str, *measures: str) -> Claim:
     return Claim("w", "s", ((winner, loser),), measures)
 
@@ -138,3 +157,16 @@ def test_claims_are_tested_by_paired_differences() -> None:
     assert (lacking.word, lacking.comparisons, lacking.missing) == ("cannot be said", 0, 1)
     area = said(claim("B", "A", "area"), "area")
     assert (area.word, area.surely) == ("holds", 0), "an area has no interval"
+
+
+def test_measures_are_compared_by_the_ranks_they_give() -> None:
+    first, second = [1.0, 2.0, 3.0, 4.0, 5.0], [2.0, 1.0, 3.0, 5.0, 4.0]
+    rows = [
+        Row(Entrant(str(k), "rollout"), {"up": Cell(NAN, 0.0, our_rank=a), "down": Cell(NAN, 0.0, our_rank=b)})
+        for k, (a, b) in enumerate(zip(first, second, strict=True))
+    ]
+    extra = Row(Entrant("x", "rollout", extra=True), {"up": Cell(NAN, 0.0), "down": Cell(NAN, 0.0)})
+    (found,) = among_measures(preset(), [*rows, extra])
+    assert (found.measure, found.data, found.methods, found.alike, found.pairs) == ("up", "down", 5, 8, 10)
+    assert found.rho == pytest.approx(spearmanr(first, second).statistic, abs=1e-12)
+    assert among_measures(preset(), rows[:4]) == []

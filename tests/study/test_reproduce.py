@@ -20,7 +20,7 @@ from clairvit.methods.bind import bind
 from clairvit.metrics.metric import ask
 from clairvit.metrics.score import Score
 from clairvit.metrics.table import Scores, Seen
-from clairvit.study.plan import DataWish, ModelWish, Plan
+from clairvit.study.plan import DataWish, ModelWish, Plan, weights_hash
 from clairvit.study.presets.preset import NAMES, find_preset
 from clairvit.study.reproduce import (
     Reproduction,
@@ -122,6 +122,7 @@ def test_what_differs_is_said(name: str, results: dict[str, Reproduction]) -> No
     assert MODEL.name in said["model"]
     assert "3 generated images" in said["data"]
     assert results[name].wish.preset.images in said["data"]
+    assert bool(results[name].among) == (name in ("focusvit", "skipplus")), "the others have too few methods"
     assert ("images", "3 images say little: look at the intervals before the ranks.") in about
     assert ("masks", "Masks are from the generator.") in about
     for gap in results[name].wish.preset.gaps:
@@ -326,3 +327,11 @@ def test_a_folder_is_opened_with_its_masks(tmp_path: Path) -> None:
     assert "2 of 3 images" in shown.words
     assert shown.album.has_masks
     assert shown.masks == str(tmp_path / "masks")
+
+
+def test_many_labels_and_methods_make_no_file_name() -> None:
+    """What a study is known by is text of any length; a file of that name would be read instead."""
+    long = replace(MODEL, labels=tuple(f"class number {k} of very many" for k in range(200)))
+    other = replace(long, labels=(*long.labels[:-1], "another"))
+    assert weights_hash(long) != weights_hash(other) != weights_hash(MODEL)
+    assert weights_hash(long) == weights_hash(replace(long))

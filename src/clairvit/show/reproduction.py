@@ -35,6 +35,8 @@ def sheets(result: Reproduction) -> list[Sheet]:
     found = [_beside(result) if result.table is not None else _alone(result)]
     if result.agreements:
         found.append(_agreement(result))
+    if result.among:
+        found.append(_among(result))
     if result.verdicts:
         found.append(_claims(result))
     if result.sweeps:
@@ -91,6 +93,18 @@ def _agreement(result: Reproduction) -> Sheet:
     columns = ("the paper on", "measure", "methods", "pairs in the same order", "Spearman's ρ", "")
     title = "Do the paper's order of the methods and ours agree?"
     return Sheet(title, columns, tuple(rows), ("methods", "pairs in the same order", "Spearman's ρ"), grouped=True)
+
+
+def _among(result: Reproduction) -> Sheet:
+    rows = [
+        (one.measure, one.data, str(one.methods), f"{one.alike} of {one.pairs}", _number(one.rho, 2))
+        for one in result.among
+    ]
+    columns = ("measure", "and", "methods", "pairs in the same order", "Spearman's ρ")
+    remark = f" (The paper, {result.wish.preset.remark}.)" if result.wish.preset.remark else ""
+    return Sheet(
+        f"Do the measures agree with each other here?{remark}", columns, tuple(rows), columns[2:], grouped=True
+    )
 
 
 def _claims(result: Reproduction) -> Sheet:
@@ -209,6 +223,10 @@ def document(result: Reproduction) -> dict[str, Any]:
             for row in result.rows
         ],
         "agreement": [{**vars(one), "rho": _plain(one.rho)} for one in result.agreements],
+        "among_measures": [
+            {"measure": one.measure, "other": one.data, "alike": one.alike, "pairs": one.pairs, "rho": _plain(one.rho)}
+            for one in result.among
+        ],
         "claims": [
             {
                 "claim": one.claim.words,

@@ -16,6 +16,7 @@ from clairvit.study.presets.preset import Claim, Entrant, Preset, Table
 
 Found = Mapping[tuple[str, str], Score]  # (the paper's name of a method, of a measure) -> score of ours
 NOTHING = (math.nan, math.nan)
+ENOUGH = 5  # methods, for an order by one measure to be compared with that by another
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class Agreement:
     """How far two orders of the same methods agree."""
 
     measure: str
-    data: str  # the paper's numbers that are meant
+    data: str  # the paper's numbers that are meant, or the other measure
     methods: int
     alike: int  # of `pairs` that are no ties, those that both put in the same order
     pairs: int
@@ -166,6 +167,18 @@ def agreements(preset: Preset, rows: Sequence[Row]) -> list[Agreement]:
             if one.methods > 1:
                 found.append(one)
     return found
+
+
+def among_measures(preset: Preset, rows: Sequence[Row]) -> list[Agreement]:
+    """How far two measures of ours put the paper's methods in the same order, best first; too few say nothing."""
+    own = [row.cells for row in rows if not row.entrant.extra]
+    if len(own) < ENOUGH:
+        return []
+    names = [name for name in own[0] if name != preset.area]
+    return [
+        agreement(one, other, [c[one].our_rank for c in own], [c[other].our_rank for c in own], "lower")
+        for one, other in itertools.combinations(names, 2)
+    ]
 
 
 def verdicts(preset: Preset, scores: Found, rows: Sequence[Row]) -> list[Verdict]:

@@ -16,7 +16,7 @@ from clairvit.metrics.metric import ask
 from clairvit.metrics.score import Curve, Score
 from clairvit.metrics.table import Scores
 from clairvit.models.model import Model
-from clairvit.study.beside import Agreement, Row, Verdict, agreements, line_up, verdicts
+from clairvit.study.beside import Agreement, Row, Verdict, agreements, among_measures, line_up, verdicts
 from clairvit.study.plan import Plan, Study, settings_of
 from clairvit.study.presets.preset import Measure, Preset, Table, check_effort
 from clairvit.study.read import scores_of
@@ -47,6 +47,7 @@ class Reproduction:
     table: Table | None  # the paper's numbers that stand beside ours
     rows: tuple[Row, ...]
     agreements: tuple[Agreement, ...]
+    among: tuple[Agreement, ...]  # of our measures with each other
     verdicts: tuple[Verdict, ...]
     sweeps: tuple[Sweep, ...]
     differences: tuple[tuple[str, str], ...]  # what about, and a sentence
@@ -168,6 +169,7 @@ def reproduce(
         table,
         tuple(rows),
         tuple(agreements(preset, rows)),
+        tuple(among_measures(preset, rows)),
         tuple(verdicts(preset, found, rows)),
         tuple(_sweeps(wish, scores, measures, layers)),
         tuple(about),

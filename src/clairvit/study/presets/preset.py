@@ -108,6 +108,7 @@ class Preset:
     void: Literal["nowhere", "object"] = "nowhere"  # where pixels count of which the masks say nothing
     sweep: tuple[str, ...] = ()  # methods that are started at each layer
     sweep_measures: tuple[str, ...] = ()
+    remark: str = ""  # what the paper says of how its measures go together
     area: str | None = None  # the name of the area under the radar, where the paper has one
     tables_of: Mapping[str, str] = field(default_factory=dict)  # our name of a data set -> the paper's
     # effort -> our method or metric -> what is computed instead, and what is said of it
