@@ -41,8 +41,10 @@ def test_axes_and_headings_are_named(tmp_path: Any) -> None:
     figure = radar_figure({"here": HERE, "the paper": PAPER}, AXES, "focusvit")
     written = [text.get_text() for text in figure.texts]
     assert {"focusvit", "here", "the paper", "LIME", "SHAP"} <= set(written)
-    names = [label.get_text().replace("\n", " ") for label in circles()[0].get_xticklabels()]
-    assert names == AXES
+    labels = circles()[0].texts
+    assert [label.get_text().replace("\n", " ") for label in labels] == AXES
+    assert [label.get_ha() for label in labels] == ["center", "left", "center", "right"], "outside the circle"
+    assert [label.get_va() for label in labels] == ["bottom", "center", "top", "center"]
     file = write_figure(figure, tmp_path / "radar.png")
     assert file.stat().st_size > 10_000
 

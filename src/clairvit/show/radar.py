@@ -13,7 +13,7 @@ from clairvit.errors import BadInput
 from clairvit.show.curves import COLOURS, STROKES
 from clairvit.show.page import INK, LINE, PALE, SMALL, TITLE, fit
 
-SIDE, AROUND, TOP, KEY = 2.3, 0.75, 0.75, 0.15  # inches: the circle, what is beside and above it, a line of the key
+SIDE, AROUND, TOP, KEY = 2.3, 0.95, 0.85, 0.15  # inches: the circle, what is beside and above it, a line of the key
 Polygons = Mapping[str, Sequence[float]]  # method -> its place on each axis, 0 … 1
 
 
@@ -63,7 +63,13 @@ def _dress(circle: Any, axes: Sequence[str]) -> None:
     circle.set_yticks([0.25, 0.5, 0.75, 1.0])
     circle.set_yticklabels([])
     circle.set_xticks(_angles(len(axes)))
-    circle.set_xticklabels([axis.replace(" ", "\n", 1) for axis in axes], fontsize=SMALL, color=INK)
+    circle.set_xticklabels([])
+    for angle, axis in zip(_angles(len(axes)), axes, strict=True):
+        beside, above = math.sin(angle), math.cos(angle)  # 0 is at the top, and it goes round clockwise
+        across = "center" if abs(beside) < 0.1 else "left" if beside > 0 else "right"
+        along = "center" if abs(above) < 0.1 else "bottom" if above > 0 else "top"
+        words = axis.replace(" ", "\n", 1)
+        circle.text(angle, 1.06, words, fontsize=SMALL, color=INK, ha=across, va=along, multialignment="center")
     circle.grid(color=LINE, linewidth=0.5)
     circle.spines["polar"].set_color(LINE)
 
