@@ -144,6 +144,20 @@ def test_a_paper_without_numbers_has_one_row_a_method(capsys: Captured) -> None:
     assert "deletion goes with AP, and against insertion" in " ".join(printed.split())
 
 
+def test_another_method_and_a_torn_image(folder: Path, capsys: Captured) -> None:
+    """The rest is done, the files are written, and the status says that something is missing."""
+    (folder / "photos" / "1.png").write_bytes(b"torn")
+    arguments = ["reproduce", "joita", *DATA, "--method", "LeGrad=ixg", "--out", "kept", "--json"]
+    assert main(arguments) == 2
+    printed, errors = capsys.readouterr()
+    found = json.loads(printed)
+    assert found["images"] == 2
+    assert next(row for row in found["rows"] if row["method"] == "LeGrad")["ours"] == "ixg"
+    assert "1.png" in found["failed"][0]
+    assert "some numbers could not be computed" in errors
+    assert (folder / "kept" / "joita.md").exists()
+
+
 # Mistakes
 
 

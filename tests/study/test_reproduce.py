@@ -14,8 +14,8 @@ import torch
 from PIL import Image
 
 import clairvit as cv
-from clairvit.data.album import Album, album_of
-from clairvit.errors import BadInput
+from clairvit.data.album import Album, Page, album_of
+from clairvit.errors import BadInput, UnknownName
 from clairvit.methods.bind import bind
 from clairvit.metrics.metric import ask
 from clairvit.metrics.score import Score
@@ -35,7 +35,7 @@ from clairvit.study.reproduce import (
     sweep_methods,
     void_as_object,
 )
-from clairvit.study.set_up import Shown, Wish
+from clairvit.study.set_up import Shown, Wish, instead
 from clairvit.study.store import Store
 from tiny import ZOO, wrapped
 
@@ -335,3 +335,44 @@ def test_many_labels_and_methods_make_no_file_name() -> None:
     other = replace(long, labels=(*long.labels[:-1], "another"))
     assert weights_hash(long) != weights_hash(other) != weights_hash(MODEL)
     assert weights_hash(long) == weights_hash(replace(long))
+
+
+def test_an_image_that_cannot_be_read_costs_itself(tmp_path: Path) -> None:
+    whole = album()
+
+    def read(row: int, model: cv.Model) -> Page:
+        if row == 1:
+            raise BadInput("it is torn.")
+        return whole.read(row, model)
+
+    shown = Shown(replace(whole, read=read), "generated")
+    result = reproduce(wish("joita"), Store.open(tmp_path / "s"), model=MODEL, shown=shown)
+    assert result.images == 2
+    assert result.failed == (f"{whole.names[1]}: it is torn.",)
+    assert {cell.images for row in result.rows for cell in row.cells.values()} == {2}
+
+
+def test_other_methods_under_the_papers_names() -> None:
+    preset = instead(find_preset("focusvit"), ["FocusViT=focusvit(m=1)", "SHAP=kernelshap(samples=9)"])
+    assert [one.name for one in preset.entrants] == [one.name for one in find_preset("focusvit").entrants]
+    study = study_of(replace(wish("focusvit"), preset=preset), preset.measures)
+    assert study.methods[5] == "focusvit(m=1)"
+    assert study.methods[1] == "kernelshap(samples=9)", "no effort changes what was asked for"
+    assert study.methods[0] == "lime(preset=lime,samples=30)"
+    with pytest.raises(UnknownName, match="Did you mean 'FocusViT'"):
+        instead(find_preset("focusvit"), ["FocusVit=rollout"])
+    with pytest.raises(UnknownName, match="Type NAME=METHOD"):
+        instead(find_preset("focusvit"), ["rollout"])
+    with pytest.raises(UnknownName, match="focusvitt"):
+        instead(find_preset("focusvit"), ["FocusViT=focusvitt"])
+
+
+def test_only_coporan_runs_on_masks_with_void(tmp_path: Path) -> None:
+    marks = {}
+    for name in ("coporan", "joita"):
+        plans: list[Plan] = []
+        shown = Shown(album(2), "generated")
+        reproduce(wish(name), Store.open(tmp_path / name), model=MODEL, shown=shown, told=plans.append)
+        marks[name] = plans[0].units[0].marks
+    assert marks["joita"] == tuple(album(2).mark(row) for row in range(2))
+    assert marks["coporan"] == tuple(void_as_object(album(2)).mark(row) for row in range(2))

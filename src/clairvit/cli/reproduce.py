@@ -88,6 +88,16 @@ def reproduce(
             rich_help_panel="What is explained",
         ),
     ] = None,
+    method: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--method",
+            metavar="NAME=METHOD",
+            help="Another method of ours under a name of the paper, such as 'FocusViT=focusvit(m=8)'; may be repeated.",
+            show_default=False,
+            rich_help_panel="What is explained",
+        ),
+    ] = None,
     effort: Annotated[
         str,
         typer.Option(
@@ -130,8 +140,9 @@ def reproduce(
     from clairvit.perturb.batch import check_pace
     from clairvit.study.plan import DataWish, ModelWish
     from clairvit.study.reproduce import reproduce as run
-    from clairvit.study.set_up import Wish
+    from clairvit.study.set_up import Wish, instead
 
+    preset = instead(preset, method or [])
     check_kind(mask_kind)
     check_pace(batch_size, None)
     finds = masks is not None and masks.split("(")[0] == MASK_RCNN

@@ -51,7 +51,7 @@ class Reproduction:
     verdicts: tuple[Verdict, ...]
     sweeps: tuple[Sweep, ...]
     differences: tuple[tuple[str, str], ...]  # what about, and a sentence
-    failed: tuple[str, ...]  # of units
+    failed: tuple[str, ...]  # units, and images that could not be read
     seconds: float
 
 
@@ -160,7 +160,7 @@ def reproduce(
     found = named(wish, scores, measures)
     table = preset.table_for(wish.data.spec)
     rows = line_up(preset, found, table)
-    failed = tuple(dict.fromkeys(error for _, error in outcome.failed))
+    failed = dict.fromkeys((*(error for _, error in outcome.failed), *unread(store, album, scores)))
     about = differences(wish, model, shown, scores, measures, table)
     return Reproduction(
         wish,
@@ -173,9 +173,18 @@ def reproduce(
         tuple(verdicts(preset, found, rows)),
         tuple(_sweeps(wish, scores, measures, layers)),
         tuple(about),
-        failed,
+        tuple(failed),
         outcome.seconds,
     )
+
+
+def unread(store: Store, album: Album, scores: Scores) -> list[str]:
+    """Images that are in no number, each with the reason."""
+    seen = {one.image for one in scores.seen}
+    _, rows = store.query("select image, min(note) from results where predicted is null and note <> '' group by image")
+    reasons = dict(rows)
+    lost = [name for name in album.names if name not in seen and name in reasons]
+    return [reasons[name] if name in reasons[name] else f"{name}: {reasons[name]}" for name in lost]
 
 
 def only(scores: Scores, names: Sequence[str]) -> Scores:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from clairvit.data.album import Album
-from clairvit.errors import BadInput
+from clairvit.errors import BadInput, UnknownName, did_you_mean
+from clairvit.methods.bind import bind
 from clairvit.metrics.table import Scores
 from clairvit.models.model import Model
 from clairvit.study.plan import DataWish, ModelWish
@@ -34,6 +35,20 @@ class Wish:
         if chosen not in TARGETS:
             raise BadInput(f"--target {chosen} was given; expected one of {', '.join(TARGETS)}.")
         return None if chosen == "predicted" else chosen
+
+
+def instead(preset: Preset, given: Sequence[str]) -> Preset:
+    """With other methods of ours under the paper's names: "FocusViT=focusvit(m=8)"."""
+    known = {one.name: one for one in preset.entrants}
+    for text in given:
+        name, equals, method = text.partition("=")
+        if not equals or name not in known:
+            raise UnknownName(
+                f"--method {text} names no method of '{preset.name}'.{did_you_mean(name, known)} Type NAME=METHOD, "
+                f"such as '{preset.entrants[-1].name}={preset.entrants[-1].method}'."
+            )
+        known[name] = replace(known[name], method=bind(method).text)
+    return replace(preset, entrants=tuple(known.values()))
 
 
 @dataclass(frozen=True, eq=False)

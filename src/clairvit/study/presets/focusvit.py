@@ -79,7 +79,7 @@ PRESET = Preset(
         (
             "FocusViT's equations take the gradient of the loss, its list of contributions that of the class logit: "
             "the logit is taken. Its start layer m* is chosen on a validation set by a score that is not specified; "
-            "here it is the middle layer."
+            "here it is the middle layer, unless --method 'FocusViT=focusvit(m=8)' or the like names another."
         ),
         (
             "Only the Flower row of the printed areas follows from the printed metrics, and only with a lost sign put "
