@@ -53,8 +53,7 @@ def noise(lots: Lots, size: int, cell: int) -> Grid:
     before, along = places // cell, places % cell
     rows = corners[before] * (cell - along)[:, None] + corners[before + 1] * along[:, None]  # [size, corners]
     both = rows[:, before] * (cell - along) + rows[:, before + 1] * along
-    found: Grid = both // (cell * cell)
-    return found
+    return np.asarray(both // (cell * cell), np.int32)
 
 
 def plane(size: int, x: int, y: int) -> tuple[Grid, Grid]:
@@ -110,7 +109,8 @@ STRAYS: dict[str, Shape] = {**BODIES, "triangle": triangle, "hoop": hoop, "slab"
 
 
 def _bars(right: Grid, below: Grid, radius: int) -> Region:
-    return ((below * 5 + radius * 5) // (2 * radius) % 2 == 0) & (abs(right) <= radius)
+    stripe = (below + radius) * 5 // (2 * radius)
+    return np.asarray((stripe % 2 == 0) & (abs(right) <= radius), bool)
 
 
 def _posts(right: Grid, below: Grid, radius: int) -> Region:
@@ -119,7 +119,8 @@ def _posts(right: Grid, below: Grid, radius: int) -> Region:
 
 def _checks(right: Grid, below: Grid, radius: int) -> Region:
     step = radius * 5 // 8
-    return (((abs(right) + step // 2) // step) + ((abs(below) + step // 2) // step)) % 2 == 0
+    across, along = (abs(right) + step // 2) // step, (abs(below) + step // 2) // step
+    return np.asarray((across + along) % 2 == 0, bool)
 
 
 def _ring(right: Grid, below: Grid, radius: int) -> Region:
@@ -145,13 +146,15 @@ def _roof(right: Grid, below: Grid, radius: int) -> Region:
     return (below <= radius * 3 // 8) & (abs(right) * 3 <= (below + radius * 3 // 4) * 2)
 
 
-INKS: dict[str, Shape] = {
-    "bars": _bars,
-    "checks": _checks,
-    "cross": _cross,
-    "dot": _dot,
-    "plus": _plus,
-    "posts": _posts,
-    "ring": _ring,
-    "roof": _roof,
+# Pattern, and the colour that its ink is near: two signs of the class, both in the badge and nowhere else. (Patterns
+# of one colour can be told apart too, but a small model needs hours instead of minutes to find them in the clutter.)
+INKS: dict[str, tuple[Shape, Colour]] = {
+    "bars": (_bars, (170, 0, 0)),
+    "checks": (_checks, (0, 0, 0)),
+    "cross": (_cross, (0, 0, 170)),
+    "dot": (_dot, (0, 110, 0)),
+    "plus": (_plus, (200, 100, 0)),
+    "posts": (_posts, (0, 120, 140)),
+    "ring": (_ring, (120, 0, 140)),
+    "roof": (_roof, (90, 60, 10)),
 }

@@ -1,6 +1,6 @@
 """Scenes: pictures made from a seed, in which we know which pixels decide the class, because we put them there.
 
-An object is a body of any shape, colour and texture with a badge on it. What is inked on the badge is the class; all
+An object is a body of any shape, colour and texture with a badge on it. Pattern and ink of the badge are the class; all
 else (body, place, size, background, strays) is drawn without looking at the class. Bodies with a blank badge stand
 about too, so neither body nor badge says anything: only the ink does.
 """
@@ -36,7 +36,7 @@ class Badge:
     y: int
     radius: int
     plate: Colour
-    ink: Colour
+    tint: Colour  # added to the ink, whichever it is
     kind: str | None  # what is inked on it: the class; None: blank
 
 
@@ -194,9 +194,8 @@ def _badged(lots: Lots, x: int, y: int, radius: int, kind: str | None) -> Thing:
     size = lots.number(radius * 50 // 100, radius * 58 // 100)
     room = radius * 13 // 16 - size  # every body holds a disc of 13/16 of its radius
     away = room * 11 // 16  # so that the corner of the square the middle is drawn from stays in it
-    badge = Badge(
-        x + lots.number(-away, away), y + lots.number(-away, away), size, lots.colour(195, 255), lots.colour(0, 70), kind
-    )
+    middle = x + lots.number(-away, away), y + lots.number(-away, away)
+    badge = Badge(*middle, size, lots.colour(200, 255), lots.colour(0, 50), kind)
     return Thing(shape, x, y, radius, colour, lots.number(10, 50), badge)
 
 
@@ -242,5 +241,6 @@ def _paint(canvas: Grid, thing: Thing, lots: Lots) -> tuple[Region, Region]:
         part = disc(right, below, badge.radius)
         canvas[part] = badge.plate
         if badge.kind is not None:
-            canvas[part & INKS[badge.kind](right, below, badge.radius)] = badge.ink
+            pattern, ink = INKS[badge.kind]
+            canvas[part & pattern(right, below, badge.radius)] = np.asarray(ink) + np.asarray(badge.tint)
     return body, part

@@ -1,0 +1,1 @@
+"""Studies: models trained, methods chosen and papers repeated on whole sets of images."""
