@@ -165,6 +165,8 @@ def open_images(data: str) -> tuple[Album, Album | None, tuple[str, ...] | None]
 
 def class_folders(folder: Path) -> Album:
     """PHOTOS/cat/1.jpg is a cat."""
+    from torch import nn
+
     from clairvit.data.album import album_of
     from clairvit.models.images import find_images
     from clairvit.models.model import Model
@@ -181,14 +183,8 @@ def class_folders(folder: Path) -> Album:
         found = find_images(path)  # says so if there is none
         images += map(str, found)
         labels += [path.name] * len(found)
-    return album_of(images, _nobody(Model), labels=labels)
-
-
-def _nobody(kind: type[Any]) -> Any:
-    """Album_of asks the model only about tensors, and these are files."""
-    from torch import nn
-
-    return kind(nn.Identity(), "nobody")
+    nobody = Model(nn.Identity(), "nobody")  # an album asks the model about tensors only, and these are files
+    return album_of(images, nobody, labels=labels)
 
 
 def read_options(text: str) -> dict[str, Any]:

@@ -109,7 +109,7 @@ STRAYS: dict[str, Shape] = {**BODIES, "triangle": triangle, "hoop": hoop, "slab"
 
 
 def _bars(right: Grid, below: Grid, radius: int) -> Region:
-    stripe = (below + radius) * 5 // (2 * radius)
+    stripe = (abs(below) * 5 + radius) // (2 * radius)  # counted from the middle
     return np.asarray((stripe % 2 == 0) & (abs(right) <= radius), bool)
 
 

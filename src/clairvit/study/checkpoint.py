@@ -55,18 +55,33 @@ def write_tensors(tensors: Mapping[str, Tensor], notes: Mapping[str, str], path:
     from safetensors.torch import save
 
     content = save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, dict(notes))
+    header, data = _ordered(content)
     temporary = path.parent / f".{path.name}-{secrets.token_hex(4)}"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             with temporary.open("xb") as file:
-                file.write(content)
+                file.write(header)
+                file.write(data)
             temporary.replace(path)
         finally:
             temporary.unlink(missing_ok=True)  # only there if something went wrong
     except OSError as error:
         reason = error.strerror or str(error)
         raise BadInput(f"Cannot write '{path}' ({reason}); choose a place you may write to with --out.") from error
+
+
+def _ordered(content: bytes) -> tuple[bytes, memoryview]:
+    """Header and data of a safetensors file; its notes come in any order, and here in that of their names.
+
+    So equal weights are equal bytes.
+    """
+    length = int.from_bytes(content[:8], "little")
+    found = json.loads(content[8 : 8 + length])
+    found["__metadata__"] = dict(sorted(found.get("__metadata__", {}).items()))
+    text = json.dumps(found, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)  # the data begin at a multiple of eight
+    return len(text).to_bytes(8, "little") + text, memoryview(content)[8 + length :]
 
 
 def save_checkpoint(

@@ -22,7 +22,7 @@ from clairvit.errors import BadInput, ClairError
 from clairvit.models import notes
 from clairvit.models.model import Preprocess, first_scores
 from clairvit.models.request import Size, rows_columns
-from clairvit.models.sources import DTYPES
+from clairvit.models.sources import DTYPES, find_device
 from clairvit.perturb.watch import telling
 from clairvit.study.augment import batches, centred, draws, order, shaken
 from clairvit.study.checkpoint import Epoch, Progress, read_progress, restore, save_checkpoint, write_tensors
@@ -107,7 +107,7 @@ def finetune(
         raise BadInput(f"'{path}' ends in '{path.suffix}'; expected a name for weights that ends in .safetensors.")
     if dtype not in DTYPES:
         raise BadInput(f"dtype={dtype!r} was given for the weights; expected one of {', '.join(DTYPES)}.")
-    place = torch.device(device or "cpu")
+    place = find_device(device)
     wanted = Wanted(model, pretrained, arch, options, rows_columns(size))
     with torch.random.fork_rng([place] if place.type == "cuda" else []):
         return _finetune(album, validation, wanted, recipe, path, classes, place, dtype, fresh, failed, told)
@@ -126,7 +126,8 @@ def _finetune(
     failed: Failed | None,
     told: Told | None,
 ) -> Trained:
-    own = begin(wanted, 2, recipe.seed).own  # which images it takes; the head follows when the classes are known
+    # which images it takes is asked first, of a model without weights; the classes are known when they are read
+    own = begin(dataclasses.replace(wanted, pretrained=False), 2, recipe.seed).own
     box = recipe.box(own.size)
     pictures = read_pictures(album, box, own.interpolation, failed)
     names = tuple(classes) if classes is not None else class_names(pictures.labels)
@@ -262,8 +263,8 @@ def _epoch(room: _Room, trained: _Set, optimiser: torch.optim.Optimizer, number:
             loss = F.cross_entropy(scores, truth)
             if not bool(loss.isfinite()):
                 raise ClairError(
-                    f"The loss is {float(loss.detach())} in epoch {number}: training has come apart. Try a lower rate than "
-                    f"{recipe.rate:g} (--rate), with --fresh."
+                    f"The loss is {float(loss.detach())} in epoch {number}: training has come apart. Try a lower rate "
+                    f"than {recipe.rate:g} (--rate), with --fresh."
                 )
             optimiser.zero_grad()
             torch.autograd.backward(loss)
