@@ -38,7 +38,7 @@ class Source(NamedTuple):
 
 SOURCES = (
     Source("pets", "the built-in ViT-Tiny for 37 breeds of cats and dogs; needs no network", "pets"),
-    Source("scenes", "the built-in small ViT for generated scenes, whose evidence is known; needs no network", "scenes"),
+    Source("scenes", "the built-in small ViT for generated scenes, where the evidence is known", "scenes"),
     Source("timm:NAME", "any model of timm, with its own preprocessing", "timm:vit_base_patch16_224"),
     Source(
         "hf:ID",
@@ -242,7 +242,7 @@ def _pets(request: Request) -> Model:
 
 
 def _scenes(request: Request) -> Model:
-    """The model in this package for `clairvit.data.scenes`; its card is scenes/README.md, its labels are in the file."""
+    """The model in this package for generated scenes; its card is scenes/README.md, its labels are in the file."""
     from clairvit.models.from_file import build
 
     if request.pretrained and request.size not in (None, (96, 96)):
