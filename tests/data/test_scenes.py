@@ -37,7 +37,7 @@ def without(planned: Plan, place: int) -> Plan:
     objects = list(planned.objects)
     badge = objects[place].badge
     assert badge is not None
-    objects[place] = replace(objects[place], shape="square", radius=-FINE, badge=replace(badge, x=-999, radius=0))
+    objects[place] = replace(objects[place], shape="square", radius=-FINE, badge=replace(badge, x=-99999))
     return replace(planned, objects=tuple(objects))
 
 

@@ -190,6 +190,9 @@ def test_training_stops_when_patience_ends_and_the_rate_falls_in_steps(tmp_path:
     assert len(done.history) == done.best.number + 3 < 40
     assert [one.rate for one in done.history[:4]] == pytest.approx([5e-3, 5e-3, 2.5e-3, 2.5e-3])
     assert run(tmp_path, recipe=recipe).history == done.history
+    # what is kept is the best epoch's: as if training had ended there
+    until = run(tmp_path / "until", recipe=dataclasses.replace(recipe, epochs=done.best.number))
+    assert until.path.read_bytes() == done.path.read_bytes()
 
 
 def test_validation_images_that_are_given_are_used_and_none_is_held_out(tmp_path: Path) -> None:
