@@ -146,8 +146,8 @@ def _roof(right: Grid, below: Grid, radius: int) -> Region:
     return (below <= radius * 3 // 8) & (abs(right) * 3 <= (below + radius * 3 // 4) * 2)
 
 
-# Pattern, and the colour that its ink is near: two signs of the class, both in the badge and nowhere else. (Patterns
-# of one colour can be told apart too, but a small model needs hours instead of minutes to find them in the clutter.)
+# Pattern, and the colour that its ink is near: two signs of the class, both in the badge and nowhere else. (With one
+# dark ink for all, a ViT of 4 blocks was still at chance after 8,000 scenes; with these it had 25 %, and then 70 %.)
 INKS: dict[str, tuple[Shape, Colour]] = {
     "bars": (_bars, (170, 0, 0)),
     "checks": (_checks, (0, 0, 0)),

@@ -23,7 +23,7 @@ class Recipe:
     patience: int = 5  # epochs without a better accuracy after which training stops
     resize: int | None = None  # the short side before the crop; None: 256/224 of the model's own
     rotation: float = 15.0  # degrees to either side
-    jitter: float = 0.2  # of brightness, contrast and saturation; the paper says how little of it as of the decay
+    jitter: float = 0.2  # of brightness, contrast and saturation; the paper says no strength
     flip: bool = True
     held_out: float = 0.1  # of each class, for validation, where the data has no such part
     seed: int = 0
