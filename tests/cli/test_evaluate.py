@@ -202,6 +202,97 @@ def test_a_baseline_that_is_asked_for_is_a_method_and_stands_once(photos: Path, 
     assert [(one["method"], one["baseline"]) for one in scores] == [("random", False), ("center", False)]
 
 
+def test_true_classes_from_a_file_and_from_folders(photos: Path, capsys: Captured) -> None:
+    """By file name or stem, the class by name or number; who has none is named and the rest is done."""
+    lines = ["image,class,other", "cat0.png,Bengal,Sphynx", "cat1,5,", "photos/cat2.png,,"]
+    (photos / "truth.csv").write_text("\n".join(lines), encoding="utf-8")
+    asked = ["--method", "ixg", "--metric", "deletion(steps=1)", "--json", "--out", "s.json"]
+    assert main(["evaluate", "photos", *asked, "--truth", "truth.csv", "--target", "label"]) == 2
+    printed, errors = capsys.readouterr()
+    assert "There is no class for 'photos/cat2.png' in --truth truth.csv" in errors
+    content = json.loads(printed)
+    assert content["images"] == ["photos/cat0.png", "photos/cat1.png"]
+    record = content["scores"][0]
+    assert record["settings"]["target"] == "label"
+    known = cv.evaluate(cv.load("pets"), content["images"], "ixg", "deletion(steps=1)", target=["Bengal", 5])
+    assert record["values"] == pytest.approx(known.values.tolist(), rel=1e-4)
+
+    (photos / "kinds" / "egyptian_mau").mkdir(parents=True)
+    CAT.save(photos / "kinds" / "egyptian_mau" / "cat.png")
+    assert main(["evaluate", "kinds", *asked, "--truth", "folders", "--target", "label"]) == 0
+    found = json.loads(capsys.readouterr().out)["scores"][0]
+    known = cv.evaluate(cv.load("pets"), [CAT], "ixg", "deletion(steps=1)", target="Egyptian Mau")
+    assert found["values"] == pytest.approx(known.values.tolist(), rel=1e-4)
+
+
+def test_two_objects_on_the_command_line(photos: Path, capsys: Captured) -> None:
+    (photos / "truth.csv").write_text("image,class,other\ncat0,Bengal,Sphynx\ncat1,Bengal,\n", encoding="utf-8")
+    for number, width in ((0, 451), (1, 411)):
+        mask(photos / "masks", f"cat{number}.png", (100, 50, 300, 250), (width, 300))
+    asked = ["photos/cat0.png", "photos/cat1.png", "--method", "ixg", "--metric", "class-contrast", "--masks", "masks"]
+    assert main(["evaluate", *asked, "--truth", "truth.csv", "--target", "label", "--json", "-o", "s.json"]) == 0
+    first, second = json.loads(capsys.readouterr().out)["scores"][0]["values"]
+    assert -1 < first < 1
+    assert first != 0
+    assert second is None
+
+
+def test_trimaps_have_a_border_that_counts_nowhere(photos: Path, capsys: Captured) -> None:
+    """All of what the model sees is animal or border, so every pixel that counts is animal."""
+    values = np.full((300, 451), 1, np.uint8)
+    values[:, :200] = 3
+    (photos / "trimaps").mkdir()
+    Image.fromarray(values).save(photos / "trimaps" / "cat0.png")
+    asked = ["photos/cat0.png", "--method", "ixg", "--metric", "ap", "--masks", "trimaps", "--json", "-o", "s.json"]
+    assert main(["evaluate", *asked, "--mask-kind", "trimap"]) == 0
+    assert json.loads(capsys.readouterr().out)["scores"][0]["values"] == [1.0]
+
+
+def test_masks_that_a_detector_finds(photos: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The classes it found are reported, and an image where it finds nothing has no score."""
+    from clairvit.data import foreground as room
+
+    def finds(detector: object, picture: Image.Image, **how: object) -> room.Foreground:
+        found = Image.new("L", picture.size)
+        if picture.width == 451:
+            found.paste(255, (100, 50, 300, 250))
+        return room.Foreground(found, (("cat", 0.9),) if picture.width == 451 else ())
+
+    loaded: list[object] = []
+    monkeypatch.setattr(room, "load_detector", lambda weights, device: loaded.append((weights, device)))
+    monkeypatch.setattr(room, "foreground", finds)
+    asked = [
+        "photos",
+        "--method",
+        "ixg",
+        "--metric",
+        "faf",
+        "--masks",
+        "mask-rcnn",
+        "--weights",
+        "w.pth",
+        "-o",
+        "s.json",
+    ]
+    assert main(["evaluate", *asked]) == 0
+    assert loaded == [("w.pth", "cpu")]
+    printed = capsys.readouterr().out
+    assert "Foreground found in the images: cat (1); none in 2, which have no score by masks." in printed
+    content = stored(photos / "s.json")
+    assert content["foreground"] == {"photos/cat0.png": [["cat", 0.9]], "photos/cat1.png": [], "photos/cat2.png": []}
+    assert [value is None for value in content["scores"][0]["values"]] == [False, True, True]
+
+
+def test_all_methods_that_fit(photos: Path, capsys: Captured) -> None:
+    assert main(["evaluate", "photos/cat0.png", "--method", "all", "--metric", "sparseness", "-o", "s.json"]) == 0
+    content = stored(photos / "s.json")
+    scored = {one["method"] for one in content["scores"]}
+    quick = {one.name for one in cv.methods() if not one.slow}
+    assert scored | set(content["skipped"]) >= quick
+    assert list(content["skipped"]) == ["cam"]
+    assert "Left out: cam." in capsys.readouterr().out
+
+
 def test_what_is_named_twice_is_done_once() -> None:
     assert wanted_methods("rollout, legrad,rollout(),") == ["rollout", "legrad"]
     assert [one.text for one in wanted_metrics("deletion,deletion(steps=9),deletion(steps=3)")] == [
@@ -227,6 +318,15 @@ def test_mistakes_are_one_sentence_before_a_model_is_loaded(
     said = refusal(capsys, "photos", "--metric", "deletion,iou")
     assert "'iou' compares maps with masks, and none were given; expected a folder with a mask for each image" in said
     assert "--masks nowhere is not a folder; expected one with" in refusal(capsys, "photos", "--masks", "nowhere")
+    assert "--target label needs the true classes" in refusal(capsys, "photos", "--target", "label")
+    assert "--truth nowhere is not a file" in refusal(capsys, "photos", "--truth", "nowhere")
+    assert "--weights w.pth are Mask R-CNN's" in refusal(capsys, "photos", "--weights", "w.pth")
+    assert "mask_kind='map' was given" in refusal(capsys, "photos", "--mask-kind", "map")
+    assert "maps=square was given" in refusal(capsys, "photos", "--maps", "square")
+    said = refusal(capsys, "photos", "--metric", "class-contrast", "--masks", ".")
+    assert "compares two objects in an image, and their classes were not given" in said
+    said = refusal(capsys, "photos", "--masks", "mask-rcnn(scor=0.3)")
+    assert "sets scor=0.3; expected score= and mask=" in said
     (photos / "empty").mkdir()
     assert "no images in the folder 'empty'" in refusal(capsys, "empty")
     assert "'x.png' ends in '.png'; write scores to a name that ends in .json or .csv" in refusal(

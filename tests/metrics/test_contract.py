@@ -57,10 +57,9 @@ def test_every_metric_scores_every_image(kind: str) -> None:
         assert score.values.isfinite().all() or METRICS[name].undefined, name
         if METRICS[name].undefined:
             continue
-        if ZOO[kind].classifier or score.settings.get("score") != "prob":
+        if ZOO[kind].classifier or score.settings.get("score") != "prob":  # an embedding has no probabilities
             assert (score.values >= low - 1e-9).all(), name
-            if METRICS[name].family != "faithfulness" or score.settings.get("score") == "prob":
-                assert (score.values <= high + 1e-9).all(), name
+            assert (score.values <= high + 1e-9).all(), name
         assert set(score.baselines) == {"random", "center"}, name
 
 
@@ -152,3 +151,17 @@ def test_declared_forwards_are_what_is_spent(name: str) -> None:
     wants = inspect.signature(metric.cost).parameters
     declared = metric.cost(**options, **({"patches": 16} if "patches" in wants else {})).forwards
     assert 0 < score.cost.forwards <= declared
+
+
+def test_the_range_follows_the_unit_of_the_score() -> None:
+    spans = {
+        "deletion": (0, 1),
+        "deletion(score=accuracy)": (0, 1),
+        "deletion(score=drop)": (-1, 1),
+        "deletion(score=logit)": (-math.inf, math.inf),
+        "deletion(preset=skipplus-log-odds)": (-math.inf, math.inf),
+        "aopc(score=logprob)": (-math.inf, math.inf),
+        "faithfulness-correlation(score=logit)": (-1, 1),
+        "sparseness": (0, 1),
+    }
+    assert {text: ask(text).span for text in spans} == spans

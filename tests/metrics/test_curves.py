@@ -1,8 +1,14 @@
-"""Curves pixel by pixel and by accuracy, against loops that paint one image at a time; the papers' presets."""
+"""Curves pixel by pixel and by accuracy, against the papers' own loops written out; their schedules, areas, directions.
+
+The loops take pixels away one lot after the other from one running image, where the metric starts from the clean one.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -10,55 +16,147 @@ from torch import Tensor
 
 import clairvit as cv
 from clairvit.errors import BadInput
-from clairvit.metrics.metric import ask
+from clairvit.metrics.curves import Walk, area, passes
+from clairvit.metrics.metric import ask, find
 from clairvit.perturb.removal import background
+from linear import linear
 from tiny import pixels, wrapped
 
 KIND = "timm-vit"
 MODEL, IMAGES = wrapped(KIND), pixels(KIND, 2)
 EX = cv.explain(MODEL, IMAGES, "ixg", target=[1, 4])
-# A fine map without ties, so that there is one order only.
-FINE = replace(EX, maps=torch.rand(2, 32, 32, generator=torch.Generator().manual_seed(3)))
+# Real size, a model that costs nothing, and a fine map without ties, so that there is one order only.
+BIG, PHOTO = linear((14, 14), 16, seed=5)
+PHOTO = PHOTO + 0.2 * torch.randn(1, 3, 1, 1, generator=torch.Generator().manual_seed(2))
+TARGET = int(BIG.logits(PHOTO).argmax())
+ORDER = torch.randperm(224 * 224, generator=torch.Generator().manual_seed(3))
+FINE = torch.empty(224 * 224).scatter_(0, ORDER, torch.linspace(1, 0, 224 * 224)).reshape(1, 224, 224)
 
 
-def by_hand(parts: list[float], removal: str, shown: bool, reverse: bool = False) -> Tensor:
-    """[B, S] probabilities of the targets, one painted image after the other."""
-    ground = background(removal, IMAGES, MODEL.preprocess, 0)
+def of_photo(metric: str, **more: object) -> cv.Score:
+    ex = replace(cv.explain(BIG, PHOTO, "random", target=TARGET), maps=FINE)
+    found = cv.evaluate(BIG, PHOTO, ex, metric, **more)
+    assert isinstance(found, cv.Score)
+    return found
+
+
+def probability(image: Tensor) -> float:
+    with torch.no_grad():
+        return float(BIG.logits(image).double().softmax(-1)[0, TARGET])
+
+
+def lots(order: Tensor, size: int, count: int) -> Iterable[Tensor]:
+    return (order[k * size : (k + 1) * size] for k in range(count))
+
+
+def replaced(start: Tensor, finish: Tensor, parts: Iterable[Tensor]) -> list[float]:
+    """Probabilities as lots of pixels of `start` turn into those of `finish`."""
+    now, found = start.clone().flatten(2), [probability(start)]
+    for places in parts:
+        now[:, :, places] = finish.flatten(2)[:, :, places]
+        found.append(probability(now.reshape(start.shape)))
+    return found
+
+
+@pytest.mark.parametrize(("preset", "step", "points"), [("rise", 1792, 29), ("rise-demo", 224, 225)])
+def test_rise(preset: str, step: int, points: int) -> None:
+    """(sum − (first + last)/2) / n over so many pixels at a time, from all to nothing and from blur to all."""
+    mean, blur = (background(name, PHOTO, BIG.preprocess, 0) for name in ("mean", "blur"))
+    for metric, start, finish in (("deletion", PHOTO, mean), ("insertion", blur, PHOTO)):
+        expected = replaced(start, finish, lots(ORDER, step, math.ceil(224 * 224 / step)))
+        assert len(expected) == points
+        score = of_photo(f"{metric}(preset={preset})")
+        assert score.curve is not None
+        assert score.curve.y[0].tolist() == pytest.approx(expected, abs=1e-5)
+        assert score.curve.x.tolist() == pytest.approx([k / (points - 1) for k in range(points)])
+        assert score.mean == pytest.approx((sum(expected) - (expected[0] + expected[-1]) / 2) / (points - 1), abs=1e-5)
+        assert score.cost.forwards == points - 1, "the whole image is known"
+
+
+def test_coporan() -> None:
+    """100 lots of 501 pixels turn black; the last 76 pixels never do."""
+    expected = replaced(PHOTO, background("black", PHOTO, BIG.preprocess, 0), lots(ORDER, 501, 100))
+    score = of_photo("deletion(preset=coporan)")
+    assert score.curve is not None
+    assert score.curve.y[0].tolist() == pytest.approx(expected, abs=1e-5)
+    assert score.curve.x.tolist() == pytest.approx([k / 100 for k in range(101)])
+    assert score.mean == pytest.approx((sum(expected) - (expected[0] + expected[-1]) / 2) / 100, abs=1e-5)
+    assert Walk(99, ends=True, counting="equal").stops(224 * 224)[1][-1] == 224 * 224 - 76
+    assert "coporan" not in find("insertion").presets
+
+
+@pytest.mark.parametrize(("preset", "better"), [("chefer", "lower"), ("chefer-negative", "higher")])
+def test_chefer(preset: str, better: str) -> None:
+    """int(q · 50 176) pixels turn black, q = 10 … 90 %; nothing at 0, and the area is over 10 … 90 %."""
+    order = ORDER if better == "lower" else ORDER.flip(0)
+    black = background("black", PHOTO, BIG.preprocess, 0)
+    counts = [5017, 10035, 15052, 20070, 25088, 30105, 35123, 40140, 45158]
+    expected = []
+    for count in counts:
+        now = PHOTO.clone().flatten(2)
+        now[:, :, order[:count]] = black.flatten(2)[:, :, order[:count]]
+        expected.append(probability(now.reshape(PHOTO.shape)))
+    score = of_photo(f"deletion(preset={preset})", score="prob")
+    assert score.curve is not None
+    assert score.curve.y[0].tolist() == pytest.approx(expected, abs=1e-5)
+    assert score.curve.x.tolist() == pytest.approx([k / 10 for k in range(1, 10)])
+    assert score.mean == pytest.approx((sum(expected) - (expected[0] + expected[-1]) / 2) / 8, abs=1e-5)
+    assert score.better == better
+    right = of_photo(f"deletion(preset={preset})")
+    assert right.curve is not None
+    assert set(right.curve.y.flatten().tolist()) <= {0.0, 1.0}
+    assert Walk(counting="down").stops(224 * 224)[1][1:-1] == counts
+    assert Walk(counting="down").stops(99)[1][1] == 9, "cut off, not rounded"
+
+
+def by_patches(shown: bool) -> list[float]:
+    """Probabilities with 10 … 90 % of the patches of a mean map away, or there alone."""
+    order = FINE.unfold(1, 16, 16).unfold(2, 16, 16).mean((3, 4)).flatten().argsort(descending=True)
     found = []
-    for image, (target, fine) in enumerate(zip([1, 4], FINE.maps, strict=True)):
-        order = fine.flatten().argsort(descending=not reverse)
-        row = []
-        for part in parts:
-            mask = torch.zeros(32 * 32, dtype=torch.bool)
-            mask[order[: round(part * 1024)]] = True
-            mask = (mask if shown else ~mask).reshape(32, 32)
-            seen = torch.where(mask, IMAGES[image], ground[image])
-            with torch.no_grad():
-                row.append(MODEL.logits(seen[None]).double().softmax(-1)[0, target])
-        found.append(torch.stack(row))
-    return torch.stack(found)
+    for k in range(1, 10):
+        first = torch.zeros(196).scatter_(0, order[: round(k * 19.6)], 1) > 0
+        left = (first if shown else ~first).reshape(14, 14).repeat_interleave(16, 0).repeat_interleave(16, 1)
+        found.append(probability(torch.where(left, PHOTO, torch.zeros(()))))
+    return found
 
 
-def area(y: Tensor) -> Tensor:
-    """RISE's: (sum − (first + last)/2) / n."""
-    return (y.sum(1) - (y[:, 0] + y[:, -1]) / 2) / (y.shape[1] - 1)
+@pytest.mark.parametrize("shown", [False, True])
+def test_skipplus(shown: bool) -> None:
+    """Falls of the probability and of its logarithm, in [0, 1] units; the area is over a width of 0.9, not divided."""
+    whole = probability(PHOTO)
+    p = [*by_patches(shown), whole] if shown else [whole, *by_patches(shown)]
+    metric, better = ("insertion", "lower") if shown else ("deletion", "higher")
+    falls = {
+        "skipplus-aopc": [whole - one for one in p],
+        "skipplus-log-odds": [math.log(whole) - math.log(one) for one in p],
+    }
+    for preset, expected in falls.items():
+        score = of_photo(f"{metric}(preset={preset})", removal="mean")
+        assert score.curve is not None
+        assert score.curve.y[0].tolist() == pytest.approx(expected, abs=1e-5)
+        assert score.mean == pytest.approx(sum(a + b for a, b in pairwise(expected)) / 20, abs=1e-5)
+        assert score.better == better
+        assert score.curve.x.tolist() == pytest.approx([k / 10 for k in (range(1, 11) if shown else range(10))])
+    accuracy = of_photo(f"{metric}(preset=skipplus)", removal="mean")
+    assert accuracy.better == ("higher" if shown else "lower")
+    assert accuracy.curve is not None
+    assert set(accuracy.curve.y.flatten().tolist()) <= {0.0, 1.0}
 
 
-@pytest.mark.parametrize(("metric", "removal", "shown"), [("deletion", "mean", False), ("insertion", "blur", True)])
-def test_rises_preset(metric: str, removal: str, shown: bool) -> None:
-    parts = [k / 28 for k in range(29)]
-    expected = by_hand(parts, removal, shown)
-    score = cv.evaluate(MODEL, IMAGES, FINE, f"{metric}(preset=rise)")
-    assert torch.allclose(score.curve.y, expected, atol=1e-5)
-    assert score.curve.x.tolist() == pytest.approx(parts)
-    assert torch.allclose(score.values, area(expected), atol=1e-5)
-    assert score.cost.forwards == 28, "the whole image is known"
+def test_two_turns_undo_each_other() -> None:
+    texts = ("reverse=true", "score=drop", "reverse=true,score=drop")
+    assert [ask(f"deletion({text})").better for text in texts] == ["higher", "higher", "lower"]
 
 
-def test_the_worst_first() -> None:
-    expected = by_hand([k / 10 for k in range(10)], "black", shown=False, reverse=True)
-    score = cv.evaluate(MODEL, IMAGES, FINE, "deletion(preset=chefer)", reverse=True, score="prob")
-    assert torch.allclose(score.curve.y, expected, atol=1e-5)
+def test_the_logarithm_of_nothing_is_that_of_1e_12() -> None:
+    model, image = linear((6, 6), 4)
+    with torch.no_grad():
+        model.module.weights.mul_(1000)
+    best = int(model.logits(image).argmax())
+    ex = cv.explain(model, image, "ixg", target=best)
+    score = cv.evaluate(model, image, ex, "deletion(score=log-odds,removal=mean)")
+    assert score.curve.y.max() == pytest.approx(-math.log(1e-12), abs=1e-9)
+    assert score.curve.y.isfinite().all()
 
 
 def test_accuracy_is_whether_the_target_is_the_answer() -> None:
@@ -83,15 +181,37 @@ def test_both_ends() -> None:
     assert torch.allclose(deleted.curve.y[:, 0], inserted.curve.y[:, -1], atol=1e-6)
 
 
+def test_so_many_patches_at_a_time() -> None:
+    """16 patches, five at a time: 5, 10, 15, and the last one; as many values of pixels end in the same image."""
+    assert Walk(at_once=5).stops(16) == ([0, 0.25, 0.5, 0.75, 1], [0, 5, 10, 15, 16])
+    patches, values = (
+        cv.evaluate(
+            MODEL, IMAGES, EX, f"deletion(removal=minimum,at_once={step},granularity={kind},upsampling=nearest)"
+        )
+        for kind, step in (("patch", 4), ("channel", 4 * 3 * 64))
+    )
+    assert torch.allclose(patches.curve.y, values.curve.y, atol=1e-6), "a patch is all of its values"
+    assert patches.cost.forwards == passes(16, "patch", 4).forwards == 4
+
+
+def test_areas() -> None:
+    x, y = torch.tensor([0.1, 0.3, 0.9]), torch.tensor([1.0, 3.0, 2.0])
+    assert float(area(x, y, "none")) == pytest.approx(0.4 + 1.5)
+    assert float(area(x, y, "width")) == pytest.approx(1.9 / 0.8)
+    assert float(area(x, y, "steps")) == pytest.approx(2 + 2.5)
+
+
 def test_pixels_cannot_be_dropped() -> None:
-    with pytest.raises(BadInput, match="granularity=pixel was given with removal=token"):
-        cv.evaluate(MODEL, IMAGES, EX, "deletion(granularity=pixel)")
-    with pytest.raises(BadInput, match="steps=0 was given; expected 1 or more"):
-        cv.evaluate(MODEL, IMAGES, EX, "deletion(steps=0)")
+    for kind in ("pixel", "channel"):
+        with pytest.raises(BadInput, match="removal=token, which takes whole patches; expected one that paints"):
+            cv.evaluate(MODEL, IMAGES, EX, f"deletion(granularity={kind})")
+    for text in ("steps=0", "at_once=0"):
+        with pytest.raises(BadInput, match=f"{text} was given; expected 1 or more"):
+            cv.evaluate(MODEL, IMAGES, EX, f"deletion({text})")
 
 
-@pytest.mark.parametrize("preset", ["rise", "coporan", "chefer", "skipplus"])
-def test_presets_are_settled(preset: str) -> None:
-    asked = ask(f"deletion(preset={preset})")
-    assert asked != ask("deletion")
-    assert ask(asked.text) == asked
+@pytest.mark.parametrize("name", ["deletion", "insertion"])
+def test_presets_are_settled(name: str) -> None:
+    texts = [ask(f"{name}(preset={preset})").text for preset in find(name).presets]
+    assert len({name, *texts}) == len(texts) + 1, "no two are the same"
+    assert all(ask(text).text == text for text in texts)

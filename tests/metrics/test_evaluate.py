@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import clairvit as cv
-from clairvit.errors import BadInput, UnknownName
+from clairvit.errors import BadInput, NotApplicable, UnknownName
 from clairvit.metrics.score import bootstrap, paired
 from linear import effects, linear
 from tiny import pixels, wrapped
@@ -122,6 +122,54 @@ def test_cost_is_what_is_spent() -> None:
     assert score.cost.forwards == 5
     assert score.settings["steps"] == 5
     assert scored(pixels(KIND, 2), "sparseness").cost.forwards == 0
+
+
+def test_methods_that_explain_again_share_the_passes() -> None:
+    """One noisy copy is one forward and one backward for all gradient methods together; LeGrad adds a backward."""
+    images = pixels(KIND, 2)
+    for methods, backwards in (
+        (["ixg"], 1),
+        (["ixg", "genatt", "gmar-l1"], 1),
+        (["legrad"], 1),
+        (["legrad", "ixg"], 2),
+    ):
+        found = cv.evaluate(wrapped(KIND), images, methods, ["max-sensitivity"], target=3, samples=12, baselines=False)
+        costs = [score.cost for score in found.values()]
+        assert [cost.forwards for cost in costs] == [12 // len(methods)] * len(methods), methods
+        assert [cost.backwards for cost in costs] == [12 * backwards // len(methods)] * len(methods), methods
+        assert not any(score.baselines for score in found.values())
+
+
+def test_maps_may_be_shaped_first() -> None:
+    model, images = wrapped(KIND), pixels(KIND, 2)
+    ex = cv.explain(model, images, "ixg", target=3)
+    flat = ex.maps.flatten(1)
+    low, high = flat.amin(1, keepdim=True), flat.amax(1, keepdim=True)
+    shapes = {
+        "abs": flat.abs(),
+        "relu": flat.clamp(min=0),
+        "min-max": (flat - low) / (high - low),
+        "over-largest": flat / flat.abs().amax(1, keepdim=True),
+    }
+    for shape, expected in shapes.items():
+        by_hand = replace(ex, maps=expected.reshape(ex.maps.shape))
+        one = cv.evaluate(model, images, ex, "infidelity(runs=5)", maps=shape, scaled=False)
+        other = cv.evaluate(model, images, by_hand, "infidelity(runs=5)", scaled=False)
+        assert torch.allclose(one.values, other.values, rtol=1e-5), shape
+        assert one.settings["maps"] == shape
+        assert other.settings["maps"] == "raw"
+        again = cv.evaluate(model, images, "ixg", "avg-sensitivity(samples=2,radius=1e-6)", target=3, maps=shape)
+        assert (again.values < 1e-2).all(), "copies are shaped as the map is"
+
+
+def test_methods_that_do_not_fit_may_be_left_out() -> None:
+    model, images = wrapped(KIND), pixels(KIND, 10)  # two batches
+    found = cv.evaluate(model, images, ["cam", "ixg"], ["sparseness"], target=3, skip=True)
+    assert list(found) == [("ixg", "sparseness")]
+    assert len(found["ixg", "sparseness"].values) == 10
+    assert "pool" in found.skipped["cam"]
+    with pytest.raises(NotApplicable, match="pool"):
+        cv.evaluate(model, images, ["cam", "ixg"], ["sparseness"], target=3)
 
 
 def test_what_cannot_be_done_is_said() -> None:

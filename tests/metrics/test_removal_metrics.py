@@ -178,6 +178,23 @@ def test_the_opposite_of_the_effects_is_no_better_than_an_empty_map() -> None:
     assert of_map(LUCK, "infidelity", **MEAN).mean <= empty
 
 
+def test_the_gradient_is_fully_faithful_as_squares_of_pixels_go_one_by_one() -> None:
+    """What changed times the gradient is the drop, whatever goes; half the gradient leaves half the drops, squared."""
+    gradient = BEST.new_tensor(MODEL.module.weights[TARGET].tolist()) / (3 * PATCH**2)
+    for text in (
+        "infidelity(region=16,scaled=false,upsampling=nearest)",
+        "infidelity(preset=quantus,upsampling=nearest)",
+    ):
+        assert of_map(gradient, text, score="logit").mean == pytest.approx(0, abs=1e-8)
+    low = float(IMAGE.min())
+    drops = (IMAGE - low).sum(1)[0] * gradient.repeat_interleave(PATCH, 0).repeat_interleave(PATCH, 1)
+    by_square = drops.double().reshape(4, 16, 4, 16).sum((1, 3)).flatten().cumsum(0)  # row by row, they stay away
+    half = of_map(gradient / 2, "infidelity(region=16,scaled=false,upsampling=nearest)", removal="minimum")
+    assert half.mean == pytest.approx(float((by_square / 2).square().mean()), rel=1e-4)
+    assert of_map(gradient / 2, "infidelity(region=16,upsampling=nearest)", removal="minimum").mean < half.mean / 1e6
+    assert half.cost.forwards == 8, "16 squares, shared with the centre map"
+
+
 def test_infidelity_by_hand() -> None:
     """Blocks as they were drawn, sums and squares one by one."""
     case = case_of(LUCK[None], size=64)
@@ -238,6 +255,7 @@ def test_options_that_make_no_sense_are_refused() -> None:
         ("infidelity(runs=0)", "runs=0 was given; expected 1 or more"),
         ("infidelity(side=9)", "side=9 was given; expected a block of 1 to 8 patches"),
         ("infidelity(side=0)", "side=0 was given; expected a block"),
+        ("infidelity(region=5,removal=mean)", "region=5 was given for images of .* expected a side that divides both"),
     ]:
         with pytest.raises(BadInput, match=said):
             of_map(BEST, text)

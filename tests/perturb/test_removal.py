@@ -70,6 +70,15 @@ def test_black_is_black_and_mean_is_the_mean_colour() -> None:
     assert not background("mean", photo, USUAL, 0).any()
 
 
+def test_the_minimum_is_each_image_s_own_over_all_channels() -> None:
+    photo = images()
+    found = background("minimum", photo, USUAL, 0)
+    assert found.shape == photo.shape
+    for own, under in zip(photo, found, strict=True):
+        assert under.unique().tolist() == [float(own.min())]
+    assert found[0, 0, 0, 0] != found[1, 0, 0, 0]
+
+
 def test_noise_is_of_the_seed_and_the_image_alone() -> None:
     photo = images(64, 64)
     noise = background("noise", photo, USUAL, 0)

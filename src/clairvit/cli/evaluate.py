@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from clairvit.cli import options
+from clairvit.cli.compare import ALL, choose
 from clairvit.cli.known import Known
 from clairvit.cli.paper import line, progress
 from clairvit.cli.report import end, print_json
@@ -39,7 +40,12 @@ clairvit evaluate images/ --masks trimaps/ --mask-kind trimap --truth folders --
 def evaluate(
     images: options.Images,
     method: Annotated[
-        str, typer.Option("--method", metavar="A,B,…", help="Methods separated by commas, any of 'clairvit methods'.")
+        str,
+        typer.Option(
+            "--method",
+            metavar="A,B,…",
+            help="Methods separated by commas; 'all' are those that fit the model and are not slow.",
+        ),
     ] = "legrad,rollout",
     metric: Annotated[
         str, typer.Option("--metric", metavar="A,B,…", help="Metrics separated by commas, any of 'clairvit metrics'.")
@@ -116,6 +122,7 @@ def evaluate(
     from clairvit.perturb.batch import check_pace
 
     methods, metrics = wanted_methods(method), wanted_metrics(metric)  # refused, if misspelt, before a model is loaded
+    everything = ALL in split_methods(method)
     known = Known(masks, mask_kind, weights, truth)
     known.check(metrics, target)
     check_shape(maps)
@@ -135,6 +142,7 @@ def evaluate(
             [one.text for one in metrics],
             target=aims[0] if aims else None,
             maps=maps,
+            skip=everything,
             failed=lambda image, error: failures.append(Failure(image, str(error))),
             seed=seed,
             batch_size=batch_size,
@@ -147,7 +155,8 @@ def evaluate(
         end([], failures, "scored")
         return
     rows = by_metric(scores)
-    content = document(rows, methods, target, scores.unmasked, failures) | {"foreground": album.detected}
+    content = document(rows, methods, target, scores.unmasked, failures)
+    content |= {"foreground": album.detected, "skipped": scores.skipped}
     files = write(where, rows, content)
     if as_json:
         from clairvit.show.save import dumps
@@ -155,6 +164,8 @@ def evaluate(
         print(dumps({**content, "files": [str(file) for file in files]}))
     elif not quiet:
         print_scores(rows, methods)
+        for name, why in scores.skipped.items():
+            line(f"Left out: {name}. {why}")
         for note in notes(rows, scores.unmasked, masks, album.detected):
             line(f"Note: {note}")
         for file in files:
@@ -167,11 +178,13 @@ evaluate.__doc__ = f"Score methods by metrics, with how sure one may be and what
 
 def wanted_methods(text: str) -> list[str]:
     """Canonical, each once."""
+    import clairvit as cv
     from clairvit.methods.bind import bind
 
     if not text.strip(" ,"):
         raise BadInput("No method was given; write e.g. --method legrad,rollout.")
-    return list(dict.fromkeys(bind(one).text for one in split_methods(text)))
+    listed, _ = choose(split_methods(text), cv.methods())
+    return list(dict.fromkeys(bind(one).text for one in listed))
 
 
 def wanted_metrics(text: str) -> list[Asked]:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 MASK_RCNN = "mask-rcnn"
 FOLDERS = "folders"
+DETECTION: dict[str, Any] = {"score": int | float, "mask": int | float, "classes": str}
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,10 @@ class Known:
     weights: str | None
     truth: str | None
 
+    @property
+    def _detects(self) -> bool:
+        return self.masks is not None and self.masks.split("(")[0] == MASK_RCNN
+
     def check(self, metrics: Sequence[Asked], target: str | None) -> None:
         """Refuse what cannot be done before a model is loaded."""
         from clairvit.data.masks import check_kind
@@ -54,12 +59,14 @@ class Known:
                     f"'{asked.metric.name}' compares two objects in an image, and their classes were not given; "
                     "expected --truth FILE, a CSV with the columns image, class and other."
                 )
-        if self.masks not in (None, MASK_RCNN) and not Path(str(self.masks)).is_dir():
+        if self._detects:
+            detection_options(str(self.masks))
+        if self.masks is not None and not self._detects and not Path(self.masks).is_dir():
             raise BadInput(
                 f"--masks {self.masks} is not a folder; expected one with 'cat.png' for the image 'cat.jpg', or "
                 f"{MASK_RCNN}."
             )
-        if self.weights is not None and self.masks != MASK_RCNN:
+        if self.weights is not None and not self._detects:
             raise BadInput(f"--weights {self.weights} are Mask R-CNN's; expected --masks {MASK_RCNN} with them.")
         if target == "label" and self.truth is None:
             raise BadInput(f"--target label needs the true classes; expected --truth FILE, or --truth {FOLDERS}.")
@@ -75,13 +82,14 @@ class Known:
 
         detected: dict[str, list[tuple[str, float]]] = {}
         masks: Any = None
-        if self.masks == MASK_RCNN:
+        if self._detects:
             from clairvit.data.foreground import foreground, load_detector
 
             detector = load_detector(self.weights, device=str(model.device))
+            how = detection_options(str(self.masks))
 
             def look(name: str, picture: Image.Image) -> Image.Image:
-                found = foreground(detector, picture)
+                found = foreground(detector, picture, **how)
                 detected[name] = list(found.classes)
                 return found.mask
 
@@ -114,6 +122,20 @@ class Known:
         labels = [one.get("class") or None for one in found]
         others = [one.get("other") or None for one in found]
         return labels, others if any("other" in row for row in rows.values()) else None
+
+
+def detection_options(text: str) -> dict[str, Any]:
+    """'mask-rcnn(score=0.7,classes=dog)' -> how objects are found."""
+    from clairvit.methods.parse import parse
+
+    given = dict(parse(text).options)
+    for name, value in given.items():
+        if name not in DETECTION or not isinstance(value, DETECTION[name]):
+            raise BadInput(
+                f"--masks {text} sets {name}={value}; expected score= and mask= (thresholds from 0 to 1) or classes= "
+                f"(a COCO class), such as {MASK_RCNN}(score=0.7,classes=dog)."
+            )
+    return given
 
 
 def read_truth(path: Path) -> dict[str, dict[str, str]]:

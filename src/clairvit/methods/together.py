@@ -60,6 +60,12 @@ def run_all(
     return results
 
 
+def spent_on(recording: Recording, bounds: Sequence[Bound], targets: int = 1) -> Cost:
+    """The passes of a recording that these methods were run on, with the backwards that local ones make themselves."""
+    local = targets * any(bound.passes == "local" for bound in singles(bounds))
+    return Cost(recording.forwards, recording.backwards + local)
+
+
 def singles(bounds: Sequence[Bound]) -> list[Bound]:
     """The methods to be run: an ensemble is its members, and none is run twice."""
     return list({one.text: one for bound in bounds for one in bound.members or (bound,)}.values())

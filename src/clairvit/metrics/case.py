@@ -18,7 +18,7 @@ from torch import Tensor
 
 from clairvit.errors import BadInput
 from clairvit.methods.bind import Bound
-from clairvit.methods.together import record_for, run_all
+from clairvit.methods.together import record_for, run_all, spent_on
 from clairvit.metrics.threshold import min_max
 from clairvit.models.model import Model
 from clairvit.models.target import SCORES, Target
@@ -153,8 +153,9 @@ class Case:
         images = len(self.trace.pixels)
         goal = (target or self.target).take([*range(images)] * (len(pixels) // images))
         found = run_all(self.bounds, recording, [goal], seed=self.seed if seed is None else seed)
-        self.trace.recording.forwards += recording.forwards * (len(pixels) // images)
-        self.trace.recording.backwards += recording.backwards * (len(pixels) // images)
+        spent, copies = spent_on(recording, self.bounds), len(pixels) // images
+        self.trace.recording.forwards += spent.forwards * copies
+        self.trace.recording.backwards += spent.backwards * copies
         grid = self.trace.layout.grid
         maps = []
         for bound in self.bounds:

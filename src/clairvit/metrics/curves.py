@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -12,18 +13,69 @@ from clairvit.errors import BadInput
 from clairvit.methods.explanation import Cost
 from clairvit.metrics.case import Case, Upsampling
 from clairvit.metrics.metric import Measured, metric
-from clairvit.perturb.chance import dice
+from clairvit.metrics.places import pixel_ranks, value_ranks, without
 from clairvit.perturb.removal import Removal
 
-Width = Literal["width", "none"]
-CurveScore = Literal["prob", "logit", "logprob", "accuracy"]
-Granularity = Literal["patch", "pixel"]
+Width = Literal["width", "none", "steps"]
+CurveScore = Literal["prob", "logit", "logprob", "accuracy", "drop", "log-odds"]
+Granularity = Literal["patch", "pixel", "channel"]
+Counting = Literal["round", "down", "equal"]
+LEAST = 1e-12  # a probability whose logarithm is taken is at least this
 _PIXELS: dict[str, Any] = {"granularity": "pixel"}
+_CHEFER: dict[str, Any] = {**_PIXELS, "removal": "black", "score": "accuracy", "counting": "down", "whole": False}
+_SKIPPLUS: dict[str, dict[str, Any]] = {
+    "skipplus": {"score": "accuracy", "auc": "none"},
+    "skipplus-aopc": {"score": "drop", "auc": "none"},
+    "skipplus-log-odds": {"score": "log-odds", "auc": "none"},
+}
+_TURNS = (("score", "drop"), ("score", "log-odds"))
 _DIFFER = (
     "What is removed, how (three different zeros: mean colour, black, image minimum), in which steps, and which score "
     "differ from paper to paper; the presets are theirs. SkipPLUS's code divides by nothing, so that a constant 1 "
-    "gives 0.9 (`auc=none`)."
+    "gives 0.9 (`auc=none`), and prints percent: 100 times the values here. "
 )
+
+
+def passes(
+    patches: int, granularity: str = "patch", at_once: int | None = None, steps: int = 9, ends: bool = False, **_: Any
+) -> Cost:
+    """For patches of 16 × 16 pixels."""
+    if at_once is None:
+        return Cost(steps + ends)
+    return Cost(math.ceil(patches * {"patch": 1, "pixel": 16**2, "channel": 3 * 16**2}[granularity] / at_once))
+
+
+@dataclass(frozen=True)
+class Walk:
+    """How an image is taken apart: into what, and in which steps."""
+
+    steps: int = 9
+    at_once: int | None = None
+    granularity: Granularity = "patch"
+    counting: Counting = "round"
+    ends: bool = False
+    upsampling: Upsampling = "bilinear"
+
+    def stops(self, count: int) -> tuple[list[float], list[int]]:
+        """Places on the x axis from 0 to 1, and how many of `count` have gone (or come) there."""
+        if self.at_once is None:
+            if self.steps < 1:
+                raise BadInput(f"steps={self.steps} was given; expected 1 or more, such as steps=9.")
+            parts = [k / (self.steps + 1) for k in range(self.steps + 2)]
+            return parts, [self._number(part, k, count) for k, part in enumerate(parts)]
+        if self.at_once < 1:
+            raise BadInput(f"at_once={self.at_once} was given; expected 1 or more, such as at_once=224.")
+        last = math.ceil(count / self.at_once)
+        return [k / last for k in range(last + 1)], [min(k * self.at_once, count) for k in range(last + 1)]
+
+    def _number(self, part: float, k: int, count: int) -> int:
+        if self.counting == "equal":
+            return k * (count // (self.steps + 1))
+        return int(part * count) if self.counting == "down" else _some(part, count)
+
+    @property
+    def to_the_end(self) -> bool:
+        return self.ends or self.at_once is not None
 
 
 @metric(
@@ -32,36 +84,50 @@ _DIFFER = (
     better="lower",
     span=(0, 1),
     paper="Petsiuk et al., BMVC 2018 (RISE)",
+    in_score=True,
     orders=True,
-    turned_by=("reverse", True),
-    cost=lambda steps, **_: Cost(steps),
+    turned_by=(("reverse", True), *_TURNS),
+    cost=passes,
     presets={
-        "rise": {**_PIXELS, "removal": "mean", "steps": 27, "ends": True},
-        "coporan": {**_PIXELS, "removal": "black", "steps": 99, "ends": True},
-        "chefer": {**_PIXELS, "removal": "black", "score": "accuracy"},
-        "skipplus": {"score": "accuracy", "auc": "none"},
+        "rise": {**_PIXELS, "removal": "mean", "at_once": 1792},
+        "rise-demo": {**_PIXELS, "removal": "mean", "at_once": 224},
+        "coporan": {**_PIXELS, "removal": "black", "steps": 99, "ends": True, "counting": "equal"},
+        "chefer": _CHEFER,
+        "chefer-negative": {**_CHEFER, "reverse": True},
+        **_SKIPPLUS,
+        "quantus": {"granularity": "channel", "removal": "minimum", "at_once": 1, "whole": False, "auc": "steps"},
     },
-    discrepancies=_DIFFER,
+    discrepancies=_DIFFER + "Chefer's area is said to be over 10 to 90 %, its code prints the nine accuracies only; "
+    "here it is divided by that width. Quantus' PixelFlipping takes the probability by default, one pass for each of "
+    "the 150 528 channel values (`at_once` makes it less), and orders the three values of a pixel by an unstable sort.",
 )
 def deletion(
     case: Case,
     steps: int = 9,
+    at_once: int | None = None,
     removal: Removal = "token",
     score: CurveScore = "prob",
     granularity: Granularity = "patch",
+    counting: Counting = "round",
     ends: bool = False,
+    whole: bool = True,
     reverse: bool = False,
     auc: Width = "width",
     upsampling: Upsampling = "bilinear",
 ) -> Measured:
     """Area under p(target) while the patches go, best first: low if the map found what matters.
 
-    `steps=9` takes away 10 %, …, 90 %; the point with nothing taken away is there already, and `ends` adds the one with
-    everything. `reverse` begins with the worst (Chefer's negative perturbation; higher is better then). `auc=width`
-    divides the area by the width of the curve, so that a constant 1 gives 1. `granularity=pixel` orders the pixels of
-    the enlarged map. `score=accuracy` asks whether the target is still the answer.
+    `steps=9` takes away 10 %, …, 90 %; the point with nothing taken away is there unless `whole=False`, and `ends` adds
+    the one with everything. `at_once=224` takes away so many at a time instead, until nothing is left. `counting` says
+    what 10 % of 1024 are: 102 (`round`), int(102.4) (`down`), or k times a tenth rounded down, so that a few never go
+    (`equal`). `reverse` begins with the worst (Chefer's negative perturbation; higher is better then). `auc=width`
+    divides the area by the width of the curve, so that a constant 1 gives 1; `none` does not, and `steps` counts each
+    step as 1 wide. `granularity=pixel` orders the pixels of the enlarged map, `channel` their single values.
+    `score=accuracy` asks whether the target is still the answer; `drop` is p(x) − p(x̃), `log-odds` ln p(x) − ln p(x̃)
+    with p at least 1e-12: higher is better for these two.
     """
-    x, y = falling(case, steps, removal, score, "deletion", granularity, ends, reverse, upsampling)
+    walk = Walk(steps, at_once, granularity, counting, ends, upsampling)
+    x, y = falling(case, walk, removal, score, "deletion", whole, reverse)
     return Measured(area(x, y, auc), x, y, score)
 
 
@@ -71,17 +137,21 @@ def deletion(
     better="higher",
     span=(0, 1),
     paper="Petsiuk et al., BMVC 2018 (RISE)",
+    in_score=True,
     orders=True,
-    cost=lambda steps, **_: Cost(steps),
+    turned_by=_TURNS,
+    cost=passes,
     presets={
-        "rise": {**_PIXELS, "removal": "blur", "steps": 27, "ends": True},
-        "skipplus": {"score": "accuracy", "auc": "none"},
+        "rise": {**_PIXELS, "removal": "blur", "at_once": 1792},
+        "rise-demo": {**_PIXELS, "removal": "blur", "at_once": 224},
+        **_SKIPPLUS,
     },
     discrepancies=_DIFFER,
 )
 def insertion(
     case: Case,
     steps: int = 9,
+    at_once: int | None = None,
     removal: Removal = "token",
     score: CurveScore = "prob",
     granularity: Granularity = "patch",
@@ -92,82 +162,78 @@ def insertion(
     """Area under p(target) while the patches come, best first: high if few of them are enough.
 
     `steps=9` shows 10 %, …, 90 %; the whole image is there already, and `ends` adds the point with nothing shown.
+    `at_once=224` begins with nothing and shows so many more at a time. Other options are those of `deletion`; with
+    `score=drop` and `log-odds` lower is better.
     """
-    x, y = rising(case, steps, removal, score, "insertion", granularity, ends, upsampling)
+    walk = Walk(steps, at_once, granularity, "round", ends, upsampling)
+    x, y = rising(case, walk, removal, score, "insertion")
     return Measured(area(x, y, auc), x, y, score)
 
 
 def falling(
-    case: Case,
-    steps: int,
-    removal: str,
-    score: str,
-    what: str,
-    granularity: Granularity = "patch",
-    ends: bool = False,
-    reverse: bool = False,
-    upsampling: Upsampling = "bilinear",
+    case: Case, walk: Walk, removal: str, score: str, what: str, whole: bool = True, reverse: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Parts taken away [S + 1] and scores [M, B, S + 1], nothing taken away first."""
-    parts = _parts(steps) + [1.0] * ends
-    y = _left(case, parts, removal, score, what, granularity, upsampling, shown=False, reverse=reverse)
-    whole = case.original(score).expand(len(y), -1)[..., None]
-    return torch.tensor([0.0, *parts], dtype=torch.float64), torch.cat([whole, y], -1)
+    """Parts taken away [S] and scores [M, B, S], nothing taken away (`whole`) first."""
+    rank, count = _ranks(case, walk)
+    x, counts = walk.stops(count)
+    last = len(x) if walk.to_the_end else -1
+    rank = count - 1 - rank if reverse else rank
+    gone = torch.tensor(counts[1:last], device=rank.device)
+    if walk.granularity == "patch":
+        y = case.left(rank[:, :, None, :] >= gone[:, None], removal, _asked(score), what)
+    else:
+        y = without(case, rank, torch.zeros_like(gone), gone, removal, _asked(score), what)
+    if whole:
+        y = torch.cat([_unchanged(case, score, len(y)), y], -1)
+    return torch.tensor(x[0 if whole else 1 : last], dtype=torch.float64), _told(case, y, score)
 
 
-def rising(
-    case: Case,
-    steps: int,
-    removal: str,
-    score: str,
-    what: str,
-    granularity: Granularity = "patch",
-    ends: bool = False,
-    upsampling: Upsampling = "bilinear",
-) -> tuple[Tensor, Tensor]:
-    """Parts shown [S + 1] and scores [M, B, S + 1], the whole image last."""
-    parts = [0.0] * ends + _parts(steps)
-    y = _left(case, parts, removal, score, what, granularity, upsampling, shown=True, reverse=False)
-    whole = case.original(score).expand(len(y), -1)[..., None]
-    return torch.tensor([*parts, 1.0], dtype=torch.float64), torch.cat([y, whole], -1)
+def rising(case: Case, walk: Walk, removal: str, score: str, what: str) -> tuple[Tensor, Tensor]:
+    """Parts shown [S] and scores [M, B, S], the whole image last."""
+    rank, count = _ranks(case, walk)
+    x, counts = walk.stops(count)
+    first = 0 if walk.to_the_end else 1
+    shown = torch.tensor(counts[first:-1], device=rank.device)
+    if walk.granularity == "patch":
+        y = case.left(rank[:, :, None, :] < shown[:, None], removal, _asked(score), what)
+    else:
+        y = without(case, rank, shown, torch.full_like(shown, count), removal, _asked(score), what)
+    y = torch.cat([y, _unchanged(case, score, len(y))], -1)
+    return torch.tensor(x[first:], dtype=torch.float64), _told(case, y, score)
+
+
+def _ranks(case: Case, walk: Walk) -> tuple[Tensor, int]:
+    """[M, B, n] the places of patches, pixels or channel values, and n."""
+    if walk.granularity == "patch":
+        return case.rank, case.patches
+    rank = (pixel_ranks if walk.granularity == "pixel" else value_ranks)(case, walk.upsampling)
+    return rank, rank.shape[-1]
+
+
+def _unchanged(case: Case, score: str, methods: int) -> Tensor:
+    """[M, B, 1]"""
+    return case.original(_asked(score)).expand(methods, -1)[..., None]
+
+
+def _asked(score: str) -> str:
+    """What the model is asked for: a fall of the probability is told from the probability."""
+    return "prob" if score in ("drop", "log-odds") else score
+
+
+def _told(case: Case, y: Tensor, score: str) -> Tensor:
+    """[M, B, S] probabilities as their fall, where that was wanted."""
+    if score == "drop":
+        return case.original("prob")[:, None] - y
+    if score == "log-odds":
+        return case.original("prob").clamp(min=LEAST).log()[:, None] - y.clamp(min=LEAST).log()
+    return y
 
 
 def kept_after(case: Case, steps: int) -> tuple[list[float], Tensor]:
     """Parts 1/(S+1) … S/(S+1), and what is left when each of them is taken away: bool [M, B, S, patches]."""
-    parts = _parts(steps)
-    gone = torch.tensor([_some(part, case.patches) for part in parts], device=case.rank.device)
-    return parts, case.rank[:, :, None, :] >= gone[:, None]
-
-
-def _parts(steps: int) -> list[float]:
-    if steps < 1:
-        raise BadInput(f"steps={steps} was given; expected 1 or more, such as steps=9.")
-    return [k / (steps + 1) for k in range(1, steps + 1)]
-
-
-def _left(
-    case: Case,
-    parts: list[float],
-    removal: str,
-    score: str,
-    what: str,
-    granularity: Granularity,
-    upsampling: Upsampling,
-    *,
-    shown: bool,
-    reverse: bool,
-) -> Tensor:
-    """[M, B, S] scores when the first parts of each map are shown alone, or taken away."""
-    if granularity == "patch":
-        rank, count = case.rank, case.patches
-    else:
-        rank, count = _pixel_ranks(case, upsampling), math.prod(case.size)
-    rank = count - 1 - rank if reverse else rank
-    first = torch.tensor([_some(part, count) for part in parts], device=rank.device)
-    if granularity == "patch":
-        within = rank[:, :, None, :] < first[:, None]  # [M, B, S, patches]
-        return case.left(within if shown else ~within, removal, score, what)
-    return _painted(case, rank, first, removal, score, what, shown)
+    parts, counts = Walk(steps).stops(case.patches)
+    gone = torch.tensor(counts[1:-1], device=case.rank.device)
+    return parts[1:-1], case.rank[:, :, None, :] >= gone[:, None]
 
 
 def _some(part: float, count: int) -> int:
@@ -175,40 +241,9 @@ def _some(part: float, count: int) -> int:
     return round(part * count) if part in (0.0, 1.0) else min(max(1, round(part * count)), count - 1)
 
 
-def _pixel_ranks(case: Case, upsampling: Upsampling) -> Tensor:
-    """[M, B, H·W] the place of each pixel, highest first; ties in an order drawn from seed and image."""
-    count = math.prod(case.size)
-    luck = torch.stack([torch.randperm(count, generator=dice(mark, 1)) for mark in case.marks]).to(case.maps.device)
-    places = torch.arange(count, device=luck.device).expand_as(luck)
-    found = []
-    for maps in case.fine(upsampling):
-        flat = maps.flatten(1).nan_to_num(nan=-math.inf).gather(1, luck)
-        order = luck.gather(1, flat.argsort(dim=1, descending=True, stable=True))
-        found.append(torch.empty_like(order).scatter_(1, order, places))
-    return torch.stack(found)
-
-
-def _painted(case: Case, rank: Tensor, first: Tensor, removal: str, score: str, what: str, shown: bool) -> Tensor:
-    """As `_left`, pixel by pixel: rank [M, B, H·W], first [S]."""
-    methods, steps = len(rank), len(first)
-    with case.probe(removal, what, methods * steps) as probe:
-        if not probe.paints:
-            raise BadInput(
-                f"granularity=pixel was given with removal={removal}, which takes whole patches; expected one that "
-                "paints: mean, black, blur, gaussian-blur or noise."
-            )
-
-        def variant(ks: range) -> Tensor:
-            own = torch.tensor(list(ks), device=rank.device)
-            within = rank[own // steps] < first[own % steps][:, None, None]  # [k, B, H·W]
-            masks = (within if shown else ~within).transpose(0, 1).reshape(-1, len(ks), *case.size)
-            return probe.blend(masks)
-
-        found = probe.painting(methods * steps, variant, value=case.value(score)).double()
-    return found.reshape(-1, methods, steps).transpose(0, 1)
-
-
 def area(x: Tensor, y: Tensor, auc: Width) -> Tensor:
     """[…, S] -> […], by the trapezoid rule."""
+    if auc == "steps":
+        return torch.trapezoid(y.double(), dim=-1)
     whole = torch.trapezoid(y.double(), x.to(y.device, torch.float64), dim=-1)
     return whole / float(x[-1] - x[0]) if auc == "width" else whole

@@ -29,7 +29,7 @@ from clairvit.trace.guest import own_grad_mode
 from clairvit.trace.recording import Recording
 from clairvit.trace.trace import follow
 
-AT_ONCE = 8  # images
+AT_ONCE = {"cpu": 8, "cuda": 32}  # images
 LABEL = "label"  # as a target: the true class
 
 
@@ -138,7 +138,7 @@ def _evaluated(request: _Request) -> Scores:
     logits: list[Tensor] = []
     labels: list[int | None] = []
     with telling("images", len(request.album)) as tell:
-        for part in parts(request.album, request.model, AT_ONCE, request.failed):
+        for part in parts(request.album, request.model, AT_ONCE.get(request.model.device.type, 8), request.failed):
             recording = record_for(every, request.model, part.pixels)
             goal = _targets(recording, part, request)
             if single:

@@ -10,14 +10,22 @@ from torch import Tensor
 
 from clairvit.errors import BadInput
 from clairvit.methods.explanation import Cost
-from clairvit.metrics.case import Case, ScoreKind, steps_of
-from clairvit.metrics.curves import Width, area, falling, rising
+from clairvit.metrics.case import Case, ScoreKind, Upsampling, steps_of
+from clairvit.metrics.curves import Walk, Width, area, falling, passes, rising
 from clairvit.metrics.metric import Measured, metric
+from clairvit.metrics.places import (
+    Draws,
+    check_paints,
+    random_values,
+    scores_without_values,
+    sums_at_values,
+    value_ranks,
+    without,
+)
 from clairvit.perturb.chance import dice
 from clairvit.perturb.removal import Removal
 
-Order = Literal["morf", "lerf", "random"]
-PARTS = (0.01, 0.05, 0.1, 0.2, 0.5)  # ERASER's
+Features = Literal["patch", "channel"]
 
 
 @metric(
@@ -26,6 +34,7 @@ PARTS = (0.01, 0.05, 0.1, 0.2, 0.5)  # ERASER's
     better="higher",
     span=(-1, 1),
     paper="RISE's two curves, one number",
+    in_score=True,
     orders=True,
     cost=lambda steps, **_: Cost(2 * steps),
 )
@@ -33,81 +42,8 @@ def insertion_deletion(
     case: Case, steps: int = 9, removal: Removal = "token", score: ScoreKind = "prob", auc: Width = "width"
 ) -> Tensor:
     """insertion − deletion: high if the first patches are enough, and missed."""
-    up, down = (curve(case, steps, removal, score, "insertion-deletion") for curve in (rising, falling))
+    up, down = (curve(case, Walk(steps), removal, score, "insertion-deletion") for curve in (rising, falling))
     return area(*up, auc) - area(*down, auc)
-
-
-@metric(
-    "aopc",
-    family="faithfulness",
-    better="higher",
-    span=(-1, 1),
-    paper="Samek et al., 2017",
-    orders=True,
-    turned_by=("order", "lerf"),
-    cost=lambda regions, **_: Cost(regions),
-    discrepancies="Quantus calls lower better; a larger drop is better when the most relevant go first, worse when the "
-    "least relevant do (`order=lerf`).",
-)
-def aopc(
-    case: Case,
-    regions: int = 100,
-    order: Order = "morf",
-    removal: Removal = "token",
-    score: ScoreKind = "prob",
-) -> Measured:
-    """1/(K+1) sum_k f(x) − f(x_k): the mean drop while patches go one by one, most relevant first.
-
-    `order=lerf` takes the least relevant first (lower is better then), `random` any.
-    """
-    count = min(regions, case.patches - 1)
-    at_least("regions", count, 1)
-    rank = {"morf": case.rank, "lerf": case.patches - 1 - case.rank, "random": _any_order(case)}[order]
-    gone = torch.arange(1, count + 1, device=rank.device)
-    y = case.left(rank[:, :, None, :] >= gone[:, None], removal, score, "aopc")
-    drop = case.original(score)[:, None] - y  # [M, B, K]
-    drop = torch.cat([torch.zeros_like(drop[..., :1]), drop], -1)
-    return Measured(
-        drop.mean(-1), torch.arange(count + 1, dtype=torch.float64) / case.patches, drop, f"drop of {score}"
-    )
-
-
-def _any_order(case: Case) -> Tensor:
-    places = [torch.randperm(case.patches, generator=dice(mark, 1)) for mark in case.marks]
-    return torch.stack(places).to(case.rank.device).expand_as(case.rank)
-
-
-@metric(
-    "comprehensiveness",
-    family="faithfulness",
-    better="higher",
-    span=(-1, 1),
-    paper="DeYoung et al., ACL 2020",
-    orders=True,
-    cost=lambda **_: Cost(len(PARTS)),
-)
-def comprehensiveness(case: Case, removal: Removal = "token", score: ScoreKind = "prob") -> Tensor:
-    """mean_q f(x) − f(x without the top q), q = 1, 5, 10, 20, 50 %: high if what matters is among them."""
-    gone = torch.tensor(steps_of(case.patches, PARTS), device=case.rank.device)
-    y = case.left(case.rank[:, :, None, :] >= gone[:, None], removal, score, "comprehensiveness")
-    return (case.original(score)[:, None] - y).mean(-1)
-
-
-@metric(
-    "sufficiency",
-    family="faithfulness",
-    better="lower",
-    span=(-1, 1),
-    paper="DeYoung et al., ACL 2020",
-    orders=True,
-    cost=lambda **_: Cost(len(PARTS)),
-    discrepancies="Quantus has another metric of this name, which compares maps of images of a batch.",
-)
-def sufficiency(case: Case, removal: Removal = "token", score: ScoreKind = "prob") -> Tensor:
-    """mean_q f(x) − f(the top q alone), q = 1, 5, 10, 20, 50 %: low if they are enough."""
-    shown = torch.tensor(steps_of(case.patches, PARTS), device=case.rank.device)
-    y = case.left(case.rank[:, :, None, :] < shown[:, None], removal, score, "sufficiency")
-    return (case.original(score)[:, None] - y).mean(-1)
 
 
 @metric(
@@ -117,6 +53,7 @@ def sufficiency(case: Case, removal: Removal = "token", score: ScoreKind = "prob
     span=(-1, 1),
     paper="Bhatt et al., IJCAI 2020",
     cost=lambda runs, **_: Cost(runs),
+    presets={"quantus": {"features": "channel", "subset": 224.0, "removal": "minimum", "draws": "numpy"}},
     discrepancies="Quantus perturbs 224 of 150 528 channel values by default, which changes next to nothing; here a "
     "quarter of the patches goes.",
 )
@@ -124,18 +61,31 @@ def faithfulness_correlation(
     case: Case,
     runs: int = 100,
     subset: float = 0.25,
+    features: Features = "patch",
     removal: Removal = "token",
     score: ScoreKind = "logit",
+    draws: Draws = "own",
+    upsampling: Upsampling = "bilinear",
 ) -> Tensor:
     """corr_r(sum of the map in S_r, f(x) − f(x without S_r)) over random sets of patches S_r.
 
-    The sets are an image's own and the same for all methods, so that these share the passes. One image's score varies
-    by about 1/sqrt(runs) by luck alone; undefined for a constant map.
+    `subset` is a part of them, or a count. The sets are an image's own and the same for all methods, so that these
+    share the passes. One image's score varies by about 1/sqrt(runs) by luck alone; undefined for a constant map.
+    `features=channel` takes away single channel values of the pixels, for a removal that paints. `draws=numpy` draws
+    these as Quantus does for an image alone after np.random.seed(seed).
     """
     at_least("runs", runs, 3)
-    gone = _random_sets(case, runs, subset)  # [B, runs, patches]
-    drops = case.original(score)[:, None] - _shared(case, ~gone, removal, score, "faithfulness-correlation")
-    sums = torch.einsum("mbp,brp->mbr", case.maps.flatten(2), gone.to(case.maps))
+    what = "faithfulness-correlation"
+    if features == "channel":
+        places = random_values(case, runs, size_of(subset, case.trace.pixels[0].numel()), draws)
+        drops = case.original(score)[:, None] - scores_without_values(case, places, removal, score, what)
+        sums = sums_at_values(case, places, upsampling)
+    else:
+        if draws == "numpy":
+            raise BadInput("draws=numpy was given for patches, which Quantus does not draw; add features=channel.")
+        gone = _random_sets(case, runs, size_of(subset, case.patches))  # [B, runs, patches]
+        drops = case.original(score)[:, None] - _shared(case, ~gone, removal, score, what)
+        sums = torch.einsum("mbp,brp->mbr", case.maps.flatten(2), gone.to(case.maps))
     return pearson(sums, drops.expand(len(sums), -1, -1)).masked_fill(case.degenerate, math.nan)
 
 
@@ -146,7 +96,8 @@ def faithfulness_correlation(
     span=(-1, 1),
     paper="Ancona et al., ICLR 2018",
     cost=lambda runs, sizes, **_: Cost(runs * sizes),
-    discrepancies="Quantus correlates across the images of its first batch; here as in the paper, image by image.",
+    discrepancies="Quantus correlates across the images of its first batch, so that one image has no score, and the "
+    "sum of one step's values with the fall of all steps so far; here as in the paper, image by image.",
 )
 def sensitivity_n(
     case: Case, runs: int = 20, sizes: int = 5, removal: Removal = "token", score: ScoreKind = "logit"
@@ -155,7 +106,9 @@ def sensitivity_n(
     at_least("runs", runs, 3)
     at_least("sizes", sizes, 1)
     parts = [(k + 1) / (sizes + 1) for k in range(sizes)]
-    gone = torch.cat([_random_sets(case, runs, part, k) for k, part in enumerate(parts)], 1)  # [B, sizes·runs, P]
+    gone = torch.cat(
+        [_random_sets(case, runs, size_of(part, case.patches), k) for k, part in enumerate(parts)], 1
+    )  # [B, sizes·runs, P]
     drops = case.original(score)[:, None] - _shared(case, ~gone, removal, score, "sensitivity-n")
     sums = torch.einsum("mbp,brp->mbr", case.maps.flatten(2), gone.to(case.maps))
     by_size = (*sums.shape[:2], sizes, runs)
@@ -171,18 +124,51 @@ def sensitivity_n(
     span=(-1, 1),
     paper="Alvarez-Melis & Jaakkola, NeurIPS 2018",
     orders=True,
-    cost=lambda steps, **_: Cost(steps),
+    cost=lambda patches, steps, features, at_once, **_: passes(
+        patches, features, at_once if features == "channel" else None, steps
+    ),
+    presets={"quantus": {"features": "channel", "removal": "minimum"}},
+    discrepancies="Quantus takes away one channel value at a time, 150 528 passes (`at_once` makes it less).",
 )
 def faithfulness_estimate(
-    case: Case, steps: int = 14, removal: Removal = "token", score: ScoreKind = "logit"
+    case: Case,
+    steps: int = 14,
+    features: Features = "patch",
+    at_once: int = 1,
+    removal: Removal = "token",
+    score: ScoreKind = "logit",
+    upsampling: Upsampling = "bilinear",
 ) -> Tensor:
-    """corr_k(sum of the map in group k, f(x) − f(x without group k)), groups of patches by falling relevance."""
+    """corr_k(sum of the map in group k, f(x) − f(x without group k)), groups of patches by falling relevance.
+
+    There are `steps` groups; with `features=channel` they are of `at_once` channel values of the pixels each.
+    """
     at_least("steps", steps, 3)
+    if features == "channel":
+        return _estimate_by_values(case, at_once, removal, score, upsampling).masked_fill(case.degenerate, math.nan)
     group = case.rank * steps // case.patches  # [M, B, patches]
     member = group[:, :, None, :] == torch.arange(steps, device=group.device)[:, None]  # [M, B, steps, patches]
     drops = case.original(score)[:, None] - case.left(~member, removal, score, "faithfulness-estimate")
     sums = (case.maps.flatten(2)[:, :, None] * member).sum(-1)
     return pearson(sums, drops).masked_fill(case.degenerate, math.nan)
+
+
+def _estimate_by_values(case: Case, at_once: int, removal: str, score: str, upsampling: Upsampling) -> Tensor:
+    """[M, B]"""
+    rank = value_ranks(case, upsampling)  # [M, B, C·H·W]
+    count = rank.shape[-1]
+    if not 1 <= at_once <= count // 3:
+        raise BadInput(
+            f"at_once={at_once} was given; expected 1 to {count // 3} channel values, so that there are 3 groups."
+        )
+    first = torch.arange(0, count, at_once, device=rank.device)
+    drops = case.original(score)[:, None] - without(
+        case, rank, first, (first + at_once).clamp(max=count), removal, score, "faithfulness-estimate"
+    )
+    values = torch.stack([maps.flatten(1) for maps in case.fine(upsampling)])  # [M, B, H·W], alike in every channel
+    values = values.repeat(1, 1, count // values.shape[-1])
+    sums = drops.new_zeros(drops.shape).scatter_add_(2, rank // at_once, values)
+    return pearson(sums, drops)
 
 
 @metric(
@@ -193,10 +179,14 @@ def faithfulness_estimate(
     paper="Arya et al., 2019",
     orders=True,
     cost=lambda steps, **_: Cost(steps - 1),  # the last step is the image itself
-    discrepancies="The original asks whether all steps rise, yes or no; here the share of them that do.",
+    discrepancies="The original asks whether all steps rise, yes or no; here the share of them that do. Quantus starts "
+    "from an empty image and fills it with the same empty value, so that it says yes to every map: not reproduced.",
 )
 def monotonicity(case: Case, steps: int = 10, removal: Removal = "token", score: ScoreKind = "prob") -> Measured:
-    """#{k: f rises as the k-th group comes} / steps, least relevant groups first: 1 if every group adds something."""
+    """#{k: f rises as the k-th group comes} / steps, least relevant groups first: 1 if every group adds something.
+
+    Patches that speak against the target lower it for every map, the best one too.
+    """
     at_least("steps", steps, 2)
     place = case.patches - 1 - case.rank  # least relevant first
     shown = torch.tensor([round(k * case.patches / steps) for k in range(1, steps)], device=place.device)
@@ -213,13 +203,41 @@ def monotonicity(case: Case, steps: int = 10, removal: Removal = "token", score:
     span=(0, math.inf),
     paper="Sundararajan et al., ICML 2017",
     cost=lambda **_: Cost(1),
-    discrepancies="Quantus asks for exact equality of floating point numbers after normalising the map: never true.",
+    turned_by=("exact", True),
+    presets={"quantus": {"exact": True, "removal": "minimum"}},
+    discrepancies="Quantus asks for exact equality of floating point numbers after dividing the map by its largest "
+    "magnitude, and empties the first channel only if the map has no channels (`exact`): next to never true.",
 )
-def completeness(case: Case, removal: Removal = "mean", score: ScoreKind = "logit") -> Tensor:
-    """|sum of the map − rise| / |rise|, rise = f(x) − f(nothing left): 0 if the map adds up to what it explains."""
+def completeness(
+    case: Case,
+    removal: Removal = "mean",
+    score: ScoreKind = "logit",
+    exact: bool = False,
+    upsampling: Upsampling = "bilinear",
+) -> Tensor:
+    """|sum of the map − rise| / |rise|, rise = f(x) − f(nothing left): 0 if the map adds up to what it explains.
+
+    `exact` is Quantus' question: 1 where the map's pixels, divided by the largest magnitude, add up to the rise from
+    an empty first channel to the last bit, else 0; higher is better then.
+    """
+    if exact:
+        return _adds_up(case, removal, score, upsampling)
     nothing = torch.zeros(1, 1, case.patches, dtype=torch.bool)
     rise = case.original(score) - _shared(case, nothing, removal, score, "completeness")[:, 0]
     return (case.maps.sum((2, 3)) - rise).abs() / rise.abs()
+
+
+def _adds_up(case: Case, removal: str, score: str, upsampling: Upsampling) -> Tensor:
+    """[M, B] 1 where the sum is equal to the rise, as numbers of the model's own precision are."""
+    with case.probe(removal, "completeness", 1) as probe:
+        check_paints(probe)
+        emptied = torch.cat([probe.background[:, :1], probe.pixels[:, 1:]], 1)[:, None]
+        found = probe.painting(1, lambda ks: emptied, value=case.value(score))[:, 0]
+    own = case.trace.pixels.dtype
+    rise = (case.original(score).to(own) - found.to(own)).double()
+    largest = [maps.abs().amax((1, 2), keepdim=True) for maps in case.fine(upsampling)]
+    sums = [(maps / most).sum((1, 2)) for maps, most in zip(case.fine(upsampling), largest, strict=True)]
+    return (torch.stack(sums) == rise).double()
 
 
 def pearson(a: Tensor, b: Tensor) -> Tensor:
@@ -228,11 +246,19 @@ def pearson(a: Tensor, b: Tensor) -> Tensor:
     return (a * b).sum(-1) / (a.square().sum(-1) * b.square().sum(-1)).sqrt()
 
 
-def _random_sets(case: Case, runs: int, part: float, stream: int = 0) -> Tensor:
+def size_of(subset: float, count: int) -> int:
+    """How many of `count` a part between 0 and 1 is, or a whole number of them."""
+    if 0 < subset < 1:
+        return steps_of(count, [subset])[0]
+    if not float(subset).is_integer() or not 1 <= subset < count:
+        raise BadInput(
+            f"subset={subset} was given; expected a part between 0 and 1, such as 0.25, or a count of 1 to {count - 1}."
+        )
+    return int(subset)
+
+
+def _random_sets(case: Case, runs: int, count: int, stream: int = 0) -> Tensor:
     """bool [B, runs, patches]: sets of one size, an image's own, drawn from seed and image."""
-    if not 0 < part < 1:
-        raise BadInput(f"subset={part} was given; expected a part of the patches between 0 and 1, such as 0.25.")
-    (count,) = steps_of(case.patches, [part])
     drawn = [torch.rand(runs, case.patches, generator=dice(mark, 2 + stream)) for mark in case.marks]
     return torch.stack(drawn).to(case.maps.device).argsort(-1).argsort(-1) < count
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from clairvit.data.album import Album
 from clairvit.methods.bind import Bound
 from clairvit.methods.explanation import Cost
-from clairvit.methods.together import record_for, run_all
+from clairvit.methods.together import record_for, run_all, spent_on
 from clairvit.models.model import Model
 from clairvit.models.target import resolve
 from clairvit.perturb.aside import Aside
@@ -44,7 +44,7 @@ class Gallery:
         recording = record_for(self.bounds, self.model, pixels[None])
         targets = resolve(list(classes), recording.logits.detach(), self.model.labels, single=True)
         found = run_all(self.bounds, recording, targets, seed=self.seed)
-        self.spent += Cost(recording.forwards, recording.backwards)
+        self.spent += spent_on(recording, self.bounds, len(targets))
         maps = []
         for bound in self.bounds:
             own = found[bound.text]

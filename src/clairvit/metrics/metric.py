@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_type_hints
@@ -22,6 +23,7 @@ _GIVEN = ("case", "gallery")
 _HOMES = (
     "curves",
     "faithfulness",
+    "regions",
     "removal_metrics",
     "robustness",
     "complexity",
@@ -47,7 +49,8 @@ class Metric:
     cost: Callable[..., Cost] | None = field(default=None, repr=False)  # (patches, options) -> passes for one map
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, repr=False)
     discrepancies: str = ""
-    turned_by: tuple[str, Any] | None = None  # the option and value under which the other direction is good
+    turned_by: tuple[tuple[str, Any], ...] = ()  # options and values that turn round which direction is good
+    in_score: bool = False  # its values are in the unit of the score, which an option chooses
     undefined: str = ""  # why it is NaN on whole kinds of images, in words
 
     @property
@@ -73,8 +76,19 @@ class Asked:
         given = dict(self.options).get("direction")
         if given is not None:
             return str(given)
-        turned = self.metric.turned_by in self.options
+        turned = sum(pair in self.options for pair in self.metric.turned_by) % 2
         return {"higher": "lower", "lower": "higher"}[self.metric.better] if turned else self.metric.better
+
+    @property
+    def span(self) -> tuple[float, float]:
+        """Between which values a score lies, with these options."""
+        chosen = dict(self.options)
+        if not self.metric.in_score:
+            return self.metric.span
+        if chosen.get("score") in ("prob", "accuracy") and chosen.get("auc") != "steps":
+            return self.metric.span
+        bounded = chosen.get("score") == "drop" and chosen.get("auc") != "steps"
+        return (-1, 1) if bounded else (-math.inf, math.inf)
 
     def __call__(self, case: Any) -> Any:
         return self.metric.function(case, **dict(self.options))
@@ -97,7 +111,9 @@ _registry: dict[str, Metric] = {}
 def metric(
     name: str, *, family: str, better: Better, span: tuple[float, float], paper: str, **more: Any
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Give a function of a case a name and its place in the lists."""
+    """Give a function of a case a name and its place in the lists. `turned_by` is one pair, or several."""
+    turned = more.pop("turned_by", ())
+    more["turned_by"] = (turned,) if turned and isinstance(turned[0], str) else turned
 
     def enter(function: Callable[..., Any]) -> Callable[..., Any]:
         _registry[name] = Metric(name, family, better, span, paper, function, **more)

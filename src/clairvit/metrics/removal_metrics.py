@@ -10,10 +10,11 @@ from torch import Tensor
 
 from clairvit.errors import BadInput
 from clairvit.methods.explanation import Cost
-from clairvit.metrics.case import Case, ScoreKind
+from clairvit.metrics.case import Case, ScoreKind, Upsampling
 from clairvit.metrics.curves import kept_after
 from clairvit.metrics.faithfulness import at_least
 from clairvit.metrics.metric import Measured, metric
+from clairvit.metrics.places import check_paints, painted, squares
 from clairvit.perturb.chance import dice
 from clairvit.perturb.groups import on_patches, superpixels
 from clairvit.perturb.removal import Removal
@@ -29,6 +30,7 @@ BLOCKS, TIES = 1001, 1002
     better="higher",
     span=(-1, 1),
     paper="Rong et al., ICML 2022",
+    in_score=True,
     orders=True,
     cost=lambda steps, order, **_: Cost(steps * (2 if order == "combined" else 1)),
     turned_by=("order", "morf"),
@@ -126,9 +128,11 @@ def _over(y: Tensor, whole: Tensor) -> Tensor:
     better="lower",
     span=(0, math.inf),
     paper="Yeh et al., NeurIPS 2019",
-    cost=lambda runs, **_: Cost(runs),
+    cost=lambda runs, region, patches, **_: Cost(runs if region is None else math.ceil(patches * (16 / region) ** 2)),
+    presets={"quantus": {"region": 4, "removal": "minimum", "scaled": False}},
     discrepancies="Yeh's factor may be negative, so that a map and its opposite are equally good; here it is never "
-    "below 0. Quantus takes blocks away one after the other without putting them back, and its repeats are all alike.",
+    "below 0. Quantus takes blocks away one after the other without putting them back (`region`), and its repeats are "
+    "all alike: one is made here. It fails where blocks do not fit the image.",
 )
 def infidelity(
     case: Case,
@@ -137,20 +141,52 @@ def infidelity(
     scaled: bool = True,
     removal: Removal = "token",
     score: ScoreKind = "logit",
+    region: int | None = None,
+    upsampling: Upsampling = "bilinear",
 ) -> Tensor:
     """mean_I (β sum of the map in I − (f(x) − f(x without I)))² over random square blocks I of patches.
 
     The map is read as what each patch adds to the score. `scaled` takes the factor β >= 0 that makes the error least,
     so that maps in any unit compare; without it β = 1, and the map must be in the score's own unit. Blocks have sides
     of 1 to half the grid, or `side`; they are an image's own and the same for all methods, which share the passes.
+    `region=4` is Quantus' walk: squares of 4 × 4 pixels go row by row and stay away, and the enlarged map, read as a
+    gradient, is multiplied with what changed in every channel.
     """
     at_least("runs", runs, 1)
+    if region is not None:
+        sums, drops = _walk(case, region, removal, score, upsampling)
+        return _error(sums, drops, scaled)
     gone = _blocks(case, runs, side).to(case.maps.device)  # [B, runs, patches]
     with case.probe(removal, "infidelity", runs) as probe:
         drops = case.original(score)[:, None] - probe.keeping(~gone, case.value(score)).double()
     sums = torch.einsum("mbp,brp->mbr", case.maps.flatten(2), gone.to(case.maps))
+    return _error(sums, drops, scaled)
+
+
+def _error(sums: Tensor, drops: Tensor, scaled: bool) -> Tensor:
+    """sums [M, B, R], drops [B, R] -> [M, B]"""
     factor = _best_factor(sums, drops) if scaled else sums.new_ones(())
     return (factor * sums - drops).square().mean(-1)
+
+
+def _walk(case: Case, side: int, removal: str, score: str, upsampling: Upsampling) -> tuple[Tensor, Tensor]:
+    """Sums of map times change [M, B, K] and drops [B, K] after 1, …, K squares are gone, row by row."""
+    own, count = squares(case, side)
+    if case.size[0] % side or case.size[1] % side:
+        raise BadInput(f"region={side} was given for images of {case.size} pixels; expected a side that divides both.")
+    with case.probe(removal, "infidelity", count) as probe:
+        check_paints(probe)
+        drops = case.original(score)[:, None] - probe.painting(
+            count,
+            lambda ks: painted(probe, (own <= torch.tensor(list(ks), device=own.device)[:, None])[None]),
+            value=case.value(score),
+        )
+        change = (probe.pixels - probe.background).double().sum(1).flatten(1)  # [B, H·W]
+    by_square = [
+        change.new_zeros(len(change), count).index_add_(1, own, maps.flatten(1) * change)
+        for maps in case.fine(upsampling)
+    ]
+    return torch.stack(by_square).cumsum(-1), drops.double()
 
 
 def _best_factor(sums: Tensor, drops: Tensor) -> Tensor:

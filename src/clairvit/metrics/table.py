@@ -128,7 +128,7 @@ class Table:
             method=bound.text,
             values=torch.cat(row.values),
             better=one.better,
-            span=one.metric.span,
+            span=one.span,
             degenerate=torch.cat(row.degenerate),
             names=tuple(self.names),
             model=self.model,

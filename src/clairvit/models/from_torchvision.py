@@ -28,7 +28,7 @@ def build(request: Request) -> Model:
                 f"The weights of '{request.spec}' fix its image size, so size={request.size} cannot be used; "
                 "leave size out, or use the timm model of the same kind, which resizes its positions."
             )
-        blocked = _blocked(weights.url)
+        blocked = download_blocked(weights.url)
         if blocked:  # before torch.hub announces a download that will not happen
             raise not_downloaded(request.spec, "weights", blocked)
         with fetching(request.spec), seeded():
@@ -82,7 +82,7 @@ def preprocess(weights: Any, size: tuple[int, int] | None) -> Preprocess:
     )
 
 
-def _blocked(url: str) -> str | None:
+def download_blocked(url: str) -> str | None:
     import torch
 
     cached = Path(torch.hub.get_dir(), "checkpoints", Path(urlparse(url).path).name)

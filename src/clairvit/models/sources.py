@@ -76,7 +76,7 @@ def load(
     where the model leaves a choice. The model comes in eval mode, on `device` (CPU) and in `dtype` (float32).
     """
     source, rest = split(name)
-    where, kind = find_device(device), _dtype(dtype)
+    where, kind = usable_device(device), _dtype(dtype)
     request = Request(name, rest, pretrained, arch, read_labels(labels), rows_columns(size))
     if arch is not None and source != "file":
         raise BadInput(f"arch={arch!r} belongs to 'file:PATH' only; '{name}' knows its own architecture.")
@@ -278,7 +278,7 @@ def _channels(name: str, values: Sequence[float] | None) -> tuple[float, float, 
     return numbers[0], numbers[1], numbers[2]
 
 
-def find_device(device: str | torch.device | None) -> torch.device:
+def usable_device(device: str | torch.device | None) -> torch.device:
     try:
         found = torch.device(device or "cpu")
         torch.empty(0, device=found)

@@ -3,6 +3,7 @@
 token           the patch's token is dropped after the position embedding: the model sees a shorter sequence
 mean            zero in normalised space: the mean colour of the data the model was trained on
 black           zero in pixel space
+minimum         the smallest value of the image itself, in every channel: what Quantus calls black
 blur            RISE's 11 × 11 kernel (nearly a box; its zero padding fades the border into the mean colour)
 gaussian-blur   a true Gaussian, sigma 5 pixels
 noise           normal noise with the mean and spread of the training data, fixed by seed and image
@@ -23,7 +24,7 @@ from clairvit.errors import UnknownName, did_you_mean
 from clairvit.models.model import Preprocess
 from clairvit.perturb.chance import dice, fingerprints
 
-Removal = Literal["token", "mean", "black", "blur", "gaussian-blur", "noise", "road"]
+Removal = Literal["token", "mean", "black", "minimum", "blur", "gaussian-blur", "noise", "road"]
 REMOVALS: tuple[str, ...] = get_args(Removal)
 SIGMA = 5.0  # pixels, of both blurs
 
@@ -40,6 +41,8 @@ def background(removal: str, pixels: Tensor, preprocess: Preprocess, seed: int) 
     if removal == "black":
         black = [-mean / std for mean, std in zip(preprocess.mean, preprocess.std, strict=True)]
         return pixels.new_tensor(black)[:, None, None].expand_as(pixels)
+    if removal == "minimum":
+        return pixels.amin((1, 2, 3), keepdim=True).expand_as(pixels)
     if removal == "blur":
         kernel = rise_kernel().to(pixels).expand(pixels.shape[1], 1, -1, -1)
         return F.conv2d(pixels, kernel, padding=kernel.shape[-1] // 2, groups=pixels.shape[1])

@@ -22,7 +22,7 @@ from clairvit.errors import BadInput, ClairError
 from clairvit.models import notes
 from clairvit.models.model import Preprocess, first_scores
 from clairvit.models.request import Size, rows_columns
-from clairvit.models.sources import DTYPES, find_device
+from clairvit.models.sources import DTYPES, usable_device
 from clairvit.perturb.watch import telling
 from clairvit.study.augment import batches, centred, draws, order, shaken
 from clairvit.study.checkpoint import Epoch, Progress, read_progress, restore, save_checkpoint, write_tensors
@@ -107,7 +107,7 @@ def finetune(
         raise BadInput(f"'{path}' ends in '{path.suffix}'; expected a name for weights that ends in .safetensors.")
     if dtype not in DTYPES:
         raise BadInput(f"dtype={dtype!r} was given for the weights; expected one of {', '.join(DTYPES)}.")
-    place = find_device(device)
+    place = usable_device(device)
     wanted = Wanted(model, pretrained, arch, options, rows_columns(size))
     with torch.random.fork_rng([place] if place.type == "cuda" else []):
         return _finetune(album, validation, wanted, recipe, path, classes, place, dtype, fresh, failed, told)

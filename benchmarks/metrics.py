@@ -1,0 +1,218 @@
+"""What a metric costs, in F = one plain forward of one image, measured before and after every row of the same run.
+
+    OMP_WAIT_POLICY=passive OMP_NUM_THREADS=1 python benchmarks/metrics.py             # built-in model, batch 8
+    pip install quantus                                                                # for the rows of Quantus
+    python benchmarks/metrics.py --model timm:vit_base_patch16_224 --device cuda
+    python benchmarks/metrics.py --only flat                                           # 10 and 1000 images
+
+Seconds are processor seconds on the CPU, so that busy neighbours count less. A row is the median of its repeats, and
+of one map (the map itself is made before), unless it says how many.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import importlib
+import resource
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+import clairvit as cv
+from clairvit.methods.bind import bind
+from clairvit.methods.together import record_for, run_all
+from clairvit.metrics.case import Case
+from clairvit.metrics.metric import ask, metrics
+from clairvit.models.target import resolve
+from clairvit.trace.trace import follow
+
+TEN = ("ixg", "genatt", "gradcam", "gmar-l1", "gmar-l2", "attcam", "focusvit", "rollout", "raw-attention", "gradsam")
+QUANTUS_RUNS = 100
+FEW, MANY = 10, 1000  # images
+
+
+@dataclass(frozen=True)
+class Row:
+    name: str
+    seconds: float  # an image
+    plain: float  # seconds of a plain forward of one image, around this row
+
+    @property
+    def cost(self) -> float:
+        return self.seconds / self.plain
+
+
+def clock(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+        return time.perf_counter()
+    return time.process_time()
+
+
+def timed(work: Callable[[], object], device: torch.device) -> float:
+    started = clock(device)
+    work()
+    return clock(device) - started
+
+
+def plain_forward(model: cv.Model, pixels: Tensor) -> float:
+    with torch.no_grad():
+        return statistics.median(timed(lambda: model.logits(pixels), pixels.device) for _ in range(5)) / len(pixels)
+
+
+def measured(name: str, work: Callable[[], object], model: cv.Model, pixels: Tensor, repeats: int = 3) -> Row:
+    """Each repeat beside a plain forward, so that both see the same machine."""
+    work()  # what is set up once is no cost of a map
+    taken, plain = [], [plain_forward(model, pixels)]
+    for _ in range(repeats):
+        taken.append(timed(work, pixels.device) / len(pixels))
+        plain.append(plain_forward(model, pixels))
+    row = Row(name, statistics.median(taken), statistics.median(plain))
+    print(f"{row.name:56s} {row.cost:9.2f} F   {1000 * row.seconds:9.1f} ms an image", flush=True)
+    return row
+
+
+def case_of(model: cv.Model, pixels: Tensor, methods: Sequence[str], masks: Tensor | None = None) -> Case:
+    """Maps of these methods, ready to be scored."""
+    bounds = tuple(bind(name) for name in methods)
+    recording = record_for(bounds, model, pixels)
+    (goal,) = resolve(None, recording.logits.detach(), model.labels)
+    made = run_all(bounds, recording, [goal])
+    maps = [made[bound.text][0].maps for bound in bounds]
+    raw = tuple(one.detach() for one in maps if one is not None)
+    return Case(trace=follow(recording, goal, None), bounds=bounds, raw=raw, masks=masks)
+
+
+def scoring(
+    model: cv.Model, pixels: Tensor, texts: Sequence[str], methods: Sequence[str] = ("ixg",)
+) -> Callable[[], Any]:
+    """The metrics of a case that is there already."""
+    masks = torch.zeros(len(pixels), *pixels.shape[-2:], dtype=torch.bool, device=pixels.device)
+    masks[:, 50:170, 60:160] = True
+    case = case_of(model, pixels, methods, masks)
+    asked = [ask(text) for text in texts]
+    return lambda: [one(case) for one in asked]
+
+
+def budget(row: Row, most: float) -> None:
+    print(f"    budget {most:g} F: {'met' if row.cost <= most else 'MISSED'}", flush=True)
+
+
+def perturbing(model: cv.Model, pixels: Tensor) -> None:
+    print("\nFaithfulness, one map")
+    of = functools.partial(scoring, model, pixels)
+    budget(measured("deletion + insertion, 9 steps each, tokens", of(["deletion", "insertion"]), model, pixels), 10.0)
+    budget(measured("insertion-deletion, 9 steps each, tokens", of(["insertion-deletion"]), model, pixels), 10.0)
+    text = "faithfulness-correlation"
+    budget(measured(f"{text}, 100 runs, 25 % of tokens", of([text]), model, pixels), 75)
+    budget(measured(f"{text}(compat=quantus), 100 runs", of([f"{text}(compat=quantus)"]), model, pixels, 1), 102)
+    one = measured(f"{text}, ten maps", of([text], TEN), model, pixels)
+    print(f"    {one.cost / 10:.1f} F a map: random sets do not depend on the map")
+
+
+def again(model: cv.Model, pixels: Tensor) -> None:
+    print("\nMetrics that explain again: one method and ten from one trace")
+    for text in ("max-sensitivity", "mprt"):
+        single, ten = scoring(model, pixels, [text]), scoring(model, pixels, [text], TEN)
+        alone = measured(f"{text}, ixg", single, model, pixels, 2)
+        every = measured(f"{text}, ten methods", ten, model, pixels, 2)
+        ratio = every.cost / alone.cost
+        print(f"    ratio {ratio:.2f}, budget 1.3: {'met' if ratio <= 1.3 else 'MISSED'}", flush=True)
+
+
+def looking(model: cv.Model, pixels: Tensor) -> None:
+    print("\nMetrics that look at the map alone, all of a family, one map")
+    for family in ("complexity", "localisation"):
+        own = [one.name for one in metrics() if one.family == family and "methods" not in one.needs]
+        measured(f"{family}: {len(own)} metrics", scoring(model, pixels, own), model, pixels)
+
+
+def quantus(model: cv.Model, pixels: Tensor) -> None:
+    """The same questions to Quantus, where it is installed; maps are made before, as for us."""
+    try:
+        library: Any = importlib.import_module("quantus")
+    except ImportError:
+        print("\nQuantus is not installed")
+        return
+    print("\nQuantus, one map")
+    ex = cv.explain(model, pixels, "ixg")
+    fine = torch.nn.functional.interpolate(ex.maps[:, None].float(), pixels.shape[-2:], mode="bilinear")
+    x, a = pixels.cpu().numpy(), fine.cpu().numpy()
+    y = np.array([one for one in ex.classes if one is not None])
+    quiet = {"disable_warnings": True, "display_progressbar": False}
+    settings = {"x_batch": x, "y_batch": y, "a_batch": a, "device": str(pixels.device), "batch_size": len(x)}
+
+    def gradient(model: Any, inputs: Any, targets: Any, **_: Any) -> Any:
+        images = torch.as_tensor(inputs, dtype=pixels.dtype, device=pixels.device)
+        wrapped = cv.wrap(model, name="again", size=(224, 224))
+        found = cv.explain(wrapped, images, "ixg", target=[int(one) for one in targets]).maps
+        return torch.nn.functional.interpolate(found[:, None].float(), images.shape[-2:]).cpu().numpy()
+
+    own = {
+        f"FaithfulnessCorrelation, {QUANTUS_RUNS} runs": library.FaithfulnessCorrelation(nr_runs=QUANTUS_RUNS, **quiet),
+        "Sparseness": library.Sparseness(**quiet),
+        "MaxSensitivity, 10 samples, ixg": library.MaxSensitivity(nr_samples=10, **quiet),
+    }
+    for name, score in own.items():
+        explain = {"explain_func": gradient} if "ixg" in name else {}
+        work = functools.partial(score, model=model.module, **settings, **explain)
+        measured(f"Quantus {name}", work, model, pixels, 1)
+
+
+def flat(model: cv.Model) -> None:
+    """Time an image and memory with few and with many images, read from files."""
+    print(f"\n{FEW} and {MANY} images from files: deletion(steps=3), sparseness and pointing-game of ixg")
+    dice = np.random.default_rng(0)
+    with tempfile.TemporaryDirectory() as folder:
+        paths = []
+        for number in range(MANY):
+            coarse = Image.fromarray(dice.integers(0, 255, (9, 9, 3), dtype=np.uint8))
+            paths.append(str(Path(folder) / f"{number}.jpg"))
+            coarse.resize((300, 260), Image.Resampling.BICUBIC).save(paths[-1])
+        mask = np.zeros((260, 300), np.uint8)
+        mask[60:200, 80:220] = 1
+        for count in (FEW, FEW, MANY):
+            started = clock(model.device)
+            cv.evaluate(
+                model,
+                paths[:count],
+                ["ixg"],
+                ["deletion(steps=3)", "sparseness", "pointing-game"],
+                masks=[mask] * count,
+                baselines=False,
+            )
+            seconds = clock(model.device) - started
+            most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+            print(f"{count:5d} images {1000 * seconds / count:9.1f} ms an image, peak memory so far {most:.0f} MB")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="pets")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--only", choices=("perturbing", "again", "looking", "quantus", "flat"))
+    chosen = parser.parse_args()
+    model = cv.load(chosen.model, pretrained=chosen.model == "pets", device=chosen.device)
+    size = model.preprocess.size
+    pixels = torch.randn(chosen.batch, 3, *size, generator=torch.Generator().manual_seed(0)).to(model.device)
+    print(f"{chosen.model} on {chosen.device}, batch {chosen.batch}, torch {torch.__version__}")
+    for part in (perturbing, again, looking, quantus):
+        if chosen.only in (None, part.__name__):
+            part(model, pixels)
+    if chosen.only in (None, "flat"):
+        flat(model)
+
+
+if __name__ == "__main__":
+    main()

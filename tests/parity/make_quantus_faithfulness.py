@@ -1,0 +1,83 @@
+"""Write tests/fixtures/quantus_faithfulness.npz with Quantus 0.6.0 itself, each image alone after np.random.seed.
+
+    python -m venv /tmp/peer && /tmp/peer/bin/pip install quantus==0.6.0 timm
+    PYTHONPATH=src:tests /tmp/peer/bin/python tests/parity/make_quantus_faithfulness.py
+
+Areas are not asked for: they need np.trapz, which numpy 2.4 no longer has.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import quantus
+import torch
+from torch import Tensor, nn
+
+from parity.faithfulness_cases import MODELS, RUNS, SEED, SQUARES, STEP, TARGETS, dyadic, maps_of, photos
+
+FIXTURE = Path(__file__).parent.parent / "fixtures" / "quantus_faithfulness.npz"
+QUIET: dict[str, Any] = {"disable_warnings": True, "display_progressbar": False, "return_aggregate": False}
+
+
+class Doubled(nn.Module):
+    """Quantus makes float32 of every input."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, image: Tensor) -> Tensor:
+        return self.module(image.double())
+
+
+def asked(metric: Any, module: nn.Module, images: Tensor, maps: Tensor, targets: list[int], **more: Any) -> np.ndarray:
+    """[B, …]: every image alone, so that the draws of one do not depend on the others."""
+    found = []
+    for image, target, own in zip(images, targets, maps, strict=True):
+        np.random.seed(SEED)  # noqa: NPY002 (what Quantus draws from)
+        found.append(
+            metric(
+                model=Doubled(module).eval(),
+                x_batch=image[None].numpy(),
+                y_batch=np.array([target]),
+                a_batch=own[None].numpy(),
+                device="cpu",
+                **more,
+            )[0]
+        )
+    return np.array(found)
+
+
+def answers(name: str) -> dict[str, np.ndarray]:
+    module, images = photos(name)
+    maps, step = maps_of(images), STEP[name]
+    metrics = {
+        "correlation": quantus.FaithfulnessCorrelation(**QUIET),
+        "correlation of 30": quantus.FaithfulnessCorrelation(nr_runs=RUNS, subset_size=100, **QUIET),
+        "flipping": quantus.PixelFlipping(features_in_step=step, **QUIET),
+        "estimate": quantus.FaithfulnessEstimate(features_in_step=step, **QUIET),
+        "infidelity": quantus.Infidelity(n_perturb_samples=2, **QUIET),
+        "infidelity of one": quantus.Infidelity(n_perturb_samples=1, **QUIET),
+        "complete": quantus.Completeness(**QUIET),
+    }
+    for order in ("morf", "lerf", "random"):
+        metrics[order] = quantus.RegionPerturbation(patch_size=SQUARES[name], order=order, **QUIET)
+        metrics[f"{order} of 5"] = quantus.RegionPerturbation(patch_size=4, regions_evaluation=5, order=order, **QUIET)
+    made = {what: asked(metric, module, images, maps, TARGETS) for what, metric in metrics.items()}
+    made["flipping logits"] = asked(metrics["flipping"], module, images, maps, TARGETS, softmax=False)
+    monotone = quantus.Monotonicity(features_in_step=step, abs=False, **QUIET)
+    for sign in (1, -1):
+        made[f"monotone {sign}"] = asked(monotone, module, images, sign * maps, TARGETS)
+    return made
+
+
+found = {f"{name} {what}": value for name in MODELS for what, value in answers(name).items()}
+sums, ones, complete = dyadic()
+found["dyadic complete"] = asked(quantus.Completeness(**QUIET), sums, ones, complete, [0])
+np.savez_compressed(FIXTURE, **found)
+for what, value in found.items():
+    print(what, value.shape, value.dtype, value.flatten()[:3])
+print(FIXTURE.stat().st_size, "bytes; torch", torch.__version__, "numpy", np.__version__)
