@@ -183,6 +183,14 @@ def test_training_goes_on_from_a_file_with_a_new_head(tmp_path: Path) -> None:
         finetune(album, f"file:{first.path}", options={"depth": 1}, out=tmp_path / "third.safetensors")
 
 
+def test_a_file_that_names_the_same_classes_keeps_its_head(tmp_path: Path) -> None:
+    first = run(tmp_path / "first")
+    recipe = dataclasses.replace(SHORT, epochs=1, rate=1e-9, decay=0.0)
+    done = finetune(colours(), f"file:{first.path}", recipe=recipe, out=tmp_path / "second.safetensors")
+    before, after = (cv.load(f"file:{path}").module.state_dict()["head.weight"] for path in (first.path, done.path))
+    assert torch.allclose(before, after, atol=1e-6)
+
+
 def test_training_stops_when_patience_ends_and_the_rate_falls_in_steps(tmp_path: Path) -> None:
     recipe = Recipe(epochs=40, batch=8, rate=5e-3, gamma=0.5, every=2, patience=3)
     done = run(tmp_path, recipe=recipe)

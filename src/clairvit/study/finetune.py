@@ -127,14 +127,14 @@ def _finetune(
     told: Told | None,
 ) -> Trained:
     # which images it takes is asked first, of a model without weights; the classes are known when they are read
-    own = begin(dataclasses.replace(wanted, pretrained=False), 2, recipe.seed).own
+    own = begin(dataclasses.replace(wanted, pretrained=False), ("", ""), recipe.seed).own
     box = recipe.box(own.size)
     pictures = read_pictures(album, box, own.interpolation, failed)
     names = tuple(classes) if classes is not None else class_names(pictures.labels)
     if len(names) < 2:
         raise BadInput(f"All images are of class '{names[0]}'; expected at least two classes to tell apart.")
     trained, kept = _sets(pictures, validation, names, box, own.interpolation, recipe, failed)
-    start = begin(wanted, len(names), recipe.seed)
+    start = begin(wanted, names, recipe.seed)
     resize: int | tuple[int, int] = box[0] if box[0] == box[1] else box
     seen = dataclasses.replace(own, resize=resize, keep_ratio=True)
     room = _Room(start.module.to(device).float(), seen, recipe, device)

@@ -1,4 +1,4 @@
-"""Start: the model that is fine-tuned, with a new head, and what its file will have to say about it."""
+"""Start: the model that is fine-tuned, with a head for its classes, and what its file will have to say about it."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ class Wanted:
     size: tuple[int, int] | None = None
 
 
-def begin(wanted: Wanted, classes: int, seed: int) -> Start:
+def begin(wanted: Wanted, classes: tuple[str, ...], seed: int) -> Start:
     """Weights that are not loaded (all, or the head's) are drawn from the seed; torch's own generator is used."""
     source, rest = split(wanted.spec)
     options = notes.check_options(wanted.options or {})
     torch.manual_seed(seed)
     if source == "timm":
-        return _from_timm(wanted, rest, options, classes)
+        return _from_timm(wanted, rest, options, len(classes))
     if source == "file":
         if options:
             raise BadInput(f"'{wanted.spec}' has its shape already; expected no options of the model with a file.")
@@ -73,7 +73,8 @@ def _from_timm(wanted: Wanted, name: str, options: dict[str, Any], classes: int)
     return Start(module, _architecture(module, name), options, from_timm.preprocess(module, wanted.size))
 
 
-def _from_file(wanted: Wanted, rest: str, classes: int) -> Start:
+def _from_file(wanted: Wanted, rest: str, classes: tuple[str, ...]) -> Start:
+    """A file that names these very classes keeps its head: training goes on."""
     request = Request(wanted.spec, rest, arch=wanted.arch, size=wanted.size)
     model = from_file.build(request)
     state, said = from_file.read_weights(Path(rest).expanduser(), wanted.spec)
@@ -83,7 +84,8 @@ def _from_file(wanted: Wanted, rest: str, classes: int) -> Start:
     new_head: Any = getattr(model.module, "reset_classifier", None)
     if new_head is None:
         raise BadInput(f"timm's '{name}' cannot be given a new head; expected a classifier, e.g. vit_base_patch16_224.")
-    new_head(classes)
+    if model.labels != classes:
+        new_head(len(classes))
     return Start(model.module, name, options, model.preprocess)
 
 
