@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from clairvit.metrics.case import Case
+from clairvit.metrics.metric import Measured, ask
 from clairvit.trace.trace import Trace
 
 
@@ -21,3 +22,10 @@ def case_of(
     layout = SimpleNamespace(grid=(rows, cols), patches=rows * cols, prefix=0)
     trace: Any = SimpleNamespace(pixels=pixels, layout=layout)
     return Case(cast(Trace, trace), (), maps, masks=masks, void=void, seed=seed)
+
+
+def values(text: str, case: Case) -> Tensor:
+    """[M, B]: what a metric says of each image, with or without a curve."""
+    said = ask(text)(case)
+    found: Tensor = said.values if isinstance(said, Measured) else said
+    return found

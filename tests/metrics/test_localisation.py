@@ -1,4 +1,4 @@
-"""Localisation by hand, by scikit-learn's definitions written out, and at the edges (METRICS 0, 8)."""
+"""Thresholded maps by hand, over images and over a set by a confusion matrix of all pixels (METRICS 7.1, test 8)."""
 
 from __future__ import annotations
 
@@ -9,50 +9,43 @@ import pytest
 import torch
 from torch import Tensor
 
-from clairvit.metrics.localisation import within
-from clairvit.metrics.metric import ask, metrics
-from clairvit.metrics.threshold import otsu
-from metric_cases import case_of
+import clairvit as cv
+from clairvit.errors import BadInput
+from clairvit.metrics.localisation import thresholded
+from clairvit.metrics.metric import Measured, ask
+from clairvit.metrics.threshold import SWEEP, binary, min_max, otsu
+from metric_cases import case_of, values
+from tiny import pixels, wrapped
 
 SIZE = 16
-ALL = [metric.name for metric in metrics() if metric.family == "localisation"]
+NEAR = "upsampling=nearest"
+NAMES = ["pixel-accuracy", "iou", "iou(classes=two)", "f1"]
 
 
 def noise(batch: int = 3, seed: int = 0) -> Tensor:
     return torch.randn(batch, 4, 4, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def square(top: int, left: int, side: int, batch: int = 3) -> Tensor:
-    mask = torch.zeros(batch, SIZE, SIZE, dtype=torch.bool)
-    mask[:, top : top + side, left : left + side] = True
-    return mask
+def some_masks(batch: int = 3, seed: int = 5) -> Tensor:
+    return torch.rand(batch, SIZE, SIZE, generator=torch.Generator().manual_seed(seed)) < 0.3
 
 
-MASK = square(2, 3, 7)
+def by_hand(name: str, said: np.ndarray, truth: np.ndarray) -> float:
+    """Of flat arrays, pixel by pixel."""
+    table = np.zeros((2, 2))
+    for guess, right in zip(said, truth, strict=True):
+        table[int(right), int(guess)] += 1
+    (tn, fp), (fn, tp) = table
+    if name == "pixel-accuracy":
+        return float((tp + tn) / table.sum())
+    if name == "f1":
+        return float(2 * tp / (2 * tp + fp + fn))
+    own = tp / (tp + fp + fn)
+    return float(own if name == "iou" else (own + tn / (tn + fp + fn)) / 2)
 
 
-def slowly(values: np.ndarray, mask: np.ndarray, name: str) -> float:
-    """The definitions, one threshold at a time."""
-    if name == "roc-auc":
-        on, off = values[mask], values[~mask]
-        return float(((on[:, None] > off).sum() + 0.5 * (on[:, None] == off).sum()) / (len(on) * len(off)))
-    total, last = 0.0, 0.0
-    for edge in sorted(set(values.ravel()), reverse=True):
-        chosen = values >= edge
-        recall, precision = (chosen & mask).sum() / mask.sum(), (chosen & mask).sum() / chosen.sum()
-        total += (recall - last) * precision
-        last = recall
-    return float(total)
-
-
-@pytest.mark.parametrize("name", ["ap", "roc-auc"])
-def test_ranked_metrics_are_their_definition(name: str) -> None:
-    case = case_of(noise(), noise(seed=1), masks=MASK)
-    found = ask(name)(case)
-    for method, maps in enumerate(case.fine("nearest")):
-        for image in range(3):
-            expected = slowly(maps[image].numpy(), MASK[image].numpy(), name)
-            assert float(found[method, image]) == pytest.approx(expected, abs=1e-12)
+def with_options(name: str, more: str) -> str:
+    return f"{name[:-1]},{more})" if name.endswith(")") else f"{name}({more})"
 
 
 def test_thresholded_metrics_by_hand() -> None:
@@ -62,61 +55,161 @@ def test_thresholded_metrics_by_hand() -> None:
     masks = torch.zeros(1, SIZE, SIZE, dtype=torch.bool)
     masks[:, :, :8] = True
     case = case_of(maps, masks=masks)
-    near = "upsampling=nearest"
-    assert float(ask(f"pixel-accuracy({near})")(case)) == 0.5
-    assert float(ask(f"iou({near})")(case)) == pytest.approx(1 / 3)
-    assert float(ask(f"iou({near},classes=two)")(case)) == pytest.approx(1 / 3)
-    assert float(ask(f"f1({near})")(case)) == 0.5
-    assert float(ask(f"relevance-mass({near})")(case)) == 0.5
-    assert float(ask("faf")(case)) == 0.5
-    assert float(ask("baf")(case)) == 0.5
+    assert float(values(f"pixel-accuracy({NEAR})", case)) == 0.5
+    assert float(values(f"iou({NEAR})", case)) == pytest.approx(1 / 3)
+    assert float(values(f"iou({NEAR},classes=two)", case)) == pytest.approx(1 / 3)
+    assert float(values(f"f1({NEAR})", case)) == 0.5
     void = torch.zeros_like(masks)
     void[:, 8:] = True
-    assert float(ask(f"iou({near})")(case_of(maps, masks=masks, void=void))) == 0.5
+    assert float(values(f"iou({NEAR})", case_of(maps, masks=masks, void=void))) == 0.5
 
 
-def test_uniform_maps_score_the_area() -> None:
-    """What luck gets: FAF and mass are the area, and a constant map points nowhere in particular."""
-    masks = square(0, 0, 8)
-    case = case_of(torch.ones(3, 4, 4), masks=masks)
-    for name in ("faf", "faf(overlap=soft)", "relevance-mass", "energy-pointing-game", "relevance-rank", "top-k(k=10)"):
-        assert ask(name)(case).tolist() == [[pytest.approx(0.25)] * 3], name
-    assert ask("faf(lift=true)")(case).tolist() == [[pytest.approx(1.0)] * 3]
-    assert ask("pointing-game(tolerance=0)")(case).tolist() == [[pytest.approx(0.25)] * 3]
-    assert ask("roc-auc")(case).tolist() == [[pytest.approx(0.5)] * 3]
-    assert ask("ap")(case).tolist() == [[pytest.approx(0.25)] * 3]
+@pytest.mark.parametrize("threshold", ["half", "mean", "otsu", "sweep"])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_set_is_one_confusion_matrix_of_all_pixels(name: str, threshold: str) -> None:
+    """Several methods, void pixels, one image whose map has NaN and one without an object: both are left out."""
+    maps, masks = [noise(5, seed=k) for k in range(2)], some_masks(5)
+    void = torch.rand(5, SIZE, SIZE, generator=torch.Generator().manual_seed(9)) < 0.2
+    masks[3] = False
+    maps[0][1, 2, 2] = math.nan
+    case = case_of(*maps, masks=masks, void=void)
+    said = ask(with_options(name, f"threshold={threshold},over=set"))(case)
+    assert isinstance(said, Measured)
+    fine = list(case.fine("bilinear"))
+    for method in range(2):
+        use = [image for image in range(5) if image != 3 and not (method == 0 and image == 1)]
+        edges = SWEEP if threshold == "sweep" else (None,)
+        every, each = [], []
+        for place, _ in enumerate(edges):
+            cut = binary(fine[method], threshold)[place]
+            keep = ~void
+            pool = [(cut[i][keep[i]].numpy(), masks[i][keep[i]].numpy()) for i in use]
+            every.append(by_hand(name, np.concatenate([a for a, _ in pool]), np.concatenate([b for _, b in pool])))
+            each.append([by_hand(name, a, b) for a, b in pool])
+        score = cv.Score(
+            metric=name,
+            method="",
+            values=said.values[method],
+            better="higher",
+            span=(0, 1),
+            degenerate=torch.zeros(5, dtype=torch.bool),
+            names=("",) * 5,
+            model="",
+            counts=said.counts[method] if said.counts is not None else None,
+        )
+        assert score.mean == pytest.approx(float(np.mean(every)), abs=1e-12)
+        assert score.n_valid == len(use)
+        assert said.values[method, use].tolist() == pytest.approx(np.mean(each, 0).tolist(), abs=1e-12)
+        if name.startswith("iou"):
+            assert score.mean != pytest.approx(float(np.mean(each)), abs=1e-4), "not the mean over images"
 
 
-@pytest.mark.parametrize(("distance", "hit"), [(14, 1.0), (15, 0.0), (16, 0.0)])
-def test_the_tolerance_is_strict(distance: int, hit: float) -> None:
-    maps = torch.zeros(1, 32, 32)
-    maps[0, 0, 0] = 1
-    masks = torch.zeros(1, 32, 32, dtype=torch.bool)
-    masks[0, 0, distance] = True
-    assert float(ask("pointing-game")(case_of(maps, masks=masks, size=32))) == hit
-    assert within(masks[0], 0).equal(masks[0])
+def test_a_set_through_evaluate_goes_beyond_a_batch() -> None:
+    """Ten images are two batches; counts of both are in the score."""
+    model, images = wrapped("timm-vit"), pixels("timm-vit", 10)
+    masks = torch.zeros(10, *images.shape[-2:], dtype=torch.bool)
+    for row, mask in enumerate(masks):
+        mask[2 : 8 + 2 * row, 4 : 12 + row] = True
+    score = cv.evaluate(model, images, "ixg", "iou(preset=chefer)", target=3, masks=masks)
+    maps = cv.explain(model, images, "ixg", target=3).maps[:, None].double()
+    fine = torch.nn.functional.interpolate(maps, images.shape[-2:], mode="bilinear")[:, 0].numpy()
+    said = fine > fine.mean((1, 2), keepdims=True)
+    assert score.mean == pytest.approx(by_hand("iou(classes=two)", said.ravel(), masks.numpy().ravel()), abs=1e-6)
+    low, high = score.interval
+    assert low < score.mean < high
 
 
-@pytest.mark.parametrize("name", ALL)
-def test_an_empty_mask_is_undefined_and_a_full_one_is_not_an_error(name: str) -> None:
-    masks = MASK.clone()
-    masks[1] = False
-    found = ask(name)(case_of(noise().abs(), masks=masks))
-    assert math.isnan(found[0, 1])
-    assert found[0, [0, 2]].isfinite().all()
-    full = ask(name)(case_of(noise().abs(), masks=torch.ones_like(MASK)))
-    assert full.isnan().all() if name == "roc-auc" else full.isfinite().all()
+def test_chefers_presets() -> None:
+    case = case_of(noise(), masks=some_masks())
+    for name, same in (
+        ("pixel-accuracy", "pixel-accuracy(threshold=mean,over=set)"),
+        ("iou", "iou(threshold=mean,over=set,classes=two)"),
+        ("f1", "f1(threshold=mean,rows=true)"),
+    ):
+        assert ask(f"{name}(preset=chefer)") == ask(same)
+        assert values(f"{name}(preset=coporan)", case).equal(values(name, case)), "0.5, image by image"
 
 
-@pytest.mark.parametrize("name", ALL)
-def test_batch_of_three_equals_three_of_one(name: str) -> None:
-    together = ask(name)(case_of(noise(), masks=MASK))
-    for image in range(3):
-        alone = ask(name)(case_of(noise()[image : image + 1], masks=MASK[image : image + 1]))
-        assert float(together[0, image]) == pytest.approx(float(alone), abs=1e-12)
+def test_chefers_f1_is_row_by_row_and_zero_where_a_row_has_no_object() -> None:
+    masks = torch.zeros(2, SIZE, SIZE, dtype=torch.bool)
+    masks[:, 3:9, 2:11] = True
+    case = case_of(noise(2), masks=masks)
+    (maps,) = case.fine("bilinear")
+    found = values("f1(preset=chefer)", case)
+    for image in range(2):
+        said = maps[image] > maps[image].mean()
+        rows = []
+        for row in range(SIZE):
+            both = int((said[row] & masks[image, row]).sum())
+            total = int(said[row].sum()) + int(masks[image, row].sum())
+            rows.append(2 * both / total if masks[image, row].any() else 0.0)
+        assert float(found[0, image]) == pytest.approx(sum(rows) / SIZE, abs=1e-12)
+    assert not torch.allclose(found, values("f1(threshold=mean)", case), atol=0.01)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_sweep_is_a_curve_and_its_mean_and_best(name: str) -> None:
+    case = case_of(noise(), noise(seed=1), masks=some_masks())
+    sweep, best = (ask(with_options(name, f"threshold={word}"))(case) for word in ("sweep", "best"))
+    assert sweep.x.tolist() == pytest.approx([0.05 * k for k in range(1, 20)])
+    assert sweep.y.shape == (2, 3, 19)
+    assert torch.allclose(sweep.values, sweep.y.mean(-1))
+    assert torch.equal(best.values, sweep.y.amax(-1))
+    assert torch.equal(best.y, sweep.y)
+    assert torch.allclose(sweep.y[..., 9], values(with_options(name, "threshold=half"), case), atol=1e-12)
+    (maps, _) = case.fine("bilinear")
+    said = (min_max(maps) > 0.3).numpy()
+    expected = [by_hand(name, said[i].ravel(), case.masks[i].numpy().ravel()) for i in range(3)]
+    assert sweep.y[0, :, 5].tolist() == pytest.approx(expected, abs=1e-12)
+
+
+def test_what_has_no_common_threshold_is_refused() -> None:
+    case = case_of(noise(), masks=some_masks())
+    for name in ("pixel-accuracy", "iou", "f1"):
+        with pytest.raises(BadInput, match=r"threshold=best and over=set were given"):
+            ask(f"{name}(threshold=best,over=set)")(case)
+    for more in ("over=set", "threshold=sweep", "threshold=best"):
+        with pytest.raises(BadInput, match=r"rows=True was given"):
+            ask(f"f1(rows=true,{more})")(case)
+
+
+def test_the_threshold_is_strict() -> None:
+    """0.5 is not more than 0.5, and no value of a constant map is more than its mean."""
+    maps = torch.tensor([[[0.0, 0.5, 0.5, 1.0]] * 4])
+    assert binary(maps, "half")[0, 0, 0].tolist() == [False, False, False, True]
+    assert binary(maps, "mean")[0, 0, 0].tolist() == [False, False, False, True]
+    assert SWEEP[9] == 0.5
+    assert binary(maps, "sweep")[9, 0, 0].tolist() == [False, False, False, True]
+    for word in ("half", "mean", "otsu", "sweep"):
+        assert not binary(torch.full((1, 4, 4), 3.0), word).any()
 
 
 def test_otsu_splits_two_heaps() -> None:
     dice = torch.Generator().manual_seed(0)
     heaps = torch.cat([0.2 + 0.03 * torch.randn(500, generator=dice), 0.8 + 0.03 * torch.randn(300, generator=dice)])
     assert 0.3 < float(otsu(heaps.clamp(0, 1))) < 0.7
+
+
+def test_otsu_is_scikit_images() -> None:
+    from skimage.filters import threshold_otsu
+
+    for seed in range(5):
+        one = min_max(noise(1, seed) + 2 * (noise(1, seed + 9) > 0.5))[0]
+        edges = torch.linspace(0, 1, 257, dtype=torch.float64)
+        theirs = threshold_otsu(
+            hist=(np.histogram(one.numpy(), edges.numpy())[0], ((edges[1:] + edges[:-1]) / 2).numpy())
+        )
+        assert (one > otsu(one)).equal(one > float(theirs))
+
+
+def test_a_part_of_nothing_is_whole() -> None:
+    """A full mask that is found fully has no background: both classes are right."""
+    masks = torch.ones(1, SIZE, SIZE, dtype=torch.bool)
+    case = case_of(noise(1), masks=masks)
+    table = torch.tensor([256.0, 0, 0, 0], dtype=torch.float64)
+
+    def shares(_: Tensor) -> Tensor:
+        tp, fp, fn, tn = table.expand(1, 1, 4).unbind(-1)
+        return torch.stack([torch.stack([tp, tp + fp + fn], -1), torch.stack([tn, tn + fp + fn], -1)], -2)
+
+    assert thresholded(case, "", "half", "images", "nearest", shares).values.tolist() == [[1.0]]

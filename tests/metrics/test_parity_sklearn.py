@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from clairvit.metrics.metric import ask
-from metric_cases import case_of
+from metric_cases import case_of, values
 
 THEIRS = np.load(Path(__file__).parent.parent / "fixtures" / "sklearn.npz")
 MAPS, MASKS, VOID = (torch.from_numpy(THEIRS[name]) for name in ("maps", "masks", "void"))
@@ -21,7 +21,7 @@ TIED, CONSTANT, PERFECT, OPPOSITE = 1, 3, 4, 5  # what kind of map each row is
 def test_as_scikit_learn_has_it(name: str) -> None:
     void = VOID if name.startswith("void ") else None
     case = case_of(MAPS, masks=MASKS, void=void, size=MAPS.shape[-1])
-    (found,) = ask(name.removeprefix("void "))(case)
+    (found,) = values(name.removeprefix("void "), case)
     assert found.tolist() == pytest.approx(THEIRS[name].tolist(), abs=1e-12)
 
 

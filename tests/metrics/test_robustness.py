@@ -8,6 +8,7 @@ import torch
 import clairvit as cv
 from clairvit.errors import BadInput
 from clairvit.metrics.metric import metrics
+from clairvit.metrics.robustness import away_from_zero
 from clairvit.perturb.chance import dice, fingerprints
 from tiny import pixels, wrapped
 
@@ -76,3 +77,90 @@ def test_more_samples_never_lower_a_maximum_and_batches_agree() -> None:
 def test_no_noise_at_all_is_refused() -> None:
     with pytest.raises(BadInput, match=r"samples=0 and radius=0\.2 were given"):
         cv.evaluate(wrapped(KIND), pixels(KIND, 1), "genatt", "max-sensitivity", target=3, samples=0)
+
+
+@pytest.mark.parametrize("method", ["rise(samples=24)", "lime(samples=24)", "kernelshap(samples=24)"])
+def test_a_method_that_draws_may_draw_anew_for_each_copy(method: str) -> None:
+    """With noise that hardly changes the image, all of the change is the method's own chance."""
+    model, images = wrapped(KIND), pixels(KIND, 3)
+    for name in ("max-sensitivity", "avg-sensitivity"):
+        same, anew = (
+            cv.evaluate(model, images, method, name, target=3, samples=2, radius=1e-4, redraw=redraw)
+            for redraw in (False, True)
+        )
+        assert (anew.values > 0.1).all()
+        assert (anew.values > 20 * same.values).all()
+    alone = cv.evaluate(model, images[1:2], method, name, target=3, samples=2, radius=1e-4, redraw=True)
+    assert float(alone.values) == pytest.approx(float(anew.values[1]), rel=1e-3), "the same in any batch"
+
+
+def test_a_method_without_chance_has_none_to_draw() -> None:
+    model, images = wrapped(KIND), pixels(KIND, 2)
+    still, usual = (
+        cv.evaluate(model, images, "genatt", "max-sensitivity(samples=2)", target=3, redraw=redraw)
+        for redraw in (True, False)
+    )
+    assert torch.equal(still.values, usual.values)
+
+
+def test_redrawn_copies_by_hand() -> None:
+    model, images = wrapped(KIND), pixels(KIND, 2)
+    usual = cv.explain(model, images, "random", target=3).maps.double().flatten(1)
+    changes = []
+    for k in range(3):
+        seed = int(torch.randint(2**31, (), generator=dice(0, k)))
+        copies = images + 0.2 * noise(images, k, "uniform")
+        other = cv.explain(model, copies, "random", target=3, seed=seed).maps.double().flatten(1)
+        changes.append((usual - other).norm(dim=1) / usual.norm(dim=1))
+    found = cv.evaluate(model, images, "random", "max-sensitivity(samples=3,redraw=true)", target=3)
+    assert torch.allclose(found.values, torch.stack(changes).amax(0), rtol=1e-6)
+
+
+@pytest.mark.parametrize(("distance", "p"), [("euclidean", 2), ("manhattan", 1)])
+def test_pixels_of_a_patch_count_each(distance: str, p: int) -> None:
+    model, images = wrapped(KIND), pixels(KIND, 2)
+    patch, pixel = (
+        cv.evaluate(
+            model, images, "ixg", "local-lipschitz(samples=2)", target=3, distance=distance, resolution=resolution
+        )
+        for resolution in ("patch", "pixel")
+    )
+    grid = cv.explain(model, images, "ixg", target=3).maps.shape[1:]
+    pixels_a_patch = images.shape[-1] * images.shape[-2] / (grid[0] * grid[1])
+    assert torch.allclose(pixel.values, patch.values * pixels_a_patch ** (1 / p))
+
+
+def test_copies_of_another_class_are_kept_left_out_or_nan() -> None:
+    """Noise so large that some copies change their class, and some do not."""
+    model, images = wrapped(KIND), pixels(KIND, 3)
+    text = "relative-stability(samples=6,radius=1.5,near_zero=exact)"
+    kept, left, strict = (
+        cv.evaluate(model, images, "ixg", text, target=3, changed=word) for word in ("keep", "leave", "nan")
+    )
+    with torch.no_grad():
+        before = model.logits(images).argmax(1)
+        after = torch.stack([model.logits(images + 1.5 * noise(images, k, "normal")).argmax(1) for k in range(6)])
+    moved = after != before
+    assert moved.any(0).any(), "some image changes its class"
+    assert (~moved).any(0).any(), "and some copy does not"
+    assert torch.equal(strict.values.isnan(), moved.any(0))
+    assert torch.equal(left.values.isnan(), moved.all(0))
+    there = ~left.values.isnan()
+    assert (left.values[there] <= kept.values[there]).all()
+    one = ~moved.any(0)
+    assert torch.equal(kept.values[one], strict.values[one])
+    assert kept.values.isfinite().all()
+    out = [cv.evaluate(model, images, "ixg", text, target=3, of="output", changed=word) for word in ("keep", "nan")]
+    assert out[0].values.isfinite().all()
+    assert torch.equal(out[1].values.isnan(), moved.any(0))
+
+
+def test_a_radius_below_the_least_noise_is_refused() -> None:
+    with pytest.raises(BadInput, match=r"radius=0\.01 were given; expected .* and a radius of more than 0\.02"):
+        cv.evaluate(wrapped(KIND), pixels(KIND, 1), "ixg", "relative-stability(compat=quantus,radius=0.01)", target=3)
+
+
+def test_what_relative_changes_are_taken_of() -> None:
+    values = torch.tensor([[[0.0, 1e-9], [-1e-9, -2.0]]], dtype=torch.float64)
+    assert away_from_zero(values, (1, 2), "exact").flatten().tolist() == [1e-6, 1e-9, -1e-9, -2]
+    assert away_from_zero(values, (1, 2), "largest").flatten().tolist() == pytest.approx([2e-6, 2e-6, 2e-6, -2])

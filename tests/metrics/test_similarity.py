@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import scipy.stats
 import torch
+from skimage.feature import hog as their_hog
 from skimage.metrics import structural_similarity
 
-from clairvit.metrics.similarity import alike, histogram_entropy, pearson, ranks, spearman, ssim
+from clairvit.metrics.similarity import alike, histogram_entropy, hog, pearson, ranks, spearman, ssim
 
 
 def pairs(rows: int = 9, cols: int = 11) -> tuple[torch.Tensor, torch.Tensor]:
@@ -50,15 +51,15 @@ def test_ssim_is_scikit_images(rows: int, cols: int, window: int) -> None:
         assert float(found[place]) == pytest.approx(float(expected), abs=1e-12)
 
 
-@pytest.mark.parametrize("kind", ["spearman", "pearson", "ssim"])
+@pytest.mark.parametrize("kind", ["spearman", "pearson", "ssim", "ssim-flat"])
 def test_scale_does_not_count_and_the_sign_only_if_asked(kind: str) -> None:
     a, b = pairs()
     assert torch.allclose(alike(kind, a, a), torch.ones(2, 3, dtype=torch.float64))
-    if kind == "ssim":
+    if kind.startswith("ssim"):
         assert (alike(kind, a, a) == 1).all(), "no round-off above the span"
     assert torch.allclose(alike(kind, a, 7 * b), alike(kind, a, b))
     # SSIM is no correlation: brightness and structure of the negative are both negative, so their product is not.
-    assert (alike(kind, a, -a) < (0.9 if kind == "ssim" else -0.99)).all()
+    assert (alike(kind, a, -a) < (0.9 if kind.startswith("ssim") else -0.99)).all()
     assert torch.allclose(alike(kind, a, -a, signed=False), torch.ones(2, 3, dtype=torch.float64))
     assert torch.allclose(alike(kind, a, b, signed=False), alike(kind, a.abs(), b.abs(), signed=False))
 
@@ -71,7 +72,43 @@ def test_ssim_scales_each_map_by_its_largest_value() -> None:
         assert float(alike("ssim", a, b, signed=signed)[0, 1]) == pytest.approx(float(expected), abs=1e-12)
 
 
-@pytest.mark.parametrize("kind", ["spearman", "pearson", "ssim"])
+@pytest.mark.parametrize(
+    ("rows", "cols", "cell"), [(14, 14, 4), (9, 11, 3), (4, 4, 1), (37, 37, 12), (64, 48, 16), (2, 5, 1)]
+)
+def test_hog_is_scikit_images(rows: int, cols: int, cell: int) -> None:
+    a, _ = pairs(rows, cols)
+    a[0, 0, 0] = 0  # gradients along the axes too
+    a[0, 1] = a[0, 1].round()
+    found = hog(a)
+    block = (min(3, rows // cell), min(3, cols // cell))
+    for place in np.ndindex(2, 3):
+        expected = their_hog(a[place].numpy(), pixels_per_cell=(cell, cell), cells_per_block=block)
+        assert found[place].numpy() == pytest.approx(expected, abs=1e-6), "theirs adds up in single precision"
+
+
+def test_similarity_of_hogs() -> None:
+    a, b = pairs(14, 14)
+    found = alike("hog", a, b)
+    one, two = (their_hog((x[1, 2] / x[1, 2].abs().max()).numpy(), pixels_per_cell=(4, 4)) for x in (a, b))
+    assert float(found[1, 2]) == pytest.approx(np.corrcoef(one, two)[0, 1], abs=1e-6)
+    assert torch.allclose(alike("hog", a, a), torch.ones(2, 3, dtype=torch.float64))
+    assert torch.allclose(alike("hog", a, -a), torch.ones(2, 3, dtype=torch.float64)), "up and down are one direction"
+    assert torch.allclose(alike("hog", 7 * a, b), found)
+    assert (found < 0.95).all()
+    assert not torch.allclose(alike("hog", a, b, signed=False), found)
+
+
+def test_flat_ssim_runs_along_the_rows() -> None:
+    a, b = pairs()
+    for signed in (True, False):
+        one, two = (x[0, 1].flatten() if signed else x[0, 1].flatten().abs() for x in (a, b))
+        one, two = one / one.abs().max(), two / two.abs().max()
+        span = float(torch.cat([one, two]).max() - torch.cat([one, two]).min())
+        expected = structural_similarity(one.numpy(), two.numpy(), data_range=span)
+        assert float(alike("ssim-flat", a, b, signed=signed)[0, 1]) == pytest.approx(float(expected), abs=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["spearman", "pearson", "ssim", "ssim-flat", "hog"])
 @pytest.mark.parametrize("value", [0.0, 0.1, math.nan])
 def test_constant_and_broken_maps_have_no_similarity(kind: str, value: float) -> None:
     a, b = pairs()

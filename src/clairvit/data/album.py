@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +49,16 @@ class Album:
 
     def __len__(self) -> int:
         return len(self.names)
+
+    def take(self, rows: Sequence[int]) -> Album:
+        """Some of the images, in this order."""
+        own = tuple(rows)
+        return replace(
+            self,
+            names=tuple(self.names[row] for row in own),
+            read=lambda row, model: self.read(own[row], model),
+            mark=lambda row: self.mark(own[row]),
+        )
 
 
 @dataclass(frozen=True, eq=False)

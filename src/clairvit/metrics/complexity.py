@@ -22,7 +22,8 @@ Resolution = Literal["patch", "pixel"]
     paper="Chalasani et al., ICML 2020",
     presets={"quantus": {"offset": 1e-7, "resolution": "pixel"}, "focusvit": {"direction": "lower"}},
     discrepancies="Chalasani and Quantus call a sparse map good; FocusViT's tables read it the other way round "
-    "(preset `focusvit`). Bilinear upsampling changes it, so the resolution is recorded.",
+    "(preset `focusvit`). Bilinear upsampling changes it, so the resolution is recorded. Quantus adds 1e-7 to values "
+    "over the largest of all images; here they are over their own, as with one image at a time.",
 )
 def sparseness(
     case: Case,
@@ -33,9 +34,13 @@ def sparseness(
 ) -> Tensor:
     """sum_i (2i − n − 1) |a|_(i) / (n sum |a|): the Gini index, 0 for a constant map, 1 − 1/n for a single patch.
 
-    `offset` is added to |a| (Quantus: 1e-7). `direction` says which way is good and changes no number.
+    `offset` is added to |a| / max |a| (Quantus: 1e-7). `direction` says which way is good and changes no number.
     """
-    return torch.stack([gini(one.flatten(1).abs() + offset) for one in _at(case, resolution, upsampling)])
+
+    def index(maps: Tensor) -> Tensor:
+        return gini(_over_largest(maps.flatten(1).abs()) + offset)
+
+    return torch.stack([index(one) for one in _at(case, resolution, upsampling)])
 
 
 def gini(values: Tensor) -> Tensor:
@@ -47,17 +52,30 @@ def gini(values: Tensor) -> Tensor:
     return ((2 * place - n - 1) * ascending).sum(1) / torch.where(total == 0, torch.ones_like(total), total)
 
 
-@metric("complexity", family="complexity", better="lower", span=(0, math.inf), paper="Bhatt et al., IJCAI 2020")
-def entropy(case: Case, resolution: Resolution = "patch", upsampling: Upsampling = "bilinear") -> Tensor:
-    """−sum_i p_i ln p_i, p = |a| / sum |a|: the entropy of the map in nats, ln n for a constant one."""
-    return torch.stack([_entropy(one.flatten(1).abs()) for one in _at(case, resolution, upsampling)])
+@metric(
+    "complexity",
+    family="complexity",
+    better="lower",
+    span=(0, math.inf),
+    paper="Bhatt et al., IJCAI 2020",
+    presets={"quantus": {"resolution": "pixel", "offset": 1e-12}},
+    discrepancies="Quantus adds 1e-12 inside the logarithm (`offset`), and counts pixels (`preset=quantus`).",
+)
+def entropy(
+    case: Case, resolution: Resolution = "patch", upsampling: Upsampling = "bilinear", offset: float = 0.0
+) -> Tensor:
+    """−sum_i p_i ln p_i, p = |a| / sum |a|: the entropy of the map in nats, ln n for a constant one.
+
+    `offset` is added inside the logarithm.
+    """
+    return torch.stack([_entropy(one.flatten(1).abs(), offset) for one in _at(case, resolution, upsampling)])
 
 
-def _entropy(values: Tensor) -> Tensor:
+def _entropy(values: Tensor, offset: float) -> Tensor:
     even = values.sum(1, keepdim=True) == 0  # an all-zero map has no patch that stands out
     p = torch.where(even, torch.ones_like(values), values)
     p = p / p.sum(1, keepdim=True)
-    sums: Tensor = torch.special.xlogy(p, p).sum(1)
+    sums: Tensor = torch.special.xlogy(p, p + offset).sum(1)
     return -sums
 
 
@@ -67,8 +85,9 @@ def _entropy(values: Tensor) -> Tensor:
     better="lower",
     span=(0, math.inf),
     paper="Nguyen & Martínez, 2020",
-    discrepancies="Quantus divides by the largest value of the whole batch, so that an image's score depends on the "
-    "others; here each map is divided by its own.",
+    presets={"quantus": {"resolution": "pixel"}},
+    discrepancies="Quantus counts pixels and divides by the largest value of the whole batch, so that an image's score "
+    "depends on the others; here each map is divided by its own, as with one image at a time (`preset=quantus`).",
 )
 def effective_complexity(
     case: Case, threshold: float = 1e-5, resolution: Resolution = "patch", upsampling: Upsampling = "bilinear"
@@ -76,9 +95,15 @@ def effective_complexity(
     """#{i: |a_i| > threshold · max |a|}: how many patches say anything."""
 
     def counted(values: Tensor) -> Tensor:
-        return (values > threshold * values.amax(1, keepdim=True)).sum(1).double()
+        return (_over_largest(values) > threshold).sum(1).double()
 
     return torch.stack([counted(one.flatten(1).abs()) for one in _at(case, resolution, upsampling)])
+
+
+def _over_largest(values: Tensor) -> Tensor:
+    """[B, n], not negative, each row over its largest value; zeros stay."""
+    largest = values.amax(1, keepdim=True)
+    return values / torch.where(largest == 0, torch.ones_like(largest), largest)
 
 
 def _at(case: Case, resolution: Resolution, upsampling: Upsampling) -> list[Tensor]:

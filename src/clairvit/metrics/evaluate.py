@@ -149,8 +149,9 @@ def _evaluated(request: _Request) -> Scores:
                     table.measure(case, one)
             rows += part.rows
             logits.append(recording.logits.detach().cpu())
-            labels += _numbers(part.labels, recording, request.model) or [None] * len(part.rows)
-            table.names += part.names
+            true = _numbers(part.labels, recording, request.model) or [None] * len(part.rows)
+            labels += true
+            table.see(part.names, logits[-1], true)
             table.unmasked += part.unmasked
             tell(len(part.rows))
     if not rows:

@@ -1,42 +1,83 @@
-"""Localisation: does the map lie on the object? Maps against masks; the model is not asked."""
+"""Localisation: does the thresholded map lie on the object? Maps against masks; the model is not asked.
+
+A void pixel counts nowhere. Where a source counts it as object (Coporan), hand over masks that say so, and no void.
+"""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from clairvit.errors import BadInput
 from clairvit.metrics.case import Case, Upsampling
-from clairvit.metrics.metric import metric
-from clairvit.metrics.threshold import Threshold, binary, confusion, min_max, steady
+from clairvit.metrics.masks import on_masks
+from clairvit.metrics.metric import Measured, metric
+from clairvit.metrics.threshold import SWEEP, Threshold, binary, confusion
 
-Overlap = Literal["area", "nearest", "soft"]
-
-
-def on_masks(case: Case, upsampling: Upsampling, of: Callable[[Tensor, Tensor, Tensor | None], Tensor]) -> Tensor:
-    """[M, B]: `of` a map [B, H, W], the masks and the void, method by method; NaN where there is no object at all."""
-    masks = case.needed_masks()
-    empty = ~masks.flatten(1).any(1)
-    found = torch.stack([of(one, masks, case.void) for one in case.fine(upsampling)])
-    return found.masked_fill(empty, math.nan)
+Over = Literal["images", "set"]
+Shares = Callable[[Tensor], Tensor]  # […, 4] counts -> […, K, 2]: parts and wholes
 
 
-# Thresholded maps
+def thresholded(
+    case: Case, name: str, threshold: Threshold, over: Over, upsampling: Upsampling, shares: Shares
+) -> Measured:
+    """The mean of K shares for each image, or with `over=set` of the counts of all images.
+
+    `sweep` is the mean over thresholds and comes with the curve; `best` is each image's best threshold.
+    """
+    if over == "set" and threshold == "best":
+        raise BadInput(
+            "threshold=best and over=set were given, and each image has its own best threshold, so that their counts "
+            "belong to no common one; expected threshold=sweep with over=set, or threshold=best with over=images."
+        )
+
+    def counted(maps: Tensor, objects: Tensor, counts: Tensor) -> Tensor:
+        table = confusion(binary(maps, threshold), objects, counts)  # [T, B, 4]
+        return shares(table).transpose(0, 1)  # [B, T, K, 2]
+
+    parts = on_masks(case, upsampling, counted)  # [M, B, T, K, 2]
+    lines = _share(parts).mean(-1)  # [M, B, T]
+    values = lines.amax(-1) if threshold == "best" else lines.mean(-1)
+    pooled = parts.flatten(2, 3) if over == "set" else None
+    if threshold not in ("sweep", "best"):
+        return Measured(values, counts=pooled)
+    return Measured(values, torch.tensor(SWEEP, dtype=torch.float64), lines, f"{name} at this threshold", pooled)
 
 
-@metric("pixel-accuracy", family="localisation", better="higher", span=(0, 1), paper="standard", needs=("masks",))
-def pixel_accuracy(case: Case, threshold: Threshold = "half", upsampling: Upsampling = "bilinear") -> Tensor:
-    """(TP + TN) / all: the pixels on which the thresholded map and the mask agree."""
+def _share(parts: Tensor) -> Tensor:
+    """[…, K, 2] -> […, K]; a part of nothing, such as the background of a full mask that is found fully, is whole."""
+    part, whole = parts.unbind(-1)
+    return torch.where(whole == 0, torch.ones_like(part), part / whole)
 
-    def agreeing(maps: Tensor, masks: Tensor, void: Tensor | None) -> Tensor:
-        tp, fp, fn, tn = confusion(binary(maps, threshold), masks, void).unbind(1)
-        return (tp + tn) / (tp + fp + fn + tn)
 
-    return on_masks(case, upsampling, agreeing)
+@metric(
+    "pixel-accuracy",
+    family="localisation",
+    better="higher",
+    span=(0, 1),
+    paper="standard",
+    needs=("masks",),
+    presets={"coporan": {}, "chefer": {"threshold": "mean", "over": "set"}},
+    discrepancies="Chefer's code cuts at the map's mean and counts the pixels of all images together "
+    "(`preset=chefer`); Coporan cuts at 0.5 and takes the mean over images.",
+)
+def pixel_accuracy(
+    case: Case, threshold: Threshold = "half", over: Over = "images", upsampling: Upsampling = "bilinear"
+) -> Measured:
+    """(TP + TN) / all: the pixels on which the thresholded map and the mask agree.
+
+    `threshold` is 0.5 after min-max (`half`), the map's `mean`, `otsu`, `sweep` (the mean over 0.05 … 0.95, with the
+    curve) or `best`, the best of the sweep. `over=set` counts the pixels of all images together.
+    """
+
+    def agreeing(table: Tensor) -> Tensor:
+        tp, _, _, tn = table.unbind(-1)
+        return _shares((tp + tn, table.sum(-1)))
+
+    return thresholded(case, "pixel accuracy", threshold, over, upsampling, agreeing)
 
 
 @metric(
@@ -46,279 +87,76 @@ def pixel_accuracy(case: Case, threshold: Threshold = "half", upsampling: Upsamp
     span=(0, 1),
     paper="Jaccard, 1901",
     needs=("masks",),
-    presets={"coporan": {}, "chefer": {"classes": "two", "threshold": "mean"}},
+    presets={"coporan": {}, "chefer": {"classes": "two", "threshold": "mean", "over": "set"}},
+    discrepancies="Chefer's mIoU is the mean of the foreground's and the background's, each of the counts of all "
+    "images, cut at the map's mean (`preset=chefer`); Coporan's and LeGrad's is the foreground's, image by image, cut "
+    "at 0.5.",
 )
 def iou(
     case: Case,
     threshold: Threshold = "half",
     classes: Literal["foreground", "two"] = "foreground",
+    over: Over = "images",
     upsampling: Upsampling = "bilinear",
-) -> Tensor:
-    """TP / (TP + FP + FN): the overlap of the thresholded map and the mask; `two` is the mean with the background's."""
+) -> Measured:
+    """TP / (TP + FP + FN): the overlap of the thresholded map and the mask; `two` is the mean with the background's.
 
-    def overlap(maps: Tensor, masks: Tensor, void: Tensor | None) -> Tensor:
-        tp, fp, fn, tn = confusion(binary(maps, threshold), masks, void).unbind(1)
-        own = tp / (tp + fp + fn)
-        if classes == "foreground":
-            return own
-        ground = tn / (tn + fp + fn)
-        return (own + torch.where(tn + fp + fn == 0, own, ground)) / 2  # a full mask has no background
-
-    return on_masks(case, upsampling, overlap)
-
-
-@metric("f1", family="localisation", better="higher", span=(0, 1), paper="van Rijsbergen, 1979", needs=("masks",))
-def f1(case: Case, threshold: Threshold = "half", upsampling: Upsampling = "bilinear") -> Tensor:
-    """2 TP / (2 TP + FP + FN): precision and recall of the thresholded map in one number."""
-
-    def both(maps: Tensor, masks: Tensor, void: Tensor | None) -> Tensor:
-        tp, fp, fn, _ = confusion(binary(maps, threshold), masks, void).unbind(1)
-        return 2 * tp / (2 * tp + fp + fn)
-
-    return on_masks(case, upsampling, both)
-
-
-# Ranked maps
-
-
-@metric(
-    "ap",
-    family="localisation",
-    better="higher",
-    span=(0, 1),
-    paper="area under precision–recall",
-    needs=("masks",),
-    presets={"chefer": {"pooled": True, "upsampling": "bilinear"}},
-    discrepancies="Chefer's code pools background and foreground (`pooled`), so that a good background gives a high "
-    "value; SkipPLUS ranks the foreground alone.",
-)
-def average_precision(case: Case, pooled: bool = False, upsampling: Upsampling = "nearest") -> Tensor:
-    """sum_n (R_n − R_{n−1}) P_n over the map's values as thresholds: how well the map ranks object above background.
-
-    Equal values are one threshold. Shifting or stretching the map changes nothing; the mask's area is what luck gets.
-    `pooled` ranks every pixel twice, once as foreground by r, the map in 0…1, and once as background by 1 − r.
+    `threshold` as of pixel-accuracy. `over=set` adds up the counts of all images before they are divided.
     """
 
-    def ap(maps: Tensor, masks: Tensor, void: Tensor | None) -> Tensor:
-        if not pooled:
-            return _ranked(steady(maps), masks, void, _ap)
-        r = min_max(maps)
-        both = torch.cat([1 - r, r], 1)  # [B, 2 H, W], the background above the foreground
-        return _ranked(both, torch.cat([~masks, masks], 1), None if void is None else torch.cat([void, void], 1), _ap)
+    def overlap(table: Tensor) -> Tensor:
+        tp, fp, fn, tn = table.unbind(-1)
+        own, ground = (tp, tp + fp + fn), (tn, tn + fp + fn)
+        return _shares(own) if classes == "foreground" else _shares(own, ground)
 
-    return on_masks(case, upsampling, ap)
-
-
-@metric("roc-auc", family="localisation", better="higher", span=(0, 1), paper="area under ROC", needs=("masks",))
-def roc_auc(case: Case, upsampling: Upsampling = "nearest") -> Tensor:
-    """P(map on the object > map off it), equals count half: 0.5 by luck; undefined where there is no background."""
-    return on_masks(case, upsampling, lambda maps, masks, void: _ranked(steady(maps), masks, void, _roc))
-
-
-def _ranked(maps: Tensor, masks: Tensor, void: Tensor | None, of: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-    found = []
-    for image, (values, mask) in enumerate(zip(maps, masks, strict=True)):
-        counts = torch.ones_like(mask) if void is None else ~void[image]
-        found.append(of(*_at_thresholds(values[counts], mask[counts])))
-    return torch.stack(found)
-
-
-def _at_thresholds(values: Tensor, positive: Tensor) -> tuple[Tensor, Tensor]:
-    """True and false positives at each different value taken as threshold, highest first."""
-    order = values.argsort(descending=True)
-    values, hits = values[order], positive[order].double()
-    last = torch.cat([values[1:] != values[:-1], values.new_ones(1, dtype=torch.bool)])
-    true = hits.cumsum(0)[last]
-    return true, (last.nonzero()[:, 0] + 1).double() - true
-
-
-def _ap(true: Tensor, false: Tensor) -> Tensor:
-    steps = torch.diff(true, prepend=true.new_zeros(1))
-    return (steps * true / (true + false)).sum() / true[-1]
-
-
-def _roc(true: Tensor, false: Tensor) -> Tensor:
-    zero = true.new_zeros(1)
-    area = torch.trapezoid(torch.cat([zero, true]), torch.cat([zero, false]))
-    return area / (true[-1] * false[-1])  # 0/0 where there is no background: undefined
-
-
-# Points and mass
+    return thresholded(case, "IoU", threshold, over, upsampling, overlap)
 
 
 @metric(
-    "pointing-game",
+    "f1",
     family="localisation",
     better="higher",
     span=(0, 1),
-    paper="Zhang et al., ECCV 2016",
+    paper="van Rijsbergen, 1979",
     needs=("masks",),
-    orders=True,
-    discrepancies="TorchRay hits within less than 15 pixels; Coporan and Quantus allow no distance; Quantus counts an "
-    "empty mask as a hit.",
+    presets={"coporan": {}, "chefer": {"threshold": "mean", "rows": True}},
+    discrepancies="Chefer's code takes the rows of an image for a batch: F1 row by row, 0 for rows without object, and "
+    "the mean of that (`preset=chefer`). Here it is one F1 an image.",
 )
-def pointing_game(case: Case, tolerance: int = 15, upsampling: Upsampling = "bilinear") -> Tensor:
-    """1 if the map's highest point lies on the object, or less than `tolerance` pixels from it; 0 if not.
+def f1(
+    case: Case,
+    threshold: Threshold = "half",
+    over: Over = "images",
+    rows: bool = False,
+    upsampling: Upsampling = "bilinear",
+) -> Measured:
+    """2 TP / (2 TP + FP + FN): precision and recall of the thresholded map in one number.
 
-    Where several points are highest, the share of them that hit: a constant map scores what luck would.
+    `threshold` and `over` as of iou. `rows` is the mean over the rows of the image, as Chefer's code has it.
     """
+    if rows:
+        if over == "set" or threshold in ("sweep", "best"):
+            raise BadInput(
+                f"rows=True was given with threshold={threshold} and over={over}; expected one threshold (half, mean "
+                "or otsu) and over=images, as in the code that it repeats."
+            )
+        return Measured(on_masks(case, upsampling, lambda *given: _row_by_row(threshold, *given)))
 
-    def hits(maps: Tensor, masks: Tensor, void: Tensor | None) -> Tensor:
-        near = torch.stack([within(mask, tolerance) for mask in masks])
-        top = steady(maps) == steady(maps).amax((1, 2), keepdim=True)
-        return (top & near).flatten(1).sum(1).double() / top.flatten(1).sum(1)
+    def both(table: Tensor) -> Tensor:
+        tp, fp, fn, _ = table.unbind(-1)
+        return _shares((2 * tp, 2 * tp + fp + fn))
 
-    return on_masks(case, upsampling, hits)
-
-
-def within(mask: Tensor, tolerance: int) -> Tensor:
-    """bool [H, W]: pixels at a distance of less than `tolerance` from the mask; 0 is the mask itself."""
-    if tolerance == 0 or not mask.any():
-        return mask
-    from scipy.ndimage import distance_transform_edt
-
-    far = torch.from_numpy(distance_transform_edt(~mask.cpu().numpy()))
-    return (far < tolerance).to(mask.device)
+    return thresholded(case, "F1", threshold, over, upsampling, both)
 
 
-@metric(
-    "relevance-mass",
-    family="localisation",
-    better="higher",
-    span=(0, 1),
-    paper="Arras et al., 2022",
-    needs=("masks",),
-)
-def relevance_mass(
-    case: Case, negative: Literal["drop", "keep"] = "drop", upsampling: Upsampling = "bilinear"
-) -> Tensor:
-    """sum of the map on the object / sum of the map: its share of the positive relevance; `keep` uses signed sums."""
-
-    def mass(maps: Tensor, masks: Tensor, void: Tensor | None) -> Tensor:
-        values = maps.clamp(min=0) if negative == "drop" else maps
-        values = values if void is None else values.masked_fill(void, 0)
-        return (values * masks).sum((1, 2)) / values.sum((1, 2))
-
-    return on_masks(case, upsampling, mass)
+def _row_by_row(threshold: Threshold, maps: Tensor, objects: Tensor, counts: Tensor) -> Tensor:
+    """[B]: the mean over rows of F1; 0 where a row has nothing to find."""
+    found = binary(maps, threshold)[0]
+    table = confusion(*(each[:, :, None] for each in (found, objects, counts)))  # [B, H, 4]
+    tp, fp, fn, _ = table.unbind(-1)
+    return (2 * tp / (2 * tp + fp + fn).clamp(min=1)).mean(1)
 
 
-@metric(
-    "energy-pointing-game",
-    family="localisation",
-    better="higher",
-    span=(0, 1),
-    paper="Wang et al., 2020 (Score-CAM)",
-    needs=("masks",),
-)
-def energy_pointing_game(case: Case, box: bool = False, upsampling: Upsampling = "bilinear") -> Tensor:
-    """sum of relu(map) on the object / sum of relu(map); `box` takes the mask's bounding box, as the paper does."""
-
-    def energy(maps: Tensor, masks: Tensor, void: Tensor | None) -> Tensor:
-        where = torch.stack([boxed(mask) for mask in masks]) if box else masks
-        positive = maps.clamp(min=0)
-        return (positive * where).sum((1, 2)) / positive.sum((1, 2))
-
-    return on_masks(case, upsampling, energy)
-
-
-def boxed(mask: Tensor) -> Tensor:
-    rows, cols = mask.any(1), mask.any(0)
-    found = torch.zeros_like(mask)
-    if mask.any():
-        top, left = int(rows.nonzero()[0]), int(cols.nonzero()[0])
-        found[top : int(rows.nonzero()[-1]) + 1, left : int(cols.nonzero()[-1]) + 1] = True
-    return found
-
-
-@metric(
-    "relevance-rank",
-    family="localisation",
-    better="higher",
-    span=(0, 1),
-    paper="Arras et al., 2022",
-    needs=("masks",),
-    orders=True,
-)
-def relevance_rank(case: Case, upsampling: Upsampling = "bilinear") -> Tensor:
-    """|top-K of the map ∩ object| / K, K the object's area; pixels that tie for the last place count in part."""
-    return on_masks(case, upsampling, lambda maps, masks, void: _in_top(maps, masks, masks.flatten(1).sum(1)))
-
-
-@metric(
-    "top-k",
-    family="localisation",
-    better="higher",
-    span=(0, 1),
-    paper="Theiner et al., 2022",
-    needs=("masks",),
-    orders=True,
-)
-def top_k(case: Case, k: int = 1000, upsampling: Upsampling = "bilinear") -> Tensor:
-    """|top-k of the map ∩ object| / k: the share of the k highest pixels that lie on the object."""
-
-    def share(maps: Tensor, masks: Tensor, void: Tensor | None) -> Tensor:
-        return _in_top(maps, masks, torch.full((len(maps),), min(k, maps[0].numel()), device=maps.device))
-
-    return on_masks(case, upsampling, share)
-
-
-def _in_top(maps: Tensor, masks: Tensor, counts: Tensor) -> Tensor:
-    """[B]: how much of the `counts` highest pixels is on the masks; what ties for the last place is counted in part."""
-    found = []
-    for values, mask, count in zip(steady(maps).flatten(1), masks.flatten(1), counts.tolist(), strict=True):
-        if count == 0:
-            found.append(values.new_tensor(math.nan))
-            continue
-        edge = values.topk(count).values[-1]
-        sure, tied = values > edge, values == edge
-        part = (count - sure.sum()) / tied.sum()
-        found.append(((sure & mask).sum() + part * (tied & mask).sum()) / count)
-    return torch.stack([one.double() for one in found])
-
-
-# Attention fractions on the patch grid
-
-
-def patch_foreground(masks: Tensor, grid: tuple[int, int], overlap: Overlap) -> Tensor:
-    """[B, rows, cols]: is a patch foreground? By half of its area or more, by its middle pixel, or in part."""
-    area = F.adaptive_avg_pool2d(masks[:, None].double(), grid)[:, 0]
-    if overlap == "soft":
-        return area
-    if overlap == "area":
-        return (area >= 0.5).double()
-    return F.interpolate(masks[:, None].double(), grid, mode="nearest-exact")[:, 0]
-
-
-@metric(
-    "faf",
-    family="localisation",
-    better="higher",
-    span=(0, 1),
-    paper="CMI report (foreground attention fraction)",
-    needs=("masks",),
-)
-def foreground_fraction(case: Case, overlap: Overlap = "area", lift: bool = False) -> Tensor:
-    """sum A M / sum A on the patch grid: how much of the attention lies on the foreground.
-
-    `lift` divides by the foreground's area, which is what a uniform map gets.
-    """
-    masks = case.needed_masks()
-    inside = patch_foreground(masks, case.trace.layout.grid, overlap)
-    values = case.maps.clamp(min=0)
-    fraction = (values * inside).sum((2, 3)) / values.sum((2, 3))
-    fraction = fraction / inside.mean((1, 2)) if lift else fraction
-    return fraction.masked_fill(~masks.flatten(1).any(1), math.nan)
-
-
-@metric(
-    "baf",
-    family="localisation",
-    better="lower",
-    span=(0, 1),
-    paper="CMI report (background attention fraction)",
-    needs=("masks",),
-)
-def background_fraction(case: Case, overlap: Overlap = "area") -> Tensor:
-    """1 − FAF: how much of the attention lies beside the foreground."""
-    fraction: Tensor = foreground_fraction(case, overlap)
-    return 1 - fraction
+def _shares(*each: tuple[Tensor, Tensor]) -> Tensor:
+    """K pairs […] of part and whole -> […, K, 2]"""
+    return torch.stack([torch.stack(pair, -1) for pair in each], -2)

@@ -30,6 +30,8 @@ _HOMES = (
     "randomisation",
     "localisation",
     "grids",
+    "ranked",
+    "points",
 )
 
 

@@ -2,32 +2,30 @@
 
 from __future__ import annotations
 
-import copy
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, Literal, cast
+from typing import Literal
 
 import torch
-from torch import Tensor, nn
+import torch.nn.functional as F
+from torch import Tensor
 
 from clairvit.errors import BadInput
 from clairvit.methods.explanation import Cost
+from clairvit.metrics.cascade import Law, Order, explained_cascade
 from clairvit.metrics.case import Case
 from clairvit.metrics.curves import area
 from clairvit.metrics.metric import Measured, metric
+from clairvit.metrics.noise import Draws, numpy_chance, numpy_noise, own_noise
 from clairvit.metrics.similarity import Similarity, alike, histogram_entropy
 from clairvit.models.model import Model
 from clairvit.models.target import Target, class_name
 from clairvit.perturb.chance import dice
-from clairvit.perturb.watch import telling
 from clairvit.trace.attention import widened
 
-Order = Literal["top-down", "bottom-up", "independent"]
-Law = Literal["normal", "shuffle", "reset", "quantus"]
 Summary = Literal["mean", "last", "auc"]
-Other = Literal["random", "second", "least"]
-Layer = tuple[nn.Module, tuple[nn.Parameter, ...]]  # a module and the parameters it owns itself
+Other = Literal["random", "second", "least", "quantus"]
 STEPS = 12
 MODULES = 75  # of a ViT with twelve blocks
 NOISE = 0.1  # of the distance between an image's largest and smallest value (SmoothGrad)
@@ -86,10 +84,22 @@ def mprt(
     span=(-1, 1),
     paper="Hedström et al., 2023 (Sanity checks revisited)",
     needs=("methods",),
-    cost=lambda layers, samples, **_: Cost(((layers or MODULES) + 1) * samples),
-    presets={"quantus": {"samples": 50, "clean": True, "order": "bottom-up", "layers": None, "by": "quantus"}},
-    discrepancies="Quantus takes 50 copies of which the last has no noise and resets modules as in mprt "
-    "(`preset=quantus`); its draws of the noise, and its average with the original, are not repeated here.",
+    cost=lambda layers, samples, original, **_: Cost(((layers or MODULES) + 1 + original) * samples),
+    presets={
+        "quantus": {
+            "samples": 50,
+            "clean": True,
+            "order": "bottom-up",
+            "layers": None,
+            "by": "quantus",
+            "original": True,
+            "draws": "quantus",
+        }
+    },
+    discrepancies="Quantus takes 50 copies of which the last has no noise, resets modules as in mprt, draws new noise "
+    "for every model, so that even the original resembles itself by less than 1, and averages with that "
+    "(`preset=quantus`, with seed=42 and its numpy seed as ours). It explains by its own methods whatever explain_func "
+    "it is given.",
 )
 def smooth_mprt(
     case: Case,
@@ -101,27 +111,36 @@ def smooth_mprt(
     similarity: Similarity = "spearman",
     signed: bool = False,
     summary: Summary = "mean",
+    original: bool = False,
+    draws: Draws = "own",
 ) -> Measured:
     """mprt of maps that are means over noisy copies: as mprt, without the grain of single gradients.
 
     The noise is normal with a tenth of the distance between the image's largest and smallest value as standard
-    deviation, the same for every model. `clean` leaves the last copy as it is. Other options are those of mprt.
+    deviation, the same for every model; `draws=quantus` is numpy's, and goes on from model to model. `clean` leaves the
+    last copy as it is. `original` explains the original once more and counts how far it resembles itself. Other
+    options are those of mprt.
     """
     if samples < 1:
         raise BadInput(f"samples={samples} was given; expected 1 or more noisy copies, such as samples=10.")
     x = widened(case.trace.pixels)
     spread = NOISE * (x.amax((1, 2, 3)) - x.amin((1, 2, 3)))[:, None, None, None]
 
+    going_on = numpy_noise(x, case.seed, lambda chance, shape: chance.standard_normal(shape))
+
     def copies() -> Iterator[Tensor]:
+        noise = going_on if draws == "quantus" else own_noise(x, case.marks, "normal")
         for k in range(samples):
-            drawn = [torch.randn(x.shape[1:], generator=dice(mark, k)) for mark in case.marks]
-            yield x if clean and k == samples - 1 else x + spread * torch.stack(drawn).to(x)
+            yield x if clean and k == samples - 1 else x + spread * next(noise)
 
     def explain(model: Model) -> Tensor:
         return torch.stack([case.explained_again(pixels, model=model) for pixels in copies()]).mean(0)
 
     usual = explain(case.model)
+    again = [explain(case.model)] if original else []
     steps, maps = explained_cascade(case, explain, order, layers, by)
+    if original:
+        steps, maps = torch.cat([torch.zeros(1, dtype=steps.dtype), steps]), [*again, *maps]
     y = torch.stack([alike(similarity, usual, one, signed=signed) for one in maps], -1)
     return Measured(_summed_up(steps, y, summary), steps, y, similarity)
 
@@ -134,8 +153,10 @@ def smooth_mprt(
     paper="Hedström et al., 2023 (Sanity checks revisited)",
     needs=("methods",),
     cost=lambda **_: Cost(1),
-    discrepancies="Quantus's rules for the number of bins read the number of axes where they need the number of "
-    "entries; here the number is an option, and 100 is Quantus's default too.",
+    presets={"quantus": {"by": "quantus"}},
+    discrepancies="Quantus resets modules as in mprt (`preset=quantus`, with seed=42). Its rules for the number of "
+    "bins read the number of axes where they need the number of entries; here the number is an option, and 100 is its "
+    "default too.",
 )
 def efficient_mprt(case: Case, bins: int = 100, by: Law = "normal") -> Tensor:
     """(H(a_random) − H(a)) / H(a), H the entropy of the histogram: how much more disorder a random model's map has.
@@ -161,105 +182,30 @@ def efficient_mprt(case: Case, bins: int = 100, by: Law = "normal") -> Tensor:
     paper="Sixt et al., ICML 2020",
     needs=("methods",),
     cost=lambda **_: Cost(1),
-    discrepancies="Quantus takes the SSIM of the flattened maps, with windows that run along the rows and over their "
-    "ends; here windows are squares of the map.",
+    presets={"quantus": {"other": "quantus", "similarity": "ssim-flat", "resolution": "pixel"}},
+    discrepancies="Quantus takes the SSIM of the flattened maps, with windows of 7 pixels that run along the rows and "
+    "over their ends, and draws y′ by numpy from one seed for every batch (`preset=quantus`, with seed=42); here "
+    "windows are squares of the map.",
 )
-def random_logit(case: Case, other: Other = "random", similarity: Similarity = "ssim", signed: bool = True) -> Tensor:
+def random_logit(
+    case: Case,
+    other: Other = "random",
+    similarity: Similarity = "ssim",
+    signed: bool = True,
+    resolution: Literal["patch", "pixel"] = "patch",
+) -> Tensor:
     """s(a(x; y), a(x; y′)), y′ another class: 1 for maps that do not ask for the class, low for maps that do.
 
     `other=random` draws y′ from seed and image, all classes but y alike; `second` is the most probable other class,
-    `least` the least probable.
+    `least` the least probable; `quantus` draws by numpy from the seed alone. `resolution=pixel` gives every pixel the
+    value of its patch first.
     """
     goal = elsewhere(case, [_other(case, row, other) for row in range(len(case.marks))])
     maps = case.explained_again(case.trace.pixels, target=goal)
-    return alike(similarity, case.maps, maps, signed=signed)
-
-
-def explained_cascade(
-    case: Case, explain: Callable[[Model], Tensor], order: Order, layers: int | None, by: Law
-) -> tuple[Tensor, list[Tensor]]:
-    """Parts of the layers that are randomised [S], and what is explained then.
-
-    The user's model is copied, never touched. Draws come from the seed alone, so that every batch meets the same random
-    models; steps that are left out are drawn nevertheless, so that the others are the same whatever `layers` says.
-    """
-    if layers is not None and layers < 1:
-        raise BadInput(f"layers={layers} was given; expected 1 or more steps, such as layers=12, or None for all.")
-    model = replace(case.model, module=copy.deepcopy(case.model.module))
-    every = layers_of(model.module)
-    if by == "quantus":
-        every = [layer for layer in every if can_reset(layer[0])]
-    if not every:
-        raise BadInput(
-            f"{case.model.name} has no parameters that by={by} can draw anew; expected some. Take by=normal, or "
-            "another metric."
-        )
-    chosen = spread_steps(len(every), layers)
-    maps, chance = [], dice(case.seed)
-    with telling("randomisation", len(chosen)) as tell:
-        for step, layer in enumerate(reversed(every) if order == "top-down" else every, 1):
-            learnt = [p.detach().clone() for p in layer[1]]
-            randomise(layer, by, torch.Generator().manual_seed(case.seed + 1) if by == "quantus" else chance)
-            if step in chosen:
-                maps.append(explain(model))
-                tell(1)
-            if order == "independent":
-                _put(layer[1], learnt)
-    return torch.tensor(chosen, dtype=torch.float64) / len(every), maps
-
-
-def layers_of(module: nn.Module) -> list[Layer]:
-    """Modules that own parameters, in the order of registration; a shared parameter belongs to the first of them."""
-    found: list[Layer] = []
-    seen: set[int] = set()
-    for part in module.modules():
-        own = tuple(p for p in part.parameters(recurse=False) if id(p) not in seen)
-        seen.update(id(p) for p in own)
-        if own:
-            found.append((part, own))
-    return found
-
-
-def spread_steps(layers: int, steps: int | None) -> list[int]:
-    """At most so many of 1 … layers, evenly spread, always with the last."""
-    count = layers if steps is None else min(steps, layers)
-    return [math.ceil(k * layers / count) for k in range(1, count + 1)]
-
-
-@torch.no_grad()
-def randomise(layer: Layer, by: Law, chance: torch.Generator) -> None:
-    """Draw the parameters of a layer anew, in place."""
-    module, own = layer
-    if by in ("reset", "quantus") and can_reset(module):
-        drawn_seed = int(torch.randint(2**62, (), generator=chance))
-        _reset(module, own, chance.initial_seed() if by == "quantus" else drawn_seed)
-        return
-    for p in own:
-        flat = widened(p.detach()).flatten().cpu()
-        if by == "shuffle":
-            drawn = flat[torch.randperm(flat.numel(), generator=chance)]
-        else:
-            noise = torch.randn(flat.shape, generator=chance, dtype=torch.float32).to(flat)
-            drawn = flat.mean() + flat.std(correction=0) * noise
-        p.copy_(drawn.reshape(p.shape))
-
-
-def can_reset(module: nn.Module) -> bool:
-    return callable(getattr(module, "reset_parameters", None))
-
-
-def _reset(module: nn.Module, own: tuple[nn.Parameter, ...], seed: int) -> None:
-    """As the module initialises itself; torch's own generators stay where they were."""
-    devices = sorted({p.device.index or 0 for p in own if p.device.type == "cuda"})
-    with torch.random.fork_rng(devices=devices):
-        torch.manual_seed(seed)
-        cast(Any, module).reset_parameters()  # torch types a module's attributes as tensors or modules
-
-
-@torch.no_grad()
-def _put(parameters: tuple[nn.Parameter, ...], values: list[Tensor]) -> None:
-    for p, value in zip(parameters, values, strict=True):
-        p.copy_(value)
+    pair = [case.maps, maps]
+    if resolution == "pixel":
+        pair = [F.interpolate(one, case.size, mode="nearest-exact") for one in pair]
+    return alike(similarity, pair[0], pair[1], signed=signed)
 
 
 def _summed_up(x: Tensor, y: Tensor, summary: Summary) -> Tensor:
@@ -282,6 +228,8 @@ def _other(case: Case, row: int, which: Other) -> int:
     rest = [c for c in range(count) if c != here]
     if which == "random":
         return rest[int(torch.randint(count - 1, (), generator=dice(case.marks[row])))]
+    if which == "quantus":
+        return rest[int(numpy_chance(case.seed).randint(0, count - 1, 1)[0])]
     scores = logits[rest]
     return rest[int(scores.argmax() if which == "second" else scores.argmin())]
 

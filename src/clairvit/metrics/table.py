@@ -21,6 +21,16 @@ from clairvit.metrics.score import Curve, Score
 BASELINES = ("random", "center")
 
 
+@dataclass(frozen=True)
+class Seen:
+    """What the model says of one image, and what is true."""
+
+    image: str
+    predicted: int
+    probability: float
+    label: int | None
+
+
 class Scores(dict[tuple[str, str], Score]):
     """(method, metric) -> Score; both canonical."""
 
@@ -28,6 +38,7 @@ class Scores(dict[tuple[str, str], Score]):
         super().__init__()
         self.skipped: dict[str, str] = {}  # method -> why it does not fit this model
         self.unmasked: tuple[str, ...] = ()  # images that had no mask where others had
+        self.seen: tuple[Seen, ...] = ()  # what the model says of each image
 
 
 @dataclass(eq=False)
@@ -51,10 +62,17 @@ class Table:
     seed: int
     settings: Mapping[str, Any]
     names: list[str] = field(default_factory=list)
+    seen: list[Seen] = field(default_factory=list)
     unmasked: list[str] = field(default_factory=list)
     skipped: dict[str, str] = field(default_factory=dict)
     notes: dict[str, list[str]] = field(default_factory=dict)  # by metric
     rows: dict[tuple[str, str], _Row] = field(default_factory=dict)
+
+    def see(self, names: Sequence[str], logits: Tensor, labels: Sequence[int | None]) -> None:
+        """Take down what the model says of some images, logits [B, C]."""
+        chances, classes = logits.double().softmax(1).max(1)
+        self.names += names
+        self.seen += [Seen(*one) for one in zip(names, classes.tolist(), chances.tolist(), labels, strict=True)]
 
     def measure(self, case: Case, one: Asked) -> None:
         """Ask a metric of a case; maps with NaN have no score, and what was spent is shared by the methods."""
@@ -112,7 +130,7 @@ class Table:
         self, bounds: Sequence[Bound], asked: Sequence[Asked], every: Sequence[Bound], luck: Sequence[str]
     ) -> Scores:
         found = Scores()
-        found.skipped, found.unmasked = self.skipped, tuple(self.unmasked)
+        found.skipped, found.unmasked, found.seen = self.skipped, tuple(self.unmasked), tuple(self.seen)
         for one in asked:
             made = {bound.text: self._score(bound, one) for bound in every}
             baselines = {name: made[name] for name in luck}

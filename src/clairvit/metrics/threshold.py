@@ -7,7 +7,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-Threshold = Literal["half", "mean", "otsu"]
+Threshold = Literal["half", "mean", "otsu", "sweep", "best"]
+SWEEP = tuple(k / 20 for k in range(1, 20))  # of the map in 0 … 1: 0.05, 0.10 … 0.95
 
 
 def min_max(maps: Tensor) -> Tensor:
@@ -22,13 +23,19 @@ def steady(maps: Tensor) -> Tensor:
 
 
 def binary(maps: Tensor, threshold: Threshold) -> Tensor:
-    """bool [B, H, W]: more than 0.5 after min-max, than the map's mean, or than Otsu's split of its histogram."""
+    """bool [T, B, H, W]: more than the threshold, after min-max.
+
+    One threshold (T = 1) is 0.5, the map's mean or Otsu's split of its histogram; `sweep` and `best` try those of
+    SWEEP.
+    """
     scaled = min_max(maps)
+    if threshold in ("sweep", "best"):
+        return torch.stack([scaled > edge for edge in SWEEP])
     if threshold == "half":
-        return scaled > 0.5
+        return (scaled > 0.5)[None]
     if threshold == "mean":
-        return scaled > scaled.mean((1, 2), keepdim=True)
-    return torch.stack([one > otsu(one) for one in scaled])
+        return (scaled > scaled.mean((1, 2), keepdim=True))[None]
+    return torch.stack([one > otsu(one) for one in scaled])[None]
 
 
 def otsu(values: Tensor, bins: int = 256) -> Tensor:
@@ -42,8 +49,7 @@ def otsu(values: Tensor, bins: int = 256) -> Tensor:
     return middles[(below * above * (low - high) ** 2).argmax()]
 
 
-def confusion(found: Tensor, masks: Tensor, void: Tensor | None) -> Tensor:
-    """bool [B, H, W] twice -> [B, 4]: true and false positives, false and true negatives; void pixels count nowhere."""
-    counts = torch.ones_like(masks) if void is None else ~void
-    parts = (found & masks, found & ~masks, ~found & masks, ~found & ~masks)
-    return torch.stack([(part & counts).flatten(1).sum(1) for part in parts], 1).double()
+def confusion(found: Tensor, objects: Tensor, counts: Tensor) -> Tensor:
+    """bool […, H, W] three times -> […, 4]: true and false positives, false and true negatives of what counts."""
+    parts = (found & objects, found & ~objects, ~found & objects, ~found & ~objects)
+    return torch.stack([(part & counts).flatten(-2).sum(-1) for part in parts], -1).double()

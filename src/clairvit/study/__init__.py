@@ -1,1 +1,4 @@
-"""Studies: models trained, methods chosen and papers repeated on whole sets of images."""
+"""Studies: models × data × methods × metrics, cut into units that are computed once, stored, resumed and ranked.
+
+And models trained for them (`finetune`).
+"""

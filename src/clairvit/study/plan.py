@@ -1,0 +1,203 @@
+"""Plan: a study as units of work. What a unit is follows from its content alone, so that nothing is computed twice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from clairvit.data.album import Album, digest
+from clairvit.errors import BadInput
+from clairvit.methods.bind import bind
+from clairvit.metrics.metric import ask
+from clairvit.metrics.table import BASELINES
+from clairvit.models.model import Model
+
+AT_ONCE = 8  # images in a unit: what is lost when a run is killed
+USUAL_PATCHES = 196
+
+
+@dataclass(frozen=True)
+class ModelWish:
+    """A model as `cv.load` takes it."""
+
+    spec: str
+    arch: str | None = None
+    labels: str | tuple[str, ...] | None = None
+    pretrained: bool = True
+
+    def load(self, device: str | None = None) -> Model:
+        from clairvit.models.sources import load
+
+        labels = list(self.labels) if isinstance(self.labels, tuple) else self.labels
+        return load(self.spec, arch=self.arch, labels=labels, pretrained=self.pretrained, device=device)
+
+
+@dataclass(frozen=True)
+class DataWish:
+    """Images as `open_data` takes them."""
+
+    spec: str
+    split: str | None = None
+    limit: int | None = None
+    masks: str | None = None
+    mask_kind: str = "nonzero"
+
+    def open(self, seed: int) -> Album:
+        from clairvit.data.sets import open_data
+
+        return open_data(
+            self.spec, split=self.split, limit=self.limit, seed=seed, masks=self.masks, mask_kind=self.mask_kind
+        ).album
+
+
+@dataclass(frozen=True)
+class Study:
+    """What is to be known: every method by every metric, for each model on each set of images."""
+
+    models: tuple[ModelWish, ...]
+    data: tuple[DataWish, ...]
+    methods: tuple[str, ...]
+    metrics: tuple[str, ...]
+    seed: int = 0
+    target: str | None = None  # None: what is predicted; "label": the true class
+    maps: str = "raw"
+    at_once: int = AT_ONCE
+
+    def settled(self) -> Study:
+        """Names in their canonical form, the baselines among the methods; misspelt ones are refused."""
+        if not (self.models and self.data and self.methods and self.metrics):
+            raise BadInput("A study needs models, data, methods and metrics; expected at least one of each.")
+        if self.target not in (None, "label"):
+            raise BadInput(f"target={self.target!r} was given; expected 'label', or nothing for the prediction.")
+        if self.at_once < 1:
+            raise BadInput(f"at_once={self.at_once} was given; expected 1 or more images in a unit.")
+        methods = dict.fromkeys((*(bind(text).text for text in self.methods), *BASELINES))
+        metrics = dict.fromkeys(ask(text).text for text in self.metrics)
+        return replace(self, methods=tuple(methods), metrics=tuple(metrics))
+
+    def as_document(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One number of a study: what it depends on, and nothing else."""
+
+    model: str  # hash of the weights and the preprocessing
+    image: str  # hash of the image and what is known of it
+    method: str
+    metric: str
+    settings: str  # seed, target, what is done to maps
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Some images, methods and metrics of one model: computed together, stored together."""
+
+    key: str  # a hash of all its cells
+    model: int  # places in the study
+    data: int
+    rows: tuple[int, ...]  # in the album
+    marks: tuple[str, ...]  # of the images
+    methods: tuple[str, ...]
+    metrics: tuple[str, ...]
+    forwards: int  # about
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The units that are still to be computed, and how many cells are there already."""
+
+    units: tuple[Unit, ...]
+    cells: int
+    done: int
+    hashes: tuple[str, ...] = field(default=())  # of the models
+
+    @property
+    def forwards(self) -> int:
+        return sum(unit.forwards for unit in self.units)
+
+
+def weights_hash(model: Model) -> str:
+    """Of all that decides what a model says: its tensors, its classes' names, its preprocessing."""
+    state = model.module.state_dict()
+    tensors = [part for name in sorted(state) for part in (name, str(state[name].dtype), state[name])]
+    return digest(*tensors, repr(model.preprocess), repr(model.labels), repr(model.layout))
+
+
+def settings_of(study: Study) -> str:
+    """What every cell of a study depends on beside its method and metric."""
+    return f"seed={study.seed},target={study.target or 'predicted'},maps={study.maps}"
+
+
+def make_plan(study: Study, hashes: Sequence[str], albums: Sequence[Album], done: frozenset[Cell]) -> Plan:
+    """Units for all cells of a settled study that are not done."""
+    units: list[Unit] = []
+    cells = there = 0
+    for model, weights in enumerate(hashes):
+        for data, album in enumerate(albums):
+            marks = [album.mark(row) for row in range(len(album))]
+            for rows, metrics in _portions(study, len(album)):
+                own = tuple(marks[row] for row in rows)
+                missing = _missing(study, weights, own, metrics, done)
+                cells += len(rows) * len(study.methods) * len(metrics)
+                there += len(rows) * len(study.methods) * len(metrics)
+                for methods, left in missing.items():
+                    there -= len(rows) * len(left) * len(methods)
+                    units.append(_unit(study, model, data, weights, rows, own, tuple(methods), left))
+    return Plan(tuple(units), cells, there, tuple(hashes))
+
+
+def _portions(study: Study, count: int) -> Iterator[tuple[tuple[int, ...], tuple[str, ...]]]:
+    """Images a few at a time for most metrics; all of them for metrics of a whole set."""
+    single = tuple(text for text in study.metrics if ask(text).metric.scope == "image")
+    whole = tuple(text for text in study.metrics if text not in single)
+    if single:
+        for start in range(0, count, study.at_once):
+            yield tuple(range(start, min(start + study.at_once, count))), single
+    if whole:
+        yield tuple(range(count)), whole
+
+
+def _missing(
+    study: Study, weights: str, marks: Sequence[str], metrics: Sequence[str], done: frozenset[Cell]
+) -> dict[tuple[str, ...], tuple[str, ...]]:
+    """Methods that lack the same metrics -> those metrics: what one unit can do together."""
+    groups: dict[tuple[str, ...], list[str]] = {}
+    settings = settings_of(study)
+    for method in study.methods:
+        left = tuple(
+            metric
+            for metric in metrics
+            if any(Cell(weights, mark, method, metric, settings) not in done for mark in marks)
+        )
+        if left:
+            groups.setdefault(left, []).append(method)
+    return {tuple(methods): left for left, methods in groups.items()}
+
+
+def _unit(
+    study: Study,
+    model: int,
+    data: int,
+    weights: str,
+    rows: tuple[int, ...],
+    marks: tuple[str, ...],
+    methods: tuple[str, ...],
+    metrics: tuple[str, ...],
+) -> Unit:
+    key = digest(weights, *marks, repr(methods), repr(metrics), settings_of(study))
+    return Unit(key, model, data, rows, marks, methods, metrics, len(rows) * forwards_of(methods, metrics))
+
+
+def forwards_of(methods: Sequence[str], metrics: Sequence[str]) -> int:
+    """About how many forwards one image costs: the maps, then each metric for each map."""
+    maps = 1 + sum(bind(text).own_cost(USUAL_PATCHES).forwards for text in methods)
+    again = 0
+    for text in metrics:
+        asked = ask(text)
+        if asked.metric.cost is not None:
+            once = asked.metric.cost(patches=USUAL_PATCHES, **dict(asked.options)).forwards
+            again += once * maps if "methods" in asked.metric.needs else once * len(methods)
+    return maps + again

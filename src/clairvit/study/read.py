@@ -1,0 +1,98 @@
+"""Read: from a store back to scores, as `cv.evaluate` gives them."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from clairvit.methods.explanation import Cost
+from clairvit.metrics.metric import ask
+from clairvit.metrics.score import Curve, Score
+from clairvit.metrics.table import BASELINES, Scores, Seen
+from clairvit.study.store import Store
+
+FIELDS = (
+    *("image", "label", "predicted", "probability", "value", "degenerate", "x", "y", "counts"),
+    *("forwards", "backwards", "seconds", "note", "options", "better", "method", "metric"),
+)
+
+
+def combinations(store: Store) -> list[tuple[str, str, str, str]]:
+    """Model, its hash, data and settings of all that is in a store."""
+    _, rows = store.query("select distinct model, model_hash, data, settings from results order by all")
+    return [(str(a), str(b), str(c), str(d)) for a, b, c, d in rows]
+
+
+def scores_of(store: Store, model_hash: str, data: str, settings: str) -> Scores:
+    """Every method and metric of one model on one set of images; images in the order of their names.
+
+    An image that could not be read is in no score, a method that does not fit is in `.skipped`.
+    """
+    wanted = f"model_hash = {_text(model_hash)} and data = {_text(data)} and settings = {_text(settings)}"
+    names, rows = store.query(
+        f"select model, settings, {', '.join(FIELDS)} from results where {wanted} "
+        "qualify row_number() over (partition by image_hash, image, method, metric order by unit) = 1 "
+        "order by metric, method, image"
+    )
+    records = [dict(zip(names, row, strict=True)) for row in rows]
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    found = Scores()
+    for record in records:
+        if record["predicted"] is not None:
+            groups.setdefault((record["method"], record["metric"]), []).append(record)
+    seen = {
+        one["image"]: Seen(one["image"], one["predicted"], one["probability"], one["label"])
+        for own in groups.values()
+        for one in own
+    }
+    found.seen = tuple(seen[image] for image in sorted(seen))
+    found.skipped = {
+        record["method"]: record["note"]
+        for record in records
+        if record["predicted"] is None and record["image"] in seen and record["note"]
+    }
+    made = {key: _score(own, *key) for key, own in groups.items()}
+    for (method, metric), score in made.items():
+        luck = {name: made[name, metric] for name in BASELINES if (name, metric) in made}
+        found[method, metric] = replace(score, baselines=luck)
+    return found
+
+
+def _text(value: str) -> str:
+    """As SQL writes it."""
+    return "'" + value.replace("'", "''") + "'"
+
+
+def _score(rows: Sequence[dict[str, Any]], method: str, metric: str) -> Score:
+    first, asked = rows[0], ask(metric)
+    values = [math.nan if row["value"] is None else row["value"] for row in rows]
+    options, curve = json.loads(first["options"]), None
+    if first["x"] is not None:
+        x, y = (torch.tensor(part, dtype=torch.float64) for part in (first["x"], [row["y"] for row in rows]))
+        curve = Curve(x, y, str(options.get("score", options.get("similarity", "value"))))
+    counts = None
+    if first["counts"] is not None:
+        counts = torch.tensor([row["counts"] for row in rows], dtype=torch.float64).reshape(len(rows), -1, 2)
+    seed = dict(part.split("=", 1) for part in str(first["settings"]).split(","))["seed"]
+    notes = dict.fromkeys(note for row in rows for note in (row["note"] or "").split("; ") if note)
+    return Score(
+        metric=metric,
+        method=method,
+        values=torch.tensor(values, dtype=torch.float64),
+        better=first["better"],
+        span=asked.span,
+        degenerate=torch.tensor([bool(row["degenerate"]) for row in rows]),
+        names=tuple(row["image"] for row in rows),
+        model=first["model"],
+        settings=options,
+        seed=int(seed),
+        cost=Cost(first["forwards"], first["backwards"], sum(row["seconds"] for row in rows)),
+        curve=curve,
+        counts=counts,
+        notes=tuple(notes),
+    )

@@ -1,0 +1,113 @@
+"""Run: plan a study, compute what is missing, store it. Stop at any moment and start again: it goes on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import IO, Protocol
+
+from clairvit.perturb.watch import telling
+from clairvit.study.plan import Plan, Study, Unit, make_plan
+from clairvit.study.store import Row, Store
+from clairvit.study.work import Worker, attempted
+
+WAIT = 0.5  # seconds between looks at units that another process is at
+
+
+class Engine(Protocol):
+    """Who computes: yields each unit with its rows, or with the reason why there are none, in any order."""
+
+    def __call__(
+        self, study: Study, units: Iterable[Unit], worker: Worker
+    ) -> Iterator[tuple[Unit, list[Row], str | None]]: ...
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended."""
+
+    computed: int  # units
+    failed: tuple[tuple[Unit, str], ...]
+    seconds: float
+    plan: Plan
+
+
+def planned(study: Study, store: Store, worker: Worker | None = None) -> tuple[Plan, Worker]:
+    """What is left to do. Models are loaded and images hashed here, for a unit is known by its content."""
+    worker = worker or Worker(study)
+    hashes = [worker.hash_of(place) for place in range(len(study.models))]
+    albums = [worker.album(place) for place in range(len(study.data))]
+    return make_plan(study, hashes, albums, store.cells()), worker
+
+
+def in_process(study: Study, units: Iterable[Unit], worker: Worker) -> Iterator[tuple[Unit, list[Row], str | None]]:
+    """The engine of one process: unit after unit."""
+    for unit in units:
+        yield unit, *attempted(worker, unit)
+
+
+class Claims:
+    """Units that are ours: each is locked when an engine takes it. Others are `elsewhere`, with another process."""
+
+    def __init__(self, store: Store, units: Sequence[Unit]) -> None:
+        self.store, self.units = store, units
+        self.elsewhere: list[Unit] = []
+        self._held: dict[str, IO[str]] = {}
+
+    def __iter__(self) -> Iterator[Unit]:
+        for unit in self.units:
+            lock = self.store.claim(unit)
+            if lock is None:
+                self.elsewhere.append(unit)
+            elif self.store.has(unit):  # another process was quicker
+                lock.close()
+            else:
+                self._held[unit.key] = lock
+                yield unit
+
+    def release(self, unit: Unit) -> None:
+        self._held.pop(unit.key).close()
+
+    def __enter__(self) -> Claims:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for lock in self._held.values():
+            lock.close()
+
+
+def run_study(
+    study: Study,
+    store: Store,
+    engine: Engine = in_process,
+    worker: Worker | None = None,
+    told: Callable[[Plan], None] = lambda plan: None,
+) -> Outcome:
+    """Compute what the store lacks; `told` hears the plan before the work begins.
+
+    Units that another process is at are left to it and looked at again at the end: if it died, they are done here.
+    """
+    study = study.settled()
+    store.remember(study)
+    plan, worker = planned(study, store, worker)
+    told(plan)
+    started, computed = time.monotonic(), 0
+    failed: list[tuple[Unit, str]] = []
+    left = list(plan.units)
+    with telling("study", len(left)) as tell:
+        while left:
+            with Claims(store, left) as claims:
+                for unit, rows, error in engine(study, claims, worker):
+                    if error is None:
+                        store.write(unit, rows)
+                        computed += 1
+                    else:
+                        store.fail(unit, error)
+                        failed.append((unit, error))
+                    claims.release(unit)
+                    tell(1)
+            left = claims.elsewhere
+            if left:
+                time.sleep(WAIT)
+    return Outcome(computed, tuple(failed), time.monotonic() - started, plan)
