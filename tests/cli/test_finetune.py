@@ -128,6 +128,26 @@ def test_an_image_that_cannot_be_read_is_left_out_and_said_at_the_end(photos: Pa
     assert "3.png" in errors.splitlines()[-1]
 
 
+def test_a_data_set_is_trained_on_its_own_training_split(photos: Path, capsys: Captured) -> None:
+    lines = []
+    for number, (name, colour) in enumerate({"Abyssinian": COLOURS["red"], "beagle": COLOURS["blue"]}.items(), 1):
+        make(photos / name, colour, 8)
+        for place in range(8):
+            (photos / "set" / "images").mkdir(parents=True, exist_ok=True)
+            (photos / "set" / "annotations" / "trimaps").mkdir(parents=True, exist_ok=True)
+            Image.open(photos / name / f"{place}.png").save(photos / "set" / "images" / f"{name}_{place}.jpg")
+            trimap = Image.new("L", (40, 36), 1)
+            trimap.save(photos / "set" / "annotations" / "trimaps" / f"{name}_{place}.png")
+            lines.append(f"{name}_{place} {number} 1 1")
+    (photos / "set" / "annotations" / "trainval.txt").write_text("\n".join(lines[:6] + lines[8:14]))
+    (photos / "set" / "annotations" / "test.txt").write_text("\n".join(lines[6:8] + lines[14:]))
+    assert main(["finetune", "pets:set", *TINY, *SHAPE, "--epochs", "8", "--rotation", "0", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["classes"] == ["Abyssinian", "Beagle"]
+    assert (found["images"], found["validation_images"]) == (10, 2)
+    assert found["accuracy"] == 1.0
+
+
 def test_scenes_are_made_for_training() -> None:
     album, validation, classes = open_images("scenes:12")
     assert (len(album), validation, classes) == (12, None, CLASSES)

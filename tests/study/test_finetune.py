@@ -360,6 +360,9 @@ def test_classes_are_in_the_order_of_names_or_numbers() -> None:
     assert class_names(["b", "a", "b"]) == ("a", "b")
     assert class_names([10, 2]) == tuple(map(str, range(11)))
     assert numbered([2, 0], class_names([2, 0])).tolist() == [2, 0]
+    assert numbered([1, "a", 0], ("a", "b")).tolist() == [1, 0, 0]
+    with pytest.raises(BadInput, match="class '2'"):
+        numbered([2], ("a", "b"))
 
 
 def test_large_sets_are_kept_on_disk_and_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

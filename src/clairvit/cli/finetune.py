@@ -40,7 +40,8 @@ def finetune(
         str,
         typer.Argument(
             metavar="DATA",
-            help="A folder with a folder of images for each class (or with train/ and val/ of such), or scenes:COUNT.",
+            help="A folder with a folder of images for each class (or with train/ and val/ of such), a data set "
+            "(pets:PATH, …), or scenes:COUNT.",
             show_default=False,
         ),
     ],
@@ -154,13 +155,27 @@ def open_images(data: str) -> tuple[Album, Album | None, tuple[str, ...] | None]
         return scenes(count, TRAINING_SEED), None, CLASSES
     folder = Path(data).expanduser()
     if not folder.is_dir():
+        if ":" in data:
+            return open_set(data)
         near = did_you_mean(data, [SCENES])
         raise BadInput(
-            f"'{data}' is not a folder.{near} Expected one with a folder of images for each class, or {SCENES}:COUNT."
+            f"'{data}' is not a folder.{near} Expected one with a folder of images for each class, a data set "
+            f"(pets:PATH), or {SCENES}:COUNT."
         )
     train = folder / "train" if (folder / "train").is_dir() else folder
     kept = next((folder / name for name in VALIDATION if train != folder and (folder / name).is_dir()), None)
     return class_folders(train), class_folders(kept) if kept is not None else None, None
+
+
+def open_set(spec: str) -> tuple[Album, Album | None, tuple[str, ...] | None]:
+    """A data set's own part for training, and its part for validation where it has one."""
+    from clairvit.data.sets import datasets, open_data
+
+    splits = next((known.splits for known in datasets() if known.name == spec.partition(":")[0]), ())
+    train = next((name for name in splits if name.startswith("train")), None)
+    found = open_data(spec, split=train)
+    kept = next((name for name in splits if name.startswith("val")), None) if train is not None else None
+    return found.album, open_data(spec, split=kept).album if kept is not None else None, found.classes or None
 
 
 def class_folders(folder: Path) -> Album:

@@ -129,7 +129,7 @@ def _finetune(
     # which images it takes is asked first, of a model without weights; the classes are known when they are read
     own = begin(dataclasses.replace(wanted, pretrained=False), ("", ""), recipe.seed).own
     box = recipe.box(own.size)
-    pictures = read_pictures(album, box, own.interpolation, failed)
+    pictures = read_pictures(album, box, own.interpolation, failed, tuple(classes or ()))
     names = tuple(classes) if classes is not None else class_names(pictures.labels)
     if len(names) < 2:
         raise BadInput(f"All images are of class '{names[0]}'; expected at least two classes to tell apart.")
@@ -169,7 +169,7 @@ def _sets(
     if validation is None:
         rows, held = split(numbers, recipe.held_out, recipe.seed)
         return _Set(pictures, rows, numbers[rows]), _Set(pictures, held, numbers[held])
-    others = read_pictures(validation, box, interpolation, failed)
+    others = read_pictures(validation, box, interpolation, failed, names)
     every, each = torch.arange(len(pictures)), torch.arange(len(others))
     return _Set(pictures, every, numbers), _Set(others, each, numbered(others.labels, names))
 

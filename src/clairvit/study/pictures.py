@@ -6,7 +6,6 @@ import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -39,8 +38,17 @@ class Pictures:
         return torch.from_numpy(self.bytes[rows.numpy()])
 
 
-def read_pictures(album: Album, box: tuple[int, int], interpolation: str, failed: Failed | None = None) -> Pictures:
-    """All pages of an album; `failed` is told of those that cannot be read, and without it the first one raises."""
+def read_pictures(
+    album: Album,
+    box: tuple[int, int],
+    interpolation: str,
+    failed: Failed | None = None,
+    classes: tuple[str, ...] = (),
+) -> Pictures:
+    """All pages of an album; `failed` is told of those that cannot be read, and without it the first one raises.
+
+    Albums of data sets number an image's class by the names a model has for them, which are `classes`.
+    """
     if not album.has_labels:
         raise BadInput("The images to train on have no classes; expected an album with labels, e.g. class folders.")
     shape = (len(album), 3, *box)
@@ -48,7 +56,7 @@ def read_pictures(album: Album, box: tuple[int, int], interpolation: str, failed
     kept = _on_disk(shape) if large else np.empty(shape, np.uint8)
     # as bytes between 0 and 1: the middle of each picture, resized just enough to cover the box
     plain = Preprocess(box, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0), interpolation=interpolation)
-    reader = Model(nn.Identity(), "reader", plain)
+    reader = Model(nn.Identity(), "reader", plain, classes)
 
     def page(row: int) -> tuple[Page, str] | ClairError:
         try:
@@ -94,13 +102,14 @@ def class_names(labels: Sequence[int | str]) -> tuple[str, ...]:
 
 
 def numbered(labels: Sequence[int | str], classes: Sequence[str]) -> Tensor:
-    """[N] class numbers."""
-    places: dict[Any, int] = {name: place for place, name in enumerate(classes)}
+    """[N] class numbers; a label that is a number is one already."""
+    places: dict[int | str, int] = {name: place for place, name in enumerate(classes)}
+    places |= {place: place for place in range(len(classes))}
     for label in dict.fromkeys(labels):
-        if str(label) not in places:
+        if label not in places:
             near = did_you_mean(str(label), classes)
             raise BadInput(f"An image is of class '{label}', which is none of the {len(classes)} trained on.{near}")
-    return torch.tensor([places[str(label)] for label in labels])
+    return torch.tensor([places[label] for label in labels])
 
 
 def split(numbers: Tensor, share: float, seed: int) -> tuple[Tensor, Tensor]:
