@@ -30,5 +30,5 @@ def test_scenes_need_no_path() -> None:
 def test_what_are_no_scenes() -> None:
     with pytest.raises(BadInput, match=r"'scenes:many' was given; expected scenes, or scenes:COUNT"):
         open_data("scenes:many")
-    with pytest.raises(UnknownName, match="Scenes have no split 'three'. Choose one of: one, two, part"):
+    with pytest.raises(UnknownName, match=r"Scenes have no split 'three'. Choose one of: one, two, part"):
         open_data("scenes", split="three")
