@@ -35,7 +35,7 @@ from clairvit.study.reproduce import (
     sweep_methods,
     void_as_object,
 )
-from clairvit.study.set_up import Shown, Wish, instead
+from clairvit.study.set_up import Shown, Wish, differences, instead
 from clairvit.study.store import Store
 from tiny import ZOO, wrapped
 
@@ -376,3 +376,30 @@ def test_only_coporan_runs_on_masks_with_void(tmp_path: Path) -> None:
         marks[name] = plans[0].units[0].marks
     assert marks["joita"] == tuple(album(2).mark(row) for row in range(2))
     assert marks["coporan"] == tuple(void_as_object(album(2)).mark(row) for row in range(2))
+
+
+def test_constant_maps_are_said() -> None:
+    flat = Scores()
+    flat.seen = (Seen("x", 0, 0.9, None), Seen("y", 0, 0.9, None))
+    for method, constant in (("vanilla", True), ("ixg", False), ("random", True)):
+        flat[method, "iou"] = Score(
+            "iou", method, torch.ones(2).double(), "higher", (0, 1), torch.tensor([constant, False]), ("x", "y"), "m"
+        )
+    own = wish("joita")
+    said = differences(own, MODEL, Shown(album(2), "generated"), flat, own.preset.measures, None)
+    found = [sentence for about, sentence in said if about == "constant"]
+    assert found == ["Maps of vanilla are constant on 1 of 2 images: the order of their patches is a lottery."]
+
+
+def test_sums_that_are_the_same_maths(results: dict[str, Reproduction]) -> None:
+    """SkipPLUS's special cases: summed, HiResCAM is IxG; FullGrad repeats biases, FullGrad+ does not."""
+    cells = {row.entrant.name: row.cells for row in results["skipplus"].rows}
+
+    def ours(name: str) -> list[float]:
+        return [cell.ours for cell in cells[name].values()]
+
+    for one, other in (("HiResCAM", "IxG"), ("GlobEnc", "AttIN")):
+        for ending in ("∘PLUS", "∘SkipPLUS"):
+            assert ours(one + ending) == pytest.approx(ours(other + ending), abs=1e-9)
+    assert ours("FullGrad∘PLUS") != pytest.approx(ours("FullGrad+∘PLUS"), abs=1e-9)
+    assert ours("DecompX") != pytest.approx(ours("DecompX∘PLUS"), abs=1e-9)

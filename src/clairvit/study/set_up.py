@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from clairvit.data.album import Album
 from clairvit.errors import BadInput, UnknownName, did_you_mean
 from clairvit.methods.bind import bind
-from clairvit.metrics.table import Scores
+from clairvit.metrics.table import BASELINES, Scores
 from clairvit.models.model import Model
 from clairvit.study.plan import DataWish, ModelWish
 from clairvit.study.presets.preset import Measure, Preset, Table
@@ -104,6 +104,10 @@ def differences(
     for key, score in scores.items():
         if score.n_invalid:
             yield "undefined", f"{key[1]} of {key[0]} is undefined on {score.n_invalid} of {len(score.values)} images."
+    flat = {method: score for (method, _), score in scores.items() if score.n_degenerate and method not in BASELINES}
+    for method, score in flat.items():
+        share = f"{score.n_degenerate} of {len(score.values)}"
+        yield "constant", f"Maps of {method} are constant on {share} images: the order of their patches is a lottery."
     for note in shown.notes:
         yield "data", note
     for note in dict.fromkeys(note for score in scores.values() for note in score.notes):

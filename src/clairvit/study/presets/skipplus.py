@@ -22,7 +22,7 @@ BASES = {
     "VanillaGrad:Norm2": "vanilla-l2",
     "IxG": "ixg",
     "AttIxG": "attcat+layer:0",
-    "FullGrad": "fullgrad",
+    "FullGrad": "fullgrad(each=false)",  # summed, it has later biases several times; FullGrad+ has each once
     "GradCAM": "gradcam",
     "GradCAM++": "gradcam-pp",
     "XGradCAM": "xgradcam",
@@ -110,6 +110,10 @@ PRESET = Preset(
             "The gradients of attention weights (Figure 8) are not among our methods; GradCAM and its kin are made of "
             "the last block's input, because patches have no gradient after the last attention of a model that reads "
             "CLS."
+        ),
+        (
+            "Some rows are equal because they are the same maths: HiResCAM and IxG once summed, and in a pre-norm "
+            "model GlobEnc and AttIN once summed."
         ),
         (
             "Its AttCAT pairs the attention of a block with the block's output, ours with its input, as AttCAT's "
