@@ -17,6 +17,7 @@ from clairvit.study.stats import (
     alike,
     all_pairs,
     draws_for,
+    fewest_images,
     front,
     holm,
     holm_after_picking,
@@ -98,6 +99,15 @@ def test_nothing_and_no_difference_are_no_evidence() -> None:
 def test_the_smallest_p_is_reached(n: int) -> None:
     assert sign_flips(np.arange(1.0, n + 1)[None])[0] == smallest_p(n)
     assert (smallest_p(n) < LEVEL) == (n >= 6)
+
+
+def test_the_fewest_images() -> None:
+    """One less, and not even differences of one sign everywhere survive the correction."""
+    assert [fewest_images(methods) for methods in (2, 4, 14)] == [6, 8, 12]
+    for methods in (2, 4, 14):
+        for n, possible in ((fewest_images(methods), True), (fewest_images(methods) - 1, False)):
+            p = holm_after_picking(sign_flips(np.ones((methods - 1, n))))
+            assert bool((p < LEVEL).all()) == bool((p < LEVEL).any()) == possible
 
 
 # Holm -----------------------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import os
 import secrets
 import warnings
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from os import PathLike
 from pathlib import Path
@@ -101,7 +102,8 @@ class Recipe:
             beside.write_text(content + "\n", encoding="utf-8")
             os.replace(beside, place)
         except OSError as error:
-            beside.unlink(missing_ok=True)
+            with suppress(OSError):  # there may be no folder to take it out of
+                beside.unlink(missing_ok=True)
             raise BadInput(f"The recipe cannot be written to '{path}': {error.strerror}.") from error
         return place
 

@@ -51,6 +51,11 @@ def smallest_p(n: int) -> float:
     return 2.0 ** (1 - n) if n else 1.0
 
 
+def fewest_images(methods: int) -> int:
+    """With fewer images the best of so many methods can never be significantly better than another one."""
+    return next(n for n in itertools.count(1) if math.comb(methods, 2) * smallest_p(n) < LEVEL)
+
+
 def draws_for(methods: int) -> int:
     """Sign flips that let the smallest p survive a correction for all pairs."""
     return max(DRAWS, 100 * math.comb(methods, 2))

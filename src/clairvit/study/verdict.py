@@ -16,12 +16,12 @@ from clairvit.study.stats import (
     alike,
     all_pairs,
     draws_for,
+    fewest_images,
     front,
     holm_after_picking,
     images_needed,
     paired_interval,
     sign_flips,
-    smallest_p,
 )
 
 ROUGH = 20  # images below which intervals are rough
@@ -151,10 +151,11 @@ def sentences(verdict: Verdict, by: str, agreement: Mapping[tuple[str, str], flo
     """The answer in words: the best, whom it beats, whether it beats luck, and what else one should know."""
     best, rivals = verdict.best, verdict.rivals
     said = [_winner(verdict, by), *_luck(best, rivals)]
-    if smallest_p(best.n) >= LEVEL:
+    fewest = fewest_images(len(verdict.rows))
+    if best.n < fewest:
         said.append(
-            f"{_count(best.n)} too few: no difference can be significant with fewer than 6. Give more images, better "
-            "50 than 10."
+            f"{_count(best.n)} too few for {len(verdict.rows)} methods: no difference can be significant with fewer "
+            f"than {fewest}. Give more images (or fewer methods), better 50 than {fewest}."
         )
     elif best.n < ROUGH:
         said.append(f"{_count(best.n)} few, so the intervals are rough; give {ROUGH} or more.")
