@@ -142,13 +142,16 @@ def choose(
 ) -> None:
     import clairvit as cv
     from clairvit.metrics.case import check_shape
+    from clairvit.metrics.metric import ask
     from clairvit.perturb.batch import check_pace
+    from clairvit.study.choose import METRICS, WITH_MASKS, criterion
     from clairvit.study.tune import base_of
 
     # What is misspelt is refused before a model is loaded.
     methods = None if method is None else wanted_methods(method)
     metrics = None if metric is None else wanted_metrics(metric)
-    tuned = [base_of(text) for text in split_methods(tune_start or "") if text.strip()]
+    tuned = [] if tune_start is None else [base_of(text) for text in split_methods(tune_start)]
+    criterion(by, metrics or [ask(text) for text in (*METRICS, *WITH_MASKS)])
     check_shape(maps)
     check_pace(batch_size, autocast)
     if Path(out).suffix.lower() != ".json":
@@ -157,6 +160,8 @@ def choose(
     data = data_set(images)
     if data is None:
         known.check(metrics or [], target)
+        if split is not None:
+            raise BadInput(f"--split {split} is of a data set, such as pets:PATH; {images[0]} is none.")
         found, failures = find(images)
         found = found if limit is None else sampled(found, limit, seed)
     elif masks is not None or truth is not None:
@@ -166,8 +171,6 @@ def choose(
     net = load(model, arch, no_pretrained, labels, device)
     album: Album
     if data is None:
-        if split is not None:
-            raise BadInput(f"--split {split} is of a data set, such as pets:PATH; {images[0]} is none.")
         album = known.album(found, net, by_label=target == "label").images
     else:
         album = opened(data, split, limit, seed)

@@ -137,7 +137,7 @@ def choose(
     bases = list(dict.fromkeys(base_of(text) for text in tune_start))
     album = album_of(images, model, masks=masks, mask_kind=mask_kind, labels=labels, others=others)
     asked = _asked(metrics, album)
-    ranking = _criterion(by, asked)
+    ranking = criterion(by, asked)
     pixels, first = _first(album, model, failed)
     how: dict[str, Any] = {"maps": maps, "seed": seed, "batch_size": batch_size, "autocast": autocast}
     quiet: Failed | None = None if failed is None else lambda name, error: None  # told once, by the panel
@@ -190,7 +190,7 @@ def _asked(metrics: Sequence[str] | None, album: Album) -> list[Asked]:
     return list({one.text: one for one in map(ask, usual if metrics is None else metrics)}.values())
 
 
-def _criterion(by: str, asked: Sequence[Asked]) -> list[Asked]:
+def criterion(by: str, asked: Sequence[Asked]) -> list[Asked]:
     """The metrics that the ranking is by: one, or all of faithfulness."""
     texts = [one.text for one in asked]
     if by == FIRST:
