@@ -252,10 +252,23 @@ def test_the_best_start_is_that_of_brute_force() -> None:
         own = tuned().tuned[base]
         scores = [cv.evaluate(model, some, spelling.format(start), TUNE) for start in range(count)]
         assert own.methods == tuple(spelling.format(start) for start in range(count))
-        assert own.means == pytest.approx([score.mean for score in scores])  # type: ignore[union-attr]
-        assert own.intervals[0] == pytest.approx(scores[0].interval)  # type: ignore[union-attr]
+        assert own.means == pytest.approx([score.mean for score in scores])
+        assert own.intervals[0] == pytest.approx(scores[0].interval)
         assert own.means[own.best] == max(own.means)
         assert own.half == math.ceil(count / 2) == 3
+        gaps = np.stack([(score.values - scores[3].values).numpy() for score in scores])
+        others = [start for start in range(count) if start != 3]
+        corrected = dict(zip(others, holm(sign_flips(gaps[others])), strict=True))
+        assert own.p == pytest.approx(corrected.get(own.best, 1.0))
+        assert own.gap == pytest.approx(gaps[own.best].mean())
+
+
+def test_the_best_start_may_be_the_lowest() -> None:
+    model, some = wrapped(DEEP), pixels(DEEP, 3)
+    own = cv.choose(model, some, ["legrad"], ["deletion(steps=2)"], tune_start=["genatt"]).tuned["genatt"]
+    assert own.means[own.best] == min(own.means) < max(own.means)
+    assert own.gap == pytest.approx(own.means[own.half] - own.means[own.best])
+    assert own.gap >= 0
 
 
 def test_all_starts_come_from_one_recording(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -397,6 +410,15 @@ def test_a_baseline_is_never_the_best() -> None:
     assert said[0].startswith(f"No winner: the best method by score is {verdict.best.method}, ")
     assert said[0].endswith("center scores higher.")
     assert said[1].startswith(f"Beware: {verdict.best.method} does not beat ")
+
+
+def test_who_loses_to_a_baseline_wins_nothing() -> None:
+    """Significantly different from all others, and from one of them to the worse."""
+    values = np.random.default_rng(0).normal(size=(4, 10)) + np.array([50, 0, 0, 99])[:, None]
+    verdict = judge(measures(values))
+    assert verdict.best.method == "m0"
+    assert all(row.apart for row in verdict.rivals)
+    assert not verdict.clear
 
 
 def test_lower_may_be_better() -> None:
