@@ -137,6 +137,35 @@ def test_masks_add_localisation() -> None:
     assert len(pick.agreement) == 6
 
 
+def test_the_front_is_a_matter_of_places_too() -> None:
+    """The worse and as dear method is on the front once masks show that it is the better one at finding them."""
+    model, _ = linear()
+    some, worse = images(6), "leave-one-out(removal=black)"
+    made = {text: cv.explain(model, some, text) for text in (TRUE, worse)}
+    assert made[TRUE].cost.forwards == made[worse].cost.forwards
+    top = made[worse].maps.flatten(1).argmax(1)
+    masks = torch.zeros(6, 4, 4, dtype=torch.bool)
+    masks.flatten(1)[torch.arange(6), top] = True
+    masks = masks.repeat_interleave(8, 1).repeat_interleave(8, 2)
+    without = cv.choose(model, some, [TRUE, worse], [BY])
+    with_masks = cv.choose(model, some, [TRUE, worse], [BY, "ap"], masks=masks)
+    assert without.front == (without.best,)
+    assert set(with_masks.front) == {TRUE, worse}
+
+
+def test_targets_may_be_a_list() -> None:
+    model, _ = linear()
+    pick = cv.choose(model, images(2), [TRUE], [BY], target=[2, 1])
+    expected = cv.evaluate(model, images(2), TRUE, BY, target=[2, 1])
+    assert pick.ranking[[row.method for row in pick.ranking].index(TRUE)].mean == pytest.approx(expected.mean)
+    assert pick.settings["target"] == "given"
+
+
+def test_a_method_that_was_named_must_fit() -> None:
+    with pytest.raises(NotApplicable, match="This model has no attention"):
+        cv.choose(linear()[0], images(2), ["rollout", "saliency"], [BY])
+
+
 # What ranks -----------------------------------------------------------------------------------------------------------
 
 
@@ -168,6 +197,7 @@ def test_mean_ranks_are_ranks_on_each_image() -> None:
     assert {row.method: row.mean for row in pick.ranking} == pytest.approx(by_hand)
     assert pick.better == "lower"
     assert pick.best == TRUE
+    assert TRUE in pick.front
 
 
 @pytest.mark.parametrize(
