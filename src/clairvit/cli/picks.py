@@ -21,14 +21,13 @@ def print_pick(pick: Pick) -> None:
     from clairvit.show.measures import ARROWS
 
     others = [metric for metric in pick.metrics if metric != pick.by]
-    columns = ("", "method", f"{pick.by} {ARROWS[pick.better]}", "95 % interval", "gap to best", "p", *others)
+    columns = ("    method", f"{pick.by} {ARROWS[pick.better]}", "gap to best", "p", *others)
     lines = [
         (
-            str(row.rank),
-            row.method + (" (baseline)" if row.baseline else ""),
-            _number(row.mean) + ("" if math.isnan(row.standard_error) else f" ± {row.standard_error:.2g}"),
-            _range(row.interval),
-            "best" if row.method == pick.best else f"{_number(row.gap)} {_range(row.gap_interval)}".strip(),
+            f"{row.rank:>2}  {row.method}" + (" (baseline)" if row.baseline else ""),
+            _number(row.mean)
+            + ("" if math.isnan(row.standard_error) else f" ± {row.standard_error:.2g}\n{_range(row.interval)}"),
+            "best" if row.method == pick.best else f"{_number(row.gap)}\n{_range(row.gap_interval)}".strip(),
             "" if row.method == pick.best else f"{row.p:.2g}{'' if row.apart else ' ='}",
             *(_number(row.means[metric]) for metric in others),
             _effort(row),
@@ -37,7 +36,8 @@ def print_pick(pick: Pick) -> None:
         for row in pick.ranking
     ]
     title = f"{pick.images} image{'s' * (pick.images != 1)}, {pick.model}"
-    table(title, (*columns, "cost of a map", "front"), lines, right=("", "p"))
+    table(title, (*columns, "cost of a map", "front"), lines, right=("p",))
+    line("Mean over images ± standard error, [95 % bootstrap interval]; cost: f forwards and b backwards, seconds.")
     line("p: paired sign-flip test against the best, corrected by Holm for having picked it; = cannot be told apart.")
     for own in pick.tuned.values():
         starts = [
