@@ -71,7 +71,7 @@ def _effort(row: Row) -> str:
 def document(pick: Pick, file: Path, failures: list[Failure]) -> dict[str, Any]:
     """Everything that is known, for machines."""
     from clairvit.methods.explain import versions
-    from clairvit.study.recipe import plain
+    from clairvit.study.advice import plain
 
     found: dict[str, Any] = plain(
         {

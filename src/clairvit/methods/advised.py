@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from clairvit.models.model import Model
 
 if TYPE_CHECKING:
-    from clairvit.study.recipe import Recipe
+    from clairvit.study.advice import Recipe
 
 USUAL = "legrad"
 
@@ -21,7 +21,7 @@ def advised(
         return USUAL
     if recipe is None and isinstance(method, str) and not method.lower().endswith(".json"):
         return method
-    from clairvit.study.recipe import recipe_of
+    from clairvit.study.advice import recipe_of
 
     if recipe is None:
         assert method is not None

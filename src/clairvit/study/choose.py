@@ -21,8 +21,8 @@ from clairvit.metrics.evaluate import LABEL, evaluate
 from clairvit.metrics.metric import Asked, ask
 from clairvit.metrics.table import BASELINES, Scores
 from clairvit.models.model import Model
+from clairvit.study.advice import Recipe
 from clairvit.study.plan import weights_hash
-from clairvit.study.recipe import Recipe
 from clairvit.study.stats import Array, mean_ranks, spearman
 from clairvit.study.tune import Tuned, base_of, tune
 from clairvit.study.verdict import Measures, Row, judge, sentences

@@ -15,9 +15,9 @@ import torch
 
 import clairvit as cv
 from clairvit.errors import BadInput, ClairError, ClairWarning
+from clairvit.study.advice import KIND, Recipe, plain, read_recipe, recipe_of
 from clairvit.study.choose import Pick
 from clairvit.study.plan import weights_hash
-from clairvit.study.recipe import KIND, Recipe, plain, read_recipe, recipe_of
 from tiny import build, pixels, wrapped
 
 METRIC = "insertion-deletion(steps=2)"
