@@ -178,6 +178,16 @@ def test_methods_that_do_not_fit_may_be_left_out() -> None:
         cv.evaluate(model, images, ["cam", "ixg"], ["sparseness"], target=3)
 
 
+def test_no_method_may_fit() -> None:
+    """Where nothing fits there is nothing to score, and what the model says of the images is still there."""
+    model, image = linear()
+    for metric in ("sparseness", "grid-pointing-game"):
+        found = cv.evaluate(model, image, ["rollout"], [metric, "sparseness"], baselines=False, skip=True)
+        assert not found
+        assert "no attention" in found.skipped["rollout"]
+        assert len(found.seen) == 1
+
+
 def test_what_cannot_be_done_is_said() -> None:
     images = pixels(KIND, 2)
     with pytest.raises(UnknownName, match=r"There is no metric 'deletoin'.*'deletion'"):

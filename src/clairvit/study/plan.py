@@ -122,8 +122,8 @@ class Plan:
 def weights_hash(model: Model) -> str:
     """Of all that decides what a model says: its tensors, its classes' names, its preprocessing."""
     state = model.module.state_dict()
-    tensors = [part for name in sorted(state) for part in (name, str(state[name].dtype), state[name])]
-    return digest(*tensors, repr(model.preprocess), repr(model.labels), repr(model.layout))
+    tensors = [part for name in sorted(state) for part in (f"{name} {state[name].dtype}".encode(), state[name])]
+    return digest(*tensors, repr((model.preprocess, model.labels, model.layout)).encode())
 
 
 def settings_of(study: Study) -> str:
@@ -187,7 +187,7 @@ def _unit(
     methods: tuple[str, ...],
     metrics: tuple[str, ...],
 ) -> Unit:
-    key = digest(weights, *marks, repr(methods), repr(metrics), settings_of(study))
+    key = digest(repr((weights, marks, methods, metrics, settings_of(study))).encode())
     return Unit(key, model, data, rows, marks, methods, metrics, len(rows) * forwards_of(methods, metrics))
 
 
