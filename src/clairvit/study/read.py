@@ -91,8 +91,8 @@ def _records(
     names, rows = store.query(
         "with own as (select *, count(*) over (partition by metric, among) as size from results "
         f"where model_hash = {_text(model_hash)} and settings = {_text(settings)} and {which}), "
-        f"fitting as (select * from own qualify among is null or among = {among}) "
-        f"select model, settings, image_hash, {', '.join(FIELDS)} from fitting "
+        f"fitting as (select *, {among} as wanted from own) "
+        f"select model, settings, image_hash, {', '.join(FIELDS)} from fitting where among is null or among = wanted "
         f"qualify row_number() over (partition by {same}, method, metric order by unit, image) = 1 "
         "order by metric, method, image, unit"
     )

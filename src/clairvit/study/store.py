@@ -211,7 +211,7 @@ class Store:
                 return names, found.fetchall()
             except duckdb.Error as error:
                 raise BadInput(
-                    f"The query failed: {str(error).strip()} The table is 'results' with the columns "
+                    f"The query failed: {' '.join(str(error).split())} The table is 'results' with the columns "
                     f"{', '.join(COLUMNS)}."
                 ) from error
 
