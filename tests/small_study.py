@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import signal
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +16,7 @@ from PIL import Image
 from safetensors.torch import save_file
 from torch import nn
 
+from clairvit.models.model import Model
 from clairvit.study.plan import DataWish, ModelWish, Study
 from clairvit.study.store import Store
 
@@ -56,3 +61,19 @@ def study(folder: Path, images: int = 6, **others: Any) -> Study:
 
 def table(store: Store) -> list[tuple[Any, ...]]:
     return store.query(TABLE)[1]
+
+
+@dataclass(frozen=True)
+class Deadly(ModelWish):
+    """A model that kills the worker process that loads it, so many times."""
+
+    flags: str = ""
+    times: int = 1
+
+    def load(self, device: str | None = None) -> Model:
+        if multiprocessing.parent_process() is not None:
+            died = len(list(Path(self.flags).glob("died*")))
+            if died < self.times:
+                (Path(self.flags) / f"died{died}").touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+        return super().load(device)
