@@ -142,6 +142,7 @@ def test_what_is_no_store_is_left_alone(tmp_path: Path) -> None:
 
 def test_a_store_that_was_killed_while_it_began_is_begun_again(tmp_path: Path) -> None:
     (tmp_path / "store" / "parts").mkdir(parents=True)
+    (tmp_path / "store" / ".abc.tmp").touch()
     assert Store.open(tmp_path / "store").cells() == frozenset()
 
 

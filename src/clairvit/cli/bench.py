@@ -115,7 +115,7 @@ def bench(
     batch_size: options.BatchSize = None,
 ) -> None:
     from clairvit.study.run import planned, run_study
-    from clairvit.study.store import Store
+    from clairvit.study.store import Store, check_place
     from clairvit.study.wish import Wish, read_wish
     from clairvit.study.work import Worker
 
@@ -131,6 +131,7 @@ def bench(
     where = device if device is not None or engine == "ray" else _gpu()
     who = _engine(engine, workers, address, num_gpus, where, batch_size)
     settled = asked.settled()
+    check_place(out)
     worker = Worker(settled, where if who is None else None, batch_size)  # others compute: it only plans
 
     def told(made: Plan) -> None:
@@ -147,6 +148,7 @@ def bench(
         else:
             told(made)
         return
+    worker.open()  # before a store is begun: what is wrong with models or images is found here
     store = Store.open(out)
     with progress("study", 1, hidden=as_json or quiet), _words(as_json or quiet):
         outcome = run_study(settled, store, worker=worker, told=told, **({} if who is None else {"engine": who}))

@@ -36,6 +36,7 @@ class Outcome:
 def planned(study: Study, store: Store | None, worker: Worker | None = None) -> tuple[Plan, Worker]:
     """What is left to do for a settled study. Models are loaded and images hashed here, for a unit is its content."""
     worker = worker or Worker(study)
+    worker.open()
     hashes = [worker.hash_of(place) for place in range(len(study.models))]
     albums = [worker.album(place) for place in range(len(study.data))]
     return make_plan(study, hashes, albums, frozenset() if store is None else store.cells()), worker

@@ -30,7 +30,7 @@ from clairvit.study.plan import Cell, Study, Unit
 
 FORMAT = 1
 STALE = 3600.0  # seconds; nobody writes a file for so long
-BEGUN = {"parts", "failed", "claims"}  # what a process that was killed while it began a store leaves behind
+BEGUN = ("parts", "failed", "claims")  # with temporary files, what a process killed while it began a store leaves
 Row = dict[str, Any]
 # Names and kinds of the columns, as DuckDB and Parquet call them.
 COLUMNS = {
@@ -71,26 +71,14 @@ class Store:
     @classmethod
     def open(cls, path: str | Path, *, create: bool = True) -> Store:
         """A store that is there, or a new one."""
-        folder = Path(path)
-        about = folder / "store.json"
-        if about.exists():
-            found = _read_json(about)
-            if found.get("format") != FORMAT:
-                raise BadInput(
-                    f"The store '{folder}' has format {found.get('format')} (ClairViT {found.get('clairvit')}), and "
-                    f"this is ClairViT {__version__} with format {FORMAT}; use that version, or another folder."
-                )
-        elif not create:
-            raise BadInput(f"There is no store in '{folder}'; expected a folder that `clairvit bench` wrote.")
-        elif folder.exists() and not folder.is_dir():
-            raise BadInput(f"'{folder}' is a file; expected a new folder, or a store.")
-        elif folder.exists() and {one.name for one in folder.iterdir()} - BEGUN:
-            raise BadInput(f"The folder '{folder}' is not empty and no store; expected a new folder, or a store.")
-        store = cls(folder)
+        check_place(path, create=create)
+        store = cls(Path(path))
         if create:
             with store._writing():
-                for name in ("parts", "failed", "claims"):
-                    (folder / name).mkdir(parents=True, exist_ok=True)
+                for name in BEGUN:
+                    (store.path / name).mkdir(parents=True, exist_ok=True)
+            about = store.path / "store.json"
+            with store._locked("store"):  # another process may begin it too
                 if not about.exists():
                     store._write_json(about, {"format": FORMAT, "clairvit": __version__, "studies": []})
         return store
@@ -249,6 +237,25 @@ class Store:
         with self._new(target.parent) as temporary:
             temporary.write_text(json.dumps(content, ensure_ascii=False, indent=1), encoding="utf-8")
             _settle(temporary, target)
+
+
+def check_place(path: str | Path, *, create: bool = True) -> None:
+    """Refuse a folder that is no store of ours, or of another format; nothing is made yet."""
+    folder = Path(path)
+    about = folder / "store.json"
+    if about.exists():
+        found = _read_json(about)
+        if found.get("format") != FORMAT:
+            raise BadInput(
+                f"The store '{folder}' has format {found.get('format')} (ClairViT {found.get('clairvit')}), and "
+                f"this is ClairViT {__version__} with format {FORMAT}; use that version, or another folder."
+            )
+    elif not create:
+        raise BadInput(f"There is no store in '{folder}'; expected a folder that `clairvit bench` wrote.")
+    elif folder.exists() and not folder.is_dir():
+        raise BadInput(f"'{folder}' is a file; expected a new folder, or a store.")
+    elif folder.exists() and any(one.name not in BEGUN and one.suffix != ".tmp" for one in folder.iterdir()):
+        raise BadInput(f"The folder '{folder}' is not empty and no store; expected a new folder, or a store.")
 
 
 def _checksum(file: Path) -> str:
