@@ -81,9 +81,7 @@ def test_the_plan_is_shown_and_nothing_is_done(capsys: Captured) -> None:
 
 def test_a_study_is_run_shown_and_asked(capsys: Captured) -> None:
     shown = said(capsys, *USUAL)
-    assert (
-        shown.index("The plan") < shown.index("6 images, file:tiny.safetensors") < shown.index("1 units were computed")
-    )
+    assert shown.index("The plan") < shown.index("6 images, file:tiny.safetensors") < shown.index("1 unit was computed")
     assert "legrad" in shown
     assert "random (baseline)" in shown
     again = said(capsys, *USUAL, "--plan")
@@ -188,7 +186,7 @@ def test_a_damaged_part_is_named(capsys: Captured) -> None:
     assert main(["bench", *USUAL]) == 0
     printed, errors = capsys.readouterr()
     assert f"note: 'store/parts/{part.name}' is damaged" in errors
-    assert "1 units were computed" in printed
+    assert "1 unit was computed" in printed
 
 
 @pytest.mark.parametrize(

@@ -198,9 +198,10 @@ def test_a_cluster_that_loses_a_node_gives_the_same_numbers(
 
 def test_a_cluster_that_is_not_there() -> None:
     pytest.importorskip("ray")
-    engine = on_ray(address="auto")
+    engine, nothing = on_ray(address="auto"), Study((), (), (), ())
     with pytest.raises(ClairError, match=r"no Ray cluster at address 'auto'.*ray start --head"):
-        next(iter(engine(Study((), (), (), ()), (), Worker(Study((), (), (), ())))))
+        next(iter(engine(nothing, [Unit("k", "w", 0, 0, (0,), ("m",), (), (), 1)], Worker(nothing))))
+    assert list(engine(nothing, [], Worker(nothing))) == []  # nobody is looked for in vain
 
 
 def test_a_cluster_without_gpus_cannot_give_any() -> None:

@@ -78,7 +78,8 @@ def report(store: Store, study: Study, methods: Sequence[str], outcome: Outcome,
     if as_json:
         _print({"store": str(store.path), "computed": outcome.computed, "results": results, "failed": _failed(outcome)})
     elif not quiet:
-        line(f"{outcome.computed} units were computed in {outcome.seconds:.1f} s; all is in {store.path}")
+        many = "unit was" if outcome.computed == 1 else "units were"
+        line(f"{outcome.computed} {many} computed in {outcome.seconds:.1f} s; all is in {store.path}")
     end(range(outcome.computed), _failures(study, outcome), "computed")
 
 

@@ -6,6 +6,7 @@ to the store: a worker that dies takes nothing with it but its unit, which anoth
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import os
 import signal
@@ -189,11 +190,16 @@ def on_ray(
     ray = _ray()
 
     def engine(study: Study, units: Iterable[Unit], worker: Worker) -> Iterator[Answer]:
+        waiting = iter(units)
+        first = next(waiting, None)
+        if first is None:  # others are at all of them: no reason to begin a cluster
+            return
         ours = _join(ray, address)
         try:
             place = device or ("cuda" if num_gpus else None)
             outfit = Outfit(study, place, batch_size, folder=os.getcwd())
-            yield from _on_actors(ray, outfit, units, workers or _room(ray, num_gpus), num_gpus)
+            listed = itertools.chain([first], waiting)
+            yield from _on_actors(ray, outfit, listed, workers or _room(ray, num_gpus), num_gpus)
         finally:
             if ours:
                 ray.shutdown()
