@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 from clairvit._version import __version__
+from clairvit.cli.bench import bench
 from clairvit.cli.choose import choose
 from clairvit.cli.compare import compare
 from clairvit.cli.evaluate import evaluate
@@ -37,6 +38,7 @@ app.command("compare", no_args_is_help=True)(compare)
 app.command("evaluate", no_args_is_help=True)(evaluate)
 app.command("choose", no_args_is_help=True)(choose)
 app.command("finetune", no_args_is_help=True)(finetune)
+app.command("bench", no_args_is_help=True)(bench)
 app.command("methods")(list_methods)
 app.command("metrics")(list_metrics)
 app.command("models")(list_models)
