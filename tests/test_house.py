@@ -66,6 +66,14 @@ def test_the_list_of_metrics_in_the_docs_is_the_registry() -> None:
     assert made.stdout == kept, "run: python docs/generate_metrics.py > docs/metrics.md"
 
 
+def test_the_results_in_the_docs_are_made_from_what_was_measured() -> None:
+    made = subprocess.run(
+        [sys.executable, str(ROOT / "docs" / "generate_results.py")], check=True, capture_output=True, encoding="utf-8"
+    )
+    kept = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    assert made.stdout == kept, "run: python docs/generate_results.py > docs/results.md"
+
+
 def test_the_readme_example_runs(tmp_path: Path) -> None:
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
     assert blocks

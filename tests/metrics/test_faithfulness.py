@@ -12,8 +12,8 @@ from torch import Tensor
 
 import clairvit as cv
 from clairvit.errors import BadInput
-from clairvit.metrics.faithfulness import pearson
 from clairvit.metrics.metric import ask, find, metrics
+from clairvit.metrics.similarity import pearson
 from linear import effects, linear
 from tiny import pixels, wrapped
 

@@ -128,6 +128,9 @@ def test_shares_by_hand() -> None:
     assert found[0] == 0.75, "negative relevance counts nowhere"
     assert math.isnan(found[1]), "nothing positive"
     assert math.isnan(found[2]), "a broken map"
+    void = torch.zeros_like(inside)
+    void[:, :2, :2] = True
+    assert share_inside(maps, inside, void=void)[0] == 0, "what lies on the void counts nowhere"
     one = torch.zeros(1, 4, 4)
     one[0, 1, 1] = 9
     smooth = share_inside(one, inside[:1], smooth=3).tolist()

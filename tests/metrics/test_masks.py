@@ -15,7 +15,7 @@ from metric_cases import case_of, values
 from tiny import pixels, wrapped
 
 SIZE = 16
-ALL = [metric.name for metric in metrics() if metric.family == "localisation"]
+ALL = [one.name for one in metrics() if one.family == "localisation" and "methods" not in one.needs]
 VARIANTS = [
     *ALL,
     *(

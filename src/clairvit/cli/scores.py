@@ -120,6 +120,7 @@ def _curve(score: Score) -> dict[str, Any] | None:
     mean, error = mean_line(score)
     return {
         "meaning": score.curve.meaning,
+        "across": score.curve.across,
         "x": score.curve.x.tolist(),
         "mean": [_number(value) for value in mean.tolist()],
         "standard_error": [_number(value) for value in error.tolist()],

@@ -22,6 +22,7 @@ from clairvit.metrics.places import (
     value_ranks,
     without,
 )
+from clairvit.metrics.similarity import pearson
 from clairvit.perturb.chance import dice
 from clairvit.perturb.removal import Removal
 
@@ -238,12 +239,6 @@ def _adds_up(case: Case, removal: str, score: str, upsampling: Upsampling) -> Te
     largest = [maps.abs().amax((1, 2), keepdim=True) for maps in case.fine(upsampling)]
     sums = [(maps / most).sum((1, 2)) for maps, most in zip(case.fine(upsampling), largest, strict=True)]
     return (torch.stack(sums) == rise).double()
-
-
-def pearson(a: Tensor, b: Tensor) -> Tensor:
-    """[…, n] twice -> […]; NaN where one of them is constant."""
-    a, b = (one.double() - one.double().mean(-1, keepdim=True) for one in (a, b))
-    return (a * b).sum(-1) / (a.square().sum(-1) * b.square().sum(-1)).sqrt()
 
 
 def size_of(subset: float, count: int) -> int:

@@ -123,7 +123,9 @@ def class_contrast(case: Case) -> Tensor:
     if None in instead:
         raise BadInput("class-contrast was asked of a target that is no class; expected one: target='label', say.")
     maps = case.explained_again(case.trace.pixels, target=elsewhere(case, [one for one in instead if one is not None]))
-    own, swapped = (torch.stack([share_inside(one, masks) for one in both]) for both in (case.maps, maps))
+    own, swapped = (
+        torch.stack([share_inside(one, masks, void=case.void) for one in both]) for both in (case.maps, maps)
+    )
     return (own - swapped).masked_fill(alone | ~masks.flatten(1).any(1), math.nan)
 
 
@@ -152,16 +154,17 @@ def cell_masks(size: tuple[int, int], n: int) -> Tensor:
     return found
 
 
-def share_inside(maps: Tensor, inside: Tensor, smooth: int = 0) -> Tensor:
+def share_inside(maps: Tensor, inside: Tensor, smooth: int = 0, void: Tensor | None = None) -> Tensor:
     """[B, rows, cols] and bool [B, H, W] -> [B]: the positive relevance that is inside; NaN where there is none.
 
-    `smooth` takes the mean over squares of so many pixels first.
+    `smooth` takes the mean over squares of so many pixels first; pixels of the `void` count nowhere.
     """
     size = (int(inside.shape[-2]), int(inside.shape[-1]))
     fine = F.interpolate(maps[:, None].double(), size, mode="nearest-exact")
     if smooth > 1:
         fine = F.avg_pool2d(fine, smooth | 1, stride=1, padding=smooth // 2)
     positive = fine[:, 0].clamp(min=0)
+    positive = positive if void is None else positive.masked_fill(void, 0)
     share = (positive * inside.to(positive.device)).sum((1, 2)) / positive.sum((1, 2))
     return share.masked_fill(~maps.isfinite().flatten(1).all(1), torch.nan)
 

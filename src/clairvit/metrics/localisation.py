@@ -44,7 +44,7 @@ def thresholded(
     pooled = parts.flatten(2, 3) if over == "set" else None
     if threshold not in ("sweep", "best"):
         return Measured(values, counts=pooled)
-    return Measured(values, torch.tensor(SWEEP, dtype=torch.float64), lines, f"{name} at this threshold", pooled)
+    return Measured(values, torch.tensor(SWEEP, dtype=torch.float64), lines, name, "threshold", pooled)
 
 
 def _share(parts: Tensor) -> Tensor:

@@ -103,7 +103,8 @@ class Measured:
     values: Tensor  # [M, B]
     x: Tensor | None = None  # [S]
     y: Tensor | None = None  # [M, B, S]
-    meaning: str = ""
+    meaning: str = ""  # of y
+    across: str = "part of the image"  # the meaning of x
     counts: Tensor | None = None  # [M, B, K, 2]: of a set, mean_k (sum_b parts / sum_b wholes)
 
 

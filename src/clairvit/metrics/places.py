@@ -12,6 +12,7 @@ from torch import Tensor
 
 from clairvit.errors import BadInput
 from clairvit.metrics.case import Case, Upsampling
+from clairvit.metrics.noise import numpy_chance
 from clairvit.perturb.chance import dice
 from clairvit.perturb.probe import Probe
 
@@ -115,20 +116,13 @@ def random_values(case: Case, runs: int, size: int, draws: Draws) -> Tensor:
     return torch.stack(found).to(case.maps.device)
 
 
-def numpys_chance(seed: int) -> np.random.RandomState:
-    """What np.random draws from after np.random.seed(seed)."""
-    if not 0 <= seed < 2**32:
-        raise BadInput(f"seed={seed} was given with draws=numpy; expected 0 to {2**32 - 1}, which numpy can do.")
-    return np.random.RandomState(seed)
-
-
 @functools.lru_cache(maxsize=4)
 def numpys_values(seed: int, runs: int, count: int, size: int) -> Tensor:
     """[runs, size] as Quantus draws them for an image alone after np.random.seed(seed); the same for every image.
 
     Between two sets it draws a fill value, which it uses for `uniform` fills only.
     """
-    chance = numpys_chance(seed)
+    chance = numpy_chance(seed)
     found = []
     for _ in range(runs):
         found.append(chance.choice(count, size, replace=False))

@@ -74,7 +74,7 @@ def mprt(
     if original:
         x, maps = torch.cat([torch.zeros(1, dtype=x.dtype), x]), [case.maps, *maps]
     y = torch.stack([alike(similarity, case.maps, one, signed=signed) for one in maps], -1)
-    return Measured(_summed_up(x, y, summary), x, y, similarity)
+    return Measured(_summed_up(x, y, summary), x, y, similarity, "part of the layers drawn anew")
 
 
 @metric(
@@ -142,7 +142,7 @@ def smooth_mprt(
     if original:
         steps, maps = torch.cat([torch.zeros(1, dtype=steps.dtype), steps]), [*again, *maps]
     y = torch.stack([alike(similarity, usual, one, signed=signed) for one in maps], -1)
-    return Measured(_summed_up(steps, y, summary), steps, y, similarity)
+    return Measured(_summed_up(steps, y, summary), steps, y, similarity, "part of the layers drawn anew")
 
 
 @metric(

@@ -11,7 +11,8 @@ from clairvit.methods.explanation import Cost
 from clairvit.metrics.case import Case, ScoreKind, Upsampling, steps_of
 from clairvit.metrics.faithfulness import at_least
 from clairvit.metrics.metric import Measured, metric
-from clairvit.metrics.places import Draws, numpys_chance, square_ranks, squares, without
+from clairvit.metrics.noise import numpy_chance
+from clairvit.metrics.places import Draws, square_ranks, squares, without
 from clairvit.perturb.chance import dice
 from clairvit.perturb.removal import Removal
 
@@ -80,7 +81,7 @@ def _in_order(case: Case, rank: Tensor, order: Order, draws: Draws) -> Tensor:
     if draws == "own":
         places = torch.stack([torch.randperm(count, generator=dice(mark, 1)) for mark in case.marks])
     else:  # the k-th number drawn is the region that goes k-th
-        places = torch.from_numpy(numpys_chance(case.seed).permutation(count)).argsort()[None]
+        places = torch.from_numpy(numpy_chance(case.seed).permutation(count)).argsort()[None]
     return places.to(rank.device).expand_as(rank)
 
 

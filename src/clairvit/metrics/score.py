@@ -23,9 +23,10 @@ Counts = NDArray[np.float64]  # [n, K, 2]
 class Curve:
     """What a score was computed from: one line an image."""
 
-    x: Tensor  # [S], the part of the image that was taken away (or shown)
+    x: Tensor  # [S], e.g. the part of the image that was taken away (or shown)
     y: Tensor  # [B, S]
-    meaning: str  # of y, e.g. "probability"
+    meaning: str  # of y, e.g. "prob"
+    across: str = "part of the image"  # the meaning of x
 
 
 @dataclass(frozen=True, eq=False)

@@ -51,6 +51,7 @@ class _Row:
     counts: list[Tensor] = field(default_factory=list)
     x: Tensor | None = None
     meaning: str = ""
+    across: str = ""
     cost: Cost = field(default_factory=Cost)
 
 
@@ -116,7 +117,7 @@ class Table:
             row.degenerate.append(degenerate[place].cpu())
             forwards, backwards = (math.ceil(part / count) for part in spent)
             row.cost = Cost(forwards, backwards, row.cost.seconds + seconds)
-            row.x, row.meaning = measured.x, measured.meaning
+            row.x, row.meaning, row.across = measured.x, measured.meaning, measured.across
             if measured.y is not None:
                 row.lines.append(measured.y[place].cpu())
             if measured.counts is not None:
@@ -153,7 +154,7 @@ class Table:
             settings={**self.settings, **dict(one.options)},
             seed=self.seed,
             cost=row.cost,
-            curve=None if row.x is None else Curve(row.x, torch.cat(row.lines), row.meaning),
+            curve=None if row.x is None else Curve(row.x, torch.cat(row.lines), row.meaning, row.across),
             notes=tuple(self.notes[one.text]),
             counts=torch.cat(row.counts) if row.counts else None,
         )

@@ -63,7 +63,7 @@ def curves_figure(scores: Sequence[Score]) -> Figure:
         _draw(axes, score, COLOURS[place % len(COLOURS)], stroke, 1.5)
     for score in luck:
         _draw(axes, score, PALE, "--", 1.0)
-    _dress(axes, first.curve.meaning)
+    _dress(axes, first.curve.meaning, first.curve.across)
     room = width - LEFT - 0.1
     title, size = fit(f"{first.metric} {ARROWS[first.better]}", room, TITLE, "bold")
     figure.text(LEFT / width, 1 - 0.2 / height, title, fontsize=size, color=INK, weight="bold")
@@ -96,8 +96,8 @@ def _draw(axes: Axes, score: Score, colour: str, stroke: object, width: float) -
         axes.fill_between(x, mean - error, mean + error, color=colour, alpha=0.18, linewidth=0)
 
 
-def _dress(axes: Axes, meaning: str) -> None:
-    axes.set_xlabel("part of the image", fontsize=SMALL + 0.5, color=INK)
+def _dress(axes: Axes, meaning: str, across: str) -> None:
+    axes.set_xlabel(across, fontsize=SMALL + 0.5, color=INK)
     axes.set_ylabel({"prob": "probability"}.get(meaning, meaning), fontsize=SMALL + 0.5, color=INK)
     axes.tick_params(labelsize=SMALL, color=LINE, labelcolor=INK, length=2.5)
     for side, spine in axes.spines.items():

@@ -17,7 +17,7 @@ from clairvit.metrics.table import BASELINES, Scores, Seen
 from clairvit.study.store import Store
 
 FIELDS = (
-    *("image", "label", "predicted", "probability", "value", "degenerate", "x", "y", "counts"),
+    *("image", "label", "predicted", "probability", "value", "degenerate", "x", "y", "meaning", "across", "counts"),
     *("forwards", "backwards", "seconds", "note", "options", "better", "method", "metric"),
 )
 
@@ -74,7 +74,7 @@ def _score(rows: Sequence[dict[str, Any]], method: str, metric: str) -> Score:
     options, curve = json.loads(first["options"]), None
     if first["x"] is not None:
         x, y = (torch.tensor(part, dtype=torch.float64) for part in (first["x"], [row["y"] for row in rows]))
-        curve = Curve(x, y, str(options.get("score", options.get("similarity", "value"))))
+        curve = Curve(x, y, str(first["meaning"]), str(first["across"]))
     counts = None
     if first["counts"] is not None:
         counts = torch.tensor([row["counts"] for row in rows], dtype=torch.float64).reshape(len(rows), -1, 2)

@@ -46,6 +46,8 @@ COLUMNS = {
     "degenerate": "bool",
     "x": "list<double>",
     "y": "list<double>",
+    "meaning": "string",
+    "across": "string",
     "counts": "list<double>",
     "forwards": "int64",
     "backwards": "int64",

@@ -112,6 +112,8 @@ def _of_score(score: Score, seen: Sequence[Seen], marks: dict[str, str]) -> list
                 "degenerate": bool(score.degenerate[place]),
                 "x": None if curve is None else curve.x.tolist(),
                 "y": None if curve is None else curve.y[place].tolist(),
+                "meaning": None if curve is None else curve.meaning,
+                "across": None if curve is None else curve.across,
                 "counts": None if score.counts is None else score.counts[place].flatten().tolist(),
                 "forwards": score.cost.forwards,
                 "backwards": score.cost.backwards,

@@ -1,0 +1,53 @@
+"""Downloads: through torchvision where it has one, and a clear word where it has none or the network fails."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from urllib.error import URLError
+
+import pytest
+import torchvision
+
+from clairvit.data.sets import datasets, open_data
+from clairvit.errors import BadInput
+
+
+@pytest.mark.parametrize(
+    ("name", "theirs", "inside"),
+    [
+        ("pets", "OxfordIIITPet", "oxford-iiit-pet"),
+        ("flowers", "Flowers102", "flowers-102"),
+        ("caltech101", "Caltech101", "caltech101"),
+        ("voc", "VOCSegmentation", "VOCdevkit/VOC2012"),
+        ("voc-class", "VOCSegmentation", "VOCdevkit/VOC2012"),
+    ],
+)
+def test_download_goes_through_torchvision(
+    name: str, theirs: str, inside: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What torchvision would do is not done; that it is asked, where it puts things and what fails is looked at."""
+    asked: list[Path] = []
+
+    def no_network(root: Path, *_: object, download: bool, **__: object) -> None:
+        assert download
+        asked.append(root)
+        raise URLError("no route to host")
+
+    monkeypatch.setattr(torchvision.datasets, theirs, no_network)
+    place = tmp_path / "new"
+    with pytest.raises(BadInput) as told:
+        open_data(f"{name}:{place}", download=True)
+    assert asked == [place]
+    assert "could not be downloaded (URLError: <urlopen error no route to host>); look at the network" in str(
+        told.value
+    )
+    assert f"  {place}/\n" in str(told.value)
+    (data,) = [one for one in datasets() if one.name == name]
+    assert inside in data.inside, "where torchvision puts it is where it is looked for"
+
+
+def test_what_may_not_be_downloaded_says_so(tmp_path: Path) -> None:
+    for data in datasets():
+        if not data.download and data.name != "folder":
+            with pytest.raises(BadInput, match=f"{data.title} cannot be downloaded from here: .*Put it into:"):
+                open_data(f"{data.name}:{tmp_path}", download=True)

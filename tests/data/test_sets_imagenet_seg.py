@@ -1,0 +1,79 @@
+"""ImageNet-Segmentation in miniature: an HDF5 file as MATLAB 7.3 writes it, and what is said without h5py."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+from clairvit.data.sets import open_data
+from clairvit.errors import BadInput
+from little_sets import block, called, page, shows, written
+
+TENCH, ZEBRA = "n01440764", "n02391049"
+
+
+def matlab(path: Path, wnids: list[str] | None, truths: list[np.ndarray]) -> list[np.ndarray]:
+    """As MATLAB 7.3 writes cell arrays: references to arrays with their dimensions turned round; gt in a cell more."""
+    dice = np.random.default_rng(0)
+    pictures = [dice.integers(0, 255, (6, 8, 3), dtype=np.uint8) for _ in truths]
+    with h5py.File(path, "w") as file:
+
+        def cell(name: str, items: list[np.ndarray]) -> None:
+            cells = file.create_dataset(name, (len(items), 1), dtype=h5py.ref_dtype)
+            for row, item in enumerate(items):
+                cells[row, 0] = file.create_dataset(f"#refs#/{name}{row}", data=item).ref
+
+        cell("value/img", [picture.T for picture in pictures])
+        if wnids is not None:
+            cell("value/target", [np.array([[ord(letter)] for letter in wnid], np.uint16) for wnid in wnids])
+        outer = file.create_dataset("value/gt", (len(truths), 1), dtype=h5py.ref_dtype)
+        for row, truth in enumerate(truths):
+            inner = file.create_dataset(f"#refs#/cell{row}", (1, 1), dtype=h5py.ref_dtype)
+            inner[0, 0] = file.create_dataset(f"#refs#/truth{row}", data=truth.T).ref
+            outer[row, 0] = inner.ref
+    return pictures
+
+
+def test_imagenet_segmentation(tmp_path: Path) -> None:
+    truths = [block(1, 3, 2, 7).astype(np.uint8), block(0, 1, 0, 1).astype(np.int8), block(0, 2, 0, 2).astype(np.uint8)]
+    truths[1][5] = -1
+    pictures = matlab(tmp_path / "gtsegs_ijcv.mat", [ZEBRA, TENCH, "n99999999"], truths)
+    data = open_data(f"imagenet-seg:{tmp_path}")
+    assert open_data(f"imagenet-seg:{tmp_path}/gtsegs_ijcv.mat").album.names == data.album.names
+    assert data.album.names == ("gtsegs_ijcv.mat/0001", "gtsegs_ijcv.mat/0002", "gtsegs_ijcv.mat/0003")
+    assert [called(data, row) for row in range(3)] == ["zebra", "tench", None]
+    assert data.notes == ("1 of 3 images are of classes that ImageNet-1k does not have: no true class.",)
+    assert shows(page(data, 0), block(1, 3, 2, 7))
+    assert shows(page(data, 1), block(0, 1, 0, 1), block(5, 6, 0, 8))
+    assert shows(page(data, 2), block(0, 2, 0, 2)), "an object without a class is one nevertheless"
+    seen = page(data, 0).pixels.numpy().transpose(1, 2, 0) * [0.229, 0.224, 0.225] + [0.485, 0.456, 0.406]
+    assert np.abs(seen * 255 - pictures[0]).max() < 1e-3
+    marks = [data.album.mark(row) for row in range(3)]
+    truths[1][0, 0] = 0
+    matlab(tmp_path / "gtsegs_ijcv.mat", [TENCH, TENCH, "n99999999"], truths)
+    again = [open_data(f"imagenet-seg:{tmp_path}").album.mark(row) for row in range(3)]
+    assert [one == other for one, other in zip(marks, again, strict=True)] == [False, False, True]
+    matlab(tmp_path / "gtsegs_ijcv.mat", None, truths)
+    bare = open_data(f"imagenet-seg:{tmp_path}")
+    assert (bare.album.has_labels, bare.album.has_masks) == (False, True)
+    assert "no value/target" in bare.notes[0]
+    assert shows(page(bare, 0), block(1, 3, 2, 7))
+
+
+def test_imagenet_segmentation_says_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(BadInput, match=r"'gtsegs_ijcv.mat' is missing"):
+        open_data(f"imagenet-seg:{tmp_path}")
+    written(tmp_path / "gtsegs_ijcv.mat", "no HDF5")
+    with pytest.raises(BadInput, match="expected the whole file, with value/img and value/gt"):
+        open_data(f"imagenet-seg:{tmp_path}")
+    with h5py.File(tmp_path / "gtsegs_ijcv.mat", "w") as file:
+        file["other"] = 1
+    with pytest.raises(BadInput, match="expected the whole file, with value/img and value/gt"):
+        open_data(f"imagenet-seg:{tmp_path}")
+    monkeypatch.setitem(sys.modules, "h5py", None)
+    with pytest.raises(BadInput, match=r"h5py, which reads it, is not installed; type: pip install h5py$"):
+        open_data(f"imagenet-seg:{tmp_path}")

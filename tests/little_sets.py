@@ -1,0 +1,68 @@
+"""Data sets in miniature: pictures of 6 × 8 pixels, seen by a model pixel for pixel, so that masks can be compared."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+from torch import nn
+
+from clairvit.data.album import Page
+from clairvit.data.sets import Data
+from clairvit.models.model import Model, Preprocess
+
+ROWS, COLUMNS = 6, 8
+
+
+def seer(labels: Sequence[str] = (), size: tuple[int, int] = (ROWS, COLUMNS)) -> Model:
+    """A model that sees pictures as they are; without class names it counts as the data set does."""
+    return Model(nn.Identity(), "seer", Preprocess(size=size), tuple(labels))
+
+
+def photo(path: Path, seed: int = 0, size: tuple[int, int] = (ROWS, COLUMNS)) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pixels = np.random.default_rng(seed).integers(0, 255, (*size, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(path, format="PNG" if path.suffix == ".png" else "JPEG")
+    return path
+
+
+def painted(path: Path, values: np.ndarray) -> Path:
+    """A PNG of these very values [rows, columns] or [rows, columns, 3]."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(values.astype(np.uint8)).save(path)
+    return path
+
+
+def written(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def block(top: int, bottom: int, left: int, right: int) -> np.ndarray:
+    """bool [6, 8]"""
+    mask = np.zeros((ROWS, COLUMNS), dtype=bool)
+    mask[top:bottom, left:right] = True
+    return mask
+
+
+def page(data: Data, row: int, model: Model | None = None) -> Page:
+    return data.album.read(row, model or seer())
+
+
+def called(data: Data, row: int) -> str | None:
+    """The name of the true class, by the data set's own list."""
+    label = page(data, row).label
+    return None if label is None else data.classes[int(label)]
+
+
+def shows(found: Page, mask: np.ndarray, void: np.ndarray | None = None) -> bool:
+    """Pixel for pixel."""
+    assert found.mask is not None
+    assert found.void is not None
+    nothing = np.zeros_like(mask)
+    return bool(
+        (found.mask.numpy() == mask).all() and (found.void.numpy() == (nothing if void is None else void)).all()
+    )
