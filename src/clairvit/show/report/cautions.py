@@ -25,6 +25,11 @@ def cautions(findings: Findings) -> list[tuple[str, str, str]]:
     """(kind, what it is about, sentence)"""
     found = [("unreadable", image, f"could not be read: {why}") for image, why in findings.unread.items()]
     found += [("skipped", method, f"does not fit the model: {why}") for method, why in findings.scores.skipped.items()]
+    for image, marks in findings.marks.items():
+        if len(marks) > 1:
+            found.append(
+                ("changed", image, f"is in the store with {len(marks)} different contents, each of them counted")
+            )
     every = len(findings.scores.seen)
     for metric in findings.metrics:
         own = findings.of(metric)

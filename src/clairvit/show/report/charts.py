@@ -9,7 +9,6 @@ from html import escape
 import numpy as np
 from matplotlib.ticker import MaxNLocator
 
-from clairvit.metrics.metric import ask
 from clairvit.metrics.score import Score
 from clairvit.show.curves import LUCK, Array, mean_line
 from clairvit.show.measures import ARROWS
@@ -48,10 +47,9 @@ def curves_chart(scores: Mapping[str, Score], classes: Mapping[str, str]) -> Fig
             paths.append(frame.band(x[keep], (mean - error)[keep], (mean + error)[keep], kind))
         paths.append(frame.line(x[keep], mean[keep], kind))
     meaning = first.curve.meaning
-    asked = ask(first.metric).metric
     drawing = frame.svg(
         f"{first.metric}: mean curves of {len(lines)} methods",
-        _across(asked.name, asked.family),
+        first.curve.across,
         "probability" if meaning in _UPRIGHT else meaning,
         paths,
     )
@@ -59,12 +57,6 @@ def curves_chart(scores: Mapping[str, Score], classes: Mapping[str, str]) -> Fig
     band = "; bands are ± 1 standard error" if most > 1 else ""
     caption = f"{first.metric} {ARROWS[first.better]} ({first.better} is better). Mean of {images(most)}{band}."
     return Figure(caption, drawing, _keys(lines, classes, lambda one: short(one.mean)))
-
-
-def _across(name: str, family: str) -> str:
-    known = {"deletion": "part of the image removed", "insertion": "part of the image shown"}
-    families = {"localisation": "threshold", "randomisation": "part of the layers randomised"}
-    return known.get(name) or families.get(family, "part of the image")
 
 
 def _keys(lines: Mapping[str, Score], classes: Mapping[str, str], said: Callable[[Score], str]) -> tuple[Key, ...]:

@@ -28,7 +28,7 @@ class Findings:
     scores: Scores
     methods: tuple[str, ...]  # the best mean rank first; without baselines
     metrics: tuple[str, ...]
-    marks: Mapping[str, str]  # image -> the hash of its content
+    marks: Mapping[str, tuple[str, ...]]  # image -> the hash of its content; several if it has changed
     unread: Mapping[str, str]  # image -> why
     classes: tuple[str, ...] = ()  # names by number, where they are known
 
@@ -73,13 +73,13 @@ class Account:
 def gather(store: Store) -> Account:
     """Everything that is in a store."""
     studies = tuple(study_from(document) for document in store.studies())
-    known: dict[tuple[str, str, str], dict[str, tuple[str, str]]] = {}
+    known: dict[tuple[str, str, str], dict[str, tuple[list[str], str | None]]] = {}
     _, rows = store.query(
-        "select model_hash, data, settings, image, min(image_hash), "
+        "select model_hash, data, settings, image, list(distinct image_hash order by image_hash), "
         "case when count(predicted) = 0 then coalesce(min(note), '') end from results group by all"
     )
-    for model_hash, data, settings, image, mark, why in rows:
-        known.setdefault((model_hash, data, settings), {})[image] = (mark, why)
+    for model_hash, data, settings, image, marks, why in rows:
+        known.setdefault((model_hash, data, settings), {})[image] = (marks, why)
     found = []
     for model, model_hash, data, settings in combinations(store):
         images = known[model_hash, data, settings]
@@ -99,7 +99,10 @@ def gather(store: Store) -> Account:
 
 
 def _findings(
-    store: Store, studies: Sequence[Study], name: tuple[str, str, str, str], images: Mapping[str, tuple[str, str]]
+    store: Store,
+    studies: Sequence[Study],
+    name: tuple[str, str, str, str],
+    images: Mapping[str, tuple[list[str], str | None]],
 ) -> Findings:
     model, model_hash, data, settings = name
     scores = scores_of(store, model_hash, data, settings)
@@ -114,7 +117,7 @@ def _findings(
         *(model, model_hash, data, settings, scores),
         tuple(ours[place] for place in order),
         metrics,
-        {image: mark for image, (mark, _) in images.items()},
+        {image: tuple(marks) for image, (marks, _) in images.items()},
         {image: why for image, (_, why) in sorted(images.items()) if why is not None},
     )
 

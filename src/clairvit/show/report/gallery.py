@@ -128,7 +128,7 @@ def show(findings: Findings, examples: Sequence[Example], source: Source) -> tup
             missing.append(f"{example.image} is no longer in {findings.data}.")
             continue
         try:
-            if source.album.mark(places[example.image]) != findings.marks[example.image]:
+            if source.album.mark(places[example.image]) not in findings.marks[example.image]:
                 missing.append(f"{example.image} has changed since the study was run.")
                 continue
             figures.append(_figure(findings, example, seen[example.image], source, places[example.image], methods))
