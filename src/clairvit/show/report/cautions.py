@@ -17,7 +17,7 @@ def warnings_section(findings: Findings) -> Section:
     if not found:
         return Section("Warnings", [Text("None.")])
     records = tuple({**findings.names(), "kind": kind, "about": about, "warning": said} for kind, about, said in found)
-    items = tuple(f"{about}\t{said}" for _, about, said in found)
+    items = tuple(f"{findings.shown(about)}\t{said}" for _, about, said in found)
     return Section("Warnings", [Items(_some(items), "warnings", records)])
 
 

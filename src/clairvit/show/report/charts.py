@@ -56,14 +56,14 @@ def curves_chart(scores: Mapping[str, Score], classes: Mapping[str, str]) -> Fig
     most = max(one.n_valid for one in lines.values())
     band = "; bands are ± 1 standard error" if most > 1 else ""
     caption = f"{first.metric} {ARROWS[first.better]} ({first.better} is better). Mean of {images(most)}{band}."
-    return Figure(caption, drawing, _keys(lines, classes, lambda one: short(one.mean)))
+    return Figure(caption, drawing, _keys(lines, classes, lambda one: short(one.mean, 3)))
 
 
 def _keys(lines: Mapping[str, Score], classes: Mapping[str, str], said: Callable[[Score], str]) -> tuple[Key, ...]:
     """The coloured ones by name, the grey ones together."""
     own = [Key(classes[name], name, said(one)) for name, one in lines.items() if classes.get(name, "other") != "other"]
     others = sum(classes.get(name) == "other" for name in lines)
-    grey = [Key("other", f"{others} other methods")] if others else []
+    grey = [Key("other", f"{others} other method{'s' * (others != 1)}")] if others else []
     luck = [Key("luck", f"{name} (baseline)", said(one)) for name, one in lines.items() if name not in classes]
     return (*own, *grey, *luck)
 
@@ -71,7 +71,7 @@ def _keys(lines: Mapping[str, Score], classes: Mapping[str, str], said: Callable
 class _Frame:
     """Axes of 380 × 230 with room for numbers and names."""
 
-    left, top, wide, high = 46.0, 10.0, 324.0, 180.0
+    left, top, wide, high = 46.0, 10.0, 316.0, 180.0
     width, height = 380, 230
 
     def __init__(self, x: Array, y: Array) -> None:
@@ -113,7 +113,9 @@ class _Frame:
 
 
 def _ticks_within(low: float, high: float, count: int) -> list[tuple[float, str]]:
-    found = [float(tick) for tick in MaxNLocator(count).tick_values(low, high) if low <= tick <= high]
+    found = [float(tick) for tick in MaxNLocator(count).tick_values(low, high)]
+    slack = 1e-9 * (high - low)
+    found = [tick for tick in found if low - slack <= tick <= high + slack]
     return list(zip(found, ticks(found), strict=True))
 
 
@@ -133,7 +135,7 @@ def intervals_chart(scores: Mapping[str, Score], classes: Mapping[str, str]) -> 
     edges = np.array([edge for name in order for edge in (*sure[name], there[name].mean)])
     edges = edges[np.isfinite(edges)]
     low, high = _spread(float(edges.min()), float(edges.max()))
-    names_wide = min(190.0, 8 + 6.2 * max(len(_cut(name)) for name in order))
+    names_wide = min(210.0, 10 + 6.9 * max(len(_cut(name)) for name in order))
     left, wide, pitch, top = names_wide, 340 - names_wide, 18.0, 6.0
     height = top + pitch * len(order) + 26
 
@@ -141,7 +143,7 @@ def intervals_chart(scores: Mapping[str, Score], classes: Mapping[str, str]) -> 
         return left + 8 + (wide - 16) * (value - low) / (high - low)
 
     parts = []
-    for tick, said in _ticks_within(low, high, 3):
+    for tick, said in _ticks_within(low, high, 4):
         parts.append(f'<path class="grid" d="M{across(tick):.1f} {top}V{height - 22}"/>')
         parts.append(_text(across(tick), height - 8, said, "middle"))
     if LUCK in there:
@@ -163,7 +165,7 @@ def _cut(name: str, most: int = 28) -> str:
 
 def radar_chart(found: Star, arrows: Mapping[str, str], classes: Mapping[str, str]) -> Figure:
     """A polygon for each coloured method, from the worst (centre) to the best (rim) of all on each axis."""
-    middle, radius = (190.0, 150.0), 105.0
+    middle, radius = (230.0, 140.0), 100.0
 
     def at(axis: int, r: float) -> tuple[float, float]:
         turn = 2 * math.pi * axis / len(found.axes) - math.pi / 2
@@ -178,21 +180,23 @@ def radar_chart(found: Star, arrows: Mapping[str, str], classes: Mapping[str, st
         parts.append(f'<path class="grid" d="M{middle[0]:.1f} {middle[1]:.1f}L{x:.1f} {y:.1f}"/>')
         x, y = at(axis, 1.1)
         anchor = "middle" if abs(x - middle[0]) < 20 else "start" if x > middle[0] else "end"
-        room = 24 if anchor == "middle" else 14
-        name = f"{_cut(metric, room)} {arrows[metric]}"
-        parts.append(_text(min(max(x, 4), 376), y + (8 if y > middle[1] + 20 else 0), name, anchor, "name"))
+        name, _, options = metric.partition("(")
+        down = y + (8 if y > middle[1] + 20 else 0)
+        parts.append(_text(x, down, f"{_cut(name, 40 if anchor == 'middle' else 16)} {arrows[metric]}", anchor, "name"))
+        if options:
+            parts.append(_text(x, down + 12, _cut(f"({options}", 40 if anchor == "middle" else 16), anchor))
     order = [place for place, method in enumerate(found.methods) if classes.get(method, "other") != "other"]
     for place in reversed(order):
         kind = classes[found.methods[place]]
         parts.append(f'<path class="polygon {kind}" d="M{ring(found.r[place].tolist())}Z"/>')
     keys = tuple(
-        Key(classes[found.methods[place]], found.methods[place], short(float(found.areas[place]))) for place in order
+        Key(classes[found.methods[place]], found.methods[place], short(float(found.areas[place]), 3)) for place in order
     )
     caption = (
         "Each axis goes from the worst (centre) to the best (rim) of the methods compared; numbers are areas (AUR)."
     )
     return Figure(
-        caption, svg(380, 290, f"Radar chart of {len(order)} methods on {len(found.axes)} metrics", parts), keys
+        caption, svg(460, 280, f"Radar chart of {len(order)} methods on {len(found.axes)} metrics", parts), keys
     )
 
 

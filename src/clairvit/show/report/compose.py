@@ -15,6 +15,7 @@ from clairvit.show.report import sections
 from clairvit.show.report.blocks import Block, Cell, Column, Document, Facts, Row, Section, Table, Text
 from clairvit.show.report.cautions import store_warnings, warnings_section
 from clairvit.show.report.charts import images
+from clairvit.show.report.costs import cost_section
 from clairvit.show.report.findings import Account, Findings, gather, with_classes
 from clairvit.show.report.gallery import Opener, find_source, pick, show
 from clairvit.study.plan import Study
@@ -78,7 +79,7 @@ def _of_model(findings: Findings, account: Account, wishes: Wishes, workers: Ope
     yield examples
     yield sections.classes_section(findings)
     yield sections.agreement_section(findings)
-    yield sections.cost_section(findings)
+    yield cost_section(findings)
     yield warnings_section(findings)
 
 
@@ -172,7 +173,7 @@ def _metrics(account: Account) -> Table:
     for text in listed:
         asked = ask(text)
         about = asked.metric.summary
-        cells = (text, asked.metric.family, f"{ARROWS[asked.better]} {asked.better}", about, asked.metric.paper)
+        cells = (text, asked.metric.family, f"{ARROWS[asked.better]}\u00a0{asked.better}", about, asked.metric.paper)
         rows.append(Row(tuple(Cell(cell) for cell in cells)))
         names = ("metric", "family", "better", "summary", "paper")
         values = (text, asked.metric.family, asked.better, about, asked.metric.paper)
@@ -192,7 +193,7 @@ def environment(account: Account) -> Section:
             ("last result", f"{account.written:%Y-%m-%d %H:%M} UTC" if account.written else "none"),
             ("this page written by", here),
             ("store", str(account.path)),
-            ("in it", f"{len(account.findings)} of model × data × settings, {images(total)}"),
+            ("in it", f"{len(account.findings)} × model, data and settings; {images(total)} scored"),
         )
     )
     found = store_warnings(account)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -48,6 +49,13 @@ class Findings:
         """Method -> score, methods first and baselines last."""
         listed = (*self.methods, *self.baselines)
         return {method: self.scores[method, metric] for method in listed if (method, metric) in self.scores}
+
+    def shown(self, image: str) -> str:
+        """An image's name without the folder that it shares with all others."""
+        if len(self.marks) > 1 and all("/" in name for name in self.marks):
+            shared = posixpath.commonpath(list(self.marks))
+            return image[len(shared) :].lstrip("/") or image
+        return image
 
     def class_name(self, number: int) -> str:
         return self.classes[number] if number < len(self.classes) else f"class {number}"

@@ -125,15 +125,15 @@ def show(findings: Findings, examples: Sequence[Example], source: Source) -> tup
     methods = list(findings.methods[:MOST_METHODS])
     for example in examples:
         if example.image not in places:
-            missing.append(f"{example.image} is no longer in {findings.data}.")
+            missing.append(f"{findings.shown(example.image)} is no longer in {findings.data}.")
             continue
         try:
             if source.album.mark(places[example.image]) not in findings.marks[example.image]:
-                missing.append(f"{example.image} has changed since the study was run.")
+                missing.append(f"{findings.shown(example.image)} has changed since the study was run.")
                 continue
             figures.append(_figure(findings, example, seen[example.image], source, places[example.image], methods))
         except (ClairError, OSError) as error:
-            missing.append(f"{example.image} cannot be shown: {error}")
+            missing.append(f"{findings.shown(example.image)} cannot be shown: {error}")
     return figures, missing
 
 
@@ -146,14 +146,21 @@ def _figure(
     batch = Batch(pixels, (example.image,), single=False)
     maps = compare(model, batch, methods, target, seed=source.study.seed, skip=True)
     photo = photo_of(pixels[0], model.preprocess)
-    tiles = [Tile(data_uri(photo), f"The photo {example.image} as the model sees it", "photo", _said(findings, seen))]
+    tiles = [
+        Tile(
+            data_uri(photo),
+            f"The photo {findings.shown(example.image)} as the model sees it",
+            "photo",
+            _said(findings, seen),
+        )
+    ]
     metric = findings.key_metric or ""
     own = {method: _value(findings, method, metric, example.image) for method in methods}
     digits = places_for(own.values())
     for method, explanation in maps.items():
-        tiles.append(_tile(example.image, method, explanation, photo, short(own[method], digits)))
+        tiles.append(_tile(findings.shown(example.image), method, explanation, photo, short(own[method], digits)))
     said = "; ".join(example.reasons)
-    return Figure(f"{example.image}: {said}.", tiles=tuple(tiles))
+    return Figure(f"{findings.shown(example.image)}: {said}.", tiles=tuple(tiles))
 
 
 def _said(findings: Findings, seen: Seen) -> str:

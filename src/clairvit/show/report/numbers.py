@@ -9,16 +9,16 @@ NOTHING = "–"
 
 
 def places_for(values: Iterable[float], digits: int = 3) -> int:
-    """Decimals that give the largest of the values so many digits, from 0 to 6 of them."""
+    """Decimals of a whole column: as many as `digits` below 10, fewer above, more where all values are tiny."""
     largest = max((abs(value) for value in values if math.isfinite(value)), default=0.0)
     if largest == 0:
         return digits
-    before = math.floor(math.log10(largest)) + 1
-    return min(6, max(0, digits - max(before, 0) if largest >= 0.1 else digits - before))
+    magnitude = math.floor(math.log10(largest))  # 0 from 1 to 10, -1 from 0.1 to 1
+    return min(6, max(0, digits - magnitude if magnitude > 0 else digits - min(magnitude + 1, 0)))
 
 
 def short(value: float | None, places: int | None = None) -> str:
-    """0.2134 -> '0.213', -1.5 -> '−1.50', 1e9 -> '1.00e+09'"""
+    """0.2134 -> '0.213', -1.5 -> '−1.500', 1e9 -> '1.00e+09'"""
     if value is None or not math.isfinite(value):
         return NOTHING
     if value and not 1e-5 <= abs(value) < 1e6:

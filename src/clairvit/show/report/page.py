@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
 from functools import cache
 from html import escape
 from importlib.resources import files
@@ -23,6 +24,8 @@ from clairvit.show.report.blocks import (
     Table,
     Text,
 )
+
+ONE_SHEET = 24  # rows of a table that is kept together when it is printed
 
 
 def to_html(document: Document) -> str:
@@ -121,7 +124,7 @@ def _figure(figure: Figure) -> str:
     )
     legend = f'<ul class="legend">{keys}</ul>' if keys else ""
     tiles = "".join(
-        f'<div class="tile"><img src="{escape(tile.source)}" alt="{escape(tile.alternative)}" loading="lazy">'
+        f'<div class="tile"><img src="{escape(tile.source)}" alt="{escape(tile.alternative)}">'
         f'<b>{escape(tile.text)}</b><span class="value">{escape(tile.more)}</span></div>'
         for tile in figure.tiles
     )
@@ -137,22 +140,28 @@ def _table(table: Table) -> str:
         inside = "".join(_row(row, table.columns) for row in rows)
         bodies.append(f"<tbody{' class=apart' if apart else ''}>{inside}</tbody>")
     notes = "".join(f'<p class="note">{escape(note)}</p>' for note in table.notes)
+    kind = "table short" if len(table.rows) <= ONE_SHEET else "table"
     # A table that is too wide is scrolled by itself; with a keyboard, only if it can have the focus.
     return (
-        f'<div class="table"><div class="scroll" role="region" tabindex="0" aria-label="{escape(table.caption)}">'
+        f'<div class="{kind}"><div class="scroll" role="region" tabindex="0" aria-label="{escape(table.caption)}">'
         f"<table><caption>{escape(table.caption)}</caption><thead><tr>{heads}</tr></thead>{''.join(bodies)}</table></div>"
         f"{notes}</div>"
     )
 
 
+def _name(text: str) -> str:
+    """A long name such as 'deletion(removal=blur,score=logit)' may be broken where a person would break it."""
+    return re.sub(r"(?<=,)|(?=[(+])", "<wbr>", escape(text))
+
+
 def _head(column: Column) -> str:
     note = f"<small>{escape(column.note)}</small>" if column.note else ""
-    return f'<th scope="col"{" class=number" if column.number else ""}>{escape(column.title)}{note}</th>'
+    return f'<th scope="col"{" class=number" if column.number else ""}>{_name(column.title)}{note}</th>'
 
 
 def _row(row: Row, columns: tuple[Column, ...]) -> str:
     first, *rest = row.cells
-    cells = [f'<th scope="row">{escape(first.text)}</th>']
+    cells = [f'<th scope="row">{_name(first.text)}</th>']
     cells += [_cell(cell, column) for cell, column in zip(rest, columns[1:], strict=True)]
     return f"<tr>{''.join(cells)}</tr>"
 

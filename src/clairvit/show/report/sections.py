@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from clairvit.methods.bind import bind
 from clairvit.metrics.metric import ask
 from clairvit.metrics.score import Score
 from clairvit.show.curves import LUCK
@@ -13,12 +12,12 @@ from clairvit.show.measures import ARROWS
 from clairvit.show.report.blocks import Block, Cell, Column, Figures, Row, Section, Table, Text
 from clairvit.show.report.charts import curves_chart, images, intervals_chart, radar_chart, strokes
 from clairvit.show.report.findings import Findings
-from clairvit.show.report.numbers import NOTHING, places_for, plain, seconds, short
+from clairvit.show.report.numbers import NOTHING, places_for, plain, short
 from clairvit.show.report.ranking import Star, agreement, by_class, differs, lead, mean_ranks, ranks, star
 
 SIDE_BY_SIDE = 4  # metrics in one table: what a sheet of paper holds
 MOST_CLASSES = 60  # lines of a table; the CSV has all
-DOUBT = "†"
+DOUBT, WORSE = "†", "‡"
 
 
 def ranking(findings: Findings) -> Section:
@@ -72,7 +71,7 @@ def _ranking_table(findings: Findings, metrics: Sequence[str], mean: dict[str, f
     for metric in metrics:
         own = findings.of(metric)
         some = next(iter(own.values()))
-        columns.append(Column(f"{metric} {ARROWS[some.better]}", note=ask(metric).metric.family))
+        columns.append(Column(f"{metric}\u00a0{ARROWS[some.better]}", note=ask(metric).metric.family))
         means = {m: own[m].mean for m in findings.methods if m in own and own[m].n_valid}
         pick = max if some.better == "higher" else min
         best[metric] = pick(means.values()) if len(means) > 1 else math.nan
@@ -85,33 +84,41 @@ def _ranking_table(findings: Findings, metrics: Sequence[str], mean: dict[str, f
         for metric in metrics:
             score = findings.scores.get((method, metric))
             luck = findings.scores.get((LUCK, metric))
-            doubt = not apart and score is not None and luck is not None and not differs(lead(score, luck)[1])
-            cells.append(_score_cell(score, digits[metric], not apart and score is not None, best[metric], doubt))
+            against = None if apart or score is None or luck is None else against_luck(score, luck)
+            cells.append(_score_cell(score, digits[metric], math.nan if apart else best[metric], against))
             if score is not None:
-                records.append({**findings.names(), **_record(score, apart, rank, doubt)})
+                records.append({**findings.names(), **_record(score, apart, rank, against)})
         rows.append(Row(tuple(cells), apart))
     caption = "Mean over images with 95 % bootstrap interval" + (f" ({part + 1} of {parts})" if parts > 1 else "")
     notes = [
         "↑ higher is better, ↓ lower is better; the best of each metric is bold. Mean rank weighs all metrics alike."
     ]
-    if any(DOUBT in cell.text for row in rows for cell in row.cells):
+    if any(cell.text.endswith(WORSE) for row in rows for cell in row.cells):
+        notes.append(f"{WORSE} worse than random on the same images.")
+    if any(cell.text.endswith(DOUBT) for row in rows for cell in row.cells):
         notes.append(
             f"{DOUBT} not told apart from random on the same images: the interval of the difference has 0 in it."
         )
     return Table("ranking", caption, tuple(columns), tuple(rows), tuple(records), tuple(notes))
 
 
-def _score_cell(score: Score | None, digits: int, own: bool, best: float, doubt: bool) -> Cell:
+def against_luck(score: Score, luck: Score) -> str:
+    """'better' or 'worse' than random, 'unclear' where the interval of the difference has 0 in it."""
+    _, interval = lead(score, luck)
+    return "unclear" if not differs(interval) else "better" if interval[0] > 0 else "worse"
+
+
+def _score_cell(score: Score | None, digits: int, best: float, against: str | None) -> Cell:
     if score is None or not score.n_valid:
         return Cell(NOTHING, "undefined" if score is not None else "not run")
     low, high = score.interval
     more = "" if math.isnan(low) else f"[{short(low, digits)}, {short(high, digits)}]"
     more += f" n = {score.n_valid}" if score.n_invalid else ""
-    text = short(score.mean, digits) + (f" {DOUBT}" if doubt else "")
-    return Cell(text, more.strip(), own and score.mean == best, score.mean)
+    text = short(score.mean, digits) + {"unclear": f"\u00a0{DOUBT}", "worse": f"\u00a0{WORSE}"}.get(against or "", "")
+    return Cell(text, more.strip(), score.mean == best, score.mean)
 
 
-def _record(score: Score, baseline: bool, rank: float, doubt: bool) -> dict[str, object]:
+def _record(score: Score, baseline: bool, rank: float, against: str | None) -> dict[str, object]:
     low, high = score.interval
     return {
         "method": score.method,
@@ -126,7 +133,7 @@ def _record(score: Score, baseline: bool, rank: float, doubt: bool) -> dict[str,
         "n_invalid": score.n_invalid,
         "n_degenerate": score.n_degenerate,
         "mean_rank": plain(rank),
-        "differs_from_random": None if baseline else not doubt,
+        "against_random": against,
     }
 
 
@@ -150,7 +157,7 @@ def radar_section(findings: Findings) -> Section:
 
 def _areas(findings: Findings, found: Star) -> Table:
     order = sorted(range(len(found.methods)), key=lambda place: -found.areas[place])
-    best = found.areas.max()
+    best = float(found.areas.max())
     rows, records = [], []
     for place in order:
         area, r = float(found.areas[place]), found.r[place].tolist()
@@ -240,35 +247,3 @@ def agreement_section(findings: Findings) -> Section:
     )
     few = ["With so few methods a correlation says little."] if count < 6 else []
     return Section(title, [Table("agreement", "Rank agreement", columns, tuple(rows), tuple(records), (note, *few))])
-
-
-def cost_section(findings: Findings) -> Section:
-    """What maps and metrics take."""
-    spent = {key: score.cost for key, score in findings.scores.items()}
-    rows, records = [], []
-    for metric in findings.metrics:
-        own = [cost for (_, other), cost in spent.items() if other == metric]
-        forwards, backwards = (max(getattr(one, word) for one in own) for word in ("forwards", "backwards"))
-        time = sum(one.seconds for one in own)
-        cells = (Cell(str(forwards), order=forwards), Cell(str(backwards), order=backwards))
-        rows.append(Row((Cell(metric), *cells, Cell(seconds(time), order=time))))
-        about = {"what": "metric", "name": metric, "forwards": forwards, "backwards": backwards}
-        records.append({**findings.names(), **about, "seconds": time})
-    heads = (Column("metric", number=False), Column("forwards"), Column("backwards"), Column("time"))
-    note = "Passes for one map of one image; seconds of all methods and images together, as measured."
-    by_metric = Table("cost", "Cost of the metrics", heads, tuple(rows), tuple(records), (note,))
-    rows, records = [], []
-    for method in (*findings.methods, *findings.baselines):
-        own_cost = bind(method).own_cost()
-        time = sum(cost.seconds for (other, _), cost in spent.items() if other == method)
-        cells = (Cell(str(own_cost.forwards), order=own_cost.forwards), Cell(str(own_cost.backwards)))
-        rows.append(Row((Cell(method), *cells, Cell(seconds(time), order=time)), method in findings.baselines))
-        about = {"what": "method", "name": method, "forwards": own_cost.forwards, "backwards": own_cost.backwards}
-        records.append({**findings.names(), **about, "seconds": time})
-    heads = (Column("method", number=False), Column("forwards"), Column("backwards"), Column("time to score"))
-    note = (
-        "Passes that a method makes itself for one image of 196 patches, on top of the one forward and the backwards "
-        "that all methods share; seconds of all metrics and images together, as measured."
-    )
-    by_method = Table("cost", "Cost of the methods", heads, tuple(rows), tuple(records), (note,))
-    return Section("Cost", [by_method, by_metric])
