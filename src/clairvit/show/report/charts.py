@@ -53,9 +53,10 @@ def curves_chart(scores: Mapping[str, Score], classes: Mapping[str, str]) -> Fig
         "probability" if meaning in _UPRIGHT else meaning,
         paths,
     )
-    most = max(one.n_valid for one in lines.values())
+    fewest, most = (pick(one.n_valid for one in lines.values()) for pick in (min, max))
+    count = images(most) if fewest == most else f"{fewest} to {images(most)}"
     band = "; bands are ± 1 standard error" if most > 1 else ""
-    caption = f"{first.metric} {ARROWS[first.better]} ({first.better} is better). Mean of {images(most)}{band}."
+    caption = f"{first.metric} {ARROWS[first.better]} ({first.better} is better). Mean of {count}{band}."
     return Figure(caption, drawing, _keys(lines, classes, lambda one: short(one.mean, 3)))
 
 
@@ -195,16 +196,15 @@ def radar_chart(found: Star, arrows: Mapping[str, str], classes: Mapping[str, st
     caption = (
         "Each axis goes from the worst (centre) to the best (rim) of the methods compared; numbers are areas (AUR)."
     )
-    return Figure(
-        caption, svg(460, 280, f"Radar chart of {len(order)} methods on {len(found.axes)} metrics", parts), keys
-    )
+    title = f"Radar chart of {len(order)} methods on {len(found.axes)} metrics"
+    return Figure(caption, svg(460, 280, title, parts, "radar"), keys)
 
 
-def svg(width: float, height: float, title: str, parts: Sequence[str]) -> str:
+def svg(width: float, height: float, title: str, parts: Sequence[str], kind: str = "plot") -> str:
     """Text stays text; the title is what a screen reader says."""
     inside = "".join(parts)
     return (
-        f'<svg viewBox="0 0 {width:g} {height:g}" width="{width:g}" height="{height:g}" role="img" '
+        f'<svg class="{kind}" viewBox="0 0 {width:g} {height:g}" width="{width:g}" height="{height:g}" role="img" '
         f'aria-label="{escape(title)}">{inside}</svg>'
     )
 

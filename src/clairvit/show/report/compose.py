@@ -12,7 +12,7 @@ from clairvit.metrics.table import BASELINES
 from clairvit.perturb.watch import telling
 from clairvit.show.measures import ARROWS
 from clairvit.show.report import sections
-from clairvit.show.report.blocks import Block, Cell, Column, Document, Facts, Row, Section, Table, Text
+from clairvit.show.report.blocks import Block, Cell, Column, Document, Facts, Items, Row, Section, Table, Text
 from clairvit.show.report.cautions import store_warnings, warnings_section
 from clairvit.show.report.charts import images
 from clairvit.show.report.costs import cost_section
@@ -123,7 +123,7 @@ def what_was_run(account: Account) -> Section:
             Facts(tuple((name + term if not place else term, said) for place, (term, said) in enumerate(_asked(study))))
         )
     if account.findings:
-        blocks += [_overview(account), _metrics(account)]
+        blocks += [_overview(account), *_metrics(account)]
     return Section(title, blocks)
 
 
@@ -167,19 +167,18 @@ def _overview(account: Account) -> Table:
     return Table("models", "Models and data", columns, tuple(rows), tuple(records))
 
 
-def _metrics(account: Account) -> Table:
-    listed = dict.fromkeys(metric for one in account.findings for metric in one.metrics)
-    rows, records = [], []
-    for text in listed:
+def _metrics(account: Account) -> list[Block]:
+    """What each metric is, for a reader who does not know it by name."""
+    items, records = [], []
+    for text in dict.fromkeys(metric for one in account.findings for metric in one.metrics):
         asked = ask(text)
-        about = asked.metric.summary
-        cells = (text, asked.metric.family, f"{ARROWS[asked.better]}\u00a0{asked.better}", about, asked.metric.paper)
-        rows.append(Row(tuple(Cell(cell) for cell in cells)))
+        about = asked.metric.summary.replace("`", "")
+        said = f"{ARROWS[asked.better]} {asked.better} is better; {asked.metric.family}. {about} {asked.metric.paper}."
+        items.append(f"{text}\t{said}")
         names = ("metric", "family", "better", "summary", "paper")
         values = (text, asked.metric.family, asked.better, about, asked.metric.paper)
         records.append(dict(zip(names, values, strict=True)))
-    columns = tuple(Column(word, number=False) for word in ("metric", "family", "better", "what it is", "paper"))
-    return Table("metrics", "Metrics", columns, tuple(rows), tuple(records))
+    return [Text("The metrics:"), Items(tuple(items), "metrics", tuple(records))]
 
 
 def environment(account: Account) -> Section:

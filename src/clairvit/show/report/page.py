@@ -125,7 +125,7 @@ def _figure(figure: Figure) -> str:
     legend = f'<ul class="legend">{keys}</ul>' if keys else ""
     tiles = "".join(
         f'<div class="tile"><img src="{escape(tile.source)}" alt="{escape(tile.alternative)}">'
-        f'<b>{escape(tile.text)}</b><span class="value">{escape(tile.more)}</span></div>'
+        f'<b>{_name(tile.text)}</b><span class="value">{escape(tile.more)}</span></div>'
         for tile in figure.tiles
     )
     kind = "example" if tiles else "chart"
