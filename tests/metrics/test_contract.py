@@ -77,6 +77,17 @@ def test_batch_of_three_equals_three_of_one(kind: str) -> None:
             assert one == pytest.approx(other, rel=1e-9, abs=1e-12, nan_ok=True), key
 
 
+def test_how_many_go_through_the_model_at_once_does_not_matter() -> None:
+    images = pixels("timm-vit", 3, dtype=torch.float64)
+    model, masks, names = wrapped("timm-vit", torch.float64), objects(images), [text(name) for name in METRICS]
+    usual, two = (
+        cv.evaluate(model, images, ["ixg"], names, target=3, masks=masks, others=[2] * 3, batch_size=size)
+        for size in (None, 2)
+    )
+    for key, score in usual.items():
+        assert score.values.tolist() == pytest.approx(two[key].values.tolist(), rel=1e-9, abs=1e-12, nan_ok=True), key
+
+
 def test_same_seed_same_score() -> None:
     images = pixels("timm-vit", 2)
     first, again = (scored("timm-vit", images, list(METRICS), seed=5) for _ in range(2))

@@ -163,7 +163,15 @@ def test_a_module_is_not_a_name() -> None:
 
 def test_sources() -> None:
     rows = sources.sources()
-    assert [row.spec.partition(":")[0] for row in rows] == ["pets", "timm", "hf", "torchvision", "open_clip", "file"]
+    assert [row.spec.partition(":")[0] for row in rows] == [
+        "pets",
+        "scenes",
+        "timm",
+        "hf",
+        "torchvision",
+        "open_clip",
+        "file",
+    ]
     assert all(spec and description and example for spec, description, example in rows)
     names = [row.spec for row in sources.sources("timm:vit_tiny*")]
     assert "timm:vit_tiny_patch16_224" in names

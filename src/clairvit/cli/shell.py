@@ -16,6 +16,7 @@ from clairvit._version import __version__
 from clairvit.cli.compare import compare
 from clairvit.cli.evaluate import evaluate
 from clairvit.cli.explain import explain
+from clairvit.cli.finetune import finetune
 from clairvit.cli.lists import list_methods, list_models
 from clairvit.cli.metrics import list_metrics
 from clairvit.cli.paper import say
@@ -35,6 +36,7 @@ app.command("explain", no_args_is_help=True)(explain)
 app.command("compare", no_args_is_help=True)(compare)
 app.command("evaluate", no_args_is_help=True)(evaluate)
 app.command("report", no_args_is_help=True)(report)
+app.command("finetune", no_args_is_help=True)(finetune)
 app.command("methods")(list_methods)
 app.command("metrics")(list_metrics)
 app.command("models")(list_models)

@@ -24,6 +24,7 @@ _LAYOUTS = (  # in the order in which they are listed
     *("imagenet", "imagenet_s", "imagenet_seg", "coco", "mura"),
 )
 _VOID = 255  # in a mask of the kind voc
+SCENES, SCENES_SPLITS, SOME = "scenes", ("one", "two", "part"), 200
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,7 +72,12 @@ def open_data(
     limit     so many images, drawn by the seed from all classes alike, in the data set's order
     download  fetch the data set into PATH if it is not there, where that is allowed
     masks     of `folder:PATH` only: a folder with 'cat.png' for 'cat.jpg', read as `mask_kind` says
+
+    "scenes" or "scenes:COUNT" are drawn by the seed and need no path; their splits are one (object), two (objects) and
+    part (one object, the mask is of the part that decides its class).
     """
+    if spec.partition(":")[0] == SCENES:
+        return _scenes(spec, split, limit, seed)
     data, path = _parse(spec)
     split = _split(data, split)
     if limit is not None and (isinstance(limit, bool) or limit < 1):
@@ -94,6 +100,31 @@ def open_data(
         classes=found.classes,
         total=len(found.entries),
         notes=found.notes,
+        number=lambda own, model: class_of(own, found, model),
+    )
+
+
+def _scenes(spec: str, split: str | None, limit: int | None, seed: int) -> Data:
+    """Scenes have no folder: they are drawn."""
+    from clairvit.data.scenes import CLASSES, scenes
+
+    count = spec.partition(":")[2] or str(limit or SOME)
+    if not count.isdecimal() or int(count) < 1:
+        raise BadInput(f"'{spec}' was given; expected scenes, or scenes:COUNT such as scenes:500.")
+    if split not in (None, *SCENES_SPLITS):
+        raise UnknownName(f"Scenes have no split '{split}'. Choose one of: {', '.join(SCENES_SPLITS)}.")
+    many = int(count) if limit is None else min(int(count), limit)
+    album = scenes(many, seed, objects=1 + (split == "two"), mask="part" if split == "part" else "object")
+    found = Found((), CLASSES)
+    return Data(
+        album=album,
+        name=SCENES,
+        title="Scenes",
+        root=Path(),
+        split=split or SCENES_SPLITS[0],
+        classes=CLASSES,
+        total=int(count),
+        notes=(),
         number=lambda own, model: class_of(own, found, model),
     )
 

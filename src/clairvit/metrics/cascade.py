@@ -97,11 +97,16 @@ def can_reset(module: nn.Module) -> bool:
 
 
 def _reset(module: nn.Module, own: tuple[nn.Parameter, ...], seed: int) -> None:
-    """As the module initialises itself; torch's own generators stay where they were."""
-    devices = sorted({p.device.index or 0 for p in own if p.device.type == "cuda"})
-    with torch.random.fork_rng(devices=devices):
-        torch.manual_seed(seed)
+    """As the module initialises itself, on the CPU: another device would draw other numbers from the same seed.
+
+    torch's own generators stay where they were.
+    """
+    home = own[0].device
+    module.cpu()
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)  # manual_seed of torch itself would seed other devices too
         cast(Any, module).reset_parameters()  # torch types a module's attributes as tensors or modules
+    module.to(home)
 
 
 @torch.no_grad()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Iterator
 from typing import Literal
 
 import numpy as np
@@ -13,6 +14,7 @@ from torch import Tensor
 from clairvit.errors import BadInput
 from clairvit.metrics.case import Case, Upsampling
 from clairvit.metrics.noise import numpy_chance
+from clairvit.metrics.threshold import steady
 from clairvit.perturb.chance import dice
 from clairvit.perturb.probe import Probe
 
@@ -24,7 +26,14 @@ def pixel_ranks(case: Case, upsampling: Upsampling) -> Tensor:
     """[M, B, H·W] the place of each pixel, highest first; ties in an order drawn from seed and image."""
     count = math.prod(case.size)
     luck = torch.stack([torch.randperm(count, generator=dice(mark, 1)) for mark in case.marks]).to(case.maps.device)
-    return torch.stack([_places(maps.flatten(1), luck) for maps in case.fine(upsampling)])
+    return torch.stack([_places(maps.flatten(1), luck) for maps in _levelled(case, upsampling)])
+
+
+def _levelled(case: Case, upsampling: Upsampling) -> Iterator[Tensor]:
+    """Method by method [B, H, W]; what is equal but for the round-off of an interpolation is equal."""
+    for raw, fine in zip(case.raw, case.fine(upsampling), strict=True):
+        computed = upsampling != "nearest" and raw.shape[-2:] != fine.shape[-2:]
+        yield steady(fine) if computed else fine
 
 
 def value_ranks(case: Case, upsampling: Upsampling) -> Tensor:

@@ -1,7 +1,11 @@
-"""`file:PATH`: weights on disk for a timm architecture. The file itself says how many classes and which image size."""
+"""`file:PATH`: weights on disk for a timm architecture. The file itself says how many classes and which image size.
+
+What `clairvit finetune` writes says more: architecture and options, labels and preprocessing are notes in its header.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import pickle
 from collections.abc import Mapping
@@ -12,7 +16,7 @@ import torch
 from torch import Tensor
 
 from clairvit.errors import BadInput, ModelUnavailable, did_you_mean
-from clairvit.models import from_timm
+from clairvit.models import from_timm, notes
 from clairvit.models.model import Model
 from clairvit.models.request import Request, read_labels, seeded
 
@@ -24,16 +28,19 @@ _PREFIXES = ("module.", "_orig_mod.", "model.", "backbone.")
 
 def build(request: Request) -> Model:
     path = Path(request.rest).expanduser()
-    state, notes = read_weights(path, request.spec)
-    name = architecture(request, notes)
-    options = infer_options(name, state, notes)
-    size = request.size or infer_size(name, state)
+    state, said = read_weights(path, request.spec)
+    name = architecture(request, said)
+    options = infer_options(name, state, said, request.spec)
+    seen = notes.preprocess(said, request.spec)
+    size = request.size or (infer_size(name, state) if seen is None else seen.size)
     with seeded():  # the file fills every tensor, so this only keeps the user's random numbers undisturbed
         module = from_timm.create(name, pretrained=False, size=size, **options)
-    fit(module, state, request.spec, name)
-    labels = request.labels or read_labels(beside(path))
-    settled = Request(request.spec, name, pretrained=True, labels=labels, size=size)
-    return from_timm.describe(module, settled)
+    if request.pretrained:
+        fit(module, state, request.spec, name)
+    labels = request.labels or read_labels(beside(path)) or notes.labels(said, request.spec)
+    settled = Request(request.spec, name, request.pretrained, labels=labels, size=size)
+    model = from_timm.describe(module, settled)
+    return model if seen is None or seen.size != size else dataclasses.replace(model, preprocess=seen)
 
 
 def read_weights(path: Path, spec: str) -> tuple[State, dict[str, str]]:
@@ -79,8 +86,8 @@ def strip(state: State) -> State:
     return state
 
 
-def architecture(request: Request, notes: Mapping[str, str]) -> str:
-    arch = request.arch or notes.get("arch")
+def architecture(request: Request, said: Mapping[str, str]) -> str:
+    arch = request.arch or said.get("arch")
     if arch is None:
         raise BadInput(
             f"'{request.spec}' does not say which architecture its weights are for; add --arch timm:NAME "
@@ -97,11 +104,11 @@ def architecture(request: Request, notes: Mapping[str, str]) -> str:
     return name
 
 
-def infer_options(name: str, state: State, notes: Mapping[str, str]) -> dict[str, Any]:
-    """Number of classes and pooling, from the head's shape and from which norms are there."""
-    options: dict[str, Any] = {"num_classes": count_classes(name, state)}
-    if "global_pool" in notes:
-        options["global_pool"] = notes["global_pool"]
+def infer_options(name: str, state: State, said: Mapping[str, str], spec: str) -> dict[str, Any]:
+    """Number of classes and pooling, from the head's shape and from which norms are there; the rest from the notes."""
+    options: dict[str, Any] = {"num_classes": count_classes(name, state), **notes.options(said, spec)}
+    if "global_pool" in said:
+        options["global_pool"] = said["global_pool"]
     elif "fc_norm.weight" in state and "norm.weight" not in state:
         options["global_pool"] = "avg"  # timm's ViTs norm after averaging
     return options

@@ -38,6 +38,7 @@ class Source(NamedTuple):
 
 SOURCES = (
     Source("pets", "the built-in ViT-Tiny for 37 breeds of cats and dogs; needs no network", "pets"),
+    Source("scenes", "the built-in small ViT for generated scenes, where the evidence is known", "scenes"),
     Source("timm:NAME", "any model of timm, with its own preprocessing", "timm:vit_base_patch16_224"),
     Source(
         "hf:ID",
@@ -48,6 +49,7 @@ SOURCES = (
     Source("open_clip:NAME:WEIGHTS", "an open_clip image tower; zero-shot with prompts", "open_clip:ViT-B-32:openai"),
     Source("file:PATH", "your own weights for a timm architecture (--arch timm:NAME)", "file:model.safetensors"),
 )
+BUILT_IN = ("pets", "scenes")
 _BUILDERS = {
     "timm": "clairvit.models.from_timm",
     "hf": "clairvit.models.from_hf",
@@ -67,7 +69,7 @@ def load(
     dtype: str | torch.dtype | None = None,
     size: Size | None = None,
 ) -> Model:
-    """A model by name: pets, timm:NAME, hf:ID, torchvision:NAME, open_clip:NAME:WEIGHTS or file:PATH.
+    """A model by name: pets, scenes, timm:NAME, hf:ID, torchvision:NAME, open_clip:NAME:WEIGHTS or file:PATH.
 
     `pretrained=False` draws random weights, always the same. `labels` are class names (or a JSON file of them); for
     CLIP-like models they are the prompts, taken word for word. `arch` is for file: only. `size` is the image size,
@@ -78,7 +80,8 @@ def load(
     request = Request(name, rest, pretrained, arch, read_labels(labels), rows_columns(size))
     if arch is not None and source != "file":
         raise BadInput(f"arch={arch!r} belongs to 'file:PATH' only; '{name}' knows its own architecture.")
-    model: Model = _pets(request) if source == "pets" else importlib.import_module(_BUILDERS[source]).build(request)
+    built_in = {"pets": _pets, "scenes": _scenes}.get(source)
+    model: Model = built_in(request) if built_in else importlib.import_module(_BUILDERS[source]).build(request)
     module = model.module.eval().to(device=where, dtype=kind)
     return dataclasses.replace(model, module=module)
 
@@ -164,8 +167,8 @@ def split(name: str) -> tuple[str, str]:
         raise BadInput(
             f"load got a {type(name).__name__}; expected a name such as 'pets'. For a module use cv.wrap(it)."
         )
-    if name == "pets":
-        return "pets", ""
+    if name in BUILT_IN:
+        return name, ""
     source, _, rest = name.partition(":")
     if source in _BUILDERS and rest:
         return source, rest
@@ -189,7 +192,7 @@ def _unknown(name: str) -> UnknownName:
         near = difflib.get_close_matches(source.lower(), _BUILDERS, n=1)
         hint = f" Did you mean '{near[0]}:{rest}'?" if near else ""
     else:
-        hint = did_you_mean(name, ["pets", *(f"timm:{known}" for known in timm.list_models())])
+        hint = did_you_mean(name, [*BUILT_IN, *(f"timm:{known}" for known in timm.list_models())])
     return UnknownName(f"There is no model '{name}'.{hint} Models are named {kinds}; type 'clairvit models'.")
 
 
@@ -236,6 +239,16 @@ def _pets(request: Request) -> Model:
         module.load_state_dict(parse((folder / "pets-vit-tiny.safetensors").read_bytes()))  # fp16, cast on the way in
     preprocess = Preprocess(size=size, resize=248 if size == (224, 224) else None)
     return Model(module, request.name, preprocess, fit_labels(request.labels, lambda: labels, len(labels)))
+
+
+def _scenes(request: Request) -> Model:
+    """The model in this package for generated scenes; its card is scenes/README.md, its labels are in the file."""
+    from clairvit.models.from_file import build
+
+    if request.pretrained and request.size not in (None, (96, 96)):
+        raise BadInput(f"The built-in model takes 96 x 96 images, not size={request.size}; leave size out.")
+    with resources.as_file(resources.files("clairvit.models") / "scenes" / "scenes-vit.safetensors") as path:
+        return build(dataclasses.replace(request, rest=str(path)))
 
 
 def _own_preprocess(module: nn.Module, size: tuple[int, int] | None) -> Preprocess:

@@ -1,1 +1,4 @@
-"""Studies: models × data × methods × metrics, cut into units that are computed once, stored, resumed and ranked."""
+"""Studies: models × data × methods × metrics, cut into units that are computed once, stored, resumed and ranked.
+
+And models trained for them (`finetune`).
+"""

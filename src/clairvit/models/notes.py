@@ -1,0 +1,111 @@
+"""Notes in a weights file's header: which model the weights are for, as JSON that is checked before it is believed."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from clairvit.errors import BadInput, ModelUnavailable, did_you_mean
+from clairvit.models.model import Preprocess
+
+# What may shape a timm model from a file or the command line. Others of its options (a checkpoint's path, say) would
+# make it read files, so only these are let through.
+SHAPING: dict[str, tuple[type, ...]] = {
+    "patch_size": (int,),
+    "embed_dim": (int,),
+    "depth": (int,),
+    "num_heads": (int,),
+    "mlp_ratio": (int, float),
+    "qkv_bias": (bool,),
+    "qk_norm": (bool,),
+    "init_values": (int, float),
+    "class_token": (bool,),
+    "no_embed_class": (bool,),
+    "reg_tokens": (int,),
+    "global_pool": (str,),
+    "window_size": (int,),
+    "drop_rate": (int, float),
+    "attn_drop_rate": (int, float),
+    "proj_drop_rate": (int, float),
+    "drop_path_rate": (int, float),
+}
+
+
+def write(arch: str, options: Mapping[str, Any], labels: tuple[str, ...], how: Preprocess) -> dict[str, str]:
+    """The notes that this module reads."""
+    return {
+        "format": "pt",
+        "arch": f"timm:{arch}",
+        "options": json.dumps(dict(options)),
+        "labels": json.dumps(list(labels), ensure_ascii=False),
+        "preprocess": json.dumps(dataclasses.asdict(how)),
+    }
+
+
+def check_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of timm's create_model that shape a model, each of its kind."""
+    for name, value in options.items():
+        if name not in SHAPING:
+            raise BadInput(
+                f"'{name}' is no option that shapes a timm model.{did_you_mean(name, SHAPING)} Known are "
+                f"{', '.join(SHAPING)}."
+            )
+        kinds = SHAPING[name]
+        if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+            raise BadInput(f"{name}={value!r} was given; expected {' or '.join(kind.__name__ for kind in kinds)}.")
+    return dict(options)
+
+
+def options(said: Mapping[str, str], spec: str) -> dict[str, Any]:
+    found = _read(said, "options", spec)
+    try:
+        if found is not None and not isinstance(found, dict):
+            raise BadInput(f"They are a {type(found).__name__}.")
+        return check_options(found or {})
+    except BadInput as error:
+        raise _unfit("options", spec, str(error)) from error
+
+
+def labels(said: Mapping[str, str], spec: str) -> tuple[str, ...] | None:
+    found = _read(said, "labels", spec)
+    if found is None:
+        return None
+    if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
+        raise _unfit("labels", spec, "expected a list of names.")
+    return tuple(found)
+
+
+def preprocess(said: Mapping[str, str], spec: str) -> Preprocess | None:
+    found = _read(said, "preprocess", spec)
+    if found is None:
+        return None
+    try:
+        rows, columns = (int(side) for side in found["size"])
+        red, green, blue = (float(value) for value in found["mean"])
+        of_red, of_green, of_blue = (float(value) for value in found["std"])
+        box = found["resize"]
+        return Preprocess(
+            size=(rows, columns),
+            mean=(red, green, blue),
+            std=(of_red, of_green, of_blue),
+            resize=box if box is None or isinstance(box, int) else (int(box[0]), int(box[1])),
+            interpolation=str(found["interpolation"]),
+            keep_ratio=bool(found["keep_ratio"]),
+        )
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise _unfit("preprocess", spec, f"{type(error).__name__}: {error}.") from error
+
+
+def _read(said: Mapping[str, str], name: str, spec: str) -> Any:
+    try:
+        return json.loads(said[name]) if name in said else None
+    except ValueError as error:
+        raise _unfit(name, spec, f"{error}.") from error
+
+
+def _unfit(name: str, spec: str, why: str) -> ModelUnavailable:
+    return ModelUnavailable(
+        f"The note '{name}' in '{spec}' cannot be used: {why} Expected one as clairvit finetune writes it."
+    )

@@ -1,0 +1,176 @@
+"""`clairvit finetune` end to end: killed and typed again it ends with the same bytes; mistakes are one sentence."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+import clairvit as cv
+from clairvit.cli import main
+from clairvit.cli.finetune import open_images, read_options
+from clairvit.data.scenes import CLASSES
+from clairvit.errors import BadInput
+
+Captured = pytest.CaptureFixture[str]
+TINY = ["--model", "timm:vit_tiny_patch16_224", "--no-pretrained", "--size", "32", "--batch", "8", "--rate", "3e-3"]
+SHAPE = ["--with", "patch_size=8,embed_dim=16,depth=2,num_heads=2,drop_rate=0.1"]
+COLOURS = {"red": (220, 30, 30), "blue": (30, 30, 220), "green": (30, 200, 30)}
+
+
+@pytest.fixture(autouse=True)
+def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """photos/red/0.png …, and the folder above as the working directory; one thread, as in the other process."""
+    monkeypatch.chdir(tmp_path)
+    for name, colour in COLOURS.items():
+        make(tmp_path / "photos" / name, colour, 8)
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield tmp_path
+    torch.set_num_threads(before)
+
+
+def make(folder: Path, colour: tuple[int, int, int], count: int) -> None:
+    folder.mkdir(parents=True)
+    for number in range(count):
+        red, green, blue = (min(255, part + 5 * number) for part in colour)
+        Image.new("RGB", (40, 36), (red, green, blue)).save(folder / f"{number}.png")
+
+
+def refusal(capsys: Captured, *arguments: str) -> str:
+    assert main(["finetune", *arguments]) == 2
+    printed, errors = capsys.readouterr()
+    assert printed == ""
+    assert errors.startswith("clairvit: ")
+    assert errors.count("\n") == 1, errors
+    return errors
+
+
+def test_killed_after_an_epoch_and_typed_again_it_ends_with_the_same_bytes(photos: Path) -> None:
+    arguments = ["finetune", "photos", *TINY, *SHAPE, "--patience", "50"]
+    code = "import sys; from clairvit.cli import main; sys.exit(main(sys.argv[1:]))"
+    # meant to be long, so that the signal meets it at work, wherever that is
+    command = [sys.executable, "-c", code, *arguments, "--out", "killed.safetensors", "--epochs", "500"]
+    here = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(cv.__file__).parent.parent)}
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=here) as run:
+        assert run.stderr is not None
+        for said in run.stderr:
+            if "epoch 2:" in said:
+                run.kill()
+                break
+        assert run.wait() == -9
+    stored = json.loads(_notes(photos / "killed.training.safetensors")["clairvit"])
+    done = len(stored["history"])
+    assert 2 <= done < 500
+    more = ["--epochs", str(done + 2), "--quiet"]
+    assert main([*arguments, "--out", "killed.safetensors", *more]) == 0
+    assert main([*arguments, "--out", "whole.safetensors", *more]) == 0
+    for ending in (".safetensors", ".training.safetensors"):
+        assert (photos / f"killed{ending}").read_bytes() == (photos / f"whole{ending}").read_bytes()
+
+
+def _notes(path: Path) -> dict[str, str]:
+    from safetensors import safe_open
+
+    with safe_open(path, framework="pt") as file:
+        return dict(file.metadata())
+
+
+def test_the_json_document_says_what_was_done_and_the_file_loads_by_itself(capsys: Captured) -> None:
+    assert main(["finetune", "photos", *TINY, *SHAPE, "--epochs", "6", "--held-out", "0.25", "--json"]) == 0
+    printed, errors = capsys.readouterr()
+    assert errors == ""
+    found = json.loads(printed)
+    assert found["command"] == "finetune"
+    assert found["classes"] == ["blue", "green", "red"]
+    assert (found["images"], found["validation_images"]) == (18, 6)
+    assert len(found["epochs"]) <= 6
+    assert found["accuracy"] == max(epoch["accuracy"] for epoch in found["epochs"])
+    model = cv.load(f"file:{found['file']}")
+    assert model.labels == ("blue", "green", "red")
+    assert model.preprocess.resize == 37
+    assert cv.explain(model, "photos/red/0.png", "legrad").maps.shape == (1, 4, 4)
+
+
+def test_what_is_printed_names_the_best_epoch_and_the_next_step(capsys: Captured) -> None:
+    assert main(["finetune", "photos", *TINY, *SHAPE, "--epochs", "1", "--out", "new/m.safetensors"]) == 0
+    printed, errors = capsys.readouterr()
+    assert "Best after epoch 1" in printed
+    assert "--model file:new/m.safetensors" in printed
+    assert "epoch 1: loss" in errors
+    assert main(["finetune", "photos", *TINY, *SHAPE, "--epochs", "2", "--out", "new/m.safetensors"]) == 0
+    assert "1 of these epochs were done before" in capsys.readouterr().out
+
+
+def test_train_and_val_folders_are_taken_as_they_are(photos: Path, capsys: Captured) -> None:
+    (photos / "photos").rename(photos / "train")
+    (photos / "all").mkdir()
+    (photos / "train").rename(photos / "all" / "train")
+    for name, colour in COLOURS.items():
+        make(photos / "all" / "val" / name, colour, 2)
+    assert main(["finetune", "all", *TINY, *SHAPE, "--epochs", "1", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["images"], found["validation_images"]) == (24, 6)
+
+
+def test_an_image_that_cannot_be_read_is_left_out_and_said_at_the_end(photos: Path, capsys: Captured) -> None:
+    (photos / "photos" / "red" / "3.png").write_bytes(b"nothing")
+    assert main(["finetune", "photos", *TINY, *SHAPE, "--epochs", "1"]) == 2
+    printed, errors = capsys.readouterr()
+    assert "Wrote model.safetensors" in printed
+    assert "3.png" in errors.splitlines()[-1]
+
+
+def test_a_data_set_is_trained_on_its_own_training_split(photos: Path, capsys: Captured) -> None:
+    lines = []
+    for number, (name, colour) in enumerate({"Abyssinian": COLOURS["red"], "beagle": COLOURS["blue"]}.items(), 1):
+        make(photos / name, colour, 8)
+        for place in range(8):
+            (photos / "set" / "images").mkdir(parents=True, exist_ok=True)
+            (photos / "set" / "annotations" / "trimaps").mkdir(parents=True, exist_ok=True)
+            Image.open(photos / name / f"{place}.png").save(photos / "set" / "images" / f"{name}_{place}.jpg")
+            trimap = Image.new("L", (40, 36), 1)
+            trimap.save(photos / "set" / "annotations" / "trimaps" / f"{name}_{place}.png")
+            lines.append(f"{name}_{place} {number} 1 1")
+    (photos / "set" / "annotations" / "trainval.txt").write_text("\n".join(lines[:6] + lines[8:14]))
+    (photos / "set" / "annotations" / "test.txt").write_text("\n".join(lines[6:8] + lines[14:]))
+    assert main(["finetune", "pets:set", *TINY, *SHAPE, "--epochs", "8", "--rotation", "0", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["classes"] == ["Abyssinian", "Beagle"]
+    assert (found["images"], found["validation_images"]) == (10, 2)
+    assert found["accuracy"] == 1.0
+
+
+def test_scenes_are_made_for_training() -> None:
+    album, validation, classes = open_images("scenes:12")
+    assert (len(album), validation, classes) == (12, None, CLASSES)
+    assert album.names[0] == "scene 1-0"
+    assert len(open_images("scenes")[0]) == 8000
+
+
+def test_mistakes_are_one_sentence(photos: Path, capsys: Captured) -> None:
+    assert "'photo' is not a folder" in refusal(capsys, "photo")
+    assert "Did you mean 'scenes'" in refusal(capsys, "scene")
+    assert "has 0 folders" in refusal(capsys, "photos/red")
+    assert "expected NAME=VALUE" in refusal(capsys, "photos", *TINY, "--with", "depth")
+    assert "Did you mean 'embed_dim'" in refusal(capsys, "photos", *TINY, "--with", "embed_dims=3")
+    assert "expected a learning rate" in refusal(capsys, "photos", *TINY[:-2], "--rate", "0")
+    assert "no model 'vit_tinny" in refusal(capsys, "photos", "--model", "timm:vit_tinny_patch16_224")
+    assert ".safetensors" in refusal(capsys, "photos", *TINY, *SHAPE, "--out", "model.pth")
+    (photos / "photos" / "empty").mkdir()
+    assert "no images in the folder" in refusal(capsys, "photos", *TINY)
+
+
+def test_options_of_the_model_are_read_as_what_they_are() -> None:
+    found = read_options(" patch_size=8, qk_norm=True,mlp_ratio=2.5,global_pool=avg ")
+    assert found == {"patch_size": 8, "qk_norm": True, "mlp_ratio": 2.5, "global_pool": "avg"}
+    assert read_options("") == {}
+    with pytest.raises(BadInput, match="NAME=VALUE"):
+        read_options("depth=")

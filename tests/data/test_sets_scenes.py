@@ -1,0 +1,34 @@
+"""Scenes through the door of data sets: as many as asked for, with the right masks, and nothing on the disk."""
+
+from __future__ import annotations
+
+import pytest
+
+import clairvit as cv
+from clairvit.data.scenes import CLASSES, scene
+from clairvit.data.sets import open_data
+from clairvit.errors import BadInput, UnknownName
+
+
+def test_scenes_need_no_path() -> None:
+    model = cv.load("scenes")
+    assert len(open_data("scenes")) == 200
+    assert len(open_data("scenes", limit=30)) == 30
+    data = open_data("scenes:40", limit=8, seed=3)
+    assert (len(data), data.total, data.split, data.classes) == (8, 40, "one", CLASSES)
+    assert data.unknown(model) == ()
+    page = data.album.read(5, model)
+    assert page.label == scene(3, 5).kind
+    assert page.other is None
+    part, both = (open_data("scenes:8", split=split, seed=3).album.read(5, model) for split in ("part", "two"))
+    assert page.mask is not None
+    assert part.mask is not None
+    assert 0 < int(part.mask.sum()) < int(page.mask.sum())
+    assert both.other not in (None, both.label)
+
+
+def test_what_are_no_scenes() -> None:
+    with pytest.raises(BadInput, match=r"'scenes:many' was given; expected scenes, or scenes:COUNT"):
+        open_data("scenes:many")
+    with pytest.raises(UnknownName, match=r"Scenes have no split 'three'. Choose one of: one, two, part"):
+        open_data("scenes", split="three")

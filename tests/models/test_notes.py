@@ -1,0 +1,78 @@
+"""Notes in a weights file: what is written is read again, and nothing in a file is believed unchecked."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+import clairvit as cv
+from clairvit.errors import BadInput, ModelUnavailable
+from clairvit.models import notes
+from clairvit.models.model import Preprocess
+
+OPTIONS = {"patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 3}
+SEEN = Preprocess((32, 48), (0.1, 0.2, 0.3), (0.4, 0.5, 0.6), (40, 60), "bilinear", keep_ratio=False)
+
+
+@pytest.fixture(scope="module")
+def small() -> nn.Module:
+    torch.manual_seed(1)
+    return timm.create_model("vit_tiny_patch16_224", num_classes=3, img_size=(32, 48), **OPTIONS).eval()
+
+
+def stored(module: nn.Module, path: Path, **other: str) -> str:
+    said = notes.write("vit_tiny_patch16_224", OPTIONS, ("a", "b", "ü"), SEEN)
+    save_file(module.state_dict(), path, {**said, **other})
+    return f"file:{path}"
+
+
+def test_a_file_with_notes_needs_no_options(small: nn.Module, tmp_path: Path) -> None:
+    model = cv.load(stored(small, tmp_path / "a.safetensors"))
+    assert model.labels == ("a", "b", "ü")
+    assert model.preprocess == SEEN
+    pixels = torch.linspace(-1, 1, 3 * 32 * 48).view(1, 3, 32, 48)
+    with torch.no_grad():
+        assert torch.equal(model.logits(pixels), small(pixels))
+
+
+def test_what_the_user_says_comes_first(small: nn.Module, tmp_path: Path) -> None:
+    spec = stored(small, tmp_path / "a.safetensors")
+    assert cv.load(spec, labels=["x", "y", "z"]).labels == ("x", "y", "z")
+    (tmp_path / "a-labels.json").write_text(json.dumps(["k", "l", "m"]))
+    assert cv.load(spec).labels == ("k", "l", "m")
+    other = cv.load(spec, pretrained=False, size=64)
+    assert other.preprocess.size == (64, 64)
+    assert other.name.endswith("(random weights)")
+
+
+@pytest.mark.parametrize(
+    ("note", "content", "words"),
+    [
+        ("options", '{"checkpoint_path": "evil.pth"}', "no option that shapes"),
+        ("options", '{"depth": "2"}', "expected int"),
+        ("options", '{"depth": true}', "expected int"),
+        ("options", "[1]", "list"),
+        ("options", "{", "note 'options'"),
+        ("labels", '{"0": "a"}', "list of names"),
+        ("labels", "[1, 2, 3]", "list of names"),
+        ("preprocess", "{}", "KeyError"),
+        ("preprocess", '{"size": [1], "mean": 1}', "ValueError"),
+        ("preprocess", "[]", "TypeError"),
+    ],
+)
+def test_bad_notes_are_refused(small: nn.Module, tmp_path: Path, note: str, content: str, words: str) -> None:
+    with pytest.raises(ModelUnavailable, match=words) as caught:
+        cv.load(stored(small, tmp_path / "a.safetensors", **{note: content}))
+    assert f"note '{note}'" in str(caught.value)
+
+
+def test_options_are_checked_one_by_one() -> None:
+    assert notes.check_options({"mlp_ratio": 2, "qk_norm": True, "global_pool": "avg"})
+    with pytest.raises(BadInput, match="Did you mean 'num_heads'"):
+        notes.check_options({"num_head": 3})
