@@ -16,9 +16,8 @@ from clairvit.study.store import Store
 from clairvit.study.work import Worker
 from tiny import pixels, wrapped
 
-SCRIPT = "<script>alert(1)</script>.png"
-HANDLER = '"><img src=x onerror=alert(2)>.png'
-NAMES = (SCRIPT, HANDLER, "a|b*c_d.png", "'quoted' & more.png", "e.png", "f.png")
+NASTY = '<script>alert(1)</script>"><img src=x onerror=alert(2)>&lt;a|b*c_d'  # whichever image is shown, it is one
+NAMES = tuple(f"{place}{NASTY}.png" for place in range(6))
 METHODS = ("legrad", "rollout", "genatt", "raw-attention")
 METRICS = ("deletion", "insertion", "sparseness")
 MODEL = wrapped("timm-vit")

@@ -83,6 +83,17 @@ def test_a_lead_of_pooled_scores_is_the_difference_of_pooled_scores() -> None:
     assert low < gap < high
 
 
+def test_a_lead_of_pooled_scores_is_over_images_that_have_a_score() -> None:
+    counts, others = noise(4, 1, 2), noise(4, 1, 2, seed=3)
+    values = [0.5, math.nan, 0.5, 0.5]
+    gap, _ = lead(
+        made("a", values, better="higher", counts=counts), made("b", [0.5] * 4, better="higher", counts=others)
+    )
+    there = [0, 2, 3]
+    parts = [one[there].sum(0)[0] for one in (counts, others)]
+    assert gap == pytest.approx(float(parts[0][0] / parts[0][1] - parts[1][0] / parts[1][1]), rel=1e-12)
+
+
 def test_against_luck_says_better_worse_or_unclear() -> None:
     luck = made("random", [0.5, 0.6, 0.4, 0.55])
     assert against_luck(made("a", [0.1, 0.2, 0.1, 0.2]), luck) == "better"  # lower is better
