@@ -15,7 +15,7 @@ from clairvit.metrics.table import Scores
 from clairvit.show.report.charts import curves_chart, intervals_chart, strokes
 from clairvit.show.report.numbers import places_for, seconds, short, ticks
 from clairvit.show.report.ranking import FOCUSVIT, agreement, by_class, lead, mean_ranks, ranks, star
-from clairvit.show.report.sections import against_luck
+from clairvit.show.report.sections import against_luck, parted
 from study_page import (
     noise,
 )
@@ -211,3 +211,10 @@ def test_intervals_are_drawn_where_there_are_images_enough_and_names_are_escaped
     assert same is not None
     assert "nan" not in same.drawing
     assert intervals_chart({"a": made("a", [math.nan])}, strokes(["a"])) is None
+
+
+def test_metrics_are_parted_into_tables_of_about_the_same_width() -> None:
+    assert [len(part) for part in parted("abcde")] == [3, 2]
+    assert [len(part) for part in parted("abcdefgh")] == [4, 4]
+    assert [len(part) for part in parted("abcdefghi")] == [3, 3, 3]
+    assert parted("") == []

@@ -27,13 +27,19 @@ def ranking(findings: Findings) -> Section:
     order = ranks(findings.scores, findings.methods, findings.metrics)
     mean = dict(zip(findings.methods, mean_ranks(order).tolist(), strict=True))
     blocks: list[Block] = [Text(_verdict(findings, mean), lead=True)]
-    parts = [findings.metrics[at : at + SIDE_BY_SIDE] for at in range(0, len(findings.metrics), SIDE_BY_SIDE)]
+    parts = parted(findings.metrics)
     for number, part in enumerate(parts):
         blocks.append(_ranking_table(findings, part, mean, number, len(parts)))
     classes = strokes(findings.methods)
     charts = [intervals_chart(findings.of(metric), classes) for metric in findings.metrics]
     blocks.append(Figures(tuple(one for one in charts if one is not None)))
     return Section("Ranking", blocks)
+
+
+def parted(metrics: Sequence[str]) -> list[Sequence[str]]:
+    """As few tables as can be, of about the same width: five metrics are three and two."""
+    wide = math.ceil(len(metrics) / math.ceil(len(metrics) / SIDE_BY_SIDE)) if metrics else 1
+    return [metrics[at : at + wide] for at in range(0, len(metrics), wide)]
 
 
 def _verdict(findings: Findings, mean: dict[str, float]) -> str:
