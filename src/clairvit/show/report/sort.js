@@ -5,8 +5,14 @@ for (const table of document.querySelectorAll("table")) {
   heads.forEach((head, column) => {
     const button = document.createElement("button");
     button.type = "button";
-    button.append(...head.childNodes);
-    head.append(button);
+    const wrap = () => {
+      button.append(...head.childNodes);
+      head.append(button);
+    };
+    wrap();
+    /* Chromium repeats a table's head on every printed page, but leaves out the buttons in it. */
+    addEventListener("beforeprint", () => button.replaceWith(...button.childNodes));
+    addEventListener("afterprint", wrap);
     button.addEventListener("click", () => {
       const down = head.getAttribute("aria-sort") !== "descending";
       heads.forEach((other) => other.removeAttribute("aria-sort"));
