@@ -22,6 +22,7 @@ from clairvit.cli.finetune import finetune
 from clairvit.cli.lists import list_methods, list_models
 from clairvit.cli.metrics import list_metrics
 from clairvit.cli.paper import say
+from clairvit.cli.study_report import report
 from clairvit.errors import ClairError, ClairWarning
 
 app = typer.Typer(
@@ -37,6 +38,7 @@ app.command("explain", no_args_is_help=True)(explain)
 app.command("compare", no_args_is_help=True)(compare)
 app.command("evaluate", no_args_is_help=True)(evaluate)
 app.command("choose", no_args_is_help=True)(choose)
+app.command("report", no_args_is_help=True)(report)
 app.command("finetune", no_args_is_help=True)(finetune)
 app.command("bench", no_args_is_help=True)(bench)
 app.command("methods")(list_methods)
