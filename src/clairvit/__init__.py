@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from clairvit.models.sources import load as load
     from clairvit.models.sources import wrap as wrap
     from clairvit.models.target import contrast as contrast
+    from clairvit.study.choose import choose as choose
     from clairvit.trace.trace import trace as trace
 
 # The verbs, imported when first used: `clairvit --help` must not wait for torch.
@@ -43,6 +44,7 @@ _PLACES = {
     "ensemble": "clairvit.methods.combine",
     "Explanation": "clairvit.methods.explanation",
     "evaluate": "clairvit.metrics.evaluate",
+    "choose": "clairvit.study.choose",
     "Score": "clairvit.metrics.score",
     "ClairError": "clairvit.errors",
 }

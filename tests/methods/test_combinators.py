@@ -308,7 +308,7 @@ def test_options_of_the_aggregation_that_a_combinator_replaces(text: str) -> Non
         ("attcam(relu=none)+plus", r"relu=None was given; expected True or False"),
         ("grad-rollout(reversed_gradients=1)", r"reversed_gradients=1 was given; expected True or False"),
         ("legrad(pool=cls)", r"pool=cls was given; expected 'mean' or 'model'"),
-        ("focusvit(m=halb)", r"m=halb was given; expected 'half' or 'auto' or a number.*'half'"),
+        ("focusvit(m=halb)", r"m=halb was given; expected 'half' or a number.*'half'"),
         ("gradsam(mean=1)", r"mean=1 was given; expected True or False"),
     ],
 )
@@ -493,10 +493,9 @@ def test_options_change_maps() -> None:
             continue  # and says so
         if usual.maps.shape == made.maps.shape and torch.equal(usual.maps, made.maps):
             still.append(written(name, option, value))
-    # m=auto is ceil(L/2) until there is a recipe; nothing need be protected where nothing is discarded.
+    # Nothing need be protected where nothing is discarded.
     # The tokens do not see the patch embedding's gamma; without gamma or eps there is nothing to leave out inside.
     harmless = {
-        "focusvit(m=half)",
         "rollout(protect=cls_cell)",
         "rollout(protect=cls_column)",
         "grad-rollout(protect=cls_cell)",
@@ -605,13 +604,29 @@ def test_reversed_gradients_reach_the_mirrored_layer() -> None:
     assert same(alone, layers[4])
 
 
-def test_focusvit_says_that_it_fell_back() -> None:
+def test_focusvit_says_that_its_start_was_not_searched() -> None:
     made = explained("focusvit")
     assert made.notes == (
-        f"focusvit: m=auto has no recipe to read m* from; it fell back to ceil(L/2) = {math.ceil(5 / 2)}",
+        f"focusvit: m is ceil(L/2) = {math.ceil(5 / 2)}; `clairvit choose IMAGES --tune-start focusvit` looks for m*",
     )
-    assert explained("focusvit(m=3)").notes == ()
+    assert explained("focusvit(m=3)").notes == explained("focusvit+skipplus").notes == ()
     assert torch.equal(explained("focusvit(m=3)").maps, made.maps)
+
+
+@pytest.mark.parametrize(
+    ("text", "seen", "layer"),
+    [
+        ("focusvit(m=auto)", "'m=auto'", r"focusvit\(m=6\)"),
+        ("legrad(start=auto)", "'start=auto'", r"legrad\(start=6\)"),
+        ("genatt+from:auto", r"'\+from:auto'", r"genatt\+from:6"),
+    ],
+)
+def test_a_start_from_a_recipe_needs_one(text: str, seen: str, layer: str) -> None:
+    name = text.partition("(")[0].partition("+")[0]
+    with pytest.raises(
+        BadInput, match=rf"^{seen} reads .*--tune-start {name} --out recipe.json.*type a layer: {layer}"
+    ):
+        bind(text)
 
 
 @pytest.mark.parametrize("text", ["rollout(fusion=max)+nonsense", "nonsense(x=1)+plus", "ixg+layer:77"])

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import gc
 import math
+from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor
 
 import clairvit as cv
+from clairvit.data.album import Part, parts
 from clairvit.errors import BadInput, NotApplicable, UnknownName
 from clairvit.metrics.score import bootstrap, paired
 from linear import effects, linear
@@ -172,6 +178,16 @@ def test_methods_that_do_not_fit_may_be_left_out() -> None:
         cv.evaluate(model, images, ["cam", "ixg"], ["sparseness"], target=3)
 
 
+def test_no_method_may_fit() -> None:
+    """Where nothing fits there is nothing to score, and what the model says of the images is still there."""
+    model, image = linear()
+    for metric in ("sparseness", "grid-pointing-game"):
+        found = cv.evaluate(model, image, ["rollout"], [metric, "sparseness"], baselines=False, skip=True)
+        assert not found
+        assert "no attention" in found.skipped["rollout"]
+        assert len(found.seen) == 1
+
+
 def test_what_cannot_be_done_is_said() -> None:
     images = pixels(KIND, 2)
     with pytest.raises(UnknownName, match=r"There is no metric 'deletoin'.*'deletion'"):
@@ -227,6 +243,28 @@ def test_paired_differences_are_narrower() -> None:
 )
 def test_which_way_is_good_may_depend_on_the_options(text: str, better: str) -> None:
     assert scored(pixels(KIND, 1), text).better == better
+
+
+def test_nothing_is_kept_of_images_that_are_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Six batches from files: what is alive between two of them does not grow, but for the scores."""
+    dice, paths = np.random.default_rng(0), []
+    for number in range(48):
+        paths.append(str(tmp_path / f"{number}.png"))
+        Image.fromarray(dice.integers(0, 255, (40, 40, 3), dtype=np.uint8)).save(paths[-1])
+    alive: list[int] = []
+
+    def watched(*given: Any) -> Iterator[Part]:
+        for part in parts(*given):
+            yield part
+            gc.collect()
+            kept = (one for one in gc.get_objects() if type(one) in (torch.Tensor, torch.nn.Parameter))
+            alive.append(sum(one.numel() * one.element_size() for one in kept))
+
+    monkeypatch.setattr("clairvit.metrics.evaluate.parts", watched)
+    cv.evaluate(wrapped(KIND), paths, ["ixg", "rollout"], ["deletion(steps=2)", "sparseness", "random-logit"], target=3)
+    assert len(alive) == 6
+    image = 3 * 32 * 32 * 4
+    assert alive[-1] - alive[0] < 40 * image / 4, "a quarter of the images that were read meanwhile"
 
 
 def test_what_is_named_twice_is_scored_once() -> None:

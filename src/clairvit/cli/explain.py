@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from clairvit.methods.explanation import Explanation
     from clairvit.models.images import Batch
     from clairvit.models.model import Model
+    from clairvit.study.advice import Recipe
 
 EXAMPLES = """[bold]Examples[/bold]
 
@@ -33,6 +34,8 @@ clairvit explain cat.jpg --method rollout --layers --heads
 
 clairvit explain cat.jpg --method lime --samples 2000 --removal blur
 
+clairvit explain cat.jpg --recipe recipe.json
+
 clairvit explain cat.jpg --model torchvision:resnet50 --method gradcam --features
 """
 
@@ -40,8 +43,20 @@ clairvit explain cat.jpg --model torchvision:resnet50 --method gradcam --feature
 def explain(
     images: options.Images,
     method: Annotated[
-        str, typer.Option("--method", help="Any of 'clairvit methods', e.g. legrad, 'rollout(fusion=max)+skipplus'.")
-    ] = "legrad",
+        str | None,
+        typer.Option(
+            "--method",
+            help="Any of 'clairvit methods', e.g. legrad, 'rollout(fusion=max)+skipplus'.",
+            show_default="legrad, or the recipe's",
+        ),
+    ] = None,
+    recipe: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="What 'clairvit choose' found best for the model; with --method 'focusvit(m=auto)' its start layer.",
+        ),
+    ] = None,
     model: options.ModelName = "pets",
     arch: options.Arch = None,
     no_pretrained: options.NoPretrained = False,
@@ -66,17 +81,24 @@ def explain(
     batch_size: options.BatchSize = None,
 ) -> None:
     import clairvit as cv
+    from clairvit.methods.advised import USUAL
     from clairvit.methods.bind import bind
     from clairvit.perturb.batch import check_pace
 
     own = {name: value for name, value in (("samples", samples), ("removal", removal)) if value is not None}
-    bound = bind(method, **own)  # a misspelt method is refused before a model is loaded
+    advice = None if recipe is None else _read(recipe)
+    chosen = USUAL if method is None else method
+    bound = bind(chosen if advice is None else advice.method_for(method), **own)  # misspelt: refused before a model
     check_pace(batch_size, autocast)
     asked = Request(
         images, model, arch, no_pretrained, labels, device, target, contrast, out, as_json, quiet, batch_size
     )
 
+    unchecked = [] if advice is None else [advice]
+
     def verb(net: Model, batch: Batch, aim: Any) -> dict[str, Explanation]:
+        while unchecked:
+            unchecked.pop().check(net)  # once, not for each batch
         made = cv.explain(
             net,
             batch,
@@ -107,6 +129,12 @@ def explain(
 
 
 explain.__doc__ = f"Show where a model looked, by one method.\n\n{EXAMPLES}"
+
+
+def _read(recipe: str) -> Recipe:
+    from clairvit.study.advice import read_recipe
+
+    return read_recipe(recipe)
 
 
 def _save(_: Model, explanations: Mapping[str, Explanation], path: Path) -> list[Path]:

@@ -84,6 +84,7 @@ def progress(what: str, total: int, hidden: bool = False) -> Iterator[Advance]:
         TimeRemainingColumn(),
         console=Console(stderr=True),
         transient=True,
+        speed_estimate_period=600.0,  # seconds; steps that take minutes have a speed too
     )
     inner: dict[str, TaskID] = {}
     begun: dict[str, float] = {}

@@ -38,14 +38,14 @@ def print_scores(rows: Rows, methods: Sequence[str]) -> None:
 
     metrics = list(rows)
     some = next(iter(next(iter(rows.values())).values()))
-    count = len(some.values)
+    count = max(len(score.values) for scores in rows.values() for score in scores.values())
     for start in range(0, len(metrics), ABREAST):
         part = metrics[start : start + ABREAST]
-        named = list(rows[part[0]])
+        named = list(dict.fromkeys(name for metric in part for name in rows[metric]))
         lines = [
             (
                 name if name in methods else MEANT.get(name, name),
-                *(_cell(rows[metric][name]) for metric in part),
+                *(_cell(rows[metric][name], count) if name in rows[metric] else "–" for metric in part),
                 str(count),
             )
             for name in named
@@ -56,14 +56,14 @@ def print_scores(rows: Rows, methods: Sequence[str]) -> None:
     line("↑ higher is better, ↓ lower is better. Mean over images ± standard error, [95 % bootstrap interval].")
 
 
-def _cell(score: Score) -> str:
+def _cell(score: Score, count: int) -> str:
     """'0.213 ± 0.012', below '[0.19, 0.24]', and 'n = 7' where some images have no value."""
     if not score.n_valid:
         return "undefined\nn = 0"
     low, high = score.interval
     sure = [f"{score.mean:.4g}"] if math.isnan(low) else [f"{score.mean:.4g} ± {score.standard_error:.2g}"]
     sure += [] if math.isnan(low) else [f"[{low:.4g}, {high:.4g}]"]
-    sure += [f"n = {score.n_valid}"] if score.n_invalid else []
+    sure += [f"n = {score.n_valid}"] if score.n_valid < count else []
     return "\n".join(sure)
 
 

@@ -13,6 +13,8 @@ from typing import Annotated
 import typer
 
 from clairvit._version import __version__
+from clairvit.cli.bench import bench
+from clairvit.cli.choose import choose
 from clairvit.cli.compare import compare
 from clairvit.cli.evaluate import evaluate
 from clairvit.cli.explain import explain
@@ -21,6 +23,7 @@ from clairvit.cli.lists import list_methods, list_models
 from clairvit.cli.metrics import list_metrics
 from clairvit.cli.paper import say
 from clairvit.cli.reproduce import reproduce
+from clairvit.cli.study_report import report
 from clairvit.errors import ClairError, ClairWarning
 
 app = typer.Typer(
@@ -36,7 +39,10 @@ app.command("explain", no_args_is_help=True)(explain)
 app.command("compare", no_args_is_help=True)(compare)
 app.command("evaluate", no_args_is_help=True)(evaluate)
 app.command("reproduce", no_args_is_help=True)(reproduce)
+app.command("choose", no_args_is_help=True)(choose)
+app.command("report", no_args_is_help=True)(report)
 app.command("finetune", no_args_is_help=True)(finetune)
+app.command("bench", no_args_is_help=True)(bench)
 app.command("methods")(list_methods)
 app.command("metrics")(list_metrics)
 app.command("models")(list_models)

@@ -6,6 +6,7 @@ Memory does not grow with the number of images, and one that cannot be read cost
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -150,7 +151,7 @@ def album_of(
 
 
 def digest(*parts: Any) -> str:
-    """A hash of files (their bytes), pictures, arrays, tensors and text."""
+    """A hash of files (their bytes), pictures, arrays, tensors and text; text that is no file's name comes as bytes."""
     found = hashlib.blake2b(digest_size=16)
     for part in parts:
         content = _bytes(part)
@@ -160,7 +161,9 @@ def digest(*parts: Any) -> str:
 
 
 def _bytes(part: Any) -> bytes:
-    if isinstance(part, Path) or (isinstance(part, str) and Path(part).is_file()):
+    if isinstance(part, bytes):
+        return part
+    if isinstance(part, Path) or (isinstance(part, str) and os.path.isfile(part)):  # False for a name that is too long
         return Path(part).read_bytes()
     if isinstance(part, Tensor):
         part = part.detach().cpu().float().numpy()

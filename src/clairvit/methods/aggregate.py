@@ -82,7 +82,7 @@ class Single:
 class Total:
     """The sum over the layers from `start` on: PLUS from 0, SkipPLUS from "half" = ceil(L/2)."""
 
-    start: int | Literal["half", "auto"] = 0
+    start: int | Literal["half"] = 0
     rows: Literal["read", "all"] = "read"  # which query rows of an N×N map: those the head reads, or the mean of all
     mean: bool = False  # divide by the number of layers
 
@@ -227,7 +227,7 @@ def layer_index(layer: int, count: int) -> int:
 
 
 def first_layer(start: int | str, count: int) -> int:
-    """ "half" is SkipPLUS's ceil(L/2); "auto" falls back to it until a recipe holds a better one."""
-    if start in ("half", "auto"):
+    """ "half" is SkipPLUS's ceil(L/2)."""
+    if start == "half":
         return min(math.ceil(count / 2), count - 1)
     return layer_index(int(start), count)

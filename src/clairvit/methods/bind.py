@@ -28,7 +28,7 @@ from clairvit.methods.method import (
     parameters,
     shared_cost,
 )
-from clairvit.methods.parse import Written, parse
+from clairvit.methods.parse import SEARCHED, Written, parse, refuse_auto
 
 
 @dataclass(frozen=True)
@@ -135,10 +135,12 @@ class Bound:
         return self.over.used(count).start
 
     def notes(self, count: int) -> tuple[str, ...]:
-        if isinstance(self.over, Total) and self.over.start == "auto":
-            start = self.over.used(count).start
-            return (f"{self.method.name}: m=auto has no recipe to read m* from; it fell back to ceil(L/2) = {start}",)
-        return ()
+        """What a reader of the map should know: that a start which is meant to be searched was not."""
+        searched = SEARCHED in self.method.renamed and "+" not in self.text
+        if not searched or not isinstance(self.over, Total) or self.over.start != "half":
+            return ()
+        start, name = self.over.used(count).start, self.method.name
+        return (f"{name}: m is ceil(L/2) = {start}; `clairvit choose IMAGES --tune-start {name}` looks for m*",)
 
 
 Wrapper = Callable[[Written, dict[str, Any]], Bound]
@@ -163,6 +165,7 @@ def bind(text: str, **options: Any) -> Bound:
     if written.name in _wrappers:
         return _wrappers[written.name](written, options)
     method = find(written.name)
+    refuse_auto(written.name, combinator, written.options | options)
     if written.inner:
         raise BadInput(f"'{written.inner[0]}' in '{text}' is not an option; expected option=value.")
     given = written.options | options

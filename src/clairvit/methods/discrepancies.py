@@ -47,8 +47,8 @@ KNOWN = {
     "gmar-l2": "As gmar-l1.",
     "focusvit": (
         "The text differentiates the loss in its equations and the logit in its claims: the loss has the "
-        "opposite sign. Here the logit. m* is to be searched on a validation set; without one m = "
-        "ceil(L/2). Repository not readable."
+        "opposite sign. Here the logit. m* is to be searched on a validation set (`clairvit choose "
+        "--tune-start focusvit`, then `m=auto` with its recipe); by default m = ceil(L/2). Repository not readable."
     ),
     "legrad": (
         "Paper: all layers; code: the last two (preset `official`). The code averages all tokens even where "

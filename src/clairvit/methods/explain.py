@@ -9,12 +9,14 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from os import PathLike
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from clairvit.errors import BadInput, ClairError, ClairWarning
+from clairvit.methods.advised import advised
 from clairvit.methods.bind import Bound, bind
 from clairvit.methods.explanation import Cost, Explanation
 from clairvit.methods.heads import gathered, remark, variants
@@ -27,6 +29,9 @@ from clairvit.models.target import SCORES, Target, resolve
 from clairvit.perturb.batch import pace
 from clairvit.trace.guest import own_grad_mode
 from clairvit.trace.recording import Recording
+
+if TYPE_CHECKING:
+    from clairvit.study.advice import Recipe
 
 
 class Comparison(dict[str, Explanation]):
@@ -48,9 +53,10 @@ class Comparison(dict[str, Explanation]):
 def explain(
     model: Model,
     images: Any,
-    method: str = "legrad",
+    method: str | PathLike[str] | Recipe | None = None,
     target: Any = None,
     *,
+    recipe: str | PathLike[str] | Recipe | None = None,
     score: str | None = None,
     seed: int = 0,
     layers: bool = False,
@@ -59,7 +65,7 @@ def explain(
     autocast: str | None = None,
     **options: Any,
 ) -> Explanation:
-    """One method on one image or a batch.
+    """One method on one image or a batch; legrad if none is named. A recipe, which `cv.choose` makes, names one too.
 
     `score` is logit, prob or logprob; None is what the method is meant for: the logit, or the probability for most
     perturbation methods. `batch_size` bounds how many perturbed images are in one pass (None: chosen by size, halved
@@ -71,8 +77,10 @@ def explain(
     cv.explain(model, "two.jpg", target=["Bengal", "Beagle"])        # one image, a list: one map for each target
     cv.explain(model, "cat.jpg", "rollout", layers=True, by_head=True)   # .layers and .heads, from the same trace
     cv.explain(model, "cat.jpg", "lime", samples=2000, removal="blur")   # .standard_error
+    cv.explain(model, "cat.jpg", "recipe.json")                      # what was best for this model
+    cv.explain(model, "cat.jpg", "focusvit(m=auto)", recipe="recipe.json")
     """
-    bound = bind(method, **options)
+    bound = bind(advised(model, method, recipe), **options)
     with pace(batch_size, autocast):
         found = _explain_all(model, images, [bound], target, score, seed, layers, skip=False, by_head=by_head)
     return next(iter(found.values()))

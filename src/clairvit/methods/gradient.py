@@ -139,7 +139,7 @@ _gmar(2)
     family="gradient × attention",
     paper="FocusViT, AISTATS 2026",
     gives="matrix",
-    over=Total(start="auto"),
+    over=Total(start="half"),
     renamed={"m": "start"},
 )
 def focused_attention(layer: View, head_weights: Literal["gradient", "uniform"] = "gradient") -> Tensor:

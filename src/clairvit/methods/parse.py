@@ -10,6 +10,9 @@ from typing import Any
 from clairvit.errors import BadInput
 
 _EXPECTED = "expected NAME, NAME(option=value) or NAME+combinator, such as genatt+skipplus"
+AUTO = "auto"  # as a start: the layer that a recipe holds
+SEARCHED = "m"  # what FocusViT calls the layer to start at
+STARTS = (SEARCHED, "start", "start_layer")
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,19 @@ def parse(text: str) -> Written:
         elif item.strip():
             inner.append(item.strip())
     return Written(name.lower(), tuple(inner), options, combinators[0] if combinators else "")
+
+
+def refuse_auto(name: str, combinator: str, options: dict[str, Any]) -> None:
+    """A start that is "auto" is a recipe's, and whoever has a recipe has put the layer there by now."""
+    typed = next((key for key in STARTS if options.get(key) == AUTO), None)
+    if typed is None and combinator != f"from:{AUTO}":
+        return
+    seen, layer = (f"{typed}={AUTO}", f"{name}({typed}=6)") if typed else (f"+{combinator}", f"{name}+from:6")
+    raise BadInput(
+        f"'{seen}' reads the layer where {name} starts from a recipe, and none with it was given. Make one by "
+        f"`clairvit choose IMAGES --tune-start {name} --out recipe.json` and pass it as `--recipe recipe.json` "
+        f"(recipe='recipe.json'), or type a layer: {layer}."
+    )
 
 
 def split_at_commas(text: str) -> list[str]:

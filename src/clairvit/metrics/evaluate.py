@@ -144,9 +144,10 @@ def _evaluated(request: _Request) -> Scores:
             if single:
                 made = run_all(every, recording, [goal], seed=request.seed)
                 every = _fitting(every, made, request, table)
-                case = _case(request, part, recording, goal, every, made)
-                for one in single:
-                    table.measure(case, one)
+                if every:  # it may be that no method fits
+                    case = _case(request, part, recording, goal, every, made)
+                    for one in single:
+                        table.measure(case, one)
             rows += part.rows
             logits.append(recording.logits.detach().cpu())
             true = _numbers(part.labels, recording, request.model) or [None] * len(part.rows)
@@ -156,7 +157,7 @@ def _evaluated(request: _Request) -> Scores:
             tell(len(part.rows))
     if not rows:
         return Scores()  # `failed` was told why
-    if len(single) < len(request.asked):
+    if every and len(single) < len(request.asked):
         known = tuple(labels) if request.album.has_labels else None
         shelf = Gallery(
             request.model, request.album, every, tuple(rows), torch.cat(logits), known, request.seed, Aside()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from clairvit.data.album import Album, digest
-from clairvit.errors import BadInput
+from clairvit.errors import BadInput, ClairError
 from clairvit.methods.bind import bind
 from clairvit.metrics.metric import ask
 from clairvit.metrics.table import BASELINES
@@ -15,6 +15,7 @@ from clairvit.models.model import Model
 
 AT_ONCE = 8  # images in a unit: what is lost when a run is killed
 USUAL_PATCHES = 196
+Lacking = tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]  # methods and the metrics that they lack
 
 
 @dataclass(frozen=True)
@@ -80,8 +81,7 @@ class Study:
         return asdict(self)
 
 
-@dataclass(frozen=True)
-class Cell:
+class Cell(NamedTuple):  # there may be millions of them
     """One number of a study: what it depends on, and nothing else."""
 
     model: str  # hash of the weights and the preprocessing
@@ -89,6 +89,7 @@ class Cell:
     method: str
     metric: str
     settings: str  # seed, target, what is done to maps
+    among: str = ""  # hash of all images, for a metric of a whole set
 
 
 @dataclass(frozen=True)
@@ -96,6 +97,7 @@ class Unit:
     """Some images, methods and metrics of one model: computed together, stored together."""
 
     key: str  # a hash of all its cells
+    weights: str  # hash of the model
     model: int  # places in the study
     data: int
     rows: tuple[int, ...]  # in the album
@@ -103,6 +105,11 @@ class Unit:
     methods: tuple[str, ...]
     metrics: tuple[str, ...]
     forwards: int  # about
+    among: str = ""  # as a cell has it
+
+    @property
+    def cells(self) -> int:
+        return len(self.rows) * len(self.methods) * len(self.metrics)
 
 
 @dataclass(frozen=True)
@@ -113,6 +120,7 @@ class Plan:
     cells: int
     done: int
     hashes: tuple[str, ...] = field(default=())  # of the models
+    images: tuple[tuple[tuple[str, str], ...], ...] = field(default=())  # of each data: name and mark
 
     @property
     def forwards(self) -> int:
@@ -122,13 +130,8 @@ class Plan:
 def weights_hash(model: Model) -> str:
     """Of all that decides what a model says: its tensors, its classes' names, its preprocessing."""
     state = model.module.state_dict()
-    tensors = [part for name in sorted(state) for part in (*_said(name, state[name].dtype), state[name])]
-    return digest(*tensors, *_said(model.preprocess, model.labels, model.layout))
-
-
-def _said(*parts: object) -> list[bytes]:
-    """As text that `digest` does not take for the name of a file: it may be longer than names can be."""
-    return [repr(part).encode() for part in parts]
+    tensors = [part for name in sorted(state) for part in (f"{name} {state[name].dtype}".encode(), state[name])]
+    return digest(*tensors, repr((model.preprocess, model.labels, model.layout)).encode())
 
 
 def settings_of(study: Study) -> str:
@@ -138,62 +141,71 @@ def settings_of(study: Study) -> str:
 
 def make_plan(study: Study, hashes: Sequence[str], albums: Sequence[Album], done: frozenset[Cell]) -> Plan:
     """Units for all cells of a settled study that are not done."""
-    units: list[Unit] = []
-    cells = there = 0
-    for model, weights in enumerate(hashes):
-        for data, album in enumerate(albums):
-            marks = [album.mark(row) for row in range(len(album))]
-            for rows, metrics in _portions(study, len(album)):
-                own = tuple(marks[row] for row in rows)
-                missing = _missing(study, weights, own, metrics, done)
-                cells += len(rows) * len(study.methods) * len(metrics)
-                there += len(rows) * len(study.methods) * len(metrics)
-                for methods, left in missing.items():
-                    there -= len(rows) * len(left) * len(methods)
-                    units.append(_unit(study, model, data, weights, rows, own, tuple(methods), left))
-    return Plan(tuple(units), cells, there, tuple(hashes))
+    images = tuple(tuple((name, mark_of(album, row)) for row, name in enumerate(album.names)) for album in albums)
+    units = [
+        unit
+        for model, weights in enumerate(hashes)
+        for data, own in enumerate(images)
+        for unit in _units(study, model, data, weights, [mark for _, mark in own], done)
+    ]
+    cells = len(hashes) * sum(map(len, images)) * len(study.methods) * len(study.metrics)
+    return Plan(tuple(units), cells, cells - sum(unit.cells for unit in units), tuple(hashes), images)
 
 
-def _portions(study: Study, count: int) -> Iterator[tuple[tuple[int, ...], tuple[str, ...]]]:
-    """Images a few at a time for most metrics; all of them for metrics of a whole set."""
+def mark_of(album: Album, row: int) -> str:
+    """An image that is not there costs only itself: once it is there its mark is another one."""
+    try:
+        return album.mark(row)
+    except ClairError as error:
+        return digest(repr(("unread", album.names[row], str(error))).encode())
+
+
+def among_of(marks: Sequence[str]) -> str:
+    """A hash of a set of images, in its order."""
+    return digest(repr(tuple(marks)).encode())
+
+
+def _units(
+    study: Study, model: int, data: int, weights: str, marks: Sequence[str], done: frozenset[Cell]
+) -> Iterator[Unit]:
+    """Images that lack the same, a few at a time; what is there of an image is not computed again."""
     single = tuple(text for text in study.metrics if ask(text).metric.scope == "image")
     whole = tuple(text for text in study.metrics if text not in single)
-    if single:
-        for start in range(0, count, study.at_once):
-            yield tuple(range(start, min(start + study.at_once, count))), single
+    settings, everything = settings_of(study), tuple(range(len(marks)))
+
+    def unit(rows: Sequence[int], methods: Sequence[str], metrics: Sequence[str], among: str) -> Unit:
+        own = tuple(marks[row] for row in rows)
+        key = digest(repr((weights, own, tuple(methods), tuple(metrics), settings, among)).encode())
+        forwards = len(rows) * forwards_of(methods, metrics)
+        return Unit(key, weights, model, data, tuple(rows), own, tuple(methods), tuple(metrics), forwards, among)
+
+    for start in range(0, len(marks) if single else 0, study.at_once):
+        alike: dict[Lacking, list[int]] = {}
+        for row in everything[start : start + study.at_once]:
+            alike.setdefault(_lacking(study, weights, marks[row : row + 1], single, "", done), []).append(row)
+        for lacking, rows in alike.items():
+            yield from (unit(rows, methods, metrics, "") for methods, metrics in lacking)
     if whole:
-        yield tuple(range(count)), whole
+        among = among_of(marks)
+        for methods, metrics in _lacking(study, weights, marks, whole, among, done):
+            yield unit(everything, methods, metrics, among)
 
 
-def _missing(
-    study: Study, weights: str, marks: Sequence[str], metrics: Sequence[str], done: frozenset[Cell]
-) -> dict[tuple[str, ...], tuple[str, ...]]:
-    """Methods that lack the same metrics -> those metrics: what one unit can do together."""
+def _lacking(
+    study: Study, weights: str, marks: Sequence[str], metrics: Sequence[str], among: str, done: frozenset[Cell]
+) -> Lacking:
+    """Methods that lack the same metrics, with those metrics: what one unit can do together."""
     groups: dict[tuple[str, ...], list[str]] = {}
     settings = settings_of(study)
     for method in study.methods:
         left = tuple(
             metric
             for metric in metrics
-            if any(Cell(weights, mark, method, metric, settings) not in done for mark in marks)
+            if any(Cell(weights, mark, method, metric, settings, among) not in done for mark in marks)
         )
         if left:
             groups.setdefault(left, []).append(method)
-    return {tuple(methods): left for left, methods in groups.items()}
-
-
-def _unit(
-    study: Study,
-    model: int,
-    data: int,
-    weights: str,
-    rows: tuple[int, ...],
-    marks: tuple[str, ...],
-    methods: tuple[str, ...],
-    metrics: tuple[str, ...],
-) -> Unit:
-    key = digest(*_said(weights, *marks, methods, metrics, settings_of(study)))
-    return Unit(key, model, data, rows, marks, methods, metrics, len(rows) * forwards_of(methods, metrics))
+    return tuple((tuple(methods), left) for left, methods in groups.items())
 
 
 def forwards_of(methods: Sequence[str], metrics: Sequence[str]) -> int:

@@ -14,6 +14,7 @@ from clairvit.methods.explanation import Cost
 from clairvit.metrics.metric import ask
 from clairvit.metrics.score import Curve, Score
 from clairvit.metrics.table import BASELINES, Scores, Seen
+from clairvit.study.plan import among_of
 from clairvit.study.store import Store
 
 FIELDS = (
@@ -28,18 +29,21 @@ def combinations(store: Store) -> list[tuple[str, str, str, str]]:
     return [(str(a), str(b), str(c), str(d)) for a, b, c, d in rows]
 
 
-def scores_of(store: Store, model_hash: str, data: str, settings: str) -> Scores:
+def scores_of(
+    store: Store, model_hash: str, data: str, settings: str, images: Sequence[tuple[str, str]] | None = None
+) -> Scores:
     """Every method and metric of one model on one set of images; images in the order of their names.
 
-    An image that could not be read is in no score, a method that does not fit is in `.skipped`.
+    With `images` (name and mark of each, as a plan has them) they are those, wherever else they were seen before;
+    else all that `data` ever meant. An image that could not be read is in no score, a method that does not fit is in
+    `.skipped`.
     """
-    wanted = f"model_hash = {_text(model_hash)} and data = {_text(data)} and settings = {_text(settings)}"
-    names, rows = store.query(
-        f"select model, settings, {', '.join(FIELDS)} from results where {wanted} "
-        "qualify row_number() over (partition by image_hash, image, method, metric order by unit) = 1 "
-        "order by metric, method, image"
-    )
-    records = [dict(zip(names, row, strict=True)) for row in rows]
+    records = _records(store, model_hash, settings, data, images)
+    if images is not None:
+        known: dict[str, list[dict[str, Any]]] = {}
+        for record in records:
+            known.setdefault(record["image_hash"], []).append(record)
+        records = [{**one, "image": name} for name, mark in sorted(images) for one in known.get(mark, ())]
     groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
     found = Scores()
     for record in records:
@@ -61,6 +65,38 @@ def scores_of(store: Store, model_hash: str, data: str, settings: str) -> Scores
         luck = {name: made[name, metric] for name in BASELINES if (name, metric) in made}
         found[method, metric] = replace(score, baselines=luck)
     return found
+
+
+def unread(store: Store, model_hash: str, settings: str, images: Sequence[tuple[str, str]]) -> dict[str, str]:
+    """Which of the images could not be read, and why."""
+    records = _records(store, model_hash, settings, "", images)
+    read = {one["image_hash"] for one in records if one["predicted"] is not None}
+    if not read:  # no method fits, or no image is one
+        return {}
+    why = {one["image_hash"]: one["note"] for one in records if one["image_hash"] not in read}
+    return {name: why[mark] for name, mark in images if mark in why}
+
+
+def _records(
+    store: Store, model_hash: str, settings: str, data: str, images: Sequence[tuple[str, str]] | None
+) -> list[dict[str, Any]]:
+    """Each cell once, in a settled order. Of a metric of whole sets: of this set, or of the largest there is."""
+    if images is None:
+        which, same = f"data = {_text(data)}", "image_hash, image"
+        among = "first_value(among) over (partition by metric order by size desc, among)"
+    else:
+        marks = [mark for _, mark in images]
+        which, same = f"image_hash in ({', '.join(map(_text, dict.fromkeys(marks)))})", "image_hash"
+        among = _text(among_of(marks))
+    names, rows = store.query(
+        "with own as (select *, count(*) over (partition by metric, among) as size from results "
+        f"where model_hash = {_text(model_hash)} and settings = {_text(settings)} and {which}), "
+        f"fitting as (select *, {among} as wanted from own) "
+        f"select model, settings, image_hash, {', '.join(FIELDS)} from fitting where among is null or among = wanted "
+        f"qualify row_number() over (partition by {same}, method, metric order by unit, image) = 1 "
+        "order by metric, method, image, unit"
+    )
+    return [dict(zip(names, row, strict=True)) for row in rows]
 
 
 def _text(value: str) -> str:

@@ -33,12 +33,13 @@ class Outcome:
     plan: Plan
 
 
-def planned(study: Study, store: Store, worker: Worker | None = None) -> tuple[Plan, Worker]:
-    """What is left to do. Models are loaded and images hashed here, for a unit is known by its content."""
+def planned(study: Study, store: Store | None, worker: Worker | None = None) -> tuple[Plan, Worker]:
+    """What is left to do for a settled study. Models are loaded and images hashed here, for a unit is its content."""
     worker = worker or Worker(study)
+    worker.open()
     hashes = [worker.hash_of(place) for place in range(len(study.models))]
     albums = [worker.album(place) for place in range(len(study.data))]
-    return make_plan(study, hashes, albums, store.cells()), worker
+    return make_plan(study, hashes, albums, frozenset() if store is None else store.cells()), worker
 
 
 def in_process(study: Study, units: Iterable[Unit], worker: Worker) -> Iterator[tuple[Unit, list[Row], str | None]]:
@@ -61,20 +62,21 @@ class Claims:
             if lock is None:
                 self.elsewhere.append(unit)
             elif self.store.has(unit):  # another process was quicker
-                lock.close()
+                self.store.release(unit, lock)
             else:
                 self._held[unit.key] = lock
                 yield unit
 
     def release(self, unit: Unit) -> None:
-        self._held.pop(unit.key).close()
+        self.store.release(unit, self._held.pop(unit.key))
 
     def __enter__(self) -> Claims:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for lock in self._held.values():
-            lock.close()
+        for unit in self.units:
+            if unit.key in self._held:
+                self.release(unit)
 
 
 def run_study(

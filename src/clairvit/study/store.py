@@ -2,29 +2,35 @@
 
 store/
   store.json            the format, and the studies that were run
-  parts/KEY.parquet     the rows of one unit, written under another name and renamed: whole, or not there
+  parts/KEY-SUM.parquet the rows of one unit, written under another name and renamed: whole, or not there;
+                        SUM is a checksum of its bytes
   failed/KEY.json       what went wrong with a unit; gone once it works
   claims/KEY            locked by the process that is at it; the lock dies with the process
-  broken/KEY.parquet    parts that could not be read
+  broken/               parts that are not what was written
 """
 
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
 import tempfile
+import time
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 from clairvit._version import __version__
-from clairvit.errors import BadInput, ClairError
+from clairvit.errors import BadInput, ClairError, ClairWarning
 from clairvit.study.plan import Cell, Study, Unit
 
 FORMAT = 1
+STALE = 3600.0  # seconds; nobody writes a file for so long
+BEGUN = ("parts", "failed", "claims")  # with temporary files, what a process killed while it began a store leaves
 Row = dict[str, Any]
 # Names and kinds of the columns, as DuckDB and Parquet call them.
 COLUMNS = {
@@ -53,6 +59,7 @@ COLUMNS = {
     "backwards": "int64",
     "seconds": "double",
     "note": "string",
+    "among": "string",
     "version": "string",
 }
 
@@ -66,62 +73,69 @@ class Store:
     @classmethod
     def open(cls, path: str | Path, *, create: bool = True) -> Store:
         """A store that is there, or a new one."""
-        folder = Path(path)
-        about = folder / "store.json"
-        if about.exists():
-            found = _read_json(about)
-            if found.get("format") != FORMAT:
-                raise BadInput(
-                    f"The store '{folder}' has format {found.get('format')} (ClairViT {found.get('clairvit')}), and "
-                    f"this is ClairViT {__version__} with format {FORMAT}; use that version, or another folder."
-                )
-        elif not create:
-            raise BadInput(f"There is no store in '{folder}'; expected a folder that `clairvit bench` wrote.")
-        elif folder.exists() and any(folder.iterdir()):
-            raise BadInput(f"The folder '{folder}' is not empty and no store; expected a new folder, or a store.")
-        for name in ("parts", "failed", "claims"):
-            (folder / name).mkdir(parents=True, exist_ok=True)
-        store = cls(folder)
-        if not about.exists():
-            store._write_json(about, {"format": FORMAT, "clairvit": __version__, "studies": []})
+        check_place(path, create=create)
+        store = cls(Path(path))
+        if create:
+            with store._writing():
+                for name in BEGUN:
+                    (store.path / name).mkdir(parents=True, exist_ok=True)
+            about = store.path / "store.json"
+            with store._locked("store"):  # another process may begin it too
+                if not about.exists():
+                    store._write_json(about, {"format": FORMAT, "clairvit": __version__, "studies": []})
         return store
 
     def remember(self, study: Study) -> None:
         """Note what was asked, once."""
         about = self.path / "store.json"
         with self._locked("store"):
+            self._sweep()
             found = _read_json(about)
             document = json.loads(json.dumps(study.as_document()))
             if document not in found["studies"]:
                 found["studies"].append(document)
                 self._write_json(about, found)
 
+    def _sweep(self) -> None:
+        """What processes that were killed while they wrote have left behind."""
+        for file in self.path.rglob(".*.tmp"):
+            with suppress(FileNotFoundError):  # its writer is alive and has just renamed it
+                if time.time() - file.stat().st_mtime > STALE:
+                    file.unlink()
+
     def studies(self) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = _read_json(self.path / "store.json")["studies"]
         return found
 
     def parts(self) -> tuple[list[Path], list[Path]]:
-        """Those that can be read, and those that cannot: these are moved to broken/, so that they are made again."""
-        import pyarrow.parquet as parquet
-        from pyarrow.lib import ArrowException
-
+        """Those that are what was written, and those that are not: moved to broken/, so that they are made again."""
         whole, broken = [], []
         for file in sorted((self.path / "parts").glob("*.parquet")):
             try:
-                parquet.read_schema(file)
-                parquet.read_table(file, columns=["unit"])
-            except (ArrowException, OSError):
-                (self.path / "broken").mkdir(exist_ok=True)
-                os.replace(file, self.path / "broken" / file.name)
-                broken.append(self.path / "broken" / file.name)
-            else:
-                whole.append(file)
+                if file.stem.rpartition("-")[2] == _checksum(file):
+                    whole.append(file)
+                    continue
+            except FileNotFoundError:  # another process has moved it
+                continue
+            except OSError:
+                pass  # a disk that cannot give it back
+            broken.append(self._aside(file))
         return whole, broken
+
+    def _aside(self, file: Path) -> Path:
+        aside = self.path / "broken" / file.name
+        with self._writing():
+            aside.parent.mkdir(exist_ok=True)
+            os.replace(file, aside)
+        message = f"'{file}' is damaged and was moved to '{aside}'; what was in it is computed again by the next run."
+        warnings.warn(message, ClairWarning, stacklevel=2)
+        return aside
 
     def cells(self) -> frozenset[Cell]:
         """What is computed."""
-        _, rows = self.query("select distinct model_hash, image_hash, method, metric, settings from results")
-        return frozenset(Cell(*row) for row in rows)
+        columns = "model_hash, image_hash, method, metric, settings, coalesce(among, '')"
+        _, rows = self.query(f"select distinct {columns} from results")
+        return frozenset(map(Cell._make, rows))
 
     def write(self, unit: Unit, rows: Sequence[Row]) -> Path:
         """The rows of a unit, all or nothing."""
@@ -130,10 +144,11 @@ class Store:
 
         schema = arrow.schema([(name, _arrow(kind)) for name, kind in COLUMNS.items()])
         table = arrow.Table.from_pylist([{**dict.fromkeys(COLUMNS), **row} for row in rows], schema=schema)
-        target = self.path / "parts" / f"{unit.key}.parquet"
-        with self._new(target) as temporary:
+        with self._new(self.path / "parts") as temporary:
             parquet.write_table(table, temporary, compression="zstd")
-        (self.path / "failed" / f"{unit.key}.json").unlink(missing_ok=True)
+            target = self.path / "parts" / f"{unit.key}-{_checksum(temporary)}.parquet"
+            _settle(temporary, target)
+            (self.path / "failed" / f"{unit.key}.json").unlink(missing_ok=True)
         return target
 
     def fail(self, unit: Unit, error: str) -> None:
@@ -143,20 +158,30 @@ class Store:
         return [_read_json(file) for file in sorted((self.path / "failed").glob("*.json"))]
 
     def has(self, unit: Unit) -> bool:
-        return (self.path / "parts" / f"{unit.key}.parquet").exists()
+        return any((self.path / "parts").glob(f"{unit.key}-*.parquet"))
 
     def claim(self, unit: Unit) -> IO[str] | None:
         """A lock on a unit, to be closed when it is done; None if another process has it.
 
         The lock is the open file's, so that a process that is killed lets go of it.
         """
-        file = (self.path / "claims" / unit.key).open("w")
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.close()
-            return None
-        return file
+        path = self.path / "claims" / unit.key
+        while True:
+            with self._writing():
+                file = path.open("w")
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                file.close()
+                return None
+            if _same(file, path):
+                return file
+            file.close()  # whoever had it is done and took the file away between our opening and locking it
+
+    def release(self, unit: Unit, lock: IO[str]) -> None:
+        """Take the claim away while it is still locked, so that nobody else's is taken."""
+        (self.path / "claims" / unit.key).unlink(missing_ok=True)
+        lock.close()
 
     def query(self, sql: str) -> tuple[list[str], list[tuple[Any, ...]]]:
         """Column names and rows; the table is `results`, one row a method, metric and image."""
@@ -176,30 +201,81 @@ class Store:
                 return names, found.fetchall()
             except duckdb.Error as error:
                 raise BadInput(
-                    f"The query failed: {str(error).strip()} The table is 'results' with the columns "
+                    f"The query failed: {' '.join(str(error).split())} The table is 'results' with the columns "
                     f"{', '.join(COLUMNS)}."
                 ) from error
 
     @contextmanager
     def _locked(self, name: str) -> Iterator[None]:
-        with (self.path / "claims" / name).open("w") as file:
+        with self._writing():
+            file = (self.path / "claims" / name).open("w")
+        with file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
     @contextmanager
-    def _new(self, target: Path) -> Iterator[Path]:
-        """A temporary file that becomes the target when the block ends well."""
-        handle, name = tempfile.mkstemp(dir=target.parent, prefix=".", suffix=".tmp")
-        os.close(handle)
+    def _writing(self) -> Iterator[None]:
+        """A full disk or a folder that is read-only ends a run in a sentence."""
         try:
-            yield Path(name)
-            os.replace(name, target)
-        finally:
-            Path(name).unlink(missing_ok=True)
+            yield
+        except OSError as error:
+            raise ClairError(
+                f"The store '{self.path}' cannot be written to ({error.strerror or error}). What is in it is complete; "
+                "make room or get the right to write, then type the same again: it goes on from there."
+            ) from error
+
+    @contextmanager
+    def _new(self, folder: Path) -> Iterator[Path]:
+        """A temporary file, to be renamed; nothing of it is left otherwise."""
+        with self._writing():
+            handle, name = tempfile.mkstemp(dir=folder, prefix=".", suffix=".tmp")
+            os.close(handle)
+            try:
+                yield Path(name)
+            finally:
+                Path(name).unlink(missing_ok=True)
 
     def _write_json(self, target: Path, content: Mapping[str, Any]) -> None:
-        with self._new(target) as temporary:
+        with self._new(target.parent) as temporary:
             temporary.write_text(json.dumps(content, ensure_ascii=False, indent=1), encoding="utf-8")
+            _settle(temporary, target)
+
+
+def check_place(path: str | Path, *, create: bool = True) -> None:
+    """Refuse a folder that is no store of ours, or of another format; nothing is made yet."""
+    folder = Path(path)
+    about = folder / "store.json"
+    if about.exists():
+        found = _read_json(about)
+        if found.get("format") != FORMAT:
+            raise BadInput(
+                f"The store '{folder}' has format {found.get('format')} (ClairViT {found.get('clairvit')}), and "
+                f"this is ClairViT {__version__} with format {FORMAT}; use that version, or another folder."
+            )
+    elif not create:
+        raise BadInput(f"There is no store in '{folder}'; expected a folder that `clairvit bench` wrote.")
+    elif folder.exists() and not folder.is_dir():
+        raise BadInput(f"'{folder}' is a file; expected a new folder, or a store.")
+    elif folder.exists() and any(one.name not in BEGUN and one.suffix != ".tmp" for one in folder.iterdir()):
+        raise BadInput(f"The folder '{folder}' is not empty and no store; expected a new folder, or a store.")
+
+
+def _checksum(file: Path) -> str:
+    return hashlib.blake2b(file.read_bytes(), digest_size=8).hexdigest()
+
+
+def _settle(temporary: Path, target: Path) -> None:
+    """Rename once the bytes are on the disk, or a power cut could leave a name without them."""
+    with temporary.open("rb") as file:
+        os.fsync(file.fileno())
+    os.replace(temporary, target)
+
+
+def _same(file: IO[str], path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 def _read_json(path: Path) -> dict[str, Any]:

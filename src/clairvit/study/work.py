@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import math
 from collections.abc import Sequence
@@ -15,7 +14,7 @@ from clairvit.metrics.evaluate import evaluate
 from clairvit.metrics.score import Score
 from clairvit.metrics.table import Scores, Seen
 from clairvit.models.model import Model
-from clairvit.study.plan import Study, Unit, settings_of, weights_hash
+from clairvit.study.plan import Study, Unit, mark_of, settings_of, weights_hash
 from clairvit.study.store import Row
 
 
@@ -28,6 +27,7 @@ class Worker:
     batch_size: int | None = None
     models: dict[int, Model] = field(default_factory=dict)
     albums: dict[int, Album] = field(default_factory=dict)
+    hashes: dict[int, str] = field(default_factory=dict)  # of the models
 
     def model(self, place: int) -> Model:
         if place not in self.models:
@@ -39,12 +39,22 @@ class Worker:
             self.albums[place] = self.study.data[place].open(self.study.seed)
         return self.albums[place]
 
+    def open(self) -> None:
+        """Everything, now; images first, which is quick."""
+        for place in range(len(self.study.data)):
+            self.album(place)
+        for place in range(len(self.study.models)):
+            self.hash_of(place)
+
     def hash_of(self, place: int) -> str:
-        return _hash(self.model(place))
+        if place not in self.hashes:
+            self.hashes[place] = weights_hash(self.model(place))
+        return self.hashes[place]
 
     def rows(self, unit: Unit) -> list[Row]:
         """Compute a unit. An image that cannot be read and a method that does not fit have rows too, with a note."""
         model, album, study = self.model(unit.model), self.album(unit.data), self.study
+        self._check(unit, model, album)
         unread: dict[str, str] = {}
         scores = evaluate(
             model,
@@ -66,15 +76,30 @@ class Worker:
             "model_hash": self.hash_of(unit.model),
             "data": study.data[unit.data].spec,
             "settings": settings_of(study),
+            "among": unit.among or None,
             "version": __version__,
         }
         marks = {album.names[row]: mark for row, mark in zip(unit.rows, unit.marks, strict=True)}
         return [{**shared, **row} for row in _rows(unit, scores, marks, unread)]
 
-
-@functools.cache
-def _hash(model: Model) -> str:
-    return weights_hash(model)
+    def _check(self, unit: Unit, model: Model, album: Album) -> None:
+        """What is behind the same names elsewhere, or later, may be something else: then nothing is stored."""
+        if self.hash_of(unit.model) != unit.weights:
+            raise ClairError(
+                f"{model.name} has other weights here than where the study was planned; expected the same file or "
+                "version of the model everywhere."
+            )
+        if max(unit.rows) >= len(album):
+            raise ClairError(
+                f"{self.study.data[unit.data].spec} has {len(album)} images here, fewer than where the study was "
+                "planned; expected the same files everywhere."
+            )
+        for row, mark in zip(unit.rows, unit.marks, strict=True):
+            if mark_of(album, row) != mark:
+                raise ClairError(
+                    f"{album.names[row]} is not the image that it was when the study was planned; expected files that "
+                    "stay as they are. Start the study again."
+                )
 
 
 def _rows(unit: Unit, scores: Scores, marks: dict[str, str], unread: dict[str, str]) -> list[Row]:

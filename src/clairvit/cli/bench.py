@@ -1,0 +1,295 @@
+"""`clairvit bench`: models × data × methods × metrics into a store that goes on where it was stopped."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from clairvit.cli import options
+from clairvit.cli.bench_table import print_plan, print_query, report
+from clairvit.cli.evaluate import wanted_methods, wanted_metrics
+from clairvit.cli.paper import progress, say
+from clairvit.cli.split import split_labels, split_methods
+from clairvit.errors import BadInput, UnknownName, did_you_mean
+
+if TYPE_CHECKING:
+    from clairvit.study.plan import DataWish, ModelWish, Plan, Study
+    from clairvit.study.run import Engine
+    from clairvit.study.wish import Wish
+
+ENGINES = ("local", "ray")
+METHODS, METRICS = "legrad,rollout", "deletion,insertion,sparseness"  # as `clairvit evaluate` has them
+OFTEN = 30.0  # seconds between two words on how far it is, where there is no bar
+EXAMPLES = """[bold]Examples[/bold]
+
+clairvit bench --data folder:photos/ --method legrad,rollout,genatt --metric deletion,insertion --out study/
+
+clairvit bench study.toml --out study/ --plan
+
+clairvit bench study.toml --out study/ --engine local --workers 4
+
+clairvit bench --out study/ --sql "select method, metric, avg(value) from results group by all order by all"
+"""
+
+
+def bench(
+    study: Annotated[
+        Path | None, typer.Argument(metavar="STUDY.toml", help="The study as a file; options win over it.")
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option("--model", "-m", metavar="A,B,…", help="Models, as everywhere.", show_default="pets"),
+    ] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(metavar="NAME:PATH,…", help="Images: folder:PATH, pets:PATH, …", show_default=False),
+    ] = None,
+    method: Annotated[
+        str | None,
+        typer.Option(
+            metavar="A,B,…",
+            help="Methods; 'all' are those that fit the model and are not slow. random and center run beside them.",
+            show_default=METHODS,
+        ),
+    ] = None,
+    metric: Annotated[str | None, typer.Option(metavar="A,B,…", help="Metrics.", show_default=METRICS)] = None,
+    limit: Annotated[int | None, typer.Option(min=1, metavar="N", help="So many images of each data set.")] = None,
+    split: Annotated[str | None, typer.Option(help="The part of each data set: test, val, …")] = None,
+    masks: Annotated[str | None, typer.Option(metavar="DIR", help="Masks of folder:PATH.")] = None,
+    mask_kind: Annotated[
+        str | None, typer.Option(metavar="nonzero|trimap|voc", help="What the object is in a mask.")
+    ] = None,
+    target: Annotated[
+        str | None,
+        typer.Option("--target", "-t", help="'label': the true class; default: the prediction."),
+    ] = None,
+    maps: Annotated[
+        str | None,
+        typer.Option(
+            metavar="raw|abs|relu|min-max|over-largest", help="What is done to each map first.", show_default="raw"
+        ),
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="For all that draws lots.", show_default="0")] = None,
+    arch: options.Arch = None,
+    no_pretrained: options.NoPretrained = False,
+    labels: options.Labels = None,
+    device: Annotated[
+        str | None,
+        typer.Option(help="cpu, cuda, cuda:1.", show_default="a GPU if there is one", rich_help_panel="Engine"),
+    ] = None,
+    engine: Annotated[str, typer.Option(metavar="local|ray", help="Who computes.", rich_help_panel="Engine")] = "local",
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Processes (local) or actors (ray).",
+            show_default="this process; for ray as many as the cluster has room for",
+            rich_help_panel="Engine",
+        ),
+    ] = None,
+    address: Annotated[
+        str | None,
+        typer.Option(
+            help="Of the Ray cluster: auto, or HOST:PORT.", show_default="one of its own", rich_help_panel="Engine"
+        ),
+    ] = None,
+    num_gpus: Annotated[
+        float, typer.Option(min=0, help="GPUs for each Ray actor, such as 1 or 0.5.", rich_help_panel="Engine")
+    ] = 0.0,
+    out: Annotated[
+        str | None,
+        typer.Option("--out", "-o", metavar="STORE", help="The folder of the store.", rich_help_panel="Result"),
+    ] = None,
+    plan: Annotated[bool, typer.Option("--plan", help="Show the plan and stop.", rich_help_panel="Result")] = False,
+    sql: Annotated[
+        str | None,
+        typer.Option(metavar="QUERY", help="Ask the store (the table is 'results').", rich_help_panel="Result"),
+    ] = None,
+    as_json: options.AsJson = False,
+    quiet: options.Quiet = False,
+    batch_size: options.BatchSize = None,
+) -> None:
+    from clairvit.study.run import planned, run_study
+    from clairvit.study.store import Store, check_place
+    from clairvit.study.wish import Wish, read_wish
+    from clairvit.study.work import Worker
+
+    if out is None:
+        raise BadInput("Where is the store? Expected --out STORE, a folder; it is made if it is not there.")
+    if sql is not None:
+        print_query(*Store.open(out, create=False).query(sql), as_json)
+        return
+    wish = read_wish(study) if study is not None else Wish()
+    models = _models(wish, model, arch, no_pretrained, labels)
+    images = _data(wish, data, limit, split, masks, mask_kind)
+    asked = _study(wish, models, images, method, metric, target, maps, seed)
+    where = device if device is not None or engine == "ray" else _gpu()
+    who = _engine(engine, workers, address, num_gpus, where, batch_size)
+    settled = asked.settled()
+    check_place(out)
+    worker = Worker(settled, where if who is None else None, batch_size)  # others compute: it only plans
+
+    def told(made: Plan) -> None:
+        if not (as_json or quiet):
+            print_plan(settled, made)
+        if who is not None:
+            worker.models.clear()  # each of the others has its own
+
+    if plan:
+        store = Store.open(out, create=False) if (Path(out) / "store.json").exists() else None
+        made, _ = planned(settled, store, worker)
+        if as_json:
+            print_plan(settled, made, as_json=True)
+        else:
+            told(made)
+        return
+    worker.open()  # before a store is begun: what is wrong with models or images is found here
+    store = Store.open(out)
+    with progress("study", 1, hidden=as_json or quiet), _words(as_json or quiet):
+        outcome = run_study(settled, store, worker=worker, told=told, **({} if who is None else {"engine": who}))
+    report(store, settled, asked.methods, outcome, as_json, quiet)
+
+
+bench.__doc__ = f"Run a study: every method by every metric, for each model on each set of images.\n\n{EXAMPLES}"
+
+
+def _models(
+    wish: Wish, model: str | None, arch: str | None, no_pretrained: bool, labels: str | None
+) -> tuple[ModelWish, ...]:
+    from clairvit.study.plan import ModelWish
+
+    if model is None and wish.models is not None:
+        if arch is not None or no_pretrained or labels is not None:
+            raise BadInput(
+                "--arch, --no-pretrained and --labels belong to --model; expected them in the file, or both."
+            )
+        return wish.models
+    names = split_labels(labels) if labels is not None else None
+    return tuple(
+        ModelWish(
+            spec,
+            arch if spec.startswith("file:") else None,
+            tuple(names) if isinstance(names, list) else names,
+            pretrained=not no_pretrained,
+        )
+        for spec in split_methods(model or "pets")
+    )
+
+
+def _data(
+    wish: Wish, data: str | None, limit: int | None, split: str | None, masks: str | None, mask_kind: str | None
+) -> tuple[DataWish, ...]:
+    """Options win over what the file says of single sets, and that over what it says of all of them."""
+    from clairvit.study.plan import DataWish
+
+    if data is None and wish.data is None:
+        raise BadInput("Which images? Expected --data folder:PATH (or pets:PATH, …), or data = … in the file.")
+    listed = wish.data or () if data is None else tuple(map(DataWish, _parts(data, "--data")))
+    return tuple(
+        DataWish(
+            one.spec,
+            split or one.split or wish.split,
+            limit or one.limit or wish.limit,
+            masks or one.masks,
+            mask_kind or one.mask_kind,
+        )
+        for one in listed
+    )
+
+
+def _parts(text: str, option: str) -> list[str]:
+    found = [part.strip() for part in text.split(",") if part.strip()]
+    if not found:
+        raise BadInput(f"{option} '{text}' names nothing; expected one or more, separated by commas.")
+    return found
+
+
+def _study(
+    wish: Wish,
+    models: tuple[ModelWish, ...],
+    data: tuple[DataWish, ...],
+    method: str | None,
+    metric: str | None,
+    target: str | None,
+    maps: str | None,
+    seed: int | None,
+) -> Study:
+    from clairvit.metrics.case import check_shape
+    from clairvit.study.plan import Study
+
+    methods = wanted_methods(method if method is not None else ",".join(wish.methods or (METHODS,)))
+    metrics = wanted_metrics(metric if metric is not None else ",".join(wish.metrics or (METRICS,)))
+    shape = maps or wish.maps or "raw"
+    check_shape(shape)
+    return Study(
+        models,
+        data,
+        tuple(methods),
+        tuple(one.text for one in metrics),
+        seed=seed if seed is not None else wish.seed or 0,
+        target=target or wish.target,
+        maps=shape,
+        at_once=wish.at_once,
+    )
+
+
+def _gpu() -> str | None:
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else None
+
+
+def _engine(
+    name: str, workers: int | None, address: str | None, num_gpus: float, device: str | None, batch_size: int | None
+) -> Engine | None:
+    """None: this process."""
+    from clairvit.study.engines import local, on_ray
+
+    if name not in ENGINES:
+        raise UnknownName(
+            f"There is no engine '{name}'.{did_you_mean(name, ENGINES)} Expected one of: {', '.join(ENGINES)}."
+        )
+    if name == "ray":
+        return on_ray(workers, address=address, num_gpus=num_gpus, device=device, batch_size=batch_size)
+    if address is not None or num_gpus:
+        raise BadInput("--address and --num-gpus were given without --engine ray; expected them with it only.")
+    return local(workers, device=device, batch_size=batch_size) if workers is not None and workers > 1 else None
+
+
+@contextmanager
+def _words(hidden: bool) -> Iterator[None]:
+    """Where no bar is drawn, in a log, a line now and then says how far it is."""
+    import sys
+
+    from clairvit.perturb.watch import watching
+
+    if hidden or sys.stderr.isatty():
+        yield
+        return
+    with watching(_speaker(say, time.monotonic)):
+        yield
+
+
+def _speaker(speak: Callable[[str], None], clock: Callable[[], float]) -> Callable[[str, int, int], None]:
+    begun, last = clock(), -OFTEN
+
+    def watch(what: str, done: int, steps: int) -> None:
+        nonlocal last
+        now = clock()
+        if what == "study" and 0 < done < steps and now - max(last, begun - OFTEN) >= OFTEN:
+            last = now
+            speak(f"{done} of {steps} units, about {duration((now - begun) / done * (steps - done))} left.")
+
+    return watch
+
+
+def duration(seconds: float) -> str:
+    """'40 s', '12 min', '3.5 h'."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"

@@ -1,0 +1,229 @@
+"""`clairvit choose`: which method to trust for this model, on these images."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from clairvit.cli import options
+from clairvit.cli.evaluate import wanted_methods, wanted_metrics
+from clairvit.cli.known import Known
+from clairvit.cli.paper import line, progress
+from clairvit.cli.picks import document, print_pick
+from clairvit.cli.report import end
+from clairvit.cli.request import load, read_targets
+from clairvit.cli.split import split_methods
+from clairvit.cli.work import Failure, find
+from clairvit.errors import BadInput
+
+if TYPE_CHECKING:
+    from clairvit.data.album import Album
+
+EXAMPLES = """[bold]Examples[/bold]
+
+clairvit choose photos/
+
+clairvit choose photos/ --masks masks/ --out recipe.json, then: clairvit explain cat.jpg --recipe recipe.json
+
+clairvit choose photos/ --method legrad,genatt+skipplus,lime --metric 'deletion,insertion' --by mean-rank
+
+clairvit choose photos/ --tune-start focusvit,genatt,ixg
+
+clairvit choose pets:data/oxford-iiit-pet --limit 100 --model timm:vit_base_patch16_224
+"""
+
+
+def choose(
+    images: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="IMAGE|DATA",
+            help="Files, folders or globs; or one data set, e.g. pets:PATH, with the masks and classes it has.",
+            show_default=False,
+        ),
+    ],
+    method: Annotated[
+        str | None,
+        typer.Option(
+            "--method",
+            metavar="A,B,…",
+            help="Methods separated by commas; random and center are always there.",
+            show_default="a dozen that need one forward and backward",
+        ),
+    ] = None,
+    metric: Annotated[
+        str | None,
+        typer.Option(
+            "--metric",
+            metavar="A,B,…",
+            help="Metrics separated by commas; the first one ranks, unless --by says otherwise.",
+            show_default="insertion-deletion,faithfulness-correlation, with masks also ap,pointing-game",
+        ),
+    ] = None,
+    by: Annotated[
+        str,
+        typer.Option(
+            metavar="first|mean-rank|METRIC",
+            help="What ranks: the first metric, the mean rank over all faithfulness metrics, or one of the metrics.",
+        ),
+    ] = "first",
+    tune_start: Annotated[
+        str | None,
+        typer.Option(
+            metavar="A,B,…",
+            help="Find the best layer to start at for these methods, as FocusViT's m*: focusvit,genatt,decompx,ixg.",
+        ),
+    ] = None,
+    masks: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIR|mask-rcnn",
+            help="A folder with a mask for each image, 'cat.png' for 'cat.jpg', or mask-rcnn to find objects.",
+            rich_help_panel="What is known",
+        ),
+    ] = None,
+    mask_kind: Annotated[
+        str, typer.Option(metavar="nonzero|trimap|voc", help="What the object is.", rich_help_panel="What is known")
+    ] = "nonzero",
+    weights: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Mask R-CNN's weights, else from the hub.", rich_help_panel="What is known"),
+    ] = None,
+    truth: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE|folders",
+            help="True classes: a CSV with the columns image, class (and other), or the folders' names.",
+            rich_help_panel="What is known",
+        ),
+    ] = None,
+    split: Annotated[
+        str | None,
+        typer.Option(help="Of a data set.", show_default="the data set's own", rich_help_panel="What is known"),
+    ] = None,
+    limit: Annotated[
+        int | None,
+        typer.Option(min=1, help="At most so many images, drawn by the seed.", rich_help_panel="What is known"),
+    ] = None,
+    model: options.ModelName = "pets",
+    arch: options.Arch = None,
+    no_pretrained: options.NoPretrained = False,
+    labels: options.Labels = None,
+    device: options.Device = None,
+    target: Annotated[
+        str | None,
+        typer.Option(
+            "--target",
+            "-t",
+            metavar="CLASS",
+            help="A class name or number, or 'label': the true class; default: the prediction.",
+            rich_help_panel="What is explained",
+        ),
+    ] = None,
+    maps: Annotated[
+        str,
+        typer.Option(
+            metavar="raw|abs|relu|min-max|over-largest",
+            help="What is done to each map before it is scored.",
+            rich_help_panel="What is explained",
+        ),
+    ] = "raw",
+    seed: options.Seed = 0,
+    autocast: options.Autocast = None,
+    out: Annotated[
+        str,
+        typer.Option("--out", "-o", metavar="FILE.json", help="Where the recipe is written.", rich_help_panel="Result"),
+    ] = "recipe.json",
+    as_json: options.AsJson = False,
+    quiet: options.Quiet = False,
+    batch_size: options.BatchSize = None,
+) -> None:
+    import clairvit as cv
+    from clairvit.metrics.case import check_shape
+    from clairvit.metrics.metric import ask
+    from clairvit.perturb.batch import check_pace
+    from clairvit.study.choose import METRICS, WITH_MASKS, criterion
+    from clairvit.study.tune import base_of
+
+    # What is misspelt is refused before a model is loaded.
+    methods = None if method is None else wanted_methods(method)
+    metrics = None if metric is None else wanted_metrics(metric)
+    tuned = [] if tune_start is None else [base_of(text) for text in split_methods(tune_start)]
+    criterion(by, metrics or [ask(text) for text in (*METRICS, *WITH_MASKS)])
+    check_shape(maps)
+    check_pace(batch_size, autocast)
+    if Path(out).suffix.lower() != ".json":
+        raise BadInput(f"--out {out} is no name for a recipe; expected one that ends in .json, such as recipe.json.")
+    known = Known(masks, mask_kind, weights, truth)
+    data = data_set(images)
+    if data is None:
+        known.check(metrics or [], target)
+        if split is not None:
+            raise BadInput(f"--split {split} is of a data set, such as pets:PATH; {images[0]} is none.")
+        found, failures = find(images)
+        found = found if limit is None else sampled(found, limit, seed)
+    elif masks is not None or truth is not None:
+        raise BadInput(f"{data} has its own masks and classes; expected --masks and --truth with folders of images.")
+    else:
+        found, failures = [], []
+    net = load(model, arch, no_pretrained, labels, device)
+    album: Album
+    if data is None:
+        album = known.album(found, net, by_label=target == "label").images
+    else:
+        album = opened(data, split, limit, seed)
+    aims: list[Any] = ["label"] if target == "label" else read_targets([target] if target else None, None, net)
+    if len(aims) > 1:
+        raise BadInput(f"--target {target} names {len(aims)} classes; expected one, by which every image is scored.")
+    with progress(f"{len(album)} images", 1, hidden=as_json or quiet):
+        pick = cv.choose(
+            net,
+            album,
+            methods,
+            None if metrics is None else [one.text for one in metrics],
+            target=aims[0] if aims else None,
+            maps=maps,
+            by=by,
+            tune_start=tuned,
+            failed=lambda image, error: failures.append(Failure(image, str(error))),
+            seed=seed,
+            batch_size=batch_size,
+            autocast=autocast,
+        )
+    file = pick.save(out)
+    if as_json:
+        from clairvit.show.save import dumps
+
+        print(dumps(document(pick, file, failures)))
+    elif not quiet:
+        print_pick(pick)
+        also = "" if model == "pets" else f" --model {model}"
+        line(f"Wrote {file}; use it by: clairvit explain IMAGE{also} --recipe {file}")
+    end(pick.scores.seen, failures, "scored")
+
+
+choose.__doc__ = f"Find the method to trust for this model on these images, and say how sure that is.\n\n{EXAMPLES}"
+
+
+def data_set(images: list[str]) -> str | None:
+    """'pets:PATH' is a data set; a file that is called so is not."""
+    marked = [one for one in images if ":" in one and not Path(one).exists() and not Path(one).drive]
+    if marked and len(images) > 1:
+        raise BadInput(f"{marked[0]} and {len(images) - 1} more were given; expected one data set, or images.")
+    return marked[0] if marked else None
+
+
+def opened(spec: str, split: str | None, limit: int | None, seed: int) -> Album:
+    from clairvit.study.plan import DataWish
+
+    return DataWish(spec, split, limit).open(seed)
+
+
+def sampled(images: list[str], limit: int, seed: int) -> list[str]:
+    """So many of them, in their order."""
+    import numpy as np
+
+    kept = np.random.default_rng(seed).permutation(len(images))[:limit]
+    return [images[place] for place in sorted(kept.tolist())]

@@ -1,0 +1,281 @@
+"""The verb `choose`: which method should I trust for my model, on my images?"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from clairvit.data.album import Album, Failed, album_of, parts
+from clairvit.errors import BadInput, ClairWarning, did_you_mean
+from clairvit.methods.bind import bind
+from clairvit.methods.explain import explain
+from clairvit.methods.explanation import Cost
+from clairvit.metrics.evaluate import LABEL, evaluate
+from clairvit.metrics.metric import Asked, ask
+from clairvit.metrics.table import BASELINES, Scores
+from clairvit.models.model import Model
+from clairvit.study.advice import Recipe
+from clairvit.study.plan import weights_hash
+from clairvit.study.stats import Array, mean_ranks, spearman
+from clairvit.study.tune import Tuned, base_of, tune
+from clairvit.study.verdict import Measures, Row, judge, sentences
+
+# Well known, of every family, and all of them arithmetic on the same trace.
+PANEL = (
+    *("raw-attention", "rollout", "grad-rollout", "genatt", "genatt+skipplus", "transatt", "legrad"),
+    *("focusvit", "ixg+skipplus", "decompx+skipplus", "attnlrp", "gradcam"),
+)
+METRICS = ("insertion-deletion", "faithfulness-correlation")
+WITH_MASKS = ("ap", "pointing-game")
+FIRST, MEAN_RANK = "first", "mean-rank"
+
+
+@dataclass(frozen=True, eq=False)
+class Pick:
+    """A ranking, what it rests on, and what may be said of it."""
+
+    best: str  # the method
+    ranking: tuple[Row, ...]
+    scores: Scores
+    by: str  # the metric that ranks, or "mean-rank"
+    better: str
+    metrics: tuple[str, ...]
+    clear: bool  # is the best significantly better than all others?
+    tied: tuple[str, ...]  # methods that cannot be told from the best
+    groups: tuple[tuple[str, ...], ...]  # neighbours in the ranking of which no two can be told apart
+    agreement: Mapping[tuple[str, str], float]  # Spearman's rho of two metrics over methods
+    tuned: Mapping[str, Tuned]
+    answer: tuple[str, ...]  # in words
+    model: str
+    weights: str
+    settings: Mapping[str, Any]
+    seed: int
+    skipped: Mapping[str, str] = field(default_factory=dict)  # method -> why it does not fit the model
+
+    @property
+    def front(self) -> tuple[str, ...]:
+        """Nobody is as good in faithfulness, localisation and cost, and better in one of them."""
+        return tuple(row.method for row in self.ranking if row.on_front)
+
+    @property
+    def images(self) -> int:
+        return len(next(iter(self.scores.values())).values)
+
+    @property
+    def recipe(self) -> Recipe:
+        """What `explain` needs, with the numbers. Seconds are left out: the same choice gives the same file."""
+        rows = [asdict(row) for row in self.ranking]
+        for row in rows:
+            row["cost"] = {"forwards": row["cost"]["forwards"], "backwards": row["cost"]["backwards"]}
+        return Recipe(
+            method=self.best,
+            model=self.model,
+            weights=self.weights,
+            metrics=self.metrics,
+            by=self.by,
+            settings=dict(self.settings),
+            images=self.images,
+            seed=self.seed,
+            clear=self.clear,
+            answer=self.answer,
+            ranking=tuple(rows),
+            starts={base: own.method for base, own in self.tuned.items()},
+            tuned=tuple(own.as_document() for own in self.tuned.values()),
+        )
+
+    def save(self, path: Path | str) -> Path:
+        """Write the recipe, which `cv.explain(model, image, "recipe.json")` and `explain --recipe` follow."""
+        return self.recipe.save(path)
+
+    def __repr__(self) -> str:
+        return f"Pick({self.best}; {self.answer[0]})"
+
+
+def choose(
+    model: Model,
+    images: Any,
+    methods: Sequence[str] | None = None,
+    metrics: Sequence[str] | None = None,
+    *,
+    masks: Any = None,
+    mask_kind: str = "nonzero",
+    labels: Sequence[int | str | None] | None = None,
+    others: Sequence[int | str | None] | None = None,
+    target: Any = None,
+    maps: str = "raw",
+    by: str = FIRST,
+    tune_start: Sequence[str] = (),
+    failed: Failed | None = None,
+    seed: int = 0,
+    batch_size: int | None = None,
+    autocast: str | None = None,
+) -> Pick:
+    """Which method is best for this model on these images, and how sure is that?
+
+    pick = cv.choose(model, images)                      # a dozen methods, by insertion − deletion
+    pick.best, pick.clear, pick.answer                   # the method, whether it is a clear winner, and in words
+    pick.save("recipe.json"); cv.explain(model, "cat.jpg", "recipe.json")
+    cv.choose(model, images, tune_start=["focusvit"])    # FocusViT's m*: the best layer to start at
+
+    `by` is what ranks: "first" is the first metric, a metric's name is that one, "mean-rank" the mean rank on each
+    image over all faithfulness metrics. `random` and `center` are always there. Other arguments are `evaluate`'s.
+    """
+    given = {"methods": methods, "metrics": metrics, "tune_start": tune_start}
+    for name, value in given.items():
+        if isinstance(value, str):
+            raise BadInput(f"{name}={value!r} was given; expected a list, such as ['{value}'].")
+    panel = [bind(text).text for text in (PANEL if methods is None else methods)]
+    if not tune_start and all(text in BASELINES for text in panel):
+        raise BadInput("No method but the baselines was given; expected at least one, such as ['legrad', 'genatt'].")
+    bases = list(dict.fromkeys(base_of(text) for text in tune_start))
+    album = album_of(images, model, masks=masks, mask_kind=mask_kind, labels=labels, others=others)
+    asked = _asked(metrics, album)
+    ranking = criterion(by, asked)
+    pixels, first = _first(album, model, failed)
+    how: dict[str, Any] = {"maps": maps, "seed": seed, "batch_size": batch_size, "autocast": autocast}
+    quiet: Failed | None = None if failed is None else lambda name, error: None  # told once, by the panel
+    tuned = tune(model, album, bases, ranking[0], target, pixels, failed=quiet, **how) if bases else {}
+    every = list(dict.fromkeys((*panel, *(own.method for own in tuned.values()), *BASELINES)))
+    texts = [one.text for one in asked]
+    scores = evaluate(
+        model, album, every, texts, target=target, baselines=False, skip=methods is None, failed=failed, **how
+    )
+    assert isinstance(scores, Scores)
+    fitting = [text for text in every if text not in scores.skipped]
+    if all(text in BASELINES for text in fitting):
+        raise BadInput(
+            f"None of the methods fits {model.name}; expected at least one. " + next(iter(scores.skipped.values()), "")
+        )
+    by_label = isinstance(target, str) and target == LABEL
+    aim = None if by_label else target
+    aim = aim[first] if isinstance(aim, list | tuple) else aim
+    costs = tuple(_cost(model, pixels, text, aim, batch_size) for text in fitting)
+    measures = _measures(fitting, scores, asked, ranking, by, tuned, panel, costs, seed)
+    verdict = judge(measures)
+    agreement = _agreement(measures, asked)
+    localised = any(one.metric.family == "localisation" for one in asked)
+    answer = [*sentences(verdict, measures.by, agreement, localised), *(own.sentence for own in tuned.values())]
+    return Pick(
+        best=verdict.best.method,
+        ranking=verdict.rows,
+        scores=scores,
+        by=measures.by,
+        better=measures.better,
+        metrics=tuple(texts),
+        clear=verdict.clear,
+        tied=tuple(row.method for row in verdict.tied),
+        groups=verdict.groups,
+        agreement=agreement,
+        tuned=tuned,
+        answer=tuple(answer),
+        model=model.name,
+        weights=weights_hash(model),
+        settings={"target": "predicted" if target is None else LABEL if by_label else "given", "maps": maps},
+        seed=seed,
+        skipped=dict(scores.skipped),
+    )
+
+
+def _asked(metrics: Sequence[str] | None, album: Album) -> list[Asked]:
+    usual = (*METRICS, *(WITH_MASKS if album.has_masks else ()))
+    if metrics is not None and not metrics:
+        raise BadInput("No metrics were given; expected names such as ['insertion-deletion'], or none for the usual.")
+    return list({one.text: one for one in map(ask, usual if metrics is None else metrics)}.values())
+
+
+def criterion(by: str, asked: Sequence[Asked]) -> list[Asked]:
+    """The metrics that the ranking is by: one, or all of faithfulness."""
+    texts = [one.text for one in asked]
+    if by == FIRST:
+        found = [asked[0]]
+    elif by == MEAN_RANK:
+        found = [one for one in asked if one.metric.family == "faithfulness"]
+    else:
+        found = [one for one in asked if one.text == by or one.metric.name == by]
+    if not found and by == MEAN_RANK:
+        raise BadInput(f"by=mean-rank ranks by metrics of faithfulness, and {', '.join(texts)} has none of them.")
+    if not found:
+        known = [FIRST, MEAN_RANK, *texts]
+        raise BadInput(f"by={by} was given; expected one of {', '.join(known)}.{did_you_mean(by, known)}")
+    whole = next((one.text for one in found if one.metric.scope == "set"), None)
+    if whole is not None:
+        raise BadInput(f"'{whole}' is one number for all images; expected a metric of each image to rank by, by=….")
+    return found
+
+
+def _first(album: Album, model: Model, failed: Failed | None) -> tuple[Any, int]:
+    """The first image that can be read [1, 3, H, W], and which it is."""
+    quiet: Failed | None = None if failed is None else lambda name, error: None
+    part = next(parts(album, model, 1, quiet), None)
+    if part is None:
+        raise BadInput("None of the images could be read; expected at least one that can.")
+    return part.pixels, part.rows[0]
+
+
+def _cost(model: Model, pixels: Any, text: str, target: Any, batch_size: int | None) -> Cost:
+    """Passes and seconds of one map, made alone; the model is warm by now."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ClairWarning)  # of zero maps: the scores have said it
+        return explain(model, pixels, text, target, batch_size=batch_size).cost
+
+
+def _measures(
+    methods: Sequence[str],
+    scores: Scores,
+    asked: Sequence[Asked],
+    ranking: Sequence[Asked],
+    by: str,
+    tuned: Mapping[str, Tuned],
+    panel: Sequence[str],
+    costs: tuple[Cost, ...],
+    seed: int,
+) -> Measures:
+    """Scores as arrays. A start that was picked on these images is scored by the starts that halves of them pick."""
+    crossed = {
+        (own.method, own.metric): values
+        for own in tuned.values()
+        if own.method not in panel and own.best != own.half and (values := own.crossed()) is not None
+    }
+
+    def upward(one: Asked) -> Array:
+        sign = 1.0 if one.better == "higher" else -1.0
+        own = [crossed.get((text, one.text), sign * scores[text, one.text].values.double().numpy()) for text in methods]
+        return np.stack(own)  # [K, n]
+
+    for one in ranking:
+        if scores[methods[0], one.text].counts is not None:
+            raise BadInput(f"'{one.text}' is one number for all images; expected a metric of each image to rank by.")
+    together = mean_ranks(np.stack([upward(one) for one in ranking])) if by == MEAN_RANK else upward(ranking[0])
+    upright = by == MEAN_RANK or ranking[0].better == "higher"
+    means = {one.text: np.array([scores[text, one.text].mean for text in methods]) for one in asked}
+    for (text, metric), values in crossed.items():
+        sign = 1.0 if ask(metric).better == "higher" else -1.0
+        means[metric][list(methods).index(text)] = sign * float(np.nanmean(values))
+    faithful = -together if by == MEAN_RANK else together
+    goals = [np.array([float(np.nanmean(row)) if np.isfinite(row).any() else math.nan for row in faithful])]
+    places = [one for one in asked if one.metric.family == "localisation"]
+    goals += [means[one.text] * (1 if one.better == "higher" else -1) for one in places[:1]]
+    return Measures(
+        methods=tuple(methods),
+        values=together if upright else -together,
+        by="mean rank over " + ", ".join(one.text for one in ranking) if by == MEAN_RANK else ranking[0].text,
+        better="lower" if by == MEAN_RANK else ranking[0].better,
+        means=means,
+        goals=np.column_stack(goals),
+        costs=costs,
+        seed=seed,
+    )
+
+
+def _agreement(measures: Measures, asked: Sequence[Asked]) -> dict[tuple[str, str], float]:
+    """Spearman's rho of the metrics' means over the methods that are no baselines, good being up."""
+    own = [place for place, text in enumerate(measures.methods) if text not in BASELINES]
+    up = {one.text: measures.means[one.text][own] * (1 if one.better == "higher" else -1) for one in asked}
+    return {(one, other): spearman(up[one], up[other]) for one, other in itertools.combinations(up, 2)}

@@ -1,0 +1,168 @@
+"""What may be said of methods that were scored on the same images: pure functions on arrays.
+
+Everything is paired: what counts is the difference of two methods on an image, not how hard the image is.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from clairvit.metrics.score import bootstrap
+
+Array = NDArray[np.float64]
+EXACT = 12  # differences up to which all 2^n sign flips are looked at
+DRAWS = 20_000  # sign flips for more of them
+AT_ONCE = 2_000  # flips in memory
+LEVEL = 0.05
+SLACK = 1e-9  # relative: sums that differ by rounding are equal
+
+
+def sign_flips(differences: Array, seed: int = 0, draws: int = DRAWS) -> Array:
+    """[K, n] paired differences -> [K] two-sided p-values that their mean is 0.
+
+    If two methods are alike, the sign of each image's difference is a toss of a coin, so the sum is compared with
+    the sums under all tosses: exact up to 12 images, `draws` tosses of the seed beyond. Unlike Wilcoxon's test it asks
+    about the mean, which is what the ranking is by, and it needs no normal distribution. NaN: not compared there.
+    """
+    if differences.shape[1] == 0:
+        return np.ones(len(differences))
+    filled = np.where(np.isfinite(differences), differences, 0.0)
+    n = filled.shape[1]
+    seen = np.abs(filled.sum(1)) - SLACK * np.abs(filled).sum(1)  # [K]
+    reached = np.zeros(len(filled))
+    if n <= EXACT:
+        tosses = np.array(list(itertools.product((1.0, -1.0), repeat=n)))
+        reached += (np.abs(tosses @ filled.T) >= seen).sum(0)
+        return np.asarray(reached / len(tosses))
+    dice = np.random.default_rng(seed)
+    for start in range(0, draws, AT_ONCE):
+        tosses = dice.integers(0, 2, (min(AT_ONCE, draws - start), n)) * 2.0 - 1.0
+        reached += (np.abs(tosses @ filled.T) >= seen).sum(0)
+    return np.asarray((1 + reached) / (1 + draws))
+
+
+def smallest_p(n: int) -> float:
+    """Below this no sign-flip test of n differences can come, however large they are."""
+    return 2.0 ** (1 - n) if n else 1.0
+
+
+def fewest_images(methods: int) -> int:
+    """With fewer images the best of so many methods can never be significantly better than another one."""
+    return next(n for n in itertools.count(1) if math.comb(methods, 2) * smallest_p(n) < LEVEL)
+
+
+def draws_for(methods: int) -> int:
+    """Sign flips that let the smallest p survive a correction for all pairs."""
+    return max(DRAWS, 100 * math.comb(methods, 2))
+
+
+def holm(p: Array) -> Array:
+    """[m] -> [m], Holm's step-down: the smallest times m, the next times m - 1, …, never below one before."""
+    return _stepped(p, np.arange(len(p), 0, -1.0))
+
+
+def holm_after_picking(p: Array) -> Array:
+    """[m] p-values of the best of m + 1 methods against each other one -> adjusted for having picked the best.
+
+    The best was found on the same images, so that any pair of methods might have been the one that is tested. Holm's
+    step-down then counts, at each step, the pairs among the methods that are still in play: m(m + 1)/2 at first, 1 for
+    the last rival. If s methods are equally good, nobody wrongly leaves them before a step that counts all their pairs.
+    """
+    return _stepped(p, np.array([math.comb(left + 1, 2) for left in range(len(p), 0, -1)], dtype=np.float64))
+
+
+def _stepped(p: Array, counts: Array) -> Array:
+    """The j-th smallest times counts[j], as high at least as the ones before, at most 1."""
+    order = np.argsort(p, kind="stable")
+    adjusted = np.empty(len(p))
+    adjusted[order] = np.minimum(1.0, np.maximum.accumulate(p[order] * counts))
+    return adjusted
+
+
+def paired_interval(differences: Array, seed: int = 0) -> tuple[float, float]:
+    """The bootstrap interval of the mean difference, over the images where it is defined."""
+    return bootstrap(differences[np.isfinite(differences)], seed)
+
+
+def all_pairs(values: Array, seed: int = 0) -> Array:
+    """[K, n] values -> [K, K] p-values of all pairs, corrected by Holm; 1 on the diagonal."""
+    count = len(values)
+    found = np.ones((count, count))
+    pairs = list(itertools.combinations(range(count), 2))
+    if pairs:
+        gaps = np.stack([values[i] - values[j] for i, j in pairs])
+        adjusted = holm(sign_flips(gaps, seed, draws_for(count)))
+        for (i, j), p in zip(pairs, adjusted, strict=True):
+            found[i, j] = found[j, i] = p
+    return found
+
+
+def alike(order: Sequence[int], p: Array, level: float = LEVEL) -> list[tuple[int, ...]]:
+    """Runs of neighbours in the ranking `order` in which no two are told apart by p [K, K]: the bars of a
+    critical-difference diagram. Runs inside a longer one and runs of one are left out."""
+    found: list[tuple[int, ...]] = []
+    reached = 0
+    for start in range(len(order)):
+        end = start + 1
+        while end < len(order) and all(p[order[end], order[one]] >= level for one in range(start, end)):
+            end += 1
+        if end - start > 1 and end > reached:
+            found.append(tuple(order[start:end]))
+        reached = max(reached, end)
+    return found
+
+
+def ranks(values: Array) -> Array:
+    """[…, K] -> the rank of each, 1 for the highest; equal ones share the mean of their ranks, NaN comes last."""
+    filled = np.where(np.isnan(values), -np.inf, values)
+    above = (filled[..., None, :] > filled[..., :, None]).sum(-1)
+    level = (filled[..., None, :] == filled[..., :, None]).sum(-1)  # itself too
+    return np.asarray(above + (level + 1) / 2)
+
+
+def mean_ranks(values: Array) -> Array:
+    """[M metrics, K methods, n images], higher is better -> [K, n]: the mean over metrics of the rank on an image.
+
+    A metric that is undefined for all methods on an image is left out there; NaN where all metrics are.
+    """
+    each = np.swapaxes(ranks(np.swapaxes(values, 1, 2)), 1, 2)
+    known = ~np.isnan(values).all(1, keepdims=True) & np.ones_like(values, dtype=bool)
+    counted = known.sum(0)
+    total = np.where(known, each, 0.0).sum(0)
+    return np.where(counted > 0, total / np.maximum(counted, 1), np.nan)
+
+
+def spearman(one: Array, other: Array) -> float:
+    """The rank correlation of two scores of the same methods; NaN with fewer than 3 methods or all alike."""
+    both = np.isfinite(one) & np.isfinite(other)
+    if both.sum() < 3:
+        return math.nan
+    a, b = ranks(one[both]), ranks(other[both])
+    a, b = a - a.mean(), b - b.mean()
+    size = math.sqrt(float((a * a).sum() * (b * b).sum()))
+    return float((a * b).sum()) / size if size else math.nan
+
+
+def front(values: Array) -> NDArray[np.bool_]:
+    """[K, goals], higher is better -> [K]: nobody is at least as good in all goals and better in one.
+
+    NaN in a goal is worse than any number.
+    """
+    filled = np.where(np.isnan(values), -np.inf, values)
+    no_worse = (filled[:, None] >= filled[None]).all(-1)  # [i, j]: i is at least as good as j everywhere
+    better = (filled[:, None] > filled[None]).any(-1)
+    return np.asarray(~(no_worse & better).any(0))
+
+
+def images_needed(differences: Array) -> int | None:
+    """About how many images would tell two methods apart, 4 times out of 5, if they differ as they seem to."""
+    known = differences[np.isfinite(differences)]
+    if len(known) < 2 or known.mean() == 0:
+        return None
+    power = 1.96 + 0.84  # two-sided 5 %, 80 %
+    return max(6, math.ceil((power * float(known.std(ddof=1)) / float(known.mean())) ** 2))

@@ -1,0 +1,270 @@
+"""`clairvit bench` end to end: options and files, the plan, the table, queries, failures and Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clairvit.cli import main
+from clairvit.cli.bench import _speaker, duration
+from clairvit.study.store import Store
+from clairvit.study.work import Worker
+from small_study import ARCHITECTURE, photos, weights
+
+Captured = pytest.CaptureFixture[str]
+ARCH = ("--model", "file:tiny.safetensors", "--arch", f"timm:{ARCHITECTURE}")
+DATA = ("--data", "folder:photos")
+QUICK = ("--method", "legrad,raw-attention", "--metric", "deletion(steps=3),sparseness")
+USUAL = (*ARCH, *DATA, *QUICK, "--out", "store")
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Six photos and a tiny model in the working directory."""
+    monkeypatch.chdir(tmp_path)
+    weights(tmp_path / "tiny.safetensors")
+    photos(tmp_path / "photos", 6)
+    return tmp_path
+
+
+def said(capsys: Captured, *arguments: str, status: int = 0) -> str:
+    assert main(["bench", *arguments]) == status
+    return capsys.readouterr().out
+
+
+def answer(capsys: Captured, *arguments: str, status: int = 0) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(said(capsys, *arguments, "--json", status=status))
+    assert (found["command"], bool(found["clairvit"])) == ("bench", True)
+    return found
+
+
+def refusal(capsys: Captured, *arguments: str) -> str:
+    assert main(["bench", *arguments]) == 2
+    printed, errors = capsys.readouterr()
+    assert printed == ""
+    assert errors.startswith("clairvit: ")
+    assert errors.count("\n") == 1, errors
+    return errors
+
+
+def file(**others: str) -> Path:
+    """study.toml: what is usual, or other lines."""
+    lines = {
+        "models": f'[{{spec = "file:tiny.safetensors", arch = "timm:{ARCHITECTURE}"}}]',
+        "data": '"folder:photos"',
+        "methods": '["legrad", "raw-attention"]',
+        "metrics": '["deletion(steps=3)", "sparseness"]',
+        **others,
+    }
+    Path("study.toml").write_text("\n".join(f"{name} = {value}" for name, value in lines.items() if value))
+    return Path("study.toml")
+
+
+def test_the_plan_is_shown_and_nothing_is_done(capsys: Captured) -> None:
+    shown = said(capsys, *USUAL, "--plan")
+    assert "0 of 48 cells are done already; 1 unit to do, about " in shown
+    assert not Path("store").exists()
+    plan = answer(capsys, *USUAL, "--plan")["plan"]
+    assert (plan["units"], plan["cells"], plan["done"]) == (1, 48, 0)
+    (share,) = plan["shares"]
+    assert (share["data"], share["images"], share["methods"], share["metrics"]) == ("folder:photos", 6, 4, 2)
+    assert plan["forwards"] == share["forwards"] > 6
+
+
+def test_a_study_is_run_shown_and_asked(capsys: Captured) -> None:
+    shown = said(capsys, *USUAL)
+    assert shown.index("The plan") < shown.index("6 images, file:tiny.safetensors") < shown.index("1 unit was computed")
+    assert "legrad" in shown
+    assert "random (baseline)" in shown
+    again = said(capsys, *USUAL, "--plan")
+    assert "48 of 48 cells are done already; nothing is left to do." in again
+
+    sql = (
+        "select method, count(*) n, avg(value) a, null b from results where metric = 'sparseness' group by 1 order by 1"
+    )
+    shown = said(capsys, "--out", "store", "--sql", sql)
+    assert "4 rows" in shown
+    assert "raw-attention" in shown
+    found = answer(capsys, "--out", "store", "--sql", sql)
+    assert found["columns"] == ["method", "n", "a", "b"]
+    assert [row[:2] for row in found["rows"]] == [["center", 6], ["legrad", 6], ["random", 6], ["raw-attention", 6]]
+    odd = answer(capsys, "--out", "store", "--sql", "select 'nan'::double, 1.5::decimal(3, 1), [1.0, 'inf'::double]")
+    assert odd["rows"] == [[None, "1.5", [1.0, None]]]
+
+
+def test_the_table_is_of_this_study_whatever_else_is_in_the_store(capsys: Captured) -> None:
+    everything = answer(capsys, *USUAL)["results"][0]
+    assert everything["images"] == [f"{n % 3}/{n:03}.png" for n in (0, 3, 1, 4, 2, 5)]
+    few = answer(capsys, *ARCH, *DATA, "--out", "store", "--method", "legrad", "--metric", "sparseness", "--limit", "3")
+    assert few["computed"] == 0
+    (found,) = few["results"]
+    assert len(found["images"]) == 3
+    assert [(one["method"], one["baseline"]) for one in found["scores"]] == [
+        ("legrad", False),
+        ("random", True),
+        ("center", True),
+    ]
+    (whole,) = (one for one in everything["scores"] if (one["method"], one["metric"]) == ("legrad", "sparseness"))
+    values = dict(zip(everything["images"], whole["values"], strict=True))
+    assert found["scores"][0]["values"] == [values[image] for image in found["images"]]
+
+
+def test_a_file_says_the_same_as_options_and_options_win(capsys: Captured) -> None:
+    first = answer(capsys, str(file()), "--out", "store")
+    assert first["computed"] == 1
+    assert answer(capsys, *USUAL)["computed"] == 0
+    plan = answer(capsys, str(file(limit="3", seed="7")), "--out", "store", "--plan")["plan"]
+    assert (plan["cells"], plan["done"]) == (24, 0)  # another seed
+    plan = answer(capsys, str(file(limit="3", seed="7")), "--out", "store", "--seed", "0", "--plan")["plan"]
+    assert (plan["cells"], plan["done"]) == (24, 24)
+    options = ("--limit", "4", "--method", "legrad", "--metric", "complexity", "--maps", "abs")
+    plan = answer(capsys, str(file(limit="3")), "--out", "store", *options, "--plan")["plan"]
+    assert (plan["cells"], plan["done"]) == (12, 0)
+    other = ("--model", "pets", "--data", "folder:photos/1,folder:photos/2")
+    shares = answer(capsys, str(file()), "--out", "store", *other, "--plan")["plan"]["shares"]
+    assert [(one["model"], one["data"], one["images"]) for one in shares] == [
+        ("pets", "folder:photos/1", 2),
+        ("pets", "folder:photos/2", 2),
+    ]
+
+
+def test_all_methods_are_those_that_are_not_slow(capsys: Captured) -> None:
+    plan = answer(capsys, *ARCH, *DATA, "--out", "store", "--method", "all", "--metric", "sparseness", "--plan")["plan"]
+    (share,) = plan["shares"]
+    assert share["methods"] > 30
+
+
+def test_a_unit_that_fails_is_named_and_the_next_run_tries_it_again(
+    capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual = Worker.rows
+
+    def rows(self: Worker, unit: Any) -> Any:
+        if 2 in unit.rows:
+            raise RuntimeError("no luck")
+        return usual(self, unit)
+
+    arguments = (str(file(at_once="2")), "--out", "store")
+    with monkeypatch.context() as patched:
+        patched.setattr(Worker, "rows", rows)
+        assert main(["bench", *arguments]) == 2
+        printed, errors = capsys.readouterr()
+        assert "4 images, file:tiny.safetensors" in printed
+        assert "1 of 3 could not be computed:" in errors
+        assert "on folder:photos (1/001.png, 1/004.png): RuntimeError: no luck" in errors
+        (failed,) = answer(capsys, *arguments, status=2)["failed"]
+        assert (failed["error"], failed["rows"]) == ("RuntimeError: no luck", [2, 3])
+    assert answer(capsys, *arguments)["computed"] == 1
+
+
+def test_what_is_left_out_is_said(capsys: Captured) -> None:
+    Path("photos/1/001.png").write_text("no picture")
+    shown = said(capsys, *ARCH, *DATA, "--method", "legrad,cam", "--metric", "sparseness", "--out", "store")
+    assert "5 images, file:tiny.safetensors" in shown
+    assert "Not read: 1/001.png. " in shown
+    assert "Left out: cam. 'cam' is defined for models whose head reads" in shown
+
+
+def test_quiet_prints_nothing(capsys: Captured) -> None:
+    assert main(["bench", *USUAL, "--quiet"]) == 0
+    assert capsys.readouterr() == ("", "")
+    assert len(Store.open("store").cells()) == 48
+
+
+def test_a_damaged_part_is_named(capsys: Captured) -> None:
+    said(capsys, *USUAL)
+    (part,) = Path("store/parts").iterdir()
+    part.write_bytes(part.read_bytes()[:100])
+    assert main(["bench", *USUAL]) == 0
+    printed, errors = capsys.readouterr()
+    assert f"note: 'store/parts/{part.name}' is damaged" in errors
+    assert "1 unit was computed" in printed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((*ARCH, *DATA, *QUICK), "--out STORE"),
+        ((*ARCH, *QUICK, "--out", "store"), "--data folder:PATH"),
+        ((*USUAL, "--data", "fodler:photos"), "Did you mean 'folder'"),
+        ((*USUAL, "--data", ","), "names nothing"),
+        ((*USUAL, "--method", "legard"), "Did you mean 'legrad'"),
+        ((*USUAL, "--metric", "deletoin"), "Did you mean 'deletion'"),
+        ((*USUAL, "--target", "cat"), "expected 'label'"),
+        ((*USUAL, "--maps", "ab"), "abs"),
+        ((*USUAL, "--engine", "rya"), "Did you mean 'ray'"),
+        ((*USUAL, "--address", "auto"), "--engine ray"),
+        ((*USUAL, "--out", "photos"), "not empty and no store"),
+        (("--out", "store", "--sql", "select 1"), "There is no store"),
+        (("none.toml", "--out", "store"), "cannot be read"),
+    ],
+)
+def test_mistakes_are_one_sentence(capsys: Captured, arguments: tuple[str, ...], words: str) -> None:
+    assert words in refusal(capsys, *arguments)
+    assert not Path("store").exists()
+
+
+def test_mistakes_in_the_file_have_a_line(capsys: Captured) -> None:
+    assert "study.toml, line 5: 'sede' is no key here. Did you mean 'seed'" in refusal(
+        capsys, str(file(sede="3")), "--out", "store"
+    )
+    assert "--arch, --no-pretrained and --labels belong to --model" in refusal(
+        capsys, str(file()), "--out", "store", "--arch", "timm:x"
+    )
+
+
+def test_a_wrong_query_says_what_there_is(capsys: Captured) -> None:
+    said(capsys, *USUAL)
+    assert "The table is 'results' with the columns unit, model" in refusal(
+        capsys, "--out", "store", "--sql", "select valeu from results"
+    )
+
+
+def test_ctrl_c_leaves_a_store_that_goes_on(home: Path, capsys: Captured) -> None:
+    code = "import sys; from clairvit.cli import main; sys.exit(main())"
+    path = os.pathsep.join([str(Path(__file__).parent.parent), *sys.path])
+    options = (str(file(at_once="1")), "--out", "store", "--method", "legrad,rise(samples=3000)", "--workers", "2")
+    running = subprocess.Popen(
+        [sys.executable, "-c", code, "bench", *options],
+        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    end = time.monotonic() + 100
+    while not list(Path("store/parts").glob("*.parquet")) and time.monotonic() < end:
+        time.sleep(0.02)
+    os.killpg(running.pid, signal.SIGINT)  # as a terminal does: to the workers as well
+    _, errors = running.communicate(timeout=30)
+    assert running.returncode == 130
+    assert errors.splitlines()[-1] == "clairvit: stopped; what was written until now is complete."
+    assert "Traceback" not in errors
+    assert [one.name for one in Path("store/claims").iterdir()] == ["store"]
+    left = answer(capsys, *options[:-2], "--plan")["plan"]
+    assert 0 < left["units"] < 6
+    assert left["done"] > 0
+
+
+def test_a_log_says_now_and_then_how_far_it_is() -> None:
+    heard: list[str] = []
+    now = 100.0
+    watch = _speaker(heard.append, lambda: now)
+    for done, moment in ((0, 101.0), (1, 110.0), (2, 120.0), (4, 140.0), (9, 190.0), (10, 300.0)):
+        now = moment
+        watch("study", done, 10)
+        watch("images", done, 10)
+    assert heard == [
+        "1 of 10 units, about 90 s left.",
+        "4 of 10 units, about 60 s left.",
+        "9 of 10 units, about 10 s left.",
+    ]
+    assert [duration(seconds) for seconds in (0.4, 99, 100, 5999, 7200)] == ["0 s", "99 s", "2 min", "100 min", "2.0 h"]

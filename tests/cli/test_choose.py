@@ -1,0 +1,227 @@
+"""`clairvit choose` and `explain --recipe` end to end: the numbers are cv.choose's, mistakes one sentence."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from skimage import data
+
+import clairvit as cv
+from clairvit.cli import main
+from clairvit.cli.choose import data_set, sampled
+from clairvit.data.album import Album, album_of
+from clairvit.errors import BadInput
+from clairvit.study.plan import DataWish
+
+Captured = pytest.CaptureFixture[str]
+CAT = Image.fromarray(data.chelsea())  # 451 × 300
+METRIC = "insertion-deletion(steps=1)"
+QUICK = ("--method", "rollout,genatt+skipplus", "--metric", METRIC)
+
+
+@pytest.fixture(autouse=True)
+def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Three photos, and the folder above as the working directory."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "photos").mkdir()
+    for number in range(3):
+        CAT.crop((40 * number, 0, 451, 300)).save(tmp_path / "photos" / f"cat{number}.png")
+    return tmp_path
+
+
+def stored(path: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(Path(path).read_text(encoding="utf-8"))
+    return found
+
+
+def refusal(capsys: Captured, *arguments: str) -> str:
+    """Run, expect status 2 and exactly one sentence of ours on stderr."""
+    assert main([*arguments]) == 2
+    printed, errors = capsys.readouterr()
+    assert printed == ""
+    assert errors.startswith("clairvit: ")
+    assert errors.count("\n") == 1, errors
+    return errors
+
+
+# choose ---------------------------------------------------------------------------------------------------------------
+
+
+def test_a_ranking_and_its_recipe(capsys: Captured) -> None:
+    assert main(["choose", "photos", *QUICK]) == 0
+    printed = capsys.readouterr().out
+    files = [f"photos/cat{number}.png" for number in range(3)]
+    pick = cv.choose(cv.load("pets"), files, ["rollout", "genatt+skipplus"], [METRIC])
+    for row in pick.ranking:
+        (line,) = [one for one in printed.splitlines() if one.split()[:2] == [str(row.rank), row.method]]
+        assert f"{row.mean:.3g} ± {row.standard_error:.2g}" in line
+        assert f"[{row.interval[0]:.3g}, {row.interval[1]:.3g}]" in printed
+        assert ("●" in line) == row.on_front
+        assert ("(baseline)" in line) == row.baseline
+    for heading in ("3 images", "95 % bootstrap interval", "gap to best", "cost of a map", "front", "1 f + 1 b"):
+        assert heading in printed, heading
+    flat = " ".join(printed.split())
+    for sentence in pick.answer:
+        assert " ".join(sentence.split()) in flat
+    assert "Wrote recipe.json; use it by: clairvit explain IMAGE --recipe recipe.json" in printed
+    again = stored("recipe.json")
+    assert again["method"] == pick.best
+    assert again["weights"] == pick.weights
+    assert again["starts"] == {}
+
+
+def test_the_best_start_is_shown_and_kept(capsys: Captured) -> None:
+    asked = ["--method", "rollout", "--metric", "insertion-deletion(steps=1)", "--tune-start", "focusvit"]
+    assert main(["choose", "photos/cat0.png", *asked]) == 0
+    printed = capsys.readouterr().out
+    again = stored("recipe.json")
+    (tuned,) = again["tuned"]
+    assert len(tuned["curve"]) == 12
+    assert again["starts"] == {"focusvit": tuned["method"]}
+    assert "focusvit from each layer on" in printed
+    for one in tuned["curve"]:
+        (line,) = [row for row in printed.splitlines() if row.split()[:2] == [str(one["start"]), one["method"]]]
+        assert f"{one['mean']:.3g}" in line
+        assert ("best" in line) == (one["start"] == tuned["best"])
+        assert ("ceil(L/2)" in line) == (one["start"] == 6)
+
+
+def test_json_for_machines(capsys: Captured) -> None:
+    assert main(["choose", "photos", *QUICK, "--out", "new/best.json", "--json", "--limit", "2", "--seed", "3"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["command"] == "choose"
+    assert found["best"] == stored("new/best.json")["method"] == found["ranking"][0]["method"]
+    assert found["clear"] is False
+    assert len(found["images"]) == 2
+    assert found["files"] == ["new/best.json"]
+    assert {row["method"] for row in found["ranking"]} == {"rollout", "genatt+skipplus", "random", "center"}
+    assert found["seed"] == 3
+    assert found["answer"][0].startswith("No significant winner: ")
+    assert found["failed"] == []
+
+
+def test_quiet_is_quiet(capsys: Captured) -> None:
+    assert main(["choose", "photos/cat0.png", *QUICK, "--quiet"]) == 0
+    assert capsys.readouterr().out == ""
+    assert Path("recipe.json").exists()
+
+
+def test_masks_and_another_ranking(capsys: Captured) -> None:
+    Path("masks").mkdir()
+    for number in range(3):
+        size = (451 - 40 * number, 300)
+        picture = Image.new("L", size)
+        picture.paste(1, (0, 0, size[0] // 2, 300))
+        picture.save(f"masks/cat{number}.png")
+    asked = ["--method", "rollout", "--metric", f"{METRIC},ap", "--masks", "masks", "--by", "ap"]
+    assert main(["choose", "photos", *asked]) == 0
+    assert stored("recipe.json")["by"] == "ap"
+    assert "faithfulness, localisation and cost" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_broken_image_costs_only_itself(capsys: Captured) -> None:
+    Path("photos/broken.png").write_bytes(b"no picture")
+    assert main(["choose", "photos", *QUICK]) == 2
+    printed, errors = capsys.readouterr()
+    assert "3 images" in printed
+    assert "1 of 4 could not be scored" in errors
+    assert "broken.png" in errors
+    assert Path("recipe.json").exists()
+
+
+def test_a_data_set_brings_its_masks(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[DataWish, int]] = []
+
+    def opened(self: DataWish, seed: int) -> Album:
+        seen.append((self, seed))
+        masks = [np.ones((300, 451 - 40 * number), dtype=np.uint8) for number in range(3)]
+        files = [f"photos/cat{number}.png" for number in range(3)]
+        return album_of(files, cv.load("pets"), masks=masks)
+
+    monkeypatch.setattr(DataWish, "open", opened)
+    options = ["--method", "rollout", "--split", "test", "--limit", "3", "--seed", "5"]
+    assert main(["choose", "pets:somewhere", *options, "--json", "--metric", f"{METRIC},pointing-game"]) == 0
+    assert seen == [(DataWish("pets:somewhere", "test", 3), 5)]
+    assert json.loads(capsys.readouterr().out)["ranking"][0]["means"]["pointing-game"] == 1
+    assert "has its own masks" in refusal(capsys, "choose", "pets:somewhere", "--masks", "photos")
+    assert "expected one data set, or images" in refusal(capsys, "choose", "pets:somewhere", "photos")
+
+
+def test_what_is_a_data_set() -> None:
+    assert data_set(["pets:somewhere"]) == "pets:somewhere"
+    assert data_set(["photos"]) is None
+    Path("a:b.png").write_bytes(b"")
+    assert data_set(["a:b.png"]) is None
+    with pytest.raises(BadInput, match="expected one data set"):
+        data_set(["photos", "pets:x"])
+
+
+def test_a_sample_is_by_seed_and_in_order() -> None:
+    names = [f"{number:02}" for number in range(30)]
+    some = sampled(names, 10, 1)
+    assert len(set(some)) == 10
+    assert some == sorted(some) == sampled(names, 10, 1) != sampled(names, 10, 2)
+    assert sampled(names, 99, 1) == names
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--method", "legrod"], "Did you mean 'legrad'"),
+        (["--metric", "delition"], "Did you mean 'deletion'"),
+        (["--metric", "ap"], "'ap' compares maps with masks, and none were given"),
+        (["--tune-start", "genat"], "Did you mean 'genatt'"),
+        (["--tune-start", "lime"], "'lime' makes its map from the whole image at once"),
+        (["--out", "recipe.txt"], "--out recipe.txt is no name for a recipe; expected one that ends in .json"),
+        (["--split", "test"], "--split test is of a data set, such as pets:PATH; photos is none."),
+        (["--by", "delition"], "by=delition was given; expected one of first, mean-rank, insertion-deletion"),
+        (["--target", "Bengal,Beagle"], "names 2 classes; expected one"),
+    ],
+)
+def test_mistakes_are_one_sentence(capsys: Captured, arguments: list[str], message: str) -> None:
+    assert message in refusal(capsys, "choose", "photos", *arguments)
+
+
+# explain --recipe -----------------------------------------------------------------------------------------------------
+
+
+def written(**more: Any) -> str:
+    usual = {"kind": "clairvit recipe", "format": 1, "method": "rollout", "model": "pets", "weights": "0" * 32}
+    Path("recipe.json").write_text(json.dumps({**usual, **more}), encoding="utf-8")
+    return "recipe.json"
+
+
+def test_explain_follows_what_was_chosen(capsys: Captured) -> None:
+    assert main(["choose", "photos", "--method", "rollout", "--metric", METRIC, "--quiet"]) == 0
+    assert main(["explain", "photos", "--recipe", "recipe.json", "--json"]) == 0
+    printed, errors = capsys.readouterr()
+    assert [one["method"] for one in json.loads(printed)["results"]] == ["rollout"] * 3
+    assert errors == ""  # the same weights: nothing to warn of
+
+
+def test_other_weights_are_said_once(capsys: Captured) -> None:
+    assert main(["explain", "photos", "--recipe", written(), "--batch-size", "1", "--quiet"]) == 0
+    errors = capsys.readouterr().err
+    assert errors.count("The recipe was made for pets (weights 000000000000)") == 1
+    assert "with other weights" in errors
+
+
+def test_m_auto_reads_the_recipe(capsys: Captured) -> None:
+    path = written(starts={"focusvit": "focusvit(m=9)"})
+    assert main(["explain", "demo", "--method", "focusvit(m=auto)", "--recipe", path, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["results"][0]["method"] == "focusvit(m=9)"
+    said = refusal(capsys, "explain", "demo", "--method", "focusvit(m=auto)")
+    assert "clairvit choose IMAGES --tune-start focusvit --out recipe.json" in said
+    said = refusal(capsys, "explain", "demo", "--method", "rollout", "--recipe", path)
+    assert "'rollout' and a recipe for 'rollout' were given; expected one of the two" in said
+    assert "cannot be read: No such file" in refusal(capsys, "explain", "demo", "--recipe", "none.json")
+
+
+def test_without_a_recipe_the_method_is_the_usual_one(capsys: Captured) -> None:
+    assert main(["explain", "demo", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["results"][0]["method"] == "legrad"

@@ -1,0 +1,220 @@
+"""What a report ranks and draws, against scipy, `metrics.score.paired` and sums by hand."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import spearmanr
+
+from clairvit.metrics.score import Curve, Score, paired
+from clairvit.metrics.table import Scores
+from clairvit.show.report.charts import curves_chart, intervals_chart, strokes
+from clairvit.show.report.numbers import places_for, seconds, short, ticks
+from clairvit.show.report.ranking import FOCUSVIT, agreement, by_class, lead, mean_ranks, ranks, star
+from clairvit.show.report.sections import against_luck, parted
+from study_page import (
+    noise,
+)
+
+
+def made(method: str, values: list[float], metric: str = "deletion", better: str = "lower", **more: object) -> Score:
+    return Score(
+        metric=metric,
+        method=method,
+        values=torch.tensor(values, dtype=torch.float64),
+        better=better,
+        span=(0, 1),
+        degenerate=torch.zeros(len(values), dtype=torch.bool),
+        names=tuple(f"{i}.jpg" for i in range(len(values))),
+        model="tiny",
+        **more,
+    )
+
+
+def table(rows: dict[tuple[str, str], Score]) -> Scores:
+    found = Scores()
+    found.update(rows)
+    return found
+
+
+def test_ranks_count_from_the_best_share_ties_and_leave_out_what_is_undefined() -> None:
+    scores = table(
+        {
+            **{(m, "deletion"): made(m, [v]) for m, v in zip("abcd", (0.1, 0.3, 0.3, math.nan), strict=True)},
+            **{(m, "iou"): made(m, [v], "iou", "higher") for m, v in zip("abcd", (0.1, 0.3, 0.2, 0.0), strict=True)},
+        }
+    )
+    found = ranks(scores, "abcd", ("deletion", "iou"))
+    np.testing.assert_array_equal(found, [[1, 3], [2.5, 1], [2.5, 2], [math.nan, 4]])
+    np.testing.assert_array_equal(mean_ranks(found), [2, 1.75, 2.25, 4])
+
+
+def test_a_lead_is_the_paired_difference_turned_so_that_more_is_better() -> None:
+    ours, theirs = noise(9).tolist(), noise(9, seed=1).tolist()
+    ours[2] = math.nan
+    gap, interval = paired(made("a", ours), made("b", theirs))
+    found, (low, high) = lead(made("a", ours), made("b", theirs))
+    assert found == pytest.approx(-gap, rel=1e-12)
+    assert (low, high) == (pytest.approx(-interval[1], rel=1e-9), pytest.approx(-interval[0], rel=1e-9))
+    up, edges = lead(made("a", ours, better="higher"), made("b", theirs, better="higher"))
+    assert up == pytest.approx(gap, rel=1e-12)
+    assert edges == pytest.approx(interval, rel=1e-9)
+
+
+def test_a_lead_is_over_images_of_the_same_name() -> None:
+    from dataclasses import replace
+
+    one = made("a", [0.1, 0.2, 0.3, 0.9])
+    other = replace(made("b", [0.3, 0.2]), names=("2.jpg", "1.jpg"))
+    assert lead(one, other)[0] == pytest.approx(0, abs=1e-15)
+    assert math.isnan(lead(one, replace(other, names=("x", "y")))[0])
+
+
+def test_a_lead_of_pooled_scores_is_the_difference_of_pooled_scores() -> None:
+    counts = noise(7, 2, 2)
+    one = made("a", [0.5] * 7, better="higher", counts=counts)
+    other = made("b", [0.5] * 7, better="higher", counts=noise(7, 2, 2, seed=3))
+    gap, (low, high) = lead(one, other)
+    assert gap == pytest.approx(one.mean - other.mean, rel=1e-12)
+    assert low < gap < high
+
+
+def test_a_lead_of_pooled_scores_is_over_images_that_have_a_score() -> None:
+    counts, others = noise(4, 1, 2), noise(4, 1, 2, seed=3)
+    values = [0.5, math.nan, 0.5, 0.5]
+    gap, _ = lead(
+        made("a", values, better="higher", counts=counts), made("b", [0.5] * 4, better="higher", counts=others)
+    )
+    there = [0, 2, 3]
+    parts = [one[there].sum(0)[0] for one in (counts, others)]
+    assert gap == pytest.approx(float(parts[0][0] / parts[0][1] - parts[1][0] / parts[1][1]), rel=1e-12)
+
+
+def test_against_luck_says_better_worse_or_unclear() -> None:
+    luck = made("random", [0.5, 0.6, 0.4, 0.55])
+    assert against_luck(made("a", [0.1, 0.2, 0.1, 0.2]), luck) == "better"  # lower is better
+    assert against_luck(made("a", [0.9, 0.8, 0.9, 0.8]), luck) == "worse"
+    assert against_luck(made("a", [0.1, 0.9, 0.2, 0.8]), luck) == "unclear"
+    assert against_luck(made("a", [0.1]), made("random", [0.9])) == "unclear"  # one image cannot say
+
+
+def test_agreement_is_spearmans() -> None:
+    values = noise(6, 3)
+    rows = {
+        (f"m{i}", metric): made(f"m{i}", [float(values[i, k])], metric, better)
+        for i in range(6)
+        for k, (metric, better) in enumerate((("deletion", "lower"), ("iou", "higher"), ("road", "higher")))
+    }
+    found = agreement(table(rows), [f"m{i}" for i in range(6)], ("deletion", "iou", "road"))
+    turned = values.numpy() * np.array([-1, 1, 1])
+    np.testing.assert_allclose(found, spearmanr(turned).statistic, rtol=1e-12)
+    equal = {(f"m{i}", "iou"): made(f"m{i}", [0.5], "iou", "higher") for i in range(6)}
+    same = agreement(table(rows | equal), [f"m{i}" for i in range(6)], ("deletion", "iou"))
+    assert math.isnan(same[0, 1])
+    assert same[0, 0] == 1
+
+
+def test_a_radar_is_focusvits_where_its_four_metrics_were_run() -> None:
+    better = {"faithfulness-correlation": "higher", "mprt": "lower", "max-sensitivity": "lower", "sparseness": "higher"}
+    values = {"a": (0.9, 0.1, 0.2, 0.5), "b": (0.1, 0.3, 0.4, 0.7), "c": (0.5, 0.2, 0.3, 0.6)}
+    rows = {
+        (method, metric): made(method, [value], metric, better[metric])
+        for method, own in values.items()
+        for metric, value in zip(better, own, strict=True)
+    } | {(method, "deletion"): made(method, [0.5]) for method in values}
+    found = star(table(rows), "abc", ("deletion", *better))
+    assert not isinstance(found, str)
+    assert found.axes == FOCUSVIT
+    assert found.focusvit
+    r = np.array([[1, 1, 0, 1], [0, 0, 1, 0], [0.5, 0.5, 0.5, 0.5]])
+    np.testing.assert_allclose(found.r, r, atol=1e-12)
+    np.testing.assert_allclose(found.areas, [(1 + 0) * (1 + 1) / 2, 0, 0.5], atol=1e-12)
+
+
+def test_a_radar_leaves_out_methods_without_a_score_and_metrics_nobody_has() -> None:
+    metrics = ("deletion", "insertion", "sparseness", "iou")
+    rows = {(m, k): made(m, [float(noise(1, seed=ord(m) + i))], k) for m in "abc" for i, k in enumerate(metrics)}
+    for m in "abc":
+        rows[m, "iou"] = made(m, [math.nan], "iou")
+    del rows["c", "insertion"]
+    found = star(table(rows), "abc", metrics)
+    assert not isinstance(found, str)
+    assert found.axes == metrics[:3]
+    assert found.methods == ("a", "b")
+    assert found.left_out == ("c",)
+    assert not found.focusvit
+
+
+def test_classes_pool_what_was_counted() -> None:
+    counts = torch.tensor([[[1.0, 2.0]], [[3.0, 10.0]], [[5.0, 5.0]]], dtype=torch.float64)
+    score = made("a", [0.5, 0.3, math.nan], counts=counts)
+    found = by_class(score, {"0.jpg": 4, "1.jpg": 4, "2.jpg": 7})
+    assert found[4] == (pytest.approx(4 / 12), 2)
+    assert math.isnan(found[7][0])
+    assert found[7][1] == 0
+
+
+def test_numbers_are_printed_alike_in_a_column() -> None:
+    assert [places_for([v]) for v in (0.0, 0.02, 0.5, 3.0, 31.0, 4000.0, 1e-9)] == [3, 4, 3, 3, 2, 0, 6]
+    assert short(-0.0001, 3) == "0.000"
+    assert short(-1.5, 2) == "−1.50"
+    assert short(math.nan) == "–"
+    assert short(2.5e9) == "2.50e+09"
+    assert short(1e-7) == "1.00e−07"
+    assert ticks([0.0, 0.25, 0.5]) == ["0.00", "0.25", "0.50"]
+    assert ticks([0.0, 20.0]) == ["0", "20"]
+    assert [seconds(v) for v in (0.4, 42.2, 200, 7500)] == ["0.40 s", "42 s", "3 min 20 s", "2 h 05 min"]
+
+
+def curved(method: str, lines: list[list[float]]) -> Score:
+    curve = Curve(torch.tensor([0.0, 0.5, 1.0]), torch.tensor(lines, dtype=torch.float64), "prob")
+    return made(method, [0.5] * len(lines), curve=curve)
+
+
+def test_curves_go_through_the_means_and_luck_is_dashed() -> None:
+    scores = {"a": curved("a", [[1.0, 0.5, 0.0], [1.0, 0.7, 0.0]]), "random": curved("random", [[1.0, 1.0, 1.0]] * 2)}
+    figure = curves_chart(scores, strokes(["a"]))
+    assert figure is not None
+    (line,) = re.findall(r'<path class="line s0" d="M([^"]+)"', figure.drawing)
+    points = [tuple(map(float, point.split())) for point in line.split("L")]
+    assert points[0] == (46.0, 10.0)
+    assert points[-1] == (362.0, 190.0)
+    assert points[1] == (204.0, 82.0)  # 0.6 of the way up
+    assert '<path class="line luck"' in figure.drawing
+    assert '<path class="band s0"' in figure.drawing
+    assert [key.text for key in figure.keys] == ["a", "random (baseline)"]
+    assert curves_chart({"a": made("a", [0.5])}, strokes(["a"])) is None
+
+
+def test_many_methods_leave_most_of_them_grey() -> None:
+    scores = {f"m{i}": curved(f"m{i}", [[1.0, 0.5, 0.1 * i]]) for i in range(9)}
+    figure = curves_chart(scores, strokes(list(scores)))
+    assert figure is not None
+    assert figure.drawing.count('class="line other"') == 3
+    assert figure.keys[-1].text == "3 other methods"
+    assert "nan" not in figure.drawing.lower()
+
+
+def test_intervals_are_drawn_where_there_are_images_enough_and_names_are_escaped() -> None:
+    scores = {"<b>": made("<b>", [0.1, 0.2, 0.3]), "one": made("one", [0.4]), "random": made("random", [0.5, 0.6])}
+    figure = intervals_chart(scores, strokes(["<b>", "one"]))
+    assert figure is not None
+    assert figure.drawing.count("whisker") == 2
+    assert figure.drawing.count("<circle") == 3
+    assert "&lt;b&gt;" in figure.drawing
+    assert "<b>" not in figure.drawing
+    same = intervals_chart({"a": made("a", [0.5, 0.5])}, strokes(["a"]))
+    assert same is not None
+    assert "nan" not in same.drawing
+    assert intervals_chart({"a": made("a", [math.nan])}, strokes(["a"])) is None
+
+
+def test_metrics_are_parted_into_tables_of_about_the_same_width() -> None:
+    assert [len(part) for part in parted("abcde")] == [3, 2]
+    assert [len(part) for part in parted("abcdefgh")] == [4, 4]
+    assert [len(part) for part in parted("abcdefghi")] == [3, 3, 3]
+    assert parted("") == []

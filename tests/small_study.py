@@ -1,0 +1,79 @@
+"""A study that runs in seconds: a tiny ViT in a file, photographs of noise in folders that are classes."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import timm
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+from torch import nn
+
+from clairvit.models.model import Model
+from clairvit.study.plan import DataWish, ModelWish, Study
+from clairvit.study.store import Store
+
+ARCHITECTURE = "test_vit"
+METHODS, METRICS = ("legrad", "raw-attention"), ("deletion(steps=3)", "sparseness")
+# what is not measured: who computed it, when, and how long it took
+TABLE = (
+    "select model, model_hash, image, image_hash, label, predicted, probability, method, metric, settings, options, "
+    "better, value, degenerate, x, y, counts, forwards, backwards, note, among from results order by all"
+)
+
+
+def weights(path: Path, seed: int = 0) -> str:
+    """The smallest ViT that timm has, on 32 × 32 pixels, for three classes."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        module = timm.create_model(ARCHITECTURE, img_size=32, num_classes=3)
+        for parameter in module.parameters():
+            nn.init.normal_(parameter, std=0.1)
+    save_file(module.state_dict(), path)
+    return f"file:{path}"
+
+
+def photos(folder: Path, count: int, seed: int = 0) -> str:
+    dice = np.random.default_rng(seed)
+    for number in range(count):
+        own = folder / str(number % 3)
+        own.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(dice.integers(0, 256, (32, 32, 3), dtype=np.uint8)).save(own / f"{number:03}.png")
+    return f"folder:{folder}"
+
+
+def study(folder: Path, images: int = 6, **others: Any) -> Study:
+    """In a folder that keeps the weights and the photos for the next time."""
+    file = folder / "tiny.safetensors"
+    model = f"file:{file}" if file.exists() else weights(file)
+    there = folder / "photos"
+    data = f"folder:{there}" if there.exists() else photos(there, images)
+    usual: dict[str, Any] = {"methods": METHODS, "metrics": METRICS, "at_once": 2}
+    return Study((ModelWish(model, arch=f"timm:{ARCHITECTURE}"),), (DataWish(data),), **usual | others)
+
+
+def table(store: Store) -> list[tuple[Any, ...]]:
+    return store.query(TABLE)[1]
+
+
+@dataclass(frozen=True)
+class Deadly(ModelWish):
+    """A model that kills the worker process that loads it, so many times."""
+
+    flags: str = ""
+    times: int = 1
+
+    def load(self, device: str | None = None) -> Model:
+        if multiprocessing.parent_process() is not None:
+            died = len(list(Path(self.flags).glob("died*")))
+            if died < self.times:
+                (Path(self.flags) / f"died{died}").touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+        return super().load(device)

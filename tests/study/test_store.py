@@ -1,0 +1,179 @@
+"""A store is whole after anything: damage is noticed, claims are exclusive, and what is no store is left alone."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clairvit.errors import BadInput, ClairError, ClairWarning
+from clairvit.study.plan import Cell, DataWish, ModelWish, Study, Unit
+from clairvit.study.store import Store
+
+STUDY = Study((ModelWish("pets"),), (DataWish("folder:x"),), ("legrad",), ("deletion",))
+
+
+def unit(key: str = "k1") -> Unit:
+    return Unit(key, "w", 0, 0, (0, 1), ("a", "b"), ("legrad",), ("deletion",), 2)
+
+
+def rows(own: Unit, value: float = 0.5) -> list[dict[str, Any]]:
+    shared = {"unit": own.key, "model_hash": "w", "settings": "s", "method": "legrad", "metric": "deletion"}
+    return [{**shared, "image_hash": mark, "value": value, "y": [0.0, value]} for mark in own.marks]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store.open(tmp_path / "store")
+
+
+def test_what_is_written_is_read(store: Store) -> None:
+    assert store.cells() == frozenset()
+    assert not store.has(unit())
+    store.write(unit(), rows(unit()))
+    assert store.has(unit())
+    assert not store.has(unit("k"))
+    assert store.cells() == {Cell("w", mark, "legrad", "deletion", "s") for mark in "ab"}
+    assert store.query("select image_hash, value, y, note from results order by all") == (
+        ["image_hash", "value", "y", "note"],
+        [("a", 0.5, [0.0, 0.5], None), ("b", 0.5, [0.0, 0.5], None)],
+    )
+    assert Store.open(store.path, create=False).cells() == store.cells()
+    assert list(store.path.rglob("*.tmp")) == []
+
+
+def test_a_store_remembers_each_study_once(store: Store) -> None:
+    store.remember(STUDY)
+    store.remember(STUDY)
+    (found,) = store.studies()
+    assert found["methods"] == ["legrad"]
+
+
+@pytest.mark.parametrize("harm", ["a bit", "the end", "everything", "another"])
+def test_a_damaged_part_is_named_and_put_aside(store: Store, harm: str) -> None:
+    part, other = store.write(unit(), rows(unit())), unit("k2")
+    store.write(other, rows(other, 0.7))
+    content = bytearray(part.read_bytes())
+    if harm == "a bit":
+        content[len(content) // 3] ^= 1  # in the values: Parquet itself would not see it
+    if harm == "the end":
+        del content[-9:]
+    if harm == "everything":
+        content.clear()
+    if harm == "another":  # whole, but of other numbers
+        content = bytearray(next(store.path.glob("parts/k2-*.parquet")).read_bytes())
+    part.write_bytes(content)
+    with pytest.warns(ClairWarning, match=f"{part.name}.*computed again"):
+        assert store.query("select distinct unit from results")[1] == [("k2",)]
+    assert not store.has(unit())
+    assert [file.name for file in (store.path / "broken").iterdir()] == [part.name]
+    store.write(unit(), rows(unit()))
+    assert len(store.query("select * from results")[1]) == 4
+
+
+def test_a_failure_is_kept_until_it_works(store: Store) -> None:
+    store.fail(unit(), "out of luck")
+    (found,) = store.failures()
+    assert (found["unit"], found["error"], found["rows"]) == ("k1", "out of luck", [0, 1])
+    store.write(unit(), rows(unit()))
+    assert store.failures() == []
+
+
+def test_a_claim_is_exclusive_and_leaves_nothing(store: Store) -> None:
+    lock = store.claim(unit())
+    assert lock is not None
+    assert store.claim(unit()) is None
+    assert store.claim(unit("k2")) is not None
+    store.release(unit(), lock)
+    assert not (store.path / "claims" / "k1").exists()
+    again = store.claim(unit())
+    assert again is not None
+    again.close()  # as when the process dies: the file stays, the lock does not
+    assert (store.path / "claims" / "k1").exists()
+    assert store.claim(unit()) is not None
+
+
+def test_a_claim_that_is_taken_away_while_it_is_made_is_made_again(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, usual, before = store.path / "claims" / "k1", fcntl.flock, []
+
+    def flock(file: Any, how: int) -> None:
+        if not before:  # its owner is done between our opening and locking the file
+            before.append(file)
+            path.unlink()
+        usual(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    lock = store.claim(unit())
+    assert lock is not None
+    assert os.path.samestat(os.fstat(lock.fileno()), path.stat())
+    assert store.claim(unit()) is None
+
+
+def test_another_format_is_refused(store: Store) -> None:
+    about = store.path / "store.json"
+    about.write_text(json.dumps({"format": 99, "clairvit": "9.9", "studies": []}))
+    with pytest.raises(BadInput, match=r"format 99 \(ClairViT 9.9\)"):
+        Store.open(store.path)
+    about.write_text("{")
+    with pytest.raises(ClairError, match="cannot be read"):
+        Store.open(store.path)
+
+
+def test_what_is_no_store_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("mine")
+    with pytest.raises(BadInput, match="not empty and no store"):
+        Store.open(tmp_path)
+    with pytest.raises(BadInput, match="is a file"):
+        Store.open(tmp_path / "thesis.txt")
+    with pytest.raises(BadInput, match="There is no store"):
+        Store.open(tmp_path / "new", create=False)
+    assert [file.name for file in tmp_path.iterdir()] == ["thesis.txt"]
+    with pytest.raises(ClairError, match="cannot be written to"):
+        Store.open(tmp_path / "thesis.txt" / "store")
+
+
+def test_a_store_that_was_killed_while_it_began_is_begun_again(tmp_path: Path) -> None:
+    (tmp_path / "store" / "parts").mkdir(parents=True)
+    (tmp_path / "store" / ".abc.tmp").touch()
+    assert Store.open(tmp_path / "store").cells() == frozenset()
+
+
+@pytest.mark.parametrize("step", ["fsync", "replace"])
+def test_a_full_disk_ends_in_a_sentence_and_leaves_what_was_there(
+    store: Store, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    store.write(unit(), rows(unit()))
+    monkeypatch.setattr(os, step, full)
+    with pytest.raises(ClairError, match=r"cannot be written to \(No space left on device\).*goes on from there"):
+        store.write(unit("k2"), rows(unit("k2")))
+    with pytest.raises(ClairError, match="No space left"):
+        store.fail(unit("k3"), "error")
+    monkeypatch.undo()
+    assert store.query("select distinct unit from results")[1] == [("k1",)]
+    assert list(store.path.rglob("*.tmp")) == []
+
+
+def test_what_killed_processes_leave_is_swept_up(store: Store) -> None:
+    old, new = store.path / "parts" / ".old.tmp", store.path / "parts" / ".new.tmp"
+    old.touch()
+    new.touch()
+    os.utime(old, (time.time() - 7200,) * 2)
+    store.remember(STUDY)
+    assert (old.exists(), new.exists()) == (False, True)
+
+
+def test_a_wrong_query_says_what_there_is(store: Store) -> None:
+    with pytest.raises(BadInput, match=r"valeu.*columns unit, model") as caught:
+        store.query("select valeu from results")
+    assert "\n" not in str(caught.value)
