@@ -19,7 +19,7 @@ from clairvit.models.model import Model
 from clairvit.study.beside import Agreement, Row, Verdict, agreements, among_measures, line_up, verdicts
 from clairvit.study.plan import Plan, Study, settings_of
 from clairvit.study.presets.preset import Measure, Preset, Table, check_effort
-from clairvit.study.read import scores_of
+from clairvit.study.read import scores_of, unread
 from clairvit.study.run import run_study
 from clairvit.study.set_up import Shown, Wish, differences
 from clairvit.study.store import Store
@@ -152,15 +152,17 @@ def reproduce(
     study = study_of(wish, measures, layers)
     worker = Worker(study, device, batch_size, models={0: model}, albums={0: album})
     outcome = run_study(study, store, worker=worker, told=told)
-    scores = scores_of(store, worker.hash_of(0), wish.data.spec, settings_of(study))
-    scores = only(scores, album.names)
+    images, settings = outcome.plan.images[0], settings_of(study)
+    scores = scores_of(store, worker.hash_of(0), wish.data.spec, settings, images)
     if not scores:
         why = dict.fromkeys(error for _, error in outcome.failed)
         raise BadInput(f"Nothing could be scored: {' '.join(why) or 'none of the images could be read.'}")
     found = named(wish, scores, measures)
     table = preset.table_for(wish.data.spec)
     rows = line_up(preset, found, table)
-    failed = dict.fromkeys((*(error for _, error in outcome.failed), *unread(store, album, scores)))
+    reasons = unread(store, worker.hash_of(0), settings, images)
+    lost = [why if name in why else f"{name}: {why}" for name, why in reasons.items()]
+    failed = dict.fromkeys((*(error for _, error in outcome.failed), *lost))
     about = differences(wish, model, shown, scores, measures, table)
     return Reproduction(
         wish,
@@ -176,33 +178,6 @@ def reproduce(
         tuple(failed),
         outcome.seconds,
     )
-
-
-def unread(store: Store, album: Album, scores: Scores) -> list[str]:
-    """Images that are in no number, each with the reason."""
-    seen = {one.image for one in scores.seen}
-    _, rows = store.query("select image, min(note) from results where predicted is null and note <> '' group by image")
-    reasons = dict(rows)
-    lost = [name for name in album.names if name not in seen and name in reasons]
-    return [reasons[name] if name in reasons[name] else f"{name}: {reasons[name]}" for name in lost]
-
-
-def only(scores: Scores, names: Sequence[str]) -> Scores:
-    """Of these images; a store may hold others."""
-    wanted, found = set(names), Scores()
-    found.skipped = scores.skipped
-    found.seen = tuple(one for one in scores.seen if one.image in wanted)
-    for key, score in scores.items():
-        if len(set(score.names)) < len(score.names):
-            raise BadInput(
-                "The store has several results for images of the same name: their files, masks or classes have "
-                "changed since; expected another --out."
-            )
-        kept = part(score, [name in wanted for name in score.names])
-        luck = {name: part(one, [image in wanted for image in one.names]) for name, one in score.baselines.items()}
-        if len(kept.values):
-            found[key] = replace(kept, baselines=luck)
-    return found
 
 
 def part(score: Score, keep: Sequence[bool]) -> Score:
