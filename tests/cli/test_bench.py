@@ -239,6 +239,7 @@ def test_ctrl_c_leaves_a_store_that_goes_on(home: Path, capsys: Captured) -> Non
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a job in the background ignores it
     )
     end = time.monotonic() + 100
     while not list(Path("store/parts").glob("*.parquet")) and time.monotonic() < end:

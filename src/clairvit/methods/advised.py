@@ -5,6 +5,7 @@ from __future__ import annotations
 from os import PathLike
 from typing import TYPE_CHECKING
 
+from clairvit.errors import BadInput
 from clairvit.models.model import Model
 
 if TYPE_CHECKING:
@@ -21,10 +22,11 @@ def advised(
         return USUAL
     if recipe is None and isinstance(method, str) and not method.lower().endswith(".json"):
         return method
-    from clairvit.study.advice import recipe_of
+    from clairvit.study.advice import Recipe, recipe_of
 
     if recipe is None:
-        assert method is not None
+        if not isinstance(method, str | PathLike | Recipe):
+            raise BadInput(f"{method!r} is not a method; expected NAME such as 'legrad', or a recipe.")
         recipe, method = method, None
     found = recipe_of(recipe)
     text = found.method_for(None if method is None else str(method))

@@ -106,5 +106,5 @@ PRESET = Preset(
     ),
     area=AREA,
     tables_of={"flowers": "Flower", "dogs": "Dog", "indoor67": "MiT", "caltech101": "Caltech", "pets": "Pet"},
-    efforts={"quick": _effort(30, 40, 20, 2, 3), "usual": _effort(500, 600, 100, 10, 12)},
+    efforts={"quick": _effort(30, 40, 20, 2, 3), "usual": _effort(200, 300, 100, 5, 6)},
 )
