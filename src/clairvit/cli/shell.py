@@ -19,6 +19,7 @@ from clairvit.cli.explain import explain
 from clairvit.cli.lists import list_methods, list_models
 from clairvit.cli.metrics import list_metrics
 from clairvit.cli.paper import say
+from clairvit.cli.serve import serve
 from clairvit.errors import ClairError, ClairWarning
 
 app = typer.Typer(
@@ -33,6 +34,7 @@ app = typer.Typer(
 app.command("explain", no_args_is_help=True)(explain)
 app.command("compare", no_args_is_help=True)(compare)
 app.command("evaluate", no_args_is_help=True)(evaluate)
+app.command("serve")(serve)
 app.command("methods")(list_methods)
 app.command("metrics")(list_metrics)
 app.command("models")(list_models)
