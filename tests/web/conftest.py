@@ -36,9 +36,9 @@ def desk() -> Iterator[Desk]:
 @pytest.fixture(scope="session")
 def client(desk: Desk) -> Iterator[TestClient]:
     from fastapi.testclient import TestClient
-    from unclosed import unclosed
 
     from clairvit.web.app import create_app
+    from unclosed import unclosed
 
     with TestClient(create_app(unclosed(desk)), base_url="http://127.0.0.1", raise_server_exceptions=False) as made:
         yield made
@@ -48,9 +48,9 @@ def client(desk: Desk) -> Iterator[TestClient]:
 def address(desk: Desk) -> Iterator[str]:
     """A real server on a free port."""
     import uvicorn
-    from unclosed import unclosed
 
     from clairvit.web.app import create_app
+    from unclosed import unclosed
 
     config = uvicorn.Config(create_app(unclosed(desk)), host="127.0.0.1", port=0, log_level="error")
     server = uvicorn.Server(config)

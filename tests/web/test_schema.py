@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 from fastapi.testclient import TestClient
-from tiny import wrapped
 
 from clairvit.web.app import create_app
 from clairvit.web.desk import open_desk
+from tiny import wrapped
 
 schemathesis = pytest.importorskip("schemathesis", reason="schemathesis is not installed")
 hypothesis = pytest.importorskip("hypothesis", reason="schemathesis is not installed")
