@@ -119,7 +119,7 @@ async def curve(request: Request, desk: AtDesk, asked: CurveAsked) -> Response:
     if more:
         raise BadInput("A curve is of one method; name one, such as legrad.")
     photo = desk.photos.find(asked.photo)
-    lane = "curves" if lane == "quick" else lane  # a slow method is explained first, so it waits with its like
+    lane = "longer" if lane == "quick" else lane  # a slow method is explained first, so it waits with its like
     model = desk.models[lane][name]
     job = desk.lanes[lane].submit(lambda: _json(work.curve_of(model, photo, bound, asked)))
     return await _answered(request, job, asked.stream)

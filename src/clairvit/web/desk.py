@@ -24,7 +24,8 @@ ALL = "all"
 MOST_PASSES = 20_000  # of one request; what would take more is refused before it begins
 LARGEST_OPTION = 10_000  # samples, steps, cells: what memory is asked for grows with them
 QUICK_PASSES = 12  # forwards and backwards that a request of the quick lane may take in all, beside shared traces
-PLACES = {"photos": 8, "quick": 16, "curves": 6, "slow": 4}
+FEW_METHODS = 4  # of a quick request
+PLACES = {"photos": 8, "quick": 16, "longer": 6, "slow": 4}  # longer: many methods at once, and curves
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,7 +156,7 @@ def settle(texts: Sequence[str], patches: int, targets: int = 1) -> tuple[list[B
         )
     slow = passes > QUICK_PASSES or any(one.method.slow for b in bounds for one in (b, *b.members))
     slow = slow or any("+flow" in bound.text for bound in bounds)
-    return bounds, "slow" if slow else "quick"
+    return bounds, "slow" if slow else "longer" if len(bounds) > FEW_METHODS else "quick"
 
 
 def _is_large(value: object) -> bool:

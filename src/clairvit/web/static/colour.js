@@ -53,11 +53,14 @@ function sampler(values, rows, cols, height, width, smooth) {
   };
 }
 
+/** Where to draw; the page reads its canvases back, so they stay in ordinary memory. */
+export const penOf = (canvas) => canvas.getContext("2d", { willReadFrequently: true });
+
 /** A grey photo on which the map glows where it has something to say. */
 export function overlay(canvas, photo, map, scale, opacity, smooth, size = photo.width) {
   const height = Math.round(size * photo.height / photo.width), width = size;
   if (canvas.width !== width || canvas.height !== height) { canvas.width = width; canvas.height = height; }
-  const pen = canvas.getContext("2d");
+  const pen = penOf(canvas);
   pen.drawImage(photo, 0, 0, width, height);
   const image = pen.getImageData(0, 0, width, height), data = image.data;
   const at = sampler(map.values, map.rows, map.cols, height, width, smooth), colours = table(scale.cmap);

@@ -49,7 +49,7 @@ async function explain({ picture = false, image } = {}) {
   const own = work = new AbortController(), slow = isSlow(state.method);
   const told = begin(state.method, own);
   try {
-    const asked = { image, photo: state.photo, model: state.model, method: state.method, target: state.targets, picture, layers: !slow, heads: !slow && card().heads > 0 };
+    const asked = { image, photo: state.photo, model: state.model, method: state.method, target: state.targets, picture, layers: !slow, heads: !slow && state.head !== "mean" };
     const found = await api.explain(asked, told);
     if (own !== work) return;
     if (found.picture) photo = await pictureOf(found.picture);
@@ -119,7 +119,7 @@ function show() {
   $("signed").disabled = !negative;
   $("layer").disabled = !map.layers;
   $("layer-text").textContent = state.layer ? `${state.layer - 1}` : "all";
-  $("head").disabled = !map.headMaps || state.layer === 0;
+  $("head").disabled = !map.layers || !card().heads || state.layer === 0;
   $("head").title = $("head").disabled ? "Choose a layer first" : "";
   const whose = state.layer && state.head !== "mean" && map.heads ? [`Head ${state.head} of layer ${state.layer - 1}, by ${map.heads.method}.`] : [];
   $("notes").textContent = [...whose, ...map.notes].join(" ");
@@ -208,7 +208,12 @@ drawn("cmap", "change", (one) => one.value);
 drawn("signed", "change", (one) => one.checked);
 drawn("smooth", "change", (one) => one.checked);
 drawn("layer", "input", (one) => Number(one.value));
-drawn("head", "change", (one) => one.value);
+$("head").addEventListener("change", () => {
+  state.head = $("head").value;
+  write();
+  if (state.head === "mean" || map.headMaps) show();
+  else explain();
+});
 $("filter").addEventListener("input", () => filterMethods($("methods"), $("filter").value));
 $("any-class").addEventListener("change", () => { if ($("any-class").value !== "") aim([Number($("any-class").value)]); });
 $("model").addEventListener("change", () => { Object.assign(state, { model: $("model").value, targets: [], head: "mean" }); fitModel(); explain({ picture: true }); });

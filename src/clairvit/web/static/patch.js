@@ -1,7 +1,7 @@
 // One patch: its score, its place among all patches, and where it attends.
 
 import * as api from "./api.js";
-import { overlay, scaleOf } from "./colour.js";
+import { overlay, penOf, scaleOf } from "./colour.js";
 import { state } from "./state.js";
 
 const text = document.getElementById("patch-text"), canvas = document.getElementById("attends");
@@ -65,7 +65,7 @@ async function attention(layer, index, reply, card) {
 
 /** A square around the patch; the map below is kept so that the square can move. */
 function mark(on, row, col, [rows, cols]) {
-  const pen = on.getContext("2d"), w = on.width / cols, h = on.height / rows;
+  const pen = penOf(on), w = on.width / cols, h = on.height / rows;
   pen.lineWidth = 3;
   pen.strokeStyle = "#000";
   pen.strokeRect(col * w, row * h, w, h);
@@ -77,7 +77,7 @@ function mark(on, row, col, [rows, cols]) {
 const kept = new Map();
 function frame(k, row, col, grid) {
   for (const n of [0, 1]) {
-    const on = document.getElementById(`map-${n}`), pen = on.getContext("2d"), before = kept.get(n);
+    const on = document.getElementById(`map-${n}`), pen = penOf(on), before = kept.get(n);
     if (before && before.of === seen) pen.putImageData(before.image, 0, 0);
     else kept.set(n, { of: seen, image: pen.getImageData(0, 0, on.width, on.height) });
     if (n === k) mark(on, row, col, grid);
