@@ -33,6 +33,15 @@ COLOURED = """() => { const c = document.getElementById("map-0");
   let n = 0;
   for (let i = 0; i < d.length; i += 4) n += Math.abs(d[i] - d[i + 2]) > 40;
   return n / (d.length / 4); }"""
+HANDED_OVER = """async (way) => {
+  const canvas = Object.assign(document.createElement("canvas"), { width: 90, height: 60 });
+  const pen = canvas.getContext("2d");
+  pen.fillStyle = "orange";
+  pen.fillRect(20, 10, 40, 40);
+  const blob = await new Promise((done) => canvas.toBlob(done)), data = new DataTransfer();
+  data.items.add(new File([blob], "a.png", { type: "image/png" }));
+  document.body.dispatchEvent(way === "drop" ? new DragEvent("drop", { bubbles: true, dataTransfer: data })
+    : new ClipboardEvent("paste", { bubbles: true, clipboardData: data })); }"""
 API = re.compile(r"/api/(models|methods|explain|trace/\d+|curve)$")
 
 
@@ -181,6 +190,23 @@ def test_a_bad_file_is_refused_in_words_and_the_map_stays(visit: Callable[..., A
     sync_api.expect(page.locator("#status.bad")).to_have_count(0)
     settled(page)
     assert re.search(r"photo=[0-9a-f]{32}", page.url)
+
+
+@pytest.mark.parametrize("way", ["drop", "paste"])
+def test_photos_can_be_dropped_and_pasted(visit: Callable[..., Any], way: str) -> None:
+    page = visit()
+    changes(page, lambda: page.evaluate(HANDED_OVER, way))
+    settled(page)
+    assert re.search(r"photo=[0-9a-f]{32}", page.url)
+
+
+def test_a_photo_that_the_server_forgot_is_sent_again(visit: Callable[..., Any], desk: Desk) -> None:
+    page = visit()
+    changes(page, lambda: page.evaluate(HANDED_OVER, "drop"))
+    settled(page)
+    desk.photos._kept.clear()
+    changes(page, lambda: method(page, "ixg"))
+    sync_api.expect(page.locator("#status-text")).to_contain_text("ixg: 1 forward", timeout=WAIT)
 
 
 def test_slow_work_shows_progress_and_can_be_cancelled(visit: Callable[..., Any], desk: Desk) -> None:

@@ -77,6 +77,7 @@ def test_only_its_own_name_and_no_other_site(guarded: TestClient) -> None:
     assert guarded.get("/api/models", headers=mine | {"Host": "evil.example"}).status_code == 421
     assert guarded.get("/api/models", headers=mine | {"Host": "127.0.0.1:8000"}).status_code == 200
     assert guarded.get("/api/models", headers=mine | {"Sec-Fetch-Site": "cross-site"}).status_code == 403
+    assert guarded.get("/api/models", headers=mine | {"Sec-Fetch-Site": "same-site"}).status_code == 403
     assert guarded.get("/api/models", headers=mine | {"Sec-Fetch-Site": "same-origin"}).status_code == 200
 
 
@@ -121,6 +122,16 @@ def test_bodies_are_bounded_whether_they_say_their_size_or_not() -> None:
 def test_a_body_that_never_ends_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(security, "SLOWEST_BODY", 0.05)
     assert talk([b"x", b"more"], [])[0]["status"] == 408
+
+
+def test_a_bug_of_ours_is_told_without_details_and_with_the_headers(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("clairvit.web.app.list_methods", lambda: 1 / 0)
+    told = client.get("/api/methods")
+    assert (told.status_code, told.json()["kind"]) == (500, "broken")
+    assert "zero" not in told.text
+    assert told.headers["x-content-type-options"] == "nosniff"
 
 
 def test_loopback_needs_no_token_and_everything_else_gets_one() -> None:

@@ -133,8 +133,12 @@ def _patches(desk: Desk, model: str) -> int:
 async def _photo(request: Request, desk: Desk, asked: ExplainAsked) -> Photo:
     if asked.image is None:
         return desk.photos.find(asked.photo)
-    data = await asked.image.read(MOST_BYTES + 1)
-    return await desk.lanes["photos"].submit(lambda: desk.photos.add(data)).wait(request.is_disconnected)
+    file = asked.image.file  # on disk if it is large; read when its turn comes, so that one at a time is in memory
+    return (
+        await desk.lanes["photos"]
+        .submit(lambda: desk.photos.add(file.read(MOST_BYTES + 1)))
+        .wait(request.is_disconnected)
+    )
 
 
 def _json(content: BaseModel) -> Response:

@@ -47,7 +47,15 @@ class Problem(_Told):
     """Why something was not done: what was seen, what was expected, what to do next."""
 
     kind: Literal[
-        "bad-request", "bad-photo", "forgotten-photo", "not-found", "not-allowed", "too-large", "too-slow", "busy"
+        "bad-request",
+        "bad-photo",
+        "forgotten-photo",
+        "not-found",
+        "not-allowed",
+        "too-large",
+        "too-slow",
+        "busy",
+        "broken",
     ]
     message: str
     retry_after: int | None = None

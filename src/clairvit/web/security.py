@@ -84,7 +84,7 @@ class Guard:
         if self.rules.hosts and name.lower() not in self.rules.hosts:
             # A page elsewhere may point its own name at this machine and read what it gets (DNS rebinding).
             return 421, "not-allowed", f"This server does not go by the name '{name[:80]}'.", {}
-        if headers.get("sec-fetch-site") == "cross-site" and scope["path"] != "/":
+        if headers.get("sec-fetch-site", "none") not in ("same-origin", "none") and scope["path"] != "/":
             return 403, "not-allowed", "Pages of other sites may not use this server.", {}
         if self.rules.token is not None:
             given = parse_qs(scope.get("query_string", b"").decode("latin-1")).get("token", [""])[0]
@@ -136,8 +136,13 @@ class Guard:
                 message["headers"] = [*kept, *((key.encode(), value.encode()) for key, value in own.items())]
             await send(message)
 
-        with contextlib.suppress(_TooLarge, _TooQuiet):  # answered below
-            await self.app(scope, bounded, dressed)
+        try:
+            with contextlib.suppress(_TooLarge, _TooQuiet):  # answered below
+                await self.app(scope, bounded, dressed)
+        except Exception:
+            if not started and refused is None:
+                await _answer(send, 500, "broken", "The server stumbled over this request; its log says where.")
+            raise  # to the log
         if refused is not None and not started:
             await _answer(send, *refused)
 

@@ -10,6 +10,7 @@ import { begin, end, fail, say } from "./status.js";
 
 const $ = (id) => document.getElementById(id);
 let cards = [], methods = [], photo = null, reply = null, map = null; // the last reply, and its one explanation
+let sent = null; // the file on show, should the server forget it
 let work = new AbortController(), curveWork = new AbortController(), thumbsFor = "";
 const seen = { curve: null };
 
@@ -58,6 +59,8 @@ async function explain({ picture = false, image } = {}) {
     map = { ...found.explanations[0], maps: api.unpack(found.explanations[0].maps) };
     map.layers &&= api.unpack(map.layers);
     map.headMaps = map.heads && api.unpack(map.heads.maps);
+    if (found.photo === "demo") sent = null;
+    else if (image) sent = image;
     state.photo = found.photo;
     state.targets = found.classes;
     seen.curve = null;
@@ -68,6 +71,7 @@ async function explain({ picture = false, image } = {}) {
     end(own, `${map.method}: ${map.forwards} forward${map.forwards === 1 ? "" : "s"}, ${map.backwards} backward${map.backwards === 1 ? "" : "s"}, ${map.seconds.toFixed(2)} s`);
     look();
   } catch (error) {
+    if (error.kind === "forgotten-photo" && sent && own === work) return explain({ image: sent, picture: true });
     if (error.kind === "forgotten-photo" && !photo) {
       state.photo = "demo";
       await explain({ picture: true });
@@ -81,8 +85,7 @@ async function explain({ picture = false, image } = {}) {
 
 /** After a failure the lists say again what is shown. */
 function again() {
-  state.photo = reply.photo;
-  state.targets = reply.classes;
+  Object.assign(state, { photo: reply.photo, targets: reply.classes, method: map.method });
   lists();
 }
 
@@ -177,6 +180,7 @@ function send(file) {
   state.targets = [];
   explain({ image: file, picture: true });
 }
+
 
 function keep(blob, suffix) {
   const link = element("a", { href: URL.createObjectURL(blob), download: `clairvit-${map.method.replace(/[^\w-]+/g, "-")}.${suffix}` });

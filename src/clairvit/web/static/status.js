@@ -20,6 +20,7 @@ export function begin(what, controller) {
     busy: (wait) => { if (working === controller) say(`The server is busy; asking again in ${Math.ceil(wait)} s…`); },
     progress: ({ what: step, done, steps }) => {
       if (working !== controller) return;
+      box.setAttribute("aria-live", "off"); // the bar says it; every per cent read aloud would be too much
       cancel.hidden = performance.now() - started < 400;
       bar.hidden = cancel.hidden;
       if (steps > 0) {
@@ -38,6 +39,7 @@ export function end(controller, words) {
   if (working !== controller) return;
   working = null;
   bar.hidden = cancel.hidden = true;
+  box.setAttribute("aria-live", "polite");
   if (words !== undefined) say(words);
 }
 
