@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import re
 import shutil
@@ -11,10 +12,14 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import numpy as np
 import pytest
 from PIL import Image
 
+import clairvit as cv
 from clairvit.models.images import read_image
+from clairvit.show.colour import scale_of
+from clairvit.show.overlay import numbers, overlay, photo_of
 from clairvit.web.desk import Desk
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
@@ -121,6 +126,21 @@ def test_the_first_load_shows_the_demo_explained_and_nothing_jumps(visit: Callab
     assert page.evaluate(SHIFTS) < 0.05
 
 
+@pytest.mark.parametrize("name", ["legrad", "ixg"])
+def test_the_page_draws_as_the_command_line_does(visit: Callable[..., Any], name: str) -> None:
+    """Sequential and signed: the canvas against show/overlay.py, up to how a photo is enlarged."""
+    page = visit(f"#method={name}")
+    made = cv.explain(cv.load("pets"), "demo", name)
+    values = numbers(made.maps[0])
+    photo = Image.fromarray(np.round(photo_of(made.pixels[0], made.preprocess) * 255).astype(np.uint8))
+    large = np.asarray(photo.resize((448, 448), Image.Resampling.BILINEAR)) / 255.0
+    wanted = overlay(large, values, scale_of(values, made.signed))
+    with Image.open(io.BytesIO(base64.b64decode(picture(page).partition(",")[2]))) as drawn:
+        found = np.asarray(drawn.convert("RGB")) / 255.0
+    assert np.abs(found - wanted).mean() < 0.01
+    assert np.abs(found - wanted)[wanted.max(-1) - wanted.min(-1) > 0.3].mean() < 0.02  # where the map glows
+
+
 def test_class_method_layer_and_head(visit: Callable[..., Any]) -> None:
     page = visit()
     changes(page, lambda: page.locator("#classes .name").nth(1).click())
@@ -166,12 +186,23 @@ def test_a_patch_by_pointer_and_by_keyboard(visit: Callable[..., Any]) -> None:
     assert picture(page, "attends") != before
 
 
+def grey(page: Any) -> float:
+    """The part of the film that is painted over."""
+    with Image.open(io.BytesIO(base64.b64decode(picture(page, "film").partition(",")[2]))) as drawn:
+        return float((np.asarray(drawn.convert("RGB")) == 128).all(-1).mean())
+
+
 def test_deletion_plays_and_can_be_stepped_through(visit: Callable[..., Any]) -> None:
     page = visit()
     page.locator("#play-deletion").click()
     page.locator("#chart .method").wait_for(state="attached")
     sync_api.expect(page.locator("#curve-text")).to_contain_text("gone: 196 of 196", timeout=WAIT)
     assert page.locator("#chart .band").count() == 1
+    assert grey(page) == 1.0, "all patches are gone"
+    page.locator("#step").fill("0")
+    assert grey(page) < 0.01
+    page.locator("#step").fill("7")
+    assert grey(page) == pytest.approx(0.5, abs=0.01)
     changes(page, lambda: page.locator("#step").fill("3"), "film")
     page.locator("#play-insertion").click()
     sync_api.expect(page.locator("#curve-text")).to_contain_text("shown: 196 of 196", timeout=WAIT)

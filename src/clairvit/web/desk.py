@@ -14,6 +14,7 @@ from clairvit.methods.bind import Bound, bind
 from clairvit.methods.explanation import Cost
 from clairvit.methods.method import FAMILIES, Method, by_family, methods
 from clairvit.models.model import Model
+from clairvit.models.target import class_name
 from clairvit.trace.recording import record
 from clairvit.trace.trace import Trace, follow
 from clairvit.web.lanes import Lane
@@ -93,7 +94,7 @@ def _card(model: Model, photos: Photos) -> ModelCard:
     heads = int(trace.layers[-1].A.shape[1]) if calls and len(calls) == len(trace.layers) else 0
     return ModelCard(
         name=model.name,
-        labels=list(model.labels),
+        labels=[class_name(model.labels, k) for k in range(trace.logits.shape[-1])] if model.classifier else [],
         size=(int(trace.pixels.shape[-2]), int(trace.pixels.shape[-1])),
         grid=trace.layout.grid,
         prefix=trace.layout.prefix,

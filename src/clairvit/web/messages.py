@@ -70,7 +70,7 @@ class Limits(_Told):
 
 class ModelCard(_Told):
     name: str
-    labels: list[str]
+    labels: list[str] = Field(description="a name for each class; none: the output is an embedding")
     size: tuple[int, int] = Field(description="rows and columns of pixels that it sees")
     grid: tuple[int, int] = Field(description="rows and columns of patches")
     prefix: int = Field(description="tokens before the patches")

@@ -26,13 +26,24 @@ export function table(name) {
   return tables.get(name);
 }
 
-/** The scale that fits these values: symmetric around 0 if signed, else from lowest to highest. */
+/** numpy's percentile of sorted values. */
+function percentile(sorted, part) {
+  const at = part * (sorted.length - 1), k = Math.min(sorted.length - 1, Math.floor(at)), next = Math.min(sorted.length - 1, k + 1);
+  return sorted[k] + (sorted[next] - sorted[k]) * (at - k);
+}
+
+function limits(values, signed, cut) {
+  const sorted = Float64Array.from(values, signed ? Math.abs : (v) => v).sort();
+  const high = percentile(sorted, 1 - cut), low = signed ? -high : percentile(sorted, cut);
+  return cut && !(high > low) ? limits(values, signed, 0) : [low, high]; // one patch that is not zero is no outlier
+}
+
+/** The scale that fits these values: symmetric around 0 if signed, else from low to high; 1 % is cut off at the ends. */
 export function scaleOf(values, signed, wished) {
-  let low = Infinity, high = -Infinity;
-  for (const v of values) { if (v < low) low = v; if (v > high) high = v; }
-  if (signed) { high = Math.max(Math.abs(low), Math.abs(high)); low = -high; }
+  const [low, high] = limits(values, signed, 0.01);
+  const beyond = [values.some((v) => v < low), values.some((v) => v > high)];
   const fits = wished !== "auto" && (signed === DIVERGING.includes(wished));
-  return { low, high, signed, cmap: fits ? wished : signed ? "RdBu_r" : "inferno" };
+  return { low, high, signed, beyond, cmap: fits ? wished : signed ? "RdBu_r" : "inferno" };
 }
 
 const position = (scale, v) => {
@@ -63,7 +74,9 @@ export function overlay(canvas, photo, map, scale, opacity, smooth, size = photo
   const pen = penOf(canvas);
   pen.drawImage(photo, 0, 0, width, height);
   const image = pen.getImageData(0, 0, width, height), data = image.data;
-  const at = sampler(map.values, map.rows, map.cols, height, width, smooth), colours = table(scale.cmap);
+  // Cut off what is beyond the scale before enlarging, or one hot patch becomes a blob with a hard edge.
+  const sane = map.values.map((v) => Math.min(scale.high, Math.max(scale.low, v)));
+  const at = sampler(sane, map.rows, map.cols, height, width, smooth), colours = table(scale.cmap);
   const veil = Math.min(VEIL, opacity), steep = scale.signed ? 1 : 0.7;
   for (let y = 0, i = 0; y < height; y++) {
     for (let x = 0; x < width; x++, i += 4) {

@@ -50,7 +50,7 @@ async function explain({ picture = false, image } = {}) {
   const own = work = new AbortController(), slow = isSlow(state.method);
   const told = begin(state.method, own);
   try {
-    const asked = { image, photo: state.photo, model: state.model, method: state.method, target: state.targets, picture, layers: !slow, heads: !slow && state.head !== "mean" };
+    const asked = { image, photo: state.photo, model: state.model, method: state.method, target: state.targets, picture: picture || !photo, layers: !slow, heads: !slow && state.head !== "mean" };
     const found = await api.explain(asked, told);
     if (own !== work) return;
     if (found.picture) photo = await pictureOf(found.picture);
@@ -117,8 +117,8 @@ function show() {
   });
   $("beside").hidden = !both;
   bar($("scale"), scale.cmap);
-  $("low").textContent = scale.low.toPrecision(3);
-  $("high").textContent = scale.high.toPrecision(3);
+  $("low").textContent = (scale.beyond[0] ? "≤ " : "") + scale.low.toPrecision(3);
+  $("high").textContent = (scale.beyond[1] ? "≥ " : "") + scale.high.toPrecision(3);
   $("signed").disabled = !negative;
   $("layer").disabled = !map.layers;
   $("layer-text").textContent = state.layer ? `${state.layer - 1}` : "all";
