@@ -24,10 +24,12 @@ def test_a_full_lane_says_when_to_come_again() -> None:
     async def scene() -> None:
         lane, gate = Lane("test", places=2, seconds=60), threading.Event()
         first, second = lane.submit(gate.wait), lane.submit(gate.wait)
-        with pytest.raises(Busy) as refused:
-            lane.submit(gate.wait)
+        try:
+            with pytest.raises(Busy) as refused:
+                lane.submit(gate.wait)
+        finally:
+            gate.set()
         assert refused.value.retry_after >= 1
-        gate.set()
         assert await first.wait(never_gone)
         assert await second.wait(never_gone)
         assert await lane.submit(lambda: 3).wait(never_gone) == 3
