@@ -41,6 +41,11 @@ def test_data_walks_one_way(room: str) -> None:
             assert (place, other) in DOORS_BACK, f"{place} imports clairvit.{other}"
 
 
+def test_nobody_imports_the_web_page_but_its_command() -> None:
+    users = {p.relative_to(SOURCE).as_posix() for p in SOURCE.rglob("*.py") if "web" in imported_rooms(p)}
+    assert {place for place in users if not place.startswith("web/")} == {"cli/serve.py"}
+
+
 def test_every_file_is_short_or_has_a_reason() -> None:
     long = {p.relative_to(SOURCE).as_posix() for p in SOURCE.rglob("*.py") if len(p.read_text().splitlines()) > 350}
     assert not long

@@ -23,6 +23,7 @@ from clairvit.cli.lists import list_methods, list_models
 from clairvit.cli.metrics import list_metrics
 from clairvit.cli.paper import say
 from clairvit.cli.reproduce import reproduce
+from clairvit.cli.serve import serve
 from clairvit.cli.study_report import report
 from clairvit.errors import ClairError, ClairWarning
 
@@ -38,11 +39,12 @@ app = typer.Typer(
 app.command("explain", no_args_is_help=True)(explain)
 app.command("compare", no_args_is_help=True)(compare)
 app.command("evaluate", no_args_is_help=True)(evaluate)
-app.command("reproduce", no_args_is_help=True)(reproduce)
 app.command("choose", no_args_is_help=True)(choose)
-app.command("report", no_args_is_help=True)(report)
-app.command("finetune", no_args_is_help=True)(finetune)
 app.command("bench", no_args_is_help=True)(bench)
+app.command("report", no_args_is_help=True)(report)
+app.command("reproduce", no_args_is_help=True)(reproduce)
+app.command("finetune", no_args_is_help=True)(finetune)
+app.command("serve")(serve)
 app.command("methods")(list_methods)
 app.command("metrics")(list_metrics)
 app.command("models")(list_models)

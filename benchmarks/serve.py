@@ -1,0 +1,161 @@
+"""Load on `clairvit serve`: many clients at once for a while, on the built-in model.
+
+python benchmarks/serve.py [--clients 32] [--seconds 60] [--out serve.json]
+
+A third of the clients change methods, a third look at attention, the rest upload photos, play curves and begin LIME and
+hang up. Anything but an answer or 429 is an error; clients wait as Retry-After says. Printed: counts, the times of
+accepted quick requests, and how much memory the server holds before and after.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import io
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import httpx
+import numpy as np
+from PIL import Image
+
+QUICK = ("legrad", "rollout", "genatt", "ixg", "attnlrp", "gradcam", "decompx+skipplus")
+SETTLED = 100  # MB that memory may be above the start when it is over
+
+
+class Seen:
+    def __init__(self) -> None:
+        self.statuses: Counter[str] = Counter()
+        self.errors: Counter[str] = Counter()
+        self.quick: list[float] = []  # seconds of accepted quick requests
+
+
+def photo(dice: random.Random) -> bytes:
+    side = dice.choice((200, 640, 1600))
+    noise = np.random.default_rng(dice.randrange(2**31)).integers(0, 256, (side // 8, side // 6, 3), dtype=np.uint8)
+    buffer = io.BytesIO()
+    Image.fromarray(noise).resize((side * 4 // 3, side)).save(buffer, "JPEG")
+    return buffer.getvalue()
+
+
+async def ask(client: httpx.AsyncClient, number: int, dice: random.Random, seen: Seen) -> float:
+    """One request; how long to wait before the next."""
+    kind = ("explain", "trace", "mixed")[number % 3]
+    if kind == "mixed":
+        kind = dice.choice(("upload", "curve", "hang up", "explain"))
+    started = time.monotonic()
+    if kind == "trace":
+        reply = await client.get(f"/api/trace/{dice.randrange(12)}", params={"head": dice.choice(("mean", "0", "2"))})
+    elif kind == "upload":
+        reply = await client.post("/api/explain", files={"image": ("a.jpg", photo(dice), "image/jpeg")})
+    elif kind == "curve":
+        reply = await client.post("/api/curve", json={"method": dice.choice(QUICK), "steps": 5})
+    elif kind == "hang up":
+        try:
+            reply = await client.post("/api/explain", data={"method": "lime"}, timeout=2.0)
+        except httpx.ReadTimeout:
+            seen.statuses["hang up: gone"] += 1
+            return 0.0
+    else:
+        asked = {"method": dice.choice(QUICK), "target": str(dice.randrange(37)), "layers": "true"}
+        reply = await client.post("/api/explain", data=asked)
+    seen.statuses[f"{kind}: {reply.status_code}"] += 1
+    if reply.status_code == 200 and kind in ("explain", "trace", "upload"):
+        seen.quick.append(time.monotonic() - started)
+    if reply.status_code not in (200, 429):
+        seen.errors[f"{kind}: {reply.status_code} {reply.text[:200]}"] += 1
+    return float(reply.headers.get("retry-after", 0))
+
+
+async def visit(address: str, number: int, until: float, seen: Seen) -> None:
+    dice = random.Random(number)
+    async with httpx.AsyncClient(base_url=address, timeout=120) as client:
+        while time.monotonic() < until:
+            try:
+                wait = await ask(client, number, dice, seen)
+            except httpx.HTTPError as error:
+                seen.errors[f"{type(error).__name__}: {error}"] += 1
+                wait = 1.0
+            await asyncio.sleep(min(wait, max(0.0, until - time.monotonic())))
+
+
+def memory(process: int) -> float:
+    """Resident megabytes."""
+    pages = int(Path(f"/proc/{process}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+async def warm_up(address: str) -> None:
+    """Each kind of work once, so that what libraries keep for good is there before memory is looked at."""
+    seen, dice = Seen(), random.Random(0)
+    async with httpx.AsyncClient(base_url=address, timeout=120) as client:
+        for number in (0, 1, *[2] * 12):
+            await ask(client, number, dice, seen)
+
+
+def measure(clients: int, seconds: float) -> dict[str, object]:
+    command = [sys.executable, "-c", "from clairvit.cli import main; main(['serve', '--port', '0'])"]
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as server:
+        try:
+            assert server.stdout is not None
+            address = next(line for line in server.stdout if "http://" in line).split()[1].rstrip("/")
+            asyncio.run(warm_up(address))
+            time.sleep(2)
+            before, seen = memory(server.pid), Seen()
+            until = time.monotonic() + seconds
+
+            async def everybody() -> float:
+                highest = before
+                visits = [asyncio.create_task(visit(address, k, until, seen)) for k in range(clients)]
+                while not all(one.done() for one in visits):
+                    highest = max(highest, memory(server.pid))
+                    await asyncio.sleep(0.25)
+                await asyncio.gather(*visits)
+                return highest
+
+            highest = asyncio.run(everybody())
+            time.sleep(5)
+            after = memory(server.pid)
+        finally:
+            server.terminate()
+    times = np.array(seen.quick or [float("nan")])
+    return {
+        "clients": clients,
+        "seconds": seconds,
+        "answers": dict(sorted(seen.statuses.items())),
+        "errors": dict(seen.errors),
+        "quick": {
+            "accepted": len(seen.quick),
+            "p50_s": round(float(np.percentile(times, 50)), 3),
+            "p95_s": round(float(np.percentile(times, 95)), 3),
+        },
+        "memory_mb": {"before": round(before), "highest": round(highest), "after": round(after)},
+        "load_average": os.getloadavg()[0],
+    }
+
+
+def main() -> int:
+    wanted = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    wanted.add_argument("--clients", type=int, default=32)
+    wanted.add_argument("--seconds", type=float, default=60)
+    wanted.add_argument("--out", type=Path)
+    given = wanted.parse_args()
+    found = measure(given.clients, given.seconds)
+    text = json.dumps(found, indent=1)
+    print(text)
+    if given.out is not None:
+        given.out.write_text(text + "\n", encoding="utf-8")
+    held = found["memory_mb"]
+    assert isinstance(held, dict)
+    return int(bool(found["errors"]) or held["after"] > held["before"] + SETTLED)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,129 @@
+"""`clairvit serve`: a page in the browser to look inside a model."""
+
+from __future__ import annotations
+
+import ipaddress
+import secrets
+import socket
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from clairvit.cli import options
+from clairvit.cli.paper import line, say
+from clairvit.errors import BadInput, ModelUnavailable
+
+if TYPE_CHECKING:
+    from clairvit.web.security import Rules
+
+AUTO = "auto"
+
+
+def serve(
+    model: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--model",
+            "-m",
+            help="As in explain; several: -m pets -m timm:vit_base_patch16_224.",
+            show_default="pets",
+            rich_help_panel="Model",
+        ),
+    ] = None,
+    arch: options.Arch = None,
+    no_pretrained: options.NoPretrained = False,
+    labels: options.Labels = None,
+    device: options.Device = None,
+    host: Annotated[str, typer.Option(help="The address to listen at; the usual one is this machine only.")] = (
+        "127.0.0.1"
+    ),
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free.")] = 8000,
+    token: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SECRET|auto",
+            envvar="CLAIRVIT_TOKEN",
+            help="Ask visitors for it (shared machines; other users can see command lines, so use the variable).",
+            show_default="none; made up where --host is not this machine",
+        ),
+    ] = None,
+    time_limit: Annotated[float, typer.Option(min=1, help="Seconds that one request may work.")] = 120.0,
+) -> None:
+    """Open a web page to look inside a model: drop a photo in, click a class, move a slider.
+
+    [bold]Examples[/bold]
+
+    clairvit serve
+
+    clairvit serve --model timm:vit_base_patch16_224 --port 8080
+
+    clairvit serve --host 0.0.0.0 --token auto
+    """
+    try:
+        import uvicorn
+
+        from clairvit.web.app import create_app
+    except ModuleNotFoundError as error:
+        raise ModelUnavailable(
+            f"The web page needs {error.name}, which is not installed. Type: pip install 'clairvit[web]'"
+        ) from error
+    from clairvit.cli.request import load
+    from clairvit.web.desk import open_desk
+
+    names = list(dict.fromkeys(model or ["pets"]))
+    if len(names) > 1 and (arch or labels):
+        raise BadInput("--arch and --labels are of one model, and several were given; serve them one by one.")
+    rules = guard_rules(host, token)
+    listener = _listen(host, port)
+    desk = open_desk([load(name, arch, no_pretrained, labels, device) for name in names], time_limit)
+    shown = f"[{host}]" if ":" in host else host
+    address = f"http://{shown}:{listener.getsockname()[1]}/"
+    line(f"Open {address}{f'?token={rules.token}' if rules.token else ''}  (Ctrl-C stops)")
+    if not is_loopback(host):
+        say(
+            "note: other machines can reach this server, without encryption; put it behind HTTPS on networks you share."
+        )
+    config = uvicorn.Config(
+        create_app(desk, rules),
+        log_level="warning",
+        access_log=False,  # addresses may hold a token
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=15,
+        timeout_graceful_shutdown=3,
+    )
+    uvicorn.Server(config).run(sockets=[listener])
+
+
+def guard_rules(host: str, token: str | None) -> Rules:
+    """Loopback: only by its own names. Elsewhere: never without a token."""
+    from clairvit.web.security import Rules
+
+    if token is not None and token != AUTO and len(token) < 8:
+        raise BadInput(f"--token has {len(token)} characters; expected 8 or more, or 'auto' to have one made up.")
+    if token is not None and not all(letter.isascii() and (letter.isalnum() or letter in "-_.~") for letter in token):
+        raise BadInput("--token has characters that do not fit into an address; expected letters, digits and - _ . ~")
+    local = is_loopback(host)
+    if token == AUTO or (token is None and not local):
+        token = secrets.token_urlsafe(24)
+    return Rules(token, frozenset({"localhost", "127.0.0.1", "[::1]", host.lower()}) if local else frozenset())
+
+
+def is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """Take the port before models are loaded: one that is taken is told at once."""
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family, backlog=128)
+    except OSError as error:
+        raise BadInput(
+            f"Cannot listen at {host}, port {port} ({error.strerror or error}); try another one: --port {port + 1}."
+        ) from error

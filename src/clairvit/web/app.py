@@ -1,0 +1,229 @@
+"""The addresses. Each reads what was asked, hands the work to a lane, and waits for it without blocking others."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+from fastapi import Depends, FastAPI, Form, Query, Request
+from fastapi import Path as InPath
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+from fastapi.routing import APIRouter
+from fastapi.staticfiles import StaticFiles
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+
+from clairvit._version import __version__
+from clairvit.errors import BadInput, ClairError
+from clairvit.web import work
+from clairvit.web.desk import Desk, list_methods, settle
+from clairvit.web.lanes import Busy, Job, Stopped, TooSlow
+from clairvit.web.messages import (
+    CurveAsked,
+    CurveReply,
+    ExplainAsked,
+    ExplainReply,
+    MethodsReply,
+    ModelsReply,
+    Problem,
+    TraceAsked,
+    TraceReply,
+)
+from clairvit.web.photos import MOST_BYTES, BadPhoto, Forgotten, Photo
+from clairvit.web.security import Guard, Rules
+
+STATIC = Path(__file__).parent / "static"
+CLOSED = 499  # what servers note when the client has gone; nobody reads it
+_PROBLEMS: dict[int | str, dict[str, Any]] = {
+    400: {"model": Problem, "description": "the body cannot be parsed"},
+    401: {"model": Problem, "description": "no token, or a wrong one"},
+    403: {"model": Problem, "description": "a page of another site"},
+    404: {"model": Problem, "description": "the photo is not in memory"},
+    408: {"model": Problem, "description": "the request never ended"},
+    413: {"model": Problem, "description": "the photo or the request is too large"},
+    415: {"model": Problem, "description": "the file is no photo"},
+    421: {"model": Problem, "description": "the server does not go by this name"},
+    422: {"model": Problem, "description": "what was asked cannot be done, or takes too long"},
+    429: {"model": Problem, "description": "all places are taken; Retry-After says when to come again"},
+}
+router = APIRouter(prefix="/api", responses=_PROBLEMS)
+
+
+def _desk(request: Request) -> Desk:
+    desk: Desk = request.app.state.desk
+    return desk
+
+
+AtDesk = Annotated[Desk, Depends(_desk)]
+
+
+@router.get("/models", summary="The models on this server, and its limits")
+async def models(desk: AtDesk) -> ModelsReply:
+    return desk.about()
+
+
+@router.get("/methods", summary="Every method, family by family")
+async def methods() -> MethodsReply:
+    return list_methods()
+
+
+@router.post(
+    "/explain",
+    response_model=ExplainReply,
+    summary="Explain a photo by one or several methods",
+    responses={200: {"content": {"application/x-ndjson": {}, "application/x-npz": {}}}},
+)
+async def explain(request: Request, desk: AtDesk, asked: Annotated[ExplainAsked, Form()]) -> Response:
+    name = desk.model_name(asked.model)
+    bounds, lane = settle(asked.method, _patches(desk, name), len(asked.target))
+    if len(bounds) > 1 and (asked.reply != "maps" or asked.layers or asked.heads):
+        raise BadInput(f"{len(bounds)} methods were named; layers, heads, record and npz are of one: name one method.")
+    photo = await _photo(request, desk, asked)
+    model = desk.models[lane][name]
+
+    def do() -> Response:
+        found = work.explain_photo(model, photo, bounds, asked)
+        if asked.reply == "maps":
+            return _json(work.as_reply(found, photo, model, asked))
+        kind = {"record": "application/json", "npz": "application/x-npz"}[asked.reply]
+        return Response(work.as_file(found, asked.reply), media_type=kind)
+
+    return await _answered(request, desk.lanes[lane].submit(do), asked.stream and asked.reply == "maps")
+
+
+@router.get("/trace/{layer}", response_model=TraceReply, summary="Where each patch attends in one layer")
+async def trace(
+    request: Request,
+    desk: AtDesk,
+    layer: Annotated[int, InPath(ge=0, le=10_000)],
+    asked: Annotated[TraceAsked, Query()],
+) -> Response:
+    desk.photos.find(asked.photo)  # a forgotten photo is told before a place is taken
+    model = desk.models["quick"][desk.model_name(asked.model)]
+    job = desk.lanes["quick"].submit(lambda: _json(work.attention_of(model, desk.photos, layer, asked)))
+    return await _answered(request, job, stream=False)
+
+
+@router.post(
+    "/curve",
+    response_model=CurveReply,
+    summary="Deletion and insertion in the order of a map, beside orders by lot",
+    responses={200: {"content": {"application/x-ndjson": {}}}},
+)
+async def curve(request: Request, desk: AtDesk, asked: CurveAsked) -> Response:
+    name = desk.model_name(asked.model)
+    (bound, *more), lane = settle([asked.method], _patches(desk, name))
+    if more:
+        raise BadInput("A curve is of one method; name one, such as legrad.")
+    photo = desk.photos.find(asked.photo)
+    lane = "longer" if lane == "quick" else lane  # a slow method is explained first, so it waits with its like
+    model = desk.models[lane][name]
+    job = desk.lanes[lane].submit(lambda: _json(work.curve_of(model, photo, bound, asked)))
+    return await _answered(request, job, asked.stream)
+
+
+def _patches(desk: Desk, model: str) -> int:
+    rows, columns = desk.card(model).grid
+    return rows * columns
+
+
+async def _photo(request: Request, desk: Desk, asked: ExplainAsked) -> Photo:
+    if asked.image is None:
+        return desk.photos.find(asked.photo)
+    file = asked.image.file  # on disk if it is large; read when its turn comes, so that one at a time is in memory
+    return (
+        await desk.lanes["photos"]
+        .submit(lambda: desk.photos.add(file.read(MOST_BYTES + 1)))
+        .wait(request.is_disconnected)
+    )
+
+
+def _json(content: BaseModel) -> Response:
+    return Response(content.model_dump_json(), media_type="application/json")
+
+
+async def _answered(request: Request, job: Job[Response], stream: bool) -> Response:
+    if not stream:
+        return await job.wait(request.is_disconnected)
+    return StreamingResponse(_lines(job), media_type="application/x-ndjson")
+
+
+async def _lines(job: Job[Response]) -> AsyncIterator[bytes]:
+    """Progress whenever there is some, then the reply or the problem. The client cancels by going away."""
+    told: tuple[str, int, int] | None = None
+    try:
+        async for progress in job.looks():
+            if progress != told:
+                told = progress
+                yield work.line({"progress": {"what": told[0], "done": told[1], "steps": told[2]}})
+        yield b'{"reply": ' + bytes(job.result().body) + b"}\n"
+    except Exception as error:
+        problem = _problem(error)
+        if problem is None:
+            raise
+        yield work.line({"problem": problem[1].model_dump()})
+    finally:
+        job.stop.set()  # starlette ends this generator when the client goes away
+
+
+def _problem(error: Exception) -> tuple[int, Problem] | None:
+    """Everything that is the client's or the clock's doing; None: a bug of ours."""
+    if isinstance(error, BadPhoto):
+        kind = "too-large" if error.status == 413 else "bad-photo"
+        return error.status, Problem.model_validate({"kind": kind, "message": str(error)})
+    if isinstance(error, Forgotten):
+        return 404, Problem(kind="forgotten-photo", message=str(error))
+    if isinstance(error, Busy):
+        return 429, Problem(kind="busy", message=str(error), retry_after=error.retry_after)
+    if isinstance(error, TooSlow):
+        message = "This took longer than the server allows; lower samples= or steps=, or raise --time-limit."
+        return 422, Problem(kind="too-slow", message=message)
+    if isinstance(error, Stopped):
+        return CLOSED, Problem(kind="bad-request", message="Cancelled.")
+    if isinstance(error, ClairError):
+        return 422, Problem(kind="bad-request", message=str(error))
+    if isinstance(error, RequestValidationError):
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first.get("loc", ()))
+        return 422, Problem(kind="bad-request", message=f"{place}: {first.get('msg', 'not valid')}"[:400])
+    if isinstance(error, HTTPException):
+        kind = "not-found" if error.status_code == 404 else "bad-request"
+        return error.status_code, Problem.model_validate({"kind": kind, "message": str(error.detail)})
+    return None
+
+
+async def _tell(_: Request, error: Exception) -> Response:
+    found = _problem(error)
+    assert found is not None, "only errors with a meaning are registered"
+    status, problem = found
+    headers = {"Retry-After": str(problem.retry_after)} if problem.retry_after is not None else {}
+    if isinstance(error, HTTPException) and error.headers:
+        headers |= dict(error.headers)
+    return JSONResponse(problem.model_dump(), status, headers)
+
+
+def create_app(desk: Desk, rules: Rules | None = None) -> FastAPI:
+    @asynccontextmanager
+    async def life(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        desk.close()
+
+    app = FastAPI(
+        title="ClairViT",
+        version=__version__,
+        summary="Why did my Vision Transformer say that?",
+        lifespan=life,
+        openapi_url="/api/openapi.json",
+        docs_url=None,  # its page loads scripts from elsewhere
+        redoc_url=None,
+    )
+    app.state.desk = desk
+    app.include_router(router)
+    for kind in (BadPhoto, Forgotten, Busy, TooSlow, Stopped, ClairError, RequestValidationError, HTTPException):
+        app.add_exception_handler(kind, _tell)
+    app.mount("/", StaticFiles(directory=STATIC, html=True), name="page")
+    app.add_middleware(Guard, rules=rules or Rules())
+    return app

@@ -1,0 +1,89 @@
+// The server's five addresses. Arrays come as little-endian float32 in base64; a problem becomes an Error with a kind.
+
+export class Trouble extends Error {
+  constructor(problem) { super(problem.message || "The server did not answer as expected."); this.kind = problem.kind; this.retryAfter = problem.retry_after; }
+}
+
+/** {shape, float32} -> {shape, values}. */
+export function unpack(numbers) {
+  const text = atob(numbers.float32), bytes = new Uint8Array(text.length);
+  for (let i = 0; i < text.length; i++) bytes[i] = text.charCodeAt(i);
+  return { shape: numbers.shape, values: new Float32Array(bytes.buffer) };
+}
+
+/** A part of an array along its first axes: part(a, 3, 0) is a[3, 0]. */
+export function part(array, ...places) {
+  const shape = array.shape.slice(places.length), size = shape.reduce((a, b) => a * b, 1);
+  let start = 0;
+  places.forEach((place, k) => { start = start * array.shape[k] + place; });
+  return { shape, values: array.values.subarray(start * size, (start + 1) * size) };
+}
+
+const sleep = (seconds, signal) => new Promise((resolve, reject) => {
+  const timer = setTimeout(resolve, seconds * 1000);
+  signal?.addEventListener("abort", () => { clearTimeout(timer); reject(new DOMException("stopped", "AbortError")); });
+});
+
+/** fetch; when all places are taken it comes again as often as `patience` says. */
+async function ask(path, options = {}, busy = () => {}, patience = 6) {
+  for (let turn = 0; ; turn++) {
+    const reply = await fetch(path, options);
+    if (reply.ok) return reply;
+    const problem = await reply.json().catch(() => ({ message: `The server answered ${reply.status}.` }));
+    if (reply.status !== 429 || turn >= patience) throw new Trouble(problem);
+    const wait = Math.min(20, problem.retry_after ?? 1) * (1 + 0.5 * Math.random());
+    busy(wait);
+    await sleep(wait, options.signal);
+  }
+}
+
+export const models = async () => (await ask("/api/models")).json();
+export const methods = async () => (await ask("/api/methods")).json();
+
+export async function trace(layer, { photo, model, head, patch }, signal) {
+  const query = new URLSearchParams({ photo, model, head });
+  if (patch !== undefined) query.set("patch", patch);
+  return (await ask(`/api/trace/${layer}?${query}`, { signal })).json();
+}
+
+function form(asked) {
+  const body = new FormData();
+  for (const [name, value] of Object.entries(asked)) {
+    for (const one of Array.isArray(value) ? value : [value]) if (one !== undefined && one !== null) body.append(name, one);
+  }
+  return body;
+}
+
+/** Lines of JSON: progress until the reply comes. */
+async function streamed(reply, progress) {
+  const reader = reply.body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  for (;;) {
+    const { value, done } = await reader.read();
+    rest += value ?? "";
+    const lines = rest.split("\n");
+    rest = lines.pop();
+    for (const line of lines) {
+      const told = JSON.parse(line);
+      if (told.progress) progress(told.progress);
+      if (told.problem) throw new Trouble(told.problem);
+      if (told.reply) return told.reply;
+    }
+    if (done) throw new Trouble({ message: "The connection ended before the reply; try again." });
+  }
+}
+
+export async function explain(asked, { signal, progress = () => {}, busy } = {}) {
+  const reply = await ask("/api/explain", { method: "POST", body: form({ ...asked, stream: true }), signal }, busy);
+  return streamed(reply, progress);
+}
+
+export async function keepsake(asked) {
+  return (await ask("/api/explain", { method: "POST", body: form(asked) })).blob();
+}
+
+export async function curve(asked, { signal, progress = () => {}, busy } = {}) {
+  const body = JSON.stringify({ ...asked, stream: true });
+  const reply = await ask("/api/curve", { method: "POST", body, headers: { "content-type": "application/json" }, signal }, busy);
+  return streamed(reply, progress);
+}

@@ -1,0 +1,219 @@
+"""The work behind each address: a model, a photo and what was asked in; a reply out. Runs in a lane's thread."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from clairvit.errors import BadInput
+from clairvit.methods.bind import Bound
+from clairvit.methods.explain import Comparison, compare, explain
+from clairvit.methods.explanation import Explanation
+from clairvit.methods.together import record_for, run_all
+from clairvit.metrics.case import Case
+from clairvit.metrics.curves import Walk, area, falling, rising
+from clairvit.models.images import Batch
+from clairvit.models.model import Model
+from clairvit.models.target import resolve
+from clairvit.perturb.chance import dice
+from clairvit.show.overlay import photo_of
+from clairvit.show.save import dumps, record
+from clairvit.show.words import guesses
+from clairvit.trace.guest import own_grad_mode
+from clairvit.trace.trace import follow
+from clairvit.web.desk import seen
+from clairvit.web.messages import (
+    Band,
+    CurveAsked,
+    CurveReply,
+    ExplainAsked,
+    ExplainReply,
+    Guess,
+    HeadMaps,
+    MapReply,
+    TraceAsked,
+    TraceReply,
+    Walked,
+    numbers,
+)
+from clairvit.web.photos import Photo, Photos
+
+ORDERS_BY_LOT = 5  # whose mean and range is the random baseline
+MOST_AT_ONCE = 64  # perturbed images in one pass, so that memory stays bounded
+
+
+def explain_photo(model: Model, photo: Photo, bounds: Sequence[Bound], asked: ExplainAsked) -> Comparison:
+    """Methods that do not fit the model are left out of a list; alone, the reason is an error."""
+    batch = Batch(photo.pixels[model.name], (photo.mark,), single=True)
+    targets: Any = [class_of(text) for text in asked.target] or None
+    if len(bounds) > 1:
+        return compare(
+            model,
+            batch,
+            [bound.text for bound in bounds],
+            targets,
+            score=asked.score,
+            seed=asked.seed,
+            skip=True,
+            batch_size=MOST_AT_ONCE,
+        )
+    (bound,) = bounds
+    made = explain(
+        model,
+        batch,
+        bound.text,
+        targets,
+        score=asked.score,
+        seed=asked.seed,
+        layers=asked.layers,
+        by_head=asked.heads,
+        batch_size=MOST_AT_ONCE,
+    )
+    found = Comparison()
+    found[bound.text] = made
+    return found
+
+
+def class_of(text: str) -> int | str:
+    return int(text) if text.isascii() and text.isdigit() else text
+
+
+def as_reply(found: Comparison, photo: Photo, model: Model, asked: ExplainAsked) -> ExplainReply:
+    first = next(iter(found.values()), None)
+    if first is None:
+        raise BadInput(f"None of the methods fits this model: {next(iter(found.skipped.values()))}")
+    pixels = photo.pixels[model.name]
+    return ExplainReply(
+        photo=photo.mark,
+        model=model.name,
+        targets=list(first.targets),
+        classes=list(first.classes),
+        probabilities=list(first.probabilities),
+        top=[Guess(index=g.index, name=g.name, probability=g.probability) for g in guesses(first, 0)],
+        explanations=[_as_map(one) for one in found.values()],
+        skipped=found.skipped,
+        picture=_png(pixels[0], model) if asked.picture else None,
+        size=(int(pixels.shape[-2]), int(pixels.shape[-1])),
+    )
+
+
+def _as_map(one: Explanation) -> MapReply:
+    return MapReply(
+        method=one.method,
+        family=one.family,
+        signed=one.signed,
+        class_specific=one.class_specific,
+        score=one.score,
+        maps=numbers(one.maps),
+        standard_error=None if one.standard_error is None else numbers(one.standard_error),
+        layers=None if one.layers is None else numbers(one.layers),
+        heads=None if one.heads is None else HeadMaps(method=one.heads.method, maps=numbers(one.heads.maps)),
+        forwards=one.cost.forwards,
+        backwards=one.cost.backwards,
+        seconds=one.cost.seconds,
+        notes=list(one.notes),
+    )
+
+
+def as_file(found: Comparison, kind: str) -> bytes:
+    """The record (.json) or the arrays (.npz) of one explanation, as `clairvit explain --out` writes them."""
+    one = next(iter(found.values()))
+    if kind == "record":
+        return dumps(record(one)).encode()
+    with tempfile.TemporaryDirectory(prefix="clairvit-") as folder:
+        return one.save(Path(folder) / "maps.npz").read_bytes()
+
+
+def _png(pixels: Tensor, model: Model) -> str:
+    """What the model saw, [3, H, W], as base64."""
+    buffer = io.BytesIO()
+    Image.fromarray(np.round(photo_of(pixels, model.preprocess) * 255).astype(np.uint8)).save(buffer, "PNG")
+    return base64.b64encode(buffer.getvalue()).decode()
+
+
+def attention_of(model: Model, photos: Photos, layer: int, asked: TraceAsked) -> TraceReply:
+    trace = seen(model, photos, asked.photo)
+    if not 0 <= layer < len(trace.layers):
+        raise BadInput(f"Layer {layer} was asked for; expected 0 to {len(trace.layers) - 1}.")
+    A = trace.layers[layer].A[0].detach()  # [H, N, N]
+    if isinstance(asked.head, int):
+        if not 0 <= asked.head < len(A):
+            raise BadInput(f"Head {asked.head} was asked for; expected 0 to {len(A) - 1}, or mean, min, max.")
+        matrix = A[asked.head]
+    else:
+        matrix = {"mean": A.mean(0), "min": A.amin(0), "max": A.amax(0)}[asked.head]
+    layout = trace.in_order
+    if asked.patch is not None:
+        if asked.patch >= layout.patches:
+            raise BadInput(f"Patch {asked.patch} was asked for; expected 0 to {layout.patches - 1}.")
+        matrix = matrix[layout.prefix + asked.patch][None]
+    return TraceReply(
+        photo=asked.photo,
+        model=model.name,
+        layer=layer,
+        head=str(asked.head),
+        grid=layout.grid,
+        prefix=layout.prefix,
+        attention=numbers(matrix),
+    )
+
+
+@own_grad_mode()
+def curve_of(model: Model, photo: Photo, bound: Bound, asked: CurveAsked) -> CurveReply:
+    """The score as the patches go and come in the map's order, and in a few orders by lot."""
+    recording = record_for([bound], model, photo.pixels[model.name])
+    target: Any = None if asked.target is None else class_of(asked.target)
+    (goal,) = resolve(target, recording.logits.detach(), model.labels, classifier=model.classifier)
+    (result,) = run_all([bound], recording, [goal], seed=asked.seed)[bound.text]
+    if result.error is not None:
+        raise result.error
+    assert result.maps is not None
+    trace = follow(recording, goal, None)
+    luck = [_by_lot(trace.layout.grid, asked.seed, k).to(result.maps) for k in range(ORDERS_BY_LOT)]
+    case = Case(trace=trace, bounds=(bound,), raw=(result.maps.detach(), *luck), seed=asked.seed)
+    walk = Walk(steps=asked.steps, ends=True)
+    counts = walk.stops(case.patches)[1]
+    walks = {
+        "deletion": falling(case, walk, asked.removal, "prob", "deletion"),
+        "insertion": rising(case, walk, asked.removal, "prob", "insertion"),
+    }
+    told = {
+        name: Walked(x=x.tolist(), counts=counts, method=_band(x, y[:1, 0]), random=_band(x, y[1:, 0]))
+        for name, (x, y) in walks.items()
+    }
+    return CurveReply(
+        photo=photo.mark,
+        model=model.name,
+        method=bound.text,
+        target=goal.names[0],
+        rank=case.rank[0, 0].tolist(),
+        grid=trace.layout.grid,
+        deletion=told["deletion"],
+        insertion=told["insertion"],
+        notes=[*result.notes, *case.aside.notes],
+    )
+
+
+def _by_lot(grid: tuple[int, int], seed: int, k: int) -> Tensor:
+    return torch.rand(1, *grid, generator=dice(seed, k))
+
+
+def _band(x: Tensor, y: Tensor) -> Band:
+    """[orders, S]"""
+    mean = y.mean(0)
+    return Band(mean=mean.tolist(), low=y.amin(0).tolist(), high=y.amax(0).tolist(), area=float(area(x, mean, "width")))
+
+
+def line(content: dict[str, Any]) -> bytes:
+    """One line of a streamed reply."""
+    return json.dumps(content, ensure_ascii=False, allow_nan=False).encode() + b"\n"

@@ -1,0 +1,55 @@
+"""`clairvit serve` from the shell: it says where it is, asks for its token, and refuses what cannot be done."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+
+import pytest
+
+from clairvit.cli import main
+
+pytestmark = pytest.mark.skipif(
+    not all(importlib.util.find_spec(name) for name in ("fastapi", "uvicorn", "python_multipart")),
+    reason="the web extra is not installed",
+)
+
+
+def test_a_port_that_is_taken_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert main(["serve", "--port", str(port)]) == 2
+    assert f"--port {port + 1}" in capsys.readouterr().err
+
+
+def test_a_short_token_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "--token", "abc"]) == 2
+    assert "8 or more" in capsys.readouterr().err
+
+
+def test_labels_are_of_one_model(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "-m", "pets", "-m", "timm:vit_tiny_patch16_224", "--labels", "a,b"]) == 2
+    assert "one by one" in capsys.readouterr().err
+
+
+def test_it_serves_until_it_is_stopped() -> None:
+    code = "import sys; from clairvit.cli import main; sys.exit(main(['serve', '--port', '0', '--token', 'auto']))"
+    with subprocess.Popen([sys.executable, "-u", "-c", code], stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            found = re.search(r"Open (http://127\.0\.0\.1:\d+/)\?token=(\S+)", server.stdout.readline())
+            assert found is not None
+            address, token = found.groups()
+            with pytest.raises(urllib.error.HTTPError, match="401"):
+                urllib.request.urlopen(f"{address}api/models", timeout=30)
+            asked = urllib.request.Request(f"{address}api/models", headers={"Authorization": f"Bearer {token}"})
+            with urllib.request.urlopen(asked, timeout=30) as reply:
+                assert b"pets" in reply.read()
+        finally:
+            server.terminate()
+        assert server.wait(30) is not None

@@ -1,0 +1,181 @@
+"""The API says what the library says: same maps, same attention, same curves; and refuses in clear words."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from fastapi.testclient import TestClient
+from PIL import Image
+
+import clairvit as cv
+from clairvit.errors import BadInput
+from clairvit.web.desk import Desk, settle
+
+pytestmark = pytest.mark.filterwarnings("default::clairvit.errors.ClairWarning")
+
+
+def array(numbers: dict[str, Any]) -> np.ndarray:
+    return np.frombuffer(base64.b64decode(numbers["float32"]), "<f4").reshape(numbers["shape"])
+
+
+def jpeg(size: tuple[int, int] = (320, 240)) -> bytes:
+    buffer = io.BytesIO()
+    Image.radial_gradient("L").resize(size).convert("RGB").save(buffer, "JPEG")
+    return buffer.getvalue()
+
+
+def test_models_and_limits(client: TestClient) -> None:
+    told = client.get("/api/models").json()
+    (card,) = told["models"]
+    assert (card["name"], card["grid"], card["prefix"], card["layers"], card["heads"]) == ("pets", [14, 14], 1, 12, 3)
+    assert len(card["labels"]) == 37
+    assert told["limits"]["upload_bytes"] == 20 * 2**20
+    assert told["limits"]["pixels"] == 50_000_000
+
+
+def test_every_method_is_listed_once_by_family(client: TestClient) -> None:
+    told = client.get("/api/methods").json()
+    names = [one["name"] for one in told["methods"]]
+    assert sorted(names) == sorted(one.name for one in cv.methods() if one.name not in ("smooth", "ensemble"))
+    assert told["families"][0] == "attention"
+    assert all(one["summary"] for one in told["methods"])
+    lime = next(one for one in told["methods"] if one["name"] == "lime")
+    assert lime["slow"]
+    assert not lime["one_trace"]
+
+
+def test_explain_is_the_librarys_explain(client: TestClient) -> None:
+    asked = {"method": "ixg+plus", "target": ["Bengal", "3"], "layers": "true", "heads": "true", "picture": "true"}
+    told = client.post("/api/explain", data=asked).json()
+    wanted = cv.explain(cv.load("pets"), "demo", "ixg+plus", ["Bengal", 3], layers=True, by_head=True)
+    (one,) = told["explanations"]
+    assert one["method"] == "ixg+plus"
+    assert one["signed"]
+    np.testing.assert_allclose(array(one["maps"]), wanted.maps.numpy(), rtol=1e-4, atol=1e-6)
+    assert wanted.layers is not None
+    assert wanted.heads is not None
+    np.testing.assert_allclose(array(one["layers"]), wanted.layers.numpy(), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(array(one["heads"]["maps"]), wanted.heads.maps.numpy(), rtol=1e-4, atol=1e-6)
+    assert told["targets"] == list(wanted.targets)
+    assert told["probabilities"] == pytest.approx(wanted.probabilities, rel=1e-4)
+    assert len(told["top"]) == 5
+    with Image.open(io.BytesIO(base64.b64decode(told["picture"]))) as picture:
+        assert picture.size == (224, 224)
+
+
+def test_all_one_trace_methods_at_once(client: TestClient) -> None:
+    told = client.post("/api/explain", data={"method": "all"}).json()
+    assert len(told["explanations"]) > 35
+    assert "cam" in told["skipped"]
+    assert all(one["maps"]["shape"] == [1, 14, 14] for one in told["explanations"])
+
+
+def test_an_upload_is_remembered_by_a_mark(client: TestClient) -> None:
+    data = jpeg()
+    first = client.post("/api/explain", files={"image": ("a/../../x.jpg", data, "image/jpeg")}).json()
+    again = client.post("/api/explain", data={"photo": first["photo"]}).json()
+    assert len(first["photo"]) == 32
+    assert array(again["explanations"][0]["maps"]).tolist() == array(first["explanations"][0]["maps"]).tolist()
+    wanted = cv.explain(cv.load("pets"), Image.open(io.BytesIO(data))).maps.numpy()
+    np.testing.assert_allclose(array(first["explanations"][0]["maps"]), wanted, rtol=1e-4, atol=1e-7)
+
+
+def test_record_and_arrays_to_keep(client: TestClient) -> None:
+    told = client.post("/api/explain", data={"reply": "record"})
+    assert told.json()["method"] == "legrad"
+    assert np.asarray(told.json()["maps"]).shape == (1, 14, 14)
+    arrays = np.load(io.BytesIO(client.post("/api/explain", data={"reply": "npz"}).content), allow_pickle=False)
+    assert arrays["maps"].shape == (1, 14, 14)
+    assert json.loads(str(arrays["about"]))["method"] == "legrad"
+
+
+def test_trace_is_the_librarys_attention(client: TestClient) -> None:
+    A = cv.trace(cv.load("pets"), "demo").layers[7].A[0]
+    told = client.get("/api/trace/7").json()
+    np.testing.assert_allclose(array(told["attention"]), A.mean(0).numpy(), rtol=1e-3, atol=1e-6)
+    one = client.get("/api/trace/7", params={"head": 2, "patch": 5}).json()
+    assert one["attention"]["shape"] == [1, 197]
+    np.testing.assert_allclose(array(one["attention"])[0], A[2, 6].numpy(), rtol=1e-3, atol=1e-6)
+    assert torch.allclose(torch.from_numpy(array(told["attention"]).sum(1)), torch.ones(197), atol=1e-4)
+
+
+def test_curve_is_the_librarys_deletion(client: TestClient) -> None:
+    told = client.post("/api/curve", json={"steps": 3}).json()
+    model = cv.load("pets")
+    for name in ("deletion", "insertion"):
+        score = cv.evaluate(model, ["demo"], "legrad", name, steps=3, ends=True)
+        assert told[name]["method"]["area"] == pytest.approx(float(score.values[0]), abs=1e-4)
+        low, mean, high = (np.array(told[name]["random"][kind]) for kind in ("low", "mean", "high"))
+        assert (low <= mean + 1e-9).all()
+        assert (mean <= high + 1e-9).all()
+    assert told["deletion"]["counts"] == [0, 49, 98, 147, 196]
+    assert sorted(told["rank"]) == list(range(196))
+    wanted = cv.explain(model, "demo").maps.flatten()
+    assert told["rank"].index(0) == int(wanted.argmax())
+
+
+def test_streams_tell_progress_and_then_the_reply(client: TestClient) -> None:
+    text = client.post("/api/explain", data={"method": "lime(samples=64)", "stream": "true"}).text
+    *progress, last = [json.loads(one) for one in text.splitlines()]
+    assert last["reply"]["explanations"][0]["method"] == "lime(samples=64)"
+    assert any(one["progress"]["steps"] > 0 for one in progress)
+    (told,) = [
+        json.loads(one)
+        for one in client.post("/api/curve", json={"target": "Pug?", "stream": True}).text.splitlines()
+        if "problem" in one
+    ]
+    assert "Pug" in told["problem"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "status", "words"),
+    [
+        ({"method": "legrat"}, 422, "Did you mean 'legrad'"),
+        ({"method": "lime(samples=100000000)"}, 422, "at most 10000"),
+        ({"method": "__import__('os')"}, 422, "method"),
+        ({"target": "Begnal"}, 422, "Did you mean 'Bengal'"),
+        ({"target": "99999999999999999999999"}, 422, "37"),
+        ({"model": "/etc/passwd"}, 422, "There is no model"),
+        ({"photo": "/etc/passwd"}, 422, "photo"),
+        ({"photo": "0" * 32}, 404, "send the file again"),
+        ({"colour": "red"}, 422, "colour"),
+        ({"seed": "-1"}, 422, "seed"),
+        ({"image": "not a file"}, 422, "image"),
+        ({"method": ["legrad", "rollout"], "layers": "true"}, 422, "name one"),
+        ({"method": "cam"}, 422, "pooling"),
+    ],
+)
+def test_mistakes_are_told(client: TestClient, asked: dict[str, Any], status: int, words: str) -> None:
+    told = client.post("/api/explain", data=asked)
+    assert told.status_code == status, told.text
+    assert words in told.json()["message"]
+
+
+def test_work_without_end_is_refused_before_it_begins() -> None:
+    assert settle(["rise(samples=9999)"], 196)[1] == "slow"
+    with pytest.raises(BadInput, match="passes of the model"):
+        settle(["rise(samples=9999)"], 196, targets=3)
+
+
+def test_layers_heads_and_patches_that_are_not_there(client: TestClient) -> None:
+    assert "0 to 11" in client.get("/api/trace/12").json()["message"]
+    assert "0 to 2" in client.get("/api/trace/0", params={"head": 3}).json()["message"]
+    assert "0 to 195" in client.get("/api/trace/0", params={"patch": 196}).json()["message"]
+    assert client.get("/api/trace/0", params={"head": "sum"}).status_code == 422
+    assert client.get("/api/nothing").json()["kind"] == "not-found"
+
+
+def test_quick_and_slow_go_their_own_ways(desk: Desk) -> None:
+    assert settle(["legrad", "rollout"], 196)[1] == "quick"
+    assert settle(["all"], 196)[1] == "longer"
+    for slow in ("lime", "attention-flow", "raw-attention+flow", "smoothgrad"):
+        assert settle([slow], 196)[1] == "slow"
+    quick, slow_model = desk.models["quick"]["pets"].module, desk.models["slow"]["pets"].module
+    assert quick is not slow_model
+    assert all(a is b for a, b in zip(quick.parameters(), slow_model.parameters(), strict=True))

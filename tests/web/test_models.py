@@ -1,0 +1,59 @@
+"""Every kind of model can be served: other grids, registers, windows, CNNs, embeddings, no class names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from fastapi.testclient import TestClient
+
+import clairvit as cv
+from clairvit.errors import BadInput
+from clairvit.web.app import create_app
+from clairvit.web.desk import open_desk
+from tiny import STRANGE, cnn, strange, wrapped
+
+pytestmark = pytest.mark.filterwarnings("default::clairvit.errors.ClairWarning")
+KINDS: dict[str, tuple[Callable[[], cv.Model], bool]] = {  # model, and does it attend between all tokens?
+    "nonsquare": (lambda: wrapped("timm-vit-nonsquare"), True),
+    "registers": (lambda: wrapped("timm-dinov2-reg4"), True),
+    "mean": (lambda: wrapped("home-mean-pool"), True),
+    "window": (lambda: cv.wrap(strange(STRANGE["swin"].make), name="swin", size=(32, 32)), False),
+    "cnn": (lambda: cv.wrap(strange(cnn), name="cnn", size=(32, 32)), False),
+    "embedding": (lambda: wrapped("open_clip-tower"), True),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_fits_is_shown_and_what_does_not_is_told(kind: str) -> None:
+    make, attends = KINDS[kind]
+    model = make()
+    with TestClient(create_app(open_desk([model])), base_url="http://127.0.0.1") as client:
+        (card,) = client.get("/api/models").json()["models"]
+        assert (card["heads"] > 0) == attends
+        assert bool(card["labels"]) == model.classifier
+        for method in ("rollout", "gradcam", "ixg"):
+            told = client.post("/api/explain", data={"method": method, "layers": "true", "picture": "true"})
+            assert told.status_code in (200, 422), told.text
+            if told.status_code == 200:
+                assert len(told.json()["top"]) == (min(5, len(card["labels"])))
+        looked = client.get("/api/trace/0")
+        assert looked.status_code == (200 if attends else 422), looked.text
+        curve = client.post("/api/curve", json={"method": "gradcam" if model.classifier else "rollout", "steps": 2})
+        assert curve.status_code == (200 if model.classifier else 422), curve.text
+
+
+def test_several_models_are_served_by_name() -> None:
+    models = [wrapped("timm-vit"), wrapped("timm-vit-nonsquare")]
+    with TestClient(create_app(open_desk(models)), base_url="http://127.0.0.1") as client:
+        told = client.post("/api/explain", data={"model": "timm-vit-nonsquare", "method": "rollout"}).json()
+        assert told["explanations"][0]["maps"]["shape"] == [1, 3, 5]
+        assert told["size"] == [24, 40]
+        assert "timm-vit" in client.post("/api/explain", data={"model": "timm-vti"}).json()["message"]
+
+
+def test_no_model_and_the_same_model_twice_are_refused() -> None:
+    with pytest.raises(BadInput, match="at least one"):
+        open_desk([])
+    with pytest.raises(BadInput, match="the same name"):
+        open_desk([wrapped("timm-vit"), wrapped("timm-vit")])

@@ -1,0 +1,123 @@
+"""Bytes from strangers: whatever is sent, the answer is a map or a clear 4xx, and nothing large is ever decoded."""
+
+from __future__ import annotations
+
+import io
+import random
+import struct
+import zipfile
+import zlib
+
+import pytest
+from fastapi.testclient import TestClient
+from PIL import Image
+
+from clairvit.models.images import read_image
+from clairvit.web import photos
+from clairvit.web.desk import Desk
+from clairvit.web.photos import BadPhoto, Forgotten, Photos, decode
+
+KINDS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
+
+
+def encoded(kind: str, size: tuple[int, int] = (64, 48)) -> bytes:
+    buffer = io.BytesIO()
+    read_image("demo").resize(size).save(buffer, kind)
+    return buffer.getvalue()
+
+
+def png_of_size(width: int, height: int, data: bytes = b"") -> bytes:
+    def chunk(name: bytes, content: bytes) -> bytes:
+        return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
+
+    head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", data) + chunk(b"IEND", b"")
+
+
+def archive() -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as file:
+        file.writestr("run.py", "print('hello')")
+    return buffer.getvalue()
+
+
+SVG = b'<?xml version="1.0"?><svg xmlns="http://www.w3.org/2000/svg"><script>alert(1)</script></svg>'
+BAD = {
+    "empty": (b"", 422),
+    "text": (b"hello, I am a photo", 415),
+    "svg": (SVG, 415),
+    "eps": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n", 415),
+    "pdf": (b"%PDF-1.7\n1 0 obj\n", 415),
+    "pickle": (b"\x80\x04\x95\x05\x00\x00\x00\x00\x00\x00\x00\x8c\x01a\x94.", 415),
+    "program": (b"\x7fELF" + bytes(200), 415),
+    "archive": (archive(), 415),
+    "bomb of 400 megapixels": (png_of_size(20_000, 20_000, zlib.compress(bytes(10**6))), 413),
+    "51 megapixels": (png_of_size(7_200, 7_100, zlib.compress(bytes(10**6))), 413),
+    "2^31 pixels wide": (png_of_size(2**31 - 1, 1), 413),
+    "too narrow": (png_of_size(3_000, 2, zlib.compress(bytes(20_000))), 422),
+    "no pixels": (png_of_size(0, 0), 422),
+    "png without data": (png_of_size(64, 64), 422),
+    "photo and archive": (encoded("JPEG") + archive(), 415),
+    "photo and page": (encoded("GIF") + b"<html><script>alert(1)</script></html>", 415),
+    "page and photo": (b"<html>" + encoded("PNG"), 415),
+    "comment that is a program": (encoded("GIF")[:-1] + b"!\xfe\x10<script>1</script>\x00;", 415),
+    "too many bytes": (encoded("PNG") + bytes(photos.MOST_BYTES), 413),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_is_no_photo_gets_a_clear_refusal(client: TestClient, name: str) -> None:
+    data, status = BAD[name]
+    told = client.post("/api/explain", files={"image": ("photo.jpg", data, "image/jpeg")})
+    assert told.status_code in ((status,) if status != 422 else (415, 422)), told.text
+    assert told.json()["kind"] in ("bad-photo", "too-large")
+    assert len(told.json()["message"]) > 20
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_photo_is_read(kind: str) -> None:
+    assert decode(encoded(kind)).size == (64, 48)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_broken_photos_are_refused_or_read_but_never_an_accident(kind: str) -> None:
+    """Cut anywhere, and with bytes changed anywhere: BadPhoto or an image, no other exception."""
+    whole, dice = encoded(kind), random.Random(kind)
+    refused = set()
+    for _ in range(150):
+        data = bytearray(whole[: dice.randrange(len(whole))] if dice.random() < 0.5 else whole)
+        for _ in range(dice.randrange(4)):
+            if data:
+                data[dice.randrange(len(data))] = dice.randrange(256)
+        try:
+            assert decode(bytes(data)).mode == "RGB"
+        except BadPhoto as error:
+            refused.add(error.status)
+    assert refused
+    assert refused <= {413, 415, 422}
+
+
+def test_nothing_is_decoded_before_its_size_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Image.Image, "load", lambda self: pytest.fail("decoded"))
+    with pytest.raises(BadPhoto, match="megapixels"):
+        decode(png_of_size(10_000, 10_000))
+
+
+def test_the_longest_unused_photo_is_forgotten(desk: Desk) -> None:
+    models = desk.models["quick"]
+    each = next(iter(desk.photos.find("demo").pixels.values())).nbytes
+    few = Photos(models, most=2 * each)
+    one, two, three = (few.add(encoded("PNG", (60 + k, 50))).mark for k in range(3))
+    assert few.bytes == 2 * each
+    with pytest.raises(Forgotten):
+        few.find(one)
+    assert few.find(two).mark == two
+    few.add(encoded("PNG", (90, 50)))
+    with pytest.raises(Forgotten):
+        few.find(three)  # two was used since
+    assert few.find("demo").mark == "demo"
+
+
+def test_a_mark_cannot_be_computed_by_others(desk: Desk) -> None:
+    data = encoded("PNG")
+    assert Photos(desk.models["quick"]).add(data).mark != Photos(desk.models["quick"]).add(data).mark
