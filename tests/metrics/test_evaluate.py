@@ -267,6 +267,21 @@ def test_nothing_is_kept_of_images_that_are_done(tmp_path: Path, monkeypatch: py
     assert alive[-1] - alive[0] < 40 * image / 4, "a quarter of the images that were read meanwhile"
 
 
+def test_a_preset_for_several_metrics_goes_to_those_that_have_it() -> None:
+    images = pixels(KIND, 2)
+    names = ["sparseness", "complexity", "iou"]
+    masks = torch.zeros(2, 32, 32)
+    masks[:, 4:20, 4:20] = 1
+    found = cv.evaluate(wrapped(KIND), images, ["ixg"], names, target=3, masks=masks, compat="quantus")
+    alone = cv.evaluate(wrapped(KIND), images, "ixg", "sparseness(preset=quantus)", target=3)
+    assert isinstance(alone, cv.Score)
+    by_name = {metric.partition("(")[0]: score for (_, metric), score in found.items()}
+    assert set(by_name) == set(names)
+    assert torch.equal(by_name["sparseness"].values, alone.values)
+    with pytest.raises(BadInput, match="None of the metrics sparseness, iou has an option 'preset'"):
+        cv.evaluate(wrapped(KIND), images, ["ixg"], ["sparseness", "iou"], target=3, preset="rise")
+
+
 def test_what_is_named_twice_is_scored_once() -> None:
     images = pixels(KIND, 2)
     found = cv.evaluate(wrapped(KIND), images, ["rollout", "rollout()"], ["sparseness", "sparseness"], target=3)

@@ -17,7 +17,7 @@ from clairvit.methods.run import Result
 from clairvit.methods.together import record_for, run_all
 from clairvit.metrics.case import Case, shaped
 from clairvit.metrics.gallery import Gallery
-from clairvit.metrics.metric import Asked, ask
+from clairvit.metrics.metric import Asked, Metric, ask
 from clairvit.metrics.score import Score
 from clairvit.metrics.table import BASELINES, Scores, Table
 from clairvit.models.model import Model
@@ -115,7 +115,7 @@ def _settled(texts: Sequence[str], options: Mapping[str, Any]) -> list[Asked]:
     """Several metrics: each takes those of the options that it has, and every option must be somebody's."""
     if not texts:
         raise BadInput("No metrics were given; expected names such as ['deletion', 'sparseness'].")
-    known = [set(ask(text).metric.options) for text in texts]
+    known = [_takes(ask(text).metric, options) for text in texts]
     for name in options:
         if not any(name in own for own in known):
             raise BadInput(
@@ -125,6 +125,12 @@ def _settled(texts: Sequence[str], options: Mapping[str, Any]) -> list[Asked]:
         ask(text, **{name: value for name, value in options.items() if name in own})
         for text, own in zip(texts, known, strict=True)
     ]
+
+
+def _takes(metric: Metric, options: Mapping[str, Any]) -> set[str]:
+    """The options that a metric has; `preset` and `compat` too, if it has one of that name."""
+    named = {word for word in ("preset", "compat") if options.get(word) in metric.presets}
+    return set(metric.options) | named
 
 
 @own_grad_mode()
