@@ -15,8 +15,6 @@ SOURCE = ROOT / "src" / "clairvit"
 ROOMS = ["models", "data", "trace", "perturb", "methods", "metrics", "study", "show"]  # data walks this way, never back
 DOORS_BACK = {
     ("methods/explanation.py", "show"),  # Explanation.save
-    ("methods/advised.py", "study"),  # a method may be named by a recipe
-    ("methods/explain.py", "study"),  # its type
 }
 
 

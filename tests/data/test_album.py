@@ -9,7 +9,8 @@ import pytest
 import torch
 from PIL import Image
 
-from clairvit.data.album import Album, album_of, digest, parts
+from clairvit.data.album import Album, album_of, parts
+from clairvit.data.marks import digest
 from clairvit.errors import BadInput, ClairError
 from tiny import pixels, wrapped
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -10,7 +12,16 @@ import clairvit as cv
 from clairvit.errors import BadInput
 from clairvit.models.model import Preprocess
 from clairvit.perturb.aside import Aside
-from clairvit.perturb.groups import Groups, cells_of, groups_of, in_order, on_patches, scores_keeping, superpixels
+from clairvit.perturb.groups import (
+    Groups,
+    cells_of,
+    groups_of,
+    in_order,
+    on_patches,
+    scores_keeping,
+    superpixels,
+    superpixels_of,
+)
 from clairvit.perturb.probe import Probe, probing
 from tiny import pixels, wrapped
 
@@ -76,6 +87,26 @@ def test_superpixels_see_the_image_before_normalisation_in_every_precision() -> 
     assert plain.max() > 1
     assert torch.equal(superpixels((photo - mean) / std, usual), plain)
     assert torch.equal(superpixels(((photo - mean) / std).double(), usual), plain)
+
+
+def test_superpixels_of_the_same_image_are_found_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    import skimage.segmentation
+
+    asked, found = [], skimage.segmentation.quickshift
+
+    def counted(image: Any, **options: Any) -> Any:
+        asked.append(image.shape)
+        return found(image, **options)
+
+    monkeypatch.setattr(skimage.segmentation, "quickshift", counted)
+    images = torch.stack([halved(edge=21), halved(edge=37), halved(edge=21)])
+    many, again = superpixels_of(images, PLAIN), superpixels_of(images.flip(0), PLAIN)
+    assert 2 <= len(asked) <= 3  # two threads may both begin with the first image
+    assert all(map(torch.equal, many, reversed(again)))
+    assert all(map(torch.equal, many, [superpixels(image, PLAIN) for image in images]))
+    assert not torch.equal(many[0], many[1])
+    many[0][:] = 7  # what a caller writes into its own
+    assert not torch.equal(superpixels(images[0], PLAIN), many[0])
 
 
 def probe_on(kind: str, removal: str, image: Tensor) -> Probe:

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from clairvit.data.album import Album
+from clairvit.data.marks import weights_hash
 from clairvit.errors import BadInput
 from clairvit.study.plan import (
     Cell,
@@ -20,7 +21,6 @@ from clairvit.study.plan import (
     forwards_of,
     make_plan,
     settings_of,
-    weights_hash,
 )
 from tiny import wrapped
 

@@ -15,12 +15,13 @@ from PIL import Image
 
 import clairvit as cv
 from clairvit.data.album import Album, Page, album_of
+from clairvit.data.marks import weights_hash
 from clairvit.errors import BadInput, UnknownName
 from clairvit.methods.bind import bind
 from clairvit.metrics.metric import ask
 from clairvit.metrics.score import Score
 from clairvit.metrics.table import Scores, Seen
-from clairvit.study.plan import DataWish, ModelWish, Plan, weights_hash
+from clairvit.study.plan import DataWish, ModelWish, Plan
 from clairvit.study.presets.preset import NAMES, find_preset
 from clairvit.study.reproduce import (
     Reproduction,

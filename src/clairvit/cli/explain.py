@@ -15,10 +15,10 @@ from clairvit.cli.request import Request
 from clairvit.cli.work import file_name
 
 if TYPE_CHECKING:
+    from clairvit.methods.advice import Recipe
     from clairvit.methods.explanation import Explanation
     from clairvit.models.images import Batch
     from clairvit.models.model import Model
-    from clairvit.study.advice import Recipe
 
 EXAMPLES = """[bold]Examples[/bold]
 
@@ -132,7 +132,7 @@ explain.__doc__ = f"Show where a model looked, by one method.\n\n{EXAMPLES}"
 
 
 def _read(recipe: str) -> Recipe:
-    from clairvit.study.advice import read_recipe
+    from clairvit.methods.advice import read_recipe
 
     return read_recipe(recipe)
 

@@ -70,8 +70,8 @@ def _effort(row: Row) -> str:
 
 def document(pick: Pick, file: Path, failures: list[Failure]) -> dict[str, Any]:
     """Everything that is known, for machines."""
+    from clairvit.methods.advice import plain
     from clairvit.methods.explain import versions
-    from clairvit.study.advice import plain
 
     found: dict[str, Any] = plain(
         {

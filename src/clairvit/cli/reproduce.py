@@ -199,7 +199,7 @@ def found_objects(wish: Wish, masks: str, weights: str | None, model: Model) -> 
     """A folder's images, with Mask R-CNN's masks of the whole pictures."""
     from dataclasses import replace
 
-    from clairvit.data.album import digest
+    from clairvit.data.marks import digest
     from clairvit.data.sets import sample
     from clairvit.models.folders import find_images
     from clairvit.study.set_up import Shown

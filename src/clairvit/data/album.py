@@ -5,11 +5,8 @@ Memory does not grow with the number of images, and one that cannot be read cost
 
 from __future__ import annotations
 
-import hashlib
-import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +14,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from clairvit.data.marks import digest
 from clairvit.data.masks import check_kind, prepare_mask, read_mask
 from clairvit.errors import BadInput, ClairError
 from clairvit.models.images import Batch, name_of, prepare, read_image
@@ -148,30 +146,6 @@ def album_of(
         return digest(items[row], mask, repr(known))
 
     return Album(names, read, mark, masks is not None, labels is not None, others is not None)
-
-
-def digest(*parts: Any) -> str:
-    """A hash of files (their bytes), pictures, arrays, tensors and text; text that is no file's name comes as bytes."""
-    found = hashlib.blake2b(digest_size=16)
-    for part in parts:
-        content = _bytes(part)
-        found.update(f"{len(content)}:".encode())
-        found.update(content)
-    return found.hexdigest()
-
-
-def _bytes(part: Any) -> bytes:
-    if isinstance(part, bytes):
-        return part
-    if isinstance(part, Path) or (isinstance(part, str) and os.path.isfile(part)):  # False for a name that is too long
-        return Path(part).read_bytes()
-    if isinstance(part, Tensor):
-        part = part.detach().cpu().float().numpy()
-    if isinstance(part, Image.Image):
-        part = np.asarray(part)
-    if isinstance(part, np.ndarray):
-        return repr((part.shape, part.dtype.str)).encode() + np.ascontiguousarray(part).tobytes()
-    return repr(part).encode()
 
 
 def _items(images: Any, model: Model) -> Sequence[Any]:

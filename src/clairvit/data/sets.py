@@ -11,9 +11,10 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from clairvit.data.album import Album, Page, digest
+from clairvit.data.album import Album, Page
 from clairvit.data.layouts.entry import Entry, Found, Known
 from clairvit.data.layouts.registry import Asked, Dataset, find_root, not_there, registered
+from clairvit.data.marks import digest
 from clairvit.data.masks import check_kind, prepare_mask, read_mask
 from clairvit.errors import BadInput, ClairError, UnknownName, did_you_mean
 from clairvit.models.images import prepare, read_image

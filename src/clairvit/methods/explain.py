@@ -31,7 +31,7 @@ from clairvit.trace.guest import own_grad_mode
 from clairvit.trace.recording import Recording
 
 if TYPE_CHECKING:
-    from clairvit.study.advice import Recipe
+    from clairvit.methods.advice import Recipe
 
 
 class Comparison(dict[str, Explanation]):

@@ -16,7 +16,7 @@ from clairvit.metrics.faithfulness import at_least
 from clairvit.metrics.metric import Measured, metric
 from clairvit.metrics.places import check_paints, painted, squares
 from clairvit.perturb.chance import dice
-from clairvit.perturb.groups import on_patches, superpixels
+from clairvit.perturb.groups import on_patches, superpixels_of
 from clairvit.perturb.removal import Removal
 
 RoadOrder = Literal["combined", "morf", "lerf"]
@@ -84,7 +84,8 @@ def irof(case: Case, removal: Removal = "mean", score: ScoreKind = "prob") -> Te
     x_k lacks the first k of L superpixels, the area is over k/L. Costs at most as many passes as there are patches.
     Undefined for an image of one superpixel, which has no order; meant for scores that are positive, as `prob` is.
     """
-    groups = [on_patches(superpixels(own, case.model.preprocess), case.trace.layout.grid) for own in case.trace.pixels]
+    segments = superpixels_of(case.trace.pixels, case.model.preprocess)
+    groups = [on_patches(own, case.trace.layout.grid) for own in segments]
     keep, images = [], []
     for image, own in enumerate(groups):
         left = _after_groups(case, image, own)  # [M, L, patches]

@@ -13,7 +13,9 @@ from typing import Any
 import numpy as np
 
 from clairvit.data.album import Album, Failed, album_of, parts
+from clairvit.data.marks import weights_hash
 from clairvit.errors import BadInput, ClairWarning, did_you_mean
+from clairvit.methods.advice import Recipe
 from clairvit.methods.bind import bind
 from clairvit.methods.explain import explain
 from clairvit.methods.explanation import Cost
@@ -21,8 +23,6 @@ from clairvit.metrics.evaluate import LABEL, evaluate
 from clairvit.metrics.metric import Asked, ask
 from clairvit.metrics.table import BASELINES, Scores
 from clairvit.models.model import Model
-from clairvit.study.advice import Recipe
-from clairvit.study.plan import weights_hash
 from clairvit.study.stats import Array, mean_ranks, spearman
 from clairvit.study.tune import Tuned, base_of, tune
 from clairvit.study.verdict import Measures, Row, judge, sentences

@@ -12,7 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from clairvit.data.album import Album, Failed, Page, digest
+from clairvit.data.album import Album, Failed, Page
+from clairvit.data.marks import digest
 from clairvit.errors import BadInput, ClairError, did_you_mean
 from clairvit.models.model import Model, Preprocess
 from clairvit.perturb.chance import dice

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple
 
-from clairvit.data.album import Album, digest
+from clairvit.data.album import Album
+from clairvit.data.marks import digest
 from clairvit.errors import BadInput, ClairError
 from clairvit.methods.bind import bind
 from clairvit.metrics.metric import ask
@@ -125,13 +126,6 @@ class Plan:
     @property
     def forwards(self) -> int:
         return sum(unit.forwards for unit in self.units)
-
-
-def weights_hash(model: Model) -> str:
-    """Of all that decides what a model says: its tensors, its classes' names, its preprocessing."""
-    state = model.module.state_dict()
-    tensors = [part for name in sorted(state) for part in (f"{name} {state[name].dtype}".encode(), state[name])]
-    return digest(*tensors, repr((model.preprocess, model.labels, model.layout)).encode())
 
 
 def settings_of(study: Study) -> str:

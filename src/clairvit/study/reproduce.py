@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from clairvit.data.album import Album, Page, digest
+from clairvit.data.album import Album, Page
+from clairvit.data.marks import digest
 from clairvit.errors import BadInput
 from clairvit.methods.bind import bind
 from clairvit.methods.together import record_for

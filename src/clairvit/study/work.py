@@ -9,12 +9,13 @@ from dataclasses import dataclass, field
 
 from clairvit._version import __version__
 from clairvit.data.album import Album
+from clairvit.data.marks import weights_hash
 from clairvit.errors import ClairError
 from clairvit.metrics.evaluate import evaluate
 from clairvit.metrics.score import Score
 from clairvit.metrics.table import Scores, Seen
 from clairvit.models.model import Model
-from clairvit.study.plan import Study, Unit, mark_of, settings_of, weights_hash
+from clairvit.study.plan import Study, Unit, mark_of, settings_of
 from clairvit.study.store import Row
 
 

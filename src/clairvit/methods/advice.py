@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from clairvit._version import __version__
+from clairvit.data.marks import weights_hash
 from clairvit.errors import BadInput, ClairWarning
 from clairvit.methods.bind import bind
 from clairvit.methods.parse import AUTO, STARTS, parse
 from clairvit.models.model import Model
-from clairvit.study.plan import weights_hash
 
 KIND = "clairvit recipe"
 FORMAT = 1

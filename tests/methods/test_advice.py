@@ -14,10 +14,10 @@ import pytest
 import torch
 
 import clairvit as cv
+from clairvit.data.marks import weights_hash
 from clairvit.errors import BadInput, ClairError, ClairWarning
-from clairvit.study.advice import KIND, Recipe, plain, read_recipe, recipe_of
+from clairvit.methods.advice import KIND, Recipe, plain, read_recipe, recipe_of
 from clairvit.study.choose import Pick
-from clairvit.study.plan import weights_hash
 from tiny import build, pixels, wrapped
 
 METRIC = "insertion-deletion(steps=2)"
