@@ -1,4 +1,4 @@
-"""Print docs/results.md from docs/results/*.json:  python docs/generate_results.py > docs/results.md"""
+"""Print docs/results.md from docs/results/*:  python docs/generate_results.py > docs/results.md"""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from clairvit.study.stats import spearman
+
 HERE = Path(__file__).parent / "results"
 RUNS = ("pets", "dinov2")
+EXPERIMENTS = ("focusvit-pets", "focusvit-dinov2", "skipplus-pets", "skipplus-dinov2")
 ARROWS = {"higher": "↑", "lower": "↓"}
 SHORT = {"faithfulness-correlation": "faithf. corr.", "pointing-game": "pointing", "sparseness": "sparseness"}
 SURE = {1: "yes", -1: "**no**", 0: "not shown"}
@@ -24,6 +27,16 @@ def main() -> None:
         print_agreement(run)
     print_claims(runs)
     print("\n" + (HERE / "seen.md").read_text(encoding="utf-8").rstrip())
+    print_experiments()
+
+
+def print_experiments() -> None:
+    """The tables that `clairvit reproduce` wrote, folded away: every method's value and rank."""
+    print("\n## The papers' experiments: every value and rank")
+    for page in EXPERIMENTS:
+        first = (HERE / f"{page}.md").read_text(encoding="utf-8").split("\n## ")[1]
+        title, rows = first.split("\n", 1)
+        print(f"\n<details><summary>{title}</summary>\n\n{rows.strip()}\n\n</details>")
 
 
 def print_row(texts: list[str]) -> None:
@@ -73,10 +86,6 @@ def cell(record: dict[str, Any], top: dict[str, Any], better: str) -> str:
     return (f"**{text}**" if reached else text) + few
 
 
-def ranks(values: list[float]) -> np.ndarray[Any, Any]:
-    return np.argsort(np.argsort(values))
-
-
 def print_agreement(run: dict[str, Any]) -> None:
     """Spearman's correlation of metrics over methods, each metric turned so that high is good."""
     metrics, rows = list(run["better"]), table_of(run)
@@ -87,7 +96,7 @@ def print_agreement(run: dict[str, Any]) -> None:
     print_row(["", *(SHORT.get(metric, metric) for metric in metrics)])
     print_row(["---"] * (len(metrics) + 1))
     for one in metrics:
-        row = [float(np.corrcoef(ranks(good[one]), ranks(good[other]))[0, 1]) for other in metrics]
+        row = [spearman(np.array(good[one]), np.array(good[other])) for other in metrics]
         print_row([SHORT.get(one, one), *(f"{value:.2f}" for value in row)])
 
 

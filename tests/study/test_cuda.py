@@ -35,8 +35,11 @@ def test_a_study_on_a_gpu_has_the_numbers_of_the_cpu(tmp_path: Path, workers: in
         assert (outcome.computed, outcome.failed) == (3, ())
         found[device] = store.query(VALUES)[1]
     assert [row[:3] for row in found["cuda"]] == [row[:3] for row in found["cpu"]]
-    ours, theirs = (torch.tensor([row[3] for row in found[device]]) for device in ("cuda", "cpu"))
-    torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
+    undefined = [row for row in found["cpu"] if row[3] is None]
+    assert len(undefined) < len(found["cpu"]) / 4
+    for ours, theirs in zip(found["cuda"], found["cpu"], strict=True):
+        assert (ours[3] is None) == (theirs[3] is None)
+        assert theirs[3] is None or ours[3] == pytest.approx(theirs[3], rel=1e-3, abs=1e-4), theirs
 
 
 def test_a_study_on_a_gpu_is_the_same_twice(tmp_path: Path) -> None:
