@@ -150,7 +150,7 @@ def test_options_that_make_no_sense_are_refused() -> None:
     for text, said in [
         ("faithfulness-correlation(subset=1.5)", "subset=1.5 was given; expected a part"),
         ("faithfulness-correlation(subset=36)", "subset=36.0 was given; expected a part .* or a count of 1 to 35"),
-        ("faithfulness-correlation(draws=numpy)", "draws=numpy was given for patches"),
+        ("faithfulness-correlation(draws=quantus)", "draws=quantus was given for patches"),
         ("faithfulness-estimate(features=channel,at_once=577)", "at_once=577 was given; expected 1 to 576"),
         ("faithfulness-correlation(runs=1)", "runs=1 was given; expected 3 or more"),
         ("monotonicity(steps=1)", "steps=1 was given; expected 2 or more"),

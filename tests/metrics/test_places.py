@@ -40,7 +40,7 @@ CHANNEL: dict[str, Any] = {"features": "channel", "removal": "mean"}
     [
         ("faithfulness-correlation", {"subset": 50}),
         ("faithfulness-correlation", {"subset": 0.3}),
-        ("faithfulness-correlation", {"subset": 50, "draws": "numpy"}),
+        ("faithfulness-correlation", {"subset": 50, "draws": "quantus"}),
         ("faithfulness-estimate", {"at_once": 48}),
         ("faithfulness-estimate", {"at_once": 100}),
     ],
@@ -63,7 +63,7 @@ def seen_by(model: cv.Model, images: Tensor, metric: str, **more: Any) -> Tensor
     return torch.cat(shown)
 
 
-@pytest.mark.parametrize("draws", ["own", "numpy"])
+@pytest.mark.parametrize("draws", ["own", "quantus"])
 def test_so_many_values_of_each_image_become_its_minimum(draws: str) -> None:
     model, images = wrapped("timm-vit"), pixels("timm-vit", 2)
     text = f"faithfulness-correlation(features=channel,subset=7,runs=5,removal=minimum,draws={draws})"
@@ -77,12 +77,12 @@ def test_so_many_values_of_each_image_become_its_minimum(draws: str) -> None:
         sets[image].append(frozenset(changed[image].nonzero()[:, 0].tolist()))
     assert all(len(own) == 5 and len(set(own)) == 5 for own in sets.values()), "five runs, no map asks for its own"
     assert all(len(places) in (6, 7) for own in sets.values() for places in own), "the minimum itself may be drawn"
-    assert (sets[0] == sets[1]) == (draws == "numpy"), "Quantus, alone with an image, draws the same for each"
+    assert (sets[0] == sets[1]) == (draws == "quantus"), "Quantus, alone with an image, draws the same for each"
 
 
 def test_no_value_is_drawn_twice_and_all_can_be() -> None:
     case = case_of(torch.zeros(2, 2, 2), size=4)
-    for draws in ("own", "numpy"):
+    for draws in ("own", "quantus"):
         drawn = random_values(case, 200, 10, draws)
         assert drawn.shape[1:] == (200, 10)
         assert all(len(set(run.tolist())) == 10 for run in drawn.flatten(0, 1))

@@ -62,7 +62,7 @@ def test_squares_of_pixels_are_patches_where_they_have_their_size() -> None:
 
 
 def test_a_random_order_is_nobody_s_and_of_the_seed() -> None:
-    for own in ("", ",region=8", ",region=8,draws=numpy"):
+    for own in ("", ",region=8", ",region=8,draws=quantus"):
         first, again = (of_map(maps, f"aopc(order=random{own})").mean for maps in (ORACLE, LUCK))
         assert first == pytest.approx(again)
         assert of_map(ORACLE, f"aopc(order=random{own})", seed=1).mean != pytest.approx(first, abs=1e-6)

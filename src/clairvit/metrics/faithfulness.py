@@ -13,8 +13,8 @@ from clairvit.methods.explanation import Cost
 from clairvit.metrics.case import Case, ScoreKind, Upsampling, steps_of
 from clairvit.metrics.curves import Walk, Width, area, falling, passes, rising
 from clairvit.metrics.metric import Measured, metric
+from clairvit.metrics.noise import Draws
 from clairvit.metrics.places import (
-    Draws,
     check_paints,
     random_values,
     scores_without_values,
@@ -54,7 +54,7 @@ def insertion_deletion(
     span=(-1, 1),
     paper="Bhatt et al., IJCAI 2020",
     cost=lambda runs, **_: Cost(runs),
-    presets={"quantus": {"features": "channel", "subset": 224.0, "removal": "minimum", "draws": "numpy"}},
+    presets={"quantus": {"features": "channel", "subset": 224.0, "removal": "minimum", "draws": "quantus"}},
     discrepancies="Quantus perturbs 224 of 150 528 channel values by default, which changes next to nothing; here a "
     "quarter of the patches goes.",
 )
@@ -72,7 +72,7 @@ def faithfulness_correlation(
 
     `subset` is a part of them, or a count. The sets are an image's own and the same for all methods, so that these
     share the passes. One image's score varies by about 1/sqrt(runs) by luck alone; undefined for a constant map.
-    `features=channel` takes away single channel values of the pixels, for a removal that paints. `draws=numpy` draws
+    `features=channel` takes away single channel values of the pixels, for a removal that paints. `draws=quantus` draws
     these as Quantus does for an image alone after np.random.seed(seed).
     """
     at_least("runs", runs, 3)
@@ -82,8 +82,8 @@ def faithfulness_correlation(
         drops = case.original(score)[:, None] - scores_without_values(case, places, removal, score, what)
         sums = sums_at_values(case, places, upsampling)
     else:
-        if draws == "numpy":
-            raise BadInput("draws=numpy was given for patches, which Quantus does not draw; add features=channel.")
+        if draws == "quantus":
+            raise BadInput("draws=quantus was given for patches, which Quantus does not draw; add features=channel.")
         gone = _random_sets(case, runs, size_of(subset, case.patches))  # [B, runs, patches]
         drops = case.original(score)[:, None] - _shared(case, ~gone, removal, score, what)
         sums = torch.einsum("mbp,brp->mbr", case.maps.flatten(2), gone.to(case.maps))

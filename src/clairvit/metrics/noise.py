@@ -13,7 +13,7 @@ from torch import Tensor
 
 from clairvit.perturb.chance import dice
 
-Draws = Literal["own", "quantus"]
+Draws = Literal["own", "quantus"]  # from seed and image; or as numpy does after np.random.seed, for parity
 Law = Literal["uniform", "normal"]
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterator
-from typing import Literal
 
 import numpy as np
 import torch
@@ -13,12 +12,11 @@ from torch import Tensor
 
 from clairvit.errors import BadInput
 from clairvit.metrics.case import Case, Upsampling
-from clairvit.metrics.noise import numpy_chance
+from clairvit.metrics.noise import Draws, numpy_chance
 from clairvit.metrics.threshold import steady
 from clairvit.perturb.chance import dice
 from clairvit.perturb.probe import Probe
 
-Draws = Literal["own", "numpy"]  # from seed and image; or as numpy does after np.random.seed, for peers that use it
 VALUES = 2001  # a stream of an image's chance that no other metric draws from
 
 
@@ -116,7 +114,7 @@ def check_paints(probe: Probe) -> None:
 def random_values(case: Case, runs: int, size: int, draws: Draws) -> Tensor:
     """[B or 1, runs, size] places among the C·H·W channel values of an image, none twice in a run."""
     count = case.trace.pixels[0].numel()
-    if draws == "numpy":
+    if draws == "quantus":
         return numpys_values(case.seed, runs, count, size)[None].to(case.maps.device)
     found = []
     for mark in case.marks:

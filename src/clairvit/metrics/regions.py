@@ -11,8 +11,8 @@ from clairvit.methods.explanation import Cost
 from clairvit.metrics.case import Case, ScoreKind, Upsampling, steps_of
 from clairvit.metrics.faithfulness import at_least
 from clairvit.metrics.metric import Measured, metric
-from clairvit.metrics.noise import numpy_chance
-from clairvit.metrics.places import Draws, square_ranks, squares, without
+from clairvit.metrics.noise import Draws, numpy_chance
+from clairvit.metrics.places import square_ranks, squares, without
 from clairvit.perturb.chance import dice
 from clairvit.perturb.removal import Removal
 
@@ -31,7 +31,7 @@ PARTS = (0.01, 0.05, 0.1, 0.2, 0.5)  # ERASER's
     orders=True,
     turned_by=("order", "lerf"),
     cost=lambda regions, **_: Cost(regions),
-    presets={"quantus": {"region": 8, "removal": "minimum", "area": "trapezoid", "draws": "numpy"}},
+    presets={"quantus": {"region": 8, "removal": "minimum", "area": "trapezoid", "draws": "quantus"}},
     discrepancies="Quantus calls lower better; a larger drop is better when the most relevant go first, worse when the "
     "least relevant do (`order=lerf`). Samek's mean counts the whole image, Quantus' area does not and is not divided "
     "by its width (`area=trapezoid`).",
@@ -51,7 +51,7 @@ def aopc(
 
     `order=lerf` takes the least relevant first (lower is better then), `random` any. `region=8` takes squares of 8 × 8
     pixels of the enlarged map in the place of patches. `area=trapezoid` is the area under the drops k = 1, …, K, each
-    step 1 wide. `draws=numpy` draws a random order as Quantus does after np.random.seed(seed).
+    step 1 wide. `draws=quantus` draws a random order as Quantus does after np.random.seed(seed).
     """
     rank, every = (case.rank, case.patches) if region is None else square_ranks(case, region, upsampling)
     count = min(regions, every - (region is None))  # patches: one is left, as models need
