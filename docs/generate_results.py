@@ -12,7 +12,7 @@ from clairvit.study.stats import spearman
 
 HERE = Path(__file__).parent / "results"
 RUNS = ("pets", "dinov2")
-EXPERIMENTS = ("focusvit-pets", "focusvit-dinov2", "skipplus-pets", "skipplus-dinov2")
+EXPERIMENTS = [f"{paper}-{run}" for paper in ("focusvit", "skipplus", "coporan", "joita", "cmi") for run in RUNS]
 ARROWS = {"higher": "↑", "lower": "↓"}
 SHORT = {"faithfulness-correlation": "faithf. corr.", "pointing-game": "pointing", "sparseness": "sparseness"}
 SURE = {1: "yes", -1: "**no**", 0: "not shown"}
