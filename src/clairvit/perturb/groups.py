@@ -100,14 +100,14 @@ def superpixels(image: Tensor, preprocess: Preprocess) -> Tensor:
     return in_order(torch.from_numpy(_segments(seen.permute(1, 2, 0).numpy().tobytes(), seen.shape[1:])).long())
 
 
-@lru_cache(maxsize=64)  # a study asks for the same images again for each model it randomises; about 20 MB at 224 pixels
+@lru_cache(maxsize=32)  # a study asks for the same images again for each model it randomises; 7 MB at 224 pixels
 def _segments(colours: bytes, shape: tuple[int, int]) -> np.ndarray[Any, Any]:
     from skimage.segmentation import quickshift
 
     found: np.ndarray[Any, Any] = quickshift(
         np.frombuffer(colours, np.uint8).reshape(*shape, 3) / 255, rng=0, **QUICKSHIFT
     )
-    return found.astype(np.int32)
+    return found.astype(np.min_scalar_type(found.max()))
 
 
 def on_patches(segments: Tensor, grid: tuple[int, int]) -> Tensor:
