@@ -126,6 +126,28 @@ def test_the_first_load_shows_the_demo_explained_and_nothing_jumps(visit: Callab
     assert page.evaluate(SHIFTS) < 0.05
 
 
+def test_the_token_is_taken_out_of_the_address_or_asked_for(browser: Any, served_with: Any) -> None:
+    with served_with("a-secret-token") as address:
+        page = browser.new_page()
+        heard = []
+        page.on("request", lambda asked: heard.append(asked.url))
+        page.goto(f"{address}/#method=rollout&token=a-secret-token")
+        wait_for_map(page)
+        assert "secret" not in page.url + "".join(heard)
+        assert "method=rollout" in page.url
+        asked = []
+        other = browser.new_page()
+        other.on(
+            "dialog", lambda one: (asked.append(one.message), one.accept(["wrong", "a-secret-token"][len(asked) - 1]))
+        )
+        other.goto(address)
+        wait_for_map(other)
+        assert len(asked) == 2
+        assert "asks for a token" in asked[0]
+        page.close()
+        other.close()
+
+
 @pytest.mark.parametrize("name", ["legrad", "ixg"])
 def test_the_page_draws_as_the_command_line_does(visit: Callable[..., Any], name: str) -> None:
     """Sequential and signed: the canvas against show/overlay.py, up to how a photo is enlarged."""
