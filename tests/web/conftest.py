@@ -6,11 +6,7 @@ Without the extra `web` (and httpx) there is nothing to test here; imports are i
 from __future__ import annotations
 
 import importlib.util
-import threading
-import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from functools import partial
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
@@ -49,32 +45,7 @@ def client(desk: Desk) -> Iterator[TestClient]:
 @pytest.fixture(scope="session")
 def address(desk: Desk) -> Iterator[str]:
     """A real server on a free port."""
+    from served import serving
+
     with serving(desk) as found:
         yield found
-
-
-@contextmanager
-def serving(desk: Desk, token: str | None = None) -> Iterator[str]:
-    import uvicorn
-
-    from clairvit.web.app import create_app
-    from clairvit.web.security import Rules
-    from unclosed import unclosed
-
-    app = create_app(unclosed(desk), Rules(token))
-    config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error")
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    while not server.started:
-        time.sleep(0.05)
-    port = server.servers[0].sockets[0].getsockname()[1]
-    yield f"http://127.0.0.1:{port}"
-    server.should_exit = True
-    thread.join(10)
-
-
-@pytest.fixture
-def served_with(desk: Desk) -> Callable[[str], AbstractContextManager[str]]:
-    """The same, asking for a token."""
-    return partial(serving, desk)

@@ -136,6 +136,14 @@ def test_streams_tell_progress_and_then_the_reply(client: TestClient) -> None:
     assert "Pug" in told["problem"]["message"]
 
 
+def test_a_bug_in_a_stream_is_told_without_details(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("clairvit.web.work.explain_photo", lambda *_: 1 / 0)
+    text = client.post("/api/explain", data={"stream": "true"}).text
+    told = json.loads(text.splitlines()[-1])["problem"]
+    assert told["kind"] == "broken"
+    assert "zero" not in text
+
+
 @pytest.mark.parametrize(
     ("asked", "status", "words"),
     [

@@ -27,6 +27,7 @@ SMALL_BODY = 2**16  # what brings no photo: a little JSON becomes a hundred time
 MOST_TOGETHER = 8 * MOST_BODY  # bytes of all the bodies that are inside
 SILENCE = 30.0  # seconds that a client may neither send nor read
 LONGEST_BODY = 120.0  # seconds until a body must be here, however lively it trickles
+STUMBLED = "The server stumbled over this request; its log says where."  # a bug of ours
 AT_ONCE = 64  # requests to the API that are inside, waiting ones too
 HEADERS = {
     "content-security-policy": (
@@ -109,8 +110,7 @@ class Guard:
                 await self.app(scope, visit.receive, visit.send)
         except Exception:
             if not visit.answered and visit.refusal is None:
-                message = "The server stumbled over this request; its log says where."
-                await _answer(visit.plain_send, Refusal(500, "broken", message, {}))
+                await _answer(visit.plain_send, Refusal(500, "broken", STUMBLED, {}))
             raise  # to the log
         finally:
             self.carried -= visit.came
