@@ -66,6 +66,9 @@ def test_it_serves_until_it_is_stopped() -> None:
             asked = urllib.request.Request(f"{address}api/models", headers={"Authorization": f"Bearer {token}"})
             with urllib.request.urlopen(asked, timeout=30) as reply:
                 assert b"pets" in reply.read()
+            zero = urllib.request.Request(f"{address}api/explain", b"method=vanilla", dict(asked.header_items()))
+            with urllib.request.urlopen(zero, timeout=60) as reply:
+                assert b"zero everywhere" in reply.read()  # told to whom it concerns, and not to the terminal
         finally:
             server.send_signal(signal.SIGINT)
         assert server.wait(30) == 130

@@ -94,11 +94,15 @@ def test_a_patch_by_pointer_and_by_keyboard(visit: Callable[..., Any]) -> None:
     words = page.locator("#patch-text")
     box = page.locator("#map-0").bounding_box()
     page.mouse.move(box["x"] + box["width"] * 2.5 / 14, box["y"] + box["height"] * 4.5 / 14)
-    sync_api.expect(words).to_contain_text(re.compile(r"Row 5, column 3: score .* place \d+ of 196\. In layer 11"))
+    sync_api.expect(words).to_contain_text(
+        re.compile(r"Row 5, column 3: score .* place \d+ of 196\. In layer 11, its heads look")
+    )
     before = picture(page, "attends")
     page.locator("#map-0").focus()
     page.keyboard.press("ArrowRight")
-    sync_api.expect(words).to_contain_text(re.compile(r"Row 5, column 4: .* look most at row"))
+    sync_api.expect(words).to_contain_text(
+        re.compile(r"Row 5, column 4: .* look most at row \d+, column \d+; \d+ % of the attention")
+    )
     assert picture(page, "attends") != before
 
 

@@ -6,13 +6,14 @@ import errno
 import ipaddress
 import secrets
 import socket
+import warnings
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from clairvit.cli import options
 from clairvit.cli.paper import line, say
-from clairvit.errors import BadInput, ModelUnavailable
+from clairvit.errors import BadInput, ClairWarning, ModelUnavailable
 
 if TYPE_CHECKING:
     from clairvit.web.security import Rules
@@ -90,6 +91,9 @@ def serve(
             timeout_keep_alive=15,
             timeout_graceful_shutdown=3,
         )
+        warnings.simplefilter(
+            "ignore", ClairWarning
+        )  # they are in the replies; here they would name photos, and pile up
         uvicorn.Server(config).run(sockets=[listener])
 
 
