@@ -19,6 +19,7 @@ from clairvit.web import work
 from clairvit.web.desk import Desk, settle
 from clairvit.web.lanes import Lane
 from clairvit.web.messages import CurveAsked, ExplainAsked
+from fingerprint import fingerprint
 
 pytestmark = pytest.mark.filterwarnings("default::clairvit.errors.ClairWarning")
 
@@ -77,6 +78,9 @@ def test_all_one_trace_methods_at_once(client: TestClient) -> None:
     assert len(told["explanations"]) > 35
     assert "cam" in told["skipped"]
     assert all(one["maps"]["shape"] == [1, 14, 14] for one in told["explanations"])
+    cards = {one["name"]: one for one in client.get("/api/methods").json()["methods"]}
+    for one in told["explanations"]:
+        assert one["signed"] == cards[one["method"]]["signed"], one["method"]
 
 
 def test_an_upload_is_remembered_by_a_mark(client: TestClient) -> None:
@@ -191,6 +195,20 @@ def test_curves_and_many_methods_do_not_stand_before_quick_maps(
     client.post("/api/explain", data={"method": ["legrad", "rollout"]})
     client.get("/api/trace/0")
     assert used == ["longer", "slow", "quick", "quick"]
+
+
+def test_what_takes_too_long_is_told_and_leaves_the_model_as_it_was(
+    desk: Desk, client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = desk.models["slow"]["pets"].module
+    before = fingerprint(module)
+    monkeypatch.setattr(desk.lanes["slow"], "seconds", 0.5)
+    told = client.post("/api/explain", data={"method": "rise"})
+    assert (told.status_code, told.json()["kind"]) == (422, "too-slow")
+    assert "--time-limit" in told.json()["message"]
+    streamed = client.post("/api/explain", data={"method": "rise", "stream": "true"})
+    assert json.loads(streamed.text.splitlines()[-1])["problem"] == told.json()
+    assert fingerprint(module) == before
 
 
 def test_few_perturbed_images_are_in_memory_at_once(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:

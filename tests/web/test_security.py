@@ -86,7 +86,8 @@ def test_the_page_is_no_secret_and_there_is_no_cookie(guarded: TestClient) -> No
 
 def test_only_its_own_name_and_no_other_site(guarded: TestClient) -> None:
     mine = {"Authorization": f"Bearer {SECRET}"}
-    assert guarded.get("/api/models", headers=mine | {"Host": "evil.example"}).status_code == 421
+    for host in ("evil.example", "127.0.0.1.evil.example", "evil.example:127.0.0.1", "evil@127.0.0.1", "[::1]", ""):
+        assert guarded.get("/api/models", headers=mine | {"Host": host}).status_code == 421, host
     assert guarded.get("/api/models", headers=mine | {"Host": "127.0.0.1:8000"}).status_code == 200
     assert guarded.get("/api/models", headers=mine | {"Sec-Fetch-Site": "cross-site"}).status_code == 403
     assert guarded.get("/api/models", headers=mine | {"Sec-Fetch-Site": "same-site"}).status_code == 403
