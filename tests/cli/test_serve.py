@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import urllib.request
 import pytest
 
 from clairvit.cli import main
+from clairvit.cli.serve import address_of
 
 pytestmark = pytest.mark.skipif(
     not all(importlib.util.find_spec(name) for name in ("fastapi", "uvicorn", "python_multipart")),
@@ -24,7 +26,19 @@ def test_a_port_that_is_taken_is_told(capsys: pytest.CaptureFixture[str]) -> Non
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert main(["serve", "--port", str(port)]) == 2
-    assert f"--port {port + 1}" in capsys.readouterr().err
+    assert f"port {port} (Address already in use); --port 0 takes any" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("host", ["203.0.113.7", "no such machine"])
+def test_a_host_that_is_not_this_machine_is_told(host: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "--host", host, "--port", "0"]) == 2
+    assert "--host 127.0.0.1 is this machine" in capsys.readouterr().err
+
+
+def test_the_address_can_be_opened() -> None:
+    assert address_of("127.0.0.1", 80, None) == "http://127.0.0.1:80/"
+    assert address_of("::1", 80, "secret") == "http://[::1]:80/#token=secret"
+    assert address_of("0.0.0.0", 80, None) == f"http://{socket.gethostname()}:80/"
 
 
 def test_a_short_token_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
@@ -39,10 +53,12 @@ def test_labels_are_of_one_model(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_it_serves_until_it_is_stopped() -> None:
     code = "import sys; from clairvit.cli import main; sys.exit(main(['serve', '--port', '0', '--token', 'auto']))"
-    with subprocess.Popen([sys.executable, "-u", "-c", code], stdout=subprocess.PIPE, text=True) as server:
+    with subprocess.Popen(
+        [sys.executable, "-u", "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as server:
         try:
             assert server.stdout is not None
-            found = re.search(r"Open (http://127\.0\.0\.1:\d+/)\?token=(\S+)", server.stdout.readline())
+            found = re.search(r"Open (http://127\.0\.0\.1:\d+/)#token=(\S+)", server.stdout.readline())
             assert found is not None
             address, token = found.groups()
             with pytest.raises(urllib.error.HTTPError, match="401"):
@@ -50,6 +66,11 @@ def test_it_serves_until_it_is_stopped() -> None:
             asked = urllib.request.Request(f"{address}api/models", headers={"Authorization": f"Bearer {token}"})
             with urllib.request.urlopen(asked, timeout=30) as reply:
                 assert b"pets" in reply.read()
+            zero = urllib.request.Request(f"{address}api/explain", b"method=vanilla", dict(asked.header_items()))
+            with urllib.request.urlopen(zero, timeout=60) as reply:
+                assert b"zero everywhere" in reply.read()  # told to whom it concerns, and not to the terminal
         finally:
-            server.terminate()
-        assert server.wait(30) is not None
+            server.send_signal(signal.SIGINT)
+        assert server.wait(30) == 130
+        assert server.stderr is not None
+        assert server.stderr.read() == "clairvit: stopped; what was written until now is complete.\n"

@@ -6,8 +6,6 @@ Without the extra `web` (and httpx) there is nothing to test here; imports are i
 from __future__ import annotations
 
 import importlib.util
-import threading
-import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -47,18 +45,7 @@ def client(desk: Desk) -> Iterator[TestClient]:
 @pytest.fixture(scope="session")
 def address(desk: Desk) -> Iterator[str]:
     """A real server on a free port."""
-    import uvicorn
+    from served import serving
 
-    from clairvit.web.app import create_app
-    from unclosed import unclosed
-
-    config = uvicorn.Config(create_app(unclosed(desk)), host="127.0.0.1", port=0, log_level="error")
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    while not server.started:
-        time.sleep(0.05)
-    port = server.servers[0].sockets[0].getsockname()[1]
-    yield f"http://127.0.0.1:{port}"
-    server.should_exit = True
-    thread.join(10)
+    with serving(desk) as found:
+        yield found

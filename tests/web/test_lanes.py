@@ -68,25 +68,57 @@ def test_work_that_does_not_look_up_is_given_up_on(monkeypatch: pytest.MonkeyPat
     asyncio.run(scene())
 
 
-def test_work_stops_when_the_client_goes_and_waiting_work_never_begins() -> None:
+async def gone() -> bool:
+    return True
+
+
+def test_work_stops_when_the_client_goes() -> None:
     async def scene() -> None:
-        lane, begun = Lane("test", places=3, seconds=60), []
+        lane = Lane("test", places=1, seconds=60)
+        job = lane.submit(steps)
+        with pytest.raises(Stopped):
+            await job.wait(gone)
+        assert job.answer is not None
+        with pytest.raises(Stopped):
+            await job.answer  # the work itself
 
-        async def gone() -> bool:
-            return True
+    asyncio.run(scene())
 
-        first = lane.submit(steps)
-        second = lane.submit(lambda: begun.append(1))
-        for job in (second, first):
-            with pytest.raises(Stopped):
-                await job.wait(gone)
-        third = lane.submit(lambda: 3)
-        assert await third.wait(never_gone) == 3
-        assert first.answer is not None
-        assert isinstance(first.answer.exception(), Stopped)
+
+def test_waiting_work_that_nobody_wants_frees_its_place_at_once_and_never_begins() -> None:
+    """Somebody else's slow job is at work, and stays so."""
+
+    async def scene() -> None:
+        lane, gate, begun = Lane("test", places=2, seconds=60), threading.Event(), []
+        other = lane.submit(gate.wait)
+        try:
+            for _ in range(5):
+                with pytest.raises(Stopped):
+                    await lane.submit(lambda: begun.append(1)).wait(gone)
+                assert lane.inside == 1
+        finally:
+            gate.set()
+        assert await other.wait(never_gone)
+        assert await lane.submit(lambda: 3).wait(never_gone) == 3
         assert begun == []
 
     asyncio.run(scene())
+
+
+def test_a_lane_that_closes_takes_nothing_more_and_leaves_no_thread() -> None:
+    async def scene() -> None:
+        lane = Lane("closing", places=3, seconds=60)
+        job = lane.submit(steps)
+        waiting = lane.submit(steps)
+        lane.close()
+        with pytest.raises(Busy):
+            lane.submit(steps)
+        for one in (job, waiting):
+            one.leave()
+        assert await asyncio.to_thread(until, lambda: lane.inside == 0)
+
+    asyncio.run(scene())
+    assert until(lambda: not any(one.name.startswith("clairvit-closing") for one in threading.enumerate()))
 
 
 def until(true: object, seconds: float = 20.0) -> bool:

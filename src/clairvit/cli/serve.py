@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import secrets
 import socket
+import warnings
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from clairvit.cli import options
 from clairvit.cli.paper import line, say
-from clairvit.errors import BadInput, ModelUnavailable
+from clairvit.errors import BadInput, ClairWarning, ModelUnavailable
 
 if TYPE_CHECKING:
     from clairvit.web.security import Rules
@@ -74,25 +76,31 @@ def serve(
     if len(names) > 1 and (arch or labels):
         raise BadInput("--arch and --labels are of one model, and several were given; serve them one by one.")
     rules = guard_rules(host, token)
-    listener = _listen(host, port)
-    desk = open_desk([load(name, arch, no_pretrained, labels, device) for name in names], time_limit)
-    shown = f"[{host}]" if ":" in host else host
-    address = f"http://{shown}:{listener.getsockname()[1]}/"
-    line(f"Open {address}{f'?token={rules.token}' if rules.token else ''}  (Ctrl-C stops)")
-    if not is_loopback(host):
-        say(
-            "note: other machines can reach this server, without encryption; put it behind HTTPS on networks you share."
+    with listen(host, port) as listener:
+        desk = open_desk([load(name, arch, no_pretrained, labels, device) for name in names], time_limit)
+        line(f"Open {address_of(host, listener.getsockname()[1], rules.token)}  (Ctrl-C stops)")
+        if not is_loopback(host):
+            say("note: other machines can reach this server, without encryption; on networks you share use HTTPS.")
+        config = uvicorn.Config(
+            create_app(desk, rules),
+            log_level="warning",
+            access_log=False,  # what people look at is nobody's business
+            server_header=False,
+            proxy_headers=False,
+            ws="none",
+            timeout_keep_alive=15,
+            timeout_graceful_shutdown=3,
         )
-    config = uvicorn.Config(
-        create_app(desk, rules),
-        log_level="warning",
-        access_log=False,  # addresses may hold a token
-        server_header=False,
-        proxy_headers=False,
-        timeout_keep_alive=15,
-        timeout_graceful_shutdown=3,
-    )
-    uvicorn.Server(config).run(sockets=[listener])
+        warnings.simplefilter(
+            "ignore", ClairWarning
+        )  # they are in the replies; here they would name photos, and pile up
+        uvicorn.Server(config).run(sockets=[listener])
+
+
+def address_of(host: str, port: int, token: str | None) -> str:
+    """The token is after the #: browsers do not send that part, so it is in no log, and no other server hears of it."""
+    name = socket.gethostname() if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host
+    return f"http://{name}:{port}/{f'#token={token}' if token else ''}"
 
 
 def guard_rules(host: str, token: str | None) -> Rules:
@@ -110,7 +118,7 @@ def guard_rules(host: str, token: str | None) -> Rules:
 
 
 def is_loopback(host: str) -> bool:
-    if host == "localhost":
+    if host.lower() == "localhost":
         return True
     try:
         return ipaddress.ip_address(host).is_loopback
@@ -118,12 +126,13 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def listen(host: str, port: int) -> socket.socket:
     """Take the port before models are loaded: one that is taken is told at once."""
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return socket.create_server((host, port), family=family, backlog=128)
     except OSError as error:
-        raise BadInput(
-            f"Cannot listen at {host}, port {port} ({error.strerror or error}); try another one: --port {port + 1}."
-        ) from error
+        is_about_port = error.errno in (errno.EADDRINUSE, errno.EACCES)
+        other = "--port 0 takes any that is free" if is_about_port else "--host 127.0.0.1 is this machine"
+        why = str(error.strerror or error).partition(" (")[0]  # Python repeats the address in brackets
+        raise BadInput(f"Cannot listen at {host}, port {port} ({why}); {other}.") from error

@@ -33,7 +33,7 @@ from clairvit.web.messages import (
     TraceReply,
 )
 from clairvit.web.photos import MOST_BYTES, BadPhoto, Forgotten, Photo
-from clairvit.web.security import Guard, Rules
+from clairvit.web.security import STUMBLED, Guard, Rules
 
 STATIC = Path(__file__).parent / "static"
 CLOSED = 499  # what servers note when the client has gone; nobody reads it
@@ -161,12 +161,12 @@ async def _lines(job: Job[Response]) -> AsyncIterator[bytes]:
                 yield work.line({"progress": {"what": told[0], "done": told[1], "steps": told[2]}})
         yield b'{"reply": ' + bytes(job.result().body) + b"}\n"
     except Exception as error:
-        problem = _problem(error)
-        if problem is None:
-            raise
-        yield work.line({"problem": problem[1].model_dump()})
+        _, problem = _problem(error) or (500, Problem(kind="broken", message=STUMBLED))
+        yield work.line({"problem": problem.model_dump()})
+        if problem.kind == "broken":
+            raise  # to the log
     finally:
-        job.stop.set()  # starlette ends this generator when the client goes away
+        job.leave()  # starlette ends this generator when the client goes away
 
 
 def _problem(error: Exception) -> tuple[int, Problem] | None:

@@ -12,6 +12,7 @@ from clairvit._version import __version__
 from clairvit.errors import BadInput, UnknownName, did_you_mean
 from clairvit.methods.bind import Bound, bind
 from clairvit.methods.explanation import Cost
+from clairvit.methods.flow import Flow
 from clairvit.methods.method import FAMILIES, Method, by_family, methods
 from clairvit.models.model import Model
 from clairvit.models.target import class_name
@@ -23,7 +24,8 @@ from clairvit.web.photos import MOST_BYTES, MOST_PIXELS, Photos
 
 ALL = "all"
 MOST_PASSES = 20_000  # of one request; what would take more is refused before it begins
-LARGEST_OPTION = 10_000  # samples, steps, cells: what memory is asked for grows with them
+LARGEST_OPTION = 10_000  # samples, steps, …: what memory is asked for grows with them
+LARGEST = {"cells": 32}  # on a side, so memory grows with their square
 QUICK_PASSES = 12  # forwards and backwards that a request of the quick lane may take in all, beside shared traces
 FEW_METHODS = 4  # of a quick request
 PLACES = {"photos": 8, "quick": 16, "longer": 6, "slow": 4}  # longer: many methods at once, and curves
@@ -142,23 +144,24 @@ def settle(texts: Sequence[str], patches: int, targets: int = 1) -> tuple[list[B
         for text in texts
         for name in ([m.name for m in methods() if is_one_trace(m)] if text.strip() == ALL else [text])
     ]
-    bounds = [bind(text) for text in listed]
+    bounds = list({bound.text: bound for bound in map(bind, listed)}.values())
+    every = [one for bound in bounds for one in (bound, *bound.members)]
+    for one in every:
+        for key, value in one.options:
+            most = LARGEST.get(key, LARGEST_OPTION)
+            if _is_above(value, most):
+                raise BadInput(f"'{one.text}' asks for {key}={value}; expected at most {most} on this server.")
     own = sum((bound.own_cost(patches) for bound in bounds), Cost())
-    for bound in bounds:
-        for one in (bound, *bound.members):
-            large = [f"{key}={value}" for key, value in one.options if _is_large(value)]
-            if large:
-                raise BadInput(f"'{bound.text}' asks for {large[0]}; expected at most {LARGEST_OPTION} on this server.")
     passes = max(targets, 1) * (own.forwards + own.backwards)
     if passes > MOST_PASSES:
         raise BadInput(
             f"This would take up to {passes:,} passes of the model; expected at most {MOST_PASSES:,} on this server: "
             "lower samples= or steps=, or use the command line."
         )
-    slow = passes > QUICK_PASSES or any(one.method.slow for b in bounds for one in (b, *b.members))
-    slow = slow or any("+flow" in bound.text for bound in bounds)
-    return bounds, "slow" if slow else "longer" if len(bounds) > FEW_METHODS else "quick"
+    if passes > QUICK_PASSES or any(one.method.slow or isinstance(one.over, Flow) for one in every):
+        return bounds, "slow"
+    return bounds, "longer" if len(bounds) > FEW_METHODS else "quick"
 
 
-def _is_large(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and not abs(value) <= LARGEST_OPTION
+def _is_above(value: object, most: float) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and not abs(value) <= most  # NaN is, too

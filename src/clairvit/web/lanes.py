@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -51,7 +51,8 @@ class Job(Generic[Made]):
     stop: threading.Event = field(default_factory=threading.Event)
     progress: tuple[str, int, int] = ("waiting", 0, 0)  # what is done, steps done, steps in all
     begun: float | None = None
-    answer: asyncio.Future[Made] | None = None
+    place: Future[Made] | None = None  # in the lane
+    answer: asyncio.Future[Made] | None = None  # for those who wait on the event loop
 
     def watch(self, what: str, done: int, steps: int) -> None:
         """Called by the work itself, after each of its steps."""
@@ -63,6 +64,12 @@ class Job(Generic[Made]):
             raise Stopped
         if self.overdue():
             raise TooSlow
+
+    def leave(self) -> None:
+        """Nobody waits for it any more: work that goes on stops where it looks up, waiting work frees its place now."""
+        self.stop.set()
+        if self.place is not None:
+            self.place.cancel()
 
     def overdue(self, grace: float = 0.0) -> bool:
         return self.begun is not None and time.monotonic() > self.begun + self.seconds + grace
@@ -89,7 +96,7 @@ class Job(Generic[Made]):
                     raise Stopped
             return self.result()
         finally:
-            self.stop.set()  # also when this request itself was cancelled
+            self.leave()  # also when this request itself was cancelled
 
 
 class Lane:
@@ -111,26 +118,25 @@ class Lane:
         job: Job[Made] = Job(self.seconds)
         context = contextvars.copy_context()
         try:
-            future = self._pool.submit(context.run, self._carry_out, job, work)
+            job.place = self._pool.submit(context.run, self._carry_out, job, work)
         except RuntimeError:  # the server is closing
             self._leave()
             raise Busy(1) from None
-        job.answer = asyncio.wrap_future(future)
+        job.place.add_done_callback(self._leave)  # done, failed or cancelled
+        job.answer = asyncio.wrap_future(job.place)
         job.answer.add_done_callback(_looked_at)
         return job
 
     def _carry_out(self, job: Job[Made], work: Callable[[], Made]) -> Made:
         started = time.monotonic()
         try:
-            job.check()  # nobody waits any more: the place is free at once
             job.begun, job.progress = started, ("working", 0, 0)
             with watching(job.watch):
                 return work()
         finally:
             self._usual += 0.2 * (time.monotonic() - started - self._usual)
-            self._leave()
 
-    def _leave(self) -> None:
+    def _leave(self, _: Future[Made] | None = None) -> None:
         with self._lock:
             self._inside -= 1
             idle = self._inside == 0

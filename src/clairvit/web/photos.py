@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import io
+import re
 import secrets
 import threading
+import zipfile
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,11 +20,13 @@ from clairvit.models.model import Model
 
 MOST_BYTES = 20 * 2**20
 MOST_PIXELS = 50_000_000
-FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")  # decoders that are used at all; no EPS, which runs a program
+# No EPS, which runs a program; no TIFF, where millions of tiles in a small file take minutes and gigabytes to list.
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
+KINDS = "JPEG, PNG, WebP, GIF or BMP"
 KEPT_BYTES = 96 * 2**20
-# Two files in one: what begins or ends as a page, a program or an archive is no photo that anybody meant to send.
-_AT_START = (b"%PDF-", b"<!doctype", b"<html", b"<svg", b"<script", b"<?php")
-_AT_END = (b"PK\x05\x06", b"<html", b"<svg", b"<script", b"<?php", b"%%eof")
+MOST_SCANS = 100  # of a JPEG; ten are usual, and each goes over the whole picture, in few bytes if it changes nothing
+# Two files in one: what begins or ends as a page or a program is no photo that anybody meant to send.
+_PAGE = re.compile(rb"<!doctype|<\?php|%PDF-|%%EOF|<(?:html|svg|script)[\s/>]", re.IGNORECASE)
 _START, _END = 1024, 66_000  # bytes that are looked at
 
 
@@ -53,19 +57,20 @@ class Photo:
 def decode(data: bytes) -> Image.Image:
     """An upright RGB image, or BadPhoto; nothing is decoded before its size is known."""
     if not data:
-        raise BadPhoto(422, "The file is empty; expected a photo: JPEG, PNG, WebP, GIF, BMP or TIFF.")
+        raise BadPhoto(422, f"The file is empty; expected a photo: {KINDS}.")
     if len(data) > MOST_BYTES:
         raise BadPhoto(413, f"The file has {len(data):,} bytes; expected at most {MOST_BYTES:,}: send a smaller copy.")
     if _is_also_something_else(data):
         raise BadPhoto(415, "The file is a page or an archive as well as an image; expected a photo and nothing else.")
+    # Compressed data cannot hold this marker, so these are scans (and those of the thumbnail).
+    if data.startswith(b"\xff\xd8") and data.count(b"\xff\xda") > MOST_SCANS:
+        raise BadPhoto(422, f"The JPEG has more than {MOST_SCANS} scans, which takes too long to read; save it again.")
     try:
         image = Image.open(io.BytesIO(data), formats=FORMATS)
     except Image.DecompressionBombError as error:
         raise BadPhoto(413, f"{_TOO_MANY} Send a smaller copy.") from error
     except UnidentifiedImageError as error:
-        raise BadPhoto(
-            415, "This is not a photo that can be read; expected JPEG, PNG, WebP, GIF, BMP or TIFF."
-        ) from error
+        raise BadPhoto(415, f"This is not a photo that can be read here; expected {KINDS}: convert it.") from error
     except Exception as error:  # pillow's parsers raise a dozen kinds on broken headers
         raise BadPhoto(422, f"The photo is damaged ({_reason(error)}); expected a whole one: save it again.") from error
     with image:
@@ -89,12 +94,8 @@ def _reason(error: Exception) -> str:
 
 
 def _is_also_something_else(data: bytes) -> bool:
-    start, end = data[:_START].lower(), data[-_END:]
-    # An archive's end mark is exact; words are looked for in either case, and behind the picture's own beginning only.
-    tail = end.lower() if len(data) > _END else data[16:].lower()
-    return any(word in start for word in _AT_START) or any(
-        (word in end) if word.startswith(b"PK") else (word in tail) for word in _AT_END
-    )
+    """A page, a program or an archive."""
+    return any(_PAGE.search(part) for part in (data[:_START], data[-_END:])) or zipfile.is_zipfile(io.BytesIO(data))
 
 
 class Photos:

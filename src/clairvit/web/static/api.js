@@ -19,6 +19,22 @@ export function part(array, ...places) {
   return { shape, values: array.values.subarray(start * size, (start + 1) * size) };
 }
 
+// The token comes after the # of the address, which browsers send to nobody, and is kept by this tab alone.
+const TOKEN = "token", after = new URLSearchParams(location.hash.slice(1));
+if (after.has(TOKEN)) {
+  sessionStorage.setItem(TOKEN, after.get(TOKEN));
+  after.delete(TOKEN);
+  history.replaceState(null, "", `${location.pathname}#${after}`);
+}
+
+/** A token by hand; false: the visitor has none. Of two requests that were refused only the first asks. */
+function enter(used, words) {
+  if (sessionStorage.getItem(TOKEN) !== used) return true;
+  const given = prompt(words)?.trim();
+  if (given) sessionStorage.setItem(TOKEN, given);
+  return Boolean(given);
+}
+
 const sleep = (seconds, signal) => new Promise((resolve, reject) => {
   const timer = setTimeout(resolve, seconds * 1000);
   signal?.addEventListener("abort", () => { clearTimeout(timer); reject(new DOMException("stopped", "AbortError")); });
@@ -27,9 +43,11 @@ const sleep = (seconds, signal) => new Promise((resolve, reject) => {
 /** fetch; when all places are taken it comes again as often as `patience` says. */
 async function ask(path, options = {}, busy = () => {}, patience = 6) {
   for (let turn = 0; ; turn++) {
-    const reply = await fetch(path, options);
+    const token = sessionStorage.getItem(TOKEN), key = token ? { authorization: `Bearer ${token}` } : {};
+    const reply = await fetch(path, { ...options, headers: { ...options.headers, ...key } });
     if (reply.ok) return reply;
     const problem = await reply.json().catch(() => ({ message: `The server answered ${reply.status}.` }));
+    if (reply.status === 401 && enter(token, problem.message)) continue;
     if (reply.status !== 429 || turn >= patience) throw new Trouble(problem);
     const wait = Math.min(20, problem.retry_after ?? 1) * (1 + 0.5 * Math.random());
     busy(wait);

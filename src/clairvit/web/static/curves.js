@@ -5,7 +5,7 @@ import { percent } from "./lists.js";
 const film = document.getElementById("film"), chart = document.getElementById("chart");
 const slider = document.getElementById("step"), words = document.getElementById("curve-text");
 const stepText = document.getElementById("step-text");
-const LEFT = 34, RIGHT = 310, TOP = 10, BOTTOM = 206, FRAME = 260;
+const LEFT = 34, RIGHT = 302, TOP = 10, BOTTOM = 206, FRAME = 260;
 let shown = null, timer = 0;
 
 const drawn = (name, attributes, text = "") => {
@@ -51,20 +51,20 @@ export function play(reply, kind, photo) {
 slider.addEventListener("input", () => { stop(); if (shown) frame(Number(slider.value)); });
 
 function frame(k) {
-  const { walk, kind, reply, photo } = shown, { method, random } = walk;
+  const { walk, kind, reply, photo } = shown, { method, random } = walk, middle = walk.x.length >> 1;
   picture(photo, { rank: reply.rank, grid: reply.grid, count: walk.counts[k], shows: kind === "insertion" });
   axes(kind === "deletion" ? "part of the patches taken away" : "part of the patches shown");
   const band = line(walk.x, random.high) + line([...walk.x].reverse(), [...random.low].reverse()).replace("M", "L") + "Z";
   chart.append(drawn("path", { class: "band", d: band }), drawn("path", { class: "random", d: line(walk.x, random.mean) }),
     drawn("path", { class: "method", d: line(walk.x.slice(0, k + 1), method.mean) }),
     drawn("circle", { class: "dot", cx: x(walk.x[k]), cy: y(method.mean[k]), r: 4 }),
-    drawn("text", { x: RIGHT, y: y(random.mean.at(kind === "deletion" ? 2 : -3)) - 6, "text-anchor": "end" }, "by lot"));
+    drawn("text", { x: x(walk.x.at(middle)), y: y(random.high.at(middle)) - 5, "text-anchor": "middle" }, "random order"));
   const done = `${kind === "deletion" ? "gone" : "shown"}: ${walk.counts[k]} of ${reply.rank.length} patches`;
   stepText.textContent = `${k} of ${walk.counts.length - 1}`;
   const better = kind === "deletion" ? method.area < random.area : method.area > random.area;
-  words.textContent = `${reply.target} ${percent(method.mean[k])}, ${done}. Area under the curve ${method.area.toFixed(3)}, by lot ${random.area.toFixed(3)}: `
-    + (better ? "better than by lot." : "no better than by lot.");
-  chart.setAttribute("aria-label", `${kind} curve of ${reply.method}: area ${method.area.toFixed(3)}, by lot ${random.area.toFixed(3)}`);
+  words.textContent = `${reply.target} ${percent(method.mean[k])}, ${done}. Area under the curve ${method.area.toFixed(3)}, in random order ${random.area.toFixed(3)}: `
+    + (better ? "better than random on average." : "no better than random on average.");
+  chart.setAttribute("aria-label", `${kind} curve of ${reply.method}: area ${method.area.toFixed(3)}, in random order ${random.area.toFixed(3)}`);
 }
 
 function axes(label) {

@@ -9,10 +9,11 @@ import { state, write } from "./state.js";
 import { begin, end, fail, say } from "./status.js";
 
 const $ = (id) => document.getElementById(id);
-let cards = [], methods = [], photo = null, reply = null, map = null; // the last reply, and its one explanation
+let cards = [], methods = [], limits = null, photo = null, reply = null, map = null; // the last reply, and its one explanation
 let sent = null; // the file on show, should the server forget it
 let work = new AbortController(), curveWork = new AbortController(), thumbsFor = "";
 const seen = { curve: null };
+const NEED_A_MAP = ["save-png", "save-json", "save-npz", "play-deletion", "play-insertion"];
 
 const card = () => cards.find((one) => one.name === state.model);
 const isSlow = (text) => methods.find((one) => one.name === text.split(/[+(]/)[0])?.slow ?? false;
@@ -21,6 +22,7 @@ async function open() {
   const [about, listed] = await Promise.all([api.models(), api.methods()]);
   cards = about.models;
   methods = listed.methods;
+  limits = about.limits;
   if (!card()) state.model = cards[0].name;
   $("model").replaceChildren(...cards.map((one) => element("option", { value: one.name, textContent: one.name, selected: one.name === state.model })));
   showMethods($("methods"), listed, state.method, choose);
@@ -28,6 +30,7 @@ async function open() {
   window.scrollTo(0, 0);
   fitModel();
   for (const [id, name] of [["opacity", "value"], ["cmap", "value"], ["signed", "checked"], ["smooth", "checked"]]) $(id)[name] = state[id];
+  if (!$("cmap").value) $("cmap").value = state.cmap = "auto"; // a link from elsewhere may say anything
   await explain({ picture: true });
 }
 
@@ -35,7 +38,7 @@ async function open() {
 function fitModel() {
   const { layers, heads, labels, size } = card();
   $("layer").max = layers;
-  $("layer").value = state.layer = Math.min(state.layer, layers);
+  $("layer").value = state.layer = Math.min(layers, state.layer);
   const every = Array.from({ length: heads }, (_, k) => [String(k), `head ${k}`]);
   $("head").replaceChildren(...[["mean", "all heads"], ...every].map(([value, textContent]) => element("option", { value, textContent })));
   if (![...$("head").options].some((one) => one.value === state.head)) state.head = "mean";
@@ -61,9 +64,9 @@ async function explain({ picture = false, image } = {}) {
     map.headMaps = map.heads && api.unpack(map.heads.maps);
     if (found.photo === "demo") sent = null;
     else if (image) sent = image;
-    state.photo = found.photo;
-    state.targets = found.classes;
+    curveWork.abort(); // it would be of the map before
     seen.curve = null;
+    settle(found);
     write();
     curves.clear(photo);
     patch.forget();
@@ -71,7 +74,8 @@ async function explain({ picture = false, image } = {}) {
     end(own, `${map.method}: ${map.forwards} forward${map.forwards === 1 ? "" : "s"}, ${map.backwards} backward${map.backwards === 1 ? "" : "s"}, ${map.seconds.toFixed(2)} s`);
     look();
   } catch (error) {
-    if (error.kind === "forgotten-photo" && sent && own === work) return explain({ image: sent, picture: true });
+    if (own !== work) return; // newer work says what there is to say
+    if (error.kind === "forgotten-photo" && sent) return explain({ image: sent, picture: true });
     if (error.kind === "forgotten-photo" && !photo) {
       state.photo = "demo";
       await explain({ picture: true });
@@ -83,10 +87,17 @@ async function explain({ picture = false, image } = {}) {
   }
 }
 
-/** After a failure the lists say again what is shown. */
+/** The settings are those of a reply. */
+function settle(found) {
+  Object.assign(state, { photo: found.photo, model: found.model, targets: found.classes, method: found.explanations[0].method });
+}
+
+/** After a failure the controls say again what is shown. */
 function again() {
-  Object.assign(state, { photo: reply.photo, targets: reply.classes, method: map.method });
-  lists();
+  const moved = state.model !== reply.model;
+  settle(reply);
+  if (moved) { $("model").value = state.model; fitModel(); }
+  show();
 }
 
 async function pictureOf(base64) {
@@ -126,6 +137,7 @@ function show() {
   $("head").title = $("head").disabled ? "Choose a layer first" : "";
   const whose = state.layer && state.head !== "mean" && map.heads ? [`Head ${state.head} of layer ${state.layer - 1}, by ${map.heads.method}.`] : [];
   $("notes").textContent = [...whose, ...map.notes].join(" ");
+  for (const id of NEED_A_MAP) $(id).disabled = false;
   patch.draw({ maps, photo, reply, card: card() });
   lists();
 }
@@ -145,12 +157,12 @@ function choose(method) { state.method = method; explain(); }
 let inSight = false;
 new IntersectionObserver(([entry]) => { inSight = entry.isIntersecting; look(); }, { rootMargin: "100px" }).observe($("all"));
 async function look() {
-  const key = reply && [state.model, state.photo, state.targets[0]].join();
+  const key = reply && [reply.model, reply.photo, reply.classes[0]].join();
   if (!inSight || !reply || thumbsFor === key) return;
   thumbsFor = key;
   $("thumbs").setAttribute("aria-busy", "true");
   try {
-    const found = await api.explain({ photo: state.photo, model: state.model, method: "all", target: state.targets.slice(0, 1) });
+    const found = await api.explain({ photo: reply.photo, model: reply.model, method: "all", target: reply.classes.slice(0, 1) });
     if (thumbsFor === key) showThumbs($("thumbs"), found, photo, map.method, choose);
   } catch (error) {
     if (thumbsFor === key) thumbsFor = "";
@@ -161,12 +173,12 @@ async function look() {
 
 async function play(kind) {
   curveWork.abort();
-  const own = curveWork = new AbortController(), target = state.targets[0];
+  const own = curveWork = new AbortController(), target = reply.classes[0];
   try {
     if (!seen.curve) {
       const told = begin(`${kind} of ${map.method}`, own);
-      const found = await api.curve({ photo: state.photo, model: state.model, method: map.method, target: target === null ? null : String(target) }, told);
-      if (own !== curveWork) return;
+      const found = await api.curve({ photo: reply.photo, model: reply.model, method: map.method, target: target === null ? null : String(target) }, told);
+      if (own.signal.aborted) return;
       seen.curve = found;
       end(own, `${kind} of ${map.method}`);
     }
@@ -176,11 +188,11 @@ async function play(kind) {
 
 function send(file) {
   if (!file) return;
-  if (file.size > 20 * 2 ** 20) return say(`${file.name} has ${(file.size / 2 ** 20).toFixed(1)} MB; expected at most 20.`, true);
+  const most = limits?.upload_bytes ?? Infinity, megabytes = (bytes) => (bytes / 2 ** 20).toFixed(1);
+  if (file.size > most) return say(`${file.name} has ${megabytes(file.size)} MB; expected at most ${megabytes(most)}: choose a smaller copy.`, true);
   state.targets = [];
   explain({ image: file, picture: true });
 }
-
 
 function keep(blob, suffix) {
   const link = element("a", { href: URL.createObjectURL(blob), download: `clairvit-${map.method.replace(/[^\w-]+/g, "-")}.${suffix}` });
@@ -190,7 +202,7 @@ function keep(blob, suffix) {
 
 async function keepReply(kind, suffix) {
   try {
-    keep(await api.keepsake({ photo: state.photo, model: state.model, method: map.method, target: state.targets, reply: kind, layers: !isSlow(map.method) }), suffix);
+    keep(await api.keepsake({ photo: reply.photo, model: reply.model, method: map.method, target: reply.classes, reply: kind, layers: !isSlow(map.method) }), suffix);
   } catch (error) { say(error.message, true); }
 }
 
@@ -236,4 +248,5 @@ document.addEventListener("paste", (event) => send([...event.clipboardData.files
 document.addEventListener("dragover", (event) => { event.preventDefault(); $("drop-here").hidden = ![...event.dataTransfer.types].includes("Files"); });
 document.addEventListener("dragleave", (event) => { if (!event.relatedTarget) $("drop-here").hidden = true; });
 document.addEventListener("drop", (event) => { event.preventDefault(); $("drop-here").hidden = true; send(event.dataTransfer.files[0]); });
+addEventListener("hashchange", () => location.reload()); // another link was put into this tab
 open().catch((error) => say(error.message, true));

@@ -44,8 +44,9 @@ async function pick(k, row, col) {
     mark(canvas, row, col, grid);
     let best = 0, all = 0;
     values.forEach((v, n) => { all += v; if (v > values[best]) best = n; });
-    const head = state.head === "mean" ? "its heads" : `head ${state.head}`;
-    text.textContent = `${words} In layer ${layer}, ${head} look most at row ${Math.floor(best / grid[1]) + 1}, column ${best % grid[1] + 1}; ${(100 * (1 - all)).toFixed(0)} % go to no patch.`;
+    const elsewhere = card.prefix ? `; ${Math.abs(100 * (1 - all)).toFixed(0)} % of the attention is on tokens that are no patches` : "";
+    const head = state.head === "mean" ? "its heads look" : `head ${state.head} looks`;
+    text.textContent = `${words} In layer ${layer}, ${head} most at row ${Math.floor(best / grid[1]) + 1}, column ${best % grid[1] + 1}${elsewhere}.`;
   } catch (error) { text.textContent = `${words} ${error.message}`; }
 }
 

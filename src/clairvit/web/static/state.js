@@ -7,7 +7,9 @@ function read() {
   const given = new URLSearchParams(location.hash.slice(1)), found = {};
   for (const name of ["model", "photo", "method", "head", "cmap"]) if (given.has(name)) found[name] = given.get(name);
   if (given.has("target")) found.targets = given.getAll("target").slice(0, 2).map(Number).filter(Number.isInteger);
-  for (const name of ["layer", "opacity"]) if (given.has(name) && isFinite(given.get(name))) found[name] = Number(given.get(name));
+  const number = (name) => given.has(name) && isFinite(given.get(name)) ? Number(given.get(name)) : USUAL[name];
+  found.layer = Math.max(0, Math.trunc(number("layer")));
+  found.opacity = Math.min(1, Math.max(0, number("opacity")));
   for (const name of ["signed", "smooth"]) if (given.has(name)) found[name] = given.get(name) === "1";
   return found;
 }

@@ -10,7 +10,7 @@ export function say(words, bad = false) {
   box.classList.toggle("bad", bad);
 }
 
-/** Begin work that can be stopped; what ran under the same name before is stopped. Returns its signal and callbacks. */
+/** Begin work that can be stopped. Returns its signal and callbacks. */
 export function begin(what, controller) {
   working = controller;
   say(`${what}…`);
@@ -49,8 +49,8 @@ export function fail(controller, error) {
     if (working === controller) end(controller, "Cancelled.");
     return;
   }
-  if (working === controller || working === null) { end(controller); say(error.message, true); }
-  else say(error.message, true);
+  end(controller);
+  say(error.message, true);
 }
 
 cancel.addEventListener("click", () => working?.abort());

@@ -1,0 +1,32 @@
+"""A real server on a free port, in a thread."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import uvicorn
+
+from clairvit.web.app import create_app
+from clairvit.web.desk import Desk
+from clairvit.web.security import Rules
+from unclosed import unclosed
+
+
+@contextmanager
+def serving(desk: Desk, token: str | None = None) -> Iterator[str]:
+    app = create_app(unclosed(desk), Rules(token))
+    config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error")
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        time.sleep(0.05)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.should_exit = True
+        thread.join(10)
