@@ -58,22 +58,15 @@ def bench(
         ),
     ] = None,
     metric: Annotated[str | None, typer.Option(metavar="A,B,…", help="Metrics.", show_default=METRICS)] = None,
-    limit: Annotated[int | None, typer.Option(min=1, metavar="N", help="So many images of each data set.")] = None,
-    split: Annotated[str | None, typer.Option(help="The part of each data set: test, val, …")] = None,
-    masks: Annotated[str | None, typer.Option(metavar="DIR", help="Masks of folder:PATH.")] = None,
-    mask_kind: Annotated[
-        str | None, typer.Option(metavar="nonzero|trimap|voc", help="What the object is in a mask.")
-    ] = None,
+    limit: options.Limit = None,
+    split: options.Split = None,
+    masks: options.MaskFolder = None,
+    mask_kind: Annotated[str | None, options.MASK_KIND] = None,
     target: Annotated[
         str | None,
         typer.Option("--target", "-t", help="'label': the true class; default: the prediction."),
     ] = None,
-    maps: Annotated[
-        str | None,
-        typer.Option(
-            metavar="raw|abs|relu|min-max|over-largest", help="What is done to each map first.", show_default="raw"
-        ),
-    ] = None,
+    maps: Annotated[str | None, options.MAPS] = None,
     seed: Annotated[int | None, typer.Option(help="For all that draws lots.", show_default="0")] = None,
     arch: options.Arch = None,
     no_pretrained: options.NoPretrained = False,

@@ -76,60 +76,19 @@ def choose(
             help="Find the best layer to start at for these methods, as FocusViT's m*: focusvit,genatt,decompx,ixg.",
         ),
     ] = None,
-    masks: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DIR|mask-rcnn",
-            help="A folder with a mask for each image, 'cat.png' for 'cat.jpg', or mask-rcnn to find objects.",
-            rich_help_panel="What is known",
-        ),
-    ] = None,
-    mask_kind: Annotated[
-        str, typer.Option(metavar="nonzero|trimap|voc", help="What the object is.", rich_help_panel="What is known")
-    ] = "nonzero",
-    weights: Annotated[
-        str | None,
-        typer.Option(metavar="FILE", help="Mask R-CNN's weights, else from the hub.", rich_help_panel="What is known"),
-    ] = None,
-    truth: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE|folders",
-            help="True classes: a CSV with the columns image, class (and other), or the folders' names.",
-            rich_help_panel="What is known",
-        ),
-    ] = None,
-    split: Annotated[
-        str | None,
-        typer.Option(help="Of a data set.", show_default="the data set's own", rich_help_panel="What is known"),
-    ] = None,
-    limit: Annotated[
-        int | None,
-        typer.Option(min=1, help="At most so many images, drawn by the seed.", rich_help_panel="What is known"),
-    ] = None,
+    masks: options.Masks = None,
+    mask_kind: options.MaskKind = "nonzero",
+    weights: options.Weights = None,
+    truth: options.Truth = None,
+    split: options.Split = None,
+    limit: options.Limit = None,
     model: options.ModelName = "pets",
     arch: options.Arch = None,
     no_pretrained: options.NoPretrained = False,
     labels: options.Labels = None,
     device: options.Device = None,
-    target: Annotated[
-        str | None,
-        typer.Option(
-            "--target",
-            "-t",
-            metavar="CLASS",
-            help="A class name or number, or 'label': the true class; default: the prediction.",
-            rich_help_panel="What is explained",
-        ),
-    ] = None,
-    maps: Annotated[
-        str,
-        typer.Option(
-            metavar="raw|abs|relu|min-max|over-largest",
-            help="What is done to each map before it is scored.",
-            rich_help_panel="What is explained",
-        ),
-    ] = "raw",
+    target: options.OneTarget = None,
+    maps: options.Maps = "raw",
     seed: options.Seed = 0,
     autocast: options.Autocast = None,
     out: Annotated[

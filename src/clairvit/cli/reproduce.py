@@ -48,30 +48,11 @@ def reproduce(
             metavar="NAME:PATH", help="Your images: pets:PATH, voc:PATH, folder:PATH, …", rich_help_panel="Data"
         ),
     ] = None,
-    split: Annotated[
-        str | None, typer.Option(help="Of the data set.", show_default="its first", rich_help_panel="Data")
-    ] = None,
-    limit: Annotated[
-        int | None,
-        typer.Option(
-            min=1, metavar="N", help="So many images, drawn by the seed from all classes.", rich_help_panel="Data"
-        ),
-    ] = None,
-    masks: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DIR|mask-rcnn",
-            help="With folder:PATH: a folder with 'cat.png' for 'cat.jpg', or mask-rcnn to find objects.",
-            rich_help_panel="Data",
-        ),
-    ] = None,
-    mask_kind: Annotated[
-        str, typer.Option(metavar="nonzero|trimap|voc", help="What in them is object.", rich_help_panel="Data")
-    ] = "nonzero",
-    weights: Annotated[
-        str | None,
-        typer.Option(metavar="FILE", help="Mask R-CNN's weights, else from the hub.", rich_help_panel="Data"),
-    ] = None,
+    split: options.Split = None,
+    limit: options.Limit = None,
+    masks: options.Masks = None,
+    mask_kind: options.MaskKind = "nonzero",
+    weights: options.Weights = None,
     model: options.ModelName = "pets",
     arch: options.Arch = None,
     no_pretrained: options.NoPretrained = False,
