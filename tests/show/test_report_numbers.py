@@ -1,4 +1,4 @@
-"""What a report ranks and draws, against scipy, `metrics.score.paired` and sums by hand."""
+"""What a report ranks and draws, against scipy, the bootstrap of differences and sums by hand."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import pytest
 import torch
 from scipy.stats import spearmanr
 
-from clairvit.metrics.score import Curve, Score, paired
+from clairvit.metrics.score import Curve, Score, bootstrap, lead
 from clairvit.metrics.table import Scores
 from clairvit.show.report.charts import curves_chart, intervals_chart, strokes
 from clairvit.show.report.numbers import places_for, seconds, short, ticks
-from clairvit.show.report.ranking import FOCUSVIT, agreement, by_class, lead, mean_ranks, ranks, star
+from clairvit.show.report.ranking import FOCUSVIT, agreement, by_class, mean_ranks, ranks, star
 from clairvit.show.report.sections import against_luck, parted
 from study_page import (
     noise,
@@ -56,7 +56,8 @@ def test_ranks_count_from_the_best_share_ties_and_leave_out_what_is_undefined() 
 def test_a_lead_is_the_paired_difference_turned_so_that_more_is_better() -> None:
     ours, theirs = noise(9).tolist(), noise(9, seed=1).tolist()
     ours[2] = math.nan
-    gap, interval = paired(made("a", ours), made("b", theirs))
+    differences = np.delete(np.array(ours) - np.array(theirs), 2)
+    gap, interval = differences.mean(), bootstrap(differences, 0)
     found, (low, high) = lead(made("a", ours), made("b", theirs))
     assert found == pytest.approx(-gap, rel=1e-12)
     assert (low, high) == (pytest.approx(-interval[1], rel=1e-9), pytest.approx(-interval[0], rel=1e-9))

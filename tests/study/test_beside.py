@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -157,6 +158,16 @@ def test_claims_are_tested_by_paired_differences() -> None:
     assert (lacking.word, lacking.comparisons, lacking.missing) == ("cannot be said", 0, 1)
     area = said(claim("B", "A", "area"), "area")
     assert (area.word, area.surely) == ("holds", 0), "an area has no interval"
+
+
+def test_claims_are_tested_on_the_images_that_both_have() -> None:
+    """A unit that failed leaves a method with fewer images than the others."""
+    own = preset(None, claim("B", "A", "up"))
+    both = FOUND["B", "up"], FOUND["A", "up"]
+    fewer = replace(both[0], values=both[0].values[1:], degenerate=both[0].degenerate[1:], names=both[0].names[1:])
+    scores = {**FOUND, ("B", "up"): fewer}
+    (found,) = verdicts(own, scores, line_up(own, scores, None))
+    assert (found.comparisons, found.true, found.surely) == (1, 1, 1), "0.1 and 0.2 ahead"
 
 
 def test_measures_are_compared_by_the_ranks_they_give() -> None:

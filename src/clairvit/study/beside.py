@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from clairvit.metrics.radar import area_under_radar, radar
-from clairvit.metrics.score import Score, paired
+from clairvit.metrics.score import Score, lead
 from clairvit.study.presets.preset import Claim, Entrant, Preset, Table
 
 Found = Mapping[tuple[str, str], Score]  # (the paper's name of a method, of a measure) -> score of ours
@@ -194,10 +194,7 @@ def _verdict(preset: Preset, claim: Claim, scores: Found, values: Mapping[str, M
             gap = values[winner][measure].ours - values[loser][measure].ours
             low, high = NOTHING
         elif (winner, measure) in scores and (loser, measure) in scores:
-            one, other = scores[winner, measure], scores[loser, measure]
-            sign = 1 if one.better == "higher" else -1
-            gap, edges = paired(one, other)
-            gap, (low, high) = sign * gap, sorted(sign * edge for edge in edges)
+            gap, (low, high) = lead(scores[winner, measure], scores[loser, measure])
         else:
             gap = math.nan
         if math.isnan(gap):

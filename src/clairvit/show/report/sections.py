@@ -6,14 +6,14 @@ import math
 from collections.abc import Sequence
 
 from clairvit.metrics.metric import ask
-from clairvit.metrics.score import Score
+from clairvit.metrics.score import Score, lead
 from clairvit.show.curves import LUCK
 from clairvit.show.measures import ARROWS
 from clairvit.show.report.blocks import Block, Cell, Column, Figures, Row, Section, Table, Text
 from clairvit.show.report.charts import curves_chart, images, intervals_chart, radar_chart, strokes
 from clairvit.show.report.findings import Findings
 from clairvit.show.report.numbers import NOTHING, places_for, plain, short
-from clairvit.show.report.ranking import Star, agreement, by_class, differs, lead, mean_ranks, ranks, star
+from clairvit.show.report.ranking import Star, agreement, by_class, differs, mean_ranks, ranks, star
 
 SIDE_BY_SIDE = 4  # metrics in one table: what a sheet of paper holds
 MOST_CLASSES = 60  # lines of a table; the CSV has all
