@@ -100,7 +100,7 @@ class Score:
     @property
     def _counted(self) -> Counts:
         """Of the valid images."""
-        return self.parts[np.isfinite(self.values.double().cpu().numpy())]
+        return np.asarray(self.parts[np.isfinite(self.values.double().cpu().numpy())])
 
     def __repr__(self) -> str:
         low, high = self.interval

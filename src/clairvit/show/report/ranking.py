@@ -9,12 +9,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.stats import rankdata
 
 from clairvit.metrics.metric import ask
 from clairvit.metrics.radar import area_under_radar, radar
 from clairvit.metrics.score import Score, pooled
 from clairvit.metrics.table import Scores
+from clairvit.study import stats
 
 Array = NDArray[np.float64]
 FOCUSVIT = ("faithfulness-correlation", "max-sensitivity", "sparseness", "mprt")  # in the order of its tables
@@ -26,9 +26,7 @@ def ranks(scores: Scores, methods: Sequence[str], metrics: Sequence[str]) -> Arr
     for column, metric in enumerate(metrics):
         own = [scores.get((method, metric)) for method in methods]
         good = np.array([math.nan if one is None else turned(one, one.mean) for one in own])
-        there = np.isfinite(good)
-        if there.any():
-            found[there, column] = rankdata(-good[there])
+        found[:, column] = np.where(np.isfinite(good), stats.ranks(good), np.nan)
     return found
 
 
@@ -58,10 +56,7 @@ def agreement(scores: Scores, methods: Sequence[str], metrics: Sequence[str]) ->
     matrix = np.full((len(metrics), len(metrics)), np.nan)
     for one in range(len(metrics)):
         for other in range(len(metrics)):
-            both = np.isfinite(found[:, one]) & np.isfinite(found[:, other])
-            a, b = (rankdata(found[both, column]) for column in (one, other))
-            if both.sum() >= 3 and a.std() and b.std():
-                matrix[one, other] = np.corrcoef(a, b)[0, 1]
+            matrix[one, other] = stats.spearman(found[:, one], found[:, other])
     return matrix
 
 
