@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import os
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -95,8 +97,7 @@ class Known:
 
             masks = look
         elif self.masks is not None:
-            files = [Path(self.masks) / f"{Path(image).stem}.png" for image in images]
-            masks = [file if file.exists() else None for file in files]
+            masks = mask_files([Path(image) for image in images], Path(self.masks))
         labels, others = self._classes(images)
         album = album_of(list(images), model, masks=masks, mask_kind=self.mask_kind, labels=labels, others=others)
         if labels is None or not by_label:
@@ -124,6 +125,15 @@ class Known:
         return labels, others if any("other" in row for row in rows.values()) else None
 
 
+def mask_files(images: Sequence[Path], folder: Path) -> list[Path | None]:
+    """The mask of each image: folders below the one that all images share have masks in folders of the same names."""
+    from clairvit.data.masks import masks_for
+
+    whole = [image.absolute() for image in images]
+    found, _ = masks_for(whole, folder, Path(os.path.commonpath([image.parent for image in whole])))
+    return [found.get(image) for image in whole]
+
+
 def detection_options(text: str) -> dict[str, Any]:
     """'mask-rcnn(score=0.7,classes=dog)' -> how objects are found."""
     from clairvit.methods.parse import parse
@@ -149,6 +159,12 @@ def read_truth(path: Path) -> dict[str, dict[str, str]]:
         seen = ", ".join(lines[0]) if lines else "nothing"
         raise BadInput(
             f"--truth {path} has the columns {seen}; expected image and class (and other) in its first line."
+        )
+    counts = Counter(line["image"] for line in lines)
+    twice = next((image for image, count in counts.items() if count > 1), None)
+    if twice is not None:
+        raise BadInput(
+            f"--truth {path} has {counts[twice]} lines for '{twice}'; expected one, with its second class as other."
         )
     return {line["image"]: line for line in lines}
 
