@@ -13,6 +13,7 @@ import typer
 from clairvit.cli import options
 from clairvit.cli.bench_table import print_plan, print_query, report
 from clairvit.cli.evaluate import wanted_methods, wanted_metrics
+from clairvit.cli.known import fetch
 from clairvit.cli.paper import progress, say
 from clairvit.cli.split import split_labels, split_methods
 from clairvit.errors import BadInput, UnknownName, did_you_mean
@@ -59,6 +60,7 @@ def bench(
     ] = None,
     metric: Annotated[str | None, typer.Option(metavar="A,B,…", help="Metrics.", show_default=METRICS)] = None,
     limit: options.Limit = None,
+    download: options.Download = False,
     split: options.Split = None,
     masks: options.MaskFolder = None,
     mask_kind: Annotated[str | None, options.MASK_KIND] = None,
@@ -125,6 +127,8 @@ def bench(
     who = _engine(engine, workers, address, num_gpus, where, batch_size)
     settled = asked.settled()
     check_place(out)
+    for one in images if download else ():
+        fetch(one.spec, one.split)
     worker = Worker(settled, where if who is None else None, batch_size)  # others compute: it only plans
 
     def told(made: Plan) -> None:

@@ -9,7 +9,7 @@ import typer
 
 from clairvit.cli import options
 from clairvit.cli.evaluate import wanted_methods, wanted_metrics
-from clairvit.cli.known import Known
+from clairvit.cli.known import Known, fetch
 from clairvit.cli.paper import line, progress
 from clairvit.cli.picks import document, print_pick
 from clairvit.cli.report import end
@@ -82,6 +82,7 @@ def choose(
     truth: options.Truth = None,
     split: options.Split = None,
     limit: options.Limit = None,
+    download: options.Download = False,
     model: options.ModelName = "pets",
     arch: options.Arch = None,
     no_pretrained: options.NoPretrained = False,
@@ -119,14 +120,17 @@ def choose(
     data = data_set(images)
     if data is None:
         known.check(metrics or [], target)
-        if split is not None:
-            raise BadInput(f"--split {split} is of a data set, such as pets:PATH; {images[0]} is none.")
+        if split is not None or download:
+            typed = "--download" if split is None else f"--split {split}"
+            raise BadInput(f"{typed} is of a data set, such as pets:PATH; {images[0]} is none.")
         found, failures = find(images)
         found = found if limit is None else sampled(found, limit, seed)
     elif masks is not None or truth is not None:
         raise BadInput(f"{data} has its own masks and classes; expected --masks and --truth with folders of images.")
     else:
         found, failures = [], []
+        if download:
+            fetch(data, split)
     net = load(model, arch, no_pretrained, labels, device)
     album: Album
     if data is None:

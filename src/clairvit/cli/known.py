@@ -125,6 +125,13 @@ class Known:
         return labels, others if any("other" in row for row in rows.values()) else None
 
 
+def fetch(spec: str, split: str | None = None) -> None:
+    """--download: what is there already is not fetched again."""
+    from clairvit.data.sets import open_data
+
+    open_data(spec, split=split, download=True)
+
+
 def mask_files(images: Sequence[Path], folder: Path) -> list[Path | None]:
     """The mask of each image: folders below the one that all images share have masks in folders of the same names."""
     from clairvit.data.masks import masks_for

@@ -129,6 +129,14 @@ Limit = Annotated[
         min=1, metavar="N", help="At most so many images, drawn by the seed from all classes.", rich_help_panel="Data"
     ),
 ]
+Download = Annotated[
+    bool,
+    typer.Option(
+        "--download",
+        help="Fetch the data set into PATH if it is not there: pets, flowers, caltech101, voc.",
+        rich_help_panel="Data",
+    ),
+]
 Samples = Annotated[
     int | None,
     typer.Option(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from clairvit.cli import options
-from clairvit.cli.known import MASK_RCNN, Known, detection_options
+from clairvit.cli.known import MASK_RCNN, Known, detection_options, fetch
 from clairvit.cli.paper import line, progress, say, table
 from clairvit.cli.request import load
 from clairvit.cli.split import split_labels
@@ -50,6 +50,7 @@ def reproduce(
     ] = None,
     split: options.Split = None,
     limit: options.Limit = None,
+    download: options.Download = False,
     masks: options.Masks = None,
     mask_kind: options.MaskKind = "nonzero",
     weights: options.Weights = None,
@@ -140,6 +141,8 @@ def reproduce(
     )
     assert wish.aim in (None, "label")  # a wrong --target is refused before a model is loaded
     hidden = as_json or quiet
+    if download:
+        fetch(data, split)
 
     def told(plan: Plan) -> None:
         if not hidden:
