@@ -308,6 +308,16 @@ def test_the_study_has_the_efforts_samples() -> None:
 
 def test_layers_are_counted() -> None:
     assert depth(MODEL, album(1)) == ZOO["timm-vit"].layers
+    whole = album(2)
+
+    def torn(row: int, model: cv.Model) -> Page:
+        if row == 0:
+            raise BadInput("it is torn.")
+        return whole.read(row, model)
+
+    assert depth(MODEL, replace(whole, read=torn)) == ZOO["timm-vit"].layers, "of the first that can be read"
+    with pytest.raises(BadInput, match="None of the 1 images can be read"):
+        depth(MODEL, replace(whole.take([0]), read=torn))
     assert sweep_methods(find_preset("skipplus"), 2)["ixg"] == ["ixg+from:0", "ixg+from:1"]
     assert sweep_methods(find_preset("joita"), 12) == {}
 
@@ -381,6 +391,23 @@ def test_only_coporan_runs_on_masks_with_void(tmp_path: Path) -> None:
         marks[name] = plans[0].units[0].marks
     assert marks["joita"] == tuple(album(2).mark(row) for row in range(2))
     assert marks["coporan"] == tuple(void_as_object(album(2)).mark(row) for row in range(2))
+
+
+@pytest.mark.parametrize(
+    ("name", "spec", "same"),
+    [
+        ("coporan", "voc:/x", True),
+        ("coporan", "pets:/x", False),
+        ("joita", "voc:/x", True),
+        ("focusvit", "pets:/x", True),
+        ("focusvit", "voc:/x", False),
+    ],
+)
+def test_whether_the_paper_has_numbers_on_this_data_is_said(name: str, spec: str, same: bool) -> None:
+    own = replace(wish(name), data=DataWish(spec))
+    table = own.preset.table_for(spec)
+    said = dict(differences(own, MODEL, Shown(album(2), "generated"), Scores(), own.preset.measures, table))
+    assert said["numbers"].endswith(f"the paper has {'them' if same else 'none'} for this data.")
 
 
 def test_constant_maps_are_said() -> None:

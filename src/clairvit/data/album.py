@@ -143,7 +143,7 @@ def album_of(
     def mark(row: int) -> str:
         mask = None if masks is None or callable(masks) else masks[row]
         known = (mask_kind, None if labels is None else labels[row], None if others is None else others[row])
-        return digest(items[row], mask, repr(known))
+        return digest(items[row], mask, repr(known).encode())
 
     return Album(names, read, mark, masks is not None, labels is not None, others is not None)
 

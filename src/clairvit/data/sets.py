@@ -77,15 +77,17 @@ def open_data(
     "scenes" or "scenes:COUNT" are drawn by the seed and need no path; their splits are one (object), two (objects) and
     part (one object, the mask is of the part that decides its class).
     """
-    if spec.partition(":")[0] == SCENES:
-        return _scenes(spec, split, limit, seed)
-    data, path = _parse(spec)
-    split = _split(data, split)
     if limit is not None and (isinstance(limit, bool) or limit < 1):
         raise BadInput(f"limit={limit} was given; expected the number of images to take, 1 or more.")
     check_kind(mask_kind)
-    if masks is not None and data.name != "folder":
+    drawn = spec.partition(":")[0] == SCENES
+    known = None if drawn else _parse(spec)
+    if masks is not None and (known is None or known[0].name != "folder"):
         raise BadInput(f"masks={masks} was given with {spec}, which has its own; expected it with folder:PATH only.")
+    if known is None:
+        return _scenes(spec, split, limit, seed)
+    data, path = known
+    split = _split(data, split)
     root = _root(data, path, split, download)
     found = data.open(Asked(root, split, None if masks is None else Path(masks).expanduser(), mask_kind))
     if not found.entries:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from clairvit.data.album import Album, Page
+from clairvit.data.album import Album, Page, parts
 from clairvit.data.marks import digest
 from clairvit.errors import BadInput
 from clairvit.methods.bind import bind
@@ -104,11 +104,10 @@ def check_data(wish: Wish, shown: Shown) -> tuple[Measure, ...]:
 
 
 def depth(model: Model, album: Album) -> int:
-    """How many layers there are to start at."""
-    for row in range(len(album)):
-        pixels = album.read(row, model).pixels[None].to(model.device, model.dtype)
-        return len(record_for([bind("raw-attention")], model, pixels).calls)
-    raise BadInput("There are no images; expected at least one.")
+    """How many layers there are to start at; asked of the first image that can be read."""
+    for part in parts(album, model, 1, failed=lambda image, error: None):  # the study says what is wrong with it
+        return len(record_for([bind("raw-attention")], model, part.pixels).calls)
+    raise BadInput(f"None of the {len(album)} images can be read; expected at least one.")
 
 
 def sweep_methods(preset: Preset, layers: int) -> dict[str, list[str]]:
