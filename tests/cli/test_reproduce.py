@@ -190,6 +190,9 @@ def test_mask_rcnn_finds_the_foreground(monkeypatch: pytest.MonkeyPatch) -> None
     assert page.mask is not None
     assert int(page.mask.sum()) == 64
     assert shown.album.mark(0) != other.album.mark(0)
-    assert "a folder of images, 2 of 3" in shown.words
+    assert shown.words == "a folder of images, 2 of 3 images"
+    nowhere = Wish(wish.preset, wish.model, DataWish("folder:nowhere"))
+    with pytest.raises(BadInput, match="There is no folder 'nowhere'"):
+        found_objects(nowhere, "mask-rcnn", None, wrapped("timm-vit"))
     with pytest.raises(BadInput, match="expected score= and mask="):
         found_objects(wish, "mask-rcnn(scor=0.7)", None, wrapped("timm-vit"))

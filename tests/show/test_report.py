@@ -258,7 +258,7 @@ def test_an_image_that_changed_or_went_away_is_not_shown(store: Store) -> None:
     def fewer(study: Study) -> Worker:
         return worker_of(study, album(("other.png",)))
 
-    assert "has changed since the study was run" in Reader(
+    assert "its picture, mask or class is not the one that was scored" in Reader(
         to_html(compose(store, Wishes(open_worker=changed)))
     ).section("Examples")
     found = Reader(to_html(compose(store, Wishes(open_worker=fewer))))

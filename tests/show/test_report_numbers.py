@@ -12,10 +12,12 @@ from scipy.stats import spearmanr
 
 from clairvit.metrics.score import Curve, Score, bootstrap, lead
 from clairvit.metrics.table import Scores
+from clairvit.show.report.blocks import Text
 from clairvit.show.report.charts import curves_chart, intervals_chart, strokes
+from clairvit.show.report.findings import Findings
 from clairvit.show.report.numbers import places_for, seconds, short, ticks
 from clairvit.show.report.ranking import FOCUSVIT, agreement, by_class, mean_ranks, ranks, star
-from clairvit.show.report.sections import against_luck, parted
+from clairvit.show.report.sections import against_luck, parted, radar_section
 from study_page import (
     noise,
 )
@@ -134,6 +136,20 @@ def test_a_radar_is_focusvits_where_its_four_metrics_were_run() -> None:
     r = np.array([[1, 1, 0, 1], [0, 0, 1, 0], [0.5, 0.5, 0.5, 0.5]])
     np.testing.assert_allclose(found.r, r, atol=1e-12)
     np.testing.assert_allclose(found.areas, [(1 + 0) * (1 + 1) / 2, 0, 0.5], atol=1e-12)
+
+
+@pytest.mark.parametrize(("better", "said"), [("higher", True), ("lower", False)])
+def test_an_area_with_sparseness_the_other_way_round_is_not_focusvits(better: str, said: bool) -> None:
+    rows = {
+        (method, metric): made(method, [place + column / 10], metric, better)
+        for place, method in enumerate("ab")
+        for column, metric in enumerate(FOCUSVIT)
+    }
+    section = radar_section(Findings("m", "0", "d", "s", table(rows), ("a", "b"), FOCUSVIT, {}, {}))
+    words = section.blocks[0]
+    assert isinstance(words, Text)
+    assert "over FocusViT's four metrics" in words.text
+    assert ("areas do not compare with its table" in words.text) == said
 
 
 def test_a_radar_leaves_out_methods_without_a_score_and_metrics_nobody_has() -> None:

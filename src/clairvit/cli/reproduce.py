@@ -184,27 +184,23 @@ def found_objects(wish: Wish, masks: str, weights: str | None, model: Model) -> 
     from dataclasses import replace
 
     from clairvit.data.marks import digest
-    from clairvit.data.sets import sample
-    from clairvit.models.folders import find_images
+    from clairvit.data.sets import open_data
     from clairvit.study.set_up import Shown
 
-    name, _, path = wish.data.spec.partition(":")
-    if name != "folder" or not path:
+    if wish.data.spec.partition(":")[0] != "folder":
         raise BadInput(
             f"--masks {masks} was given with --data {wish.data.spec}; expected --data folder:PATH, whose pictures are "
             "searched for objects, or the data set with its own masks."
         )
     detection_options(masks)
-    images = [str(file) for file in find_images(Path(path).expanduser())]
-    rows = range(len(images))
-    chosen = list(rows) if wish.data.limit is None else sample([None for _ in rows], wish.data.limit, wish.seed)
-    own = [images[row] for row in chosen]
-    album = Known(masks, wish.data.mask_kind, weights, None).album(own, model).images
+    found = open_data(wish.data.spec, split=wish.data.split, limit=wish.data.limit, seed=wish.seed)
+    images = [str(found.root / name) for name in found.album.names]
+    album = Known(masks, wish.data.mask_kind, weights, None).album(images, model).images
     # what the detector finds follows from the picture, its options and its weights
     how = (masks.encode(), None if weights is None else Path(weights))
     marked = replace(album, mark=lambda row: digest(album.mark(row), *how))
-    words = f"a folder of images, {len(own)} of {len(images)}"
-    return Shown(marked, words, f"{masks}, trained on COCO")
+    words = f"{found.title}, {len(found)} of {found.total} images"
+    return Shown(marked, words, f"{masks}, trained on COCO", found.notes)
 
 
 def checked(preset: Preset, as_json: bool, quiet: bool) -> None:

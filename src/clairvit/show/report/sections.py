@@ -13,7 +13,7 @@ from clairvit.show.report.blocks import Block, Cell, Column, Figures, Row, Secti
 from clairvit.show.report.charts import curves_chart, images, intervals_chart, radar_chart, strokes
 from clairvit.show.report.findings import Findings
 from clairvit.show.report.numbers import NOTHING, places_for, plain, short
-from clairvit.show.report.ranking import Star, agreement, by_class, differs, mean_ranks, ranks, star
+from clairvit.show.report.ranking import FOCUSVIT, Star, agreement, by_class, differs, mean_ranks, ranks, star
 
 SIDE_BY_SIDE = 4  # metrics in one table: what a sheet of paper holds
 MOST_CLASSES = 60  # lines of a table; the CSV has all
@@ -154,6 +154,14 @@ def radar_section(findings: Findings) -> Section:
         "axes and on outliers, which flatten the rest of their axis: read it beside the ranking, never alone. "
         "Baselines are not among the methods."
     )
+    if (
+        found.focusvit
+        and findings.scores[found.methods[0], found.axes[FOCUSVIT.index("sparseness")]].better == "higher"
+    ):
+        warning += (
+            " Sparseness is good when high here, and when low in FocusViT (direction=lower): areas do not compare with "
+            "its table."
+        )
     blocks: list[Block] = [Text(warning), Figures((radar_chart(found, arrows, strokes(findings.methods)),))]
     blocks.append(_areas(findings, found))
     if found.left_out:
