@@ -14,7 +14,7 @@ from clairvit.cli import options
 from clairvit.cli.bench_table import print_plan, print_query, report
 from clairvit.cli.evaluate import wanted_methods, wanted_metrics
 from clairvit.cli.known import fetch
-from clairvit.cli.paper import progress, say
+from clairvit.cli.paper import progress, remark, say
 from clairvit.cli.split import split_labels, split_methods
 from clairvit.errors import BadInput, UnknownName, did_you_mean
 
@@ -146,6 +146,7 @@ def bench(
             told(made)
         return
     worker.open()  # before a store is begun: what is wrong with models or images is found here
+    remark((note for place in range(len(images)) for note in worker.album(place).notes), as_json or quiet)
     store = Store.open(out)
     with progress("study", 1, hidden=as_json or quiet), _words(as_json or quiet):
         outcome = run_study(settled, store, worker=worker, told=told, **({} if who is None else {"engine": who}))

@@ -10,7 +10,7 @@ import typer
 from clairvit.cli import options
 from clairvit.cli.evaluate import wanted_methods, wanted_metrics
 from clairvit.cli.known import Known, fetch
-from clairvit.cli.paper import line, progress
+from clairvit.cli.paper import line, progress, remark
 from clairvit.cli.picks import document, print_pick
 from clairvit.cli.report import end
 from clairvit.cli.request import load, read_targets
@@ -137,6 +137,7 @@ def choose(
         album = known.album(found, net, by_label=target == "label").images
     else:
         album = opened(data, split, limit, seed)
+        remark(album.notes, as_json or quiet)
     aims: list[Any] = ["label"] if target == "label" else read_targets([target] if target else None, None, net)
     if len(aims) > 1:
         raise BadInput(f"--target {target} names {len(aims)} classes; expected one, by which every image is scored.")

@@ -11,7 +11,7 @@ import typer
 
 from clairvit._version import __version__
 from clairvit.cli import options
-from clairvit.cli.paper import line, progress, say, table
+from clairvit.cli.paper import line, progress, remark, say, table
 from clairvit.cli.work import Failure
 from clairvit.errors import BadInput, did_you_mean
 
@@ -109,6 +109,7 @@ def finetune(
     failures: list[Failure] = []
     begun = time.monotonic()
     silent = as_json or quiet
+    remark((*album.notes, *(validation.notes if validation is not None else ())), silent)
 
     def told(epoch: Epoch) -> None:
         if not silent:

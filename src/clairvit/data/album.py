@@ -45,6 +45,7 @@ class Album:
     has_masks: bool = False
     has_labels: bool = False
     has_others: bool = False
+    notes: tuple[str, ...] = ()  # what the user should know of where they lie: masks of nobody, empty class folders
 
     def __len__(self) -> int:
         return len(self.names)

@@ -39,11 +39,15 @@ class Data:
     split: str
     classes: tuple[str, ...]  # the data set's own, in its own order
     total: int  # images in the split, before a limit
-    notes: tuple[str, ...]  # what the user should know of the folder
     number: Callable[[int, Model], int | None]  # a class of the data set -> the model's number, if it has it
 
     def __len__(self) -> int:
         return len(self.album)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the user should know of the folder."""
+        return self.album.notes
 
     def unknown(self, model: Model) -> tuple[str, ...]:
         """Classes of the data set that the model does not have; images of them have no true class."""
@@ -102,7 +106,6 @@ def open_data(
         split=split,
         classes=found.classes,
         total=len(found.entries),
-        notes=found.notes,
         number=lambda own, model: class_of(own, found, model),
     )
 
@@ -127,7 +130,6 @@ def _scenes(spec: str, split: str | None, limit: int | None, seed: int) -> Data:
         split=split or SCENES_SPLITS[0],
         classes=CLASSES,
         total=int(count),
-        notes=(),
         number=lambda own, model: class_of(own, found, model),
     )
 
@@ -252,7 +254,7 @@ def _album(entries: Sequence[Entry], found: Found) -> Album:
         return digest(image, *known, repr((named, found.whole, found.has_others)).encode())
 
     names = tuple(entry.name for entry in entries)
-    return Album(names, read, mark, found.has_masks, found.has_labels, found.has_others)
+    return Album(names, read, mark, found.has_masks, found.has_labels, found.has_others, found.notes)
 
 
 def _page(entry: Entry, found: Found, model: Model) -> Page:

@@ -154,10 +154,7 @@ def radar_section(findings: Findings) -> Section:
         "axes and on outliers, which flatten the rest of their axis: read it beside the ranking, never alone. "
         "Baselines are not among the methods."
     )
-    if (
-        found.focusvit
-        and findings.scores[found.methods[0], found.axes[FOCUSVIT.index("sparseness")]].better == "higher"
-    ):
+    if found.focusvit and arrows[found.axes[FOCUSVIT.index("sparseness")]] == ARROWS["higher"]:
         warning += (
             " Sparseness is good when high here, and when low in FocusViT (direction=lower): areas do not compare with "
             "its table."
