@@ -13,10 +13,10 @@ from scipy.stats import spearmanr
 from clairvit.metrics.score import Curve, Score, bootstrap, lead
 from clairvit.metrics.table import Scores
 from clairvit.show.report.blocks import Text
-from clairvit.show.report.charts import curves_chart, intervals_chart, strokes
+from clairvit.show.report.charts import curves_chart, intervals_chart, radar_chart, strokes
 from clairvit.show.report.findings import Findings
 from clairvit.show.report.numbers import places_for, seconds, short, ticks
-from clairvit.show.report.ranking import FOCUSVIT, agreement, by_class, mean_ranks, ranks, star
+from clairvit.show.report.ranking import FOCUSVIT, Star, agreement, by_class, mean_ranks, ranks, star
 from clairvit.show.report.sections import against_luck, parted, radar_section
 from study_page import (
     noise,
@@ -136,6 +136,17 @@ def test_a_radar_is_focusvits_where_its_four_metrics_were_run() -> None:
     r = np.array([[1, 1, 0, 1], [0, 0, 1, 0], [0.5, 0.5, 0.5, 0.5]])
     np.testing.assert_allclose(found.r, r, atol=1e-12)
     np.testing.assert_allclose(found.areas, [(1 + 0) * (1 + 1) / 2, 0, 0.5], atol=1e-12)
+
+
+def test_names_of_axes_stand_clear_of_the_rim() -> None:
+    axes = ("deletion(steps=3)", "iou", "sparseness", "insertion(steps=3)")
+    found = Star(axes, ("a", "b"), np.eye(4)[:2], np.zeros(2), (), False)
+    drawing = radar_chart(found, dict.fromkeys(axes, "↑"), strokes(["a", "b"])).drawing
+    places = {text: float(y) for y, text in re.findall(r'<text [^>]*y="([\d.]+)"[^>]*>([^<]*)<', drawing)}
+    top, rim = places["(steps=3)"], 40
+    assert places["deletion ↑"] < top
+    assert min(float(y) for y, text in re.findall(r'y="([\d.]+)"[^>]*>(\(steps=3\))<', drawing)) < rim - 3
+    assert places["sparseness ↑"] > 240 + 3
 
 
 @pytest.mark.parametrize(("better", "said"), [("higher", True), ("lower", False)])

@@ -253,8 +253,8 @@ def agreement_section(findings: Findings) -> Section:
     columns = (Column("metric", number=False), *(Column(metric) for metric in findings.metrics))
     count = len(findings.methods)
     note = (
-        f"Spearman's correlation of the ranks of {count} methods (without baselines): 1 where two metrics order them "
-        "alike, −1 where they order them the other way round."
+        f"Spearman's correlation of the ranks of {count} methods (without baselines, where both are defined): 1 where "
+        "two metrics order them alike, −1 where they order them the other way round."
     )
     few = ["With so few methods a correlation says little."] if count < 6 else []
     return Section(title, [Table("agreement", "Rank agreement", columns, tuple(rows), tuple(records), (note, *few))])
