@@ -14,13 +14,14 @@ import torch
 from PIL import Image
 
 import clairvit as cv
-from clairvit.data.album import Album, Page, album_of
+from clairvit.data.album import Album, Page, album_of, void_as_object
 from clairvit.data.marks import weights_hash
 from clairvit.errors import BadInput, UnknownName
 from clairvit.methods.bind import bind
 from clairvit.metrics.metric import ask
 from clairvit.metrics.score import Score
 from clairvit.metrics.table import Scores, Seen
+from clairvit.show.report.findings import gather
 from clairvit.study.plan import DataWish, ModelWish, Plan
 from clairvit.study.presets.preset import NAMES, find_preset
 from clairvit.study.reproduce import (
@@ -33,7 +34,6 @@ from clairvit.study.reproduce import (
     reproduce,
     study_of,
     sweep_methods,
-    void_as_object,
 )
 from clairvit.study.set_up import Shown, Wish, differences, instead
 from clairvit.study.store import Store
@@ -234,6 +234,22 @@ def test_void_counts_as_object_for_coporan() -> None:
     assert own.mark(0) != own.mark(1)
     unmasked = void_as_object(album(masks=False))
     assert unmasked.read(0, MODEL).mask is None
+
+
+def test_whoever_opens_the_study_again_sees_what_was_scored(tmp_path: Path) -> None:
+    """A report shows an image only if its mark is the one that was scored."""
+    for place, name in (("photos", "a.png"), ("masks", "a.png")):
+        (tmp_path / place).mkdir()
+        drawn = picture(0) if place == "photos" else Image.fromarray(trimap(0).astype(np.uint8))
+        drawn.save(tmp_path / place / name)
+    data = DataWish(f"folder:{tmp_path}/photos", masks=f"{tmp_path}/masks", mask_kind="trimap")
+    for name in ("coporan", "joita"):
+        own = replace(wish(name), data=data)
+        plans: list[Plan] = []
+        store = Store.open(tmp_path / name)
+        reproduce(own, store, model=MODEL, told=plans.append)
+        (study,) = gather(store).studies
+        assert (study.data[0].open(study.seed).mark(0),) == plans[0].units[0].marks
 
 
 def test_masks_are_asked_for() -> None:

@@ -75,6 +75,18 @@ class Part:
     others: tuple[int | str | None, ...] | None
 
 
+def void_as_object(album: Album) -> Album:
+    """Pixels of which the masks say nothing count as object (Coporan)."""
+
+    def read(row: int, model: Model) -> Page:
+        page = album.read(row, model)
+        if page.mask is None or page.void is None:
+            return page
+        return replace(page, mask=page.mask | page.void, void=None)
+
+    return replace(album, read=read, mark=lambda row: digest(album.mark(row), b"void is object"))
+
+
 def parts(album: Album, model: Model, size: int, failed: Failed | None = None) -> Iterator[Part]:
     """So many images at a time; `failed` is told of those that cannot be read, and without it the first one raises."""
     for start in range(0, len(album), size):

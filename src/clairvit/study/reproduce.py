@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from clairvit.data.album import Album, Page, parts
-from clairvit.data.marks import digest
+from clairvit.data.album import Album, parts, void_as_object
 from clairvit.errors import BadInput
 from clairvit.methods.bind import bind
 from clairvit.methods.together import record_for
@@ -68,18 +67,6 @@ def open_shown(wish: Wish, model: Model) -> Shown:
     return Shown(found.album, words, data.masks or "", found.notes, found.unknown(model))
 
 
-def void_as_object(album: Album) -> Album:
-    """Pixels of which the masks say nothing count as object (Coporan)."""
-
-    def read(row: int, model: Model) -> Page:
-        page = album.read(row, model)
-        if page.mask is None or page.void is None:
-            return page
-        return replace(page, mask=page.mask | page.void, void=None)
-
-    return replace(album, read=read, mark=lambda row: digest(album.mark(row), b"void is object"))
-
-
 def check_data(wish: Wish, shown: Shown) -> tuple[Measure, ...]:
     """The measures that can be taken of these images; what the paper cannot do without is asked for."""
     preset = wish.preset
@@ -123,7 +110,7 @@ def study_of(wish: Wish, measures: Iterable[Measure], layers: int = 0) -> Study:
     methods += [text for texts in sweep_methods(preset, layers).values() for text in texts]
     return Study(
         models=(wish.model,),
-        data=(wish.data,),
+        data=(replace(wish.data, void=preset.void),),  # whoever opens it again sees what was scored
         methods=tuple(methods),
         metrics=tuple(preset.at(effort, one.metric) for one in measures),
         seed=wish.seed,
