@@ -10,6 +10,7 @@ import hashlib
 import io
 import itertools
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -206,8 +207,27 @@ def test_examples_are_those_that_the_scores_say(store: Store) -> None:
     assert "surest wrong prediction" in chosen[surest.image]
 
 
+def test_the_map_shown_is_of_the_studys_target_and_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import clairvit as cv
+    from clairvit.show.report import gallery
+    from clairvit.show.report.findings import gather
+
+    drawn: list[np.ndarray] = []
+    monkeypatch.setattr(gallery, "overlay", lambda photo, values, scale: drawn.append(values) or photo)
+    study = replace(study_of(("rise(samples=8)", "genatt"), ("sparseness",)), seed=5, target="label")
+    (findings,) = gather(run(tmp_path / "run", study)).findings
+    wrong = next(one for one in findings.scores.seen if one.predicted != one.label)
+    source = gallery.find_source(findings, [study], worker_of)
+    assert isinstance(source, gallery.Source)
+    gallery.show(findings, [gallery.Example(wrong.image, ("it is wrong",))], source)
+    image = source.album.read(NAMES.index(wrong.image), MODEL).pixels[None]
+    for values, method in zip(drawn, findings.methods, strict=True):
+        known = cv.explain(MODEL, image, method, target=wrong.label, seed=5).maps[0]
+        np.testing.assert_allclose(values, known.double().numpy(), rtol=1e-5, atol=1e-8)
+
+
 def test_the_map_shown_is_the_studys(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same pixels, method, target and seed as `cv.explain` would get."""
+    """The same pixels and method as `cv.explain` would get."""
     import clairvit as cv
     from clairvit.show.report import gallery
     from clairvit.show.report.findings import gather
