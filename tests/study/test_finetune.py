@@ -247,6 +247,11 @@ def test_an_unreadable_image_costs_only_itself(tmp_path: Path) -> None:
     recipe = dataclasses.replace(SHORT, epochs=1)
     done = run(tmp_path, album, recipe, failed=lambda name, error: left.append(name))
     assert left == [files[4]]
+    bare = album_of(files[5:], NOBODY, labels=["blue", "red", None, "red", "blue", "red", "blue"])
+    told: list[str] = []
+    done_without = run(tmp_path / "bare", bare, recipe, failed=lambda name, error: told.append(str(error)))
+    assert told == [f"'{files[7]}' has no class; expected one for each image."]
+    assert done_without.images + done_without.validated == 6
     assert done.images + done.validated == 11
     with pytest.raises(BadInput, match="not an image"):
         run(tmp_path / "strict", album, recipe)

@@ -144,13 +144,12 @@ def reproduce(
     if not scores:
         why = dict.fromkeys(error for _, error in outcome.failed)
         raise BadInput(f"Nothing could be scored: {' '.join(why) or 'none of the images could be read.'}")
-    found = named(wish, scores, measures)
-    table = preset.table_for(wish.data.spec)
-    rows = line_up(preset, found, table)
     reasons = unread(store, worker.hash_of(0), settings, images)
     lost = [why if name in why else f"{name}: {why}" for name, why in reasons.items()]
     failed = dict.fromkeys((*(error for _, error in outcome.failed), *lost))
-    about = differences(wish, model, shown, scores, measures, table)
+    found = named(wish, scores, measures)
+    table = preset.table_for(wish.data.spec)
+    rows = line_up(preset, found, table)
     return Reproduction(
         wish,
         model.name,
@@ -161,7 +160,7 @@ def reproduce(
         tuple(among_measures(preset, rows)),
         tuple(verdicts(preset, found, rows)),
         tuple(_sweeps(wish, scores, measures, layers)),
-        tuple(about),
+        tuple(differences(wish, model, shown, scores, measures, table)),
         tuple(failed),
         outcome.seconds,
     )
