@@ -287,6 +287,20 @@ def test_an_image_that_changed_or_went_away_is_not_shown(store: Store) -> None:
     assert not found.all("img")
 
 
+def test_the_cost_of_scoring_a_map_is_that_of_all_its_metrics(store: Store) -> None:
+    from clairvit.show.report.costs import cost_section
+    from clairvit.show.report.findings import gather
+
+    (findings,) = gather(store).findings
+    records = [record for table in cost_section(findings).blocks for record in table.records]
+    (found,) = [record for record in records if record["name"] == "genatt"]
+    own = [score.cost for (method, _), score in findings.scores.items() if method == "genatt"]
+    assert found["scoring_forwards"] == sum(one.forwards for one in own) > max(one.forwards for one in own)
+    assert found["seconds"] == pytest.approx(sum(one.seconds for one in own), rel=1e-9)
+    (deletion,) = [record for record in records if record["name"] == "deletion"]
+    assert deletion["forwards"] == findings.scores["genatt", "deletion"].cost.forwards
+
+
 def test_no_gallery_loads_nothing(store: Store) -> None:
     def never(study: Study) -> Worker:
         raise AssertionError("loaded")

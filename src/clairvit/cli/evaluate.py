@@ -124,12 +124,10 @@ def evaluate(
         print(dumps({**content, "files": [str(file) for file in files]}))
     elif not quiet:
         print_scores(rows, methods)
-        for name, why in scores.skipped.items():
-            line(f"Left out: {name}. {why}")
-        for note in notes(rows, scores.unmasked, masks, album.detected):
-            line(f"Note: {note}")
-        for file in files:
-            line(f"Wrote {file}")
+        left = [f"Left out: {name}. {why}" for name, why in scores.skipped.items()]
+        beware = [f"Note: {note}" for note in notes(rows, scores.unmasked, masks, album.detected)]
+        for sentence in (*left, *beware, *(f"Wrote {file}" for file in files)):
+            line(sentence)
     end(content["images"], failures, "scored")
 
 

@@ -42,7 +42,8 @@ class Known:
     truth: str | None
 
     @property
-    def _detects(self) -> bool:
+    def detects(self) -> bool:
+        """Objects are to be found by Mask R-CNN."""
         return self.masks is not None and self.masks.split("(")[0] == MASK_RCNN
 
     def check(self, metrics: Sequence[Asked], target: str | None) -> None:
@@ -61,14 +62,14 @@ class Known:
                     f"'{asked.metric.name}' compares two objects in an image, and their classes were not given; "
                     "expected --truth FILE, a CSV with the columns image, class and other."
                 )
-        if self._detects:
+        if self.detects:
             detection_options(str(self.masks))
-        if self.masks is not None and not self._detects and not Path(self.masks).is_dir():
+        if self.masks is not None and not self.detects and not Path(self.masks).is_dir():
             raise BadInput(
                 f"--masks {self.masks} is not a folder; expected one with 'cat.png' for the image 'cat.jpg', or "
                 f"{MASK_RCNN}."
             )
-        if self.weights is not None and not self._detects:
+        if self.weights is not None and not self.detects:
             raise BadInput(f"--weights {self.weights} are Mask R-CNN's; expected --masks {MASK_RCNN} with them.")
         if target == "label" and self.truth is None:
             raise BadInput(f"--target label needs the true classes; expected --truth FILE, or --truth {FOLDERS}.")
@@ -84,7 +85,7 @@ class Known:
 
         detected: dict[str, list[tuple[str, float]]] = {}
         masks: Any = None
-        if self._detects:
+        if self.detects:
             from clairvit.data.foreground import foreground, load_detector
 
             detector = load_detector(self.weights, device=str(model.device))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from clairvit.cli import options
-from clairvit.cli.known import MASK_RCNN, Known, detection_options, fetch
+from clairvit.cli.known import Known, fetch
 from clairvit.cli.paper import line, progress, say, table
 from clairvit.cli.request import load
 from clairvit.cli.split import split_labels
@@ -118,18 +118,16 @@ def reproduce(
             f"No images were given to reproduce '{preset.name}' on; expected --data NAME:PATH, such as --data "
             "pets:/data/oxford-iiit-pet, or --check to compute the paper's own numbers again."
         )
-    from clairvit.data.masks import check_kind
     from clairvit.perturb.batch import check_pace
     from clairvit.study.plan import DataWish, ModelWish
+    from clairvit.study.reproduce import check_data, open_shown
     from clairvit.study.reproduce import reproduce as run
     from clairvit.study.set_up import Wish, instead
 
     preset = instead(preset, method or [])
-    check_kind(mask_kind)
+    known = Known(masks, mask_kind, weights, None)
+    known.check([], None)
     check_pace(batch_size, None)
-    finds = masks is not None and masks.split("(")[0] == MASK_RCNN
-    if weights is not None and not finds:
-        raise BadInput(f"--weights {weights} are Mask R-CNN's; expected --masks {MASK_RCNN} with them.")
     names = split_labels(labels) if labels is not None else None
     wish = Wish(
         preset,
@@ -151,11 +149,11 @@ def reproduce(
                 f"{plan.forwards} forwards."
             )
 
-    with _store(out, preset) as store:
-        net = load(model, arch, no_pretrained, labels, device)
-        shown = found_objects(wish, str(masks), weights, net) if finds else None
-        with progress(f"reproduce {preset.name}", 1, hidden=hidden):
-            result = run(wish, store, model=net, shown=shown, device=device, batch_size=batch_size, told=told)
+    net = load(model, arch, no_pretrained, labels, device)
+    shown = found_objects(wish, known, net) if known.detects else open_shown(wish, net)
+    check_data(wish, shown)  # before a store is begun
+    with _store(out, preset) as store, progress(f"reproduce {preset.name}", 1, hidden=hidden):
+        result = run(wish, store, model=net, shown=shown, device=device, batch_size=batch_size, told=told)
     files = write(result, Path(out)) if out is not None else []
     show(result, files, as_json, quiet)
     if result.failed:
@@ -179,7 +177,7 @@ def _store(out: str | None, preset: Preset) -> Iterator[Any]:
         yield Store.open(Path(folder) / "store")
 
 
-def found_objects(wish: Wish, masks: str, weights: str | None, model: Model) -> Shown:
+def found_objects(wish: Wish, known: Known, model: Model) -> Shown:
     """A folder's images, with Mask R-CNN's masks of the whole pictures."""
     from dataclasses import replace
 
@@ -189,18 +187,17 @@ def found_objects(wish: Wish, masks: str, weights: str | None, model: Model) -> 
 
     if wish.data.spec.partition(":")[0] != "folder":
         raise BadInput(
-            f"--masks {masks} was given with --data {wish.data.spec}; expected --data folder:PATH, whose pictures are "
-            "searched for objects, or the data set with its own masks."
+            f"--masks {known.masks} was given with --data {wish.data.spec}; expected --data folder:PATH, whose "
+            "pictures are searched for objects, or the data set with its own masks."
         )
-    detection_options(masks)
     found = open_data(wish.data.spec, split=wish.data.split, limit=wish.data.limit, seed=wish.seed)
     images = [str(found.root / name) for name in found.album.names]
-    album = Known(masks, wish.data.mask_kind, weights, None).album(images, model).images
+    album = known.album(images, model).images
     # what the detector finds follows from the picture, its options and its weights
-    how = (masks.encode(), None if weights is None else Path(weights))
+    how = (str(known.masks).encode(), None if known.weights is None else Path(known.weights))
     marked = replace(album, mark=lambda row: digest(album.mark(row), *how))
     words = f"{found.title}, {len(found)} of {found.total} images"
-    return Shown(marked, words, f"{masks}, trained on COCO", found.notes)
+    return Shown(marked, words, f"{known.masks}, trained on COCO", found.notes)
 
 
 def checked(preset: Preset, as_json: bool, quiet: bool) -> None:
