@@ -159,6 +159,32 @@ def test_an_image_without_a_mask_has_no_score_and_a_note_says_so(photos: Path, c
     assert math.isfinite(float(values["photos/cat1.png", "sparseness"]))
 
 
+def test_a_mask_is_of_one_image_in_whichever_folder(photos: Path, capsys: Captured) -> None:
+    """Two images of one name never share a mask, and masks may lie in folders as the images do."""
+    asked = ["evaluate", "photos", "--method", "center", "--metric", "iou", "--masks", "masks", "--out", "s.json"]
+    for name in ("one", "two"):
+        (photos / "photos" / name).mkdir()
+        CAT.save(photos / "photos" / name / "same.png")
+    mask(photos / "masks", "same.png", (100, 50, 300, 250), (451, 300))
+    said = refusal(capsys, *asked[1:])
+    assert "2 images are called 'same', and 'masks/same.png' could be the mask of any of them" in said
+    assert "'masks/one/same.png'" in said
+    (photos / "masks" / "same.png").unlink()
+    mask(photos / "masks" / "two", "same.png", (100, 50, 300, 250), (451, 300))
+    assert main(asked) == 0
+    content = stored(photos / "s.json")
+    values = dict(zip(content["images"], content["scores"][0]["values"], strict=True))
+    assert [image for image, value in values.items() if value is not None] == ["photos/two/same.png"]
+
+
+def test_masks_of_other_images_are_refused(photos: Path, capsys: Captured) -> None:
+    mask(photos / "masks", "dog.png", (100, 50, 300, 250), (451, 300))
+    asked = ("--method", "center", "--metric", "iou", "--out", "s.json")
+    said = refusal(capsys, "photos", *asked, "--masks", "masks")
+    assert "None of the 1 masks in 'masks' is called like one of the 3 images; expected 'cat0.png'" in said
+    assert "None of the 0 masks in 'photos'" in refusal(capsys, "photos", *asked, "--masks", "photos")
+
+
 def test_a_broken_image_is_reported_at_the_end_and_the_rest_is_done(photos: Path, capsys: Captured) -> None:
     (photos / "photos" / "bad.jpg").write_text("meow")
     mask(photos / "masks", "cat1.png", (0, 0, 9, 9), (100, 300))  # not the shape of its image
@@ -217,6 +243,9 @@ def test_true_classes_from_a_file_and_from_folders(photos: Path, capsys: Capture
     known = cv.evaluate(cv.load("pets"), content["images"], "ixg", "deletion(steps=1)", target=["Bengal", 5])
     assert record["values"] == pytest.approx(known.values.tolist(), rel=1e-4)
 
+    (photos / "truth.csv").write_text("\n".join([*lines, "cat1,6,"]), encoding="utf-8")
+    said = refusal(capsys, "photos", "--truth", "truth.csv")
+    assert "--truth truth.csv has 2 lines for 'cat1'; expected one" in said
     (photos / "kinds" / "egyptian_mau").mkdir(parents=True)
     CAT.save(photos / "kinds" / "egyptian_mau" / "cat.png")
     assert main(["evaluate", "kinds", *asked, "--truth", "folders", "--target", "label"]) == 0

@@ -95,7 +95,7 @@ def test_the_json_document_says_what_was_done_and_the_file_loads_by_itself(capsy
     assert found["accuracy"] == max(epoch["accuracy"] for epoch in found["epochs"])
     model = cv.load(f"file:{found['file']}")
     assert model.labels == ("blue", "green", "red")
-    assert model.preprocess.resize == 37
+    assert model.preprocess.resize == 36
     assert cv.explain(model, "photos/red/0.png", "legrad").maps.shape == (1, 4, 4)
 
 

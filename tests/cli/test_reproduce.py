@@ -13,6 +13,7 @@ from torch import nn
 
 import clairvit as cv
 from clairvit.cli import main
+from clairvit.cli.known import Known
 from clairvit.cli.reproduce import found_objects
 from clairvit.data.detector import Detector
 from clairvit.errors import BadInput
@@ -161,7 +162,7 @@ def test_another_method_and_a_torn_image(folder: Path, capsys: Captured) -> None
 # Mistakes
 
 
-def test_mistakes_are_one_sentence(capsys: Captured) -> None:
+def test_mistakes_are_one_sentence(folder: Path, capsys: Captured) -> None:
     assert "Did you mean 'skipplus'?" in refusal(capsys, "skipluss", "--check")
     assert "expected --data NAME:PATH" in refusal(capsys, "joita")
     assert "quick, usual, paper" in refusal(capsys, "joita", *DATA, "--effort", "slow")
@@ -170,6 +171,14 @@ def test_mistakes_are_one_sentence(capsys: Captured) -> None:
     assert "explains the true class" in refusal(capsys, "skipplus", *DATA)
     assert "expected --masks mask-rcnn" in refusal(capsys, "cmi", *DATA, "--weights", "w.pth")
     assert "expected --data folder:PATH" in refusal(capsys, "cmi", "--data", "pets:photos", "--masks", "mask-rcnn")
+    assert "expected score= and mask=" in refusal(
+        capsys, "cmi", "--data", "folder:photos", "--masks", "mask-rcnn(scor=0.7)"
+    )
+    assert "--masks nowhere is not a folder" in refusal(
+        capsys, "cmi", "--data", "folder:photos", "--masks", "nowhere", "--out", "kept"
+    )
+    assert "expected data with masks" in refusal(capsys, "joita", "--data", "folder:photos", "--out", "kept")
+    assert not (folder / "kept").exists(), "no store is begun for what cannot be done"
     assert "There is no data set 'folders'" in refusal(capsys, "joita", "--data", "folders:photos")
 
 
@@ -183,13 +192,14 @@ def test_mask_rcnn_finds_the_foreground(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(places, "load_detector", lambda *_, **__: Detector(nn.Identity(), "tiny", ("cat",)))
     monkeypatch.setattr(places, "foreground", lambda *_, **__: found)
     wish = Wish(find_preset("cmi"), ModelWish("tiny"), DataWish("folder:photos", limit=2))
-    shown = found_objects(wish, "mask-rcnn", None, wrapped("timm-vit"))
-    other = found_objects(wish, "mask-rcnn(score=0.7)", None, wrapped("timm-vit"))
+    shown = found_objects(wish, Known("mask-rcnn", "nonzero", None, None), wrapped("timm-vit"))
+    other = found_objects(wish, Known("mask-rcnn(score=0.7)", "nonzero", None, None), wrapped("timm-vit"))
     assert len(shown.album) == 2
     page = shown.album.read(0, wrapped("timm-vit"))
     assert page.mask is not None
     assert int(page.mask.sum()) == 64
     assert shown.album.mark(0) != other.album.mark(0)
-    assert "a folder of images, 2 of 3" in shown.words
-    with pytest.raises(BadInput, match="expected score= and mask="):
-        found_objects(wish, "mask-rcnn(scor=0.7)", None, wrapped("timm-vit"))
+    assert shown.words == "a folder of images, 2 of 3 images"
+    nowhere = Wish(wish.preset, wish.model, DataWish("folder:nowhere"))
+    with pytest.raises(BadInput, match="There is no folder 'nowhere'"):
+        found_objects(nowhere, Known("mask-rcnn", "nonzero", None, None), wrapped("timm-vit"))

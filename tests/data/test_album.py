@@ -104,6 +104,15 @@ def test_numbers_must_agree(photos: list[str]) -> None:
         album_of([], MODEL)
 
 
+def test_a_mark_tells_numbers_apart_and_says_which_file_is_not_there(tmp_path: Path) -> None:
+    near = torch.tensor([1.0, 1.0 + 1e-12], dtype=torch.float64)
+    assert digest(near[:1]) != digest(near[1:]), "float64 is not rounded"
+    assert digest(near.bfloat16()) == digest(torch.ones(2).bfloat16())
+    album = album_of([tmp_path / "gone.png"], MODEL)
+    with pytest.raises(BadInput, match=r"gone.png' cannot be read \(No such file or directory\); expected a file"):
+        album.mark(0)
+
+
 def test_a_mark_changes_with_all_that_is_behind_a_name(photos: list[str]) -> None:
     mask = np.zeros((40, 60), np.uint8)
     plain = album_of(photos, MODEL)

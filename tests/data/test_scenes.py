@@ -6,6 +6,7 @@ import hashlib
 import time
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -190,7 +191,9 @@ def test_an_album_of_scenes_has_what_is_known_of_them() -> None:
         assert (part.labels[row], part.others[row]) == (found.kind, found.other_kind)
 
 
-def test_the_mask_of_an_album_may_be_the_part_and_marks_tell_scenes_apart() -> None:
+def test_the_mask_of_an_album_may_be_the_part_and_marks_tell_scenes_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     album = scenes(3, mask="part")
     page = album.read(1, PLAIN)
     assert page.mask is not None
@@ -200,6 +203,9 @@ def test_the_mask_of_an_album_may_be_the_part_and_marks_tell_scenes_apart() -> N
     marks = [album.mark(0), album.mark(1), scenes(3).mark(0), scenes(3, seed=1).mark(0), scenes(3, objects=2).mark(0)]
     assert len(set(marks)) == 5
     assert album.mark(0) == scenes(9, mask="part").mark(0)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "scene").write_text("a file of that name is nothing to a scene")
+    assert album.mark(0) == marks[0]
 
 
 def test_scenes_of_another_size_have_the_same_proportions() -> None:

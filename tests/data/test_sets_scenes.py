@@ -30,5 +30,9 @@ def test_scenes_need_no_path() -> None:
 def test_what_are_no_scenes() -> None:
     with pytest.raises(BadInput, match=r"'scenes:many' was given; expected scenes, or scenes:COUNT"):
         open_data("scenes:many")
+    with pytest.raises(BadInput, match=r"limit=0 was given; expected the number of images to take, 1 or more"):
+        open_data("scenes", limit=0)
+    with pytest.raises(BadInput, match=r"masks=there was given with scenes, which has its own"):
+        open_data("scenes", masks="there")
     with pytest.raises(UnknownName, match=r"Scenes have no split 'three'. Choose one of: one, two, part"):
         open_data("scenes", split="three")

@@ -10,6 +10,7 @@ import hashlib
 import io
 import itertools
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -199,15 +200,35 @@ def test_examples_are_those_that_the_scores_say(store: Store) -> None:
     worst = score.names[int(score.values.argmax())]
     assert f"worst deletion of {findings.methods[0]}" in chosen[worst]
     values = torch.stack([findings.scores[method, "deletion"].values for method in findings.methods])
-    most = score.names[int(values.std(0, correction=0).argmax())]
-    assert "methods disagree most by deletion" in chosen[most]
+    most = values.std(0, correction=0).topk(2).indices.tolist()
+    said = {image for image, reasons in chosen.items() if "methods disagree most by deletion" in reasons}
+    assert said == {score.names[place] for place in most}
     wrong = [one for one in findings.scores.seen if one.label != one.predicted]
     surest = max(wrong, key=lambda one: one.probability)
     assert "surest wrong prediction" in chosen[surest.image]
 
 
+def test_the_map_shown_is_of_the_studys_target_and_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import clairvit as cv
+    from clairvit.show.report import gallery
+    from clairvit.show.report.findings import gather
+
+    drawn: list[np.ndarray] = []
+    monkeypatch.setattr(gallery, "overlay", lambda photo, values, scale: drawn.append(values) or photo)
+    study = replace(study_of(("rise(samples=8)", "genatt"), ("sparseness",)), seed=5, target="label")
+    (findings,) = gather(run(tmp_path / "run", study)).findings
+    wrong = next(one for one in findings.scores.seen if one.predicted != one.label)
+    source = gallery.find_source(findings, [study], worker_of)
+    assert isinstance(source, gallery.Source)
+    gallery.show(findings, [gallery.Example(wrong.image, ("it is wrong",))], source)
+    image = source.album.read(NAMES.index(wrong.image), MODEL).pixels[None]
+    for values, method in zip(drawn, findings.methods, strict=True):
+        known = cv.explain(MODEL, image, method, target=wrong.label, seed=5).maps[0]
+        np.testing.assert_allclose(values, known.double().numpy(), rtol=1e-5, atol=1e-8)
+
+
 def test_the_map_shown_is_the_studys(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same pixels, method, target and seed as `cv.explain` would get."""
+    """The same pixels and method as `cv.explain` would get."""
     import clairvit as cv
     from clairvit.show.report import gallery
     from clairvit.show.report.findings import gather
@@ -258,12 +279,26 @@ def test_an_image_that_changed_or_went_away_is_not_shown(store: Store) -> None:
     def fewer(study: Study) -> Worker:
         return worker_of(study, album(("other.png",)))
 
-    assert "has changed since the study was run" in Reader(
+    assert "its picture, mask or class is not the one that was scored" in Reader(
         to_html(compose(store, Wishes(open_worker=changed)))
     ).section("Examples")
     found = Reader(to_html(compose(store, Wishes(open_worker=fewer))))
     assert "is no longer in folder:photos" in found.section("Examples")
     assert not found.all("img")
+
+
+def test_the_cost_of_scoring_a_map_is_that_of_all_its_metrics(store: Store) -> None:
+    from clairvit.show.report.costs import cost_section
+    from clairvit.show.report.findings import gather
+
+    (findings,) = gather(store).findings
+    records = [record for table in cost_section(findings).blocks for record in table.records]
+    (found,) = [record for record in records if record["name"] == "genatt"]
+    own = [score.cost for (method, _), score in findings.scores.items() if method == "genatt"]
+    assert found["scoring_forwards"] == sum(one.forwards for one in own) > max(one.forwards for one in own)
+    assert found["seconds"] == pytest.approx(sum(one.seconds for one in own), rel=1e-9)
+    (deletion,) = [record for record in records if record["name"] == "deletion"]
+    assert deletion["forwards"] == findings.scores["genatt", "deletion"].cost.forwards
 
 
 def test_no_gallery_loads_nothing(store: Store) -> None:

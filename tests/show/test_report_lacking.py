@@ -112,6 +112,24 @@ def test_methods_that_do_not_fit_and_constant_maps_are_warned_of(tmp_path: Path)
     assert said["degenerate", "legrad"].startswith("1 image of 6")
 
 
+def test_warnings_cut_folders_off_images_and_nothing_off_metrics_and_methods(tmp_path: Path) -> None:
+    from dataclasses import replace
+
+    from clairvit.show.report.blocks import Items
+    from clairvit.show.report.cautions import warnings_section
+    from clairvit.show.report.findings import gather
+
+    (findings,) = gather(run(tmp_path / "run", study_of(("legrad",)))).findings
+    findings.scores.skipped = {"tam": "It needs more layers."}
+    score = findings.scores["legrad", "deletion"]
+    findings.scores["legrad", "deletion"] = replace(score, notes=("A note.",))
+    marks = {f"photos/all/{name}.png": ("0",) for name in "ab"}
+    found = warnings_section(replace(findings, marks=marks, unread={"photos/all/a.png": "It is torn."}))
+    (items,) = found.blocks
+    assert isinstance(items, Items)
+    assert [item.partition("\t")[0] for item in items.items] == ["a.png", "tam", "deletion"]
+
+
 def test_broken_parts_and_several_versions_are_warned_of(tmp_path: Path) -> None:
     store = run(tmp_path / "run", study_of(("legrad",), ("sparseness",)))
     (store.path / "broken").mkdir()

@@ -1,4 +1,4 @@
-"""What a report ranks and draws, against scipy, `metrics.score.paired` and sums by hand."""
+"""What a report ranks and draws, against scipy, the bootstrap of differences and sums by hand."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ import pytest
 import torch
 from scipy.stats import spearmanr
 
-from clairvit.metrics.score import Curve, Score, paired
+from clairvit.metrics.score import Curve, Score, bootstrap, lead
 from clairvit.metrics.table import Scores
-from clairvit.show.report.charts import curves_chart, intervals_chart, strokes
+from clairvit.show.report.blocks import Text
+from clairvit.show.report.charts import curves_chart, intervals_chart, radar_chart, strokes
+from clairvit.show.report.findings import Findings
 from clairvit.show.report.numbers import places_for, seconds, short, ticks
-from clairvit.show.report.ranking import FOCUSVIT, agreement, by_class, lead, mean_ranks, ranks, star
-from clairvit.show.report.sections import against_luck, parted
+from clairvit.show.report.ranking import FOCUSVIT, Star, agreement, by_class, mean_ranks, ranks, star
+from clairvit.show.report.sections import against_luck, parted, radar_section
 from study_page import (
     noise,
 )
@@ -56,7 +58,8 @@ def test_ranks_count_from_the_best_share_ties_and_leave_out_what_is_undefined() 
 def test_a_lead_is_the_paired_difference_turned_so_that_more_is_better() -> None:
     ours, theirs = noise(9).tolist(), noise(9, seed=1).tolist()
     ours[2] = math.nan
-    gap, interval = paired(made("a", ours), made("b", theirs))
+    differences = np.delete(np.array(ours) - np.array(theirs), 2)
+    gap, interval = differences.mean(), bootstrap(differences, 0)
     found, (low, high) = lead(made("a", ours), made("b", theirs))
     assert found == pytest.approx(-gap, rel=1e-12)
     assert (low, high) == (pytest.approx(-interval[1], rel=1e-9), pytest.approx(-interval[0], rel=1e-9))
@@ -133,6 +136,31 @@ def test_a_radar_is_focusvits_where_its_four_metrics_were_run() -> None:
     r = np.array([[1, 1, 0, 1], [0, 0, 1, 0], [0.5, 0.5, 0.5, 0.5]])
     np.testing.assert_allclose(found.r, r, atol=1e-12)
     np.testing.assert_allclose(found.areas, [(1 + 0) * (1 + 1) / 2, 0, 0.5], atol=1e-12)
+
+
+def test_names_of_axes_stand_clear_of_the_rim() -> None:
+    axes = ("deletion(steps=3)", "iou", "sparseness", "insertion(steps=3)")
+    found = Star(axes, ("a", "b"), np.eye(4)[:2], np.zeros(2), (), False)
+    drawing = radar_chart(found, dict.fromkeys(axes, "↑"), strokes(["a", "b"])).drawing
+    places = {text: float(y) for y, text in re.findall(r'<text [^>]*y="([\d.]+)"[^>]*>([^<]*)<', drawing)}
+    top, rim = places["(steps=3)"], 40
+    assert places["deletion ↑"] < top
+    assert min(float(y) for y, text in re.findall(r'y="([\d.]+)"[^>]*>(\(steps=3\))<', drawing)) < rim - 3
+    assert places["sparseness ↑"] > 240 + 3
+
+
+@pytest.mark.parametrize(("better", "said"), [("higher", True), ("lower", False)])
+def test_an_area_with_sparseness_the_other_way_round_is_not_focusvits(better: str, said: bool) -> None:
+    rows = {
+        (method, metric): made(method, [place + column / 10], metric, better)
+        for place, method in enumerate("ab")
+        for column, metric in enumerate(FOCUSVIT)
+    }
+    section = radar_section(Findings("m", "0", "d", "s", table(rows), ("a", "b"), FOCUSVIT, {}, {}))
+    words = section.blocks[0]
+    assert isinstance(words, Text)
+    assert "over FocusViT's four metrics" in words.text
+    assert ("areas do not compare with its table" in words.text) == said
 
 
 def test_a_radar_leaves_out_methods_without_a_score_and_metrics_nobody_has() -> None:

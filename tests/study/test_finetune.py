@@ -23,6 +23,7 @@ from clairvit.study.checkpoint import Epoch, Progress, read_progress
 from clairvit.study.finetune import Trained, checkpoint_of, finetune
 from clairvit.study.pictures import class_names, numbered, read_pictures, split
 from clairvit.study.recipe import Recipe
+from clairvit.study.start import Start, begin
 
 NOBODY = Model(nn.Identity(), "nobody")
 # dropout, so that a generator's state matters; a rate that falls each epoch, so that the schedule's does
@@ -150,7 +151,7 @@ def test_it_learns_and_the_file_has_the_best_epochs_weights_with_all_that_load_a
     assert (done.images, done.validated, done.classes) == (30, 10, ("blue", "red"))
     model = cv.load(f"file:{done.path}")
     assert model.labels == ("blue", "red")
-    assert (model.preprocess.size, model.preprocess.resize) == ((32, 32), 37)
+    assert (model.preprocess.size, model.preprocess.resize) == ((32, 32), 36)
     new = colours(40, seed=7)
     pages = [new.read(row, model) for row in range(40)]
     with torch.no_grad():
@@ -191,6 +192,29 @@ def test_a_file_that_names_the_same_classes_keeps_its_head(tmp_path: Path) -> No
     assert torch.allclose(before, after, atol=1e-6)
 
 
+def test_validation_sees_what_the_finished_model_will_see(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same numbers go in, normalised, and dropout rests."""
+    seen: list[tuple[bool, torch.Tensor]] = []
+
+    def watched(*asked: Any) -> Start:
+        start = begin(*asked)
+        start.module.register_forward_pre_hook(lambda module, given: seen.append((module.training, given[0])))
+        return start
+
+    monkeypatch.setattr("clairvit.study.finetune.begin", watched)
+    dice = np.random.default_rng(3)
+    sizes = [(32, 32 + more) for more in range(6)]  # however much is cut off, odd or even
+    pictures = [Image.fromarray(dice.integers(0, 255, (*size, 3), dtype=np.uint8)) for size in sizes]
+    others = album_of(pictures, NOBODY, labels=["red", "blue"] * 3)
+    done = run(tmp_path, validation=others, recipe=dataclasses.replace(SHORT, epochs=2))
+    assert [training for training, _ in seen] == [True, True, True, False] * 2, "24 images in batches of 8, then 6"
+    model = cv.load(f"file:{done.path}")
+    expected = torch.stack([others.read(row, model).pixels for row in range(6)])
+    assert torch.allclose(seen[-1][1], expected, atol=0.51 / 255 / min(model.preprocess.std))
+    shown = torch.cat([given for training, given in seen if training])
+    assert -1 <= float(shown.min()) < -0.9 < 0.8 < float(shown.max()) <= 1, "training sees no other scale"
+
+
 def test_training_stops_when_patience_ends_and_the_rate_falls_in_steps(tmp_path: Path) -> None:
     recipe = Recipe(epochs=40, batch=8, rate=5e-3, gamma=0.5, every=2, patience=3)
     done = run(tmp_path, recipe=recipe)
@@ -223,6 +247,11 @@ def test_an_unreadable_image_costs_only_itself(tmp_path: Path) -> None:
     recipe = dataclasses.replace(SHORT, epochs=1)
     done = run(tmp_path, album, recipe, failed=lambda name, error: left.append(name))
     assert left == [files[4]]
+    bare = album_of(files[5:], NOBODY, labels=["blue", "red", None, "red", "blue", "red", "blue"])
+    told: list[str] = []
+    done_without = run(tmp_path / "bare", bare, recipe, failed=lambda name, error: told.append(str(error)))
+    assert told == [f"'{files[7]}' has no class; expected one for each image."]
+    assert done_without.images + done_without.validated == 6
     assert done.images + done.validated == 11
     with pytest.raises(BadInput, match="not an image"):
         run(tmp_path / "strict", album, recipe)
@@ -283,7 +312,7 @@ def test_the_defaults_are_the_papers_and_other_sizes_keep_their_ratio() -> None:
     assert recipe.rotation == 15
     assert recipe.flip
     assert recipe.box((224, 224)) == (256, 256)
-    assert recipe.box((96, 192)) == (110, 219)
+    assert recipe.box((96, 192)) == (108, 220)
     assert Recipe(resize=96).box((96, 192)) == (96, 192)
 
 
@@ -320,6 +349,12 @@ def test_flips_mirror_and_turns_turn() -> None:
     found = shaken(whole, (16, 16), still(rotation=90.0), lots)
     assert torch.allclose(found[0], whole[0].rot90(-1, (1, 2)) / 255, atol=1e-4)
     assert torch.allclose(found[1], whole[1].rot90(1, (1, 2)) / 255, atol=1e-4)
+    wide = pictures(1, 32)[..., 6:26, :]  # 20 × 32 pixels
+    lots = torch.full((1, 7), 0.5)
+    lots[0, 3] = 1.0
+    middle = wide[0, :, 2:18, 8:24]
+    found = shaken(wide, (16, 16), still(rotation=90.0), lots)
+    assert torch.allclose(found[0], middle.rot90(1, (1, 2)) / 255, atol=1e-4), "nothing is stretched"
 
 
 def test_jitter_changes_brightness_contrast_and_saturation_and_nothing_where_it_is_even() -> None:

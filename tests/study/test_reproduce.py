@@ -14,13 +14,14 @@ import torch
 from PIL import Image
 
 import clairvit as cv
-from clairvit.data.album import Album, Page, album_of
+from clairvit.data.album import Album, Page, album_of, void_as_object
 from clairvit.data.marks import weights_hash
 from clairvit.errors import BadInput, UnknownName
 from clairvit.methods.bind import bind
 from clairvit.metrics.metric import ask
 from clairvit.metrics.score import Score
 from clairvit.metrics.table import Scores, Seen
+from clairvit.show.report.findings import gather
 from clairvit.study.plan import DataWish, ModelWish, Plan
 from clairvit.study.presets.preset import NAMES, find_preset
 from clairvit.study.reproduce import (
@@ -33,7 +34,6 @@ from clairvit.study.reproduce import (
     reproduce,
     study_of,
     sweep_methods,
-    void_as_object,
 )
 from clairvit.study.set_up import Shown, Wish, differences, instead
 from clairvit.study.store import Store
@@ -236,6 +236,22 @@ def test_void_counts_as_object_for_coporan() -> None:
     assert unmasked.read(0, MODEL).mask is None
 
 
+def test_whoever_opens_the_study_again_sees_what_was_scored(tmp_path: Path) -> None:
+    """A report shows an image only if its mark is the one that was scored."""
+    for place, name in (("photos", "a.png"), ("masks", "a.png")):
+        (tmp_path / place).mkdir()
+        drawn = picture(0) if place == "photos" else Image.fromarray(trimap(0).astype(np.uint8))
+        drawn.save(tmp_path / place / name)
+    data = DataWish(f"folder:{tmp_path}/photos", masks=f"{tmp_path}/masks", mask_kind="trimap")
+    for name in ("coporan", "joita"):
+        own = replace(wish(name), data=data)
+        plans: list[Plan] = []
+        store = Store.open(tmp_path / name)
+        reproduce(own, store, model=MODEL, told=plans.append)
+        (study,) = gather(store).studies
+        assert (study.data[0].open(study.seed).mark(0),) == plans[0].units[0].marks
+
+
 def test_masks_are_asked_for() -> None:
     shown = Shown(album(masks=False), "generated")
     for name in ("cmi", "coporan", "joita"):
@@ -308,6 +324,16 @@ def test_the_study_has_the_efforts_samples() -> None:
 
 def test_layers_are_counted() -> None:
     assert depth(MODEL, album(1)) == ZOO["timm-vit"].layers
+    whole = album(2)
+
+    def torn(row: int, model: cv.Model) -> Page:
+        if row == 0:
+            raise BadInput("it is torn.")
+        return whole.read(row, model)
+
+    assert depth(MODEL, replace(whole, read=torn)) == ZOO["timm-vit"].layers, "of the first that can be read"
+    with pytest.raises(BadInput, match="None of the 1 images can be read"):
+        depth(MODEL, replace(whole.take([0]), read=torn))
     assert sweep_methods(find_preset("skipplus"), 2)["ixg"] == ["ixg+from:0", "ixg+from:1"]
     assert sweep_methods(find_preset("joita"), 12) == {}
 
@@ -381,6 +407,23 @@ def test_only_coporan_runs_on_masks_with_void(tmp_path: Path) -> None:
         marks[name] = plans[0].units[0].marks
     assert marks["joita"] == tuple(album(2).mark(row) for row in range(2))
     assert marks["coporan"] == tuple(void_as_object(album(2)).mark(row) for row in range(2))
+
+
+@pytest.mark.parametrize(
+    ("name", "spec", "same"),
+    [
+        ("coporan", "voc:/x", True),
+        ("coporan", "pets:/x", False),
+        ("joita", "voc:/x", True),
+        ("focusvit", "pets:/x", True),
+        ("focusvit", "voc:/x", False),
+    ],
+)
+def test_whether_the_paper_has_numbers_on_this_data_is_said(name: str, spec: str, same: bool) -> None:
+    own = replace(wish(name), data=DataWish(spec))
+    table = own.preset.table_for(spec)
+    said = dict(differences(own, MODEL, Shown(album(2), "generated"), Scores(), own.preset.measures, table))
+    assert said["numbers"].endswith(f"the paper has {'them' if same else 'none'} for this data.")
 
 
 def test_constant_maps_are_said() -> None:

@@ -13,7 +13,8 @@ import typer
 from clairvit.cli import options
 from clairvit.cli.bench_table import print_plan, print_query, report
 from clairvit.cli.evaluate import wanted_methods, wanted_metrics
-from clairvit.cli.paper import progress, say
+from clairvit.cli.known import fetch
+from clairvit.cli.paper import progress, remark, say
 from clairvit.cli.split import split_labels, split_methods
 from clairvit.errors import BadInput, UnknownName, did_you_mean
 
@@ -58,22 +59,16 @@ def bench(
         ),
     ] = None,
     metric: Annotated[str | None, typer.Option(metavar="A,B,…", help="Metrics.", show_default=METRICS)] = None,
-    limit: Annotated[int | None, typer.Option(min=1, metavar="N", help="So many images of each data set.")] = None,
-    split: Annotated[str | None, typer.Option(help="The part of each data set: test, val, …")] = None,
-    masks: Annotated[str | None, typer.Option(metavar="DIR", help="Masks of folder:PATH.")] = None,
-    mask_kind: Annotated[
-        str | None, typer.Option(metavar="nonzero|trimap|voc", help="What the object is in a mask.")
-    ] = None,
+    limit: options.Limit = None,
+    download: options.Download = False,
+    split: options.Split = None,
+    masks: options.MaskFolder = None,
+    mask_kind: Annotated[str | None, options.MASK_KIND] = None,
     target: Annotated[
         str | None,
         typer.Option("--target", "-t", help="'label': the true class; default: the prediction."),
     ] = None,
-    maps: Annotated[
-        str | None,
-        typer.Option(
-            metavar="raw|abs|relu|min-max|over-largest", help="What is done to each map first.", show_default="raw"
-        ),
-    ] = None,
+    maps: Annotated[str | None, options.MAPS] = None,
     seed: Annotated[int | None, typer.Option(help="For all that draws lots.", show_default="0")] = None,
     arch: options.Arch = None,
     no_pretrained: options.NoPretrained = False,
@@ -132,6 +127,8 @@ def bench(
     who = _engine(engine, workers, address, num_gpus, where, batch_size)
     settled = asked.settled()
     check_place(out)
+    for one in images if download else ():
+        fetch(one.spec, one.split)
     worker = Worker(settled, where if who is None else None, batch_size)  # others compute: it only plans
 
     def told(made: Plan) -> None:
@@ -149,6 +146,7 @@ def bench(
             told(made)
         return
     worker.open()  # before a store is begun: what is wrong with models or images is found here
+    remark((note for place in range(len(images)) for note in worker.album(place).notes), as_json or quiet)
     store = Store.open(out)
     with progress("study", 1, hidden=as_json or quiet), _words(as_json or quiet):
         outcome = run_study(settled, store, worker=worker, told=told, **({} if who is None else {"engine": who}))

@@ -9,8 +9,8 @@ import typer
 
 from clairvit.cli import options
 from clairvit.cli.evaluate import wanted_methods, wanted_metrics
-from clairvit.cli.known import Known
-from clairvit.cli.paper import line, progress
+from clairvit.cli.known import Known, fetch
+from clairvit.cli.paper import line, progress, remark
 from clairvit.cli.picks import document, print_pick
 from clairvit.cli.report import end
 from clairvit.cli.request import load, read_targets
@@ -76,60 +76,20 @@ def choose(
             help="Find the best layer to start at for these methods, as FocusViT's m*: focusvit,genatt,decompx,ixg.",
         ),
     ] = None,
-    masks: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DIR|mask-rcnn",
-            help="A folder with a mask for each image, 'cat.png' for 'cat.jpg', or mask-rcnn to find objects.",
-            rich_help_panel="What is known",
-        ),
-    ] = None,
-    mask_kind: Annotated[
-        str, typer.Option(metavar="nonzero|trimap|voc", help="What the object is.", rich_help_panel="What is known")
-    ] = "nonzero",
-    weights: Annotated[
-        str | None,
-        typer.Option(metavar="FILE", help="Mask R-CNN's weights, else from the hub.", rich_help_panel="What is known"),
-    ] = None,
-    truth: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE|folders",
-            help="True classes: a CSV with the columns image, class (and other), or the folders' names.",
-            rich_help_panel="What is known",
-        ),
-    ] = None,
-    split: Annotated[
-        str | None,
-        typer.Option(help="Of a data set.", show_default="the data set's own", rich_help_panel="What is known"),
-    ] = None,
-    limit: Annotated[
-        int | None,
-        typer.Option(min=1, help="At most so many images, drawn by the seed.", rich_help_panel="What is known"),
-    ] = None,
+    masks: options.Masks = None,
+    mask_kind: options.MaskKind = "nonzero",
+    weights: options.Weights = None,
+    truth: options.Truth = None,
+    split: options.Split = None,
+    limit: options.Limit = None,
+    download: options.Download = False,
     model: options.ModelName = "pets",
     arch: options.Arch = None,
     no_pretrained: options.NoPretrained = False,
     labels: options.Labels = None,
     device: options.Device = None,
-    target: Annotated[
-        str | None,
-        typer.Option(
-            "--target",
-            "-t",
-            metavar="CLASS",
-            help="A class name or number, or 'label': the true class; default: the prediction.",
-            rich_help_panel="What is explained",
-        ),
-    ] = None,
-    maps: Annotated[
-        str,
-        typer.Option(
-            metavar="raw|abs|relu|min-max|over-largest",
-            help="What is done to each map before it is scored.",
-            rich_help_panel="What is explained",
-        ),
-    ] = "raw",
+    target: options.OneTarget = None,
+    maps: options.Maps = "raw",
     seed: options.Seed = 0,
     autocast: options.Autocast = None,
     out: Annotated[
@@ -160,20 +120,24 @@ def choose(
     data = data_set(images)
     if data is None:
         known.check(metrics or [], target)
-        if split is not None:
-            raise BadInput(f"--split {split} is of a data set, such as pets:PATH; {images[0]} is none.")
+        if split is not None or download:
+            typed = "--download" if split is None else f"--split {split}"
+            raise BadInput(f"{typed} is of a data set, such as pets:PATH; {images[0]} is none.")
         found, failures = find(images)
         found = found if limit is None else sampled(found, limit, seed)
     elif masks is not None or truth is not None:
         raise BadInput(f"{data} has its own masks and classes; expected --masks and --truth with folders of images.")
     else:
         found, failures = [], []
+        if download:
+            fetch(data, split)
     net = load(model, arch, no_pretrained, labels, device)
     album: Album
     if data is None:
         album = known.album(found, net, by_label=target == "label").images
     else:
         album = opened(data, split, limit, seed)
+        remark(album.notes, as_json or quiet)
     aims: list[Any] = ["label"] if target == "label" else read_targets([target] if target else None, None, net)
     if len(aims) > 1:
         raise BadInput(f"--target {target} names {len(aims)} classes; expected one, by which every image is scored.")

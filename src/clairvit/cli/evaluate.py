@@ -50,57 +50,17 @@ def evaluate(
     metric: Annotated[
         str, typer.Option("--metric", metavar="A,B,…", help="Metrics separated by commas, any of 'clairvit metrics'.")
     ] = "deletion,insertion,sparseness",
-    masks: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DIR|mask-rcnn",
-            help="A folder with a mask for each image, 'cat.png' for 'cat.jpg', or mask-rcnn to find objects.",
-            rich_help_panel="What is known",
-        ),
-    ] = None,
-    mask_kind: Annotated[
-        str,
-        typer.Option(
-            metavar="nonzero|trimap|voc",
-            help="What the object is: not zero; 1 of a trimap (Oxford-IIIT Pet); neither 0 nor 255 (Pascal VOC).",
-            rich_help_panel="What is known",
-        ),
-    ] = "nonzero",
-    weights: Annotated[
-        str | None,
-        typer.Option(metavar="FILE", help="Mask R-CNN's weights, else from the hub.", rich_help_panel="What is known"),
-    ] = None,
-    truth: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE|folders",
-            help="True classes: a CSV with the columns image, class (and other), or the folders' names.",
-            rich_help_panel="What is known",
-        ),
-    ] = None,
+    masks: options.Masks = None,
+    mask_kind: options.MaskKind = "nonzero",
+    weights: options.Weights = None,
+    truth: options.Truth = None,
     model: options.ModelName = "pets",
     arch: options.Arch = None,
     no_pretrained: options.NoPretrained = False,
     labels: options.Labels = None,
     device: options.Device = None,
-    target: Annotated[
-        str | None,
-        typer.Option(
-            "--target",
-            "-t",
-            metavar="CLASS",
-            help="A class name (or its unique beginning) or number, or 'label' with --truth; default: the prediction.",
-            rich_help_panel="What is explained",
-        ),
-    ] = None,
-    maps: Annotated[
-        str,
-        typer.Option(
-            metavar="raw|abs|relu|min-max|over-largest",
-            help="What is done to each map before it is scored.",
-            rich_help_panel="What is explained",
-        ),
-    ] = "raw",
+    target: options.OneTarget = None,
+    maps: options.Maps = "raw",
     seed: options.Seed = 0,
     autocast: options.Autocast = None,
     out: Annotated[
@@ -164,12 +124,10 @@ def evaluate(
         print(dumps({**content, "files": [str(file) for file in files]}))
     elif not quiet:
         print_scores(rows, methods)
-        for name, why in scores.skipped.items():
-            line(f"Left out: {name}. {why}")
-        for note in notes(rows, scores.unmasked, masks, album.detected):
-            line(f"Note: {note}")
-        for file in files:
-            line(f"Wrote {file}")
+        left = [f"Left out: {name}. {why}" for name, why in scores.skipped.items()]
+        beware = [f"Note: {note}" for note in notes(rows, scores.unmasked, masks, album.detected)]
+        for sentence in (*left, *beware, *(f"Wrote {file}" for file in files)):
+            line(sentence)
     end(content["images"], failures, "scored")
 
 

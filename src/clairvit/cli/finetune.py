@@ -11,7 +11,7 @@ import typer
 
 from clairvit._version import __version__
 from clairvit.cli import options
-from clairvit.cli.paper import line, progress, say, table
+from clairvit.cli.paper import line, progress, remark, say, table
 from clairvit.cli.work import Failure
 from clairvit.errors import BadInput, did_you_mean
 
@@ -64,6 +64,7 @@ def finetune(
         typer.Option(min=1, help="Image size of the model.", show_default="its own", rich_help_panel="Model"),
     ] = None,
     device: options.Device = None,
+    download: options.Download = False,
     epochs: Annotated[int, typer.Option(min=1, help="At most so many.", rich_help_panel="Recipe")] = 50,
     batch: Annotated[int, typer.Option(min=1, help="Images in one step.", rich_help_panel="Recipe")] = 32,
     rate: Annotated[float, typer.Option(help="AdamW's learning rate.", rich_help_panel="Recipe")] = 1e-4,
@@ -104,10 +105,11 @@ def finetune(
     recipe = Recipe(
         epochs, batch, rate, decay, gamma, every, patience, resize, rotation, jitter, not no_flip, held_out, seed
     )
-    album, validation, classes = open_images(data)
+    album, validation, classes = open_images(data, download)
     failures: list[Failure] = []
     begun = time.monotonic()
     silent = as_json or quiet
+    remark((*album.notes, *(validation.notes if validation is not None else ())), silent)
 
     def told(epoch: Epoch) -> None:
         if not silent:
@@ -146,7 +148,7 @@ def finetune(
 finetune.__doc__ = f"Teach a model the classes of your images; stopped and typed again, it goes on.\n\n{EXAMPLES}"
 
 
-def open_images(data: str) -> tuple[Album, Album | None, tuple[str, ...] | None]:
+def open_images(data: str, download: bool = False) -> tuple[Album, Album | None, tuple[str, ...] | None]:
     """Images to train on, to validate on (None: held out from the first) and the classes (None: as they are met)."""
     if data == SCENES or re.fullmatch(rf"{SCENES}:\d+", data):
         from clairvit.data.scenes import CLASSES, scenes
@@ -156,7 +158,7 @@ def open_images(data: str) -> tuple[Album, Album | None, tuple[str, ...] | None]
     folder = Path(data).expanduser()
     if not folder.is_dir():
         if ":" in data:
-            return open_set(data)
+            return open_set(data, download)
         near = did_you_mean(data, [SCENES])
         raise BadInput(
             f"'{data}' is not a folder.{near} Expected one with a folder of images for each class, a data set "
@@ -167,13 +169,13 @@ def open_images(data: str) -> tuple[Album, Album | None, tuple[str, ...] | None]
     return class_folders(train), class_folders(kept) if kept is not None else None, None
 
 
-def open_set(spec: str) -> tuple[Album, Album | None, tuple[str, ...] | None]:
+def open_set(spec: str, download: bool = False) -> tuple[Album, Album | None, tuple[str, ...] | None]:
     """A data set's own part for training, and its part for validation where it has one."""
     from clairvit.data.sets import datasets, open_data
 
     splits = next((known.splits for known in datasets() if known.name == spec.partition(":")[0]), ())
     train = next((name for name in splits if name.startswith("train")), None)
-    found = open_data(spec, split=train)
+    found = open_data(spec, split=train, download=download)
     kept = next((name for name in splits if name.startswith("val")), None) if train is not None else None
     return found.album, open_data(spec, split=kept).album if kept is not None else None, found.classes or None
 

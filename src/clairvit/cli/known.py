@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import os
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -40,7 +42,8 @@ class Known:
     truth: str | None
 
     @property
-    def _detects(self) -> bool:
+    def detects(self) -> bool:
+        """Objects are to be found by Mask R-CNN."""
         return self.masks is not None and self.masks.split("(")[0] == MASK_RCNN
 
     def check(self, metrics: Sequence[Asked], target: str | None) -> None:
@@ -59,14 +62,14 @@ class Known:
                     f"'{asked.metric.name}' compares two objects in an image, and their classes were not given; "
                     "expected --truth FILE, a CSV with the columns image, class and other."
                 )
-        if self._detects:
+        if self.detects:
             detection_options(str(self.masks))
-        if self.masks is not None and not self._detects and not Path(self.masks).is_dir():
+        if self.masks is not None and not self.detects and not Path(self.masks).is_dir():
             raise BadInput(
                 f"--masks {self.masks} is not a folder; expected one with 'cat.png' for the image 'cat.jpg', or "
                 f"{MASK_RCNN}."
             )
-        if self.weights is not None and not self._detects:
+        if self.weights is not None and not self.detects:
             raise BadInput(f"--weights {self.weights} are Mask R-CNN's; expected --masks {MASK_RCNN} with them.")
         if target == "label" and self.truth is None:
             raise BadInput(f"--target label needs the true classes; expected --truth FILE, or --truth {FOLDERS}.")
@@ -82,7 +85,7 @@ class Known:
 
         detected: dict[str, list[tuple[str, float]]] = {}
         masks: Any = None
-        if self._detects:
+        if self.detects:
             from clairvit.data.foreground import foreground, load_detector
 
             detector = load_detector(self.weights, device=str(model.device))
@@ -95,8 +98,7 @@ class Known:
 
             masks = look
         elif self.masks is not None:
-            files = [Path(self.masks) / f"{Path(image).stem}.png" for image in images]
-            masks = [file if file.exists() else None for file in files]
+            masks = mask_files([Path(image) for image in images], Path(self.masks))
         labels, others = self._classes(images)
         album = album_of(list(images), model, masks=masks, mask_kind=self.mask_kind, labels=labels, others=others)
         if labels is None or not by_label:
@@ -124,6 +126,22 @@ class Known:
         return labels, others if any("other" in row for row in rows.values()) else None
 
 
+def fetch(spec: str, split: str | None = None) -> None:
+    """--download: what is there already is not fetched again."""
+    from clairvit.data.sets import open_data
+
+    open_data(spec, split=split, download=True)
+
+
+def mask_files(images: Sequence[Path], folder: Path) -> list[Path | None]:
+    """The mask of each image: folders below the one that all images share have masks in folders of the same names."""
+    from clairvit.data.masks import masks_for
+
+    whole = [image.absolute() for image in images]
+    found, _ = masks_for(whole, folder, Path(os.path.commonpath([image.parent for image in whole])))
+    return [found.get(image) for image in whole]
+
+
 def detection_options(text: str) -> dict[str, Any]:
     """'mask-rcnn(score=0.7,classes=dog)' -> how objects are found."""
     from clairvit.methods.parse import parse
@@ -149,6 +167,12 @@ def read_truth(path: Path) -> dict[str, dict[str, str]]:
         seen = ", ".join(lines[0]) if lines else "nothing"
         raise BadInput(
             f"--truth {path} has the columns {seen}; expected image and class (and other) in its first line."
+        )
+    counts = Counter(line["image"] for line in lines)
+    twice = next((image for image, count in counts.items() if count > 1), None)
+    if twice is not None:
+        raise BadInput(
+            f"--truth {path} has {counts[twice]} lines for '{twice}'; expected one, with its second class as other."
         )
     return {line["image"]: line for line in lines}
 

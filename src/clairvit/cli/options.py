@@ -51,6 +51,16 @@ Target = Annotated[
         rich_help_panel="What is explained",
     ),
 ]
+OneTarget = Annotated[
+    str | None,
+    typer.Option(
+        "--target",
+        "-t",
+        metavar="CLASS",
+        help="A class name (or its unique beginning) or number, or 'label': the true class; default: the prediction.",
+        rich_help_panel="What is explained",
+    ),
+]
 Contrast = Annotated[
     tuple[str, str] | None,
     typer.Option(
@@ -63,6 +73,68 @@ Score = Annotated[
         help="logit, prob or logprob.",
         show_default="the method's own: logit, or prob where patches are taken away",
         rich_help_panel="What is explained",
+    ),
+]
+# Where a command has to know whether the option was typed, it takes MAPS or MASK_KIND with None as the default.
+MAPS = typer.Option(
+    metavar="raw|abs|relu|min-max|over-largest",
+    help="What is done to each map before it is scored.",
+    show_default="raw",
+    rich_help_panel="What is explained",
+)
+Maps = Annotated[str, MAPS]
+Masks = Annotated[
+    str | None,
+    typer.Option(
+        metavar="DIR|mask-rcnn",
+        help="A folder with a mask for each image, 'cat.png' for 'cat.jpg', or mask-rcnn to find objects.",
+        rich_help_panel="What is known",
+    ),
+]
+MaskFolder = Annotated[
+    str | None,
+    typer.Option(
+        "--masks",
+        metavar="DIR",
+        help="With folder:PATH: a folder with a mask for each image, 'cat.png' for 'cat.jpg'.",
+        rich_help_panel="What is known",
+    ),
+]
+MASK_KIND = typer.Option(
+    metavar="nonzero|trimap|voc",
+    help="What the object is: not zero; 1 of a trimap (Oxford-IIIT Pet); neither 0 nor 255 (Pascal VOC).",
+    show_default="nonzero",
+    rich_help_panel="What is known",
+)
+MaskKind = Annotated[str, MASK_KIND]
+Weights = Annotated[
+    str | None,
+    typer.Option(metavar="FILE", help="Mask R-CNN's weights, else from the hub.", rich_help_panel="What is known"),
+]
+Truth = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE|folders",
+        help="True classes: a CSV with the columns image, class (and other), or the folders' names.",
+        rich_help_panel="What is known",
+    ),
+]
+Split = Annotated[
+    str | None,
+    typer.Option(help="The part of a data set: test, val, …", show_default="its first", rich_help_panel="Data"),
+]
+Limit = Annotated[
+    int | None,
+    typer.Option(
+        min=1, metavar="N", help="At most so many images, drawn by the seed from all classes.", rich_help_panel="Data"
+    ),
+]
+Download = Annotated[
+    bool,
+    typer.Option(
+        "--download",
+        help="Fetch the data set into PATH if it is not there: pets, flowers, caltech101, voc.",
+        rich_help_panel="Data",
     ),
 ]
 Samples = Annotated[

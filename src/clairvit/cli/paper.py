@@ -27,6 +27,12 @@ def say(sentence: str) -> None:
     print(f"clairvit: {sentence}", file=sys.stderr)
 
 
+def remark(notes: Iterable[str], hidden: bool) -> None:
+    """What is odd about the data, each said once."""
+    for note in () if hidden else dict.fromkeys(notes):
+        say(f"note: {note}")
+
+
 def console() -> Console:
     from rich.console import Console
 

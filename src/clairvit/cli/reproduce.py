@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from clairvit.cli import options
-from clairvit.cli.known import MASK_RCNN, Known, detection_options
+from clairvit.cli.known import Known, fetch
 from clairvit.cli.paper import line, progress, say, table
 from clairvit.cli.request import load
 from clairvit.cli.split import split_labels
@@ -48,30 +48,12 @@ def reproduce(
             metavar="NAME:PATH", help="Your images: pets:PATH, voc:PATH, folder:PATH, …", rich_help_panel="Data"
         ),
     ] = None,
-    split: Annotated[
-        str | None, typer.Option(help="Of the data set.", show_default="its first", rich_help_panel="Data")
-    ] = None,
-    limit: Annotated[
-        int | None,
-        typer.Option(
-            min=1, metavar="N", help="So many images, drawn by the seed from all classes.", rich_help_panel="Data"
-        ),
-    ] = None,
-    masks: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DIR|mask-rcnn",
-            help="With folder:PATH: a folder with 'cat.png' for 'cat.jpg', or mask-rcnn to find objects.",
-            rich_help_panel="Data",
-        ),
-    ] = None,
-    mask_kind: Annotated[
-        str, typer.Option(metavar="nonzero|trimap|voc", help="What in them is object.", rich_help_panel="Data")
-    ] = "nonzero",
-    weights: Annotated[
-        str | None,
-        typer.Option(metavar="FILE", help="Mask R-CNN's weights, else from the hub.", rich_help_panel="Data"),
-    ] = None,
+    split: options.Split = None,
+    limit: options.Limit = None,
+    download: options.Download = False,
+    masks: options.Masks = None,
+    mask_kind: options.MaskKind = "nonzero",
+    weights: options.Weights = None,
     model: options.ModelName = "pets",
     arch: options.Arch = None,
     no_pretrained: options.NoPretrained = False,
@@ -136,18 +118,16 @@ def reproduce(
             f"No images were given to reproduce '{preset.name}' on; expected --data NAME:PATH, such as --data "
             "pets:/data/oxford-iiit-pet, or --check to compute the paper's own numbers again."
         )
-    from clairvit.data.masks import check_kind
     from clairvit.perturb.batch import check_pace
     from clairvit.study.plan import DataWish, ModelWish
+    from clairvit.study.reproduce import check_data, open_shown
     from clairvit.study.reproduce import reproduce as run
     from clairvit.study.set_up import Wish, instead
 
     preset = instead(preset, method or [])
-    check_kind(mask_kind)
+    known = Known(masks, mask_kind, weights, None)
+    known.check([], None)
     check_pace(batch_size, None)
-    finds = masks is not None and masks.split("(")[0] == MASK_RCNN
-    if weights is not None and not finds:
-        raise BadInput(f"--weights {weights} are Mask R-CNN's; expected --masks {MASK_RCNN} with them.")
     names = split_labels(labels) if labels is not None else None
     wish = Wish(
         preset,
@@ -159,6 +139,8 @@ def reproduce(
     )
     assert wish.aim in (None, "label")  # a wrong --target is refused before a model is loaded
     hidden = as_json or quiet
+    if download:
+        fetch(data, split)
 
     def told(plan: Plan) -> None:
         if not hidden:
@@ -167,11 +149,11 @@ def reproduce(
                 f"{plan.forwards} forwards."
             )
 
-    with _store(out, preset) as store:
-        net = load(model, arch, no_pretrained, labels, device)
-        shown = found_objects(wish, str(masks), weights, net) if finds else None
-        with progress(f"reproduce {preset.name}", 1, hidden=hidden):
-            result = run(wish, store, model=net, shown=shown, device=device, batch_size=batch_size, told=told)
+    net = load(model, arch, no_pretrained, labels, device)
+    shown = found_objects(wish, known, net) if known.detects else open_shown(wish, net)
+    check_data(wish, shown)  # before a store is begun
+    with _store(out, preset) as store, progress(f"reproduce {preset.name}", 1, hidden=hidden):
+        result = run(wish, store, model=net, shown=shown, device=device, batch_size=batch_size, told=told)
     files = write(result, Path(out)) if out is not None else []
     show(result, files, as_json, quiet)
     if result.failed:
@@ -195,32 +177,27 @@ def _store(out: str | None, preset: Preset) -> Iterator[Any]:
         yield Store.open(Path(folder) / "store")
 
 
-def found_objects(wish: Wish, masks: str, weights: str | None, model: Model) -> Shown:
+def found_objects(wish: Wish, known: Known, model: Model) -> Shown:
     """A folder's images, with Mask R-CNN's masks of the whole pictures."""
     from dataclasses import replace
 
     from clairvit.data.marks import digest
-    from clairvit.data.sets import sample
-    from clairvit.models.folders import find_images
+    from clairvit.data.sets import open_data
     from clairvit.study.set_up import Shown
 
-    name, _, path = wish.data.spec.partition(":")
-    if name != "folder" or not path:
+    if wish.data.spec.partition(":")[0] != "folder":
         raise BadInput(
-            f"--masks {masks} was given with --data {wish.data.spec}; expected --data folder:PATH, whose pictures are "
-            "searched for objects, or the data set with its own masks."
+            f"--masks {known.masks} was given with --data {wish.data.spec}; expected --data folder:PATH, whose "
+            "pictures are searched for objects, or the data set with its own masks."
         )
-    detection_options(masks)
-    images = [str(file) for file in find_images(Path(path).expanduser())]
-    rows = range(len(images))
-    chosen = list(rows) if wish.data.limit is None else sample([None for _ in rows], wish.data.limit, wish.seed)
-    own = [images[row] for row in chosen]
-    album = Known(masks, wish.data.mask_kind, weights, None).album(own, model).images
+    found = open_data(wish.data.spec, split=wish.data.split, limit=wish.data.limit, seed=wish.seed)
+    images = [str(found.root / name) for name in found.album.names]
+    album = known.album(images, model).images
     # what the detector finds follows from the picture, its options and its weights
-    how = (masks.encode(), None if weights is None else Path(weights))
+    how = (str(known.masks).encode(), None if known.weights is None else Path(known.weights))
     marked = replace(album, mark=lambda row: digest(album.mark(row), *how))
-    words = f"a folder of images, {len(own)} of {len(images)}"
-    return Shown(marked, words, f"{masks}, trained on COCO")
+    words = f"{found.title}, {len(found)} of {found.total} images"
+    return Shown(marked, words, f"{known.masks}, trained on COCO", found.notes)
 
 
 def checked(preset: Preset, as_json: bool, quiet: bool) -> None:

@@ -45,6 +45,7 @@ class Album:
     has_masks: bool = False
     has_labels: bool = False
     has_others: bool = False
+    notes: tuple[str, ...] = ()  # what the user should know of where they lie: masks of nobody, empty class folders
 
     def __len__(self) -> int:
         return len(self.names)
@@ -72,6 +73,18 @@ class Part:
     unmasked: tuple[str, ...]
     labels: tuple[int | str | None, ...] | None
     others: tuple[int | str | None, ...] | None
+
+
+def void_as_object(album: Album) -> Album:
+    """Pixels of which the masks say nothing count as object (Coporan)."""
+
+    def read(row: int, model: Model) -> Page:
+        page = album.read(row, model)
+        if page.mask is None or page.void is None:
+            return page
+        return replace(page, mask=page.mask | page.void, void=None)
+
+    return replace(album, read=read, mark=lambda row: digest(album.mark(row), b"void is object"))
 
 
 def parts(album: Album, model: Model, size: int, failed: Failed | None = None) -> Iterator[Part]:
@@ -143,7 +156,7 @@ def album_of(
     def mark(row: int) -> str:
         mask = None if masks is None or callable(masks) else masks[row]
         known = (mask_kind, None if labels is None else labels[row], None if others is None else others[row])
-        return digest(items[row], mask, repr(known))
+        return digest(items[row], mask, repr(known).encode())
 
     return Album(names, read, mark, masks is not None, labels is not None, others is not None)
 

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from PIL import Image
 from torch import Tensor
 
+from clairvit.errors import BadInput
 from clairvit.models.model import Model
 
 
@@ -28,9 +30,13 @@ def _bytes(part: Any) -> bytes:
     if isinstance(part, bytes):
         return part
     if isinstance(part, Path) or (isinstance(part, str) and os.path.isfile(part)):  # False for a name that is too long
-        return Path(part).read_bytes()
+        try:
+            return Path(part).read_bytes()
+        except OSError as error:
+            raise BadInput(f"'{part}' cannot be read ({error.strerror}); expected a file.") from error
     if isinstance(part, Tensor):
-        part = part.detach().cpu().float().numpy()
+        part = part.detach().cpu()
+        part = (part.float() if part.dtype == torch.bfloat16 else part).numpy()  # numpy has no bfloat16
     if isinstance(part, Image.Image):
         part = np.asarray(part)
     if isinstance(part, np.ndarray):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -12,7 +14,7 @@ from PIL import Image
 from torch import Tensor
 
 from clairvit.errors import BadInput
-from clairvit.models.images import framed, upright
+from clairvit.models.images import find_images, framed, upright
 from clairvit.models.model import Preprocess
 
 MaskKind = Literal["nonzero", "trimap", "voc"]
@@ -52,6 +54,39 @@ def read_mask(
             "the whole image, of the same shape."
         )
     return mask
+
+
+def masks_for(images: Sequence[Path], folder: Path, root: Path) -> tuple[dict[Path, Path], list[Path]]:
+    """Whose mask is which file, and the masks of nobody: for ROOT/cat/1.jpg it is FOLDER/cat/1.png or FOLDER/1.png.
+
+    An image may have none, but not all of them, and no mask may be that of several.
+    """
+    if not folder.is_dir():
+        raise BadInput(f"masks={folder} is not a folder; expected one with 'cat.png' for the image 'cat.jpg'.")
+    own = {image.resolve() for image in images}  # masks may lie beside the images
+    files = {
+        file.relative_to(folder).with_suffix(""): file for file in find_images(folder) if file.resolve() not in own
+    }
+    stems = Counter(image.stem for image in images)
+    found: dict[Path, Path] = {}
+    for image in images:
+        place, flat = image.relative_to(root).with_suffix(""), Path(image.stem)
+        if place in files:
+            found[image] = files[place]
+        elif flat in files and stems[image.stem] > 1:
+            raise BadInput(
+                f"{stems[image.stem]} images are called '{image.stem}', and '{files[flat]}' could be the mask of any "
+                f"of them; expected masks in folders like the images': '{folder / place}.png'."
+            )
+        elif flat in files:
+            found[image] = files[flat]
+    if not found:
+        raise BadInput(
+            f"None of the {len(files)} masks in '{folder}' is called like one of the {len(images)} images; expected "
+            f"'{images[0].stem}.png' for '{images[0].name}'."
+        )
+    used = set(found.values())
+    return found, [file for file in files.values() if file not in used]
 
 
 def check_kind(kind: str) -> None:

@@ -146,7 +146,7 @@ def scenes(count: int, seed: int = 0, objects: int = 1, size: int = SIZE, mask: 
         return Page(pixels, where, label=found.kind, other=found.other_kind)
 
     def mark(row: int) -> str:
-        return digest("scene", repr((_VERSION, seed, row, objects, size, mask)))
+        return digest(repr(("scene", _VERSION, seed, row, objects, size, mask)).encode())
 
     return Album(names, read, mark, has_masks=True, has_labels=True, has_others=objects == 2)
 

@@ -39,11 +39,15 @@ class Data:
     split: str
     classes: tuple[str, ...]  # the data set's own, in its own order
     total: int  # images in the split, before a limit
-    notes: tuple[str, ...]  # what the user should know of the folder
     number: Callable[[int, Model], int | None]  # a class of the data set -> the model's number, if it has it
 
     def __len__(self) -> int:
         return len(self.album)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the user should know of the folder."""
+        return self.album.notes
 
     def unknown(self, model: Model) -> tuple[str, ...]:
         """Classes of the data set that the model does not have; images of them have no true class."""
@@ -77,15 +81,17 @@ def open_data(
     "scenes" or "scenes:COUNT" are drawn by the seed and need no path; their splits are one (object), two (objects) and
     part (one object, the mask is of the part that decides its class).
     """
-    if spec.partition(":")[0] == SCENES:
-        return _scenes(spec, split, limit, seed)
-    data, path = _parse(spec)
-    split = _split(data, split)
     if limit is not None and (isinstance(limit, bool) or limit < 1):
         raise BadInput(f"limit={limit} was given; expected the number of images to take, 1 or more.")
     check_kind(mask_kind)
-    if masks is not None and data.name != "folder":
+    drawn = spec.partition(":")[0] == SCENES
+    known = None if drawn else _parse(spec)
+    if masks is not None and (known is None or known[0].name != "folder"):
         raise BadInput(f"masks={masks} was given with {spec}, which has its own; expected it with folder:PATH only.")
+    if known is None:
+        return _scenes(spec, split, limit, seed)
+    data, path = known
+    split = _split(data, split)
     root = _root(data, path, split, download)
     found = data.open(Asked(root, split, None if masks is None else Path(masks).expanduser(), mask_kind))
     if not found.entries:
@@ -100,7 +106,6 @@ def open_data(
         split=split,
         classes=found.classes,
         total=len(found.entries),
-        notes=found.notes,
         number=lambda own, model: class_of(own, found, model),
     )
 
@@ -125,7 +130,6 @@ def _scenes(spec: str, split: str | None, limit: int | None, seed: int) -> Data:
         split=split or SCENES_SPLITS[0],
         classes=CLASSES,
         total=int(count),
-        notes=(),
         number=lambda own, model: class_of(own, found, model),
     )
 
@@ -250,7 +254,7 @@ def _album(entries: Sequence[Entry], found: Found) -> Album:
         return digest(image, *known, repr((named, found.whole, found.has_others)).encode())
 
     names = tuple(entry.name for entry in entries)
-    return Album(names, read, mark, found.has_masks, found.has_labels, found.has_others)
+    return Album(names, read, mark, found.has_masks, found.has_labels, found.has_others, found.notes)
 
 
 def _page(entry: Entry, found: Found, model: Model) -> Page:

@@ -88,12 +88,19 @@ class Score:
         return self.n_valid >= images
 
     @property
-    def _counted(self) -> Counts:
-        """Of the valid images; a plain value is a part of a whole of 1."""
+    def parts(self) -> Counts:
+        """Of every image, NaN where it has no score; a plain value is a part of a whole of 1."""
         values = self.values.double().cpu().numpy()
         if self.counts is None:
-            return with_ones(self.valid)
-        return np.asarray(self.counts.double().cpu().numpy()[np.isfinite(values)])
+            return with_ones(values)
+        counts = self.counts.double().cpu().numpy().copy()
+        counts[~np.isfinite(values)] = np.nan
+        return np.asarray(counts)
+
+    @property
+    def _counted(self) -> Counts:
+        """Of the valid images."""
+        return np.asarray(self.parts[np.isfinite(self.values.double().cpu().numpy())])
 
     def __repr__(self) -> str:
         low, high = self.interval
@@ -133,7 +140,28 @@ def bootstrap(values: NDArray[np.float64], seed: int) -> tuple[float, float]:
 
 
 def paired(one: Score, other: Score) -> tuple[float, tuple[float, float]]:
-    """The mean difference on the images where both are defined, and its interval."""
-    gap = (one.values.double() - other.values.double()).cpu().numpy()
-    gap = gap[np.isfinite(gap)]
-    return (float(gap.mean()) if len(gap) else math.nan), bootstrap(gap, one.seed)
+    """The difference on the images where both are defined, whichever else either has, and its interval.
+
+    Images are drawn for both together, so that what is hard for both does not count as noise.
+    """
+    places = {name: place for place, name in enumerate(other.names)}
+    pairs = [(place, places[name]) for place, name in enumerate(one.names) if name in places]
+    if one.names == other.names:  # also where two images have the same name
+        pairs = [(place, place) for place in range(len(one.names))]
+    ours, theirs = (score.parts[[pair[side] for pair in pairs]] for side, score in enumerate((one, other)))
+    both = np.isfinite(ours).all((1, 2)) & np.isfinite(theirs).all((1, 2))
+    ours, theirs = ours[both], theirs[both]
+    if len(ours) == 0:
+        return math.nan, (math.nan, math.nan)
+    gap = float(pooled(ours.sum(0)) - pooled(theirs.sum(0)))
+    if len(ours) == 1:
+        return gap, (math.nan, math.nan)
+    drawn = resampled(ours, one.seed) - resampled(theirs, one.seed)  # the same seed: the same images
+    low, high = np.quantile(drawn, [(1 - SURE) / 2, (1 + SURE) / 2])
+    return gap, (float(low), float(high))
+
+
+def lead(one: Score, other: Score) -> tuple[float, tuple[float, float]]:
+    """By how much one is better than the other, and the interval: `paired`, turned so that more is better."""
+    gap, (low, high) = paired(one, other)
+    return (gap, (low, high)) if one.better == "higher" else (-gap, (-high, -low))

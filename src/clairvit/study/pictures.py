@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from clairvit.data.album import Album, Failed, Page
+from clairvit.data.album import Album, Failed
 from clairvit.data.marks import digest
 from clairvit.errors import BadInput, ClairError, did_you_mean
 from clairvit.models.model import Model, Preprocess
@@ -59,9 +59,12 @@ def read_pictures(
     plain = Preprocess(box, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0), interpolation=interpolation)
     reader = Model(nn.Identity(), "reader", plain, classes)
 
-    def page(row: int) -> tuple[Page, str] | ClairError:
+    def page(row: int) -> tuple[Tensor, int | str, str] | ClairError:
         try:
-            return album.read(row, reader), album.mark(row)
+            found = album.read(row, reader)
+            if found.label is None:
+                raise BadInput(f"'{album.names[row]}' has no class; expected one for each image.")
+            return (found.pixels * 255).round().to(torch.uint8), found.label, album.mark(row)
         except ClairError as error:
             return error
 
@@ -71,18 +74,15 @@ def read_pictures(
         for start in range(0, len(album), _AT_ONCE):
             rows = range(start, min(start + _AT_ONCE, len(album)))
             for row, found in zip(rows, threads.map(page, rows), strict=True):
-                if not isinstance(found, ClairError) and found[0].label is None:
-                    found = BadInput(f"'{album.names[row]}' has no class; expected one for each image.")
                 if isinstance(found, ClairError):
                     if failed is None:
                         raise found
                     failed(album.names[row], found)
                     continue
-                label = found[0].label
-                assert label is not None
-                kept[len(labels)] = (found[0].pixels * 255).round().to(torch.uint8).numpy()
+                picture, label, mark = found
+                kept[len(labels)] = picture.numpy()
                 labels.append(label)
-                marks.append(found[1])
+                marks.append(mark)
             tell(len(rows))
     if not labels:
         raise BadInput(f"None of the {len(album)} images can be read; expected images to train on.")

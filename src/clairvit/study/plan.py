@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from clairvit.data.album import Album
+from clairvit.data.album import Album, void_as_object
 from clairvit.data.marks import digest
 from clairvit.errors import BadInput, ClairError
 from clairvit.methods.bind import bind
@@ -44,13 +44,15 @@ class DataWish:
     limit: int | None = None
     masks: str | None = None
     mask_kind: str = "nonzero"
+    void: Literal["nowhere", "object"] = "nowhere"  # where pixels count of which the masks say nothing
 
     def open(self, seed: int) -> Album:
         from clairvit.data.sets import open_data
 
-        return open_data(
+        album = open_data(
             self.spec, split=self.split, limit=self.limit, seed=seed, masks=self.masks, mask_kind=self.mask_kind
         ).album
+        return void_as_object(album) if self.void == "object" else album
 
 
 @dataclass(frozen=True)

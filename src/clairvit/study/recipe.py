@@ -48,7 +48,10 @@ class Recipe:
     def box(self, size: tuple[int, int]) -> tuple[int, int]:
         """What pictures are resized to cover before (rows, columns) are cut out of them."""
         if self.resize is None:
-            return round(size[0] * RESIZED / CUT), round(size[1] * RESIZED / CUT)
+            # by a multiple of 4, so that the middle of the box is the middle of the picture, to the pixel: half a
+            # difference is rounded to even, in the box's crop as in the finished model's
+            rows, columns = (side + 4 * round(side * (RESIZED - CUT) / CUT / 4) for side in size)
+            return rows, columns
         short = min(size)
         if self.resize < short:
             raise BadInput(

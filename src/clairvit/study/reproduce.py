@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from clairvit.data.album import Album, Page
-from clairvit.data.marks import digest
+from clairvit.data.album import Album, parts, void_as_object
 from clairvit.errors import BadInput
 from clairvit.methods.bind import bind
 from clairvit.methods.together import record_for
@@ -68,18 +67,6 @@ def open_shown(wish: Wish, model: Model) -> Shown:
     return Shown(found.album, words, data.masks or "", found.notes, found.unknown(model))
 
 
-def void_as_object(album: Album) -> Album:
-    """Pixels of which the masks say nothing count as object (Coporan)."""
-
-    def read(row: int, model: Model) -> Page:
-        page = album.read(row, model)
-        if page.mask is None or page.void is None:
-            return page
-        return replace(page, mask=page.mask | page.void, void=None)
-
-    return replace(album, read=read, mark=lambda row: digest(album.mark(row), b"void is object"))
-
-
 def check_data(wish: Wish, shown: Shown) -> tuple[Measure, ...]:
     """The measures that can be taken of these images; what the paper cannot do without is asked for."""
     preset = wish.preset
@@ -104,11 +91,10 @@ def check_data(wish: Wish, shown: Shown) -> tuple[Measure, ...]:
 
 
 def depth(model: Model, album: Album) -> int:
-    """How many layers there are to start at."""
-    for row in range(len(album)):
-        pixels = album.read(row, model).pixels[None].to(model.device, model.dtype)
-        return len(record_for([bind("raw-attention")], model, pixels).calls)
-    raise BadInput("There are no images; expected at least one.")
+    """How many layers there are to start at; asked of the first image that can be read."""
+    for part in parts(album, model, 1, failed=lambda image, error: None):  # the study says what is wrong with it
+        return len(record_for([bind("raw-attention")], model, part.pixels).calls)
+    raise BadInput(f"None of the {len(album)} images can be read; expected at least one.")
 
 
 def sweep_methods(preset: Preset, layers: int) -> dict[str, list[str]]:
@@ -124,7 +110,7 @@ def study_of(wish: Wish, measures: Iterable[Measure], layers: int = 0) -> Study:
     methods += [text for texts in sweep_methods(preset, layers).values() for text in texts]
     return Study(
         models=(wish.model,),
-        data=(wish.data,),
+        data=(replace(wish.data, void=preset.void),),  # whoever opens it again sees what was scored
         methods=tuple(methods),
         metrics=tuple(preset.at(effort, one.metric) for one in measures),
         seed=wish.seed,
@@ -158,13 +144,12 @@ def reproduce(
     if not scores:
         why = dict.fromkeys(error for _, error in outcome.failed)
         raise BadInput(f"Nothing could be scored: {' '.join(why) or 'none of the images could be read.'}")
-    found = named(wish, scores, measures)
-    table = preset.table_for(wish.data.spec)
-    rows = line_up(preset, found, table)
     reasons = unread(store, worker.hash_of(0), settings, images)
     lost = [why if name in why else f"{name}: {why}" for name, why in reasons.items()]
     failed = dict.fromkeys((*(error for _, error in outcome.failed), *lost))
-    about = differences(wish, model, shown, scores, measures, table)
+    found = named(wish, scores, measures)
+    table = preset.table_for(wish.data.spec)
+    rows = line_up(preset, found, table)
     return Reproduction(
         wish,
         model.name,
@@ -175,7 +160,7 @@ def reproduce(
         tuple(among_measures(preset, rows)),
         tuple(verdicts(preset, found, rows)),
         tuple(_sweeps(wish, scores, measures, layers)),
-        tuple(about),
+        tuple(differences(wish, model, shown, scores, measures, table)),
         tuple(failed),
         outcome.seconds,
     )

@@ -62,11 +62,26 @@ class Shown:
     unknown: tuple[str, ...] = ()  # classes of the data that the model does not have
 
 
+Said = Iterator[tuple[str, str]]  # what about, and a sentence
+
+
 def differences(
     wish: Wish, model: Model, shown: Shown, scores: Scores, measures: Sequence[Measure], table: Table | None
-) -> Iterator[tuple[str, str]]:
+) -> Said:
     """What is not as in the paper, in words."""
-    preset, count = wish.preset, len(scores.seen)
+    yield from _on_what(wish, model, shown, len(scores.seen), table)
+    yield from _how(wish, shown, measures)
+    yield from _lost(scores, measures)
+    for note in shown.notes:
+        yield "data", note
+    for note in dict.fromkeys(note for score in scores.values() for note in score.notes):
+        yield "note", note
+    for gap in wish.preset.gaps:
+        yield "protocol", gap
+
+
+def _on_what(wish: Wish, model: Model, shown: Shown, count: int, table: Table | None) -> Said:
+    preset = wish.preset
     size = sum(p.numel() for p in model.module.parameters()) / 1e6
     yield "model", f"Here {model.name} ({size:.1f} million parameters); in the paper {preset.models}."
     yield "data", f"Here {shown.words}; in the paper {preset.data}; how many images: {preset.images}."
@@ -76,17 +91,17 @@ def differences(
         yield "numbers", f"Beside ours stand those on {table.data} ({table.source}): {words}."
     if count < FEW:
         yield "images", f"{count} images say little: look at the intervals before the ranks."
+
+
+def _how(wish: Wish, shown: Shown, measures: Sequence[Measure]) -> Said:
+    preset = wish.preset
     yield "protocol", f"In the paper: {preset.protocol}."
-    aim = "the true class" if wish.aim == "label" else "the predicted class"
-    yield "target", f"Maps and scores are of {aim}."
+    yield "target", f"Maps and scores are of the {'true' if wish.aim == 'label' else 'predicted'} class."
     texts = [*(one.method for one in preset.entrants), *(one.metric for one in measures)]
-    changed = [preset.at(wish.effort, text) for text in texts if preset.at(wish.effort, text) != text]
+    changed = ", ".join(preset.at(wish.effort, text) for text in texts if preset.at(wish.effort, text) != text)
     if changed:
-        words = ", ".join(changed)
-        yield (
-            "effort",
-            f"--effort {wish.effort}: fewer samples than the protocol's ({words}); --effort paper takes all.",
-        )
+        fewer = f"fewer samples than the protocol's ({changed})"
+        yield "effort", f"--effort {wish.effort}: {fewer}; --effort paper takes all."
     if shown.masks:
         yield "masks", f"Masks are from {shown.masks}."
     if preset.void == "object":
@@ -94,11 +109,14 @@ def differences(
     for one in preset.measures:
         if one not in measures:
             yield "measures", f"{one.name} is left out: the data has no masks."
-    limits = {one.above for one in measures if one.above is not None}
-    for limit in sorted(limits):
+
+
+def _lost(scores: Scores, measures: Sequence[Measure]) -> Said:
+    """Images, methods and values without a number, or with one that says little."""
+    for limit in sorted({one.above for one in measures if one.above is not None}):
         sure = sum(one.probability > limit for one in scores.seen)
         own = ", ".join(one.name for one in measures if one.above == limit)
-        yield "images", f"{sure} of {count} are predicted with more than {limit:.0%}: {own} are of these."
+        yield "images", f"{sure} of {len(scores.seen)} are predicted with more than {limit:.0%}: {own} are of these."
     for method, why in scores.skipped.items():
         yield "methods", f"{method} is left out. {why}"
     for key, score in scores.items():
@@ -108,9 +126,3 @@ def differences(
     for method, score in flat.items():
         share = f"{score.n_degenerate} of {len(score.values)}"
         yield "constant", f"Maps of {method} are constant on {share} images: the order of their patches is a lottery."
-    for note in shown.notes:
-        yield "data", note
-    for note in dict.fromkeys(note for score in scores.values() for note in score.notes):
-        yield "note", note
-    for gap in preset.gaps:
-        yield "protocol", gap

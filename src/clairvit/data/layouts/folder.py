@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
 
 from clairvit.data.layouts.entry import Entry, Found, Known, Size, entry, folders_in, of_kept, some
 from clairvit.data.layouts.registry import Asked, dataset
-from clairvit.data.masks import read_mask
+from clairvit.data.masks import masks_for, read_mask
 from clairvit.errors import BadInput
 from clairvit.models.images import find_images
 
@@ -73,34 +72,16 @@ def _aside(image: Path, root: Path, masks: Path | None) -> bool:
 
 def _masks(root: Path, images: list[Path], folder: Path) -> tuple[dict[Path, Path], tuple[str, ...]]:
     """Whose mask is which file, and who has none."""
-    if not folder.is_dir():
-        raise BadInput(f"masks={folder} is not a folder; expected one with 'cat.png' for the image 'cat.jpg'.")
-    files = {file.relative_to(folder).with_suffix(""): file for file in find_images(folder)}
-    stems = Counter(image.stem for image in images)
-    found: dict[Path, Path] = {}
-    for image in images:
-        place, flat = image.relative_to(root).with_suffix(""), Path(image.stem)
-        if place in files:
-            found[image] = files[place]
-        elif flat in files and stems[image.stem] > 1:
-            raise BadInput(
-                f"{stems[image.stem]} images are called '{image.stem}', and '{files[flat]}' could be the mask of any "
-                f"of them; expected masks in folders like the images': '{folder / place}.png'."
-            )
-        elif flat in files:
-            found[image] = files[flat]
-    if not found:
-        raise BadInput(
-            f"None of the {len(files)} masks in '{folder}' is called like one of the {len(images)} images; expected "
-            f"'{images[0].stem}.png' for '{images[0].name}'."
-        )
+    found, spare = masks_for(images, folder, root)
     bare = [image.relative_to(root).as_posix() for image in images if image not in found]
-    spare = [file.relative_to(folder).as_posix() for file in files.values() if file not in found.values()]
     notes = []
     if bare:
         notes.append(f"{len(bare)} of {len(images)} images have no mask in '{folder}': {some(bare)}.")
     if spare:
-        notes.append(f"{len(spare)} of {len(files)} masks in '{folder}' belong to no image: {some(spare)}.")
+        names = [file.relative_to(folder).as_posix() for file in spare]
+        notes.append(
+            f"{len(spare)} of {len(spare) + len(found)} masks in '{folder}' belong to no image: {some(names)}."
+        )
     return found, tuple(notes)
 
 

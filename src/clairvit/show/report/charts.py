@@ -182,7 +182,7 @@ def radar_chart(found: Star, arrows: Mapping[str, str], classes: Mapping[str, st
         x, y = at(axis, 1.1)
         anchor = "middle" if abs(x - middle[0]) < 20 else "start" if x > middle[0] else "end"
         name, _, options = metric.partition("(")
-        down = y + (8 if y > middle[1] + 20 else 0)
+        down = y + (8 if y > middle[1] + 20 else -12 if options and y < middle[1] - 20 else 0)  # clear of the rim
         parts.append(_text(x, down, f"{_cut(name, 40 if anchor == 'middle' else 16)} {arrows[metric]}", anchor, "name"))
         if options:
             parts.append(_text(x, down + 12, _cut(f"({options}", 40 if anchor == "middle" else 16), anchor))

@@ -50,12 +50,11 @@ class Findings:
         listed = (*self.methods, *self.baselines)
         return {method: self.scores[method, metric] for method in listed if (method, metric) in self.scores}
 
-    def shown(self, image: str) -> str:
-        """An image's name without the folder that it shares with all others."""
-        if len(self.marks) > 1 and all("/" in name for name in self.marks):
-            shared = posixpath.commonpath(list(self.marks))
-            return image[len(shared) :].lstrip("/") or image
-        return image
+    def shown(self, name: str) -> str:
+        """An image's name without the folder that it shares with all others; any other name as it is."""
+        if name in self.marks and len(self.marks) > 1 and all("/" in image for image in self.marks):
+            return name[len(posixpath.commonpath(list(self.marks))) :].lstrip("/") or name
+        return name
 
     def class_name(self, number: int) -> str:
         return self.classes[number] if number < len(self.classes) else f"class {number}"

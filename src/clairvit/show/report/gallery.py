@@ -129,7 +129,10 @@ def show(findings: Findings, examples: Sequence[Example], source: Source) -> tup
             continue
         try:
             if source.album.mark(places[example.image]) not in findings.marks[example.image]:
-                missing.append(f"{findings.shown(example.image)} has changed since the study was run.")
+                missing.append(
+                    f"{findings.shown(example.image)} is not shown: its picture, mask or class is not the one that was "
+                    "scored."
+                )
                 continue
             figures.append(_figure(findings, example, seen[example.image], source, places[example.image], methods))
         except (ClairError, OSError) as error:

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.stats import rankdata
 
 from clairvit.metrics.metric import ask
 from clairvit.metrics.radar import area_under_radar, radar
-from clairvit.metrics.score import SURE, Score, pooled, resampled, with_ones
+from clairvit.metrics.score import Score, pooled
 from clairvit.metrics.table import Scores
+from clairvit.study import stats
 
 Array = NDArray[np.float64]
 FOCUSVIT = ("faithfulness-correlation", "max-sensitivity", "sparseness", "mprt")  # in the order of its tables
@@ -26,9 +26,7 @@ def ranks(scores: Scores, methods: Sequence[str], metrics: Sequence[str]) -> Arr
     for column, metric in enumerate(metrics):
         own = [scores.get((method, metric)) for method in methods]
         good = np.array([math.nan if one is None else turned(one, one.mean) for one in own])
-        there = np.isfinite(good)
-        if there.any():
-            found[there, column] = rankdata(-good[there])
+        found[:, column] = np.where(np.isfinite(good), stats.ranks(good), np.nan)
     return found
 
 
@@ -42,37 +40,6 @@ def mean_ranks(found: Array) -> Array:
 def turned(score: Score, value: float) -> float:
     """So that more is better."""
     return value if score.better == "higher" else -value
-
-
-def lead(one: Score, other: Score) -> tuple[float, tuple[float, float]]:
-    """By how much one is better than the other on the images where both are defined, and the 95 % interval.
-
-    Images are drawn for both together, so that what is hard for both does not count as noise.
-    """
-    places = {name: place for place, name in enumerate(other.names)}
-    pairs = [(place, places[name]) for place, name in enumerate(one.names) if name in places]
-    ours, theirs = (_counted(score)[[pair[side] for pair in pairs]] for side, score in enumerate((one, other)))
-    both = np.isfinite(ours).all((1, 2)) & np.isfinite(theirs).all((1, 2))
-    ours, theirs = ours[both], theirs[both]
-    if len(ours) == 0:
-        return math.nan, (math.nan, math.nan)
-    gap = turned(one, float(pooled(ours.sum(0)) - pooled(theirs.sum(0))))
-    if len(ours) == 1:
-        return gap, (math.nan, math.nan)
-    drawn = resampled(ours, one.seed) - resampled(theirs, one.seed)  # the same seed: the same images
-    low, high = np.quantile(drawn, [(1 - SURE) / 2, (1 + SURE) / 2])
-    edges = sorted((turned(one, float(low)), turned(one, float(high))))
-    return gap, (edges[0], edges[1])
-
-
-def _counted(score: Score) -> Array:
-    """[n, K, 2], NaN where a score is not defined."""
-    values = score.values.double().cpu().numpy()
-    if score.counts is None:
-        return with_ones(values)
-    counts = score.counts.double().cpu().numpy().copy()
-    counts[~np.isfinite(values)] = np.nan
-    return np.asarray(counts)
 
 
 def differs(interval: tuple[float, float]) -> bool:
@@ -89,10 +56,7 @@ def agreement(scores: Scores, methods: Sequence[str], metrics: Sequence[str]) ->
     matrix = np.full((len(metrics), len(metrics)), np.nan)
     for one in range(len(metrics)):
         for other in range(len(metrics)):
-            both = np.isfinite(found[:, one]) & np.isfinite(found[:, other])
-            a, b = (rankdata(found[both, column]) for column in (one, other))
-            if both.sum() >= 3 and a.std() and b.std():
-                matrix[one, other] = np.corrcoef(a, b)[0, 1]
+            matrix[one, other] = stats.spearman(found[:, one], found[:, other])
     return matrix
 
 
@@ -141,7 +105,7 @@ def _count(count: int, one: str, several: str) -> str:
 
 def by_class(score: Score, classes: Mapping[str, int]) -> dict[int, tuple[float, int]]:
     """Class -> the mean of its images that have a score, and how many these are."""
-    counted = _counted(score)
+    counted = score.parts
     there = np.isfinite(score.values.double().cpu().numpy())
     found = {}
     for number in sorted(set(classes.values())):

@@ -6,14 +6,14 @@ import math
 from collections.abc import Sequence
 
 from clairvit.metrics.metric import ask
-from clairvit.metrics.score import Score
+from clairvit.metrics.score import Score, lead
 from clairvit.show.curves import LUCK
 from clairvit.show.measures import ARROWS
 from clairvit.show.report.blocks import Block, Cell, Column, Figures, Row, Section, Table, Text
 from clairvit.show.report.charts import curves_chart, images, intervals_chart, radar_chart, strokes
 from clairvit.show.report.findings import Findings
 from clairvit.show.report.numbers import NOTHING, places_for, plain, short
-from clairvit.show.report.ranking import Star, agreement, by_class, differs, lead, mean_ranks, ranks, star
+from clairvit.show.report.ranking import FOCUSVIT, Star, agreement, by_class, differs, mean_ranks, ranks, star
 
 SIDE_BY_SIDE = 4  # metrics in one table: what a sheet of paper holds
 MOST_CLASSES = 60  # lines of a table; the CSV has all
@@ -154,6 +154,11 @@ def radar_section(findings: Findings) -> Section:
         "axes and on outliers, which flatten the rest of their axis: read it beside the ranking, never alone. "
         "Baselines are not among the methods."
     )
+    if found.focusvit and arrows[found.axes[FOCUSVIT.index("sparseness")]] == ARROWS["higher"]:
+        warning += (
+            " Sparseness is good when high here, and when low in FocusViT (direction=lower): areas do not compare with "
+            "its table."
+        )
     blocks: list[Block] = [Text(warning), Figures((radar_chart(found, arrows, strokes(findings.methods)),))]
     blocks.append(_areas(findings, found))
     if found.left_out:
@@ -248,8 +253,8 @@ def agreement_section(findings: Findings) -> Section:
     columns = (Column("metric", number=False), *(Column(metric) for metric in findings.metrics))
     count = len(findings.methods)
     note = (
-        f"Spearman's correlation of the ranks of {count} methods (without baselines): 1 where two metrics order them "
-        "alike, −1 where they order them the other way round."
+        f"Spearman's correlation of the ranks of {count} methods (without baselines, where both are defined): 1 where "
+        "two metrics order them alike, −1 where they order them the other way round."
     )
     few = ["With so few methods a correlation says little."] if count < 6 else []
     return Section(title, [Table("agreement", "Rank agreement", columns, tuple(rows), tuple(records), (note, *few))])

@@ -109,5 +109,6 @@ PRESET = Preset(
         Claim("LRP is better than CAM", "section 6.4", ((LRP, CAM),), (JACCARD, F1, ACCURACY, DELETION, POINTING)),
     ),
     void="object",
+    tables_of={"voc": TABLE.data},
     efforts={"quick": {"deletion(preset=coporan)": "deletion(preset=coporan,steps=9)"}},
 )

@@ -95,4 +95,5 @@ PRESET = Preset(
         Claim("LeGrad is the best by all measures", _TEXT, tuple((LEGRAD, one) for one in NAMES[:-1]), MEASURES),
         Claim("GMAR improves on rollout", _TEXT, ((GMAR_1, ROLLOUT), (GMAR_2, ROLLOUT)), MEASURES),
     ),
+    tables_of={"voc": TABLE.data, "voc-class": TABLE.data},
 )

@@ -1,0 +1,50 @@
+"""What is odd about a folder (an empty class, images without masks, masks of nobody) is said by every command."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from clairvit.cli import main
+from small_study import ARCHITECTURE, weights
+
+EMPTY = "clairvit: note: No images are in the class folder 'fox'."
+TINY = ["--model", "file:tiny.safetensors", "--arch", f"timm:{ARCHITECTURE}"]
+BENCH = ["bench", "--data", "folder:photos", *TINY, "--method", "rollout", "--metric", "sparseness", "--out", "study"]
+CHOOSE = ["choose", "folder:photos", *TINY, "--method", "rollout,center", "--metric", "sparseness"]
+FINETUNE = ["finetune", "folder:photos", *TINY, "--epochs", "1"]
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Two classes of photos and an empty one, one mask that fits and one that does not, and a tiny model."""
+    monkeypatch.chdir(tmp_path)
+    weights(tmp_path / "tiny.safetensors")
+    for name, colour in (("cat", "red"), ("dog", "blue")):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for number in range(3):
+            Image.new("RGB", (32, 32), colour).save(tmp_path / "photos" / name / f"{name}{number}.png")
+    (tmp_path / "photos" / "fox").mkdir()
+    (tmp_path / "masks").mkdir()
+    for name in ("cat0", "fox7"):
+        Image.new("L", (32, 32), 1).save(tmp_path / "masks" / f"{name}.png")
+    return tmp_path
+
+
+@pytest.mark.parametrize("command", [BENCH, CHOOSE, FINETUNE], ids=lambda command: command[0])
+def test_an_empty_class_folder(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(command) == 0
+    assert EMPTY in capsys.readouterr().err
+    assert main([*command, "--quiet"]) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_masks_and_images_that_do_not_match(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*BENCH, "--masks", "masks"]) == 0
+    said = capsys.readouterr().err
+    assert (
+        "note: 5 of 6 images have no mask in 'masks': 'cat/cat1.png', 'cat/cat2.png', 'dog/dog0.png' and 2 more" in said
+    )
+    assert "note: 1 of 2 masks in 'masks' belong to no image: 'fox7.png'." in said
