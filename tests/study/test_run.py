@@ -15,6 +15,7 @@ import torch
 from PIL import Image
 
 import clairvit as cv
+import clairvit.study.work as work_room
 from clairvit.errors import ClairError, ClairWarning
 from clairvit.study.plan import Study, Unit, settings_of
 from clairvit.study.read import combinations, scores_of, unread
@@ -152,6 +153,15 @@ def test_a_damaged_part_is_computed_again(tmp_path: Path) -> None:
     assert [unit.key for unit in asked] == [part.name.partition("-")[0]]
     assert outcome.computed == 1
     assert table(store) == before
+
+
+def test_numbers_of_another_version_are_used_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own, store = study(tmp_path), Store.open(tmp_path / "store")
+    with monkeypatch.context() as patched:
+        patched.setattr(work_room, "__version__", "0.0.9")
+        run(own, store)
+    with pytest.warns(ClairWarning, match=r"has numbers of ClairViT 0\.0\.9, and this is .*use another folder"):
+        assert run(own, store).computed == 0
 
 
 def test_what_changed_since_it_was_planned_is_not_stored(tmp_path: Path) -> None:
