@@ -17,7 +17,7 @@ from clairvit.cli import main
 from clairvit.cli.bench import _speaker, duration
 from clairvit.study.store import Store
 from clairvit.study.work import Worker
-from small_study import ARCHITECTURE, photos, weights
+from small_study import ARCHITECTURE, photos, table, weights
 
 Captured = pytest.CaptureFixture[str]
 ARCH = ("--model", "file:tiny.safetensors", "--arch", f"timm:{ARCHITECTURE}")
@@ -159,9 +159,10 @@ def test_a_unit_that_fails_is_named_and_the_next_run_tries_it_again(
         printed, errors = capsys.readouterr()
         assert "4 images, file:tiny.safetensors" in printed
         assert "1 of 3 could not be computed:" in errors
-        assert "on folder:photos (1/001.png, 1/004.png): RuntimeError: no luck" in errors
+        assert "on folder:photos (1/001.png, 1/004.png): RuntimeError: no luck (test_bench.py, line " in errors
         (failed,) = answer(capsys, *arguments, status=2)["failed"]
-        assert (failed["error"], failed["rows"]) == ("RuntimeError: no luck", [2, 3])
+        assert failed["error"].startswith("RuntimeError: no luck (test_bench.py, line ")
+        assert failed["rows"] == [2, 3]
     assert answer(capsys, *arguments)["computed"] == 1
 
 
@@ -226,6 +227,25 @@ def test_a_wrong_query_says_what_there_is(capsys: Captured) -> None:
     assert "The table is 'results' with the columns unit, model" in refusal(
         capsys, "--out", "store", "--sql", "select valeu from results"
     )
+
+
+def test_ray_gives_the_same_table(home: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The whole command, on a cluster that it begins and ends itself."""
+    ray = pytest.importorskip("ray")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent.parent), *sys.path]))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    arguments = (str(file(at_once="2")), "--out")
+    alone = answer(capsys, *arguments, "alone")
+    found = answer(capsys, *arguments, "store", "--engine", "ray", "--workers", "1")
+    assert (found["computed"], found["failed"]) == (3, [])
+    values = [[one["values"] for one in run["results"][0]["scores"]] for run in (found, alone)]
+    assert values[0] == values[1]
+    assert table(Store.open("store")) == table(Store.open("alone"))
+    assert not ray.is_initialized()
+    assert answer(capsys, *arguments, "store", "--engine", "ray", "--workers", "1")["computed"] == 0
+    said = refusal(capsys, *arguments, "new", "--engine", "ray", "--address", "127.0.0.1:1", "--quiet")
+    assert "There is no Ray cluster at address '127.0.0.1:1'" in said
 
 
 def test_ctrl_c_leaves_a_store_that_goes_on(home: Path, capsys: Captured) -> None:

@@ -124,18 +124,25 @@ def test_an_image_that_cannot_be_read_costs_only_itself(tmp_path: Path) -> None:
 
 
 class Flaky(Counting):
+    kind: type[Exception] = RuntimeError
+
     def rows(self, unit: Unit) -> list[Row]:
         if 2 in unit.rows:
-            raise RuntimeError("CUDA error: the cat is on the keyboard")
+            raise self.kind("the cat is on the keyboard")
         return super().rows(unit)
 
 
-def test_a_unit_that_fails_is_recorded_and_tried_again_by_the_next_run(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [RuntimeError, AssertionError, MemoryError])
+def test_a_unit_that_fails_is_recorded_and_tried_again_by_the_next_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[Exception]
+) -> None:
+    monkeypatch.setattr(Flaky, "kind", kind)
     own, store = study(tmp_path), Store.open(tmp_path / "store")
     outcome = run(own, store, Flaky)
     assert outcome.computed == 2
     ((unit, error),) = outcome.failed
-    assert (unit.rows, error) == ((2, 3), "RuntimeError: CUDA error: the cat is on the keyboard")
+    assert unit.rows == (2, 3)
+    assert error.startswith(f"{kind.__name__}: the cat is on the keyboard (test_run.py, line ")
     (kept,) = store.failures()
     assert (kept["unit"], kept["error"]) == (unit.key, error)
     assert run(own, store).computed == 1

@@ -248,7 +248,8 @@ def _engine(
     name: str, workers: int | None, address: str | None, num_gpus: float, device: str | None, batch_size: int | None
 ) -> Engine | None:
     """None: this process."""
-    from clairvit.study.engines import local, on_ray
+    from clairvit.study.cluster import on_ray
+    from clairvit.study.engines import local
 
     if name not in ENGINES:
         raise UnknownName(
