@@ -137,7 +137,7 @@ def test_a_broken_image_costs_only_itself(capsys: Captured) -> None:
 def test_a_data_set_brings_its_masks(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[DataWish, int]] = []
 
-    def opened(self: DataWish, seed: int) -> Album:
+    def opened(self: DataWish, seed: int, aloud: bool) -> Album:
         seen.append((self, seed))
         masks = [np.ones((300, 451 - 40 * number), dtype=np.uint8) for number in range(3)]
         files = [f"photos/cat{number}.png" for number in range(3)]

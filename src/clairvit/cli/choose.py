@@ -218,7 +218,7 @@ def data_set(images: list[str]) -> str | None:
 def opened(spec: str, split: str | None, limit: int | None, seed: int) -> Album:
     from clairvit.study.plan import DataWish
 
-    return DataWish(spec, split, limit).open(seed)
+    return DataWish(spec, split, limit).open(seed, aloud=True)
 
 
 def sampled(images: list[str], limit: int, seed: int) -> list[str]:

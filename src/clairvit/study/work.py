@@ -37,15 +37,15 @@ class Worker:
             self.models[place] = self.study.models[place].load(self.device)
         return self.models[place]
 
-    def album(self, place: int) -> Album:
+    def album(self, place: int, aloud: bool = False) -> Album:
         if place not in self.albums:
-            self.albums[place] = self.study.data[place].open(self.study.seed)
+            self.albums[place] = self.study.data[place].open(self.study.seed, aloud)
         return self.albums[place]
 
     def open(self) -> None:
-        """Everything, now; images first, which is quick."""
+        """Everything, now, by the one who plans; images first, which is quick."""
         for place in range(len(self.study.data)):
-            self.album(place)
+            self.album(place, aloud=True)
         for place in range(len(self.study.models)):
             self.hash_of(place)
 
