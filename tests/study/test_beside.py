@@ -76,15 +76,17 @@ def test_ranks_are_scipys() -> None:
 
 def test_agreement_is_spearmans_and_counts_pairs() -> None:
     one, other = [1.0, 2.0, 3.0, 3.0, NAN], [10.0, 30.0, 20.0, 40.0, 5.0]
-    found = agreement("m", "d", one, other, "higher")
+    found = agreement("m", "d", one, other)
     assert (found.methods, found.alike, found.pairs) == (4, 4, 5), "one tie of six pairs; 2 against 3 is the other way"
     assert found.rho == pytest.approx(spearmanr(one[:4], other[:4]).statistic, abs=1e-12)
-    assert agreement("m", "d", one, other, "lower").rho == pytest.approx(found.rho, abs=1e-12)
-    tied = agreement("m", "d", [1.0, 2.0], [3.0, 3.0], "higher")
+    tied = agreement("m", "d", [1.0, 2.0], [3.0, 3.0])
     assert (tied.alike, tied.pairs) == (0, 0), "a tie is no order, neither in print nor here"
-    assert agreement("m", "d", [1.0, 2.0], [2.0, 1.0], "higher").rho == pytest.approx(-1)
-    assert math.isnan(agreement("m", "d", [1.0, 1.0], [2.0, 1.0], "higher").rho)
-    assert agreement("m", "d", [NAN, 1.0], [2.0, NAN], "higher").methods == 0
+    assert agreement("m", "d", [1.0, 2.0, 3.0], [3.0, 2.0, 1.0]).rho == pytest.approx(-1)
+    two = agreement("m", "d", [1.0, 2.0], [2.0, 1.0])
+    assert (two.alike, two.pairs) == (0, 1)
+    assert math.isnan(two.rho), "of two methods it could only be ±1; the pair says it already"
+    assert math.isnan(agreement("m", "d", [1.0, 1.0, 1.0], [2.0, 1.0, 3.0]).rho)
+    assert agreement("m", "d", [NAN, 1.0], [2.0, NAN]).methods == 0
 
 
 def test_numbers_stand_beside_each_other_as_the_paper_writes_them() -> None:
@@ -112,8 +114,8 @@ def test_numbers_stand_beside_each_other_as_the_paper_writes_them() -> None:
 def test_agreement_with_the_papers_tables() -> None:
     found = {one.measure: one for one in agreements(preset(), line_up(preset(), FOUND, None))}
     assert set(found) == {"up", "down"}, "of `turned` the paper has no numbers"
-    assert (found["up"].alike, found["up"].rho) == (1, pytest.approx(1))
-    assert (found["down"].alike, found["down"].rho) == (0, pytest.approx(-1))
+    assert (found["up"].alike, found["up"].pairs) == (1, 1)
+    assert (found["down"].alike, found["down"].pairs) == (0, 1)
 
 
 def test_the_area_of_ours() -> None:

@@ -13,6 +13,8 @@ import torch
 from clairvit.metrics.radar import area_under_radar, radar
 from clairvit.metrics.score import Score, paired
 from clairvit.study.presets.preset import Claim, Entrant, Preset, Table
+from clairvit.study.stats import ranks as ranks_of
+from clairvit.study.stats import spearman
 
 Found = Mapping[tuple[str, str], Score]  # (the paper's name of a method, of a measure) -> score of ours
 NOTHING = (math.nan, math.nan)
@@ -49,7 +51,7 @@ class Agreement:
     methods: int
     alike: int  # of `pairs` that are no ties, those that both put in the same order
     pairs: int
-    rho: float  # Spearman's; NaN where all are equal
+    rho: float  # Spearman's; NaN where all are equal, or two methods leave but ±1
 
 
 @dataclass(frozen=True)
@@ -74,24 +76,18 @@ class Verdict:
 
 def ranks(values: Sequence[float], better: str) -> list[float]:
     """1 is the best; equal ones share the mean of their places; NaN has none."""
-    sign = -1 if better == "higher" else 1
-    found = []
-    for value in values:
-        before = sum(sign * other < sign * value for other in values)
-        same = sum(other == value for other in values)
-        found.append(math.nan if math.isnan(value) else before + (same + 1) / 2)
-    return found
+    given = np.array(values, dtype=np.float64)
+    found, there = np.full(len(given), math.nan), ~np.isnan(given)
+    found[there] = ranks_of(given[there] if better == "higher" else -given[there])
+    return [float(one) for one in found]
 
 
-def agreement(measure: str, data: str, one: Sequence[float], other: Sequence[float], better: str) -> Agreement:
+def agreement(measure: str, data: str, one: Sequence[float], other: Sequence[float]) -> Agreement:
     """Over the methods that have both numbers."""
     both = [(a, b) for a, b in zip(one, other, strict=True) if not (math.isnan(a) or math.isnan(b))]
     gaps = [((a - c), (b - d)) for (a, b), (c, d) in itertools.combinations(both, 2)]
     untied = [(a > 0) == (b > 0) for a, b in gaps if a != 0 and b != 0]
-    first, second = (np.array(ranks([pair[side] for pair in both], better)) for side in (0, 1))
-    flat = len(both) < 2 or first.std() == 0 or second.std() == 0
-    rho = math.nan if flat else float(np.corrcoef(first, second)[0, 1])
-    return Agreement(measure, data, len(both), sum(untied), len(untied), rho)
+    return Agreement(measure, data, len(both), sum(untied), len(untied), spearman(np.array(one), np.array(other)))
 
 
 def line_up(preset: Preset, scores: Found, table: Table | None) -> list[Row]:
@@ -158,12 +154,11 @@ def agreements(preset: Preset, rows: Sequence[Row]) -> list[Agreement]:
     """Of ours with each of the paper's tables, measure by measure."""
     own = [row for row in rows if not row.entrant.extra]
     found = []
-    better = {one.name: one.better for one in preset.measures} | ({preset.area: "higher"} if preset.area else {})
     for table in preset.tables:
         for measure in own[0].cells:
             printed = [table.of(measure, row.entrant.name) for row in own]
             ours = [row.cells[measure].ours for row in own]
-            one = agreement(measure, table.data, printed, ours, better[measure])
+            one = agreement(measure, table.data, printed, ours)
             if one.methods > 1:
                 found.append(one)
     return found
@@ -176,7 +171,7 @@ def among_measures(preset: Preset, rows: Sequence[Row]) -> list[Agreement]:
         return []
     names = [name for name in own[0] if name != preset.area]
     return [
-        agreement(one, other, [c[one].our_rank for c in own], [c[other].our_rank for c in own], "lower")
+        agreement(one, other, [c[one].our_rank for c in own], [c[other].our_rank for c in own])
         for one, other in itertools.combinations(names, 2)
     ]
 

@@ -9,12 +9,13 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.stats import rankdata
 
 from clairvit.metrics.metric import ask
 from clairvit.metrics.radar import area_under_radar, radar
 from clairvit.metrics.score import SURE, Score, pooled, resampled, with_ones
 from clairvit.metrics.table import Scores
+from clairvit.study.stats import ranks as ranks_of
+from clairvit.study.stats import spearman
 
 Array = NDArray[np.float64]
 FOCUSVIT = ("faithfulness-correlation", "max-sensitivity", "sparseness", "mprt")  # in the order of its tables
@@ -28,7 +29,7 @@ def ranks(scores: Scores, methods: Sequence[str], metrics: Sequence[str]) -> Arr
         good = np.array([math.nan if one is None else turned(one, one.mean) for one in own])
         there = np.isfinite(good)
         if there.any():
-            found[there, column] = rankdata(-good[there])
+            found[there, column] = ranks_of(good[there])
     return found
 
 
@@ -81,19 +82,12 @@ def differs(interval: tuple[float, float]) -> bool:
 
 
 def agreement(scores: Scores, methods: Sequence[str], metrics: Sequence[str]) -> Array:
-    """[metrics, metrics]: Spearman's correlation of the ranks of methods; NaN where fewer than 3 have both.
+    """[metrics, metrics]: Spearman's correlation over methods; NaN where fewer than 3 have both.
 
     `metrics` are turned so that more is better: 1 means that two metrics order the methods alike.
     """
-    found = ranks(scores, methods, metrics)
-    matrix = np.full((len(metrics), len(metrics)), np.nan)
-    for one in range(len(metrics)):
-        for other in range(len(metrics)):
-            both = np.isfinite(found[:, one]) & np.isfinite(found[:, other])
-            a, b = (rankdata(found[both, column]) for column in (one, other))
-            if both.sum() >= 3 and a.std() and b.std():
-                matrix[one, other] = np.corrcoef(a, b)[0, 1]
-    return matrix
+    columns = ranks(scores, methods, metrics).T
+    return np.array([[spearman(one, other) for other in columns] for one in columns])
 
 
 @dataclass(frozen=True, eq=False)
