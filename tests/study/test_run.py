@@ -22,7 +22,7 @@ from clairvit.study.read import combinations, scores_of, unread
 from clairvit.study.run import Outcome, run_study
 from clairvit.study.store import Row, Store
 from clairvit.study.work import Worker
-from small_study import METHODS, METRICS, study, table
+from small_study import METHODS, METRICS, study, table, weights
 
 
 class Counting(Worker):
@@ -52,11 +52,11 @@ def test_the_numbers_are_those_of_evaluate(tmp_path: Path) -> None:
     store = Store.open(tmp_path / "store")
     outcome = run(own, store)
     assert (outcome.computed, outcome.failed, doubled(store)) == (1, (), 0)
-    ((name, weights, data, settings),) = combinations(store)
+    ((name, known_by, data, settings),) = combinations(store)
     model = own.models[0].load()
     images = sorted((tmp_path / "photos").rglob("*.png"))
     expected = cv.evaluate(model, images, list(METHODS), list(METRICS), seed=3)
-    found = scores_of(store, weights, data, settings)
+    found = scores_of(store, known_by, data, settings)
     assert (name, data, settings) == (model.name, own.data[0].spec, settings_of(own))
     assert isinstance(expected, dict)
     assert set(found) == {*expected, *((luck, metric) for luck in ("random", "center") for metric in METRICS)}
@@ -182,6 +182,36 @@ def test_what_changed_since_it_was_planned_is_not_stored(tmp_path: Path) -> None
     ((_, error),) = outcome.failed
     assert "1/001.png is not the image that it was" in error
     assert (run_study(own, store).computed, store.failures()) == (1, store.failures())
+
+
+def test_a_worker_with_another_model_or_fewer_images_stores_nothing(tmp_path: Path) -> None:
+    """As on another machine, where other files have the same names."""
+    own, store = study(tmp_path), Store.open(tmp_path / "store")
+
+    def told(plan: Any) -> None:
+        worker.models.clear()
+        worker.hashes.clear()
+        weights(tmp_path / "tiny.safetensors", seed=1)
+
+    worker = Worker(own.settled())
+    outcome = run_study(own, store, worker=worker, told=told)
+    assert (outcome.computed, len(outcome.failed)) == (0, 3)
+    assert all("has other weights here than where the study was planned" in error for _, error in outcome.failed)
+
+    def fewer(plan: Any) -> None:
+        worker.albums[0] = worker.albums[0].take(range(3))
+
+    worker = Worker(own.settled())
+    outcome = run_study(own, store, worker=worker, told=fewer)
+    assert outcome.computed == 1
+    assert [unit.rows for unit, _ in outcome.failed] == [(2, 3), (4, 5)]
+    assert all("has 3 images here, fewer than where" in error for _, error in outcome.failed)
+
+
+def test_another_seed_is_another_study(tmp_path: Path) -> None:
+    store = Store.open(tmp_path / "store")
+    assert run(study(tmp_path), store).computed == 3
+    assert run(study(tmp_path, seed=1), store).computed == 3
 
 
 def test_claims_and_failures_leave_no_files(tmp_path: Path) -> None:
