@@ -5,6 +5,7 @@ Memory does not grow with the number of images, and one that cannot be read cost
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from clairvit.data.marks import digest
 from clairvit.data.masks import check_kind, prepare_mask, read_mask
-from clairvit.errors import BadInput, ClairError
+from clairvit.errors import BadInput, ClairError, ClairWarning
 from clairvit.models.images import Batch, name_of, prepare, read_image
 from clairvit.models.model import Model
 
@@ -45,9 +46,15 @@ class Album:
     has_masks: bool = False
     has_labels: bool = False
     has_others: bool = False
+    notes: tuple[str, ...] = ()  # what the user should know of where they come from, such as images without a mask
 
     def __len__(self) -> int:
         return len(self.names)
+
+    def warn(self, where: str) -> None:
+        """Say the notes; `where` the images are."""
+        for note in self.notes:
+            warnings.warn(f"{where}: {note}", ClairWarning, stacklevel=2)
 
     def take(self, rows: Sequence[int]) -> Album:
         """Some of the images, in this order."""

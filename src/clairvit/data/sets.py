@@ -250,7 +250,7 @@ def _album(entries: Sequence[Entry], found: Found) -> Album:
         return digest(image, *known, repr((named, found.whole, found.has_others)).encode())
 
     names = tuple(entry.name for entry in entries)
-    return Album(names, read, mark, found.has_masks, found.has_labels, found.has_others)
+    return Album(names, read, mark, found.has_masks, found.has_labels, found.has_others, found.notes)
 
 
 def _page(entry: Entry, found: Found, model: Model) -> Page:
