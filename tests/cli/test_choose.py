@@ -156,7 +156,7 @@ def test_a_broken_image_costs_only_itself(capsys: Captured) -> None:
 def test_a_data_set_brings_its_masks(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[DataWish, int]] = []
 
-    def opened(self: DataWish, seed: int, aloud: bool) -> Album:
+    def opened(self: DataWish, seed: int) -> Album:
         seen.append((self, seed))
         masks = [np.ones((300, 451 - 40 * number), dtype=np.uint8) for number in range(3)]
         files = [f"photos/cat{number}.png" for number in range(3)]
@@ -169,6 +169,15 @@ def test_a_data_set_brings_its_masks(capsys: Captured, monkeypatch: pytest.Monke
     assert json.loads(capsys.readouterr().out)["ranking"][0]["means"]["pointing-game"] == 1
     assert "has its own masks" in refusal(capsys, "choose", "pets:somewhere", "--masks", "photos")
     assert "expected one data set, or images" in refusal(capsys, "choose", "pets:somewhere", "photos")
+
+
+def test_what_is_odd_about_a_data_set_is_said(capsys: Captured) -> None:
+    Path("photos/empty").mkdir()
+    for photo in list(Path("photos").glob("*.png")):
+        Path(f"photos/{photo.stem}").mkdir()
+        photo.rename(f"photos/{photo.stem}/{photo.name}")
+    assert main(["choose", "folder:photos", "--method", "rollout", "--metric", METRIC, "--quiet"]) == 0
+    assert "note: folder:photos: No images are in the class folder 'empty'." in capsys.readouterr().err
 
 
 def test_what_is_a_data_set() -> None:

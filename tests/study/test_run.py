@@ -107,6 +107,10 @@ def test_images_that_were_seen_in_another_folder_have_their_new_names(tmp_path: 
     found = scores_of(store, plan.hashes[0], own.data[0].spec, settings_of(own), plan.images[0])
     assert "1/zzz.png" in found["legrad", "sparseness"].names
     assert len(found["legrad", "sparseness"].names) == 6
+    mixed = plan.images[0][::-1]
+    again = scores_of(store, plan.hashes[0], own.data[0].spec, settings_of(own), mixed)["legrad", "sparseness"]
+    assert again.names == tuple(sorted(again.names)) == found["legrad", "sparseness"].names  # whatever their order was
+    assert torch.equal(again.values, found["legrad", "sparseness"].values)
 
 
 def test_an_image_that_cannot_be_read_costs_only_itself(tmp_path: Path) -> None:

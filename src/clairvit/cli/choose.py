@@ -218,7 +218,9 @@ def data_set(images: list[str]) -> str | None:
 def opened(spec: str, split: str | None, limit: int | None, seed: int) -> Album:
     from clairvit.study.plan import DataWish
 
-    return DataWish(spec, split, limit).open(seed, aloud=True)
+    found = DataWish(spec, split, limit).open(seed)
+    found.warn(spec)
+    return found
 
 
 def sampled(images: list[str], limit: int, seed: int) -> list[str]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple
 
 from clairvit.data.album import Album
 from clairvit.data.marks import digest
-from clairvit.errors import BadInput, ClairError, ClairWarning
+from clairvit.errors import BadInput, ClairError
 from clairvit.methods.bind import bind
 from clairvit.metrics.metric import ask
 from clairvit.metrics.table import BASELINES
@@ -46,16 +45,12 @@ class DataWish:
     masks: str | None = None
     mask_kind: str = "nonzero"
 
-    def open(self, seed: int, aloud: bool = False) -> Album:
-        """`aloud`: with a warning of what is odd about the folder, such as images without a mask."""
+    def open(self, seed: int) -> Album:
         from clairvit.data.sets import open_data
 
-        found = open_data(
+        return open_data(
             self.spec, split=self.split, limit=self.limit, seed=seed, masks=self.masks, mask_kind=self.mask_kind
-        )
-        for note in found.notes if aloud else ():
-            warnings.warn(f"{self.spec}: {note}", ClairWarning, stacklevel=2)
-        return found.album
+        ).album
 
 
 @dataclass(frozen=True)

@@ -37,15 +37,16 @@ class Worker:
             self.models[place] = self.study.models[place].load(self.device)
         return self.models[place]
 
-    def album(self, place: int, aloud: bool = False) -> Album:
+    def album(self, place: int) -> Album:
         if place not in self.albums:
-            self.albums[place] = self.study.data[place].open(self.study.seed, aloud)
+            self.albums[place] = self.study.data[place].open(self.study.seed)
         return self.albums[place]
 
     def open(self) -> None:
-        """Everything, now, by the one who plans; images first, which is quick."""
-        for place in range(len(self.study.data)):
-            self.album(place, aloud=True)
+        """Everything, now, by the one who plans; images first, which is quick. What is odd about them is said once."""
+        for place, wish in enumerate(self.study.data):
+            if place not in self.albums:
+                self.album(place).warn(wish.spec)
         for place in range(len(self.study.models)):
             self.hash_of(place)
 
