@@ -138,6 +138,12 @@ def test_a_file_says_the_same_as_options_and_options_win(capsys: Captured) -> No
     ]
 
 
+def test_an_architecture_is_of_the_files_among_the_models(capsys: Captured) -> None:
+    arguments = ("--model", "pets,file:tiny.safetensors", *ARCH[2:], *DATA, *QUICK, "--out", "store", "--plan")
+    shares = answer(capsys, *arguments)["plan"]["shares"]
+    assert [one["model"] for one in shares] == ["pets", "file:tiny.safetensors"]
+
+
 def test_all_methods_are_those_that_are_not_slow(capsys: Captured) -> None:
     plan = answer(capsys, *ARCH, *DATA, "--out", "store", "--method", "all", "--metric", "sparseness", "--plan")["plan"]
     (share,) = plan["shares"]

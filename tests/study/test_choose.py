@@ -389,6 +389,7 @@ def test_a_half_that_was_picked_is_scored_crossed_too(monkeypatch: pytest.Monkey
         expected = own.crossed()
         assert expected is not None
         assert (row.mean == pytest.approx(expected.mean())) == crossed
+        assert row.means[TUNE] == pytest.approx(row.mean)  # the table says one thing
 
 
 def made(values: Array, seed: int = 0) -> Tuned:

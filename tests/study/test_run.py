@@ -17,7 +17,7 @@ from PIL import Image
 import clairvit as cv
 import clairvit.study.work as work_room
 from clairvit.errors import ClairError, ClairWarning
-from clairvit.study.plan import Study, Unit, settings_of
+from clairvit.study.plan import Study, Unit, among_of, settings_of
 from clairvit.study.read import combinations, scores_of, unread
 from clairvit.study.run import Outcome, run_study
 from clairvit.study.store import Row, Store
@@ -111,6 +111,20 @@ def test_images_that_were_seen_in_another_folder_have_their_new_names(tmp_path: 
     again = scores_of(store, plan.hashes[0], own.data[0].spec, settings_of(own), mixed)["legrad", "sparseness"]
     assert again.names == tuple(sorted(again.names)) == found["legrad", "sparseness"].names  # whatever their order was
     assert torch.equal(again.values, found["legrad", "sparseness"].values)
+
+
+def test_a_metric_of_a_whole_set_is_of_the_set_that_is_asked_for_or_of_the_largest(tmp_path: Path) -> None:
+    store, metric, settings = Store.open(tmp_path / "store"), "grid-pointing-game", "seed=0,target=predicted,maps=raw"
+    shared = {"model": "m", "model_hash": "w", "data": "d", "method": "legrad", "metric": metric, "settings": settings}
+    known = {"predicted": 1, "probability": 0.5, "options": "{}", "better": "higher"}
+    for key, marks, value in (("k1", "ab", 0.1), ("k2", "abcd", 0.2), ("k3", "bcd", 0.3)):
+        unit = Unit(key, "w", 0, 0, tuple(range(len(marks))), tuple(marks), ("legrad",), (metric,), 1, among_of(marks))
+        spent = {"unit": key, "among": unit.among, "value": value, "forwards": 1, "backwards": 0, "seconds": 0.1}
+        store.write(unit, [{**shared, **known, **spent, "image": f"{one}.png", "image_hash": one} for one in marks])
+    for marks, value in (("ab", 0.1), ("abcd", 0.2), ("bcd", 0.3), ("", 0.2)):
+        images = [(f"{one}.png", one) for one in marks] or None
+        found = scores_of(store, "w", "d", settings, images)["legrad", metric]
+        assert found.values.tolist() == [value] * len(marks or "abcd")
 
 
 def test_an_image_that_cannot_be_read_costs_only_itself(tmp_path: Path) -> None:
