@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,12 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from clairvit.cli import main
 from clairvit.cli.bench import _speaker, duration
 from clairvit.study.store import Store
 from clairvit.study.work import Worker
-from small_study import ARCHITECTURE, photos, weights
+from small_study import ARCHITECTURE, photos, table, weights
 
 Captured = pytest.CaptureFixture[str]
 ARCH = ("--model", "file:tiny.safetensors", "--arch", f"timm:{ARCHITECTURE}")
@@ -136,6 +138,12 @@ def test_a_file_says_the_same_as_options_and_options_win(capsys: Captured) -> No
     ]
 
 
+def test_an_architecture_is_of_the_files_among_the_models(capsys: Captured) -> None:
+    arguments = ("--model", "pets,file:tiny.safetensors", *ARCH[2:], *DATA, *QUICK, "--out", "store", "--plan")
+    shares = answer(capsys, *arguments)["plan"]["shares"]
+    assert [one["model"] for one in shares] == ["pets", "file:tiny.safetensors"]
+
+
 def test_all_methods_are_those_that_are_not_slow(capsys: Captured) -> None:
     plan = answer(capsys, *ARCH, *DATA, "--out", "store", "--method", "all", "--metric", "sparseness", "--plan")["plan"]
     (share,) = plan["shares"]
@@ -159,9 +167,10 @@ def test_a_unit_that_fails_is_named_and_the_next_run_tries_it_again(
         printed, errors = capsys.readouterr()
         assert "4 images, file:tiny.safetensors" in printed
         assert "1 of 3 could not be computed:" in errors
-        assert "on folder:photos (1/001.png, 1/004.png): RuntimeError: no luck" in errors
+        assert "on folder:photos (1/001.png, 1/004.png): RuntimeError: no luck (test_bench.py, line " in errors
         (failed,) = answer(capsys, *arguments, status=2)["failed"]
-        assert (failed["error"], failed["rows"]) == ("RuntimeError: no luck", [2, 3])
+        assert failed["error"].startswith("RuntimeError: no luck (test_bench.py, line ")
+        assert failed["rows"] == [2, 3]
     assert answer(capsys, *arguments)["computed"] == 1
 
 
@@ -171,6 +180,62 @@ def test_what_is_left_out_is_said(capsys: Captured) -> None:
     assert "5 images, file:tiny.safetensors" in shown
     assert "Not read: 1/001.png. " in shown
     assert "Left out: cam. 'cam' is defined for models whose head reads" in shown
+
+
+def test_what_is_odd_about_a_folder_is_said_once(home: Path, capsys: Captured) -> None:
+    """Too few masks and too many, one of another size, a class without images: the rest is scored."""
+    (home / "photos" / "empty").mkdir()
+    (home / "masks").mkdir()
+    for name, size in (("000", (32, 32)), ("001", (10, 7)), ("spare", (32, 32))):
+        Image.new("L", size, 1).save(home / "masks" / f"{name}.png")
+    arguments = (*ARCH, *DATA, "--method", "legrad", "--metric", "ap", "--masks", "masks", "--out", "store")
+    assert main(["bench", *arguments]) == 0
+    printed, errors = capsys.readouterr()
+    for words in (
+        "No images are in the class folder 'empty'.",
+        "4 of 6 images have no mask in 'masks': '0/003.png'",
+        "1 of 3 masks in 'masks' belong to no image: 'spare.png'.",
+    ):
+        assert errors.count(f"note: {words}") == 1, errors
+    assert "Not read: 1/001.png. The mask 'masks/001.png' is 10 × 7 pixels and its image 32 × 32" in printed
+    assert "n = 1" in printed  # one image has a score by masks
+    shutil.rmtree(home / "masks")
+    (home / "masks").mkdir()
+    Image.new("L", (32, 32), 1).save(home / "masks" / "spare.png")
+    assert "None of the 1 masks in 'masks' is called like one of the 6 images" in refusal(capsys, *arguments)
+
+
+def test_images_of_which_none_can_be_read(home: Path, capsys: Captured) -> None:
+    for photo in (home / "photos").rglob("*.png"):
+        photo.write_text(f"no picture {photo.name}")
+    assert main(["bench", *USUAL]) == 2
+    printed, errors = capsys.readouterr()
+    assert "No scores." in printed
+    assert "None of the 6 images could be read; expected at least one that can. 0/000.png: " in errors
+    assert main(["bench", *USUAL, "--quiet"]) == 2
+    assert "None of the 6 images could be read" in capsys.readouterr().err
+
+
+def test_one_unreadable_image_of_a_thousand_costs_only_itself(home: Path, capsys: Captured) -> None:
+    shutil.rmtree(home / "photos")
+    photos(home / "photos", 1000)
+    (home / "photos" / "2" / "500.png").write_text("no picture")
+    found = answer(capsys, *ARCH, *DATA, "--method", "raw-attention", "--metric", "sparseness", "--out", "store")
+    (result,) = found["results"]
+    assert len(result["images"]) == 999
+    (lost,) = result["failed"]
+    assert lost["image"] == "2/500.png"
+    assert "is not an image" in lost["error"]
+
+
+def test_a_store_of_another_version_is_refused_and_left_alone(home: Path, capsys: Captured) -> None:
+    said(capsys, *USUAL)
+    about = home / "store" / "store.json"
+    about.write_text(about.read_text().replace('"format": 1', '"format": 99'))
+    before = {path: path.stat().st_mtime_ns for path in (home / "store").rglob("*")}
+    for arguments in (USUAL, (*USUAL, "--plan"), ("--out", "store", "--sql", "select 1")):
+        assert "has format 99" in refusal(capsys, *arguments)
+    assert {path: path.stat().st_mtime_ns for path in (home / "store").rglob("*")} == before
 
 
 def test_quiet_prints_nothing(capsys: Captured) -> None:
@@ -198,6 +263,7 @@ def test_a_damaged_part_is_named(capsys: Captured) -> None:
         ((*USUAL, "--data", ","), "names nothing"),
         ((*USUAL, "--method", "legard"), "Did you mean 'legrad'"),
         ((*USUAL, "--metric", "deletoin"), "Did you mean 'deletion'"),
+        ((*DATA, *QUICK, "--out", "store", "--arch", "timm:x"), "'pets' knows its own architecture"),
         ((*USUAL, "--target", "cat"), "expected 'label'"),
         ((*USUAL, "--maps", "ab"), "abs"),
         ((*USUAL, "--engine", "rya"), "Did you mean 'ray'"),
@@ -216,6 +282,10 @@ def test_mistakes_in_the_file_have_a_line(capsys: Captured) -> None:
     assert "study.toml, line 5: 'sede' is no key here. Did you mean 'seed'" in refusal(
         capsys, str(file(sede="3")), "--out", "store"
     )
+    for key in ("methods", "metrics"):
+        assert f"{key} = [] in the file names nothing" in refusal(capsys, str(file(**{key: "[]"})), "--out", "store")
+    nothing = '[{spec = "folder:photos", limit = 0}]'
+    assert "limit=0 was given" in refusal(capsys, str(file(data=nothing, limit="2")), "--out", "store")
     assert "--arch, --no-pretrained and --labels belong to --model" in refusal(
         capsys, str(file()), "--out", "store", "--arch", "timm:x"
     )
@@ -226,6 +296,25 @@ def test_a_wrong_query_says_what_there_is(capsys: Captured) -> None:
     assert "The table is 'results' with the columns unit, model" in refusal(
         capsys, "--out", "store", "--sql", "select valeu from results"
     )
+
+
+def test_ray_gives_the_same_table(home: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The whole command, on a cluster that it begins and ends itself."""
+    ray = pytest.importorskip("ray")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent.parent), *sys.path]))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    arguments = (str(file(at_once="2")), "--out")
+    alone = answer(capsys, *arguments, "alone")
+    found = answer(capsys, *arguments, "store", "--engine", "ray", "--workers", "1")
+    assert (found["computed"], found["failed"]) == (3, [])
+    values = [[one["values"] for one in run["results"][0]["scores"]] for run in (found, alone)]
+    assert values[0] == values[1]
+    assert table(Store.open("store")) == table(Store.open("alone"))
+    assert not ray.is_initialized()
+    assert answer(capsys, *arguments, "store", "--engine", "ray", "--workers", "1")["computed"] == 0
+    said = refusal(capsys, *arguments, "new", "--engine", "ray", "--address", "127.0.0.1:1", "--quiet")
+    assert "There is no Ray cluster at address '127.0.0.1:1'" in said
 
 
 def test_ctrl_c_leaves_a_store_that_goes_on(home: Path, capsys: Captured) -> None:

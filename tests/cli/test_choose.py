@@ -124,6 +124,25 @@ def test_masks_and_another_ranking(capsys: Captured) -> None:
     assert "faithfulness, localisation and cost" in " ".join(capsys.readouterr().out.split())
 
 
+def test_masks_that_do_not_match(capsys: Captured) -> None:
+    """One of another size, one that is missing, then none at all: said, and nothing is chosen by nothing."""
+    Path("masks").mkdir()
+    Image.new("L", (451, 300), 1).save("masks/cat0.png")
+    Image.new("L", (10, 7), 1).save("masks/cat1.png")
+    asked = ["choose", "photos", "--method", "rollout", "--metric", f"{METRIC},ap", "--masks", "masks"]
+    assert main(asked) == 2
+    printed, errors = capsys.readouterr()
+    assert "1 of 2 images have no mask, so no ap: photos/cat2.png." in " ".join(printed.split())
+    assert "1 of 3 could not be scored" in errors
+    assert "The mask 'masks/cat1.png' is 10 × 7 pixels and its image 411 × 300" in errors
+    Path("recipe.json").unlink()
+    for name in ("cat0", "cat1"):
+        Path(f"masks/{name}.png").rename(f"masks/other-{name}.png")
+    said = refusal(capsys, *asked, "--by", "ap")
+    assert "No method has a score by ap on any of the 3 images, so none can be chosen" in said
+    assert not Path("recipe.json").exists()
+
+
 def test_a_broken_image_costs_only_itself(capsys: Captured) -> None:
     Path("photos/broken.png").write_bytes(b"no picture")
     assert main(["choose", "photos", *QUICK]) == 2

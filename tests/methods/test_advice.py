@@ -17,7 +17,7 @@ import clairvit as cv
 from clairvit.data.marks import weights_hash
 from clairvit.errors import BadInput, ClairError, ClairWarning
 from clairvit.methods.advice import KIND, Recipe, plain, read_recipe, recipe_of
-from clairvit.study.choose import Pick
+from clairvit.study.pick import Pick
 from tiny import build, pixels, wrapped
 
 METRIC = "insertion-deletion(steps=2)"

@@ -119,6 +119,7 @@ def test_agreement_is_spearmans() -> None:
     same = agreement(table(rows | equal), [f"m{i}" for i in range(6)], ("deletion", "iou"))
     assert math.isnan(same[0, 1])
     assert same[0, 0] == 1
+    assert np.isnan(agreement(table(rows), ["m0", "m1"], ("deletion", "iou"))).all(), "two methods can only give ±1"
 
 
 def test_a_radar_is_focusvits_where_its_four_metrics_were_run() -> None:

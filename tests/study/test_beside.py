@@ -83,8 +83,10 @@ def test_agreement_is_spearmans_and_counts_pairs() -> None:
     tied = agreement("m", "d", [1.0, 2.0], [3.0, 3.0])
     assert (tied.alike, tied.pairs) == (0, 0), "a tie is no order, neither in print nor here"
     assert agreement("m", "d", [1.0, 2.0, 3.0], [3.0, 2.0, 1.0]).rho == pytest.approx(-1)
-    assert math.isnan(agreement("m", "d", [1.0, 1.0, 1.0], [3.0, 2.0, 1.0]).rho)
-    assert math.isnan(agreement("m", "d", [1.0, 2.0], [2.0, 1.0]).rho), "two methods always give 1 or −1"
+    two = agreement("m", "d", [1.0, 2.0], [2.0, 1.0])
+    assert (two.alike, two.pairs) == (0, 1)
+    assert math.isnan(two.rho), "of two methods it could only be ±1; the pair says it already"
+    assert math.isnan(agreement("m", "d", [1.0, 1.0, 1.0], [2.0, 1.0, 3.0]).rho)
     assert agreement("m", "d", [NAN, 1.0], [2.0, NAN]).methods == 0
 
 

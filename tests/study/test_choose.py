@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,12 +15,14 @@ from torch import Tensor
 
 import clairvit as cv
 import clairvit.metrics.evaluate as evaluate_room
+import clairvit.study.choose as choose_room
 from clairvit.data.album import Album, Page, album_of
 from clairvit.errors import BadInput, ClairError, NotApplicable
 from clairvit.methods.bind import bind
 from clairvit.methods.explanation import Cost
-from clairvit.study.choose import METRICS, PANEL, Pick
-from clairvit.study.stats import LEVEL, holm, holm_after_picking, sign_flips
+from clairvit.study.choose import METRICS, PANEL
+from clairvit.study.pick import Pick
+from clairvit.study.stats import LEVEL, fewest_images, holm, holm_after_picking, sign_flips
 from clairvit.study.tune import Tuned, base_of, best_of, candidates, halved
 from clairvit.study.verdict import Measures, judge, sentences
 from linear import effects, linear
@@ -151,6 +154,50 @@ def test_the_front_is_a_matter_of_places_too() -> None:
     with_masks = cv.choose(model, some, [TRUE, worse], [BY, "ap"], masks=masks)
     assert without.front == (without.best,)
     assert set(with_masks.front) == {TRUE, worse}
+
+
+def test_the_front_has_each_goal_once_whatever_ranks() -> None:
+    model, _ = linear()
+    masks = torch.zeros(4, 32, 32, dtype=torch.bool)
+    masks[:, :16, :16] = True
+    ask: Any = functools.partial(cv.choose, model, images(4), [TRUE, "saliency"], masks=masks)
+    every = [BY, "sparseness", "ap"]
+    for by, goals in ((BY, ""), ("ap", ""), ("sparseness", "sparseness, "), ("mean-rank", "")):
+        said = " ".join(ask(every, by=by).answer)
+        assert f"On the front of {goals}faithfulness, localisation and cost (" in said, by
+    assert "On the front of localisation and cost (" in " ".join(ask(["ap"]).answer)
+
+
+def test_a_metric_that_ranks_by_places_is_no_faithfulness() -> None:
+    """Equally dear, better at one each: both are on the front whichever of the two metrics ranks."""
+    model, _ = linear()
+    some, worse = images(6), "leave-one-out(removal=black)"
+    top = cv.explain(model, some, worse).maps.flatten(1).argmax(1)
+    masks = torch.zeros(6, 4, 4, dtype=torch.bool)
+    masks.flatten(1)[torch.arange(6), top] = True
+    masks = masks.repeat_interleave(8, 1).repeat_interleave(8, 2)
+    for by in (BY, "ap"):
+        assert set(cv.choose(model, some, [TRUE, worse], [BY, "ap"], masks=masks, by=by).front) == {TRUE, worse}
+
+
+def test_images_without_a_mask_are_named() -> None:
+    model, _ = linear()
+    masks = [torch.ones(32, 32), None, None, torch.ones(32, 32), None, None]
+    pick = cv.choose(model, images(6), ["saliency"], [BY, "ap", "pointing-game"], masks=masks)
+    (said,) = (one for one in pick.answer if "no mask" in one)
+    assert said.startswith("4 of 6 images have no mask, so no ap and pointing-game: ")
+    assert said.endswith(", ….")
+    assert not any("no mask" in one for one in cv.choose(model, images(6), ["saliency"], [BY], masks=masks).answer)
+
+
+def test_without_any_score_nothing_is_chosen() -> None:
+    model, _ = linear()
+    with pytest.raises(BadInput, match=r"No method has a score by ap on any of the 3 images.*another metric"):
+        cv.choose(model, images(3), ["saliency"], ["ap"], masks=[None, None, None])
+    with pytest.raises(BadInput, match="2 masks were given for 3 images"):
+        cv.choose(model, images(3), ["saliency"], ["ap"], masks=torch.ones(2, 32, 32))
+    with pytest.raises(BadInput, match=r"A mask has shape \[7, 9\] for an image of 32 × 32"):
+        cv.choose(model, images(3), ["saliency"], ["ap"], masks=torch.ones(3, 7, 9))
 
 
 def test_targets_may_be_a_list() -> None:
@@ -325,8 +372,24 @@ def test_tuned_methods_are_ranked_with_the_others() -> None:
         row = next(row for row in tuned().ranking if row.method == own.method)
         crossed = own.crossed()
         assert crossed is not None
-        assert row.mean == pytest.approx(crossed.mean() if own.best != own.half else own.means[own.best])
+        assert row.mean == pytest.approx(crossed.mean())
         assert own.sentence in tuned().answer
+
+
+def test_a_half_that_was_picked_is_scored_crossed_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is in the ranking because it came out best, unless the panel has it anyway."""
+    values = np.random.default_rng(0).normal(size=(5, 6))
+    values[3] += 1  # the half; yet not the best of each half of the images
+    own = replace(tuned().tuned["genatt"], values=values, best=3)
+    monkeypatch.setattr(choose_room, "tune", lambda *_, **__: {"genatt": own})
+    model, some = wrapped(DEEP), pixels(DEEP, 6)
+    for panel, crossed in ((["legrad"], True), (["legrad", "genatt+skipplus"], False)):
+        pick = cv.choose(model, some, panel, [TUNE], tune_start=["genatt"])
+        row = next(row for row in pick.ranking if row.method == "genatt+skipplus")
+        expected = own.crossed()
+        assert expected is not None
+        assert (row.mean == pytest.approx(expected.mean())) == crossed
+        assert row.means[TUNE] == pytest.approx(row.mean)  # the table says one thing
 
 
 def made(values: Array, seed: int = 0) -> Tuned:
@@ -414,7 +477,7 @@ def test_the_best_of_equals_is_the_deeper_one() -> None:
 def measures(values: Array, names: tuple[str, ...] | None = None, better: str = "higher") -> Measures:
     count = len(values)
     named = names or (*(f"m{k}" for k in range(count - 2)), "random", "center")
-    goals = values.mean(1, keepdims=True) * (1 if better == "higher" else -1)
+    goals = {"faithfulness": values.mean(1) * (1 if better == "higher" else -1)}
     return Measures(named, values, "score", better, {"score": values.mean(1)}, goals, (Cost(1, 1),) * count, 0)
 
 
@@ -436,9 +499,9 @@ def test_a_baseline_is_never_the_best() -> None:
     assert verdict.rows[0].method == "center"
     assert verdict.best.method in ("m0", "m1")
     assert not verdict.clear
-    said = sentences(verdict, "score", {}, False)
+    said = sentences(verdict, "score", {}, ("faithfulness",))
     assert said[0].startswith(f"No winner: the best method by score is {verdict.best.method}, ")
-    assert said[0].endswith("center scores higher.")
+    assert said[0].endswith("center scores higher on the same images.")
     assert said[1].startswith(f"Beware: {verdict.best.method} does not beat ")
 
 
@@ -475,6 +538,26 @@ def test_undefined_values_come_last() -> None:
     assert rows["m0"].mean == pytest.approx(np.nanmean(values[0]))
 
 
+def test_a_best_that_is_behind_on_the_same_images_is_no_winner() -> None:
+    """Undefined where it is hard for all: its mean is the highest, and on the images that it has, it is the lowest."""
+    hard = np.array([1.0, 1, 1, 1, 9, 9, 9, 9])
+    values = np.stack([hard, hard + 1, hard + 2])
+    values[0, :4] = np.nan
+    verdict = judge(measures(values, ("m0", "random", "center")))
+    assert verdict.best.method == "m0"
+    assert verdict.close is None
+    assert verdict.needed is None
+    said = sentences(verdict, "score", {}, ("faithfulness",))
+    assert said[0].startswith("No winner: the best method by score is m0, 9")
+    assert said[0].endswith("and center and random score higher on the same images.")
+
+
+def test_images_needed_are_never_fewer_than_a_test_needs() -> None:
+    dice = np.random.default_rng(0)
+    verdict = judge(measures(dice.normal(size=(6, 3)) * 0.01 + np.arange(6.0)[::-1, None]))
+    assert verdict.needed == fewest_images(6) > 6
+
+
 def test_images_that_would_be_needed_are_named() -> None:
     dice = np.random.default_rng(4)
     hard = dice.normal(size=24)
@@ -484,13 +567,13 @@ def test_images_that_would_be_needed_are_named() -> None:
     needed = math.ceil((2.8 * gap.std(ddof=1) / gap.mean()) ** 2)
     assert verdict.needed == needed
     assert needed > 24
-    said = " ".join(sentences(verdict, "score", {}, False))
+    said = " ".join(sentences(verdict, "score", {}, ("faithfulness",)))
     assert f"about {needed} images would show it" in said
     assert verdict.tied[0].p >= LEVEL
 
 
 def test_metrics_that_disagree_are_named() -> None:
     verdict = judge(measures(np.random.default_rng(0).normal(size=(4, 8))))
-    said = sentences(verdict, "a", {("a", "b"): 0.2, ("a", "c"): 0.9, ("b", "c"): math.nan}, False)
+    said = sentences(verdict, "a", {("a", "b"): 0.2, ("a", "c"): 0.9, ("b", "c"): math.nan}, ("faithfulness",))
     assert sum("rank methods differently" in one for one in said) == 1
     assert "a and b rank methods differently (Spearman 0.20): the choice depends on the metric." in said

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import multiprocessing
 import os
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -15,19 +17,21 @@ from typing import Any
 import pytest
 
 from clairvit.errors import BadInput, ClairError
-from clairvit.study import engines
-from clairvit.study.engines import Answer, local, on_ray, share_of_cores
+from clairvit.study.cluster import _room, on_ray
+from clairvit.study.engines import Answer, _Hand, local, share_of_cores
 from clairvit.study.plan import Study, Unit
 from clairvit.study.run import Engine, run_study
 from clairvit.study.store import Store
 from clairvit.study.work import Worker
 from small_study import Deadly, study, table
 
+PATHS = [str(Path(__file__).parent.parent), *sys.path]  # other processes find what this one finds
+UNIT = Unit("k", "w", 0, 0, (0,), ("m",), (), (), 1)
+
 
 @pytest.fixture(autouse=True)
 def paths(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other processes find what this one finds."""
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent.parent), *sys.path]))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(PATHS))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
@@ -85,6 +89,20 @@ def test_a_unit_that_kills_its_workers_is_a_failure_and_the_rest_goes_on(
     ((unit, error),) = outcome.failed
     assert unit.rows == (0, 1, 2)
     assert "killed by SIGKILL at this unit, 2 times" in error
+
+
+def test_a_worker_that_dies_in_the_middle_of_its_answer_is_dead() -> None:
+    class Dead:
+        exitcode = -9
+
+        def join(self) -> None:
+            pass
+
+    here, there = multiprocessing.Pipe()
+    os.write(there.fileno(), struct.pack("!i", 1000) + b"only the beginning")  # a length, as the wire has it
+    there.close()
+    process: Any = Dead()
+    assert _Hand(process, here, UNIT).answer() is None
 
 
 PARENT = """
@@ -148,8 +166,9 @@ def test_workers_that_make_no_sense() -> None:
     pytest.importorskip("ray")
     with pytest.raises(BadInput, match="1 or more actors"):
         on_ray(0)
-    with pytest.raises(BadInput, match="0 or more GPUs"):
-        on_ray(num_gpus=-1)
+    for gpus in (-1, 1.5):
+        with pytest.raises(BadInput, match=rf"num_gpus={gpus} was given; expected a part of a GPU or whole ones"):
+            on_ray(num_gpus=gpus)
 
 
 # Ray ------------------------------------------------------------------------------------------------------------------
@@ -173,42 +192,82 @@ def interrupted(engine: Engine, after: int, event: Callable[[], None]) -> Engine
     return run
 
 
-def test_a_cluster_that_loses_a_node_gives_the_same_numbers(
-    home: tuple[Path, list[tuple[Any, ...]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+FEW = {"num_cpus": 1, "object_store_memory": 80_000_000}
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    """Of one node."""
     pytest.importorskip("ray")
     from ray.cluster_utils import Cluster
 
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patched.setenv("PYTHONPATH", os.pathsep.join(PATHS))
+        patched.setenv("OMP_NUM_THREADS", "1")
+        made = Cluster(initialize_head=True, head_node_args={**FEW, "include_dashboard": False})
+        yield made
+        made.shutdown()
+
+
+def test_a_cluster_that_loses_a_node_gives_the_same_numbers(
+    home: tuple[Path, list[tuple[Any, ...]]], tmp_path: Path, cluster: Any
+) -> None:
     folder, expected = home
-    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-    few = {"num_cpus": 1, "object_store_memory": 80_000_000}
-    cluster = Cluster(initialize_head=True, head_node_args={**few, "include_dashboard": False})
-    try:
-        other = cluster.add_node(**few)
-        store = Store.open(tmp_path / "store")
-        # two CPUs, two actors: the one that loses its node must wait for the room of the other
-        engine = interrupted(on_ray(address=cluster.address), 2, lambda: cluster.remove_node(other))
-        outcome = run_study(study(folder, at_once=1), store, engine)
-        assert (outcome.computed, outcome.failed) == (6, ())
-        assert table(store) == expected
-        assert len(list((store.path / "parts").iterdir())) == 6
-    finally:
-        cluster.shutdown()
+    other = cluster.add_node(**FEW)
+    store = Store.open(tmp_path / "store")
+    # two CPUs, two actors: the one that loses its node must wait for the room of the other
+    engine = interrupted(on_ray(address=cluster.address), 2, lambda: cluster.remove_node(other))
+    outcome = run_study(study(folder, at_once=1), store, engine)
+    assert (outcome.computed, outcome.failed) == (6, ())
+    assert table(store) == expected
+    assert len(list((store.path / "parts").iterdir())) == 6
+
+
+def test_a_unit_that_kills_its_actors_is_a_failure_and_the_rest_goes_on(
+    home: tuple[Path, list[tuple[Any, ...]]], tmp_path: Path, cluster: Any
+) -> None:
+    store = Store.open(tmp_path / "store")
+    outcome = run_study(deadly(home[0], tmp_path / "flags", times=2), store, on_ray(1, address=cluster.address))
+    assert outcome.computed == 1
+    ((unit, error),) = outcome.failed
+    assert unit.rows == (0, 1, 2)
+    assert error.startswith("Ray: ")
+    assert len(list((tmp_path / "flags").iterdir())) == 2  # tries, as with processes
+
+
+def test_actors_for_which_there_is_no_room_are_not_waited_for(
+    home: tuple[Path, list[tuple[Any, ...]]], tmp_path: Path, cluster: Any
+) -> None:
+    store = Store.open(tmp_path / "store")
+    with pytest.raises(ClairError, match="Each actor is to have 1 CPU and 64 GPUs"):
+        run_study(study(home[0]), store, on_ray(1, address=cluster.address, num_gpus=64))
+    assert [one.name for one in (store.path / "claims").iterdir()] == ["store"]
 
 
 def test_a_cluster_that_is_not_there() -> None:
     pytest.importorskip("ray")
-    engine, nothing = on_ray(address="auto"), Study((), (), (), ())
-    with pytest.raises(ClairError, match=r"no Ray cluster at address 'auto'.*ray start --head"):
-        next(iter(engine(nothing, [Unit("k", "w", 0, 0, (0,), ("m",), (), (), 1)], Worker(nothing))))
+    engine, nothing = on_ray(address="127.0.0.1:1"), Study((), (), (), ())
+    with pytest.raises(ClairError, match=r"no Ray cluster at address '127.0.0.1:1' \(.*refused.*ray start --head"):
+        next(iter(engine(nothing, [UNIT], Worker(nothing))))
     assert list(engine(nothing, [], Worker(nothing))) == []  # nobody is looked for in vain
 
 
-def test_a_cluster_without_gpus_cannot_give_any() -> None:
-    class Ray:
-        def cluster_resources(self) -> dict[str, float]:
-            return {"CPU": 8.0, "GPU": 1.0}
+class Nodes:
+    """What is asked of Ray about its nodes; the last one is gone."""
 
-    assert (engines._room(Ray(), 0), engines._room(Ray(), 0.25), engines._room(Ray(), 1)) == (8, 4, 1)
-    with pytest.raises(ClairError, match="1 GPUs and each actor is to have 2"):
-        engines._room(Ray(), 2)
+    def __init__(self, *nodes: dict[str, float]) -> None:
+        gone = {"Alive": False, "Resources": {"CPU": 9.0, "GPU": 9.0}}
+        self.listed = [*({"Alive": True, "Resources": one} for one in nodes), gone]
+
+    def nodes(self) -> list[dict[str, Any]]:
+        return self.listed
+
+
+def test_room_is_on_single_nodes() -> None:
+    two = Nodes({"CPU": 8.0, "GPU": 1.0}, {"CPU": 2.0, "GPU": 1.0})
+    assert [_room(two, gpus) for gpus in (0, 0.1, 0.25, 1)] == [10, 8 + 2, 4 + 2, 2]
+    with pytest.raises(ClairError, match=r"1 CPU and 2 GPUs, and .*: 8 CPUs and 1 GPUs; 2 CPUs and 1 GPUs.*--num-gpus"):
+        _room(two, 2)  # two in all, and no node has both
+    with pytest.raises(ClairError, match="1 CPU, and the nodes of the Ray cluster have: 0 CPUs and 0 GPUs"):
+        _room(Nodes({"memory": 5.0}), 0)

@@ -112,6 +112,19 @@ def test_what_a_number_depends_on_is_in_its_cell(change: dict[str, Any]) -> None
     assert planned(own, "ab", everything, weights="other").done == 0
 
 
+@pytest.mark.parametrize(
+    "change",
+    [{"seed": 1}, {"target": "label"}, {"maps": "abs"}, {"methods": ("legrad",)}, {"metrics": ("deletion",)}],
+)
+def test_a_unit_has_another_key_if_any_of_its_numbers_may_differ(change: dict[str, Any]) -> None:
+    """By its key a unit is known to be there: with the same one, the other would never be computed."""
+    usual = planned(study(), "ab").units[0].key
+    assert planned(study(), "ab").units[0].key == usual
+    assert planned(study(**change), "ab").units[0].key != usual
+    assert planned(study(), "ac").units[0].key != usual
+    assert planned(study(), "ab", weights="other").units[0].key != usual
+
+
 def test_a_metric_of_a_whole_set_is_of_that_set_only() -> None:
     own = study(metrics=("sparseness", "grid-pointing-game"))
     plan = planned(own, "abcde")

@@ -15,13 +15,14 @@ import torch
 from PIL import Image
 
 import clairvit as cv
+import clairvit.study.work as work_room
 from clairvit.errors import ClairError, ClairWarning
-from clairvit.study.plan import Study, Unit, settings_of
+from clairvit.study.plan import Study, Unit, among_of, settings_of
 from clairvit.study.read import combinations, scores_of, unread
 from clairvit.study.run import Outcome, run_study
 from clairvit.study.store import Row, Store
 from clairvit.study.work import Worker
-from small_study import METHODS, METRICS, study, table
+from small_study import METHODS, METRICS, study, table, weights
 
 
 class Counting(Worker):
@@ -51,11 +52,11 @@ def test_the_numbers_are_those_of_evaluate(tmp_path: Path) -> None:
     store = Store.open(tmp_path / "store")
     outcome = run(own, store)
     assert (outcome.computed, outcome.failed, doubled(store)) == (1, (), 0)
-    ((name, weights, data, settings),) = combinations(store)
+    ((name, known_by, data, settings),) = combinations(store)
     model = own.models[0].load()
     images = sorted((tmp_path / "photos").rglob("*.png"))
     expected = cv.evaluate(model, images, list(METHODS), list(METRICS), seed=3)
-    found = scores_of(store, weights, data, settings)
+    found = scores_of(store, known_by, data, settings)
     assert (name, data, settings) == (model.name, own.data[0].spec, settings_of(own))
     assert isinstance(expected, dict)
     assert set(found) == {*expected, *((luck, metric) for luck in ("random", "center") for metric in METRICS)}
@@ -106,6 +107,24 @@ def test_images_that_were_seen_in_another_folder_have_their_new_names(tmp_path: 
     found = scores_of(store, plan.hashes[0], own.data[0].spec, settings_of(own), plan.images[0])
     assert "1/zzz.png" in found["legrad", "sparseness"].names
     assert len(found["legrad", "sparseness"].names) == 6
+    mixed = plan.images[0][::-1]
+    again = scores_of(store, plan.hashes[0], own.data[0].spec, settings_of(own), mixed)["legrad", "sparseness"]
+    assert again.names == tuple(sorted(again.names)) == found["legrad", "sparseness"].names  # whatever their order was
+    assert torch.equal(again.values, found["legrad", "sparseness"].values)
+
+
+def test_a_metric_of_a_whole_set_is_of_the_set_that_is_asked_for_or_of_the_largest(tmp_path: Path) -> None:
+    store, metric, settings = Store.open(tmp_path / "store"), "grid-pointing-game", "seed=0,target=predicted,maps=raw"
+    shared = {"model": "m", "model_hash": "w", "data": "d", "method": "legrad", "metric": metric, "settings": settings}
+    known = {"predicted": 1, "probability": 0.5, "options": "{}", "better": "higher"}
+    for key, marks, value in (("k1", "ab", 0.1), ("k2", "abcd", 0.2), ("k3", "bcd", 0.3)):
+        unit = Unit(key, "w", 0, 0, tuple(range(len(marks))), tuple(marks), ("legrad",), (metric,), 1, among_of(marks))
+        spent = {"unit": key, "among": unit.among, "value": value, "forwards": 1, "backwards": 0, "seconds": 0.1}
+        store.write(unit, [{**shared, **known, **spent, "image": f"{one}.png", "image_hash": one} for one in marks])
+    for marks, value in (("ab", 0.1), ("abcd", 0.2), ("bcd", 0.3), ("", 0.2)):
+        images = [(f"{one}.png", one) for one in marks] or None
+        found = scores_of(store, "w", "d", settings, images)["legrad", metric]
+        assert found.values.tolist() == [value] * len(marks or "abcd")
 
 
 def test_an_image_that_cannot_be_read_costs_only_itself(tmp_path: Path) -> None:
@@ -123,18 +142,25 @@ def test_an_image_that_cannot_be_read_costs_only_itself(tmp_path: Path) -> None:
 
 
 class Flaky(Counting):
+    kind: type[Exception] = RuntimeError
+
     def rows(self, unit: Unit) -> list[Row]:
         if 2 in unit.rows:
-            raise RuntimeError("CUDA error: the cat is on the keyboard")
+            raise self.kind("the cat is on the keyboard")
         return super().rows(unit)
 
 
-def test_a_unit_that_fails_is_recorded_and_tried_again_by_the_next_run(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [RuntimeError, AssertionError, MemoryError])
+def test_a_unit_that_fails_is_recorded_and_tried_again_by_the_next_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[Exception]
+) -> None:
+    monkeypatch.setattr(Flaky, "kind", kind)
     own, store = study(tmp_path), Store.open(tmp_path / "store")
     outcome = run(own, store, Flaky)
     assert outcome.computed == 2
     ((unit, error),) = outcome.failed
-    assert (unit.rows, error) == ((2, 3), "RuntimeError: CUDA error: the cat is on the keyboard")
+    assert unit.rows == (2, 3)
+    assert error.startswith(f"{kind.__name__}: the cat is on the keyboard (test_run.py, line ")
     (kept,) = store.failures()
     assert (kept["unit"], kept["error"]) == (unit.key, error)
     assert run(own, store).computed == 1
@@ -154,6 +180,15 @@ def test_a_damaged_part_is_computed_again(tmp_path: Path) -> None:
     assert table(store) == before
 
 
+def test_numbers_of_another_version_are_used_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own, store = study(tmp_path), Store.open(tmp_path / "store")
+    with monkeypatch.context() as patched:
+        patched.setattr(work_room, "__version__", "0.0.9")
+        run(own, store)
+    with pytest.warns(ClairWarning, match=r"has numbers of ClairViT 0\.0\.9, and this is .*use another folder"):
+        assert run(own, store).computed == 0
+
+
 def test_what_changed_since_it_was_planned_is_not_stored(tmp_path: Path) -> None:
     own, store = study(tmp_path), Store.open(tmp_path / "store")
     photo = tmp_path / "photos" / "1" / "001.png"
@@ -165,6 +200,36 @@ def test_what_changed_since_it_was_planned_is_not_stored(tmp_path: Path) -> None
     ((_, error),) = outcome.failed
     assert "1/001.png is not the image that it was" in error
     assert (run_study(own, store).computed, store.failures()) == (1, store.failures())
+
+
+def test_a_worker_with_another_model_or_fewer_images_stores_nothing(tmp_path: Path) -> None:
+    """As on another machine, where other files have the same names."""
+    own, store = study(tmp_path), Store.open(tmp_path / "store")
+
+    def told(plan: Any) -> None:
+        worker.models.clear()
+        worker.hashes.clear()
+        weights(tmp_path / "tiny.safetensors", seed=1)
+
+    worker = Worker(own.settled())
+    outcome = run_study(own, store, worker=worker, told=told)
+    assert (outcome.computed, len(outcome.failed)) == (0, 3)
+    assert all("has other weights here than where the study was planned" in error for _, error in outcome.failed)
+
+    def fewer(plan: Any) -> None:
+        worker.albums[0] = worker.albums[0].take(range(3))
+
+    worker = Worker(own.settled())
+    outcome = run_study(own, store, worker=worker, told=fewer)
+    assert outcome.computed == 1
+    assert [unit.rows for unit, _ in outcome.failed] == [(2, 3), (4, 5)]
+    assert all("has 3 images here, fewer than where" in error for _, error in outcome.failed)
+
+
+def test_another_seed_is_another_study(tmp_path: Path) -> None:
+    store = Store.open(tmp_path / "store")
+    assert run(study(tmp_path), store).computed == 3
+    assert run(study(tmp_path, seed=1), store).computed == 3
 
 
 def test_claims_and_failures_leave_no_files(tmp_path: Path) -> None:

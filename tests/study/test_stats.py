@@ -83,6 +83,11 @@ def test_sign_flips_have_a_seed() -> None:
     assert not np.array_equal(sign_flips(gaps, 4), sign_flips(gaps, 5))
 
 
+def test_flips_that_are_drawn_never_give_a_p_of_nothing() -> None:
+    """What was seen is itself one of the flips: however large the difference, p is one of so many."""
+    assert sign_flips(np.ones((1, 60)), draws=400)[0] == 1 / 401
+
+
 def test_undefined_differences_are_not_compared() -> None:
     gaps = noise(7, seed=2)
     with_gaps = np.insert(gaps, [1, 4], np.nan)
@@ -169,6 +174,18 @@ def test_two_best_methods_are_not_told_apart() -> None:
         _, _, adjusted = picked(values, study)
         wrong += bool((adjusted < LEVEL).all())
     assert 0 < wrong <= 18  # 5 % of 200 is 10, ± 2.6 standard errors
+
+
+@pytest.mark.parametrize("lead", [0.3, 0.6, 1.2])
+def test_no_lead_of_some_over_others_makes_wrong_claims(lead: float) -> None:
+    """Two good methods and four worse ones, at any distance: who is picked is called better only than worse ones."""
+    wrong, true = 0, np.array([lead, lead, 0, 0, 0, 0])
+    for study in range(200):
+        values = noise(6, 16, seed=study) + true[:, None]
+        best, _, adjusted = picked(values, study)
+        others = [one for one in range(6) if one != best]
+        wrong += bool(((adjusted < LEVEL) & (true[others] >= true[best])).any())
+    assert wrong <= 18  # 5 % of 200 is 10, ± 2.6 standard errors
 
 
 def test_a_true_winner_is_found() -> None:

@@ -19,8 +19,8 @@ from clairvit.study.store import Store
 STUDY = Study((ModelWish("pets"),), (DataWish("folder:x"),), ("legrad",), ("deletion",))
 
 
-def unit(key: str = "k1") -> Unit:
-    return Unit(key, "w", 0, 0, (0, 1), ("a", "b"), ("legrad",), ("deletion",), 2)
+def unit(key: str = "k1", marks: tuple[str, str] = ("a", "b")) -> Unit:
+    return Unit(key, "w", 0, 0, (0, 1), marks, ("legrad",), ("deletion",), 2)
 
 
 def rows(own: Unit, value: float = 0.5) -> list[dict[str, Any]]:
@@ -57,7 +57,7 @@ def test_a_store_remembers_each_study_once(store: Store) -> None:
 
 @pytest.mark.parametrize("harm", ["a bit", "the end", "everything", "another"])
 def test_a_damaged_part_is_named_and_put_aside(store: Store, harm: str) -> None:
-    part, other = store.write(unit(), rows(unit())), unit("k2")
+    part, other = store.write(unit(), rows(unit())), unit("k2", ("c", "d"))
     store.write(other, rows(other, 0.7))
     content = bytearray(part.read_bytes())
     if harm == "a bit":
@@ -75,6 +75,61 @@ def test_a_damaged_part_is_named_and_put_aside(store: Store, harm: str) -> None:
     assert [file.name for file in (store.path / "broken").iterdir()] == [part.name]
     store.write(unit(), rows(unit()))
     assert len(store.query("select * from results")[1]) == 4
+
+
+def test_a_damaged_part_that_another_process_moves_first_is_no_error(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    part = store.write(unit(), rows(unit()))
+    part.write_bytes(b"harm")
+    usual = os.replace
+
+    def late(source: Path, target: Path) -> None:
+        usual(source, target)
+        usual(source, target)  # the second one finds nothing
+
+    monkeypatch.setattr(os, "replace", late)
+    assert store.cells() == frozenset()
+    assert [file.name for file in (store.path / "broken").iterdir()] == [part.name]
+
+
+@pytest.mark.parametrize(("number", "moved"), [(errno.EACCES, False), (errno.EMFILE, False), (errno.EIO, True)])
+def test_a_part_that_cannot_be_read_is_moved_only_if_the_disk_lost_it(
+    store: Store, monkeypatch: pytest.MonkeyPatch, number: int, moved: bool
+) -> None:
+    part = store.write(unit(), rows(unit()))
+
+    def unreadable(self: Path) -> bytes:
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "read_bytes", unreadable)
+        if moved:
+            with pytest.warns(ClairWarning, match="is damaged and was moved"):
+                assert store.cells() == frozenset()
+        else:
+            with pytest.raises(ClairError, match=rf"{part.name}' cannot be read \(.*left where it is"):
+                store.cells()
+    assert part.exists() != moved
+
+
+def test_a_cell_that_two_studies_computed_at_once_is_seen_once(store: Store) -> None:
+    """Cut in other units, so that neither knew of the other's claims."""
+    store.write(unit("k1"), rows(unit("k1")))
+    store.write(unit("k2", ("b", "c")), rows(unit("k2", ("b", "c"))))
+    found = store.query("select image_hash, unit from results order by all")[1]
+    assert found == [("a", "k1"), ("b", "k1"), ("c", "k2")]
+
+
+def test_a_store_may_be_shared(tmp_path: Path) -> None:
+    """Its files have the rights that the umask gives, not only the owner's."""
+    before = os.umask(0o022)
+    try:
+        store = Store.open(tmp_path / "store")
+        part = store.write(unit(), rows(unit()))
+    finally:
+        os.umask(before)
+    assert [file.stat().st_mode & 0o777 for file in (part, store.path / "store.json")] == [0o644, 0o644]
 
 
 def test_a_failure_is_kept_until_it_works(store: Store) -> None:
@@ -122,9 +177,10 @@ def test_another_format_is_refused(store: Store) -> None:
     about.write_text(json.dumps({"format": 99, "clairvit": "9.9", "studies": []}))
     with pytest.raises(BadInput, match=r"format 99 \(ClairViT 9.9\)"):
         Store.open(store.path)
-    about.write_text("{")
-    with pytest.raises(ClairError, match="cannot be read"):
-        Store.open(store.path)
+    for content, words in (("{", "cannot be read"), ("[]", "holds a list"), ('{"format": 1}', "no list of studies")):
+        about.write_text(content)
+        with pytest.raises(ClairError, match=f"{words}.*restore it, or begin a new store"):
+            Store.open(store.path)
 
 
 def test_what_is_no_store_is_left_alone(tmp_path: Path) -> None:
@@ -173,7 +229,20 @@ def test_what_killed_processes_leave_is_swept_up(store: Store) -> None:
     assert (old.exists(), new.exists()) == (False, True)
 
 
+def test_claims_that_nobody_holds_are_swept_up(store: Store) -> None:
+    """As of a process that was killed between writing a unit and letting go of it: nobody would claim it again."""
+    (store.path / "claims" / "k1").touch()
+    held = store.claim(unit("k2"))
+    store.remember(STUDY)
+    assert sorted(file.name for file in (store.path / "claims").iterdir()) == ["k2", "store"]
+    assert held is not None
+    assert store.claim(unit("k2")) is None
+
+
 def test_a_wrong_query_says_what_there_is(store: Store) -> None:
     with pytest.raises(BadInput, match=r"valeu.*columns unit, model") as caught:
         store.query("select valeu from results")
     assert "\n" not in str(caught.value)
+    for nothing in ("", " ", ";"):
+        with pytest.raises(BadInput, match="The query is empty; expected one such as 'select"):
+            store.query(nothing)

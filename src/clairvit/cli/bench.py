@@ -12,19 +12,16 @@ import typer
 
 from clairvit.cli import options
 from clairvit.cli.bench_table import print_plan, print_query, report
-from clairvit.cli.evaluate import wanted_methods, wanted_metrics
+from clairvit.cli.bench_wish import METHODS, METRICS, data_of, models_of, study_of
 from clairvit.cli.known import fetch
 from clairvit.cli.paper import progress, remark, say
-from clairvit.cli.split import split_labels, split_methods
 from clairvit.errors import BadInput, UnknownName, did_you_mean
 
 if TYPE_CHECKING:
-    from clairvit.study.plan import DataWish, ModelWish, Plan, Study
+    from clairvit.study.plan import Plan
     from clairvit.study.run import Engine
-    from clairvit.study.wish import Wish
 
 ENGINES = ("local", "ray")
-METHODS, METRICS = "legrad,rollout", "deletion,insertion,sparseness"  # as `clairvit evaluate` has them
 OFTEN = 30.0  # seconds between two words on how far it is, where there is no bar
 EXAMPLES = """[bold]Examples[/bold]
 
@@ -120,9 +117,9 @@ def bench(
         print_query(*Store.open(out, create=False).query(sql), as_json)
         return
     wish = read_wish(study) if study is not None else Wish()
-    models = _models(wish, model, arch, no_pretrained, labels)
-    images = _data(wish, data, limit, split, masks, mask_kind)
-    asked = _study(wish, models, images, method, metric, target, maps, seed)
+    models = models_of(wish, model, arch, no_pretrained, labels)
+    images = data_of(wish, data, limit, split, masks, mask_kind)
+    asked = study_of(wish, models, images, method, metric, target, maps, seed)
     where = device if device is not None or engine == "ray" else _gpu()
     who = _engine(engine, workers, address, num_gpus, where, batch_size)
     settled = asked.settled()
@@ -156,86 +153,6 @@ def bench(
 bench.__doc__ = f"Run a study: every method by every metric, for each model on each set of images.\n\n{EXAMPLES}"
 
 
-def _models(
-    wish: Wish, model: str | None, arch: str | None, no_pretrained: bool, labels: str | None
-) -> tuple[ModelWish, ...]:
-    from clairvit.study.plan import ModelWish
-
-    if model is None and wish.models is not None:
-        if arch is not None or no_pretrained or labels is not None:
-            raise BadInput(
-                "--arch, --no-pretrained and --labels belong to --model; expected them in the file, or both."
-            )
-        return wish.models
-    names = split_labels(labels) if labels is not None else None
-    return tuple(
-        ModelWish(
-            spec,
-            arch if spec.startswith("file:") else None,
-            tuple(names) if isinstance(names, list) else names,
-            pretrained=not no_pretrained,
-        )
-        for spec in split_methods(model or "pets")
-    )
-
-
-def _data(
-    wish: Wish, data: str | None, limit: int | None, split: str | None, masks: str | None, mask_kind: str | None
-) -> tuple[DataWish, ...]:
-    """Options win over what the file says of single sets, and that over what it says of all of them."""
-    from clairvit.study.plan import DataWish
-
-    if data is None and wish.data is None:
-        raise BadInput("Which images? Expected --data folder:PATH (or pets:PATH, …), or data = … in the file.")
-    listed = wish.data or () if data is None else tuple(map(DataWish, _parts(data, "--data")))
-    return tuple(
-        DataWish(
-            one.spec,
-            split or one.split or wish.split,
-            limit or one.limit or wish.limit,
-            masks or one.masks,
-            mask_kind or one.mask_kind,
-        )
-        for one in listed
-    )
-
-
-def _parts(text: str, option: str) -> list[str]:
-    found = [part.strip() for part in text.split(",") if part.strip()]
-    if not found:
-        raise BadInput(f"{option} '{text}' names nothing; expected one or more, separated by commas.")
-    return found
-
-
-def _study(
-    wish: Wish,
-    models: tuple[ModelWish, ...],
-    data: tuple[DataWish, ...],
-    method: str | None,
-    metric: str | None,
-    target: str | None,
-    maps: str | None,
-    seed: int | None,
-) -> Study:
-    from clairvit.metrics.case import check_shape
-    from clairvit.study.plan import Study
-
-    methods = wanted_methods(method if method is not None else ",".join(wish.methods or (METHODS,)))
-    metrics = wanted_metrics(metric if metric is not None else ",".join(wish.metrics or (METRICS,)))
-    shape = maps or wish.maps or "raw"
-    check_shape(shape)
-    return Study(
-        models,
-        data,
-        tuple(methods),
-        tuple(one.text for one in metrics),
-        seed=seed if seed is not None else wish.seed or 0,
-        target=target or wish.target,
-        maps=shape,
-        at_once=wish.at_once,
-    )
-
-
 def _gpu() -> str | None:
     import torch
 
@@ -246,7 +163,8 @@ def _engine(
     name: str, workers: int | None, address: str | None, num_gpus: float, device: str | None, batch_size: int | None
 ) -> Engine | None:
     """None: this process."""
-    from clairvit.study.engines import local, on_ray
+    from clairvit.study.cluster import on_ray
+    from clairvit.study.engines import local
 
     if name not in ENGINES:
         raise UnknownName(

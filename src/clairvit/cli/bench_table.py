@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from clairvit._version import __version__
+from clairvit.cli.evaluate import notes
 from clairvit.cli.paper import line, table
 from clairvit.cli.report import end
 from clairvit.cli.scores import document, print_scores
@@ -60,27 +61,36 @@ def _share(study: Study, plan: Plan, model: int, data: int) -> dict[str, Any]:
 
 
 def report(store: Store, study: Study, methods: Sequence[str], outcome: Outcome, as_json: bool, quiet: bool) -> None:
-    """The scores of this study, whatever else is in the store; units that failed make the exit status 2."""
+    """The scores of this study, whatever else is in the store; what could not be computed makes the exit status 2."""
     from clairvit.study.plan import settings_of
     from clairvit.study.read import scores_of, unread
 
-    results = []
-    for place, weights in enumerate(outcome.plan.hashes if not quiet or as_json else ()):
+    results, failures = [], _failures(study, outcome)
+    for place, weights in enumerate(outcome.plan.hashes):
         for data, images in enumerate(outcome.plan.images):
             spec = study.data[data].spec
             scores = scores_of(store, weights, spec, settings_of(study), images)
             lost = unread(store, weights, settings_of(study), images)
             rows = _in_order(scores, study)
+            if len(lost) == len(images):
+                failures.append(_nothing(f"{study.models[place].spec} on {spec}", lost))
             if as_json:
                 results.append(_document(study, place, data, rows, methods, scores, lost))
-            else:
+            elif not quiet:
                 _print_scores(f"{study.models[place].spec} on {spec}", rows, methods, scores, lost)
     if as_json:
         _print({"store": str(store.path), "computed": outcome.computed, "results": results, "failed": _failed(outcome)})
     elif not quiet:
         many = "unit was" if outcome.computed == 1 else "units were"
         line(f"{outcome.computed} {many} computed in {outcome.seconds:.1f} s; all is in {store.path}")
-    end(range(outcome.computed), _failures(study, outcome), "computed")
+    end(range(outcome.computed), failures, "computed")
+
+
+def _nothing(where: str, lost: Mapping[str, str]) -> Failure:
+    name, why = next(iter(lost.items()))
+    return Failure(
+        where, f"None of the {len(lost)} images could be read; expected at least one that can. {name}: {why}"
+    )
 
 
 def _in_order(scores: Scores, study: Study) -> Rows:
@@ -98,6 +108,8 @@ def _print_scores(title: str, rows: Rows, methods: Sequence[str], scores: Scores
         print_scores(rows, methods)
     else:
         line("No scores.")
+    for note in notes(rows, (), None, {}):
+        line(f"Note: {note}")
     for name, why in scores.skipped.items():
         line(f"Left out: {name}. {why}")
     for name, why in list(lost.items())[:NAMED]:

@@ -12,7 +12,7 @@ from clairvit.cli.paper import line, table
 from clairvit.cli.work import Failure
 
 if TYPE_CHECKING:
-    from clairvit.study.choose import Pick
+    from clairvit.study.pick import Pick
     from clairvit.study.verdict import Row
 
 

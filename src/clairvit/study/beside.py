@@ -84,8 +84,8 @@ def agreement(measure: str, data: str, one: Sequence[float], other: Sequence[flo
     both = [(a, b) for a, b in zip(one, other, strict=True) if not (math.isnan(a) or math.isnan(b))]
     gaps = [((a - c), (b - d)) for (a, b), (c, d) in itertools.combinations(both, 2)]
     untied = [(a > 0) == (b > 0) for a, b in gaps if a != 0 and b != 0]
-    first, second = (np.array([pair[side] for pair in both], dtype=np.float64) for side in (0, 1))
-    return Agreement(measure, data, len(both), sum(untied), len(untied), stats.spearman(first, second))
+    rho = stats.spearman(np.array(one, dtype=np.float64), np.array(other, dtype=np.float64))
+    return Agreement(measure, data, len(both), sum(untied), len(untied), rho)
 
 
 def line_up(preset: Preset, scores: Found, table: Table | None) -> list[Row]:

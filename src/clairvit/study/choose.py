@@ -6,8 +6,6 @@ import itertools
 import math
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +13,6 @@ import numpy as np
 from clairvit.data.album import Album, Failed, album_of, parts
 from clairvit.data.marks import weights_hash
 from clairvit.errors import BadInput, ClairWarning, did_you_mean
-from clairvit.methods.advice import Recipe
 from clairvit.methods.bind import bind
 from clairvit.methods.explain import explain
 from clairvit.methods.explanation import Cost
@@ -23,9 +20,10 @@ from clairvit.metrics.evaluate import LABEL, evaluate
 from clairvit.metrics.metric import Asked, ask
 from clairvit.metrics.table import BASELINES, Scores
 from clairvit.models.model import Model
+from clairvit.study.pick import Pick
 from clairvit.study.stats import Array, mean_ranks, spearman
 from clairvit.study.tune import Tuned, base_of, tune
-from clairvit.study.verdict import Measures, Row, judge, sentences
+from clairvit.study.verdict import Measures, join, judge, sentences
 
 # Well known, of every family, and all of them arithmetic on the same trace.
 PANEL = (
@@ -35,67 +33,7 @@ PANEL = (
 METRICS = ("insertion-deletion", "faithfulness-correlation")
 WITH_MASKS = ("ap", "pointing-game")
 FIRST, MEAN_RANK = "first", "mean-rank"
-
-
-@dataclass(frozen=True, eq=False)
-class Pick:
-    """A ranking, what it rests on, and what may be said of it."""
-
-    best: str  # the method
-    ranking: tuple[Row, ...]
-    scores: Scores
-    by: str  # the metric that ranks, or "mean-rank"
-    better: str
-    metrics: tuple[str, ...]
-    clear: bool  # is the best significantly better than all others?
-    tied: tuple[str, ...]  # methods that cannot be told from the best
-    groups: tuple[tuple[str, ...], ...]  # neighbours in the ranking of which no two can be told apart
-    agreement: Mapping[tuple[str, str], float]  # Spearman's rho of two metrics over methods
-    tuned: Mapping[str, Tuned]
-    answer: tuple[str, ...]  # in words
-    model: str
-    weights: str
-    settings: Mapping[str, Any]
-    seed: int
-    skipped: Mapping[str, str] = field(default_factory=dict)  # method -> why it does not fit the model
-
-    @property
-    def front(self) -> tuple[str, ...]:
-        """Nobody is as good in faithfulness, localisation and cost, and better in one of them."""
-        return tuple(row.method for row in self.ranking if row.on_front)
-
-    @property
-    def images(self) -> int:
-        return len(next(iter(self.scores.values())).values)
-
-    @property
-    def recipe(self) -> Recipe:
-        """What `explain` needs, with the numbers. Seconds are left out: the same choice gives the same file."""
-        rows = [asdict(row) for row in self.ranking]
-        for row in rows:
-            row["cost"] = {"forwards": row["cost"]["forwards"], "backwards": row["cost"]["backwards"]}
-        return Recipe(
-            method=self.best,
-            model=self.model,
-            weights=self.weights,
-            metrics=self.metrics,
-            by=self.by,
-            settings=dict(self.settings),
-            images=self.images,
-            seed=self.seed,
-            clear=self.clear,
-            answer=self.answer,
-            ranking=tuple(rows),
-            starts={base: own.method for base, own in self.tuned.items()},
-            tuned=tuple(own.as_document() for own in self.tuned.values()),
-        )
-
-    def save(self, path: Path | str) -> Path:
-        """Write the recipe, which `cv.explain(model, image, "recipe.json")` and `explain --recipe` follow."""
-        return self.recipe.save(path)
-
-    def __repr__(self) -> str:
-        return f"Pick({self.best}; {self.answer[0]})"
+FRONT = ("faithfulness", "localisation")  # families of metrics that are weighed against each other, and against cost
 
 
 def choose(
@@ -127,10 +65,7 @@ def choose(
     `by` is what ranks: "first" is the first metric, a metric's name is that one, "mean-rank" the mean rank on each
     image over all faithfulness metrics. `random` and `center` are always there. Other arguments are `evaluate`'s.
     """
-    given = {"methods": methods, "metrics": metrics, "tune_start": tune_start}
-    for name, value in given.items():
-        if isinstance(value, str):
-            raise BadInput(f"{name}={value!r} was given; expected a list, such as ['{value}'].")
+    _check_lists(methods=methods, metrics=metrics, tune_start=tune_start)
     panel = [bind(text).text for text in (PANEL if methods is None else methods)]
     if not tune_start and all(text in BASELINES for text in panel):
         raise BadInput("No method but the baselines was given; expected at least one, such as ['legrad', 'genatt'].")
@@ -154,21 +89,42 @@ def choose(
             f"None of the methods fits {model.name}; expected at least one. " + next(iter(scores.skipped.values()), "")
         )
     by_label = isinstance(target, str) and target == LABEL
-    aim = None if by_label else target
-    aim = aim[first] if isinstance(aim, list | tuple) else aim
+    aim = None if by_label else target[first] if isinstance(target, list | tuple) else target
     costs = tuple(_cost(model, pixels, text, aim, batch_size) for text in fitting)
     measures = _measures(fitting, scores, asked, ranking, by, tuned, panel, costs, seed)
+    settings = {"target": "predicted" if target is None else LABEL if by_label else "given", "maps": maps}
+    return _pick(model, scores, measures, asked, tuned, settings)
+
+
+def _check_lists(**given: Sequence[str] | None) -> None:
+    for name, value in given.items():
+        if isinstance(value, str):
+            raise BadInput(f"{name}={value!r} was given; expected a list, such as ['{value}'].")
+
+
+def _pick(
+    model: Model,
+    scores: Scores,
+    measures: Measures,
+    asked: Sequence[Asked],
+    tuned: Mapping[str, Tuned],
+    settings: Mapping[str, Any],
+) -> Pick:
+    """The verdict, and what may be said of it."""
     verdict = judge(measures)
     agreement = _agreement(measures, asked)
-    localised = any(one.metric.family == "localisation" for one in asked)
-    answer = [*sentences(verdict, measures.by, agreement, localised), *(own.sentence for own in tuned.values())]
+    answer = [
+        *sentences(verdict, measures.by, agreement, tuple(measures.goals)),
+        *_without_masks(scores, asked),
+        *(own.sentence for own in tuned.values()),
+    ]
     return Pick(
         best=verdict.best.method,
         ranking=verdict.rows,
         scores=scores,
         by=measures.by,
         better=measures.better,
-        metrics=tuple(texts),
+        metrics=tuple(one.text for one in asked),
         clear=verdict.clear,
         tied=tuple(row.method for row in verdict.tied),
         groups=verdict.groups,
@@ -177,10 +133,19 @@ def choose(
         answer=tuple(answer),
         model=model.name,
         weights=weights_hash(model),
-        settings={"target": "predicted" if target is None else LABEL if by_label else "given", "maps": maps},
-        seed=seed,
+        settings=settings,
+        seed=measures.seed,
         skipped=dict(scores.skipped),
     )
+
+
+def _without_masks(scores: Scores, asked: Sequence[Asked]) -> list[str]:
+    """Images that count in some metrics only."""
+    compared = [one.text for one in asked if "masks" in one.metric.needs]
+    if not scores.unmasked or not compared:
+        return []
+    some = ", ".join(scores.unmasked[:3]) + (", …" if len(scores.unmasked) > 3 else "")
+    return [f"{len(scores.unmasked)} of {len(scores.seen)} images have no mask, so no {join(compared)}: {some}."]
 
 
 def _asked(metrics: Sequence[str] | None, album: Album) -> list[Asked]:
@@ -241,7 +206,7 @@ def _measures(
     crossed = {
         (own.method, own.metric): values
         for own in tuned.values()
-        if own.method not in panel and own.best != own.half and (values := own.crossed()) is not None
+        if own.method not in panel and (values := own.crossed()) is not None
     }
 
     def upward(one: Asked) -> Array:
@@ -258,20 +223,29 @@ def _measures(
     for (text, metric), values in crossed.items():
         sign = 1.0 if ask(metric).better == "higher" else -1.0
         means[metric][list(methods).index(text)] = sign * float(np.nanmean(values))
-    faithful = -together if by == MEAN_RANK else together
-    goals = [np.array([float(np.nanmean(row)) if np.isfinite(row).any() else math.nan for row in faithful])]
-    places = [one for one in asked if one.metric.family == "localisation"]
-    goals += [means[one.text] * (1 if one.better == "higher" else -1) for one in places[:1]]
+    best_first = -together if by == MEAN_RANK else together
+    own = np.array([float(np.nanmean(row)) if np.isfinite(row).any() else math.nan for row in best_first])
     return Measures(
         methods=tuple(methods),
         values=together if upright else -together,
         by="mean rank over " + ", ".join(one.text for one in ranking) if by == MEAN_RANK else ranking[0].text,
         better="lower" if by == MEAN_RANK else ranking[0].better,
         means=means,
-        goals=np.column_stack(goals),
+        goals=_goals(ranking[0], own, asked, means),
         costs=costs,
         seed=seed,
     )
+
+
+def _goals(ranks: Asked, own: Array, asked: Sequence[Asked], means: Mapping[str, Array]) -> dict[str, Array]:
+    """What the front weighs, higher is better: what ranks, and the first metric of each family that it is not of."""
+    first = {family: next((one for one in asked if one.metric.family == family), None) for family in FRONT}
+    found = {
+        family: own if family == ranks.metric.family else means[one.text] * (1 if one.better == "higher" else -1)
+        for family, one in first.items()
+        if one is not None
+    }
+    return found if ranks.metric.family in FRONT else {ranks.text: own, **found}
 
 
 def _agreement(measures: Measures, asked: Sequence[Asked]) -> dict[tuple[str, str], float]:

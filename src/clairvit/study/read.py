@@ -68,11 +68,9 @@ def scores_of(
 
 
 def unread(store: Store, model_hash: str, settings: str, images: Sequence[tuple[str, str]]) -> dict[str, str]:
-    """Which of the images could not be read, and why."""
+    """Which of the images have no score by any method, not even a baseline: they could not be read. And why."""
     records = _records(store, model_hash, settings, "", images)
     read = {one["image_hash"] for one in records if one["predicted"] is not None}
-    if not read:  # no method fits, or no image is one
-        return {}
     why = {one["image_hash"]: one["note"] for one in records if one["image_hash"] not in read}
     return {name: why[mark] for name, mark in images if mark in why}
 

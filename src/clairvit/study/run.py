@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import IO, Protocol
 
+from clairvit._version import __version__
+from clairvit.errors import ClairWarning
 from clairvit.perturb.watch import telling
 from clairvit.study.plan import Plan, Study, Unit, make_plan
 from clairvit.study.store import Row, Store
@@ -39,6 +42,13 @@ def planned(study: Study, store: Store | None, worker: Worker | None = None) -> 
     worker.open()
     hashes = [worker.hash_of(place) for place in range(len(study.models))]
     albums = [worker.album(place) for place in range(len(study.data))]
+    if store is not None and (older := [one for one in store.versions() if one != __version__]):
+        warnings.warn(
+            f"The store '{store.path}' has numbers of ClairViT {', '.join(older)}, and this is {__version__}: they are "
+            "used as they are. To compute them anew, use another folder.",
+            ClairWarning,
+            stacklevel=2,
+        )
     return make_plan(study, hashes, albums, frozenset() if store is None else store.cells()), worker
 
 

@@ -138,7 +138,8 @@ def mean_ranks(values: Array) -> Array:
 
 
 def spearman(one: Array, other: Array) -> float:
-    """The rank correlation of two scores of the same methods; NaN with fewer than 3 methods or all alike."""
+    """The rank correlation of two scores of the same methods, where both are known; NaN if one has all alike, and with
+    fewer than 3 methods: two can only give ±1, which says no more than who came first."""
     both = np.isfinite(one) & np.isfinite(other)
     if both.sum() < 3:
         return math.nan

@@ -11,11 +11,12 @@ store/
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import json
 import os
-import tempfile
+import secrets
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,42 +27,13 @@ from typing import IO, Any
 
 from clairvit._version import __version__
 from clairvit.errors import BadInput, ClairError, ClairWarning
+from clairvit.study.columns import COLUMNS, ONE_CELL, declared, schema
 from clairvit.study.plan import Cell, Study, Unit
 
 FORMAT = 1
 STALE = 3600.0  # seconds; nobody writes a file for so long
 BEGUN = ("parts", "failed", "claims")  # with temporary files, what a process killed while it began a store leaves
 Row = dict[str, Any]
-# Names and kinds of the columns, as DuckDB and Parquet call them.
-COLUMNS = {
-    "unit": "string",
-    "model": "string",
-    "model_hash": "string",
-    "data": "string",
-    "image": "string",
-    "image_hash": "string",
-    "label": "int64",
-    "predicted": "int64",
-    "probability": "double",
-    "method": "string",
-    "metric": "string",
-    "settings": "string",
-    "options": "string",
-    "better": "string",
-    "value": "double",
-    "degenerate": "bool",
-    "x": "list<double>",
-    "y": "list<double>",
-    "meaning": "string",
-    "across": "string",
-    "counts": "list<double>",
-    "forwards": "int64",
-    "backwards": "int64",
-    "seconds": "double",
-    "note": "string",
-    "among": "string",
-    "version": "string",
-}
 
 
 @dataclass(frozen=True)
@@ -97,7 +69,11 @@ class Store:
                 self._write_json(about, found)
 
     def _sweep(self) -> None:
-        """What processes that were killed while they wrote have left behind."""
+        """What processes that were killed have left behind: files half written, and claims on what they had done."""
+        for path in list((self.path / "claims").iterdir()):
+            if path.name != "store" and (lock := self._lock(path)) is not None:
+                path.unlink(missing_ok=True)
+                lock.close()
         for file in self.path.rglob(".*.tmp"):
             with suppress(FileNotFoundError):  # its writer is alive and has just renamed it
                 if time.time() - file.stat().st_mtime > STALE:
@@ -115,26 +91,38 @@ class Store:
                 if file.stem.rpartition("-")[2] == _checksum(file):
                     whole.append(file)
                     continue
+                broken.append(self._aside(file))
             except FileNotFoundError:  # another process has moved it
                 continue
-            except OSError:
-                pass  # a disk that cannot give it back
-            broken.append(self._aside(file))
+            except OSError as error:
+                if error.errno != errno.EIO:  # no right to read it, too many open files: it may well be whole
+                    raise ClairError(
+                        f"'{file}' cannot be read ({error.strerror or error}) and was left where it is; get the right "
+                        "to read it, then type the same again."
+                    ) from error
+                broken.append(self._aside(file))
         return whole, broken
 
     def _aside(self, file: Path) -> Path:
         aside = self.path / "broken" / file.name
         with self._writing():
             aside.parent.mkdir(exist_ok=True)
-            os.replace(file, aside)
+            try:
+                os.replace(file, aside)
+            except FileNotFoundError:
+                return aside  # another process found the same, and has said so
         message = f"'{file}' is damaged and was moved to '{aside}'; what was in it is computed again by the next run."
         warnings.warn(message, ClairWarning, stacklevel=2)
         return aside
 
+    def versions(self) -> list[str]:
+        """The versions of ClairViT that computed what is there."""
+        return [str(version) for (version,) in self.query("select distinct version from parts order by all")[1]]
+
     def cells(self) -> frozenset[Cell]:
         """What is computed."""
         columns = "model_hash, image_hash, method, metric, settings, coalesce(among, '')"
-        _, rows = self.query(f"select distinct {columns} from results")
+        _, rows = self.query(f"select distinct {columns} from parts")
         return frozenset(map(Cell._make, rows))
 
     def write(self, unit: Unit, rows: Sequence[Row]) -> Path:
@@ -142,8 +130,7 @@ class Store:
         import pyarrow as arrow
         import pyarrow.parquet as parquet
 
-        schema = arrow.schema([(name, _arrow(kind)) for name, kind in COLUMNS.items()])
-        table = arrow.Table.from_pylist([{**dict.fromkeys(COLUMNS), **row} for row in rows], schema=schema)
+        table = arrow.Table.from_pylist([{**dict.fromkeys(COLUMNS), **row} for row in rows], schema=schema())
         with self._new(self.path / "parts") as temporary:
             parquet.write_table(table, temporary, compression="zstd")
             target = self.path / "parts" / f"{unit.key}-{_checksum(temporary)}.parquet"
@@ -165,7 +152,9 @@ class Store:
 
         The lock is the open file's, so that a process that is killed lets go of it.
         """
-        path = self.path / "claims" / unit.key
+        return self._lock(self.path / "claims" / unit.key)
+
+    def _lock(self, path: Path) -> IO[str] | None:
         while True:
             with self._writing():
                 file = path.open("w")
@@ -184,19 +173,21 @@ class Store:
         lock.close()
 
     def query(self, sql: str) -> tuple[list[str], list[tuple[Any, ...]]]:
-        """Column names and rows; the table is `results`, one row a method, metric and image."""
+        """Column names and rows; the table is `results`, each cell once (`parts`: as often as it was made)."""
         import duckdb
 
         whole, _ = self.parts()
         with duckdb.connect() as base:
             if whole:
-                files = [str(file) for file in whole]
-                base.from_parquet(files).create_view("results")
+                base.from_parquet([str(file) for file in whole]).create_view("parts")
             else:
-                columns = ", ".join(f"{name} {_duck(kind)}" for name, kind in COLUMNS.items())
-                base.execute(f"create table results ({columns})")
+                base.execute(f"create table parts ({declared()})")
+            once = f"row_number() over (partition by {', '.join(ONE_CELL)} order by unit) = 1"
+            base.execute(f"create view results as select * from parts qualify {once}")
             try:
                 found = base.execute(sql)
+                if found is None:
+                    raise BadInput("The query is empty; expected one such as 'select * from results limit 9'.")
                 names = [column[0] for column in found.description or ()]
                 return names, found.fetchall()
             except duckdb.Error as error:
@@ -227,13 +218,12 @@ class Store:
     @contextmanager
     def _new(self, folder: Path) -> Iterator[Path]:
         """A temporary file, to be renamed; nothing of it is left otherwise."""
+        temporary = folder / f".{secrets.token_hex(8)}.tmp"  # others may read it as the umask says: stores are shared
         with self._writing():
-            handle, name = tempfile.mkstemp(dir=folder, prefix=".", suffix=".tmp")
-            os.close(handle)
             try:
-                yield Path(name)
+                yield temporary
             finally:
-                Path(name).unlink(missing_ok=True)
+                temporary.unlink(missing_ok=True)
 
     def _write_json(self, target: Path, content: Mapping[str, Any]) -> None:
         with self._new(target.parent) as temporary:
@@ -252,6 +242,8 @@ def check_place(path: str | Path, *, create: bool = True) -> None:
                 f"The store '{folder}' has format {found.get('format')} (ClairViT {found.get('clairvit')}), and "
                 f"this is ClairViT {__version__} with format {FORMAT}; use that version, or another folder."
             )
+        if not isinstance(found.get("studies"), list):
+            raise ClairError(f"'{about}' has no list of studies; restore it, or begin a new store in another folder.")
     elif not create:
         raise BadInput(f"There is no store in '{folder}'; expected a folder that `clairvit bench` wrote.")
     elif folder.exists() and not folder.is_dir():
@@ -280,18 +272,9 @@ def _same(file: IO[str], path: Path) -> bool:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(found, dict):
+            raise ValueError(f"it holds a {type(found).__name__}, no table")
     except (OSError, ValueError) as error:
         raise ClairError(f"'{path}' cannot be read ({error}); restore it, or begin a new store.") from error
     return found
-
-
-def _arrow(kind: str) -> Any:
-    import pyarrow as arrow
-
-    kinds = {"string": arrow.string(), "int64": arrow.int64(), "double": arrow.float64(), "bool": arrow.bool_()}
-    return kinds.get(kind) or arrow.list_(arrow.float64())
-
-
-def _duck(kind: str) -> str:
-    return {"string": "varchar", "int64": "bigint", "double": "double", "bool": "boolean"}.get(kind, "double[]")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from clairvit.errors import BadInput
 from clairvit.methods.explanation import Cost
 from clairvit.metrics.table import BASELINES
 from clairvit.study.stats import (
@@ -58,7 +59,7 @@ class Measures:
     by: str
     better: str
     means: Mapping[str, Array]  # metric -> [K]
-    goals: Array  # [K, faithfulness and localisation], higher is better
+    goals: Mapping[str, Array]  # "faithfulness", "localisation" -> [K], higher is better
     costs: tuple[Cost, ...]
     seed: int
 
@@ -75,7 +76,8 @@ class Verdict:
     rows: tuple[Row, ...]
     best: Row
     groups: tuple[tuple[str, ...], ...]
-    needed: int | None  # images that would tell the best from the runner-up
+    close: Row | None  # the first behind the best that cannot be told from it
+    needed: int | None  # images that would tell these two apart
 
     @property
     def rivals(self) -> tuple[Row, ...]:
@@ -98,34 +100,50 @@ def judge(measures: Measures) -> Verdict:
     means = np.array([_mean(row) for row in upward])
     order = sorted(range(len(means)), key=lambda one: (math.isnan(means[one]), -means[one]))
     best = next(one for one in order if measures.methods[one] not in BASELINES)
+    if math.isnan(means[best]):
+        raise BadInput(
+            f"No method has a score by {measures.by} on any of the {upward.shape[1]} images, so none can be chosen; "
+            "expected images (and masks, where it compares with them) for which it is defined, or another metric."
+        )
     rivals = [one for one in order if one != best]
     gaps = upward[best] - upward  # [K, n]
     raw = sign_flips(gaps[rivals], measures.seed, draws_for(len(means)))
     p = dict(zip(rivals, holm_after_picking(raw).tolist(), strict=True))
     shown = _on_front(measures)
     rows = {
-        one: Row(
-            rank=place,
-            method=measures.methods[one],
-            baseline=measures.methods[one] in BASELINES,
-            mean=_mean(measures.values[one]),
-            standard_error=_error(measures.values[one]),
-            interval=paired_interval(measures.values[one], measures.seed),
-            n=int(np.isfinite(measures.values[one]).sum()),
-            gap=_mean(gaps[one]),
-            gap_interval=(0.0, 0.0) if one == best else paired_interval(gaps[one], measures.seed),
-            p=p.get(one, 1.0),
-            apart=p.get(one, 1.0) < LEVEL,
-            on_front=bool(shown[one]),
-            means={metric: float(own[one]) for metric, own in measures.means.items()},
-            cost=measures.costs[one],
-        )
-        for place, one in enumerate(order, 1)
+        one: _row(measures, one, place, gaps[one], p.get(one), bool(shown[one])) for place, one in enumerate(order, 1)
     }
     named = [tuple(measures.methods[one] for one in own) for own in alike(order, all_pairs(upward, measures.seed))]
-    runner = next((one for one in rivals if not p[one] < LEVEL and means[one] <= means[best]), None)
-    needed = None if runner is None else images_needed(gaps[runner])
-    return Verdict(tuple(rows.values()), rows[best], tuple(named), needed)
+    close = next((one for one in rivals if not rows[one].apart and rows[one].gap >= 0), None)
+    needed = None if close is None else images_needed(gaps[close])
+    return Verdict(
+        rows=tuple(rows.values()),
+        best=rows[best],
+        groups=tuple(named),
+        close=None if close is None else rows[close],
+        needed=None if needed is None else max(needed, fewest_images(len(means))),
+    )
+
+
+def _row(measures: Measures, one: int, place: int, gaps: Array, p: float | None, on_front: bool) -> Row:
+    """`gaps` [n] to the best; the best itself has no p."""
+    values = measures.values[one]
+    return Row(
+        rank=place,
+        method=measures.methods[one],
+        baseline=measures.methods[one] in BASELINES,
+        mean=_mean(values),
+        standard_error=_error(values),
+        interval=paired_interval(values, measures.seed),
+        n=int(np.isfinite(values).sum()),
+        gap=_mean(gaps),
+        gap_interval=(0.0, 0.0) if p is None else paired_interval(gaps, measures.seed),
+        p=1.0 if p is None else p,
+        apart=p is not None and p < LEVEL,
+        on_front=on_front,
+        means={metric: float(own[one]) for metric, own in measures.means.items()},
+        cost=measures.costs[one],
+    )
 
 
 def _on_front(measures: Measures) -> list[bool]:
@@ -133,7 +151,7 @@ def _on_front(measures: Measures) -> list[bool]:
     effort = np.array([-(cost.forwards + BACKWARD * cost.backwards) for cost in measures.costs], dtype=np.float64)
     own = np.array([text not in BASELINES for text in measures.methods])
     found = np.zeros(len(own), dtype=bool)
-    found[own] = front(np.column_stack([measures.goals, effort])[own])
+    found[own] = front(np.column_stack([*measures.goals.values(), effort])[own])
     return [bool(one) for one in found]
 
 
@@ -147,7 +165,7 @@ def _error(values: Array) -> float:
     return float(known.std(ddof=1) / math.sqrt(len(known))) if len(known) > 1 else math.nan
 
 
-def sentences(verdict: Verdict, by: str, agreement: Mapping[tuple[str, str], float], localised: bool) -> list[str]:
+def sentences(verdict: Verdict, by: str, agreement: Mapping[tuple[str, str], float], goals: Sequence[str]) -> list[str]:
     """The answer in words: the best, whom it beats, whether it beats luck, and what else one should know."""
     best, rivals = verdict.best, verdict.rivals
     said = [_winner(verdict, by), *_luck(best, rivals)]
@@ -159,12 +177,11 @@ def sentences(verdict: Verdict, by: str, agreement: Mapping[tuple[str, str], flo
         )
     elif best.n < ROUGH:
         said.append(f"{_count(best.n)} few, so the intervals are rough; give {ROUGH} or more.")
-    if verdict.needed is not None and verdict.needed > best.n:
-        runner = next(row for row in rivals if not row.apart and row.gap >= 0)
-        said.append(f"If the gap to {runner.method} is what it seems, about {verdict.needed} images would show it.")
-    goals = "faithfulness, localisation and cost" if localised else "faithfulness and cost"
+    if verdict.close is not None and verdict.needed is not None and verdict.needed > best.n:
+        close = verdict.close.method
+        said.append(f"If the gap to {close} is what it seems, about {verdict.needed} images would show it.")
     listed = join([row.method for row in verdict.rows if row.on_front])
-    said.append(f"On the front of {goals} (nobody is as good in all and better in one): {listed}.")
+    said.append(f"On the front of {join([*goals, 'cost'])} (nobody is as good in all and better in one): {listed}.")
     for (one, other), rho in agreement.items():
         if rho < AGREE:
             said.append(
@@ -190,7 +207,11 @@ def _winner(verdict: Verdict, by: str) -> str:
             f"{len(verdict.rivals)} others{next_one}."
         )
     if above:
-        return f"No winner: the best method by {by} is {best.method}, {sure}, and {join(above)} scores higher."
+        more = "score" if len(above) > 1 else "scores"
+        return (
+            f"No winner: the best method by {by} is {best.method}, {sure}, and {join(above)} {more} higher on the same "
+            "images."
+        )
     tied = [row.method for row in verdict.tied]
     return (
         f"No significant winner: {best.method} comes first by {by}, {sure} over {best.n} image{'s' * (best.n != 1)}, "

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from clairvit._version import __version__
 from clairvit.data.album import Album
@@ -156,5 +158,7 @@ def attempted(worker: Worker, unit: Unit) -> tuple[list[Row], str | None]:
         return worker.rows(unit), None
     except ClairError as error:
         return [], str(error)
-    except (RuntimeError, ValueError, OSError) as error:  # a model's own; a bug of ours is of another kind
-        return [], f"{type(error).__name__}: {error}"
+    except Exception as error:  # a model of anybody's may raise anything, and memory may run out
+        *_, last = traceback.extract_tb(error.__traceback__)
+        place = f"{Path(last.filename).name}, line {last.lineno}"  # a bug must be found, too
+        return [], f"{type(error).__name__}: {error} ({place})"

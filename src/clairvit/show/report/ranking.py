@@ -48,16 +48,12 @@ def differs(interval: tuple[float, float]) -> bool:
 
 
 def agreement(scores: Scores, methods: Sequence[str], metrics: Sequence[str]) -> Array:
-    """[metrics, metrics]: Spearman's correlation of the ranks of methods; NaN where fewer than 3 have both.
+    """[metrics, metrics]: Spearman's correlation over methods; NaN where fewer than 3 have both.
 
     `metrics` are turned so that more is better: 1 means that two metrics order the methods alike.
     """
-    found = ranks(scores, methods, metrics)
-    matrix = np.full((len(metrics), len(metrics)), np.nan)
-    for one in range(len(metrics)):
-        for other in range(len(metrics)):
-            matrix[one, other] = stats.spearman(found[:, one], found[:, other])
-    return matrix
+    columns = ranks(scores, methods, metrics).T
+    return np.array([[stats.spearman(one, other) for other in columns] for one in columns])
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,0 +1,111 @@
+"""What was typed and what the file says, as a study: options win."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+from clairvit.cli.evaluate import wanted_methods, wanted_metrics
+from clairvit.cli.split import split_labels, split_methods
+from clairvit.errors import BadInput
+
+if TYPE_CHECKING:
+    from clairvit.study.plan import DataWish, ModelWish, Study
+    from clairvit.study.wish import Wish
+
+METHODS, METRICS = "legrad,rollout", "deletion,insertion,sparseness"  # as `clairvit evaluate` has them
+Value = TypeVar("Value")
+
+
+def models_of(
+    wish: Wish, model: str | None, arch: str | None, no_pretrained: bool, labels: str | None
+) -> tuple[ModelWish, ...]:
+    from clairvit.study.plan import ModelWish
+
+    if model is None and wish.models is not None:
+        if arch is not None or no_pretrained or labels is not None:
+            raise BadInput(
+                "--arch, --no-pretrained and --labels belong to --model; expected them in the file, or both."
+            )
+        return wish.models
+    names = split_labels(labels) if labels is not None else None
+    specs = split_methods(model or "pets")
+    files = [spec for spec in specs if spec.startswith("file:")] or specs  # else loading says what --arch is for
+    return tuple(
+        ModelWish(
+            spec,
+            arch if spec in files else None,
+            tuple(names) if isinstance(names, list) else names,
+            pretrained=not no_pretrained,
+        )
+        for spec in specs
+    )
+
+
+def data_of(
+    wish: Wish, data: str | None, limit: int | None, split: str | None, masks: str | None, mask_kind: str | None
+) -> tuple[DataWish, ...]:
+    """Options win over what the file says of single sets, and that over what it says of all of them."""
+    from clairvit.study.plan import DataWish
+
+    if data is None and wish.data is None:
+        raise BadInput("Which images? Expected --data folder:PATH (or pets:PATH, …), or data = … in the file.")
+    listed = wish.data or () if data is None else tuple(map(DataWish, _parts(data, "--data")))
+    return tuple(
+        DataWish(
+            one.spec,
+            _said(split, one.split, wish.split),
+            _said(limit, one.limit, wish.limit),
+            _said(masks, one.masks),
+            one.mask_kind if mask_kind is None else mask_kind,
+        )
+        for one in listed
+    )
+
+
+def _said(*values: Value | None) -> Value | None:
+    """The first that was said at all: 0 and nothing are two things."""
+    return next((value for value in values if value is not None), None)
+
+
+def _parts(text: str, option: str) -> list[str]:
+    found = [part.strip() for part in text.split(",") if part.strip()]
+    if not found:
+        raise BadInput(f"{option} '{text}' names nothing; expected one or more, separated by commas.")
+    return found
+
+
+def study_of(
+    wish: Wish,
+    models: tuple[ModelWish, ...],
+    data: tuple[DataWish, ...],
+    method: str | None,
+    metric: str | None,
+    target: str | None,
+    maps: str | None,
+    seed: int | None,
+) -> Study:
+    from clairvit.metrics.case import check_shape
+    from clairvit.study.plan import Study
+
+    methods = wanted_methods(_named("methods", method, wish.methods, METHODS))
+    metrics = wanted_metrics(_named("metrics", metric, wish.metrics, METRICS))
+    shape = _said(maps, wish.maps) or "raw"
+    check_shape(shape)
+    return Study(
+        models,
+        data,
+        tuple(methods),
+        tuple(one.text for one in metrics),
+        seed=_said(seed, wish.seed) or 0,
+        target=_said(target, wish.target),
+        maps=shape,
+        at_once=wish.at_once,
+    )
+
+
+def _named(what: str, typed: str | None, listed: Sequence[str] | None, usual: str) -> str:
+    """Names separated by commas: what was typed, what the file lists, or the usual ones."""
+    if typed is None and listed is not None and not listed:
+        raise BadInput(f"{what} = [] in the file names nothing; expected one or more, or no such line: {usual}.")
+    return typed if typed is not None else ",".join(listed or (usual,))
