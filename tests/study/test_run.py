@@ -189,6 +189,29 @@ def test_numbers_of_another_version_are_used_and_named(tmp_path: Path, monkeypat
         assert run(own, store).computed == 0
 
 
+def test_what_this_version_does_not_know_is_left_out_and_named(tmp_path: Path) -> None:
+    own, store = study(tmp_path), Store.open(tmp_path / "store")
+    plan = run(own, store).plan
+    names, found = store.query("select * from parts")
+    rows = [dict(zip(names, row, strict=True)) for row in found]
+    odd = {"legrad": "legrad(power=3)", "sparseness": "spareness"}
+    renamed = [
+        {**row, "method": odd.get(row["method"], row["method"]), "metric": odd.get(row["metric"], row["metric"])}
+        for row in rows
+    ]
+    other = Store.open(tmp_path / "other")
+    other.write(plan.units[0], renamed)
+    with pytest.warns(ClairWarning) as told:
+        scores = scores_of(other, plan.hashes[0], own.data[0].spec, settings_of(own))
+    assert {metric for _, metric in scores} == {"deletion(steps=3)"}
+    assert {method for method, _ in scores} == {"raw-attention", "random", "center"}
+    words = [str(one.message) for one in told]
+    assert len(words) == 2
+    assert "'legrad(power=3)' is in the store and left out here: 'legrad' has no option 'power'" in words[0]
+    assert "'spareness' is in the store and left out here" in words[1]
+    assert "Did you mean 'sparseness'" in words[1]
+
+
 def test_what_changed_since_it_was_planned_is_not_stored(tmp_path: Path) -> None:
     own, store = study(tmp_path), Store.open(tmp_path / "store")
     photo = tmp_path / "photos" / "1" / "001.png"

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 
+from clairvit.errors import BadInput, ClairWarning
+from clairvit.methods.bind import bind
 from clairvit.methods.explanation import Cost
 from clairvit.metrics.metric import ask
 from clairvit.metrics.score import Curve, Score
@@ -17,6 +20,7 @@ from clairvit.metrics.table import BASELINES, Scores, Seen
 from clairvit.study.plan import among_of
 from clairvit.study.store import Store
 
+Groups = dict[tuple[str, str], list[dict[str, Any]]]  # method and metric -> rows
 FIELDS = (
     *("image", "label", "predicted", "probability", "value", "degenerate", "x", "y", "meaning", "across", "counts"),
     *("forwards", "backwards", "seconds", "note", "options", "better", "method", "metric"),
@@ -44,7 +48,7 @@ def scores_of(
         for record in records:
             known.setdefault(record["image_hash"], []).append(record)
         records = [{**one, "image": name} for name, mark in sorted(images) for one in known.get(mark, ())]
-    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    groups: Groups = {}
     found = Scores()
     for record in records:
         if record["predicted"] is not None:
@@ -60,11 +64,30 @@ def scores_of(
         for record in records
         if record["predicted"] is None and record["image"] in seen and record["note"]
     }
-    made = {key: _score(own, *key) for key, own in groups.items()}
+    made = {key: _score(own, *key) for key, own in _understood(groups).items()}
     for (method, metric), score in made.items():
         luck = {name: made[name, metric] for name in BASELINES if (name, metric) in made}
         found[method, metric] = replace(score, baselines=luck)
     return found
+
+
+def _understood(groups: Groups) -> Groups:
+    """Without methods and metrics that this ClairViT does not know, or not with these options; they are named."""
+    odd: dict[str, str] = {}
+    for texts, understand in (({one for one, _ in groups}, bind), ({one for _, one in groups}, ask)):
+        for text in sorted(texts):
+            try:
+                understand(text)
+            except BadInput as error:
+                odd[text] = str(error)
+    for text, why in odd.items():
+        warnings.warn(
+            f"'{text}' is in the store and left out here: {why} Another version of ClairViT, or a method of your own, "
+            "made these numbers; --sql shows them.",
+            ClairWarning,
+            stacklevel=3,
+        )
+    return {key: own for key, own in groups.items() if odd.keys().isdisjoint(key)}
 
 
 def unread(store: Store, model_hash: str, settings: str, images: Sequence[tuple[str, str]]) -> dict[str, str]:

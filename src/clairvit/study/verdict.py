@@ -179,7 +179,8 @@ def sentences(verdict: Verdict, by: str, agreement: Mapping[tuple[str, str], flo
         said.append(f"{_count(best.n)} few, so the intervals are rough; give {ROUGH} or more.")
     if verdict.close is not None and verdict.needed is not None and verdict.needed > best.n:
         close = verdict.close.method
-        said.append(f"If the gap to {close} is what it seems, about {verdict.needed} images would show it.")
+        about = f"{float(f'{verdict.needed:.2g}'):.0f}"  # it is no better known than that
+        said.append(f"If the gap to {close} is what it seems, about {about} images would show it.")
     listed = join([row.method for row in verdict.rows if row.on_front])
     said.append(f"On the front of {join([*goals, 'cost'])} (nobody is as good in all and better in one): {listed}.")
     for (one, other), rho in agreement.items():
