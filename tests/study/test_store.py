@@ -179,6 +179,8 @@ def test_a_disk_without_locks_is_named(store: Store, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(fcntl, "flock", flock)
     with pytest.raises(ClairError, match=r"cannot be locked \(No locks available\).*a disk of this machine"):
         store.claim(unit())
+    with pytest.raises(ClairError, match="No locks available"):
+        store.remember(STUDY)
 
 
 def test_another_format_is_refused(store: Store) -> None:
