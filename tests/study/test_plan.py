@@ -136,10 +136,11 @@ def test_a_metric_of_a_whole_set_is_of_that_set_only() -> None:
     assert (again.rows, again.metrics) == ((0, 1, 2, 3), ("grid-pointing-game",))
 
 
-def test_an_image_that_is_not_there_costs_only_itself() -> None:
+@pytest.mark.parametrize("error", [BadInput("There is no file 'b.png'."), PermissionError(13, "Permission denied")])
+def test_an_image_that_is_not_there_costs_only_itself(error: Exception) -> None:
     def mark(row: int) -> str:
         if row == 1:
-            raise BadInput("There is no file 'b.png'.")
+            raise error
         return "abc"[row]
 
     own = study()

@@ -172,6 +172,17 @@ def test_a_claim_that_is_taken_away_while_it_is_made_is_made_again(
     assert store.claim(unit()) is None
 
 
+def test_a_disk_without_locks_is_named(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    def flock(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with pytest.raises(ClairError, match=r"cannot be locked \(No locks available\).*a disk of this machine"):
+        store.claim(unit())
+    with pytest.raises(ClairError, match="No locks available"):
+        store.remember(STUDY)
+
+
 def test_another_format_is_refused(store: Store) -> None:
     about = store.path / "store.json"
     about.write_text(json.dumps({"format": 99, "clairvit": "9.9", "studies": []}))

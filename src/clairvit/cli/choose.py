@@ -20,6 +20,7 @@ from clairvit.errors import BadInput
 
 if TYPE_CHECKING:
     from clairvit.data.album import Album
+    from clairvit.metrics.metric import Asked
 
 EXAMPLES = """[bold]Examples[/bold]
 
@@ -101,43 +102,31 @@ def choose(
     batch_size: options.BatchSize = None,
 ) -> None:
     import clairvit as cv
-    from clairvit.metrics.case import check_shape
-    from clairvit.metrics.metric import ask
     from clairvit.perturb.batch import check_pace
-    from clairvit.study.choose import METRICS, WITH_MASKS, criterion
     from clairvit.study.tune import base_of
 
     # What is misspelt is refused before a model is loaded.
     methods = None if method is None else wanted_methods(method)
     metrics = None if metric is None else wanted_metrics(metric)
     tuned = [] if tune_start is None else [base_of(text) for text in split_methods(tune_start)]
-    criterion(by, metrics or [ask(text) for text in (*METRICS, *WITH_MASKS)])
-    check_shape(maps)
+    _check(by, metrics, maps, out)
     check_pace(batch_size, autocast)
-    if Path(out).suffix.lower() != ".json":
-        raise BadInput(f"--out {out} is no name for a recipe; expected one that ends in .json, such as recipe.json.")
     known = Known(masks, mask_kind, weights, truth)
     data = data_set(images)
+    found: list[str] = []
+    failures: list[Failure] = []
     if data is None:
         known.check(metrics or [], target)
-        if split is not None or download:
-            typed = "--download" if split is None else f"--split {split}"
-            raise BadInput(f"{typed} is of a data set, such as pets:PATH; {images[0]} is none.")
-        found, failures = find(images)
-        found = found if limit is None else sampled(found, limit, seed)
+        found, failures = _photos(images, split, download, limit, seed)
     elif masks is not None or truth is not None:
         raise BadInput(f"{data} has its own masks and classes; expected --masks and --truth with folders of images.")
-    else:
-        found, failures = [], []
-        if download:
-            fetch(data, split)
+    elif download:
+        fetch(data, split)
     net = load(model, arch, no_pretrained, labels, device)
-    album: Album
-    if data is None:
-        album = known.album(found, net, by_label=target == "label").images
-    else:
-        album = opened(data, split, limit, seed)
-        remark(album.notes, as_json or quiet)
+    album = (
+        known.album(found, net, by_label=target == "label").images if data is None else opened(data, split, limit, seed)
+    )
+    remark(album.notes, as_json or quiet)
     aims: list[Any] = ["label"] if target == "label" else read_targets([target] if target else None, None, net)
     if len(aims) > 1:
         raise BadInput(f"--target {target} names {len(aims)} classes; expected one, by which every image is scored.")
@@ -158,9 +147,7 @@ def choose(
         )
     file = pick.save(out)
     if as_json:
-        from clairvit.show.save import dumps
-
-        print(dumps(document(pick, file, failures)))
+        _print_json(document(pick, file, failures))
     elif not quiet:
         print_pick(pick)
         also = "" if model == "pets" else f" --model {model}"
@@ -169,6 +156,34 @@ def choose(
 
 
 choose.__doc__ = f"Find the method to trust for this model on these images, and say how sure that is.\n\n{EXAMPLES}"
+
+
+def _check(by: str, metrics: list[Asked] | None, maps: str, out: str) -> None:
+    from clairvit.metrics.case import check_shape
+    from clairvit.metrics.metric import ask
+    from clairvit.study.choose import METRICS, WITH_MASKS, criterion
+
+    criterion(by, metrics or [ask(text) for text in (*METRICS, *WITH_MASKS)])
+    check_shape(maps)
+    if Path(out).suffix.lower() != ".json":
+        raise BadInput(f"--out {out} is no name for a recipe; expected one that ends in .json, such as recipe.json.")
+
+
+def _print_json(content: dict[str, Any]) -> None:
+    from clairvit.show.save import dumps
+
+    print(dumps(content))
+
+
+def _photos(
+    images: list[str], split: str | None, download: bool, limit: int | None, seed: int
+) -> tuple[list[str], list[Failure]]:
+    """Files, folders and globs as files, and those that are not there."""
+    if split is not None or download:
+        typed = "--download" if split is None else f"--split {split}"
+        raise BadInput(f"{typed} is of a data set, such as pets:PATH; {images[0]} is none.")
+    found, failures = find(images)
+    return (found if limit is None else sampled(found, limit, seed)), failures
 
 
 def data_set(images: list[str]) -> str | None:

@@ -149,10 +149,10 @@ def make_plan(study: Study, hashes: Sequence[str], albums: Sequence[Album], done
 
 
 def mark_of(album: Album, row: int) -> str:
-    """An image that is not there costs only itself: once it is there its mark is another one."""
+    """An image that is not there, or may not be read, costs only itself: once it can be, its mark is another one."""
     try:
         return album.mark(row)
-    except ClairError as error:
+    except (ClairError, OSError) as error:
         return digest(repr(("unread", album.names[row], str(error))).encode())
 
 

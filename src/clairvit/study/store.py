@@ -163,6 +163,12 @@ class Store:
             except BlockingIOError:
                 file.close()
                 return None
+            except OSError as error:  # a network disk without locks
+                file.close()
+                raise ClairError(
+                    f"Files in '{path.parent}' cannot be locked ({error.strerror or error}), so that two processes "
+                    "could not share the store; expected a folder on a disk of this machine."
+                ) from error
             if _same(file, path):
                 return file
             file.close()  # whoever had it is done and took the file away between our opening and locking it
@@ -201,7 +207,8 @@ class Store:
         with self._writing():
             file = (self.path / "claims" / name).open("w")
         with file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+            with self._writing():
+                fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
     @contextmanager
