@@ -165,7 +165,7 @@ def test_mistakes_are_one_sentence(photos: Path, capsys: Captured) -> None:
     assert "no model 'vit_tinny" in refusal(capsys, "photos", "--model", "timm:vit_tinny_patch16_224")
     assert ".safetensors" in refusal(capsys, "photos", *TINY, *SHAPE, "--out", "model.pth")
     (photos / "photos" / "empty").mkdir()
-    assert "no images in the folder" in refusal(capsys, "photos", *TINY)
+    assert "The class folder 'photos/empty' has no images; expected some" in refusal(capsys, "photos", *TINY)
 
 
 def test_options_of_the_model_are_read_as_what_they_are() -> None:
