@@ -254,6 +254,22 @@ def test_true_classes_from_a_file_and_from_folders(photos: Path, capsys: Capture
     assert found["values"] == pytest.approx(known.values.tolist(), rel=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "has no lines below its first; expected image and class"),
+        (b"image,class\n", "has no lines below its first; expected image and class"),
+        (b"file,label\ncat0,Bengal\n", "has the columns file, label; expected image and class"),
+        (b'{"a": 1,\n"b": [2, 3], "c": 4}\n', "has the columns"),
+        (b"image,class\ncat0,husky, Siberian\n", "has more than 2 cells in the line of 'cat0'; expected a class with"),
+        (b"image,class\ncat0,Ch\xe4t\n", "cannot be read ('utf-8' codec can't decode"),
+    ],
+)
+def test_a_truth_file_that_is_none(content: bytes, said: str, photos: Path, capsys: Captured) -> None:
+    (photos / "truth.csv").write_bytes(content)
+    assert f"--truth truth.csv {said}" in refusal(capsys, "photos", "--truth", "truth.csv")
+
+
 def test_two_objects_on_the_command_line(photos: Path, capsys: Captured) -> None:
     (photos / "truth.csv").write_text("image,class,other\ncat0,Bengal,Sphynx\ncat1,Bengal,\n", encoding="utf-8")
     for number, width in ((0, 451), (1, 411)):

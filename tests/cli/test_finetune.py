@@ -148,6 +148,17 @@ def test_a_data_set_is_trained_on_its_own_training_split(photos: Path, capsys: C
     assert found["accuracy"] == 1.0
 
 
+def test_a_data_set_with_a_validation_split_is_validated_on_it(photos: Path) -> None:
+    for split, count in (("train", 3), ("val", 2)):
+        for wnid in ("n01440764", "n01443537"):
+            make(photos / "set" / split / wnid, COLOURS["red"], count)
+    album, validation, classes = open_images("imagenet:set")
+    assert validation is not None
+    assert (len(album), len(validation), len(classes or ())) == (6, 4, 1000)
+    assert {name.split("/")[0] for name in album.names} == {"train"}
+    assert {name.split("/")[0] for name in validation.names} == {"val"}
+
+
 def test_scenes_are_made_for_training() -> None:
     album, validation, classes = open_images("scenes:12")
     assert (len(album), validation, classes) == (12, None, CLASSES)
@@ -165,7 +176,7 @@ def test_mistakes_are_one_sentence(photos: Path, capsys: Captured) -> None:
     assert "no model 'vit_tinny" in refusal(capsys, "photos", "--model", "timm:vit_tinny_patch16_224")
     assert ".safetensors" in refusal(capsys, "photos", *TINY, *SHAPE, "--out", "model.pth")
     (photos / "photos" / "empty").mkdir()
-    assert "no images in the folder" in refusal(capsys, "photos", *TINY)
+    assert "The class folder 'photos/empty' has no images; expected some" in refusal(capsys, "photos", *TINY)
 
 
 def test_options_of_the_model_are_read_as_what_they_are() -> None:

@@ -284,6 +284,16 @@ def test_what_cannot_be_done_is_refused(tmp_path: Path, asked: dict[str, Any], w
         run(tmp_path, **asked)
 
 
+def test_a_place_that_cannot_be_written_to_is_found_before_training(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder")
+    told: list[Epoch] = []
+    with pytest.raises(BadInput, match=r"Cannot write '.*model.safetensors' \(.*\); choose a place you may write to"):
+        run(tmp_path / "file", told=told.append)
+    assert told == []
+    done = run(tmp_path / "new", recipe=dataclasses.replace(SHORT, epochs=1))
+    assert {file.name for file in done.path.parent.iterdir()} == {"model.safetensors", "model.training.safetensors"}
+
+
 def test_only_timm_models_and_files_are_trained(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="expected 'timm:NAME' or 'file:PATH"):
         finetune(colours(), "pets", out=tmp_path / "x.safetensors")

@@ -197,7 +197,12 @@ def class_folders(folder: Path) -> Album:
     images: list[str] = []
     labels: list[str] = []
     for path in inside:
-        found = find_images(path)  # says so if there is none
+        try:
+            found = find_images(path)
+        except BadInput as error:
+            raise BadInput(
+                f"The class folder '{path}' has no images; expected some in each class: fill it, or take it away."
+            ) from error
         images += map(str, found)
         labels += [path.name] * len(found)
     nobody = Model(nn.Identity(), "nobody")  # an album asks the model about tensors only, and these are files

@@ -160,13 +160,20 @@ def read_truth(path: Path) -> dict[str, dict[str, str]]:
     """image -> its line of the file."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            lines = list(csv.DictReader(file))
+            reader = csv.DictReader(file)
+            columns, lines = tuple(reader.fieldnames or ()), list(reader)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise BadInput(f"--truth {path} cannot be read ({error}); expected a CSV in UTF-8.") from error
-    if not lines or not {"image", "class"} <= set(lines[0]):
-        seen = ", ".join(lines[0]) if lines else "nothing"
+    if not lines or not {"image", "class"} <= set(columns):
+        seen = f"the columns {', '.join(columns)}" if lines else "no lines below its first"
         raise BadInput(
-            f"--truth {path} has the columns {seen}; expected image and class (and other) in its first line."
+            f"--truth {path} has {seen}; expected image and class (and other) in its first line, and a line an image."
+        )
+    longer = next((line["image"] for line in lines if None in line), None)  # csv's key for what is beyond the columns
+    if longer is not None:
+        raise BadInput(
+            f"--truth {path} has more than {len(columns)} cells in the line of '{longer}'; expected a class with a "
+            'comma in quotes: "husky, Siberian".'
         )
     counts = Counter(line["image"] for line in lines)
     twice = next((image for image, count in counts.items() if count > 1), None)

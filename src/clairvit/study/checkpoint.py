@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,16 +56,29 @@ def write_tensors(tensors: Mapping[str, Tensor], notes: Mapping[str, str], path:
 
     content = save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, dict(notes))
     header, data = _ordered(content)
+    with _beside(path) as temporary:
+        with temporary.open("xb") as file:
+            file.write(header)
+            file.write(data)
+        temporary.replace(path)
+
+
+def check_place(path: Path) -> None:
+    """A place that cannot be written to is found before the first epoch, not after it."""
+    with _beside(path) as temporary:
+        temporary.touch()
+
+
+@contextlib.contextmanager
+def _beside(path: Path) -> Iterator[Path]:
+    """Another name in the same folder, gone afterwards; what the disk says against it is said."""
     temporary = path.parent / f".{path.name}-{secrets.token_hex(4)}"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            with temporary.open("xb") as file:
-                file.write(header)
-                file.write(data)
-            temporary.replace(path)
+            yield temporary
         finally:
-            temporary.unlink(missing_ok=True)  # only there if something went wrong
+            temporary.unlink(missing_ok=True)
     except OSError as error:
         reason = error.strerror or str(error)
         raise BadInput(f"Cannot write '{path}' ({reason}); choose a place you may write to with --out.") from error

@@ -25,7 +25,15 @@ from clairvit.models.request import Size, rows_columns
 from clairvit.models.sources import DTYPES, usable_device
 from clairvit.perturb.watch import telling
 from clairvit.study.augment import batches, centred, draws, order, shaken
-from clairvit.study.checkpoint import Epoch, Progress, read_progress, restore, save_checkpoint, write_tensors
+from clairvit.study.checkpoint import (
+    Epoch,
+    Progress,
+    check_place,
+    read_progress,
+    restore,
+    save_checkpoint,
+    write_tensors,
+)
 from clairvit.study.pictures import Pictures, class_names, numbered, read_pictures, split
 from clairvit.study.recipe import Recipe
 from clairvit.study.start import Wanted, begin
@@ -138,6 +146,7 @@ def _finetune(
     resize: int | tuple[int, int] = box[0] if box[0] == box[1] else box
     seen = dataclasses.replace(own, resize=resize, keep_ratio=True)
     room = _Room(start.module.to(device).float(), seen, recipe, device)
+    check_place(path)
     settings = _settings(wanted, recipe, names, trained, kept, dtype)
     said = notes.write(start.arch, start.options, names, seen)
 
