@@ -60,6 +60,25 @@ def test_the_page_draws_as_the_command_line_does(visit: Callable[..., Any], name
         assert np.abs(found - wanted)[wanted.max(-1) - wanted.min(-1) > 0.3].mean() < 0.02  # where the map glows
 
 
+def test_layers_heads_and_unsigned_maps_are_the_librarys(visit: Callable[..., Any]) -> None:
+    """By the ends of the scale."""
+    made = cv.explain(cv.load("pets"), "demo", "ixg", layers=True, by_head=True)
+    assert made.layers is not None
+    assert made.heads is not None
+    shown = {
+        "": numbers(made.maps),
+        "&layer=4": numbers(made.layers[3]),
+        "&layer=4&head=2": numbers(made.heads.maps[3, 2]),
+        "&signed=0": numbers(made.maps).clip(min=0),
+    }
+    for link, values in shown.items():
+        page = visit(f"#method=ixg{link}")
+        scale = scale_of(values, bool((values < 0).any()))
+        for end, wanted in (("#low", scale.low), ("#high", scale.high)):
+            assert float(page.locator(end).inner_text().lstrip("≤≥ ")) == pytest.approx(wanted, rel=5e-3), link
+        page.close()
+
+
 def test_class_method_layer_and_head(visit: Callable[..., Any]) -> None:
     page = visit()
     changes(page, lambda: page.locator("#classes .name").nth(1).click())
