@@ -51,7 +51,19 @@ def test_labels_are_of_one_model(capsys: pytest.CaptureFixture[str]) -> None:
     assert "one by one" in capsys.readouterr().err
 
 
-def test_it_serves_until_it_is_stopped() -> None:
+HANGING = """
+import json, sys, urllib.request
+head = {"Authorization": f"Bearer {sys.argv[2]}"}
+with urllib.request.urlopen(urllib.request.Request(sys.argv[1], b"method=rise&stream=true", head)) as reply:
+    for line in map(json.loads, reply):
+        if line.get("progress", {}).get("done") == 1 or line.get("progress", {}).get("what") == "working":
+            print("begun", flush=True)
+            break
+    print(json.loads([*reply][-1])["problem"]["message"])
+"""
+
+
+def test_it_serves_until_it_is_stopped_in_the_middle_of_work() -> None:
     code = "import sys; from clairvit.cli import main; sys.exit(main(['serve', '--port', '0', '--token', 'auto']))"
     with subprocess.Popen(
         [sys.executable, "-u", "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -69,8 +81,14 @@ def test_it_serves_until_it_is_stopped() -> None:
             zero = urllib.request.Request(f"{address}api/explain", b"method=vanilla", dict(asked.header_items()))
             with urllib.request.urlopen(zero, timeout=60) as reply:
                 assert b"zero everywhere" in reply.read()  # told to whom it concerns, and not to the terminal
+            slow = subprocess.Popen(
+                [sys.executable, "-c", HANGING, f"{address}api/explain", token], stdout=subprocess.PIPE, text=True
+            )
+            assert slow.stdout is not None
+            assert slow.stdout.readline() == "begun\n"
         finally:
             server.send_signal(signal.SIGINT)
         assert server.wait(30) == 130
+        assert slow.communicate(timeout=30)[0] == "The server is stopping.\n"
         assert server.stderr is not None
         assert server.stderr.read() == "clairvit: stopped; what was written until now is complete.\n"

@@ -108,13 +108,12 @@ def test_waiting_work_that_nobody_wants_frees_its_place_at_once_and_never_begins
 def test_a_lane_that_closes_takes_nothing_more_and_leaves_no_thread() -> None:
     async def scene() -> None:
         lane = Lane("closing", places=3, seconds=60)
-        job = lane.submit(steps)
-        waiting = lane.submit(steps)
+        working, waiting = (asyncio.create_task(lane.submit(steps).wait(never_gone)) for _ in range(2))
+        await asyncio.sleep(0.2)
         lane.close()
         with pytest.raises(Busy):
             lane.submit(steps)
-        for one in (job, waiting):
-            one.leave()
+        assert [type(one) for one in await asyncio.gather(working, waiting, return_exceptions=True)] == [Stopped] * 2
         assert await asyncio.to_thread(until, lambda: lane.inside == 0)
 
     asyncio.run(scene())

@@ -42,19 +42,41 @@ def test_the_first_load_shows_the_demo_explained_and_nothing_jumps(visit: Callab
     assert page.evaluate(SHIFTS) < 0.05
 
 
-@pytest.mark.parametrize("name", ["legrad", "ixg"])
-def test_the_page_draws_as_the_command_line_does(visit: Callable[..., Any], name: str) -> None:
-    """Sequential and signed: the canvas against show/overlay.py, up to how a photo is enlarged."""
-    page = visit(f"#method={name}")
-    made = cv.explain(cv.load("pets"), "demo", name)
-    values = numbers(made.maps[0])
+@pytest.mark.parametrize(("name", "targets"), [("legrad", [11]), ("ixg", [11]), ("ixg", [11, 5])])
+def test_the_page_draws_as_the_command_line_does(visit: Callable[..., Any], name: str, targets: list[int]) -> None:
+    """Sequential, signed, and two on one scale: canvases against show/overlay.py, up to how a photo is enlarged."""
+    page = visit(f"#method={name}" + "".join(f"&target={one}" for one in targets))
+    made = cv.explain(cv.load("pets"), "demo", name, targets)
+    values = numbers(made.maps)
+    scale = scale_of(values, made.signed)
+    assert float(page.locator("#high").inner_text().lstrip("≥ ")) == pytest.approx(scale.high, rel=5e-3)
     photo = Image.fromarray(np.round(photo_of(made.pixels[0], made.preprocess) * 255).astype(np.uint8))
     large = np.asarray(photo.resize((448, 448), Image.Resampling.BILINEAR)) / 255.0
-    wanted = overlay(large, values, scale_of(values, made.signed))
-    with Image.open(io.BytesIO(base64.b64decode(picture(page).partition(",")[2]))) as drawn:
-        found = np.asarray(drawn.convert("RGB")) / 255.0
-    assert np.abs(found - wanted).mean() < 0.01
-    assert np.abs(found - wanted)[wanted.max(-1) - wanted.min(-1) > 0.3].mean() < 0.02  # where the map glows
+    for k in range(len(targets)):
+        wanted = overlay(large, values[k], scale)
+        with Image.open(io.BytesIO(base64.b64decode(picture(page, f"map-{k}").partition(",")[2]))) as drawn:
+            found = np.asarray(drawn.convert("RGB")) / 255.0
+        assert np.abs(found - wanted).mean() < 0.01
+        assert np.abs(found - wanted)[wanted.max(-1) - wanted.min(-1) > 0.3].mean() < 0.02  # where the map glows
+
+
+def test_layers_heads_and_unsigned_maps_are_the_librarys(visit: Callable[..., Any]) -> None:
+    """By the ends of the scale."""
+    made = cv.explain(cv.load("pets"), "demo", "ixg", layers=True, by_head=True)
+    assert made.layers is not None
+    assert made.heads is not None
+    shown = {
+        "": numbers(made.maps),
+        "&layer=4": numbers(made.layers[3]),
+        "&layer=4&head=2": numbers(made.heads.maps[3, 2]),
+        "&signed=0": numbers(made.maps).clip(min=0),
+    }
+    for link, values in shown.items():
+        page = visit(f"#method=ixg{link}")
+        scale = scale_of(values, bool((values < 0).any()))
+        for end, wanted in (("#low", scale.low), ("#high", scale.high)):
+            assert float(page.locator(end).inner_text().lstrip("≤≥ ")) == pytest.approx(wanted, rel=5e-3), link
+        page.close()
 
 
 def test_class_method_layer_and_head(visit: Callable[..., Any]) -> None:
@@ -94,9 +116,16 @@ def test_a_patch_by_pointer_and_by_keyboard(visit: Callable[..., Any]) -> None:
     words = page.locator("#patch-text")
     box = page.locator("#map-0").bounding_box()
     page.mouse.move(box["x"] + box["width"] * 2.5 / 14, box["y"] + box["height"] * 4.5 / 14)
+    model = cv.load("pets")
+    scores, attends = cv.explain(model, "demo").maps[0].flatten(), cv.trace(model, "demo").layers[11].A[0].mean(0)
+    index = 4 * 14 + 2
+    place, most = int((scores > scores[index]).sum()) + 1, int(attends[1 + index, 1:].argmax())
+    sync_api.expect(words).to_contain_text(re.compile(rf"Row 5, column 3: score .* place {place} of 196\."))
     sync_api.expect(words).to_contain_text(
-        re.compile(r"Row 5, column 3: score .* place \d+ of 196\. In layer 11, its heads look")
+        f"In layer 11, its heads look most at row {most // 14 + 1}, column {most % 14 + 1};"
     )
+    score = float(words.inner_text().split("score ")[1].split()[0])
+    assert score == pytest.approx(float(scores[index]), rel=5e-3)
     before = picture(page, "attends")
     page.locator("#map-0").focus()
     page.keyboard.press("ArrowRight")
@@ -117,7 +146,8 @@ def test_deletion_plays_and_can_be_stepped_through(visit: Callable[..., Any]) ->
     page.locator("#play-deletion").click()
     page.locator("#chart .method").wait_for(state="attached")
     sync_api.expect(page.locator("#curve-text")).to_contain_text("gone: 196 of 196", timeout=WAIT)
-    assert page.locator("#chart .band").count() == 1
+    for drawn in (".band", ".random", ".method", ".dot"):
+        assert page.locator(f"#chart {drawn}").count() == 1
     assert grey(page) == 1.0, "all patches are gone"
     page.locator("#step").fill("0")
     assert grey(page) < 0.01
@@ -126,6 +156,9 @@ def test_deletion_plays_and_can_be_stepped_through(visit: Callable[..., Any]) ->
     changes(page, lambda: page.locator("#step").fill("3"), "film")
     page.locator("#play-insertion").click()
     sync_api.expect(page.locator("#curve-text")).to_contain_text("shown: 196 of 196", timeout=WAIT)
+    assert grey(page) < 0.01, "all patches are there"
+    page.locator("#step").fill("0")
+    assert grey(page) == 1.0
 
 
 def test_all_methods_as_thumbnails_and_one_enlarged(visit: Callable[..., Any]) -> None:

@@ -146,13 +146,15 @@ def test_the_last_of_many_quick_choices_is_the_one_that_counts(visit: Callable[.
     assert page.locator('#methods input[value="ixg"]').is_checked()
 
 
-def test_a_curve_of_the_map_before_is_not_shown(visit: Callable[..., Any]) -> None:
+def test_a_curve_of_the_map_before_is_not_shown(visit: Callable[..., Any], desk: Desk) -> None:
     """The map changes while the curve is computed."""
     page = visit()
     page.locator("#play-deletion").click()
     method(page, "rollout")
     sync_api.expect(page.locator("#caption-0")).to_contain_text("%")
     sync_api.expect(page.locator('#methods input[value="rollout"]')).to_be_checked()
+    while desk.lanes["longer"].inside:
+        page.wait_for_timeout(50)
     page.wait_for_timeout(500)
     assert page.locator("#chart .method").count() == 0
     page.locator("#play-deletion").click()

@@ -6,14 +6,13 @@ import errno
 import ipaddress
 import secrets
 import socket
-import warnings
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from clairvit.cli import options
 from clairvit.cli.paper import line, say
-from clairvit.errors import BadInput, ClairWarning, ModelUnavailable
+from clairvit.errors import BadInput, ModelUnavailable
 
 if TYPE_CHECKING:
     from clairvit.web.security import Rules
@@ -62,9 +61,7 @@ def serve(
     clairvit serve --host 0.0.0.0 --token auto
     """
     try:
-        import uvicorn
-
-        from clairvit.web.app import create_app
+        from clairvit.web.run import run
     except ModuleNotFoundError as error:
         raise ModelUnavailable(
             f"The web page needs {error.name}, which is not installed. Type: pip install 'clairvit[web]'"
@@ -81,20 +78,7 @@ def serve(
         line(f"Open {address_of(host, listener.getsockname()[1], rules.token)}  (Ctrl-C stops)")
         if not is_loopback(host):
             say("note: other machines can reach this server, without encryption; on networks you share use HTTPS.")
-        config = uvicorn.Config(
-            create_app(desk, rules),
-            log_level="warning",
-            access_log=False,  # what people look at is nobody's business
-            server_header=False,
-            proxy_headers=False,
-            ws="none",
-            timeout_keep_alive=15,
-            timeout_graceful_shutdown=3,
-        )
-        warnings.simplefilter(
-            "ignore", ClairWarning
-        )  # they are in the replies; here they would name photos, and pile up
-        uvicorn.Server(config).run(sockets=[listener])
+        run(desk, rules, listener)
 
 
 def address_of(host: str, port: int, token: str | None) -> str:

@@ -36,7 +36,6 @@ from clairvit.web.photos import MOST_BYTES, BadPhoto, Forgotten, Photo
 from clairvit.web.security import STUMBLED, Guard, Rules
 
 STATIC = Path(__file__).parent / "static"
-CLOSED = 499  # what servers note when the client has gone; nobody reads it
 _PROBLEMS: dict[int | str, dict[str, Any]] = {
     400: {"model": Problem, "description": "the body cannot be parsed"},
     401: {"model": Problem, "description": "no token, or a wrong one"},
@@ -48,6 +47,7 @@ _PROBLEMS: dict[int | str, dict[str, Any]] = {
     421: {"model": Problem, "description": "the server does not go by this name"},
     422: {"model": Problem, "description": "what was asked cannot be done, or takes too long"},
     429: {"model": Problem, "description": "all places are taken; Retry-After says when to come again"},
+    503: {"model": Problem, "description": "the server is stopping"},
 }
 router = APIRouter(prefix="/api", responses=_PROBLEMS)
 
@@ -182,7 +182,7 @@ def _problem(error: Exception) -> tuple[int, Problem] | None:
         message = "This took longer than the server allows; lower samples= or steps=, or raise --time-limit."
         return 422, Problem(kind="too-slow", message=message)
     if isinstance(error, Stopped):
-        return CLOSED, Problem(kind="bad-request", message="Cancelled.")
+        return 503, Problem(kind="busy", message="The server is stopping.")  # or the client is gone and reads nothing
     if isinstance(error, ClairError):
         return 422, Problem(kind="bad-request", message=str(error))
     if isinstance(error, RequestValidationError):

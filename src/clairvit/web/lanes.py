@@ -17,7 +17,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from clairvit.perturb.watch import watching
 
@@ -36,7 +36,7 @@ class Busy(Exception):
 
 
 class Stopped(Exception):
-    """The client has gone away, or cancelled."""
+    """Nobody waits for the work any more, or the server is closing."""
 
 
 class TooSlow(Exception):
@@ -80,12 +80,16 @@ class Job(Generic[Made]):
         while not self.answer.done():
             await asyncio.wait([self.answer], timeout=LOOK)
             if not self.answer.done():
+                if self.stop.is_set():
+                    raise Stopped
                 if self.overdue(GRACE):
                     raise TooSlow
                 yield self.progress
 
     def result(self) -> Made:
         assert self.answer is not None
+        if self.answer.cancelled():
+            raise Stopped  # while it waited
         return self.answer.result()
 
     async def wait(self, gone: Callable[[], Awaitable[bool]]) -> Made:
@@ -106,23 +110,23 @@ class Lane:
         self.name, self.places, self.seconds = name, places, seconds
         self._pool = ThreadPoolExecutor(1, thread_name_prefix=f"clairvit-{name}")
         self._lock = threading.Lock()
-        self._inside = 0
+        self._jobs: set[Job[Any]] = set()  # that wait or are being done
         self._usual = 0.5  # seconds a job takes, a running mean
 
     def submit(self, work: Callable[[], Made]) -> Job[Made]:
         """Take a place, or raise Busy. Must be called on the event loop that waits for the job."""
-        with self._lock:
-            if self._inside >= self.places:
-                raise Busy(min(LONGEST_WAIT, max(1, math.ceil(self._usual * self._inside))))
-            self._inside += 1
         job: Job[Made] = Job(self.seconds)
+        with self._lock:
+            if len(self._jobs) >= self.places:
+                raise Busy(min(LONGEST_WAIT, max(1, math.ceil(self._usual * len(self._jobs)))))
+            self._jobs.add(job)
         context = contextvars.copy_context()
         try:
             job.place = self._pool.submit(context.run, self._carry_out, job, work)
         except RuntimeError:  # the server is closing
-            self._leave()
+            self._leave(job)
             raise Busy(1) from None
-        job.place.add_done_callback(self._leave)  # done, failed or cancelled
+        job.place.add_done_callback(lambda _: self._leave(job))  # done, failed or cancelled
         job.answer = asyncio.wrap_future(job.place)
         job.answer.add_done_callback(_looked_at)
         return job
@@ -136,10 +140,10 @@ class Lane:
         finally:
             self._usual += 0.2 * (time.monotonic() - started - self._usual)
 
-    def _leave(self, _: Future[Made] | None = None) -> None:
+    def _leave(self, job: Job[Made]) -> None:
         with self._lock:
-            self._inside -= 1
-            idle = self._inside == 0
+            self._jobs.discard(job)
+            idle = not self._jobs
         if idle:
             with contextlib.suppress(RuntimeError):  # the server is closing
                 self._pool.submit(give_back)  # behind the answer, which need not wait for it
@@ -147,9 +151,14 @@ class Lane:
     @property
     def inside(self) -> int:
         """Jobs that wait or are being done."""
-        return self._inside
+        return len(self._jobs)
 
     def close(self) -> None:
+        """Take no more work, and end what there is."""
+        with self._lock:
+            jobs = list(self._jobs)
+        for job in jobs:
+            job.leave()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
