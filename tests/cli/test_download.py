@@ -41,5 +41,7 @@ def test_what_is_not_there_is_asked_for(
 def test_images_of_ones_own_are_not_downloaded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["choose", str(tmp_path), "--download"]) == 2
     assert "--download is of a data set, such as pets:PATH" in capsys.readouterr().err
+    assert main(["finetune", str(tmp_path), "--download"]) == 2
+    assert "--download is of a data set, such as pets:PATH" in capsys.readouterr().err
     assert main(["reproduce", "cmi", "--data", f"folder:{tmp_path}/photos", "--download"]) == 2
     assert "cannot be downloaded from here: it is your own" in capsys.readouterr().err

@@ -74,10 +74,10 @@ def test_a_place_that_cannot_be_written_to(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"no name for a recipe; expected one that ends in \.json"):
         pick().save(tmp_path / "recipe.txt")
     (tmp_path / "file").write_text("")
-    with pytest.raises(BadInput, match="cannot be written to"):
+    with pytest.raises(BadInput, match="Cannot write"):
         pick().save(tmp_path / "file" / "recipe.json")
     (tmp_path / "taken.json").mkdir()
-    with pytest.raises(BadInput, match="cannot be written to"):
+    with pytest.raises(BadInput, match="Cannot write"):
         pick().save(tmp_path / "taken.json")
     assert not list(tmp_path.glob(".*"))
 

@@ -164,6 +164,8 @@ def open_images(data: str, download: bool = False) -> tuple[Album, Album | None,
             f"'{data}' is not a folder.{near} Expected one with a folder of images for each class, a data set "
             f"(pets:PATH), or {SCENES}:COUNT."
         )
+    if download:
+        raise BadInput(f"--download is of a data set, such as pets:PATH; {data} is a folder of your own.")
     train = folder / "train" if (folder / "train").is_dir() else folder
     kept = next((folder / name for name in VALIDATION if train != folder and (folder / name).is_dir()), None)
     return class_folders(train), class_folders(kept) if kept is not None else None, None

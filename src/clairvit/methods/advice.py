@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import secrets
 import warnings
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from clairvit._files import write_whole
 from clairvit._version import __version__
 from clairvit.data.marks import weights_hash
 from clairvit.errors import BadInput, ClairWarning
@@ -96,16 +94,7 @@ class Recipe:
         content = json.dumps(
             plain({"kind": KIND, "format": FORMAT, **asdict(self)}), indent=2, ensure_ascii=False, allow_nan=False
         )
-        beside = place.with_name(f".{place.name}.{secrets.token_hex(4)}")
-        try:
-            place.parent.mkdir(parents=True, exist_ok=True)
-            beside.write_text(content + "\n", encoding="utf-8")
-            os.replace(beside, place)
-        except OSError as error:
-            with suppress(OSError):  # there may be no folder to take it out of
-                beside.unlink(missing_ok=True)
-            raise BadInput(f"The recipe cannot be written to '{path}': {error.strerror}.") from error
-        return place
+        return write_whole(place, (content + "\n").encode())
 
 
 def plain(value: Any) -> Any:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import io
 import json
 import math
-import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from clairvit._files import write_whole
 from clairvit.errors import BadInput
 from clairvit.methods.explanation import FUSIONS, Explanation, Heads
 from clairvit.show.look import Look, look
@@ -36,7 +36,7 @@ def save(explanation: Explanation, path: Path | str, **display: Any) -> Path:
         return write_figure(draw(explanation, chosen), path, chosen)
     if check_suffix(path) == ".json":
         return write_json(record(explanation), path)
-    return _write(path, lambda: _npz({"": explanation}))
+    return write_whole(Path(path), _npz({"": explanation}))
 
 
 def save_comparison(explanations: Mapping[str, Explanation], path: Path | str, **display: Any) -> Path:
@@ -48,7 +48,7 @@ def save_comparison(explanations: Mapping[str, Explanation], path: Path | str, *
         return write_figure(comparison_figure(explanations, chosen), path, chosen)
     if check_suffix(path) == ".json":
         return write_json({name: record(explanation) for name, explanation in explanations.items()}, path)
-    return _write(path, lambda: _npz(explanations))
+    return write_whole(Path(path), _npz(explanations))
 
 
 def record(explanation: Explanation, values: bool = True) -> dict[str, Any]:
@@ -105,11 +105,11 @@ def _about_heads(heads: Heads) -> dict[str, Any]:
 
 
 def write_json(content: Any, path: Path | str) -> Path:
-    return _write(path, lambda: (dumps(content) + "\n").encode())
+    return write_whole(Path(path), (dumps(content) + "\n").encode())
 
 
 def write_text(text: str, path: Path | str) -> Path:
-    return _write(path, text.encode)
+    return write_whole(Path(path), text.encode())
 
 
 def dumps(content: Any) -> str:
@@ -133,7 +133,7 @@ def write_figure(figure: Figure, path: Path | str, chosen: Look | None = None) -
             )
         return buffer.getvalue()
 
-    return _write(path, draw)
+    return write_whole(Path(path), draw())
 
 
 def _npz(explanations: Mapping[str, Explanation]) -> bytes:
@@ -174,22 +174,3 @@ def check_suffix(path: Path | str) -> str:
         seen = f"ends in '{suffix}'" if suffix else "has no suffix"
         raise BadInput(f"'{path}' {seen}; write to a name that ends in {', '.join(SUFFIXES)}.")
     return suffix
-
-
-def _write(path: Path | str, content: Callable[[], bytes]) -> Path:
-    """Make the bytes, then put them in place in one step, so that nobody ever reads half a file."""
-    path = Path(path)
-    data = content()
-    temporary = path.parent / f".clairvit-{secrets.token_hex(6)}"
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with temporary.open("xb") as file:
-                file.write(data)
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)  # only there if something went wrong
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise BadInput(f"Cannot write '{path}' ({reason}); choose a place you may write to with --out.") from error
-    return path

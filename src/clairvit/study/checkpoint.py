@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from clairvit._files import beside, write_whole
 from clairvit.errors import BadInput
 
 _FORMAT = 1
@@ -51,37 +51,17 @@ class Progress:
 
 
 def write_tensors(tensors: Mapping[str, Tensor], notes: Mapping[str, str], path: Path) -> None:
-    """Under another name first, then renamed: whoever reads it, or kills us, finds a whole file."""
+    """Whoever reads it, or kills us, finds a whole file."""
     from safetensors.torch import save
 
     content = save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, dict(notes))
-    header, data = _ordered(content)
-    with _beside(path) as temporary:
-        with temporary.open("xb") as file:
-            file.write(header)
-            file.write(data)
-        temporary.replace(path)
+    write_whole(path, *_ordered(content))
 
 
 def check_place(path: Path) -> None:
     """A place that cannot be written to is found before the first epoch, not after it."""
-    with _beside(path) as temporary:
+    with beside(path) as temporary:
         temporary.touch()
-
-
-@contextlib.contextmanager
-def _beside(path: Path) -> Iterator[Path]:
-    """Another name in the same folder, gone afterwards; what the disk says against it is said."""
-    temporary = path.parent / f".{path.name}-{secrets.token_hex(4)}"
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            yield temporary
-        finally:
-            temporary.unlink(missing_ok=True)
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise BadInput(f"Cannot write '{path}' ({reason}); choose a place you may write to with --out.") from error
 
 
 def _ordered(content: bytes) -> tuple[bytes, memoryview]:
