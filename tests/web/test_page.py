@@ -112,17 +112,19 @@ def test_two_targets_side_by_side(visit: Callable[..., Any]) -> None:
 
 
 def test_a_patch_by_pointer_and_by_keyboard(visit: Callable[..., Any]) -> None:
-    page = visit()
+    page = visit("#layer=1")  # where each patch looks elsewhere
     words = page.locator("#patch-text")
     box = page.locator("#map-0").bounding_box()
     page.mouse.move(box["x"] + box["width"] * 2.5 / 14, box["y"] + box["height"] * 4.5 / 14)
     model = cv.load("pets")
-    scores, attends = cv.explain(model, "demo").maps[0].flatten(), cv.trace(model, "demo").layers[11].A[0].mean(0)
+    said, attends = cv.explain(model, "demo", layers=True).layers, cv.trace(model, "demo").layers[0].A[0].mean(0)
+    assert said is not None
+    scores = said[0, 0].flatten()
     index = 4 * 14 + 2
     place, most = int((scores > scores[index]).sum()) + 1, int(attends[1 + index, 1:].argmax())
     sync_api.expect(words).to_contain_text(re.compile(rf"Row 5, column 3: score .* place {place} of 196\."))
     sync_api.expect(words).to_contain_text(
-        f"In layer 11, its heads look most at row {most // 14 + 1}, column {most % 14 + 1};"
+        f"In layer 0, its heads look most at row {most // 14 + 1}, column {most % 14 + 1};"
     )
     score = float(words.inner_text().split("score ")[1].split()[0])
     assert score == pytest.approx(float(scores[index]), rel=5e-3)

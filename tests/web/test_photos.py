@@ -65,6 +65,7 @@ BAD = {
     "51 megapixels": (png_of_size(7_200, 7_100, zlib.compress(bytes(10**6))), 413, "megapixels"),
     "2^31 pixels wide": (png_of_size(2**31 - 1, 1), 413, "megapixels"),
     "too narrow": (png_of_size(3_000, 2, zlib.compress(bytes(20_000))), 422, "crop it"),
+    "too narrow upright": (png_of_size(2, 3_000, zlib.compress(bytes(21_000))), 422, "crop it"),
     "no pixels": (png_of_size(0, 0), 415, "expected JPEG"),
     "png without data": (png_of_size(64, 64), 422, "damaged"),
     "photo and archive": (encoded("JPEG") + archive(), 415, "nothing else"),
