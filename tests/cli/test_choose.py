@@ -139,7 +139,7 @@ def test_masks_that_do_not_match(capsys: Captured) -> None:
     for name in ("cat0", "cat1"):
         Path(f"masks/{name}.png").rename(f"masks/other-{name}.png")
     said = refusal(capsys, *asked, "--by", "ap")
-    assert "No method has a score by ap on any of the 3 images, so none can be chosen" in said
+    assert "None of the 2 masks in 'masks' is called like one of the 3 images; expected 'cat0.png'" in said
     assert not Path("recipe.json").exists()
 
 

@@ -66,7 +66,11 @@ with urllib.request.urlopen(urllib.request.Request(sys.argv[1], b"method=rise&st
 def test_it_serves_until_it_is_stopped_in_the_middle_of_work() -> None:
     code = "import sys; from clairvit.cli import main; sys.exit(main(['serve', '--port', '0', '--token', 'auto']))"
     with subprocess.Popen(
-        [sys.executable, "-u", "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-u", "-c", code],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a job in the background ignores it
     ) as server:
         try:
             assert server.stdout is not None

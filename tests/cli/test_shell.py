@@ -14,7 +14,7 @@ from clairvit.cli import main, shell
 from clairvit.errors import BadInput, ClairWarning
 
 COMMANDS = [str(command.name) for command in shell.app.registered_commands]
-CLAIRVIT = [sys.executable, "-c", "import sys; from clairvit.cli import main; sys.exit(main())"]
+CLAIRVIT = [sys.executable, "-m", "clairvit"]
 
 
 def test_the_command_line_is_read_without_torch_numpy_or_matplotlib() -> None:
