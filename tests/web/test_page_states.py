@@ -85,6 +85,12 @@ def test_a_photo_that_the_server_forgot_is_sent_again(visit: Callable[..., Any],
     desk.photos._kept.clear()
     changes(page, lambda: method(page, "ixg"))
     sync_api.expect(page.locator("#status-text")).to_contain_text("ixg: 1 forward", timeout=WAIT)
+    desk.photos._kept.clear()
+    page.locator("#play-deletion").click()
+    sync_api.expect(page.locator("#curve-text")).to_contain_text("gone: 196 of 196", timeout=WAIT)
+    desk.photos._kept.clear()
+    page.locator("#map-0").hover(position={"x": 100, "y": 100})
+    sync_api.expect(page.locator("#patch-text")).to_contain_text("most at row", timeout=WAIT)
 
 
 def test_slow_work_shows_progress_and_can_be_cancelled(visit: Callable[..., Any], desk: Desk) -> None:

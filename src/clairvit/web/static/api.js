@@ -40,14 +40,24 @@ const sleep = (seconds, signal) => new Promise((resolve, reject) => {
   signal?.addEventListener("abort", () => { clearTimeout(timer); reject(new DOMException("stopped", "AbortError")); });
 });
 
-/** fetch; when all places are taken it comes again as often as `patience` says. */
+let file = null; // the photo on show, for a server that has forgotten it
+
+export function keep(photo) { file = photo; }
+
+/** fetch; when all places are taken it comes again as often as `patience` says, and sends a forgotten photo once more. */
 async function ask(path, options = {}, busy = () => {}, patience = 6) {
+  let sent = file === null;
   for (let turn = 0; ; turn++) {
     const token = sessionStorage.getItem(TOKEN), key = token ? { authorization: `Bearer ${token}` } : {};
     const reply = await fetch(path, { ...options, headers: { ...options.headers, ...key } });
     if (reply.ok) return reply;
     const problem = await reply.json().catch(() => ({ message: `The server answered ${reply.status}.` }));
     if (reply.status === 401 && enter(token, problem.message)) continue;
+    if (problem.kind === "forgotten-photo" && !sent) {
+      sent = true;
+      await ask("/api/explain", { method: "POST", body: form({ image: file, method: "random" }), signal: options.signal }, busy);
+      continue;
+    }
     if (reply.status !== 429 || turn >= patience) throw new Trouble(problem);
     const wait = Math.min(20, problem.retry_after ?? 1) * (1 + 0.5 * Math.random());
     busy(wait);

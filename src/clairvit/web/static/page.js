@@ -64,6 +64,7 @@ async function explain({ picture = false, image } = {}) {
     map.headMaps = map.heads && api.unpack(map.heads.maps);
     if (found.photo === "demo") sent = null;
     else if (image) sent = image;
+    api.keep(sent);
     curveWork.abort(); // it would be of the map before
     seen.curve = null;
     settle(found);
