@@ -365,6 +365,9 @@ def test_flips_mirror_and_turns_turn() -> None:
     middle = wide[0, :, 2:18, 8:24]
     found = shaken(wide, (16, 16), still(rotation=90.0), lots)
     assert torch.allclose(found[0], middle.rot90(1, (1, 2)) / 255, atol=1e-4), "nothing is stretched"
+    whole = pictures(1, 40)
+    found = shaken(whole, (12, 20), still(rotation=90.0), lots)
+    assert torch.allclose(found[0], whole[0, :, 10:30, 14:26].rot90(1, (1, 2)) / 255, atol=1e-4), "nor in wide crops"
 
 
 def test_jitter_changes_brightness_contrast_and_saturation_and_nothing_where_it_is_even() -> None:
