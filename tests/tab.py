@@ -1,4 +1,4 @@
-"""A tab of a real browser, and what a visitor sees in it. Without playwright, tests that import this are skipped."""
+"""A tab of a real browser, and what a visitor sees in it. They need a chromium that is installed."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+from playwright import sync_api
 
-sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install -e '.[dev]'")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 needs_a_browser = [
     pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium here: apt install chromium"),

@@ -40,3 +40,8 @@ def did_you_mean(name: str, choices: Iterable[str]) -> str:
     near = difflib.get_close_matches(name.lower(), originals, n=3, cutoff=0.5)
     quoted = " or ".join(f"'{originals[n]}'" for n in near)
     return f" Did you mean {quoted}?" if near else ""
+
+
+def install(extra: str) -> str:
+    """What to type for an optional part, wherever ClairViT came from."""
+    return f'pip install "clairvit[{extra}]", or in a clone: pip install ".[{extra}]"'

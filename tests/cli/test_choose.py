@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
-from skimage import data
 
 import clairvit as cv
 from clairvit.cli import main
@@ -17,21 +17,12 @@ from clairvit.cli.choose import data_set, sampled
 from clairvit.data.album import Album, album_of
 from clairvit.errors import BadInput
 from clairvit.study.plan import DataWish
+from small_study import ARCHITECTURE, weights
+from three_photos import photos as photos
 
 Captured = pytest.CaptureFixture[str]
-CAT = Image.fromarray(data.chelsea())  # 451 × 300
 METRIC = "insertion-deletion(steps=1)"
 QUICK = ("--method", "rollout,genatt+skipplus", "--metric", METRIC)
-
-
-@pytest.fixture(autouse=True)
-def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Three photos, and the folder above as the working directory."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "photos").mkdir()
-    for number in range(3):
-        CAT.crop((40 * number, 0, 451, 300)).save(tmp_path / "photos" / f"cat{number}.png")
-    return tmp_path
 
 
 def stored(path: str) -> dict[str, Any]:
@@ -103,6 +94,16 @@ def test_json_for_machines(capsys: Captured) -> None:
     assert found["seed"] == 3
     assert found["answer"][0].startswith("No significant winner: ")
     assert found["failed"] == []
+
+
+def test_what_to_type_next_can_be_typed(capsys: Captured) -> None:
+    weights(Path("tiny.safetensors"))
+    model = ["--model", "file:tiny.safetensors", "--arch", f"timm:{ARCHITECTURE}", "--labels", "a cat,b,c"]
+    assert main(["choose", "photos", *QUICK, *model]) == 0
+    said = capsys.readouterr().out.partition("use it by: ")[2].strip()
+    assert said.startswith("clairvit explain IMAGE ")
+    _, *typed = ["photos/cat0.png" if part == "IMAGE" else part for part in shlex.split(said)]
+    assert main(typed) == 0
 
 
 def test_quiet_is_quiet(capsys: Captured) -> None:

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from skimage import data
 
 import clairvit as cv
 from clairvit.cli import main
@@ -20,19 +19,10 @@ from clairvit.cli.evaluate import check_table, wanted_methods, wanted_metrics
 from clairvit.cli.work import place
 from clairvit.errors import BadInput
 from clairvit.metrics.metric import metrics
+from three_photos import CAT
+from three_photos import photos as photos
 
 Captured = pytest.CaptureFixture[str]
-CAT = Image.fromarray(data.chelsea())  # 451 × 300
-
-
-@pytest.fixture(autouse=True)
-def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Three photos, and the folder above as the working directory."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "photos").mkdir()
-    for number in range(3):
-        CAT.crop((40 * number, 0, 451, 300)).save(tmp_path / "photos" / f"cat{number}.png")
-    return tmp_path
 
 
 def mask(folder: Path, name: str, box: tuple[int, int, int, int], size: tuple[int, int]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import signal
 import socket
@@ -16,10 +15,14 @@ import pytest
 from clairvit.cli import main
 from clairvit.cli.serve import address_of
 
-pytestmark = pytest.mark.skipif(
-    not all(importlib.util.find_spec(name) for name in ("fastapi", "uvicorn", "python_multipart")),
-    reason="the web extra is not installed",
-)
+
+def test_without_its_extra_it_says_what_to_type(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    monkeypatch.delitem(sys.modules, "clairvit.web.run", raising=False)
+    assert main(["serve"]) == 2
+    assert 'needs uvicorn, which is not installed; type: pip install "clairvit[web]", or in' in capsys.readouterr().err
 
 
 def test_a_port_that_is_taken_is_told(capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,23 +18,10 @@ from clairvit.show.report.findings import Findings
 from clairvit.show.report.numbers import places_for, seconds, short, ticks
 from clairvit.show.report.ranking import FOCUSVIT, Star, agreement, by_class, mean_ranks, ranks, star
 from clairvit.show.report.sections import against_luck, parted, radar_section
+from made_scores import made
 from study_page import (
     noise,
 )
-
-
-def made(method: str, values: list[float], metric: str = "deletion", better: str = "lower", **more: object) -> Score:
-    return Score(
-        metric=metric,
-        method=method,
-        values=torch.tensor(values, dtype=torch.float64),
-        better=better,
-        span=(0, 1),
-        degenerate=torch.zeros(len(values), dtype=torch.bool),
-        names=tuple(f"{i}.jpg" for i in range(len(values))),
-        model="tiny",
-        **more,
-    )
 
 
 def table(rows: dict[tuple[str, str], Score]) -> Scores:

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 from scipy.stats import rankdata, spearmanr
 
 from clairvit.metrics.score import Score
@@ -24,21 +23,13 @@ from clairvit.study.beside import (
     verdicts,
 )
 from clairvit.study.presets.preset import Claim, Entrant, Measure, Preset, Table
+from made_scores import made
 
 NAN = math.nan
 
 
 def score(method: str, metric: str, values: list[float], better: str = "higher") -> Score:
-    return Score(
-        metric=metric,
-        method=method,
-        values=torch.tensor(values, dtype=torch.float64),
-        better=better,
-        span=(0, 1),
-        degenerate=torch.zeros(len(values), dtype=torch.bool),
-        names=tuple(str(k) for k in range(len(values))),
-        model="m",
-    )
+    return made(method, values, metric, better)
 
 
 def preset(area: str | None = None, *claims: Claim) -> Preset:

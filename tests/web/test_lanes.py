@@ -6,6 +6,7 @@ import asyncio
 import json
 import threading
 import time
+from collections.abc import Callable
 
 import httpx
 import pytest
@@ -120,10 +121,10 @@ def test_a_lane_that_closes_takes_nothing_more_and_leaves_no_thread() -> None:
     assert until(lambda: not any(one.name.startswith("clairvit-closing") for one in threading.enumerate()))
 
 
-def until(true: object, seconds: float = 20.0) -> bool:
+def until(true: Callable[[], bool], seconds: float = 20.0) -> bool:
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        if true():  # type: ignore[operator]
+        if true():
             return True
         time.sleep(0.05)
     return False

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import hypothesis
 import pytest
+import schemathesis
 from fastapi.testclient import TestClient
+from hypothesis.strategies import integers, sampled_from
 
 from clairvit.web.app import create_app
 from clairvit.web.desk import open_desk
 from tiny import wrapped
 from unclosed import unclosed
-
-schemathesis = pytest.importorskip("schemathesis", reason="schemathesis is not installed: pip install -e '.[dev]'")
-hypothesis = pytest.importorskip("hypothesis", reason="schemathesis is not installed: pip install -e '.[dev]'")
-integers, sampled_from = hypothesis.strategies.integers, hypothesis.strategies.sampled_from
 
 pytestmark = pytest.mark.filterwarnings("default::clairvit.errors.ClairWarning", "ignore::DeprecationWarning")
 TRUE = [  # what the document says of answers

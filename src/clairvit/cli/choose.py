@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -150,8 +151,9 @@ def choose(
         _print_json(document(pick, file, failures))
     elif not quiet:
         print_pick(pick)
-        also = "" if model == "pets" else f" --model {model}"
-        line(f"Wrote {file}; use it by: clairvit explain IMAGE{also} --recipe {file}")
+        typed = {"--model": model if model != "pets" else None, "--arch": arch, "--labels": labels}
+        also = [part for name, value in typed.items() if value is not None for part in (name, value)]
+        line(f"Wrote {file}; use it by: {shlex.join(['clairvit', 'explain', 'IMAGE', *also, '--recipe', str(file)])}")
     end(pick.scores.seen, failures, "scored")
 
 

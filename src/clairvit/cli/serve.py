@@ -12,7 +12,7 @@ import typer
 
 from clairvit.cli import options
 from clairvit.cli.paper import line, say
-from clairvit.errors import BadInput, ModelUnavailable
+from clairvit.errors import BadInput, ClairError, install
 
 if TYPE_CHECKING:
     from clairvit.web.security import Rules
@@ -63,9 +63,7 @@ def serve(
     try:
         from clairvit.web.run import run
     except ModuleNotFoundError as error:
-        raise ModelUnavailable(
-            f"The web page needs {error.name}, which is not installed. Type: pip install 'clairvit[web]'"
-        ) from error
+        raise ClairError(f"The web page needs {error.name}, which is not installed; type: {install('web')}") from error
     from clairvit.cli.request import load
     from clairvit.web.desk import open_desk
 

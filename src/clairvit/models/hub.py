@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any
 from urllib.parse import urlparse
 
-from clairvit.errors import ClairError, ModelUnavailable
+from clairvit.errors import ClairError, ModelUnavailable, install
 
 PATIENCE = 5.0  # seconds to wait for a hub's first answer
 _LOGGERS = ("huggingface_hub", "timm", "transformers", "open_clip")
@@ -25,8 +25,7 @@ def extra(library: str, name: str, spec: str) -> ModuleType:
         return importlib.import_module(library)
     except ImportError as error:
         raise ModelUnavailable(
-            f"'{spec}' needs the package {library}, which cannot be imported ({error}): "
-            f'pip install "clairvit[{name}]".'
+            f"'{spec}' needs the package {library}, which cannot be imported ({error}); type: {install(name)}"
         ) from error
 
 

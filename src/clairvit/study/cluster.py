@@ -8,7 +8,7 @@ import socket
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from clairvit.errors import BadInput, ClairError
+from clairvit.errors import BadInput, ClairError, install
 from clairvit.study.engines import TRIES, Answer, Outfit
 from clairvit.study.plan import Study, Unit
 from clairvit.study.run import Engine
@@ -62,7 +62,7 @@ def _ray() -> Any:
         import ray
     except ImportError as error:
         raise ClairError(
-            f"--engine ray needs Ray, which is not installed ({error}); type: pip install 'clairvit[ray]'."
+            f"--engine ray needs Ray, which cannot be imported ({error}); type: {install('ray')}"
         ) from error
     return ray
 
