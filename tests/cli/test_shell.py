@@ -1,9 +1,9 @@
 from __future__ import annotations
 
 import json
-import resource
 import subprocess
 import sys
+import time
 import warnings
 from pathlib import Path
 
@@ -23,14 +23,10 @@ def test_the_command_line_is_read_without_torch_numpy_or_matplotlib() -> None:
 
 
 def test_help_is_quick() -> None:
-    def spent() -> float:
-        used = resource.getrusage(resource.RUSAGE_CHILDREN)
-        return used.ru_utime + used.ru_stime
-
     def once() -> float:
-        before = spent()
+        started = time.perf_counter()
         subprocess.run([*CLAIRVIT, "--help"], capture_output=True, check=True)
-        return spent() - before  # of a core, however busy the machine is
+        return time.perf_counter() - started
 
     assert min(once() for _ in range(3)) < 0.7
 
