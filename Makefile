@@ -18,7 +18,7 @@ help:
 	@sed -n '1,4s/^# //p' Makefile
 
 demo: $(VENV)/.installed
-	@$(BIN)/clairvit compare demo --methods '$(DEMO)' --out out/demo.png
+	@$(BIN)/clairvit compare demo --method '$(DEMO)' --out out/demo.png
 
 # One thread a worker: two workers with two threads each would fight over two cores.
 test: $(VENV)/.installed-dev

@@ -183,7 +183,7 @@ def section(method: Method) -> None:
     if method.discrepancies:
         print(f"* Discrepancies: {method.discrepancies}")
     if method.slow:
-        print("* Slow: `clairvit compare --methods all` leaves it out")
+        print("* Slow: `clairvit compare --method all` leaves it out")
     if method.options:
         print("* Options: " + ", ".join(f"`{name}={value}`" for name, value in method.options.items()))
     for name, options in method.presets.items():

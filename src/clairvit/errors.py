@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+SIMILAR = 0.7  # difflib's ratio; at 0.67 'chefer' is still like 'center'
 
 
 class ClairError(Exception):
@@ -34,11 +37,21 @@ class ClairWarning(UserWarning):
     """Something the user should know although a result is given (an all-zero map, a fallback that was taken)."""
 
 
-def did_you_mean(name: str, choices: Iterable[str]) -> str:
-    """' Did you mean 'rollout'?' for the nearest names, '' when nothing is near."""
+def did_you_mean(name: str, choices: Iterable[str], aliases: Mapping[str, Sequence[str]] | None = None) -> str:
+    """Return " Did you mean 'rollout'?" for the nearest names, "" when none is near.
+
+    Near are, in this order: the choices that `aliases` gives for the name (lower case, without spaces, dashes and
+    underscores), the choices that are spelled alike, and those that contain it.
+    """
     originals = {choice.lower(): choice for choice in choices}
-    near = difflib.get_close_matches(name.lower(), originals, n=3, cutoff=0.5)
-    quoted = " or ".join(f"'{originals[n]}'" for n in near)
+    typed = name.lower().strip()
+    known_as = (aliases or {}).get(re.sub(r"[\s_-]", "", typed), ())
+    parts = [choice for choice in originals if len(typed) >= 3 and typed in choice]
+    begins = sorted(parts, key=lambda choice: (not choice.startswith(typed), len(choice)))
+    swapped = [choice for choice in originals if len(typed) >= 3 and sorted(choice) == sorted(typed)]
+    alike = difflib.get_close_matches(typed, originals, n=3, cutoff=SIMILAR)
+    near = list(dict.fromkeys([*known_as, *(originals[choice] for choice in (*swapped, *alike, *begins))]))[:3]
+    quoted = " or ".join(f"'{choice}'" for choice in near)
     return f" Did you mean {quoted}?" if near else ""
 
 

@@ -179,7 +179,7 @@ def test_what_is_left_out_is_said(capsys: Captured) -> None:
     shown = said(capsys, *ARCH, *DATA, "--method", "legrad,cam", "--metric", "sparseness", "--out", "store")
     assert "5 images, file:tiny.safetensors" in shown
     assert "Not read: 1/001.png. " in shown
-    assert "Left out: cam. 'cam' is defined for models whose head reads" in shown
+    assert "Left out cam: 'cam' is defined for models whose head reads" in shown
 
 
 def test_what_is_odd_about_a_folder_is_said_once(home: Path, capsys: Captured) -> None:
@@ -354,8 +354,8 @@ def test_a_log_says_now_and_then_how_far_it_is() -> None:
         watch("study", done, 10)
         watch("images", done, 10)
     assert heard == [
-        "1 of 10 units, about 90 s left.",
-        "4 of 10 units, about 60 s left.",
-        "9 of 10 units, about 10 s left.",
+        "1 of 10 units, about 90 s left if the rest is as fast.",
+        "4 of 10 units, about 60 s left if the rest is as fast.",
+        "9 of 10 units, about 10 s left if the rest is as fast.",
     ]
     assert [duration(seconds) for seconds in (0.4, 99, 100, 5999, 7200)] == ["0 s", "99 s", "2 min", "100 min", "2.0 h"]

@@ -13,7 +13,7 @@ from PIL import Image
 
 import clairvit as cv
 from clairvit.cli import main
-from clairvit.cli.choose import data_set, sampled
+from clairvit.cli.known import data_set, sampled
 from clairvit.data.album import Album, album_of
 from clairvit.errors import BadInput
 from clairvit.study.plan import DataWish

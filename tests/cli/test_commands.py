@@ -134,14 +134,20 @@ def test_compare_in_a_folder_and_as_json(photos: Path, capsys: Captured) -> None
     assert [list(result["methods"]) for result in document["results"]] == [["rollout", "genatt"]] * 2
     assert document["results"][0]["methods"]["genatt"]["targets"] == ["Bengal"]
     assert document["results"][0]["cost"]["forwards"] == 1
-    assert files(photos / "out") == [f"cat-{n}compare.{s}" for n in ("2-", "") for s in ("json", "npz", "png")]
+    assert files(photos / "out") == [
+        f"cat-{n}compare-rollout-genatt.{s}" for n in ("2-", "") for s in ("json", "npz", "png")
+    ]
 
 
 def test_compare_all_leaves_out_what_does_not_fit(photos: Path, capsys: Captured) -> None:
     model = ["--model", "timm:swin_tiny_patch4_window7_224", "--no-pretrained"]
     assert main(["compare", "demo", "--methods", "all", "--out", "swin.png", *model]) == 0
     printed = capsys.readouterr().out
-    assert "Left out rollout:" in printed
+    (refused,) = (text for text in printed.splitlines() if text.startswith("Left out") and "rollout" in text)
+    assert "attends inside windows" in refused
+    slow = [text for text in printed.splitlines() if "it is slow" in text]
+    assert len(slow) == 1, "all slow methods are one line"
+    assert "lime, kernelshap" in slow[0]
     assert "saliency" in printed
 
 
@@ -265,3 +271,25 @@ def test_several_images_keep_their_own_heads(photos: Path) -> None:
     with np.load(photos / "all.npz") as both, np.load(photos / "one.npz") as one:
         np.testing.assert_allclose(both["heads"][:, :, 1:], one["heads"], rtol=1e-3, atol=1e-7)
         np.testing.assert_allclose(both["fused_whole"][:, 1:], one["fused_whole"], rtol=1e-3, atol=1e-7)
+
+
+def test_class_names_are_listed(capsys: Captured) -> None:
+    assert main(["classes", "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert [entry["index"] for entry in listed] == list(range(37))
+    assert main(["classes", "bEn"]) == 0
+    assert "Bengal" in capsys.readouterr().out
+    assert main(["classes", "Bengla"]) == 2
+    assert "Did you mean 'Bengal'?" in capsys.readouterr().err
+    assert main(["classes", "--model", "timm:vit_tiny_patch16_224", "--no-pretrained", "tabby"]) == 0
+    assert "tabby" in capsys.readouterr().out
+
+
+def test_a_method_says_what_its_options_take(capsys: Captured) -> None:
+    assert main(["methods", "rollout", "--json"]) == 0
+    (rollout,) = json.loads(capsys.readouterr().out)
+    assert rollout["choices"]["normalise"] == "rows | none | columns"
+    assert rollout["choices"]["start_layer"] == "whole number"
+    assert main(["methods", "--json"]) == 0
+    for method in json.loads(capsys.readouterr().out):
+        assert set(method["options"]) <= set(method["choices"]), method["name"]

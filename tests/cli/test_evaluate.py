@@ -325,7 +325,7 @@ def test_all_methods_that_fit(photos: Path, capsys: Captured) -> None:
     quick = {one.name for one in cv.methods() if not one.slow}
     assert scored | set(content["skipped"]) >= quick
     assert list(content["skipped"]) == ["cam"]
-    assert "Left out: cam." in capsys.readouterr().out
+    assert "Left out cam: " in capsys.readouterr().out
 
 
 def test_what_is_named_twice_is_done_once() -> None:
@@ -440,3 +440,26 @@ def test_a_preset_is_the_same_metric_when_its_full_name_is_read_again(text: str)
     (asked,) = wanted_metrics(text)
     (again,) = wanted_metrics(asked.text)
     assert (again.text, again.options) == (asked.text, asked.options)
+
+
+# data sets ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_data_set_brings_its_masks_and_has_a_limit(photos: Path, capsys: Captured) -> None:
+    asked = ["evaluate", "scenes:6", "--limit", "3", "--model", "scenes", "--method", "rollout", "--metric", "ap"]
+    assert main([*asked, "--target", "label", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert len(document["images"]) == 3
+    model = cv.load("scenes")
+    from clairvit.data.sets import open_data
+
+    expected = cv.evaluate(model, open_data("scenes:6", limit=3).album, "rollout", "ap", target="label")
+    (row,) = (one for one in document["scores"] if one["method"] == "rollout" and one["metric"] == "ap")
+    assert row["mean"] == pytest.approx(expected.mean, abs=1e-9)
+
+
+def test_options_of_data_sets_and_of_images(photos: Path, capsys: Captured) -> None:
+    assert "has its own masks" in refusal(capsys, "scenes:6", "--masks", "photos")
+    assert "--split test is of a data set" in refusal(capsys, "photos", "--split", "test")
+    assert main(["evaluate", "photos", "--limit", "2", "--method", "rollout", "--metric", "sparseness", "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["images"]) == 2

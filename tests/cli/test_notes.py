@@ -41,6 +41,13 @@ def test_an_empty_class_folder(command: list[str], capsys: pytest.CaptureFixture
     assert capsys.readouterr().err == ""
 
 
+def test_a_warning_is_printed_once(capsys: pytest.CaptureFixture[str]) -> None:
+    """Once on stderr, and not again among the notes of the result."""
+    assert main(["explain", "photos/cat/cat0.png", *TINY, "--method", "gradcam"]) == 0
+    printed = capsys.readouterr()
+    assert (printed.err + printed.out).count("gradcam: the map of") == 1
+
+
 def test_masks_and_images_that_do_not_match(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*BENCH, "--masks", "masks"]) == 0
     said = capsys.readouterr().err

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -33,7 +34,7 @@ def test_help_is_quick() -> None:
 
 def test_all_commands_are_there() -> None:
     wanted = {"explain", "compare", "evaluate", "choose", "bench", "report", "reproduce", "finetune", "serve"}
-    assert wanted | {"methods", "metrics", "models"} <= set(COMMANDS)
+    assert wanted | {"methods", "metrics", "models", "classes"} <= set(COMMANDS)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -107,6 +108,27 @@ def test_our_warnings_are_notes(capsys: pytest.CaptureFixture[str], monkeypatch:
 
 def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
     command = f"'{sys.executable}' -c 'import sys; from clairvit.cli import main; sys.exit(main())' models timm: --json"
-    done = subprocess.run(["bash", "-c", f"{command} | head -1"], capture_output=True, text=True, check=True)
+    piped = f"{command} | head -1; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", piped], capture_output=True, text=True, check=False)
     assert done.stdout == "[\n"
     assert done.stderr == ""
+    assert done.returncode == 0
+
+
+def test_a_closed_pipe_neither_ends_the_work_nor_changes_the_status(monkeypatch: pytest.MonkeyPatch) -> None:
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    done: list[str] = []
+
+    def app(**_: object) -> None:
+        print("x" * 100_000)
+        sys.stdout.flush()
+        done.append("the work after the output")
+        raise SystemExit(2)
+
+    monkeypatch.setattr(shell, "app", app)
+    with os.fdopen(write_end, "w") as pipe:
+        monkeypatch.setattr(sys, "stdout", pipe)
+        assert main(["explain"]) == 2
+        assert sys.stdout is pipe
+    assert done == ["the work after the output"]

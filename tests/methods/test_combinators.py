@@ -255,7 +255,7 @@ def test_layer_options_out_of_range(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "near"), [("rolout", "rollout"), ("GenAt", "genatt"), ("attn-lrp", "attnlrp"), ("deepx+plus", "decompx")]
+    ("text", "near"), [("rolout", "rollout"), ("GenAt", "genatt"), ("attn-lrp", "attnlrp"), ("decomp+plus", "decompx")]
 )
 def test_unknown_methods(text: str, near: str) -> None:
     with pytest.raises(UnknownName, match=rf"There is no method .*'{near}'.*clairvit methods"):
@@ -302,7 +302,7 @@ def test_options_of_the_aggregation_that_a_combinator_replaces(text: str) -> Non
         ("rollout(alpha=much)", r"alpha=much was given; expected a number"),
         ("rollout(normalise=true)", r"normalise=True was given; expected 'rows' or 'none' or 'columns'"),
         ("rollout(start_layer=1.5)", r"start_layer=1.5 was given; expected a number"),
-        ("rollout(order=backward)", r"order=backward was given; expected 'later-left' or 'forward'.*'forward'"),
+        ("rollout(order=backward)", r"order=backward was given; expected 'later-left' or 'forward'\.$"),
         ("gradcam(relu=maybe)", r"relu=maybe was given; expected True or False"),
         ("gradcam(relu=2)", r"relu=2 was given; expected True or False"),
         ("attcam(relu=none)+plus", r"relu=None was given; expected True or False"),

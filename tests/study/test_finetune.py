@@ -23,7 +23,7 @@ from clairvit.study.checkpoint import Epoch, Progress, read_progress
 from clairvit.study.finetune import Trained, checkpoint_of, finetune
 from clairvit.study.pictures import class_names, numbered, read_pictures, split
 from clairvit.study.recipe import Recipe
-from clairvit.study.start import Start, begin
+from clairvit.study.start import Start, Wanted, begin
 
 NOBODY = Model(nn.Identity(), "nobody")
 # dropout, so that a generator's state matters; a rate that falls each epoch, so that the schedule's does
@@ -430,3 +430,29 @@ def test_the_best_epoch_is_the_first_of_the_most_accurate() -> None:
     assert progress.over(2)
     assert not progress.over(3)
     assert not Progress({}).over(1)
+
+
+# built-in models ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["pets", "scenes"])
+def test_a_built_in_model_is_a_start(name: str) -> None:
+    """What an unreachable hub advises ("use the built-in model 'pets'") works for fine-tuning too."""
+    start, source = begin(Wanted(name), ("red", "blue"), seed=0), cv.load(name)
+    assert start.own == source.preprocess
+    assert start.module.num_classes == 2
+    original = source.module.state_dict()
+    for key, value in start.module.state_dict().items():
+        if not key.startswith("head."):
+            assert torch.equal(value, original[key]), key
+
+
+def test_the_same_classes_keep_their_head() -> None:
+    source = cv.load("scenes")
+    start = begin(Wanted("scenes"), source.labels, seed=0)
+    assert torch.equal(start.module.head.weight, source.module.head.weight)
+
+
+def test_a_built_in_model_has_its_shape() -> None:
+    with pytest.raises(BadInput, match="'pets' has its shape already"):
+        begin(Wanted("pets", options={"depth": 3}), ("red", "blue"), seed=0)

@@ -199,7 +199,8 @@ def _speaker(speak: Callable[[str], None], clock: Callable[[], float]) -> Callab
         now = clock()
         if what == "study" and 0 < done < steps and now - max(last, begun - OFTEN) >= OFTEN:
             last = now
-            speak(f"{done} of {steps} units, about {duration((now - begun) / done * (steps - done))} left.")
+            remaining = duration((now - begun) / done * (steps - done))
+            speak(f"{done} of {steps} units, about {remaining} left if the rest is as fast.")
 
     return watch
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from clairvit._version import __version__
 from clairvit.cli.evaluate import notes
 from clairvit.cli.paper import line, table
-from clairvit.cli.report import end
+from clairvit.cli.report import end, print_left_out
 from clairvit.cli.scores import document, print_scores
 from clairvit.cli.work import Failure
 
@@ -110,8 +110,7 @@ def _print_scores(title: str, rows: Rows, methods: Sequence[str], scores: Scores
         line("No scores.")
     for note in notes(rows, (), None, {}):
         line(f"Note: {note}")
-    for name, why in scores.skipped.items():
-        line(f"Left out: {name}. {why}")
+    print_left_out(scores.skipped)
     for name, why in list(lost.items())[:NAMED]:
         line(f"Not read: {name}. {why}")
     if len(lost) > NAMED:

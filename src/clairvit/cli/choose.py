@@ -10,17 +10,16 @@ import typer
 
 from clairvit.cli import options
 from clairvit.cli.evaluate import wanted_methods, wanted_metrics
-from clairvit.cli.known import Known, fetch
+from clairvit.cli.known import Known, image_source
 from clairvit.cli.paper import line, progress, remark
 from clairvit.cli.picks import document, print_pick
 from clairvit.cli.report import end
 from clairvit.cli.request import load, read_targets
 from clairvit.cli.split import split_methods
-from clairvit.cli.work import Failure, find
+from clairvit.cli.work import Failure
 from clairvit.errors import BadInput
 
 if TYPE_CHECKING:
-    from clairvit.data.album import Album
     from clairvit.metrics.metric import Asked
 
 EXAMPLES = """[bold]Examples[/bold]
@@ -38,18 +37,12 @@ clairvit choose pets:data/oxford-iiit-pet --limit 100 --model timm:vit_base_patc
 
 
 def choose(
-    images: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="IMAGE|DATA",
-            help="Files, folders or globs; or one data set, e.g. pets:PATH, with the masks and classes it has.",
-            show_default=False,
-        ),
-    ],
+    images: options.ImagesOrData,
     method: Annotated[
         str | None,
         typer.Option(
             "--method",
+            "--methods",
             metavar="A,B,…",
             help="Methods separated by commas; random and center are always there.",
             show_default="a dozen that need one forward and backward",
@@ -112,21 +105,11 @@ def choose(
     tuned = [] if tune_start is None else [base_of(text) for text in split_methods(tune_start)]
     _check(by, metrics, maps, out)
     check_pace(batch_size, autocast)
-    known = Known(masks, mask_kind, weights, truth)
-    data = data_set(images)
-    found: list[str] = []
-    failures: list[Failure] = []
-    if data is None:
-        known.check(metrics or [], target)
-        found, failures = _photos(images, split, download, limit, seed)
-    elif masks is not None or truth is not None:
-        raise BadInput(f"{data} has its own masks and classes; expected --masks and --truth with folders of images.")
-    elif download:
-        fetch(data, split)
-    net = load(model, arch, no_pretrained, labels, device)
-    album = (
-        known.album(found, net, by_label=target == "label").images if data is None else opened(data, split, limit, seed)
+    source, failures = image_source(
+        images, Known(masks, mask_kind, weights, truth), metrics or [], target, split, limit, download, seed
     )
+    net = load(model, arch, no_pretrained, labels, device)
+    album = source.open(net, by_label=target == "label").images
     remark(album.notes, as_json or quiet)
     aims: list[Any] = ["label"] if target == "label" else read_targets([target] if target else None, None, net)
     if len(aims) > 1:
@@ -175,36 +158,3 @@ def _print_json(content: dict[str, Any]) -> None:
     from clairvit.show.save import dumps
 
     print(dumps(content))
-
-
-def _photos(
-    images: list[str], split: str | None, download: bool, limit: int | None, seed: int
-) -> tuple[list[str], list[Failure]]:
-    """Files, folders and globs as files, and those that are not there."""
-    if split is not None or download:
-        typed = "--download" if split is None else f"--split {split}"
-        raise BadInput(f"{typed} is of a data set, such as pets:PATH; {images[0]} is none.")
-    found, failures = find(images)
-    return (found if limit is None else sampled(found, limit, seed)), failures
-
-
-def data_set(images: list[str]) -> str | None:
-    """'pets:PATH' is a data set; a file that is called so is not."""
-    marked = [one for one in images if ":" in one and not Path(one).exists() and not Path(one).drive]
-    if marked and len(images) > 1:
-        raise BadInput(f"{marked[0]} and {len(images) - 1} more were given; expected one data set, or images.")
-    return marked[0] if marked else None
-
-
-def opened(spec: str, split: str | None, limit: int | None, seed: int) -> Album:
-    from clairvit.study.plan import DataWish
-
-    return DataWish(spec, split, limit).open(seed)
-
-
-def sampled(images: list[str], limit: int, seed: int) -> list[str]:
-    """So many of them, in their order."""
-    import numpy as np
-
-    kept = np.random.default_rng(seed).permutation(len(images))[:limit]
-    return [images[place] for place in sorted(kept.tolist())]

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from clairvit.cli import options
 from clairvit.cli.paper import EXPLAINS, SHOWS, line, table
-from clairvit.cli.report import end, print_classes, print_files, print_json, print_notes
+from clairvit.cli.report import SLOW, end, print_classes, print_files, print_json, print_left_out, print_notes
 from clairvit.cli.request import Request
 from clairvit.cli.split import split_methods
-from clairvit.cli.work import Delivered
+from clairvit.cli.work import Delivered, file_name
 from clairvit.errors import BadInput
 
 if TYPE_CHECKING:
@@ -22,28 +21,20 @@ if TYPE_CHECKING:
     from clairvit.models.images import Batch
     from clairvit.models.model import Model
 
-USUAL = "raw-attention,rollout,grad-rollout,attcam,genatt,gmar-l1,legrad,focusvit,attcat,attnlrp,decompx+skipplus"
 ALL = "all"
 EXAMPLES = """[bold]Examples[/bold]
 
 clairvit compare demo
 
-clairvit compare cat.jpg --methods 'rollout(fusion=max),legrad' --out cat.pdf
+clairvit compare cat.jpg --method 'rollout(fusion=max),legrad' --out cat.pdf
 
-clairvit compare photos/ --methods all --target Bengal
+clairvit compare photos/ --method all --target Bengal
 """
 
 
 def compare(
     images: options.Images,
-    methods: Annotated[
-        str,
-        typer.Option(
-            metavar="A,B,…",
-            help="Methods separated by commas; 'all' are those that fit the model and are not slow.",
-            show_default="eleven well-known ones",
-        ),
-    ] = USUAL,
+    methods: options.Methods = None,
     model: options.ModelName = "pets",
     arch: options.Arch = None,
     no_pretrained: options.NoPretrained = False,
@@ -62,10 +53,11 @@ def compare(
     batch_size: options.BatchSize = None,
 ) -> None:
     import clairvit as cv
+    from clairvit.methods.explain import DEFAULT_PANEL
     from clairvit.perturb.batch import check_pace
     from clairvit.show.save import save_comparison
 
-    given = split_methods(methods)
+    given = list(DEFAULT_PANEL) if methods is None else split_methods(methods)
     listed, left_out = choose(given, cv.methods())
     # A misspelt method is refused before a model is loaded.
     wanted = with_options(listed, samples=samples, removal=removal)
@@ -83,7 +75,7 @@ def compare(
     def save(_: Model, explanations: Mapping[str, Explanation], path: Path) -> list[Path]:
         return [save_comparison(explanations, path)]
 
-    results, failures = asked.carry_out(verb, save, f"{len(wanted)} methods", "compare", methods=len(wanted))
+    results, failures = asked.carry_out(verb, save, f"{len(wanted)} methods", file_ending(wanted), methods=len(wanted))
     if as_json:
         print_json("compare", [_entry(one, left_out) for one in results], failures)
     elif not quiet:
@@ -96,6 +88,19 @@ def compare(
 
 
 compare.__doc__ = f"Show several methods side by side.\n\n{EXAMPLES}"
+
+
+def file_ending(methods: Sequence[str]) -> str:
+    """Return the ending of file names: "compare" for the usual methods, else with their names, or a hash of many.
+
+    Two lists of methods have two files, so that one comparison does not overwrite another.
+    """
+    from clairvit.methods.explain import DEFAULT_PANEL
+
+    if list(methods) == list(DEFAULT_PANEL):
+        return "compare"
+    names = "-".join(file_name(method) for method in methods)
+    return f"compare-{names if len(names) <= 40 else hashlib.sha256(','.join(methods).encode()).hexdigest()[:8]}"
 
 
 def with_options(texts: Sequence[str], **options: Any) -> list[str]:
@@ -114,27 +119,18 @@ def with_options(texts: Sequence[str], **options: Any) -> list[str]:
         if name not in taken:
             raise BadInput(
                 f"--{name} {given[name]} was given, and none of the methods takes {name}; expected one that draws "
-                "variants of the image among --methods, such as lime or kernelshap."
+                "variants of the image among --method, such as lime or kernelshap."
             )
     return made
 
 
 def choose(given: Sequence[str], registered: Sequence[Method]) -> tuple[list[str], dict[str, str]]:
-    """'all' stands for every method but the slow ones, family by family; also which were left out, and why.
+    """Return the methods that `given` stands for, and why slow ones were left out of 'all'."""
+    from clairvit.methods.explain import expand_all
 
-    Methods that are listed one by one stay in the order in which they were typed.
-    """
-    from clairvit.methods.bind import bind
-    from clairvit.methods.method import by_family
-
-    if ALL not in given:
-        return list(given), {}
-    usual = [method.name for method in registered if not method.slow]
-    listed = [name for text in given for name in (usual if text == ALL else [text])]
-    family = [bind(text).method.family for text in listed]
-    wanted = [listed[place] for place in by_family(family)]
-    slow = [method.name for method in registered if method.slow and method.name not in wanted]
-    return wanted, {name: f"it is slow; --methods {ALL},{name} adds it." for name in slow}
+    wanted = expand_all(given)
+    slow = [method.name for method in registered if method.slow and method.name not in wanted] if ALL in given else []
+    return wanted, {name: f"{SLOW}; --method {ALL},{name} adds it." for name in slow}
 
 
 def _print_methods(result: Delivered, left_out: Mapping[str, str]) -> None:
@@ -154,8 +150,7 @@ def _print_methods(result: Delivered, left_out: Mapping[str, str]) -> None:
     table(title, columns, rows, right=columns[5:], grouped=True)
     if result.cost is not None:
         line(f"All together, passes included: {effort(result.cost)}, {1000 * result.cost.seconds:.0f} ms.")
-    for name, reason in {**result.skipped, **left_out}.items():
-        line(f"Left out {name}: {reason}")
+    print_left_out({**result.skipped, **left_out})
 
 
 def _entry(result: Delivered, left_out: Mapping[str, str]) -> dict[str, Any]:

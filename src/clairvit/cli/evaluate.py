@@ -11,13 +11,13 @@ import typer
 
 from clairvit.cli import options
 from clairvit.cli.compare import ALL, choose
-from clairvit.cli.known import Known
-from clairvit.cli.paper import line, progress
-from clairvit.cli.report import end, print_json
+from clairvit.cli.known import Known, image_source
+from clairvit.cli.paper import line, progress, remark
+from clairvit.cli.report import end, print_json, print_left_out
 from clairvit.cli.request import load, read_targets
 from clairvit.cli.scores import by_metric, document, long_form, print_scores
 from clairvit.cli.split import split_methods
-from clairvit.cli.work import Failure, Place, file_name, find, place
+from clairvit.cli.work import Failure, Place, file_name, place
 from clairvit.errors import BadInput
 
 if TYPE_CHECKING:
@@ -33,16 +33,19 @@ clairvit evaluate photos/ --method legrad,rollout --metric 'deletion,insertion(r
 
 clairvit evaluate photos/ --masks masks/ --metric iou,pointing-game --out scores.csv
 
+clairvit evaluate pets:data/oxford-iiit-pet --limit 50 --metric ap,deletion
+
 clairvit evaluate images/ --masks trimaps/ --mask-kind trimap --truth folders --target label --metric ap,faf
 """
 
 
 def evaluate(
-    images: options.Images,
+    images: options.ImagesOrData,
     method: Annotated[
         str,
         typer.Option(
             "--method",
+            "--methods",
             metavar="A,B,…",
             help="Methods separated by commas; 'all' are those that fit the model and are not slow.",
         ),
@@ -54,6 +57,9 @@ def evaluate(
     mask_kind: options.MaskKind = "nonzero",
     weights: options.Weights = None,
     truth: options.Truth = None,
+    split: options.Split = None,
+    limit: options.Limit = None,
+    download: options.Download = False,
     model: options.ModelName = "pets",
     arch: options.Arch = None,
     no_pretrained: options.NoPretrained = False,
@@ -83,14 +89,15 @@ def evaluate(
 
     methods, metrics = wanted_methods(method), wanted_metrics(metric)  # refused, if misspelt, before a model is loaded
     everything = ALL in split_methods(method)
-    known = Known(masks, mask_kind, weights, truth)
-    known.check(metrics, target)
     check_shape(maps)
     check_pace(batch_size, autocast)
     where = place(out, check_table)
-    found, failures = find(images)
+    source, failures = image_source(
+        images, Known(masks, mask_kind, weights, truth), metrics, target, split, limit, download, seed
+    )
     net = load(model, arch, no_pretrained, labels, device)
-    album = known.album(found, net, by_label=target == "label")
+    album = source.open(net, by_label=target == "label")
+    remark(album.images.notes, as_json or quiet)
     aims: list[Any] = ["label"] if target == "label" else read_targets([target] if target else None, None, net)
     if len(aims) > 1:
         raise BadInput(f"--target {target} names {len(aims)} classes; expected one, by which every image is scored.")
@@ -124,9 +131,9 @@ def evaluate(
         print(dumps({**content, "files": [str(file) for file in files]}))
     elif not quiet:
         print_scores(rows, methods)
-        left = [f"Left out: {name}. {why}" for name, why in scores.skipped.items()]
+        print_left_out(scores.skipped)
         beware = [f"Note: {note}" for note in notes(rows, scores.unmasked, masks, album.detected)]
-        for sentence in (*left, *beware, *(f"Wrote {file}" for file in files)):
+        for sentence in (*beware, *(f"Wrote {file}" for file in files)):
             line(sentence)
     end(content["images"], failures, "scored")
 

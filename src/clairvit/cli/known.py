@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from clairvit.cli.work import Failure, find
 from clairvit.errors import BadInput
 
 if TYPE_CHECKING:
@@ -131,6 +132,74 @@ def fetch(spec: str, split: str | None = None) -> None:
     from clairvit.data.sets import open_data
 
     open_data(spec, split=split, download=True)
+
+
+@dataclass(frozen=True)
+class ImageSource:
+    """Images of the command line, or one data set with what it knows; opened once the model is there."""
+
+    paths: Sequence[str]
+    dataset: str | None
+    annotations: Known
+    split: str | None
+    limit: int | None
+    seed: int
+
+    def open(self, model: Model, by_label: bool) -> Shown:
+        """Return the images, read when their turn comes; `by_label`: those without a true class cannot be used."""
+        if self.dataset is None:
+            return self.annotations.album(self.paths, model, by_label)
+        from clairvit.study.plan import DataWish
+
+        return Shown(DataWish(self.dataset, self.split, self.limit).open(self.seed))
+
+
+def image_source(
+    images: list[str],
+    annotations: Known,
+    metrics: Sequence[Asked],
+    target: str | None,
+    split: str | None,
+    limit: int | None,
+    download: bool,
+    seed: int,
+) -> tuple[ImageSource, list[Failure]]:
+    """Find the images (files, folders, globs, or one data set such as pets:PATH) and those that are not there.
+
+    Everything that can be refused without a model is refused here.
+    """
+    dataset = data_set(images)
+    if dataset is not None:
+        if annotations.masks is not None or annotations.truth is not None:
+            raise BadInput(
+                f"{dataset} has its own masks and classes; expected --masks and --truth with folders of images."
+            )
+        if download:
+            fetch(dataset, split)
+        return ImageSource((), dataset, annotations, split, limit, seed), []
+    annotations.check(metrics, target)
+    if split is not None or download:
+        typed = "--download" if split is None else f"--split {split}"
+        raise BadInput(f"{typed} is of a data set, such as pets:PATH; {images[0]} is none.")
+    paths, failures = find(images)
+    kept = paths if limit is None else sampled(paths, limit, seed)
+    return ImageSource(kept, None, annotations, split, limit, seed), failures
+
+
+def data_set(images: list[str]) -> str | None:
+    """Return the data set that is named, such as 'pets:PATH'; a file that is called so is none."""
+    marked = [one for one in images if ":" in one and not Path(one).exists() and not Path(one).drive]
+    if marked and len(images) > 1:
+        raise BadInput(f"{marked[0]} and {len(images) - 1} more were given; expected one data set, or images.")
+    return marked[0] if marked else None
+
+
+def sampled(images: list[str], limit: int, seed: int) -> list[str]:
+    """Return `limit` of the images, drawn by the seed, in their order."""
+    import numpy as np
+
+    kept = np.random.default_rng(seed).permutation(len(images))[:limit]
+    return [images[place] for place in sorted(kept.tolist())]
 
 
 def mask_files(images: Sequence[Path], folder: Path) -> list[Path | None]:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import fnmatch
 import inspect
 import json
-from typing import TYPE_CHECKING, Annotated, Any
+from types import UnionType
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
 
 import typer
 
+from clairvit.cli import options
 from clairvit.cli.options import AsJson
 from clairvit.cli.paper import line, table
-from clairvit.errors import UnknownName
+from clairvit.errors import BadInput, UnknownName, did_you_mean
 
 if TYPE_CHECKING:
     from clairvit.methods.method import Method
@@ -61,7 +64,7 @@ def _print_all(methods: list[Method]) -> None:
     columns = ("family", "method", "", "rules", "forwards", "backwards", "mind", "paper")
     table(f"{len(methods)} methods", columns, rows, right=("forwards", "backwards"), grouped=True)
     line(f"{SIGNED} signed: evidence for and against.  {CLASS_AGNOSTIC} class-agnostic: one map for all classes.")
-    line("mind: slow ones are left out of --methods all; delicate: round-off shows; or what a model must have.")
+    line("mind: slow ones are left out of --method all; delicate: round-off shows; or what a model must have.")
     line("Recombine the layers: genatt+skipplus, ixg+plus, rollout+layer:3.  Set options: 'rollout(fusion=max)'.")
     line("More about one of them: clairvit methods rollout")
 
@@ -82,7 +85,7 @@ def _print_one(method: Method) -> None:
         ("explains", _explains(method)),
         ("shows", _sign(method)),
         ("passes", _passes(method) + (f" under the {' and '.join(method.tables)} rules" if method.tables else "")),
-        *([("slow", "left out of --methods all")] if method.slow else []),
+        *([("slow", "left out of --method all")] if method.slow else []),
         *([("delicate", method.delicate)] if method.delicate else []),
         *([("often zero", method.often_zero)] if method.often_zero else []),
         *([("only for", f"{' or '.join(method.poolings)} pooling")] if method.poolings else []),
@@ -91,7 +94,9 @@ def _print_one(method: Method) -> None:
     ]
     table("", ("", ""), facts)
     if method.options:
-        table("Options", ("name", "default"), [(key, _value(value)) for key, value in method.options.items()])
+        choices = option_choices(method)
+        rows = [(key, _value(value), choices.get(key, "")) for key, value in method.options.items()]
+        table("Options", ("name", "default", "choices"), rows)
     if method.presets:
         presets = [(key, ", ".join(f"{k}={v}" for k, v in value.items())) for key, value in method.presets.items()]
         table(f"Presets, e.g. '{method.name}(preset={next(iter(method.presets))})'", ("name", "sets"), presets)
@@ -100,6 +105,23 @@ def _print_one(method: Method) -> None:
 
         meanings = [(mark, COMBINATORS.get(mark.removeprefix("+"), "")) for mark in method.combinators]
         table(f"Recombinations, e.g. {method.name}+skipplus", ("ending", "meaning"), meanings)
+
+
+def option_choices(method: Method) -> dict[str, str]:
+    """Return what each option of a method takes: "min | mean | max", "whole number", "true | false"."""
+    from clairvit.methods.bind import option_hints
+
+    return {name: " | ".join(_choices(hint)) for name, hint in option_hints(method).items()}
+
+
+def _choices(hint: Any) -> list[str]:
+    """Return the values or kinds of values that a type annotation allows."""
+    kinds = {int: "whole number", float: "number", bool: "true | false", str: "text", type(None): "none"}
+    if get_origin(hint) is Literal:
+        return [str(value) for value in get_args(hint)]
+    if get_origin(hint) in (Union, UnionType):
+        return list(dict.fromkeys(choice for part in get_args(hint) for choice in _choices(part)))
+    return [kinds.get(hint, getattr(hint, "__name__", str(hint)))]
 
 
 def _passes(method: Method) -> str:
@@ -143,6 +165,7 @@ def _plain(method: Method) -> dict[str, Any]:
         "cost": {"forwards": method.cost.forwards, "backwards": method.cost.backwards, "at_most": method.at_most},
         "score": method.score,
         "options": method.options,
+        "choices": option_choices(method),
         "presets": {name: dict(preset) for name, preset in method.presets.items()},
         "combinators": list(method.combinators),
     }
@@ -176,3 +199,43 @@ def list_models(
         line("Names that contain a word: clairvit models siglip")
     else:
         table(f"{len(found)} models", ("name", "note"), [(source.spec, source.description) for source in found])
+
+
+def list_classes(
+    wanted: Annotated[
+        str | None, typer.Argument(metavar="FILTER", help="Part of a name or a glob: terrier, 'B*'.")
+    ] = None,
+    model: options.ModelName = "pets",
+    arch: options.Arch = None,
+    no_pretrained: options.NoPretrained = False,
+    labels: options.Labels = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the class names of a model, with their numbers: what --target takes.
+
+    [bold]Examples[/bold]
+
+    clairvit classes
+
+    clairvit classes terrier --model torchvision:vit_b_16 --no-pretrained
+    """
+    from clairvit.cli.request import load
+
+    net = load(model, arch, no_pretrained, labels, None)
+    if not net.labels:
+        raise BadInput(
+            f"{net.name} has no class names; give --target a number, or load it with --labels FILE (a JSON list)."
+        )
+    pattern = "*" if wanted is None else wanted if any(c in wanted for c in "*?[") else f"*{wanted}*"
+    matches = [(i, name) for i, name in enumerate(net.labels) if fnmatch.fnmatchcase(name.lower(), pattern.lower())]
+    if not matches:
+        raise UnknownName(
+            f"No class of {net.name} matches '{wanted}'.{did_you_mean(str(wanted), net.labels)} "
+            "Type 'clairvit classes' without a filter for all of them."
+        )
+    if as_json:
+        rows = [{"index": index, "name": name} for index, name in matches]
+        print(json.dumps(rows, ensure_ascii=False, indent=1))
+    else:
+        title = f"{len(matches)} of {len(net.labels)} classes of {net.name}"
+        table(title, ("number", "name"), [(str(index), name) for index, name in matches], right=("number",))

@@ -14,6 +14,24 @@ Images = Annotated[
         show_default=False,
     ),
 ]
+ImagesOrData = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="IMAGE|DATA",
+        help="Files, folders or globs; or one data set, e.g. pets:PATH, with the masks and classes it has.",
+        show_default=False,
+    ),
+]
+Methods = Annotated[
+    str | None,
+    typer.Option(
+        "--method",
+        "--methods",
+        metavar="A,B,…",
+        help="Methods separated by commas; 'all' are those that fit the model and are not slow.",
+        show_default="eleven well-known ones",
+    ),
+]
 ModelName = Annotated[
     str,
     typer.Option(

@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -25,6 +25,20 @@ class Advance(Protocol):
 def say(sentence: str) -> None:
     """One line on stderr, marked as ours."""
     print(f"clairvit: {sentence}", file=sys.stderr)
+
+
+_printed_notes: list[str] = []  # of this process, so that a note which was a warning is not printed again
+
+
+def print_note(note: str) -> None:
+    """Print a note on stderr and remember it: `is_printed` is then true of it."""
+    _printed_notes.append(note)
+    say(f"note: {note}")
+
+
+def is_printed(note: str) -> bool:
+    """Return whether this note is on stderr already."""
+    return note in _printed_notes
 
 
 def remark(notes: Iterable[str], hidden: bool) -> None:
@@ -61,7 +75,9 @@ def table(
     paper = Table(title=Text(title), title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
     for number, column in enumerate(columns):
         whole = number <= grouped  # never broken into lines: what a row is about
-        paper.add_column(column, justify="right" if column in right else "left", overflow="fold", no_wrap=whole)
+        longest = max((len(word) for word in column.split()), default=0)  # words of a heading are never broken
+        justify: Literal["left", "right"] = "right" if column in right else "left"
+        paper.add_column(column, justify=justify, overflow="fold", no_wrap=whole, min_width=longest)
     previous: str | None = None
     for first, *rest in rows:
         again = grouped and first == previous

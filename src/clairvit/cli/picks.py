@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from clairvit._version import __version__
 from clairvit.cli.paper import line, table
+from clairvit.cli.report import print_left_out
 from clairvit.cli.work import Failure
 
 if TYPE_CHECKING:
@@ -45,8 +46,7 @@ def print_pick(pick: Pick) -> None:
             for start, (text, mean, interval) in enumerate(zip(own.methods, own.means, own.intervals, strict=True))
         ]
         table(f"{own.base} from each layer on", ("layer", "method", own.metric, "95 % interval", ""), starts)
-    for name, why in pick.skipped.items():
-        line(f"Left out: {name}. {why}")
+    print_left_out(pick.skipped)
     for sentence in pick.answer:
         line(sentence)
 

@@ -8,9 +8,10 @@ from typing import Any
 import typer
 
 from clairvit._version import __version__
-from clairvit.cli.paper import line, say, table
+from clairvit.cli.paper import is_printed, line, say, table
 from clairvit.cli.work import Delivered, Failure
 
+SLOW = "it is slow"  # how the reason begins for which "all" leaves a method out
 MOST_LINES = 40  # of a table nobody asked for
 
 
@@ -71,11 +72,22 @@ def _three(statistics: Mapping[str, float | None]) -> list[str]:
     return ["–" if statistics[name] is None else f"{statistics[name]:.4g}" for name in ("min", "mean", "max")]
 
 
+def print_left_out(left_out: Mapping[str, str]) -> None:
+    """Print which methods were left out and why, one line per reason; all slow ones are one line."""
+    groups: dict[str, list[str]] = {}
+    for name, reason in left_out.items():
+        shared = f"{SLOW}; --method all,NAME adds one." if reason.startswith(SLOW) else reason
+        groups.setdefault(shared, []).append(name)
+    for reason, names in groups.items():
+        line(f"Left out {', '.join(names)}: {reason}")
+
+
 def print_notes(results: Sequence[Delivered]) -> None:
     """Fallbacks that methods took, each said once."""
     notes = [note for result in results for record in result.records.values() for note in record["notes"]]
     for note in dict.fromkeys(notes):
-        line(f"Note: {note}")
+        if not is_printed(note):
+            line(f"Note: {note}")
 
 
 def print_files(results: Sequence[Delivered]) -> None:

@@ -6,9 +6,9 @@ import json
 import os
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Annotated
+from typing import Annotated, Any, TextIO
 
 import typer
 
@@ -19,9 +19,9 @@ from clairvit.cli.compare import compare
 from clairvit.cli.evaluate import evaluate
 from clairvit.cli.explain import explain
 from clairvit.cli.finetune import finetune
-from clairvit.cli.lists import list_methods, list_models
+from clairvit.cli.lists import list_classes, list_methods, list_models
 from clairvit.cli.metrics import list_metrics
-from clairvit.cli.paper import say
+from clairvit.cli.paper import print_note, say
 from clairvit.cli.reproduce import reproduce
 from clairvit.cli.serve import serve
 from clairvit.cli.study_report import report
@@ -48,6 +48,7 @@ app.command("serve")(serve)
 app.command("methods")(list_methods)
 app.command("metrics")(list_metrics)
 app.command("models")(list_models)
+app.command("classes")(list_classes)
 
 
 def _version(wanted: bool) -> None:
@@ -69,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit status. 0: done, 2: could not be done as asked, 130: stopped by the user."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        with _warnings_as_notes():
+        with _warnings_as_notes(), _closed_pipe_ignored():
             app(args=given, prog_name="clairvit")
     except SystemExit as end:  # typer ends every command this way
         return _finish(_status(end.code))
@@ -80,9 +81,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _finish(2)
     except KeyboardInterrupt:
         return _finish(130)
-    except BrokenPipeError:
-        _forget_output()
-        return 1
     return _finish(0)
 
 
@@ -91,19 +89,44 @@ def _status(code: object) -> int:
 
 
 def _finish(status: int) -> int:
-    """Flush now: a reader that has gone away (`clairvit methods | head -1`) is no error worth a word."""
     if status == 130:
         say("stopped; what was written until now is complete.")
-    try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        _forget_output()
-        return 1
     return status
 
 
-def _forget_output() -> None:
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+class _PipeWriter:
+    """Standard output whose reader may go away (`clairvit methods | head -1`): the rest is written to nowhere."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        self._unless_closed(lambda: self._stream.write(text))
+        return len(text)
+
+    def flush(self) -> None:
+        self._unless_closed(self._stream.flush)
+
+    def _unless_closed(self, action: Callable[[], object]) -> None:
+        try:
+            action()
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+@contextmanager
+def _closed_pipe_ignored() -> Iterator[None]:
+    """Let the command finish, with its own exit status, when the reader of its output has gone away."""
+    before = sys.stdout
+    sys.stdout = _PipeWriter(before)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        sys.stdout = before
 
 
 @contextmanager
@@ -115,7 +138,7 @@ def _warnings_as_notes() -> Iterator[None]:
 
         def show(message: Warning | str, category: type[Warning], *where: object) -> None:
             if issubclass(category, ClairWarning):
-                say(f"note: {message}")
+                print_note(str(message))
             else:
                 usual(message, category, *where)  # type: ignore[arg-type]
 

@@ -18,7 +18,7 @@ def split_methods(text: str) -> list[str]:
         raise BadInput(f"'{text}' {wrong}; write e.g. 'rollout(fusion=max),genatt'.")
     methods = [part.strip() for part in split_at_commas(text) if part.strip()]
     if not methods:
-        raise BadInput("No method was given; write e.g. --methods rollout,legrad or --methods all.")
+        raise BadInput("No method was given; write e.g. --method rollout,legrad or --method all.")
     return list(dict.fromkeys(methods))
 
 

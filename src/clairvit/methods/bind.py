@@ -17,6 +17,7 @@ from clairvit.methods.aggregate import Aggregation, Product, Single, Suffixes, T
 from clairvit.methods.explanation import Cost
 from clairvit.methods.flow import Flow
 from clairvit.methods.method import (
+    ALIASES,
     COMBINATORS,
     MATRIX_COMBINATORS,
     USUAL_PATCHES,
@@ -25,6 +26,7 @@ from clairvit.methods.method import (
     find,
     layer_options,
     load_all,
+    methods,
     parameters,
     shared_cost,
 )
@@ -159,9 +161,13 @@ def wraps(name: str) -> Callable[[Wrapper], Wrapper]:
 
 def bind(text: str, **options: Any) -> Bound:
     """Settle a method string such as "rollout(fusion=max)+skipplus"; keyword options come on top."""
-    written = parse(text)
-    combinator = written.combinator
     load_all()
+    try:
+        written = parse(text)
+    except BadInput as error:
+        known = [method.name for method in methods()]
+        raise BadInput(f"{error}{did_you_mean(text, known, ALIASES) if isinstance(text, str) else ''}") from None
+    combinator = written.combinator
     if written.name in _wrappers:
         return _wrappers[written.name](written, options)
     method = find(written.name)
@@ -280,6 +286,15 @@ def _preset(method: Method, name: str, over: Aggregation | None, combinator: str
 @functools.cache
 def _hints(of: Any) -> dict[str, Any]:
     return get_type_hints(of)
+
+
+def option_hints(method: Method) -> dict[str, Any]:
+    """Return the type annotation of each option of a method, under the names that users type."""
+    own = {name: _hints(method.function)[name] for name in parameters(method.function)}
+    paper_words = {ours: theirs for theirs, ours in method.renamed.items()}
+    aggregation = {} if method.over is None else _hints(type(method.over))
+    layers = {paper_words.get(name, name): aggregation[name] for name in layer_options(method, method.over)}
+    return own | layers | ({"relu": bool} if method.relu else {})
 
 
 def checked(hint: Any, key: str, value: Any) -> Any:

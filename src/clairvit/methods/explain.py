@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from os import PathLike
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,7 +21,8 @@ from clairvit.methods.advised import advised
 from clairvit.methods.bind import Bound, bind
 from clairvit.methods.explanation import Cost, Explanation
 from clairvit.methods.heads import gathered, remark, variants
-from clairvit.methods.method import shared_cost
+from clairvit.methods.method import by_family, shared_cost
+from clairvit.methods.method import methods as registered_methods
 from clairvit.methods.run import Result
 from clairvit.methods.together import record_for, run_all
 from clairvit.models.images import Batch, prepare
@@ -48,6 +50,22 @@ class Comparison(dict[str, Explanation]):
         if canonical not in self:
             raise KeyError(text)
         return self[canonical]
+
+    def __repr__(self) -> str:
+        left_out = f", {len(self.skipped)} left out" if self.skipped else ""
+        return f"Comparison({', '.join(self)}{left_out})"
+
+    def save(self, path: str | PathLike[str], **display: Any) -> Path:
+        """Write by suffix: .png/.pdf/.svg/.jpg all methods side by side, .json the records, .npz the raw maps."""
+        from clairvit.show.save import save_comparison
+
+        return save_comparison(self, Path(path), **display)
+
+    def _repr_png_(self) -> bytes:
+        """Return the picture that a notebook shows for a cell that ends with the comparison."""
+        from clairvit.show.save import comparison_png
+
+        return comparison_png(self)
 
 
 def explain(
@@ -86,10 +104,18 @@ def explain(
     return next(iter(found.values()))
 
 
+# What `compare` shows when no methods are named: the best known of each family
+DEFAULT_PANEL = (
+    *("raw-attention", "rollout", "grad-rollout", "attcam", "genatt", "gmar-l1", "legrad", "focusvit", "attcat"),
+    *("attnlrp", "decompx+skipplus"),
+)
+ALL = "all"
+
+
 def compare(
     model: Model,
     images: Any,
-    methods: Sequence[str],
+    methods: str | Sequence[str] | None = None,
     target: Any = None,
     *,
     score: str | None = None,
@@ -99,14 +125,41 @@ def compare(
     batch_size: int | None = None,
     autocast: str | None = None,
 ) -> Comparison:
-    """Many methods on the same images: one forward, one backward for each rule table, whatever the number of methods.
+    """Run many methods on the same images: one forward, and one backward per rule table.
 
-    `skip=True` leaves out methods that do not fit the model and says why in `.skipped`.
+    Args:
+        methods: A list of method strings; None is a panel of well-known ones; "all", alone or in the list, is every
+            method that fits the model and is not slow.
+        skip: Leave out methods that do not fit the model and say why in `.skipped`; always so with "all".
+        target, score, seed, layers, batch_size, autocast: As in `explain`.
+
+    Returns:
+        A Comparison: method string -> Explanation. A notebook shows it as a picture; `.save("all.png")` writes that.
+
+    Example:
+        >>> many = cv.compare(model, "cat.jpg", ["rollout", "legrad"])
     """
-    if isinstance(methods, str) or not methods:
-        raise BadInput(f"methods={methods!r} was given; expected a list of names such as ['rollout', 'legrad'].")
+    listed = [methods] if methods == ALL else list(DEFAULT_PANEL) if methods is None else methods
+    if isinstance(listed, str) or not listed:
+        raise BadInput(
+            f"methods={methods!r} was given; expected a list of names such as ['rollout', 'legrad'], or 'all'."
+        )
+    skip = skip or ALL in listed
+    specs = [bind(text) for text in expand_all(listed)]
     with pace(batch_size, autocast):
-        return _explain_all(model, images, [bind(m) for m in methods], target, score, seed, layers, skip=skip)
+        return _explain_all(model, images, specs, target, score, seed, layers, skip=skip)
+
+
+def expand_all(texts: Sequence[str]) -> list[str]:
+    """Return the method strings with "all" replaced by every method that is not slow, then ordered by family.
+
+    Without "all" among them they stay as they are, in the order given.
+    """
+    if ALL not in texts:
+        return list(texts)
+    quick = [method.name for method in registered_methods() if not method.slow]
+    listed = list(dict.fromkeys(name for text in texts for name in (quick if text == ALL else [text])))
+    return [listed[place] for place in by_family(bind(text).method.family for text in listed)]
 
 
 @own_grad_mode()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -76,6 +78,22 @@ class Explanation:
 
     def __repr__(self) -> str:
         return f"Explanation({self.method}, {self.model}, maps {tuple(self.maps.shape)}, targets {list(self.targets)})"
+
+    def __getitem__(self, items: int | slice | Sequence[int]) -> Explanation:
+        """Return the explanation of some of the maps: ex[0], ex[2:5], ex[[0, 3]]. Iterating yields one at a time."""
+        from clairvit.show.parts import part
+
+        if isinstance(items, slice):
+            return part(self, range(len(self))[items])
+        if isinstance(items, Sequence):
+            return part(self, [range(len(self))[item] for item in items])
+        return part(self, [range(len(self))[operator.index(items)]])
+
+    def _repr_png_(self) -> bytes:
+        """Return the picture that a notebook shows for a cell that ends with the explanation."""
+        from clairvit.show.save import explanation_png
+
+        return explanation_png(self)
 
     def save(self, path: str | Path, **display: Any) -> Path:
         """Write by suffix: .png/.pdf/.svg/.jpg an overlay, .json the record, .npz the raw maps. Returns the path."""

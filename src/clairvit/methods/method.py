@@ -67,7 +67,7 @@ class Method:
     delicate: str = ""  # why round-off shows in its map (differences over near-zero sums), in words
     forward_unless: tuple[str, Any] | None = field(default=None, repr=False)  # else it reads the film, no backward
     discrepancies: str = ""  # where papers and public code disagree, and what we do, in one or two sentences
-    slow: bool = False  # takes much longer than one trace, so `--methods all` leaves it out
+    slow: bool = False  # takes much longer than one trace, so `--method all` leaves it out
     # (options, and `patches` if it asks for them) -> passes of its own for one target
     more: Callable[..., Cost] | None = field(default=None, repr=False)
     at_most: bool = False  # `more` is a bound: how many it takes shows on the way
@@ -196,11 +196,40 @@ def by_family(families: Iterable[str]) -> list[int]:
     return sorted(range(len(given)), key=lambda place: known.index(given[place]))
 
 
+# Names that papers, talks and other libraries use, and what the same thing is called here. They are suggested, never
+# taken silently: most of them stand for several methods.
+ALIASES: dict[str, tuple[str, ...]] = {
+    "chefer": ("genatt", "transatt"),
+    "cheferlrp": ("transatt",),
+    "genericattention": ("genatt",),
+    "transformerattribution": ("transatt",),
+    "attentionrollout": ("rollout",),
+    "attention": ("raw-attention", "rollout"),
+    "flow": ("attention-flow",),
+    "gradcam++": ("gradcam-pp",),
+    "gradcamplusplus": ("gradcam-pp",),
+    "guidedgradcam": ("gradcam",),
+    "gradient": ("saliency", "ixg"),
+    "gradients": ("saliency", "ixg"),
+    "vanillagradient": ("saliency", "vanilla"),
+    "inputxgradient": ("ixg",),
+    "gradientxinput": ("ixg",),
+    "gradxinput": ("ixg",),
+    "ig": ("integrated-gradients",),
+    "intgrad": ("integrated-gradients",),
+    "shap": ("kernelshap",),
+    "shapley": ("kernelshap",),
+    "loo": ("leave-one-out",),
+    "ablation": ("leave-one-out", "occlusion"),
+    "beyondattention": ("transatt",),
+}
+
+
 def find(name: str) -> Method:
     load_all()
     if name not in _registry:
         raise UnknownName(
-            f"There is no method '{name}'.{did_you_mean(name, _registry)} "
+            f"There is no method '{name}'.{did_you_mean(name, _registry, ALIASES)} "
             "`clairvit methods` (or cv.methods()) lists all of them."
         )
     return _registry[name]

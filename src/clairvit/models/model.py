@@ -41,6 +41,15 @@ class Model:
     layout: Layout | None = None  # None: inferred from the first trace
     classifier: bool = True  # False: the output is an embedding, so there is no predicted class
 
+    def __repr__(self) -> str:
+        """Return one line; `model.module` prints the layers."""
+        rows, columns = self.preprocess.size
+        classes = f"{len(self.labels)} classes" if self.labels else "no class names"
+        kind = classes if self.classifier else "embedding"
+        return (
+            f"Model({self.name!r}, {type(self.module).__name__}, {rows}×{columns}, {kind}, {self.device}, {self.dtype})"
+        )
+
     @property
     def device(self) -> torch.device:
         return self._like.device

@@ -8,8 +8,10 @@ import fnmatch
 import importlib
 import importlib.util
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib import resources
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -191,6 +193,8 @@ def _unknown(name: str) -> UnknownName:
     elif colon:
         near = difflib.get_close_matches(source.lower(), _BUILDERS, n=1)
         hint = f" Did you mean '{near[0]}:{rest}'?" if near else ""
+    elif "/" in name and not name.startswith((".", "/", "~")):  # a hub id: google/vit-base-patch16-224
+        hint = f" Did you mean 'hf:{name}'?"
     else:
         hint = did_you_mean(name, [*BUILT_IN, *(f"timm:{known}" for known in timm.list_models())])
     return UnknownName(f"There is no model '{name}'.{hint} Models are named {kinds}; type 'clairvit models'.")
@@ -223,6 +227,21 @@ def _names(source: str, optional: bool) -> list[tuple[str, str]]:
     return [(name, "a model type, for --no-pretrained") for name in vision_types(package)]
 
 
+# weights inside this package, and the architecture that they are for (None: the file says it)
+_BUILT_IN_FILES = {
+    "pets": ("pets/pets-vit-tiny.safetensors", "timm:vit_tiny_patch16_224"),
+    "scenes": ("scenes/scenes-vit.safetensors", None),
+}
+
+
+@contextmanager
+def built_in_weights(name: str) -> Iterator[tuple[Path, str | None]]:
+    """Yield the weights file of a built-in model, and its architecture where the file does not say it."""
+    relative, arch = _BUILT_IN_FILES[name]
+    with resources.as_file(resources.files("clairvit.models").joinpath(*relative.split("/"))) as path:
+        yield path, arch
+
+
 def _pets(request: Request) -> Model:
     """The model in this package; its card is pets/README.md."""
     import timm
@@ -247,7 +266,7 @@ def _scenes(request: Request) -> Model:
 
     if request.pretrained and request.size not in (None, (96, 96)):
         raise BadInput(f"The built-in model takes 96 x 96 images, not size={request.size}; leave size out.")
-    with resources.as_file(resources.files("clairvit.models") / "scenes" / "scenes-vit.safetensors") as path:
+    with built_in_weights("scenes") as (path, _):
         return build(dataclasses.replace(request, rest=str(path)))
 
 

@@ -76,7 +76,7 @@ def comparison_figure(explanations: Mapping[str, Explanation], look: Look | None
     cell, rows, columns = arranged(len(methods), len(groups), classes, aspect_of(first), bool(families(methods)))
     check_rows(rows * len(groups))
     shown = list(explanations.values())
-    page = cell.page(rows * len(groups), columns, FOOT * (1 + bool(_legend(shown))))
+    page = cell.page(rows * len(groups), columns, FOOT * (2 + bool(_legend(shown))))
     for block, group in enumerate(groups):
         top = block * rows
         _photo_cell(page, first, group, cell, top)
@@ -86,6 +86,7 @@ def comparison_figure(explanations: Mapping[str, Explanation], look: Look | None
         for row in range(rows if cell.band else 0):
             _bands(page, families(methods), cell, row, columns, top)
     _keys(page, shown, look)
+    page.write(first.model, MARGIN, page.height - FOOT + 0.04, page.width - 2 * MARGIN, SMALL, PALE)
     return page.figure
 
 
@@ -179,7 +180,7 @@ def _keys(page: Page, explanations: Sequence[Explanation], look: Look) -> None:
     words = {False: ("least relevant", "most relevant"), True: ("against the class", "for the class")}
     kinds = sorted({explanation.signed for explanation in explanations})
     legend = _legend(explanations)
-    top = page.height - FOOT * (1 + bool(legend)) + 0.06
+    top = page.height - FOOT * (2 + bool(legend)) + 0.06
     width = min(3.4, (page.width - 2 * MARGIN) / len(kinds))
     left = (page.width - width * len(kinds)) / 2
     for number, signed in enumerate(kinds):

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 PICTURES = (".png", ".jpg", ".jpeg", ".pdf", ".svg")
 SUFFIXES = (*PICTURES, ".json", ".npz")
+NOTEBOOK_IMAGES = 4  # of a comparison, in a notebook cell
 
 
 def save(explanation: Explanation, path: Path | str, **display: Any) -> Path:
@@ -49,6 +50,22 @@ def save_comparison(explanations: Mapping[str, Explanation], path: Path | str, *
     if check_suffix(path) == ".json":
         return write_json({name: record(explanation) for name, explanation in explanations.items()}, path)
     return write_whole(Path(path), _npz(explanations))
+
+
+def explanation_png(explanation: Explanation) -> bytes:
+    """Return the picture of an explanation as PNG bytes, of its first maps where they are too many for one page."""
+    from clairvit.show.figures import explanation_figure
+    from clairvit.show.tiles import MOST_ROWS
+
+    return figure_bytes(explanation_figure(explanation[:MOST_ROWS], Look()), ".png")
+
+
+def comparison_png(explanations: Mapping[str, Explanation]) -> bytes:
+    """Return the picture of a comparison as PNG bytes, of its first images where they are too many for one page."""
+    from clairvit.show.comparison import comparison_figure
+
+    first = {name: explanation[:NOTEBOOK_IMAGES] for name, explanation in explanations.items()}
+    return figure_bytes(comparison_figure(first, Look()), ".png")
 
 
 def record(explanation: Explanation, values: bool = True) -> dict[str, Any]:
@@ -119,21 +136,21 @@ def dumps(content: Any) -> str:
 
 def write_figure(figure: Figure, path: Path | str, chosen: Look | None = None) -> Path:
     """A matplotlib figure to .png, .jpg, .pdf or .svg."""
-    suffix = check_suffix(path)
+    return write_whole(Path(path), figure_bytes(figure, check_suffix(path), chosen))
 
-    def draw() -> bytes:
-        import matplotlib
 
-        buffer = io.BytesIO()
-        # Type 42: real fonts, which journals ask for. No date and a fixed salt: the same map gives the same file.
-        undated = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}}
-        with matplotlib.rc_context({"pdf.fonttype": 42, "svg.hashsalt": "clairvit"}):
-            figure.savefig(
-                buffer, format=suffix[1:], dpi=(chosen or Look()).dpi, facecolor="white", metadata=undated.get(suffix)
-            )
-        return buffer.getvalue()
+def figure_bytes(figure: Figure, suffix: str, chosen: Look | None = None) -> bytes:
+    """Return a matplotlib figure as the content of a file with that suffix. The same map gives the same bytes."""
+    import matplotlib
 
-    return write_whole(Path(path), draw())
+    buffer = io.BytesIO()
+    # Type 42: real fonts, which journals ask for. No date and a fixed salt: the same map gives the same file.
+    undated = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}}
+    with matplotlib.rc_context({"pdf.fonttype": 42, "svg.hashsalt": "clairvit"}):
+        figure.savefig(
+            buffer, format=suffix[1:], dpi=(chosen or Look()).dpi, facecolor="white", metadata=undated.get(suffix)
+        )
+    return buffer.getvalue()
 
 
 def _npz(explanations: Mapping[str, Explanation]) -> bytes:

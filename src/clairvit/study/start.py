@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from clairvit.models import from_file, from_timm, notes
 from clairvit.models.hub import fetching, hub_blocked
 from clairvit.models.model import Preprocess
 from clairvit.models.request import Request
-from clairvit.models.sources import split
+from clairvit.models.sources import BUILT_IN, built_in_weights, load, split
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +48,12 @@ def begin(wanted: Wanted, classes: tuple[str, ...], seed: int) -> Start:
         if options:
             raise BadInput(f"'{wanted.spec}' has its shape already; expected no options of the model with a file.")
         return _from_file(wanted, rest, classes)
-    raise BadInput(f"'{wanted.spec}' cannot be fine-tuned here; expected 'timm:NAME' or 'file:PATH.safetensors'.")
+    if source in BUILT_IN:
+        return _from_built_in(wanted, source, classes)
+    raise BadInput(
+        f"'{wanted.spec}' cannot be fine-tuned here; expected 'timm:NAME', 'file:PATH.safetensors', "
+        f"or a built-in model ({', '.join(BUILT_IN)})."
+    )
 
 
 def _from_timm(wanted: Wanted, name: str, options: dict[str, Any], classes: int) -> Start:
@@ -75,7 +80,7 @@ def _from_timm(wanted: Wanted, name: str, options: dict[str, Any], classes: int)
 
 def _from_file(wanted: Wanted, rest: str, classes: tuple[str, ...]) -> Start:
     """A file that names these very classes keeps its head: training goes on."""
-    request = Request(wanted.spec, rest, arch=wanted.arch, size=wanted.size)
+    request = Request(wanted.spec, rest, wanted.pretrained, arch=wanted.arch, size=wanted.size)
     model = from_file.build(request)
     state, said = from_file.read_weights(Path(rest).expanduser(), wanted.spec)
     name = from_file.architecture(request, said)
@@ -87,6 +92,15 @@ def _from_file(wanted: Wanted, rest: str, classes: tuple[str, ...]) -> Start:
     if model.labels != classes:
         new_head(len(classes))
     return Start(model.module, name, options, model.preprocess)
+
+
+def _from_built_in(wanted: Wanted, name: str, classes: tuple[str, ...]) -> Start:
+    """Start from a model inside this package: its weights are files for a timm architecture."""
+    if wanted.options:
+        raise BadInput(f"'{name}' has its shape already; expected no options of the model with a built-in one.")
+    with built_in_weights(name) as (path, arch):
+        start = _from_file(replace(wanted, arch=arch), str(path), classes)
+    return replace(start, own=load(name, pretrained=wanted.pretrained, size=wanted.size).preprocess)
 
 
 def _architecture(module: nn.Module, name: str) -> str:

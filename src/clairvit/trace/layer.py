@@ -28,6 +28,14 @@ class Layer:
     out_gradient: Tensor | None  # [B, H, N, dh]
     middle: Tensor | None = None  # [B, N, d] x + attention, where it was asked for and seen
 
+    def __repr__(self) -> str:
+        """Return one line: place, tokens and attention."""
+        tokens = "not seen" if self.tokens is None else tuple(self.tokens.shape)
+        attends = (
+            "no attention" if self.call is None else f"{self.call.kind} attention {self.call.queries}×{self.call.keys}"
+        )
+        return f"Layer({self.index} of {self.count}, x {tokens}, {attends})"
+
     @property
     def attention(self) -> AttentionCall:
         if self.call is None:

@@ -63,6 +63,12 @@ class Recording:
     forwards: int = field(default=1)  # passes over the batch, with those that `Trace.again` made for it
     backwards: int = field(default=0)
 
+    def __repr__(self) -> str:
+        """Return one line: model, images and passes."""
+        passes = f"{self.forwards} forward, {self.backwards} backward"
+        pixels = tuple(self.pixels.shape)
+        return f"Recording({self.model.name!r}, pixels {pixels}, {len(self.calls)} attention calls, {passes})"
+
     @property
     def end(self) -> Tensor | None:
         """The last block's output; a CNN's last feature map."""

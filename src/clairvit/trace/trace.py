@@ -50,6 +50,14 @@ class Trace:
     biases: Mapping[str, Biases] = field(default_factory=dict)  # what the layers' own biases add, where asked for
     bias_maps: tuple[Tensor, Tensor] | None = None  # all biases as a picture [B, H, W], and their sum [B]
 
+    def __repr__(self) -> str:
+        """Return one line: model, images, layers, rules and target."""
+        targets = "no target" if self.target is None else f"targets {list(self.target.names)}"
+        return (
+            f"Trace({self.recording.model.name!r}, pixels {tuple(self.pixels.shape)}, {len(self.layers)} layers, "
+            f"rules {self.rules}, {targets})"
+        )
+
     @property
     def logits(self) -> Tensor:
         return self.recording.logits.detach()

@@ -62,7 +62,7 @@ function frame(k) {
   const done = `${kind === "deletion" ? "gone" : "shown"}: ${walk.counts[k]} of ${reply.rank.length} patches`;
   stepText.textContent = `${k} of ${walk.counts.length - 1}`;
   const better = kind === "deletion" ? method.area < random.area : method.area > random.area;
-  words.textContent = `${reply.target} ${percent(method.mean[k])}, ${done}. Area under the curve ${method.area.toFixed(3)}, in random order ${random.area.toFixed(3)}: `
+  words.textContent = `${reply.target} ${percent(method.mean[k])}, ${done}. Area under the curve of ${walk.counts.length - 1} steps ${method.area.toFixed(3)}, in random order ${random.area.toFixed(3)}: `
     + (better ? "better than random on average." : "no better than random on average.");
   chart.setAttribute("aria-label", `${kind} curve of ${reply.method}: area ${method.area.toFixed(3)}, in random order ${random.area.toFixed(3)}`);
 }
