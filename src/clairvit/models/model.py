@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from clairvit.errors import BadInput
+from clairvit.models.activation import Activation, activation_for, check_activation, probabilities
 from clairvit.models.layout import Layout
 
 
@@ -40,6 +41,14 @@ class Model:
     labels: tuple[str, ...] = ()
     layout: Layout | None = None  # None: inferred from the first trace
     classifier: bool = True  # False: the output is an embedding, so there is no predicted class
+    activation: Activation = "softmax"  # what turns scores into probabilities; "raw": nothing does
+    activation_reason: str = ""  # what the activation was read from; "" where nothing was looked at
+    activated: bool = False  # the module applies its activation itself: raw scores that are probabilities already
+
+    def __post_init__(self) -> None:
+        check_activation(self.activation)
+        if not self.classifier and self.activation == "softmax":  # the default; an embedding has no classes
+            object.__setattr__(self, "activation", "raw")
 
     def __repr__(self) -> str:
         """Return one line; `model.module` prints the layers."""
@@ -64,6 +73,27 @@ class Model:
             if tensor.is_floating_point():
                 return tensor
         return torch.empty(0)
+
+    def activation_of(self, logits: Tensor) -> Activation:
+        """Return what logits [..., C] of this model mean: a softmax over a single column would be 1, so that is raw."""
+        return activation_for(self.activation, logits.shape[-1])
+
+    def probabilities(self, logits: Tensor) -> Tensor | None:
+        """Return the probabilities of logits [..., C], in their shape; None where the model's scores are raw.
+
+        Args:
+            logits: What `Model.logits` returns. Half precision is widened to float32.
+
+        Returns:
+            softmax(logits) or sigmoid(logits), by `Model.activation`; None for "raw".
+
+        Example:
+            >>> import clairvit as cv, torch
+            >>> model = cv.wrap(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 3)), activation="sigmoid")
+            >>> model.probabilities(torch.tensor([[0.0, 0.0, 0.0]]))
+            tensor([[0.5000, 0.5000, 0.5000]])
+        """
+        return probabilities(logits, self.activation)
 
     def logits(self, pixels: Tensor) -> Tensor:
         """[B, 3, H, W] -> [B, C], whatever the module wraps its output in."""

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from clairvit.errors import BadInput
+from clairvit.models.activation import Activation
 
 Labels = str | Path | Sequence[str]
 Size = int | tuple[int, int]
@@ -26,6 +27,7 @@ class Request:
     arch: str | None = None
     labels: tuple[str, ...] | None = None
     size: tuple[int, int] | None = None
+    activation: Activation | None = None  # None: what the model states
 
     @property
     def name(self) -> str:

@@ -18,9 +18,11 @@ import torch
 from torch import nn
 
 from clairvit.errors import BadInput, UnknownName, did_you_mean
+from clairvit.models.activation import Activation, Stated, check_activation, infer_activation, output_columns
 from clairvit.models.layout import Layout
 from clairvit.models.model import Model, Preprocess
 from clairvit.models.request import Labels, Request, Size, fit_labels, read_labels, rows_columns, seeded
+from clairvit.models.zero_shot import ZeroShot
 
 DTYPES = {
     "float32": torch.float32,
@@ -70,20 +72,25 @@ def load(
     device: str | torch.device | None = None,
     dtype: str | torch.dtype | None = None,
     size: Size | None = None,
+    activation: str | None = None,
 ) -> Model:
     """A model by name: pets, scenes, timm:NAME, hf:ID, torchvision:NAME, open_clip:NAME:WEIGHTS or file:PATH.
 
     `pretrained=False` draws random weights, always the same. `labels` are class names (or a JSON file of them); for
     CLIP-like models they are the prompts, taken word for word. `arch` is for file: only. `size` is the image size,
-    where the model leaves a choice. The model comes in eval mode, on `device` (CPU) and in `dtype` (float32).
+    where the model leaves a choice. `activation` says what the scores mean: softmax (one class of several), sigmoid
+    (each class for itself) or raw (no probabilities: a regression, a cosine); None is what the model states itself.
+    The model comes in eval mode, on `device` (CPU) and in `dtype` (float32).
     """
     source, rest = split(name)
     where, kind = usable_device(device), _dtype(dtype)
-    request = Request(name, rest, pretrained, arch, read_labels(labels), rows_columns(size))
+    means = None if activation is None else check_activation(activation)
+    request = Request(name, rest, pretrained, arch, read_labels(labels), rows_columns(size), means)
     if arch is not None and source != "file":
         raise BadInput(f"arch={arch!r} belongs to 'file:PATH' only; '{name}' knows its own architecture.")
     built_in = {"pets": _pets, "scenes": _scenes}.get(source)
     model: Model = built_in(request) if built_in else importlib.import_module(_BUILDERS[source]).build(request)
+    model = with_activation(model, means)
     module = model.module.eval().to(device=where, dtype=kind)
     return dataclasses.replace(model, module=module)
 
@@ -99,11 +106,15 @@ def wrap(
     name: str | None = None,
     layout: Layout | None = None,
     classifier: bool | None = None,
+    activation: str | None = None,
 ) -> Model:
     """Any module that maps [B, 3, H, W] to [B, classes]. The module is not changed in any way.
 
     What is left out is taken from the module where it says so itself (timm's do), else it is ImageNet's. `classifier`
     is False for an embedding, which has no predicted class; timm and transformers modules say so themselves.
+    `activation` says what the scores mean: softmax (one class of several), sigmoid (each class for itself) or raw (no
+    probabilities). None reads it off the module: transformers' problem_type, a loss that it holds, a last nn.Sigmoid
+    or nn.Softmax (scores that are taken as they are); a single output column is raw, everything else softmax.
     """
     if not isinstance(module, nn.Module):
         raise BadInput(
@@ -125,7 +136,29 @@ def wrap(
     names = read_labels(labels) or ()
     if classifier is None:
         classifier = not _embeds(module)
-    return Model(module, name or type(module).__name__, preprocess, names, layout, classifier)
+    model = Model(module, name or type(module).__name__, preprocess, names, layout, classifier)
+    return with_activation(model, None if activation is None else check_activation(activation))
+
+
+def with_activation(model: Model, activation: Activation | None) -> Model:
+    """Return the model with the activation that was given, else with what its source or its module states."""
+    if activation is not None:
+        check_activation(activation, output_columns(model.module) if model.classifier else None)
+        if not model.classifier and activation != "raw":
+            raise BadInput(
+                f"activation='{activation}' was given for {model.name}, which returns an embedding; expected 'raw', or "
+                "a model with classes."
+            )
+        stated = Stated(activation, "it was given")
+    elif model.activation_reason:
+        return model
+    else:
+        stated = infer_activation(model.module, classifier=model.classifier)
+    if isinstance(model.module, ZeroShot) and stated.activation == "raw":
+        model.module.use_cosine()
+    return dataclasses.replace(
+        model, activation=stated.activation, activation_reason=stated.reason, activated=stated.activated
+    )
 
 
 def _embeds(module: nn.Module) -> bool:

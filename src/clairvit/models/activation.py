@@ -1,0 +1,192 @@
+"""What a model's scores mean: softmax (one class of several), sigmoid (each class for itself), raw (no probability).
+
+Probabilities exist for the first two only. `infer_activation` reads what a module states about itself; where it states
+nothing, several columns are a softmax classifier and a single column is a raw score.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits, logsigmoid, multilabel_soft_margin_loss
+
+from clairvit.errors import BadInput, did_you_mean
+
+Activation = Literal["softmax", "sigmoid", "raw"]
+ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
+
+# Losses by class name, so that timm's and torchmetrics-like ones count without an import.
+_SIGMOID_LOSSES = frozenset(
+    {
+        "BCEWithLogitsLoss",
+        "MultiLabelSoftMarginLoss",
+        "BinaryCrossEntropy",
+        "AsymmetricLossMultiLabel",
+        "SigmoidFocalLoss",
+    }
+)
+_SOFTMAX_LOSSES = frozenset(
+    {
+        "CrossEntropyLoss",
+        "NLLLoss",
+        "LabelSmoothingCrossEntropy",
+        "SoftTargetCrossEntropy",
+        "AsymmetricLossSingleLabel",
+    }
+)
+_RAW_LOSSES = frozenset({"MSELoss", "L1Loss", "SmoothL1Loss", "HuberLoss", "PoissonNLLLoss", "GaussianNLLLoss"})
+_ACTIVATED_LOSSES = frozenset({"BCELoss"})  # it takes probabilities, so the module ends in a sigmoid
+_PROBLEM_TYPES: dict[str, Activation] = {
+    "regression": "raw",
+    "multi_label_classification": "sigmoid",
+    "single_label_classification": "softmax",
+}
+_TRANSPARENT = (nn.Identity, nn.Dropout, nn.Flatten, nn.Unflatten)  # a last module that leaves the values as they are
+
+
+class Stated(NamedTuple):
+    """An activation, and what it was read from."""
+
+    activation: Activation
+    reason: str
+    activated: bool = False  # the module applies a sigmoid or softmax itself, so its output is no logit
+
+
+def check_activation(activation: Any, columns: int | None = None) -> Activation:
+    """Return the activation if it is one; softmax over a single column is refused, it is 1 for any image."""
+    if activation not in ACTIVATIONS:
+        near = did_you_mean(activation, ACTIVATIONS) if isinstance(activation, str) else ""
+        raise BadInput(
+            f"activation={activation!r} was given; expected softmax (one class of several), sigmoid (each class for "
+            f"itself) or raw (scores that are no probabilities).{near}"
+        )
+    if activation == "softmax" and columns == 1:
+        raise BadInput(
+            "activation='softmax' was given for a model with a single output, whose softmax is 1 for any image; "
+            "expected 'sigmoid' for a yes/no classifier, or 'raw' for a regression."
+        )
+    return activation  # type: ignore[no-any-return]
+
+
+def activation_for(activation: Activation, columns: int) -> Activation:
+    """Return the activation of scores with so many columns: the softmax of a single one says nothing, so it is raw."""
+    return "raw" if activation == "softmax" and columns == 1 else activation
+
+
+def probabilities(logits: Tensor, activation: Activation) -> Tensor | None:
+    """Return softmax or sigmoid of logits [..., C], in their shape; None where the scores are raw."""
+    match activation_for(activation, logits.shape[-1]):
+        case "softmax":
+            return _wide(logits).softmax(-1)
+        case "sigmoid":
+            return _wide(logits).sigmoid()
+        case "raw":
+            return None
+
+
+def log_probabilities(logits: Tensor, activation: Activation) -> Tensor | None:
+    """Return the logarithm of `probabilities`, accurate where these are near 0; None where the scores are raw."""
+    match activation_for(activation, logits.shape[-1]):
+        case "softmax":
+            return _wide(logits).log_softmax(-1)
+        case "sigmoid":
+            return logsigmoid(_wide(logits))
+        case "raw":
+            return None
+
+
+def infer_activation(module: nn.Module, *, classifier: bool = True) -> Stated:
+    """Return what a module states about its scores.
+
+    In this order: an embedding is raw; `module.stated_activation` (a `Stated`); `config.problem_type` of transformers;
+    a last module nn.Sigmoid or nn.Softmax (its outputs are taken as they are); a loss that the module or a part of it
+    holds; a single output column is raw; everything else is softmax.
+    """
+    if not classifier:
+        return Stated("raw", "the output is an embedding")
+    stated = getattr(module, "stated_activation", None)
+    if isinstance(stated, Stated):
+        return stated
+    columns = output_columns(module)
+    config = getattr(module, "config", None)
+    problem = getattr(config, "problem_type", None)
+    if problem in _PROBLEM_TYPES:
+        activation = activation_for(_PROBLEM_TYPES[problem], columns or 2)
+        return Stated(activation, f"config.problem_type is {problem}")
+    return (
+        _from_last_module(module)
+        or _from_loss(module)
+        or (Stated("raw", "the model has a single output") if columns == 1 else None)
+        or Stated("softmax", "nothing else is stated")
+    )
+
+
+def output_columns(module: nn.Module) -> int | None:
+    """Return how many scores a module gives for an image, where that can be read off it; None where it cannot."""
+    config = getattr(module, "config", None)
+    for holder, name in ((config, "num_labels"), (module, "num_classes"), (module, "num_labels")):
+        count = getattr(holder, name, None)
+        if isinstance(count, int) and not isinstance(count, bool) and count > 0:
+            return count
+    for name in ("head", "fc", "classifier", "heads"):
+        head = getattr(module, name, None)
+        last = _last(head) if isinstance(head, nn.Module) else None
+        if isinstance(last, nn.Linear):
+            return last.out_features
+    last = _last(module)
+    return last.out_features if isinstance(last, nn.Linear) else None
+
+
+def _last(module: nn.Module) -> nn.Module:
+    """Return the module whose output a module, or a sequence of modules, returns unchanged."""
+    while isinstance(module, nn.Sequential):
+        parts = [part for part in module if not isinstance(part, _TRANSPARENT)]
+        if not parts:
+            break
+        module = parts[-1]
+    return module
+
+
+def _from_last_module(module: nn.Module) -> Stated | None:
+    children = [child for child in module.children() if not isinstance(child, (*_TRANSPARENT, nn.modules.loss._Loss))]
+    last = _last(module) if isinstance(module, nn.Sequential) else _last(children[-1]) if children else module
+    if isinstance(last, nn.Sigmoid | nn.Softmax):
+        reason = f"the module ends in nn.{type(last).__name__}, so its outputs are taken as they are"
+        return Stated("raw", reason, activated=True)
+    if isinstance(last, nn.LogSoftmax):
+        return Stated("softmax", "the module ends in nn.LogSoftmax, which a softmax leaves as it is")
+    return None
+
+
+def _from_loss(module: nn.Module) -> Stated | None:
+    """Return what the losses that a module and its parts hold agree on."""
+    named: dict[str, Stated] = {}
+    for part in module.modules():
+        for value in (part, *vars(part).values()):
+            stated = _of_loss(value)
+            if stated is not None:
+                named.setdefault(stated.activation, stated)
+    return next(iter(named.values())) if len(named) == 1 else None
+
+
+def _of_loss(value: Any) -> Stated | None:
+    name = type(value).__name__ if isinstance(value, nn.Module) else ""
+    if value is binary_cross_entropy_with_logits or value is multilabel_soft_margin_loss:
+        return Stated("sigmoid", f"the module holds the loss {value.__name__}")
+    if name in _SIGMOID_LOSSES:
+        return Stated("sigmoid", f"the module holds the loss {name}")
+    if name in _SOFTMAX_LOSSES:
+        return Stated("softmax", f"the module holds the loss {name}")
+    if name in _RAW_LOSSES:
+        return Stated("raw", f"the module holds the loss {name}")
+    if name in _ACTIVATED_LOSSES:
+        reason = f"the module holds the loss {name}, which takes probabilities, so its outputs are taken as they are"
+        return Stated("raw", reason, activated=True)
+    return None
+
+
+def _wide(logits: Tensor) -> Tensor:
+    """Return half-precision logits as float32: they are too coarse for probabilities."""
+    return logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
