@@ -70,6 +70,7 @@ def bench(
     arch: options.Arch = None,
     no_pretrained: options.NoPretrained = False,
     labels: options.Labels = None,
+    activation: options.Activation = None,
     device: Annotated[
         str | None,
         typer.Option(help="cpu, cuda, cuda:1.", show_default="a GPU if there is one", rich_help_panel="Engine"),
@@ -117,7 +118,7 @@ def bench(
         print_query(*Store.open(out, create=False).query(sql), as_json)
         return
     wish = read_wish(study) if study is not None else Wish()
-    models = models_of(wish, model, arch, no_pretrained, labels)
+    models = models_of(wish, model, arch, no_pretrained, labels, activation)
     images = data_of(wish, data, limit, split, masks, mask_kind)
     asked = study_of(wish, models, images, method, metric, target, maps, seed)
     where = device if device is not None or engine == "ray" else _gpu()

@@ -18,16 +18,25 @@ Value = TypeVar("Value")
 
 
 def models_of(
-    wish: Wish, model: str | None, arch: str | None, no_pretrained: bool, labels: str | None
+    wish: Wish,
+    model: str | None,
+    arch: str | None,
+    no_pretrained: bool,
+    labels: str | None,
+    activation: str | None = None,
 ) -> tuple[ModelWish, ...]:
+    from clairvit.models.activation import check_activation
     from clairvit.study.plan import ModelWish
 
     if model is None and wish.models is not None:
-        if arch is not None or no_pretrained or labels is not None:
+        if arch is not None or no_pretrained or labels is not None or activation is not None:
             raise BadInput(
-                "--arch, --no-pretrained and --labels belong to --model; expected them in the file, or both."
+                "--arch, --no-pretrained, --labels and --activation belong to --model; expected them in the file, or "
+                "both."
             )
         return wish.models
+    if activation is not None:
+        check_activation(activation)
     names = split_labels(labels) if labels is not None else None
     specs = split_methods(model or "pets")
     files = [spec for spec in specs if spec.startswith("file:")] or specs  # else loading says what --arch is for
@@ -37,6 +46,7 @@ def models_of(
             arch if spec in files else None,
             tuple(names) if isinstance(names, list) else names,
             pretrained=not no_pretrained,
+            activation=activation,
         )
         for spec in specs
     )

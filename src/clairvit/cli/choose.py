@@ -82,6 +82,7 @@ def choose(
     arch: options.Arch = None,
     no_pretrained: options.NoPretrained = False,
     labels: options.Labels = None,
+    activation: options.Activation = None,
     device: options.Device = None,
     target: options.OneTarget = None,
     maps: options.Maps = "raw",
@@ -108,7 +109,7 @@ def choose(
     source, failures = image_source(
         images, Known(masks, mask_kind, weights, truth), metrics or [], target, split, limit, download, seed
     )
-    net = load(model, arch, no_pretrained, labels, device)
+    net = load(model, arch, no_pretrained, labels, device, activation)
     album = source.open(net, by_label=target == "label").images
     remark(album.notes, as_json or quiet)
     aims: list[Any] = ["label"] if target == "label" else read_targets([target] if target else None, None, net)
@@ -135,6 +136,7 @@ def choose(
     elif not quiet:
         print_pick(pick)
         typed = {"--model": model if model != "pets" else None, "--arch": arch, "--labels": labels}
+        typed["--activation"] = activation
         also = [part for name, value in typed.items() if value is not None for part in (name, value)]
         line(f"Wrote {file}; use it by: {shlex.join(['clairvit', 'explain', 'IMAGE', *also, '--recipe', str(file)])}")
     end(pick.scores.seen, failures, "scored")

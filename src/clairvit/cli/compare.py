@@ -39,6 +39,7 @@ def compare(
     arch: options.Arch = None,
     no_pretrained: options.NoPretrained = False,
     labels: options.Labels = None,
+    activation: options.Activation = None,
     device: options.Device = None,
     target: options.Target = None,
     contrast: options.Contrast = None,
@@ -63,7 +64,19 @@ def compare(
     wanted = with_options(listed, samples=samples, removal=removal)
     check_pace(batch_size, autocast)
     asked = Request(
-        images, model, arch, no_pretrained, labels, device, target, contrast, out, as_json, quiet, batch_size
+        images,
+        model,
+        arch,
+        no_pretrained,
+        labels,
+        device,
+        target,
+        contrast,
+        out,
+        as_json,
+        quiet,
+        batch_size,
+        activation,
     )
 
     def verb(net: Model, batch: Batch, aim: Any) -> Mapping[str, Explanation]:

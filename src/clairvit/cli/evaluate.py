@@ -64,6 +64,7 @@ def evaluate(
     arch: options.Arch = None,
     no_pretrained: options.NoPretrained = False,
     labels: options.Labels = None,
+    activation: options.Activation = None,
     device: options.Device = None,
     target: options.OneTarget = None,
     maps: options.Maps = "raw",
@@ -95,7 +96,7 @@ def evaluate(
     source, failures = image_source(
         images, Known(masks, mask_kind, weights, truth), metrics, target, split, limit, download, seed
     )
-    net = load(model, arch, no_pretrained, labels, device)
+    net = load(model, arch, no_pretrained, labels, device, activation)
     album = source.open(net, by_label=target == "label")
     remark(album.images.notes, as_json or quiet)
     aims: list[Any] = ["label"] if target == "label" else read_targets([target] if target else None, None, net)
@@ -123,7 +124,7 @@ def evaluate(
         return
     rows = by_metric(scores)
     content = document(rows, methods, target, scores.unmasked, failures)
-    content |= {"foreground": album.detected, "skipped": scores.skipped}
+    content |= {"activation": net.activation, "foreground": album.detected, "skipped": scores.skipped}
     files = write(where, rows, content)
     if as_json:
         from clairvit.show.save import dumps

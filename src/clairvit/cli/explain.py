@@ -61,6 +61,7 @@ def explain(
     arch: options.Arch = None,
     no_pretrained: options.NoPretrained = False,
     labels: options.Labels = None,
+    activation: options.Activation = None,
     device: options.Device = None,
     target: options.Target = None,
     contrast: options.Contrast = None,
@@ -91,7 +92,19 @@ def explain(
     bound = bind(chosen if advice is None else advice.method_for(method), **own)  # misspelt: refused before a model
     check_pace(batch_size, autocast)
     asked = Request(
-        images, model, arch, no_pretrained, labels, device, target, contrast, out, as_json, quiet, batch_size
+        images,
+        model,
+        arch,
+        no_pretrained,
+        labels,
+        device,
+        target,
+        contrast,
+        out,
+        as_json,
+        quiet,
+        batch_size,
+        activation,
     )
 
     unchecked = [] if advice is None else [advice]

@@ -191,11 +191,13 @@ def list_models(
     if not found:
         raise UnknownName(f"No model matches '{wanted}'; type 'clairvit models' for the kinds of names there are.")
     if as_json:
-        fields = ("name", "description", "example")
+        fields = ("name", "description", "example", "activation")
         rows = [dict(zip(fields, source, strict=True)) for source in found]
         print(json.dumps(rows, ensure_ascii=False, indent=1))
     elif wanted is None:
-        table("Models", ("name", "what it is", "example"), found)
+        table("Models", ("name", "what it is", "example"), [source[:3] for source in found])
+        meanings = [(source.spec, source.activation) for source in found]
+        table("What scores mean, unless --activation says otherwise", ("name", "activation"), meanings)
         line("Names that contain a word: clairvit models siglip")
     else:
         table(f"{len(found)} models", ("name", "note"), [(source.spec, source.description) for source in found])

@@ -58,6 +58,15 @@ Labels = Annotated[
         rich_help_panel="Model",
     ),
 ]
+Activation = Annotated[
+    str | None,
+    typer.Option(
+        metavar="softmax|sigmoid|raw",
+        help="What scores mean: one class of several, each class for itself, or no probabilities (regression, cosine).",
+        show_default="what the model states",
+        rich_help_panel="Model",
+    ),
+]
 Device = Annotated[str | None, typer.Option(help="cpu (default), cuda, cuda:1, mps.", rich_help_panel="Model")]
 Target = Annotated[
     list[str] | None,

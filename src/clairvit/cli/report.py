@@ -23,19 +23,23 @@ def print_json(command: str, results: Sequence[Mapping[str, Any]], failures: Seq
 
 
 def print_classes(results: Sequence[Delivered]) -> None:
-    """One image: its most probable classes. Several: the predicted class of each."""
+    """One image: its most probable classes, or highest scores. Several: the predicted class of each."""
     from clairvit.show.words import named, percent
 
     if len(results) == 1:
         top = results[0].first["top"][0]
-        rows = [(one["name"], percent(one["probability"]), _bar(one["probability"])) for one in top]
-        if rows:
-            title = f"What {results[0].first['model']} sees in {results[0].image}"
+        if not top:
+            return
+        title = f"What {results[0].first['model']} sees in {results[0].image}"
+        if results[0].first["activation"] == "raw":
+            table(title, ("output", "score"), [(one["name"], f"{one['score']:.4g}") for one in top], right=("score",))
+        else:
+            rows = [(one["name"], percent(one["probability"]), _bar(one["probability"])) for one in top]
             table(title, ("class", "probability", ""), rows, right=("probability",))
         return
     lines = []
     for result in results[:MOST_LINES]:
-        best = [named(one["name"], one["probability"]) for one in result.first["top"][0][:2]]
+        best = [named(one["name"], one["probability"], one["score"]) for one in result.first["top"][0][:2]]
         lines.append((result.image, *best, *[""] * (2 - len(best)), ", ".join(dict.fromkeys(result.first["targets"]))))
     if lines:
         table(f"{len(results)} images", ("image", "predicted", "then", "explained"), lines)

@@ -58,6 +58,7 @@ def reproduce(
     arch: options.Arch = None,
     no_pretrained: options.NoPretrained = False,
     labels: options.Labels = None,
+    activation: options.Activation = None,
     device: options.Device = None,
     target: Annotated[
         str | None,
@@ -131,7 +132,7 @@ def reproduce(
     names = split_labels(labels) if labels is not None else None
     wish = Wish(
         preset,
-        ModelWish(model, arch, tuple(names) if isinstance(names, list) else names, not no_pretrained),
+        ModelWish(model, arch, tuple(names) if isinstance(names, list) else names, not no_pretrained, activation),
         DataWish(data, split, limit, masks, mask_kind),
         effort,
         target,
@@ -149,7 +150,7 @@ def reproduce(
                 f"{plan.forwards} forwards."
             )
 
-    net = load(model, arch, no_pretrained, labels, device)
+    net = load(model, arch, no_pretrained, labels, device, activation)
     shown = found_objects(wish, known, net) if known.detects else open_shown(wish, net)
     check_data(wish, shown)  # before a store is begun
     with _store(out, preset) as store, progress(f"reproduce {preset.name}", 1, hidden=hidden):

@@ -39,6 +39,7 @@ class Request:
     as_json: bool
     quiet: bool
     batch_size: int | None
+    activation: str | None = None
 
     def carry_out(
         self, verb: Verb, save: Save, what: str, ending: str, methods: int = 1
@@ -46,7 +47,7 @@ class Request:
         """Load the model once, then explain and write image by image; `ending` is of the file names in a folder."""
         where = place(self.out)  # a place that cannot be written to is refused before a model is loaded
         found, failures = find(self.images)
-        net = load(self.model, self.arch, self.no_pretrained, self.labels, self.device)
+        net = load(self.model, self.arch, self.no_pretrained, self.labels, self.device, self.activation)
 
         def of_net(batch: Batch, aim: Any) -> Mapping[str, Explanation]:
             return verb(net, batch, aim)
@@ -67,12 +68,19 @@ class Request:
             return carry_out(job, found, failures, advance), failures
 
 
-def load(model: str, arch: str | None, no_pretrained: bool, labels: str | None, device: str | None) -> Model:
+def load(
+    model: str,
+    arch: str | None,
+    no_pretrained: bool,
+    labels: str | None,
+    device: str | None,
+    activation: str | None = None,
+) -> Model:
     """The model options of every command."""
     import clairvit as cv
 
     names = split_labels(labels) if labels is not None else None
-    return cv.load(model, pretrained=not no_pretrained, arch=arch, labels=names, device=device)
+    return cv.load(model, pretrained=not no_pretrained, arch=arch, labels=names, device=device, activation=activation)
 
 
 def read_targets(target: Sequence[str] | None, contrast: tuple[str, str] | None, model: Model) -> list[Any]:

@@ -34,6 +34,7 @@ def serve(
     arch: options.Arch = None,
     no_pretrained: options.NoPretrained = False,
     labels: options.Labels = None,
+    activation: options.Activation = None,
     device: options.Device = None,
     host: Annotated[str, typer.Option(help="The address to listen at; the usual one is this machine only.")] = (
         "127.0.0.1"
@@ -72,7 +73,7 @@ def serve(
         raise BadInput("--arch and --labels are of one model, and several were given; serve them one by one.")
     rules = guard_rules(host, token)
     with listen(host, port) as listener:
-        desk = open_desk([load(name, arch, no_pretrained, labels, device) for name in names], time_limit)
+        desk = open_desk([load(name, arch, no_pretrained, labels, device, activation) for name in names], time_limit)
         line(f"Open {address_of(host, listener.getsockname()[1], rules.token)}  (Ctrl-C stops)")
         if not is_loopback(host):
             say("note: other machines can reach this server, without encryption; on networks you share use HTTPS.")

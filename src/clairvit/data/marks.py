@@ -45,7 +45,7 @@ def _bytes(part: Any) -> bytes:
 
 
 def weights_hash(model: Model) -> str:
-    """Of all that decides what a model says: its tensors, its classes' names, its preprocessing."""
+    """Of all that decides what a model says: its tensors, its classes' names, its preprocessing, its activation."""
     state = model.module.state_dict()
     tensors = [part for name in sorted(state) for part in (f"{name} {state[name].dtype}".encode(), state[name])]
-    return digest(*tensors, repr((model.preprocess, model.labels, model.layout)).encode())
+    return digest(*tensors, repr((model.preprocess, model.labels, model.layout, model.activation)).encode())

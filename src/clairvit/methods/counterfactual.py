@@ -51,10 +51,11 @@ def counterfactual(
 ) -> Tensor:
     """margin(x without S∖i) − margin(x without S), i in S: S is a small set of patches whose removal flips the answer.
 
-    The margin is the target's logit minus the highest other one (a − b for a contrast), whatever the score; the answer
-    flips where it is no longer above 0. The map says how far the target comes back when patch i alone is put back, and
-    is 0 outside S; `chosen` is S. Guaranteed: S flips the answer, and stops doing so when any one patch is put back.
-    Not guaranteed: that no other set is smaller, which only trying all sets could tell.
+    The margin is the target's logit minus the highest other one (a − b for a contrast), whatever the score, and the
+    logit itself where each class stands for itself (a sigmoid); the answer flips where it is no longer above 0. The map
+    says how far the target comes back when patch i alone is put back, and is 0 outside S; `chosen` is S. Guaranteed: S
+    flips the answer, and stops doing so when any one patch is put back. Not guaranteed: that no other set is smaller,
+    which only trying all sets could tell.
     `search=greedy` removes, step by step, the one of the `candidates` most promising patches that lowers the margin
     most; `search=map` removes patches in the order of a map and takes the smallest number that flips. Then patches are
     put back as long as the answer stays flipped. `along` is the map that says which patches are promising:
@@ -107,15 +108,23 @@ def margins_of(target: Target) -> Margins:
     def margins(logits: Tensor, images: list[int]) -> Tensor:
         own = torch.tensor([rows[i][0][0] for i in images], device=logits.device)
         mine = logits.gather(1, own[:, None])[:, 0]
-        if logits.shape[1] == 1:  # a yes/no score
-            return torch.stack([mine, torch.full_like(mine, -1)], 1)
+        if logits.shape[1] == 1 and target.activation == "raw":
+            raise NotApplicable(
+                f"'{NAME}' looks for what changes the model's answer, and a model with a single raw score gives none: "
+                f"no value of it is a border between two answers. Use {ALONE}, or load or wrap the model with "
+                "activation='sigmoid' if it says yes above 0."
+            )
         others = logits.scatter(1, own[:, None], float("-inf"))
         for n, i in enumerate(images):
             if len(rows[i]) == 2:  # a contrast has one rival only
                 others[n] = float("-inf")
                 others[n, rows[i][1][0]] = logits[n, rows[i][1][0]]
         best = others.max(1)
-        return torch.stack([mine - best.values, best.indices.to(mine.dtype)], 1)
+        margin, rival = mine - best.values, best.indices.to(mine.dtype)
+        if target.activation == "sigmoid":  # classes do not compete: the answer is yes where p > 1/2, a logit above 0
+            yes_or_no = torch.tensor([len(rows[i]) == 1 for i in images], device=logits.device)
+            margin, rival = torch.where(yes_or_no, mine, margin), rival.masked_fill(yes_or_no, -1)
+        return torch.stack([margin, rival], 1)
 
     return margins
 

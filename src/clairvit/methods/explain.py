@@ -27,7 +27,7 @@ from clairvit.methods.run import Result
 from clairvit.methods.together import record_for, run_all
 from clairvit.models.images import Batch, prepare
 from clairvit.models.model import Model
-from clairvit.models.target import SCORES, Target, resolve
+from clairvit.models.target import Target, resolve
 from clairvit.perturb.batch import pace
 from clairvit.trace.guest import own_grad_mode
 from clairvit.trace.recording import Recording
@@ -86,8 +86,9 @@ def explain(
     """One method on one image or a batch; legrad if none is named. A recipe, which `cv.choose` makes, names one too.
 
     `score` is logit, prob or logprob; None is what the method is meant for: the logit, or the probability for most
-    perturbation methods. `batch_size` bounds how many perturbed images are in one pass (None: chosen by size, halved
-    when memory runs out) and `autocast` ("bfloat16") lets those passes be rougher and faster.
+    perturbation methods, where the model has one (`Model.activation`), else the score itself. `batch_size` bounds how
+    many perturbed images are in one pass (None: chosen by size, halved when memory runs out) and `autocast`
+    ("bfloat16") lets those passes be rougher and faster.
 
     cv.explain(model, "cat.jpg")                                     # predicted class
     cv.explain(model, "cat.jpg", "rollout", fusion="max")            # method options as keywords
@@ -187,6 +188,7 @@ def _explain_all(
             score=score,
             classifier=model.classifier,
             single=batch.single,
+            activation=model.activation,
         )
         if model.classifier or target is not None
         else _no_target(model, bounds, len(batch.pixels))
@@ -233,12 +235,14 @@ def _collect(
     pixels = batch.pixels if len(targets) == 1 else batch.pixels.repeat(len(targets), 1, 1, 1)
     names = tuple(name for goal in targets for name in goal.names)
     classes = tuple(index for goal in targets for index in goal.classes)
-    chances = SCORES["prob"](logits.float()).tolist()
+    activation = model.activation_of(logits)
+    chances = model.probabilities(logits)
     probabilities = tuple(
-        None if index is None or not model.classifier else row[index]
-        for row, index in zip(chances, classes, strict=True)
+        None if index is None or chances is None or not model.classifier else float(chances[row, index])
+        for row, index in enumerate(classes)
     )
     alone = sum(result.seconds for group in results.values() for result in group)
+    activated = (f"{model.name}: {model.activation_reason}",) if model.activated else ()
     facts = _facts({text: [result.maps for result in own] for text, own in results.items()})
     for bound in bounds:
         own = results[bound.text]
@@ -276,7 +280,8 @@ def _collect(
             family=bound.method.family,
             class_specific=bound.method.class_specific,
             classifier=model.classifier,
-            notes=notes,
+            activation=activation,
+            notes=(*notes, *activated),
             versions=versions(),
         )
     return found

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
+from clairvit.models.activation import Activation
 from clairvit.models.model import Preprocess
 
 
@@ -55,7 +56,7 @@ class Explanation:
     classes: tuple[int | None, ...]  # B class indices; None for a contrast or a callable
     score: str  # logit | prob | logprob | …
     logits: Tensor  # [B, C]
-    probabilities: tuple[float | None, ...]  # B, the model's probability of the target class
+    probabilities: tuple[float | None, ...]  # B, the model's probability of the target class; None: it has none
     pixels: Tensor  # [B, 3, H, W] what the model saw, normalised
     names: tuple[str, ...]  # B image names
     model: str
@@ -70,8 +71,16 @@ class Explanation:
     family: str = ""  # of the method, e.g. "gradient × attention"
     class_specific: bool = True  # False: the same map whatever the target
     classifier: bool = True  # False: logits are an embedding, so there are no probabilities
+    activation: Activation = "softmax"  # what the logits mean; "raw": they are no logits and have no probabilities
     notes: tuple[str, ...] = ()  # fallbacks taken, zero maps, …
     versions: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def class_scores(self) -> tuple[float | None, ...]:
+        """Return the model's own score of each target class, before any activation; None for other targets."""
+        return tuple(
+            None if index is None else float(self.logits[row, index]) for row, index in enumerate(self.classes)
+        )
 
     def __len__(self) -> int:
         return len(self.maps)

@@ -30,6 +30,7 @@ from clairvit.trace.trace import Trace
 
 Upsampling = Literal["nearest", "bilinear", "bicubic"]
 ScoreKind = Literal["prob", "logit", "logprob"]
+NORMALISED_BY = "full image − nothing left"
 MapShape = Literal["raw", "abs", "relu", "min-max", "over-largest"]
 
 
@@ -47,6 +48,8 @@ class Case:
     shape: str = "raw"  # what is done to each map first; `raw` holds the result
     seed: int = 0
     aside: Aside = field(default_factory=Aside)
+    settings: dict[str, str] = field(default_factory=dict)  # what a metric used in place of what its options say
+    _emptied: dict[str, Tensor] = field(default_factory=dict, repr=False)  # [B] by removal: scores with nothing left
 
     @property
     def model(self) -> Model:
@@ -112,16 +115,70 @@ class Case:
         return fingerprints(self.trace.pixels, self.seed)
 
     def value(self, score: str) -> Callable[[Tensor, list[int]], Tensor]:
-        """(logits [n, C], images [n]) -> the target's score [n] of this kind."""
+        """Return a function (logits [n, C], images [n]) -> the target's score [n] of this kind.
+
+        Where the model has no probability, `prob` is the raw score.
+        """
         if score == "accuracy":
             return self._is_the_answer
         check_score(score)
+        if self.falls_back(score):
+            score = "logit"
+            self.settings["score"] = "raw"
         wanted = self.target if self.target.score == "custom" else replace(self.target, score=score)
         return lambda logits, images: wanted.take(images)(logits)
+
+    def falls_back(self, score: str) -> bool:
+        """Return whether a preference for the probability is answered by the raw score: there is no probability."""
+        return score == "prob" and self.target.activation == "raw" and self.target.score != "custom"
+
+    def meaning(self, score: str) -> str:
+        """Return what the values of `normalised` are, for the axis of a curve."""
+        if self.target.score == "custom":
+            return "target function" if score in SCORES else score
+        return "normalised score" if self.falls_back(score) else score
+
+    def normalised(self, values: Tensor, score: str, removal: str, what: str) -> Tensor:
+        """Return raw scores as (f − f(nothing left)) / |f(x) − f(nothing left)|; probabilities and others unchanged.
+
+        A curve of raw scores so ends at 0 and begins at 1, or at -1 where the whole image lowers the score: what is
+        higher stays higher. NaN where the score with nothing left is that of the image. values [M, B, S].
+        """
+        if not self.falls_back(score):
+            return values
+        nothing, rise = self.nothing_left(removal, what)
+        return (values - nothing[:, None]) / rise[:, None]
+
+    def normalised_drop(self, drop: Tensor, score: str, removal: str, what: str) -> Tensor:
+        """Return differences of raw scores, [M, B, S], over |f(x) − f(nothing left)|; others unchanged."""
+        return drop / self.nothing_left(removal, what)[1][:, None] if self.falls_back(score) else drop
+
+    def nothing_left(self, removal: str, what: str) -> tuple[Tensor, Tensor]:
+        """Return f(nothing left) and |f(x) − f(nothing left)|, two [B], the latter NaN where it is 0; one forward."""
+        self.settings["normalised_by"] = NORMALISED_BY
+        if removal not in self._emptied:
+            keep = torch.zeros(1, 1, self.patches, dtype=torch.bool)
+            with self.probe(removal, what, 1) as probe:
+                self._emptied[removal] = probe.keeping(keep, self.value("prob")).double()[:, 0]
+        self.aside.note(f"{what}: this model's scores are raw, so they are normalised by ({NORMALISED_BY})")
+        nothing = self._emptied[removal]
+        rise = (self.original("prob") - nothing).abs()
+        flat = rise == 0
+        if flat.any():
+            self.aside.note(
+                f"{what}: the raw score of {int(flat.sum())} of {len(flat)} images is the same with nothing left, so "
+                "that their curves cannot be normalised and have no score"
+            )
+        return nothing, rise.masked_fill(flat, torch.nan)
 
     def _is_the_answer(self, logits: Tensor, images: list[int]) -> Tensor:
         """[n] 1 where the target is the predicted class."""
         classes = [self.target.classes[image] for image in images]
+        if logits.shape[1] == 1:
+            raise BadInput(
+                "score=accuracy was given for a model with a single output, which gives the same answer for any image; "
+                "expected score=prob."
+            )
         if None in classes:
             raise BadInput("score=accuracy was given, and the target is no class; expected a class, or score=prob.")
         return (logits.argmax(1) == torch.tensor(classes, device=logits.device)).double()

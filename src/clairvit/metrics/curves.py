@@ -14,6 +14,7 @@ from clairvit.methods.explanation import Cost
 from clairvit.metrics.case import Case, Upsampling
 from clairvit.metrics.metric import Measured, metric
 from clairvit.metrics.places import pixel_ranks, value_ranks, without
+from clairvit.models.target import no_probability
 from clairvit.perturb.removal import Removal
 
 Width = Literal["width", "none", "steps"]
@@ -124,11 +125,12 @@ def deletion(
     divides the area by the width of the curve, so that a constant 1 gives 1; `none` does not, and `steps` counts each
     step as 1 wide. `granularity=pixel` orders the pixels of the enlarged map, `channel` their single values.
     `score=accuracy` asks whether the target is still the answer; `drop` is p(x) − p(x̃), `log-odds` ln p(x) − ln p(x̃)
-    with p at least 1e-12: higher is better for these two.
+    with p at least 1e-12: higher is better for these two. Of a model whose scores are raw (a regression, a cosine) the
+    curve is of (f − f(nothing left)) / |f(x) − f(nothing left)|, undefined where this divides by 0.
     """
     walk = Walk(steps, at_once, granularity, counting, ends, upsampling)
     x, y = falling(case, walk, removal, score, "deletion", whole, reverse)
-    return Measured(area(x, y, auc), x, y, score)
+    return Measured(area(x, y, auc), x, y, case.meaning(score))
 
 
 @metric(
@@ -167,7 +169,7 @@ def insertion(
     """
     walk = Walk(steps, at_once, granularity, "round", ends, upsampling)
     x, y = rising(case, walk, removal, score, "insertion")
-    return Measured(area(x, y, auc), x, y, score)
+    return Measured(area(x, y, auc), x, y, case.meaning(score))
 
 
 def falling(
@@ -185,7 +187,7 @@ def falling(
         y = without(case, rank, torch.zeros_like(gone), gone, removal, _asked(score), what)
     if whole:
         y = torch.cat([_unchanged(case, score, len(y)), y], -1)
-    return torch.tensor(x[0 if whole else 1 : last], dtype=torch.float64), _told(case, y, score)
+    return torch.tensor(x[0 if whole else 1 : last], dtype=torch.float64), _told(case, y, score, removal, what)
 
 
 def rising(case: Case, walk: Walk, removal: str, score: str, what: str) -> tuple[Tensor, Tensor]:
@@ -199,7 +201,7 @@ def rising(case: Case, walk: Walk, removal: str, score: str, what: str) -> tuple
     else:
         y = without(case, rank, shown, torch.full_like(shown, count), removal, _asked(score), what)
     y = torch.cat([y, _unchanged(case, score, len(y))], -1)
-    return torch.tensor(x[first:], dtype=torch.float64), _told(case, y, score)
+    return torch.tensor(x[first:], dtype=torch.float64), _told(case, y, score, removal, what)
 
 
 def _ranks(case: Case, walk: Walk) -> tuple[Tensor, int]:
@@ -220,13 +222,15 @@ def _asked(score: str) -> str:
     return "prob" if score in ("drop", "log-odds") else score
 
 
-def _told(case: Case, y: Tensor, score: str) -> Tensor:
-    """[M, B, S] probabilities as their fall, where that was wanted."""
+def _told(case: Case, y: Tensor, score: str, removal: str, what: str) -> Tensor:
+    """[M, B, S] probabilities, or normalised raw scores, as their fall where that was wanted."""
     if score == "drop":
-        return case.original("prob")[:, None] - y
+        return case.normalised_drop(case.original("prob")[:, None] - y, "prob", removal, what)
     if score == "log-odds":
+        if case.falls_back("prob"):
+            raise no_probability(score)
         return case.original("prob").clamp(min=LEAST).log()[:, None] - y.clamp(min=LEAST).log()
-    return y
+    return case.normalised(y, score, removal, what)
 
 
 def kept_after(case: Case, steps: int) -> tuple[list[float], Tensor]:

@@ -158,7 +158,7 @@ def _evaluated(request: _Request) -> Scores:
             logits.append(recording.logits.detach().cpu())
             true = _numbers(part.labels, recording, request.model) or [None] * len(part.rows)
             labels += true
-            table.see(part.names, logits[-1], true)
+            table.see(part.names, logits[-1], true, request.model.activation)
             table.unmasked += part.unmasked
             tell(len(part.rows))
     if not rows:
@@ -180,6 +180,7 @@ def _settings(request: _Request) -> dict[str, Any]:
     return {
         "target": LABEL if isinstance(request.target, str) and request.target == LABEL else target,
         "maps": request.shape,
+        "activation": request.model.activation,
     }
 
 
@@ -257,5 +258,6 @@ def _targets(recording: Recording, part: Part, request: _Request) -> Target:
         if len(spec) != len(request.album):
             raise BadInput(f"{len(spec)} targets were given for {len(request.album)} images; expected one for each.")
         spec = [spec[row] for row in part.rows]
-    (goal,) = resolve(spec, logits, request.model.labels, classifier=request.model.classifier)
+    model = request.model
+    (goal,) = resolve(spec, logits, model.labels, classifier=model.classifier, activation=model.activation)
     return goal

@@ -42,7 +42,7 @@ Features = Literal["patch", "channel"]
 def insertion_deletion(
     case: Case, steps: int = 9, removal: Removal = "token", score: ScoreKind = "prob", auc: Width = "width"
 ) -> Tensor:
-    """insertion − deletion: high if the first patches are enough, and missed."""
+    """insertion − deletion: high if the first patches are enough, and missed. Raw scores are normalised as there."""
     up, down = (curve(case, Walk(steps), removal, score, "insertion-deletion") for curve in (rising, falling))
     return area(*up, auc) - area(*down, auc)
 
@@ -186,7 +186,8 @@ def _estimate_by_values(case: Case, at_once: int, removal: str, score: str, upsa
 def monotonicity(case: Case, steps: int = 10, removal: Removal = "token", score: ScoreKind = "prob") -> Measured:
     """#{k: f rises as the k-th group comes} / steps, least relevant groups first: 1 if every group adds something.
 
-    Patches that speak against the target lower it for every map, the best one too.
+    Patches that speak against the target lower it for every map, the best one too. Raw scores, of a model without
+    probabilities, are taken as they are: a share of steps has no unit.
     """
     at_least("steps", steps, 2)
     place = case.patches - 1 - case.rank  # least relevant first
@@ -194,7 +195,8 @@ def monotonicity(case: Case, steps: int = 10, removal: Removal = "token", score:
     y = case.left(place[:, :, None, :] < shown[:, None], removal, score, "monotonicity")
     y = torch.cat([y, case.original(score).expand(len(y), -1)[..., None]], -1)
     parts = torch.tensor([k / steps for k in range(1, steps + 1)], dtype=torch.float64)
-    return Measured((y[..., 1:] >= y[..., :-1]).double().mean(-1), parts, y, score)
+    meaning = "score" if case.falls_back(score) else case.meaning(score)
+    return Measured((y[..., 1:] >= y[..., :-1]).double().mean(-1), parts, y, meaning)
 
 
 @metric(
@@ -203,6 +205,7 @@ def monotonicity(case: Case, steps: int = 10, removal: Removal = "token", score:
     better="lower",
     span=(0, math.inf),
     paper="Sundararajan et al., ICML 2017",
+    undefined="the score with nothing left is that of the whole image",
     cost=lambda **_: Cost(1),
     turned_by=("exact", True),
     presets={"quantus": {"exact": True, "removal": "minimum"}},
@@ -218,6 +221,7 @@ def completeness(
 ) -> Tensor:
     """|sum of the map − rise| / |rise|, rise = f(x) − f(nothing left): 0 if the map adds up to what it explains.
 
+    Undefined where the rise is 0.
     `exact` is Quantus' question: 1 where the map's pixels, divided by the largest magnitude, add up to the rise from
     an empty first channel to the last bit, else 0; higher is better then.
     """
@@ -225,7 +229,7 @@ def completeness(
         return _adds_up(case, removal, score, upsampling)
     nothing = torch.zeros(1, 1, case.patches, dtype=torch.bool)
     rise = case.original(score) - _shared(case, nothing, removal, score, "completeness")[:, 0]
-    return (case.maps.sum((2, 3)) - rise).abs() / rise.abs()
+    return (case.maps.sum((2, 3)) - rise).abs() / rise.abs().masked_fill(rise == 0, math.nan)
 
 
 def _adds_up(case: Case, removal: str, score: str, upsampling: Upsampling) -> Tensor:

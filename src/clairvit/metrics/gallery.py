@@ -42,7 +42,13 @@ class Gallery:
     def explained(self, pixels: Tensor, classes: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Maps [M, T, rows, cols] of one image [3, H, W] for T classes, and its logits [C]."""
         recording = record_for(self.bounds, self.model, pixels[None])
-        targets = resolve(list(classes), recording.logits.detach(), self.model.labels, single=True)
+        targets = resolve(
+            list(classes),
+            recording.logits.detach(),
+            self.model.labels,
+            single=True,
+            activation=self.model.activation,
+        )
         found = run_all(self.bounds, recording, targets, seed=self.seed)
         self.spent += spent_on(recording, self.bounds, len(targets))
         maps = []

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from clairvit.errors import BadInput
+from clairvit.errors import BadInput, NotApplicable
 from clairvit.methods.explanation import Cost
 from clairvit.metrics.case import Case
 from clairvit.metrics.gallery import Gallery
@@ -79,7 +79,12 @@ def grid_pointing_game(
 
 def _grids(gallery: Gallery, n: int, sure: float) -> tuple[list[int], list[list[int]]]:
     """The class of each image, and the places of the n² images of each full grid."""
-    chances = gallery.logits.double().softmax(1)
+    chances = gallery.model.probabilities(gallery.logits.double())
+    if chances is None:
+        raise NotApplicable(
+            "grid-pointing-game takes images that the model is sure of, by their probability, and this model's scores "
+            "are raw: they have none. Use a metric that needs no probability, such as pointing-game."
+        )
     most, predicted = chances.max(1)
     classes: list[int] = predicted.tolist()
     truth = gallery.labels or classes

@@ -92,6 +92,10 @@ class Asked:
         bounded = chosen.get("score") == "drop" and chosen.get("auc") != "steps"
         return (-1, 1) if bounded else (-math.inf, math.inf)
 
+    def span_with(self, settings: Mapping[str, Any]) -> tuple[float, float]:
+        """Return between which values a score with these settings lies; a normalised raw score has no bounds."""
+        return (-math.inf, math.inf) if "normalised_by" in settings else self.span
+
     def __call__(self, case: Any) -> Any:
         return self.metric.function(case, **dict(self.options))
 

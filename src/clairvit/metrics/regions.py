@@ -51,7 +51,8 @@ def aopc(
 
     `order=lerf` takes the least relevant first (lower is better then), `random` any. `region=8` takes squares of 8 × 8
     pixels of the enlarged map in the place of patches. `area=trapezoid` is the area under the drops k = 1, …, K, each
-    step 1 wide. `draws=quantus` draws a random order as Quantus does after np.random.seed(seed).
+    step 1 wide. `draws=quantus` draws a random order as Quantus does after np.random.seed(seed). Drops of raw scores
+    are divided by |f(x) − f(nothing left)|, undefined where that is 0.
     """
     rank, every = (case.rank, case.patches) if region is None else square_ranks(case, region, upsampling)
     count = min(regions, every - (region is None))  # patches: one is left, as models need
@@ -63,12 +64,12 @@ def aopc(
     else:
         own, _ = squares(case, region)
         y = without(case, chosen[:, :, own], torch.zeros_like(gone), gone, removal, score, "aopc")
-    drop = case.original(score)[:, None] - y  # [M, B, K]
+    drop = case.normalised_drop(case.original(score)[:, None] - y, score, removal, "aopc")  # [M, B, K]
     x = torch.arange(count + 1, dtype=torch.float64) / every
     if area == "trapezoid":
-        return Measured(torch.trapezoid(drop, dim=-1), x[1:], drop, f"drop of {score}")
+        return Measured(torch.trapezoid(drop, dim=-1), x[1:], drop, f"drop of {case.meaning(score)}")
     drop = torch.cat([torch.zeros_like(drop[..., :1]), drop], -1)
-    return Measured(drop.mean(-1), x, drop, f"drop of {score}")
+    return Measured(drop.mean(-1), x, drop, f"drop of {case.meaning(score)}")
 
 
 def _in_order(case: Case, rank: Tensor, order: Order, draws: Draws) -> Tensor:
@@ -96,10 +97,13 @@ def _in_order(case: Case, rank: Tensor, order: Order, draws: Draws) -> Tensor:
     cost=lambda **_: Cost(len(PARTS)),
 )
 def comprehensiveness(case: Case, removal: Removal = "token", score: ScoreKind = "prob") -> Tensor:
-    """mean_q f(x) − f(x without the top q), q = 1, 5, 10, 20, 50 %: high if what matters is among them."""
+    """mean_q f(x) − f(x without the top q), q = 1, 5, 10, 20, 50 %: high if what matters is among them.
+
+    Drops of raw scores are divided by |f(x) − f(nothing left)|, undefined where that is 0.
+    """
     gone = torch.tensor(steps_of(case.patches, PARTS), device=case.rank.device)
     y = case.left(case.rank[:, :, None, :] >= gone[:, None], removal, score, "comprehensiveness")
-    return (case.original(score)[:, None] - y).mean(-1)
+    return case.normalised_drop(case.original(score)[:, None] - y, score, removal, "comprehensiveness").mean(-1)
 
 
 @metric(
@@ -114,7 +118,10 @@ def comprehensiveness(case: Case, removal: Removal = "token", score: ScoreKind =
     discrepancies="Quantus has another metric of this name, which compares maps of images of a batch.",
 )
 def sufficiency(case: Case, removal: Removal = "token", score: ScoreKind = "prob") -> Tensor:
-    """mean_q f(x) − f(the top q alone), q = 1, 5, 10, 20, 50 %: low if they are enough."""
+    """mean_q f(x) − f(the top q alone), q = 1, 5, 10, 20, 50 %: low if they are enough.
+
+    Drops of raw scores are divided by |f(x) − f(nothing left)|, undefined where that is 0.
+    """
     shown = torch.tensor(steps_of(case.patches, PARTS), device=case.rank.device)
     y = case.left(case.rank[:, :, None, :] < shown[:, None], removal, score, "sufficiency")
-    return (case.original(score)[:, None] - y).mean(-1)
+    return case.normalised_drop(case.original(score)[:, None] - y, score, removal, "sufficiency").mean(-1)

@@ -49,7 +49,8 @@ def road(
     """mean_q (f(x without the last q) − f(x without the top q)) / 2, gaps imputed from what is around them.
 
     q = 10 %, …, 90 % with `steps=9`. `order=morf` is the mean of f(x without the top q) alone, where lower is better.
-    `order=lerf` is the mean of f(x without the last q): higher is better.
+    `order=lerf` is the mean of f(x without the last q): higher is better. Raw scores are taken as
+    (f − f(nothing left)) / |f(x) − f(nothing left)|, undefined where this divides by 0.
     """
     at_least("steps", steps, 1)
     parts, best_gone = kept_after(case, steps)  # bool [M, B, S, patches]
@@ -58,11 +59,13 @@ def road(
     x = torch.tensor(parts, dtype=torch.float64)
     if order != "combined":
         y = case.left(best_gone if order == "morf" else last_gone, removal, score, "road")
-        return Measured(y.mean(-1), x, y, score)
+        y = case.normalised(y, score, removal, "road")
+        return Measured(y.mean(-1), x, y, case.meaning(score))
     both = case.left(torch.cat([best_gone, last_gone], 2), removal, score, "road")
+    both = case.normalised(both, score, removal, "road")
     morf, lerf = both[..., :steps], both[..., steps:]
     y = (lerf - morf) / 2
-    return Measured(y.mean(-1), x, y, f"half the difference of {score}")
+    return Measured(y.mean(-1), x, y, f"half the difference of {case.meaning(score)}")
 
 
 @metric(
@@ -71,7 +74,7 @@ def road(
     better="higher",
     span=(-math.inf, 1),
     paper="Rieger & Hansen, 2020",
-    undefined="an image of one superpixel has no order of superpixels",
+    undefined="an image of one superpixel has no order of superpixels, and a score of 0 no shares",
     orders=True,
     cost=lambda patches, **_: Cost(patches),
     discrepancies="The paper cuts images up with SLIC and to the pixel; here with quickshift (as LIME does), and each "
@@ -82,7 +85,8 @@ def irof(case: Case, removal: Removal = "mean", score: ScoreKind = "prob") -> Te
     """1 − area under f(x_k)/f(x), superpixels gone one by one, those of the highest mean relevance first.
 
     x_k lacks the first k of L superpixels, the area is over k/L. Costs at most as many passes as there are patches.
-    Undefined for an image of one superpixel, which has no order; meant for scores that are positive, as `prob` is.
+    Undefined for an image of one superpixel, which has no order; meant for scores that are positive, as `prob` is. Of
+    raw scores the share is (f(x_k) − f(nothing left)) / |f(x) − f(nothing left)|; undefined where a share divides by 0.
     """
     segments = superpixels_of(case.trace.pixels, case.model.preprocess)
     groups = [on_patches(own, case.trace.layout.grid) for own in segments]
@@ -95,9 +99,13 @@ def irof(case: Case, removal: Removal = "mean", score: ScoreKind = "prob") -> Te
         asked = torch.tensor(images, device=case.maps.device)
         y = probe.asking(asked, torch.cat(keep), case.value(score)).double()
     whole = case.original(score)
+    nothing, unit = torch.zeros_like(whole), whole.masked_fill(whole == 0, math.nan)
+    if case.falls_back(score):
+        nothing, unit = case.nothing_left(removal, "irof")
+    start, shares = (whole - nothing) / unit, (y - nothing[asked]) / unit[asked]
     found = [
-        _over(part.reshape(len(case.maps), -1), whole[image])
-        for image, part in enumerate(torch.split(y, [len(own) for own in keep]))
+        _over(part.reshape(len(case.maps), -1), start[image])
+        for image, part in enumerate(torch.split(shares, [len(own) for own in keep]))
     ]
     return torch.stack(found, 1)
 
@@ -115,12 +123,12 @@ def _after_groups(case: Case, image: int, groups: Tensor) -> Tensor:
     return place[:, own][:, None, :] >= gone[:, None]
 
 
-def _over(y: Tensor, whole: Tensor) -> Tensor:
-    """Scores [M, L] after 1, …, L steps -> the area over the curve of their share of the whole's, [M]."""
-    if y.shape[1] < 2:
-        return y.new_full((len(y),), math.nan)
-    share = torch.cat([torch.ones_like(y[:, :1]), y / whole], 1)
-    return 1 - torch.trapezoid(share, dx=1 / y.shape[1], dim=1)
+def _over(shares: Tensor, start: Tensor) -> Tensor:
+    """Shares [M, L] of the whole image's score after 1, …, L steps from `start` -> the area over their curve, [M]."""
+    if shares.shape[1] < 2:
+        return shares.new_full((len(shares),), math.nan)
+    curve = torch.cat([start.expand(len(shares), 1), shares], 1)
+    return 1 - torch.trapezoid(curve, dx=1 / shares.shape[1], dim=1)
 
 
 @metric(

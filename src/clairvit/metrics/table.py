@@ -17,6 +17,7 @@ from clairvit.metrics.case import Case
 from clairvit.metrics.gallery import Gallery
 from clairvit.metrics.metric import Asked, Measured
 from clairvit.metrics.score import Curve, Score
+from clairvit.models.activation import Activation, probabilities
 
 BASELINES = ("random", "center")
 
@@ -27,7 +28,7 @@ class Seen:
 
     image: str
     predicted: int
-    probability: float
+    probability: float | None  # of the predicted class; None where the scores are raw
     label: int | None
 
 
@@ -67,13 +68,17 @@ class Table:
     unmasked: list[str] = field(default_factory=list)
     skipped: dict[str, str] = field(default_factory=dict)
     notes: dict[str, list[str]] = field(default_factory=dict)  # by metric
+    used: dict[str, dict[str, str]] = field(default_factory=dict)  # by metric: what took the place of its options
     rows: dict[tuple[str, str], _Row] = field(default_factory=dict)
 
-    def see(self, names: Sequence[str], logits: Tensor, labels: Sequence[int | None]) -> None:
+    def see(
+        self, names: Sequence[str], logits: Tensor, labels: Sequence[int | None], activation: Activation = "softmax"
+    ) -> None:
         """Take down what the model says of some images, logits [B, C]."""
-        chances, classes = logits.double().softmax(1).max(1)
+        chances, classes = probabilities(logits.double(), activation), logits.argmax(1)
+        own = [None] * len(logits) if chances is None else chances.gather(1, classes[:, None])[:, 0].tolist()
         self.names += names
-        self.seen += [Seen(*one) for one in zip(names, classes.tolist(), chances.tolist(), labels, strict=True)]
+        self.seen += [Seen(*one) for one in zip(names, classes.tolist(), own, labels, strict=True)]
 
     def measure(self, case: Case, one: Asked) -> None:
         """Ask a metric of a case; maps with NaN have no score, and what was spent is shared by the methods."""
@@ -85,7 +90,9 @@ class Table:
         values = measured.values.masked_fill(case.invalid, math.nan)
         self._keep(one, case.bounds, replace(measured, values=values), case.degenerate, spent, started)
         self._note(one, case.aside.notes)
+        self.used.setdefault(one.text, {}).update(case.settings)
         case.aside.notes.clear()
+        case.settings.clear()
 
     def measure_set(self, shelf: Gallery, one: Asked) -> None:
         """Ask a metric of all images together."""
@@ -142,16 +149,17 @@ class Table:
 
     def _score(self, bound: Bound, one: Asked) -> Score:
         row = self.rows[bound.text, one.text]
+        settings = {**self.settings, **dict(one.options), **self.used.get(one.text, {})}
         return Score(
             metric=one.text,
             method=bound.text,
             values=torch.cat(row.values),
             better=one.better,
-            span=one.span,
+            span=one.span_with(settings),
             degenerate=torch.cat(row.degenerate),
             names=tuple(self.names),
             model=self.model,
-            settings={**self.settings, **dict(one.options)},
+            settings=settings,
             seed=self.seed,
             cost=row.cost,
             curve=None if row.x is None else Curve(row.x, torch.cat(row.lines), row.meaning, row.across),

@@ -38,20 +38,31 @@ class Source(NamedTuple):
     spec: str
     description: str
     example: str
+    activation: str = ""  # what scores mean, where the kind of name says it
 
 
+_SOFTMAX = "softmax; raw for a single output"
+_ZERO_SHOT = "prompts: softmax, SigLIP sigmoid, a single CLIP prompt raw (the cosine)"
 SOURCES = (
-    Source("pets", "the built-in ViT-Tiny for 37 breeds of cats and dogs; needs no network", "pets"),
-    Source("scenes", "the built-in small ViT for generated scenes, where the evidence is known", "scenes"),
-    Source("timm:NAME", "any model of timm, with its own preprocessing", "timm:vit_base_patch16_224"),
+    Source("pets", "the built-in ViT-Tiny for 37 breeds of cats and dogs; needs no network", "pets", "softmax"),
+    Source("scenes", "the built-in small ViT for generated scenes, where the evidence is known", "scenes", "softmax"),
+    Source("timm:NAME", "any model of timm, with its own preprocessing", "timm:vit_base_patch16_224", _SOFTMAX),
     Source(
         "hf:ID",
         "a transformers vision model from the hub or a folder; CLIP with prompts",
         "hf:google/vit-base-patch16-224",
+        f"config.problem_type, else {_SOFTMAX}; {_ZERO_SHOT}",
     ),
-    Source("torchvision:NAME", "a torchvision classifier", "torchvision:vit_b_16"),
-    Source("open_clip:NAME:WEIGHTS", "an open_clip image tower; zero-shot with prompts", "open_clip:ViT-B-32:openai"),
-    Source("file:PATH", "your own weights for a timm architecture (--arch timm:NAME)", "file:model.safetensors"),
+    Source("torchvision:NAME", "a torchvision classifier", "torchvision:vit_b_16", "softmax"),
+    Source(
+        "open_clip:NAME:WEIGHTS",
+        "an open_clip image tower; zero-shot with prompts",
+        "open_clip:ViT-B-32:openai",
+        _ZERO_SHOT,
+    ),
+    Source(
+        "file:PATH", "your own weights for a timm architecture (--arch timm:NAME)", "file:model.safetensors", _SOFTMAX
+    ),
 )
 BUILT_IN = ("pets", "scenes")
 _BUILDERS = {
@@ -187,9 +198,10 @@ def sources(pattern: str | None = None) -> list[Source]:
     elif source not in _BUILDERS:
         raise _unknown(pattern)
     wanted = wanted if any(c in wanted for c in "*?[") else f"*{wanted}*"
+    kinds = {source.spec.partition(":")[0]: source.activation for source in SOURCES}
     searched = [s for s in ("timm", "torchvision", "open_clip", "hf") if source in ("", s)]
     return [
-        Source(f"{s}:{name}", note, f"{s}:{name}")
+        Source(f"{s}:{name}", note, f"{s}:{name}", kinds[s])
         for s in searched
         for name, note in _names(s, optional=not source)
         if fnmatch.fnmatchcase(name.lower(), wanted.lower())

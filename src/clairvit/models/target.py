@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import logsigmoid
 
 from clairvit.errors import BadInput, UnknownName, did_you_mean
+from clairvit.models.activation import Activation, activation_for, log_probabilities, probabilities
 
 Function = Callable[[Tensor], Tensor]
 Row = tuple[tuple[int, float], ...] | Function  # weighted classes, or the user's own function of the output
@@ -33,22 +33,30 @@ def contrast(a: int | str | None, b: int | str | None) -> Contrast:
     return Contrast(a, b)
 
 
-def _logprob(logits: Tensor) -> Tensor:
-    """A single output is a yes/no score, for which softmax would always say 1."""
-    return logsigmoid(logits) if logits.shape[-1] == 1 else logits.log_softmax(-1)
+# neg_loss is logprob under the name that some papers use.
+SCORES = ("logit", "prob", "logprob", "neg_loss", "loss")
 
 
-def _prob(logits: Tensor) -> Tensor:
-    return logits.sigmoid() if logits.shape[-1] == 1 else logits.softmax(-1)
+def score_values(logits: Tensor, score: str, activation: Activation) -> Tensor:
+    """Return one kind of score of every class: logits [..., C] -> [..., C].
+
+    logit: the model's output; prob: p = softmax(logits) or sigmoid(logits), by the activation; logprob and neg_loss:
+    log p; loss: -log p. Raw scores have no p, so that only `logit` is left.
+    """
+    if score == "logit":
+        return logits
+    values = (probabilities if score == "prob" else log_probabilities)(logits, activation)
+    if values is None:
+        raise no_probability(score)
+    return -values if score == "loss" else values
 
 
-SCORES: dict[str, Function] = {
-    "logit": lambda logits: logits,
-    "prob": _prob,
-    "logprob": _logprob,
-    "neg_loss": _logprob,  # the same number under the name that some papers use
-    "loss": lambda logits: -_logprob(logits),
-}
+def no_probability(score: str) -> BadInput:
+    """Return the error for a kind of score that needs probabilities, asked of raw scores."""
+    return BadInput(
+        f"The score '{score}' is made of a probability, and this model's scores are raw: they have none; use "
+        "score='logit', or load or wrap the model with activation='sigmoid' or 'softmax' if its outputs are logits."
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,6 +69,7 @@ class Target:
     rows: tuple[Row, ...] = ()  # empty where nothing is differentiated: class-agnostic methods on an embedding
     together: bool = False  # one function for the whole batch, called once
     free: bool = False  # nobody asked for this kind of score: a method may prefer another
+    activation: Activation = "softmax"  # what the model's scores mean
 
     def __len__(self) -> int:
         return len(self.names)
@@ -74,7 +83,7 @@ class Target:
         if self.together:
             return _call(self.rows[0], logits)
         if all(isinstance(row, tuple) for row in self.rows):
-            return _weighted(self.rows, SCORES[self.score](_wide(logits)))  # type: ignore[arg-type]
+            return _weighted(self.rows, score_values(_wide(logits), self.score, self.activation))  # type: ignore[arg-type]
         return torch.cat(
             [replace(self.take([i]), together=callable(self.rows[i]))(logits[i : i + 1]) for i in range(len(self))]
         )
@@ -88,10 +97,16 @@ class Target:
             rows=tuple(self.rows[i] for i in rows) if self.rows else (),
             together=self.together,
             free=self.free,
+            activation=self.activation,
         )
 
     def preferring(self, score: str) -> Target:
-        """The same target by another kind of score, if nobody asked for one; a function of the user's own stays."""
+        """Return the same target by another kind of score, if none was asked for; the user's own function stays.
+
+        Where there is no probability, a preference for one falls back to the score itself.
+        """
+        if self.activation == "raw":
+            score = "logit"
         classes = all(isinstance(row, tuple) for row in self.rows)
         return replace(self, score=score) if self.free and classes and self.rows else self
 
@@ -104,22 +119,29 @@ def resolve(
     score: str | None = None,
     classifier: bool = True,
     single: bool = False,
+    activation: Activation = "softmax",
 ) -> tuple[Target, ...]:
     """What the user typed, as targets over the whole batch: one, or k when `single` and a list of k is given.
 
     score: a name in SCORES; None is the logit, unless a method prefers another.
     spec: None (predicted class), class index, class name or its unique beginning, contrast(a, b), a function of the
     logits [B, C] -> [B], or a list of these: one for each image, or several for a single one.
+    activation: what the logits mean (`Model.activation`); prob, logprob and loss depend on it, and raw has none.
     """
+    activation = activation_for(activation if classifier else "raw", logits.shape[-1])
     if score is None:
-        found = resolve(spec, logits, labels, score="logit", classifier=classifier, single=single)
-        return tuple(replace(target, free=classifier) for target in found)
+        targets = resolve(
+            spec, logits, labels, score="logit", classifier=classifier, single=single, activation=activation
+        )
+        return tuple(replace(target, free=classifier) for target in targets)
     if score not in SCORES:
         raise UnknownName(
             f"There is no score '{score}'.{did_you_mean(score, SCORES)} Choose one of: {', '.join(SCORES)}."
         )
     if score != "logit" and not classifier:
         raise BadInput(f"The score '{score}' needs classes, and this model gives an embedding; use score='logit'.")
+    if score != "logit" and activation == "raw":
+        raise no_probability(score)
     _check_finite(logits)
     if classifier and len(labels) > logits.shape[-1]:
         raise BadInput(
@@ -130,27 +152,37 @@ def resolve(
     if isinstance(spec, Tensor) or type(spec).__module__ == "numpy":
         spec = spec.tolist()  # type: ignore[union-attr]
     if not isinstance(spec, list | tuple):
-        return (_one(spec, range(count), logits, labels, score, classifier),)
+        return (replace(_one(spec, range(count), logits, labels, score, classifier), activation=activation),)
     if single:
         if not spec:
             raise BadInput("An empty list of targets was given; name at least one, or leave it out for the prediction.")
-        return tuple(_one(part, range(count), logits, labels, score, classifier) for part in spec)
+        return tuple(
+            replace(_one(part, range(count), logits, labels, score, classifier), activation=activation) for part in spec
+        )
     if len(spec) != count:
         alone = " For several targets of one image give the image itself, not a list or a batch of one." * (count == 1)
         raise BadInput(
             f"{len(spec)} target{'s were' if len(spec) != 1 else ' was'} given for {count} image{'s' * (count != 1)}; "
             f"give one for all, or a list of exactly {count}, one for each image.{alone}"
         )
-    return (_join([_one(part, [i], logits, labels, score, classifier) for i, part in enumerate(spec)]),)
+    joined = _join([_one(part, [i], logits, labels, score, classifier) for i, part in enumerate(spec)])
+    return (replace(joined, activation=activation),)
 
 
-def top(logits: Tensor, labels: Sequence[str] = (), k: int = 5) -> list[list[tuple[str, float]]]:
-    """For each image the k most probable classes: (name, probability), best first."""
+def top(
+    logits: Tensor, labels: Sequence[str] = (), k: int = 5, *, activation: Activation = "softmax"
+) -> list[list[tuple[str, float]]]:
+    """Return for each image the k highest classes, best first: (name, probability), or (name, score) if raw.
+
+    Probabilities of a sigmoid are independent: they need not add up to 1.
+    """
     _check_finite(logits)
-    values, classes = _prob(_wide(logits.detach())).topk(min(k, logits.shape[-1]), dim=-1)
+    wide = _wide(logits.detach())
+    chances = probabilities(wide, activation)
+    values, classes = (wide if chances is None else chances).topk(min(k, logits.shape[-1]), dim=-1)
     return [
-        [(class_name(labels, c), p) for c, p in zip(row, chances, strict=True)]
-        for row, chances in zip(classes.tolist(), values.tolist(), strict=True)
+        [(class_name(labels, c), value) for c, value in zip(row, numbers, strict=True)]
+        for row, numbers in zip(classes.tolist(), values.tolist(), strict=True)
     ]
 
 

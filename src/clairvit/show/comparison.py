@@ -133,7 +133,7 @@ def families(methods: Sequence[tuple[str, Explanation]]) -> list[str]:
 def _photo_cell(page: Page, explanation: Explanation, group: Sequence[int], cell: Cell, row: int) -> None:
     """The photo; its heading names the target (or the image) and the classes the model considers."""
     left, top = cell.corner(row, 0)
-    best = [named(guess.name, guess.probability) for guess in guesses(explanation, group[0], 3)]
+    best = [named(guess.name, guess.probability, guess.score) for guess in guesses(explanation, group[0], 3)]
     title = titled(explanation, group[0]) if len(group) == 1 else short_name(explanation, group[0])
     page.heading(title, " · ".join([name for name in best if name != title][:2]), left, top, cell.wide)
     middle = left + (cell.wide - cell.tile) / 2

@@ -122,7 +122,7 @@ def layers_figure(explanation: Explanation, look: Look | None = None) -> Figure:
 
 def _photo_tile(page: Page, explanation: Explanation, item: int, left: float, top: float, sheet: Sheet) -> None:
     """The photo; its heading names the image and the classes the model considers."""
-    best = [named(guess.name, guess.probability) for guess in guesses(explanation, item, 2)]
+    best = [named(guess.name, guess.probability, guess.score) for guess in guesses(explanation, item, 2)]
     page.heading(short_name(explanation, item), " · ".join(best), left, top, sheet.tile)
     page.picture(photo_in(explanation, item), left, top + HEADING, sheet.tile, sheet.tall)
 

@@ -77,6 +77,7 @@ def record(explanation: Explanation, values: bool = True) -> dict[str, Any]:
         "signed": explanation.signed,
         "class_specific": explanation.class_specific,
         "model": explanation.model,
+        "activation": explanation.activation,
         "score": explanation.score,
         "seed": explanation.seed,
         "cost": vars(explanation.cost),
@@ -88,6 +89,7 @@ def record(explanation: Explanation, values: bool = True) -> dict[str, Any]:
         "targets": list(explanation.targets),
         "classes": list(explanation.classes),
         "probabilities": _plain(list(explanation.probabilities)),
+        "class_scores": _plain(list(explanation.class_scores)),
         "top": [[vars(guess) for guess in guesses(explanation, item)] for item in items],
         "statistics": [statistics(explanation.maps[item]) for item in items],
         "standard_error": None

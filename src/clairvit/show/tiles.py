@@ -47,7 +47,8 @@ def photo_in(explanation: Explanation, item: int) -> Array:
 
 
 def titled(explanation: Explanation, item: int) -> str:
-    return named(explanation.targets[item], explanation.probabilities[item])
+    score = explanation.class_scores[item] if explanation.classifier else None
+    return named(explanation.targets[item], explanation.probabilities[item], score)
 
 
 def short_name(explanation: Explanation, item: int) -> str:
@@ -56,7 +57,10 @@ def short_name(explanation: Explanation, item: int) -> str:
 
 
 def source_line(explanation: Explanation) -> str:
-    score = {"prob": "probability", "logprob": "log probability"}.get(explanation.score, explanation.score)
+    words = {"prob": "probability", "logprob": "log probability"}
+    if explanation.activation == "raw":
+        words["logit"] = "score"  # a raw score is no logit: no probability belongs to it
+    score = words.get(explanation.score, explanation.score)
     return f"{explanation.method} · {explanation.model} · explains the {score}"
 
 

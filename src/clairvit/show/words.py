@@ -9,7 +9,8 @@ import numpy as np
 import torch
 
 from clairvit.methods.explanation import Cost, Explanation
-from clairvit.models.target import SCORES, class_name
+from clairvit.models.activation import probabilities
+from clairvit.models.target import class_name
 from clairvit.show.overlay import numbers
 
 SIGNED = "±"
@@ -22,18 +23,25 @@ class Guess:
 
     index: int
     name: str
-    probability: float
+    probability: float | None  # None where the model's scores are raw
+    score: float  # the model's own output for the class, before any activation
 
 
 def guesses(explanation: Explanation, item: int, count: int = 5) -> list[Guess]:
-    """The most probable classes for one image, best first; none where the output is an embedding, not class scores."""
+    """Return the highest classes of one image, best first; none where the output is an embedding, not class scores."""
     if not explanation.classifier:
         return []
-    probabilities = SCORES["prob"](explanation.logits[item].detach().to("cpu", torch.float64))
-    best = probabilities.topk(min(count, len(probabilities)))
+    logits = explanation.logits[item].detach().to("cpu", torch.float64)
+    chances = probabilities(logits, explanation.activation)
+    values = logits if chances is None else chances
     return [
-        Guess(index, class_name(explanation.labels, index), probability)
-        for probability, index in zip(best.values.tolist(), best.indices.tolist(), strict=True)
+        Guess(
+            index,
+            class_name(explanation.labels, index),
+            None if chances is None else float(chances[index]),
+            float(logits[index]),
+        )
+        for index in values.topk(min(count, len(values))).indices.tolist()
     ]
 
 
@@ -48,8 +56,15 @@ def percent(probability: float | None) -> str:
     return f"{100 * probability:.0f}%" if probability < 0.995 else f"{math.floor(1000 * probability) / 10:g}%"
 
 
-def named(name: str, probability: float | None) -> str:
-    """'Egyptian Mau 92%'"""
+def score_text(score: float) -> str:
+    """37.0 -> 'score 37.0': a score that is no probability."""
+    return f"score {score:#.3g}" if abs(score) < 1000 else f"score {score:.4g}"
+
+
+def named(name: str, probability: float | None, score: float | None = None) -> str:
+    """Return 'Egyptian Mau 92%'; where there is no probability 'age (score 37.0)', or the name alone."""
+    if probability is None and score is not None:
+        return f"{name} ({score_text(score)})"
     return f"{name} {percent(probability)}".rstrip()
 
 

@@ -92,7 +92,11 @@ def choose(
     aim = None if by_label else target[first] if isinstance(target, list | tuple) else target
     costs = tuple(_cost(model, pixels, text, aim, batch_size) for text in fitting)
     measures = _measures(fitting, scores, asked, ranking, by, tuned, panel, costs, seed)
-    settings = {"target": "predicted" if target is None else LABEL if by_label else "given", "maps": maps}
+    settings = {
+        "target": "predicted" if target is None else LABEL if by_label else "given",
+        "maps": maps,
+        "activation": model.activation,
+    }
     return _pick(model, scores, measures, asked, tuned, settings)
 
 

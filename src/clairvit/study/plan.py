@@ -27,12 +27,20 @@ class ModelWish:
     arch: str | None = None
     labels: str | tuple[str, ...] | None = None
     pretrained: bool = True
+    activation: str | None = None  # None: what the model states
 
     def load(self, device: str | None = None) -> Model:
         from clairvit.models.sources import load
 
         labels = list(self.labels) if isinstance(self.labels, tuple) else self.labels
-        return load(self.spec, arch=self.arch, labels=labels, pretrained=self.pretrained, device=device)
+        return load(
+            self.spec,
+            arch=self.arch,
+            labels=labels,
+            pretrained=self.pretrained,
+            device=device,
+            activation=self.activation,
+        )
 
 
 @dataclass(frozen=True)
@@ -87,7 +95,7 @@ class Study:
 class Cell(NamedTuple):  # there may be millions of them
     """One number of a study: what it depends on, and nothing else."""
 
-    model: str  # hash of the weights and the preprocessing
+    model: str  # hash of the weights, the preprocessing and the activation
     image: str  # hash of the image and what is known of it
     method: str
     metric: str

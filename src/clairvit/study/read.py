@@ -142,7 +142,7 @@ def _score(rows: Sequence[dict[str, Any]], method: str, metric: str) -> Score:
         method=method,
         values=torch.tensor(values, dtype=torch.float64),
         better=first["better"],
-        span=asked.span,
+        span=asked.span_with(options),
         degenerate=torch.tensor([bool(row["degenerate"]) for row in rows]),
         names=tuple(row["image"] for row in rows),
         model=first["model"],

@@ -191,7 +191,7 @@ def named(wish: Wish, scores: Scores, measures: Sequence[Measure]) -> dict[tuple
             if score is None:
                 continue
             if measure.above is not None:
-                score = part(score, [sure[name] > measure.above for name in score.names])
+                score = part(score, [(sure[name] or 0.0) > measure.above for name in score.names])
             found[entrant.name, measure.name] = score
     return found
 

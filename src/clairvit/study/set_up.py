@@ -114,7 +114,7 @@ def _how(wish: Wish, shown: Shown, measures: Sequence[Measure]) -> Said:
 def _lost(scores: Scores, measures: Sequence[Measure]) -> Said:
     """Images, methods and values without a number, or with one that says little."""
     for limit in sorted({one.above for one in measures if one.above is not None}):
-        sure = sum(one.probability > limit for one in scores.seen)
+        sure = sum(one.probability is not None and one.probability > limit for one in scores.seen)
         own = ", ".join(one.name for one in measures if one.above == limit)
         yield "images", f"{sure} of {len(scores.seen)} are predicted with more than {limit:.0%}: {own} are of these."
     for method, why in scores.skipped.items():

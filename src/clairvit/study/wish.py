@@ -11,11 +11,18 @@ from types import UnionType
 from typing import Any
 
 from clairvit.errors import BadInput, did_you_mean
+from clairvit.models.activation import check_activation
 from clairvit.study.plan import AT_ONCE, DataWish, ModelWish
 
 Where = tuple[str | int, ...]  # the way to a value: keys, and places in lists
 
-MODEL: Mapping[str, type | UnionType] = {"spec": str, "arch": str, "labels": str | list, "pretrained": bool}
+MODEL: Mapping[str, type | UnionType] = {
+    "spec": str,
+    "arch": str,
+    "labels": str | list,
+    "pretrained": bool,
+    "activation": str,
+}
 DATA: Mapping[str, type | UnionType] = {"spec": str, "split": str, "limit": int, "masks": str, "mask_kind": str}
 STUDY: Mapping[str, type | UnionType] = {
     "models": str | list | dict,
@@ -98,6 +105,11 @@ def _each(found: Mapping[str, Any], name: str, page: _Page, known: Mapping[str, 
             raise page.error(where, f"'{name}' has a table without spec; expected spec = '{_EXAMPLES[name]}'.")
         if isinstance(one.get("labels"), list):
             page.texts(one, "labels", where)
+        if "activation" in one:
+            try:
+                check_activation(one["activation"])
+            except BadInput as error:
+                raise page.error((*where, "activation"), str(error)) from error
         made.append(make(one))
     return tuple(made)
 

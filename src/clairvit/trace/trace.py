@@ -172,6 +172,7 @@ def one_target(recording: Recording, target: Any, score: str, *, single: bool) -
         score=score,
         classifier=recording.model.classifier,
         single=single,
+        activation=recording.model.activation,
     )
     if len(found) != 1:
         raise BadInput(

@@ -102,6 +102,7 @@ def _card(model: Model, photos: Photos) -> ModelCard:
         prefix=trace.layout.prefix,
         layers=len(trace.layers),
         heads=heads,
+        activation=model.activation_of(trace.logits),
     )
 
 

@@ -17,6 +17,7 @@ ModelName = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 PhotoMark = Annotated[str, StringConstraints(pattern=r"^(demo|[0-9a-f]{32})$")]
 ClassText = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 Seed = Annotated[int, Field(ge=0, le=2**31 - 1)]
+ActivationName = Literal["softmax", "sigmoid", "raw"]
 ScoreKind = Literal["logit", "prob", "logprob"]
 Removal = Literal["token", "mean", "black", "blur"]
 
@@ -76,6 +77,7 @@ class ModelCard(_Told):
     prefix: int = Field(description="tokens before the patches")
     layers: int
     heads: int = Field(description="0: it has no attention between tokens")
+    activation: ActivationName = Field(description="what scores mean; raw: there are no probabilities")
 
 
 class ModelsReply(_Told):
@@ -129,7 +131,8 @@ class ExplainAsked(_Asked):
 class Guess(_Told):
     index: int
     name: str
-    probability: float
+    probability: float | None = Field(description="null where the model's scores are raw")
+    score: float = Field(description="the model's own output for the class, before any activation")
 
 
 class HeadMaps(_Told):
@@ -158,7 +161,9 @@ class ExplainReply(_Told):
     model: str
     targets: list[str]
     classes: list[int | None]
-    probabilities: list[float | None]
+    activation: ActivationName
+    probabilities: list[float | None] = Field(description="of each target; null where there is none")
+    class_scores: list[float | None] = Field(description="the model's own output for each target class")
     top: list[Guess]
     explanations: list[MapReply]
     skipped: dict[str, str] = Field(description="methods that do not fit the model, and why")
@@ -195,12 +200,12 @@ class CurveAsked(_Asked):
 
 
 class Band(_Told):
-    """One order of the patches, or the mean of several by lot with the lowest and highest."""
+    """One order of the patches, or the mean of several by lot with the lowest and highest; null: undefined."""
 
-    mean: list[float]
-    low: list[float]
-    high: list[float]
-    area: float
+    mean: list[float | None]
+    low: list[float | None]
+    high: list[float | None]
+    area: float | None
 
 
 class Walked(_Told):
@@ -215,6 +220,7 @@ class CurveReply(_Told):
     model: str
     method: str
     target: str
+    meaning: str = Field(description="of the curves: prob, or normalised score where the model has no probabilities")
     rank: list[int] = Field(description="the place of each patch, 0 the best, row by row")
     grid: tuple[int, int]
     deletion: Walked

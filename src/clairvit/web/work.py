@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import math
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -85,8 +86,10 @@ def as_reply(found: Comparison, photo: Photo, model: Model, asked: ExplainAsked)
         model=model.name,
         targets=list(first.targets),
         classes=list(first.classes),
+        activation=first.activation,
         probabilities=list(first.probabilities),
-        top=[Guess(index=g.index, name=g.name, probability=g.probability) for g in guesses(first, 0)],
+        class_scores=list(first.class_scores) if first.classifier else [None] * len(first.targets),
+        top=[Guess(index=g.index, name=g.name, probability=g.probability, score=g.score) for g in guesses(first, 0)],
         explanations=[_as_map(one) for one in found.values()],
         skipped=found.skipped,
         picture=_png(pixels[0], model) if asked.picture else None,
@@ -165,7 +168,8 @@ def curve_of(model: Model, photo: Photo, bound: Bound, asked: CurveAsked) -> Cur
 def _curve_of(model: Model, photo: Photo, bound: Bound, asked: CurveAsked) -> CurveReply:
     recording = record_for([bound], model, photo.pixels[model.name])
     target: Any = None if asked.target is None else class_of(asked.target)
-    (goal,) = resolve(target, recording.logits.detach(), model.labels, classifier=model.classifier)
+    logits = recording.logits.detach()
+    (goal,) = resolve(target, logits, model.labels, classifier=model.classifier, activation=model.activation)
     (result,) = run_all([bound], recording, [goal], seed=asked.seed)[bound.text]
     if result.error is not None:
         raise result.error
@@ -188,6 +192,7 @@ def _curve_of(model: Model, photo: Photo, bound: Bound, asked: CurveAsked) -> Cu
         model=model.name,
         method=bound.text,
         target=goal.names[0],
+        meaning=case.meaning("prob"),
         rank=case.rank[0, 0].tolist(),
         grid=trace.layout.grid,
         deletion=told["deletion"],
@@ -201,9 +206,14 @@ def _by_lot(grid: tuple[int, int], seed: int, k: int) -> Tensor:
 
 
 def _band(x: Tensor, y: Tensor) -> Band:
-    """[orders, S]"""
+    """[orders, S]; what is undefined (raw scores that nothing changes) is null, which JSON knows and NaN is not."""
     mean = y.mean(0)
-    return Band(mean=mean.tolist(), low=y.amin(0).tolist(), high=y.amax(0).tolist(), area=float(area(x, mean, "width")))
+    mean_line, low, high = ([_known(v) for v in line.tolist()] for line in (mean, y.amin(0), y.amax(0)))
+    return Band(mean=mean_line, low=low, high=high, area=_known(float(area(x, mean, "width"))))
+
+
+def _known(value: float) -> float | None:
+    return value if math.isfinite(value) else None
 
 
 def line(content: dict[str, Any]) -> bytes:

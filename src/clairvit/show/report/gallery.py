@@ -93,7 +93,10 @@ def pick(findings: Findings) -> list[Example]:
         spread = _spreads(findings, metric)
         add(sorted(spread, key=lambda image: (-spread[image], image))[:2], f"methods disagree most by {metric}")
     known = [one for one in findings.scores.seen if one.label is not None]
-    surest = sorted(known, key=lambda one: (-one.probability, one.image))
+    sure = [
+        (one.probability, one) for one in known if one.probability is not None
+    ]  # raw scores are not sure of a class
+    surest = [one for _, one in sorted(sure, key=lambda pair: (-pair[0], pair[1].image))]
     add([one.image for one in surest if one.predicted == one.label][:1], "surest right prediction")
     add([one.image for one in surest if one.predicted != one.label][:2], "surest wrong prediction")
     return [Example(image, tuple(why)) for image, why in reasons.items()]
