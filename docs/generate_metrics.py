@@ -19,7 +19,21 @@ A score that is not defined (a map with NaN, an image without a mask) is NaN; it
 
 ↑ higher is better, ↓ lower is better. *Forwards* are of one map of 14 × 14 patches with the default options. A metric
 that *explains again* runs the method on other images or models; its backwards, and forwards beyond one a run, come on
-top. Options are written `NAME(option=value)`, published variants `NAME(preset=…)`."""
+top. Options are written `NAME(option=value)`, published variants `NAME(preset=…)`.
+
+**Models without probabilities** (`Model.activation` is `raw`: a regression, a single CLIP prompt; see
+[models](models.md#what-a-score-means)). `score=prob` is a preference: where there is no probability, the raw score f
+takes its place, `Score.settings` says `score: raw`, and areas and drops are divided by |f(x) − f(nothing left)|, the
+score of the whole image minus that of an image of which nothing is left, under the metric's own removal: one more
+forward, `normalised_by` in the settings, and a note. A curve then runs from 1 (−1 where the whole image lowers the
+score) to 0 and may leave that range; where nothing changes the score it is undefined (NaN).
+
+* Normalised: `deletion`, `insertion`, `insertion-deletion`, `aopc`, `comprehensiveness`, `sufficiency`, `road`, `irof`.
+* Not normalised, because they have no unit: `faithfulness-correlation`, `sensitivity-n`, `faithfulness-estimate`
+  (correlations), `monotonicity` (a share of steps), `completeness` (relative already).
+* Not normalised, in the unit of the score squared: `infidelity`.
+* As it is asked for: with `score=logit` every model's output is taken as it is. `score=logprob` and `log-odds` of raw
+  scores, and `grid-pointing-game`, which takes images that the model is sure of, are refused."""
 
 
 def main() -> None:

@@ -165,11 +165,14 @@ def test_scores(logits: Tensor) -> None:
         resolve(2, logits, LABELS, score="probs")
 
 
-def test_single_output_is_a_yes_no_score() -> None:
+def test_single_output_is_a_raw_score_unless_it_is_a_sigmoid() -> None:
     logits = torch.tensor([[2.0], [-1.0]], requires_grad=True)
-    (target,) = resolve(None, logits, score="prob")
+    (target,) = resolve(None, logits, score="prob", activation="sigmoid")
     assert torch.allclose(target(logits), torch.tensor([2.0, -1.0]).sigmoid())
-    assert top(logits)[0] == [("class 0", pytest.approx(torch.tensor(2.0).sigmoid().item()))]
+    assert top(logits, activation="sigmoid")[0] == [("class 0", pytest.approx(torch.tensor(2.0).sigmoid().item()))]
+    with pytest.raises(BadInput, match="this model's scores are raw"):
+        resolve(None, logits, score="prob")
+    assert top(logits)[0] == [("class 0", 2.0)]
 
 
 def test_half_precision_probabilities_are_computed_in_full() -> None:

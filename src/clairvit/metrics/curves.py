@@ -165,7 +165,7 @@ def insertion(
 
     `steps=9` shows 10 %, …, 90 %; the whole image is there already, and `ends` adds the point with nothing shown.
     `at_once=224` begins with nothing and shows so many more at a time. Other options are those of `deletion`; with
-    `score=drop` and `log-odds` lower is better.
+    `score=drop` and `log-odds` lower is better. Raw scores are normalised as there.
     """
     walk = Walk(steps, at_once, granularity, "round", ends, upsampling)
     x, y = rising(case, walk, removal, score, "insertion")

@@ -157,7 +157,8 @@ def infidelity(
 
     The map is read as what each patch adds to the score. `scaled` takes the factor β >= 0 that makes the error least,
     so that maps in any unit compare; without it β = 1, and the map must be in the score's own unit. Blocks have sides
-    of 1 to half the grid, or `side`; they are an image's own and the same for all methods, which share the passes.
+    of 1 to half the grid, or `side`; they are an image's own and the same for all methods, which share the passes. The
+    error is in the unit of the score squared, raw scores too.
     `region=4` is Quantus' walk: squares of 4 × 4 pixels go row by row and stay away, and the enlarged map, read as a
     gradient, is multiplied with what changed in every channel.
     """

@@ -1,4 +1,4 @@
-// Deletion and insertion: the patches go or come in order while the probability curve grows beside them.
+// Deletion and insertion: the patches go or come in order while the curve of the probability, or of the raw score, grows.
 
 import { percent } from "./lists.js";
 
@@ -6,7 +6,7 @@ const film = document.getElementById("film"), chart = document.getElementById("c
 const slider = document.getElementById("step"), words = document.getElementById("curve-text");
 const stepText = document.getElementById("step-text");
 const LEFT = 34, RIGHT = 302, TOP = 10, BOTTOM = 206, FRAME = 260;
-let shown = null, timer = 0;
+let shown = null, timer = 0, range = [0, 1]; // lowest and highest value on the vertical axis
 
 const drawn = (name, attributes, text = "") => {
   const made = document.createElementNS("http://www.w3.org/2000/svg", name);
@@ -15,7 +15,7 @@ const drawn = (name, attributes, text = "") => {
   return made;
 };
 const x = (part) => LEFT + part * (RIGHT - LEFT);
-const y = (p) => BOTTOM - p * (BOTTOM - TOP);
+const y = (value) => BOTTOM - (value - range[0]) / (range[1] - range[0]) * (BOTTOM - TOP);
 const line = (xs, ys) => xs.map((one, k) => `${k ? "L" : "M"}${x(one).toFixed(1)} ${y(ys[k]).toFixed(1)}`).join(" ");
 
 export function clear(photo) {
@@ -23,7 +23,8 @@ export function clear(photo) {
   shown = null;
   slider.disabled = true;
   stepText.textContent = "–";
-  words.textContent = "The best patches go first; a good map makes the probability fall fast.";
+  range = [0, 1];
+  words.textContent = "The best patches go first; a good map makes the score fall fast.";
   axes("part of the patches");
   if (photo) picture(photo, null);
 }
@@ -34,6 +35,14 @@ export function stop() { clearInterval(timer); timer = 0; }
 export function play(reply, kind, photo) {
   stop();
   shown = { reply, kind, photo, walk: reply[kind] };
+  const { method, random } = shown.walk;
+  if (method.area === null) {
+    clear(photo);
+    words.textContent = "The score with no patch left is that of the whole photo, so its curve cannot be normalised.";
+    return;
+  }
+  const values = reply.meaning === "prob" ? [] : [...method.mean, ...random.low, ...random.high];
+  range = [Math.min(0, ...values), Math.max(1, ...values)]; // raw scores may leave 0 … 1
   slider.max = shown.walk.counts.length - 1;
   slider.disabled = false;
   slider.value = 0;
@@ -62,7 +71,8 @@ function frame(k) {
   const done = `${kind === "deletion" ? "gone" : "shown"}: ${walk.counts[k]} of ${reply.rank.length} patches`;
   stepText.textContent = `${k} of ${walk.counts.length - 1}`;
   const better = kind === "deletion" ? method.area < random.area : method.area > random.area;
-  words.textContent = `${reply.target} ${percent(method.mean[k])}, ${done}. Area under the curve of ${walk.counts.length - 1} steps ${method.area.toFixed(3)}, in random order ${random.area.toFixed(3)}: `
+  const value = reply.meaning === "prob" ? percent(method.mean[k]) : `${reply.meaning} ${method.mean[k].toFixed(3)}`;
+  words.textContent = `${reply.target} ${value}, ${done}. Area under the curve of ${walk.counts.length - 1} steps ${method.area.toFixed(3)}, in random order ${random.area.toFixed(3)}: `
     + (better ? "better than random on average." : "no better than random on average.");
   chart.setAttribute("aria-label", `${kind} curve of ${reply.method}: area ${method.area.toFixed(3)}, in random order ${random.area.toFixed(3)}`);
 }
@@ -70,7 +80,8 @@ function frame(k) {
 function axes(label) {
   chart.replaceChildren(drawn("path", { class: "axis", d: `M${LEFT} ${TOP}V${BOTTOM}H${RIGHT}` }));
   for (const p of [0, 0.5, 1]) {
-    chart.append(drawn("path", { class: "axis", d: `M${LEFT} ${y(p)}H${RIGHT}` }), drawn("text", { x: LEFT - 5, y: y(p) + 3, "text-anchor": "end" }, p),
+    const value = range[0] + p * (range[1] - range[0]);
+    chart.append(drawn("path", { class: "axis", d: `M${LEFT} ${y(value)}H${RIGHT}` }), drawn("text", { x: LEFT - 5, y: y(value) + 3, "text-anchor": "end" }, Number(value.toPrecision(2))),
       drawn("text", { x: x(p), y: BOTTOM + 14, "text-anchor": "middle" }, `${100 * p} %`));
   }
   chart.append(drawn("text", { x: (LEFT + RIGHT) / 2, y: BOTTOM + 29, "text-anchor": "middle" }, label));

@@ -11,13 +11,16 @@ export function element(name, properties = {}, ...children) {
 
 export const percent = (p) => p === null ? "" : p < 0.0005 ? "<0.1 %" : p < 0.0995 ? `${(100 * p).toFixed(1)} %` : `${Math.round(100 * p)} %`;
 
+/** A probability, or the score itself where the model has no probabilities. */
+export const valueText = (probability, score) => probability !== null ? percent(probability) : score === null ? "" : `score ${score.toPrecision(3)}`;
+
 /** Top classes; a click makes one the target, "+" puts it beside. */
 export function showClasses(list, top, targets, choose, beside) {
   const again = document.activeElement?.dataset?.key;
   list.replaceChildren(...top.map((one) => {
     const name = element("button", { type: "button", className: "name" },
-      element("span", { textContent: one.name, title: one.name }), element("span", { textContent: percent(one.probability) }),
-      element("meter", { min: 0, max: 1, value: one.probability, ariaHidden: "true" }));
+      element("span", { textContent: one.name, title: one.name }), element("span", { textContent: valueText(one.probability, one.score) }));
+    if (one.probability !== null) name.append(element("meter", { min: 0, max: 1, value: one.probability, ariaHidden: "true" }));
     name.dataset.key = `class-${one.index}`;
     name.setAttribute("aria-pressed", targets[0] === one.index);
     name.addEventListener("click", () => choose(one.index));

@@ -3,7 +3,7 @@
 import * as api from "./api.js";
 import { bar, overlay, scaleOf } from "./colour.js";
 import * as curves from "./curves.js";
-import { element, filterMethods, percent, showClasses, showMethods, showThumbs } from "./lists.js";
+import { element, filterMethods, showClasses, showMethods, showThumbs, valueText } from "./lists.js";
 import * as patch from "./patch.js";
 import { state, write } from "./state.js";
 import { begin, end, fail, say } from "./status.js";
@@ -123,7 +123,7 @@ function show() {
   const scale = scaleOf(clipped.flatMap((one) => [...one.values]), signed, state.cmap);
   clipped.forEach((one, k) => {
     overlay($(`map-${k}`), photo, one, scale, state.opacity, state.smooth, 448);
-    const name = `${reply.targets[k]} ${percent(reply.probabilities[k])}`;
+    const name = `${reply.targets[k]} ${valueText(reply.probabilities[k], reply.class_scores[k])}`.trimEnd();
     $(`caption-${k}`).textContent = name;
     $(`map-${k}`).setAttribute("aria-label", `${map.method} map for ${name}; arrow keys move from patch to patch`);
   });
