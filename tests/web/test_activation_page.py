@@ -1,0 +1,69 @@
+"""The page of a model without probabilities: scores in the lists, normalised curves, no percent sign for either."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from torch import Tensor, nn
+
+import clairvit as cv
+from clairvit.web.app import create_app
+from clairvit.web.desk import Desk, open_desk
+from served import serving
+from tab import WAIT, browser, needs_a_browser, sync_api
+from unclosed import unclosed
+
+__all__ = ["browser"]  # a fixture
+pytestmark = needs_a_browser
+
+
+class Age(nn.Module):
+    """A regression on the built-in model: its first class score, moved to 37."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = cv.load("pets").module
+        self.num_classes = 1
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        scores: Tensor = self.net(pixels)
+        return scores[:, 11:12] + 30
+
+
+@pytest.fixture(scope="module")
+def age_desk() -> Iterator[Desk]:
+    made = open_desk([cv.wrap(Age(), name="age", size=224, labels=["age"])], seconds=300)
+    yield made
+    made.close()
+
+
+def test_the_web_page_is_told_of_scores(age_desk: Desk) -> None:
+    with TestClient(create_app(unclosed(age_desk)), base_url="http://127.0.0.1") as client:
+        assert client.get("/api/models").json()["models"][0]["activation"] == "raw"
+        told = client.post("/api/explain", data={"method": "legrad"}).json()
+        assert told["activation"] == "raw"
+        assert told["probabilities"] == [None]
+        assert told["top"][0]["probability"] is None
+        assert told["top"][0]["score"] == told["class_scores"][0] > 30
+        curve = client.post("/api/curve", json={"method": "legrad", "steps": 3}).json()
+        assert curve["meaning"] == "normalised score"
+        assert curve["deletion"]["method"]["mean"][0] == pytest.approx(1)
+        assert curve["deletion"]["method"]["mean"][-1] == pytest.approx(0, abs=1e-6)
+        assert curve["insertion"]["method"]["mean"][-1] == pytest.approx(1)
+
+
+def test_the_web_page_shows_the_score(age_desk: Desk, browser: Any) -> None:
+    with serving(age_desk) as address:
+        page = browser.new_page()
+        page.goto(address)
+        sync_api.expect(page.locator("#caption-0")).to_contain_text("age score 4", timeout=WAIT)
+        assert page.locator("#classes meter").count() == 0
+        assert "%" not in page.locator("#classes").inner_text()
+        page.locator("#play-deletion").click()
+        sync_api.expect(page.locator("#curve-text")).to_contain_text("normalised score", timeout=WAIT)
+        sync_api.expect(page.locator("#curve-text")).to_contain_text("gone: 196 of 196", timeout=WAIT)
+        assert "%" not in page.locator("#curve-text").inner_text()
+        page.close()
