@@ -50,7 +50,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert found.version == cv.__version__
     assert found.answer == pick().answer
     assert found.starts == {base: own.method for base, own in pick().tuned.items()}
-    assert found.settings == {"target": "predicted", "maps": "raw"}
+    assert found.settings == {"target": "predicted", "maps": "raw", "activation": "softmax"}
     assert [row["method"] for row in found.ranking] == [row.method for row in pick().ranking]
     assert [row["mean"] for row in found.ranking] == [row.mean for row in pick().ranking]
     assert found.tuned[0]["curve"][0]["mean"] == pick().tuned["focusvit"].means[0]

@@ -213,7 +213,7 @@ def test_a_yes_or_no_score_flips_at_zero() -> None:
     with torch.no_grad():
         sign = 1.0 if float(module(image)) > 0 else -1.0
         head.weight *= sign
-    made = cv.explain(cv.wrap(module), image, "counterfactual")
+    made = cv.explain(cv.wrap(module, activation="sigmoid"), image, "counterfactual")
     assert made.chosen is not None
     gone = made.chosen.flatten().nonzero()[:, 0].tolist()
     assert gone

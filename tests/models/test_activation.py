@@ -78,6 +78,13 @@ def test_the_activation_is_read_off_the_module(module: nn.Module, activation: st
     assert model.activation_reason
 
 
+def test_a_head_that_was_replaced_counts_and_not_what_the_module_says_of_the_old_one() -> None:
+    module: Any = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=1)
+    module.head = nn.Linear(192, 1)
+    assert module.num_classes == 1000
+    assert cv.wrap(module).activation == "raw"
+
+
 def test_outputs_that_are_activated_already_are_taken_as_they_are_and_a_note_says_so() -> None:
     model = cv.wrap(classifier(3, nn.Sigmoid()), size=8, layout=cv.Layout((2, 2), 0, "avg"))
     assert model.activated

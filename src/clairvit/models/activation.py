@@ -124,19 +124,21 @@ def infer_activation(module: nn.Module, *, classifier: bool = True) -> Stated:
 
 
 def output_columns(module: nn.Module) -> int | None:
-    """Return how many scores a module gives for an image, where that can be read off it; None where it cannot."""
+    """Return how many scores a module gives for an image, where that can be read off it; None where it cannot.
+
+    The head's own shape comes first: people replace heads and leave `num_classes` or `config.num_labels` as they were.
+    """
+    heads = (getattr(module, name, None) for name in ("head", "fc", "classifier", "heads"))
+    for part in (*heads, module):
+        last = _last(part) if isinstance(part, nn.Module) else None
+        if isinstance(last, nn.Linear):
+            return last.out_features
     config = getattr(module, "config", None)
     for holder, name in ((config, "num_labels"), (module, "num_classes"), (module, "num_labels")):
         count = getattr(holder, name, None)
         if isinstance(count, int) and not isinstance(count, bool) and count > 0:
             return count
-    for name in ("head", "fc", "classifier", "heads"):
-        head = getattr(module, name, None)
-        last = _last(head) if isinstance(head, nn.Module) else None
-        if isinstance(last, nn.Linear):
-            return last.out_features
-    last = _last(module)
-    return last.out_features if isinstance(last, nn.Linear) else None
+    return None
 
 
 def _last(module: nn.Module) -> nn.Module:

@@ -40,6 +40,9 @@ def build(request: Request) -> Model:
     labels = request.labels or read_labels(beside(path)) or notes.labels(said, request.spec)
     settled = Request(request.spec, name, request.pretrained, labels=labels, size=size)
     model = from_timm.describe(module, settled)
+    activation = notes.activation(said, request.spec, options["num_classes"]) if model.classifier else None
+    if activation is not None:
+        model = dataclasses.replace(model, activation=activation, activation_reason="the weights file states it")
     return model if seen is None or seen.size != size else dataclasses.replace(model, preprocess=seen)
 
 

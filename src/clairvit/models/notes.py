@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from clairvit.errors import BadInput, ModelUnavailable, did_you_mean
+from clairvit.models.activation import Activation, check_activation
 from clairvit.models.model import Preprocess
 
 # What may shape a timm model from a file or the command line. Others of its options (a checkpoint's path, say) would
@@ -33,9 +34,16 @@ SHAPING: dict[str, tuple[type, ...]] = {
 }
 
 
-def write(arch: str, options: Mapping[str, Any], labels: tuple[str, ...], how: Preprocess) -> dict[str, str]:
+def write(
+    arch: str,
+    options: Mapping[str, Any],
+    labels: tuple[str, ...],
+    how: Preprocess,
+    activation: Activation = "softmax",
+) -> dict[str, str]:
     """The notes that this module reads."""
     return {
+        "activation": activation,
         "format": "pt",
         "arch": f"timm:{arch}",
         "options": json.dumps(dict(options)),
@@ -75,6 +83,16 @@ def labels(said: Mapping[str, str], spec: str) -> tuple[str, ...] | None:
     if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
         raise _unfit("labels", spec, "expected a list of names.")
     return tuple(found)
+
+
+def activation(said: Mapping[str, str], spec: str, columns: int) -> Activation | None:
+    """Return what the scores of a model with so many columns mean, where the file says so."""
+    if "activation" not in said:
+        return None
+    try:
+        return check_activation(said["activation"], columns)
+    except BadInput as error:
+        raise _unfit("activation", spec, str(error)) from error
 
 
 def preprocess(said: Mapping[str, str], spec: str) -> Preprocess | None:
