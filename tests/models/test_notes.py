@@ -41,6 +41,14 @@ def test_a_file_with_notes_needs_no_options(small: nn.Module, tmp_path: Path) ->
         assert torch.equal(model.logits(pixels), small(pixels))
 
 
+def test_a_file_says_what_its_scores_mean(small: nn.Module, tmp_path: Path) -> None:
+    spec = stored(small, tmp_path / "a.safetensors", activation="sigmoid")
+    assert cv.load(spec).activation == "sigmoid"
+    assert cv.load(spec).activation_reason == "the weights file states it"
+    assert cv.load(spec, activation="raw").activation == "raw"
+    assert cv.load(stored(small, tmp_path / "b.safetensors")).activation == "softmax"
+
+
 def test_what_the_user_says_comes_first(small: nn.Module, tmp_path: Path) -> None:
     spec = stored(small, tmp_path / "a.safetensors")
     assert cv.load(spec, labels=["x", "y", "z"]).labels == ("x", "y", "z")
@@ -64,6 +72,7 @@ def test_what_the_user_says_comes_first(small: nn.Module, tmp_path: Path) -> Non
         ("preprocess", "{}", "KeyError"),
         ("preprocess", '{"size": [1], "mean": 1}', "ValueError"),
         ("preprocess", "[]", "TypeError"),
+        ("activation", "sigmod", "Did you mean 'sigmoid'"),
     ],
 )
 def test_bad_notes_are_refused(small: nn.Module, tmp_path: Path, note: str, content: str, words: str) -> None:

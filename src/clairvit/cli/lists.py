@@ -200,7 +200,11 @@ def list_models(
         table("What scores mean, unless --activation says otherwise", ("name", "activation"), meanings)
         line("Names that contain a word: clairvit models siglip")
     else:
-        table(f"{len(found)} models", ("name", "note"), [(source.spec, source.description) for source in found])
+        table(
+            f"{len(found)} models",
+            ("name", "note", "activation"),
+            [(one.spec, one.description, one.activation) for one in found],
+        )
 
 
 def list_classes(

@@ -54,7 +54,7 @@ class Model:
         """Return one line; `model.module` prints the layers."""
         rows, columns = self.preprocess.size
         classes = f"{len(self.labels)} classes" if self.labels else "no class names"
-        kind = classes if self.classifier else "embedding"
+        kind = f"{classes}, {self.activation}" if self.classifier else "embedding"
         return (
             f"Model({self.name!r}, {type(self.module).__name__}, {rows}×{columns}, {kind}, {self.device}, {self.dtype})"
         )
