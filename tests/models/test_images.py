@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import io
 import os
+import re
+import warnings
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +17,7 @@ from PIL import Image
 from torch import nn
 
 from clairvit.errors import BadInput, ClairWarning
-from clairvit.models.images import prepare, read_image
+from clairvit.models.images import find_images, open_image, prepare, read_image
 from clairvit.models.model import Model, Preprocess
 
 
@@ -225,3 +229,197 @@ def test_arrays_that_are_no_pictures(array: np.ndarray, said: str) -> None:
 def test_other_objects_are_named() -> None:
     with pytest.raises(BadInput, match="given as int; expected a path, a PIL image"):
         read_image(7)  # type: ignore[arg-type]
+
+
+# advice that works when it is followed --------------------------------------------------------------------------------
+
+
+def advised(message: str) -> str:
+    """The expression in a message that makes a picture of the array `a`."""
+    expression = re.search(r"\(?\ba\b[^:;]*astype\('uint8'\)(?: \* 255)?|a\.transpose\([^)]*\)", message)
+    assert expression is not None, message
+    return expression[0]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda picture: picture / 255,
+        lambda picture: (picture / 255).astype(np.float32),
+        lambda picture: picture.astype(np.float64),
+        lambda picture: picture.astype(np.float32),
+        lambda picture: picture.astype(np.int64),
+        lambda picture: picture.astype(np.uint16) * 257,
+        lambda picture: picture.transpose(2, 0, 1),
+    ],
+    ids=["0..1", "0..1 float32", "0..255 floats", "0..255 float32", "int64", "uint16", "channels first"],
+)
+def test_following_the_advice_for_an_array_gives_the_picture(make: Callable[[np.ndarray], np.ndarray]) -> None:
+    picture = gradient()
+    array = make(picture)
+    with pytest.raises(BadInput, match=r"expected uint8 \[H, W, 3\]") as caught:
+        read_image(array)
+    followed = eval(advised(str(caught.value)), {"a": array})
+    assert np.array_equal(np.asarray(read_image(followed)), picture)
+
+
+def test_following_the_advice_for_a_mask_of_booleans() -> None:
+    array = gradient()[..., 0] > 128
+    with pytest.raises(BadInput, match="dtype bool") as caught:
+        read_image(array)
+    seen = np.asarray(read_image(eval(advised(str(caught.value)), {"a": array})))
+    assert np.array_equal(seen[..., 0], np.where(array, 255, 0))
+
+
+def test_an_array_of_normalised_floats_is_sent_the_way_of_tensors(model: Model) -> None:
+    how = model.preprocess
+    pixels = prepare(Image.fromarray(gradient()), model).pixels[0]
+    array = pixels.permute(1, 2, 0).numpy()
+    with pytest.raises(BadInput, match="if it is normalised already") as caught:
+        read_image(array)
+    advice = re.search(r"torch\.from_numpy\(a\)\.permute\(2, 0, 1\)", str(caught.value))
+    assert advice is not None
+    assert torch.equal(prepare(eval(advice[0], {"a": array, "torch": torch}), model).pixels[0], pixels)
+    assert how == model.preprocess
+
+
+def test_arrays_without_a_sensible_range_say_which_they_have() -> None:
+    with pytest.raises(BadInput, match=r"with values in 0\.\.255, and these are from -300 to 900"):
+        read_image(np.array([[-300, 900]]))
+    with pytest.raises(BadInput, match="of finite numbers"):
+        read_image(np.array([[0.0, np.nan]]))
+
+
+# float tensors that were not normalised -------------------------------------------------------------------------------
+
+
+def raw_tensor() -> torch.Tensor:
+    """What torchvision's ToTensor gives: [3, 32, 48] in 0..1."""
+    return torch.from_numpy(gradient(32, 48)).permute(2, 0, 1).float() / 255
+
+
+@pytest.mark.parametrize("form", ["one", "batch", "list"])
+def test_a_tensor_of_raw_pixels_is_warned_about_and_noted(model: Model, form: str) -> None:
+    raw = raw_tensor()
+    images = {"one": raw, "batch": torch.stack([raw, raw]), "list": [raw]}[form]
+    with pytest.warns(ClairWarning, match=r"look like pixels in 0\.\.1 that were not normalised") as caught:
+        batch = prepare(images, model)
+    assert batch.notes == (str(caught[0].message),)
+    assert "values from 0 to 1" in batch.notes[0]
+
+
+def test_following_the_advice_for_raw_tensors_ends_the_warning(model: Model) -> None:
+    raw = raw_tensor()
+    with pytest.warns(ClairWarning, match="pass a PIL image or a uint8 array, or") as caught:
+        prepare(raw, model)
+    advice = re.search(r"\(x - mean\) / std with mean (\[.*?\]) and std (\[.*?\])\.$", str(caught[0].message))
+    assert advice is not None
+    mean, std = (torch.tensor(eval(part))[:, None, None] for part in advice.groups())
+    normalised = prepare((raw - mean) / std, model)  # a ClairWarning would be an error here
+    picture = prepare(Image.fromarray(gradient(32, 48)), model)
+    array = prepare(gradient(32, 48), model)
+    assert normalised.notes == picture.notes == array.notes == ()
+    assert torch.equal(picture.pixels, array.pixels)
+    assert torch.equal(normalised.pixels, picture.pixels)
+
+
+def test_following_the_advice_for_tensors_up_to_255(model: Model) -> None:
+    raw = raw_tensor() * 255
+    with pytest.warns(ClairWarning, match=r"pass uint8 pixels or \(x / 255 - mean\) / std"):
+        prepare(raw, model)
+    picture = prepare(Image.fromarray(gradient(32, 48)), model)
+    assert torch.equal(prepare(raw.round().to(torch.uint8), model).pixels, picture.pixels)
+    mean, std = (torch.tensor(part)[:, None, None] for part in (model.preprocess.mean, model.preprocess.std))
+    assert prepare((raw / 255 - mean) / std, model).notes == ()
+
+
+def test_tensors_that_may_well_be_normalised_are_not_doubted(model: Model) -> None:
+    flat = torch.full((3, 32, 48), 0.5)
+    for pixels in (torch.zeros(3, 32, 48), flat, flat + 0.2 * raw_tensor(), raw_tensor() - 0.1, 3 * raw_tensor()):
+        assert prepare(pixels, model).notes == ()
+    as_it_is = Model(model.module, "0..1", Preprocess((32, 48), (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)))
+    assert prepare(raw_tensor(), as_it_is).notes == ()  # this model takes pixels in 0..1
+
+
+def test_explain_carries_the_note() -> None:
+    import clairvit as cv
+
+    model = cv.load("pets")
+    raw = torch.from_numpy(np.array(read_image("demo").resize((224, 224)))).permute(2, 0, 1).float() / 255
+    with pytest.warns(ClairWarning, match="not normalised"):
+        made = cv.explain(model, raw, "ixg")
+    assert len(made.notes) == 1
+    assert "pixels in 0..1" in made.notes[0]
+
+
+# folders, patterns, addresses -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def five(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "five" / ".ipynb_checkpoints").mkdir(parents=True)
+    for name in ("a1.png", "a2.png", "a10.png", "b.jpg", "c.jpg", ".hidden.png", ".ipynb_checkpoints/a1.png"):
+        Image.fromarray(gradient()).save(tmp_path / "five" / name)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("given", "names"),
+    [
+        ("five", ["five/a1.png", "five/a2.png", "five/a10.png", "five/b.jpg", "five/c.jpg"]),
+        ("five/*.jpg", ["five/b.jpg", "five/c.jpg"]),
+        (Path("five/a1*.png"), ["five/a1.png", "five/a10.png"]),
+        (["five/*.jpg", "five/a1.png"], ["five/b.jpg", "five/c.jpg", "five/a1.png"]),
+        ("five/c*", ["five/c.jpg"]),
+    ],
+)
+def test_folders_and_patterns_stand_for_their_images(five: Path, model: Model, given: Any, names: list[str]) -> None:
+    batch = prepare(given, model)
+    assert list(batch.names) == names
+    assert not batch.single
+    assert batch.pixels.shape == (len(names), 3, 32, 48)
+
+
+def test_verbs_take_folders_and_patterns(five: Path) -> None:
+    import clairvit as cv
+
+    pets = cv.load("pets")
+    assert cv.explain(pets, "five/*.jpg", "ixg").names == ("five/b.jpg", "five/c.jpg")
+    assert cv.evaluate(pets, "five/*.jpg", "ixg", "sparseness").names == ("five/b.jpg", "five/c.jpg")
+    with pytest.raises(BadInput, match=r"No image matches 'five/\*\.tif'"):
+        cv.explain(pets, "five/*.tif", "ixg")
+
+
+def test_a_folder_where_one_image_is_needed_names_a_file_in_it(five: Path) -> None:
+    with pytest.raises(BadInput, match="'five' is a folder where an image was expected; give one file in it") as caught:
+        read_image("five")
+    advice = re.search(r"such as '(.*)'", str(caught.value))
+    assert advice is not None
+    assert read_image(advice[1]).size == (60, 40)
+
+
+@pytest.mark.parametrize("address", ["https://example.org/cat.jpg", "s3://bucket/cat.jpg", "file:///tmp/cat.jpg"])
+def test_addresses_are_not_fetched_and_keep_their_slashes(model: Model, address: str) -> None:
+    for read in (lambda: read_image(address), lambda: prepare([address], model), lambda: find_images(address)):
+        with pytest.raises(BadInput, match=f"'{address}' is an address, .* files only; download it first"):
+            read()
+
+
+# large pictures -------------------------------------------------------------------------------------------------------
+
+
+def test_a_picture_of_108_megapixels_is_read_without_a_warning_of_pillow(tmp_path: Path) -> None:
+    Image.new("1", (12_000, 9_000), 1).save(tmp_path / "large.png")
+    before = list(warnings.filters)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with open_image(tmp_path / "large.png") as image:
+            assert image.size == (12_000, 9_000)
+    assert not caught
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        open_image(tmp_path / "large.png").close()
+        with pytest.raises(Image.DecompressionBombWarning):  # the user's own calls are warned as ever
+            Image.open(tmp_path / "large.png")
+    assert warnings.filters == before

@@ -217,7 +217,7 @@ def test_wrap_asks_a_timm_module_for_its_numbers() -> None:
     assert model.preprocess.mean == (0.5, 0.5, 0.5)
     assert model.preprocess.size == (96, 96)
     assert model.preprocess.resize == 106
-    assert cv.wrap(module, std=(1, 2, 3)).preprocess.std == (1, 2, 3)
+    assert cv.wrap(module, std=(0.1, 0.2, 0.3)).preprocess.std == (0.1, 0.2, 0.3)
     other = nn.Linear(1, 1)
     assert cv.wrap(other).preprocess.mean == (0.485, 0.456, 0.406)
     assert cv.wrap(other).preprocess.size == (224, 224)

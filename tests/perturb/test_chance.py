@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
 import torch
 
-from clairvit.perturb.chance import dice, fingerprints
+import clairvit as cv
+from clairvit.errors import BadInput
+from clairvit.perturb.chance import check_seed, dice, fingerprints
 
 
 def drawn(mark: int, k: int = 0) -> float:
@@ -38,3 +45,18 @@ def test_one_pixel_elsewhere_is_another_image() -> None:
         one[0, 0].view(-1)[place] = 1
         moved += fingerprints(one, 0)
     assert len(set(moved)) == 64
+
+
+@pytest.mark.parametrize("seed", ["x", 1.5, None, True])
+def test_a_seed_is_a_whole_number(seed: Any) -> None:
+    model, image = cv.load("pets"), torch.zeros(1, 3, 224, 224)
+    verbs: list[Callable[[], object]] = [
+        lambda: cv.explain(model, image, "ixg", seed=seed),
+        lambda: cv.compare(model, image, ["ixg"], seed=seed),
+        lambda: cv.evaluate(model, image, "ixg", "sparseness", seed=seed),
+        lambda: cv.choose(model, image, ["ixg"], seed=seed),
+    ]
+    for verb in verbs:
+        with pytest.raises(BadInput, match=r"seed=.* expected a whole number, such as 0"):
+            verb()
+    assert check_seed(np.int64(7)) == 7

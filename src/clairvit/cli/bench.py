@@ -15,6 +15,7 @@ from clairvit.cli.bench_table import print_plan, print_query, report
 from clairvit.cli.bench_wish import METHODS, METRICS, data_of, models_of, study_of
 from clairvit.cli.known import fetch
 from clairvit.cli.paper import progress, remark, say
+from clairvit.cli.request import read_preprocess
 from clairvit.errors import BadInput, UnknownName, did_you_mean
 
 if TYPE_CHECKING:
@@ -71,6 +72,11 @@ def bench(
     no_pretrained: options.NoPretrained = False,
     labels: options.Labels = None,
     activation: options.Activation = None,
+    mean: options.Mean = None,
+    std: options.Std = None,
+    resize: options.Resize = None,
+    crop: options.Crop = None,
+    interpolation: options.Interpolation = None,
     device: Annotated[
         str | None,
         typer.Option(help="cpu, cuda, cuda:1.", show_default="a GPU if there is one", rich_help_panel="Engine"),
@@ -118,7 +124,8 @@ def bench(
         print_query(*Store.open(out, create=False).query(sql), as_json)
         return
     wish = read_wish(study) if study is not None else Wish()
-    models = models_of(wish, model, arch, no_pretrained, labels, activation)
+    how_seen = read_preprocess(mean, std, resize, crop, interpolation)
+    models = models_of(wish, model, arch, no_pretrained, labels, activation, how_seen)
     images = data_of(wish, data, limit, split, masks, mask_kind)
     asked = study_of(wish, models, images, method, metric, target, maps, seed)
     where = device if device is not None or engine == "ray" else _gpu()
@@ -144,6 +151,8 @@ def bench(
             told(made)
         return
     worker.open()  # before a store is begun: what is wrong with models or images is found here
+    assumed = (note for place in range(len(models)) for note in worker.model(place).assumptions)
+    remark(assumed, as_json or quiet)
     remark((note for place in range(len(images)) for note in worker.album(place).notes), as_json or quiet)
     store = Store.open(out)
     with progress("study", 1, hidden=as_json or quiet), _words(as_json or quiet):

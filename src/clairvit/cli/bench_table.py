@@ -130,7 +130,7 @@ def _document(
     unread = [Failure(name, why) for name, why in lost.items()]
     if not rows:
         return {**about, "scores": [], "failed": [vars(failure) for failure in unread]}
-    return {**document(rows, methods, study.target, (), unread), "command": "bench", **about}
+    return {**document(rows, methods, study.target, (), unread), "command": "bench", **scores.model_record, **about}
 
 
 def _failed(outcome: Outcome) -> list[dict[str, Any]]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from clairvit.cli.evaluate import wanted_methods, wanted_metrics
 from clairvit.cli.split import split_labels, split_methods
@@ -24,32 +24,47 @@ def models_of(
     no_pretrained: bool,
     labels: str | None,
     activation: str | None = None,
+    preprocess: Mapping[str, Any] | None = None,
 ) -> tuple[ModelWish, ...]:
     from clairvit.models.activation import check_activation
-    from clairvit.study.plan import ModelWish
 
     if model is None and wish.models is not None:
-        if arch is not None or no_pretrained or labels is not None or activation is not None:
+        if arch is not None or no_pretrained or labels is not None or activation is not None or preprocess:
             raise BadInput(
-                "--arch, --no-pretrained, --labels and --activation belong to --model; expected them in the file, or "
-                "both."
+                "--arch, --no-pretrained, --labels, --activation and preprocessing belong to --model; expected them in "
+                "the file, or both."
             )
         return wish.models
     if activation is not None:
         check_activation(activation)
     names = split_labels(labels) if labels is not None else None
     specs = split_methods(model or "pets")
+    if preprocess and len(specs) > 1:
+        raise BadInput(
+            f"Preprocessing is of one model, and {len(specs)} were given; expected a study file in which each has its "
+            "own."
+        )
     files = [spec for spec in specs if spec.startswith("file:")] or specs  # else loading says what --arch is for
     return tuple(
-        ModelWish(
-            spec,
-            arch if spec in files else None,
-            tuple(names) if isinstance(names, list) else names,
-            pretrained=not no_pretrained,
-            activation=activation,
-        )
+        model_config(spec, arch if spec in files else None, names, not no_pretrained, activation, preprocess or {})
         for spec in specs
     )
+
+
+def model_config(
+    spec: str,
+    arch: str | None,
+    labels: str | list[str] | None,
+    pretrained: bool,
+    activation: str | None,
+    preprocess: Mapping[str, Any],
+) -> ModelWish:
+    """Return a model as a study keeps it; `preprocess` as `read_preprocess` returns it."""
+    from clairvit.study.plan import ModelWish
+
+    seen = {"crop" if name == "size" else name: value for name, value in preprocess.items()}
+    names = tuple(labels) if isinstance(labels, list) else labels
+    return ModelWish(spec, arch, names, pretrained, activation, **seen)
 
 
 def data_of(

@@ -13,8 +13,8 @@ from clairvit.cli.evaluate import wanted_methods, wanted_metrics
 from clairvit.cli.known import Known, image_source
 from clairvit.cli.paper import line, progress, remark
 from clairvit.cli.picks import document, print_pick
-from clairvit.cli.report import end
-from clairvit.cli.request import load, read_targets
+from clairvit.cli.report import end, print_json
+from clairvit.cli.request import load, read_preprocess, read_targets
 from clairvit.cli.split import split_methods
 from clairvit.cli.work import Failure
 from clairvit.errors import BadInput
@@ -84,6 +84,11 @@ def choose(
     labels: options.Labels = None,
     activation: options.Activation = None,
     device: options.Device = None,
+    mean: options.Mean = None,
+    std: options.Std = None,
+    resize: options.Resize = None,
+    crop: options.Crop = None,
+    interpolation: options.Interpolation = None,
     target: options.OneTarget = None,
     maps: options.Maps = "raw",
     seed: options.Seed = 0,
@@ -106,12 +111,18 @@ def choose(
     tuned = [] if tune_start is None else [base_of(text) for text in split_methods(tune_start)]
     _check(by, metrics, maps, out)
     check_pace(batch_size, autocast)
+    how_seen = read_preprocess(mean, std, resize, crop, interpolation)
     source, failures = image_source(
         images, Known(masks, mask_kind, weights, truth), metrics or [], target, split, limit, download, seed
     )
-    net = load(model, arch, no_pretrained, labels, device, activation)
+    if source.is_empty:
+        if as_json:
+            print_json("choose", [], failures)
+        end([], failures, "scored")
+        return
+    net = load(model, arch, no_pretrained, labels, device, activation, how_seen)
     album = source.open(net, by_label=target == "label").images
-    remark(album.notes, as_json or quiet)
+    remark((*net.assumptions, *album.notes), as_json or quiet)
     aims: list[Any] = ["label"] if target == "label" else read_targets([target] if target else None, None, net)
     if len(aims) > 1:
         raise BadInput(f"--target {target} names {len(aims)} classes; expected one, by which every image is scored.")
@@ -137,6 +148,7 @@ def choose(
         print_pick(pick)
         typed = {"--model": model if model != "pets" else None, "--arch": arch, "--labels": labels}
         typed["--activation"] = activation
+        typed |= {"--mean": mean, "--std": std, "--resize": resize, "--crop": crop, "--interpolation": interpolation}
         also = [part for name, value in typed.items() if value is not None for part in (name, value)]
         line(f"Wrote {file}; use it by: {shlex.join(['clairvit', 'explain', 'IMAGE', *also, '--recipe', str(file)])}")
     end(pick.scores.seen, failures, "scored")

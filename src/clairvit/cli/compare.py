@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from clairvit.cli import options
 from clairvit.cli.paper import EXPLAINS, SHOWS, line, table
 from clairvit.cli.report import SLOW, end, print_classes, print_files, print_json, print_left_out, print_notes
-from clairvit.cli.request import Request
+from clairvit.cli.request import Request, read_preprocess
 from clairvit.cli.split import split_methods
 from clairvit.cli.work import Delivered, file_name
 from clairvit.errors import BadInput
@@ -41,6 +41,11 @@ def compare(
     labels: options.Labels = None,
     activation: options.Activation = None,
     device: options.Device = None,
+    mean: options.Mean = None,
+    std: options.Std = None,
+    resize: options.Resize = None,
+    crop: options.Crop = None,
+    interpolation: options.Interpolation = None,
     target: options.Target = None,
     contrast: options.Contrast = None,
     score: options.Score = None,
@@ -77,6 +82,7 @@ def compare(
         quiet,
         batch_size,
         activation,
+        preprocess=read_preprocess(mean, std, resize, crop, interpolation),
     )
 
     def verb(net: Model, batch: Batch, aim: Any) -> Mapping[str, Explanation]:

@@ -14,7 +14,7 @@ from clairvit.cli.compare import ALL, choose
 from clairvit.cli.known import Known, image_source
 from clairvit.cli.paper import line, progress, remark
 from clairvit.cli.report import end, print_json, print_left_out
-from clairvit.cli.request import load, read_targets
+from clairvit.cli.request import load, read_preprocess, read_targets
 from clairvit.cli.scores import by_metric, document, long_form, print_scores
 from clairvit.cli.split import split_methods
 from clairvit.cli.work import Failure, Place, file_name, place
@@ -66,6 +66,11 @@ def evaluate(
     labels: options.Labels = None,
     activation: options.Activation = None,
     device: options.Device = None,
+    mean: options.Mean = None,
+    std: options.Std = None,
+    resize: options.Resize = None,
+    crop: options.Crop = None,
+    interpolation: options.Interpolation = None,
     target: options.OneTarget = None,
     maps: options.Maps = "raw",
     seed: options.Seed = 0,
@@ -93,12 +98,18 @@ def evaluate(
     check_shape(maps)
     check_pace(batch_size, autocast)
     where = place(out, check_table)
+    how_seen = read_preprocess(mean, std, resize, crop, interpolation)
     source, failures = image_source(
         images, Known(masks, mask_kind, weights, truth), metrics, target, split, limit, download, seed
     )
-    net = load(model, arch, no_pretrained, labels, device, activation)
+    if source.is_empty:
+        if as_json:
+            print_json("evaluate", [], failures)
+        end([], failures, "scored")
+        return
+    net = load(model, arch, no_pretrained, labels, device, activation, how_seen)
     album = source.open(net, by_label=target == "label")
-    remark(album.images.notes, as_json or quiet)
+    remark((*net.assumptions, *album.images.notes), as_json or quiet)
     aims: list[Any] = ["label"] if target == "label" else read_targets([target] if target else None, None, net)
     if len(aims) > 1:
         raise BadInput(f"--target {target} names {len(aims)} classes; expected one, by which every image is scored.")
@@ -124,7 +135,7 @@ def evaluate(
         return
     rows = by_metric(scores)
     content = document(rows, methods, target, scores.unmasked, failures)
-    content |= {"activation": net.activation, "foreground": album.detected, "skipped": scores.skipped}
+    content |= {**scores.model_record, "foreground": album.detected, "skipped": scores.skipped}
     files = write(where, rows, content)
     if as_json:
         from clairvit.show.save import dumps

@@ -11,7 +11,7 @@ import typer
 from clairvit.cli import options
 from clairvit.cli.paper import line
 from clairvit.cli.report import end, print_classes, print_files, print_json, print_notes, print_statistics
-from clairvit.cli.request import Request
+from clairvit.cli.request import Request, read_preprocess
 from clairvit.cli.work import file_name
 
 if TYPE_CHECKING:
@@ -63,6 +63,11 @@ def explain(
     labels: options.Labels = None,
     activation: options.Activation = None,
     device: options.Device = None,
+    mean: options.Mean = None,
+    std: options.Std = None,
+    resize: options.Resize = None,
+    crop: options.Crop = None,
+    interpolation: options.Interpolation = None,
     target: options.Target = None,
     contrast: options.Contrast = None,
     score: options.Score = None,
@@ -105,6 +110,7 @@ def explain(
         quiet,
         batch_size,
         activation,
+        preprocess=read_preprocess(mean, std, resize, crop, interpolation),
     )
 
     unchecked = [] if advice is None else [advice]

@@ -12,6 +12,7 @@ import typer
 from clairvit._version import __version__
 from clairvit.cli import options
 from clairvit.cli.paper import line, progress, remark, say, table
+from clairvit.cli.request import read_preprocess
 from clairvit.cli.work import Failure
 from clairvit.errors import BadInput, did_you_mean
 
@@ -63,6 +64,8 @@ def finetune(
         int | None,
         typer.Option(min=1, help="Image size of the model.", show_default="its own", rich_help_panel="Model"),
     ] = None,
+    mean: options.Mean = None,
+    std: options.Std = None,
     device: options.Device = None,
     download: options.Download = False,
     epochs: Annotated[int, typer.Option(min=1, help="At most so many.", rich_help_panel="Recipe")] = 50,
@@ -127,6 +130,7 @@ def finetune(
             arch=arch,
             options=read_options(shape),
             size=size,
+            **read_preprocess(mean, std, None, None, None),
             device=device,
             dtype="float16" if half else "float32",
             fresh=fresh,
@@ -187,10 +191,10 @@ def class_folders(folder: Path) -> Album:
     from torch import nn
 
     from clairvit.data.album import album_of
-    from clairvit.models.images import find_images
+    from clairvit.models.folders import find_images, folders_in
     from clairvit.models.model import Model
 
-    inside = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+    inside = folders_in(folder)
     if len(inside) < 2:
         raise BadInput(
             f"'{folder}' has {len(inside)} folders; expected one for each class, at least two: {folder}/cat/1.jpg, "
@@ -234,6 +238,8 @@ def _value(text: str) -> int | float | bool | str:
 
 
 def document(done: Trained, failures: list[Failure], seconds: float) -> dict[str, Any]:
+    from clairvit.data.marks import plain_preprocess
+
     return {
         "clairvit": __version__,
         "command": "finetune",
@@ -246,6 +252,8 @@ def document(done: Trained, failures: list[Failure], seconds: float) -> dict[str
         "epochs": [vars(epoch) for epoch in done.history],
         "resumed_after": done.resumed,
         "stopped_early": done.stopped_early,
+        "preprocess": plain_preprocess(done.preprocess),
+        "assumptions": list(done.assumptions),
         "seconds": seconds,
         "failed": [vars(failure) for failure in failures],
     }
@@ -259,6 +267,8 @@ def print_result(done: Trained) -> None:
     title = f"{done.images} images of {len(done.classes)} classes, validated on {done.validated}"
     columns = ("epoch", "loss", "accuracy trained", "accuracy", "rate")
     table(title, columns, rows, right=columns)
+    for note in done.assumptions:
+        line(f"Note: {note}")
     if done.resumed:
         line(f"{done.resumed} of these epochs were done before.")
     line(f"Best after epoch {done.best.number}: {done.best.accuracy:.1%}. Wrote {done.path}")

@@ -145,6 +145,11 @@ class ImageSource:
     limit: int | None
     seed: int
 
+    @property
+    def is_empty(self) -> bool:
+        """None of the images that were named is there."""
+        return self.dataset is None and not self.paths
+
     def open(self, model: Model, by_label: bool) -> Shown:
         """Return the images, read when their turn comes; `by_label`: those without a true class cannot be used."""
         if self.dataset is None:
@@ -188,7 +193,8 @@ def image_source(
 
 def data_set(images: list[str]) -> str | None:
     """Return the data set that is named, such as 'pets:PATH'; a file that is called so is none."""
-    marked = [one for one in images if ":" in one and not Path(one).exists() and not Path(one).drive]
+    named = (one for one in images if ":" in one and "://" not in one)  # an address is refused where images are found
+    marked = [one for one in named if not Path(one).exists() and not Path(one).drive]
     if marked and len(images) > 1:
         raise BadInput(f"{marked[0]} and {len(images) - 1} more were given; expected one data set, or images.")
     return marked[0] if marked else None

@@ -201,7 +201,7 @@ def list_models(
         line("Names that contain a word: clairvit models siglip")
     else:
         table(
-            f"{len(found)} models",
+            f"{len(found)} model{'s' * (len(found) != 1)}",
             ("name", "note", "activation"),
             [(one.spec, one.description, one.activation) for one in found],
         )

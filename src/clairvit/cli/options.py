@@ -67,6 +67,50 @@ Activation = Annotated[
         rich_help_panel="Model",
     ),
 ]
+Mean = Annotated[
+    str | None,
+    typer.Option(
+        metavar="R,G,B",
+        help="What is subtracted from pixels in 0..1, e.g. 0.485,0.456,0.406.",
+        show_default="the model's own",
+        rich_help_panel="Preprocessing",
+    ),
+]
+Std = Annotated[
+    str | None,
+    typer.Option(
+        metavar="R,G,B",
+        help="By what they are divided then, e.g. 0.229,0.224,0.225.",
+        show_default="the model's own",
+        rich_help_panel="Preprocessing",
+    ),
+]
+Resize = Annotated[
+    str | None,
+    typer.Option(
+        metavar="N|ROWS,COLUMNS",
+        help="Short side in pixels before the crop, or a box that the image covers.",
+        show_default="the model's own",
+        rich_help_panel="Preprocessing",
+    ),
+]
+Crop = Annotated[
+    str | None,
+    typer.Option(
+        metavar="N|ROWS,COLUMNS",
+        help="Size of the centre crop, which is the model's image size, where it leaves a choice.",
+        show_default="the model's own",
+        rich_help_panel="Preprocessing",
+    ),
+]
+Interpolation = Annotated[
+    str | None,
+    typer.Option(
+        help="Of the resize: nearest, lanczos, bilinear, bicubic, box or hamming.",
+        show_default="the model's own",
+        rich_help_panel="Preprocessing",
+    ),
+]
 Device = Annotated[str | None, typer.Option(help="cpu (default), cuda, cuda:1, mps.", rich_help_panel="Model")]
 Target = Annotated[
     list[str] | None,

@@ -79,6 +79,7 @@ def document(pick: Pick, file: Path, failures: list[Failure]) -> dict[str, Any]:
             "command": "choose",
             "model": pick.model,
             "weights": pick.weights,
+            **pick.model_record,
             "best": pick.best,
             "clear": pick.clear,
             "tied": pick.tied,

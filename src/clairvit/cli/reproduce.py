@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from clairvit.cli import options
+from clairvit.cli.bench_wish import model_config
 from clairvit.cli.known import Known, fetch
-from clairvit.cli.paper import line, progress, say, table
-from clairvit.cli.request import load
+from clairvit.cli.paper import line, progress, remark, say, table
+from clairvit.cli.request import load, read_preprocess
 from clairvit.cli.split import split_labels
 from clairvit.errors import BadInput
 
@@ -60,6 +61,11 @@ def reproduce(
     labels: options.Labels = None,
     activation: options.Activation = None,
     device: options.Device = None,
+    mean: options.Mean = None,
+    std: options.Std = None,
+    resize: options.Resize = None,
+    crop: options.Crop = None,
+    interpolation: options.Interpolation = None,
     target: Annotated[
         str | None,
         typer.Option(
@@ -120,7 +126,7 @@ def reproduce(
             "pets:/data/oxford-iiit-pet, or --check to compute the paper's own numbers again."
         )
     from clairvit.perturb.batch import check_pace
-    from clairvit.study.plan import DataWish, ModelWish
+    from clairvit.study.plan import DataWish
     from clairvit.study.reproduce import check_data, open_shown
     from clairvit.study.reproduce import reproduce as run
     from clairvit.study.set_up import Wish, instead
@@ -129,10 +135,11 @@ def reproduce(
     known = Known(masks, mask_kind, weights, None)
     known.check([], None)
     check_pace(batch_size, None)
+    how_seen = read_preprocess(mean, std, resize, crop, interpolation)
     names = split_labels(labels) if labels is not None else None
     wish = Wish(
         preset,
-        ModelWish(model, arch, tuple(names) if isinstance(names, list) else names, not no_pretrained, activation),
+        model_config(model, arch, names, not no_pretrained, activation, how_seen),
         DataWish(data, split, limit, masks, mask_kind),
         effort,
         target,
@@ -150,7 +157,8 @@ def reproduce(
                 f"{plan.forwards} forwards."
             )
 
-    net = load(model, arch, no_pretrained, labels, device, activation)
+    net = load(model, arch, no_pretrained, labels, device, activation, how_seen)
+    remark(net.assumptions, hidden)
     shown = found_objects(wish, known, net) if known.detects else open_shown(wish, net)
     check_data(wish, shown)  # before a store is begun
     with _store(out, preset) as store, progress(f"reproduce {preset.name}", 1, hidden=hidden):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from clairvit.cli import options
-from clairvit.cli.paper import line, say
+from clairvit.cli.paper import line, remark, say
 from clairvit.errors import BadInput, ClairError, install
 
 if TYPE_CHECKING:
@@ -36,6 +36,11 @@ def serve(
     labels: options.Labels = None,
     activation: options.Activation = None,
     device: options.Device = None,
+    mean: options.Mean = None,
+    std: options.Std = None,
+    resize: options.Resize = None,
+    crop: options.Crop = None,
+    interpolation: options.Interpolation = None,
     host: Annotated[str, typer.Option(help="The address to listen at; the usual one is this machine only.")] = (
         "127.0.0.1"
     ),
@@ -65,15 +70,20 @@ def serve(
         from clairvit.web.run import run
     except ModuleNotFoundError as error:
         raise ClairError(f"The web page needs {error.name}, which is not installed; type: {install('web')}") from error
-    from clairvit.cli.request import load
+    from clairvit.cli.request import load, read_preprocess
     from clairvit.web.desk import open_desk
 
     names = list(dict.fromkeys(model or ["pets"]))
-    if len(names) > 1 and (arch or labels):
-        raise BadInput("--arch and --labels are of one model, and several were given; serve them one by one.")
+    how_seen = read_preprocess(mean, std, resize, crop, interpolation)
+    if len(names) > 1 and (arch or labels or how_seen):
+        raise BadInput(
+            "--arch, --labels and preprocessing are of one model, and several were given; serve them one by one."
+        )
     rules = guard_rules(host, token)
     with listen(host, port) as listener:
-        desk = open_desk([load(name, arch, no_pretrained, labels, device, activation) for name in names], time_limit)
+        models = [load(name, arch, no_pretrained, labels, device, activation, how_seen) for name in names]
+        remark((note for one in models for note in one.assumptions), hidden=False)
+        desk = open_desk(models, time_limit)
         line(f"Open {address_of(host, listener.getsockname()[1], rules.token)}  (Ctrl-C stops)")
         if not is_loopback(host):
             say("note: other machines can reach this server, without encryption; on networks you share use HTTPS.")

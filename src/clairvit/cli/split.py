@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection, Iterable
 from pathlib import Path
+from typing import Any
 
 from clairvit.errors import BadInput
 from clairvit.methods.parse import split_at_commas
@@ -33,6 +34,17 @@ def split_targets(texts: Iterable[str], labels: Collection[str]) -> list[str]:
             raise BadInput(f"--target '{text}' names no class; write e.g. --target 'Bengal,Sphynx' or --target 3,17.")
         targets += named
     return targets
+
+
+def split_numbers(text: str, option: str, kind: type[int] | type[float]) -> tuple[Any, ...]:
+    """Return '0.5,0.4,0.3' as numbers of the kind that the option takes."""
+    try:
+        return tuple(kind(part) for part in text.split(","))
+    except ValueError as error:
+        wanted = (
+            "R,G,B such as 0.485,0.456,0.406" if kind is float else "a number of pixels such as 256, or ROWS,COLUMNS"
+        )
+        raise BadInput(f"{option} {text} was given; expected {wanted}.") from error
 
 
 def split_labels(text: str) -> str | list[str]:

@@ -69,8 +69,11 @@ class Job:
 
 
 def find(arguments: Sequence[str]) -> tuple[list[str], list[Failure]]:
-    """Every image the arguments name, and the arguments that name none. A single wrong argument is simply an error."""
-    from clairvit.models.images import find_images
+    """Every image the arguments name, and the arguments that name none. A single wrong argument is simply an error.
+
+    Files that are not there are found here, before a model is loaded for them.
+    """
+    from clairvit.models.images import check_file, find_images
 
     images: list[str] = []
     failures: list[Failure] = []
@@ -81,7 +84,14 @@ def find(arguments: Sequence[str]) -> tuple[list[str], list[Failure]]:
             if len(arguments) == 1:
                 raise
             failures.append(Failure(argument, str(error)))
-    return list(dict.fromkeys(images)), failures
+    readable = []
+    for image in dict.fromkeys(images):
+        try:
+            check_file(Path(image))
+            readable.append(image)
+        except BadInput as error:
+            failures.append(Failure(image, str(error)))
+    return readable, failures
 
 
 def carry_out(job: Job, images: Sequence[str], failures: list[Failure], advance: Advance) -> list[Delivered]:
@@ -170,7 +180,9 @@ def _together(ready: Sequence[Ready], targets: Sequence[Any], verb: Verb) -> Ite
 
     several = len(targets) > 1
     pixels = torch.cat([one.batch.pixels for one in ready])
-    batch = Batch(pixels, tuple(name for one in ready for name in one.batch.names), single=several)
+    names = tuple(name for one in ready for name in one.batch.names)
+    notes = tuple(dict.fromkeys(note for one in ready for note in one.batch.notes))
+    batch = Batch(pixels, names, single=several, notes=notes)
     found = verb(batch, list(targets) if several else targets[0] if targets else None)
     skipped, cost = getattr(found, "skipped", {}), getattr(found, "cost", None)
     for position, one in enumerate(ready):

@@ -17,7 +17,7 @@ from torch import Tensor
 from clairvit.data.marks import digest
 from clairvit.data.masks import check_kind, prepare_mask, read_mask
 from clairvit.errors import BadInput, ClairError
-from clairvit.models.images import Batch, name_of, prepare, read_image
+from clairvit.models.images import Batch, expanded, name_of, prepare, read_image
 from clairvit.models.model import Model
 
 Failed = Callable[[str, ClairError], None]
@@ -167,11 +167,7 @@ def _items(images: Any, model: Model) -> Sequence[Any]:
         return list(prepare(images, model).pixels)
     if isinstance(images, Tensor) and images.is_floating_point():
         return list(prepare(images, model).pixels)
-    if isinstance(images, list | tuple) or getattr(images, "ndim", 0) == 4:
-        if not len(images):
-            raise BadInput("No images were given; expected at least one: a path, a PIL image, an array or a tensor.")
-        return list(images)
-    return [images]
+    return expanded(images)[0]
 
 
 def _check_count(what: str, given: Any, count: int) -> None:

@@ -14,7 +14,7 @@ from PIL import Image
 from torch import Tensor
 
 from clairvit.errors import BadInput
-from clairvit.models.images import find_images, framed, upright
+from clairvit.models.images import find_images, framed, open_image, upright
 from clairvit.models.model import Preprocess
 
 MaskKind = Literal["nonzero", "trimap", "voc"]
@@ -104,7 +104,7 @@ def _values(source: str | Path | Image.Image | NDArray[Any], name: str) -> NDArr
         if isinstance(source, Image.Image):
             picture = upright(source, "the mask")
         else:
-            with Image.open(source) as image:
+            with open_image(source) as image:
                 image.load()
                 picture = upright(image, f"'{source}'")
         values: NDArray[Any] = np.asarray(picture)

@@ -41,6 +41,7 @@ class Recipe:
     ranking: tuple[Mapping[str, Any], ...] = ()
     starts: Mapping[str, str] = field(default_factory=dict)  # "genatt" -> "genatt+from:7"
     tuned: tuple[Mapping[str, Any], ...] = ()  # the score of every start
+    model_record: Mapping[str, Any] = field(default_factory=dict)  # preprocessing, weights' hash, assumptions
     version: str = __version__
 
     def method_for(self, text: str | None = None) -> str:

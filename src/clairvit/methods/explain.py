@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from clairvit.data.marks import state_hash
 from clairvit.errors import BadInput, ClairError, ClairWarning
 from clairvit.methods.advised import advised
 from clairvit.methods.bind import Bound, bind
@@ -29,6 +30,7 @@ from clairvit.models.images import Batch, prepare
 from clairvit.models.model import Model
 from clairvit.models.target import Target, resolve
 from clairvit.perturb.batch import pace
+from clairvit.perturb.chance import check_seed
 from clairvit.trace.guest import own_grad_mode
 from clairvit.trace.recording import Recording
 
@@ -177,6 +179,7 @@ def _explain_all(
     by_head: bool = False,
 ) -> Comparison:
     bounds = list({bound.text: bound for bound in bounds}.values())
+    seed = check_seed(seed)
     batch = prepare(images, model)
     started = time.perf_counter()
     recording = record_for(bounds, model, batch.pixels)
@@ -243,6 +246,7 @@ def _collect(
     )
     alone = sum(result.seconds for group in results.values() for result in group)
     activated = (f"{model.name}: {model.activation_reason}",) if model.activated else ()
+    weights = state_hash(model.module)
     facts = _facts({text: [result.maps for result in own] for text, own in results.items()})
     for bound in bounds:
         own = results[bound.text]
@@ -272,6 +276,7 @@ def _collect(
             model=model.name,
             labels=model.labels,
             preprocess=model.preprocess,
+            weights_hash=weights,
             seed=seed,
             cost=passes + Cost(seconds=seconds - alone + spent, own_seconds=spent),
             standard_error=_of_all([result.standard_error for result in own]),
@@ -281,7 +286,7 @@ def _collect(
             class_specific=bound.method.class_specific,
             classifier=model.classifier,
             activation=activation,
-            notes=(*notes, *activated),
+            notes=(*batch.notes, *notes, *activated),
             versions=versions(),
         )
     return found

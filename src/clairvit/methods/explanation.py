@@ -72,7 +72,8 @@ class Explanation:
     class_specific: bool = True  # False: the same map whatever the target
     classifier: bool = True  # False: logits are an embedding, so there are no probabilities
     activation: Activation = "softmax"  # what the logits mean; "raw": they are no logits and have no probabilities
-    notes: tuple[str, ...] = ()  # fallbacks taken, zero maps, …
+    notes: tuple[str, ...] = ()  # fallbacks taken, zero maps, preprocessing that was assumed, …
+    weights_hash: str = ""  # of the content of the model's parameters and buffers
     versions: dict[str, str] = field(default_factory=dict)
 
     @property

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from clairvit.data.album import Album, Failed, Part, album_of, parts
+from clairvit.data.marks import model_record
 from clairvit.errors import BadInput
 from clairvit.methods.bind import Bound, bind
 from clairvit.methods.explanation import Explanation
@@ -24,6 +25,7 @@ from clairvit.models.model import Model
 from clairvit.models.target import Target, find_class, resolve
 from clairvit.perturb.aside import Aside
 from clairvit.perturb.batch import pace
+from clairvit.perturb.chance import check_seed
 from clairvit.perturb.watch import telling
 from clairvit.trace.guest import own_grad_mode
 from clairvit.trace.recording import Recording
@@ -102,7 +104,7 @@ def evaluate(
         BASELINES if baselines else (),
         skip,
         failed,
-        seed,
+        check_seed(seed),
     )
     with pace(batch_size, autocast):
         found = _evaluated(request)
@@ -171,7 +173,9 @@ def _evaluated(request: _Request) -> Scores:
         for one in request.asked:
             if one.metric.scope == "set":
                 table.measure_set(shelf, one)
-    return table.scores(request.bounds, request.asked, every, request.luck)
+    scores = table.scores(request.bounds, request.asked, every, request.luck)
+    scores.model_record = model_record(request.model)
+    return scores
 
 
 def _settings(request: _Request) -> dict[str, Any]:

@@ -40,6 +40,7 @@ class Scores(dict[tuple[str, str], Score]):
         self.skipped: dict[str, str] = {}  # method -> why it does not fit this model
         self.unmasked: tuple[str, ...] = ()  # images that had no mask where others had
         self.seen: tuple[Seen, ...] = ()  # what the model says of each image
+        self.model_record: dict[str, Any] = {}  # preprocessing, hash of the weights, what was assumed
 
 
 @dataclass(eq=False)

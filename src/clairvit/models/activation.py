@@ -128,16 +128,27 @@ def output_columns(module: nn.Module) -> int | None:
 
     The head's own shape comes first: people replace heads and leave `num_classes` or `config.num_labels` as they were.
     """
-    heads = (getattr(module, name, None) for name in ("head", "fc", "classifier", "heads"))
-    for part in (*heads, module):
-        last = _last(part) if isinstance(part, nn.Module) else None
-        if isinstance(last, nn.Linear):
-            return last.out_features
+    outputs = head_outputs(module)
+    if outputs is not None:
+        return outputs
     config = getattr(module, "config", None)
     for holder, name in ((config, "num_labels"), (module, "num_classes"), (module, "num_labels")):
         count = getattr(holder, name, None)
         if isinstance(count, int) and not isinstance(count, bool) and count > 0:
             return count
+    return None
+
+
+def head_outputs(module: nn.Module) -> int | None:
+    """Return the number of outputs of the layer that is called a head; None where there is no such linear layer."""
+    get_head: Any = getattr(module, "get_classifier", None)  # timm's, which also finds heads inside heads
+    head = get_head() if callable(get_head) else None
+    first = head[0] if isinstance(head, tuple | list) and head else head
+    names = ("head", "fc", "classifier", "cls_classifier", "heads")
+    for part in (first, *(getattr(module, name, None) for name in names), module):
+        last = _last(part) if isinstance(part, nn.Module) else None
+        if isinstance(last, nn.Linear):
+            return last.out_features
     return None
 
 

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from clairvit.errors import BadInput, ModelUnavailable, did_you_mean
 from clairvit.models import from_timm, notes
-from clairvit.models.model import Model
+from clairvit.models.model import Model, Preprocess
+from clairvit.models.preprocess import assumption, for_size
 from clairvit.models.request import Request, read_labels, seeded
 
 State = dict[str, Tensor]
@@ -31,19 +32,34 @@ def build(request: Request) -> Model:
     state, said = read_weights(path, request.spec)
     name = architecture(request, said)
     options = infer_options(name, state, said, request.spec)
-    seen = notes.preprocess(said, request.spec)
-    size = request.size or (infer_size(name, state) if seen is None else seen.size)
+    stated = notes.preprocess(said, request.spec)
+    size = request.size or stated.get("size") or infer_size(name, state)
     with seeded():  # the file fills every tensor, so this only keeps the user's random numbers undisturbed
         module = from_timm.create(name, pretrained=False, size=size, **options)
     if request.pretrained:
         fit(module, state, request.spec, name)
-    labels = request.labels or read_labels(beside(path)) or notes.labels(said, request.spec)
+    classes = int(options["num_classes"])
+    stated_labels = notes.labels(said, request.spec, classes) if classes else None
+    labels = request.labels or read_labels(beside(path)) or stated_labels
     settled = Request(request.spec, name, request.pretrained, labels=labels, size=size)
     model = from_timm.describe(module, settled)
     activation = notes.activation(said, request.spec, options["num_classes"]) if model.classifier else None
     if activation is not None:
         model = dataclasses.replace(model, activation=activation, activation_reason="the weights file states it")
-    return model if seen is None or seen.size != size else dataclasses.replace(model, preprocess=seen)
+    preprocess = request.preprocessing.applied_to(_as_stated(model.preprocess, stated))
+    absent = [one for one in request.preprocessing.missing() if one not in stated]
+    source = f"timm's for {name}, because '{path.name}' does not say"
+    assumed = assumption(absent, preprocess, source) if request.pretrained else ()
+    return dataclasses.replace(model, preprocess=preprocess, assumptions=assumed)
+
+
+def _as_stated(preprocess: Preprocess, stated: Mapping[str, Any]) -> Preprocess:
+    """Return timm's numbers with those of the file in their place."""
+    given = dict(stated)
+    if isinstance(given.get("resize"), int):
+        given.setdefault("keep_ratio", True)
+    size = given.pop("size", preprocess.size)
+    return for_size(dataclasses.replace(preprocess, size=size, **given), preprocess.size)
 
 
 def read_weights(path: Path, spec: str) -> tuple[State, dict[str, str]]:
@@ -90,7 +106,7 @@ def strip(state: State) -> State:
 
 
 def architecture(request: Request, said: Mapping[str, str]) -> str:
-    arch = request.arch or said.get("arch")
+    arch = request.arch or said.get("arch") or said.get("architecture")
     if arch is None:
         raise BadInput(
             f"'{request.spec}' does not say which architecture its weights are for; add --arch timm:NAME "

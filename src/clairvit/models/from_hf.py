@@ -5,6 +5,7 @@ Three kinds: classifiers; image-and-text pairs (CLIP, SigLIP), which prompts tur
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,13 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from clairvit.errors import BadInput, ModelUnavailable, NotApplicable, UnknownName, did_you_mean
-from clairvit.models.hub import extra, fetching, hub_blocked
+from clairvit.models.hub import extra, fetching, hub_blocked, offline, quiet
 from clairvit.models.model import Model, Preprocess, first_scores
+from clairvit.models.preprocess import INTERPOLATIONS, assumption
 from clairvit.models.request import Request, fit_labels, seeded
 from clairvit.models.zero_shot import ZeroShot
 
 Kind = Literal["classifier", "pair", "backbone"]
-_RESAMPLING = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")  # Pillow's numbers, in order
 
 
 def build(request: Request) -> Model:
@@ -35,11 +36,12 @@ def build(request: Request) -> Model:
         what = kind(transformers, config, request.spec)
         if request.pretrained:
             model = _with_weights(transformers, config, what, where, request)
-            images = _processor(transformers, where, request)
+            preprocess, assumed = _preprocess(transformers, config, where, request)
         else:
-            model, images = _with_random(transformers, config, what, request), None
-        preprocess = read_processor(images, request.spec) if images else plain_preprocess(config)
-        return _describe(transformers, model.eval(), what, preprocess, where, request)
+            model = _with_random(transformers, config, what, request)
+            preprocess, assumed = plain_preprocess(config), ()
+        described = _describe(transformers, model.eval(), what, preprocess, where, request)
+        return dataclasses.replace(described, assumptions=assumed)
 
 
 def _from_type(transformers: Any, request: Request) -> Model:
@@ -146,8 +148,7 @@ def _describe(
 ) -> Model:
     if what == "classifier":
         config: Any = model.config
-        own = [str(config.id2label[i]) for i in sorted(config.id2label)]
-        labels = fit_labels(request.labels, lambda: own, config.num_labels)
+        labels = fit_labels(request.labels, lambda: class_names(config), config.num_labels)
         return Model(model, request.name, preprocess, labels)
     if what == "backbone":
         return Model(model, request.name, preprocess, classifier=False)
@@ -199,16 +200,50 @@ class Backbone(nn.Module):
         return output.last_hidden_state[:, 0] if pooled is None else pooled.flatten(1)  # type: ignore[no-any-return]
 
 
-def _processor(transformers: Any, where: str, request: Request) -> dict[str, Any]:
+def class_names(config: Any) -> tuple[str, ...]:
+    """Return the class names of a configuration; none where they are transformers' placeholders, LABEL_0, LABEL_1, …"""
+    names = {int(number): str(name) for number, name in (getattr(config, "id2label", None) or {}).items()}
+    if sorted(names) != list(range(len(names))) or all(name == f"LABEL_{number}" for number, name in names.items()):
+        return ()
+    return tuple(names[number] for number in range(len(names)))
+
+
+def saved_preprocess(module: nn.Module) -> Preprocess | None:
+    """Return the preprocessing saved where a module's weights came from: a folder, or the hub's cache on this disk."""
+    import transformers
+
+    where = str(getattr(getattr(module, "config", None), "name_or_path", "") or "")
+    if not where:
+        return None
     try:
-        return transformers.AutoImageProcessor.from_pretrained(where, trust_remote_code=False).to_dict()  # type: ignore[no-any-return]
+        with quiet(), offline():
+            processor = transformers.AutoImageProcessor.from_pretrained(
+                where, trust_remote_code=False, local_files_only=True
+            )
+        return read_processor(processor.to_dict(), where)
+    except (OSError, ValueError, NotApplicable):  # no processor there, or none that resizes as ours does
+        return None
+
+
+def _preprocess(transformers: Any, config: Any, where: str, request: Request) -> tuple[Preprocess, tuple[str, ...]]:
+    """Return the saved processor's numbers, else the user's; a mean that is stated nowhere is not guessed."""
+    try:
+        images = transformers.AutoImageProcessor.from_pretrained(where, trust_remote_code=False).to_dict()
     except OSError as error:
         if not Path(where).is_dir():
             raise
-        raise ModelUnavailable(
-            f"'{request.spec}' has no preprocessor_config.json, so its mean, std and image size are unknown; save the "
-            "image processor there too, or use cv.wrap(module, mean=, std=, size=)."
-        ) from error
+        given = request.preprocessing
+        if given.mean is None or given.std is None:
+            raise ModelUnavailable(
+                f"'{request.spec}' has no preprocessor_config.json, so its mean, std and image size are unknown; load "
+                "it with mean= and std= (and resize=), or save the image processor there too."
+            ) from error
+        preprocess = given.applied_to(plain_preprocess(config))
+        absent = given.missing()
+        return preprocess, assumption(
+            absent, preprocess, f"the usual, because '{where}' has no preprocessor_config.json"
+        )
+    return read_processor(images, request.spec), ()
 
 
 def plain_preprocess(config: Any) -> Preprocess:
@@ -244,7 +279,7 @@ def read_processor(images: dict[str, Any], spec: str) -> Preprocess:
         mean=_three(mean, unit),
         std=_three(std, unit),
         resize=resize,
-        interpolation=_RESAMPLING[int(images.get("resample", 2))],
+        interpolation=INTERPOLATIONS[int(images.get("resample", 2))],
         keep_ratio=isinstance(resize, int),
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import struct
 import warnings
 from collections.abc import Sequence
@@ -16,8 +17,9 @@ from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
 from clairvit.errors import BadInput, ClairWarning, did_you_mean
+from clairvit.models.folders import files_below, refuse_url, stands_for_many
 from clairvit.models.folders import find_images as find_images
-from clairvit.models.model import Model, Preprocess
+from clairvit.models.model import Model, Preprocess, check_materialised
 
 ImageLike = str | Path | Image.Image | NDArray[Any] | Tensor
 DEMO = "demo"
@@ -41,36 +43,69 @@ class Batch:
     pixels: Tensor  # [B, 3, H, W], normalised, on the model's device and in its dtype
     names: tuple[str, ...]
     single: bool = False
+    notes: tuple[str, ...] = ()  # what was assumed to preprocess them, and what looks wrong
 
     def __len__(self) -> int:
         return len(self.names)
 
 
 def prepare(images: ImageLike | Batch | Sequence[ImageLike], model: Model) -> Batch:
-    """A path, PIL image, uint8 array, a list of these, or a float tensor that is already preprocessed."""
+    """A path, folder, pattern, PIL image, uint8 array, a list of these, or a float tensor that is preprocessed."""
     if not isinstance(model, Model):
         advice = f"cv.load({model!r})" if isinstance(model, str) else "cv.wrap(module, mean=, std=, size=, labels=)"
         raise BadInput(f"The model is a {type(model).__name__}; expected a cv.Model: {advice} makes one.")
+    check_materialised(model.module, model.name)
     if isinstance(images, Batch):
         return replace(images, pixels=images.pixels.to(model.device, model.dtype))
     whole = _whole_batch(images)
     if whole is not None:
-        _check_tensor(whole, "")
+        notes = _check_tensor(whole, "", model)
         names = tuple(f"image {i + 1}" for i in range(len(whole)))
         single = isinstance(images, Tensor) and images.ndim == 3
-        return Batch(whole.detach().to(model.device, model.dtype), names, single)
-    several = isinstance(images, list | tuple) or getattr(images, "ndim", 0) == 4
-    items: list[Any] = list(images) if several else [images]  # type: ignore[arg-type]
-    if not items:
-        raise BadInput("No images were given; expected at least one: a path, a PIL image, a uint8 array or a tensor.")
-    pixels = [_pixels(item, model.preprocess, f" (image {i + 1})" if several else "") for i, item in enumerate(items)]
+        return Batch(whole.detach().to(model.device, model.dtype), names, single, notes)
+    items, single = expanded(images)
+    notes = model.assumptions if any(not _is_preprocessed(item) for item in items) else ()
+    pixels: list[Tensor] = []
+    for i, item in enumerate(items):
+        seen, more = _pixels(item, model, "" if single else f" (image {i + 1})")
+        pixels.append(seen)
+        notes = (*notes, *more)
     shapes = sorted({tuple(p.shape[-2:]) for p in pixels})
     if len(shapes) > 1:
         raise BadInput(
             f"The tensors in one batch have different sizes: {shapes}; make them equal or explain one by one."
         )
     names = tuple(name_of(item, i) for i, item in enumerate(items))
-    return Batch(torch.stack(pixels).to(model.device, model.dtype), names, single=not several)
+    return Batch(torch.stack(pixels).to(model.device, model.dtype), names, single, notes)
+
+
+def expanded(images: Any) -> tuple[list[Any], bool]:
+    """Return the images one by one, folders and patterns by their files, and whether it is a single image."""
+    several = isinstance(images, list | tuple) or getattr(images, "ndim", 0) == 4
+    given: list[Any] = list(images) if several else [images]
+    if not given:
+        raise BadInput("No images were given; expected at least one: a path, a PIL image, a uint8 array or a tensor.")
+    items: list[Any] = []
+    for item in given:
+        many = isinstance(item, str | Path) and stands_for_many(item)
+        items += find_images(item) if many else [item]
+        several = several or many
+    return items, not several
+
+
+def open_image(source: Any, **options: Any) -> Image.Image:
+    """Return Pillow's lazily opened image, without its warning about size.
+
+    Pillow warns above 89 million pixels, which cameras of phones reach, and refuses from twice as many on, which
+    `read_image` says in our words. `warnings.catch_warnings` would make the process forget which warnings were shown.
+    """
+    filters: list[Any] = warnings.filters  # type: ignore[assignment]
+    ignore = ("ignore", None, Image.DecompressionBombWarning, None, 0)
+    filters.insert(0, ignore)
+    try:
+        return Image.open(source, **options)
+    finally:
+        filters.remove(ignore)
 
 
 def read_image(source: str | Path | Image.Image | NDArray[Any]) -> Image.Image:
@@ -84,16 +119,17 @@ def read_image(source: str | Path | Image.Image | NDArray[Any]) -> Image.Image:
             f"An image was given as {type(source).__name__}; expected a path, a PIL image, a uint8 array [H, W, 3] or "
             "a preprocessed float tensor [3, H, W]."
         )
+    refuse_url(source)
     path = Path(source).expanduser()
     if str(source) == DEMO and not path.exists():
         from skimage import data
 
         return Image.fromarray(data.chelsea())
-    _check_file(path)
+    check_file(path)
     try:
-        with Image.open(path) as image:
+        with open_image(path) as image:
             return _rgb(image, f"'{path}'")
-    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+    except Image.DecompressionBombError as error:
         raise BadInput(
             f"'{path}' is too large to decode safely ({error}); make a smaller copy first, for instance with "
             f"ImageMagick: convert '{path.name}' -resize 2000x2000 small.png."
@@ -147,17 +183,21 @@ def _resized(size: tuple[int, int], how: Preprocess) -> tuple[int, int]:
     return int(short * rows / columns), short
 
 
-def _pixels(item: Any, how: Preprocess, where: str) -> Tensor:
-    if isinstance(item, Tensor) and item.dtype != torch.uint8:
+def _is_preprocessed(item: Any) -> bool:
+    return isinstance(item, Tensor) and item.dtype != torch.uint8
+
+
+def _pixels(item: Any, model: Model, where: str) -> tuple[Tensor, tuple[str, ...]]:
+    """Return [3, H, W] as the model takes it, and notes."""
+    if _is_preprocessed(item):
         if item.ndim != 3:
             raise BadInput(f"A tensor in the list{where} has shape {list(item.shape)}; expected [3, H, W].")
-        _check_tensor(item[None], where)
-        return item.detach()
+        return item.detach(), _check_tensor(item[None], where, model)
     if isinstance(item, Tensor):
         if item.ndim != 3 or item.shape[0] != 3:
             raise BadInput(f"A uint8 tensor{where} has shape {list(item.shape)}; expected [3, H, W].")
         item = item.detach().cpu().permute(1, 2, 0).numpy()
-    return to_pixels(read_image(item), how)
+    return to_pixels(read_image(item), model.preprocess), ()
 
 
 def _whole_batch(images: Any) -> Tensor | None:
@@ -172,8 +212,8 @@ def _whole_batch(images: Any) -> Tensor | None:
     return images if images.ndim == 4 else images[None]
 
 
-def _check_tensor(pixels: Tensor, where: str) -> None:
-    """[B, 3, H, W] of finite, normalised floats."""
+def _check_tensor(pixels: Tensor, where: str, model: Model) -> tuple[str, ...]:
+    """Refuse all but finite floats [B, 3, H, W]; return a note, also a warning, if they do not look normalised."""
     if pixels.shape[1] != 3 or pixels.numel() == 0:
         raise BadInput(
             f"The image tensor{where} has shape {list(pixels.shape)}; expected [B, 3, H, W], none of them 0."
@@ -190,13 +230,29 @@ def _check_tensor(pixels: Tensor, where: str) -> None:
         raise BadInput(
             f"The image tensor has NaN or infinite values{at}; expected finite numbers: check your transform."
         )
-    if float(pixels.detach().abs().amax()) > 50:  # normalised values stay within a few units of 0
-        warnings.warn(
-            f"The image tensor{where} has values up to {float(pixels.detach().abs().amax()):.0f}, so it does not look "
-            "normalised; pass uint8 pixels or (x / 255 - mean) / std.",
-            ClairWarning,
-            stacklevel=4,
+    note = _not_normalised(float(pixels.detach().amin()), float(pixels.detach().amax()), where, model.preprocess)
+    if note:
+        warnings.warn(note, ClairWarning, stacklevel=4)
+    return (note,) if note else ()
+
+
+def _not_normalised(low: float, high: float, where: str, preprocess: Preprocess) -> str:
+    """Return what is odd about the range of a float tensor; '' if it can be (x - mean) / std of a picture."""
+    if max(-low, high) > 50:  # normalised values stay within a few units of 0
+        return (
+            f"The image tensor{where} has values up to {max(-low, high):.0f}, so it does not look normalised; pass "
+            "uint8 pixels or (x / 255 - mean) / std."
         )
+    # in 0..1 and over more than half of it, while (0 - mean) / std of a black pixel is negative: a normalised photo has
+    # such a range only if all of it is bright and has little contrast
+    if low >= 0 and high <= 1 and high - low > 0.5 and max(preprocess.mean) > 0:
+        mean, std = ([round(value, 4) for value in values] for values in (preprocess.mean, preprocess.std))
+        return (
+            f"The image tensor{where} has values from {low:.2g} to {high:.2g}, which look like pixels in 0..1 that "
+            "were not normalised, and float tensors are taken as they are; pass a PIL image or a uint8 array, or "
+            f"(x - mean) / std with mean {mean} and std {std}."
+        )
+    return ""
 
 
 def name_of(item: Any, index: int) -> str:
@@ -206,9 +262,14 @@ def name_of(item: Any, index: int) -> str:
     return str(getattr(item, "filename", "") or f"image {index + 1}")
 
 
-def _check_file(path: Path) -> None:
+def check_file(path: Path) -> None:
+    """Refuse a path at which there is no file, or a folder; "demo" needs none."""
+    if str(path) == DEMO and not path.exists():
+        return
     if path.is_dir():
-        raise BadInput(f"'{path}' is a folder where an image was expected; type '{path}/*.jpg' or give one file in it.")
+        inside = files_below(path)
+        advice = f"give one file in it, such as '{inside[0]}'" if inside else "give the path of an image"
+        raise BadInput(f"'{path}' is a folder where an image was expected; {advice}.")
     if not path.exists():
         folder = path.parent
         near = did_you_mean(path.name, [p.name for p in folder.iterdir() if p.is_file()]) if folder.is_dir() else ""
@@ -226,12 +287,34 @@ def _first_bytes(path: Path) -> bytes:
 def _from_array(array: NDArray[Any]) -> Image.Image:
     grey_or_colour = array.ndim == 2 or (array.ndim == 3 and array.shape[-1] in (1, 3, 4))
     if array.dtype != np.uint8 or not grey_or_colour or array.size == 0:
-        advice = "multiply by 255 and convert: (a * 255).astype('uint8')" if array.dtype.kind == "f" else "convert it"
         raise BadInput(
             f"The image array has shape {list(array.shape)} and dtype {array.dtype}; expected uint8 [H, W, 3] or "
-            f"[H, W]: {advice}, or pass preprocessed floats as a torch tensor [B, 3, H, W]."
+            f"[H, W]{_array_advice(array, grey_or_colour)}."
         )
     return _rgb(Image.fromarray(array[..., 0] if array.shape[-1] == 1 and array.ndim == 3 else array), "the array")
+
+
+def _array_advice(array: NDArray[Any], grey_or_colour: bool) -> str:
+    """Return the expression that makes a picture of the array `a`, by its shape and the range of its values."""
+    if array.size == 0:
+        return ""
+    if not grey_or_colour:
+        first = array.ndim == 3 and array.shape[0] in (1, 3, 4)
+        return ": move the channels last, a.transpose(1, 2, 0)" if first else ""
+    low, high = float(array.min()), float(array.max())
+    if array.dtype == np.bool_:
+        return ": convert it, a.astype('uint8') * 255"
+    if not (math.isfinite(low) and math.isfinite(high)):
+        return " of finite numbers"
+    if array.dtype.kind == "f" and low >= 0 and high <= 1:
+        return ": multiply by 255 and convert, (a * 255).round().astype('uint8')"
+    if low >= 0 and high <= 255:
+        return ": convert it, a.round().astype('uint8')"
+    if array.dtype == np.uint16:
+        return ": scale and convert it, (a // 257).astype('uint8')"
+    if array.dtype.kind == "f" and array.ndim == 3 and array.shape[-1] == 3 and max(-low, high) <= 50:
+        return "; if it is normalised already, pass it as a tensor: torch.from_numpy(a).permute(2, 0, 1)"
+    return f" with values in 0..255, and these are from {low:.4g} to {high:.4g}"
 
 
 def _rgb(image: Image.Image, name: str) -> Image.Image:

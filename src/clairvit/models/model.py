@@ -44,6 +44,7 @@ class Model:
     activation: Activation = "softmax"  # what turns scores into probabilities; "raw": nothing does
     activation_reason: str = ""  # what the activation was read from; "" where nothing was looked at
     activated: bool = False  # the module applies its activation itself: raw scores that are probabilities already
+    assumptions: tuple[str, ...] = ()  # notes about preprocessing that nothing states, shown with results
 
     def __post_init__(self) -> None:
         check_activation(self.activation)
@@ -104,6 +105,16 @@ class Model:
                 "for each image. Look for squeeze() in its forward, then cv.wrap it again."
             )
         return scores
+
+
+def check_materialised(module: nn.Module, name: str) -> None:
+    """Refuse a module with tensors on the meta device, which have a shape and no numbers."""
+    for key, tensor in itertools.chain(module.named_parameters(), module.named_buffers()):
+        if tensor.is_meta:
+            raise BadInput(
+                f"{name} is on the meta device ('{key}' has a shape and no numbers); give it weights first: "
+                "module.to_empty(device='cpu'), then module.load_state_dict(weights)."
+            )
 
 
 def first_scores(output: Any) -> Tensor:

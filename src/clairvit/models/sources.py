@@ -8,7 +8,7 @@ import fnmatch
 import importlib
 import importlib.util
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
@@ -18,9 +18,17 @@ import torch
 from torch import nn
 
 from clairvit.errors import BadInput, UnknownName, did_you_mean
-from clairvit.models.activation import Activation, Stated, check_activation, infer_activation, output_columns
+from clairvit.models.activation import (
+    Activation,
+    Stated,
+    check_activation,
+    head_outputs,
+    infer_activation,
+    output_columns,
+)
 from clairvit.models.layout import Layout
-from clairvit.models.model import Model, Preprocess
+from clairvit.models.model import Model, Preprocess, check_materialised
+from clairvit.models.preprocess import assumption, for_size, preprocess_options
 from clairvit.models.request import Labels, Request, Size, fit_labels, read_labels, rows_columns, seeded
 from clairvit.models.zero_shot import ZeroShot
 
@@ -83,49 +91,90 @@ def load(
     device: str | torch.device | None = None,
     dtype: str | torch.dtype | None = None,
     size: Size | None = None,
+    mean: float | Sequence[float] | None = None,
+    std: float | Sequence[float] | None = None,
+    resize: Size | None = None,
+    interpolation: str | None = None,
     activation: str | None = None,
 ) -> Model:
-    """A model by name: pets, scenes, timm:NAME, hf:ID, torchvision:NAME, open_clip:NAME:WEIGHTS or file:PATH.
+    """Load a model by name: pets, scenes, timm:NAME, hf:ID, torchvision:NAME, open_clip:NAME:WEIGHTS or file:PATH.
 
-    `pretrained=False` draws random weights, always the same. `labels` are class names (or a JSON file of them); for
-    CLIP-like models they are the prompts, taken word for word. `arch` is for file: only. `size` is the image size,
-    where the model leaves a choice. `activation` says what the scores mean: softmax (one class of several), sigmoid
-    (each class for itself) or raw (no probabilities: a regression, a cosine); None is what the model states itself.
-    The model comes in eval mode, on `device` (CPU) and in `dtype` (float32).
+    The model comes in eval mode. What its source does not state about preprocessing is named in `Model.assumptions`.
+
+    Args:
+        name: What to load; `clairvit models` lists the sources.
+        pretrained: False draws random weights, always the same.
+        arch: The timm architecture of a weights file (file: only).
+        labels: Class names in class order, an id → name or name → id dict, or a JSON file of any of these; for
+            CLIP-like models the prompts, taken word for word.
+        device, dtype: Where and in which precision the model runs; CPU and float32 unless given.
+        size: Image size, which is also the centre crop, where the model leaves a choice.
+        mean, std: For pixels in 0..1, three numbers (red, green, blue) or one; in place of the source's own.
+        resize: Short side in pixels before the crop, or (rows, columns) that the image is made to cover.
+        interpolation: nearest, lanczos, bilinear, bicubic, box or hamming.
+        activation: What the scores mean: softmax (one class of several), sigmoid (each class for itself) or raw (no
+            probabilities: a regression, a cosine); None is what the model states itself.
+
+    Returns:
+        The model that every verb takes.
+
+    Example:
+        >>> load("file:mine.safetensors", mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225), resize=248)
     """
     source, rest = split(name)
     where, kind = usable_device(device), _dtype(dtype)
+    preprocessing = preprocess_options(mean, std, resize, interpolation)
     means = None if activation is None else check_activation(activation)
-    request = Request(name, rest, pretrained, arch, read_labels(labels), rows_columns(size), means)
+    request = Request(name, rest, pretrained, arch, read_labels(labels), rows_columns(size), means, preprocessing)
     if arch is not None and source != "file":
         raise BadInput(f"arch={arch!r} belongs to 'file:PATH' only; '{name}' knows its own architecture.")
     built_in = {"pets": _pets, "scenes": _scenes}.get(source)
     model: Model = built_in(request) if built_in else importlib.import_module(_BUILDERS[source]).build(request)
     model = with_activation(model, means)
     module = model.module.eval().to(device=where, dtype=kind)
-    return dataclasses.replace(model, module=module)
+    return dataclasses.replace(model, module=module, preprocess=preprocessing.applied_to(model.preprocess))
 
 
 def wrap(
     module: nn.Module,
     *,
-    mean: Sequence[float] | None = None,
-    std: Sequence[float] | None = None,
+    mean: float | Sequence[float] | None = None,
+    std: float | Sequence[float] | None = None,
     size: Size | None = None,
     labels: Labels | None = None,
     resize: Size | None = None,
+    interpolation: str | None = None,
     name: str | None = None,
     layout: Layout | None = None,
     classifier: bool | None = None,
     activation: str | None = None,
 ) -> Model:
-    """Any module that maps [B, 3, H, W] to [B, classes]. The module is not changed in any way.
+    """Wrap any module that maps [B, 3, H, W] to [B, classes]. The module is not changed in any way.
 
-    What is left out is taken from the module where it says so itself (timm's do), else it is ImageNet's. `classifier`
-    is False for an embedding, which has no predicted class; timm and transformers modules say so themselves.
-    `activation` says what the scores mean: softmax (one class of several), sigmoid (each class for itself) or raw (no
-    probabilities). None reads it off the module: transformers' problem_type, a loss that it holds, a last nn.Sigmoid
-    or nn.Softmax (scores that are taken as they are); a single output column is raw, everything else softmax.
+    Preprocessing that is left out is taken from the module where it is known (timm's configuration, the processor saved
+    with a transformers model), else it is ImageNet's; `Model.assumptions` then says so.
+
+    Args:
+        module: The module; inside torch.compile or DataParallel the inner one is taken.
+        mean, std: For pixels in 0..1, three numbers (red, green, blue) or one.
+        size: Rows and columns of the image that the module takes, which is also the centre crop.
+        labels: Class names in class order, an id → name or name → id dict, or a JSON file of any of these; left out,
+            those of a transformers configuration.
+        resize: Short side in pixels before the crop, or (rows, columns) that the image is made to cover.
+        interpolation: nearest, lanczos, bilinear, bicubic, box or hamming.
+        name: The name in results; the class's unless given.
+        layout: Grid, prefix tokens and pooling, if they are not to be inferred.
+        classifier: False for an embedding, which has no predicted class; timm and transformers modules say so.
+        activation: What the scores mean: softmax (one class of several), sigmoid (each class for itself) or raw (no
+            probabilities). None reads it off the module: transformers' problem_type, a loss that it holds, a last
+            nn.Sigmoid or nn.Softmax (scores that are taken as they are); a single output column is raw, everything
+            else softmax.
+
+    Returns:
+        The model that every verb takes.
+
+    Example:
+        >>> wrap(module, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5), labels={0: "ant", 1: "bee"})
     """
     if not isinstance(module, nn.Module):
         raise BadInput(
@@ -137,17 +186,22 @@ def wrap(
             "wrap got a scripted or traced module (torch.jit), which runs outside Python and cannot be looked into; "
             "expected the module it was made from."
         )
-    own = _own_preprocess(module, rows_columns(size))
-    preprocess = dataclasses.replace(
-        own, mean=_channels("mean", mean) or own.mean, std=_channels("std", std) or own.std
-    )
-    if resize is not None:
-        box = resize if isinstance(resize, int) else rows_columns(resize)
-        preprocess = dataclasses.replace(preprocess, resize=box, keep_ratio=True)
-    names = read_labels(labels) or ()
+    name = name or type(module).__name__
+    check_materialised(module, name)
+    preprocessing = preprocess_options(mean, std, resize, interpolation)
+    known, source = _own_preprocess(module, rows_columns(size))
+    preprocess = preprocessing.applied_to(known)
+    absent = preprocessing.missing() if source is not None else ()
+    outputs = certain_outputs(module)
+    given = read_labels(labels)
+    if given and outputs is not None:
+        names = fit_labels(given, tuple, outputs)
+    else:
+        names = given or _own_labels(module, outputs)
     if classifier is None:
         classifier = not _embeds(module)
-    model = Model(module, name or type(module).__name__, preprocess, names, layout, classifier)
+    assumed = assumption(absent, preprocess, source or "")
+    model = Model(module, name, preprocess, names, layout, classifier, assumptions=assumed)
     return with_activation(model, None if activation is None else check_activation(activation))
 
 
@@ -170,6 +224,26 @@ def with_activation(model: Model, activation: Activation | None) -> Model:
     return dataclasses.replace(
         model, activation=stated.activation, activation_reason=stated.reason, activated=stated.activated
     )
+
+
+def certain_outputs(module: nn.Module) -> int | None:
+    """Return the number of outputs of a classifier of timm, transformers or torchvision, by the shape of its head.
+
+    None for other modules, in which a layer called head may be anything: their labels are counted at the first forward
+    pass.
+    """
+    known = type(module).__module__.partition(".")[0] in ("timm", "transformers", "torchvision")
+    return head_outputs(module) if known else None
+
+
+def _own_labels(module: nn.Module, outputs: int | None) -> tuple[str, ...]:
+    """Return the class names of a transformers classifier, if it has any for all of its outputs."""
+    if outputs is None or not _is_transformers(module):
+        return ()
+    from clairvit.models.from_hf import class_names
+
+    names = class_names(module.config)
+    return names if len(names) == outputs else ()
 
 
 def _embeds(module: nn.Module) -> bool:
@@ -200,7 +274,8 @@ def sources(pattern: str | None = None) -> list[Source]:
     wanted = wanted if any(c in wanted for c in "*?[") else f"*{wanted}*"
     kinds = {source.spec.partition(":")[0]: source.activation for source in SOURCES}
     searched = [s for s in ("timm", "torchvision", "open_clip", "hf") if source in ("", s)]
-    return [
+    built_in = [s for s in SOURCES if s.spec in BUILT_IN and not source and fnmatch.fnmatchcase(s.spec, wanted.lower())]
+    return built_in + [
         Source(f"{s}:{name}", note, f"{s}:{name}", kinds[s])
         for s in searched
         for name, note in _names(s, optional=not source)
@@ -315,12 +390,29 @@ def _scenes(request: Request) -> Model:
         return build(dataclasses.replace(request, rest=str(path)))
 
 
-def _own_preprocess(module: nn.Module, size: tuple[int, int] | None) -> Preprocess:
-    if isinstance(getattr(module, "pretrained_cfg", None), dict):
+def _own_preprocess(module: nn.Module, size: tuple[int, int] | None) -> tuple[Preprocess, str | None]:
+    """Return what is known of a module's preprocessing and, where it is a guess, whose values they are."""
+    config = getattr(module, "pretrained_cfg", None)
+    if isinstance(config, dict):
         from clairvit.models.from_timm import preprocess
 
-        return preprocess(module, size)
-    return Preprocess(size=size or _own_size(module) or (224, 224))
+        outputs = certain_outputs(module)
+        # another head than that of timm's weights: fine-tuned, perhaps with another mean
+        other = outputs is not None and outputs != config.get("num_classes")
+        return preprocess(module, size), f"timm's for {config.get('architecture')}" if other else None
+    if _is_transformers(module):
+        from clairvit.models.from_hf import saved_preprocess
+
+        saved = saved_preprocess(module)
+        if saved is not None:
+            return for_size(saved, size or saved.size), None
+    return Preprocess(size=size or _own_size(module) or (224, 224)), "ImageNet's, because the module does not say"
+
+
+def _is_transformers(module: nn.Module) -> bool:
+    """Return whether a module has a configuration of transformers, as its models and their subclasses do."""
+    kinds = type(getattr(module, "config", None)).__mro__
+    return any(kind.__module__.partition(".")[0] == "transformers" for kind in kinds)
 
 
 def _own_size(module: nn.Module) -> tuple[int, int] | None:
@@ -330,16 +422,6 @@ def _own_size(module: nn.Module) -> tuple[int, int] | None:
         if isinstance(size, int | tuple | list):
             return rows_columns(size if isinstance(size, int) else tuple(size))
     return None
-
-
-def _channels(name: str, values: Sequence[float] | None) -> tuple[float, float, float] | None:
-    if values is None:
-        return None
-    numbers = tuple(float(v) for v in values) if isinstance(values, Iterable) else ()
-    if len(numbers) != 3 or (name == "std" and min(numbers) <= 0):
-        wanted = "three positive numbers" if name == "std" else "three numbers"
-        raise BadInput(f"{name}={values!r}; expected {wanted}, one for each of red, green and blue (in 0..1).")
-    return numbers[0], numbers[1], numbers[2]
 
 
 def usable_device(device: str | torch.device | None) -> torch.device:

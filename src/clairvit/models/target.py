@@ -143,7 +143,7 @@ def resolve(
     if score != "logit" and activation == "raw":
         raise no_probability(score)
     _check_finite(logits)
-    if classifier and len(labels) > logits.shape[-1]:
+    if classifier and labels and len(labels) != logits.shape[-1]:
         raise BadInput(
             f"The model has {logits.shape[-1]} classes and {len(labels)} labels; expected a label for each class. "
             "Load or wrap it with the right ones (labels=)."

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import hashlib
+import numbers
 import zlib
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from clairvit.errors import BadInput
+
 _STRIDE, _MODULUS = 2654435761, 2**31 - 1  # a multiplicative hash: neighbouring places get far-away weights
+
+
+def check_seed(seed: Any) -> int:
+    """Return a seed as an int; anything but a whole number is refused."""
+    if isinstance(seed, bool) or not isinstance(seed, numbers.Integral):
+        raise BadInput(f"seed={seed!r} is a {type(seed).__name__}; expected a whole number, such as 0.")
+    return int(seed)
 
 
 def fingerprints(images: Tensor, seed: int) -> list[int]:

@@ -207,6 +207,7 @@ def document(result: Reproduction) -> dict[str, Any]:
         "command": "reproduce",
         "paper": {"name": wish.preset.name, "title": wish.preset.title, "citation": wish.preset.paper},
         "model": result.model,
+        **result.model_record,
         "data": wish.data.spec,
         "images": result.images,
         "effort": wish.effort,

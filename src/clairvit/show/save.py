@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from clairvit._files import write_whole
+from clairvit.data.marks import plain_preprocess
 from clairvit.errors import BadInput
 from clairvit.methods.explanation import FUSIONS, Explanation, Heads
 from clairvit.show.look import Look, look
@@ -78,6 +79,8 @@ def record(explanation: Explanation, values: bool = True) -> dict[str, Any]:
         "class_specific": explanation.class_specific,
         "model": explanation.model,
         "activation": explanation.activation,
+        "weights_hash": explanation.weights_hash,
+        "preprocess": plain_preprocess(explanation.preprocess),
         "score": explanation.score,
         "seed": explanation.seed,
         "cost": vars(explanation.cost),

@@ -20,6 +20,7 @@ from clairvit.metrics.evaluate import LABEL, evaluate
 from clairvit.metrics.metric import Asked, ask
 from clairvit.metrics.table import BASELINES, Scores
 from clairvit.models.model import Model
+from clairvit.perturb.chance import check_seed
 from clairvit.study.pick import Pick
 from clairvit.study.stats import Array, mean_ranks, spearman
 from clairvit.study.tune import Tuned, base_of, tune
@@ -66,6 +67,7 @@ def choose(
     image over all faithfulness metrics. `random` and `center` are always there. Other arguments are `evaluate`'s.
     """
     _check_lists(methods=methods, metrics=metrics, tune_start=tune_start)
+    seed = check_seed(seed)
     panel = [bind(text).text for text in (PANEL if methods is None else methods)]
     if not tune_start and all(text in BASELINES for text in panel):
         raise BadInput("No method but the baselines was given; expected at least one, such as ['legrad', 'genatt'].")
@@ -140,6 +142,7 @@ def _pick(
         settings=settings,
         seed=measures.seed,
         skipped=dict(scores.skipped),
+        model_record=scores.model_record,
     )
 
 

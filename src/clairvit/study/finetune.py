@@ -21,6 +21,7 @@ from clairvit.data.album import Album, Failed
 from clairvit.errors import BadInput, ClairError
 from clairvit.models import notes
 from clairvit.models.model import Preprocess, first_scores
+from clairvit.models.preprocess import preprocess_options
 from clairvit.models.request import Size, rows_columns
 from clairvit.models.sources import DTYPES, usable_device
 from clairvit.perturb.watch import telling
@@ -53,6 +54,8 @@ class Trained:
     validated: int
     resumed: int  # epochs that an earlier run had done
     stopped_early: bool
+    preprocess: Preprocess  # what the images were trained with, also in the file's header
+    assumptions: tuple[str, ...] = ()  # about it
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,6 +101,8 @@ def finetune(
     arch: str | None = None,
     options: Mapping[str, Any] | None = None,
     size: Size | None = None,
+    mean: float | Sequence[float] | None = None,
+    std: float | Sequence[float] | None = None,
     device: str | torch.device | None = None,
     dtype: str = "float32",
     fresh: bool = False,
@@ -108,7 +113,8 @@ def finetune(
 
     A run that was interrupted goes on where it was, from the checkpoint beside `out`; `fresh` begins anew. Without
     `validation`, a share of each class is held out. `options` are timm's (embed_dim=64, …), `classes` the names in
-    class order, `dtype` what is written ("float16": half the size). `failed` is told of images that cannot be read.
+    class order, `mean` and `std` what images are normalised by (the model's own unless given), `dtype` what is written
+    ("float16": half the size). `failed` is told of images that cannot be read.
     """
     recipe, path = recipe or Recipe(), Path(out).expanduser()
     if path.suffix != ".safetensors":
@@ -116,7 +122,7 @@ def finetune(
     if dtype not in DTYPES:
         raise BadInput(f"dtype={dtype!r} was given for the weights; expected one of {', '.join(DTYPES)}.")
     place = usable_device(device)
-    wanted = Wanted(model, pretrained, arch, options, rows_columns(size))
+    wanted = Wanted(model, pretrained, arch, options, rows_columns(size), preprocess_options(mean, std))
     with torch.random.fork_rng([place] if place.type == "cuda" else []):
         return _finetune(album, validation, wanted, recipe, path, classes, place, dtype, fresh, failed, told)
 
@@ -157,7 +163,8 @@ def _finetune(
 
     progress, resumed = _train(room, trained, kept, Progress(settings), path, write, fresh, told)
     early = progress.over(recipe.patience)
-    return Trained(path, names, progress.history, progress.best, len(trained), len(kept), resumed, early)
+    counts = len(trained), len(kept)
+    return Trained(path, names, progress.history, progress.best, *counts, resumed, early, seen, start.assumptions)
 
 
 def checkpoint_of(path: Path) -> Path:
@@ -194,6 +201,8 @@ def _settings(
         "arch": wanted.arch,
         "options": dict(wanted.options or {}),
         "size": list(wanted.size) if wanted.size else None,
+        "mean": list(wanted.preprocessing.mean) if wanted.preprocessing.mean else None,
+        "std": list(wanted.preprocessing.std) if wanted.preprocessing.std else None,
         **how,
         "classes": list(names),
         "images": trained.pictures.mark,

@@ -34,6 +34,7 @@ class Pick:
     settings: Mapping[str, Any]
     seed: int
     skipped: Mapping[str, str] = field(default_factory=dict)  # method -> why it does not fit the model
+    model_record: Mapping[str, Any] = field(default_factory=dict)  # preprocessing, weights' hash, assumptions
 
     @property
     def front(self) -> tuple[str, ...]:
@@ -54,6 +55,7 @@ class Pick:
             method=self.best,
             model=self.model,
             weights=self.weights,
+            model_record=dict(self.model_record),
             metrics=self.metrics,
             by=self.by,
             settings=dict(self.settings),

@@ -28,6 +28,11 @@ class ModelWish:
     labels: str | tuple[str, ...] | None = None
     pretrained: bool = True
     activation: str | None = None  # None: what the model states
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+    resize: int | tuple[int, int] | None = None
+    crop: int | tuple[int, int] | None = None
+    interpolation: str | None = None
 
     def load(self, device: str | None = None) -> Model:
         from clairvit.models.sources import load
@@ -40,6 +45,11 @@ class ModelWish:
             pretrained=self.pretrained,
             device=device,
             activation=self.activation,
+            mean=self.mean,
+            std=self.std,
+            resize=self.resize,
+            size=self.crop,
+            interpolation=self.interpolation,
         )
 
 

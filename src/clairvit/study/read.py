@@ -50,6 +50,7 @@ def scores_of(
         records = [{**one, "image": name} for name, mark in sorted(images) for one in known.get(mark, ())]
     groups: Groups = {}
     found = Scores()
+    found.model_record = {key: value for key, value in store.models().get(model_hash, {}).items() if key != "model"}
     for record in records:
         if record["predicted"] is not None:
             groups.setdefault((record["method"], record["metric"]), []).append(record)

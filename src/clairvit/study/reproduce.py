@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 
@@ -53,6 +54,7 @@ class Reproduction:
     differences: tuple[tuple[str, str], ...]  # what about, and a sentence
     failed: tuple[str, ...]  # units, and images that could not be read
     seconds: float
+    model_record: Mapping[str, Any] = field(default_factory=dict)  # preprocessing, weights' hash, assumptions
 
 
 def open_shown(wish: Wish, model: Model) -> Shown:
@@ -163,6 +165,7 @@ def reproduce(
         tuple(differences(wish, model, shown, scores, measures, table)),
         tuple(failed),
         outcome.seconds,
+        scores.model_record,
     )
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import IO, Protocol
 
 from clairvit._version import __version__
+from clairvit.data.marks import model_record
 from clairvit.errors import ClairWarning
 from clairvit.perturb.watch import telling
 from clairvit.study.plan import Plan, Study, Unit, make_plan
@@ -103,6 +104,8 @@ def run_study(
     study = study.settled()
     store.remember(study)
     plan, worker = planned(study, store, worker)
+    models = {worker.hash_of(place): worker.model(place) for place in range(len(study.models))}
+    store.remember_models({key: {"model": model.name, **model_record(model)} for key, model in models.items()})
     told(plan)
     started, computed = time.monotonic(), 0
     failed: list[tuple[Unit, str]] = []

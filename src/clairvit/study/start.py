@@ -14,6 +14,7 @@ from clairvit.errors import BadInput
 from clairvit.models import from_file, from_timm, notes
 from clairvit.models.hub import fetching, hub_blocked
 from clairvit.models.model import Preprocess
+from clairvit.models.preprocess import NOT_GIVEN, PreprocessOptions
 from clairvit.models.request import Request
 from clairvit.models.sources import BUILT_IN, built_in_weights, load, split
 
@@ -24,6 +25,7 @@ class Start:
     arch: str  # timm's name
     options: Mapping[str, Any]  # beyond the number of classes and the image size
     own: Preprocess  # of the model before
+    assumptions: tuple[str, ...] = ()  # about it
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,7 @@ class Wanted:
     arch: str | None = None  # for file:PATH, where the file does not say it
     options: Mapping[str, Any] | None = None  # of timm's create_model
     size: tuple[int, int] | None = None
+    preprocessing: PreprocessOptions = NOT_GIVEN
 
 
 def begin(wanted: Wanted, classes: tuple[str, ...], seed: int) -> Start:
@@ -75,12 +78,20 @@ def _from_timm(wanted: Wanted, name: str, options: dict[str, Any], classes: int)
             module = create()
     else:
         module = create()
-    return Start(module, _architecture(module, name), options, from_timm.preprocess(module, wanted.size))
+    preprocess = wanted.preprocessing.applied_to(from_timm.preprocess(module, wanted.size))
+    return Start(module, _architecture(module, name), options, preprocess)
 
 
 def _from_file(wanted: Wanted, rest: str, classes: tuple[str, ...]) -> Start:
     """A file that names these very classes keeps its head: training goes on."""
-    request = Request(wanted.spec, rest, wanted.pretrained, arch=wanted.arch, size=wanted.size)
+    request = Request(
+        wanted.spec,
+        rest,
+        wanted.pretrained,
+        arch=wanted.arch,
+        size=wanted.size,
+        preprocessing=wanted.preprocessing,
+    )
     model = from_file.build(request)
     state, said = from_file.read_weights(Path(rest).expanduser(), wanted.spec)
     name = from_file.architecture(request, said)
@@ -91,7 +102,7 @@ def _from_file(wanted: Wanted, rest: str, classes: tuple[str, ...]) -> Start:
         raise BadInput(f"timm's '{name}' cannot be given a new head; expected a classifier, e.g. vit_base_patch16_224.")
     if model.labels != classes:
         new_head(len(classes))
-    return Start(model.module, name, options, model.preprocess)
+    return Start(model.module, name, options, model.preprocess, model.assumptions)
 
 
 def _from_built_in(wanted: Wanted, name: str, classes: tuple[str, ...]) -> Start:
@@ -100,7 +111,8 @@ def _from_built_in(wanted: Wanted, name: str, classes: tuple[str, ...]) -> Start
         raise BadInput(f"'{name}' has its shape already; expected no options of the model with a built-in one.")
     with built_in_weights(name) as (path, arch):
         start = _from_file(replace(wanted, arch=arch), str(path), classes)
-    return replace(start, own=load(name, pretrained=wanted.pretrained, size=wanted.size).preprocess)
+    preprocess = load(name, pretrained=wanted.pretrained, size=wanted.size).preprocess
+    return replace(start, own=wanted.preprocessing.applied_to(preprocess), assumptions=())
 
 
 def _architecture(module: nn.Module, name: str) -> str:

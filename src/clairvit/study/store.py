@@ -1,7 +1,7 @@
 """Store: a folder of Parquet parts, one for each unit, that any number of processes may write to and DuckDB reads.
 
 store/
-  store.json            the format, and the studies that were run
+  store.json            the format, the studies that were run, and what is known of each model
   parts/KEY-SUM.parquet the rows of one unit, written under another name and renamed: whole, or not there;
                         SUM is a checksum of its bytes
   failed/KEY.json       what went wrong with a unit; gone once it works
@@ -67,6 +67,20 @@ class Store:
             if document not in found["studies"]:
                 found["studies"].append(document)
                 self._write_json(about, found)
+
+    def remember_models(self, records: Mapping[str, Mapping[str, Any]]) -> None:
+        """Note preprocessing and weights of models by the hash that their rows have as `model_hash`."""
+        about = self.path / "store.json"
+        with self._locked("store"):
+            content = _read_json(about)
+            models = {**content.get("models", {}), **records}
+            if models != content.get("models"):
+                self._write_json(about, {**content, "models": models})
+
+    def models(self) -> dict[str, dict[str, Any]]:
+        """Return preprocessing, weights' hash and assumptions by `model_hash`; stores of earlier versions have none."""
+        records: dict[str, dict[str, Any]] = _read_json(self.path / "store.json").get("models", {})
+        return records
 
     def _sweep(self) -> None:
         """What processes that were killed have left behind: files half written, and claims on what they had done."""

@@ -12,6 +12,8 @@ from typing import Any
 
 from clairvit.errors import BadInput, did_you_mean
 from clairvit.models.activation import check_activation
+from clairvit.models.preprocess import preprocess_options
+from clairvit.models.request import rows_columns
 from clairvit.study.plan import AT_ONCE, DataWish, ModelWish
 
 Where = tuple[str | int, ...]  # the way to a value: keys, and places in lists
@@ -22,6 +24,11 @@ MODEL: Mapping[str, type | UnionType] = {
     "labels": str | list,
     "pretrained": bool,
     "activation": str,
+    "mean": int | float | list,
+    "std": int | float | list,
+    "resize": int | list,
+    "crop": int | list,
+    "interpolation": str,
 }
 DATA: Mapping[str, type | UnionType] = {"spec": str, "split": str, "limit": int, "masks": str, "mask_kind": str}
 STUDY: Mapping[str, type | UnionType] = {
@@ -36,7 +43,14 @@ STUDY: Mapping[str, type | UnionType] = {
     "maps": str,
     "at_once": int,
 }
-SAID = {str: "a text", int: "a whole number", bool: "true or false", list: "a list", dict: "a table"}
+SAID = {
+    str: "a text",
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    list: "a list",
+    dict: "a table",
+}
 
 
 @dataclass(frozen=True)
@@ -58,7 +72,7 @@ class Wish:
 def read_wish(path: Path) -> Wish:
     """A file such as
 
-    models = ["pets", {spec = "file:mine.safetensors", arch = "timm:vit_small_patch16_224"}]
+    models = ["pets", {spec = "file:mine.safetensors", arch = "timm:vit_small_patch16_224", resize = 256}]
     data = [{spec = "pets:../oxford-iiit-pet", limit = 200}]
     methods = ["legrad", "rollout(fusion=max)"]
     metrics = ["deletion", "insertion"]
@@ -83,8 +97,20 @@ def read_wish(path: Path) -> Wish:
 
 
 def _model(given: Mapping[str, Any]) -> ModelWish:
-    labels = given.get("labels")
-    return ModelWish(**{**given, "labels": tuple(labels) if isinstance(labels, list) else labels})
+    settled: dict[str, Any] = {key: tuple(one) if isinstance(one, list) else one for key, one in given.items()}
+    return ModelWish(**settled)
+
+
+def _check_preprocessing(given: Mapping[str, Any], page: _Page, where: Where) -> None:
+    """Refuse numbers that no model takes, with their line."""
+    for key in ("mean", "std", "resize", "crop", "interpolation"):
+        value: Any = tuple(given[key]) if isinstance(given.get(key), list) else given.get(key)
+        options: dict[str, Any] = {} if key == "crop" else {key: value}
+        try:
+            rows_columns(value if key == "crop" else None)
+            preprocess_options(**options)
+        except BadInput as error:
+            raise page.error((*where, key), str(error)) from error
 
 
 def _each(found: Mapping[str, Any], name: str, page: _Page, known: Mapping[str, type | UnionType], make: Any) -> Any:
@@ -110,6 +136,8 @@ def _each(found: Mapping[str, Any], name: str, page: _Page, known: Mapping[str, 
                 check_activation(one["activation"])
             except BadInput as error:
                 raise page.error((*where, "activation"), str(error)) from error
+        if name == "models":
+            _check_preprocessing(one, page, where)
         made.append(make(one))
     return tuple(made)
 

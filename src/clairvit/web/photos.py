@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
-from clairvit.models.images import DEMO, prepare, read_image
+from clairvit.models.images import DEMO, open_image, prepare, read_image
 from clairvit.models.model import Model
 
 MOST_BYTES = 20 * 2**20
@@ -66,7 +66,7 @@ def decode(data: bytes) -> Image.Image:
     if data.startswith(b"\xff\xd8") and data.count(b"\xff\xda") > MOST_SCANS:
         raise BadPhoto(422, f"The JPEG has more than {MOST_SCANS} scans, which takes too long to read; save it again.")
     try:
-        image = Image.open(io.BytesIO(data), formats=FORMATS)
+        image = open_image(io.BytesIO(data), formats=FORMATS)
     except Image.DecompressionBombError as error:
         raise BadPhoto(413, f"{_TOO_MANY} Send a smaller copy.") from error
     except UnidentifiedImageError as error:

@@ -13,6 +13,8 @@ from PIL import Image
 
 from clairvit.data.masks import OBJECT, VOID
 from clairvit.errors import BadInput
+from clairvit.models.folders import files_below
+from clairvit.models.folders import folders_in as folders_in
 
 Mask = NDArray[np.bool_]  # [rows, columns] of the whole image
 Source = Path | Callable[[], Image.Image]
@@ -101,14 +103,9 @@ def mat_of(path: Path, *wanted: str) -> list[NDArray[Any]]:
     return [np.atleast_1d(found[name]) for name in wanted]
 
 
-def folders_in(path: Path) -> list[Path]:
-    """In the order in which everybody counts them; hidden ones are none."""
-    return sorted(one for one in path.iterdir() if one.is_dir() and not one.name.startswith("."))
-
-
 def files_in(path: Path, *suffixes: str) -> list[Path]:
-    """Images below a folder; what macOS leaves beside them is hidden."""
-    return sorted(one for one in path.rglob("*") if one.suffix.lower() in suffixes and not one.name.startswith("."))
+    """Return the images below a folder in the order of their names; hidden files and folders are skipped."""
+    return sorted(files_below(path, suffixes))
 
 
 def some(names: list[str]) -> str:

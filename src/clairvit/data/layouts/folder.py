@@ -27,7 +27,7 @@ def folder(asked: Asked) -> Found:
     own = asked.masks.resolve() if asked.masks is not None else None
     if own == root.resolve():
         raise BadInput(f"Masks and images are both looked for in '{root}'; expected masks in another folder.")
-    images = [one for one in find_images(root) if not _aside(one, root, own)]
+    images = [one for one in find_images(root) if own is None or own not in one.resolve().parents]
     if not images:
         raise BadInput(f"There are no images in '{root}' outside the folder of masks; expected some.")
     labels, classes, notes = _classes(root, images, own)
@@ -62,12 +62,6 @@ def _classes(
     empty = [one.name for one in folders if numbers[one.name] not in labels]
     notes = (f"No images are in the class folder {some(empty)}.",) if empty else ()
     return labels, tuple(numbers), notes
-
-
-def _aside(image: Path, root: Path, masks: Path | None) -> bool:
-    """In the folder of masks, or in a hidden one (thumbnails, checkpoints)."""
-    hidden = any(part.startswith(".") for part in image.relative_to(root).parts)
-    return hidden or (masks is not None and masks in image.resolve().parents)
 
 
 def _masks(root: Path, images: list[Path], folder: Path) -> tuple[dict[Path, Path], tuple[str, ...]]:

@@ -9,6 +9,7 @@ from clairvit.data.layouts import thousand
 from clairvit.data.layouts.entry import Found, entry, files_in, folders_in, lines_of, mat_of, some
 from clairvit.data.layouts.registry import Asked, dataset
 from clairvit.errors import BadInput
+from clairvit.models.folders import files_below
 
 TREE = """
 val/  (train/)
@@ -59,7 +60,7 @@ def _in_folders(root: Path, folder: Path) -> Found:
         for kind in kinds
         for image in files_in(kind, ".jpeg", ".jpg", ".png")
     ]
-    loose = [one for one in folder.iterdir() if one.suffix.lower() in (".jpeg", ".jpg", ".png")]
+    loose = files_below(folder, (".jpeg", ".jpg", ".png"), deep=False)
     if loose:
         notes.append(f"{len(loose)} images lie beside the class folders in '{folder}' and have no true class.")
         entries += [entry(root, image, None, None) for image in sorted(loose)]

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
 
 from clairvit.data.layouts import thousand
 from clairvit.data.layouts.entry import Entry, Found, Known, files_in, folders_in, lines_of, some
 from clairvit.data.layouts.registry import Asked, dataset
 from clairvit.errors import BadInput
+from clairvit.models.images import open_image
 
 TREE = """
 validation/
@@ -84,7 +84,7 @@ def _regions(painted: Path, folder: int | None, classes: dict[int, int]) -> Know
     if not painted.exists():
         return Known(folder, masked=False)
     try:
-        with Image.open(painted) as picture:
+        with open_image(painted) as picture:
             colours = np.asarray(picture.convert("RGB")).astype(int)  # [rows, columns, 3]
     except (OSError, SyntaxError, ValueError) as error:
         raise BadInput(f"The mask '{painted}' cannot be read ({error}); expected a whole PNG.") from error

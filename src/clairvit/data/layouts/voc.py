@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
 from clairvit.data.layouts.entry import Entry, Found, Known, lines_of
 from clairvit.data.layouts.registry import Asked, dataset
 from clairvit.errors import BadInput
+from clairvit.models.images import open_image
 
 TREE = """
 JPEGImages/
@@ -103,7 +103,7 @@ def _areas(values: NDArray[Any]) -> dict[int, int]:
 def _values(painted: Path) -> NDArray[Any]:
     """[rows, columns] of 0, 1 to 20, and 255"""
     try:
-        with Image.open(painted) as picture:
+        with open_image(painted) as picture:
             values: NDArray[Any] = np.asarray(picture)
     except (OSError, SyntaxError, ValueError) as error:
         raise BadInput(f"The mask '{painted}' cannot be read ({error}); expected a whole PNG.") from error

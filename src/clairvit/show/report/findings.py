@@ -131,7 +131,7 @@ def _findings(
 
 def study_from(document: Mapping[str, Any]) -> Study:
     """A study from what `Study.as_document` wrote."""
-    models = tuple(ModelWish(**{**one, "labels": _settled(one.get("labels"))}) for one in document["models"])
+    models = tuple(ModelWish(**{key: _settled(value) for key, value in one.items()}) for one in document["models"])
     data = tuple(DataWish(**one) for one in document["data"])
     rest = {name: _settled(value) for name, value in document.items() if name not in ("models", "data")}
     return Study(models=models, data=data, **rest)
