@@ -20,7 +20,7 @@ from clairvit.perturb.rewrite import Rewritten, hiding
 from clairvit.perturb.tokens import NO_WAY, Way, embedded, find_way, run_tokens, way_of
 from clairvit.trace.recording import Recording, record
 from fingerprint import differences, fingerprint
-from helpers.rounding import assert_same
+from helpers.rounding import assert_same, growth
 from tiny import STRANGE, TINY, ZOO, cnn, pixels, shaken, strange, wrapped
 from tiny_home import HEADS, WIDTH, Block, HomeMade, Lucid, MatmulAttention, mlp
 
@@ -55,6 +55,16 @@ def some(name: str, count: int, seed: int = 0) -> tuple[Tensor, Tensor]:
         row[torch.randperm(patches, generator=dice)[:count]] = True
     lead = torch.arange(prefix).expand(3, -1)
     return keep, torch.cat([lead, keep.nonzero()[:, 1].reshape(3, count) + prefix], 1)
+
+
+def rounded(name: str) -> dict[str, Any]:
+    """Return how far equal results may be apart: transformers' own attention takes every softmax in float32."""
+    eager = name.startswith("hf-") and name.endswith("-eager")
+    return (
+        {"dtype": torch.float32, "growth": growth(ZOO[name].layers + ZOO[name].pools, ZOO[name].tokens)}
+        if eager
+        else {}
+    )
 
 
 def last_block(recording: Recording, run: Callable[[], object]) -> Tensor:
@@ -114,9 +124,10 @@ def test_dropping_is_attention_that_looks_away(name: str, count: int) -> None:
         return run_tokens(recording, way_of(recording), tokens, kept)
 
     if tiny.pooling in ("token", "distilled", "map"):
-        assert_same(dropping(), looking_away())
+        assert_same(dropping(), looking_away(), **rounded(name))
     rows = kept[..., None].expand(-1, -1, tokens.shape[-1])
-    assert_same(last_block(recording, dropping), last_block(recording, looking_away).gather(1, rows))
+    expected = last_block(recording, looking_away).gather(1, rows)
+    assert_same(last_block(recording, dropping), expected, **rounded(name))
 
 
 @pytest.mark.parametrize("name", sorted(set(DROPPING) - KNOW_PLACES))
@@ -126,7 +137,8 @@ def test_the_order_of_kept_tokens_does_not_matter(name: str) -> None:
     assert tokens is not None
     turned = torch.cat([kept[:, :prefix], kept[:, prefix:].flip(1)], 1)
     way = way_of(recording)
-    assert_same(run_tokens(recording, way, tokens, turned), run_tokens(recording, way, tokens, kept))
+    expected = run_tokens(recording, way, tokens, kept)
+    assert_same(run_tokens(recording, way, tokens, turned), expected, **rounded(name))
 
 
 @pytest.mark.parametrize("name", sorted(KNOW_PLACES))
