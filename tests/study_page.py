@@ -20,11 +20,11 @@ NASTY = '<script>alert(1)</script>"><img src=x onerror=alert(2)>&lt;a|b*c_d'  # 
 NAMES = tuple(f"{place}{NASTY}.png" for place in range(6))
 METHODS = ("legrad", "rollout", "genatt", "raw-attention")
 METRICS = ("deletion", "insertion", "sparseness")
-MODEL = wrapped("timm-vit")
+MODEL = wrapped("timm-vit", torch.float64)
 
 
 def album(names: Sequence[str] = NAMES, labels: Sequence[int] | None = (1, 2, 1, 0, 1, 2), seed: int = 1) -> Album:
-    batch = Batch(pixels("timm-vit", len(names), seed), tuple(names))
+    batch = Batch(pixels("timm-vit", len(names), seed, torch.float64), tuple(names))
     return album_of(batch, MODEL, labels=None if labels is None else labels[: len(names)])
 
 

@@ -13,7 +13,8 @@ from torch import Tensor
 import clairvit as cv
 from clairvit.metrics.metric import FAMILIES, ask, metrics
 from fingerprint import differences, fingerprint, surroundings
-from tiny import ZOO, pixels, wrapped
+from helpers.rounding import assert_same, rounding_bound
+from tiny import ZOO, double, pixels, wrapped
 
 METRICS = {metric.name: metric for metric in metrics() if metric.scope == "image"}
 KINDS = ["timm-vit", "timm-reg4-gap", "hf-dinov2-registers-sdpa", "open_clip-nonsquare", "home-mean-pool"]
@@ -49,7 +50,7 @@ def scored(kind: str, images: Tensor, names: list[str], seed: int = 0, method: s
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_metric_scores_every_image(kind: str) -> None:
-    images = pixels(kind, 3)
+    images, slack = pixels(kind, 3, dtype=torch.float64), rounding_bound(1.0)
     for name, score in scored(kind, images, list(METRICS)).items():
         low, high = score.span
         assert score.values.shape == (3,), name
@@ -58,34 +59,33 @@ def test_every_metric_scores_every_image(kind: str) -> None:
         if METRICS[name].undefined:
             continue
         if ZOO[kind].classifier or score.settings.get("score") != "prob":  # an embedding has no probabilities
-            assert (score.values >= low - 1e-9).all(), name
-            assert (score.values <= high + 1e-9).all(), name
+            assert (score.values >= low - slack).all(), name
+            assert (score.values <= high + slack).all(), name
         assert set(score.baselines) == {"random", "center"}, name
 
 
 @pytest.mark.parametrize("kind", KINDS[:3])
 def test_batch_of_three_equals_three_of_one(kind: str) -> None:
-    images = pixels(kind, 3, dtype=torch.float64)
-    model, masks, names = wrapped(kind, torch.float64), objects(images), [text(name) for name in METRICS]
+    model, images = double(kind, 3)
+    masks, names = objects(images), [text(name) for name in METRICS]
     together = cv.evaluate(model, images, ["ixg"], names, target=3, masks=masks, others=[2] * 3)
     for row in range(3):
         alone = cv.evaluate(
             model, images[row : row + 1], ["ixg"], names, target=3, masks=masks[row : row + 1], others=[2]
         )
         for key, score in alone.items():
-            one, other = float(together[key].values[row]), float(score.values)
-            assert one == pytest.approx(other, rel=1e-9, abs=1e-12, nan_ok=True), key
+            assert_same(together[key].values[row], score.values[0], label=str(key))
 
 
 def test_how_many_go_through_the_model_at_once_does_not_matter() -> None:
-    images = pixels("timm-vit", 3, dtype=torch.float64)
-    model, masks, names = wrapped("timm-vit", torch.float64), objects(images), [text(name) for name in METRICS]
+    model, images = double("timm-vit", 3)
+    masks, names = objects(images), [text(name) for name in METRICS]
     usual, two = (
         cv.evaluate(model, images, ["ixg"], names, target=3, masks=masks, others=[2] * 3, batch_size=size)
         for size in (None, 2)
     )
     for key, score in usual.items():
-        assert score.values.tolist() == pytest.approx(two[key].values.tolist(), rel=1e-9, abs=1e-12, nan_ok=True), key
+        assert_same(score.values, two[key].values, label=str(key))
 
 
 def test_same_seed_same_score() -> None:

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 import clairvit as cv
 from clairvit.errors import BadInput
 from clairvit.metrics.grids import cell_masks, share_inside, side_by_side
-from tiny import pixels, wrapped
+from helpers.rounding import assert_same
+from tiny import double
 
 SHARP = 40.0
 
@@ -42,14 +43,15 @@ class Undecided(nn.Module):
         return self.vit(image) - self.usual
 
 
-MODEL = cv.wrap(Colours().eval(), name="colours", size=(24, 24), layout=cv.Layout((6, 6), 0, "avg"))
+MODEL = cv.wrap(Colours().double().eval(), name="colours", size=(24, 24), layout=cv.Layout((6, 6), 0, "avg"))
 RED, GREEN, BLUE, ALL = range(4)
 SHADES = {RED: (1.0, 0, 0), GREEN: (0, 0.9, 0), BLUE: (0, 0, 0.8), ALL: (0.7, 0.7, 0.7)}
 
 
 def plain(*colours: int) -> Tensor:
     """Images of one shade and nothing else: [B, 3, 24, 24]. The model is most sure of red, then green, blue, grey."""
-    return torch.stack([torch.tensor(SHADES[c])[:, None, None].expand(3, 24, 24) for c in colours])
+    shades = torch.tensor([SHADES[c] for c in colours], dtype=torch.float64)
+    return shades[:, :, None, None].expand(-1, 3, 24, 24)
 
 
 def game(images: Any, method: str = "ixg", model: cv.Model = MODEL, **options: Any) -> cv.Score:
@@ -60,13 +62,14 @@ def game(images: Any, method: str = "ixg", model: cv.Model = MODEL, **options: A
 
 
 def test_images_side_by_side() -> None:
-    values = torch.arange(9.0)[:, None, None, None].expand(9, 3, 20, 14)
+    values = torch.arange(9.0, dtype=torch.float64)[:, None, None, None].expand(9, 3, 20, 14)
     for n, pictures in ((2, values[:4]), (3, values)):
         grid, cells = side_by_side(pictures, n), cell_masks((20, 14), n)
         assert grid.shape == (3, 20, 14)
         assert torch.equal(cells.sum(0), torch.ones(20, 14, dtype=torch.long)), "every pixel is in one cell"
+        assert grid.dtype == torch.float64
         for place, cell in enumerate(cells):
-            assert torch.allclose(grid[:, cell], torch.tensor(float(place)), atol=1e-5), "row by row"
+            assert_same(grid[:, cell], torch.full((3, int(cell.sum())), float(place)), label="row by row")
     corner = cell_masks((20, 14), 2)[1]
     assert corner[:10, 7:].all()
     assert int(corner.sum()) == 70
@@ -75,7 +78,7 @@ def test_images_side_by_side() -> None:
 def test_a_method_that_knows_the_class_finds_its_cell() -> None:
     """Red is in the red cell (1.0) and in the grey one (0.7): the red class has 1 / 1.7 of its map where it should."""
     score = game(plain(GREEN, RED, ALL, BLUE))
-    assert score.values.tolist() == pytest.approx([0.9 / 1.6, 1 / 1.7, 2.1 / 4.8, 0.8 / 1.5], abs=1e-6)
+    assert_same(score.values, [0.9 / 1.6, 1 / 1.7, 2.1 / 4.8, 0.8 / 1.5])
     assert (score.metric, score.better, score.n_valid) == ("grid-pointing-game", "higher", 4)
     (note,) = score.notes
     assert "1 grid of 4 images; 4 of the 4 classes are among the first 4 that the model sees in their grid" in note
@@ -103,12 +106,12 @@ def test_who_is_in_a_grid() -> None:
 def test_methods_that_ignore_the_class_score_what_luck_does() -> None:
     """One map for all cells: its shares add up to 1."""
     score = game(plain(RED, GREEN, BLUE, ALL), "center")
-    assert score.values.tolist() == pytest.approx([0.25] * 4, abs=1e-6)
-    assert score.baselines["random"].mean == pytest.approx(0.25, abs=1e-9)
+    assert_same(score.values, [0.25] * 4)
+    assert_same(score.baselines["random"].mean, 0.25)
     assert float(score.baselines["random"].values.std()) > 0
-    images = pixels("timm-vit", 12)
-    model = cv.wrap(Undecided(wrapped("timm-vit").module, images), name="undecided", size=(32, 32))
-    assert game(images, "rollout", model, sure=0.0).mean == pytest.approx(0.25, abs=1e-9)
+    vit, images = double("timm-vit", 12)
+    model = cv.wrap(Undecided(vit.module, images), name="undecided", size=(32, 32))
+    assert_same(game(images, "rollout", model, sure=0.0).mean, 0.25)
     assert game(images, "legrad", model, sure=0.0).mean != pytest.approx(0.25, abs=1e-4)
 
 
@@ -146,14 +149,14 @@ def contrast(images: Tensor, classes: list[int], others: list[int | None], masks
 
 
 def test_contrast_of_two_objects() -> None:
-    image = torch.zeros(2, 3, 24, 24)
+    image = torch.zeros(2, 3, 24, 24, dtype=torch.float64)
     image[:, RED, :, :12] = 1
     image[:, GREEN, :, 12:] = 1
     masks = torch.zeros(2, 24, 24, dtype=torch.bool)
     masks[:, :, :12] = True  # the red object
-    assert contrast(image, [RED, GREEN], [GREEN, RED], masks).values.tolist() == pytest.approx([1, -1], abs=1e-6)
+    assert_same(contrast(image, [RED, GREEN], [GREEN, RED], masks).values, [1, -1])
     half = contrast(image, [RED, RED], [ALL, RED], masks)
-    assert half.values.tolist() == pytest.approx([0.5, 0], abs=1e-6)
+    assert_same(half.values, [0.5, 0])
     assert half.baselines["random"].values.tolist() == [0, 0], "luck does not look at the class"
     alone = contrast(image, [RED, RED], [GREEN, None], masks)
     assert alone.values.isnan().tolist() == [False, True], "one object, no contrast"

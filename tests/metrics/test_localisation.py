@@ -15,7 +15,7 @@ from clairvit.metrics.localisation import thresholded
 from clairvit.metrics.metric import Measured, ask
 from clairvit.metrics.threshold import SWEEP, binary, min_max, otsu
 from metric_cases import case_of, values
-from tiny import pixels, wrapped
+from tiny import double
 
 SIZE = 16
 NEAR = "upsampling=nearest"
@@ -106,15 +106,15 @@ def test_a_set_is_one_confusion_matrix_of_all_pixels(name: str, threshold: str) 
 
 def test_a_set_through_evaluate_goes_beyond_a_batch() -> None:
     """Ten images are two batches; counts of both are in the score."""
-    model, images = wrapped("timm-vit"), pixels("timm-vit", 10)
+    model, images = double("timm-vit", 10)
     masks = torch.zeros(10, *images.shape[-2:], dtype=torch.bool)
     for row, mask in enumerate(masks):
         mask[2 : 8 + 2 * row, 4 : 12 + row] = True
     score = cv.evaluate(model, images, "ixg", "iou(preset=chefer)", target=3, masks=masks)
-    maps = cv.explain(model, images, "ixg", target=3).maps[:, None].double()
+    maps = cv.explain(model, images, "ixg", target=3).maps[:, None]
     fine = torch.nn.functional.interpolate(maps, images.shape[-2:], mode="bilinear")[:, 0].numpy()
     said = fine > fine.mean((1, 2), keepdims=True)
-    assert score.mean == pytest.approx(by_hand("iou(classes=two)", said.ravel(), masks.numpy().ravel()), abs=1e-6)
+    assert score.mean == pytest.approx(by_hand("iou(classes=two)", said.ravel(), masks.numpy().ravel()), abs=1e-12)
     low, high = score.interval
     assert low < score.mean < high
 

@@ -13,6 +13,7 @@ import clairvit as cv
 from clairvit.errors import BadInput, ModelUnavailable, UnknownName
 from clairvit.models.images import read_image, to_pixels
 from clairvit.models.request import seeded
+from helpers.rounding import assert_same, growth
 
 
 def scores(model: cv.Model) -> torch.Tensor:
@@ -117,12 +118,16 @@ def test_hf_clip_with_prompts(tmp_path: Path) -> None:
     processor.save_pretrained(tmp_path)
 
     prompts = ["a cat", "dog"]
-    model = cv.load(f"hf:{tmp_path}", labels=prompts)
-    pixels = torch.rand(2, 3, 32, 32)
-    with torch.no_grad():
+    model = cv.load(f"hf:{tmp_path}", labels=prompts, dtype="float64")
+    pixels = torch.rand(2, 3, 32, 32, dtype=torch.float64)
+    with torch.no_grad():  # prompts are read once, in float32, whatever the model's dtype; the image is float64
         tokens = tokenizer(prompts, padding=True, return_tensors="pt")
-        theirs = pair(input_ids=tokens.input_ids, attention_mask=tokens.attention_mask, pixel_values=pixels)
-        assert torch.allclose(model.logits(pixels), theirs.logits_per_image, atol=1e-5)
+        text = pair(**tokens, pixel_values=pixels.float()).text_embeds.double()
+        image = pair.double().vision_model(pixels).pooler_output @ pair.visual_projection.weight.T
+        cosines = nn.functional.cosine_similarity(image[:, None], text[None], dim=-1)
+        # float32: lengths of 12 numbers
+        expected = model.module.scale * cosines
+        assert_same(model.logits(pixels), expected, growth=growth(1, 12), dtype=torch.float32)
     assert model.labels == ("a cat", "dog")
     assert model.classifier
     assert not any("text_model" in name for name, _ in model.module.named_parameters())
@@ -155,13 +160,16 @@ def test_open_clip(monkeypatch: pytest.MonkeyPatch) -> None:
     small = {"embed_dim": 32, "vision_cfg": {"image_size": 32, "layers": 2, "width": 64, "patch_size": 8}}
     small["text_cfg"] = {"context_length": 77, "vocab_size": 49408, "width": 32, "heads": 2, "layers": 2}
     monkeypatch.setitem(open_clip.factory._MODEL_CONFIGS, "tiny", small)
-    model = cv.load("open_clip:tiny", pretrained=False, labels=prompts)
-    pixels = torch.rand(2, 3, 32, 32)
+    model = cv.load("open_clip:tiny", pretrained=False, labels=prompts, dtype="float64")
+    pixels = torch.rand(2, 3, 32, 32, dtype=torch.float64)
     with torch.no_grad(), seeded():
         pair = open_clip.create_model("tiny", pretrained=None).eval()
-        image = nn.functional.normalize(pair.encode_image(pixels), dim=-1)
-        text = nn.functional.normalize(pair.encode_text(open_clip.get_tokenizer("tiny")(prompts)), dim=-1)
-        assert torch.allclose(model.logits(pixels), pair.logit_scale.exp() * image @ text.T, atol=1e-5)
+        # prompts are read once, in float32, whatever the model's dtype; the image is float64
+        text = pair.encode_text(open_clip.get_tokenizer("tiny")(prompts)).double()
+        image = pair.double().encode_image(pixels)
+        expected = model.module.scale * nn.functional.cosine_similarity(image[:, None], text[None], dim=-1)
+        # float32: lengths of 32 numbers
+        assert_same(model.logits(pixels), expected, growth=growth(1, 32), dtype=torch.float32)
     assert model.labels == tuple(prompts)
     assert model.classifier
     tower = cv.load("open_clip:tiny", pretrained=False)

@@ -16,7 +16,8 @@ from clairvit.perturb.batch import GROWS_AFTER, Room, current_pace, in_batches, 
 from clairvit.perturb.probe import TOKENS_AT_ONCE, probing
 from clairvit.perturb.watch import telling, watching
 from clairvit.trace.trace import Trace
-from tiny import pixels, wrapped
+from helpers.rounding import assert_same
+from tiny import double, pixels, wrapped
 
 LINUX = RuntimeError(
     "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate "
@@ -73,8 +74,8 @@ def test_one_that_does_not_fit_is_an_error_and_other_errors_stay() -> None:
 
 def test_a_variant_of_many_images_is_spread_over_passes() -> None:
     """A batch of 6 images where 2 fit: the painted variant is run in three passes."""
-    model = wrapped("timm-vit")
-    trace = cv.trace(model, pixels("timm-vit", 6), target=3)
+    model, images = double("timm-vit", 6)
+    trace = cv.trace(model, images, target=3)
     seen: list[int] = []
 
     def watch(module: object, args: tuple[Tensor, ...]) -> None:
@@ -88,7 +89,7 @@ def test_a_variant_of_many_images_is_spread_over_passes() -> None:
         hook.remove()
         expected = probe.painting(3, lambda ks: probe.blend(torch.ones(1, len(ks), 32, 32) * 0.5))
     assert seen[-9:] == [2] * 9
-    assert (found - expected).abs().max() < 1e-5
+    assert_same(found, expected)
 
 
 # In the engine

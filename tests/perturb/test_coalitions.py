@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from clairvit.perturb.coalitions import coalitions, halves
+from helpers.rounding import assert_same
 
 
 def kernel_sum(features: int) -> Tensor:
@@ -37,7 +38,7 @@ def test_all_of_them_are_the_kernel(features: int) -> None:
         found = coalitions(features, pairs, seed=0)
         assert len({row.numpy().tobytes() for row in torch.cat([found.sets, ~found.sets])}) == 2 * every
         assert not found.unseen.any()
-        assert torch.allclose(own_sum(features, pairs, 0), kernel_sum(features), rtol=1e-12, atol=1e-12)
+        assert_same(own_sum(features, pairs, 0), kernel_sum(features))
 
 
 @pytest.mark.parametrize(("features", "pairs"), [(8, 20), (8, 90), (9, 60), (8, 126)])

@@ -16,7 +16,8 @@ from clairvit.models.model import Preprocess
 from clairvit.perturb.aside import Aside
 from clairvit.perturb.probe import probing
 from clairvit.perturb.removal import REMOVALS, background, check_removal, gaussian_blur, on_pixels, rise_kernel
-from tiny import ZOO, pixels, wrapped
+from helpers.rounding import assert_same
+from tiny import ZOO, double, pixels, wrapped
 
 USUAL = Preprocess()
 
@@ -31,8 +32,8 @@ def test_rise_kernel_is_the_one_of_the_paper_s_code() -> None:
     assert round(kernel[5, 5].item(), 5) == 0.00883
     assert [round(kernel[i, j].item(), 5) for i in (0, -1) for j in (0, -1)] == [0.00774] * 4
     assert kernel.sum().item() == pytest.approx(1, abs=1e-12)
-    assert torch.allclose(kernel, kernel.T)
-    assert torch.allclose(kernel, kernel.flip(0))
+    assert_same(kernel, kernel.T)
+    assert_same(kernel, kernel.flip(0))
 
 
 def test_blur_pads_with_the_mean_colour() -> None:
@@ -40,7 +41,7 @@ def test_blur_pads_with_the_mean_colour() -> None:
     found = background("blur", photo, USUAL, 0)
     kernel = rise_kernel().numpy()
     expected = np.stack([[convolve(c, kernel, mode="constant", cval=0) for c in one] for one in photo.numpy()])
-    np.testing.assert_allclose(found.numpy(), expected, atol=1e-12)
+    assert_same(found, expected)
     plain = background("blur", torch.ones(1, 3, 40, 28, dtype=torch.float64), USUAL, 0)[0, 0]
     assert plain[20, 14].item() == pytest.approx(1, abs=1e-12)
     assert plain[0, 0].item() == pytest.approx(rise_kernel()[5:, 5:].sum().item(), abs=1e-12)  # about a quarter is left
@@ -53,7 +54,7 @@ def test_gaussian_blur_is_scipy_s(size: tuple[int, int]) -> None:
     photo = images(*size)
     rows, cols = (min(20, side - 1) for side in size)
     expected = np.stack([[_scipy(c, rows, cols) for c in one] for one in photo.numpy()])
-    np.testing.assert_allclose(gaussian_blur(photo).numpy(), expected, atol=1e-6)
+    assert_same(gaussian_blur(photo), expected)
 
 
 def _scipy(channel: np.ndarray, rows: int, cols: int) -> np.ndarray:
@@ -97,9 +98,10 @@ def test_noise_is_of_the_seed_and_the_image_alone() -> None:
 )
 def test_every_pixel_has_its_patch_s_value(grid: tuple[int, int], size: tuple[int, int]) -> None:
     """The patch that the middle of the pixel lies in, also where the image is no multiple of the grid."""
-    cells = torch.randn(2, *grid, generator=torch.Generator().manual_seed(0))
+    cells = torch.randn(2, *grid, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     rows, cols = ([int((i + 0.5) * n / side) for i in range(side)] for n, side in zip(grid, size, strict=True))
-    assert torch.equal(on_pixels(cells, size), cells[:, rows][:, :, cols])
+    assert torch.equal(on_pixels(cells, size), cells[:, rows][:, :, cols]), "float64 is not rounded"
+    assert on_pixels(cells.bfloat16(), size).dtype == on_pixels(cells > 0, size).dtype == torch.float32
 
 
 @pytest.mark.parametrize("removal", [name for name in REMOVALS if name not in ("token", "road")])
@@ -122,14 +124,15 @@ def test_a_removed_patch_shows_the_background_and_no_other_pixel_changes(removal
 
 
 def test_masks_between_0_and_1_mix_the_image_and_its_background() -> None:
-    trace = cv.trace(wrapped("timm-vit"), pixels("timm-vit"), target=3)
-    masks = torch.rand(1, 4, 32, 32, generator=torch.Generator().manual_seed(0))
+    model, image = double("timm-vit")
+    trace = cv.trace(model, image, target=3)
+    masks = torch.rand(1, 4, 32, 32, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     with probing(trace, "blur", what="test", forwards=4, aside=Aside()) as probe:
         assert probe.paints
         found = probe.blend(masks)
         expected = masks[:, :, None] * probe.pixels[:, None] + (1 - masks[:, :, None]) * probe.background[:, None]
     assert found.shape == (2, 4, 3, 32, 32)
-    assert (found - expected).abs().max() < 1e-6
+    assert_same(found, expected)
     assert torch.equal(probe.blend(torch.ones(1, 1, 32, 32))[:, 0], trace.pixels)
     assert torch.equal(probe.blend(torch.zeros(1, 1, 32, 32))[:, 0], probe.background)
 

@@ -16,6 +16,7 @@ from clairvit.perturb import road
 from clairvit.perturb.aside import Aside
 from clairvit.perturb.probe import probing
 from clairvit.perturb.road import NOISE, imputed
+from helpers.rounding import assert_same
 from tiny import pixels, wrapped
 
 THEIRS = np.load(Path(__file__).parent.parent / "fixtures" / "road.npz")
@@ -62,7 +63,7 @@ def test_each_gap_is_the_weighted_mean_of_the_neighbours_that_it_has() -> None:
                 system[here, v * cols + u] = -weight / sum(around.values())
     expected = np.linalg.solve(system, right).T.reshape(3, rows, cols)
     found = imputed(torch.from_numpy(photo)[None], torch.from_numpy(gone)[None], [0])[0]
-    np.testing.assert_allclose(found.numpy(), expected, atol=1e-12)
+    assert_same(found, expected)
 
 
 def test_nothing_removed_is_the_image_and_everything_removed_the_mean_colour() -> None:
@@ -87,7 +88,7 @@ def test_one_factorisation_serves_all_channels_and_all_images_of_a_mask(monkeypa
     assert calls == [int(mask.sum()) for mask in two]
     for k in range(4):
         alone = imputed(image(12, 10, 4)[k : k + 1], two[k % 2][None], [k + 1])
-        assert (alone[0] - together[k]).abs().max() < 1e-12  # the noise too
+        assert_same(alone[0], together[k])  # the noise too
 
 
 def test_noise_is_small_fixed_and_only_on_the_gaps(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,11 +9,12 @@ import clairvit as cv
 from clairvit.errors import BadInput, NotApplicable
 from clairvit.methods.features import features, spread
 from clairvit.show.features import features_figure
-from tiny import cnn, pixels, strange, wrapped
+from helpers.rounding import assert_same
+from tiny import cnn, double, pixels, strange, wrapped
 
 
 def test_of_a_cnn_are_its_stages() -> None:
-    module, image = strange(cnn), pixels("timm-vit")
+    module, image = strange(cnn).double(), pixels("timm-vit", dtype=torch.float64)
     found = features(cv.wrap(module, name="mine"), image, count=5)
     assert [one.name for one in found] == ["image 1", "image 2"]
     a = module[:5](image)[1].detach()  # the last feature map of the second image
@@ -21,22 +22,23 @@ def test_of_a_cnn_are_its_stages() -> None:
     assert (last.name, last.width, last.mean.shape) == ("4", 12, (8, 8))
     strongest = a.abs().mean((1, 2)).argsort(descending=True)[:5].tolist()
     assert [k for k, _ in last.channels] == strongest
-    torch.testing.assert_close(last.mean, a.mean(0))
-    torch.testing.assert_close(last.channels[0][1], a[strongest[0]])
+    assert last.mean.dtype == torch.float64, "not rounded to float32"
+    assert_same(last.mean, a.mean(0))
+    assert_same(last.channels[0][1], a[strongest[0]])
 
 
 def test_of_a_vit_are_its_patch_tokens() -> None:
-    model, image = wrapped("timm-dinov2-reg4"), pixels("timm-dinov2-reg4")
+    model, image = double("timm-dinov2-reg4")
     layer = cv.trace(model, image, target=1).layers[-1]
     (one, _) = features(model, image, count=3, layers=2)
     assert [x.name for x in one.layers] == ["block 0", f"block {layer.index}"]
     grid = one.layers[-1].mean.shape
     patches = layer.x[0, -grid[0] * grid[1] :]  # behind CLS and the registers
-    torch.testing.assert_close(one.layers[-1].mean, patches.mean(1).reshape(grid))
+    assert_same(one.layers[-1].mean, patches.mean(1).reshape(grid))
 
 
 def test_by_relevance_ranks_for_a_target() -> None:
-    model, image = cv.wrap(strange(cnn)), pixels("timm-vit")
+    model, image = cv.wrap(strange(cnn).double()), pixels("timm-vit", dtype=torch.float64)
     layer = cv.trace(model, image, target=2).layers[-1]
     best = (layer.x * layer.dx)[0].abs().mean(0).argsort(descending=True)[:3].tolist()
     found = features(model, image, 2, by="relevance", count=3)[0].layers[-1]

@@ -6,14 +6,15 @@ import torch
 from clairvit.models.model import Preprocess
 from clairvit.show.colour import scale_of
 from clairvit.show.overlay import enlarge, overlay, photo_of
+from helpers.rounding import assert_same
 
 
 def test_the_photo_is_un_normalised() -> None:
     preprocess = Preprocess(size=(2, 3))
-    image = torch.rand(3, 2, 3)
-    mean, std = torch.tensor(preprocess.mean), torch.tensor(preprocess.std)
+    image = torch.rand(3, 2, 3, dtype=torch.float64)
+    mean, std = torch.tensor([preprocess.mean, preprocess.std], dtype=torch.float64)
     pixels = (image - mean[:, None, None]) / std[:, None, None]
-    np.testing.assert_allclose(photo_of(pixels, preprocess), image.permute(1, 2, 0).numpy(), atol=1e-6)
+    assert_same(photo_of(pixels, preprocess), image.permute(1, 2, 0))
 
 
 def test_half_precision_pixels_are_drawn_too() -> None:

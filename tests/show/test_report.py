@@ -29,6 +29,7 @@ from clairvit.study.plan import DataWish, ModelWish, Study
 from clairvit.study.read import combinations, scores_of
 from clairvit.study.store import Store
 from clairvit.study.work import Worker
+from helpers.rounding import assert_same
 from study_page import (
     METHODS,
     METRICS,
@@ -224,7 +225,7 @@ def test_the_map_shown_is_of_the_studys_target_and_seed(tmp_path: Path, monkeypa
     image = source.album.read(NAMES.index(wrong.image), MODEL).pixels[None]
     for values, method in zip(drawn, findings.methods, strict=True):
         known = cv.explain(MODEL, image, method, target=wrong.label, seed=5).maps[0]
-        np.testing.assert_allclose(values, known.double().numpy(), rtol=1e-5, atol=1e-8)
+        assert_same(values, known, magnitude=1.0)
 
 
 def test_the_map_shown_is_the_studys(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,7 +246,7 @@ def test_the_map_shown_is_the_studys(store: Store, monkeypatch: pytest.MonkeyPat
     wanted = [cv.explain(MODEL, image, method).maps[0] for method in findings.methods]
     assert len(drawn) == len(METHODS)
     for one, other in zip(drawn, wanted, strict=True):
-        np.testing.assert_allclose(one, other.double().numpy(), rtol=1e-5, atol=1e-8)
+        assert_same(one, other, magnitude=1.0)
 
 
 def test_without_the_data_the_report_says_so_and_goes_on(store: Store) -> None:

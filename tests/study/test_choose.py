@@ -25,8 +25,9 @@ from clairvit.study.pick import Pick
 from clairvit.study.stats import LEVEL, fewest_images, holm, holm_after_picking, sign_flips
 from clairvit.study.tune import Tuned, base_of, best_of, candidates, halved
 from clairvit.study.verdict import Measures, judge, sentences
+from helpers.rounding import assert_same
 from linear import effects, linear
-from tiny import pixels, wrapped
+from tiny import double, pixels, wrapped
 
 BY = "insertion-deletion(removal=mean,steps=4)"
 TRUE = "leave-one-out(removal=mean)"
@@ -35,7 +36,7 @@ Array = NDArray[np.float64]
 
 def images(count: int, seed: int = 5) -> Tensor:
     dice = torch.Generator().manual_seed(seed)
-    return 1 + 0.3 * torch.randn(count, 3, 32, 32, generator=dice)
+    return 1 + 0.3 * torch.randn(count, 3, 32, 32, generator=dice, dtype=torch.float64)
 
 
 @functools.cache
@@ -87,7 +88,7 @@ def test_the_numbers_are_those_of_evaluate() -> None:
         assert row.gap_interval[0] < row.gap < row.gap_interval[1]
         assert row.p == pytest.approx(p)
         assert row.means == pytest.approx({BY: score.mean, "sparseness": scores[row.method, "sparseness"].mean})
-        assert pick.scores[row.method, BY].values.tolist() == score.values.tolist()
+        assert_same(pick.scores[row.method, BY].values, score.values)
 
 
 def test_the_cost_of_a_map_is_there() -> None:
@@ -106,8 +107,7 @@ def test_twins_are_not_told_apart() -> None:
     model, _ = linear()
     twin = bind("occlusion(removal=mean,window=1)").text
     pick = cv.choose(model, images(10), [TRUE, twin], [BY])
-    same = pick.scores[TRUE, BY].values - pick.scores[twin, BY].values
-    assert same.abs().max() < 1e-6
+    assert_same(pick.scores[twin, BY].values, pick.scores[TRUE, BY].values)
     assert not pick.clear
     assert len(pick.tied) == 1
     assert {pick.best, *pick.tied} == {TRUE, twin}
@@ -316,12 +316,12 @@ DEEP = "timm-deep"  # five layers: an odd number tells ceil from floor
 
 @functools.cache
 def tuned() -> Pick:
-    model, some = wrapped(DEEP), pixels(DEEP, 6)
+    model, some = double(DEEP, 6)
     return cv.choose(model, some, ["legrad"], [TUNE], tune_start=["focusvit", "genatt", "ixg+plus"])
 
 
 def test_the_best_start_is_that_of_brute_force() -> None:
-    model, some = wrapped(DEEP), pixels(DEEP, 6)
+    model, some = double(DEEP, 6)
     count = len(cv.trace(model, some).layers)
     spelt = {"focusvit": "focusvit(m={})", "genatt": "genatt+from:{}", "ixg": "ixg+from:{}"}
     assert set(tuned().tuned) == set(spelt)
@@ -341,7 +341,7 @@ def test_the_best_start_is_that_of_brute_force() -> None:
 
 
 def test_the_best_start_may_be_the_lowest() -> None:
-    model, some = wrapped(DEEP), pixels(DEEP, 3)
+    model, some = double(DEEP, 3)
     own = cv.choose(model, some, ["legrad"], ["deletion(steps=2)"], tune_start=["genatt"]).tuned["genatt"]
     assert own.means[own.best] == min(own.means) < max(own.means)
     assert own.gap == pytest.approx(own.means[own.half] - own.means[own.best])
@@ -357,7 +357,7 @@ def test_all_starts_come_from_one_recording(monkeypatch: pytest.MonkeyPatch) -> 
         return usual(bounds, *rest)
 
     monkeypatch.setattr(evaluate_room, "record_for", count)
-    model, some = wrapped(DEEP), pixels(DEEP, 3)
+    model, some = double(DEEP, 3)
     cv.choose(model, some, ["legrad"], [TUNE], tune_start=["focusvit", "genatt"])
     layers = len(cv.trace(model, some).layers)
     assert recorded[0] == 2 * layers  # every start of both methods, once for all three images
@@ -382,7 +382,7 @@ def test_a_half_that_was_picked_is_scored_crossed_too(monkeypatch: pytest.Monkey
     values[3] += 1  # the half; yet not the best of each half of the images
     own = replace(tuned().tuned["genatt"], values=values, best=3)
     monkeypatch.setattr(choose_room, "tune", lambda *_, **__: {"genatt": own})
-    model, some = wrapped(DEEP), pixels(DEEP, 6)
+    model, some = double(DEEP, 6)
     for panel, crossed in ((["legrad"], True), (["legrad", "genatt+skipplus"], False)):
         pick = cv.choose(model, some, panel, [TUNE], tune_start=["genatt"])
         row = next(row for row in pick.ranking if row.method == "genatt+skipplus")

@@ -39,7 +39,7 @@ from clairvit.study.set_up import Shown, Wish, differences, instead
 from clairvit.study.store import Store
 from tiny import ZOO, wrapped
 
-MODEL = wrapped("timm-vit")
+MODEL = wrapped("timm-vit", torch.float64)
 SIZE = 32
 
 

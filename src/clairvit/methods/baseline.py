@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -24,8 +26,15 @@ def centre(trace: Trace, sigma: float = 0.25) -> Tensor:
     """A Gaussian in the middle of the image, sigma in parts of its side: what a photographer's habit would score."""
     if sigma <= 0:
         raise BadInput(f"sigma={sigma} was given; expected a positive number such as 0.25.")
-    rows, cols = trace.layout.grid
-    y = (torch.arange(rows) + 0.5) / rows - 0.5
-    x = (torch.arange(cols) + 0.5) / cols - 0.5
-    bump = torch.exp(-(y[:, None] ** 2 + x[None] ** 2) / (2 * sigma**2))
-    return bump.expand(len(trace.pixels), -1, -1).to(trace.pixels.device)
+    bump = torch.outer(*(_bell(count, sigma) for count in trace.layout.grid))  # [rows, cols], float64
+    wide = torch.promote_types(trace.pixels.dtype, torch.float32)
+    return bump.to(trace.pixels.device, wide).expand(len(trace.pixels), -1, -1)
+
+
+def _bell(count: int, sigma: float) -> Tensor:
+    """Return exp(−d² / 2σ²) [count] at the middles of `count` cells, d from the middle of a side of 1.
+
+    Cells that mirror each other have the same value to the last bit, on every CPU: otherwise rounding would order them.
+    """
+    distances = [(2 * k + 1 - count) / (2 * count) for k in range(count)]
+    return torch.tensor([math.exp(-(d**2) / (2 * sigma**2)) for d in distances], dtype=torch.float64)

@@ -11,6 +11,7 @@ from torch import Tensor
 from clairvit.errors import BadInput, NotApplicable
 from clairvit.models.images import prepare
 from clairvit.models.model import Model, Preprocess
+from clairvit.trace.attention import widened
 from clairvit.trace.guest import own_grad_mode
 from clairvit.trace.layer import Layer
 from clairvit.trace.recording import record
@@ -106,8 +107,8 @@ def _cells(trace: Trace, layer: Layer) -> tuple[slice, tuple[int, int]] | None:
 
 def _of_layer(layer: Layer, cells: tuple[slice, tuple[int, int]], item: int, count: int, ranked: bool) -> LayerFeatures:
     where, grid = cells
-    x = layer.x[item, where].float()  # [n, d]
-    said = x * layer.dx[item, where].float() if ranked else x
+    x = widened(layer.x[item, where])  # [n, d]
+    said = x * widened(layer.dx[item, where]) if ranked else x
     best = said.abs().mean(0).topk(min(count, x.shape[1])).indices.tolist()
 
     def on_grid(column: Tensor) -> Tensor:
