@@ -298,6 +298,7 @@ def test_a_wrong_query_says_what_there_is(capsys: Captured) -> None:
     )
 
 
+@pytest.mark.ray
 def test_ray_gives_the_same_table(home: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
     """The whole command, on a cluster that it begins and ends itself."""
     import ray

@@ -11,7 +11,7 @@ import torch
 import clairvit as cv
 from conditions import METHODS, allow_declared_zeros, method_of, short
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+pytestmark = pytest.mark.cuda
 # Those that the built-in model can have; the flow's solver runs on the CPU and is quicker on few tokens.
 EVERY = [
     "attention-flow(max_tokens=20)" if name == "attention-flow" else short(name)
