@@ -20,8 +20,8 @@ class LinearPatches(nn.Module):
     def __init__(self, grid: tuple[int, int], patch: int, smooth: bool, seed: int) -> None:
         super().__init__()
         dice = torch.Generator().manual_seed(seed)
-        self.embed = nn.Conv2d(3, 1, patch, patch, bias=False)
-        weights = torch.randn(CLASSES, 1, *grid, generator=dice)
+        self.embed = nn.Conv2d(3, 1, patch, patch, bias=False, dtype=torch.float64)
+        weights = torch.randn(CLASSES, 1, *grid, generator=dice, dtype=torch.float64)
         if smooth:  # neighbouring patches weigh about the same, as in photos
             weights = nn.functional.avg_pool2d(weights, 3, 1, 1, count_include_pad=False)
         with torch.no_grad():
@@ -33,14 +33,23 @@ class LinearPatches(nn.Module):
 
 
 def linear(
-    grid: tuple[int, int] = (4, 4), patch: int = 8, *, smooth: bool = False, seed: int = 0
+    grid: tuple[int, int] = (4, 4),
+    patch: int = 8,
+    *,
+    smooth: bool = False,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float64,
 ) -> tuple[cv.Model, Tensor]:
-    """The model, and one image [1, 3, H, W] whose patches are all far from zero."""
+    """The model, and one image [1, 3, H, W] whose patches are all far from zero.
+
+    Both are drawn in float64, whose normal draws are the same on every CPU (float32's differ between SSE and AVX), and
+    are float64 unless `dtype` says otherwise, so that sums by hand agree to rounding.
+    """
     size = (grid[0] * patch, grid[1] * patch)
-    module = LinearPatches(grid, patch, smooth, seed).eval()
+    module = LinearPatches(grid, patch, smooth, seed).to(dtype).eval()
     model = cv.wrap(module, name="linear", size=size, layout=cv.Layout(grid, 0, "avg"))
-    image = 1 + 0.3 * torch.randn(1, 3, *size, generator=torch.Generator().manual_seed(seed + 1))
-    return model, image
+    noise = torch.randn(1, 3, *size, generator=torch.Generator().manual_seed(seed + 1), dtype=torch.float64)
+    return model, (1 + 0.3 * noise).to(dtype)
 
 
 def effects(model: cv.Model, image: Tensor, target: int) -> Tensor:

@@ -133,6 +133,11 @@ def pixels(name: str, batch: int = 2, seed: int = 1, dtype: torch.dtype = torch.
     return torch.randn(batch, 3, *ZOO[name].size, generator=dice, dtype=torch.float64).to(dtype)
 
 
+def double(name: str, batch: int = 2, seed: int = 1) -> tuple[cv.Model, Tensor]:
+    """Return a fresh model and images [batch, 3, H, W] for it, both float64: for comparisons of numbers."""
+    return wrapped(name, torch.float64), pixels(name, batch, seed, torch.float64)
+
+
 def _timm(name: str, **options: Any) -> Callable[[], nn.Module]:
     fused = options.pop("fused", True)
     usual = {

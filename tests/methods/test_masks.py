@@ -25,10 +25,11 @@ from clairvit.errors import BadInput
 from clairvit.methods import masks
 from clairvit.methods.masks import Holes, hardened, holes, in_boxes, parts, shifted_mixtures, sliding
 from clairvit.perturb.removal import REMOVALS
+from helpers.rounding import assert_same
 from linear import effects, linear
 from parity.mask_cases import KEPT_EVERY, OCCLUSIONS, RISES
 from parity.peers_models import TARGETS, vit
-from tiny import cnn, pixels, wrapped
+from tiny import cnn, double, pixels, wrapped
 
 FIXTURE = Path(__file__).parent.parent / "fixtures" / "masks.npz"
 
@@ -373,7 +374,7 @@ def test_shared_losses_are_exact_where_all_patches_matter_alike(stride: int) -> 
     model, image = linear((5, 7))
     model.module.weights.data[1] = 0.7
     found = explained(model, torch.ones_like(image), "occlusion", window=3, stride=stride).maps[0]
-    assert torch.allclose(found, torch.full((5, 7), 0.7), atol=1e-5)
+    assert_same(found, torch.full((5, 7), 0.7, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("removal", ["token", "blur"])
@@ -426,7 +427,7 @@ def test_parts_of_any_grid(grid: tuple[int, int]) -> None:
 def mean_of_parts(value: Callable[[int, int, int, int], float], grid: tuple[int, int], scales: int) -> Tensor:
     """sum_k P_k m_k / sum_k m_k, patch by patch."""
     boxes = parts(grid, scales)
-    made = torch.zeros(grid)
+    made = torch.zeros(grid, dtype=torch.float64)
     for r in range(grid[0]):
         for c in range(grid[1]):
             own = [value(*b) for b in boxes if b[0] <= r < b[0] + b[2] and b[1] <= c < b[1] + b[3]]
@@ -441,12 +442,12 @@ def test_pami_on_a_linear_model(scales: int) -> None:
     own = effects(model, image, 1)
     found = explained(model, image, "pami", scales=scales, removal="mean").maps[0]
     expected = mean_of_parts(lambda t, l, h, w: float(own[t : t + h, l : l + w].sum()), (5, 6), scales)  # noqa: E741
-    assert torch.allclose(found, expected, atol=1e-5)
+    assert_same(found, expected, magnitude=float(own.abs().sum()))
 
 
 def test_pami_hides_all_but_one_part_by_blur() -> None:
     """By brute force on a ViT, with images pasted together by hand."""
-    model, image = wrapped("timm-vit"), pixels("timm-vit")[:1]
+    model, image = double("timm-vit", 1)
     made = cv.explain(model, image, "pami", 3)
     with masks.probing(cv.trace(model, image), "blur", what="test", forwards=1, aside=masks.Aside()) as probe:
         blurred = probe.background
@@ -459,4 +460,4 @@ def test_pami_hides_all_but_one_part_by_blur() -> None:
             return float(model.logits(seen).softmax(-1)[0, 3])
 
     assert made.score == "prob"
-    assert torch.allclose(made.maps[0], mean_of_parts(value, (4, 4), 4), atol=1e-6)
+    assert_same(made.maps[0], mean_of_parts(value, (4, 4), 4))

@@ -202,7 +202,7 @@ def patchwork(width: int) -> Tensor:
 def test_superpixels_of_a_linear_model(method: str) -> None:
     """A superpixel's effect is that of its pixels; a patch shows the mean over its pixels. Each image has its own."""
     model, _ = linear((4, 4), patch=16)
-    images = torch.stack([patchwork(20), patchwork(27)])
+    images = torch.stack([patchwork(20), patchwork(27)]).double()
     options = {"alpha": 0.0} if method == "lime" else {}
     made = cv.explain(
         model, images, method, 1, score="logit", removal="mean", features="superpixels", samples=200, **options
@@ -213,7 +213,7 @@ def test_superpixels_of_a_linear_model(method: str) -> None:
     weights = model.module.weights[1].detach().repeat_interleave(16, 0).repeat_interleave(16, 1) / 256
     for row, own in enumerate(groups):
         pixel = images[row].mean(0) * weights  # what each pixel adds
-        effect = torch.zeros(own.count).scatter_add_(0, own.of.flatten(), pixel.flatten())
+        effect = pixel.new_zeros(own.count).scatter_add_(0, own.of.flatten(), pixel.flatten())
         expected = effect[own.of].reshape(4, 16, 4, 16).mean((1, 3))
         assert apart(made.maps[row], expected) <= 1e-4
     alone = cv.explain(

@@ -19,18 +19,19 @@ from clairvit.errors import BadInput
 from clairvit.metrics.curves import Walk, area, passes
 from clairvit.metrics.metric import ask, find
 from clairvit.perturb.removal import background
+from helpers.rounding import assert_same
 from linear import linear
-from tiny import pixels, wrapped
+from tiny import double
 
 KIND = "timm-vit"
-MODEL, IMAGES = wrapped(KIND), pixels(KIND, 2)
+MODEL, IMAGES = double(KIND, 2)
 EX = cv.explain(MODEL, IMAGES, "ixg", target=[1, 4])
 # Real size, a model that costs nothing, and a fine map without ties, so that there is one order only.
 BIG, PHOTO = linear((14, 14), 16, seed=5)
-PHOTO = PHOTO + 0.2 * torch.randn(1, 3, 1, 1, generator=torch.Generator().manual_seed(2))
+PHOTO = PHOTO + 0.2 * torch.randn(1, 3, 1, 1, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
 TARGET = int(BIG.logits(PHOTO).argmax())
 ORDER = torch.randperm(224 * 224, generator=torch.Generator().manual_seed(3))
-FINE = torch.empty(224 * 224).scatter_(0, ORDER, torch.linspace(1, 0, 224 * 224)).reshape(1, 224, 224)
+FINE = torch.linspace(1, 0, 224 * 224, dtype=torch.float64)[ORDER.argsort()].reshape(1, 224, 224)
 
 
 def of_photo(metric: str, **more: object) -> cv.Score:
@@ -42,7 +43,7 @@ def of_photo(metric: str, **more: object) -> cv.Score:
 
 def probability(image: Tensor) -> float:
     with torch.no_grad():
-        return float(BIG.logits(image).double().softmax(-1)[0, TARGET])
+        return float(BIG.logits(image).softmax(-1)[0, TARGET])
 
 
 def lots(order: Tensor, size: int, count: int) -> Iterable[Tensor]:
@@ -67,9 +68,9 @@ def test_rise(preset: str, step: int, points: int) -> None:
         assert len(expected) == points
         score = of_photo(f"{metric}(preset={preset})")
         assert score.curve is not None
-        assert score.curve.y[0].tolist() == pytest.approx(expected, abs=1e-5)
+        assert_same(score.curve.y[0], expected)
         assert score.curve.x.tolist() == pytest.approx([k / (points - 1) for k in range(points)])
-        assert score.mean == pytest.approx((sum(expected) - (expected[0] + expected[-1]) / 2) / (points - 1), abs=1e-5)
+        assert_same(score.mean, (sum(expected) - (expected[0] + expected[-1]) / 2) / (points - 1))
         assert score.cost.forwards == points - 1, "the whole image is known"
 
 
@@ -78,9 +79,9 @@ def test_coporan() -> None:
     expected = replaced(PHOTO, background("black", PHOTO, BIG.preprocess, 0), lots(ORDER, 501, 100))
     score = of_photo("deletion(preset=coporan)")
     assert score.curve is not None
-    assert score.curve.y[0].tolist() == pytest.approx(expected, abs=1e-5)
+    assert_same(score.curve.y[0], expected)
     assert score.curve.x.tolist() == pytest.approx([k / 100 for k in range(101)])
-    assert score.mean == pytest.approx((sum(expected) - (expected[0] + expected[-1]) / 2) / 100, abs=1e-5)
+    assert_same(score.mean, (sum(expected) - (expected[0] + expected[-1]) / 2) / 100)
     assert Walk(99, ends=True, counting="equal").stops(224 * 224)[1][-1] == 224 * 224 - 76
     assert "coporan" not in find("insertion").presets
 
@@ -98,9 +99,9 @@ def test_chefer(preset: str, better: str) -> None:
         expected.append(probability(now.reshape(PHOTO.shape)))
     score = of_photo(f"deletion(preset={preset})", score="prob")
     assert score.curve is not None
-    assert score.curve.y[0].tolist() == pytest.approx(expected, abs=1e-5)
+    assert_same(score.curve.y[0], expected)
     assert score.curve.x.tolist() == pytest.approx([k / 10 for k in range(1, 10)])
-    assert score.mean == pytest.approx((sum(expected) - (expected[0] + expected[-1]) / 2) / 8, abs=1e-5)
+    assert_same(score.mean, (sum(expected) - (expected[0] + expected[-1]) / 2) / 8)
     assert score.better == better
     right = of_photo(f"deletion(preset={preset})")
     assert right.curve is not None
@@ -116,7 +117,7 @@ def by_patches(shown: bool) -> list[float]:
     for k in range(1, 10):
         first = torch.zeros(196).scatter_(0, order[: round(k * 19.6)], 1) > 0
         left = (first if shown else ~first).reshape(14, 14).repeat_interleave(16, 0).repeat_interleave(16, 1)
-        found.append(probability(torch.where(left, PHOTO, torch.zeros(()))))
+        found.append(probability(torch.where(left, PHOTO, 0.0)))
     return found
 
 
@@ -133,8 +134,8 @@ def test_skipplus(shown: bool) -> None:
     for preset, expected in falls.items():
         score = of_photo(f"{metric}(preset={preset})", removal="mean")
         assert score.curve is not None
-        assert score.curve.y[0].tolist() == pytest.approx(expected, abs=1e-5)
-        assert score.mean == pytest.approx(sum(a + b for a, b in pairwise(expected)) / 20, abs=1e-5)
+        assert_same(score.curve.y[0], expected)
+        assert_same(score.mean, sum(a + b for a, b in pairwise(expected)) / 20, magnitude=max(map(abs, expected)))
         assert score.better == better
         assert score.curve.x.tolist() == pytest.approx([k / 10 for k in (range(1, 11) if shown else range(10))])
     accuracy = of_photo(f"{metric}(preset=skipplus)", removal="mean")
@@ -155,7 +156,7 @@ def test_the_logarithm_of_nothing_is_that_of_1e_12() -> None:
     best = int(model.logits(image).argmax())
     ex = cv.explain(model, image, "ixg", target=best)
     score = cv.evaluate(model, image, ex, "deletion(score=log-odds,removal=mean)")
-    assert score.curve.y.max() == pytest.approx(-math.log(1e-12), abs=1e-9)
+    assert_same(score.curve.y.max(), -math.log(1e-12))
     assert score.curve.y.isfinite().all()
 
 
@@ -177,8 +178,8 @@ def test_both_ends() -> None:
     deleted = cv.evaluate(MODEL, IMAGES, EX, "deletion(ends=true,removal=mean)")
     inserted = cv.evaluate(MODEL, IMAGES, EX, "insertion(ends=true,removal=mean)")
     assert deleted.curve.x.tolist() == pytest.approx(inserted.curve.x.tolist())
-    assert torch.allclose(deleted.curve.y[:, -1], inserted.curve.y[:, 0], atol=1e-6)
-    assert torch.allclose(deleted.curve.y[:, 0], inserted.curve.y[:, -1], atol=1e-6)
+    assert_same(deleted.curve.y[:, -1], inserted.curve.y[:, 0])
+    assert_same(deleted.curve.y[:, 0], inserted.curve.y[:, -1])
 
 
 def test_so_many_patches_at_a_time() -> None:
@@ -190,15 +191,15 @@ def test_so_many_patches_at_a_time() -> None:
         )
         for kind, step in (("patch", 4), ("channel", 4 * 3 * 64))
     )
-    assert torch.allclose(patches.curve.y, values.curve.y, atol=1e-6), "a patch is all of its values"
+    assert_same(patches.curve.y, values.curve.y, label="a patch is all of its values")
     assert patches.cost.forwards == passes(16, "patch", 4).forwards == 4
 
 
 def test_areas() -> None:
-    x, y = torch.tensor([0.1, 0.3, 0.9]), torch.tensor([1.0, 3.0, 2.0])
-    assert float(area(x, y, "none")) == pytest.approx(0.4 + 1.5)
-    assert float(area(x, y, "width")) == pytest.approx(1.9 / 0.8)
-    assert float(area(x, y, "steps")) == pytest.approx(2 + 2.5)
+    x, y = torch.tensor([[0.1, 0.3, 0.9], [1.0, 3.0, 2.0]], dtype=torch.float64)
+    assert_same(area(x, y, "none"), 0.4 + 1.5)
+    assert_same(area(x, y, "width"), 1.9 / 0.8)
+    assert_same(area(x, y, "steps"), 2 + 2.5)
 
 
 def test_pixels_cannot_be_dropped() -> None:

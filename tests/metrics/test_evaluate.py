@@ -19,38 +19,38 @@ import clairvit as cv
 from clairvit.data.album import Part, parts
 from clairvit.errors import BadInput, NotApplicable, UnknownName
 from clairvit.metrics.score import bootstrap, paired
+from helpers.rounding import assert_same
 from linear import effects, linear
-from tiny import pixels, wrapped
+from tiny import double, pixels, wrapped
 
 KIND = "timm-vit"
 
 
 def scored(images: Tensor, metric: str, method: str = "genatt", **how: object) -> cv.Score:
-    found = cv.evaluate(wrapped(KIND), images, method, metric, target=3, **how)
+    found = cv.evaluate(wrapped(KIND, images.dtype), images, method, metric, target=3, **how)
     assert isinstance(found, cv.Score)
     return found
 
 
 @pytest.mark.parametrize("metric", ["deletion", "insertion", "sparseness", "complexity"])
 def test_a_batch_is_its_images_one_by_one(metric: str) -> None:
-    images = pixels(KIND, 11, dtype=torch.float32)
+    images = pixels(KIND, 11, dtype=torch.float64)
     together = scored(images, metric)
     assert together.values.shape == (11,)
     for row in (0, 7, 10):
         alone = scored(images[row : row + 1], metric)
-        assert float(together.values[row]) == pytest.approx(float(alone.values), abs=1e-6)
+        assert_same(together.values[row], alone.values[0])
         for name in ("random", "center"):
-            beside = float(together.baselines[name].values[row])
-            assert beside == pytest.approx(float(alone.baselines[name].values), abs=1e-6)
+            assert_same(together.baselines[name].values[row], alone.baselines[name].values[0])
 
 
 def test_many_methods_and_metrics_are_each_alone() -> None:
-    images = pixels(KIND, 3)
-    both = cv.evaluate(wrapped(KIND), images, ["genatt", "rollout"], ["deletion", "sparseness"], target=3)
+    model, images = double(KIND, 3)
+    both = cv.evaluate(model, images, ["genatt", "rollout"], ["deletion", "sparseness"], target=3)
     assert list(both) == [(m, k) for k in ("deletion", "sparseness") for m in ("genatt", "rollout")]
     for (method, metric), score in both.items():
         alone = scored(images, metric, method)
-        assert torch.allclose(score.values, alone.values, atol=1e-6)
+        assert_same(score.values, alone.values)
         assert (score.method, score.metric, score.better) == (alone.method, alone.metric, alone.better)
 
 
@@ -65,11 +65,11 @@ def test_an_option_goes_to_the_metrics_that_have_it() -> None:
 
 
 def test_maps_that_are_there_already() -> None:
-    model, images = wrapped(KIND), pixels(KIND, 3)
+    model, images = double(KIND, 3)
     ex = cv.explain(model, images, "genatt", target=[1, 4, 6])
     given = cv.evaluate(model, images, ex, "deletion")
     named = cv.evaluate(model, images, "genatt", "deletion", target=[1, 4, 6])
-    assert torch.allclose(given.values, named.values, atol=1e-6)
+    assert_same(given.values, named.values)
     with pytest.raises(BadInput, match="has 3 maps and 2 images were given"):
         cv.evaluate(model, images[:2], ex, "deletion")
     contrast = cv.explain(model, images, "genatt", target=cv.contrast(1, 2))
@@ -114,13 +114,13 @@ def test_the_curve_is_what_the_area_is_of() -> None:
     order = own.flatten().argsort(descending=True)
     total = own.sum()
     left = [total - own.flatten()[order[: max(1, round(k / 10 * 36))]].sum() for k in range(1, 10)]
-    expected = torch.stack([total, *left]).double()
-    assert torch.allclose(score.curve.y[0], expected, atol=1e-5)
+    expected = torch.stack([total, *left])
+    assert_same(score.curve.y[0], expected)
     assert score.curve.x.tolist() == pytest.approx([k / 10 for k in range(10)])
     area = torch.trapezoid(expected, dx=0.1)
-    assert float(score.values) == pytest.approx(float(area / 0.9), abs=1e-5)
+    assert_same(score.values[0], area / 0.9, magnitude=float(expected.abs().max()))
     plain = cv.evaluate(model, image, ex, "deletion", score="logit", removal="mean", auc="none")
-    assert float(plain.values) == pytest.approx(float(area), abs=1e-5)
+    assert_same(plain.values[0], area, magnitude=float(expected.abs().max()))
 
 
 def test_cost_is_what_is_spent() -> None:
@@ -147,7 +147,7 @@ def test_methods_that_explain_again_share_the_passes() -> None:
 
 
 def test_maps_may_be_shaped_first() -> None:
-    model, images = wrapped(KIND), pixels(KIND, 2)
+    model, images = double(KIND, 2)
     ex = cv.explain(model, images, "ixg", target=3)
     flat = ex.maps.flatten(1)
     low, high = flat.amin(1, keepdim=True), flat.amax(1, keepdim=True)
@@ -161,7 +161,7 @@ def test_maps_may_be_shaped_first() -> None:
         by_hand = replace(ex, maps=expected.reshape(ex.maps.shape))
         one = cv.evaluate(model, images, ex, "infidelity(runs=5)", maps=shape, scaled=False)
         other = cv.evaluate(model, images, by_hand, "infidelity(runs=5)", scaled=False)
-        assert torch.allclose(one.values, other.values, rtol=1e-5), shape
+        assert_same(one.values, other.values, label=shape)
         assert one.settings["maps"] == shape
         assert other.settings["maps"] == "raw"
         again = cv.evaluate(model, images, "ixg", "avg-sensitivity(samples=2,radius=1e-6)", target=3, maps=shape)
@@ -222,7 +222,7 @@ def test_intervals_by_hand() -> None:
 
 
 def test_paired_differences_are_narrower() -> None:
-    score = scored(pixels(KIND, 8), "sparseness")
+    score = scored(pixels(KIND, 8, dtype=torch.float64), "sparseness")
     noise = torch.linspace(-0.01, 0.01, 8, dtype=torch.float64)
     other = replace(score, values=score.values - 0.1 + noise)
     gap, (low, high) = paired(score, other)
@@ -268,18 +268,18 @@ def test_nothing_is_kept_of_images_that_are_done(tmp_path: Path, monkeypatch: py
 
 
 def test_a_preset_for_several_metrics_goes_to_those_that_have_it() -> None:
-    images = pixels(KIND, 2)
+    model, images = double(KIND, 2)
     names = ["sparseness", "complexity", "iou"]
     masks = torch.zeros(2, 32, 32)
     masks[:, 4:20, 4:20] = 1
-    found = cv.evaluate(wrapped(KIND), images, ["ixg"], names, target=3, masks=masks, compat="quantus")
-    alone = cv.evaluate(wrapped(KIND), images, "ixg", "sparseness(preset=quantus)", target=3)
+    found = cv.evaluate(model, images, ["ixg"], names, target=3, masks=masks, compat="quantus")
+    alone = cv.evaluate(model, images, "ixg", "sparseness(preset=quantus)", target=3)
     assert isinstance(alone, cv.Score)
     by_name = {metric.partition("(")[0]: score for (_, metric), score in found.items()}
     assert set(by_name) == set(names)
-    assert torch.equal(by_name["sparseness"].values, alone.values)
+    assert_same(by_name["sparseness"].values, alone.values)
     with pytest.raises(BadInput, match="None of the metrics sparseness, iou has an option 'preset'"):
-        cv.evaluate(wrapped(KIND), images, ["ixg"], ["sparseness", "iou"], target=3, preset="rise")
+        cv.evaluate(model, images, ["ixg"], ["sparseness", "iou"], target=3, preset="rise")
 
 
 def test_what_is_named_twice_is_scored_once() -> None:

@@ -35,7 +35,7 @@ Array = NDArray[np.float64]
 
 def images(count: int, seed: int = 5) -> Tensor:
     dice = torch.Generator().manual_seed(seed)
-    return 1 + 0.3 * torch.randn(count, 3, 32, 32, generator=dice)
+    return 1 + 0.3 * torch.randn(count, 3, 32, 32, generator=dice, dtype=torch.float64)
 
 
 @functools.cache

@@ -133,12 +133,13 @@ def side_by_side(pixels: Tensor, n: int) -> Tensor:
     """Images [n², 3, H, W], row by row -> one of [3, H, W]; each is shrunk to its cell."""
     height, width = (int(length) for length in pixels.shape[-2:])
     down, across = _edges(height, n), _edges(width, n)
+    wide = pixels.to(torch.promote_types(pixels.dtype, torch.float32))  # bfloat16 weights would be too coarse
     rows = []
     for row in range(n):
         line = []
         for col in range(n):
             cell = (down[row + 1] - down[row], across[col + 1] - across[col])
-            one = pixels[row * n + col][None].float()
+            one = wide[row * n + col][None]
             line.append(F.interpolate(one, cell, mode="bilinear", align_corners=False, antialias=True)[0])
         rows.append(torch.cat(line, 2))
     return torch.cat(rows, 1).to(pixels.dtype)

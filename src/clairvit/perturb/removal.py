@@ -78,5 +78,6 @@ def gaussian_blur(pixels: Tensor) -> Tensor:
 
 
 def on_pixels(cells: Tensor, size: tuple[int, int]) -> Tensor:
-    """[n, rows, cols] -> [n, H, W]: every pixel has its patch's value."""
-    return F.interpolate(cells[:, None].float(), size=size, mode="nearest-exact")[:, 0]
+    """[n, rows, cols] -> [n, H, W]: every pixel has its patch's value, in float32 at least."""
+    wide = cells.to(torch.promote_types(cells.dtype, torch.float32))
+    return F.interpolate(wide[:, None], size=size, mode="nearest-exact")[:, 0]
