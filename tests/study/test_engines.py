@@ -150,7 +150,7 @@ def test_workers_end_when_their_parent_is_killed(tmp_path: Path) -> None:
     finally:
         parent.send_signal(signal.SIGKILL)
         parent.wait()
-    assert waited(lambda: not any(map(alive, workers)), 3)
+    assert waited(lambda: not any(map(alive, workers)), 90)
 
 
 def test_cores_are_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
