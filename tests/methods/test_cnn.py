@@ -263,6 +263,7 @@ def test_pixel_methods_have_the_size_of_the_image() -> None:
         assert cv.explain(model, images(), name, target=TARGETS).maps.shape == (2, 2, 3)
 
 
+@pytest.mark.slow
 def test_integrated_gradients_on_the_first_feature_map_are_complete() -> None:
     """path=token goes from an empty first feature map to the real one; many steps.
 

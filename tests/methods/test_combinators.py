@@ -66,6 +66,7 @@ def explained(text: str, kind: str | None = None, **options: Any) -> Explanation
 # Combinators
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_listed_combination_works(kind: str) -> None:
     for text in COMBINATIONS:
@@ -177,6 +178,7 @@ def test_a_combinator_drops_the_relu_and_the_cam_conventions() -> None:
     assert explained("gradcam(relu=true)+plus").maps.min() >= 0
 
 
+@pytest.mark.slow
 def test_layers_of_an_explanation() -> None:
     for name in EVERY:
         made = explained(name, layers=True)
@@ -501,6 +503,7 @@ def test_unknown_keywords_are_unknown_options() -> None:
         explained("rollout", fuson="max")
 
 
+@pytest.mark.slow
 def test_options_change_maps() -> None:
     """Values that are accepted and then forgotten would pass every test above."""
     still = []

@@ -198,6 +198,7 @@ def test_rise_ranks_the_weights_of_a_linear_model() -> None:
     assert min(found) > 0.9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [{}, {"normalise_by_mask_sum": True}, {"removal": "road"}, {"removal": "road", "normalise_by_mask_sum": True}],

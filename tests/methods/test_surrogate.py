@@ -266,6 +266,7 @@ def test_batch_size_changes_nothing(method: str) -> None:
         assert_same(found[1], found[2])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "text", ["lime(samples=60)", "lime(samples=100,alpha=0)", "lime(samples=60,cells=2)", "kernelshap(samples=160)"]
 )
