@@ -1,6 +1,7 @@
 # Two commands from a fresh clone, with nothing but Python >= 3.11 and make:
 #   make demo    explain the built-in photo with the built-in model, write out/demo.png
 #   make test    install the development extras and run every test, offline
+# Further: make test-quick (a sample, under two minutes), make test-portable (numbers on other kernels), make lint.
 # A Python of your choice: make demo PYTHON=python3.12. Another place for the environment: make test VENV=/tmp/v.
 
 PYTHON ?= python3
@@ -11,18 +12,49 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 SOURCES := $(shell find src -type f -not -name '*.pyc')
 DEMO := raw-attention,rollout,grad-rollout,attcam,genatt,gradsam,gmar-l1,legrad,focusvit,attcat,saliency,ixg,gradcam,attnlrp,decompx+skipplus
 
-.PHONY: help demo test lint clean
+.PHONY: help demo test test-quick test-portable lint clean
 .DELETE_ON_ERROR:
 
 help:
-	@sed -n '1,4s/^# //p' Makefile
+	@sed -n '1,5s/^# //p' Makefile
 
 demo: $(VENV)/.installed
 	@$(BIN)/clairvit compare demo --method '$(DEMO)' --out out/demo.png
 
 # One thread a worker: two workers with two threads each would fight over two cores.
+PYTEST := HF_HUB_OFFLINE=1 MPLBACKEND=Agg $(BIN)/python -m pytest
+
 test: $(VENV)/.installed-dev
-	@OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 MPLBACKEND=Agg $(BIN)/python -m pytest -n $(JOBS) $(ARGS)
+	@OMP_NUM_THREADS=1 $(PYTEST) -n $(JOBS) $(ARGS)
+
+test-quick: $(VENV)/.installed-dev
+	@OMP_NUM_THREADS=1 $(PYTEST) -n $(JOBS) -m 'not (slow or browser or ray or cuda)' $(ARGS)
+
+# The numeric tests, once a setting. A setting is a set of kernels, a number of threads, a hash seed and an order; every
+# value of each appears in at least one of them. make test-portable SETTINGS=avx2 runs one, NUMERIC selects other tests.
+SETTINGS ?= native avx2 sse
+NUMERIC ?= numeric and not cuda
+environment-native := OMP_NUM_THREADS=1 PYTHONHASHSEED=1
+environment-avx2 := OMP_NUM_THREADS=2 PYTHONHASHSEED=2 OMP_WAIT_POLICY=passive \
+	ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2
+environment-sse := OMP_NUM_THREADS=1 PYTHONHASHSEED=1 \
+	ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 MKL_ENABLE_INSTRUCTIONS=SSE4_2
+order-native :=
+order-avx2 := --random-order --random-order-seed=1
+order-sse := --random-order --random-order-seed=2
+
+test-portable: $(VENV)/.installed-dev
+	@failed=; for setting in $(SETTINGS); do \
+		$(MAKE) --no-print-directory test-portable-$$setting || failed="$$failed $$setting"; \
+	done; \
+	if [ -n "$$failed" ]; then echo "test-portable: FAILED under:$$failed (of: $(SETTINGS))" >&2; exit 1; fi; \
+	echo "test-portable: passed under: $(SETTINGS)"
+
+test-portable-%: $(VENV)/.installed-dev
+	@test -n '$(environment-$*)' || { echo "There is no setting '$*'; expected one of: native avx2 sse." >&2; exit 2; }
+	@echo '== $*: $(strip $(environment-$*)) $(order-$*)'
+	@$(environment-$*) $(BIN)/python -c 'import torch; print("kernels:", torch.backends.cpu.get_cpu_capability() + ", threads:", torch.get_num_threads())'
+	@$(environment-$*) $(PYTEST) -n $(JOBS) $(order-$*) -m '$(NUMERIC)' $(ARGS)
 
 lint: $(VENV)/.installed-dev
 	@$(BIN)/ruff check .

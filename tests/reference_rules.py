@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from helpers.rounding import assert_same
 from references import ACTIVATIONS, Attention, AttentionRun, Linear, Mlp, MlpRun, Norm, Pool, PoolRun, Reader, Run, ViT
 
 # Forward decomposition. D is [B, tokens i, sources s, d]; the last source collects every bias met on the way, so the
@@ -31,7 +32,7 @@ def decomposed(vit: ViT, run: Run, start: int, classes: list[int]) -> Tensor:
 
 
 def _check_sources(D: Tensor, true: Tensor) -> None:
-    torch.testing.assert_close(D.sum(2), true, rtol=1e-11, atol=1e-11)
+    assert_same(D.sum(2), true)
 
 
 def _with_bias(D: Tensor, bias: Tensor) -> Tensor:

@@ -256,13 +256,6 @@ def read_out(vit: ViT, run: Run, tokens: Tensor) -> Run:
     return run
 
 
-def assert_same(found: Tensor, expected: Tensor, tolerance: float = 1e-10) -> None:
-    """Equal up to `tolerance` times the largest number expected: round-off, and nothing else, in float64."""
-    assert found.dtype == expected.dtype == torch.float64
-    largest = float(expected.detach()[expected.isfinite()].abs().max())
-    torch.testing.assert_close(found.detach(), expected.detach(), rtol=0, atol=tolerance * largest)
-
-
 def score(logits: Tensor, classes: list[int]) -> Tensor:
     """The sum over images of each one's target logit: its gradient is every image's own."""
     return logits[torch.arange(len(classes)), torch.tensor(classes)].sum()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -12,9 +11,10 @@ from urllib.parse import urlsplit
 import pytest
 from playwright import sync_api
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+from helpers.browser import find_chromium
+
 needs_a_browser = [
-    pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium here: apt install chromium"),
+    pytest.mark.browser,
     pytest.mark.filterwarnings("default::clairvit.errors.ClairWarning"),
 ]
 WAIT = 60_000  # milliseconds, for a machine that is busy with other things
@@ -24,7 +24,7 @@ API = re.compile(r"/api/(models|methods|explain|trace/\d+|curve)$")
 @pytest.fixture(scope="module")  # two modules may not both have playwright open
 def browser() -> Iterator[Any]:
     with sync_api.sync_playwright() as play:
-        made = play.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        made = play.chromium.launch(executable_path=find_chromium(), args=["--no-sandbox"])
         yield made
         made.close()
 

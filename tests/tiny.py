@@ -25,6 +25,7 @@ from open_clip.transformer import VisionTransformer as OpenClipTower
 from torch import Tensor, nn
 
 import clairvit as cv
+from helpers.rounding import growth
 from tiny_home import (
     CLASSES,
     DEPTH,
@@ -136,6 +137,15 @@ def pixels(name: str, batch: int = 2, seed: int = 1, dtype: torch.dtype = torch.
 def double(name: str, batch: int = 2, seed: int = 1) -> tuple[cv.Model, Tensor]:
     """Return a fresh model and images [batch, 3, H, W] for it, both float64: for comparisons of numbers."""
     return wrapped(name, torch.float64), pixels(name, batch, seed, torch.float64)
+
+
+def growth_of(name: str) -> float:
+    """Return how many roundings add up between an image and its map, forward and backward.
+
+    A block has nine reductions (two norms, q, k and v at once, scores, softmax, values, output, two of the MLP), its
+    backward pass two for each. The widest one is over the 3 · 8 · 8 pixels of a patch.
+    """
+    return growth(depth=27 * ZOO[name].layers, width=3 * PATCH * PATCH)
 
 
 def _timm(name: str, **options: Any) -> Callable[[], nn.Module]:

@@ -16,7 +16,7 @@ from PIL import Image
 
 import clairvit as cv
 from clairvit.cli import main
-from clairvit.cli.evaluate import check_table, wanted_methods, wanted_metrics
+from clairvit.cli.evaluate import check_table, notes, wanted_methods, wanted_metrics
 from clairvit.cli.work import place
 from clairvit.errors import BadInput
 from clairvit.metrics.metric import metrics
@@ -325,6 +325,14 @@ def test_masks_that_a_detector_finds(photos: Path, capsys: Captured, monkeypatch
     content = stored(photos / "s.json")
     assert content["foreground"] == {"photos/cat0.png": [["cat", 0.9]], "photos/cat1.png": [], "photos/cat2.png": []}
     assert [value is None for value in content["scores"][0]["values"]] == [False, True, True]
+
+
+def test_classes_that_were_found_equally_often_are_listed_by_name() -> None:
+    """Whatever the hash seed: as many names as would be in this order by chance once in 40,000."""
+    names = ["ant", "bee", "cat", "dog", "elk", "fox", "gnu", "hen"]
+    (note,) = notes({}, [], None, {"photo.png": [(name, 0.5) for name in names]})
+    listed = ", ".join(f"{name} (1)" for name in names)
+    assert note == f"Foreground found in the images: {listed}; none in 0, which have no score by masks."
 
 
 def test_all_methods_that_fit(photos: Path, capsys: Captured) -> None:

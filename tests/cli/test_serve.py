@@ -81,12 +81,12 @@ def test_it_serves_until_it_is_stopped_in_the_middle_of_work() -> None:
             assert found is not None
             address, token = found.groups()
             with pytest.raises(urllib.error.HTTPError, match="401"):
-                urllib.request.urlopen(f"{address}api/models", timeout=30)
+                urllib.request.urlopen(f"{address}api/models", timeout=120)
             asked = urllib.request.Request(f"{address}api/models", headers={"Authorization": f"Bearer {token}"})
-            with urllib.request.urlopen(asked, timeout=30) as reply:
+            with urllib.request.urlopen(asked, timeout=120) as reply:
                 assert b"pets" in reply.read()
             zero = urllib.request.Request(f"{address}api/explain", b"method=vanilla", dict(asked.header_items()))
-            with urllib.request.urlopen(zero, timeout=60) as reply:
+            with urllib.request.urlopen(zero, timeout=120) as reply:
                 assert b"zero everywhere" in reply.read()  # told to whom it concerns, and not to the terminal
             slow = subprocess.Popen(
                 [sys.executable, "-c", HANGING, f"{address}api/explain", token], stdout=subprocess.PIPE, text=True
@@ -95,7 +95,7 @@ def test_it_serves_until_it_is_stopped_in_the_middle_of_work() -> None:
             assert slow.stdout.readline() == "begun\n"
         finally:
             server.send_signal(signal.SIGINT)
-        assert server.wait(30) == 130
-        assert slow.communicate(timeout=30)[0] == "The server is stopping.\n"
+        assert server.wait(120) == 130
+        assert slow.communicate(timeout=120)[0] == "The server is stopping.\n"
         assert server.stderr is not None
         assert server.stderr.read() == "clairvit: stopped; what was written until now is complete.\n"

@@ -36,6 +36,20 @@ def rounding_bound(magnitude: float, growth: float = DEFAULT_GROWTH, dtype: torc
     return torch.finfo(dtype).eps * magnitude * growth
 
 
+def magnified(single: Any, exact: Any) -> float:
+    """Return the magnitude of the terms behind `exact`, from how far its float32 computation `single` is off.
+
+    Where terms cancel or sums near zero divide, rounding is magnified by a factor that no formula says beforehand.
+    The same computation in float32 shows it: |single − exact| / eps(float32) is the sum of its roundings. Another
+    order of the sums may add up 2^8 times as many of them:
+
+        eps · DEFAULT_GROWTH · magnified = 2^8 · eps(float64) / eps(float32) · |single − exact|
+    """
+    first, second = _tensor(single).double(), _tensor(exact).double()
+    roundings = float((first - second).abs().max()) / torch.finfo(torch.float32).eps
+    return max(float(second.abs().max()), roundings * 2.0**8 / DEFAULT_GROWTH)
+
+
 def assert_same(
     actual: Any,
     expected: Any,
@@ -52,24 +66,50 @@ def assert_same(
         growth: Number of roundings that can add up, see `growth()`.
         magnitude: Size of the numbers that were summed; None takes the largest finite |expected|.
         dtype: Precision the numbers were computed in; None takes the coarser of the two tensors' own. Results that
-            were computed in float32 and stored in float64 must name it.
+            were computed in float32 and stored in float64 must name it; naming float64 refuses coarser tensors.
         label: Printed when the assertion fails.
     """
+    reason = _difference(actual, expected, growth, magnitude, dtype)
+    assert not reason, f"{label}: {reason}"
+
+
+def same(
+    actual: Any,
+    expected: Any,
+    *,
+    growth: float = DEFAULT_GROWTH,
+    magnitude: float | None = None,
+    dtype: torch.dtype | None = None,
+) -> bool:
+    """Return whether two arrays are equal up to rounding; the arguments are those of `assert_same`."""
+    return not _difference(actual, expected, growth, magnitude, dtype)
+
+
+def _difference(actual: Any, expected: Any, growth: float, magnitude: float | None, dtype: torch.dtype | None) -> str:
+    """Return what differs by more than rounding explains, in words; "" where nothing does."""
     first, second = _tensor(actual), _tensor(expected)
-    assert first.shape == second.shape, f"{label}: shapes {list(first.shape)} and {list(second.shape)}"
-    precision = dtype or max((first.dtype, second.dtype), key=lambda kind: torch.finfo(kind).eps)
+    if first.shape != second.shape:
+        return f"shapes {list(first.shape)} and {list(second.shape)}"
+    coarser = max((first.dtype, second.dtype), key=lambda kind: torch.finfo(kind).eps)
+    precision = coarser if dtype is None else dtype
+    if dtype == torch.float64 != coarser:
+        return f"{first.dtype} and {second.dtype}, expected float64"
     first, second = first.double(), second.double()
-    assert torch.equal(first.isnan(), second.isnan()), f"{label}: NaN in different places"
+    if not torch.equal(first.isnan(), second.isnan()):
+        return "NaN in different places"
     infinite = first.isinf() | second.isinf()
-    assert torch.equal(first[infinite], second[infinite]), f"{label}: infinities in different places"
+    if not torch.equal(first[infinite], second[infinite]):
+        return "infinities in different places"
     finite = first.isfinite()
     if not finite.any():
-        return
+        return ""
     scale = float(second[finite].abs().max()) if magnitude is None else magnitude
     bound = rounding_bound(scale, growth, precision)
     difference = float((first - second)[finite].abs().max())
-    assert difference <= bound, (
-        f"{label}: largest difference {difference:.3g}, rounding explains {bound:.3g} "
+    if difference <= bound:
+        return ""
+    return (
+        f"largest difference {difference:.3g}, rounding explains {bound:.3g} "
         f"(eps of {precision} × magnitude {scale:.3g} × growth {growth:.3g})"
     )
 

@@ -18,6 +18,7 @@ import clairvit as cv
 from clairvit.methods.explain import Comparison
 from conditions import METHODS, home_of
 
+pytestmark = pytest.mark.slow  # all methods on eight images, at once
 RED, BLUE = 0, 1  # classes, and the places of the two objects: red is on the left in every other image
 SIZE, PATCH, GRID, WIDTH, HEADS = 48, 8, 6, 32, 2
 IMAGES = 8

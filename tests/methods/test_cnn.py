@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import warnings
 from collections.abc import Callable, Iterator
@@ -20,7 +21,7 @@ from clairvit.trace.anatomy import anatomy
 from conditions import METHODS, allow_declared_zeros
 from exact_models import TARGETS
 from fingerprint import differences, fingerprint
-from references import assert_same
+from helpers.rounding import assert_same
 from tiny import cnn, strange
 
 CLASSES = 5
@@ -47,7 +48,7 @@ def seasoned(module: nn.Module, seed: int = 3) -> nn.Module:
                 (part.weight, 0.5),
                 (part.bias, -0.3),
             ):
-                tensor.data = torch.rand(tensor.shape, generator=dice) + low
+                tensor.data = torch.rand(tensor.shape, generator=dice).to(tensor.dtype) + low
     return module.eval()
 
 
@@ -199,14 +200,14 @@ def test_any_cnn_has_stages(kind: str) -> None:
 
 def test_an_activation_in_place_after_the_stage_does_not_corrupt_it() -> None:
     """DenseNet's last norm is overwritten by its ReLU: value and gradient are both those after it."""
-    module, pixels = made("torchvision-densenet"), images((64, 64)).float()
+    module, pixels = copy.deepcopy(made("torchvision-densenet")).double(), images((64, 64))
     layer = cv.trace(cv.wrap(module), pixels, target=TARGETS).layers[-1]
     features = module.features(pixels).detach().relu().requires_grad_()
     scores = module.classifier(features.mean((2, 3)))
     (g,) = torch.autograd.grad(sum(scores[b, c] for b, c in enumerate(TARGETS)), features)
     assert (layer.x >= 0).all()
-    torch.testing.assert_close(layer.x, features.detach().flatten(2).transpose(1, 2))
-    torch.testing.assert_close(layer.dx, g.flatten(2).transpose(1, 2))
+    assert_same(layer.x, features.detach().flatten(2).transpose(1, 2))
+    assert_same(layer.dx, g.flatten(2).transpose(1, 2))
 
 
 def test_a_shared_activation_is_found_by_its_call() -> None:
@@ -219,21 +220,20 @@ def test_a_shared_activation_is_found_by_its_call() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.head(self.act(self.b(self.act(self.a(x)))).mean((2, 3)))
 
-    module, pixels = strange(Shared), images((32, 32)).float()
+    module, pixels = strange(Shared).double(), images((32, 32))
     found = [(stage.name, stage.call, stage.grid) for stage in anatomy(cv.wrap(module), pixels).stages]
     assert found == [("act", 0, (16, 16)), ("act", 1, (8, 8))]  # 8 channels on 8 × 8 cells are channels first
     x = cv.trace(cv.wrap(module), pixels, target=TARGETS).layers[1].x
     expected = module.act(module.b(module.act(module.a(pixels)))).flatten(2).transpose(1, 2)
-    torch.testing.assert_close(x, expected.detach())
+    assert_same(x, expected.detach())
 
 
 def test_channels_last_memory_changes_nothing() -> None:
-    module, pixels = made("timm-resnet"), images((64, 64)).float()
+    module, pixels = copy.deepcopy(made("timm-resnet")).double(), images((64, 64))
     usual = cv.explain(cv.wrap(module), pixels, "gradcam(relu=false)", target=TARGETS).maps
-    other = cv.wrap(seasoned(timm.create_model("resnet10t")).to(memory_format=torch.channels_last))
-    other.module.load_state_dict(module.state_dict())
+    other = cv.wrap(copy.deepcopy(module).to(memory_format=torch.channels_last))
     found = cv.explain(other, pixels.to(memory_format=torch.channels_last), "gradcam(relu=false)", target=TARGETS).maps
-    torch.testing.assert_close(found, usual, rtol=1e-3, atol=1e-6)
+    assert_same(found, usual)
 
 
 # What is refused, and what else works
@@ -263,8 +263,13 @@ def test_pixel_methods_have_the_size_of_the_image() -> None:
         assert cv.explain(model, images(), name, target=TARGETS).maps.shape == (2, 2, 3)
 
 
+@pytest.mark.slow
 def test_integrated_gradients_on_the_first_feature_map_are_complete() -> None:
-    """path=token goes from an empty first feature map to the real one; many steps."""
+    """path=token goes from an empty first feature map to the real one; many steps.
+
+    2 % is the error of the midpoint rule with 400 steps on a path that crosses the kinks of ReLUs; computed in float64,
+    where rounding is nothing against it.
+    """
     module, pixels = resnet(), images((32, 32))
     made = cv.explain(
         cv.wrap(module), pixels, "integrated-gradients(path=token,steps=400)", target=TARGETS, layers=False

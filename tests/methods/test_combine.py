@@ -8,7 +8,6 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from torch import Tensor
 
 import clairvit as cv
 from clairvit.errors import BadInput, NotApplicable, UnknownName
@@ -16,6 +15,7 @@ from clairvit.methods.bind import bind
 from clairvit.methods.combine import starts
 from clairvit.methods.explanation import Explanation
 from conditions import METHODS, allow_declared_zeros, home_of
+from helpers.rounding import assert_same, same
 from tiny import pixels, wrapped
 
 TARGET, DEEP, DEPTH = 3, "timm-deep", 5
@@ -40,10 +40,6 @@ def explained(text: str, kind: str = DEEP, seed: int = 0) -> Explanation:
     return cv.explain(model_of(kind), pixels(kind, dtype=torch.float64), text, target=TARGET, seed=seed)
 
 
-def same(one: Tensor, other: Tensor) -> bool:
-    return bool((one - other).abs().max() <= 1e-10 * other.abs().max().clamp(min=1e-30))
-
-
 # PLUS, taken literally: the sum of the rollouts of every sub-network
 
 
@@ -58,7 +54,7 @@ def test_subnetworks_are_the_rollouts_that_start_at_each_layer(name: str, combin
 
     summed = explained(written("plus_mode=subnetwork") + f"+{combinator}")
     each = [explained(written(f"start_layer={m}")).maps for m in range(first, DEPTH)]
-    assert same(summed.maps, torch.stack(each).sum(0))
+    assert_same(summed.maps, torch.stack(each).sum(0))
     assert bind(summed.method).text == summed.method
     if combinator != "from:-1":
         assert not same(summed.maps, explained(f"{base}+{combinator}").maps)
@@ -99,7 +95,7 @@ def test_focusvit_start_layers_are_suffix_sums() -> None:
     layers = cv.explain(model, image, "focusvit", target=TARGET, layers=True).layers
     assert layers is not None
     for m, made in enumerate(found.values()):
-        assert same(made.maps, layers[m:].sum(0))
+        assert_same(made.maps, layers[m:].sum(0))
 
 
 def test_start_layers_of_what_has_none() -> None:
@@ -117,7 +113,7 @@ def test_start_layers_of_what_has_none() -> None:
 def test_smooth_without_noise_is_the_method(name: str) -> None:
     kind = home_of(name, DEEP, "timm-deep-avg")
     plain, smoothed = explained(name, kind), explained(f"smooth({name},n=2,sigma=0)", kind)
-    assert same(smoothed.maps, plain.maps)
+    assert_same(smoothed.maps, plain.maps)
     assert smoothed.signed == plain.signed
     # The scores take a forward too.
     assert (smoothed.cost.forwards, smoothed.cost.backwards) == (1 + 2, 2 * plain.cost.backwards)
@@ -131,7 +127,7 @@ def test_smooth_is_the_mean_over_noisy_images() -> None:
     each = [cv.explain(model, noisy(k), "genatt", target=TARGET).maps for k in range(5)]
     made = explained(cv.smooth("genatt", n=5, sigma=0.2), seed=7)
     assert made.method == "smooth(genatt,n=5,sigma=0.2)"
-    assert same(made.maps, torch.stack(each).mean(0))
+    assert_same(made.maps, torch.stack(each).mean(0))
     assert not same(explained(made.method, seed=8).maps, made.maps)
 
 
@@ -139,7 +135,7 @@ def test_smooth_agrees_with_smoothgrad() -> None:
     """The one is the other where both average the same thing: input × gradient at the pixels is linear in both."""
     mine = explained("smooth(ixg(level=pixel),n=4)")
     theirs = explained("smoothgrad(base=ixg,n=4)")
-    assert same(mine.maps, theirs.maps)
+    assert_same(mine.maps, theirs.maps)
 
 
 # Ensembles
@@ -158,13 +154,13 @@ def test_ranks_are_what_scipy_says() -> None:
 
     maps = [explained(name).maps for name in ("genatt", "ixg")]
     expected = sum(torch.from_numpy(rankdata(one.flatten(1).numpy(), axis=1) - 1) / 15 for one in maps) / 2
-    assert same(explained("ensemble(genatt,ixg)").maps.flatten(1), expected)
+    assert_same(explained("ensemble(genatt,ixg)").maps.flatten(1), expected)
 
 
 def test_minmax_scales_image_by_image() -> None:
     maps = [explained(name).maps.flatten(1) for name in ("genatt", "ixg")]
     scaled = [(m - m.amin(1, keepdim=True)) / (m.amax(1, keepdim=True) - m.amin(1, keepdim=True)) for m in maps]
-    assert same(explained("ensemble(genatt,ixg,by=minmax)").maps.flatten(1), (scaled[0] + scaled[1]) / 2)
+    assert_same(explained("ensemble(genatt,ixg,by=minmax)").maps.flatten(1), (scaled[0] + scaled[1]) / 2)
 
 
 def test_max_joins_layers_as_layercam_does() -> None:
@@ -172,7 +168,7 @@ def test_max_joins_layers_as_layercam_does() -> None:
     each = [explained(text).maps.clamp(min=0) for text in texts]
     expected = torch.stack([one / one.amax((1, 2), keepdim=True).clamp(min=1e-30) for one in each]).amax(0)
     assert expected.amax((1, 2)).tolist() == [1, 1]
-    assert same(explained(cv.ensemble(*texts, by="max")).maps, expected)
+    assert_same(explained(cv.ensemble(*texts, by="max")).maps, expected)
 
 
 def test_equal_patches_share_their_rank() -> None:

@@ -17,8 +17,8 @@ from clairvit.methods import contributions
 from clairvit.trace.recording import record
 from clairvit.trace.shares import shares
 from exact_models import TARGETS, build, images_for, wrapped
+from helpers.rounding import assert_same
 from reference_maps import Proof
-from references import assert_same
 from tiny import TINY, ZOO, pixels
 from tiny import wrapped as tiny
 

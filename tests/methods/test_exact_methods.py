@@ -12,8 +12,9 @@ from torch import Tensor, nn
 import clairvit as cv
 import reference_maps as ref
 from exact_models import CLASSES, KINDS, TARGETS, both_ways, build, images_for, wrapped
+from helpers.rounding import assert_same
 from reference_maps import Proof
-from references import assert_same, forward, score
+from references import forward, score
 
 DEPTH = 4
 pytestmark = pytest.mark.filterwarnings("ignore::clairvit.errors.ClairWarning")  # a ReLU may leave an image nothing

@@ -18,8 +18,9 @@ from clairvit.methods.fullgrad import totals
 from clairvit.trace.recording import record
 from clairvit.trace.trace import Trace, follow, one_target
 from exact_models import TARGETS, both_ways, build, images_for, wrapped
+from helpers.rounding import assert_same
 from parity.tiny_vit import seeded
-from references import ACTIVATIONS, Attention, Linear, Mlp, Norm, ViT, assert_same, score, written_out
+from references import ACTIVATIONS, Attention, Linear, Mlp, Norm, ViT, score, written_out
 from tiny import STRANGE, TINY, ZOO, cnn, pixels, strange
 from tiny import wrapped as tiny_model
 
@@ -189,8 +190,11 @@ def test_completeness_by_hand(kind: str) -> None:
     """METHODS 7.3: not with the plain gradient and true biases; with either cure, to round-off."""
     for way, complete in (("", False), ("biases=implicit", True), ("rules=linear", True)):
         *_, full = proven(kind, True, way)
-        gap = (full.fullgrad().sum(1) + full.apart - full.y).abs().max()
-        assert (gap < 1e-12) if complete else (gap > 1e-2)
+        total = full.fullgrad().sum(1) + full.apart
+        if complete:
+            assert_same(total, full.y, magnitude=float(full.fullgrad().abs().sum()))
+        else:
+            assert (total - full.y).abs().max() > 1e-2
 
 
 class Turned(nn.Module):
@@ -328,7 +332,7 @@ def test_a_cnn_adds_up_exactly() -> None:
     assert made.bias_maps is not None
     found = (image * made.dpixels).sum((1, 2, 3)) + made.bias_maps[1]
     expected = made.logits[torch.arange(2), torch.tensor(TARGETS)]
-    assert (found - expected).abs().max() < 1e-12
+    assert_same(found, expected, magnitude=float((image * made.dpixels).abs().sum()))
     (note,) = cv.explain(model, image, "fullgrad-pixel", target=TARGETS).notes
     assert note == "fullgrad-pixel: completeness: pixels and biases add up to the score"
 

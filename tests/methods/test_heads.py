@@ -7,7 +7,8 @@ import torch
 
 import clairvit as cv
 from clairvit.methods.explanation import FUSIONS
-from tiny import ZOO, pixels, wrapped
+from helpers.rounding import assert_same
+from tiny import ZOO, double, pixels, wrapped
 
 KINDS = ["timm-vit", "timm-reg4-gap", "timm-deit-distilled-explicit", "timm-siglip-map", "hf-dinov2-registers-sdpa"]
 
@@ -15,7 +16,7 @@ KINDS = ["timm-vit", "timm-reg4-gap", "timm-deit-distilled-explicit", "timm-sigl
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("method", ["raw-attention", "genatt", "grad-rollout"])
 def test_heads_are_what_the_trace_says(kind: str, method: str) -> None:
-    model, image, tiny = wrapped(kind, torch.float64), pixels(kind, dtype=torch.float64), ZOO[kind]
+    (model, image), tiny = double(kind), ZOO[kind]
     made = cv.explain(model, image, method, target=3, by_head=True)
     tr = cv.trace(model, image, target=3)
     assert made.heads is not None
@@ -24,36 +25,36 @@ def test_heads_are_what_the_trace_says(kind: str, method: str) -> None:
         said = layer.A if method == "raw-attention" else (layer.A * layer.G).clamp(min=0)  # [B, H, N, N]
         rows = torch.einsum("bi,bhij->hbj", tr.read.expand(len(image), -1), said)[..., tiny.prefix :]
         heads = rows.unflatten(-1, tiny.grid)
-        assert torch.allclose(made.heads.maps[index], heads, rtol=1e-10, atol=1e-14)
+        assert_same(made.heads.maps[index], heads)
         for place, fuse in enumerate((said.amin(1), said.mean(1), said.amax(1))):
             row = (tr.read[:, None] @ fuse)[:, 0, tiny.prefix :].unflatten(-1, tiny.grid)
-            assert torch.allclose(made.heads.fused[index, place], row, rtol=1e-10, atol=1e-14)
+            assert_same(made.heads.fused[index, place], row)
 
 
 @pytest.mark.parametrize(
     "text", ["rollout", "rollout(discard_ratio=0.5)", "genatt+skipplus", "grad-rollout(head_stage=mean-first)"]
 )
 def test_fusions_are_the_method_with_that_option(text: str) -> None:
-    model, image = wrapped("timm-vit"), pixels("timm-vit")
+    model, image = double("timm-vit")
     made = cv.explain(model, image, text, target=[1, 4], by_head=True, layers=True)
     assert made.heads is not None
     assert made.heads.whole is not None
     for place, fusion in enumerate(FUSIONS):
         alone = cv.explain(model, image, text, target=[1, 4], layers=True, fusion=fusion)
-        assert torch.allclose(made.heads.whole[place], alone.maps, rtol=1e-5, atol=1e-8)
+        assert_same(made.heads.whole[place], alone.maps)
         assert alone.layers is not None
-        assert torch.allclose(made.heads.fused[:, place], alone.layers, rtol=1e-5, atol=1e-8)
+        assert_same(made.heads.fused[:, place], alone.layers)
     for head in range(made.heads.maps.shape[1]):
         alone = cv.explain(model, image, text, target=[1, 4], layers=True, fusion=head)
         assert alone.layers is not None
-        assert torch.allclose(made.heads.maps[:, head], alone.layers, rtol=1e-5, atol=1e-8)
+        assert_same(made.heads.maps[:, head], alone.layers)
 
 
 def test_heads_cost_no_pass_and_change_no_map() -> None:
-    model, image = wrapped("timm-vit"), pixels("timm-vit")
+    model, image = double("timm-vit")
     for text in ("rollout", "legrad", "decompx", "attention-flow(grid_pool=2)"):
         plain, made = (cv.explain(model, image, text, target=3, by_head=by_head) for by_head in (False, True))
-        assert torch.allclose(made.maps, plain.maps, rtol=1e-5, atol=1e-8)
+        assert_same(made.maps, plain.maps)
         assert (made.cost.forwards, made.cost.backwards) == (plain.cost.forwards, plain.cost.backwards)
         assert plain.heads is None
         assert made.heads is not None
@@ -62,13 +63,13 @@ def test_heads_cost_no_pass_and_change_no_map() -> None:
 
 
 def test_several_targets_have_heads_of_their_own() -> None:
-    model, image = wrapped("timm-vit"), pixels("timm-vit")[0]
-    both = cv.explain(model, image, "genatt", target=[1, 4], by_head=True).heads
+    model, images = double("timm-vit")
+    both = cv.explain(model, images[0], "genatt", target=[1, 4], by_head=True).heads
     for place, target in enumerate([1, 4]):
-        alone = cv.explain(model, image, "genatt", target=target, by_head=True).heads
+        alone = cv.explain(model, images[0], "genatt", target=target, by_head=True).heads
         assert both is not None
         assert alone is not None
-        assert torch.allclose(both.maps[:, :, place], alone.maps[:, :, 0], rtol=1e-5, atol=1e-8)
+        assert_same(both.maps[:, :, place], alone.maps[:, :, 0])
 
 
 def test_an_option_called_heads_stays_an_option() -> None:

@@ -23,8 +23,9 @@ from clairvit.methods.hsic import binary_design, cell_of_patch, dependence, kern
 from clairvit.perturb.aside import Aside
 from clairvit.perturb.probe import probing
 from clairvit.perturb.removal import REMOVALS
+from helpers.rounding import assert_same, same
 from linear import effects, linear
-from tiny import cnn, pixels, wrapped
+from tiny import cnn, double, pixels, wrapped
 
 DESIGNS = ["sobol", "lhs", "random"]
 
@@ -65,10 +66,11 @@ def test_dependence_is_the_definition(width: float) -> None:
     """A median below zero is as wide as one above."""
     shown, outputs = drawn()
     found = dependence(shown, outputs, torch.tensor(width, dtype=torch.float64))
-    assert torch.allclose(found, by_definition(shown, outputs, width), rtol=1e-9, atol=1e-14)
+    pairs = float(len(outputs))  # sums over n² kernels of at most 1.5, over n
+    assert_same(found, by_definition(shown, outputs, width), magnitude=pairs)
     for cell in range(3):
         expected = by_double_sums(shown[:, cell].double().tolist(), outputs.tolist(), width)
-        assert float(found[cell]) == pytest.approx(expected, rel=1e-9, abs=1e-12)
+        assert_same(found[cell], expected, magnitude=pairs)
 
 
 def test_every_mask_once_gives_the_closed_form() -> None:
@@ -81,9 +83,9 @@ def test_every_mask_once_gives_the_closed_form() -> None:
     whole = 16 / 4 * (1 - math.exp(-1 / (2 * 0.7**2)))
     for outputs in (shown[:, 2], ~shown[:, 2]):
         expected = torch.tensor([0, 0, whole, 0], dtype=torch.float64)
-        assert torch.allclose(dependence(shown, outputs.double(), w), expected, atol=1e-14)
+        assert_same(dependence(shown, outputs.double(), w), expected, magnitude=16)
     parity = (shown[:, 0] ^ shown[:, 1]).double()
-    assert torch.allclose(dependence(shown, parity, w), torch.zeros(4, dtype=torch.float64), atol=1e-14)
+    assert_same(dependence(shown, parity, w), torch.zeros(4, dtype=torch.float64), magnitude=16)
 
 
 def test_dependence_sees_what_a_covariance_does_not() -> None:
@@ -98,7 +100,7 @@ def test_no_width_is_the_limit_of_small_widths() -> None:
     shown, outputs = drawn()
     outputs = outputs.round()  # so that some are the same
     small, none = (dependence(shown, outputs, torch.tensor(w, dtype=torch.float64)) for w in (1e-3, 0.0))
-    assert torch.allclose(small, none, atol=1e-14)
+    assert_same(small, none, magnitude=float(len(outputs)))
     assert none.max() > 0
     flat = torch.full_like(outputs, 3.0)
     for width in (0.0, 1e-200, 3.0):
@@ -167,7 +169,7 @@ def test_patches_go_with_the_cell_of_their_middle() -> None:
 def given(model: cv.Model, image: Tensor, masks: Tensor, target: int) -> Tensor:
     """Logits of the image, painted over with the mean colour where masks [n, H, W] hide it."""
     with torch.no_grad():
-        return torch.cat([model.logits(image * m)[:, target] for m in masks.float()])
+        return torch.cat([model.logits(image * m)[:, target] for m in masks.to(image.dtype)])
 
 
 @pytest.mark.parametrize(("cells", "width"), [(4, "outputs"), (8, "distances"), (3, "outputs")])
@@ -176,7 +178,7 @@ def test_hsic_on_a_vit_by_hand(cells: int, width: Any) -> None:
 
     3 cells do not fit 32 pixels: 11, 10 and 11 of them, as the nearest cell says.
     """
-    model, image = wrapped("timm-vit"), pixels("timm-vit")[:1]
+    model, image = double("timm-vit", batch=1)
     made = cv.explain(model, image, "hsic", 3, samples=50, cells=cells, width=width, seed=4)
     shown = binary_design("sobol", 50, cells * cells, 4)
     place = ((torch.arange(32) + 0.5) * cells / 32).long()
@@ -187,13 +189,13 @@ def test_hsic_on_a_vit_by_hand(cells: int, width: Any) -> None:
     expected = scores.reshape(4, 8, 4, 8).mean((1, 3))
     assert made.score == "logit"
     assert made.standard_error is None
-    assert float((made.maps[0] - expected).abs().max() / expected.max()) <= 1e-4
+    assert_same(made.maps[0], expected, magnitude=50)
 
 
 @pytest.mark.parametrize(("kind", "cells", "sides"), [("timm-vit", 8, (4, 4)), ("open_clip-nonsquare", 4, (3, 4))])
 def test_dropped_patches_go_by_cells(kind: str, cells: int, sides: tuple[int, int]) -> None:
     """No more cells than patches; patches of one cell have one score."""
-    model, image = wrapped(kind), pixels(kind)[:1]
+    model, image = double(kind, batch=1)
     made = cv.explain(model, image, "hsic", 3, samples=40, cells=cells, removal="token", seed=1)
     shown = binary_design("sobol", 40, sides[0] * sides[1], 1)
     trace = cv.trace(model, image, target=3)
@@ -201,7 +203,7 @@ def test_dropped_patches_go_by_cells(kind: str, cells: int, sides: tuple[int, in
     with probing(trace, "token", what="test", forwards=40, aside=Aside()) as probe:
         outputs = torch.cat([probe.keeping(mask[own][None, None]) for mask in shown], 1)[0].double()
     expected = by_definition(shown, outputs, float(outputs.quantile(0.5)))[own].reshape(trace.layout.grid)
-    assert float((made.maps[0] - expected).abs().max() / expected.max()) <= 1e-4
+    assert_same(made.maps[0], expected, magnitude=40)
 
 
 # What it is for
@@ -254,16 +256,16 @@ def test_distances_do_not_care_for_a_constant() -> None:
         width: [cv.explain(one, image, "hsic", 1, score="logit", width=width).maps for one in (model, other)]
         for width in ("distances", "outputs")
     }
-    assert torch.allclose(*maps["distances"], rtol=1e-3)
-    assert not torch.allclose(*maps["outputs"], rtol=0.1)
+    assert_same(*maps["distances"], magnitude=500)  # as many masks
+    assert not same(*maps["outputs"], magnitude=500)
 
 
 @pytest.mark.parametrize("removal", ["mean", "token"])
 def test_the_same_map_for_any_batch_size(removal: str) -> None:
-    model, image = wrapped("timm-vit"), pixels("timm-vit")
+    model, image = double("timm-vit")
     found = [cv.explain(model, image, "hsic(samples=70)", 3, batch_size=n, removal=removal).maps for n in (1, 7, 64)]
     for other in found[1:]:
-        assert float((other - found[0]).abs().max() / found[0].abs().max()) <= 1e-5
+        assert_same(other, found[0], magnitude=70)
 
 
 @pytest.mark.parametrize("design", DESIGNS)

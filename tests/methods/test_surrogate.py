@@ -25,15 +25,12 @@ from clairvit.perturb.aside import Aside
 from clairvit.perturb.coalitions import coalitions, halves
 from clairvit.perturb.groups import groups_of
 from clairvit.perturb.probe import Probe, probing
+from helpers.rounding import assert_same, growth, same
 from linear import effects, linear
-from tiny import pixels, shaken, wrapped
+from tiny import double, pixels, shaken, wrapped
 
 FIXTURE = Path(__file__).parent.parent / "fixtures" / "surrogates.npz"
 TARGET = 3
-
-
-def apart(found: Tensor, expected: Tensor) -> float:
-    return float((found - expected).abs().max() / expected.abs().max())
 
 
 def on_linear(method: str, **options: Any) -> tuple[Tensor, Explanation]:
@@ -48,17 +45,19 @@ def on_linear(method: str, **options: Any) -> tuple[Tensor, Explanation]:
 @pytest.mark.parametrize("samples", [80, 120, 200, None])
 def test_kernelshap_finds_the_effects_of_a_linear_model(samples: int | None) -> None:
     expected, made = on_linear("kernelshap", samples=samples)
-    assert (made.maps[0] - expected).abs().max() <= 1e-5
+    total = float(expected.abs().sum())
+    assert_same(made.maps[0], expected, magnitude=total)
     assert made.standard_error is not None
-    assert made.standard_error.max() <= 1e-5  # nothing is left to chance
+    assert_same(made.standard_error[0], torch.zeros_like(expected), magnitude=total, label="nothing is left to chance")
 
 
-@pytest.mark.parametrize("alpha", [0.0, 1e-9])
+@pytest.mark.parametrize("alpha", [0.0, 1e-14])
 def test_lime_finds_the_effects_of_a_linear_model(alpha: float) -> None:
     expected, made = on_linear("lime", alpha=alpha, samples=100)
-    assert (made.maps[0] - expected).abs().max() <= 1e-5
+    total = float(expected.abs().sum())
+    assert_same(made.maps[0], expected, magnitude=total)
     assert made.standard_error is not None
-    assert made.standard_error.max() <= 1e-5
+    assert_same(made.standard_error[0], torch.zeros_like(expected), magnitude=total)
 
 
 def test_the_ridge_of_lime_only_shrinks() -> None:
@@ -70,18 +69,18 @@ def test_the_ridge_of_lime_only_shrinks() -> None:
 
 def test_lime_is_the_weighted_ridge_of_its_samples() -> None:
     """Written as one least-squares problem: sqrt(w) (a + z·b) = sqrt(w) f(z), and sqrt(alpha) b = 0."""
-    model, image = wrapped("timm-vit"), pixels("timm-vit")
+    model, image = double("timm-vit")
     made = cv.explain(model, image, "lime", TARGET, samples=60, removal="mean", alpha=0.7, width=0.3, seed=5)
     kept = torch.cat([torch.ones(1, 16), halves(59, 16, 5)]).double().numpy()
-    shown = torch.from_numpy(kept.reshape(60, 1, 4, 4).repeat(8, 2).repeat(8, 3)).float()
+    shown = torch.from_numpy(kept.reshape(60, 1, 4, 4).repeat(8, 2).repeat(8, 3))
     for row in range(2):
         with torch.no_grad():
-            scores = model.logits(image[row] * shown).double().softmax(-1)[:, TARGET].numpy()
+            scores = model.logits(image[row] * shown).softmax(-1)[:, TARGET].numpy()
         distance = 1 - kept.sum(1) / np.sqrt(16 * kept.sum(1).clip(1))
         root = np.sqrt(np.exp(-(distance**2) / 0.3**2))
         left = np.vstack([root[:, None] * np.hstack([kept, np.ones((60, 1))]), np.eye(16, 17) * np.sqrt(0.7)])
         expected = np.linalg.lstsq(left, np.concatenate([root * scores, np.zeros(16)]))[0][:16]
-        assert apart(made.maps[row].double().flatten(), torch.from_numpy(expected)) <= 1e-4
+        assert_same(made.maps[row].flatten(), expected, magnitude=1)  # a fit to probabilities
 
 
 def small(size: tuple[int, int] = (16, 32), patch: int = 8) -> nn.Module:
@@ -129,12 +128,12 @@ def test_kernelshap_with_all_coalitions_is_shapley(removal: str, left: Callable[
     with torch.no_grad():
         expected = shapley(lambda kept: float(left(module, image, kept).softmax(-1)[TARGET]), 8)
     assert made.maps.dtype == torch.float64
-    assert apart(made.maps[0].flatten(), expected) <= 1e-9
+    assert_same(made.maps[0].flatten(), expected, magnitude=1)  # a mean of differences of probabilities
     assert expected.std() > 0.1 * expected.abs().max()
     assert made.standard_error is not None
     assert not made.standard_error.any()  # all coalitions were asked
     assert made.cost.forwards == 1 + 254 + 1
-    assert torch.equal(cv.explain(model, image, "kernelshap", TARGET, removal=removal, seed=9).maps, made.maps)
+    assert_same(cv.explain(model, image, "kernelshap", TARGET, removal=removal, seed=9).maps, made.maps, magnitude=1)
 
 
 def test_a_draw_of_coalitions_is_shapley_on_average() -> None:
@@ -171,12 +170,12 @@ def test_values_add_up(kind: str, samples: int, removal: str) -> None:
     with probing(cv.trace(model, image, target=TARGET), removal, what="test", forwards=1, aside=Aside()) as probe:
         nothing = probe.keeping(torch.zeros(1, 1, probe.patches, dtype=torch.bool))[:, 0]
         expected = probe.original - nothing
-    assert (made.maps.sum((1, 2)) - expected).abs().max() <= 1e-9 * expected.abs().max()
+    assert_same(made.maps.sum((1, 2)), expected, magnitude=float(made.maps.abs().sum()))
 
 
 @functools.cache
 def pets() -> cv.Model:
-    return cv.load("pets")
+    return cv.load("pets", dtype=torch.float64)
 
 
 def test_values_add_up_on_the_built_in_model() -> None:
@@ -184,7 +183,7 @@ def test_values_add_up_on_the_built_in_model() -> None:
     with torch.no_grad():
         nothing = pets().logits(torch.zeros_like(made.pixels))
     expected = (made.logits - nothing)[0, made.classes[0]]
-    assert float(made.maps[0, ::7, ::7].sum()) == pytest.approx(float(expected), rel=1e-5)
+    assert_same(made.maps[0, ::7, ::7].sum(), expected, magnitude=float(made.logits.abs().max()))
 
 
 # Superpixels
@@ -215,11 +214,11 @@ def test_superpixels_of_a_linear_model(method: str) -> None:
         pixel = images[row].mean(0) * weights  # what each pixel adds
         effect = pixel.new_zeros(own.count).scatter_add_(0, own.of.flatten(), pixel.flatten())
         expected = effect[own.of].reshape(4, 16, 4, 16).mean((1, 3))
-        assert apart(made.maps[row], expected) <= 1e-4
+        assert_same(made.maps[row], expected, magnitude=float(pixel.abs().sum()))
     alone = cv.explain(
         model, images[1:], method, 1, score="logit", removal="mean", features="superpixels", samples=200, **options
     )
-    assert apart(made.maps[1:], alone.maps) <= 1e-6
+    assert_same(made.maps[1:], alone.maps)
 
 
 def test_superpixels_of_tokens_are_patches() -> None:
@@ -256,18 +255,18 @@ def test_the_draws_know_neither_batch_nor_image(text: str, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("method", ["lime", "kernelshap"])
-@pytest.mark.parametrize(("dtype", "slack"), [(torch.float32, 1e-6), (torch.float64, 1e-12)])
-def test_batch_size_changes_nothing(method: str, dtype: torch.dtype, slack: float) -> None:
-    model, image = wrapped("timm-vit", dtype), pixels("timm-vit", 3, dtype=dtype)
+def test_batch_size_changes_nothing(method: str) -> None:
+    model, image = double("timm-vit", batch=3)
     for removal in ("token", "noise"):
         found = [
             cv.explain(model, image, method, TARGET, samples=70, removal=removal, seed=4, batch_size=size).maps
             for size in (1, 7, 64)
         ]
-        assert apart(found[0], found[2]) <= slack
-        assert apart(found[1], found[2]) <= slack
+        assert_same(found[0], found[2])
+        assert_same(found[1], found[2])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "text", ["lime(samples=60)", "lime(samples=100,alpha=0)", "lime(samples=60,cells=2)", "kernelshap(samples=160)"]
 )
@@ -304,11 +303,11 @@ def test_too_few_samples_are_said() -> None:
 
 
 def test_one_feature_takes_it_all() -> None:
-    model, image = wrapped("timm-vit"), pixels("timm-vit")
+    model, image = double("timm-vit")
     made = cv.explain(model, image, "kernelshap", TARGET, cells=1, removal="mean")
     with torch.no_grad():
         scores = model.logits(torch.cat([image, torch.zeros_like(image[:1])])).softmax(-1)[:, TARGET]
-    assert torch.allclose(made.maps, (scores[:2] - scores[2])[:, None, None].expand(2, 4, 4), atol=1e-6)
+    assert_same(made.maps, (scores[:2] - scores[2])[:, None, None].expand(2, 4, 4), magnitude=1)
     assert made.notes == (
         "kernelshap: there is one feature only, so the map is flat; use features=patches, or more cells",
     )
@@ -369,20 +368,22 @@ def test_lime_fits_as_lime_does() -> None:
     assert (preset["features"], preset["removal"]) == ("superpixels", "mean")
     kept = peers()["kept"].double()
     found, _ = local_fit(kept, peers()["said"][None], torch.eye(49).double(), preset["width"], preset["alpha"])
-    assert apart(found[0], peers()["lime fit"]) <= 1e-9
+    assert_same(found[0], peers()["lime fit"])
     ours, _ = local_fit(kept, peers()["said"][None], torch.eye(49).double(), LIME_WIDTH, 1.0)
-    assert apart(ours[0], peers()["lime fit"]) > 1e-2  # METHODS.md's kernel falls off faster
+    assert not same(ours[0], peers()["lime fit"])  # METHODS.md's kernel falls off faster
 
 
 def test_closeness_by_hand() -> None:
-    seen = torch.tensor([[1.0, 1, 1, 1], [1, 0, 0, 0], [0, 0, 0, 0]])
+    seen = torch.tensor([[1.0, 1, 1, 1], [1, 0, 0, 0], [0, 0, 0, 0]], dtype=torch.float64)
     expected = [1.0, math.exp(-((0.5 / 0.25) ** 2)), math.exp(-((1 / 0.25) ** 2))]
-    assert closeness(seen, 0.25).tolist() == pytest.approx(expected)
+    assert_same(closeness(seen, 0.25), expected)
 
 
 def test_kernelshap_agrees_with_shap_where_both_are_exact() -> None:
     made = cv.explain(pets(), "demo", "kernelshap", int(peers()["target"]), score="logit", removal="mean", cells=2)
-    assert apart(made.maps[0, ::7, ::7].flatten().double(), peers()["shap exact"]) <= 1e-4
+    # Their scores are those of the model in float32: 12 blocks, heads of 64 channels.
+    bound = {"dtype": torch.float32, "growth": growth(depth=12, width=64)}
+    assert_same(made.maps[0, ::7, ::7].flatten(), peers()["shap exact"], **bound)
 
 
 def assert_alike(values: Tensor, errors: Tensor, peer: str) -> None:
@@ -410,5 +411,5 @@ def test_kernelshap_agrees_with_the_peers_within_chance(peer: str) -> None:
     assert np.array_equal(np.packbits(drawn.sets.numpy()), peers()["sets"].numpy())  # else make the file again
     said = (peers()["halved"][None], peers()["total"][None])
     values, errors, _ = fair_fit(drawn, *said, torch.eye(49, dtype=torch.double))
-    assert float(values.sum()) == pytest.approx(float(peers()["total"]), rel=1e-9)
+    assert_same(values.sum(), peers()["total"].squeeze(), magnitude=float(values.abs().sum()))
     assert_alike(values[0], errors[0], peer)

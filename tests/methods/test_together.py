@@ -11,6 +11,7 @@ import clairvit as cv
 from clairvit.methods import run
 from clairvit.methods.explain import Comparison
 from conditions import METHODS, fits
+from helpers.rounding import assert_same
 from tiny import TINY, pixels, wrapped
 
 TARGET = 3
@@ -45,10 +46,9 @@ def test_layers_together_are_layers_one_by_one(kind: str, layers: bool, monkeypa
     assert max(seen, default=0) > 1 or kind in UNLIKE
     assert together.skipped.keys() == apart.skipped.keys()
     for name, made in apart.items():
-        scale = made.maps.abs().max().clamp(min=1e-30)
-        assert (together[name].maps - made.maps).abs().max() <= 1e-12 * scale, name
+        assert_same(together[name].maps, made.maps, dtype=torch.float64, label=name)
         if layers and made.layers is not None:
-            assert (together[name].layers - made.layers).abs().max() <= 1e-12 * made.layers.abs().max(), name
+            assert_same(together[name].layers, made.layers, dtype=torch.float64, label=name)
 
 
 # Positions are added to the scores as a mask that differs from layer to layer.

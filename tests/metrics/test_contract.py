@@ -21,6 +21,22 @@ KINDS = ["timm-vit", "timm-reg4-gap", "hf-dinov2-registers-sdpa", "open_clip-non
 QUICK = {"samples": 2, "runs": 5}  # what a metric promises does not depend on how many
 
 
+# A metric that disappears from the registry must be seen.
+NAMES = (
+    "aopc ap avg-sensitivity baf class-contrast completeness complexity comprehensiveness deletion "
+    "effective-complexity efficient-mprt energy-pointing-game f1 faf faithfulness-correlation faithfulness-estimate "
+    "grid-pointing-game infidelity insertion insertion-deletion iou irof local-lipschitz max-sensitivity monotonicity "
+    "mprt pixel-accuracy pointing-game random-logit relative-stability relevance-mass relevance-rank road roc-auc "
+    "sensitivity-n smooth-mprt sparseness sufficiency top-k"
+)
+
+
+def test_every_metric_is_in_the_sweep() -> None:
+    every = {metric.name for metric in metrics()}
+    assert sorted(every) == NAMES.split()
+    assert every - set(METRICS) == {"grid-pointing-game"}  # which is about several images
+
+
 def text(name: str) -> str:
     own = ",".join(f"{key}={value}" for key, value in QUICK.items() if key in METRICS[name].options)
     return f"{name}({own})" if own else name

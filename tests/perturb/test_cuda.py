@@ -16,7 +16,7 @@ from clairvit.perturb.probe import probing
 from clairvit.perturb.removal import REMOVALS
 from clairvit.trace.trace import Trace
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+pytestmark = pytest.mark.cuda
 PATCHES = 196
 
 

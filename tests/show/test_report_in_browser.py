@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import subprocess
 from dataclasses import dataclass
 from html import escape
@@ -18,11 +17,10 @@ import pytest
 
 from clairvit.show.report.compose import Wishes, compose
 from clairvit.show.report.page import to_html
+from helpers.browser import find_chromium
 from study_page import NASTY, Reader, run, worker_of
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
-BROWSER = next(filter(None, map(shutil.which, BROWSERS)), None)
-pytestmark = pytest.mark.skipif(BROWSER is None, reason="there is no Chromium on this machine")
+pytestmark = pytest.mark.browser
 OWN = "not an origin"  # who Chromium says asked, when it was Chromium itself
 
 
@@ -36,7 +34,7 @@ class Visit:
 def visit(file: Path, tmp_path: Path) -> Visit:
     log = tmp_path / "net.json"
     command = [
-        str(BROWSER),
+        str(find_chromium()),
         *("--headless", "--disable-gpu", "--no-first-run", "--disable-background-networking"),
         *("--disable-component-update", "--host-resolver-rules=MAP * ~NOTFOUND"),  # nothing leaves this machine
         *(["--no-sandbox"] if os.geteuid() == 0 else []),

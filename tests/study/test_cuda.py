@@ -20,7 +20,7 @@ from clairvit.study.store import Store
 from clairvit.study.work import Worker
 from small_study import study, table
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+pytestmark = pytest.mark.cuda
 VALUES = "select image, method, metric, value from results order by all"
 
 

@@ -155,7 +155,7 @@ def test_workers_end_when_their_parent_is_killed(tmp_path: Path) -> None:
     finally:
         parent.send_signal(signal.SIGKILL)
         parent.wait()
-    assert waited(lambda: not any(map(alive, workers)), 3)
+    assert waited(lambda: not any(map(alive, workers)), 90)
 
 
 def test_cores_are_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,6 +213,7 @@ def cluster() -> Iterator[Any]:
         made.shutdown()
 
 
+@pytest.mark.ray
 def test_a_cluster_that_loses_a_node_gives_the_same_numbers(
     home: tuple[Path, list[tuple[Any, ...]]], tmp_path: Path, cluster: Any
 ) -> None:
@@ -227,6 +228,7 @@ def test_a_cluster_that_loses_a_node_gives_the_same_numbers(
     assert len(list((store.path / "parts").iterdir())) == 6
 
 
+@pytest.mark.ray
 def test_a_unit_that_kills_its_actors_is_a_failure_and_the_rest_goes_on(
     home: tuple[Path, list[tuple[Any, ...]]], tmp_path: Path, cluster: Any
 ) -> None:
@@ -239,6 +241,7 @@ def test_a_unit_that_kills_its_actors_is_a_failure_and_the_rest_goes_on(
     assert len(list((tmp_path / "flags").iterdir())) == 2  # tries, as with processes
 
 
+@pytest.mark.ray
 def test_actors_for_which_there_is_no_room_are_not_waited_for(
     home: tuple[Path, list[tuple[Any, ...]]], tmp_path: Path, cluster: Any
 ) -> None:
@@ -248,6 +251,7 @@ def test_actors_for_which_there_is_no_room_are_not_waited_for(
     assert [one.name for one in (store.path / "claims").iterdir()] == ["store"]
 
 
+@pytest.mark.ray
 def test_a_cluster_that_is_not_there() -> None:
     engine, nothing = on_ray(address="127.0.0.1:1"), Study((), (), (), ())
     with pytest.raises(ClairError, match=r"no Ray cluster at address '127.0.0.1:1' \(.*refused.*ray start --head"):

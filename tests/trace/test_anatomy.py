@@ -15,7 +15,8 @@ import clairvit as cv
 from clairvit.errors import BadInput, CaptureError, NotApplicable
 from clairvit.models.model import first_scores
 from clairvit.trace.anatomy import anatomy
-from tiny import CLASSES, STRANGE, build, cnn, pixels, strange, wrapped
+from helpers.rounding import assert_same
+from tiny import CLASSES, STRANGE, build, cnn, double, pixels, strange, wrapped
 from tiny_home import (
     PATCH,
     WIDTH,
@@ -94,18 +95,19 @@ def test_gradient_methods_work(kind: str) -> None:
 @pytest.mark.parametrize("kind", STRANGE)
 def test_ixg_is_that_of_a_hook_on_the_first_block(kind: str) -> None:
     """The numbers lie where they belong: a feature map [B, h, w, d] or [B, d, h, w] is read the right way round."""
-    known, module = STRANGE[kind], strange(STRANGE[kind].make).requires_grad_(False)
+    known, module = STRANGE[kind], strange(STRANGE[kind].make).double().requires_grad_(False)
+    image = image_of(kind).double()
     seen: list[Tensor] = []
     first = next(part for part in module.modules() if type(part).__name__ == known.blocks)
     first.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
-    score = first_scores(module(image_of(kind).requires_grad_()))[:, TARGET].sum()
+    score = first_scores(module(image.clone().requires_grad_()))[:, TARGET].sum()
     (x,) = seen
     product = (x * torch.autograd.grad(score, x)[0]).detach()
     if x.ndim == 4 and x.shape[1:3] != known.first:
         product = product.movedim(1, -1)
     expected = product.sum(-1).reshape(2, *known.first)
-    found = cv.explain(model_of(kind), image_of(kind), "ixg", target=TARGET).maps
-    assert torch.allclose(found, expected, atol=1e-5 * float(expected.abs().max()))
+    model = cv.wrap(strange(known.make).double(), size=known.size)
+    assert_same(cv.explain(model, image, "ixg", target=TARGET).maps, expected, magnitude=float(product.abs().max()))
 
 
 @pytest.mark.parametrize("kind", ["swin", "swin-v2", "hf-swin", "maxvit"])
@@ -180,10 +182,10 @@ def test_feature_maps_of_windows_are_no_grid(levels: int, said: str) -> None:
 
 def test_gradients_of_one_image_through_batch_norm() -> None:
     """Torch's own gradient is wrong here for a batch of one (see capture.py), so the reference is a batch of two."""
-    model, image = wrapped("home-batchnorm-stem"), pixels("home-batchnorm-stem")
+    model, image = double("home-batchnorm-stem")
     both = cv.trace(model, image, target=TARGET).dpixels
     alone = cv.trace(model, image[:1], target=TARGET).dpixels
-    assert torch.allclose(alone, both[:1], atol=1e-6 * float(both.abs().max()))
+    assert_same(alone, both[:1])
 
 
 # No attention seen at all
@@ -235,23 +237,23 @@ def test_a_layout_gives_a_cnn_a_grid() -> None:
 
 
 def test_layout_given_is_layout_used() -> None:
-    image = pixels("timm-vit")
-    own = cv.explain(wrapped("timm-vit"), image, "genatt", target=TARGET).maps
-    told = cv.wrap(build("timm-vit"), layout=cv.Layout((2, 8), 1, "token"))
-    assert torch.equal(cv.explain(told, image, "genatt", target=TARGET).maps, own.reshape(2, 2, 8))
+    model, image = double("timm-vit")
+    usual = cv.explain(model, image, "genatt", target=TARGET).maps
+    told = cv.wrap(build("timm-vit").double(), layout=cv.Layout((2, 8), 1, "token"))
+    assert_same(cv.explain(told, image, "genatt", target=TARGET).maps, usual.reshape(2, 2, 8))
     assert cv.trace(told, image, target=TARGET).layout == cv.Layout((2, 8), 1, "token", ((0, 1.0),))
 
 
 def test_layout_given_says_which_rows_are_read() -> None:
-    image = pixels("timm-vit")
-    A = cv.trace(wrapped("timm-vit"), image, target=TARGET).layers[-1].A.mean(1)
+    model, image = double("timm-vit")
+    A = cv.trace(model, image, target=TARGET).layers[-1].A.mean(1)
     for layout, row in [
         (cv.Layout((4, 4), 1, "avg"), A[:, 1:].mean(1)),
         (cv.Layout((4, 4), 1, "token", ((3, 0.5), (4, 0.5))), (A[:, 3] + A[:, 4]) / 2),
         (cv.Layout((4, 4), 1, "mixed"), A[:, 0] / 2 + A[:, 1:].mean(1) / 2),
     ]:
-        found = cv.explain(cv.wrap(build("timm-vit"), layout=layout), image, "raw-attention").maps
-        assert torch.allclose(found, row[:, 1:].reshape(2, 4, 4), atol=1e-6)
+        found = cv.explain(cv.wrap(build("timm-vit").double(), layout=layout), image, "raw-attention").maps
+        assert_same(found, row[:, 1:].reshape(2, 4, 4))
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,9 @@ from torch import Tensor
 
 import clairvit as cv
 from exact_models import KINDS, TARGETS, both_ways, build, images_for, wrapped
+from helpers.rounding import assert_same
 from reference_rules import attnlrp, decomposed
-from references import Run, ViT, assert_same, forward, written_out
+from references import Run, ViT, forward, written_out
 
 WAYS = both_ways(*KINDS)
 RELEVANCE_WAYS = [(kind, fused) for kind, fused in WAYS if kind != "bool-mask"]  # a score of -inf has no eps → 0 rule

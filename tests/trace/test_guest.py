@@ -20,6 +20,7 @@ from clairvit.trace.recording import record
 from clairvit.trace.trace import follow, one_target
 from conditions import METHODS, allow_declared_zeros, fits, home_of, short
 from fingerprint import differences, fingerprint, surroundings
+from helpers.rounding import assert_same, same
 from tiny import build, pixels, strange
 from tiny_home import Block, HomeMade, MatmulAttention
 
@@ -215,44 +216,46 @@ def with_dropout() -> nn.Module:
 
 @pytest.mark.parametrize("method", ["raw-attention", "genatt", "ixg", "legrad", "attnlrp"])
 def test_train_mode_gives_eval_mode_maps(method: str) -> None:
-    calm, training = strange(with_dropout), strange(with_dropout).train()
-    image = pixels("timm-vit")
+    calm, training = strange(with_dropout).double(), strange(with_dropout).double().train()
+    image = pixels("timm-vit", dtype=torch.float64)
     with torch.no_grad():
-        assert not torch.allclose(training(image), calm(image))  # dropout is really there
+        assert not same(training(image), calm(image))  # dropout is really there
     expected = cv.explain(cv.wrap(calm), image, method, target=TARGET)
     with unchanged(training):
         found = cv.explain(cv.wrap(training), image, method, target=TARGET)
-    assert torch.equal(found.maps, expected.maps)
-    assert torch.equal(found.logits, expected.logits)
+    assert_same(found.maps, expected.maps)
+    assert_same(found.logits, expected.logits)
     assert all(part.training for part in training.modules())
 
 
 @pytest.mark.parametrize("name", ["timm-vit", "timm-eva02", "hf-vit-sdpa"])
 @pytest.mark.parametrize("method", ["rollout", "genatt", "decompx", "legrad"])
 def test_library_checkpointing_is_switched_off_and_on_again(name: str, method: str) -> None:
-    plain = cv.explain(cv.wrap(build(name)), pixels(name), method, target=TARGET).maps
-    module = build(name).train()
+    image = pixels(name, dtype=torch.float64)
+    plain = cv.explain(cv.wrap(build(name).double()), image, method, target=TARGET).maps
+    module = build(name).double().train()
     flag = "grad_checkpointing" if name.startswith("timm") else "gradient_checkpointing"
     module.set_grad_checkpointing(True) if name.startswith("timm") else module.gradient_checkpointing_enable()
     flags = [part for part in module.modules() if getattr(part, flag, False) is True]
     assert flags
     with unchanged(module):
-        found = cv.explain(cv.wrap(module), pixels(name), method, target=TARGET).maps
-    assert torch.equal(found, plain)
+        found = cv.explain(cv.wrap(module), image, method, target=TARGET).maps
+    assert_same(found, plain)
     assert all(getattr(part, flag) is True for part in flags)
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 @pytest.mark.parametrize("method", ["rollout", "genatt", "decompx", "legrad"])
 def test_the_callers_grad_mode_does_not_matter(method: str, mode: Callable[[], Any]) -> None:
-    expected = cv.explain(cv.wrap(build("timm-vit")), pixels("timm-vit"), method, target=TARGET).maps
-    model = cv.wrap(build("timm-vit"))
+    image = pixels("timm-vit", dtype=torch.float64)
+    expected = cv.explain(cv.wrap(build("timm-vit").double()), image, method, target=TARGET).maps
+    model = cv.wrap(build("timm-vit").double())
     with mode():
-        found = cv.explain(model, pixels("timm-vit"), method, target=TARGET).maps
-        tr = cv.trace(model, pixels("timm-vit"), target=TARGET)
+        found = cv.explain(model, image, method, target=TARGET).maps
+        tr = cv.trace(model, image, target=TARGET)
         assert tr.retarget(2).layers[0].G.isfinite().all()
         assert not torch.is_grad_enabled()
-    assert torch.equal(found, expected)
+    assert_same(found, expected)
 
 
 def test_maps_need_no_gradient_and_hold_no_graph() -> None:
@@ -299,8 +302,8 @@ def test_data_parallel_is_unwrapped(layers: int) -> None:
 
 def test_two_threads_may_trace_one_model() -> None:
     """Hooks and flags live on the module: without a lock the second thread would see the first one's tokens."""
-    module = messy("timm-vit")
-    images = [pixels("timm-vit", seed=seed) for seed in range(8)]
+    module = messy("timm-vit").double()
+    images = [pixels("timm-vit", seed=seed, dtype=torch.float64) for seed in range(8)]
     wanted = [cv.explain(cv.wrap(module), image, "attnlrp", target=TARGET).maps for image in images]
     model, found, errors = cv.wrap(module), {}, []
     gate = threading.Barrier(2)
@@ -321,7 +324,7 @@ def test_two_threads_may_trace_one_model() -> None:
             thread.join()
     assert errors == []
     for number, maps in enumerate(wanted):
-        assert torch.allclose(found[number], maps, atol=1e-6 * float(maps.abs().max()))
+        assert_same(found[number], maps)
 
 
 def test_one_thread_waits_while_another_is_inside() -> None:

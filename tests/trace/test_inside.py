@@ -14,7 +14,7 @@ from clairvit.errors import NotApplicable
 from clairvit.trace.inside import Inside
 from clairvit.trace.linear import shifted
 from clairvit.trace.recording import record
-from references import assert_same
+from helpers.rounding import assert_same
 from tiny import TINY, ZOO, build, pixels, strange, wrapped
 from tiny_home import WIDTH, Block, HomeMade, MatmulAttention
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import clairvit as cv
 from clairvit.errors import BadInput, CaptureError
+from helpers.rounding import assert_same
 from tiny import build, pixels, wrapped
 
 METHODS = ["rollout", "genatt", "ixg", "ixg+layer:1", "legrad"]
@@ -24,14 +25,14 @@ def maps(module: nn.Module, images: Tensor) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("change", ["pooling", "block"])
 def test_a_model_that_was_changed_is_looked_at_again(change: str) -> None:
-    module, images = build("timm-vit"), pixels("timm-vit")
+    module, images = build("timm-vit").double(), pixels("timm-vit", dtype=torch.float64)
     maps(module, images)
     if change == "pooling":
         module.global_pool = "avg"
     else:
         module.blocks[1] = copy.deepcopy(module.blocks[0])
     for name, fresh in maps(copy.deepcopy(module), images).items():
-        assert torch.equal(maps(module, images)[name], fresh), name
+        assert_same(maps(module, images)[name], fresh, label=name)
 
 
 class Squeezed(nn.Module):
@@ -157,12 +158,12 @@ class WithText(nn.Module):
 
 def test_attention_that_does_not_see_the_image_stands_aside() -> None:
     torch.manual_seed(0)
-    vision, images = build("timm-vit"), pixels("timm-vit")
+    vision, images = build("timm-vit").double(), pixels("timm-vit", dtype=torch.float64)
     classes = vision(images).shape[1]
-    beside, alone = maps(WithText(vision, classes).eval(), images), maps(vision, images)
+    with_text, alone = maps(WithText(vision, classes).double().eval(), images), maps(vision, images)
     for name in METHODS:
-        assert torch.allclose(beside[name], alone[name], rtol=1e-4, atol=1e-7), name
-    assert cv.explain(cv.wrap(WithText(vision, classes)), images, "decompx", target=1).maps.any()
+        assert_same(with_text[name], alone[name], label=name)
+    assert cv.explain(cv.wrap(WithText(vision, classes).double()), images, "decompx", target=1).maps.any()
 
 
 def test_more_labels_than_classes() -> None:

@@ -121,7 +121,7 @@ def test_a_lane_that_closes_takes_nothing_more_and_leaves_no_thread() -> None:
     assert until(lambda: not any(one.name.startswith("clairvit-closing") for one in threading.enumerate()))
 
 
-def until(true: Callable[[], bool], seconds: float = 20.0) -> bool:
+def until(true: Callable[[], bool], seconds: float = 90.0) -> bool:
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if true():

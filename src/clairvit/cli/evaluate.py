@@ -195,7 +195,8 @@ def notes(
         found.append(f"{len(unmasked)} without a mask in {masks}, so without a score by masks: {some}.")
     if detected:
         seen = Counter(name for classes in detected.values() for name in {name for name, _ in classes})
-        listed = ", ".join(f"{name} ({count})" for name, count in seen.most_common(8)) or "nothing"
+        most = sorted(seen.items(), key=lambda item: (-item[1], item[0]))[:8]  # a set has no order of its own
+        listed = ", ".join(f"{name} ({count})" for name, count in most) or "nothing"
         nothing = sum(not classes for classes in detected.values())
         found.append(f"Foreground found in the images: {listed}; none in {nothing}, which have no score by masks.")
     for scores in rows.values():

@@ -1,0 +1,56 @@
+"""Apply the markers of pyproject.toml: see docs/testing.md.
+
+`browser`, `ray` and `cuda` are written on the tests; `numeric` follows from the folder or is written on the test;
+`slow` is written on tests that take seconds and applied here to all but a few cases of each large parametrised test.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+from helpers.browser import find_chromium
+
+TESTS = Path(__file__).parent
+NUMERIC_FOLDERS = {"data", "methods", "metrics", "models", "perturb", "trace"}
+QUICK_CASES = 6  # of a parametrised test; the further ones are slow
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m selects by these markers and before --random-order shuffles
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark tests as numeric by folder and as slow by their place among the cases of one parametrised test."""
+    cases: defaultdict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        cases[item.nodeid.partition("[")[0]].append(item)
+        if item.path.relative_to(TESTS).parts[0] in NUMERIC_FOLDERS:
+            item.add_marker(pytest.mark.numeric)
+    for sweep in cases.values():
+        quick = {number * len(sweep) // QUICK_CASES for number in range(QUICK_CASES)}  # spread evenly
+        for number, item in enumerate(sweep):
+            if len(sweep) > QUICK_CASES and number not in quick:
+                item.add_marker(pytest.mark.slow)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what this machine cannot run."""
+    if item.get_closest_marker("browser") and find_chromium() is None:
+        pytest.skip("no chromium found")
+    if item.get_closest_marker("cuda"):
+        import torch
+
+        if not torch.cuda.is_available():
+            pytest.skip("no GPU here")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say in one line how many tests were skipped for want of a browser, and what to install."""
+    if find_chromium() is not None:
+        return
+    skipped = sum("browser" in report.keywords for report in terminalreporter.stats.get("skipped", []))
+    if skipped:
+        tests = "1 browser test was" if skipped == 1 else f"{skipped} browser tests were"
+        terminalreporter.write_line(
+            f"{tests} skipped: no chromium found. Install it with: apt-get install chromium", yellow=True
+        )
