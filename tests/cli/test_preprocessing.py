@@ -201,6 +201,7 @@ def test_finetune_trains_with_the_mean_it_is_given_and_writes_it(capsys: Capture
     assert model.preprocess.std == (0.4, 0.5, 0.6)
     assert model.labels == ("0", "1", "2")
     assert model.assumptions == ()
+    assert (model.activation, model.activation_reason) == ("softmax", "the weights file states it")
 
 
 # said -----------------------------------------------------------------------------------------------------------------
