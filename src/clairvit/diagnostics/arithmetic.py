@@ -40,7 +40,8 @@ def completeness_of_linear_rules(examination: Examination) -> Check:
     plan = anatomy(examination.model, examination.pixels)
     if not plan.layers:
         return skipped("The sum is taken over the tokens of the first block, and this model has no blocks.")
-    recording = record(examination.model, examination.pixels, tables=("linear",), biases=("learned",))
+    precision = examination.precisions[-1]  # float64, where that can be had
+    recording = record(precision.model, precision.pixels, tables=("linear",), biases=("learned",))
     trace = follow(recording, examination.target, "linear", keep=False)
     try:
         sums, scores = totals(trace, 0, "learned", "linear")
@@ -48,18 +49,19 @@ def completeness_of_linear_rules(examination: Examination) -> Check:
     except NotApplicable as error:
         return skipped(str(error))
     gaps = (sums - scores).double().abs()
-    bounds = examination.rounding.growth * examination.rounding.unit * terms.double()
+    bounds = precision.rounding.of_terms(1.0) * terms.double()
     shares = (gaps / scores.double().abs().clamp(min=torch.finfo(torch.float64).tiny)).tolist()
-    details = {
+    details: dict[str, Any] = {
         "score": scores.tolist(),
         "sum": sums.tolist(),
         "difference": gaps.tolist(),
         "bound": bounds.tolist(),
+        "precision": precision.words,
     }
     worst = int((gaps / bounds.clamp(min=torch.finfo(torch.float64).tiny)).argmax())
     said = (
-        f"tokens and biases add up to {float(sums[worst]):.5g}, the score is {float(scores[worst]):.5g}; rounding "
-        f"explains {float(bounds[worst]):.2g}"
+        f"tokens and biases add up to {float(sums[worst]):.5g} and the score is {float(scores[worst]):.5g}, a "
+        f"difference of {float(gaps[worst]):.2g} in {precision.words} (rounding explains {float(bounds[worst]):.2g})"
     )
     if bool((gaps > bounds).any()):
         return warned(
@@ -88,12 +90,12 @@ def residual_cancellation(examination: Examination) -> Check:
     largest = [max(layer, default=math.nan) for layer in ratios]
     known = [(value, index) for index, value in enumerate(largest) if not math.isnan(value)]
     top, where = max(known)
-    details = {"ratios": ratios, "threshold": MOST_CANCELLATION}
+    details: dict[str, Any] = {"ratios": ratios, "threshold": MOST_CANCELLATION}
     if top > MOST_CANCELLATION:
         layers = [str(index) for value, index in known if value > MOST_CANCELLATION]
         return warned(
-            f"What blocks add cancels what was there: C = Σ(|z_in|+|z_up|)/Σ|z_out| reaches {top:.2f} in layer {where}, "
-            f"and is above {MOST_CANCELLATION:g} in layer{'s' * (len(layers) > 1)} {', '.join(layers)}. There rules "
+            f"What blocks add cancels what was there: C = Σ(|z_in|+|z_up|)/Σ|z_out| reaches {top:.2f} in layer "
+            f"{where}, and is above {MOST_CANCELLATION:g} in layer{'s' * (len(layers) > 1)} {', '.join(layers)}. There rules "
             "that share relevance in proportion amplify it, once for and once against, and maps become noisy.",
             "Prefer a sum over layers, attnlrp+plus or decompx+skipplus, or methods that read attention (genatt, "
             "legrad), to attnlrp, lrp and decompx from the first layer.",
@@ -189,14 +191,16 @@ def outlier_tokens(examination: Examination) -> Check:
     trace = follow(recording, None, None)
     plan = recording.anatomy
     if plan.layout is None or not plan.layers or any(part.kind != "tokens" for part in plan.layers):
-        return skipped("Norms are compared among the patch tokens of a plain ViT, and this model has windows or stages.")
+        return skipped(
+            "Norms are compared among the patch tokens of a plain ViT, and this model has windows or stages."
+        )
     if plan.layout.patches < 4:
         return skipped(f"There are only {plan.layout.patches} patch tokens to compare.")
     try:
         outliers = find_outliers(trace)
     except NotApplicable as error:
         return skipped(str(error))
-    details = {
+    details: dict[str, Any] = {
         "threshold": OUTLIER,
         "largest_ratio": outliers.ratios,
         "count": outliers.counts,
@@ -208,7 +212,8 @@ def outlier_tokens(examination: Examination) -> Check:
     top = max(outliers.ratios)
     if not affected:
         return passed(
-            f"None: no patch token has more than {OUTLIER:g} times the median norm (at most {top:.1f} times).", **details
+            f"None: no patch token has more than {OUTLIER:g} times the median norm (at most {top:.1f} times).",
+            **details,
         )
     worst = max(affected, key=lambda place: outliers.shares[place])
     return warned(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -80,7 +79,7 @@ def _examined(model: Model, images: Any, method: str | None, seed: int) -> Diagn
     return Diagnosis(model.name, _names(every, batch.names), tuple(examination.checks.values()))
 
 
-def _names(images: Sequence[Any], first: tuple[str, ...]) -> tuple[str, ...]:
+def _names(images: Any, first: tuple[str, ...]) -> tuple[str, ...]:
     """Return the names of all images; beyond the few that were prepared, their paths or numbers."""
     rest = range(len(first), len(images))
     return (*first, *(str(images[k]) if isinstance(images[k], str) else f"image {k + 1}" for k in rest))

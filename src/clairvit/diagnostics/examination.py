@@ -15,6 +15,8 @@ from clairvit.diagnostics.inspection import (
     BackwardPass,
     Inspection,
     RoundingBound,
+    coarsest_dtype,
+    float64_copy,
     inspect_backward,
     inspect_forward,
     rounding_bound,
@@ -31,6 +33,28 @@ from clairvit.models.target import Target, resolve
 from clairvit.trace.guest import own_grad_mode
 
 FEW_IMAGES = 8  # what all checks but deletion look at
+
+
+@dataclass(frozen=True, eq=False)
+class Precision:
+    """A model in one precision, with the rounding that its scores may show."""
+
+    model: Model
+    pixels: Tensor  # [B, 3, H, W]
+    rounding: RoundingBound
+    words: str  # "float32", "float64", "float64 with float32 inside"
+
+
+@dataclass(frozen=True)
+class Gap:
+    """The largest difference of two scores in one precision, and what rounding explains of it."""
+
+    precision: str
+    difference: float
+    bound: float
+
+    def __str__(self) -> str:
+        return f"by {self.difference:.2g} in {self.precision} (rounding explains {self.bound:.2g})"
 
 
 @dataclass(eq=False)
@@ -54,8 +78,7 @@ class Examination:
     @functools.cached_property
     def pair(self) -> Tensor:
         """[2, 3, H, W]: the first image, and its mirror image with red and blue exchanged."""
-        first = self.pixels[:1]
-        return torch.cat([first, first.flip(-1).flip(1)])
+        return mirrored(self.pixels)
 
     @functools.cached_property
     def forward(self) -> Inspection:
@@ -70,6 +93,32 @@ class Examination:
     @functools.cached_property
     def rounding(self) -> RoundingBound:
         return rounding_bound(self.model, self.pixels, self.forward)
+
+    @functools.cached_property
+    def precisions(self) -> tuple[Precision, ...]:
+        """The model as it is and, where that can be had, a copy in float64, in which rounding is out of the way."""
+        as_it_is = Precision(self.model, self.pixels, self.rounding, _words(self.forward.dtype))
+        made = self.float64
+        return (as_it_is,) if isinstance(made, str) else (as_it_is, made)
+
+    @functools.cached_property
+    def float64(self) -> Precision | str:
+        """The copy in float64, or why there is none."""
+        if coarsest_dtype(self.model) == torch.float64:
+            return "the model is in float64 already"
+        copied = float64_copy(self.model)
+        if isinstance(copied, str):
+            return copied
+        pixels = self.pixels.double()
+        try:
+            inspection = inspect_forward(copied, pixels)
+        except Exception as error:  # user code: tensors of a fixed type meet float64
+            return f"the forward fails in float64 ({type(error).__name__}: {_first_line(error)})"
+        if inspection.logits.dtype != torch.float64:
+            return f"the forward returns {_words(inspection.logits.dtype)} whatever its weights are"
+        kind = _words(inspection.dtype)
+        words = "float64" if kind == "float64" else f"float64 with {kind} inside"
+        return Precision(copied, pixels, rounding_bound(copied, pixels, inspection), words)
 
     @property
     def classes(self) -> int:
@@ -101,9 +150,7 @@ class Examination:
 
 
 @own_grad_mode()
-def results_of(
-    model: Model, pixels: Tensor, bounds: Sequence[Bound], seed: int
-) -> dict[str, Result | ClairError]:
+def results_of(model: Model, pixels: Tensor, bounds: Sequence[Bound], seed: int) -> dict[str, Result | ClairError]:
     """Run methods on the predicted class: all together, or one by one if one of them stops the others."""
     try:
         recording = record_for(bounds, model, pixels)
@@ -146,7 +193,7 @@ class Step:
                 self.name,
                 "fail",
                 f"The check stopped with {type(error).__name__}: {_first_line(error)}",
-                "Call the model's forward on the same image by hand; if it works there, report this as a bug of ClairViT.",
+                "Call the model's forward on the same image by hand; if it works there, this is a bug of ClairViT.",
             )
 
 
@@ -195,6 +242,16 @@ def listed(names: Sequence[str], most: int = 3) -> str:
 
 def plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def mirrored(pixels: Tensor) -> Tensor:
+    """Return the first image and its mirror image with red and blue exchanged, [2, 3, H, W]."""
+    first = pixels[:1]
+    return torch.cat([first, first.flip(-1).flip(1)])
+
+
+def _words(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _first_line(error: Exception) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -35,7 +35,7 @@ from clairvit.study.stats import LEVEL, sign_flips, smallest_p
 
 # Tried in this order: the most faithful map without fitting (METHODS-2026, section 1), then what fits other models.
 DELETED_BY = ("attnlrp+plus", "ixg", "saliency", "rollout")
-RANDOM_MAPS = 8  # random maps that are deleted by in all, one per image at least
+RANDOM_MAPS = 5  # random maps that are deleted by in all, one per image at least
 CLASS_METHODS = ("ixg", "decompx", "gradcam")  # class-specific by their formulas, one backward each
 SAME_MAP = 0.999  # correlation from which on two maps show the same
 NEARLY_SAME = 0.95
@@ -59,7 +59,7 @@ def class_sensitivity(examination: Examination) -> Check:
     }
     means = {name: _mean(values) for name, values in correlations.items()}
     means = {name: value for name, value in means.items() if not math.isnan(value)}
-    details = {"correlation": correlations, "first": first, "second": second}
+    details: dict[str, Any] = {"correlation": correlations, "first": first, "second": second}
     if not means:
         return warned(
             f"The maps of {listed(names)} are constant for one of the two most probable classes.",
@@ -114,7 +114,7 @@ def deletion_beats_random(examination: Examination) -> Check:
     result = measure_deletion(examination, method)
     n, gain = len(result.gains), float(np.nanmean(result.gains))
     p = float(sign_flips(result.gains[None], examination.seed)[0])
-    details = {
+    details: dict[str, Any] = {
         "method": method,
         "images": n,
         "random_maps": len(result.random),
@@ -137,11 +137,10 @@ def deletion_beats_random(examination: Examination) -> Check:
     )
     few = n < fewest_images()
     caution = (
-        f"That is {plural(n, 'image')}, and with fewer than {fewest_images()} no test can tell it from luck."
+        f"That is {plural(n, 'image')}, and with fewer than {fewest_images()} no test can tell it from chance."
         if few
         else f"p = {p:.2g} on {n} images, paired, by sign flips."
     )
-    caution = caution.replace("luck", "chance")
     if not few and p < LEVEL:
         if gain > 0:
             return passed(f"Better than random: {said}; {caution}", **details)
@@ -205,22 +204,24 @@ def which_methods_apply(examination: Examination) -> Check:
     refused = {text: str(result) for text, result in results.items() if isinstance(result, ClairError)}
     maps = {text: result.maps for text, result in results.items() if not isinstance(result, ClairError)}
     empty = [text for text, made in maps.items() if made is not None and _constant(made)]
+    declared = {bound.text for bound in examination.single_pass_methods if bound.method.often_zero}
     untried = [method.name for method in methods() if method.name not in results]
-    details = {"apply": [*maps], "refused": refused, "constant": empty, "not_tried": untried}
+    details: dict[str, Any] = {"apply": [*maps], "refused": refused, "constant": empty, "not_tried": untried}
     reasons: dict[str, list[str]] = {}
     for text, reason in refused.items():
         reasons.setdefault(_without_name(reason, text), []).append(text)
     why = " ".join(f"Not {listed(names, 6)}: {reason}" for reason, names in reasons.items())
-    many = f" {len(untried)} that need many passes or a gradient were not tried: {listed(untried, 4)}." if untried else ""
+    many = (
+        f" {len(untried)} that need many passes or a gradient were not tried: {listed(untried, 4)}." if untried else ""
+    )
     said = f"{len(maps)} of {len(results)} apply.{many}"
     if not maps:
-        return failed(f"None applies. {why}", "Follow the first reason; without it nothing can be explained.", **details)
-    if empty:
-        return warned(
-            f"{said} Constant on this image, so that they show nothing: {listed(empty, 6)}. {why}".strip(),
-            "Leave those out for this model.",
-            **details,
+        return failed(
+            f"None applies. {why}", "Follow the first reason; without it nothing can be explained.", **details
         )
+    said += f" Constant on this image, so that they show nothing: {listed(empty, 6)}." if empty else ""
+    if {*empty} - declared:
+        return warned(f"{said} {why}".strip(), f"Leave {listed(empty, 6)} out for this model.", **details)
     return passed(f"{said} {why}".strip(), **details)
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -43,6 +44,7 @@ class Inspection:
     calls: tuple[ModuleCall, ...]
     operations: int  # torch functions that returned a floating-point tensor
     width: int  # the longest sum in one operation: columns of the widest weight matrix, or the number of tokens
+    dtype: torch.dtype  # the coarsest floating-point type among parameters and results of operations
 
     @property
     def largest(self) -> float:
@@ -58,15 +60,19 @@ class Inspection:
 
 
 class _Counter(TorchFunctionMode):
-    """Count the operations on floating-point tensors."""
+    """Count the operations on floating-point tensors, and note their types."""
 
     def __init__(self) -> None:
         super().__init__()
         self.operations = 0
+        self.dtypes: set[torch.dtype] = set()
+        self.paused = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        self.operations += isinstance(out, Tensor) and out.is_floating_point()
+        if not self.paused and isinstance(out, Tensor) and out.is_floating_point():
+            self.operations += 1
+            self.dtypes.add(out.dtype)
         return out
 
 
@@ -83,6 +89,7 @@ def inspect_forward(model: Model, pixels: Tensor, *, gradient: bool = False) -> 
 
         def leave(_: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
             nonlocal longest
+            counter.paused = True
             given, made = _tensors((args, kwargs)), _tensors(out)
             longest = max([longest, *(int(t.shape[1]) for t in made if t.ndim == 3)])
             calls.append(
@@ -98,6 +105,7 @@ def inspect_forward(model: Model, pixels: Tensor, *, gradient: bool = False) -> 
                     gradient_output=any(t.requires_grad for t in made),
                 )
             )
+            counter.paused = False
 
         return leave
 
@@ -115,8 +123,9 @@ def inspect_forward(model: Model, pixels: Tensor, *, gradient: bool = False) -> 
         finally:
             for hook in hooks:
                 hook.remove()
-    widths = [p[0].numel() for p in model.module.parameters() if p.ndim >= 2 and len(p)]
-    return Inspection(logits, tuple(calls), counter.operations, max([longest, *widths]))
+    widths = [p[0].numel() for p in model.module.parameters() if p.ndim in (2, 4) and len(p) > 1]
+    dtype = max({coarsest_dtype(model), *counter.dtypes}, key=lambda kind: torch.finfo(kind).eps)
+    return Inspection(logits, tuple(calls), counter.operations, max([longest, *widths]), dtype)
 
 
 def plain_forward(model: Model, pixels: Tensor) -> Tensor:
@@ -149,9 +158,7 @@ def inspect_backward(model: Model, pixels: Tensor) -> BackwardPass:
         return enter
 
     with visiting(model.module), torch.inference_mode(False), torch.enable_grad():
-        hooks = [
-            part.register_forward_pre_hook(note(name)) for name, part in model.module.named_modules() if name
-        ]
+        hooks = [part.register_forward_pre_hook(note(name)) for name, part in model.module.named_modules() if name]
         try:
             logits = model.logits(pixels)
             if logits.requires_grad:
@@ -224,13 +231,31 @@ class RoundingBound:
 
 def rounding_bound(model: Model, pixels: Tensor, inspection: Inspection) -> RoundingBound:
     """Compute the bound from the model's own operations, widths, activations and sensitivity; one forward."""
-    unit = torch.finfo(coarsest_dtype(model)).eps / 2
+    unit = torch.finfo(inspection.dtype).eps / 2
     generator = torch.Generator().manual_seed(0)
     signs = torch.randint(0, 2, pixels.shape, generator=generator).to(pixels) * 2 - 1
     nudged = plain_forward(model, pixels * (1 + 2 * unit * signs))
     change = (nudged - inspection.logits.detach()).double().abs().max()
     amplified = float(change) / 2 if bool(change.isfinite()) else 0.0
     return RoundingBound(unit, inspection.operations, inspection.width, inspection.largest, amplified)
+
+
+MOST_PARAMETERS = 500_000_000  # of a model that is copied to float64
+
+
+def float64_copy(model: Model) -> Model | str:
+    """Return the model with a copy of its module in float64, or why there is none."""
+    module = model.module
+    count = sum(parameter.numel() for parameter in module.parameters())
+    if count > MOST_PARAMETERS:
+        return f"{count:,} parameters are too many to copy"
+    if model.device.type == "mps":
+        return "the device has no float64"
+    try:
+        copied = replace(model, module=copy.deepcopy(module).double())
+    except Exception as error:  # user code: a module may refuse to be copied in any way it likes
+        return f"it cannot be copied ({type(error).__name__}: {error})"
+    return copied
 
 
 def coarsest_dtype(model: Model) -> torch.dtype:

@@ -118,7 +118,9 @@ class Diagnosis:
             start = f"{check.status}  {check.name:<{width}}  "
             lines += textwrap.wrap(check.finding, WIDTH, initial_indent=start, subsequent_indent=indent)
             if check.advice:
-                lines += textwrap.wrap(f"→ {check.advice}", WIDTH, initial_indent=indent, subsequent_indent=f"{indent}  ")
+                lines += textwrap.wrap(
+                    f"→ {check.advice}", WIDTH, initial_indent=indent, subsequent_indent=f"{indent}  "
+                )
         return "\n".join([*lines, "", self.summary()])
 
 

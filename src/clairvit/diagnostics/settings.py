@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from typing import Any
 
 import torch
 from torch import nn
@@ -173,7 +174,7 @@ def quantised_layers(module: nn.Module) -> list[str]:
     return [
         f"{name} ({type(part).__module__.split('.')[0]} {type(part).__name__})"
         for name, part in module.named_modules()
-        if ".quantized" in type(part).__module__ and hasattr(part, "weight") or type(part).__name__ in foreign
+        if (".quantized" in type(part).__module__ and hasattr(part, "weight")) or type(part).__name__ in foreign
     ]
 
 
@@ -183,7 +184,12 @@ def preprocessing(examination: Examination) -> Check:
     how = examination.model.preprocess
     mean, std = (", ".join(f"{value:.3g}" for value in values) for values in (how.mean, how.std))
     said = f"{how.size[0]} × {how.size[1]} pixels, mean ({mean}), std ({std})"
-    details = {"size": how.size, "mean": how.mean, "std": how.std, "source": preprocessing_source(examination.model)}
+    details: dict[str, Any] = {
+        "size": how.size,
+        "mean": how.mean,
+        "std": how.std,
+        "source": preprocessing_source(examination.model),
+    }
     if max(how.mean) > 1 or max(how.std) > 1:
         return failed(
             f"{said}: mean and std are of pixels in 0..255, and ClairViT's pixels are in 0..1.",

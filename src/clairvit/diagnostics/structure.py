@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 from torch import nn
 
-from clairvit.diagnostics.examination import Examination, check, failed, listed, passed, plural, skipped, warned
+from clairvit.diagnostics.examination import Examination, Gap, check, failed, listed, passed, plural, skipped, warned
 from clairvit.diagnostics.forward import largest_gap
 from clairvit.diagnostics.inspection import plain_forward
 from clairvit.diagnostics.report import Check
 from clairvit.errors import ClairError
 from clairvit.trace.anatomy import Anatomy, anatomy
+from clairvit.trace.attention import Kind
 from clairvit.trace.grid import off_proportion
-from clairvit.trace.recording import Recording, record
+from clairvit.trace.recording import record
 
 TABLES = ("plain", "linear", "attnlrp")  # rule tables whose forward must give the plain scores
-KINDS = {"tokens": "between all tokens", "window": "inside windows or stages", "channel": "between channels"}
+KINDS: dict[Kind, str] = {
+    "tokens": "between all tokens",
+    "window": "inside windows or stages",
+    "channel": "between channels",
+}
 OFF_PROPORTION = 0.2  # how far a patch may be from square: the slack that the grid of a feature map is read with
 
 
@@ -24,32 +30,27 @@ OFF_PROPORTION = 0.2  # how far a patch may be from square: the slack that the g
 def scores_unchanged_in_trace(examination: Examination) -> Check:
     """A traced forward must give the scores of a plain one."""
     differentiable = examination.status("gradient") == "pass"
+    tables = TABLES if differentiable else ("plain",)
+    gaps = []
     try:
-        recording = recorded(examination, differentiable=differentiable)
+        for precision in examination.precisions:
+            traced = record(precision.model, precision.pixels, tables=tables, differentiable=differentiable)
+            gap = largest_gap(plain_forward(precision.model, precision.pixels), traced.logits)
+            gaps.append(Gap(precision.words, gap, precision.rounding.scores))
     except ClairError as error:
         if not differentiable:
             return skipped(f"Not traced, because of 'gradient': {error}")
         raise
-    plain = plain_forward(examination.model, examination.pixels)
-    gap, bound = largest_gap(plain, recording.logits), examination.rounding.scores
-    details = {"difference": gap, "bound": bound, "tables": list(recording.tables)}
-    if gap > bound:
+    details: dict[str, Any] = {"gaps": [vars(gap) for gap in gaps], "tables": list(tables)}
+    broken = [gap for gap in gaps if gap.difference > gap.bound]
+    if broken:
         return failed(
-            f"The scores of a traced forward differ by {gap:.3g} from those of a plain one; rounding explains "
-            f"{bound:.2g}.",
+            f"The scores of a traced forward differ from those of a plain one {broken[0]}.",
             "The forward does something else when gradients are on (torch.is_grad_enabled(), x.requires_grad) or "
             "takes other kernels. Make both ways the same.",
             **details,
         )
-    return passed(
-        f"Scores of a traced and of a plain forward differ by {gap:.2g}; rounding explains up to {bound:.2g}.", **details
-    )
-
-
-def recorded(examination: Examination, *, differentiable: bool) -> Recording:
-    """Return a recording of the images, with every rule table that the checks use where a gradient is there."""
-    tables = TABLES if differentiable else ("plain",)
-    return record(examination.model, examination.pixels, tables=tables, differentiable=differentiable)
+    return passed(f"Scores of a traced and of a plain forward differ {' and '.join(map(str, gaps))}.", **details)
 
 
 @check("attention", needs=("trace",))
@@ -58,7 +59,7 @@ def attention_in_every_block(examination: Examination) -> Check:
     plan = anatomy(examination.model, examination.pixels)
     unseen = blocks_without_attention(examination.model.module, plan, examination.forward.called)
     kinds = Counter(part.kind for part in plan.parts)
-    details = {"layers": len(plan.layers), "kinds": dict(kinds), "unseen": unseen}
+    details: dict[str, Any] = {"layers": len(plan.layers), "kinds": dict(kinds), "unseen": unseen}
     if unseen:
         seen = f"in {plural(len(plan.layers), 'block')}, but " if plan.layers else ""
         return failed(
@@ -98,7 +99,10 @@ def blocks_without_attention(module: nn.Module, plan: Anatomy, called: set[str])
     names = {id(part): name for name, part in module.named_modules()}
     if not plan.parts:
         return [
-            name for name, part in module.named_modules() if name in called and _called_attention(name, part)
+            name
+            for name, part in module.named_modules()
+            if name in called
+            and _called_attention(name, part)
             and not any(_called_attention(inner, p) for inner, p in part.named_modules() if inner)
         ]
     inside = {id(part) for block in seen for part in block.modules()}
@@ -144,7 +148,7 @@ def tokens_on_the_image(examination: Examination) -> Check:
             "pixel methods (saliency) apply.",
         )
     layout = plan.layout
-    details = {
+    details: dict[str, Any] = {
         "grid": list(layout.grid),
         "prefix": layout.prefix,
         "pooling": layout.pooling,
