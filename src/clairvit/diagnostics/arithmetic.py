@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from clairvit.diagnostics.examination import Examination, check, passed, plural, skipped, warned
+from clairvit.diagnostics.examination import Examination, check, failed, listed, passed, plural, skipped, warned
 from clairvit.diagnostics.report import Check
 from clairvit.errors import NotApplicable
 from clairvit.methods.fullgrad import totals
@@ -31,7 +31,29 @@ _IN_PLACE = (Tensor.__iadd__, Tensor.add_)
 _NORMS = (torch.nn.functional.layer_norm, torch.layer_norm, torch.nn.functional.rms_norm, torch.rms_norm)
 
 
-@check("completeness", needs=("trace", "gradient"))
+@check("token gradient", needs=("trace", "gradient"))
+@own_grad_mode()
+def gradient_reaches_tokens(examination: Examination) -> Check:
+    """The scores must depend on the tokens, not only on the pixels."""
+    if not examination.model.classifier:
+        return skipped("The output is an embedding: there is no score to take the gradient of.")
+    recording = record(examination.model, examination.pixels)
+    trace = follow(recording, examination.target, "plain", keep=False)
+    if not trace.layers:
+        return skipped("This model has no blocks.")
+    blank = [name for name, nothing in zip(examination.batch.names, trace.blank, strict=True) if nothing]
+    if blank:
+        return failed(
+            f"The gradient of the score reaches the pixels, but not the tokens after the last block (of {listed(blank)}"
+            "): the answer goes past the blocks.",
+            "Look for a second way from the pixels to the head, or a branch that is multiplied by zero. Token maps "
+            "of this model are empty.",
+            images=blank,
+        )
+    return passed("The gradient of the score reaches the tokens after the last block.")
+
+
+@check("completeness", needs=("token gradient",))
 @own_grad_mode()
 def completeness_of_linear_rules(examination: Examination) -> Check:
     """Σ x · dx + Σ b · db must be the score once attention, norms and slopes are held fixed."""
@@ -95,8 +117,8 @@ def residual_cancellation(examination: Examination) -> Check:
         layers = [str(index) for value, index in known if value > MOST_CANCELLATION]
         return warned(
             f"What blocks add cancels what was there: C = Σ(|z_in|+|z_up|)/Σ|z_out| reaches {top:.2f} in layer "
-            f"{where}, and is above {MOST_CANCELLATION:g} in layer{'s' * (len(layers) > 1)} {', '.join(layers)}. There rules "
-            "that share relevance in proportion amplify it, once for and once against, and maps become noisy.",
+            f"{where}, and is above {MOST_CANCELLATION:g} in layer{'s' * (len(layers) > 1)} {', '.join(layers)}. There "
+            "rules that share relevance in proportion amplify it, once for and once against, and maps become noisy.",
             "Prefer a sum over layers, attnlrp+plus or decompx+skipplus, or methods that read attention (genatt, "
             "legrad), to attnlrp, lrp and decompx from the first layer.",
             **details,
@@ -184,7 +206,7 @@ def _size(tensor: Tensor) -> float:
     return float(tensor.detach().abs().sum(dtype=wide))
 
 
-@check("outlier tokens", needs=("trace", "layout"))
+@check("outlier tokens", needs=("trace",))
 def outlier_tokens(examination: Examination) -> Check:
     """Patch tokens of many times the usual norm draw attention without saying where the object is."""
     recording = record(examination.model, examination.pixels, differentiable=False)

@@ -22,7 +22,7 @@ from clairvit.diagnostics.inspection import (
     rounding_bound,
 )
 from clairvit.diagnostics.report import Check, Status
-from clairvit.errors import ClairError, ClairWarning
+from clairvit.errors import ClairError
 from clairvit.methods.bind import Bound, bind
 from clairvit.methods.method import methods
 from clairvit.methods.run import Result
@@ -149,9 +149,19 @@ class Examination:
         return results_of(self.model, self.pixels[:1], self.single_pass_methods, self.seed)
 
 
+class Unforeseen(ClairError):
+    """An exception inside a method that ClairViT did not foresee."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(f"It stopped with {type(error).__name__}: {_first_line(error)}.")
+
+
 @own_grad_mode()
 def results_of(model: Model, pixels: Tensor, bounds: Sequence[Bound], seed: int) -> dict[str, Result | ClairError]:
-    """Run methods on the predicted class: all together, or one by one if one of them stops the others."""
+    """Run methods on the predicted class: all together, or one by one if one of them stops the others.
+
+    An exception that is none of ClairViT's own is kept as a `ClairError` that names it.
+    """
     try:
         recording = record_for(bounds, model, pixels)
         if model.classifier:
@@ -160,9 +170,10 @@ def results_of(model: Model, pixels: Tensor, bounds: Sequence[Bound], seed: int)
             target = Target(("any class",) * len(pixels), (None,) * len(pixels), "none")
         results = run_all(bounds, recording, [target], seed=seed)
         return {text: made[0] if made[0].error is None else made[0].error for text, made in results.items()}
-    except ClairError as error:
+    except Exception as error:
         if len(bounds) == 1:
-            return {bounds[0].text: error}
+            kept = error if isinstance(error, ClairError) else Unforeseen(error)
+            return {bounds[0].text: kept.with_traceback(None)}
         apart: dict[str, Result | ClairError] = {}
         for bound in bounds:
             apart |= results_of(model, pixels, [bound], seed)
@@ -181,10 +192,11 @@ class Step:
         """Return the check; an exception becomes a failure of this check and the others go on."""
         missing = [name for name in self.needs if examination.status(name) in ("fail", "skip")]
         if missing:
-            return Check(self.name, "skip", f"Not checked, because of '{missing[0]}'.")
+            cause = examination.checks[missing[0]].details.get("because", missing[0])
+            return Check(self.name, "skip", f"Not checked, because of '{cause}'.", details={"because": cause})
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", ClairWarning)  # the report names what they warn of
+                warnings.simplefilter("ignore")  # the report names what they warn of
                 return replace(self.function(examination), name=self.name)
         except ClairError as error:
             return Check(self.name, "fail", str(error))

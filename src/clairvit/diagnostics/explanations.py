@@ -32,6 +32,7 @@ from clairvit.metrics.evaluate import evaluate
 from clairvit.metrics.score import Score
 from clairvit.metrics.similarity import pearson
 from clairvit.study.stats import LEVEL, sign_flips, smallest_p
+from clairvit.trace.anatomy import anatomy
 
 # Tried in this order: the most faithful map without fitting (METHODS-2026, section 1), then what fits other models.
 DELETED_BY = ("attnlrp+plus", "ixg", "saliency", "rollout")
@@ -61,11 +62,7 @@ def class_sensitivity(examination: Examination) -> Check:
     means = {name: value for name, value in means.items() if not math.isnan(value)}
     details: dict[str, Any] = {"correlation": correlations, "first": first, "second": second}
     if not means:
-        return warned(
-            f"The maps of {listed(names)} are constant for one of the two most probable classes.",
-            "See 'gradient': hardly any of it reaches the tokens.",
-            **details,
-        )
+        return skipped(f"The maps of {listed(names)} are constant for one of the two most probable classes.", **details)
     said = ", ".join(f"{name} {value:.2f}" for name, value in means.items())
     if min(means.values()) > SAME_MAP:
         return failed(
@@ -103,11 +100,14 @@ class DeletionResult:
         return np.asarray(self.random.mean(0) - self.ours)
 
 
-@check("deletion", needs=("trace", "scores", "layout"))
+@check("deletion", needs=("trace", "scores"))
 def deletion_beats_random(examination: Examination) -> Check:
     """Taking away what a map marks must hurt the score more than taking away random patches."""
     if not examination.model.classifier:
         return skipped("The output is an embedding: there is no score that could fall.")
+    plan = anatomy(examination.model, examination.pixels)
+    if plan.layout is None and not plan.stages:
+        return skipped("There are no patches to take away: see 'layout'.")
     method = deletion_method(examination)
     if method is None:
         return skipped(f"None of the methods {listed(DELETED_BY, 9)} applies.")
@@ -125,10 +125,10 @@ def deletion_beats_random(examination: Examination) -> Check:
     }
     if result.largest_change == 0:
         return failed(
-            f"Taking patches away ({method} or random) does not change the score at all on {plural(n, 'image')}: the "
-            "answer does not depend on the patches.",
-            "Look for a way around the tokens in the forward (a second branch on the pixels), or a head that reads a "
-            "constant.",
+            f"Taking patches away ({method} or random) does not change the score at all on {plural(n, 'image')}; it "
+            f"stays at {float(np.nanmean(result.ours)):.4g}.",
+            "Either the answer does not depend on the patches, or its probability is saturated: look for a head with "
+            "huge weights or biases.",
             **details,
         )
     said = (

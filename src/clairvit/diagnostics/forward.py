@@ -21,7 +21,6 @@ from clairvit.diagnostics.examination import (
     warned,
 )
 from clairvit.diagnostics.inspection import (
-    Inspection,
     RoundingBound,
     coarsest_dtype,
     differences,
@@ -37,7 +36,7 @@ from clairvit.errors import ClairError
 CHECKPOINTING_FLAGS = ("grad_checkpointing", "gradient_checkpointing")
 
 
-@check("forward", needs=("device",))
+@check("forward", needs=("device", "compile", "parameters"))
 def forward_runs(examination: Examination) -> Check:
     """The model must turn [B, 3, H, W] into one row of scores per image."""
     rows, columns = examination.pixels.shape[-2:]
@@ -116,8 +115,8 @@ def deterministic(examination: Examination) -> Check:
     gap = largest_gap(first.logits, second.logits)
     if gap == 0:
         return passed("Two forwards of the same image agree to the last bit.", difference=0.0)
-    where = first_difference(first, second) or _first_differing_call(first, second)
-    at = f" They part at {where}." if where else ""
+    where = first_difference(first, second)
+    at = f" The first submodule whose output differs is {where}." if where else ""
     unit = torch.finfo(first.dtype).eps / 2
     bound = RoundingBound(unit, first.operations, first.width, first.largest, amplified=0.0).scores
     details: dict[str, Any] = {"difference": gap, "bound": bound, "draws": draws, "module": where}
@@ -144,13 +143,7 @@ def _generator_states(device: torch.device) -> list[Tensor]:
     return [*states, torch.cuda.get_rng_state(device)] if device.type == "cuda" else states
 
 
-def _first_differing_call(one: Inspection, other: Inspection) -> str:
-    if len(one.calls) == len(other.calls):
-        return ""
-    return f"a different number of submodule calls ({len(one.calls)} and {len(other.calls)})"
-
-
-@check("batch independence", needs=("determinism",))
+@check("batch independence", needs=("determinism", "quantisation"))
 def batch_independence(examination: Examination) -> Check:
     """An image's scores must not depend on the other images of its batch."""
     gaps = []
@@ -194,7 +187,7 @@ def scores_say_something(examination: Examination) -> Check:
     )
 
 
-@check("checkpointing", needs=("forward", "compile"))
+@check("checkpointing", needs=("forward",))
 def gradient_checkpointing(examination: Examination) -> Check:
     """Flags of timm and transformers are switched off in a trace; torch.utils.checkpoint in a forward cannot be."""
     module = examination.model.module
@@ -220,14 +213,13 @@ def gradient_checkpointing(examination: Examination) -> Check:
     return passed("Off.")
 
 
-@check("gradient", needs=("finite scores", "determinism", "scores", "quantisation", "checkpointing", "parameters"))
+@check("gradient", needs=("finite scores", "determinism", "scores", "quantisation", "checkpointing"))
 def gradient_reaches_pixels(examination: Examination) -> Check:
     """The scores must depend on the pixels in a differentiable way."""
     backward = examination.backward
     if not backward.reaches_scores:
-        at = f": it ends at {backward.blocked_by}" if backward.blocked_by else ""
         return failed(
-            f"No gradient leads from the scores to the image{at}.",
+            f"No gradient leads from the scores to the image: it ends {backward.blocked_by}.",
             "Look for detach(), .data, torch.no_grad(), numpy or argmax in the forward; gradient methods need a "
             "differentiable one.",
             module=backward.blocked_by,

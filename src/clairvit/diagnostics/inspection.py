@@ -141,7 +141,7 @@ class BackwardPass:
     reaches_scores: bool  # the scores have a gradient function
     largest: float  # largest |gradient| at the pixels; NaN where it is not finite
     recomputed: tuple[str, ...]  # submodules that ran again during the backward: gradient checkpointing
-    blocked_by: str  # the first submodule whose output carries no gradient although its input does
+    blocked_by: str  # where the gradient ends, in words; "" where it reaches the scores
 
 
 def inspect_backward(model: Model, pixels: Tensor) -> BackwardPass:
@@ -170,18 +170,19 @@ def inspect_backward(model: Model, pixels: Tensor) -> BackwardPass:
             for hook in hooks:
                 hook.remove()
     if not logits.requires_grad:
-        return BackwardPass(False, 0.0, (), blocking_call(inspect_forward(model, pixels, gradient=True)))
+        return BackwardPass(False, 0.0, (), gradient_end(inspect_forward(model, pixels, gradient=True)))
     gradient = pixels.grad
     largest = 0.0 if gradient is None else float(gradient.detach().abs().max())
     return BackwardPass(True, largest if math.isfinite(largest) else math.nan, tuple(recomputed), "")
 
 
-def blocking_call(inspection: Inspection) -> str:
-    """Return "name (class)" of the first, innermost submodule that takes a gradient and passes none on; "" if none."""
+def gradient_end(inspection: Inspection) -> str:
+    """Return where the gradient ends: in the first, innermost submodule that passes none on, or after the last one."""
     for call in inspection.calls:
         if call.gradient_input and not call.gradient_output and call.checksum:
-            return f"{call.name} ({call.kind})"
-    return ""
+            return f"in {call.name} ({call.kind})"
+    carrying = [call for call in inspection.calls if call.gradient_output]
+    return f"after {carrying[-1].name} ({carrying[-1].kind})" if carrying else "before the first submodule"
 
 
 def first_difference(one: Inspection, other: Inspection) -> str:

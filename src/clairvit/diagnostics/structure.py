@@ -26,21 +26,63 @@ KINDS: dict[Kind, str] = {
 OFF_PROPORTION = 0.2  # how far a patch may be from square: the slack that the grid of a feature map is read with
 
 
-@check("trace", needs=("finite scores", "determinism", "checkpointing", "compile", "parameters"))
+@check("layout", needs=("finite scores", "determinism", "checkpointing"))
+def tokens_on_the_image(examination: Examination) -> Check:
+    """The patch tokens must lie on the image row by row, in a grid of its proportions."""
+    try:
+        plan = anatomy(examination.model, examination.pixels)
+    except ClairError as error:
+        if examination.status("gradient") != "pass":
+            return skipped(f"Not looked at, because of 'gradient': {error}")
+        raise
+    rows, columns = (int(side) for side in examination.pixels.shape[-2:])
+    if plan.layout is None and plan.stages:
+        listed_stages = ", ".join(f"{stage.name} {stage.grid[0]} × {stage.grid[1]}" for stage in plan.stages)
+        return passed(f"Feature maps of a CNN: {listed_stages}.", stages=[list(stage.grid) for stage in plan.stages])
+    if plan.layout is None:
+        return warned(
+            "No patch tokens were recognised: neither a grid that fits the token count nor feature maps.",
+            "State it: cv.wrap(module, layout=cv.Layout(grid=(rows, columns), prefix=…, pooling=…)). Without it only "
+            "pixel methods (saliency) apply.",
+        )
+    layout = plan.layout
+    details: dict[str, Any] = {
+        "grid": list(layout.grid),
+        "prefix": layout.prefix,
+        "pooling": layout.pooling,
+        "blocks": len(plan.layers),
+        "given": examination.model.layout is not None,
+    }
+    said = (
+        f"{plural(len(plan.layers), 'block')}, {layout.grid[0]} × {layout.grid[1]} patches, "
+        f"{plural(layout.prefix, 'prefix token')}, {layout.pooling} pooling"
+    )
+    if off_proportion(*layout.grid, (rows, columns)) > OFF_PROPORTION:
+        return failed(
+            f"{said}: that grid has other proportions than an image of {rows} × {columns} pixels.",
+            "State the right one: cv.wrap(module, layout=cv.Layout(grid=(rows, columns), prefix=…, pooling=…)).",
+            **details,
+        )
+    if not plan.in_order:
+        return warned(
+            f"{said}; but the patch tokens do not come row by row after the prefix tokens (a class token at the end, "
+            "tokens sorted by windows), so that they make no map.",
+            "Use pixel methods (saliency), or state the layout if that is wrong: cv.wrap(module, layout=…).",
+            **details,
+        )
+    return passed(f"{said}.", **details)
+
+
+@check("trace", needs=("layout",))
 def scores_unchanged_in_trace(examination: Examination) -> Check:
     """A traced forward must give the scores of a plain one."""
     differentiable = examination.status("gradient") == "pass"
     tables = TABLES if differentiable else ("plain",)
     gaps = []
-    try:
-        for precision in examination.precisions:
-            traced = record(precision.model, precision.pixels, tables=tables, differentiable=differentiable)
-            gap = largest_gap(plain_forward(precision.model, precision.pixels), traced.logits)
-            gaps.append(Gap(precision.words, gap, precision.rounding.scores))
-    except ClairError as error:
-        if not differentiable:
-            return skipped(f"Not traced, because of 'gradient': {error}")
-        raise
+    for precision in examination.precisions:
+        traced = record(precision.model, precision.pixels, tables=tables, differentiable=differentiable)
+        gap = largest_gap(plain_forward(precision.model, precision.pixels), traced.logits)
+        gaps.append(Gap(precision.words, gap, precision.rounding.scores))
     details: dict[str, Any] = {"gaps": [vars(gap) for gap in gaps], "tables": list(tables)}
     broken = [gap for gap in gaps if gap.difference > gap.bound]
     if broken:
@@ -61,9 +103,9 @@ def attention_in_every_block(examination: Examination) -> Check:
     kinds = Counter(part.kind for part in plan.parts)
     details: dict[str, Any] = {"layers": len(plan.layers), "kinds": dict(kinds), "unseen": unseen}
     if unseen:
-        seen = f"in {plural(len(plan.layers), 'block')}, but " if plan.layers else ""
+        others = f"; it was seen in {plural(len(plan.layers), 'block')}" if plan.layers else ""
         return failed(
-            f"Attention was seen {seen}not in {listed(unseen)}, which ran: it is computed outside torch (numpy, "
+            f"No attention was seen in {listed(unseen)}, which ran{others}. It is computed outside torch (numpy, "
             "xformers, flash-attn kernels) or in a way that is not recognised.",
             "Switch such kernels off in the model's settings, or write the attention with "
             "torch.nn.functional.scaled_dot_product_attention. Until then no attention method is right.",
@@ -131,45 +173,3 @@ def _called_attention(name: str, part: nn.Module) -> bool:
 def _parameter_names(part: nn.Module) -> frozenset[str]:
     """Return the names of a module's parameters, a module without any sharing nothing with another one."""
     return frozenset(name for name, _ in part.named_parameters()) or frozenset({f"<{id(part)}>"})
-
-
-@check("layout", needs=("trace",))
-def tokens_on_the_image(examination: Examination) -> Check:
-    """The patch tokens must lie on the image row by row, in a grid of its proportions."""
-    plan = anatomy(examination.model, examination.pixels)
-    rows, columns = (int(side) for side in examination.pixels.shape[-2:])
-    if plan.layout is None and plan.stages:
-        listed_stages = ", ".join(f"{stage.name} {stage.grid[0]} × {stage.grid[1]}" for stage in plan.stages)
-        return passed(f"Feature maps of a CNN: {listed_stages}.", stages=[list(stage.grid) for stage in plan.stages])
-    if plan.layout is None:
-        return failed(
-            "No patch tokens were recognised: neither a grid that fits the token count nor feature maps.",
-            "State it: cv.wrap(module, layout=cv.Layout(grid=(rows, columns), prefix=…, pooling=…)). Without it only "
-            "pixel methods (saliency) apply.",
-        )
-    layout = plan.layout
-    details: dict[str, Any] = {
-        "grid": list(layout.grid),
-        "prefix": layout.prefix,
-        "pooling": layout.pooling,
-        "blocks": len(plan.layers),
-        "given": examination.model.layout is not None,
-    }
-    said = (
-        f"{plural(len(plan.layers), 'block')}, {layout.grid[0]} × {layout.grid[1]} patches, "
-        f"{plural(layout.prefix, 'prefix token')}, {layout.pooling} pooling"
-    )
-    if off_proportion(*layout.grid, (rows, columns)) > OFF_PROPORTION:
-        return failed(
-            f"{said}: that grid has other proportions than an image of {rows} × {columns} pixels.",
-            "State the right one: cv.wrap(module, layout=cv.Layout(grid=(rows, columns), prefix=…, pooling=…)).",
-            **details,
-        )
-    if not plan.in_order:
-        return warned(
-            f"{said}; but the patch tokens do not come row by row after the prefix tokens (a class token at the end, "
-            "tokens sorted by windows), so that they make no map.",
-            "Use pixel methods (saliency), or state the layout if that is wrong: cv.wrap(module, layout=…).",
-            **details,
-        )
-    return passed(f"{said}.", **details)
