@@ -200,16 +200,16 @@ class Artefacts(Plain):
         return self.blocks[2](self.blocks[1](x))
 
 
-class CubedActivation(nn.Module):
+class UnknownActivation(nn.Module):
     """A nonlinearity that no linear rule knows."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x * x.exp().log1p().sin()
 
 
-def with_cubed_activation() -> nn.Module:
+def with_unknown_activation() -> nn.Module:
     model = Plain()
-    model.blocks[1].mlp[2] = CubedActivation()
+    model.blocks[1].mlp[2] = UnknownActivation()
     return model
 
 

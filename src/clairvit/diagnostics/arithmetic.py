@@ -192,12 +192,21 @@ class ResidualSums(TorchFunctionMode):
             self._sums.add(out)
         elif func in _NORMS and (args[0] if args else kwargs.get("input")) in self._sums:
             self._stream.add(out)  # a post-norm block adds to the norm of the last sum
+        elif args and isinstance(out, Tensor) and _is_view(out, args[0]):
+            for stream in (self._stream, self._sums):
+                if args[0] in stream:
+                    stream.add(out)
         return out
 
     def _is_residual(self, args: tuple[Any, ...]) -> bool:
         if len(args) != 2 or not self.ratios or not all(isinstance(a, Tensor) for a in args):
             return False
         return args[0].shape == args[1].shape and args[0].ndim >= 3 and any(a in self._stream for a in args)
+
+
+def _is_view(out: Tensor, given: Any) -> bool:
+    """Return whether a tensor is all of another one in another shape."""
+    return isinstance(given, Tensor) and out.numel() == given.numel() and out.data_ptr() == given.data_ptr()
 
 
 def _size(tensor: Tensor) -> float:

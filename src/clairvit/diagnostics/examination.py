@@ -22,7 +22,7 @@ from clairvit.diagnostics.inspection import (
     rounding_bound,
 )
 from clairvit.diagnostics.report import Check, Status
-from clairvit.errors import ClairError
+from clairvit.errors import ClairError, NotApplicable
 from clairvit.methods.bind import Bound, bind
 from clairvit.methods.method import methods
 from clairvit.methods.run import Result
@@ -137,16 +137,23 @@ class Examination:
     def single_pass_methods(self) -> tuple[Bound, ...]:
         """Methods without passes of their own, that can be tried at the cost of a few backwards."""
         bounds = [bind(method.name) for method in methods() if not method.slow]
-        free = [bound for bound in bounds if not (bound.own_cost().forwards or bound.own_cost().backwards)]
-        if self.status("gradient") != "pass":
-            free = [bound for bound in free if bound.passes in ("none", "forward")]
-        asking = [bound for bound in free if bound.method.class_specific]
-        return tuple(bound for bound in free if self.model.classifier or bound not in asking)
+        return tuple(bound for bound in bounds if not (bound.own_cost().forwards or bound.own_cost().backwards))
 
     @functools.cached_property
     def applicability(self) -> dict[str, Result | ClairError]:
         """Method text -> what it gave for the first image, or why it gave nothing."""
-        return results_of(self.model, self.pixels[:1], self.single_pass_methods, self.seed)
+        refused = {bound.text: reason for bound in self.single_pass_methods if (reason := self._refusal(bound))}
+        usable = [bound for bound in self.single_pass_methods if bound.text not in refused]
+        return {**results_of(self.model, self.pixels[:1], usable, self.seed), **refused}
+
+    def _refusal(self, bound: Bound) -> ClairError | None:
+        """Why a method need not be tried."""
+        if bound.method.class_specific and not self.model.classifier:
+            return NotApplicable("They explain a score, and the output is an embedding. Give prompts or a target.")
+        if bound.passes in ("backward", "local") and self.status("gradient") != "pass":
+            cause = self.checks["gradient"].details.get("because", "gradient")
+            return NotApplicable(f"They need a gradient, see '{cause}'.")
+        return None
 
 
 class Unforeseen(ClairError):

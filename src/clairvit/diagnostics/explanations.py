@@ -13,6 +13,7 @@ from torch import Tensor
 
 from clairvit.diagnostics.examination import (
     Examination,
+    Unforeseen,
     check,
     failed,
     listed,
@@ -132,8 +133,8 @@ def deletion_beats_random(examination: Examination) -> Check:
             **details,
         )
     said = (
-        f"deletion by {method} is {float(np.nanmean(result.ours)):.3f}, by random maps "
-        f"{float(np.nanmean(result.random)):.3f} (lower is better)"
+        f"deletion by {method} is {float(np.nanmean(result.ours)):.3g}, by random maps "
+        f"{float(np.nanmean(result.random)):.3g} (lower is better)"
     )
     few = n < fewest_images()
     caution = (
@@ -204,17 +205,17 @@ def which_methods_apply(examination: Examination) -> Check:
     refused = {text: str(result) for text, result in results.items() if isinstance(result, ClairError)}
     maps = {text: result.maps for text, result in results.items() if not isinstance(result, ClairError)}
     empty = [text for text, made in maps.items() if made is not None and _constant(made)]
-    declared = {bound.text for bound in examination.single_pass_methods if bound.method.often_zero}
+    declared = {bound.text for bound in examination.single_pass_methods if bound.method.often_zero or bound.relu}
     untried = [method.name for method in methods() if method.name not in results]
     details: dict[str, Any] = {"apply": [*maps], "refused": refused, "constant": empty, "not_tried": untried}
     reasons: dict[str, list[str]] = {}
     for text, reason in refused.items():
         reasons.setdefault(_without_name(reason, text), []).append(text)
     why = " ".join(f"Not {listed(names, 6)}: {reason}" for reason, names in reasons.items())
-    many = (
-        f" {len(untried)} that need many passes or a gradient were not tried: {listed(untried, 4)}." if untried else ""
-    )
-    said = f"{len(maps)} of {len(results)} apply.{many}"
+    said = f"{len(maps)} of {len(results)} apply, and {len(untried)} that need many passes were not tried."
+    broken = [text for text, result in results.items() if isinstance(result, Unforeseen)]
+    if broken:
+        return failed(f"{said} {why}", f"{listed(broken)} should not stop so: please report it.", **details)
     if not maps:
         return failed(
             f"None applies. {why}", "Follow the first reason; without it nothing can be explained.", **details
