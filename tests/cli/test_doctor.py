@@ -20,7 +20,8 @@ import timm
 
 def vit():
     torch.manual_seed(0)
-    return timm.create_model("vit_tiny_patch16_224", img_size=32, patch_size=8, embed_dim=12, depth=2, num_heads=3, num_classes=4).eval()
+    small = dict(img_size=32, patch_size=8, embed_dim=12, depth=2, num_heads=3, num_classes=4)
+    return timm.create_model("vit_tiny_patch16_224", **small).eval()
 
 def build():
     return cv.wrap(vit(), mean=(0.5,) * 3, std=(0.5,) * 3, labels=["a", "b", "c", "d"])
