@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -286,6 +287,11 @@ def inference_weights() -> nn.Module:
         return made(Plain)
 
 
+def mean_of_bytes() -> cv.Model:
+    model = wrapped(healthy())
+    return replace(model, preprocess=replace(model.preprocess, mean=(123.7, 116.3, 103.5)))
+
+
 BROKEN: dict[str, tuple[Callable[[], cv.Model], str, str]] = {
     # name: (how it is made, the check that must fail, a piece of what it must say)
     "dropout": (lambda: wrapped(made(ActiveDropout)), "determinism", "draws random numbers"),
@@ -312,8 +318,8 @@ BROKEN: dict[str, tuple[Callable[[], cv.Model], str, str]] = {
     "counter": (lambda: wrapped(made(Counting)), "side effects", "buffer calls"),
     "other with gradients": (lambda: wrapped(made(OtherWithGradients)), "trace", "traced forward"),
     "compiled in place": (lambda: wrapped(compiled_in_place()), "compile", "blocks.0"),
-    "meta device": (lambda: wrapped(on_meta()), "device", "head.weight"),
+    "meta device": (lambda: replace(wrapped(healthy()), module=on_meta()), "device", "head.weight"),
     "inference weights": (lambda: wrapped(inference_weights()), "parameters", "inference_mode"),
-    "mean of 0..255": (lambda: wrapped(healthy(), mean=(123.7, 116.3, 103.5)), "preprocessing", "0..255"),
+    "mean of 0..255": (mean_of_bytes, "preprocessing", "0..255"),
     "wrong layout": (lambda: wrapped(healthy(), layout=cv.Layout((3, 3), 1, "token")), "layout", "3 × 3"),
 }

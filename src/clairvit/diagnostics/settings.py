@@ -207,7 +207,10 @@ def preprocessing(examination: Examination) -> Check:
 
 
 def preprocessing_source(model: Model) -> str:
-    """Return who states the preprocessing: "timm's configuration", "the model's source", or "assumed"."""
+    """Return who states the preprocessing: "timm's configuration", "its loader", or "assumed"."""
+    noted = getattr(model, "assumptions", None)  # notes about what nothing states, where models keep them
+    if noted is not None:
+        return "assumed" if noted else "its source"
     if isinstance(getattr(model.module, "pretrained_cfg", None), dict):
         return "timm's configuration"
     if model.preprocess.mean == (0.485, 0.456, 0.406) and model.preprocess.std == (0.229, 0.224, 0.225):
