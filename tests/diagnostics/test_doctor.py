@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -264,6 +265,12 @@ def test_every_check_needs_checks_that_run_before_it() -> None:
         names.append(step.name)
     assert {*names} == NAMES
     assert len(names) == len(NAMES)
+
+
+def test_every_check_is_in_the_docs() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "doctor.md").read_text(encoding="utf-8")
+    named = {name.strip() for row in page.splitlines() if row.startswith("| ") for name in row.split("|")[1].split(",")}
+    assert named - {"check"} == NAMES
 
 
 def test_methods_in_the_advice_exist() -> None:
