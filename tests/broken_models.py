@@ -225,6 +225,7 @@ def made(build: Callable[[], nn.Module]) -> nn.Module:
 
 def wrapped(module: nn.Module, **options: Any) -> cv.Model:
     stated: dict[str, Any] = {"mean": (0.5, 0.4, 0.3), "std": (0.2, 0.2, 0.2), "size": 32, "name": "tiny"}
+    stated |= {"resize": 32, "interpolation": "bicubic"}
     return cv.wrap(module, **(stated | options))
 
 

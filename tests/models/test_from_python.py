@@ -85,6 +85,13 @@ def test_a_model_keeps_what_it_states() -> None:
     assert cv.load("my_own_vit:build", labels=["w", "x", "y", "z"]).labels == ("w", "x", "y", "z")
 
 
+def test_preprocessing_and_activation_can_be_stated() -> None:
+    for name in ("my_own_vit:build", "my_own_vit:model"):
+        model = cv.load(name, mean=(0.1, 0.2, 0.3), std=0.4, activation="sigmoid", resize=40)
+        assert (model.preprocess.mean, model.preprocess.std) == ((0.1, 0.2, 0.3), (0.4, 0.4, 0.4))
+        assert (model.preprocess.resize, model.activation) == (40, "sigmoid")
+
+
 def test_wrappers_are_taken_off_and_named() -> None:
     model = cv.load("my_own_vit:parallel")
     assert model.module is sys.modules["my_own_vit"].net

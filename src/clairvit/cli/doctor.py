@@ -10,7 +10,7 @@ from clairvit._version import __version__
 from clairvit.cli import options
 from clairvit.cli.paper import line, progress, table
 from clairvit.cli.report import end
-from clairvit.cli.request import load
+from clairvit.cli.request import load, read_preprocess
 from clairvit.cli.work import Failure, find
 from clairvit.errors import BadInput
 
@@ -61,6 +61,12 @@ def doctor(
     no_pretrained: options.NoPretrained = False,
     labels: options.Labels = None,
     device: options.Device = None,
+    activation: options.Activation = None,
+    mean: options.Mean = None,
+    std: options.Std = None,
+    resize: options.Resize = None,
+    crop: options.Crop = None,
+    interpolation: options.Interpolation = None,
     seed: options.Seed = 0,
     strict: Annotated[
         bool, typer.Option("--strict", help="Exit with status 1 on warnings too.", rich_help_panel="Result")
@@ -73,8 +79,9 @@ def doctor(
 
     if method is not None:
         bind(method)  # what is misspelt is refused before a model is loaded
+    preprocess = read_preprocess(mean, std, resize, crop, interpolation)
     paths, failures = find(images) if images else ([], [])
-    net = load(model, arch, no_pretrained, labels, device)
+    net = load(model, arch, no_pretrained, labels, device, activation, preprocess)
     readable = _readable(paths, net, failures)
     if images and not readable:
         end(readable, failures, "read")

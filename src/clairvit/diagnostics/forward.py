@@ -286,8 +286,8 @@ def activation(examination: Examination) -> Check:
 
 def stated_activation(examination: Examination) -> tuple[str, str]:
     """Return what turns scores into probabilities ("softmax", "sigmoid" or "raw"), and why."""
-    usual = "softmax" if examination.classes > 1 else "raw"
-    return getattr(examination.model, "activation", usual), getattr(examination.model, "activation_reason", "")
+    model = examination.model
+    return model.activation_of(examination.forward.logits), model.activation_reason
 
 
 @check("labels", needs=("forward",))

@@ -198,21 +198,13 @@ def preprocessing(examination: Examination) -> Check:
         )
     if preprocessing_source(examination.model) == "assumed":
         return warned(
-            f"{said}, which nothing in the model states: they are assumed. With others the scores are wrong without a "
-            "word.",
-            "State what the model was trained with: cv.wrap(module, mean=…, std=…, size=…).",
+            f"{said}. {' '.join(examination.model.assumptions)}",
+            "State what the model was trained with: mean, std, resize and interpolation.",
             **details,
         )
     return passed(f"{said}, as {preprocessing_source(examination.model)} states.", **details)
 
 
 def preprocessing_source(model: Model) -> str:
-    """Return who states the preprocessing: "timm's configuration", "its loader", or "assumed"."""
-    noted = getattr(model, "assumptions", None)  # notes about what nothing states, where models keep them
-    if noted is not None:
-        return "assumed" if noted else "its source"
-    if isinstance(getattr(model.module, "pretrained_cfg", None), dict):
-        return "timm's configuration"
-    if model.preprocess.mean == (0.485, 0.456, 0.406) and model.preprocess.std == (0.229, 0.224, 0.225):
-        return "assumed"
-    return "its loader"
+    """Return who states the preprocessing: "its source", which may be the user, or "assumed"."""
+    return "assumed" if model.assumptions else "its source"

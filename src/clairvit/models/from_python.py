@@ -14,6 +14,7 @@ from torch import nn
 
 from clairvit.errors import BadInput, ClairError, ModelUnavailable, UnknownName, did_you_mean
 from clairvit.models.model import Model
+from clairvit.models.preprocess import NOT_GIVEN, for_size
 from clairvit.models.request import Request
 
 
@@ -28,7 +29,7 @@ def build(request: Request) -> Model:
 
     The attribute is an nn.Module, a cv.Model, or a callable that returns one when called without arguments.
     """
-    from clairvit.models.sources import wrap
+    from clairvit.models.sources import with_activation, wrap
 
     if not request.pretrained:
         raise BadInput(
@@ -38,14 +39,23 @@ def build(request: Request) -> Model:
     with current_directory_importable():
         value = _called(_attribute(request.spec), request.spec)
     if isinstance(value, Model):
-        size = value.preprocess.size if request.size is None else request.size
-        return dataclasses.replace(
+        preprocess = value.preprocess if request.size is None else for_size(value.preprocess, request.size)
+        stated = dataclasses.replace(
             value,
             name=request.name,
             labels=value.labels if request.labels is None else request.labels,
-            preprocess=dataclasses.replace(value.preprocess, size=size),
+            preprocess=request.preprocessing.applied_to(preprocess),
+            assumptions=value.assumptions if request.preprocessing == NOT_GIVEN else (),
         )
-    return wrap(value, name=request.name, labels=request.labels, size=request.size)
+        return with_activation(stated, request.activation)
+    return wrap(
+        value,
+        name=request.name,
+        labels=request.labels,
+        size=request.size,
+        activation=request.activation,
+        **vars(request.preprocessing),
+    )
 
 
 @contextmanager
