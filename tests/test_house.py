@@ -12,7 +12,8 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "clairvit"
-ROOMS = ["models", "data", "trace", "perturb", "methods", "metrics", "study", "show"]  # data walks this way, never back
+# data walks this way, never back
+ROOMS = ["models", "data", "trace", "perturb", "methods", "metrics", "study", "diagnostics", "show"]
 DOORS_BACK = {
     ("methods/explanation.py", "show"),  # Explanation.save and the picture in a notebook
     ("methods/explain.py", "show"),  # the same of Comparison

@@ -13,6 +13,9 @@ from typing import TYPE_CHECKING, Any
 from clairvit._version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from clairvit.diagnostics.doctor import doctor as doctor
+    from clairvit.diagnostics.report import Check as Check
+    from clairvit.diagnostics.report import Diagnosis as Diagnosis
     from clairvit.errors import ClairError as ClairError
     from clairvit.methods.combine import ensemble as ensemble
     from clairvit.methods.combine import smooth as smooth
@@ -46,6 +49,9 @@ _PLACES = {
     "evaluate": "clairvit.metrics.evaluate",
     "choose": "clairvit.study.choose",
     "Score": "clairvit.metrics.score",
+    "doctor": "clairvit.diagnostics.doctor",
+    "Check": "clairvit.diagnostics.report",
+    "Diagnosis": "clairvit.diagnostics.report",
     "ClairError": "clairvit.errors",
 }
 _ROOMS = ("trace", "methods", "metrics")  # rooms that are verbs too, see _room.py

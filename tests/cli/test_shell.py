@@ -32,7 +32,7 @@ def test_help_imports_nothing_heavy() -> None:
 
 
 def test_all_commands_are_there() -> None:
-    wanted = {"explain", "compare", "evaluate", "choose", "bench", "report", "reproduce", "finetune", "serve"}
+    wanted = {"explain", "compare", "evaluate", "choose", "doctor", "bench", "report", "reproduce", "finetune", "serve"}
     assert wanted | {"methods", "metrics", "models", "classes"} <= set(COMMANDS)
 
 

@@ -171,6 +171,7 @@ def test_sources() -> None:
         "torchvision",
         "open_clip",
         "file",
+        "MODULE",
     ]
     assert all(all(row) for row in rows)
     names = [row.spec for row in sources.sources("timm:vit_tiny*")]

@@ -37,7 +37,8 @@ ModelName = Annotated[
     typer.Option(
         "--model",
         "-m",
-        help="pets (built in), timm:NAME, hf:ID, torchvision:NAME, open_clip:NAME:PRETRAINED, file:PATH.safetensors.",
+        help="pets (built in), timm:NAME, hf:ID, torchvision:NAME, open_clip:NAME:PRETRAINED, file:PATH.safetensors, "
+        "or MODULE:ATTRIBUTE of your own code.",
         rich_help_panel="Model",
     ),
 ]

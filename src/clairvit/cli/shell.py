@@ -16,6 +16,7 @@ from clairvit._version import __version__
 from clairvit.cli.bench import bench
 from clairvit.cli.choose import choose
 from clairvit.cli.compare import compare
+from clairvit.cli.doctor import doctor
 from clairvit.cli.evaluate import evaluate
 from clairvit.cli.explain import explain
 from clairvit.cli.finetune import finetune
@@ -40,6 +41,7 @@ app.command("explain", no_args_is_help=True)(explain)
 app.command("compare", no_args_is_help=True)(compare)
 app.command("evaluate", no_args_is_help=True)(evaluate)
 app.command("choose", no_args_is_help=True)(choose)
+app.command("doctor", no_args_is_help=True)(doctor)
 app.command("bench", no_args_is_help=True)(bench)
 app.command("report", no_args_is_help=True)(report)
 app.command("reproduce", no_args_is_help=True)(reproduce)
@@ -67,7 +69,10 @@ def _everything(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; returns the exit status. 0: done, 2: could not be done as asked, 130: stopped by the user."""
+    """Run a command; returns the exit status.
+
+    0: done, 1: a check of `doctor` failed, 2: could not be done as asked, 130: stopped by the user.
+    """
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
         with _warnings_as_notes(), _closed_pipe_ignored():

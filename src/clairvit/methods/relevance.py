@@ -160,7 +160,8 @@ def relevance_at_embedding(trace: Trace, level: Literal["patch", "pixel"]) -> Te
     recording, c = trace.recording, trace.embedding_gradient
     embedding = recording.embedding
     if embedding is None or c is None:
-        _ = trace.layers[0].dx  # neither a convolution nor a first block was seen: say what is missing
+        if trace.layers:
+            _ = trace.layers[0].dx  # neither a convolution nor a first block was seen: say what is missing
         raise NotApplicable("The place where this model makes its patches was not seen. Use partial-lrp.")
     wide = torch.promote_types(c.dtype, torch.float32)
     R = embedding.made.detach().to(wide) * c

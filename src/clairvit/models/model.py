@@ -45,6 +45,7 @@ class Model:
     activation_reason: str = ""  # what the activation was read from; "" where nothing was looked at
     activated: bool = False  # the module applies its activation itself: raw scores that are probabilities already
     assumptions: tuple[str, ...] = ()  # notes about preprocessing that nothing states, shown with results
+    wrappers: tuple[str, ...] = ()  # what `wrap` took off the module: "torch.compile", "DataParallel", …
 
     def __post_init__(self) -> None:
         check_activation(self.activation)

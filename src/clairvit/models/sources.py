@@ -26,6 +26,7 @@ from clairvit.models.activation import (
     infer_activation,
     output_columns,
 )
+from clairvit.models.from_python import current_directory_importable, is_python_name
 from clairvit.models.layout import Layout
 from clairvit.models.model import Model, Preprocess, check_materialised
 from clairvit.models.preprocess import assumption, for_size, preprocess_options
@@ -71,6 +72,12 @@ SOURCES = (
     Source(
         "file:PATH", "your own weights for a timm architecture (--arch timm:NAME)", "file:model.safetensors", _SOFTMAX
     ),
+    Source(
+        "MODULE:ATTRIBUTE",
+        "a module of your own Python code, or a function that returns one",
+        "mymodels:build",
+        "what the module states, else " + _SOFTMAX,
+    ),
 )
 BUILT_IN = ("pets", "scenes")
 _BUILDERS = {
@@ -80,6 +87,7 @@ _BUILDERS = {
     "open_clip": "clairvit.models.from_open_clip",
     "file": "clairvit.models.from_file",
 }
+_PYTHON = "python"  # MODULE:ATTRIBUTE, where the module is none of the names above
 
 
 def load(
@@ -99,7 +107,9 @@ def load(
 ) -> Model:
     """Load a model by name: pets, scenes, timm:NAME, hf:ID, torchvision:NAME, open_clip:NAME:WEIGHTS or file:PATH.
 
-    The model comes in eval mode. What its source does not state about preprocessing is named in `Model.assumptions`.
+    MODULE:ATTRIBUTE is a model of your own code, which stays on its device, in its precision and mode unless `device`
+    or `dtype` is given. Any other comes in eval mode. What its source does not state about preprocessing is named in
+    `Model.assumptions`.
 
     Args:
         name: What to load; `clairvit models` lists the sources.
@@ -129,10 +139,23 @@ def load(
     if arch is not None and source != "file":
         raise BadInput(f"arch={arch!r} belongs to 'file:PATH' only; '{name}' knows its own architecture.")
     built_in = {"pets": _pets, "scenes": _scenes}.get(source)
+    if source == _PYTHON:
+        return _own_code(request, device, dtype)
     model: Model = built_in(request) if built_in else importlib.import_module(_BUILDERS[source]).build(request)
     model = with_activation(model, means)
     module = model.module.eval().to(device=where, dtype=kind)
     return dataclasses.replace(model, module=module, preprocess=preprocessing.applied_to(model.preprocess))
+
+
+def _own_code(request: Request, device: str | torch.device | None, dtype: str | torch.dtype | None) -> Model:
+    """Return the model of MODULE:ATTRIBUTE, moved or cast only where that is asked for."""
+    from clairvit.models.from_python import build
+
+    model = build(request)
+    module = model.module
+    module = module if device is None else module.to(device=usable_device(device))
+    module = module if dtype is None else module.to(dtype=_dtype(dtype))
+    return dataclasses.replace(model, module=module)
 
 
 def wrap(
@@ -180,6 +203,7 @@ def wrap(
         raise BadInput(
             f"wrap got a {type(module).__name__}; expected a torch.nn.Module. For a model by name type cv.load(name)."
         )
+    taken_off = wrappers(module)
     module = unwrapped(module)
     if isinstance(module, torch.jit.ScriptModule):
         raise BadInput(
@@ -201,7 +225,7 @@ def wrap(
     if classifier is None:
         classifier = not _embeds(module)
     assumed = assumption(absent, preprocess, source or "")
-    model = Model(module, name, preprocess, names, layout, classifier, assumptions=assumed)
+    model = Model(module, name, preprocess, names, layout, classifier, assumptions=assumed, wrappers=taken_off)
     return with_activation(model, None if activation is None else check_activation(activation))
 
 
@@ -254,12 +278,25 @@ def _embeds(module: nn.Module) -> bool:
 
 def unwrapped(module: nn.Module) -> nn.Module:
     """The module inside torch.compile, DataParallel and DistributedDataParallel: only that one can be traced."""
-    parallel = (nn.DataParallel, nn.parallel.DistributedDataParallel)
-    while True:
-        inner = module.module if isinstance(module, parallel) else getattr(module, "_orig_mod", None)
-        if not isinstance(inner, nn.Module):
-            return module
+    while (inner := unwrapped_once(module)) is not None:
         module = inner
+    return module
+
+
+def unwrapped_once(module: nn.Module) -> nn.Module | None:
+    """Return the module inside one wrapper; None if there is no wrapper."""
+    parallel = (nn.DataParallel, nn.parallel.DistributedDataParallel)
+    inner = module.module if isinstance(module, parallel) else getattr(module, "_orig_mod", None)
+    return inner if isinstance(inner, nn.Module) else None
+
+
+def wrappers(module: nn.Module) -> tuple[str, ...]:
+    """Return what `unwrapped` takes off, outermost first: "torch.compile", "DataParallel", …"""
+    names: list[str] = []
+    while (inner := unwrapped_once(module)) is not None:
+        names.append("torch.compile" if hasattr(module, "_orig_mod") else type(module).__name__)
+        module = inner
+    return tuple(names)
 
 
 def sources(pattern: str | None = None) -> list[Source]:
@@ -296,7 +333,17 @@ def split(name: str) -> tuple[str, str]:
         return source, rest
     if name.endswith((".safetensors", ".pth", ".pt")):
         return "file", name
+    if rest and is_python_name(name) and not _misspelt(source):
+        return _PYTHON, name
     raise _unknown(name)
+
+
+def _misspelt(source: str) -> bool:
+    """Return whether a prefix that Python cannot import is nearly the name of a source: 'tim', 'torchvison'."""
+    if not difflib.get_close_matches(source.lower(), _BUILDERS, n=1):
+        return False
+    with current_directory_importable():
+        return "." not in source and importlib.util.find_spec(source) is None
 
 
 def _unknown(name: str) -> UnknownName:

@@ -1,0 +1,175 @@
+"""Checks of what a trace sees: the same scores, attention in every block, and where the tokens lie on the image."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from torch import nn
+
+from clairvit.diagnostics.examination import Examination, Gap, check, failed, listed, passed, plural, skipped, warned
+from clairvit.diagnostics.forward import largest_gap
+from clairvit.diagnostics.inspection import plain_forward
+from clairvit.diagnostics.report import Check
+from clairvit.errors import ClairError
+from clairvit.trace.anatomy import Anatomy, anatomy
+from clairvit.trace.attention import Kind
+from clairvit.trace.grid import off_proportion
+from clairvit.trace.recording import record
+
+TABLES = ("plain", "linear", "attnlrp")  # rule tables whose forward must give the plain scores
+KINDS: dict[Kind, str] = {
+    "tokens": "between all tokens",
+    "window": "inside windows or stages",
+    "channel": "between channels",
+}
+OFF_PROPORTION = 0.2  # how far a patch may be from square: the slack that the grid of a feature map is read with
+
+
+@check("layout", needs=("finite scores", "determinism", "checkpointing"))
+def tokens_on_the_image(examination: Examination) -> Check:
+    """The patch tokens must lie on the image row by row, in a grid of its proportions."""
+    try:
+        plan = anatomy(examination.model, examination.pixels)
+    except ClairError as error:
+        if examination.status("gradient") != "pass":
+            return skipped(f"Not looked at, because of 'gradient': {error}")
+        raise
+    rows, columns = (int(side) for side in examination.pixels.shape[-2:])
+    if plan.layout is None and plan.stages:
+        listed_stages = ", ".join(f"{stage.name} {stage.grid[0]} × {stage.grid[1]}" for stage in plan.stages)
+        return passed(f"Feature maps of a CNN: {listed_stages}.", stages=[list(stage.grid) for stage in plan.stages])
+    if plan.layout is None:
+        return warned(
+            "No patch tokens were recognised: neither a grid that fits the token count nor feature maps.",
+            "State it: cv.wrap(module, layout=cv.Layout(grid=(rows, columns), prefix=…, pooling=…)). Without it only "
+            "pixel methods (saliency) apply.",
+        )
+    layout = plan.layout
+    details: dict[str, Any] = {
+        "grid": list(layout.grid),
+        "prefix": layout.prefix,
+        "pooling": layout.pooling,
+        "blocks": len(plan.layers),
+        "given": examination.model.layout is not None,
+    }
+    said = (
+        f"{plural(len(plan.layers), 'block')}, {layout.grid[0]} × {layout.grid[1]} patches, "
+        f"{plural(layout.prefix, 'prefix token')}, {layout.pooling} pooling"
+    )
+    if off_proportion(*layout.grid, (rows, columns)) > OFF_PROPORTION:
+        return failed(
+            f"{said}: that grid has other proportions than an image of {rows} × {columns} pixels.",
+            "State the right one: cv.wrap(module, layout=cv.Layout(grid=(rows, columns), prefix=…, pooling=…)).",
+            **details,
+        )
+    if not plan.in_order:
+        return warned(
+            f"{said}; but the patch tokens do not come row by row after the prefix tokens (a class token at the end, "
+            "tokens sorted by windows), so that they make no map.",
+            "Use pixel methods (saliency), or state the layout if that is wrong: cv.wrap(module, layout=…).",
+            **details,
+        )
+    return passed(f"{said}.", **details)
+
+
+@check("trace", needs=("layout",))
+def scores_unchanged_in_trace(examination: Examination) -> Check:
+    """A traced forward must give the scores of a plain one."""
+    differentiable = examination.status("gradient") == "pass"
+    tables = TABLES if differentiable else ("plain",)
+    gaps = []
+    for precision in examination.precisions:
+        traced = record(precision.model, precision.pixels, tables=tables, differentiable=differentiable)
+        gap = largest_gap(plain_forward(precision.model, precision.pixels), traced.logits)
+        gaps.append(Gap(precision.words, gap, precision.rounding.scores))
+    details: dict[str, Any] = {"gaps": [vars(gap) for gap in gaps], "tables": list(tables)}
+    broken = [gap for gap in gaps if gap.difference > gap.bound]
+    if broken:
+        return failed(
+            f"The scores of a traced forward differ from those of a plain one {broken[0]}.",
+            "The forward does something else when gradients are on (torch.is_grad_enabled(), x.requires_grad) or "
+            "takes other kernels. Make both ways the same.",
+            **details,
+        )
+    return passed(f"Scores of a traced and of a plain forward differ {' and '.join(map(str, gaps))}.", **details)
+
+
+@check("attention", needs=("trace",))
+def attention_in_every_block(examination: Examination) -> Check:
+    """Every block that ran must have shown its attention."""
+    plan = anatomy(examination.model, examination.pixels)
+    unseen = blocks_without_attention(examination.model.module, plan, examination.forward.called)
+    kinds = Counter(part.kind for part in plan.parts)
+    details: dict[str, Any] = {"layers": len(plan.layers), "kinds": dict(kinds), "unseen": unseen}
+    if unseen:
+        others = f"; it was seen in {plural(len(plan.layers), 'block')}" if plan.layers else ""
+        return failed(
+            f"No attention was seen in {listed(unseen)}, which ran{others}. It is computed outside torch (numpy, "
+            "xformers, flash-attn kernels) or in a way that is not recognised.",
+            "Switch such kernels off in the model's settings, or write the attention with "
+            "torch.nn.functional.scaled_dot_product_attention. Until then no attention method is right.",
+            **details,
+        )
+    if not plan.parts:
+        return passed(
+            f"None, and no module is named so: a CNN, say. Its layers are {plural(len(plan.stages), 'stage')}; CAM and "
+            "gradient methods apply.",
+            **details,
+        )
+    parts = [f"{kinds[kind]} {words}" for kind, words in KINDS.items() if kinds[kind]]
+    pools = f", and {plural(kinds['pool'], 'attention pool')}" if kinds["pool"] else ""
+    heads = heads_of(examination)
+    said = f", {heads} heads" if heads else ""
+    return passed(f"Seen in every block: {', '.join(parts)}{said}{pools}.", heads=heads, **details)
+
+
+def heads_of(examination: Examination) -> int:
+    """Return the number of heads, if all layers have as many; else 0."""
+    recording = record(examination.model, examination.pixels[:1], differentiable=False)
+    heads = {int(call.v.shape[1]) for call in recording.calls if call.kind == "tokens"}
+    return heads.pop() if len(heads) == 1 else 0
+
+
+def blocks_without_attention(module: nn.Module, plan: Anatomy, called: set[str]) -> list[str]:
+    """Return the names of submodules that ran, look like blocks with attention, and showed none.
+
+    Where attention was seen somewhere: modules of the class of a seen block, or in the same container, that have the
+    parameters of a seen block or a part that is called attention. Where none was seen: modules called so.
+    """
+    seen = [part.block for part in plan.layers if part.block is not None]
+    names = {id(part): name for name, part in module.named_modules()}
+    if not plan.parts:
+        return [
+            name
+            for name, part in module.named_modules()
+            if name in called
+            and _called_attention(name, part)
+            and not any(_called_attention(inner, p) for inner, p in part.named_modules() if inner)
+        ]
+    inside = {id(part) for block in seen for part in block.modules()}
+    around = {id(part) for part in module.modules() if any(id(inner) in {*map(id, seen)} for inner in part.modules())}
+    containers = {name.rpartition(".")[0] for block in seen if (name := names[id(block)])}
+    classes, shapes = {type(block) for block in seen}, {_parameter_names(block) for block in seen}
+    unseen = []
+    for name, part in module.named_modules():
+        if id(part) in inside or id(part) in around or name not in called:
+            continue
+        akin = type(part) in classes or name.rpartition(".")[0] in containers
+        attends = any(_called_attention(inner, p) for inner, p in part.named_modules() if inner)
+        if akin and (_parameter_names(part) in shapes or attends):
+            unseen.append(name)
+    return unseen
+
+
+def _called_attention(name: str, part: nn.Module) -> bool:
+    """Return whether a module's name or class speaks of attention; dropout and norms around it do not count."""
+    last, kind = name.rpartition(".")[2].lower(), type(part).__name__.lower()
+    if isinstance(part, nn.Identity | nn.Dropout | nn.LayerNorm | nn.Softmax):
+        return False
+    return last in ("attn", "attention", "self_attn", "self_attention", "mha") or "attention" in kind or "attn" in kind
+
+
+def _parameter_names(part: nn.Module) -> frozenset[str]:
+    """Return the names of a module's parameters, a module without any sharing nothing with another one."""
+    return frozenset(name for name, _ in part.named_parameters()) or frozenset({f"<{id(part)}>"})
