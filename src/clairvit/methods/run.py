@@ -19,6 +19,7 @@ from clairvit.methods.explanation import Cost
 from clairvit.methods.view import Desk, OneByOne, View, laid_out, several
 from clairvit.perturb.aside import Aside
 from clairvit.trace.attention import AttentionCall, widened
+from clairvit.trace.barriers import blocked_gradient
 from clairvit.trace.layer import Layer
 from clairvit.trace.trace import Trace
 
@@ -62,6 +63,7 @@ def run(
     with torch.no_grad(), torch.autocast(trace.pixels.device.type, enabled=False):
         for bound, result in zip(bounds, results, strict=True):
             with _Timed(result):
+                _check_gradient(bound, trace)
                 _check_pooling(bound, trace)
                 if bound.over is None:
                     _whole_image(bound, trace, seed, result)
@@ -140,6 +142,12 @@ def _visit(walks: Sequence[_Walk], whole: View, indices: list[int]) -> list[_Wal
                 except OneByOne:
                     left.append(walk)
     return left
+
+
+def _check_gradient(bound: Bound, trace: Trace) -> None:
+    plan = trace.recording.anatomy
+    if plan.barriers and bound.reads_gradients:
+        raise NotApplicable(blocked_gradient(plan.barriers, f"'{bound.text}'", attention=bool(plan.parts)))
 
 
 def _check_pooling(bound: Bound, trace: Trace) -> None:

@@ -23,6 +23,7 @@ from clairvit.errors import BadInput
 from clairvit.models.layout import Layout
 from clairvit.models.model import Model
 from clairvit.trace.attention import AttentionCall, Kind
+from clairvit.trace.barriers import Barrier, BarrierFinder
 from clairvit.trace.capture import Capture
 from clairvit.trace.grid import channels_first, in_order, off_proportion, one_image, square_patches
 from clairvit.trace.guest import own_grad_mode, visiting
@@ -42,6 +43,7 @@ class Anatomy:
     sequence_first: bool  # blocks take [N, B, d] (the original CLIP code)
     whole_blocks: bool  # a block's output is the next one's input; else only its attention half is a module
     in_order: bool  # patch tokens come row by row, after the prefix
+    barriers: tuple[Barrier, ...] = ()  # layers that no gradient comes back through (quantised ones)
 
     @property
     def layers(self) -> tuple[Part, ...]:
@@ -81,8 +83,9 @@ class _Visit:
 class _Watch:
     """Hooks on every module and an eye on every function, for one forward."""
 
-    def __init__(self, pixels: Tensor) -> None:
+    def __init__(self, module: nn.Module, pixels: Tensor) -> None:
         self.pixels = pixels
+        self.finder = BarrierFinder(module)
         self.capture = Capture(1, observer=self._see)
         self.stack: list[_Visit] = []
         self.visits: list[list[_Visit]] = []  # for each attention call, the modules around it, outermost first
@@ -101,6 +104,8 @@ class _Watch:
             self.read_by_head.append(args[0])
 
     def enter(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        if self.finder.busy:
+            return
         tokens = tokens_among(args, kwargs)
         if tokens is not None and (tokens is self.pixels or tokens.data_ptr() == self.pixels.data_ptr()):
             tokens = None
@@ -111,13 +116,18 @@ class _Watch:
         (self.stack[-1].seen.parts if self.stack else self.outermost).append(seen)
         self.stack.append(_Visit(module, tokens, version, len(self.capture.calls), sees_image, seen))
 
-    def leave(self, module: nn.Module, args: Any, out: Any) -> None:
+    def leave(self, module: nn.Module, args: Any, kwargs: Any, out: Any) -> Any:
+        if self.finder.busy:
+            return None
         visit = self.stack.pop()
+        linked = self.finder.check(module, args, kwargs, out)
+        out = out if linked is None else linked
         visit.calls = len(self.capture.calls) - visit.first_call
         visit.output = tokens_among((out,) if isinstance(out, Tensor) else tuple(out) if _listy(out) else (), {})
         visit.in_place = visit.tokens is not None and visit.tokens._version != visit.version
         same = visit.output is visit.tokens and not visit.in_place
         visit.seen.gave(visit.tokens, visit.output, (self.pixels.shape[-2], self.pixels.shape[-1]), unchanged=same)
+        return linked
 
 
 def _listy(out: Any) -> bool:
@@ -135,14 +145,14 @@ def tokens_among(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None
 def _look(model: Model, pixels: Tensor) -> Anatomy:
     module = model.module
     pixels = pixels.detach().clone().requires_grad_(True)
-    watch = _Watch(pixels)
+    watch = _Watch(module, pixels)
     with visiting(module), torch.enable_grad():
         hooks = []
         try:
             for part in module.modules():
                 if part is not module:
                     hooks.append(part.register_forward_pre_hook(watch.enter, with_kwargs=True))
-                    hooks.append(part.register_forward_hook(watch.leave))
+                    hooks.append(part.register_forward_hook(watch.leave, with_kwargs=True))
             with watch.capture, _first_forward(model, pixels):
                 scores = model.logits(pixels)
         finally:
@@ -166,7 +176,10 @@ def _look(model: Model, pixels: Tensor) -> Anatomy:
     # One image was looked at, so the axis of length 1 is the batch.
     sequence_first = any(v.tokens is not None and v.tokens.ndim == 3 and v.tokens.shape[0] != 1 for v in seen)
     stages = () if parts else find_stages(module, watch.outermost)
-    return Anatomy(model.layout or layout, parts, stages, in_place, sequence_first, _whole(seen), sorted_tokens)
+    barriers = tuple(watch.finder.barriers)
+    return Anatomy(
+        model.layout or layout, parts, stages, in_place, sequence_first, _whole(seen), sorted_tokens, barriers
+    )
 
 
 def _in_order(layout: Layout, blocks: list[_Visit | None], pixels: Tensor) -> bool:
