@@ -25,7 +25,7 @@ from clairvit.models.model import Model
 from clairvit.trace.attention import AttentionCall, Kind
 from clairvit.trace.barriers import Barrier, BarrierFinder
 from clairvit.trace.capture import Capture
-from clairvit.trace.grid import channels_first, in_order, off_proportion, one_image, square_patches
+from clairvit.trace.grid import channels_first, fits_image, in_order, one_image, square_patches
 from clairvit.trace.guest import own_grad_mode, visiting
 from clairvit.trace.parts import MOST_PREFIX_TOKENS, Part
 from clairvit.trace.pooling import with_pooling
@@ -270,7 +270,7 @@ def _count_tokens(
     if tokens.ndim == 3:
         return int(tokens.shape[0] * tokens.shape[1]), None  # one image: [1, N, d] or [N, 1, d]
     rows, cols = map(int, tokens.shape[2:] if channels_first(tokens, image) else tokens.shape[1:3])
-    if off_proportion(rows, cols, image) > 0.2:
+    if not fits_image(rows, cols, image):
         return call.queries, None  # [B, windows, N, d], say
     return rows * cols, (rows, cols)
 

@@ -21,6 +21,16 @@ def off_proportion(rows: int, cols: int, image: tuple[int, int]) -> float:
     return abs(rows * image[1] - cols * image[0]) / (rows * image[1])
 
 
+def fits_image(rows: int, cols: int, image: tuple[int, int]) -> bool:
+    """Can rows × cols cells cover the image with one stride, give or take a cell on each side (padding, cropping)?
+
+    H / (rows ± 1) and W / (cols ± 1) are the strides that each side allows; the two ranges must overlap. So 7 × 7 and
+    7 × 8 fit a square image, and 3137 × 19 (tokens × channels) does not.
+    """
+    strides = [(side / (cells + 1), side / max(cells - 1, 1e-9)) for side, cells in zip(image, (rows, cols), strict=True)]
+    return max(low for low, _ in strides) <= min(high for _, high in strides)
+
+
 def one_image(tokens: Tensor, image: tuple[int, int]) -> Tensor:
     """[N, d] from [1, N, d], [N, 1, d], [1, h, w, d] or [1, d, h, w]."""
     if tokens.ndim == 3:
