@@ -1,8 +1,8 @@
 """Aggregations: how what the layers say becomes one map. Each is a frozen value; `+plus` and friends name some of them.
 
-They walk the layers once. Those here keep a few rows [B, N], never an N×N product: reading a map is linear, so a product
-of matrices is read as vector × matrix, from the layer next to the head down to the first. (Attention flow has a file
-of its own: it must see all matrices at once.)
+They walk the layers once. Those here keep a few rows [B, N], never an N×N product: reading a map is linear, so a
+product of matrices is read as vector × matrix, from the layer next to the head down to the first. (Attention flow has a
+file of its own: it must see all matrices at once.)
 """
 
 from __future__ import annotations
@@ -182,11 +182,15 @@ class Product:
         return torch.stack([start, shift, added], 1)
 
     def finish(self, row: Tensor, count: int, layout: Layout) -> Tensor:
-        return without_constant(*row.unbind(1), layout)
+        return without_constant(row, layout)
 
 
-def without_constant(start: Tensor, shift: Tensor, added: Tensor, layout: Layout) -> Tensor:
-    """Return start + shift + added [B, N], less what start + shift gives to every patch where `start` does not vary."""
+def without_constant(row: Tensor, layout: Layout) -> Tensor:
+    """Return start + shift + added [B, N] of a product's row [B, 3, N].
+
+    Where `start` is the same for every patch, what start + shift gives to all patches alike is left out.
+    """
+    start, shift, added = row.unbind(1)
     patches = start[:, layout.prefix :]
     even = patches.amax(1, keepdim=True) == patches.amin(1, keepdim=True)  # [B, 1]
     lowest = shift[:, layout.prefix :].amin(1, keepdim=True)
@@ -218,21 +222,20 @@ class Suffixes:
         return range(first_layer(self.start, count), count)
 
     def start_row(self, read: Tensor) -> Tensor | None:
-        """[1 or B, 6, N]: the rollout so far, in three parts as `Product` keeps it, and the sum of each part."""
-        rollout = self.product.start_row(read)
-        assert rollout is not None
-        return torch.cat([rollout, torch.zeros_like(rollout)], 1)
+        """[1 or B, 3, N]: no rollout yet; each step appends the next one, in three parts as `Product` keeps it."""
+        return self.product.start_row(read)
 
     def step(self, row: Tensor | None, said: Tensor, read: Tensor) -> Tensor:
         assert row is not None
-        rollout = self.product.step(row[:, :3], said, read)
-        return torch.cat([rollout, row[:, 3:] + rollout], 1)
+        rollout = self.product.step(row[:, -3:], said, read)
+        return torch.cat([row.expand(len(rollout), -1, -1), rollout], 1)
 
     def steps(self, row: Tensor | None, several: Tensor, read: Tensor) -> Tensor:
         return one_by_one(self, row, several, read)
 
     def finish(self, row: Tensor, count: int, layout: Layout) -> Tensor:
-        return without_constant(*row[:, 3:].unbind(1), layout)
+        rollouts = torch.split(row[:, 3:], 3, 1)
+        return torch.stack([without_constant(rollout, layout) for rollout in rollouts]).sum(0)
 
 
 def reading(said: Tensor, read: Tensor) -> Tensor:

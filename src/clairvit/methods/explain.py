@@ -326,7 +326,7 @@ def varies(maps: Tensor) -> Tensor:
 def _checked_maps(
     bound: Bound, own: list[Result], facts: Facts, names: tuple[str, ...], count: int
 ) -> tuple[Tensor, bool, tuple[str, ...]]:
-    """The maps of all targets, and whether they have a sign; NaN is an error, a zero or constant map a warning, with names."""
+    """The maps of all targets, and whether they have a sign; NaN is an error, zero and constant maps get a warning."""
     maps, finite, some, negative, varying = facts
     broken = [name for name, fine in zip(names, finite, strict=True) if not fine]
     if broken:

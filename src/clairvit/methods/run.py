@@ -168,8 +168,8 @@ class _Walk:
         if not count:
             raise NotApplicable(
                 f"{trace.recording.model.name}: no attention call was seen, and '{bound.text}' needs the layers of a "
-                "Vision Transformer. If it is one, its attention runs outside torch (xformers or flash-attn kernels): "
-                "switch that off in the model's settings. Else use saliency."
+                "Vision Transformer. Attention of another form than softmax(q kᵀ) v (factorised, linear) is not read, "
+                "nor one that runs outside torch (xformers, flash-attn kernels: switch that off). Use saliency."
             )
         self.used = over.used(count)
         self.keep_layers = layers

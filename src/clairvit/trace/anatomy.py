@@ -252,7 +252,7 @@ def _arrange(
             continue
         tokens = None if visit is None or visit.tokens is None else visit.tokens
         count, grid = _count_tokens(tokens, call, image)
-        if layout is None and call.queries == call.keys:
+        if layout is None and (call.queries == call.keys or _reduces_keys(call, count)):
             layout = _lay_out(count, grid, grids, image)
         kind = _kind(call, count, layout)
         if grid is None and layout is not None and count == layout.tokens:
@@ -282,8 +282,15 @@ def _kind(call: AttentionCall, count: int, layout: Layout | None) -> Kind:
     patches = tokens if layout is None else layout.patches
     if call.lead == 1 and call.queries != call.keys and patches <= call.keys <= tokens + MOST_PREFIX_TOKENS:
         return "pool"
+    if _reduces_keys(call, count):
+        return "reduced"
     # The values of channels are as long as there are tokens.
     return "channel" if call.lead == 1 and call.v.shape[-1] == count else "window"
+
+
+def _reduces_keys(call: AttentionCall, count: int) -> bool:
+    """Does every token attend, to keys that were made fewer by a strided convolution or by pooling (SegFormer, PVT)?"""
+    return call.lead == 1 and call.queries == count and 1 < call.keys < count
 
 
 def _lay_out(
@@ -291,9 +298,11 @@ def _lay_out(
 ) -> Layout | None:
     if grid is not None:
         return Layout(grid, 0, "avg")
-    for rows, cols in reversed(grids):  # the last convolution before the tokens is the patch embedding
-        if 0 <= count - rows * cols <= MOST_PREFIX_TOKENS:
-            return Layout((rows, cols), count - rows * cols, "avg")
+    # The last convolution before the tokens is the patch embedding, unless a later one made the keys fewer.
+    fitting = [(rows, cols) for rows, cols in reversed(grids) if 0 <= count - rows * cols <= MOST_PREFIX_TOKENS]
+    if fitting:
+        rows, cols = min(fitting, key=lambda cells: count - cells[0] * cells[1])
+        return Layout((rows, cols), count - rows * cols, "avg")
     for prefix in range(min(count, MOST_PREFIX_TOKENS)):  # no convolution: patches cut by hand, squares in an image
         fit = square_patches(count - prefix, image)
         if fit is not None:

@@ -1,9 +1,9 @@
 """Gradient barriers: layers whose output depends on their input while no gradient comes back through them.
 
 Quantised layers (int8 kernels have no backward), layers that compute under torch.no_grad(), rounding without a
-straight-through estimator. A gradient that has to pass one of them is missing or incomplete, so every map that is read
-off it would be wrong. Nothing is assumed from class names: each layer is asked for its gradient, and where there is none
-it is run again on a changed input, so that a layer which merely makes positions for its input is not accused.
+straight-through estimator. A gradient that has to pass one of them is missing or incomplete, so every map that is
+read off it would be wrong. Nothing is assumed from class names: each layer is asked for its gradient, and where there
+is none it is run again on a changed input, so that a layer which only makes positions for its input does not count.
 """
 
 from __future__ import annotations
@@ -75,12 +75,11 @@ class BarrierFinder:
             return None
         name = self.names.get(id(module), "")
         if all(barrier.name != name for barrier in self.barriers):
-            self.barriers.append(Barrier(name, module._get_name()))
+            kind: str = module._get_name()  # type: ignore[no-untyped-call]
+            self.barriers.append(Barrier(name, kind))
         return tree_map(lambda x: _Linked.apply(x.detach(), *inputs) if _differentiable(x) else x, out)
 
-    def _blocks(
-        self, module: nn.Module, args: Any, kwargs: Any, inputs: list[Tensor], outputs: list[Tensor]
-    ) -> bool:
+    def _blocks(self, module: nn.Module, args: Any, kwargs: Any, inputs: list[Tensor], outputs: list[Tensor]) -> bool:
         if self._blocked.get(id(module)):
             return True
         if _gradient_returns(inputs, outputs, thorough=not any(module.children())):

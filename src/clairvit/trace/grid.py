@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -27,8 +29,10 @@ def fits_image(rows: int, cols: int, image: tuple[int, int]) -> bool:
     H / (rows ± 1) and W / (cols ± 1) are the strides that each side allows; the two ranges must overlap. So 7 × 7 and
     7 × 8 fit a square image, and 3137 × 19 (tokens × channels) does not.
     """
-    strides = [(side / (cells + 1), side / max(cells - 1, 1e-9)) for side, cells in zip(image, (rows, cols), strict=True)]
-    return max(low for low, _ in strides) <= min(high for _, high in strides)
+    sides = list(zip(image, (rows, cols), strict=True))
+    smallest = max(side / (cells + 1) for side, cells in sides)
+    largest = min(side / (cells - 1) if cells > 1 else math.inf for side, cells in sides)
+    return smallest <= largest
 
 
 def one_image(tokens: Tensor, image: tuple[int, int]) -> Tensor:
