@@ -72,8 +72,8 @@ class Bound:
 
     @property
     def reads_gradients(self) -> bool:
-        """Does it need a backward, of the whole model or of single blocks?"""
-        return self.passes in ("backward", "local") or self.also is not None
+        """Does it need a backward: of the shared trace, of single blocks, or of passes that it makes itself?"""
+        return self.passes in ("backward", "local") or self.also is not None or self.own_cost().backwards > 0
 
     @property
     def backwards(self) -> int:

@@ -26,7 +26,7 @@ def record_for(bounds: Sequence[Bound], model: Model, pixels: Tensor) -> Recordi
         model,
         pixels,
         tables=[table for table in by_trace(single) if table is not None] or ["plain"],
-        differentiable=passable and any(bound.reads_gradients for bound in single),
+        differentiable=passable and any(bound.passes in ("backward", "local") for bound in single),
         local=any(bound.passes == "local" for bound in single),
         inside=any(bound.inside for bound in single),
         middles=any(bound.middles for bound in single),

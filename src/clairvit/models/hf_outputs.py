@@ -108,10 +108,12 @@ def refusal(model_class: type[nn.Module], config: Any) -> str | None:
             f"{name} returns masks for points or boxes that it is given, not {_ROW}. Explain its image encoder "
             "instead, whose output is an embedding: cv.wrap(model.vision_encoder)."
         )
-    if _takes_video(model_class, config):
+    if "ForImageClassification" not in name and _takes_video(model_class, config):
         return f"{name} takes the frames of a video, [B, T, 3, H, W], not an image. Use an image model."
     more = [key for key, value in parameters.items() if value.default is value.empty and value.kind in _NAMED]
     more = [key for key in more if key not in ("self", "pixel_values", "inputs")]
+    if "spatial_shapes" in parameters:  # pixel_values are patches cut beforehand (SigLIP 2)
+        more = ["pixel_attention_mask", "spatial_shapes"]
     if more:
         return (
             f"{name} needs {', '.join(more)} besides the image. Wrap it in a module that makes them in its forward, "

@@ -125,7 +125,7 @@ def first_scores(output: Any) -> Tensor:
         for name in ("logits", "image_embeds", "pooler_output", "last_hidden_state"):
             value = output.get(name) if isinstance(output, Mapping) else getattr(output, name, None)
             if isinstance(value, Tensor) and (name != "last_hidden_state" or value.ndim == 2):
-                scores = value
+                scores = value.flatten(1) if name == "pooler_output" else value  # a CNN's is [B, d, 1, 1]
                 break
         else:
             tensors = [o for o in output if isinstance(o, Tensor)] if isinstance(output, tuple | list) else []
@@ -137,8 +137,6 @@ def first_scores(output: Any) -> Tensor:
             scores = tensors[0]
     if scores.ndim == 1:
         scores = scores[:, None]
-    if scores.ndim == 4 and scores.shape[2:] == (1, 1):
-        scores = scores.flatten(1)  # a pooled feature map [B, d, 1, 1]
     if scores.ndim != 2:
         raise BadInput(
             f"The model returned scores of shape {tuple(scores.shape)}; expected [B, classes]. "

@@ -254,7 +254,8 @@ def _arrange(
         count, grid = _count_tokens(tokens, call, image)
         if layout is None and (call.queries == call.keys or _reduces_keys(call, count)):
             layout = _lay_out(count, grid, grids, image)
-        kind = _kind(call, count, layout)
+        width = None if tokens is None else tokens.numel() // count  # channels of a token: one image was looked at
+        kind = _kind(call, count, width, layout)
         if grid is None and layout is not None and count == layout.tokens:
             grid = layout.grid
         grid = grid or square_patches(count, image)  # the later stages of a hierarchical model
@@ -275,7 +276,7 @@ def _count_tokens(
     return rows * cols, (rows, cols)
 
 
-def _kind(call: AttentionCall, count: int, layout: Layout | None) -> Kind:
+def _kind(call: AttentionCall, count: int, width: int | None, layout: Layout | None) -> Kind:
     tokens = count if layout is None else layout.tokens
     if call.lead == 1 and call.queries == call.keys and call.keys == count:
         return "tokens" if count == tokens else "window"  # "window": a later stage, on a smaller grid
@@ -284,8 +285,9 @@ def _kind(call: AttentionCall, count: int, layout: Layout | None) -> Kind:
         return "pool"
     if _reduces_keys(call, count):
         return "reduced"
-    # The values of channels are as long as there are tokens.
-    return "channel" if call.lead == 1 and call.v.shape[-1] == count else "window"
+    # The values of channels are as long as there are tokens, and the heads share all channels out among them.
+    channels = call.lead == 1 and call.v.shape[-1] == count and width in (None, call.v.shape[1] * call.keys)
+    return "channel" if channels else "window"
 
 
 def _reduces_keys(call: AttentionCall, count: int) -> bool:
