@@ -129,10 +129,35 @@ def attention_cam(p: Proof, first: int) -> list[Tensor]:
 # Rollouts
 
 
+def rolled(
+    p: Proof,
+    layers: list[Tensor],
+    *,
+    weight: float = 1.0,
+    residual: float = 1.0,
+    normalise: Callable[[Tensor], Tensor] = lambda M: M,
+    order: Callable[[list[Tensor]], Tensor] = later_left,
+) -> Tensor:
+    """read(prod_l N(weight·M + residual·I)), less what the identities alone give to each patch, where that is no news.
+
+    No news: the head reads all patches alike, so the identities would pass the same on to all of them; where rows are
+    normalised it differs by the rows' sums, and the smallest value is what all patches have.
+    """
+    matrices = [weight * M + residual * p.identity for M in layers]
+    row = p.read(order([normalise(M) for M in matrices]))
+    scale = torch.ones_like(row)
+    for M in matrices:
+        scale = scale * residual / (M.sum(-1) if normalise(M) is not M else 1)
+    patches = p.read_row[:, p.vit.prefix :]
+    if not torch.equal(patches, patches[:, :1].expand_as(patches)):
+        return row
+    return row - (p.read_row * scale)[:, p.vit.prefix :].min(1, keepdim=True).values
+
+
 def rollout(p: Proof, alpha: float = 0.5, fuse: Callable[[Tensor], Tensor] | None = None, start: int = 0) -> Tensor:
     fuse = fuse or (lambda A: A.mean(1))
-    matrices = [row_normalised(alpha * fuse(A) + (1 - alpha) * p.identity) for A in p.A[start:]]
-    return p.read(later_left(matrices))
+    layers = [fuse(A) for A in p.A[start:]]
+    return rolled(p, layers, weight=alpha, residual=1 - alpha, normalise=row_normalised)
 
 
 def rollout_with_discard(p: Proof, ratio: float, protect: str) -> Tensor:
@@ -141,22 +166,20 @@ def rollout_with_discard(p: Proof, ratio: float, protect: str) -> Tensor:
 
 def rollout_jacobgil(p: Proof) -> Tensor:
     fused = [discarded(A.mean(1), 0.9, "cls_cell") for A in p.A]
-    return p.read(later_left([without_keepdim((M + p.identity) / 2) for M in fused]))
+    return rolled(p, fused, normalise=without_keepdim)
 
 
 def rollout_forward(p: Proof, alpha: float = 0.5) -> Tensor:
-    return p.read(forward_order([row_normalised(alpha * A.mean(1) + (1 - alpha) * p.identity) for A in p.A]))
+    layers = [A.mean(1) for A in p.A]
+    return rolled(p, layers, weight=alpha, residual=1 - alpha, normalise=row_normalised, order=forward_order)
 
 
 def genatt(p: Proof) -> Tensor:
-    R = p.identity.expand(len(p.pixels), -1, -1)
-    for M in positive(p):
-        R = R + M @ R
-    return p.read(R)
+    return rolled(p, positive(p))
 
 
 def grad_rollout(p: Proof) -> Tensor:
-    return p.read(later_left([row_normalised(M + p.identity) for M in positive(p)]))
+    return rolled(p, positive(p), normalise=row_normalised)
 
 
 def grad_rollout_jacobgil(p: Proof) -> Tensor:
@@ -164,7 +187,7 @@ def grad_rollout_jacobgil(p: Proof) -> Tensor:
     run = forward(p.vit, p.x[0].requires_grad_(True))
     dS = torch.autograd.grad(score(run.logits, p.classes), [attention.S for attention, _ in run.blocks])
     fused = [discarded((A * g).mean(1).clamp(min=0), 0.9) for A, g in zip(p.A, dS[::-1], strict=True)]
-    return p.read(later_left([without_keepdim((M + p.identity) / 2) for M in fused]))
+    return rolled(p, fused, normalise=without_keepdim)
 
 
 def grad_rollout_cmi(p: Proof, fuse: Callable[[Tensor], Tensor] = lambda A: A.mean(1)) -> Tensor:
@@ -172,16 +195,16 @@ def grad_rollout_cmi(p: Proof, fuse: Callable[[Tensor], Tensor] = lambda A: A.me
 
 
 def gmar(p: Proof, power: int) -> Tensor:
-    return p.read(later_left([row_normalised(M + p.identity) for M in head_weighted(p, power)]))
+    return rolled(p, head_weighted(p, power), normalise=row_normalised)
 
 
 def gmar_joita(p: Proof, power: int) -> Tensor:
     heads = p.A[0].shape[1]
-    return p.read(forward_order([row_normalised(M / heads + p.identity) for M in head_weighted(p, power)]))
+    return rolled(p, head_weighted(p, power), weight=1 / heads, normalise=row_normalised, order=forward_order)
 
 
 def gmar_raw(p: Proof, power: int) -> Tensor:
-    return p.read(later_left([M + p.identity for M in head_weighted(p, power)]))
+    return rolled(p, head_weighted(p, power))
 
 
 # Sums

@@ -52,8 +52,8 @@ FORMULAS: dict[str, Callable[[Proof], Tensor]] = {
     "raw-attention(layer=1)": lambda p: p.read(p.A[1].mean(1)),
     "raw-attention+plus": lambda p: total(p, mean_heads(p)),
     "raw-attention+skipplus": lambda p: total(p, mean_heads(p), 2),
-    "raw-attention(fusion=max)+rollout": lambda p: p.read(
-        ref.later_left([ref.row_normalised(A.max(1).values + p.identity) for A in p.A])
+    "raw-attention(fusion=max)+rollout": lambda p: ref.rolled(
+        p, [A.max(1).values for A in p.A], normalise=ref.row_normalised
     ),
     "rollout": lambda p: ref.rollout(p),
     "rollout(alpha=0.8)": lambda p: ref.rollout(p, alpha=0.8),

@@ -20,7 +20,7 @@ from clairvit.errors import BadInput, NotApplicable
 from clairvit.trace.tables import table
 from exact_models import TARGETS, both_ways, build, images_for, wrapped
 from helpers.rounding import assert_same, same
-from reference_maps import Proof
+from reference_maps import Proof, rolled
 from reference_rules import _norm_rule, _softmax_rule, _ungrouped, decomposed
 from references import (
     ACTIVATIONS,
@@ -64,10 +64,7 @@ def attention_relevance(kind: str, fused: bool, table: str) -> list[Tensor]:
 
 
 def rollout(p: Proof, matrices: list[Tensor]) -> Tensor:
-    product = torch.eye(matrices[0].shape[-1], dtype=torch.float64)
-    for matrix in matrices:
-        product = (torch.eye(matrix.shape[-1], dtype=torch.float64) + matrix) @ product
-    return p.read(product)
+    return rolled(p, matrices)
 
 
 def weighted(p: Proof, R: list[Tensor]) -> list[Tensor]:

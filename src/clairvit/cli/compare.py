@@ -13,7 +13,7 @@ from clairvit.cli.report import SLOW, end, print_classes, print_files, print_jso
 from clairvit.cli.request import Request, read_preprocess
 from clairvit.cli.split import split_methods
 from clairvit.cli.work import Delivered, file_name
-from clairvit.errors import BadInput
+from clairvit.errors import BadInput, NotApplicable
 
 if TYPE_CHECKING:
     from clairvit.methods.explanation import Explanation
@@ -86,10 +86,13 @@ def compare(
     )
 
     def verb(net: Model, batch: Batch, aim: Any) -> Mapping[str, Explanation]:
-        skip = ALL in given
-        return cv.compare(
+        skip = len(wanted) > 1 or ALL in given  # one that does not fit does not stop the others
+        comparison = cv.compare(
             net, batch, wanted, aim, score=score, seed=seed, skip=skip, batch_size=batch_size, autocast=autocast
         )
+        if not comparison:
+            raise NotApplicable(next(iter(comparison.skipped.values())))
+        return comparison
 
     def save(_: Model, explanations: Mapping[str, Explanation], path: Path) -> list[Path]:
         return [save_comparison(explanations, path)]

@@ -1,8 +1,8 @@
 """Aggregations: how what the layers say becomes one map. Each is a frozen value; `+plus` and friends name some of them.
 
-They walk the layers once. Those here keep one row [B, N], never an N×N product: reading a map is linear, so a product
-of matrices is read as vector × matrix, from the layer next to the head down to the first. (Attention flow has a file
-of its own: it must see all matrices at once.)
+They walk the layers once. Those here keep a few rows [B, N], never an N×N product: reading a map is linear, so a
+product of matrices is read as vector × matrix, from the layer next to the head down to the first. (Attention flow has a
+file of its own: it must see all matrices at once.)
 """
 
 from __future__ import annotations
@@ -117,6 +117,12 @@ class Total:
 class Product:
     """Rollout: the product of M + residual·I over the layers, later layers on the left, read where the head reads.
 
+    r = r⁰ prod_l (M^l + residual·I) is carried as what the identities alone pass on, i = r⁰ residual^L, and what the
+    layers add to it, a:  a ← residual·a + (i + a) M,  so that a gradient of 1e-9 is not lost in the start row's 1/N.
+    Where r⁰ is the same for every patch (mean pooling), what the identities give to all patches alike is no
+    information and is left out of the map: the rest keeps its own scale. Elsewhere (a class token: r⁰ is zero at the
+    patches; an attention pool) the map is r itself.
+
     `alpha` mixes alpha·M + (1 - alpha)·I instead (0.5 is residual 1, row-normalised). `normalise="columns"` is
     jacobgil's missing keepdim and `order="forward"` the reversed product of two of the papers; both are here to
     reproduce published pictures.
@@ -145,7 +151,8 @@ class Product:
         return range(layer_index(self.start_layer, count), count)
 
     def start_row(self, read: Tensor) -> Tensor | None:
-        return read
+        """[1 or B, 3, N]: r⁰, how far the identities' part is from it, what the layers added."""
+        return torch.stack([read, torch.zeros_like(read), torch.zeros_like(read)], 1)
 
     def step(self, row: Tensor | None, said: Tensor, read: Tensor) -> Tensor:
         return self.steps(row, said[None], read)
@@ -153,22 +160,42 @@ class Product:
     def steps(self, row: Tensor | None, several: Tensor, read: Tensor) -> Tensor:
         assert row is not None
         weight, residual = (1.0, self.residual) if self.alpha is None else (self.alpha, 1 - self.alpha)
-        row = row.expand(several.shape[1], -1)
+        start, shift, added = row.expand(several.shape[1], -1, -1).unbind(1)  # [B, N] each
         if self.normalise == "none":
-            for said in several:
-                row = _vector_times(row, said, weight, residual)
-            return row
-        sums = several.sum(-1).mul_(weight).add_(residual)  # [layers, B, N]
-        sums.masked_fill_(sums == 0, 1)  # a row of zeros stays one
-        for said, rows in zip(several, sums, strict=True):
+            for matrix in several:
+                passed = start + shift
+                added = _plus_product(added, passed + added, matrix, weight, residual)
+                shift = shift + passed * (residual - 1)
+            return torch.stack([start, shift, added], 1)
+        attended = several.sum(-1).mul_(weight)  # [layers, B, N]
+        for matrix, sums in zip(several, attended, strict=True):
+            total = sums + residual
+            empty = total == 0  # a row of zeros stays one
+            total = total.masked_fill(empty, 1)
+            loss = torch.where(empty, residual - 1, -sums / total)  # residual / total - 1, without cancellation
+            passed = start + shift
             if self.normalise == "rows":
-                row = _vector_times(row / rows, said, weight, residual)
+                added = _plus_product(added / total, (passed + added) / total, matrix, weight, residual)
             else:
-                row = _vector_times(row, said, weight, residual) / rows
-        return row
+                added = _plus_product(added, passed + added, matrix, weight, residual) / total
+            shift = shift + passed * loss
+        return torch.stack([start, shift, added], 1)
 
     def finish(self, row: Tensor, count: int, layout: Layout) -> Tensor:
-        return row
+        return without_constant(row, layout)
+
+
+def without_constant(row: Tensor, layout: Layout) -> Tensor:
+    """Return start + shift + added [B, N] of a product's row [B, 3, N].
+
+    Where `start` is the same for every patch, what start + shift gives to all patches alike is left out.
+    """
+    start, shift, added = row.unbind(1)
+    patches = start[:, layout.prefix :]
+    even = patches.amax(1, keepdim=True) == patches.amin(1, keepdim=True)  # [B, 1]
+    lowest = shift[:, layout.prefix :].amin(1, keepdim=True)
+    relative = (start - patches[:, :1]) + (shift - lowest)  # zeros and differences: nothing large is left to round
+    return torch.where(even, relative, start + shift) + added
 
 
 @dataclass(frozen=True)
@@ -195,18 +222,20 @@ class Suffixes:
         return range(first_layer(self.start, count), count)
 
     def start_row(self, read: Tensor) -> Tensor | None:
-        return torch.stack([read, torch.zeros_like(read)], 1)  # [1 or B, 2, N]: the rollout so far, and the sum
+        """[1 or B, 3, N]: no rollout yet; each step appends the next one, in three parts as `Product` keeps it."""
+        return self.product.start_row(read)
 
     def step(self, row: Tensor | None, said: Tensor, read: Tensor) -> Tensor:
         assert row is not None
-        rolled = self.product.step(row[:, 0], said, read)
-        return torch.stack([rolled, row[:, 1] + rolled], 1)
+        rollout = self.product.step(row[:, -3:], said, read)
+        return torch.cat([row.expand(len(rollout), -1, -1), rollout], 1)
 
     def steps(self, row: Tensor | None, several: Tensor, read: Tensor) -> Tensor:
         return one_by_one(self, row, several, read)
 
     def finish(self, row: Tensor, count: int, layout: Layout) -> Tensor:
-        return row[:, 1]
+        rollouts = torch.split(row[:, 3:], 3, 1)
+        return torch.stack([without_constant(rollout, layout) for rollout in rollouts]).sum(0)
 
 
 def reading(said: Tensor, read: Tensor) -> Tensor:
@@ -214,10 +243,9 @@ def reading(said: Tensor, read: Tensor) -> Tensor:
     return said if said.ndim == 2 else (read[:, None] @ said)[:, 0]
 
 
-def _vector_times(row: Tensor, matrix: Tensor, weight: float, residual: float) -> Tensor:
-    """row · (weight·M + residual·I), [B, N], without making the sum."""
-    row = row[:, None]
-    return torch.baddbmm(row, row, matrix, beta=residual, alpha=weight)[:, 0]
+def _plus_product(added: Tensor, row: Tensor, matrix: Tensor, weight: float, residual: float) -> Tensor:
+    """residual·added + weight·(row · M), [B, N]."""
+    return torch.baddbmm(added[:, None], row[:, None], matrix, beta=residual, alpha=weight)[:, 0]
 
 
 def layer_index(layer: int, count: int) -> int:

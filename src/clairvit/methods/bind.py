@@ -71,6 +71,11 @@ class Bound:
         return "backward" if self.method.backward_if in self.options else self.method.passes
 
     @property
+    def reads_gradients(self) -> bool:
+        """Does it need a backward: of the shared trace, of single blocks, or of passes that it makes itself?"""
+        return self.passes in ("backward", "local") or self.also is not None or self.own_cost().backwards > 0
+
+    @property
     def backwards(self) -> int:
         """How many backwards of the shared traces it reads, for one target."""
         if self.members:

@@ -292,7 +292,9 @@ def _collect(
     return found
 
 
-Facts = tuple[Tensor, list[bool], list[bool], list[bool]]  # maps [B, …]; for each: all finite, any not 0, any below 0
+# maps [B, …]; for each: all finite, any not 0, any below 0, more than one value
+Facts = tuple[Tensor, list[bool], list[bool], list[bool], list[bool]]
+ROUNDINGS = 16  # a map whose values differ by no more than so many roundings of the largest one is constant
 
 
 def _facts(found: dict[str, list[Tensor | None]]) -> dict[str, Facts]:
@@ -306,16 +308,26 @@ def _facts(found: dict[str, list[Tensor | None]]) -> dict[str, Facts]:
     for kind in {(maps.shape, maps.dtype, maps.device) for maps in stored.values()}:
         texts = [text for text, maps in stored.items() if (maps.shape, maps.dtype, maps.device) == kind]
         flat = torch.stack([stored[text] for text in texts]).flatten(2)  # [methods, B, n]
-        said = torch.stack([flat.isfinite().all(2), flat.any(2), (flat < 0).any(2)], 1).tolist()
-        facts |= {text: (stored[text], *answers) for text, answers in zip(texts, said, strict=True)}
+        answers = torch.stack([flat.isfinite().all(2), flat.any(2), (flat < 0).any(2), varies(flat)], 1).tolist()
+        facts |= {text: (stored[text], *answer) for text, answer in zip(texts, answers, strict=True)}
     return facts
+
+
+def varies(maps: Tensor) -> Tensor:
+    """Return for maps [..., n] whether their values differ by more than rounding: max - min > 16 eps max |map|.
+
+    A map of a single cell counts as varying: there is nothing that it could say.
+    """
+    spread = maps.amax(-1) - maps.amin(-1)
+    rounding = ROUNDINGS * torch.finfo(maps.dtype).eps * maps.abs().amax(-1)
+    return (spread > rounding) | (maps.shape[-1] == 1)
 
 
 def _checked_maps(
     bound: Bound, own: list[Result], facts: Facts, names: tuple[str, ...], count: int
 ) -> tuple[Tensor, bool, tuple[str, ...]]:
-    """The maps of all targets, and whether they have a sign; NaN is an error and a zero map a warning, with names."""
-    maps, finite, some, negative = facts
+    """The maps of all targets, and whether they have a sign; NaN is an error, zero and constant maps get a warning."""
+    maps, finite, some, negative, varying = facts
     broken = [name for name, fine in zip(names, finite, strict=True) if not fine]
     if broken:
         raise ClairError(
@@ -337,6 +349,16 @@ def _checked_maps(
         if bound.relu:
             why = "its ReLU keeps what speaks for the target, and nothing does; relu=False shows the signed map"
         warned.append(f"{bound.text}: the map of {', '.join(empty)} is zero everywhere: {why}")
+    flat = [
+        name
+        for name, varied, anything, nothing in zip(names, varying, some, blank, strict=True)
+        if anything and not (varied or nothing)
+    ]
+    if flat and bound.method.family != "baseline":
+        warned.append(
+            f"{bound.text}: the map of {', '.join(flat)} is the same everywhere, up to rounding, so it says nothing "
+            "about places"
+        )
     for note in warned:
         warnings.warn(note, ClairWarning, stacklevel=6)  # the line of the user who called a verb
     # Heads that are mixed after the softmax (CaiT) can make even an attention map negative.

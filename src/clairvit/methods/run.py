@@ -19,6 +19,7 @@ from clairvit.methods.explanation import Cost
 from clairvit.methods.view import Desk, OneByOne, View, laid_out, several
 from clairvit.perturb.aside import Aside
 from clairvit.trace.attention import AttentionCall, widened
+from clairvit.trace.barriers import blocked_gradient
 from clairvit.trace.layer import Layer
 from clairvit.trace.trace import Trace
 
@@ -62,6 +63,7 @@ def run(
     with torch.no_grad(), torch.autocast(trace.pixels.device.type, enabled=False):
         for bound, result in zip(bounds, results, strict=True):
             with _Timed(result):
+                _check_gradient(bound, trace)
                 _check_pooling(bound, trace)
                 if bound.over is None:
                     _whole_image(bound, trace, seed, result)
@@ -142,6 +144,12 @@ def _visit(walks: Sequence[_Walk], whole: View, indices: list[int]) -> list[_Wal
     return left
 
 
+def _check_gradient(bound: Bound, trace: Trace) -> None:
+    plan = trace.recording.anatomy
+    if plan.barriers and bound.reads_gradients:
+        raise NotApplicable(blocked_gradient(plan.barriers, f"'{bound.text}'", attention=bool(plan.parts)))
+
+
 def _check_pooling(bound: Bound, trace: Trace) -> None:
     allowed = bound.method.poolings
     if allowed and trace.layers and trace.layout.pooling not in allowed:  # no layers at all is said by the walk
@@ -160,8 +168,8 @@ class _Walk:
         if not count:
             raise NotApplicable(
                 f"{trace.recording.model.name}: no attention call was seen, and '{bound.text}' needs the layers of a "
-                "Vision Transformer. If it is one, its attention runs outside torch (xformers or flash-attn kernels): "
-                "switch that off in the model's settings. Else use saliency."
+                "Vision Transformer. Attention of another form than softmax(q kᵀ) v (factorised, linear) is not read, "
+                "nor one that runs outside torch (xformers, flash-attn kernels: switch that off). Use saliency."
             )
         self.used = over.used(count)
         self.keep_layers = layers

@@ -12,6 +12,7 @@ from clairvit.methods.explanation import Cost
 from clairvit.methods.run import Result, run
 from clairvit.models.model import Model
 from clairvit.models.target import Target
+from clairvit.trace.anatomy import anatomy
 from clairvit.trace.guest import own_grad_mode
 from clairvit.trace.recording import Recording, record
 from clairvit.trace.trace import Reach, Trace, follow
@@ -20,15 +21,16 @@ from clairvit.trace.trace import Reach, Trace, follow
 def record_for(bounds: Sequence[Bound], model: Model, pixels: Tensor) -> Recording:
     """One forward with all that these methods will ask of it."""
     single = singles(bounds)
+    passable = not anatomy(model, pixels).barriers  # else methods that read gradients are refused, one by one
     return record(
         model,
         pixels,
         tables=[table for table in by_trace(single) if table is not None] or ["plain"],
-        differentiable=any(bound.passes in ("backward", "local") for bound in single),
+        differentiable=passable and any(bound.passes in ("backward", "local") for bound in single),
         local=any(bound.passes == "local" for bound in single),
         inside=any(bound.inside for bound in single),
         middles=any(bound.middles for bound in single),
-        biases=sorted({bound.biases for bound in single if bound.biases is not None}),
+        biases=sorted({bound.biases for bound in single if bound.biases is not None}) if passable else (),
     )
 
 
@@ -47,7 +49,8 @@ def run_all(
             # The last backward frees the graph, so that the walk over its N×N matrices has the room.
             keep = not (goal is targets[-1] and table == last) or table is None
             readers = [*group, *(bound for bound in single if bound.also == table is not None)]
-            trace = follow(recording, goal, table, keep=keep, reach=reach_of(readers, len(recording.inputs), layers))
+            rules = None if recording.anatomy.barriers else table
+            trace = follow(recording, goal, rules, keep=keep, reach=reach_of(readers, len(recording.inputs), layers))
             for bound, result in zip(group, run(group, trace, others, seed=seed, layers=layers), strict=True):
                 results[bound.text].append(result)
             if len(readers) > len(group) and table is not None:

@@ -6,6 +6,8 @@ Three kinds: classifiers; image-and-text pairs (CLIP, SigLIP), which prompts tur
 from __future__ import annotations
 
 import dataclasses
+import inspect
+import re
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from clairvit.errors import BadInput, ModelUnavailable, NotApplicable, UnknownName, did_you_mean
+from clairvit.models.hf_outputs import Backbone, UnmaskedEncoder, refusal
 from clairvit.models.hub import extra, fetching, hub_blocked, offline, quiet
 from clairvit.models.model import Model, Preprocess, first_scores
 from clairvit.models.preprocess import INTERPOLATIONS, assumption
@@ -81,19 +84,48 @@ def vision_types(transformers: Any) -> list[str]:
 
 
 def kind(transformers: Any, config: Any, spec: str) -> Kind:
+    """Return what the model is to us, told by the class its weights were saved from; else by its configuration."""
     architectures = config.architectures or ()
     if any("ForImageClassification" in name for name in architectures):
         return "classifier"
-    if hasattr(config, "vision_config") and hasattr(config, "text_config"):
-        return "pair"
+    saved = next((known for name in architectures if (known := getattr(transformers, name, None)) is not None), None)
+    if saved is not None and not _PRETRAINING.search(saved.__name__) and not _pairs(saved):
+        _refuse(saved, config, spec)
     if not architectures and type(config) in transformers.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING:
+        _refuse(transformers.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING[type(config)], config, spec)
         return "classifier"
-    if hasattr(config, "num_channels") or hasattr(config, "image_size"):
-        return "backbone"
-    raise NotApplicable(
-        f"'{spec}' is a {config.model_type} model, which does not take images; expected a vision model such as "
-        "'hf:google/vit-base-patch16-224'."
-    )
+    base = transformers.MODEL_MAPPING.get(type(config), None)
+    base = base[0] if isinstance(base, tuple) else base
+    if base is not None and _pairs(base) and hasattr(config, "vision_config"):
+        return "pair"
+    if base is None or not _takes_images(base, config):
+        raise NotApplicable(
+            f"'{spec}' is a {config.model_type} model, which does not take images; expected a vision model such as "
+            "'hf:google/vit-base-patch16-224'."
+        )
+    _refuse(base, config, spec)
+    return "backbone"
+
+
+_PRETRAINING = re.compile("ForPreTraining|ForMaskedImageModeling")  # their encoder is explained
+
+
+def _pairs(model_class: Any) -> bool:
+    """An image tower and a text tower whose embeddings are compared."""
+    return hasattr(model_class, "get_text_features") and hasattr(model_class, "get_image_features")
+
+
+def _takes_images(model_class: Any, config: Any) -> bool:
+    parts = (config, getattr(config, "vision_config", None))
+    named = any(hasattr(part, name) for part in parts for name in ("num_channels", "image_size", "patch_size"))
+    return named or "pixel_values" in inspect.signature(model_class.forward).parameters
+
+
+def _refuse(model_class: Any, config: Any, spec: str) -> None:
+    model_class = model_class[0] if isinstance(model_class, tuple) else model_class
+    reason = refusal(model_class, config)
+    if reason is not None:
+        raise NotApplicable(f"'{spec}' cannot be explained as it is: {reason}")
 
 
 def _class(transformers: Any, config: Any, what: Kind) -> Any:
@@ -121,7 +153,7 @@ def _with_weights(transformers: Any, config: Any, what: Kind, where: str, reques
             bars.enable_progress_bar()
     missing = sorted(report["missing_keys"])
     if what == "backbone":
-        return Backbone(model, pooled=not any("pooler" in key for key in missing))
+        return _backbone(model, pooled=not any("pooler" in key for key in missing))
     if missing:
         raise ModelUnavailable(
             f"The weights of '{request.spec}' lack {len(missing)} of the model's tensors ({', '.join(missing[:3])}), "
@@ -140,7 +172,11 @@ def _with_random(transformers: Any, config: Any, what: Kind, request: Request) -
     model_class = _class(transformers, config, what)
     build_from = getattr(model_class, "from_config", None) or model_class._from_config
     model = build_from(config)
-    return Backbone(model, pooled=True) if what == "backbone" else model
+    return _backbone(model, pooled=True) if what == "backbone" else model
+
+
+def _backbone(model: nn.Module, pooled: bool) -> nn.Module:
+    return UnmaskedEncoder(model) if type(model).__name__ == "ViTMAEModel" else Backbone(model, pooled)
 
 
 def _describe(
@@ -184,20 +220,6 @@ class ImageTower(nn.Module):
 
     def forward(self, pixels: Tensor) -> Tensor:
         return first_scores(self.pair.get_image_features(pixel_values=pixels))  # type: ignore[operator]
-
-
-class Backbone(nn.Module):
-    """A model without a head: its pooled output, or its first token where the pooler was never trained."""
-
-    def __init__(self, model: nn.Module, pooled: bool) -> None:
-        super().__init__()
-        self.model = model
-        self.pooled = pooled
-
-    def forward(self, pixels: Tensor) -> Tensor:
-        output = self.model(pixels)
-        pooled = getattr(output, "pooler_output", None) if self.pooled else None
-        return output.last_hidden_state[:, 0] if pooled is None else pooled.flatten(1)  # type: ignore[no-any-return]
 
 
 def class_names(config: Any) -> tuple[str, ...]:

@@ -123,10 +123,10 @@ def first_scores(output: Any) -> Tensor:
     if isinstance(output, Tensor):
         scores = output
     else:
-        for name in ("logits", "image_embeds", "pooler_output"):
+        for name in ("logits", "image_embeds", "pooler_output", "last_hidden_state"):
             value = output.get(name) if isinstance(output, Mapping) else getattr(output, name, None)
-            if isinstance(value, Tensor):
-                scores = value
+            if isinstance(value, Tensor) and (name != "last_hidden_state" or value.ndim == 2):
+                scores = value.flatten(1) if name == "pooler_output" else value  # a CNN's is [B, d, 1, 1]
                 break
         else:
             tensors = [o for o in output if isinstance(o, Tensor)] if isinstance(output, tuple | list) else []

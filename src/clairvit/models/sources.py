@@ -27,6 +27,7 @@ from clairvit.models.activation import (
     output_columns,
 )
 from clairvit.models.from_python import current_directory_importable, is_python_name
+from clairvit.models.hf_outputs import Backbone, adapted
 from clairvit.models.layout import Layout
 from clairvit.models.model import Model, Preprocess, check_materialised
 from clairvit.models.preprocess import assumption, for_size, preprocess_options
@@ -212,6 +213,7 @@ def wrap(
         )
     name = name or type(module).__name__
     check_materialised(module, name)
+    traced = adapted(module)
     preprocessing = preprocess_options(mean, std, resize, interpolation)
     known, source = _own_preprocess(module, rows_columns(size))
     preprocess = preprocessing.applied_to(known)
@@ -223,9 +225,9 @@ def wrap(
     else:
         names = given or _own_labels(module, outputs)
     if classifier is None:
-        classifier = not _embeds(module)
+        classifier = not (_embeds(module) or isinstance(traced, Backbone))
     assumed = assumption(absent, preprocess, source or "")
-    model = Model(module, name, preprocess, names, layout, classifier, assumptions=assumed, wrappers=taken_off)
+    model = Model(traced, name, preprocess, names, layout, classifier, assumptions=assumed, wrappers=taken_off)
     return with_activation(model, None if activation is None else check_activation(activation))
 
 

@@ -23,8 +23,9 @@ from clairvit.errors import BadInput
 from clairvit.models.layout import Layout
 from clairvit.models.model import Model
 from clairvit.trace.attention import AttentionCall, Kind
+from clairvit.trace.barriers import Barrier, BarrierFinder
 from clairvit.trace.capture import Capture
-from clairvit.trace.grid import channels_first, in_order, off_proportion, one_image, square_patches
+from clairvit.trace.grid import channels_first, fits_image, in_order, one_image, square_patches
 from clairvit.trace.guest import own_grad_mode, visiting
 from clairvit.trace.parts import MOST_PREFIX_TOKENS, Part
 from clairvit.trace.pooling import with_pooling
@@ -42,6 +43,7 @@ class Anatomy:
     sequence_first: bool  # blocks take [N, B, d] (the original CLIP code)
     whole_blocks: bool  # a block's output is the next one's input; else only its attention half is a module
     in_order: bool  # patch tokens come row by row, after the prefix
+    barriers: tuple[Barrier, ...] = ()  # layers that no gradient comes back through (quantised ones)
 
     @property
     def layers(self) -> tuple[Part, ...]:
@@ -81,8 +83,9 @@ class _Visit:
 class _Watch:
     """Hooks on every module and an eye on every function, for one forward."""
 
-    def __init__(self, pixels: Tensor) -> None:
+    def __init__(self, module: nn.Module, pixels: Tensor) -> None:
         self.pixels = pixels
+        self.finder = BarrierFinder(module)
         self.capture = Capture(1, observer=self._see)
         self.stack: list[_Visit] = []
         self.visits: list[list[_Visit]] = []  # for each attention call, the modules around it, outermost first
@@ -101,6 +104,8 @@ class _Watch:
             self.read_by_head.append(args[0])
 
     def enter(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        if self.finder.busy:
+            return
         tokens = tokens_among(args, kwargs)
         if tokens is not None and (tokens is self.pixels or tokens.data_ptr() == self.pixels.data_ptr()):
             tokens = None
@@ -111,13 +116,18 @@ class _Watch:
         (self.stack[-1].seen.parts if self.stack else self.outermost).append(seen)
         self.stack.append(_Visit(module, tokens, version, len(self.capture.calls), sees_image, seen))
 
-    def leave(self, module: nn.Module, args: Any, out: Any) -> None:
+    def leave(self, module: nn.Module, args: Any, kwargs: Any, out: Any) -> Any:
+        if self.finder.busy:
+            return None
         visit = self.stack.pop()
+        linked = self.finder.check(module, args, kwargs, out)
+        out = out if linked is None else linked
         visit.calls = len(self.capture.calls) - visit.first_call
         visit.output = tokens_among((out,) if isinstance(out, Tensor) else tuple(out) if _listy(out) else (), {})
         visit.in_place = visit.tokens is not None and visit.tokens._version != visit.version
         same = visit.output is visit.tokens and not visit.in_place
         visit.seen.gave(visit.tokens, visit.output, (self.pixels.shape[-2], self.pixels.shape[-1]), unchanged=same)
+        return linked
 
 
 def _listy(out: Any) -> bool:
@@ -135,14 +145,14 @@ def tokens_among(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None
 def _look(model: Model, pixels: Tensor) -> Anatomy:
     module = model.module
     pixels = pixels.detach().clone().requires_grad_(True)
-    watch = _Watch(pixels)
+    watch = _Watch(module, pixels)
     with visiting(module), torch.enable_grad():
         hooks = []
         try:
             for part in module.modules():
                 if part is not module:
                     hooks.append(part.register_forward_pre_hook(watch.enter, with_kwargs=True))
-                    hooks.append(part.register_forward_hook(watch.leave))
+                    hooks.append(part.register_forward_hook(watch.leave, with_kwargs=True))
             with watch.capture, _first_forward(model, pixels):
                 scores = model.logits(pixels)
         finally:
@@ -166,7 +176,10 @@ def _look(model: Model, pixels: Tensor) -> Anatomy:
     # One image was looked at, so the axis of length 1 is the batch.
     sequence_first = any(v.tokens is not None and v.tokens.ndim == 3 and v.tokens.shape[0] != 1 for v in seen)
     stages = () if parts else find_stages(module, watch.outermost)
-    return Anatomy(model.layout or layout, parts, stages, in_place, sequence_first, _whole(seen), sorted_tokens)
+    barriers = tuple(watch.finder.barriers)
+    return Anatomy(
+        model.layout or layout, parts, stages, in_place, sequence_first, _whole(seen), sorted_tokens, barriers
+    )
 
 
 def _in_order(layout: Layout, blocks: list[_Visit | None], pixels: Tensor) -> bool:
@@ -239,9 +252,10 @@ def _arrange(
             continue
         tokens = None if visit is None or visit.tokens is None else visit.tokens
         count, grid = _count_tokens(tokens, call, image)
-        if layout is None and call.queries == call.keys:
+        if layout is None and (call.queries == call.keys or _reduces_keys(call, count)):
             layout = _lay_out(count, grid, grids, image)
-        kind = _kind(call, count, layout)
+        width = None if tokens is None else tokens.numel() // count  # channels of a token: one image was looked at
+        kind = _kind(call, count, width, layout)
         if grid is None and layout is not None and count == layout.tokens:
             grid = layout.grid
         grid = grid or square_patches(count, image)  # the later stages of a hierarchical model
@@ -257,20 +271,28 @@ def _count_tokens(
     if tokens.ndim == 3:
         return int(tokens.shape[0] * tokens.shape[1]), None  # one image: [1, N, d] or [N, 1, d]
     rows, cols = map(int, tokens.shape[2:] if channels_first(tokens, image) else tokens.shape[1:3])
-    if off_proportion(rows, cols, image) > 0.2:
+    if not fits_image(rows, cols, image):
         return call.queries, None  # [B, windows, N, d], say
     return rows * cols, (rows, cols)
 
 
-def _kind(call: AttentionCall, count: int, layout: Layout | None) -> Kind:
+def _kind(call: AttentionCall, count: int, width: int | None, layout: Layout | None) -> Kind:
     tokens = count if layout is None else layout.tokens
     if call.lead == 1 and call.queries == call.keys and call.keys == count:
         return "tokens" if count == tokens else "window"  # "window": a later stage, on a smaller grid
     patches = tokens if layout is None else layout.patches
     if call.lead == 1 and call.queries != call.keys and patches <= call.keys <= tokens + MOST_PREFIX_TOKENS:
         return "pool"
-    # The values of channels are as long as there are tokens.
-    return "channel" if call.lead == 1 and call.v.shape[-1] == count else "window"
+    if _reduces_keys(call, count):
+        return "reduced"
+    # The values of channels are as long as there are tokens, and the heads share all channels out among them.
+    channels = call.lead == 1 and call.v.shape[-1] == count and width in (None, call.v.shape[1] * call.keys)
+    return "channel" if channels else "window"
+
+
+def _reduces_keys(call: AttentionCall, count: int) -> bool:
+    """Does every token attend, to keys that were made fewer by a strided convolution or by pooling (SegFormer, PVT)?"""
+    return call.lead == 1 and call.queries == count and 1 < call.keys < count
 
 
 def _lay_out(
@@ -278,9 +300,11 @@ def _lay_out(
 ) -> Layout | None:
     if grid is not None:
         return Layout(grid, 0, "avg")
-    for rows, cols in reversed(grids):  # the last convolution before the tokens is the patch embedding
-        if 0 <= count - rows * cols <= MOST_PREFIX_TOKENS:
-            return Layout((rows, cols), count - rows * cols, "avg")
+    # The last convolution before the tokens is the patch embedding, unless a later one made the keys fewer.
+    fitting = [(rows, cols) for rows, cols in reversed(grids) if 0 <= count - rows * cols <= MOST_PREFIX_TOKENS]
+    if fitting:
+        rows, cols = min(fitting, key=lambda cells: count - cells[0] * cells[1])
+        return Layout((rows, cols), count - rows * cols, "avg")
     for prefix in range(min(count, MOST_PREFIX_TOKENS)):  # no convolution: patches cut by hand, squares in an image
         fit = square_patches(count - prefix, image)
         if fit is not None:

@@ -12,7 +12,8 @@ from torch import Tensor
 from clairvit.errors import NotApplicable
 
 _BMM_WIDENS = "out_dtype" in (torch.bmm.__doc__ or "")  # torch 2.8 and later, on CUDA
-Kind = Literal["tokens", "pool", "window", "channel", "aside"]  # aside: attention that does not see the image
+# reduced: from all tokens to fewer, spatially reduced keys; aside: attention that does not see the image
+Kind = Literal["tokens", "pool", "window", "reduced", "channel", "aside"]
 
 
 @dataclass(eq=False)

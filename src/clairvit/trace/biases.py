@@ -87,7 +87,9 @@ class Biases:
 def watched(capture: Capture, kinds: Iterable[str], plan: Anatomy, batch: int) -> dict[str, Ledger]:
     """A ledger for each kind, kept by the observer of this capture."""
     count = 0 if plan.layout is None else plan.layout.tokens
-    split = next((f"an attention of {p.queries} × {p.keys}" for p in plan.layers if p.kind == "window"), "")
+    split = next(
+        (f"an attention of {p.queries} × {p.keys}" for p in plan.layers if p.kind in ("window", "reduced")), ""
+    )
     ledgers = {kind: Ledger(count, unplaced=split if count else "its input") for kind in kinds if kind != "maps"}
     if ledgers and plan.layout is not None:
         capture.observer = Watcher(capture, ledgers, batch, plan, plan.layout).see

@@ -20,8 +20,9 @@ GRADIENT_METHODS = "ixg, saliency and gradcam"
 def no_attention(stage: str, index: int) -> str:
     """Of a layer of a CNN that was asked for its attention."""
     return (
-        f"This model has no attention (a CNN, say): its layer {index} is the feature map of '{stage}', and the method "
-        f"reads attention between image tokens. Use one that reads activations and gradients: {GRADIENT_METHODS}."
+        f"This model has no attention that can be read (a CNN, say): its layer {index} is the feature map of '{stage}'"
+        f", and the method reads attention between image tokens. Use one that reads activations and gradients: "
+        f"{GRADIENT_METHODS}."
     )
 
 

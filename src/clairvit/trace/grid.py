@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -19,6 +21,18 @@ def channels_first(tokens: Tensor, image: tuple[int, int], *, tie: bool = False)
 def off_proportion(rows: int, cols: int, image: tuple[int, int]) -> float:
     """How far a grid is from the image's proportions."""
     return abs(rows * image[1] - cols * image[0]) / (rows * image[1])
+
+
+def fits_image(rows: int, cols: int, image: tuple[int, int]) -> bool:
+    """Can rows × cols cells cover the image with one stride, give or take a cell on each side (padding, cropping)?
+
+    H / (rows ± 1) and W / (cols ± 1) are the strides that each side allows; the two ranges must overlap. So 7 × 7 and
+    7 × 8 fit a square image, and 3137 × 19 (tokens × channels) does not.
+    """
+    sides = list(zip(image, (rows, cols), strict=True))
+    smallest = max(side / (cells + 1) for side, cells in sides)
+    largest = min(side / (cells - 1) if cells > 1 else math.inf for side, cells in sides)
+    return smallest <= largest
 
 
 def one_image(tokens: Tensor, image: tuple[int, int]) -> Tensor:
@@ -42,16 +56,19 @@ def in_order(tokens: Tensor, layout: Layout, pixels: Tensor) -> bool:
     if not tokens.requires_grad:
         return True  # nobody can tell
     rows, cols = layout.grid
-    for row, col in ((0, cols - 1), (rows // 2, cols - 1), (rows - 1, 0)):
-        seen = tokens[layout.prefix + row * cols + col].square().sum()
+    independent, dependent = False, False
+    for row, col in ((0, cols - 1), (rows // 2, cols - 1), (rows - 1, 0), (rows - 1, cols - 1)):
+        energy = tokens[layout.prefix + row * cols + col].square().sum()
         with way_back():
-            (gradient,) = torch.autograd.grad(seen, pixels, retain_graph=True, allow_unused=True)
+            (gradient,) = torch.autograd.grad(energy, pixels, retain_graph=True, allow_unused=True)
         weight = None if gradient is None else gradient[0].float().abs().sum(0)  # [H, W]
         if weight is None or not weight.any():
+            independent = True
             continue
+        dependent = True
         for axis, expected in ((0, (row + 0.5) / rows), (1, (col + 0.5) / cols)):
             along = weight.sum(1 - axis)
             place = (along * (torch.arange(len(along), device=along.device) + 0.5)).sum() / along.sum() / len(along)
             if abs(float(place) - expected) > 0.3:
                 return False
-    return True
+    return not (independent and dependent)  # a learned token (YOLOS puts its own last) where a patch should be

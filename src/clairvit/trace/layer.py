@@ -94,7 +94,11 @@ class Layer:
         """The attention, if it is one between all image tokens."""
         call = self.attention
         if call.kind != "tokens":
-            what = {"window": "inside windows or stages", "channel": "between channels"}.get(call.kind, "from a pool")
+            what = {
+                "window": "inside windows or stages",
+                "reduced": "from all tokens to fewer, spatially reduced keys",
+                "channel": "between channels",
+            }.get(call.kind, "from a pool")
             raise NotApplicable(
                 f"This model attends {what} ({call.queries}×{call.keys} in layer {self.index}), not between all image "
                 f"tokens, which attention methods need. Use a gradient method: {GRADIENT_METHODS}."

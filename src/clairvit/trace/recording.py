@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from clairvit.errors import CaptureError
+from clairvit.errors import CaptureError, NotApplicable
 from clairvit.models.model import Model
 from clairvit.trace.anatomy import Anatomy, anatomy, tokens_among
 from clairvit.trace.attention import AttentionCall
+from clairvit.trace.barriers import blocked_gradient
 from clairvit.trace.bias_maps import BiasMaps, drawn_on
 from clairvit.trace.biases import Ledger, watched
 from clairvit.trace.capture import Capture
@@ -157,6 +158,8 @@ def record(
     `biases` names what a backward shall add up beside gradients: "learned" biases, "implicit" ones too; "maps" of them.
     """
     plan = anatomy(model, pixels)
+    if differentiable and plan.barriers:
+        raise NotApplicable(blocked_gradient(plan.barriers, "A trace with a backward", attention=bool(plan.parts)))
     pixels = pixels.detach().clone().requires_grad_(differentiable)
     switch = Switch.among(tables) if differentiable else None
     capture = Capture(len(pixels), switch)

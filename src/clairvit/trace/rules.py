@@ -156,9 +156,9 @@ class Switch:
 
 class _Swapped(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, role: str, switch: Switch, call: Call, output: Tensor, *inputs: Tensor) -> Tensor:
+    def forward(ctx: Any, role: str, switch: Switch, call: Call, output: list[Tensor], *inputs: Tensor) -> Tensor:
         ctx.role, ctx.switch, ctx.call = role, switch, call
-        return output
+        return output.pop()  # in a list: a tensor argument that is returned would be a view, and x.add_(…) forbidden
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
@@ -177,7 +177,7 @@ def swapped(
         cut = tuple(x.detach().requires_grad_(x.requires_grad) for x in inputs)
         output = function(*cut)
         call = Call(cut, get_gradient_edge(output), arguments, function)
-    return _Swapped.apply(role, switch, call, output.detach(), *inputs)  # type: ignore[no-any-return]
+    return _Swapped.apply(role, switch, call, [output.detach()], *inputs)  # type: ignore[no-any-return]
 
 
 def gelu_slope(z: Tensor, approximate: str = "none") -> Tensor:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from clairvit.errors import CaptureError
-from clairvit.trace.grid import channels_first
+from clairvit.trace.grid import channels_first, fits_image
 from clairvit.trace.parts import MOST_PREFIX_TOKENS
 
 _GLOBAL_POOLS = (nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d)  # the head's reading, no feature map of its own
@@ -60,10 +60,11 @@ def first_map(out: Any) -> Tensor | None:
 
 
 def grid_of(feature_map: Tensor, image: Grid) -> Grid | None:
+    """Return the rows and columns of [B, C, h, w] or [B, h, w, C]; None if no two axes can be those of the image."""
     if feature_map.ndim != 4:
         return None
     rows, cols = feature_map.shape[2:] if channels_first(feature_map, image, tie=True) else feature_map.shape[1:3]
-    return int(rows), int(cols)
+    return (int(rows), int(cols)) if fits_image(int(rows), int(cols), image) else None
 
 
 def find_stages(network: nn.Module, parts: list[Seen]) -> tuple[Stage, ...]:

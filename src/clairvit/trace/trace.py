@@ -213,8 +213,12 @@ def follow(
     ends = [t for t in (recording.end, recording.normed) if t is not None and not any(t is w for w in wanted)]
     of: dict[int, Tensor | None] = {}
     if target is not None and rules is not None and wanted:
-        found = recording.gradients(target, rules, [*wanted, *ends], keep=keep)
-        of = {id(tensor): gradient for tensor, gradient in zip([*wanted, *ends], found, strict=True)}
+        asked = [*wanted, *ends]
+        # What does not depend on the image (a decoder's learned queries) has no gradient: zero, as where none arrives.
+        dependent = [tensor for tensor in asked if tensor.requires_grad]
+        gradients = recording.gradients(target, rules, dependent, keep=keep)
+        of = {id(tensor): None for tensor in asked}
+        of |= {id(tensor): gradient for tensor, gradient in zip(dependent, gradients, strict=True)}
 
     def shaped(tensor: Tensor | None) -> Tensor | None:
         return None if tensor is None else recording.as_tokens(tensor)

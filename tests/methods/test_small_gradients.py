@@ -1,0 +1,182 @@
+"""Products with a residual keep a signal that is far below the start row's 1/N, and constant maps are flagged."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+
+import pytest
+import timm
+import torch
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor, nn
+
+import clairvit as cv
+from clairvit.errors import ClairWarning
+from clairvit.methods.aggregate import Product, Single, Suffixes
+from clairvit.methods.explain import varies
+from clairvit.methods.method import _registry, register
+from clairvit.methods.view import View
+from clairvit.models.layout import Layout
+from helpers.rounding import assert_same
+
+SCALE = 1e-6  # of the scores, and so of every gradient
+PRODUCTS = (
+    *("genatt", "grad-rollout", "genatt+rollout", "transatt", "lrp-rollout", "gmar-l1", "rollout"),
+    *("genatt(plus_mode=subnetwork)+plus", "grad-rollout(preset=jacobgil)", "attcam+rollout"),
+)
+
+
+class Scaled(nn.Module):
+    """Scores, and so gradients, a million times smaller."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        return self.module(pixels) * SCALE
+
+
+def mean_pooled() -> nn.Module:
+    return VisionTransformer(
+        img_size=32,
+        patch_size=8,
+        embed_dim=24,
+        depth=3,
+        num_heads=3,
+        num_classes=5,
+        global_pool="avg",
+        class_token=False,
+    )
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "vit, mean": mean_pooled,
+    "beit v2": lambda: timm.create_model(
+        "beitv2_base_patch16_224", img_size=64, embed_dim=48, depth=3, num_heads=3, num_classes=5
+    ),
+    "naflex": lambda: timm.create_model(
+        "naflexvit_base_patch16_gap", embed_dim=48, depth=3, num_heads=3, num_classes=5
+    ),
+    "class token": lambda: timm.create_model(
+        "vit_tiny_patch16_224", img_size=64, embed_dim=48, depth=3, num_heads=3, num_classes=5
+    ),
+    "attention pool": lambda: timm.create_model(
+        "vit_base_patch16_siglip_224", img_size=64, embed_dim=48, depth=3, num_heads=3, num_classes=5
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_float32_shows_what_float64_shows(kind: str) -> None:
+    torch.manual_seed(0)
+    module = Scaled(MODELS[kind]().eval())
+    side = 32 if kind == "vit, mean" else 64
+    pixels = torch.randn(2, 3, side, side, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ClairWarning)
+        single = cv.compare(cv.wrap(module.float()), pixels.float(), PRODUCTS, target=1)
+        double = cv.compare(cv.wrap(module.double()), pixels, PRODUCTS, target=1)
+    for name, exact in double.items():
+        for a, b in zip(single[name].maps.double().flatten(1), exact.maps.flatten(1), strict=True):
+            assert torch.corrcoef(torch.stack([a, b]))[0, 1] > 0.999, name
+
+
+def matrices(layers: int, tokens: int, scale: float) -> Tensor:
+    """[layers, 2, N, N] in float64, not negative."""
+    drawn = torch.rand(layers, 2, tokens, tokens, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    return drawn * scale
+
+
+def multiplied(over: Product, layers: Tensor, read: Tensor) -> tuple[Tensor, Tensor]:
+    """The product multiplied out, and what its identities alone pass on, [2, N] each."""
+    identity = torch.eye(layers.shape[-1], dtype=torch.float64)
+    weight, residual = (1.0, over.residual) if over.alpha is None else (over.alpha, 1 - over.alpha)
+    row, passed = read.expand(2, -1), read.expand(2, -1)
+    for matrix in layers:
+        whole = weight * matrix + residual * identity
+        sums = whole.sum(-1) if over.normalise != "none" else torch.ones_like(row)
+        if over.normalise == "rows":
+            whole = whole / sums[..., None]
+        elif over.normalise == "columns":
+            whole = whole / sums[:, None]
+        row = (row[:, None] @ whole)[:, 0]
+        passed = passed * residual / sums
+    return row, passed
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-9])
+@pytest.mark.parametrize("pooling", ["token", "avg", "mixed", "map"])
+@pytest.mark.parametrize(
+    "over",
+    [
+        Product(),
+        Product(normalise="rows"),
+        Product(normalise="columns"),
+        Product(alpha=0.3),
+        Product(alpha=0.3, normalise="rows"),
+        Product(residual=0.5),
+        Product(residual=0.0),
+        Product(residual=0.0, normalise="rows"),
+    ],
+)
+def test_a_product_is_the_product_less_what_all_patches_share(over: Product, pooling: str, scale: float) -> None:
+    layout = Layout((2, 3), 1, "avg" if pooling == "map" else pooling)
+    layers = matrices(4, layout.tokens, scale)
+    read = torch.zeros(1, layout.tokens, dtype=torch.float64)
+    for index, weight in layout.read:
+        read[0, index] = weight
+    if pooling == "map":
+        read = torch.rand(1, layout.tokens, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
+    row, passed = multiplied(over, layers, read)
+    shared = passed[:, 1:].amin(1, keepdim=True) if pooling != "map" else torch.zeros(2, 1)
+    state = over.start_row(read)
+    for matrix in layers:
+        state = over.step(state, matrix, read)
+    assert_same(over.finish(state, 4, layout)[:, 1:], (row - shared)[:, 1:], magnitude=max(1.0, float(row.max())))
+    together = over.steps(over.start_row(read), layers, read)
+    assert_same(over.finish(together, 4, layout), over.finish(state, 4, layout))
+
+
+@pytest.mark.parametrize("pooling", ["token", "avg"])
+@pytest.mark.parametrize("normalise", ["none", "rows", "columns"])
+def test_a_sum_of_rollouts_is_the_sum_of_their_maps(pooling: str, normalise: str) -> None:
+    layout = Layout((2, 3), 1, pooling)
+    layers = matrices(4, layout.tokens, 0.1)  # the last one first
+    read = torch.zeros(1, layout.tokens, dtype=torch.float64)
+    for index, weight in layout.read:
+        read[0, index] = weight
+    product, suffixes = Product(normalise=normalise), Suffixes(normalise=normalise)
+    total = sum(
+        product.finish(product.steps(product.start_row(read), layers[:count], read), 4, layout) for count in range(1, 5)
+    )
+    assert_same(suffixes.finish(suffixes.steps(suffixes.start_row(read), layers, read), 4, layout), total)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_constant_map_is_told_from_a_faint_one(dtype: torch.dtype) -> None:
+    eps = torch.finfo(dtype).eps
+    base = torch.full((16,), 0.0625, dtype=dtype)
+    faint = base.clone()
+    faint[3] += 100 * eps * 0.0625
+    rounded = base.clone()
+    rounded[3] += 2 * eps * 0.0625
+    maps = torch.stack([base, rounded, faint, torch.zeros(16, dtype=dtype)])
+    assert varies(maps).tolist() == [False, False, True, False]
+    assert varies(base[:1])  # one cell
+
+
+def test_a_constant_map_is_flagged() -> None:
+    def even(layer: View) -> Tensor:
+        return torch.full_like(layer.x[..., 0], 0.25)
+
+    register("even", even, family="gradient", paper="a test", gives="tokens", over=Single(0))
+    try:
+        torch.manual_seed(0)
+        model, pixels = cv.wrap(mean_pooled().eval()), torch.randn(1, 3, 32, 32)
+        with pytest.warns(ClairWarning, match="even: the map of image 1 is the same everywhere"):
+            explanation = cv.explain(model, pixels, "even", target=1)
+    finally:
+        del _registry["even"]
+    assert any("is the same everywhere, up to rounding" in note for note in explanation.notes)
