@@ -115,7 +115,7 @@ def probe_on(kind: str, removal: str, image: Tensor) -> Probe:
 
 
 def two_kinds() -> Tensor:
-    return torch.stack([halved(32, 32, 9), halved(32, 32, 32)])  # two colours and one
+    return 2 * torch.stack([halved(32, 32, 9), halved(32, 32, 32)]) - 1  # two colours and one, normalised by 0.5
 
 
 def test_superpixels_are_pixels_where_paint_goes_and_patches_where_tokens_go() -> None:
