@@ -137,7 +137,7 @@ def test_scores_are_of_the_pixels_that_are_left() -> None:
     with probing(cv.trace(model, image, target=3), "mean", what="test", forwards=3, aside=Aside()) as probe:
         groups = [Groups(own, probe.grid, pixels=True) for own in segments]
         first, second = scores_keeping(probe, groups, kept)
-    by_hand = torch.stack([image[0] * (image[0, 0] == 0), image[0] * (image[0, 0] > 0), torch.zeros_like(image[0])])
+    by_hand = torch.stack([image[0] * (image[0, 0] < 0), image[0] * (image[0, 0] > 0), torch.zeros_like(image[0])])
     with torch.no_grad():
         expected = model.logits(by_hand)[:, 3]
     assert first.shape == (1, 3)
