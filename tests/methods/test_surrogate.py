@@ -193,7 +193,7 @@ def patchwork(width: int) -> Tensor:
     """Coloured stripes that are no patches, [3, 64, 64]."""
     image = torch.full((3, 64, 64), 0.2)
     for place, start in enumerate(range(0, 64, width)):
-        image[place % 3, :, start : start + width] = 1.0
+        image[place % 3, :, start : start + width] = 1.5
     return image
 
 

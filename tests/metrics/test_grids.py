@@ -43,7 +43,9 @@ class Undecided(nn.Module):
         return self.vit(image) - self.usual
 
 
-MODEL = cv.wrap(Colours().double().eval(), name="colours", size=(24, 24), layout=cv.Layout((6, 6), 0, "avg"))
+MODEL = cv.wrap(  # it takes shades as they are, in 0..1
+    Colours().double().eval(), name="colours", mean=0, std=1, size=(24, 24), layout=cv.Layout((6, 6), 0, "avg")
+)
 RED, GREEN, BLUE, ALL = range(4)
 SHADES = {RED: (1.0, 0, 0), GREEN: (0, 0.9, 0), BLUE: (0, 0, 0.8), ALL: (0.7, 0.7, 0.7)}
 

@@ -115,7 +115,7 @@ def probe_on(kind: str, removal: str, image: Tensor) -> Probe:
 
 
 def two_kinds() -> Tensor:
-    return torch.stack([halved(32, 32, 9), halved(32, 32, 32)])  # two colours and one
+    return 2 * torch.stack([halved(32, 32, 9), halved(32, 32, 32)]) - 1  # two colours and one, normalised by 0.5
 
 
 def test_superpixels_are_pixels_where_paint_goes_and_patches_where_tokens_go() -> None:
@@ -137,7 +137,7 @@ def test_scores_are_of_the_pixels_that_are_left() -> None:
     with probing(cv.trace(model, image, target=3), "mean", what="test", forwards=3, aside=Aside()) as probe:
         groups = [Groups(own, probe.grid, pixels=True) for own in segments]
         first, second = scores_keeping(probe, groups, kept)
-    by_hand = torch.stack([image[0] * (image[0, 0] == 0), image[0] * (image[0, 0] > 0), torch.zeros_like(image[0])])
+    by_hand = torch.stack([image[0] * (image[0, 0] < 0), image[0] * (image[0, 0] > 0), torch.zeros_like(image[0])])
     with torch.no_grad():
         expected = model.logits(by_hand)[:, 3]
     assert first.shape == (1, 3)

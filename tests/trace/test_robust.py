@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from typing import Any
 
 import pytest
@@ -167,12 +168,15 @@ def test_attention_that_does_not_see_the_image_stands_aside() -> None:
 
 
 def test_more_labels_than_classes() -> None:
-    model = cv.wrap(build("timm-vit"), labels=[f"name {i}" for i in range(100)])
+    names = [f"name {i}" for i in range(100)]
+    with pytest.raises(BadInput, match="100 labels were given for a model with 7 classes; give exactly 7"):
+        cv.wrap(build("timm-vit"), labels=names)
+    model = dataclasses.replace(cv.wrap(build("timm-vit")), labels=tuple(names))
     with pytest.raises(BadInput, match="and 100 labels; expected a label for each class"):
         cv.explain(model, pixels("timm-vit"), "ixg", target="name 77")
 
 
-@pytest.mark.parametrize("wrong", [{"labels": 3}, {"mean": 0.5}])
+@pytest.mark.parametrize("wrong", [{"labels": 3}, {"mean": (0.5, 0.5)}])
 def test_wrap_checks_what_it_is_given(wrong: dict[str, Any]) -> None:
     with pytest.raises(BadInput, match="expected"):
         cv.wrap(build("timm-vit"), **wrong)
