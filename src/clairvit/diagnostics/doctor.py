@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -69,7 +71,7 @@ def _examined(model: Model, images: Any, method: str | None, seed: int) -> Diagn
     every = images if isinstance(images, list | tuple | torch.Tensor) else [images]
     if isinstance(every, torch.Tensor) and every.ndim == 3:
         every = every[None]
-    batch = prepare(every[:FEW_IMAGES], model)
+    batch = prepare(every[:FEW_IMAGES], _readable(model))
     examination = Examination(model, batch, every, method, seed, snapshot(model.module))
     order = steps()
     with telling("checks", len(order)) as tell:
@@ -77,6 +79,12 @@ def _examined(model: Model, images: Any, method: str | None, seed: int) -> Diagn
             examination.checks[step.name] = step.run(examination)
             tell(1)
     return Diagnosis(model.name, _names(every, batch.names), tuple(examination.checks.values()))
+
+
+def _readable(model: Model) -> Model:
+    """Return the model, or one that images can be read for where its tensors have no values; 'device' names those."""
+    tensors = itertools.chain(model.module.parameters(), model.module.buffers())
+    return replace(model, module=nn.Identity()) if any(tensor.is_meta for tensor in tensors) else model
 
 
 def _names(images: Any, first: tuple[str, ...]) -> tuple[str, ...]:
