@@ -14,7 +14,7 @@ import pytest
 from helpers.browser import find_chromium
 
 TESTS = Path(__file__).parent
-NUMERIC_FOLDERS = {"data", "methods", "metrics", "models", "perturb", "trace"}
+NUMERIC_FOLDERS = {"data", "diagnostics", "methods", "metrics", "models", "perturb", "trace"}
 QUICK_CASES = 6  # of a parametrised test; the further ones are slow
 
 

@@ -207,7 +207,8 @@ def test_all_one_trace_methods_share_their_passes_family_by_family(photos: Path,
     assert main(["compare", "demo", "--methods", "all", "--json"]) == 0
     (result,) = json.loads(capsys.readouterr().out)["results"]
     run = [bind(name).method for name in result["methods"]]
-    assert len(run) > 20
+    skipped = {"cam"}  # the built-in model reads a class token
+    assert {method.name for method in run} == {method.name for method in cv.methods() if not method.slow} - skipped
     own = sum((method.own_cost(**method.options) for method in run), Cost())
     tables = {table for method in run for table in method.tables}
     assert (own.forwards, own.backwards) == (0, 0), "the others are slow and left out"
