@@ -32,6 +32,7 @@ from clairvit.diagnostics.inspection import (
 )
 from clairvit.diagnostics.report import Check
 from clairvit.errors import ClairError
+from clairvit.trace.barriers import gradient_barriers
 
 CHECKPOINTING_FLAGS = ("grad_checkpointing", "gradient_checkpointing")
 
@@ -223,6 +224,15 @@ def gradient_reaches_pixels(examination: Examination) -> Check:
             "Look for detach(), .data, torch.no_grad(), numpy or argmax in the forward; gradient methods need a "
             "differentiable one.",
             module=backward.blocked_by,
+        )
+    barriers = [str(barrier) for barrier in gradient_barriers(examination.model.module, examination.pixels[:1])]
+    if barriers:
+        return failed(
+            f"A gradient leads from the scores to the image, but none comes back through {listed(barriers)}, so that "
+            "it is incomplete and gradient methods do not apply.",
+            "Look there for numpy, torch.no_grad(), detach() or rounding. Methods that need no gradient remain: "
+            "leave-one-out, occlusion, lime.",
+            barriers=barriers,
         )
     if math.isnan(backward.largest):
         return failed(
