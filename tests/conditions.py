@@ -29,7 +29,12 @@ def fits(text: str, kind: str) -> bool:
 
 
 def allow_declared_zeros() -> None:
-    """Inside warnings.catch_warnings(): a zero map is no surprise where a ReLU or the method itself says why."""
+    """Inside warnings.catch_warnings(): a zero map is no surprise where a ReLU or the method itself says why.
+
+    What is zero behind a LayerNorm is constant where a residual goes past all of them (CLIP's mean of patches).
+    """
+    for name in [name for name, method in METHODS.items() if method.often_zero]:
+        warnings.filterwarnings("ignore", message=rf"{re.escape(name)}\b.*is the same everywhere")
     reasons = [method.often_zero for method in METHODS.values() if method.often_zero]
     for reason in ["its ReLU keeps what speaks for the target", *reasons]:
         warnings.filterwarnings("ignore", message=".*is zero everywhere: " + re.escape(reason))

@@ -26,7 +26,7 @@ GRADIENT = ("ixg", "genatt", "legrad", "saliency", "gradcam", "attnlrp", "transa
 FORWARD = ("raw-attention", "rollout", "attin", "globenc")
 PERTURBATION = (
     *("lime(samples=40)", "kernelshap(samples=64)", "rise(samples=20)"),
-    *("leave-one-out", "occlusion", "atman", "scorecam"),
+    *("leave-one-out", "occlusion", "scorecam"),
 )
 
 
