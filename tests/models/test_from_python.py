@@ -64,7 +64,7 @@ def own_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_functions_and_modules(name: str) -> None:
     model = cv.load(name)
     assert model.name == name
-    assert model.module(torch.zeros(1, 3, 32, 32, dtype=model.dtype)).shape == (1, 4)
+    assert model.module(torch.zeros(1, 3, 32, 32, dtype=model.dtype, device=model.device)).shape == (1, 4)
     assert model.preprocess.size == (32, 32)
 
 

@@ -169,7 +169,7 @@ class _Walk:
             raise NotApplicable(
                 f"{trace.recording.model.name}: no attention call was seen, and '{bound.text}' needs the layers of a "
                 "Vision Transformer. Attention of another form than softmax(q kᵀ) v (factorised, linear) is not read, "
-                "nor one that runs outside torch (xformers, flash-attn kernels: switch that off). Use saliency."
+                "nor one that runs outside torch (xformers, flash-attn kernels: switch that off); use saliency."
             )
         self.used = over.used(count)
         self.keep_layers = layers
