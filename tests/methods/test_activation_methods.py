@@ -269,16 +269,16 @@ def test_a_module_that_applies_its_sigmoid_is_noted() -> None:
 def test_a_counterfactual_of_a_sigmoid_flips_yes_to_no() -> None:
     """The answer of a class that stands for itself is yes where its logit is above 0, whatever the others say."""
     model, image, _ = linear_model("sigmoid", seed=5)
-    own = {c: effects(model, image, c).flatten() for c in range(3)}
-    target = next(c for c in range(3) if float(own[c].sum()) > 0)
+    by_class = {c: effects(model, image, c).flatten() for c in range(3)}
+    target = next(c for c in range(3) if float(by_class[c].sum()) > 0)
     made = cv.explain(model, image, "counterfactual(removal=mean)", target)
     assert made.chosen is not None
     chosen = made.chosen[0].flatten()
     assert chosen.any()
-    margin = float(own[target][~chosen].sum())
+    margin = float(by_class[target][~chosen].sum())
     assert margin <= 0
     for p in chosen.nonzero()[:, 0].tolist():
-        back = float(own[target][~chosen | EYE[p]].sum())
+        back = float(by_class[target][~chosen | EYE[p]].sum())
         assert back > 0
         assert_same(made.maps[0].flatten()[p], back - margin)
     assert any("turns" in note and f"into 'not class {target}'" in note for note in made.notes)

@@ -83,9 +83,9 @@ class Known:
     def score(self, metric: str, *, twin: bool = False, **more: Any) -> cv.Score:
         model = self.twin if twin else self.model
         ex = replace(cv.explain(model, self.image, "random", target=TARGET), maps=self.map[None])
-        found = cv.evaluate(model, self.image, ex, metric, baselines=False, **{"removal": "mean", **more})
-        assert isinstance(found, cv.Score)
-        return found
+        score = cv.evaluate(model, self.image, ex, metric, baselines=False, **{"removal": "mean", **more})
+        assert isinstance(score, cv.Score)
+        return score
 
 
 def area(values: list[float]) -> float:

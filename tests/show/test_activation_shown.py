@@ -121,10 +121,10 @@ def test_explain_prints_scores_where_there_is_no_probability(folder: Path, capsy
 @pytest.mark.parametrize("command", ["explain", "compare", "evaluate", "choose"])
 def test_every_command_refuses_a_wrong_activation(command: str, folder: Path, capsys: Captured) -> None:
     assert main([command, "photos", *MODEL, "--activation", "softmaks"]) == 2
-    said = capsys.readouterr().err
-    assert "activation='softmaks' was given; expected softmax" in said
-    assert "Did you mean 'softmax'?" in said
-    assert "Traceback" not in said
+    printed = capsys.readouterr().err
+    assert "activation='softmaks' was given; expected softmax" in printed
+    assert "Did you mean 'softmax'?" in printed
+    assert "Traceback" not in printed
 
 
 def test_serve_and_reproduce_and_bench_refuse_a_wrong_one(folder: Path, capsys: Captured) -> None:
@@ -189,18 +189,18 @@ def test_models_says_what_scores_mean(capsys: Captured) -> None:
 
 def test_a_study_keeps_activations_apart_and_its_report_shows_no_probability(folder: Path, capsys: Captured) -> None:
     made = study(folder, methods=("legrad",), metrics=("deletion(steps=3)",)).settled()
-    (wish,) = made.models
+    (entry,) = made.models
     store = Store.open(folder / "store")
     for activation in (None, "raw"):
-        own = replace(made, models=(replace(wish, activation=activation),))
-        assert run_study(own, store).plan.done == 0, "numbers of one activation are not another's"
+        variant = replace(made, models=(replace(entry, activation=activation),))
+        assert run_study(variant, store).plan.done == 0, "numbers of one activation are not another's"
     rows = store.query("select distinct model_hash, probability is null, meaning, options from results")[1]
     by_null = {null: (mark, meaning, json.loads(options)) for mark, null, meaning, options in rows}
     assert by_null[True][0] != by_null[False][0]
     assert (by_null[True][1], by_null[False][1]) == ("normalised score", "prob")
     assert by_null[True][2]["normalised_by"] == "full image − nothing left"
     alone = Store.open(folder / "alone")
-    run_study(replace(made, models=(replace(wish, activation="raw"),)), alone)
+    run_study(replace(made, models=(replace(entry, activation="raw"),)), alone)
     assert main(["report", str(alone.path), "--out", "page.html"]) == 0
     page = Path("page.html").read_text(encoding="utf-8")
     assert "normalised score" in page

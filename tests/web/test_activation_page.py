@@ -43,11 +43,11 @@ def age_desk() -> Iterator[Desk]:
 def test_the_web_page_is_told_of_scores(age_desk: Desk) -> None:
     with TestClient(create_app(unclosed(age_desk)), base_url="http://127.0.0.1") as client:
         assert client.get("/api/models").json()["models"][0]["activation"] == "raw"
-        told = client.post("/api/explain", data={"method": "legrad"}).json()
-        assert told["activation"] == "raw"
-        assert told["probabilities"] == [None]
-        assert told["top"][0]["probability"] is None
-        assert told["top"][0]["score"] == told["class_scores"][0] > 30
+        reply = client.post("/api/explain", data={"method": "legrad"}).json()
+        assert reply["activation"] == "raw"
+        assert reply["probabilities"] == [None]
+        assert reply["top"][0]["probability"] is None
+        assert reply["top"][0]["score"] == reply["class_scores"][0] > 30
         curve = client.post("/api/curve", json={"method": "legrad", "steps": 3}).json()
         assert curve["meaning"] == "normalised score"
         assert curve["deletion"]["method"]["mean"][0] == pytest.approx(1)

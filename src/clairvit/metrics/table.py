@@ -77,9 +77,9 @@ class Table:
     ) -> None:
         """Take down what the model says of some images, logits [B, C]."""
         chances, classes = probabilities(logits.double(), activation), logits.argmax(1)
-        own = [None] * len(logits) if chances is None else chances.gather(1, classes[:, None])[:, 0].tolist()
+        certainty = [None] * len(logits) if chances is None else chances.gather(1, classes[:, None])[:, 0].tolist()
         self.names += names
-        self.seen += [Seen(*one) for one in zip(names, classes.tolist(), own, labels, strict=True)]
+        self.seen += [Seen(*one) for one in zip(names, classes.tolist(), certainty, labels, strict=True)]
 
     def measure(self, case: Case, one: Asked) -> None:
         """Ask a metric of a case; maps with NaN have no score, and what was spent is shared by the methods."""
