@@ -150,7 +150,7 @@ def test_batch_of_three_equals_three_batches_of_one(kind: str) -> None:
         alone = compared(kind, image[row : row + 1], SIGNED_FORM, target, model=model)
         for name, made in alone.items():
             maps = together[name].maps
-            magnitude = magnified(single[name].maps[row], maps[row]) if name in delicate else None
+            magnitude = magnified(single[name].maps[row], maps[row]) if method_of(name).delicate else None
             assert_same(maps[row], made.maps[0], magnitude=magnitude, dtype=torch.float64, label=name)
 
 

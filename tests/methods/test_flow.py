@@ -272,6 +272,7 @@ ZOO_LAYOUT = Layout(grid=(4, 4), prefix=1, pooling="token")  # of timm-vit
 
 
 @pytest.mark.parametrize(("most", "side"), [(17, 1), (16, 2), (5, 2), (4, 4), (2, 4)])
+@pytest.mark.filterwarnings("ignore:.*is the same everywhere")
 def test_max_tokens_joins_as_few_as_it_takes(most: int, side: int) -> None:
     """16 patches and a class token; 2 × 2 patches joined leave 5, 4 × 4 leave 2."""
     made = explained(f"attention-flow(max_tokens={most})")
@@ -283,6 +284,7 @@ def test_max_tokens_must_leave_a_patch() -> None:
         explained("attention-flow(max_tokens=1)")
 
 
+@pytest.mark.filterwarnings("ignore:.*is the same everywhere")
 def test_a_group_larger_than_the_grid_is_all_patches() -> None:
     made = explained("attention-flow(grid_pool=99)")
     assert torch.equal(made, made[:, :1, :1].expand_as(made))

@@ -372,6 +372,7 @@ def test_occlusion_on_a_linear_model(window: int, stride: int, share: bool) -> N
 
 
 @pytest.mark.parametrize("stride", [1, 2, 3])
+@pytest.mark.filterwarnings("ignore:.*is the same everywhere")
 def test_shared_losses_are_exact_where_all_patches_matter_alike(stride: int) -> None:
     """Also where the last windows are cut off."""
     model, image = linear((5, 7))

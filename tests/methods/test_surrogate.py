@@ -302,6 +302,7 @@ def test_too_few_samples_are_said() -> None:
     assert cv.explain(model, image, "kernelshap", TARGET, samples=120).notes == ()
 
 
+@pytest.mark.filterwarnings("ignore:.*is the same everywhere")
 def test_one_feature_takes_it_all() -> None:
     model, image = double("timm-vit")
     made = cv.explain(model, image, "kernelshap", TARGET, cells=1, removal="mean")
