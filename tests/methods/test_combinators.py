@@ -381,7 +381,7 @@ def test_options_without_a_value(text: str) -> None:
         bind(text)
 
 
-@pytest.mark.parametrize("wrong", ["rollout", [], (), None])
+@pytest.mark.parametrize("wrong", ["rollout", [], ()])
 def test_compare_wants_a_list(wrong: Any) -> None:
     with pytest.raises(BadInput, match=r"expected a list of names such as \['rollout', 'legrad'\]"):
         cv.compare(model_of(DEEP), image_of(DEEP), wrong)
