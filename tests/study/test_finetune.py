@@ -296,8 +296,8 @@ def test_a_place_that_cannot_be_written_to_is_found_before_training(tmp_path: Pa
 
 
 def test_only_timm_models_and_files_are_trained(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="expected 'timm:NAME' or 'file:PATH"):
-        finetune(colours(), "pets", out=tmp_path / "x.safetensors")
+    with pytest.raises(BadInput, match=r"expected 'timm:NAME', 'file:PATH\.safetensors', or a built-in model \(pets"):
+        finetune(colours(), "torchvision:vit_b_16", out=tmp_path / "x.safetensors")
     with pytest.raises(ModelUnavailable, match="not there"):
         finetune(colours(), "file:nothing.safetensors", out=tmp_path / "x.safetensors")
 
