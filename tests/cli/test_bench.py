@@ -286,7 +286,7 @@ def test_mistakes_in_the_file_have_a_line(capsys: Captured) -> None:
         assert f"{key} = [] in the file names nothing" in refusal(capsys, str(file(**{key: "[]"})), "--out", "store")
     nothing = '[{spec = "folder:photos", limit = 0}]'
     assert "limit=0 was given" in refusal(capsys, str(file(data=nothing, limit="2")), "--out", "store")
-    assert "--arch, --no-pretrained, --labels and --activation belong to --model" in refusal(
+    assert "--arch, --no-pretrained, --labels, --activation and preprocessing belong to --model" in refusal(
         capsys, str(file()), "--out", "store", "--arch", "timm:x"
     )
 
