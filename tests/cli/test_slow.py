@@ -1,4 +1,4 @@
-"""Slow methods: `--methods all` leaves them out and says so; long work shows a bar on a terminal and nowhere else."""
+"""Slow methods: `--method all` leaves them out and says so; long work shows a bar on a terminal and nowhere else."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_all_is_all_but_the_slow_ones() -> None:
     assert "attention-flow" in SLOW
     wanted, left_out = choose(["all"], methods())
     assert sorted(wanted) == sorted(OTHERS)
-    assert left_out == {name: f"it is slow; --methods all,{name} adds it." for name in SLOW}
+    assert left_out == {name: f"it is slow; --method all,{name} adds it." for name in SLOW}
 
 
 def test_slow_ones_come_by_name() -> None:
@@ -39,10 +39,12 @@ def test_what_was_left_out_is_printed_with_what_to_type(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["compare", "demo", "--methods", "all", "--out", "all.png", *WINDOWS]) == 0
+    assert main(["compare", "demo", "--method", "all", "--out", "all.png", *WINDOWS]) == 0
     printed = capsys.readouterr().out
-    assert "Left out attention-flow: it is slow; --methods all,attention-flow adds it." in printed
-    assert main(["compare", "demo", "--methods", "all,attention-flow", "--out", "all.png", "--json", *WINDOWS]) == 0
+    (slow,) = (text for text in printed.splitlines() if "it is slow" in text)
+    assert slow.startswith("Left out attention-flow, ")
+    assert slow.endswith("it is slow; --method all,NAME adds one.")
+    assert main(["compare", "demo", "--method", "all,attention-flow", "--out", "all.png", "--json", *WINDOWS]) == 0
     (result,) = json.loads(capsys.readouterr().out)["results"]
     assert "slow" not in result["skipped"]["attention-flow"], "it was tried, and does not fit windows"
 
@@ -53,7 +55,7 @@ def test_slow_is_listed(capsys: Captured) -> None:
     assert listed["attention-flow"]
     assert not listed["rollout"]
     assert main(["methods", "attention-flow"]) == 0
-    assert "left out of --methods all" in capsys.readouterr().out
+    assert "left out of --method all" in capsys.readouterr().out
 
 
 def shown(monkeypatch: pytest.MonkeyPatch, capsys: Captured, *, terminal: bool, hidden: bool, long: float) -> str:

@@ -531,13 +531,16 @@ def test_options_change_maps() -> None:
     fused_before = {
         "rollout(normalise=none)",
         "rollout(normalise=columns)",
-    }  # rows of mean attention add up to 1 anyway
+        *(f"gmar-{norm}(normalise=columns)" for norm in ("l1", "l2")),
+        *(f"alti(normalise={how})" for how in ("rows", "columns")),
+        "decompx(bias=cls)",  # what goes to the class token is not on the patches
+    }  # rows of mean and weighted mean attention, and ALTI's contributions, add up to 1 anyway
     # Only post-norm blocks have norms in their residual stream (tests/trace/test_inside.py).
     post_norm = {f"{name}(ln={which})" for name in ("attin", "attin-residual") for which in ("attention", "block")}
     post_norm |= {"globenc(ln=none)", "globenc(ln=attention)"}
     # Noise has no two patches alike, few channels make few masks, and on 16 patches every search ends at the same set.
     alike = {"atman(threshold=None)", "vit-cx(samples=20)", "counterfactual(along=legrad)"}
-    alike |= {"counterfactual(candidates=1)", "counterfactual(effort=6)"}
+    alike |= {"counterfactual(candidates=1)", "counterfactual(effort=6)", "counterfactual(search=map)"}
     assert set(still) - harmless - fused_before - post_norm - alike == set()
 
 
