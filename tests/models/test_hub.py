@@ -67,7 +67,7 @@ def test_hub_probe_and_switches(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_random_weights_of_a_hub_id_need_its_configuration() -> None:
     pytest.importorskip("transformers")
     with pytest.raises(
-        ModelUnavailable, match=r"The configuration of 'hf:a/b' could not .*'hf:vit' with --no-pretrained"
+        ModelUnavailable, match=r"The configuration of 'hf:a/b' could not .*'hf:vit' with pretrained=False"
     ):
         cv.load("hf:a/b", pretrained=False)
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from clairvit.errors import BadInput
 from clairvit.metrics.case import Case
 from clairvit.models.model import Model
+from clairvit.models.request import seeded
 from clairvit.perturb.chance import dice
 from clairvit.perturb.watch import telling
 from clairvit.trace.attention import widened
@@ -103,8 +104,7 @@ def _reset(module: nn.Module, own: tuple[nn.Parameter, ...], seed: int) -> None:
     """
     home = own[0].device
     module.cpu()
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)  # manual_seed of torch itself would seed other devices too
+    with seeded(seed):
         cast(Any, module).reset_parameters()  # torch types a module's attributes as tensors or modules
     module.to(home)
 
