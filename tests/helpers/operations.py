@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -23,3 +25,24 @@ class LargestResult(TorchDispatchMode):
             if isinstance(tensor, Tensor) and tensor.numel() > self.elements:
                 self.elements, self.operation = tensor.numel(), str(func)
         return result
+
+
+class FailAt(TorchFunctionMode):
+    """Count calls of torch functions, and raise in place of call number `at`, or of every call from there on.
+
+    Reading and setting attributes of tensors (`p.requires_grad = True`) are no operations and are let through.
+    """
+
+    def __init__(self, error: Callable[[], BaseException], at: int | None = None, *, repeatedly: bool = False) -> None:
+        super().__init__()
+        self.error, self.at, self.repeatedly = error, at, repeatedly
+        self.calls = 0
+        self.raised = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__name__", "") not in ("__get__", "__set__"):
+            self.calls += 1
+            if self.at is not None and (self.calls == self.at or (self.repeatedly and self.calls > self.at)):
+                self.raised += 1
+                raise self.error()
+        return func(*args, **(kwargs or {}))

@@ -18,6 +18,7 @@ from clairvit.models.request import seeded
 from clairvit.perturb.chance import dice
 from clairvit.perturb.watch import telling
 from clairvit.trace.attention import widened
+from clairvit.trace.guest import visiting
 
 Order = Literal["top-down", "bottom-up", "independent"]
 Law = Literal["normal", "shuffle", "reset", "quantus"]
@@ -34,7 +35,8 @@ def explained_cascade(
     """
     if layers is not None and layers < 1:
         raise BadInput(f"layers={layers} was given; expected 1 or more steps, such as layers=12, or None for all.")
-    model = replace(case.model, module=copy.deepcopy(case.model.module))
+    with visiting(case.model.module):  # no other thread registers hooks meanwhile
+        model = replace(case.model, module=copy.deepcopy(case.model.module))
     every = layers_of(model.module)
     if by == "quantus":
         every = [layer for layer in every if can_reset(layer[0])]
