@@ -43,8 +43,8 @@ def unchanged(module: nn.Module | None = None) -> Iterator[None]:
         yield
     finally:
         after = {} if module is None else fingerprint(module)
-        assert differences(before, after) == []
-        assert differences(around, surroundings()) == []
+        changed = differences(before, after) + differences(around, surroundings())
+        assert not changed, f"changed: {changed}"
 
 
 def fingerprint(module: nn.Module) -> dict[str, Any]:

@@ -30,8 +30,10 @@ class LargestResult(TorchDispatchMode):
 class FailAt(TorchFunctionMode):
     """Count calls of torch functions, and raise in place of call number `at`, or of every call from there on.
 
-    Reading and setting attributes of tensors (`p.requires_grad = True`) are no operations and are let through.
+    Attributes of tensors (`p.requires_grad = True`) and the switch of no_grad are no operations and are let through.
     """
+
+    SWITCHES = ("__get__", "__set__", "_set_grad_enabled")
 
     def __init__(self, error: Callable[[], BaseException], at: int | None = None, *, repeatedly: bool = False) -> None:
         super().__init__()
@@ -40,7 +42,7 @@ class FailAt(TorchFunctionMode):
         self.raised = 0
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if getattr(func, "__name__", "") not in ("__get__", "__set__"):
+        if getattr(func, "__name__", "") not in self.SWITCHES:
             self.calls += 1
             if self.at is not None and (self.calls == self.at or (self.repeatedly and self.calls > self.at)):
                 self.raised += 1
