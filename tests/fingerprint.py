@@ -89,7 +89,9 @@ def surroundings() -> dict[str, Any]:
     }
 
 
-_GLOBAL_HOOKS = sorted(name for name in vars(nn.modules.module) if name.startswith("_global_") and name.endswith("hooks"))
+_GLOBAL_HOOKS = sorted(
+    name for name in vars(nn.modules.module) if name.startswith("_global_") and name.endswith("hooks")
+)
 
 
 def differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:

@@ -355,8 +355,8 @@ def test_weights_that_are_not_the_detectors(tmp_path: Path, newer: dict[str, Ten
     expected = (
         r"'.*other.pth' do not fit torchvision's maskrcnn_resnet50_fpn_v2 with COCO's 91 labels: 363 missing "
         r"\(backbone.body.conv1.weight, .*, …\); 2 unexpected \(conv.weight, conv.bias\)\. Expected the COCO weights "
-        r"of maskrcnn_resnet50_fpn_v2 \(https://.*73cbd019.pth\) or maskrcnn_resnet50_fpn \(https://.*\): type "
-        r"--weights FILE"
+        r"of maskrcnn_resnet50_fpn_v2 \(https://.*73cbd019.pth\) or maskrcnn_resnet50_fpn \(https://.*\): "
+        r"load_detector"
     )
     with pytest.raises(BadInput, match=expected):
         load_detector(tmp_path / "other.pth")

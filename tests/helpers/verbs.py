@@ -35,7 +35,13 @@ KINDS = {
     "attention suppressed": "atman",
     "combined": "ensemble(smooth(ixg,n=2),raw-attention)",
 }
-METRICS = ["deletion(steps=3)", "faithfulness-correlation(runs=6)", "max-sensitivity(samples=2)", "mprt(layers=2)", "sparseness"]
+METRICS = [
+    "deletion(steps=3)",
+    "faithfulness-correlation(runs=6)",
+    "max-sensitivity(samples=2)",
+    "mprt(layers=2)",
+    "sparseness",
+]
 
 
 def image(batch: int = 1) -> Tensor:

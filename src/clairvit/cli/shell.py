@@ -82,7 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SystemExit as end:  # typer ends every command this way
         return _finish(_status(end.code))
     except ClairError as error:
-        message = with_options(error, _command(given))
+        message = with_options(error, _command(given) if error.parameters else None)
         if "--json" in given:
             print(json.dumps({"error": message}, ensure_ascii=False))
         say(message)
