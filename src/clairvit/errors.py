@@ -54,7 +54,7 @@ def did_you_mean(name: str, choices: Iterable[str], aliases: Mapping[str, Sequen
     underscores), the choices that are spelled alike, and those that contain it.
     """
     originals = {choice.lower(): choice for choice in choices}
-    typed = name.lower().strip()
+    typed = str(name).lower().strip()
     known_as = (aliases or {}).get(re.sub(r"[\s_-]", "", typed), ())
     parts = [choice for choice in originals if len(typed) >= 3 and typed in choice]
     begins = sorted(parts, key=lambda choice: (not choice.startswith(typed), len(choice)))

@@ -54,7 +54,11 @@ def test_the_shares_add_up() -> None:
     assert sum(cases_of(family) for family in SHARES) >= CASES - len(SHARES)
 
 
-def test_images(model: cv.Model, request: pytest.FixtureRequest) -> None:
+def test_images(
+    model: cv.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    monkeypatch.chdir(tmp_path)  # patterns and folders find nothing there
+
     def explain(cases: Cases, image: Any) -> None:
         with cases.case() as messages:
             check(cv.explain(model, image, "ixg", target=1), messages)

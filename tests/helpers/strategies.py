@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import warnings
 from typing import Any
 
 import numpy as np
@@ -136,20 +137,33 @@ def tensors(draw: DrawFn) -> torch.Tensor:
     elif change == "meta":
         made = made.to("meta")
     elif change == "quantized" and made.dtype == torch.float32:
-        made = torch.quantize_per_tensor(made, 0.1, 10, torch.quint8)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that torch will give them up
+            made = torch.quantize_per_tensor(made, 0.1, 10, torch.quint8)
     return made
 
 
 def images() -> SearchStrategy[Any]:
     """One picture or array, several of them, or something that is no image at all."""
     one = pictures() | arrays()
+    right = st.sampled_from(["RGB", "L", "RGBA", "P"]).map(lambda mode: Image.new(mode, (40, 30), 3))
     names = st.sampled_from(
-        ["", " ", ".", "/", "~", "~nobody/x", "demo ", "a\x00b", "x" * 5000, "*.jpg", "\ud800.png", "demo"]
+        ["", " ", ".", "~no-such-user/x", "demo ", "a\x00b", "x" * 5000, "*.jpg", "\ud800.png", "demo"]
     )
     return st.one_of(
-        pictures(), arrays(), st.lists(one, max_size=3), st.lists(one | tensors() | ODD, max_size=2),
-        names, names.map(lambda name: [name]), ODD, st.lists(ODD, max_size=2), st.just(iter(())), st.tuples(arrays()),
-    )  # fmt: skip
+        right,
+        pictures(),
+        arrays(),
+        st.lists(right | pictures(), min_size=1, max_size=3),
+        st.lists(one, max_size=3),
+        st.lists(one | tensors() | ODD, max_size=2),
+        names,
+        names.map(lambda name: [name]),
+        ODD,
+        st.lists(ODD, max_size=2),
+        st.just(iter(())),
+        st.tuples(arrays()),
+    )
 
 
 @st.composite
@@ -183,14 +197,40 @@ FUNCTIONS = [
 
 def targets() -> SearchStrategy[Any]:
     """Classes by number and name, contrasts, functions, lists, and things that are none of these."""
-    one = st.one_of(
-        st.none(), st.integers(-9, 9), st.sampled_from([2**40, -(2**63), True, 1.0, 2.5, math.nan, "1", " 2", ""]),
-        st.sampled_from(["cat", "Cat", "ca", "dog", "d", "c", "label", "cat,dog", "ant "]), TEXT,
-        st.sampled_from(FUNCTIONS), ODD, st.sampled_from([np.int64(1), np.float32(1), torch.tensor(1), torch.tensor([1, 2])]),
+    right = st.integers(0, 6) | st.sampled_from([None, "cat", "cow", "dog", "be", "1", np.int64(1), FUNCTIONS[0]])
+    wrong = st.one_of(
+        st.integers(-9, 9),
+        st.sampled_from(
+            [
+                2**40,
+                -(2**63),
+                True,
+                1.0,
+                2.5,
+                math.nan,
+                " 2",
+                "--5",
+                "9" * 5000,
+                "",
+                "Cat",
+                "ca",
+                "d",
+                "c",
+                "label",
+                "cat,dog",
+            ]
+        ),
+        TEXT,
+        st.sampled_from(FUNCTIONS),
+        ODD,
+        st.sampled_from([np.float32(1), torch.tensor(1), torch.tensor([1, 2])]),
         st.just(np.array([1, 2])),
-    )  # fmt: skip
+    )
+    one = right | right | wrong
     pair = st.builds(cv.contrast, one, one)
-    return st.one_of(one, pair, st.lists(one | pair, max_size=3), st.lists(st.lists(one, max_size=2), max_size=2))
+    return st.one_of(
+        right, one, pair, st.lists(one | pair, max_size=3), st.lists(st.lists(one, max_size=2), max_size=2)
+    )
 
 
 VALUES = st.one_of(
@@ -249,7 +289,7 @@ def method_texts(draw: DrawFn) -> str:
                     f"smooth(ensemble({text},{other}),n=1,sigma=0)",
                     f"ensemble(smooth({text},n=1),{other},by=max)",
                 ]
-            )  # fmt: skip
+            )
         )
     if kind == 3:
         place = draw(st.integers(0, len(text)))
@@ -271,13 +311,11 @@ def metric_texts(draw: DrawFn) -> str:
 @st.composite
 def masks(draw: DrawFn) -> Any:
     """Masks: arrays, pictures, tensors and paths, of the image's shape or another."""
-    shape = draw(
-        st.sampled_from([(32, 32), (32, 32), (64, 64), (8, 8), (1, 32, 32), (32, 33), (0, 0), (), (32, 32, 3)])
-    )
+    shapes = [(32, 32)] * 6 + [(1, 32, 32)] * 4 + [(64, 64), (8, 8), (32, 33), (0, 0), (), (32, 32, 3)]
+    shape = draw(st.sampled_from(shapes))
     values = np.random.default_rng(draw(st.integers(0, 3))).integers(0, draw(st.sampled_from([1, 2, 4, 256])), shape)
-    kind = draw(
-        st.sampled_from(["bool", "u1", "i8", "f4", "tensor", "bool tensor", "float tensor", "picture", "odd", "nan"])
-    )
+    kinds = ["bool", "u1", "i8", "f4", "tensor", "bool tensor", "float tensor", "picture", "odd", "nan"]
+    kind = draw(st.sampled_from(kinds))
     if kind == "odd":
         return draw(ODD)
     if kind == "nan":
@@ -296,21 +334,31 @@ def studies(draw: DrawFn) -> str:
     """TOML files: right ones, with keys and values exchanged, and text that is no TOML."""
     if draw(st.integers(0, 7)) == 0:
         return draw(st.text(alphabet="abc=[]{}\"'#\n .,-1é\x00", max_size=40))
-    keys = ["models", "data", "methods", "metrics", "split", "limit", "seed", "target", "maps", "at_once"]
     lines = []
-    for _ in range(draw(st.integers(0, 6))):
-        key = draw(
-            st.sampled_from(keys) | st.sampled_from(["method", "model", "", "a b", "modles", "'x'", "models.spec"])
-        )
-        value = draw(
-            st.sampled_from([
-                '"pets"', '["pets"]', '"folder:x"', '[{spec = "folder:x", limit = 2}]', '{spec = "pets", labels = ["a"]}',
-                '["legrad", "rollout(fusion=max)"]', '["deletion"]', '"legrad,genatt"', "[]", "{}", '[[]]', '[""]', '""',
-                "0", "1", "-1", "true", "1.5", "nan", "inf", "1979-05-27", "99999999999999999999", '{limit = 2}', "[1]",
-                '{spec = 1}', '{spec = "x", arch = 3}', '"rolout"', '["deletion(steps=0)"]', '"label"', '"raw"', '"abs"',
-                '[{spec = "x", speck = 1}]', "'''a\nb'''", "[1, 'a']", '{spec = "folder:x", mask_kind = "y"}',
-            ])
-            | st.text(alphabet="ab\"'[]{}=1,", max_size=8)
-        )  # fmt: skip
+    for key in draw(st.lists(st.sampled_from(sorted(RIGHT)), unique=True, max_size=5)):
+        value = draw(st.sampled_from(RIGHT[key]))
+        if draw(st.integers(0, 9)) == 0:
+            value = draw(st.sampled_from(WRONG) | st.text(alphabet="ab\"'[]{}=1,", max_size=8))
+        if draw(st.integers(0, 14)) == 0:
+            key = draw(st.sampled_from(["method", "model", "", "a b", "modles", "'x'", "models.spec"]))
         lines.append(f"{key} = {value}")
     return "\n".join(lines)
+
+
+RIGHT = {
+    "models": ['"pets"', '["pets"]', '{spec = "pets", labels = ["a"]}', '[{spec = "timm:x", arch = "y"}]'],
+    "data": ['"folder:x"', '[{spec = "folder:x", limit = 2}]', '["pets:x", "folder:y"]'],
+    "methods": ['["legrad", "rollout(fusion=max)"]', '"legrad,genatt"', '["smooth(ixg,n=2)"]'],
+    "metrics": ['["deletion"]', '"deletion(steps=3),sparseness"', '["iou"]'],
+    "split": ['"test"', '"val"'],
+    "limit": ["1", "200"],
+    "seed": ["0", "7"],
+    "target": ['"label"'],
+    "maps": ['"raw"', '"abs"'],
+    "at_once": ["1", "8"],
+}
+WRONG = [
+    *("[]", "{}", "[[]]", '[""]', '""', "0", "-1", "true", "1.5", "nan", "inf", "1979-05-27", "[1]", "{limit = 2}"),
+    *("99999999999999999999", "{spec = 1}", '{spec = "x", arch = 3}', '"rolout"', '["deletion(steps=0)"]', '"x"'),
+    *('[{spec = "x", speck = 1}]', "'''a\nb'''", "[1, 'a']", '{spec = "folder:x", mask_kind = "y"}', "a", "="),
+]
