@@ -108,14 +108,24 @@ def affordable(bound: Bound) -> bool:
 
 
 def test_methods(model: cv.Model, photo: torch.Tensor, request: pytest.FixtureRequest) -> None:
-    def explain(cases: Cases, text: str) -> None:
+    def explain(cases: Cases, text: str, options: dict[str, Any], how: dict[str, Any]) -> None:
         with cases.case() as messages:
-            bound = bind(text)
+            bound = bind(text, **options)
             assert bind(bound.text).text == bound.text, "the settled text means the same"
             if affordable(bound):
-                check(cv.explain(model, photo, text, target=1), messages)
+                check(cv.explain(model, photo, text, target=1, **how, **options), messages)
 
-    run_family("methods", request, explain, text=strategies.method_texts())
+    names = st.sampled_from(
+        ["fusion", "alpha", "n", "sigma", "samples", "removal", "layer", "start", "by", "relu", "m"]
+    )
+    arguments = st.sampled_from(["seed", "batch_size", "autocast", "layers", "by_head", "score", "recipe"])
+    values = strategies.ODD | st.sampled_from([1, 2, 0, -1, "max", "bfloat16", True, None])
+    given = {
+        "text": strategies.method_texts(),
+        "options": st.just({}) | st.just({}) | st.dictionaries(names, values, max_size=1),
+        "how": st.just({}) | st.just({}) | st.dictionaries(arguments, values, max_size=1),
+    }
+    run_family("methods", request, explain, **given)
 
 
 def test_metrics(model: cv.Model, photo: torch.Tensor, request: pytest.FixtureRequest) -> None:

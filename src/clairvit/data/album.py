@@ -5,7 +5,7 @@ Memory does not grow with the number of images, and one that cannot be read cost
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -171,7 +171,8 @@ def _items(images: Any, model: Model) -> Sequence[Any]:
 
 
 def _check_count(what: str, given: Any, count: int) -> None:
-    if given is not None and (not hasattr(given, "__len__") or getattr(given, "ndim", 1) == 0):
+    listed = hasattr(given, "__len__") and hasattr(given, "__getitem__") and not isinstance(given, Mapping)
+    if given is not None and (not listed or getattr(given, "ndim", 1) == 0):
         raise BadInput(
             f"{what} were given as a {type(given).__name__}; expected a list of {count}, one for each image."
         )

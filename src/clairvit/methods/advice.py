@@ -114,6 +114,10 @@ def read_recipe(path: PathLike[str] | str) -> Recipe:
     """A recipe from its file, if it is one."""
     make = "Make one by cv.choose(model, images).save('recipe.json')."
     hint = {"choose": "recipe.json"}
+    if not isinstance(path, str | PathLike):
+        raise BadInput(
+            f"A recipe was given as {type(path).__name__}; expected its file or a Recipe. {make}", parameters=hint
+        )
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
