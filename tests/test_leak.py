@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 TESTS = Path(__file__).parent
 MEGABYTES = 20.0
 SCRIPT = """
@@ -48,6 +50,7 @@ print(json.dumps({"memory": memory, "tensors": tensors}))
 """
 
 
+@pytest.mark.slow
 def test_three_hundred_explanations_leave_memory_flat() -> None:
     done = subprocess.run([sys.executable, "-c", SCRIPT, str(TESTS)], capture_output=True, encoding="utf-8")
     assert done.returncode == 0, done.stderr

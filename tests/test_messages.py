@@ -195,6 +195,7 @@ def test_asserts_have_no_side_effects(path: Path) -> None:
             assert narrows or not read & raising, f"{ast.unparse(node)} reads a property that raises"
 
 
+@pytest.mark.slow
 def test_a_wrong_target_is_refused_with_and_without_asserts(tmp_path: Path) -> None:
     """`reproduce` checked --target inside an assert, so that with -O it went on and loaded a model."""
     arguments = ["reproduce", "joita", "--data", f"folder:{tmp_path}", "--target", "cat", "--model", "nonsense"]

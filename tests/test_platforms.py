@@ -90,6 +90,7 @@ print(len(modules))
 """
 
 
+@pytest.mark.slow
 def test_every_module_can_be_imported_without_posix_modules() -> None:
     """Libraries may use what they find; the package itself may not."""
     blocked = sorted(POSIX_MODULES - {"posix"})  # Python itself is built on posix here

@@ -28,6 +28,7 @@ from helpers.fuzzing import CASES, SHARES, Cases, cases_of, run_family
 from tiny import build, pixels, wrapped
 from unclosed import unclosed
 
+pytestmark = pytest.mark.slow
 LABELS = ["cat", "dog", "cow", "ant", "bee", "catfish", "d"]
 MOST_FORWARDS = 200  # of one case: a method that asks for more is bound, and not run
 
@@ -93,7 +94,7 @@ def test_targets(model: cv.Model, photo: torch.Tensor, request: pytest.FixtureRe
         with cases.case() as messages:
             check(cv.explain(model, images[image], method, target, score=score), messages)
 
-    scores = st.sampled_from([None, None, "logit", "prob", "logprob", "loss", "", "Prob", 1])
+    scores = st.sampled_from([None] * 6 + ["logit", "prob", "logprob", "loss", "", "Prob", 1])
     kinds = st.sampled_from(["ixg", "genatt", "rollout"])
     given = {"target": strategies.targets(), "image": st.integers(0, 2), "score": scores, "method": kinds}
     run_family("targets", request, explain, **given)

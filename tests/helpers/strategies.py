@@ -124,7 +124,7 @@ def tensors(draw: DrawFn) -> torch.Tensor:
     values = values * draw(st.sampled_from([1.0, 1.0, 1.0, 0.0, 100.0, 1e30, 1e-30]))
     if values.numel() and draw(st.integers(0, 4)) == 0:
         values.view(-1)[0] = draw(st.sampled_from([math.nan, math.inf, -math.inf]))
-    made = values.to(draw(st.sampled_from([torch.float32] * 6 + TORCH)))
+    made = values.to(draw(st.sampled_from([torch.float32] * 20 + TORCH)))
     change = draw(st.sampled_from(["", "", "", "", "grad", "transposed", "expanded", "sparse", "meta", "quantized"]))
     if change == "grad" and made.is_floating_point():
         made.requires_grad_()
@@ -195,41 +195,49 @@ FUNCTIONS = [
 ]
 
 
-def targets() -> SearchStrategy[Any]:
+@st.composite
+def targets(draw: DrawFn) -> Any:
     """Classes by number and name, contrasts, functions, lists, and things that are none of these."""
     right = st.integers(0, 6) | st.sampled_from([None, "cat", "cow", "dog", "be", "1", np.int64(1), FUNCTIONS[0]])
+    odd = [
+        2**40,
+        -(2**63),
+        True,
+        1.0,
+        2.5,
+        math.nan,
+        " 2",
+        "--5",
+        "9" * 5000,
+        "",
+        "Cat",
+        "ca",
+        "d",
+        "c",
+        "label",
+        "cat,dog",
+    ]
     wrong = st.one_of(
         st.integers(-9, 9),
-        st.sampled_from(
-            [
-                2**40,
-                -(2**63),
-                True,
-                1.0,
-                2.5,
-                math.nan,
-                " 2",
-                "--5",
-                "9" * 5000,
-                "",
-                "Cat",
-                "ca",
-                "d",
-                "c",
-                "label",
-                "cat,dog",
-            ]
-        ),
+        st.sampled_from(odd),
         TEXT,
         st.sampled_from(FUNCTIONS),
         ODD,
         st.sampled_from([np.float32(1), torch.tensor(1), torch.tensor([1, 2])]),
         st.just(np.array([1, 2])),
     )
-    one = right | right | wrong
-    pair = st.builds(cv.contrast, one, one)
-    return st.one_of(
-        right, one, pair, st.lists(one | pair, max_size=3), st.lists(st.lists(one, max_size=2), max_size=2)
+    mostly = right if draw(st.integers(0, 3)) else right | wrong
+    shape = draw(st.sampled_from(["one", "one", "one", "pair", "list", "two", "nested", "wrong"]))
+    pair = st.builds(cv.contrast, mostly, mostly)
+    return draw(
+        {
+            "one": mostly,
+            "pair": pair,
+            "list": st.lists(mostly | pair, min_size=1, max_size=3),
+            "two": st.lists(mostly, min_size=2, max_size=2),
+            "nested": st.lists(st.lists(mostly, max_size=2), max_size=2),
+            "wrong": wrong,
+        }[shape]
     )
 
 
