@@ -16,6 +16,7 @@ from tiny import pixels
 
 NAME = "timm-vit"
 TARGET = 3
+STATUSES = ("pass", "warn", "fail", "skip")
 # One method or more of each way to make a map.
 KINDS = {
     "attention": "rollout",
@@ -71,12 +72,17 @@ def choose(module: nn.Module) -> Any:
     return cv.choose(cv.wrap(module), image(4), panel, metrics, target=TARGET, tune_start=["genatt"])
 
 
+def doctor(module: nn.Module) -> Any:
+    return cv.doctor(cv.wrap(module), image())
+
+
 VERBS: dict[str, Callable[[nn.Module], Any]] = {
     **{f"explain {kind}": lambda module, method=method: explain(module, method) for kind, method in KINDS.items()},
     "compare": compare,
     "trace": trace,
     "evaluate": evaluate,
     "choose": choose,
+    "doctor": doctor,
 }
 
 
@@ -92,6 +98,8 @@ def tensors(result: Any) -> list[Tensor]:
         return [tensor for value in result.values() for tensor in tensors(value)]
     if isinstance(result, tuple):
         return [tensor for value in result for tensor in tensors(value)]
+    if hasattr(result, "checks"):  # a Diagnosis: its lines, each passed or not
+        return [torch.tensor([STATUSES.index(check.status) for check in result.checks], dtype=torch.float64)]
     return tensors(dict(result.scores))  # a Pick
 
 
