@@ -1,7 +1,8 @@
 # Two commands from a fresh clone, with nothing but Python >= 3.11 and make:
 #   make demo    explain the built-in photo with the built-in model, write out/demo.png
 #   make test    install the development extras and run every test, offline
-# Further: make test-quick (a sample, under two minutes), make test-portable (numbers on other kernels), make lint.
+# Further: make test-quick (a sample, under two minutes), make test-portable (numbers on other kernels), make fuzz
+# (10,000 odd inputs; 2,000 of them are part of make test), make lint.
 # A Python of your choice: make demo PYTHON=python3.12. Another place for the environment: make test VENV=/tmp/v.
 
 PYTHON ?= python3
@@ -12,11 +13,11 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 SOURCES := $(shell find src -type f -not -name '*.pyc')
 DEMO := raw-attention,rollout,grad-rollout,attcam,genatt,gradsam,gmar-l1,legrad,focusvit,attcat,saliency,ixg,gradcam,attnlrp,decompx+skipplus
 
-.PHONY: help demo test test-quick test-portable lint clean
+.PHONY: help demo test test-quick test-portable fuzz lint clean
 .DELETE_ON_ERROR:
 
 help:
-	@sed -n '1,5s/^# //p' Makefile
+	@sed -n '1,6s/^# //p' Makefile
 
 demo: $(VENV)/.installed
 	@$(BIN)/clairvit compare demo --method '$(DEMO)' --out out/demo.png
@@ -55,6 +56,13 @@ test-portable-%: $(VENV)/.installed-dev
 	@echo '== $*: $(strip $(environment-$*)) $(order-$*)'
 	@$(environment-$*) $(BIN)/python -c 'import torch; print("kernels:", torch.backends.cpu.get_cpu_capability() + ", threads:", torch.get_num_threads())'
 	@$(environment-$*) $(PYTEST) -n $(JOBS) $(order-$*) -m '$(NUMERIC)' $(ARGS)
+
+# The same cases every time; make fuzz CASES=50000 SEED=1 tries others.
+CASES ?= 10000
+SEED ?= 20260714
+
+fuzz: $(VENV)/.installed-dev
+	@OMP_NUM_THREADS=1 CLAIRVIT_FUZZ_CASES=$(CASES) CLAIRVIT_FUZZ_SEED=$(SEED) $(PYTEST) -n $(JOBS) tests/fuzz $(ARGS)
 
 lint: $(VENV)/.installed-dev
 	@$(BIN)/ruff check .

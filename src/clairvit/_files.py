@@ -22,7 +22,9 @@ def beside(path: Path) -> Iterator[Path]:
             temporary.unlink(missing_ok=True)
     except OSError as error:
         reason = error.strerror or str(error)
-        raise BadInput(f"Cannot write '{path}' ({reason}); choose a place you may write to with --out.") from error
+        raise BadInput(
+            f"Cannot write '{path}' ({reason}); choose a place you may write to.", parameters={"out": "PATH"}
+        ) from error
 
 
 def write_whole(path: Path, *parts: bytes | memoryview) -> Path:

@@ -10,7 +10,17 @@ SIMILAR = 0.7  # difflib's ratio; at 0.67 'chefer' is still like 'center'
 
 
 class ClairError(Exception):
-    """Anything ClairViT refuses or cannot do; the command line prints it as one sentence and exits with status 2."""
+    """Anything ClairViT refuses or cannot do; the command line prints it as one sentence and exits with status 2.
+
+    Args:
+        message: What was seen, what was expected, what to do next, in terms of Python.
+        parameters: The parameters that the message advises to pass, with a value or a placeholder for each. The
+            command line adds its own options of these names to the message (`clairvit/cli/hints.py`).
+    """
+
+    def __init__(self, message: str = "", *, parameters: Mapping[str, str] | None = None) -> None:
+        super().__init__(message)
+        self.parameters = dict(parameters or {})
 
 
 class BadInput(ClairError):
@@ -44,7 +54,7 @@ def did_you_mean(name: str, choices: Iterable[str], aliases: Mapping[str, Sequen
     underscores), the choices that are spelled alike, and those that contain it.
     """
     originals = {choice.lower(): choice for choice in choices}
-    typed = name.lower().strip()
+    typed = str(name).lower().strip()
     known_as = (aliases or {}).get(re.sub(r"[\s_-]", "", typed), ())
     parts = [choice for choice in originals if len(typed) >= 3 and typed in choice]
     begins = sorted(parts, key=lambda choice: (not choice.startswith(typed), len(choice)))

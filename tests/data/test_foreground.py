@@ -355,8 +355,8 @@ def test_weights_that_are_not_the_detectors(tmp_path: Path, newer: dict[str, Ten
     expected = (
         r"'.*other.pth' do not fit torchvision's maskrcnn_resnet50_fpn_v2 with COCO's 91 labels: 363 missing "
         r"\(backbone.body.conv1.weight, .*, …\); 2 unexpected \(conv.weight, conv.bias\)\. Expected the COCO weights "
-        r"of maskrcnn_resnet50_fpn_v2 \(https://.*73cbd019.pth\) or maskrcnn_resnet50_fpn \(https://.*\): type "
-        r"--weights FILE"
+        r"of maskrcnn_resnet50_fpn_v2 \(https://.*73cbd019.pth\) or maskrcnn_resnet50_fpn \(https://.*\): "
+        r"load_detector"
     )
     with pytest.raises(BadInput, match=expected):
         load_detector(tmp_path / "other.pth")
@@ -373,9 +373,9 @@ def test_files_that_are_no_weights(tmp_path: Path) -> None:
     (tmp_path / "coco.safetensors").write_bytes(b"neither")
     torch.save(nn.Linear(1, 1), tmp_path / "code.pth")
     for name, wrong in (("coco.pth", ""), ("coco.safetensors", "cannot be read"), ("code.pth", "never unpickles code")):
-        with pytest.raises(BadInput, match=rf"{name}'.*{wrong}.* Expected the COCO weights of .*--weights FILE"):
+        with pytest.raises(BadInput, match=rf"{name}'.*{wrong}.* Expected the COCO .*load_detector\('FILE'\)"):
             load_detector(tmp_path / name)
-    with pytest.raises(BadInput, match=r"koko.pth' are not there. Did you mean 'co.*type --weights FILE"):
+    with pytest.raises(BadInput, match=r"koko.pth' are not there. Did you mean 'co.*load_detector\('FILE'\)"):
         load_detector(tmp_path / "koko.pth")
     with pytest.raises(BadInput, match=r"are a folder\. Expected"):
         load_detector(tmp_path)
@@ -389,7 +389,7 @@ def test_a_device_that_is_not_there_is_said_before_anything_is_loaded() -> None:
 def test_without_a_network_the_file_to_fetch_is_named() -> None:
     expected = (
         r"maskrcnn_resnet50_fpn_v2 could not be loaded \(download.pytorch.org cannot be reached: no network in tests\)"
-        rf"; .*{COCO.url} \(177 MB\) and type --weights FILE"
+        rf"; .*{COCO.url} \(177 MB\) and pass it: load_detector\('FILE'\)"
     )
     with pytest.raises(ModelUnavailable, match=expected):
         load_detector()
@@ -397,7 +397,7 @@ def test_without_a_network_the_file_to_fetch_is_named() -> None:
 
 def test_what_lies_in_the_cache_is_never_run(tmp_path: Path) -> None:
     cached(tmp_path, COCO, Explosive())
-    with pytest.raises(ModelUnavailable, match=r"could not be loaded .*type --weights FILE"):
+    with pytest.raises(ModelUnavailable, match=r"could not be loaded .*load_detector\('FILE'\)"):
         load_detector()
     assert not (tmp_path / "ran").exists()
 
@@ -422,7 +422,7 @@ def test_a_download_that_breaks_off(monkeypatch: pytest.MonkeyPatch, error: Exce
     monkeypatch.setattr("clairvit.models.from_torchvision.url_blocked", lambda _: None)
     monkeypatch.setattr("torch.hub.download_url_to_file", download)
     with pytest.raises(
-        ModelUnavailable, match=r"(reset by peer|invalid hash value).*\(177 MB\) and type --weights FILE"
+        ModelUnavailable, match=r"(reset by peer|invalid hash value).*\(177 MB\) and pass it: load_detector\('FILE'\)"
     ):
         load_detector()
     assert asked == [(COCO.url, "73cbd019")]

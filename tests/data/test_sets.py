@@ -166,9 +166,7 @@ def test_a_wrong_folder_is_shown_the_right_one(pets: Path, tmp_path: Path) -> No
     text = str(told.value)
     assert f"'{pets}' does not look like Oxford-IIIT Pet: 'annotations/test.txt' is missing. Expected:\n" in text
     assert f"  {pets.parent}/\n    images/\n      Abyssinian_1.jpg …\n    annotations/\n" in text
-    assert text.endswith(
-        "Give that folder as pets:PATH, or let it be downloaded there (--download; download=True in Python)."
-    )
+    assert text.endswith("Give that folder as pets:PATH, or let it be downloaded there (download=True).")
     shutil.rmtree(pets / "images")
     with pytest.raises(BadInput, match="'images' is missing"):
         open_data(f"pets:{pets}")

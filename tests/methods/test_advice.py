@@ -108,7 +108,7 @@ def test_what_is_no_recipe_is_refused(tmp_path: Path, content: Any, message: str
 
 
 def test_a_recipe_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match=r"cannot be read: No such file.*clairvit choose IMAGES --out recipe\.json"):
+    with pytest.raises(BadInput, match=r"cannot be read: No such.*cv\.choose\(model, images\)\.save\('recipe\.json'"):
         read_recipe(tmp_path / "none.json")
     assert recipe_of(pick().recipe) is not None
 
@@ -143,7 +143,7 @@ def test_m_auto_is_the_recipes() -> None:
     assert recipe.method_for("genatt+from:auto") == "genatt+from:1"
     assert recipe.method_for("legrad(start=auto)") == "legrad(start=1)"
     assert recipe.method_for("smooth(focusvit(m=auto), n=3)") == cv.smooth("focusvit(m=2)", n=3)
-    with pytest.raises(BadInput, match=r"^'m=auto' reads .* --tune-start focusvit --out recipe\.json"):
+    with pytest.raises(BadInput, match=r"^'m=auto' reads .*tune_start=\['focusvit'\]\)\.save\('recipe\.json'\)"):
         cv.explain(model, image, "focusvit(m=auto)")
 
 
@@ -155,7 +155,7 @@ def test_m_auto_is_what_was_found() -> None:
 
 def test_a_recipe_without_that_start() -> None:
     recipe = with_starts(genatt="genatt+from:1")
-    with pytest.raises(BadInput, match=r"holds no layer where 'focusvit' starts; it has genatt\. .*--tune-start"):
+    with pytest.raises(BadInput, match=r"holds no layer where 'focusvit' starts; it has genatt\. .*tune_start="):
         recipe.method_for("focusvit(m=auto)")
     with pytest.raises(BadInput, match=r"no layer where 'focusvit\(head_weights=uniform\)' starts"):
         with_starts(focusvit="focusvit(m=1)").method_for("focusvit(head_weights=uniform,m=auto)")

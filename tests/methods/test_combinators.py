@@ -654,7 +654,7 @@ def test_focusvit_says_that_its_start_was_not_searched() -> None:
 def test_a_start_from_a_recipe_needs_one(text: str, seen: str, layer: str) -> None:
     name = text.partition("(")[0].partition("+")[0]
     with pytest.raises(
-        BadInput, match=rf"^{seen} reads .*--tune-start {name} --out recipe.json.*type a layer: {layer}"
+        BadInput, match=rf"^{seen} reads .*tune_start=\['{name}'\]\)\.save\('recipe.json'\).*type a layer: {layer}"
     ):
         bind(text)
 

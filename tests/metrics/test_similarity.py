@@ -11,7 +11,7 @@ import torch
 from skimage.feature import hog as their_hog
 from skimage.metrics import structural_similarity
 
-from clairvit.metrics.similarity import alike, histogram_entropy, hog, pearson, ranks, spearman, ssim
+from clairvit.metrics.similarity import alike, histogram_entropy, hog, pearson, spearman, ssim
 from helpers.rounding import assert_same, growth
 
 
@@ -33,14 +33,6 @@ def test_correlations_are_scipys(tied: bool) -> None:
         for place in np.ndindex(2, 3):
             expected = theirs(a[place].flatten().numpy(), b[place].flatten().numpy()).statistic
             assert float(found[place]) == pytest.approx(float(expected), abs=1e-12)
-
-
-def test_ranks_are_scipys() -> None:
-    values = pairs()[0].flatten(2).round()
-    expected = scipy.stats.rankdata(values.numpy(), axis=-1)
-    assert (ranks(values).numpy() == expected).all()
-    turned = values.transpose(0, 2)  # not contiguous
-    assert (ranks(turned).numpy() == scipy.stats.rankdata(turned.numpy(), axis=-1)).all()
 
 
 @pytest.mark.parametrize(("rows", "cols", "window"), [(14, 14, 7), (9, 11, 7), (4, 4, 3), (5, 9, 5)])

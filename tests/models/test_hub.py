@@ -37,7 +37,7 @@ def test_unreachable_hub_is_one_quiet_sentence(
     said = str(caught.value)
     assert said.startswith(f"The weights of '{name}' could not be downloaded (")
     assert "cannot be reached: " in said
-    for way_out in ("'pets'", "file:PATH.safetensors", "--no-pretrained", "pretrained=False"):
+    for way_out in ("'pets'", "file:PATH.safetensors", "pretrained=False"):
         assert way_out in said
     assert "\n" not in said
     assert connections == []
@@ -67,7 +67,7 @@ def test_hub_probe_and_switches(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_random_weights_of_a_hub_id_need_its_configuration() -> None:
     pytest.importorskip("transformers")
     with pytest.raises(
-        ModelUnavailable, match=r"The configuration of 'hf:a/b' could not .*'hf:vit' with --no-pretrained"
+        ModelUnavailable, match=r"The configuration of 'hf:a/b' could not .*'hf:vit' with pretrained=False"
     ):
         cv.load("hf:a/b", pretrained=False)
 

@@ -52,7 +52,7 @@ def test_file_may_say_its_own_architecture(tmp_path: Path, dogs: nn.Module) -> N
     save_file(dogs.state_dict(), path, {"arch": "timm:vit_tiny_patch16_224"})
     assert_computes_the_same(cv.load(f"file:{path}"), dogs)
     save_file(dogs.state_dict(), path)
-    with pytest.raises(BadInput, match="does not say which architecture its weights are for; add --arch timm:NAME"):
+    with pytest.raises(BadInput, match="does not say which architecture its weights are for; add arch='timm:NAME'"):
         cv.load(f"file:{path}")
 
 
@@ -98,7 +98,7 @@ def test_files_that_do_not_fit(tmp_path: Path, dogs: nn.Module) -> None:
     save_file(state, path)
     with pytest.raises(ModelUnavailable, match=r"1 missing \(norm\.weight\); 1 unexpected \(surprise\)"):
         cv.load(f"file:{path}", arch="timm:vit_tiny_patch16_224")
-    with pytest.raises(BadInput, match="--arch hf:vit is not a timm architecture"):
+    with pytest.raises(BadInput, match="arch='hf:vit' is not a timm architecture"):
         cv.load(f"file:{path}", arch="hf:vit")
     with pytest.raises(UnknownName, match=r"no model 'vit_tny_patch16_224'\. Did you mean 'vit_tiny_patch16_224'"):
         cv.load(f"file:{path}", arch="timm:vit_tny_patch16_224")

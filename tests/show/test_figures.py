@@ -122,7 +122,7 @@ def test_the_strip_has_a_picture_for_each_layer_with_its_number() -> None:
 
 
 def test_a_figure_too_tall_to_read_is_refused() -> None:
-    with pytest.raises(BadInput, match=r"100 rows.*--out DIR"):
+    with pytest.raises(BadInput, match=r"100 rows.*one file an image"):
         explanation_figure(fake(100, names=[str(number) for number in range(100)]))
 
 

@@ -83,7 +83,7 @@ def test_an_unknown_suffix_is_refused_before_anything_is_written(tmp_path: Path,
 
 def test_a_place_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
-    with pytest.raises(BadInput, match=r"Cannot write .*cat\.png.*--out"):
+    with pytest.raises(BadInput, match=r"Cannot write .*cat\.png.*choose a place you may write to"):
         save(fake(), tmp_path / "file" / "cat.png")
 
 

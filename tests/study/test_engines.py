@@ -273,7 +273,7 @@ class Nodes:
 def test_room_is_on_single_nodes() -> None:
     two = Nodes({"CPU": 8.0, "GPU": 1.0}, {"CPU": 2.0, "GPU": 1.0})
     assert [_room(two, gpus) for gpus in (0, 0.1, 0.25, 1)] == [10, 8 + 2, 4 + 2, 2]
-    with pytest.raises(ClairError, match=r"1 CPU and 2 GPUs, and .*: 8 CPUs and 1 GPUs; 2 CPUs and 1 GPUs.*--num-gpus"):
+    with pytest.raises(ClairError, match=r"1 CPU and 2 GPUs, and .*: 8 CPUs and 1 GPUs; 2 CPUs and 1 GPUs.*num_gpus"):
         _room(two, 2)  # two in all, and no node has both
     with pytest.raises(ClairError, match="1 CPU, and the nodes of the Ray cluster have: 0 CPUs and 0 GPUs"):
         _room(Nodes({"memory": 5.0}), 0)

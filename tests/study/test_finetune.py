@@ -109,7 +109,7 @@ def test_a_finished_run_is_not_done_again_and_may_be_made_longer(tmp_path: Path)
 
 def test_other_settings_are_not_mixed_with_an_earlier_run(tmp_path: Path) -> None:
     run(tmp_path)
-    with pytest.raises(BadInput, match=r"batch was 8, now 4.*--fresh"):
+    with pytest.raises(BadInput, match=r"batch was 8, now 4.*fresh=True"):
         run(tmp_path, recipe=dataclasses.replace(SHORT, batch=4))
     with pytest.raises(BadInput, match="other images"):
         run(tmp_path, colours(seed=1))
@@ -126,10 +126,10 @@ def test_a_broken_checkpoint_and_lost_weights_are_said(tmp_path: Path) -> None:
         run(tmp_path)
     weights.write_bytes(content)
     checkpoint.write_bytes(checkpoint.read_bytes()[:1000])
-    with pytest.raises(BadInput, match=r"cannot be used.*--fresh"):
+    with pytest.raises(BadInput, match=r"cannot be used.*fresh=True"):
         run(tmp_path)
     checkpoint.write_bytes(content)  # a file of tensors, but no checkpoint
-    with pytest.raises(BadInput, match=r"cannot be used.*--fresh"):
+    with pytest.raises(BadInput, match=r"cannot be used.*fresh=True"):
         run(tmp_path)
 
 
@@ -259,7 +259,7 @@ def test_an_unreadable_image_costs_only_itself(tmp_path: Path) -> None:
 
 
 def test_a_loss_that_explodes_is_said(tmp_path: Path) -> None:
-    with pytest.raises(ClairError, match=r"come apart.*--rate"):
+    with pytest.raises(ClairError, match=r"come apart.*than .*fresh=True"):
         run(tmp_path, recipe=dataclasses.replace(SHORT, rate=1e30, epochs=5))
 
 

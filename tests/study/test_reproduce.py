@@ -256,7 +256,7 @@ def test_masks_are_asked_for() -> None:
     shown = Shown(album(masks=False), "generated")
     for name in ("cmi", "coporan", "joita"):
         with pytest.raises(
-            BadInput, match=rf"'{name}' compares maps with masks .*folder:here has none.*--masks mask-rcnn"
+            BadInput, match=rf"'{name}' compares maps with masks .*folder:here has none.*'mask-rcnn' for masks"
         ):
             check_data(wish(name), shown)
     assert len(check_data(wish("focusvit"), shown)) == 4
@@ -266,7 +266,7 @@ def test_masks_are_asked_for() -> None:
 
 
 def test_true_classes_are_asked_for() -> None:
-    with pytest.raises(BadInput, match=r"explains the true class, and folder:here has none.*--target predicted"):
+    with pytest.raises(BadInput, match=r"explains the true class, and folder:here has none.*target='predicted'"):
         check_data(wish("skipplus"), Shown(album(labels=False), "generated"))
     with pytest.raises(BadInput, match=r"the model has no class a, b, c, … \(4 of"):
         check_data(wish("skipplus"), Shown(album(), "generated", unknown=("a", "b", "c", "d")))

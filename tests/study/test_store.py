@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import os
 import time
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from filelock import FileLock, SoftFileLock
 
 from clairvit.errors import BadInput, ClairError, ClairWarning
 from clairvit.study.plan import Cell, DataWish, ModelWish, Study, Unit
@@ -147,40 +147,96 @@ def test_a_claim_is_exclusive_and_leaves_nothing(store: Store) -> None:
     assert store.claim(unit("k2")) is not None
     store.release(unit(), lock)
     assert not (store.path / "claims" / "k1").exists()
-    again = store.claim(unit())
-    assert again is not None
-    again.close()  # as when the process dies: the file stays, the lock does not
-    assert (store.path / "claims" / "k1").exists()
+    (store.path / "claims" / "k1").touch()  # as a process that died leaves it: the file stays, the lock does not
     assert store.claim(unit()) is not None
 
 
 def test_a_claim_that_is_taken_away_while_it_is_made_is_made_again(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, usual, before = store.path / "claims" / "k1", fcntl.flock, []
+    path, first = store.path / "claims" / "k1", []
+    touch = Path.touch
 
-    def flock(file: Any, how: int) -> None:
-        if not before:  # its owner is done between our opening and locking the file
-            before.append(file)
+    def removed_once(file: Path, *args: Any, **kwargs: Any) -> None:
+        touch(file, *args, **kwargs)
+        if file == path and not first:  # its owner is done between our making and locking the file
+            first.append(file)
             path.unlink()
-        usual(file, how)
 
-    monkeypatch.setattr(fcntl, "flock", flock)
+    monkeypatch.setattr(Path, "touch", removed_once)
     lock = store.claim(unit())
     assert lock is not None
-    assert os.path.samestat(os.fstat(lock.fileno()), path.stat())
+    assert lock.is_locked
+    assert path.exists()
     assert store.claim(unit()) is None
 
 
-def test_a_disk_without_locks_is_named(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    def flock(*_: object) -> None:
-        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+def test_a_claim_on_a_file_that_was_removed_after_it_was_opened_is_no_claim(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """filelock asks whether the file it locked still has its name; the version that pyproject requires does."""
+    path, opened, usual = store.path / "claims" / "k1", [], os.open
 
-    monkeypatch.setattr(fcntl, "flock", flock)
+    def removed_once(file: Any, *args: Any, **kwargs: Any) -> int:
+        descriptor = usual(file, *args, **kwargs)
+        if Path(file) == path and not opened:
+            opened.append(descriptor)
+            path.unlink()
+        return descriptor
+
+    monkeypatch.setattr(os, "open", removed_once)
+    lock = store.claim(unit())
+    monkeypatch.undo()
+    assert lock is None or path.exists()
+    again = store.claim(unit())
+    assert (lock is None) != (again is None), "one of the two holds the claim"
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [OSError(errno.ENOLCK, os.strerror(errno.ENOLCK)), NotImplementedError("No locks available")],
+    ids=["ENOLCK", "not-implemented"],
+)
+def test_a_disk_without_locks_is_named(store: Store, monkeypatch: pytest.MonkeyPatch, refusal: Exception) -> None:
+    def refuse(self: FileLock) -> None:
+        raise refusal
+
+    monkeypatch.setattr(FileLock, "_acquire", refuse)
     with pytest.raises(ClairError, match=r"cannot be locked \(No locks available\).*a disk of this machine"):
         store.claim(unit())
     with pytest.raises(ClairError, match="No locks available"):
         store.remember(STUDY)
+
+
+def test_a_lock_that_would_outlive_its_process_is_refused(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the disk cannot lock, filelock may turn to files that a killed process would leave for ever."""
+
+    def turn_soft(self: FileLock) -> None:
+        self.__class__ = SoftFileLock
+        self._acquire()
+
+    monkeypatch.setattr(FileLock, "_acquire", turn_soft)
+    with pytest.raises(ClairError, match=r"cannot be locked \(Function not implemented\)"):
+        store.claim(unit("k7"))
+    with pytest.raises(ClairError, match=r"cannot be locked \(Function not implemented\)"):
+        store.remember(STUDY)
+
+
+def test_windows_removes_a_claim_after_its_release(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There a file that is open cannot be removed."""
+    lock = store.claim(unit())
+    assert lock is not None
+    unlink = Path.unlink
+
+    def refuse_open_files(path: Path, missing_ok: bool = False) -> None:
+        if lock.is_locked:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        unlink(path, missing_ok=missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", refuse_open_files)
+    store.release(unit(), lock)
+    assert not lock.is_locked
+    assert not (store.path / "claims" / "k1").exists()
 
 
 def test_another_format_is_refused(store: Store) -> None:

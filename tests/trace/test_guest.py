@@ -7,7 +7,6 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -19,7 +18,7 @@ from clairvit.errors import BadInput, ClairError
 from clairvit.trace.recording import record
 from clairvit.trace.trace import follow, one_target
 from conditions import METHODS, allow_declared_zeros, fits, home_of, short
-from fingerprint import differences, fingerprint, surroundings
+from fingerprint import differences, fingerprint, messy, surroundings, unchanged
 from helpers.rounding import assert_same, same
 from tiny import build, pixels, strange
 from tiny_home import Block, HomeMade, MatmulAttention
@@ -28,32 +27,6 @@ TARGET = 3
 EVERY = [short(name) for name in METHODS]
 ON_CLASS_TOKEN = [name for name in EVERY if fits(name, "timm-vit")]
 GUESTS = ["timm-vit", "timm-siglip-map", "hf-dinov2-registers-sdpa", "torchvision-vit", "home-lucid", "home-in-place"]
-
-
-def messy(name: str) -> nn.Module:
-    """A model in the middle of its owner's work: modes, gradients, flags and hooks all mixed."""
-    module = build(name)
-    module.train()
-    parts = list(module.modules())
-    for part in parts[len(parts) // 2 :: 2]:
-        part.training = False
-    for number, p in enumerate(module.parameters()):
-        p.requires_grad_(number % 3 != 0)
-        if number % 2:
-            p.grad = torch.full_like(p, 0.5)
-    parts[-1].register_forward_hook(lambda *_: None)
-    parts[1].register_forward_pre_hook(lambda *_: None)
-    parts[-1].register_full_backward_hook(lambda *_: None)
-    return module
-
-
-@contextmanager
-def unchanged(module: nn.Module) -> Iterator[None]:
-    """The module and its surroundings are the same after the block as before."""
-    before, around = fingerprint(module), surroundings()
-    yield
-    assert differences(before, fingerprint(module)) == []
-    assert differences(around, surroundings()) == []
 
 
 @pytest.fixture(autouse=True)

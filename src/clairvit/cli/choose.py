@@ -10,6 +10,7 @@ import typer
 
 from clairvit.cli import options
 from clairvit.cli.evaluate import wanted_methods, wanted_metrics
+from clairvit.cli.hints import with_options
 from clairvit.cli.known import Known, image_source
 from clairvit.cli.paper import line, progress, remark
 from clairvit.cli.picks import document, print_pick
@@ -136,7 +137,7 @@ def choose(
             maps=maps,
             by=by,
             tune_start=tuned,
-            failed=lambda image, error: failures.append(Failure(image, str(error))),
+            failed=lambda image, error: failures.append(Failure(image, with_options(error))),
             seed=seed,
             batch_size=batch_size,
             autocast=autocast,

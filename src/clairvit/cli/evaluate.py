@@ -11,6 +11,7 @@ import typer
 
 from clairvit.cli import options
 from clairvit.cli.compare import ALL, choose
+from clairvit.cli.hints import with_options
 from clairvit.cli.known import Known, image_source
 from clairvit.cli.paper import line, progress, remark
 from clairvit.cli.report import end, print_json, print_left_out
@@ -122,7 +123,7 @@ def evaluate(
             target=aims[0] if aims else None,
             maps=maps,
             skip=everything,
-            failed=lambda image, error: failures.append(Failure(image, str(error))),
+            failed=lambda image, error: failures.append(Failure(image, with_options(error))),
             seed=seed,
             batch_size=batch_size,
             autocast=autocast,

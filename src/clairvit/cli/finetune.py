@@ -11,6 +11,7 @@ import typer
 
 from clairvit._version import __version__
 from clairvit.cli import options
+from clairvit.cli.hints import with_options
 from clairvit.cli.paper import line, progress, remark, say, table
 from clairvit.cli.request import read_preprocess
 from clairvit.cli.work import Failure
@@ -134,7 +135,7 @@ def finetune(
             device=device,
             dtype="float16" if half else "float32",
             fresh=fresh,
-            failed=lambda image, error: failures.append(Failure(image, str(error))),
+            failed=lambda image, error: failures.append(Failure(image, with_options(error))),
             told=told,
         )
     if as_json:

@@ -145,7 +145,7 @@ def reproduce(
         target,
         seed,
     )
-    assert wish.aim in (None, "label")  # a wrong --target is refused before a model is loaded
+    wish.check_target()  # before a model is loaded
     hidden = as_json or quiet
     if download:
         fetch(data, split)

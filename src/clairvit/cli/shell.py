@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any, TextIO
 
+import click
 import typer
 
 from clairvit._version import __version__
@@ -20,6 +21,7 @@ from clairvit.cli.doctor import doctor
 from clairvit.cli.evaluate import evaluate
 from clairvit.cli.explain import explain
 from clairvit.cli.finetune import finetune
+from clairvit.cli.hints import with_options
 from clairvit.cli.lists import list_classes, list_methods, list_models
 from clairvit.cli.metrics import list_metrics
 from clairvit.cli.paper import print_note, say
@@ -80,13 +82,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SystemExit as end:  # typer ends every command this way
         return _finish(_status(end.code))
     except ClairError as error:
+        message = with_options(error, _command(given) if error.parameters else None)
         if "--json" in given:
-            print(json.dumps({"error": str(error)}, ensure_ascii=False))
-        say(str(error))
+            print(json.dumps({"error": message}, ensure_ascii=False))
+        say(message)
         return _finish(2)
     except KeyboardInterrupt:
         return _finish(130)
     return _finish(0)
+
+
+def _command(given: Sequence[str]) -> click.Command | None:
+    """Return the command that was typed; None for none that there is."""
+    group = typer.main.get_command(app)
+    return next((group.commands[name] for name in given if name in group.commands), None)  # type: ignore[attr-defined]
 
 
 def _status(code: object) -> int:

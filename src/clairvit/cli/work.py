@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from clairvit.cli.hints import with_options
 from clairvit.errors import BadInput, ClairError
 
 if TYPE_CHECKING:
@@ -83,14 +84,14 @@ def find(arguments: Sequence[str]) -> tuple[list[str], list[Failure]]:
         except BadInput as error:
             if len(arguments) == 1:
                 raise
-            failures.append(Failure(argument, str(error)))
+            failures.append(Failure(argument, with_options(error)))
     readable = []
     for image in dict.fromkeys(images):
         try:
             check_file(Path(image))
             readable.append(image)
         except BadInput as error:
-            failures.append(Failure(image, str(error)))
+            failures.append(Failure(image, with_options(error)))
     return readable, failures
 
 
@@ -142,7 +143,7 @@ def each_image(
             try:
                 ready.append(Ready(image, prepare([image], model)))
             except BadInput as error:
-                yield Failure(image, str(error))
+                yield Failure(image, with_options(error))
         for outcome in _explain(ready, targets, verb, worked):
             worked = worked or isinstance(outcome, Result)
             yield outcome
@@ -164,7 +165,7 @@ def _explain(ready: Sequence[Ready], targets: Sequence[Any], verb: Verb, worked:
         return list(_together(ready, targets, verb))
     except ClairError as error:
         if len(ready) == 1:
-            outcomes: list[Result | Failure] = [Failure(ready[0].image, str(error))]
+            outcomes: list[Result | Failure] = [Failure(ready[0].image, with_options(error))]
         else:
             outcomes = [outcome for one in ready for outcome in _explain([one], targets, verb, worked=True)]
         if not worked and all(isinstance(outcome, Failure) for outcome in outcomes):

@@ -5,7 +5,7 @@ Memory does not grow with the number of images, and one that cannot be read cost
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -171,6 +171,11 @@ def _items(images: Any, model: Model) -> Sequence[Any]:
 
 
 def _check_count(what: str, given: Any, count: int) -> None:
+    listed = hasattr(given, "__len__") and hasattr(given, "__getitem__") and not isinstance(given, Mapping)
+    if given is not None and (not listed or getattr(given, "ndim", 1) == 0):
+        raise BadInput(
+            f"{what} were given as a {type(given).__name__}; expected a list of {count}, one for each image."
+        )
     if given is not None and len(given) != count:
         raise BadInput(f"{len(given)} {what} were given for {count} images; expected one for each.")
 
@@ -195,12 +200,19 @@ def _as_seen(mask: Any, pixels: Tensor) -> tuple[Tensor | None, Tensor | None]:
     """A mask of what the model sees."""
     if mask is None:
         return None, None
-    found = torch.as_tensor(np.asarray(mask) if not isinstance(mask, Tensor) else mask)
     expected = tuple(pixels.shape[-2:])
+    values = mask if isinstance(mask, Tensor) else np.asarray(mask)
+    numeric = not values.is_complex() if isinstance(values, Tensor) else values.dtype.kind in "biuf"
+    if not numeric:
+        raise BadInput(
+            f"A mask was given as {type(mask).__name__} of {values.dtype}; expected numbers or bool {list(expected)}, "
+            "not zero on the object."
+        )
+    found = torch.as_tensor(values > 0)
     if tuple(found.shape) != expected:
         raise BadInput(
             f"A mask has shape {list(found.shape)} for an image of {expected[0]} × {expected[1]} pixels as the model "
             f"sees it; expected {list(expected)}, resized and cropped as the image is, or a path or picture of the "
             "whole image's."
         )
-    return found > 0, None
+    return found, None

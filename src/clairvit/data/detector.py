@@ -62,8 +62,8 @@ def _from_server() -> Mapping[str, Tensor]:
     except Exception as error:  # network, disk, hash and unpickler each raise their own kind
         raise ModelUnavailable(
             f"The COCO weights of torchvision's {NEWER} could not be loaded ({first_line(error)}); where there is a "
-            f"network fetch {weights.url} ({weights.meta['_file_size']:.0f} MB) and type --weights FILE "
-            "(load_detector('FILE') in Python)."
+            f"network fetch {weights.url} ({weights.meta['_file_size']:.0f} MB) and pass it: load_detector('FILE').",
+            parameters={"weights": "FILE"},
         ) from error
 
 
@@ -71,11 +71,11 @@ def _from_file(path: Path) -> Mapping[str, Tensor]:
     if not path.is_file():
         near = did_you_mean(path.name, [p.name for p in path.parent.glob("*") if p.suffix in SUFFIXES])
         seen = "a folder" if path.is_dir() else "not there"
-        raise BadInput(f"The detector's weights '{path}' are {seen}.{near} {_advice()}")
+        raise BadInput(f"The detector's weights '{path}' are {seen}.{near} {_advice()}", parameters={"weights": "FILE"})
     try:
         return read_weights(path, str(path))[0]
     except ModelUnavailable as error:
-        raise BadInput(f"{error} {_advice()}") from error
+        raise BadInput(f"{error} {_advice()}", parameters={"weights": "FILE"}) from error
 
 
 def _newer() -> nn.Module:
@@ -119,7 +119,8 @@ def _fill(module: nn.Module, state: Mapping[str, Tensor], name: str, source: str
     if found:
         raise BadInput(
             f"The weights in '{source}' do not fit torchvision's {name} with COCO's 91 labels: {'; '.join(found)}. "
-            f"{_advice()}"
+            f"{_advice()}",
+            parameters={"weights": "FILE"},
         )
 
 
@@ -128,4 +129,4 @@ def _url(name: str) -> str:
 
 
 def _advice() -> str:
-    return f"Expected the COCO weights of {NEWER} ({_url(NEWER)}) or {OLDER} ({_url(OLDER)}): type --weights FILE."
+    return f"Expected the COCO weights of {NEWER} ({_url(NEWER)}) or {OLDER} ({_url(OLDER)}): load_detector('FILE')."

@@ -17,7 +17,7 @@ from clairvit.methods.fullgrad import totals
 from clairvit.models.model import Model
 from clairvit.trace.anatomy import Anatomy, anatomy, tokens_among
 from clairvit.trace.attention import widened
-from clairvit.trace.guest import own_grad_mode, visiting
+from clairvit.trace.guest import own_grad_mode, this_thread_only, visiting
 from clairvit.trace.recording import record
 from clairvit.trace.trace import Trace, follow
 
@@ -143,7 +143,8 @@ def cancellation_by_layer(model: Model, pixels: Tensor, plan: Anatomy) -> list[l
     blocks = {id(part.block): part.block for part in plan.layers if part.block is not None}
     with visiting(model.module), torch.no_grad():
         try:
-            hooks = [block.register_forward_pre_hook(enter, with_kwargs=True) for block in blocks.values()]
+            watched = this_thread_only(enter)
+            hooks = [block.register_forward_pre_hook(watched, with_kwargs=True) for block in blocks.values()]
             with sums:
                 model.logits(pixels)
         finally:

@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten
 
 from clairvit.models.model import Model
-from clairvit.trace.guest import visiting
+from clairvit.trace.guest import this_thread_only, visiting
 
 DEVIATIONS = 6.0  # λ of the probabilistic rounding bound: it is exceeded with probability below 2·exp(−λ²/2) = 3e-8
 
@@ -113,7 +113,7 @@ def inspect_forward(model: Model, pixels: Tensor, *, gradient: bool = False) -> 
     pixels = pixels.detach().clone().requires_grad_(gradient)
     with visiting(model.module), torch.set_grad_enabled(gradient):
         hooks = [
-            part.register_forward_hook(note(name, part), with_kwargs=True)
+            part.register_forward_hook(this_thread_only(note(name, part)), with_kwargs=True)
             for name, part in model.module.named_modules()
             if name
         ]
@@ -158,7 +158,11 @@ def inspect_backward(model: Model, pixels: Tensor) -> BackwardPass:
         return enter
 
     with visiting(model.module), torch.inference_mode(False), torch.enable_grad():
-        hooks = [part.register_forward_pre_hook(note(name)) for name, part in model.module.named_modules() if name]
+        hooks = [
+            part.register_forward_pre_hook(this_thread_only(note(name)))
+            for name, part in model.module.named_modules()
+            if name
+        ]
         try:
             logits = model.logits(pixels)
             if logits.requires_grad:

@@ -70,8 +70,9 @@ class Recipe:
         if base not in self.starts:
             listed = ", ".join(self.starts) or "none"
             raise BadInput(
-                f"The recipe holds no layer where '{base}' starts; it has {listed}. Make one by `clairvit choose "
-                f"IMAGES --tune-start '{base}' --out recipe.json`."
+                f"The recipe holds no layer where '{base}' starts; it has {listed}. Make one by "
+                f"cv.choose(model, images, tune_start=['{base}']).save('recipe.json').",
+                parameters={"tune_start": base},
             )
         return self.starts[base]
 
@@ -111,27 +112,36 @@ def plain(value: Any) -> Any:
 
 def read_recipe(path: PathLike[str] | str) -> Recipe:
     """A recipe from its file, if it is one."""
-    make = "Make one by `clairvit choose IMAGES --out recipe.json`."
+    make = "Make one by cv.choose(model, images).save('recipe.json')."
+    hint = {"choose": "recipe.json"}
+    if not isinstance(path, str | PathLike):
+        raise BadInput(
+            f"A recipe was given as {type(path).__name__}; expected its file or a Recipe. {make}", parameters=hint
+        )
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
-        raise BadInput(f"The recipe '{path}' cannot be read: {error.strerror}. {make}") from error
+        raise BadInput(f"The recipe '{path}' cannot be read: {error.strerror}. {make}", parameters=hint) from error
     except ValueError as error:
-        raise BadInput(f"'{path}' is not JSON ({error}), so it is no recipe. {make}") from error
+        raise BadInput(f"'{path}' is not JSON ({error}), so it is no recipe. {make}", parameters=hint) from error
     if not isinstance(content, dict) or content.get("kind") != KIND:
-        raise BadInput(f'\'{path}\' is JSON, and no recipe: expected "kind": "{KIND}". {make}')
+        raise BadInput(f'\'{path}\' is JSON, and no recipe: expected "kind": "{KIND}". {make}', parameters=hint)
     if content.get("format") != FORMAT:
         raise BadInput(
             f"'{path}' is a recipe of format {content.get('format')}, written by ClairViT {content.get('version')}; "
-            f"this is {__version__}, which reads format {FORMAT}. {make}"
+            f"this is {__version__}, which reads format {FORMAT}. {make}",
+            parameters=hint,
         )
     missing = [name for name in ("method", "model", "weights") if not isinstance(content.get(name), str)]
     if missing:
-        raise BadInput(f"The recipe '{path}' has no {', '.join(missing)}; expected text for each. {make}")
+        raise BadInput(
+            f"The recipe '{path}' has no {', '.join(missing)}; expected text for each. {make}", parameters=hint
+        )
     starts = content.get("starts", {})
     if not isinstance(starts, dict) or not all(isinstance(text, str) for text in starts.values()):
         raise BadInput(
-            f"The 'starts' of the recipe '{path}' are no table of methods; expected {{\"genatt\": …}}. {make}"
+            f"The 'starts' of the recipe '{path}' are no table of methods; expected {{\"genatt\": …}}. {make}",
+            parameters=hint,
         )
     known = {one.name for one in fields(Recipe)}
     own: dict[str, Any] = {

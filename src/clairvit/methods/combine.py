@@ -22,6 +22,7 @@ from clairvit.methods.parse import Written, parse
 from clairvit.methods.paths import Note, at_least_one, by_variant, noisy_images, several
 from clairvit.methods.run import Result
 from clairvit.methods.together import record_for, run_all
+from clairvit.numerics import average_ranks
 from clairvit.trace.trace import Trace
 
 By = Literal["rank", "minmax", "max"]
@@ -96,11 +97,8 @@ def joined(maps: Sequence[Tensor], by: By = "rank") -> Tensor:
 
 
 def ranks(flat: Tensor) -> Tensor:
-    """[B, n] -> [B, n] in 0 … 1; ties get the mean of their ranks."""
-    below = (flat[:, None, :] < flat[:, :, None]).sum(-1)  # [B, n]: how many are smaller
-    equal = (flat[:, None, :] == flat[:, :, None]).sum(-1)
-    rank = below + (equal - 1) / 2
-    return rank.to(flat.dtype) / max(flat.shape[1] - 1, 1)
+    """Return the ranks of each row of [B, n] scaled to 0 … 1; equal values share the mean, NaN stays NaN."""
+    return ((average_ranks(flat) - 1) / max(flat.shape[1] - 1, 1)).to(flat.dtype)
 
 
 def from_zero_to_one(flat: Tensor) -> Tensor:

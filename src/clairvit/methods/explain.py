@@ -216,7 +216,8 @@ def _no_target(model: Model, bounds: list[Bound], count: int) -> tuple[Target, .
         return (Target(names=("any class",) * count, classes=(None,) * count, score="none"),)
     raise BadInput(
         f"{model.name} returns an embedding, not class scores, and '{asking.text}' explains a score. "
-        "Load it with labels=['a photo of a cat', …] (--labels), or pass a target function of the output."
+        "Load it with labels=['a photo of a cat', …], or pass a target function of the output.",
+        parameters={"labels": "a photo of a cat,…"},
     )
 
 

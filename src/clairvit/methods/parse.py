@@ -55,8 +55,9 @@ def refuse_auto(name: str, combinator: str, options: dict[str, Any]) -> None:
     seen, layer = (f"{typed}={AUTO}", f"{name}({typed}=6)") if typed else (f"+{combinator}", f"{name}+from:6")
     raise BadInput(
         f"'{seen}' reads the layer where {name} starts from a recipe, and none with it was given. Make one by "
-        f"`clairvit choose IMAGES --tune-start {name} --out recipe.json` and pass it as `--recipe recipe.json` "
-        f"(recipe='recipe.json'), or type a layer: {layer}."
+        f"cv.choose(model, images, tune_start=['{name}']).save('recipe.json') and pass recipe='recipe.json', or type "
+        f"a layer: {layer}.",
+        parameters={"tune_start": name, "recipe": "recipe.json"},
     )
 
 

@@ -14,9 +14,11 @@ from torch import Tensor, nn
 from clairvit.errors import BadInput
 from clairvit.metrics.case import Case
 from clairvit.models.model import Model
+from clairvit.models.request import seeded
 from clairvit.perturb.chance import dice
 from clairvit.perturb.watch import telling
 from clairvit.trace.attention import widened
+from clairvit.trace.guest import visiting
 
 Order = Literal["top-down", "bottom-up", "independent"]
 Law = Literal["normal", "shuffle", "reset", "quantus"]
@@ -33,7 +35,8 @@ def explained_cascade(
     """
     if layers is not None and layers < 1:
         raise BadInput(f"layers={layers} was given; expected 1 or more steps, such as layers=12, or None for all.")
-    model = replace(case.model, module=copy.deepcopy(case.model.module))
+    with visiting(case.model.module):  # no other thread registers hooks meanwhile
+        model = replace(case.model, module=copy.deepcopy(case.model.module))
     every = layers_of(model.module)
     if by == "quantus":
         every = [layer for layer in every if can_reset(layer[0])]
@@ -103,8 +106,7 @@ def _reset(module: nn.Module, own: tuple[nn.Parameter, ...], seed: int) -> None:
     """
     home = own[0].device
     module.cpu()
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)  # manual_seed of torch itself would seed other devices too
+    with seeded(seed):
         cast(Any, module).reset_parameters()  # torch types a module's attributes as tensors or modules
     module.to(home)
 

@@ -239,8 +239,8 @@ class Case:
     def needed_masks(self) -> Tensor:
         if self.masks is None:
             raise BadInput(
-                "This metric compares maps with masks, and none were given; expected one mask an image: masks=[…] "
-                "(or --masks DIR)."
+                "This metric compares maps with masks, and none were given; expected one mask an image: masks=[…].",
+                parameters={"masks": "DIR"},
             )
         return self.masks
 

@@ -256,7 +256,8 @@ def _targets(recording: Recording, part: Part, request: _Request) -> Target:
         if spec is None or None in spec:
             raise BadInput(
                 "target='label' was given without labels for all images; expected labels=[…], the true class of each "
-                "image (--truth FILE)."
+                "image.",
+                parameters={"truth": "FILE"},
             )
     elif isinstance(spec, list | tuple):
         if len(spec) != len(request.album):

@@ -121,7 +121,8 @@ def class_contrast(case: Case) -> Tensor:
     if case.others is None:
         raise BadInput(
             "class-contrast compares the maps of two objects in one image, and the other classes were not given; "
-            "expected others=[…], a class or None for each image (--truth FILE with a column 'other')."
+            "expected others=[…], a class or None for each image.",
+            parameters={"others": "FILE"},
         )
     alone = torch.tensor([one is None for one in case.others], device=masks.device)
     instead = [own if one is None else one for own, one in zip(case.target.classes, case.others, strict=True)]

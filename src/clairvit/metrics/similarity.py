@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from clairvit.numerics import average_ranks
+
 Similarity = Literal["spearman", "pearson", "ssim", "ssim-flat", "hog"]
 CELL, BLOCK, DIRECTIONS = 16, 3, 9  # of histograms of oriented gradients
 WINDOW = 7  # patches on a side, as in the paper's usual code; smaller maps are one window
@@ -37,7 +39,7 @@ def alike(kind: Similarity, a: Tensor, b: Tensor, *, signed: bool = True) -> Ten
 
 def spearman(a: Tensor, b: Tensor) -> Tensor:
     """[…, n] twice -> […]: the correlation of the ranks; equal values share the mean of theirs."""
-    return pearson(ranks(a), ranks(b)).masked_fill(_broken(a) | _broken(b), math.nan)
+    return pearson(average_ranks(a), average_ranks(b)).masked_fill(_broken(a) | _broken(b), math.nan)
 
 
 def pearson(a: Tensor, b: Tensor) -> Tensor:
@@ -47,15 +49,6 @@ def pearson(a: Tensor, b: Tensor) -> Tensor:
     a, b = (x - x.mean(-1, keepdim=True) for x in (a, b))
     found: Tensor = (a * b).sum(-1) / (a.norm(dim=-1) * b.norm(dim=-1))
     return found.clamp(-1, 1).masked_fill(undefined, math.nan)
-
-
-def ranks(values: Tensor) -> Tensor:
-    """[…, n] -> 1 … n, the smallest first; equal values share the mean of their ranks."""
-    values = values.contiguous()
-    ordered = values.sort(-1).values
-    below = torch.searchsorted(ordered, values, right=False)
-    upto = torch.searchsorted(ordered, values, right=True)
-    return (below + upto + 1).double() / 2
 
 
 def ssim(a: Tensor, b: Tensor, span: float) -> Tensor:

@@ -25,9 +25,20 @@ def find_images(paths: str | Path | Sequence[str | Path]) -> list[Path]:
     return list(dict.fromkeys(found))
 
 
+def as_path(given: str | Path) -> Path:
+    """Return what was typed as a path, ~ replaced; refuse what no file can be called."""
+    try:
+        path = Path(given).expanduser()
+        path.exists()
+    except (OSError, ValueError, RuntimeError) as error:  # too long, a loop of links, the home of an unknown user
+        reason = getattr(error, "strerror", None) or error
+        raise BadInput(f"'{str(given)[:80]}' is no path ({reason}); give the path of an image or a folder.") from error
+    return path
+
+
 def stands_for_many(path: str | Path) -> bool:
     """Return whether a path is a folder or a pattern, and not one file."""
-    place = Path(path).expanduser()
+    place = as_path(path)
     return place.is_dir() or (glob.has_magic(str(place)) and not place.exists())
 
 
@@ -58,7 +69,7 @@ def folders_in(folder: Path) -> list[Path]:
 
 def _expand(given: str | Path) -> list[Path]:
     refuse_url(given)
-    path = Path(given).expanduser()
+    path = as_path(given)
     if path.is_dir():
         return _inside(path)
     if path.exists() or not glob.has_magic(str(path)):
@@ -89,4 +100,4 @@ def _is_hidden(path: Path) -> bool:
 def _natural(path: Path) -> list[tuple[int, int, str]]:
     """cat2 before cat10."""
     parts = re.split(r"(\d+)", str(path).lower())
-    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in parts]
+    return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in parts]

@@ -109,14 +109,16 @@ def architecture(request: Request, said: Mapping[str, str]) -> str:
     arch = request.arch or said.get("arch") or said.get("architecture")
     if arch is None:
         raise BadInput(
-            f"'{request.spec}' does not say which architecture its weights are for; add --arch timm:NAME "
-            '(arch="timm:vit_base_patch16_224" in Python).'
+            f"'{request.spec}' does not say which architecture its weights are for; add arch='timm:NAME', such "
+            "as arch='timm:vit_base_patch16_224'.",
+            parameters={"arch": "timm:NAME"},
         )
     source, colon, name = arch.partition(":")
     if colon and source != "timm":
         raise BadInput(
-            f"--arch {arch} is not a timm architecture, the only kind a weights file can be for; type --arch "
-            "timm:NAME, 'hf:FOLDER' for a transformers folder, or build the module and use cv.wrap(module, …)."
+            f"arch='{arch}' is not a timm architecture, the only kind a weights file can be for; give "
+            "arch='timm:NAME', 'hf:FOLDER' for a transformers folder, or build the module and use cv.wrap(module, …).",
+            parameters={"arch": "timm:NAME"},
         )
     name = name if colon else source
     from_timm.check_name(name)
@@ -175,7 +177,8 @@ def fit(module: torch.nn.Module, state: State, spec: str, name: str) -> None:
     if found:
         raise ModelUnavailable(
             f"The weights in '{spec}' do not fit timm's '{name}': {'; '.join(found)}. Give the architecture they were "
-            "saved from with --arch timm:NAME, and size=(rows, columns) if it was not square."
+            "saved from with arch='timm:NAME', and size=(rows, columns) if it was not square.",
+            parameters={"arch": "timm:NAME"},
         )
     module.load_state_dict(state)
 

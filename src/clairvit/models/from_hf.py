@@ -54,12 +54,14 @@ def _from_type(transformers: Any, request: Request) -> Model:
         raise UnknownName(
             f"'{request.rest}' is neither a folder, nor a hub id (OWNER/NAME), nor a model type of transformers."
             f"{did_you_mean(request.rest, known)} Type 'hf:google/vit-base-patch16-224', or 'hf:vit' with "
-            "--no-pretrained."
+            "pretrained=False.",
+            parameters={"pretrained": "False"},
         )
     if request.pretrained:
         raise BadInput(
             f"'{request.spec}' is a model type without weights; give a hub id or a folder (hf:OWNER/NAME), or ask for "
-            "random weights with --no-pretrained (pretrained=False in Python)."
+            "random weights with pretrained=False.",
+            parameters={"pretrained": "False"},
         )
     with fetching(request.spec, local=True), seeded(), torch.no_grad():
         config = transformers.AutoConfig.for_model(request.rest)

@@ -82,12 +82,13 @@ def fetching(spec: str, blocked: str | None = None, *, what: str = "weights", lo
 
 def not_downloaded(spec: str, what: str, reason: str) -> ModelUnavailable:
     last = {
-        "weights": "random weights (--no-pretrained; pretrained=False in Python)",
-        "configuration": "a model type, which needs none ('hf:vit' with --no-pretrained)",
+        "weights": "random weights (pretrained=False)",
+        "configuration": "a model type, which needs none ('hf:vit' with pretrained=False)",
     }.get(what, "no prompts")
     return ModelUnavailable(
         f"The {what} of '{spec}' could not be downloaded ({reason}); use the built-in model 'pets', a file you have "
-        f"('file:PATH.safetensors' with --arch timm:NAME), or {last}."
+        f"('file:PATH.safetensors' with arch='timm:NAME'), or {last}.",
+        parameters={"arch": "timm:NAME", **({"pretrained": "False"} if "pretrained" in last else {})},
     )
 
 

@@ -17,7 +17,7 @@ from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
 from clairvit.errors import BadInput, ClairWarning, did_you_mean
-from clairvit.models.folders import files_below, refuse_url, stands_for_many
+from clairvit.models.folders import as_path, files_below, refuse_url, stands_for_many
 from clairvit.models.folders import find_images as find_images
 from clairvit.models.model import Model, Preprocess, check_materialised
 
@@ -120,7 +120,7 @@ def read_image(source: str | Path | Image.Image | NDArray[Any]) -> Image.Image:
             "a preprocessed float tensor [3, H, W]."
         )
     refuse_url(source)
-    path = Path(source).expanduser()
+    path = as_path(source)
     if str(source) == DEMO and not path.exists():
         from skimage import data
 
@@ -141,6 +141,8 @@ def read_image(source: str | Path | Image.Image | NDArray[Any]) -> Image.Image:
         ) from error
     except OSError as error:
         raise BadInput(f"'{path}' cannot be opened ({error.strerror or error}); give an image you may read.") from error
+    except (ValueError, SyntaxError, TypeError, LookupError, ArithmeticError, struct.error) as error:  # by its header
+        raise BadInput(f"'{path}' is damaged ({error}); expected a whole image: save or download it again.") from error
 
 
 def to_pixels(image: Image.Image, how: Preprocess) -> Tensor:
@@ -196,6 +198,7 @@ def _pixels(item: Any, model: Model, where: str) -> tuple[Tensor, tuple[str, ...
     if isinstance(item, Tensor):
         if item.ndim != 3 or item.shape[0] != 3:
             raise BadInput(f"A uint8 tensor{where} has shape {list(item.shape)}; expected [3, H, W].")
+        _check_storage(item, where)
         item = item.detach().cpu().permute(1, 2, 0).numpy()
     return to_pixels(read_image(item), model.preprocess), ()
 
@@ -214,6 +217,7 @@ def _whole_batch(images: Any) -> Tensor | None:
 
 def _check_tensor(pixels: Tensor, where: str, model: Model) -> tuple[str, ...]:
     """Refuse all but finite floats [B, 3, H, W]; return a note, also a warning, if they do not look normalised."""
+    _check_storage(pixels, where)
     if pixels.shape[1] != 3 or pixels.numel() == 0:
         raise BadInput(
             f"The image tensor{where} has shape {list(pixels.shape)}; expected [B, 3, H, W], none of them 0."
@@ -234,6 +238,13 @@ def _check_tensor(pixels: Tensor, where: str, model: Model) -> tuple[str, ...]:
     if note:
         warnings.warn(note, ClairWarning, stacklevel=4)
     return (note,) if note else ()
+
+
+def _check_storage(tensor: Tensor, where: str) -> None:
+    """Refuse tensors whose values are not there one by one: sparse, quantised, or on the meta device."""
+    kind = "has no values (device meta)" if tensor.is_meta else "is quantised" if tensor.is_quantized else "is sparse"
+    if tensor.is_meta or tensor.is_quantized or tensor.layout != torch.strided:
+        raise BadInput(f"The image tensor{where} {kind}; expected an ordinary tensor of floats or uint8 pixels.")
 
 
 def _not_normalised(low: float, high: float, where: str, preprocess: Preprocess) -> str:
@@ -301,6 +312,8 @@ def _array_advice(array: NDArray[Any], grey_or_colour: bool) -> str:
     if not grey_or_colour:
         first = array.ndim == 3 and array.shape[0] in (1, 3, 4)
         return ": move the channels last, a.transpose(1, 2, 0)" if first else ""
+    if array.dtype.kind not in "biuf":
+        return ", and these are no real numbers"
     low, high = float(array.min()), float(array.max())
     if array.dtype == np.bool_:
         return ": convert it, a.astype('uint8') * 255"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import numbers
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -135,9 +136,15 @@ def fit_labels(given: tuple[str, ...] | None, own: Callable[[], Sequence[str]], 
     return given
 
 
+_generator_in_use = threading.RLock()
+
+
 @contextmanager
-def seeded() -> Iterator[None]:
-    """Random weights are the same every time, and the user's own random numbers are not disturbed."""
-    with torch.random.fork_rng(devices=[]):  # weights are drawn on the CPU, so only its generator is touched
-        torch.default_generator.manual_seed(0)
+def seeded(seed: int = 0) -> Iterator[None]:
+    """Random weights are the same every time, and the user's own random numbers are not disturbed.
+
+    There is one generator for all threads, so one thread at a time may seed it and put it back.
+    """
+    with _generator_in_use, torch.random.fork_rng(devices=[]):  # weights are drawn on the CPU: only its generator
+        torch.default_generator.manual_seed(seed)  # manual_seed of torch itself would seed other devices too
         yield

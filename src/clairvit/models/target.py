@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -134,7 +135,7 @@ def resolve(
             spec, logits, labels, score="logit", classifier=classifier, single=single, activation=activation
         )
         return tuple(replace(target, free=classifier) for target in targets)
-    if score not in SCORES:
+    if not isinstance(score, str) or score not in SCORES:
         raise UnknownName(
             f"There is no score '{score}'.{did_you_mean(score, SCORES)} Choose one of: {', '.join(SCORES)}."
         )
@@ -193,11 +194,14 @@ def class_name(labels: Sequence[str], index: int) -> str:
 def find_class(spec: int | str, labels: Sequence[str], classes: int) -> int:
     """The index of a class given by index, name or unique beginning of a name, whatever the case."""
     if not isinstance(spec, str):
-        return _in_range(operator.index(spec), classes)
+        try:
+            return _in_range(operator.index(spec), classes)
+        except TypeError as error:
+            raise BadInput(f"A class was given as {type(spec).__name__}; expected its index or its name.") from error
     wanted = spec.strip()
     if wanted in labels and labels.count(wanted) == 1:
         return labels.index(wanted)
-    if wanted.lstrip("-").isdecimal() and wanted not in labels:
+    if re.fullmatch(r"-?\d{1,18}", wanted) and wanted not in labels:
         return _in_range(int(wanted), classes)
     if not labels:
         raise BadInput(

@@ -7,6 +7,7 @@ with pace(batch_size=64, autocast="bfloat16"):       # what cv.explain(…, batc
 from __future__ import annotations
 
 import gc
+import numbers
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
@@ -49,9 +50,10 @@ _pace: ContextVar[Pace] = ContextVar("pace", default=_AS_FITS)
 
 
 def check_pace(batch_size: int | None, autocast: str | None) -> None:
-    if batch_size is not None and batch_size < 1:
-        raise BadInput(f"batch_size={batch_size} was given; expected 1 or more images in one pass, such as 64.")
-    if autocast is not None and autocast not in PRECISIONS:
+    whole = isinstance(batch_size, numbers.Integral) and not isinstance(batch_size, bool)
+    if batch_size is not None and (not whole or batch_size < 1):
+        raise BadInput(f"batch_size={batch_size!r} was given; expected 1 or more images in one pass, such as 64.")
+    if autocast is not None and not (isinstance(autocast, str) and autocast in PRECISIONS):
         raise BadInput(f"autocast={autocast!r} was given; expected {' or '.join(PRECISIONS)}, or None for none.")
 
 

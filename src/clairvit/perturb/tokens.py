@@ -23,7 +23,7 @@ from clairvit.perturb.batch import out_of_memory
 from clairvit.perturb.positions import Positions
 from clairvit.perturb.rewrite import Rewritten, hiding
 from clairvit.trace.anatomy import Anatomy, tokens_among
-from clairvit.trace.guest import visiting
+from clairvit.trace.guest import this_thread_only, visiting
 from clairvit.trace.recording import Recording, record
 
 
@@ -134,7 +134,7 @@ def _starting_from(given: Tensor, plan: Anatomy, positions: Positions | None) ->
 
     blocks = {id(part.block): part.block for part in plan.layers if part.block is not None}
     wanted = list(blocks.values()) if positions is not None else list(blocks.values())[:1]
-    hooks = [block.register_forward_pre_hook(enter, with_kwargs=True) for block in wanted]
+    hooks = [block.register_forward_pre_hook(this_thread_only(enter), with_kwargs=True) for block in wanted]
     try:
         yield
     finally:
@@ -254,7 +254,7 @@ class _Ends:
         return self.seen[-1]
 
     def __enter__(self) -> _Ends:
-        self.hook = self.block.register_forward_hook(self._leave)
+        self.hook = self.block.register_forward_hook(this_thread_only(self._leave))
         return self
 
     def __exit__(self, *error: object) -> None:

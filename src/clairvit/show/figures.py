@@ -84,7 +84,8 @@ def layers_figure(explanation: Explanation, look: Look | None = None) -> Figure:
     if explanation.layers is None:
         raise BadInput(
             f"'{explanation.method}' was computed without its layers; ask for them with cv.explain(…, layers=True) "
-            "or --layers (methods that have no layers cannot show any)."
+            "(methods that have no layers cannot show any).",
+            parameters={"layers": "True"},
         )
     layers = numbers(explanation.layers)  # [L, B, rows, cols]
     count, maps = layers.shape[:2]

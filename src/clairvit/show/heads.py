@@ -61,7 +61,8 @@ def heads_figure(explanation: Explanation, look: Look | None = None) -> Figure:
     if heads is None:
         raise BadInput(
             f"'{explanation.method}' was computed without its heads; ask for them with cv.explain(…, by_head=True) "
-            "or --heads (a model that attends inside windows has none to show)."
+            "(a model that attends inside windows has none to show).",
+            parameters={"by_head": "True"},
         )
     items = _worth_showing(explanation, heads)
     grid = arranged(heads, aspect_of(explanation))
@@ -69,7 +70,8 @@ def heads_figure(explanation: Explanation, look: Look | None = None) -> Figure:
     if height > TALLEST:
         raise BadInput(
             f"The heads of {len(items)} maps make a figure {height:.0f} inches tall, too tall to read (at most "
-            f"{TALLEST:.0f}); write one file an image (--out DIR), or ask for fewer classes."
+            f"{TALLEST:.0f}); write one file an image, or ask for fewer classes.",
+            parameters={"out": "DIR"},
         )
     page = Page(grid.wide, height)
     for number, item in enumerate(items):

@@ -72,5 +72,6 @@ def aspect_of(explanation: Explanation) -> float:
 def check_rows(rows: int) -> None:
     if rows > MOST_ROWS:
         raise BadInput(
-            f"A figure of {rows} rows is too tall to read (at most {MOST_ROWS}); write one file an image: --out DIR."
+            f"A figure of {rows} rows is too tall to read (at most {MOST_ROWS}); write one file an image.",
+            parameters={"out": "DIR"},
         )

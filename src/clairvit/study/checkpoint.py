@@ -142,6 +142,7 @@ def _open(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             return {key: file.get_tensor(key) for key in file.keys()}, content  # noqa: SIM118
         except (SafetensorError, OSError, KeyError, ValueError, TypeError) as error:
             raise BadInput(
-                f"The checkpoint '{path}' cannot be used ({type(error).__name__}: {error}); delete it, or type --fresh "
-                "to begin anew."
+                f"The checkpoint '{path}' cannot be used ({type(error).__name__}: {error}); delete it, or pass "
+                "fresh=True to begin anew.",
+                parameters={"fresh": "True"},
             ) from error

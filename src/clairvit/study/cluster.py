@@ -62,7 +62,7 @@ def _ray() -> Any:
         import ray
     except ImportError as error:
         raise ClairError(
-            f"--engine ray needs Ray, which cannot be imported ({error}); type: {install('ray')}"
+            f"The engine 'ray' needs Ray, which cannot be imported ({error}); type: {install('ray')}"
         ) from error
     return ray
 
@@ -80,7 +80,7 @@ def _join(ray: Any, address: str | None) -> bool:
     except (OSError, ValueError, RuntimeError) as error:
         raise ClairError(
             f"There is no Ray cluster at address {address!r} ({_line(error, 0)}); start one with "
-            "`ray start --head`, or leave --address out: then one is begun on this machine."
+            "`ray start --head`, or leave the address out: then one is begun on this machine."
         ) from error
     return True
 
@@ -104,7 +104,8 @@ def _room(ray: Any, num_gpus: float) -> int:
         there = "; ".join(f"{cpu:g} CPUs and {gpu:g} GPUs" for cpu, gpu in zip(cores, gpus, strict=True)) or "nothing"
         raise ClairError(
             f"Each actor is to have {asked}, and the nodes of the Ray cluster have: {there}. Expected a node with room "
-            "for one: add one to the cluster, or type another --num-gpus."
+            "for one: add one to the cluster, or change num_gpus.",
+            parameters={"num_gpus": "N"},
         )
     return count
 

@@ -140,7 +140,7 @@ def _death(status: int | None) -> str:
     if status is not None and status < 0:
         return (
             f"The worker process was killed by {signal.Signals(-status).name} at this unit, {TRIES} times; perhaps "
-            "memory ran out: use fewer --workers or a smaller --batch-size."
+            "memory ran out: use fewer workers or a smaller batch size."
         )
     return f"The worker process ended with status {status} at this unit, {TRIES} times."
 

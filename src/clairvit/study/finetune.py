@@ -250,13 +250,15 @@ def _resumable(checkpoint: Path, settings: Mapping[str, Any], path: Path) -> Pro
     if other:
         changes = ", ".join(_change(key, progress.settings.get(key), settings[key]) for key in other)
         raise BadInput(
-            f"'{checkpoint}' is of another training ({changes}); expected the same settings to go on. Type --fresh to "
-            "begin anew, or choose another --out."
+            f"'{checkpoint}' is of another training ({changes}); expected the same settings to go on. Pass fresh=True "
+            "to begin anew, or choose another out=.",
+            parameters={"fresh": "True", "out": "PATH"},
         )
     if not path.exists():
         raise BadInput(
-            f"'{checkpoint}' is there, but the best weights so far, '{path}', are gone; put them back, or type --fresh "
-            "to begin anew."
+            f"'{checkpoint}' is there, but the best weights so far, '{path}', are gone; put them back, or pass "
+            "fresh=True to begin anew.",
+            parameters={"fresh": "True"},
         )
     return progress
 
@@ -282,7 +284,8 @@ def _epoch(room: _Room, trained: _Set, optimiser: torch.optim.Optimizer, number:
             if not bool(loss.isfinite()):
                 raise ClairError(
                     f"The loss is {float(loss.detach())} in epoch {number}: training has come apart. Try a lower rate "
-                    f"than {recipe.rate:g} (--rate), with --fresh."
+                    f"than {recipe.rate:g}, with fresh=True.",
+                    parameters={"rate": f"{recipe.rate / 10:g}", "fresh": "True"},
                 )
             optimiser.zero_grad()
             torch.autograd.backward(loss)

@@ -64,6 +64,11 @@ def read_pictures(
             found = album.read(row, reader)
             if found.label is None:
                 raise BadInput(f"'{album.names[row]}' has no class; expected one for each image.")
+            if found.pixels.shape != shape[1:]:
+                raise BadInput(
+                    f"'{album.names[row]}' is a tensor of shape {list(found.pixels.shape)}, which is taken as it is; "
+                    f"training crops pictures itself and expected {list(shape[1:])}. Pass paths or PIL images."
+                )
             return (found.pixels * 255).round().to(torch.uint8), found.label, album.mark(row)
         except ClairError as error:
             return error

@@ -84,7 +84,7 @@ def _understood(groups: Groups) -> Groups:
     for text, why in odd.items():
         warnings.warn(
             f"'{text}' is in the store and left out here: {why} Another version of ClairViT, or a method of your own, "
-            "made these numbers; --sql shows them.",
+            "made these numbers; a query of the store shows them.",
             ClairWarning,
             stacklevel=3,
         )

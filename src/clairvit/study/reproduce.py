@@ -76,18 +76,21 @@ def check_data(wish: Wish, shown: Shown) -> tuple[Measure, ...]:
     if needed and not shown.album.has_masks:
         raise BadInput(
             f"'{preset.name}' compares maps with masks ({', '.join(needed)}), and {wish.data.spec} has none; expected "
-            "data with masks such as pets:PATH, or --data folder:PATH with --masks DIR or --masks mask-rcnn."
+            "data with masks such as pets:PATH, or folder:PATH with a folder of masks or with 'mask-rcnn' for masks.",
+            parameters={"data": "folder:PATH", "masks": "mask-rcnn"},
         )
     if wish.aim == "label" and not shown.album.has_labels:
         raise BadInput(
             f"'{preset.name}' explains the true class, and {wish.data.spec} has none; expected data with classes, or "
-            "--target predicted."
+            "target='predicted'.",
+            parameters={"target": "predicted"},
         )
     if wish.aim == "label" and shown.unknown:
         some = ", ".join(shown.unknown[:3]) + (", …" if len(shown.unknown) > 3 else "")
         raise BadInput(
             f"'{preset.name}' explains the true class, and the model has no class {some} ({len(shown.unknown)} of the "
-            "data's classes); expected a model of these classes (--model, --labels), or --target predicted."
+            "data's classes); expected a model of these classes, or target='predicted'.",
+            parameters={"model": "NAME", "labels": "FILE", "target": "predicted"},
         )
     return tuple(one for one in preset.measures if shown.album.has_masks or not one.needs_masks)
 

@@ -6,7 +6,9 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import IO, Protocol
+from typing import Protocol
+
+from filelock import BaseFileLock
 
 from clairvit._version import __version__
 from clairvit.data.marks import model_record
@@ -65,7 +67,7 @@ class Claims:
     def __init__(self, store: Store, units: Sequence[Unit]) -> None:
         self.store, self.units = store, units
         self.elsewhere: list[Unit] = []
-        self._held: dict[str, IO[str]] = {}
+        self._held: dict[str, BaseFileLock] = {}
 
     def __iter__(self) -> Iterator[Unit]:
         for unit in self.units:

@@ -31,10 +31,15 @@ class Wish:
     @property
     def aim(self) -> str | None:
         """As a study has it."""
+        chosen = self.check_target()
+        return None if chosen == "predicted" else chosen
+
+    def check_target(self) -> str:
+        """Return the target that is asked for, or the paper's; refuse one that is not known."""
         chosen = self.target or self.preset.target or "predicted"
         if chosen not in TARGETS:
-            raise BadInput(f"--target {chosen} was given; expected one of {', '.join(TARGETS)}.")
-        return None if chosen == "predicted" else chosen
+            raise BadInput(f"target='{chosen}' was given; expected one of {', '.join(TARGETS)}.")
+        return chosen
 
 
 def instead(preset: Preset, given: Sequence[str]) -> Preset:
@@ -44,7 +49,7 @@ def instead(preset: Preset, given: Sequence[str]) -> Preset:
         name, equals, method = text.partition("=")
         if not equals or name not in known:
             raise UnknownName(
-                f"--method {text} names no method of '{preset.name}'.{did_you_mean(name, known)} Type NAME=METHOD, "
+                f"'{text}' names no method of '{preset.name}'.{did_you_mean(name, known)} Type NAME=METHOD, "
                 f"such as '{preset.entrants[-1].name}={preset.entrants[-1].method}'."
             )
         known[name] = replace(known[name], method=bind(method).text)
@@ -101,7 +106,7 @@ def _how(wish: Wish, shown: Shown, measures: Sequence[Measure]) -> Said:
     changed = ", ".join(preset.at(wish.effort, text) for text in texts if preset.at(wish.effort, text) != text)
     if changed:
         fewer = f"fewer samples than the protocol's ({changed})"
-        yield "effort", f"--effort {wish.effort}: {fewer}; --effort paper takes all."
+        yield "effort", f"effort '{wish.effort}': {fewer}; effort 'paper' takes all."
     if shown.masks:
         yield "masks", f"Masks are from {shown.masks}."
     if preset.void == "object":

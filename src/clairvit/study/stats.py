@@ -10,9 +10,12 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
+from clairvit.metrics import similarity
 from clairvit.metrics.score import bootstrap
+from clairvit.numerics import average_ranks
 
 Array = NDArray[np.float64]
 EXACT = 12  # differences up to which all 2^n sign flips are looked at
@@ -120,9 +123,7 @@ def alike(order: Sequence[int], p: Array, level: float = LEVEL) -> list[tuple[in
 def ranks(values: Array) -> Array:
     """[…, K] -> the rank of each, 1 for the highest; equal ones share the mean of their ranks, NaN comes last."""
     filled = np.where(np.isnan(values), -np.inf, values)
-    above = (filled[..., None, :] > filled[..., :, None]).sum(-1)
-    level = (filled[..., None, :] == filled[..., :, None]).sum(-1)  # itself too
-    return np.asarray(above + (level + 1) / 2)
+    return np.asarray(average_ranks(torch.from_numpy(-filled)).numpy())
 
 
 def mean_ranks(values: Array) -> Array:
@@ -143,10 +144,7 @@ def spearman(one: Array, other: Array) -> float:
     both = np.isfinite(one) & np.isfinite(other)
     if both.sum() < 3:
         return math.nan
-    a, b = ranks(one[both]), ranks(other[both])
-    a, b = a - a.mean(), b - b.mean()
-    size = math.sqrt(float((a * a).sum() * (b * b).sum()))
-    return float((a * b).sum()) / size if size else math.nan
+    return float(similarity.spearman(torch.from_numpy(one[both]), torch.from_numpy(other[both])))
 
 
 def front(values: Array) -> NDArray[np.bool_]:

@@ -12,7 +12,6 @@ store/
 from __future__ import annotations
 
 import errno
-import fcntl
 import hashlib
 import json
 import os
@@ -23,7 +22,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
+
+from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
 
 from clairvit._version import __version__
 from clairvit.errors import BadInput, ClairError, ClairWarning
@@ -33,6 +34,7 @@ from clairvit.study.plan import Cell, Study, Unit
 FORMAT = 1
 STALE = 3600.0  # seconds; nobody writes a file for so long
 BEGUN = ("parts", "failed", "claims")  # with temporary files, what a process killed while it began a store leaves
+POLL = 0.05  # seconds between attempts to lock a file that another process has locked
 Row = dict[str, Any]
 
 
@@ -85,9 +87,8 @@ class Store:
     def _sweep(self) -> None:
         """What processes that were killed have left behind: files half written, and claims on what they had done."""
         for path in list((self.path / "claims").iterdir()):
-            if path.name != "store" and (lock := self._lock(path)) is not None:
-                path.unlink(missing_ok=True)
-                lock.close()
+            if path.name != "store" and (lock := self._lock(path, blocking=False)) is not None:
+                _remove(lock, path)
         for file in self.path.rglob(".*.tmp"):
             with suppress(FileNotFoundError):  # its writer is alive and has just renamed it
                 if time.time() - file.stat().st_mtime > STALE:
@@ -161,36 +162,41 @@ class Store:
     def has(self, unit: Unit) -> bool:
         return any((self.path / "parts").glob(f"{unit.key}-*.parquet"))
 
-    def claim(self, unit: Unit) -> IO[str] | None:
-        """A lock on a unit, to be closed when it is done; None if another process has it.
+    def claim(self, unit: Unit) -> BaseFileLock | None:
+        """Return a lock on a unit, to be released when it is done; None if another process has it.
 
-        The lock is the open file's, so that a process that is killed lets go of it.
+        The operating system holds the lock, so that a process that is killed lets go of it.
         """
-        return self._lock(self.path / "claims" / unit.key)
+        return self._lock(self.path / "claims" / unit.key, blocking=False)
 
-    def _lock(self, path: Path) -> IO[str] | None:
-        while True:
-            with self._writing():
-                file = path.open("w")
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                file.close()
-                return None
-            except OSError as error:  # a network disk without locks
-                file.close()
-                raise ClairError(
-                    f"Files in '{path.parent}' cannot be locked ({error.strerror or error}), so that two processes "
-                    "could not share the store; expected a folder on a disk of this machine."
-                ) from error
-            if _same(file, path):
-                return file
-            file.close()  # whoever had it is done and took the file away between our opening and locking it
+    def _lock(self, path: Path, *, blocking: bool) -> BaseFileLock | None:
+        """Return the lock on a file, or None where another process holds it and `blocking` is false."""
+        with self._writing():
+            path.touch()
+        lock: BaseFileLock = FileLock(path, thread_local=False)
+        error: Exception = OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+        try:
+            while True:
+                with suppress(Timeout):
+                    lock.acquire(blocking=False)
+                if isinstance(lock, SoftFileLock):  # a mere file, which a process that is killed would leave behind
+                    lock.release()
+                    break
+                if lock.is_locked:
+                    return lock
+                if not blocking:
+                    return None
+                time.sleep(POLL)
+        except (OSError, NotImplementedError) as refused:  # a network disk without locks
+            error = refused
+        raise ClairError(
+            f"Files in '{path.parent}' cannot be locked ({getattr(error, 'strerror', None) or error}), so that two "
+            "processes could not share the store; expected a folder on a disk of this machine."
+        ) from error
 
-    def release(self, unit: Unit, lock: IO[str]) -> None:
-        """Take the claim away while it is still locked, so that nobody else's is taken."""
-        (self.path / "claims" / unit.key).unlink(missing_ok=True)
-        lock.close()
+    def release(self, unit: Unit, lock: BaseFileLock) -> None:
+        """Remove a claim and its lock."""
+        _remove(lock, self.path / "claims" / unit.key)
 
     def query(self, sql: str) -> tuple[list[str], list[tuple[Any, ...]]]:
         """Column names and rows; the table is `results`, each cell once (`parts`: as often as it was made)."""
@@ -218,12 +224,12 @@ class Store:
 
     @contextmanager
     def _locked(self, name: str) -> Iterator[None]:
-        with self._writing():
-            file = (self.path / "claims" / name).open("w")
-        with file:
-            with self._writing():
-                fcntl.flock(file, fcntl.LOCK_EX)
+        lock = self._lock(self.path / "claims" / name, blocking=True)
+        try:
             yield
+        finally:
+            if lock is not None:
+                lock.release()
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
@@ -279,16 +285,25 @@ def _checksum(file: Path) -> str:
 
 def _settle(temporary: Path, target: Path) -> None:
     """Rename once the bytes are on the disk, or a power cut could leave a name without them."""
-    with temporary.open("rb") as file:
+    with temporary.open("rb+") as file:  # Windows flushes only what may be written
         os.fsync(file.fileno())
     os.replace(temporary, target)
 
 
-def _same(file: IO[str], path: Path) -> bool:
+def _remove(lock: BaseFileLock, path: Path) -> None:
+    """Remove the file of a lock while it is held, so that no other process's lock is removed, then release the lock.
+
+    Windows removes no file that is open. There it is removed after the release, which fails, and may, where another
+    process has opened it since.
+    """
     try:
-        return os.path.samestat(os.fstat(file.fileno()), path.stat())
-    except FileNotFoundError:
-        return False
+        path.unlink(missing_ok=True)
+    except PermissionError:
+        lock.release()
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
+    else:
+        lock.release()
 
 
 def _read_json(path: Path) -> dict[str, Any]:

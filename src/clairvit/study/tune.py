@@ -143,7 +143,7 @@ def tune(
     if not count:
         raise NotApplicable(
             f"{model.name} has no attention layers, so there is no layer to start at; expected a Vision Transformer "
-            f"for --tune-start {','.join(bases)}."
+            f"for tune_start=[{', '.join(map(repr, bases))}]."
         )
     lists = {base: candidates(base, count) for base in bases}
     everything = list(dict.fromkeys(text for own in lists.values() for text in own))

@@ -26,7 +26,7 @@ from clairvit.trace.attention import AttentionCall, Kind
 from clairvit.trace.barriers import Barrier, BarrierFinder
 from clairvit.trace.capture import Capture
 from clairvit.trace.grid import channels_first, fits_image, in_order, one_image, square_patches
-from clairvit.trace.guest import own_grad_mode, visiting
+from clairvit.trace.guest import own_grad_mode, this_thread_only, visiting
 from clairvit.trace.parts import MOST_PREFIX_TOKENS, Part
 from clairvit.trace.pooling import with_pooling
 from clairvit.trace.stages import Seen, Stage, find_stages
@@ -151,8 +151,8 @@ def _look(model: Model, pixels: Tensor) -> Anatomy:
         try:
             for part in module.modules():
                 if part is not module:
-                    hooks.append(part.register_forward_pre_hook(watch.enter, with_kwargs=True))
-                    hooks.append(part.register_forward_hook(watch.leave, with_kwargs=True))
+                    hooks.append(part.register_forward_pre_hook(this_thread_only(watch.enter), with_kwargs=True))
+                    hooks.append(part.register_forward_hook(this_thread_only(watch.leave), with_kwargs=True))
             with watch.capture, _first_forward(model, pixels):
                 scores = model.logits(pixels)
         finally:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
-from weakref import WeakKeyDictionary
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
 from clairvit.errors import CaptureError
 
-_locks: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()
-_locks_guard = threading.Lock()
+Result = TypeVar("Result")
+# Traces that are running: token -> the thread, and the modules and parameters that it uses.
+_running: dict[object, tuple[int, frozenset[int]]] = {}
+_changed = threading.Condition()
 
 INFERENCE_WEIGHTS = (
     "The model's weights were made under torch.inference_mode(), and their flags could not be put back afterwards; "
@@ -35,11 +37,10 @@ def own_grad_mode() -> Iterator[None]:
 def visiting(module: nn.Module) -> Iterator[None]:
     """Evaluation mode, frozen parameters, no gradient checkpointing; everything restored, also after Ctrl-C.
 
-    Hooks and flags live on the module and not on the thread, so one trace at a time may visit a module.
+    Hooks and flags live on the module and not on the thread, so one trace at a time may visit a module, or any model
+    that shares a part or a weight with it.
     """
-    with _locks_guard:
-        lock = _locks.setdefault(module, threading.RLock())
-    with lock:
+    with _exclusive(module):
         before: list[tuple[Any, str, Any]] = []
         try:
             for part in module.modules():
@@ -61,3 +62,42 @@ def visiting(module: nn.Module) -> Iterator[None]:
         finally:
             for thing, name, value in before:
                 setattr(thing, name, value)
+
+
+def this_thread_only(hook: Callable[..., Result]) -> Callable[..., Result | None]:
+    """Return a module hook that acts on forward passes of the thread that registers it and ignores all others.
+
+    The user's own code may run the model in another thread while it is traced; its tokens belong to no trace.
+    """
+    thread = threading.get_ident()
+
+    @functools.wraps(hook)
+    def checked(*args: Any, **kwargs: Any) -> Result | None:
+        return hook(*args, **kwargs) if threading.get_ident() == thread else None
+
+    return checked
+
+
+@contextmanager
+def _exclusive(module: nn.Module) -> Iterator[None]:
+    """Wait until no other thread traces a model that shares a module or a parameter with this one.
+
+    One entry of one dictionary says that a trace is running, so that an interruption leaves it there or not, never half
+    of it. The same thread may enter again.
+    """
+    thread = threading.get_ident()
+    used = frozenset(id(part) for part in module.modules()) | frozenset(id(p) for p in module.parameters())
+    token = object()
+
+    def free() -> bool:
+        return all(other == thread or used.isdisjoint(parts) for other, parts in _running.values())
+
+    try:
+        with _changed:
+            _changed.wait_for(free)
+            _running[token] = (thread, used)
+        yield
+    finally:
+        with _changed:
+            _running.pop(token, None)
+            _changed.notify_all()

@@ -22,7 +22,7 @@ from clairvit.trace.complaints import CHECKPOINTED, way_back
 from clairvit.trace.embedding import Embedding
 from clairvit.trace.film import Film
 from clairvit.trace.grid import channels_first
-from clairvit.trace.guest import own_grad_mode, visiting
+from clairvit.trace.guest import own_grad_mode, this_thread_only, visiting
 from clairvit.trace.middles import Middles
 from clairvit.trace.rules import Switch
 from clairvit.trace.stages import Watcher
@@ -220,10 +220,10 @@ def record(
             blocks = {id(plan.parts[i].block): plan.parts[i].block for i in layers}
             for block in blocks.values():
                 if block is not None:
-                    hooks.append(block.register_forward_pre_hook(enter, with_kwargs=True))
+                    hooks.append(block.register_forward_pre_hook(this_thread_only(enter), with_kwargs=True))
             last_block = plan.parts[last_call].block if layers else None
             if plan.whole_blocks and last_block is not None:
-                hooks.append(last_block.register_forward_hook(leave))
+                hooks.append(last_block.register_forward_hook(this_thread_only(leave)))
             elif layers:
                 capture.tape_after = last_call + 1
             with capture:

@@ -17,6 +17,7 @@ from torch.utils.hooks import RemovableHandle
 
 from clairvit.errors import CaptureError
 from clairvit.trace.grid import channels_first, fits_image
+from clairvit.trace.guest import this_thread_only
 from clairvit.trace.parts import MOST_PREFIX_TOKENS
 
 _GLOBAL_POOLS = (nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d)  # the head's reading, no feature map of its own
@@ -128,7 +129,7 @@ class Watcher:
 
     def hooks(self) -> list[RemovableHandle]:
         modules = {id(stage.module): stage.module for stage in self.stages}
-        return [module.register_forward_hook(self._leave) for module in modules.values()]
+        return [module.register_forward_hook(this_thread_only(self._leave)) for module in modules.values()]
 
     def _leave(self, module: nn.Module, args: Any, out: Any) -> None:
         call = self.called[module]

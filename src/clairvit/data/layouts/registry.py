@@ -101,6 +101,7 @@ def not_there(data: Dataset, path: Path, root: Path, lacks: str) -> BadInput:
         either = " or ".join(f"'{one}'" for one in lacks.split("|"))
         seen = f"'{root}' does not look like {data.title}: {either} is missing."
     advice = f"Give that folder as {data.name}:PATH" + (
-        ", or let it be downloaded there (--download; download=True in Python)." if data.download else "."
+        ", or let it be downloaded there (download=True)." if data.download else "."
     )
-    return BadInput(f"{seen} Expected:\n{data.layout(path)}\n{advice}")
+    parameters = {"download": "True"} if data.download else None
+    return BadInput(f"{seen} Expected:\n{data.layout(path)}\n{advice}", parameters=parameters)

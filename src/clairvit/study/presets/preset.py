@@ -133,7 +133,7 @@ class Preset:
 
 def check_effort(effort: str) -> None:
     if effort not in EFFORTS:
-        raise BadInput(f"--effort {effort} was given; expected one of {', '.join(EFFORTS)}.")
+        raise BadInput(f"effort='{effort}' was given; expected one of {', '.join(EFFORTS)}.")
 
 
 def find_preset(name: str) -> Preset:

@@ -1,0 +1,53 @@
+"""Hints: what a library error advises in terms of Python, as options of the command that was typed."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+
+import click
+
+from clairvit.errors import ClairError
+
+# Parameters whose option has another name, or needs more than a value.
+OPTIONS: Mapping[str, str] = {
+    "by_head": "--heads",
+    "others": "--truth",
+    "pretrained": "--no-pretrained",
+}
+# Parameters of another command.
+COMMANDS: Mapping[str, str] = {
+    "choose": "`clairvit choose IMAGES --out {}`",
+    "tune_start": "`clairvit choose IMAGES --tune-start {} --out recipe.json`",
+}
+EXTRA: Mapping[str, str] = {"others": " with a column 'other'"}
+
+
+def with_options(error: Exception, command: click.Command | None = None) -> str:
+    """Return the message of an error, and the options of a command that do what the message advises.
+
+    Args:
+        error: Any error; those of `clairvit.errors` may name parameters.
+        command: The command that was typed; None takes the one that is running. Options it does not have are left out.
+    """
+    context = click.get_current_context(silent=True)
+    if command is None and context is not None:
+        command = context.command
+    parameters = error.parameters if isinstance(error, ClairError) else {}
+    hints = [hint for name, value in parameters.items() if (hint := _hint(name, value, command))]
+    return f"{error} On the command line: {', '.join(hints)}." if hints else str(error)
+
+
+def option_of(parameter: str) -> str:
+    """Return the option of a parameter: batch_size is --batch-size."""
+    return OPTIONS.get(parameter, "--" + parameter.replace("_", "-"))
+
+
+def _hint(parameter: str, value: str, command: click.Command | None) -> str:
+    if parameter in COMMANDS:
+        return COMMANDS[parameter].format(shlex.quote(value))
+    option = option_of(parameter)
+    if command is None or not any(option in given.opts for given in command.params):
+        return ""
+    flag = value in ("True", "False")
+    return option + ("" if flag else f" {shlex.quote(value)}") + EXTRA.get(parameter, "")

@@ -1,0 +1,107 @@
+"""The public verbs, each as one small call that uses a model: what every guarantee about models is tested with.
+
+A new verb is one more line of VERBS.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import clairvit as cv
+from tiny import pixels
+
+NAME = "timm-vit"
+TARGET = 3
+STATUSES = ("pass", "warn", "fail", "skip")
+# One method or more of each way to make a map.
+KINDS = {
+    "attention": "rollout",
+    "gradient": "ixg",
+    "attention and gradient": "genatt",
+    "one block": "legrad",
+    "rules": "attnlrp",
+    "two tables": "transatt",
+    "biases": "fullgrad",
+    "inside blocks": "alti",
+    "CAM": "gradcam",
+    "many passes": "smoothgrad(n=3)",
+    "path": "integrated-gradients(steps=3)",
+    "tokens dropped": "leave-one-out",
+    "perturbation": "rise(samples=8)",
+    "surrogate": "lime(samples=24)",
+    "attention suppressed": "atman",
+    "combined": "ensemble(smooth(ixg,n=2),raw-attention)",
+}
+METRICS = [
+    "deletion(steps=3)",
+    "faithfulness-correlation(runs=6)",
+    "max-sensitivity(samples=2)",
+    "mprt(layers=2)",
+    "sparseness",
+]
+
+
+def image(batch: int = 1) -> Tensor:
+    """Return preprocessed noise."""
+    return pixels(NAME, batch=batch)
+
+
+def explain(module: nn.Module, method: str) -> Any:
+    return cv.explain(cv.wrap(module), image(), method, target=TARGET)
+
+
+def compare(module: nn.Module) -> Any:
+    return cv.compare(cv.wrap(module), image(2), ["genatt", "attnlrp", "rollout", "cam"], target=TARGET, skip=True)
+
+
+def trace(module: nn.Module) -> Any:
+    traced = cv.trace(cv.wrap(module), image(), target=TARGET, rules="attnlrp").retarget(1)
+    return traced.layers[0].A, traced.layers[0].G
+
+
+def evaluate(module: nn.Module) -> Any:
+    return cv.evaluate(cv.wrap(module), image(2), ["genatt", "leave-one-out"], METRICS, target=TARGET)
+
+
+def choose(module: nn.Module) -> Any:
+    panel, metrics = ["genatt", "ixg"], ["deletion(steps=2)", "sparseness"]
+    return cv.choose(cv.wrap(module), image(4), panel, metrics, target=TARGET, tune_start=["genatt"])
+
+
+def doctor(module: nn.Module) -> Any:
+    return cv.doctor(cv.wrap(module), image())
+
+
+VERBS: dict[str, Callable[[nn.Module], Any]] = {
+    **{f"explain {kind}": lambda module, method=method: explain(module, method) for kind, method in KINDS.items()},
+    "compare": compare,
+    "trace": trace,
+    "evaluate": evaluate,
+    "choose": choose,
+    "doctor": doctor,
+}
+
+
+def tensors(result: Any) -> list[Tensor]:
+    """Return the numbers of a verb's result, for comparison."""
+    if isinstance(result, Tensor):
+        return [result]
+    if isinstance(result, cv.Explanation):
+        return [result.maps]
+    if isinstance(result, cv.Score):
+        return [result.values]
+    if isinstance(result, dict):
+        return [tensor for value in result.values() for tensor in tensors(value)]
+    if isinstance(result, tuple):
+        return [tensor for value in result for tensor in tensors(value)]
+    if hasattr(result, "checks"):  # a Diagnosis: its lines, each passed or not
+        return [torch.tensor([STATUSES.index(check.status) for check in result.checks], dtype=torch.float64)]
+    return tensors(dict(result.scores))  # a Pick
+
+
+def out_of_memory() -> BaseException:
+    return torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")

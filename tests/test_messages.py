@@ -1,0 +1,208 @@
+"""What the library says: errors are in terms of Python, the command line adds its options, -O changes nothing."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import pickle
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+import typer
+
+from clairvit.cli import main
+from clairvit.cli.hints import COMMANDS, option_of, with_options
+from clairvit.cli.shell import app
+from clairvit.errors import BadInput, ModelUnavailable
+
+SOURCE = Path(__file__).parent.parent / "src" / "clairvit"
+LIBRARY = [path for path in sorted(SOURCE.rglob("*.py")) if path.relative_to(SOURCE).parts[0] not in ("cli", "web")]
+FILES = sorted(SOURCE.rglob("*.py"))
+FLAG = re.compile(r"(?<![\w-])--[a-z]")
+OTHER_PROGRAM = re.compile(r"`(?!clairvit)[^`]*`")  # `ray start --head`
+GROUP = typer.main.get_command(app)
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(SOURCE).as_posix()
+
+
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+# Flags
+
+
+def raised_strings(tree: ast.AST) -> Iterator[str]:
+    """Yield the strings inside raise statements, and those of functions whose result is raised or part of a message.
+
+    A string that is no docstring and lies in a function whose name is called inside a raise statement counts.
+    """
+    raises = [node for node in ast.walk(tree) if isinstance(node, ast.Raise)]
+    called = {
+        inner.func.id
+        for node in raises
+        for inner in ast.walk(node)
+        if isinstance(inner, ast.Call) and isinstance(inner.func, ast.Name)
+    }
+    made = {
+        node.func.id
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id.endswith(("Error", "Input"))
+    }
+    places: list[ast.AST] = list(raises)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef):
+            builds = any(
+                isinstance(inner, ast.Call) and isinstance(inner.func, ast.Name) and inner.func.id in made
+                for inner in ast.walk(node)
+            )
+            if node.name in called or builds:
+                places += node.body[1:] if ast.get_docstring(node) else node.body
+    for place in places:
+        for inner in ast.walk(place):
+            if isinstance(inner, ast.Constant) and isinstance(inner.value, str):
+                yield OTHER_PROGRAM.sub("", inner.value)
+
+
+def test_the_sweep_sees_flags() -> None:
+    code = "def hint():\n    return 'type --fresh'\ndef f(x):\n    'doc --x'\n    raise E(f'{x} with --out {hint()}')"
+    assert [text for text in raised_strings(ast.parse(code)) if FLAG.search(text)] == [" with --out ", "type --fresh"]
+    assert not any(FLAG.search(text) for text in raised_strings(ast.parse("raise E('`ray start --head`')")))
+
+
+@pytest.mark.parametrize("path", LIBRARY, ids=name_of)
+def test_library_errors_advise_no_flags(path: Path) -> None:
+    assert [text for text in raised_strings(tree_of(path)) if FLAG.search(text)] == []
+
+
+def advised() -> set[str]:
+    """Return the parameter names that errors of the library hand to the command line."""
+    names: set[str] = set()
+    for path in LIBRARY:
+        for node in ast.walk(tree_of(path)):
+            if isinstance(node, ast.keyword) and node.arg == "parameters":
+                names |= {
+                    str(key.value)
+                    for inner in ast.walk(node.value)
+                    if isinstance(inner, ast.Dict)
+                    for key in inner.keys
+                    if isinstance(key, ast.Constant)
+                }
+    return names
+
+
+def test_every_advised_parameter_is_an_option_of_some_command() -> None:
+    options = {option for command in GROUP.commands.values() for given in command.params for option in given.opts}
+    names = advised()
+    assert {"arch", "out", "truth", "tune_start", "fresh"} <= names
+    assert {name for name in names if name not in COMMANDS and option_of(name) not in options} == set()
+    for text in COMMANDS.values():
+        words = text.strip("`").format("x").split()
+        command = GROUP.commands[words[1]]
+        known = {option for given in command.params for option in given.opts}
+        assert {word for word in words if word.startswith("--")} <= known
+
+
+def test_hints_are_options_of_the_command_that_was_typed() -> None:
+    error = BadInput("No.", parameters={"arch": "timm:NAME", "by_head": "True", "fresh": "True", "pretrained": "False"})
+    explain, finetune = GROUP.commands["explain"], GROUP.commands["finetune"]
+    assert with_options(error, explain) == "No. On the command line: --arch timm:NAME, --heads, --no-pretrained."
+    assert with_options(error, finetune) == "No. On the command line: --arch timm:NAME, --fresh, --no-pretrained."
+    assert with_options(error) == "No."
+    with click.Context(finetune):
+        assert "--fresh" in with_options(error)
+    assert with_options(ValueError("no"), explain) == "no"
+    error = BadInput("No.", parameters={"tune_start": "focusvit(m=auto)"})
+    assert "--tune-start 'focusvit(m=auto)' --out" in with_options(error, explain)
+
+
+def test_parameters_survive_another_process() -> None:
+    error = pickle.loads(pickle.dumps(ModelUnavailable("No.", parameters={"arch": "timm:NAME"})))
+    assert (str(error), error.parameters) == ("No.", {"arch": "timm:NAME"})
+
+
+def test_the_command_line_adds_its_options(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    weights = tmp_path / "model.safetensors"
+    import torch
+    from safetensors.torch import save_file
+
+    save_file({"head.weight": torch.zeros(2, 3)}, weights)
+    assert main(["explain", "demo", "--model", f"file:{weights}"]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "add arch='timm:NAME'" in said
+    assert said.endswith("On the command line: --arch timm:NAME.")
+
+
+# Asserts
+
+PURE = {"isinstance", "callable", "len", "all", "any", "hasattr", "issubclass", "set", "type"}
+
+
+def acting_asserts(tree: ast.AST) -> list[str]:
+    """Return asserts that do more than look: calls of anything but pure builtins, assignments, awaits, yields."""
+    acting = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assert):
+            calls = [inner for inner in ast.walk(node.test) if isinstance(inner, ast.Call)]
+            acts = any(not (isinstance(call.func, ast.Name) and call.func.id in PURE) for call in calls)
+            acts |= any(isinstance(inner, ast.NamedExpr | ast.Await | ast.Yield) for inner in ast.walk(node.test))
+            if acts:
+                acting.append(ast.unparse(node))
+    return acting
+
+
+@functools.cache
+def properties_that_raise() -> frozenset[str]:
+    """Return the names of properties of the package that raise errors by themselves: reading one is a check."""
+    names = set()
+    for path in FILES:
+        for node in ast.walk(tree_of(path)):
+            if isinstance(node, ast.FunctionDef) and any("property" in ast.unparse(one) for one in node.decorator_list):
+                calls = {
+                    inner.func.attr
+                    for inner in ast.walk(node)
+                    if isinstance(inner, ast.Call) and isinstance(inner.func, ast.Attribute)
+                }
+                checks = any(call.startswith(("check", "need")) for call in calls)
+                if checks or any(isinstance(inner, ast.Raise) for inner in ast.walk(node)):
+                    names.add(node.name)
+    return frozenset(names)
+
+
+def test_the_sweep_sees_asserts_that_act() -> None:
+    code = "assert f(x)\nassert x.pop()\nassert (y := 3)\nassert isinstance(x, int)\nassert x is not None"
+    assert acting_asserts(ast.parse(code)) == ["assert f(x)", "assert x.pop()", "assert (y := 3)"]
+    assert {"aim", "layout", "in_order"} <= properties_that_raise()
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_asserts_have_no_side_effects(path: Path) -> None:
+    """python -O removes them. They may only tell the type checker what is true anyway."""
+    tree = tree_of(path)
+    assert acting_asserts(tree) == []
+    raising = properties_that_raise()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assert):
+            read = {inner.attr for inner in ast.walk(node.test) if isinstance(inner, ast.Attribute)}
+            narrows = isinstance(node.test, ast.Compare) and isinstance(node.test.ops[0], ast.IsNot)
+            assert narrows or not read & raising, f"{ast.unparse(node)} reads a property that raises"
+
+
+@pytest.mark.slow
+def test_a_wrong_target_is_refused_with_and_without_asserts(tmp_path: Path) -> None:
+    """`reproduce` checked --target inside an assert, so that with -O it went on and loaded a model."""
+    arguments = ["reproduce", "joita", "--data", f"folder:{tmp_path}", "--target", "cat", "--model", "nonsense"]
+    answers = [
+        subprocess.run([sys.executable, *switch, "-m", "clairvit", *arguments], capture_output=True, encoding="utf-8")
+        for switch in ([], ["-O"])
+    ]
+    assert [done.returncode for done in answers] == [2, 2]
+    assert answers[0].stderr == answers[1].stderr
+    assert "target='cat' was given; expected one of predicted, label" in " ".join(answers[0].stderr.split())

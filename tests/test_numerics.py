@@ -1,0 +1,76 @@
+"""Ranks: SciPy's numbers, ties and NaN included, with no tensor larger than the values themselves."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import timm
+import torch
+from scipy.stats import rankdata
+
+import clairvit as cv
+from clairvit.methods.combine import joined
+from clairvit.methods.combine import ranks as scaled_ranks
+from clairvit.metrics.similarity import spearman
+from clairvit.numerics import average_ranks
+from clairvit.study import beside, stats
+from helpers.operations import LargestResult
+
+SIDE = 224
+DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [(1,), (7,), (3, 50), (2, 3, 40), (0, 5), (4, 0)], ids=str)
+def test_average_ranks_are_those_of_scipy(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(len(shape))
+    values = torch.randint(0, 2 if dtype == torch.bool else 6, shape, generator=generator).to(dtype)  # many ties
+    expected = rankdata(values.double().numpy(), axis=-1) if values.numel() else np.empty(shape)
+    ranked = average_ranks(values)
+    assert ranked.dtype == torch.float64
+    assert np.array_equal(ranked.numpy(), expected)
+
+
+def test_values_that_are_not_contiguous() -> None:
+    values = torch.randint(0, 9, (20, 3), generator=torch.Generator().manual_seed(0)).double().T
+    assert np.array_equal(average_ranks(values).numpy(), rankdata(values.numpy(), axis=-1))
+
+
+def test_infinities_have_ranks_and_nan_has_none() -> None:
+    values = np.array([[np.inf, np.nan, 1, np.inf, -np.inf, np.nan, 1], [np.nan] * 7, [3, 2, 1, 0, 1, 2, np.nan]])
+    ranked = average_ranks(torch.from_numpy(values)).numpy()
+    np.testing.assert_array_equal(ranked, rankdata(values, axis=-1, nan_policy="omit"))
+
+
+def test_every_user_keeps_its_treatment_of_nan() -> None:
+    """Scores of studies put NaN last; a table of a paper gives it no rank; a correlation with NaN is undefined."""
+    values = [0.1, float("nan"), 0.5]
+    assert stats.ranks(np.array(values)).tolist() == [2, 3, 1]
+    np.testing.assert_array_equal(beside.ranks(values, "higher"), [2, np.nan, 1])
+    assert spearman(torch.tensor(values), torch.arange(3.0)).isnan()
+    assert scaled_ranks(torch.tensor([values]))[0].isnan().tolist() == [False, True, False]
+
+
+def test_no_intermediate_is_larger_than_the_map() -> None:
+    """All pairs of 224² values are 2.5e9 numbers, 22 GB; sorted, no tensor has more than one number a pixel."""
+    generator = torch.Generator().manual_seed(0)
+    maps = [torch.rand(2, SIDE, SIDE, generator=generator) for _ in range(2)]
+    with LargestResult() as largest:
+        merged = joined(maps)
+        scores = spearman(maps[0].flatten(1), maps[1].flatten(1))
+        studied = stats.ranks(maps[0].flatten(1).double().numpy())
+    assert largest.elements <= len(maps) * maps[0].numel(), largest.operation
+    expected = sum(rankdata(one.flatten(1).numpy(), axis=1) - 1 for one in maps) / 2 / (SIDE**2 - 1)
+    np.testing.assert_allclose(merged.flatten(1).numpy(), expected, rtol=0, atol=torch.finfo(torch.float32).eps)
+    assert scores.abs().max() < 0.05
+    assert np.array_equal(studied, rankdata(-maps[0].flatten(1).numpy(), axis=1))
+
+
+def test_an_ensemble_of_pixel_maps_runs_at_224() -> None:
+    size = {"patch_size": 32, "embed_dim": 24, "depth": 1, "num_heads": 2, "num_classes": 3}
+    model = cv.wrap(timm.create_model("vit_tiny_patch16_224", **size))
+    image = torch.randn(1, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(0))
+    with LargestResult() as largest:
+        made = cv.explain(model, image, "ensemble(saliency(level=pixel),lrp(level=pixel))", target=1)
+    assert made.maps.shape == (1, SIDE, SIDE)
+    assert largest.elements < 100 * SIDE**2, largest.operation
