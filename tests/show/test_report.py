@@ -9,6 +9,7 @@ import csv
 import hashlib
 import io
 import itertools
+import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -25,10 +26,12 @@ from clairvit.show.report.gallery import pick
 from clairvit.show.report.numbers import places_for, short
 from clairvit.show.report.page import to_html
 from clairvit.show.report.plain import to_csv, to_markdown
+from clairvit.show.report.sections import _score_cell
 from clairvit.study.plan import DataWish, ModelWish, Study
 from clairvit.study.read import combinations, scores_of
 from clairvit.study.store import Store
 from clairvit.study.work import Worker
+from made_scores import made
 from study_page import (
     METHODS,
     METRICS,

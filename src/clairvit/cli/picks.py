@@ -27,7 +27,11 @@ def print_pick(pick: Pick) -> None:
         (
             f"{row.rank:>2}  {row.method}" + (" (baseline)" if row.baseline else ""),
             _number(row.mean)
-            + ("" if math.isnan(row.standard_error) else f" ± {row.standard_error:.2g}\n{_range(row.interval)}".rstrip()),
+            + (
+                ""
+                if math.isnan(row.standard_error)
+                else f" ± {row.standard_error:.2g}\n{_range(row.interval)}".rstrip()
+            ),
             "best" if row.method == pick.best else f"{_number(row.gap)}\n{_range(row.gap_interval)}".strip(),
             "" if row.method == pick.best else f"{row.p:.2g}{'' if row.apart else ' ='}",
             *(_number(row.means[metric]) for metric in others),

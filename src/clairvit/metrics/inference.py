@@ -57,7 +57,7 @@ def _signs(n: int, draws: int, seed: int) -> Iterator[Array]:
         return
     generator = np.random.default_rng(seed)
     for start in range(0, draws, AT_ONCE):
-        yield generator.integers(0, 2, (min(AT_ONCE, draws - start), n)) * 2.0 - 1.0
+        yield np.asarray(generator.integers(0, 2, (min(AT_ONCE, draws - start), n)) * 2.0 - 1.0, dtype=np.float64)
 
 
 def sign_flips(differences: Array, seed: int = 0, draws: int = DRAWS) -> Array:

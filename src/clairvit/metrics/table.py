@@ -68,6 +68,7 @@ class Table:
     skipped: dict[str, str] = field(default_factory=dict)
     notes: dict[str, list[str]] = field(default_factory=dict)  # by metric
     rows: dict[tuple[str, str], _Row] = field(default_factory=dict)
+    patches: int | None = None  # of the model's grid, as soon as a case was seen
 
     def see(self, names: Sequence[str], logits: Tensor, labels: Sequence[int | None]) -> None:
         """Take down what the model says of some images, logits [B, C]."""
@@ -77,6 +78,7 @@ class Table:
 
     def measure(self, case: Case, one: Asked) -> None:
         """Ask a metric of a case; maps with NaN have no score, and what was spent is shared by the methods."""
+        self.patches = case.patches
         recording, started = case.trace.recording, time.perf_counter()
         before = recording.forwards, recording.backwards
         said = one(case)
@@ -151,7 +153,11 @@ class Table:
             degenerate=torch.cat(row.degenerate),
             names=tuple(self.names),
             model=self.model,
-            settings={**self.settings, **dict(one.options)},
+            settings={
+                **self.settings,
+                **({} if self.patches is None else {"patches": self.patches}),
+                **dict(one.options),
+            },
             seed=self.seed,
             cost=row.cost,
             curve=None if row.x is None else Curve(row.x, torch.cat(row.lines), row.meaning, row.across),

@@ -119,7 +119,9 @@ def _claims(result: Reproduction) -> Sheet:
         for one in result.verdicts
     ]
     columns = ("the paper says", "where", "here", "comparisons so", "surely so", "surely not")
-    title = "What the paper says, tested here (surely: p < 0.05 in a paired test, corrected for the claim's comparisons)"
+    title = (
+        "What the paper says, tested here (surely: p < 0.05 in a paired test, corrected for the claim's comparisons)"
+    )
     return Sheet(title, columns, tuple(rows), columns[3:])
 
 

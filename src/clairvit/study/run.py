@@ -11,6 +11,7 @@ from typing import IO, Protocol
 from clairvit._version import __version__
 from clairvit.errors import ClairWarning
 from clairvit.perturb.watch import telling
+from clairvit.study.missing import Planned
 from clairvit.study.plan import Plan, Study, Unit, make_plan
 from clairvit.study.store import Row, Store
 from clairvit.study.work import Worker, attempted
@@ -103,6 +104,7 @@ def run_study(
     study = study.settled()
     store.remember(study)
     plan, worker = planned(study, store, worker)
+    store.keep_plan(Planned.of(study, plan).as_document())
     told(plan)
     started, computed = time.monotonic(), 0
     failed: list[tuple[Unit, str]] = []

@@ -91,7 +91,11 @@ def _on_what(wish: Wish, model: Model, shown: Shown, count: int, table: Table | 
         words = "the paper has them for this data" if same else "the paper has none for this data"
         yield "numbers", f"Beside ours stand those on {table.data} ({table.source}): {words}."
     if count < FEW:
-        few = f"an interval, and any claim, takes {FEWEST}" if count < FEWEST else "look at the intervals before the ranks"
+        few = (
+            f"an interval, and any claim, takes {FEWEST}"
+            if count < FEWEST
+            else "look at the intervals before the ranks"
+        )
         yield "images", f"{count} images say little: {few}."
 
 

@@ -173,7 +173,9 @@ def _tuned(
     others = [start for start in range(len(methods)) if start != half and np.isfinite(values[start]).any()]
     gaps = values[best] - values[half]
     known = np.isfinite(gaps).any()
-    corrected = dict(zip(others, holm(mean_p(values[others] - values[half], seed, draws_for(len(others)))), strict=True))
+    corrected = dict(
+        zip(others, holm(mean_p(values[others] - values[half], seed, draws_for(len(others)))), strict=True)
+    )
     return Tuned(
         base,
         asked.text,

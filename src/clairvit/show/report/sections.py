@@ -124,7 +124,8 @@ def _ranking_table(findings: Findings, metrics: Sequence[str], mean: dict[str, f
         notes.append(f"Intervals, and any claim, take {FEWEST} images or more; here are {n}.")
     if n < fewest and LUCK in findings.baselines:
         notes.append(
-            f"{images(n)} cannot tell {len(findings.methods)} methods from random, whatever they score: it takes {fewest}."
+            f"{images(n)} cannot tell {len(findings.methods)} methods from random, whatever they score: that takes "
+            f"{fewest}."
         )
     return Table("ranking", caption, tuple(columns), tuple(rows), tuple(records), tuple(notes))
 
