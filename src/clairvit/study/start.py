@@ -24,6 +24,8 @@ class Start:
     arch: str  # timm's name
     options: Mapping[str, Any]  # beyond the number of classes and the image size
     own: Preprocess  # of the model before
+    pretrained: bool = False  # weights, apart from a new head, were trained before
+    new_head: bool = True  # its weights were drawn from the seed
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,8 @@ def _from_timm(wanted: Wanted, name: str, options: dict[str, Any], classes: int)
             module = create()
     else:
         module = create()
-    return Start(module, _architecture(module, name), options, from_timm.preprocess(module, wanted.size))
+    seen = from_timm.preprocess(module, wanted.size)
+    return Start(module, _architecture(module, name), options, seen, pretrained=wanted.pretrained)
 
 
 def _from_file(wanted: Wanted, rest: str, classes: tuple[str, ...]) -> Start:
@@ -91,7 +94,7 @@ def _from_file(wanted: Wanted, rest: str, classes: tuple[str, ...]) -> Start:
         raise BadInput(f"timm's '{name}' cannot be given a new head; expected a classifier, e.g. vit_base_patch16_224.")
     if model.labels != classes:
         new_head(len(classes))
-    return Start(model.module, name, options, model.preprocess)
+    return Start(model.module, name, options, model.preprocess, pretrained=True, new_head=model.labels != classes)
 
 
 def _from_built_in(wanted: Wanted, name: str, classes: tuple[str, ...]) -> Start:
