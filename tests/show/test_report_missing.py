@@ -59,8 +59,8 @@ def test_what_is_missing_is_said_at_the_top_and_in_the_warnings(half: tuple[Stor
     document = compose(store, Wishes(open_worker=lambda study: worker))
     page = to_html(document)
     first = (
-        "tiny on folder:one: 2 of 6 images are complete, 16 of 48 scores. Not computed: sparseness of legrad, rollout, "
-        "random, center on 4 images; deletion of legrad, rollout, random, center on 4 images."
+        "tiny on folder:one: 2 of 6 images are complete, 16 of 48 scores. Not computed: sparseness, deletion of every "
+        "method on 4 images."
     )
     second = "tiny on folder:two: nothing is computed (0 of 6 images)."
     assert document.warnings[0].startswith("This study is not complete")
@@ -118,6 +118,18 @@ def test_a_second_model_that_was_never_reached(tmp_path: Path) -> None:
     store = interrupted(tmp_path / "run", 1, study, worker)
     warnings = compose(store, Wishes(gallery=False)).warnings
     assert warnings[1:] == ("other on folder:photos: nothing is computed (0 of 6 images).",)
+
+
+def test_methods_that_were_added_later_are_named(tmp_path: Path) -> None:
+    store = Store.open(tmp_path / "run")
+    run_study(study_of(METHODS, METRICS), store, worker=worker_of(study_of(METHODS, METRICS)))
+    more = study_of((*METHODS, "genatt"), METRICS)
+    interrupted(tmp_path / "run", 0, more, worker_of(more))
+    _, sentence = compose(store, Wishes(gallery=False)).warnings
+    assert sentence == (
+        "tiny on folder:photos: 0 of 6 images are complete, 48 of 60 scores. Not computed: sparseness, deletion of "
+        "genatt on 6 images."
+    )
 
 
 def test_a_study_without_a_plan_is_named(tmp_path: Path) -> None:

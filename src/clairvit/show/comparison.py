@@ -161,7 +161,8 @@ def _method_cell(
         picture = overlay(photo_in(explanation, item), values, scale, look.opacity, look.smooth)
         axes = page.picture(picture, start, down, cell.tile, cell.tall)
         outline(axes, chosen_in(explanation, item), picture.shape[:2], cell.tile)
-    page.badges(marks(explanation), left + cell.wide - 0.05, down + 0.05)
+    right = left + (cell.wide + cell.tile) / 2 if once else left + cell.wide
+    page.badges(marks(explanation), right - 0.05, down + 0.05)
 
 
 def _bands(page: Page, names: Sequence[str], cell: Cell, row: int, columns: int, top: int) -> None:

@@ -44,6 +44,7 @@ class Missing:
     images: int
     cells_done: int
     cells: int
+    methods: int  # baselines too
     lacking: tuple[tuple[str, tuple[str, ...], int], ...]  # metric, methods, number of images without their scores
 
     @property
@@ -55,10 +56,15 @@ class Missing:
         return f"{where}: {done}. Not computed: {'; '.join(self._lines())}."
 
     def _lines(self) -> Iterable[str]:
+        """Metrics that the same methods lack on the same number of images are named together."""
+        together: dict[tuple[tuple[str, ...], int], list[str]] = {}
         for metric, methods, images in self.lacking:
+            together.setdefault((methods, images), []).append(metric)
+        for (methods, images), metrics in together.items():
             more = len(methods) - NAMED
             names = ", ".join(methods[:NAMED]) + (f" and {more} more" if more > 0 else "")
-            yield f"{metric} of {names} on {images} image{'s' * (images != 1)}"
+            names = "every method" if len(methods) == self.methods else names
+            yield f"{', '.join(metrics)} of {names} on {images} image{'s' * (images != 1)}"
 
     def as_records(self) -> list[dict[str, Any]]:
         """Return a record for each metric with methods that lack it on the same number of images."""
@@ -110,6 +116,7 @@ def _missing(planned: Planned, model: int, data: int, cells: frozenset[Cell]) ->
         images=len(marks),
         cells_done=total - sum(len(methods) * images for (_, images), methods in absent.items()),
         cells=total,
+        methods=len(study.methods),
         lacking=tuple((metric, tuple(methods), images) for (metric, images), methods in absent.items()),
     )
 
