@@ -14,7 +14,7 @@ INTRODUCTION = """# Metrics
 
 How good is a map? `clairvit evaluate photos/ --method legrad,rollout --metric deletion,insertion` or
 `cv.evaluate(model, images, "legrad", metric="deletion")`. Every score comes with a value for each image, its mean,
-standard error and 95 % bootstrap interval over images, and what a random and a centred map score on the same images.
+standard error and 95 % interval over images, and what a random and a centred map score on the same images.
 A score that is not defined (a map with NaN, an image without a mask) is NaN; it is counted and left out of the mean.
 
 ↑ higher is better, ↓ lower is better. *Forwards* are of one map of 14 × 14 patches with the default options. A metric

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from clairvit.metrics.score import bootstrap
+from clairvit.metrics.inference import mean_interval
 
 DIGITS = 4
 # (method that the paper says is better, than which, who says so)
@@ -81,7 +81,7 @@ def paired(records: dict[Any, Any], better: str, worse: str, metric: str) -> dic
     )
     gap = (one - other) * (1 if records[better, metric]["better"] == "higher" else -1)
     gap = gap[np.isfinite(gap)]
-    low, high = bootstrap(gap, 0)
+    low, high = mean_interval(gap, 0)
     return {"gap": rounded(float(gap.mean())), "interval": [rounded(low), rounded(high)], "n": len(gap)}
 
 

@@ -480,3 +480,16 @@ def test_options_of_data_sets_and_of_images(photos: Path, capsys: Captured) -> N
     assert "--split test is of a data set" in refusal(capsys, "photos", "--split", "test")
     assert main(["evaluate", "photos", "--limit", "2", "--method", "rollout", "--metric", "sparseness", "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)["images"]) == 2
+
+
+def test_a_forgotten_mask_kind_is_named_with_its_option(photos: Path, capsys: Captured) -> None:
+    """Every pixel of a trimap is above 0, so that any map would point at the object."""
+    values = np.full((40, 40), 2, np.uint8)
+    values[10:30, 10:30] = 1
+    (photos / "trimaps").mkdir()
+    Image.fromarray(values).save(photos / "trimaps" / "cat0.png")
+    asked = ["photos/cat0.png", "--method", "ixg", "--metric", "pointing-game", "--masks", "trimaps"]
+    with Image.open(photos / "photos" / "cat0.png") as image:
+        Image.fromarray(values).resize(image.size, Image.Resampling.NEAREST).save(photos / "trimaps" / "cat0.png")
+    assert main(["evaluate", *asked]) == 2
+    assert "--mask-kind trimap" in capsys.readouterr().err

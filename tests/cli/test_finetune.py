@@ -22,6 +22,7 @@ from clairvit.errors import BadInput
 Captured = pytest.CaptureFixture[str]
 TINY = ["--model", "timm:vit_tiny_patch16_224", "--no-pretrained", "--size", "32", "--batch", "8", "--rate", "3e-3"]
 SHAPE = ["--with", "patch_size=8,embed_dim=16,depth=2,num_heads=2,drop_rate=0.1"]
+DISCARD = ["--discard-state"]
 COLOURS = {"red": (220, 30, 30), "blue": (30, 30, 220), "green": (30, 200, 30)}
 
 
@@ -106,7 +107,25 @@ def test_what_is_printed_names_the_best_epoch_and_the_next_step(capsys: Captured
     assert "--model file:new/m.safetensors" in printed
     assert "epoch 1: loss" in errors
     assert main(["finetune", "photos", *TINY, *SHAPE, "--epochs", "2", "--out", "new/m.safetensors"]) == 0
-    assert "1 of these epochs were done before" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "1 of these epochs was done before" in printed
+    assert "m.training.safetensors" in printed
+    assert "stays: the same command with more --epochs goes on" in " ".join(printed.split())
+    assert main(["finetune", "photos", *TINY, *SHAPE, "--epochs", "3", "--out", "new/m.safetensors", *DISCARD]) == 0
+    printed = capsys.readouterr().out
+    assert "2 of these epochs were done before" in printed
+    assert "stays" not in printed
+    assert [file.name for file in Path("new").iterdir()] == ["m.safetensors"]
+
+
+def test_a_recipe_has_a_name_and_options_change_it(capsys: Captured) -> None:
+    arguments = ["finetune", "photos", *TINY, *SHAPE, "--epochs", "1", "--json", "--out"]
+    rates = []
+    for own in (["a.safetensors"], ["b.safetensors", "--warmup", "0"]):
+        assert main([*arguments, *own]) == 0
+        rates.append(json.loads(capsys.readouterr().out)["epochs"][0]["rate"])
+    assert rates[0] < rates[1], "still rising in the first epoch"
+    assert "expected one of default, focusvit" in refusal(capsys, "photos", *TINY, *SHAPE, "--recipe", "vit")
 
 
 def test_train_and_val_folders_are_taken_as_they_are(photos: Path, capsys: Captured) -> None:

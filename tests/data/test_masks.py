@@ -11,7 +11,7 @@ from PIL import Image
 from torch import nn
 
 from clairvit.data.masks import prepare_mask, read_mask
-from clairvit.errors import BadInput
+from clairvit.errors import BadInput, ClairWarning
 from clairvit.models.images import ORIENTATION, prepare
 from clairvit.models.model import Model, Preprocess
 
@@ -115,3 +115,41 @@ def test_trimaps_and_voc_masks_have_a_void(tmp_path: Path) -> None:
         read_mask(voc, (90, 60), "coco")
     with pytest.raises(BadInput, match=r"A mask is an array of shape \[60, 90, 3\]; expected \[rows, columns\]"):
         read_mask(np.zeros((60, 90, 3)), (90, 60))
+
+
+# Trimaps that are read as if they were not ---------------------------------------------------------------------------
+
+
+def three_valued(*values: int) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:
+    """Background, object, border: [6, 9]."""
+    made = np.full((6, 9), values[0], np.uint8)
+    made[1:5, 2:7] = values[1]
+    made[1, 2:7] = values[2]
+    return made
+
+
+@pytest.mark.parametrize("values", [(2, 1, 3), (2, 1, 1), (2, 3, 3)])
+def test_a_trimap_read_as_a_plain_mask_is_refused(values: tuple[int, int, int]) -> None:
+    """NEWCOMER: IoU and pointing game were 1 ± 0, because every pixel was object."""
+    with pytest.raises(BadInput, match=r"and no 0: a trimap.*every pixel would count.*mask_kind='trimap'"):
+        read_mask(three_valued(*values), (9, 6))
+    kept = np.asarray(read_mask(three_valued(*values), (9, 6), "trimap"))  # the advice, followed
+    assert kept[0, 0] == 0
+    assert kept[3, 3] == {1: 255, 3: 128}[values[1]]
+
+
+@pytest.mark.parametrize("values", [(0, 255, 128), (0, 255, 127), (0, 1, 2)])
+def test_three_values_that_may_be_a_trimap_are_named(values: tuple[int, int, int]) -> None:
+    with pytest.warns(ClairWarning, match=r"three values 0, .*all but 0 count as object.*mask_kind='trimap'"):
+        kept = np.asarray(read_mask(three_valued(*values), (9, 6)))
+    assert set(kept[1:5, 2:7].flatten().tolist()) == {255}
+    if 255 in values:  # the advice, followed
+        kept = np.asarray(read_mask(three_valued(*values), (9, 6), "trimap"))
+        assert (kept[0, 0], kept[3, 3], kept[1, 3]) == (0, 255, 128)
+
+
+@pytest.mark.parametrize("values", [(0, 1, 1), (0, 255, 255), (0, 7, 7), (1, 1, 1), (0, 3, 9), (0, 2, 3)])
+def test_other_masks_are_read_without_a_word(values: tuple[int, int, int], recwarn: pytest.WarningsRecorder) -> None:
+    kept = np.asarray(read_mask(three_valued(*values), (9, 6)))
+    assert np.array_equal(kept == 255, three_valued(*values) != 0)
+    assert not [one for one in recwarn if issubclass(one.category, ClairWarning)]

@@ -18,7 +18,7 @@ from torch import Tensor
 import clairvit as cv
 from clairvit.data.album import Part, parts
 from clairvit.errors import BadInput, NotApplicable, UnknownName
-from clairvit.metrics.score import bootstrap, paired
+from clairvit.metrics.score import paired
 from helpers.rounding import assert_same
 from linear import effects, linear
 from tiny import double, pixels, wrapped
@@ -208,17 +208,6 @@ def test_what_cannot_be_done_is_said() -> None:
         cv.evaluate(wrapped(KIND), images, "genatt", "sparseness", target=3, maps="square")
     with pytest.raises(BadInput, match="1 targets were given for 2 images"):
         cv.evaluate(wrapped(KIND), images, "genatt", "sparseness", target=[3])
-
-
-def test_intervals_by_hand() -> None:
-    dice = np.random.default_rng(0)
-    values = dice.normal(3, 2, 400)
-    low, high = bootstrap(values, seed=1)
-    exact = 1.96 * values.std(ddof=1) / 20
-    assert low == pytest.approx(values.mean() - exact, abs=0.015)
-    assert high == pytest.approx(values.mean() + exact, abs=0.015)
-    assert (low, high) == bootstrap(values, seed=1) != bootstrap(values, seed=2)
-    assert all(math.isnan(end) for end in bootstrap(values[:1], seed=1))
 
 
 def test_paired_differences_are_narrower() -> None:

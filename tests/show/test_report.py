@@ -9,6 +9,7 @@ import csv
 import hashlib
 import io
 import itertools
+import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -25,11 +26,13 @@ from clairvit.show.report.gallery import pick
 from clairvit.show.report.numbers import places_for, short
 from clairvit.show.report.page import to_html
 from clairvit.show.report.plain import to_csv, to_markdown
+from clairvit.show.report.sections import _score_cell
 from clairvit.study.plan import DataWish, ModelWish, Study
 from clairvit.study.read import combinations, scores_of
 from clairvit.study.store import Store
 from clairvit.study.work import Worker
 from helpers.rounding import assert_same
+from made_scores import made
 from study_page import (
     METHODS,
     METRICS,
@@ -161,7 +164,8 @@ def test_what_is_not_better_than_random_is_marked(document: Document, page: Read
     said = [record["against_random"] for record in document.tables()["ranking"]]
     cells = [text.split("[")[0] for _, text in page.all("td", "number")]
     assert sum(text.endswith("†") for text in cells) == said.count("unclear") > 0
-    assert sum(text.endswith("‡") for text in cells) == said.count("worse") > 0
+    assert sum(text.endswith("‡") for text in cells) == said.count("worse")
+    assert _score_cell(made("a", [0.4] * 9), 2, math.nan, "worse").text == "0.40\u00a0‡"
     assert said.count(None) == 2 * len(METRICS)  # the baselines themselves
 
 

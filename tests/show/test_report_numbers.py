@@ -1,4 +1,4 @@
-"""What a report ranks and draws, against scipy, the bootstrap of differences and sums by hand."""
+"""What a report ranks and draws, against scipy, intervals of differences and sums by hand."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import pytest
 import torch
 from scipy.stats import spearmanr
 
-from clairvit.metrics.score import Curve, Score, bootstrap, lead
+from clairvit.metrics.inference import mean_interval
+from clairvit.metrics.score import Curve, Score, lead
 from clairvit.metrics.table import Scores
 from clairvit.show.report.blocks import Text
 from clairvit.show.report.charts import curves_chart, intervals_chart, radar_chart, strokes
@@ -46,7 +47,7 @@ def test_a_lead_is_the_paired_difference_turned_so_that_more_is_better() -> None
     ours, theirs = noise(9).tolist(), noise(9, seed=1).tolist()
     ours[2] = math.nan
     differences = np.delete(np.array(ours) - np.array(theirs), 2)
-    gap, interval = differences.mean(), bootstrap(differences, 0)
+    gap, interval = differences.mean(), mean_interval(differences, 0)
     found, (low, high) = lead(made("a", ours), made("b", theirs))
     assert found == pytest.approx(-gap, rel=1e-12)
     assert (low, high) == (pytest.approx(-interval[1], rel=1e-9), pytest.approx(-interval[0], rel=1e-9))
@@ -85,11 +86,17 @@ def test_a_lead_of_pooled_scores_is_over_images_that_have_a_score() -> None:
 
 
 def test_against_luck_says_better_worse_or_unclear() -> None:
-    luck = made("random", [0.5, 0.6, 0.4, 0.55])
-    assert against_luck(made("a", [0.1, 0.2, 0.1, 0.2]), luck) == "better"  # lower is better
-    assert against_luck(made("a", [0.9, 0.8, 0.9, 0.8]), luck) == "worse"
-    assert against_luck(made("a", [0.1, 0.9, 0.2, 0.8]), luck) == "unclear"
-    assert against_luck(made("a", [0.1]), made("random", [0.9])) == "unclear"  # one image cannot say
+    luck = made("random", [0.5, 0.6, 0.4, 0.55] * 2)
+    scores = {
+        "good": made("good", [0.1, 0.2] * 4),  # lower is better
+        "bad": made("bad", [0.9, 0.8] * 4),
+        "odd": made("odd", [0.1, 0.9] * 4),
+        "random": luck,
+    }
+    verdicts = against_luck(scores)
+    assert {name: word for name, (word, _) in verdicts.items()} == {"good": "better", "bad": "worse", "odd": "unclear"}
+    assert verdicts["good"][1] == 3 * 2 / 2**8, "the smallest p of 8 images, times 3 methods"
+    assert against_luck({"good": scores["good"]}) == {}
 
 
 def test_agreement_is_spearmans() -> None:
@@ -216,7 +223,11 @@ def test_many_methods_leave_most_of_them_grey() -> None:
 
 
 def test_intervals_are_drawn_where_there_are_images_enough_and_names_are_escaped() -> None:
-    scores = {"<b>": made("<b>", [0.1, 0.2, 0.3]), "one": made("one", [0.4]), "random": made("random", [0.5, 0.6])}
+    scores = {
+        "<b>": made("<b>", [0.1, 0.2, 0.3] * 2),
+        "one": made("one", [0.4] * 5),
+        "random": made("random", [0.5, 0.6] * 3),
+    }
     figure = intervals_chart(scores, strokes(["<b>", "one"]))
     assert figure is not None
     assert figure.drawing.count("whisker") == 2

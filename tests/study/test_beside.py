@@ -46,13 +46,13 @@ def preset(area: str | None = None, *claims: Claim) -> Preset:
 
 
 FOUND = {
-    ("A", "up"): score("rollout", "iou", [0.1, 0.2, 0.3]),
-    ("B", "up"): score("genatt", "iou", [0.2, 0.3, 0.5]),
-    ("X", "up"): score("legrad", "iou", [0.9, 0.9, 0.9]),
-    ("A", "down"): score("rollout", "deletion", [0.1, 0.2, 0.6], "lower"),
-    ("B", "down"): score("genatt", "deletion", [0.4, 0.4, 0.4], "lower"),
-    ("A", "turned"): score("rollout", "insertion", [0.1, 0.1, 0.4]),
-    ("B", "turned"): score("genatt", "insertion", [0.3, 0.5, 0.4]),
+    ("A", "up"): score("rollout", "iou", [0.1, 0.2, 0.3] * 3),
+    ("B", "up"): score("genatt", "iou", [0.2, 0.3, 0.5] * 3),
+    ("X", "up"): score("legrad", "iou", [0.9, 0.9, 0.9] * 3),
+    ("A", "down"): score("rollout", "deletion", [0.1, 0.2, 0.6] * 3, "lower"),
+    ("B", "down"): score("genatt", "deletion", [0.4, 0.4, 0.4] * 3, "lower"),
+    ("A", "turned"): score("rollout", "insertion", [0.1, 0.1, 0.4] * 3),
+    ("B", "turned"): score("genatt", "insertion", [0.3, 0.5, 0.4] * 3),
 }
 
 
@@ -85,9 +85,9 @@ def test_numbers_stand_beside_each_other_as_the_paper_writes_them() -> None:
     rows = {row.entrant.name: row.cells for row in line_up(preset(), FOUND, preset().tables[0])}
     assert list(rows) == ["A", "B", "X", "random", "center"]
     cell = rows["A"]["up"]
-    assert (cell.paper, cell.paper_rank, cell.our_rank, cell.images) == (10.0, 2, 2, 3)
+    assert (cell.paper, cell.paper_rank, cell.our_rank, cell.images) == (10.0, 2, 2, 9)
     assert cell.ours == pytest.approx(20)
-    assert cell.error == pytest.approx(100 * np.std([0.1, 0.2, 0.3], ddof=1) / math.sqrt(3))
+    assert cell.error == pytest.approx(100 * np.std([0.1, 0.2, 0.3] * 3, ddof=1) / math.sqrt(9))
     low, high = cell.interval
     assert 10 <= low <= 20 <= high <= 30
     assert rows["A"]["down"].our_rank == 1
@@ -140,11 +140,11 @@ def said(one: Claim, area: str | None = None) -> Verdict:
 
 def test_claims_are_tested_by_paired_differences() -> None:
     true = said(claim("B", "A", "up"))
-    assert (true.word, true.true, true.surely, true.surely_not) == ("holds", 1, 1, 0), "0.1, 0.1, 0.2: all above 0"
+    assert (true.word, true.true, true.surely, true.surely_not) == ("holds", 1, 1, 0), "0.1 to 0.2: all above 0"
     wrong = said(claim("A", "B", "up"))
     assert (wrong.word, wrong.true, wrong.surely, wrong.surely_not) == ("does not hold", 0, 0, 1)
     unsure = said(claim("A", "B", "down"))
-    assert (unsure.word, unsure.surely, unsure.surely_not) == ("holds", 0, 0), "0.3, 0.2, −0.2: who knows"
+    assert (unsure.word, unsure.surely, unsure.surely_not) == ("holds", 0, 0), "0.3, 0.2, −0.2, three times: not known"
     mixed = said(claim("B", "A", "up", "down", "turned"))
     assert (mixed.word, mixed.true, mixed.comparisons) == ("holds in part", 2, 3)
     lacking = said(claim("X", "A", "down"))

@@ -16,13 +16,13 @@ from torch import nn
 
 import clairvit as cv
 from clairvit.data.album import Album, album_of
-from clairvit.errors import BadInput, ClairError, ModelUnavailable
+from clairvit.errors import BadInput, ClairError, ModelUnavailable, UnknownName
 from clairvit.models.model import Model
 from clairvit.study.augment import centred, draws, order, shaken
 from clairvit.study.checkpoint import Epoch, Progress, read_progress
 from clairvit.study.finetune import Trained, checkpoint_of, finetune
 from clairvit.study.pictures import class_names, numbered, read_pictures, split
-from clairvit.study.recipe import Recipe
+from clairvit.study.recipe import Recipe, named_recipe
 from clairvit.study.start import Start, Wanted, begin
 from helpers.rounding import assert_same, growth
 
@@ -30,6 +30,7 @@ NOBODY = Model(nn.Identity(), "nobody")
 # dropout, so that a generator's state matters; a rate that falls each epoch, so that the schedule's does
 SHAPE = {"patch_size": 8, "embed_dim": 16, "depth": 2, "num_heads": 2, "drop_rate": 0.2, "drop_path_rate": 0.2}
 SHORT = Recipe(epochs=3, batch=8, rate=5e-3, every=1, gamma=0.8, patience=9)
+PLAIN = {"warmup": 0, "clip": None}  # a rate that is there from the first step on
 
 
 @pytest.fixture(autouse=True)
@@ -217,7 +218,7 @@ def test_validation_sees_what_the_finished_model_will_see(tmp_path: Path, monkey
 
 
 def test_training_stops_when_patience_ends_and_the_rate_falls_in_steps(tmp_path: Path) -> None:
-    recipe = Recipe(epochs=40, batch=8, rate=5e-3, gamma=0.5, every=2, patience=3)
+    recipe = Recipe(epochs=40, batch=8, rate=5e-3, gamma=0.5, every=2, patience=3, **PLAIN)
     done = run(tmp_path, recipe=recipe)
     assert done.stopped_early
     assert len(done.history) == done.best.number + 3 < 40
@@ -306,7 +307,8 @@ def test_only_timm_models_and_files_are_trained(tmp_path: Path) -> None:
     "wrong",
     [
         {"epochs": 0}, {"batch": 0}, {"rate": 0.0}, {"rate": float("nan")}, {"gamma": 1.5}, {"decay": -1.0},
-        {"rotation": 200.0}, {"jitter": 1.0}, {"held_out": 0.0}, {"patience": 0}, {"every": 0},
+        {"head_rate": 0.0}, {"warmup": -1}, {"clip": 0.0}, {"rotation": 200.0}, {"jitter": 1.0}, {"held_out": 0.0},
+        {"patience": 0}, {"every": 0},
     ],
 )  # fmt: skip
 def test_a_recipe_that_makes_no_sense_is_refused(wrong: dict[str, Any]) -> None:
@@ -317,14 +319,95 @@ def test_a_recipe_that_makes_no_sense_is_refused(wrong: dict[str, Any]) -> None:
 # the recipe's pieces --------------------------------------------------------------------------------------------------
 
 
-def test_the_defaults_are_the_papers_and_other_sizes_keep_their_ratio() -> None:
-    recipe = Recipe()
-    assert (recipe.rate, recipe.gamma, recipe.every, recipe.batch, recipe.patience) == (1e-4, 0.7, 10, 32, 5)
+def test_focusvits_recipe_is_the_papers_and_other_sizes_keep_their_ratio() -> None:
+    recipe = named_recipe("focusvit").settled(pretrained=True, new_head=True)
+    assert (recipe.rate, recipe.head_rate, recipe.warmup, recipe.clip) == (1e-4, 1e-4, 0, None)
+    assert (recipe.gamma, recipe.every, recipe.batch, recipe.patience) == (0.7, 10, 32, 5)
     assert recipe.rotation == 15
     assert recipe.flip
     assert recipe.box((224, 224)) == (256, 256)
     assert recipe.box((96, 192)) == (108, 220)
     assert Recipe(resize=96).box((96, 192)) == (96, 192)
+    with pytest.raises(UnknownName, match=r"no recipe 'focus'.*default, focusvit"):
+        named_recipe("focus")
+
+
+def test_the_default_rates_suit_what_is_trained() -> None:
+    settled = [Recipe().settled(pretrained, new) for pretrained, new in ((True, True), (True, False), (False, True))]
+    assert [(one.rate, one.head_rate) for one in settled] == [(1e-5, 1e-3), (1e-5, 1e-5), (1e-4, 1e-4)]
+    given = Recipe(rate=1e-3, head_rate=2e-3).settled(pretrained=True, new_head=True)
+    assert (given.rate, given.head_rate) == (1e-3, 2e-3)
+    assert Recipe(rate=5e-2).settled(pretrained=True, new_head=True).head_rate == 5e-2, "never below the rate"
+
+
+def test_the_rate_rises_and_then_falls_in_steps() -> None:
+    """4 steps an epoch, one epoch of warm-up: 1/5 … 4/5, then 1; half from epoch 2 on, a quarter from epoch 4 on."""
+    recipe = Recipe(warmup=1, gamma=0.5, every=2)
+    factors = [recipe.factor(step, 4) for step in range(20)]
+    assert factors == pytest.approx([0.2, 0.4, 0.6, 0.8, *[1] * 4, *[0.5] * 8, *[0.25] * 4])
+    assert [Recipe(warmup=0).factor(step, 1) for step in (0, 9, 10, 20)] == pytest.approx([1, 1, 0.7, 0.49])
+
+
+def test_training_uses_the_schedule_and_a_rate_of_its_own_for_a_new_head(tmp_path: Path) -> None:
+    """The optimiser's own record, step by step; 24 images, 20 trained on, 8 a step: 3 steps an epoch."""
+    first = run(tmp_path / "first", recipe=dataclasses.replace(SHORT, epochs=1))
+    album = album_of(
+        [Image.new("RGB", (32, 32), name) for name in ("red", "blue", "lime") * 8], NOBODY, labels=["r", "b", "g"] * 8
+    )
+    seen: list[list[float]] = []
+    step = torch.optim.AdamW.step
+
+    def watched(optimiser: torch.optim.AdamW, *given: Any) -> Any:
+        seen.append([group["lr"] for group in optimiser.param_groups])
+        return step(optimiser, *given)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.optim.AdamW, "step", watched)
+        done = finetune(
+            album, f"file:{first.path}", recipe=Recipe(epochs=2, batch=8), out=tmp_path / "second.safetensors"
+        )
+    factors = [Recipe().factor(step, 3) for step in range(6)]
+    assert [rates[0] for rates in seen] == pytest.approx([1e-5 * factor for factor in factors])
+    assert [rates[1] for rates in seen] == pytest.approx([1e-3 * factor for factor in factors])
+    assert [epoch.rate for epoch in done.history] == pytest.approx([7.5e-6, 1e-5]), "of the last step"
+
+
+def test_the_default_keeps_a_trained_backbone_where_one_high_rate_undoes_it(tmp_path: Path) -> None:
+    """Closed form: AdamW's first step moves a weight by its rate, whatever the gradient, so two steps of the old
+    recipe move all weights by 2 × rate, those of the default the backbone's by at most 1.5 × a hundredth of it."""
+    first = run(tmp_path / "first", recipe=dataclasses.replace(SHORT, epochs=1))
+    moved = {}
+    for name in ("default", "focusvit"):
+        rate = {"rate": 1e-2, "head_rate": 1e-2} if name == "focusvit" else {"rate": 1e-4, "head_rate": 1e-2}
+        recipe = dataclasses.replace(named_recipe(name), epochs=2, batch=32, decay=0.0, **rate)
+        out = tmp_path / f"{name}.safetensors"
+        done = finetune(colours(), f"file:{first.path}", recipe=recipe, out=out, classes=("blue", "red"))
+        before, after = (cv.load(f"file:{path}").module.state_dict() for path in (first.path, done.path))
+        blocks = [key for key in before if key.startswith("blocks.")]
+        moved[name] = max(float((before[key] - after[key]).abs().max()) for key in blocks)
+    assert moved["default"] <= 1.5e-4 * 1.01
+    assert moved["focusvit"] >= 9e-3
+
+
+def test_gradients_are_clipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    norms: list[float] = []
+    step = torch.optim.AdamW.step
+
+    def watched(optimiser: torch.optim.AdamW, *given: Any) -> Any:
+        gradients = [p.grad for group in optimiser.param_groups for p in group["params"] if p.grad is not None]
+        norms.append(float(torch.linalg.vector_norm(torch.stack([one.norm() for one in gradients]))))
+        return step(optimiser, *given)
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", watched)
+    run(tmp_path, recipe=dataclasses.replace(SHORT, epochs=1, clip=1e-3))
+    assert norms
+    assert max(norms) <= 1e-3 * (1 + 1e-5)
+
+
+def test_the_training_state_can_be_removed_when_training_is_complete(tmp_path: Path) -> None:
+    done = run(tmp_path, keep_state=False)
+    assert [path.name for path in tmp_path.iterdir()] == ["model.safetensors"]
+    assert done.path.exists()
 
 
 def pictures(count: int = 4, side: int = 20) -> torch.Tensor:

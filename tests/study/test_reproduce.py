@@ -123,7 +123,7 @@ def test_what_differs_is_said(name: str, results: dict[str, Reproduction]) -> No
     assert "3 generated images" in said["data"]
     assert results[name].wish.preset.images in said["data"]
     assert bool(results[name].among) == (name in ("focusvit", "skipplus")), "the others have too few methods"
-    assert ("images", "3 images say little: look at the intervals before the ranks.") in about
+    assert ("images", "3 images say little: an interval, and any claim, takes 6.") in about
     assert ("masks", "Masks are from the generator.") in about
     for gap in results[name].wish.preset.gaps:
         assert ("protocol", gap) in about

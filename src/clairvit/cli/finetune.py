@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -69,9 +70,39 @@ def finetune(
     std: options.Std = None,
     device: options.Device = None,
     download: options.Download = False,
+    recipe: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="'default' suits pretrained weights, also on few images; 'focusvit' is the paper's: one rate of 1e-4 "
+            "for all weights, no warm-up, no clipping. The options below change it.",
+            rich_help_panel="Recipe",
+        ),
+    ] = "default",
     epochs: Annotated[int, typer.Option(min=1, help="At most so many.", rich_help_panel="Recipe")] = 50,
     batch: Annotated[int, typer.Option(min=1, help="Images in one step.", rich_help_panel="Recipe")] = 32,
-    rate: Annotated[float, typer.Option(help="AdamW's learning rate.", rich_help_panel="Recipe")] = 1e-4,
+    rate: Annotated[
+        float | None,
+        typer.Option(
+            help="AdamW's learning rate.",
+            show_default="1e-5; without pretrained weights 1e-4",
+            rich_help_panel="Recipe",
+        ),
+    ] = None,
+    head_rate: Annotated[
+        float | None,
+        typer.Option(
+            help="Of a new head.", show_default="100 × rate, at most 1e-3; else the rate", rich_help_panel="Recipe"
+        ),
+    ] = None,
+    warmup: Annotated[
+        int | None,
+        typer.Option(min=0, help="Epochs over which the rate rises.", show_default="1", rich_help_panel="Recipe"),
+    ] = None,
+    clip: Annotated[
+        float | None,
+        typer.Option(help="Largest norm of the gradient.", show_default="1; focusvit: none", rich_help_panel="Recipe"),
+    ] = None,
     decay: Annotated[float, typer.Option(help="AdamW's weight decay.", rich_help_panel="Recipe")] = 0.01,
     gamma: Annotated[float, typer.Option(help="The rate's factor …", rich_help_panel="Recipe")] = 0.7,
     every: Annotated[int, typer.Option(min=1, help="… after so many epochs.", rich_help_panel="Recipe")] = 10,
@@ -97,6 +128,14 @@ def finetune(
         typer.Option("--out", "-o", metavar="FILE", help="The best weights: .safetensors", rich_help_panel="Result"),
     ] = "model.safetensors",
     half: Annotated[bool, typer.Option("--half", help="Write float16.", rich_help_panel="Result")] = False,
+    discard_state: Annotated[
+        bool,
+        typer.Option(
+            "--discard-state",
+            help="Remove the training state (three times the size of the weights) when training is complete.",
+            rich_help_panel="Result",
+        ),
+    ] = False,
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Begin anew where a run was interrupted.", rich_help_panel="Result")
     ] = False,
@@ -104,10 +143,24 @@ def finetune(
     quiet: options.Quiet = False,
 ) -> None:
     from clairvit.study.finetune import finetune as train
-    from clairvit.study.recipe import Recipe
+    from clairvit.study.recipe import named_recipe
 
-    recipe = Recipe(
-        epochs, batch, rate, decay, gamma, every, patience, resize, rotation, jitter, not no_flip, held_out, seed
+    own: dict[str, Any] = {"rate": rate, "head_rate": head_rate, "warmup": warmup, "clip": clip}
+    settings = replace(
+        named_recipe(recipe),
+        epochs=epochs,
+        batch=batch,
+        decay=decay,
+        gamma=gamma,
+        every=every,
+        patience=patience,
+        resize=resize,
+        rotation=rotation,
+        jitter=jitter,
+        flip=not no_flip,
+        held_out=held_out,
+        seed=seed,
+        **{name: value for name, value in own.items() if value is not None},
     )
     album, validation, classes = open_images(data, download)
     failures: list[Failure] = []
@@ -124,7 +177,7 @@ def finetune(
             album,
             model,
             validation=validation,
-            recipe=recipe,
+            recipe=settings,
             out=out,
             classes=classes,
             pretrained=not no_pretrained,
@@ -135,6 +188,7 @@ def finetune(
             device=device,
             dtype="float16" if half else "float32",
             fresh=fresh,
+            keep_state=not discard_state,
             failed=lambda image, error: failures.append(Failure(image, with_options(error))),
             told=told,
         )
@@ -261,6 +315,8 @@ def document(done: Trained, failures: list[Failure], seconds: float) -> dict[str
 
 
 def print_result(done: Trained) -> None:
+    from clairvit.study.finetune import checkpoint_of
+
     rows = [
         (str(one.number), f"{one.loss:.3f}", f"{one.trained:.1%}", f"{one.accuracy:.1%}", f"{one.rate:.2g}")
         for one in done.history
@@ -271,6 +327,11 @@ def print_result(done: Trained) -> None:
     for note in done.assumptions:
         line(f"Note: {note}")
     if done.resumed:
-        line(f"{done.resumed} of these epochs were done before.")
+        line(f"{done.resumed} of these epochs {'was' if done.resumed == 1 else 'were'} done before.")
     line(f"Best after epoch {done.best.number}: {done.best.accuracy:.1%}. Wrote {done.path}")
+    state = checkpoint_of(done.path)
+    if state.exists():
+        size = f"{state.stat().st_size / 1e6:.0f} MB"
+        line(f"{state} ({size}) stays: the same command with more --epochs goes on from it. Delete it, or type")
+        line("--discard-state next time, if you will not train on.")
     line(f"Explain it:  clairvit explain IMAGE --model file:{done.path}")

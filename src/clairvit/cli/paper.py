@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,8 +24,13 @@ class Advance(Protocol):
 
 
 def say(sentence: str) -> None:
-    """One line on stderr, marked as ours."""
-    print(f"clairvit: {sentence}", file=sys.stderr)
+    """One line on stderr, marked as ours; where it names a Python argument, with the option that sets it here."""
+    print(f"clairvit: {with_option(sentence)}", file=sys.stderr)
+
+
+def with_option(sentence: str) -> str:
+    """Return a library's sentence that names an argument (mask_kind='trimap') with the option (--mask-kind trimap)."""
+    return re.sub(r"\b(mask_kind)='(\w+)'", lambda m: f"--{m[1].replace('_', '-')} {m[2]}", sentence)
 
 
 _printed_notes: list[str] = []  # of this process, so that a note which was a warning is not printed again

@@ -27,7 +27,11 @@ def print_pick(pick: Pick) -> None:
         (
             f"{row.rank:>2}  {row.method}" + (" (baseline)" if row.baseline else ""),
             _number(row.mean)
-            + ("" if math.isnan(row.standard_error) else f" ± {row.standard_error:.2g}\n{_range(row.interval)}"),
+            + (
+                ""
+                if math.isnan(row.standard_error)
+                else f" ± {row.standard_error:.2g}\n{_range(row.interval)}".rstrip()
+            ),
             "best" if row.method == pick.best else f"{_number(row.gap)}\n{_range(row.gap_interval)}".strip(),
             "" if row.method == pick.best else f"{row.p:.2g}{'' if row.apart else ' ='}",
             *(_number(row.means[metric]) for metric in others),
@@ -38,8 +42,8 @@ def print_pick(pick: Pick) -> None:
     ]
     title = f"{pick.images} image{'s' * (pick.images != 1)}, {pick.model}"
     table(title, (*columns, "cost of a map", "front"), lines, right=("p",))
-    line("Mean over images ± standard error, [95 % bootstrap interval]; cost: f forwards and b backwards, seconds.")
-    line("p: paired sign-flip test against the best, corrected by Holm for having picked it; = cannot be told apart.")
+    line("Mean over images ± standard error, [95 % interval]; cost: f forwards and b backwards, seconds.")
+    line("p: paired test against the best, corrected by Holm for having picked it; = cannot be told apart.")
     for own in pick.tuned.values():
         starts = [
             (str(start), text, _number(mean), _range(interval), _mark(start, own.best, own.half))

@@ -53,15 +53,20 @@ def print_scores(rows: Rows, methods: Sequence[str]) -> None:
         columns = [f"{metric} {ARROWS[next(iter(rows[metric].values())).better]}" for metric in part]
         title = f"{count} image{'s' * (count != 1)}, {some.model}"
         table(title, ("method", *columns, "n"), lines, right=("n",))
-    line("↑ higher is better, ↓ lower is better. Mean over images ± standard error, [95 % bootstrap interval].")
+    from clairvit.metrics.inference import FEWEST
+
+    line("↑ higher is better, ↓ lower is better. Mean over images ± standard error, [95 % interval].")
+    if any(score.n_valid < FEWEST for scores in rows.values() for score in scores.values()):
+        line(f"No interval for fewer than {FEWEST} images: so few cannot say how sure the mean is.")
 
 
 def _cell(score: Score, count: int) -> str:
-    """'0.213 ± 0.012', below '[0.19, 0.24]', and 'n = 7' where some images have no value."""
+    """'0.213 ± 0.012', below '[0.19, 0.24]' from 6 images on, and 'n = 7' where some images have no value."""
     if not score.n_valid:
         return "undefined\nn = 0"
     low, high = score.interval
-    sure = [f"{score.mean:.4g}"] if math.isnan(low) else [f"{score.mean:.4g} ± {score.standard_error:.2g}"]
+    error = score.standard_error
+    sure = [f"{score.mean:.4g}" + ("" if math.isnan(error) else f" ± {error:.2g}")]
     sure += [] if math.isnan(low) else [f"[{low:.4g}, {high:.4g}]"]
     sure += [f"n = {score.n_valid}"] if score.n_valid < count else []
     return "\n".join(sure)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from clairvit._version import __version__
 from clairvit.cli import options
-from clairvit.cli.paper import line, progress
+from clairvit.cli.paper import line, progress, say
 from clairvit.errors import BadInput, UnknownName, did_you_mean
 
 if TYPE_CHECKING:
@@ -61,10 +61,13 @@ def report(
     with progress("report", 1, hidden=as_json or quiet):
         document = compose(store, Wishes(not no_gallery, lambda study: Worker(study, device)))
     files = write(document, base, wanted)
+    for sentence in document.warnings:  # also with --quiet: the numbers must not be taken for the whole study's
+        say(f"warning: {sentence}")
     if as_json:
         from clairvit.show.save import dumps
 
-        about = {"clairvit": __version__, "command": "report", "store": str(store.path)}
+        about: dict[str, Any] = {"clairvit": __version__, "command": "report", "store": str(store.path)}
+        about["warnings"] = list(document.warnings)
         print(dumps({**about, "files": [str(file) for file in files], "tables": document.tables()}))
     elif not quiet:
         for file in files:

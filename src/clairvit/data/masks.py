@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,13 +14,15 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from clairvit.errors import BadInput
+from clairvit.errors import BadInput, ClairWarning
 from clairvit.models.images import find_images, framed, open_image, upright
 from clairvit.models.model import Preprocess
 
 MaskKind = Literal["nonzero", "trimap", "voc"]
 MASK_KINDS: tuple[str, ...] = get_args(MaskKind)
 OBJECT, VOID, GROUND = 255, 128, 0  # how a mask is kept between reading and resizing
+TRIMAP = (1, 2, 3)  # object, background, border
+THREE_VALUED = ((GROUND, VOID, OBJECT), (GROUND, VOID - 1, OBJECT), (0, 1, 2))  # what else may be a trimap
 _SAME_SHAPE = 0.02  # how far the ratios of a mask's and its image's sides may lie apart: they are rounded to pixels
 
 
@@ -29,7 +32,8 @@ def read_mask(
     """A picture of 0, 128 (void: counts nowhere) and 255 (object), upright.
 
     nonzero   every pixel that is not zero (in a palette: not the first colour) is object
-    trimap    1 is object, 2 background, 3 the border between them, which is void (Oxford-IIIT Pet)
+    trimap    1 is object, 2 background, 3 the border between them, which is void (Oxford-IIIT Pet); where there are
+              0, 128 and 255: 255 is object, 0 background, 128 void (matting)
     voc       0 is background, 255 void, all else object (Pascal VOC)
 
     `size` (columns, rows) is the image's: a mask may be smaller or larger, but has to have its shape.
@@ -37,11 +41,17 @@ def read_mask(
     check_kind(kind)
     name = f"The mask '{source}'" if isinstance(source, str | Path) else "A mask"
     values = _values(source, name)
-    if kind == "trimap" and not np.isin(values, (1, 2, 3)).all():
+    matte = bool(np.isin(values, (GROUND, VOID - 1, VOID, OBJECT)).all())
+    if kind == "trimap" and not (matte or np.isin(values, TRIMAP).all()):
         raise BadInput(
-            f"{name} has values {_some(values)}; expected a trimap of 1, 2 and 3. Leave out mask_kind=trimap?"
+            f"{name} has values {_some(values)}; expected a trimap of 1, 2 and 3, or of 0, 128 and 255. Leave out "
+            "mask_kind=trimap?"
         )
-    if kind == "trimap":
+    if kind == "nonzero":
+        _check_two_valued(values, name)
+    if kind == "trimap" and matte:
+        kept = np.where(values == VOID - 1, VOID, values)
+    elif kind == "trimap":
         kept = np.select([values == 1, values == 3], [OBJECT, VOID], GROUND)
     elif kind == "voc":
         kept = np.select([values == 255, values != 0], [VOID, OBJECT], GROUND)
@@ -54,6 +64,27 @@ def read_mask(
             "the whole image, of the same shape."
         )
     return mask
+
+
+def _check_two_valued(values: NDArray[Any], name: str) -> None:
+    """Refuse a trimap that is read as a mask of object and background, and warn of three values that may be one.
+
+    1, 2, 3 and no 0: every pixel would be object, so that each map points at it. 0, 1, 2 and 0, 128, 255 may also be
+    two objects.
+    """
+    present = tuple(np.unique(values).tolist()) if values.dtype != bool else (0, 1)
+    if len(present) > 1 and set(present) <= set(TRIMAP):
+        raise BadInput(
+            f"{name} has the values {_some(values)} and no 0: a trimap (1 object, 2 background, 3 border), of which "
+            "every pixel would count as object. Pass mask_kind='trimap' to read it as one."
+        )
+    if present in THREE_VALUED:
+        warnings.warn(
+            f"Masks have the three values {_some(values)}; all but 0 count as object. If they are trimaps, pass "
+            f"mask_kind='trimap'{'' if OBJECT in present else ' and store them as 1 object, 2 background, 3 border'}.",
+            ClairWarning,
+            stacklevel=3,
+        )
 
 
 def masks_for(images: Sequence[Path], folder: Path, root: Path) -> tuple[dict[Path, Path], list[Path]]:

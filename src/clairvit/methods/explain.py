@@ -38,6 +38,11 @@ if TYPE_CHECKING:
     from clairvit.methods.advice import Recipe
 
 
+ANY_CLASS = "any class"  # the target of a class-agnostic map
+NO_SCORE = "none"  # what it explains
+MOST_NAMED = 6  # targets that a note lists
+
+
 class Comparison(dict[str, Explanation]):
     """Method string -> Explanation, with what was left out and what it all cost."""
 
@@ -103,7 +108,9 @@ def explain(
     """
     bound = bind(advised(model, method, recipe), **options)
     with pace(batch_size, autocast):
-        found = _explain_all(model, images, [bound], target, score, seed, layers, skip=False, by_head=by_head)
+        found = _explain_all(
+            model, images, [bound], target, score, seed, layers, skip=False, by_head=by_head, once=True
+        )
     return next(iter(found.values()))
 
 
@@ -177,7 +184,9 @@ def _explain_all(
     *,
     skip: bool,
     by_head: bool = False,
+    once: bool = False,
 ) -> Comparison:
+    """`once`: maps that are the same for every target are made for the first one only."""
     bounds = list({bound.text: bound for bound in bounds}.values())
     seed = check_seed(seed)
     batch = prepare(images, model)
@@ -196,12 +205,18 @@ def _explain_all(
         if model.classifier or target is not None
         else _no_target(model, bounds, len(batch.pixels))
     )
+    asked = tuple(targets)
+    if once and not any(bound.method.class_specific for bound in bounds):
+        targets = targets[:1]
     heads = {bound.text: variants(bound, recording) for bound in bounds} if by_head else {}
     by_text = {bound.text: bound for own in heads.values() for bound in own.values()}
     wanted = list((by_text | {bound.text: bound for bound in bounds}).values())
     results = run_all(wanted, recording, targets, seed=seed, layers=layers or by_head)
     seconds = time.perf_counter() - started
     found = _collect(model, batch, recording, bounds, targets, results, seed, seconds, skip=skip)
+    for text, made in found.items():
+        if not made.class_specific and model.classifier:
+            found[text] = _of_any_class(made, asked if target is not None else ())
     for bound in bounds if by_head else ():
         made, own = found[bound.text], gathered(bound, heads[bound.text], results)
         kept = made.layers if layers else None
@@ -209,11 +224,27 @@ def _explain_all(
     return found
 
 
+def _of_any_class(made: Explanation, asked: Sequence[Target]) -> Explanation:
+    """Return the explanation of a class-agnostic method: its map is evidence for no class, whatever was `asked`."""
+    several = len(asked) > 1
+    names = dict.fromkeys(name for goal in asked for name in goal.names)
+    about = f", so it says nothing of {' or '.join(names)} in particular" if len(names) <= MOST_NAMED and names else ""
+    note = f"{made.method} is class-agnostic: its map is the same for every class{about}."
+    return replace(
+        made,
+        targets=(ANY_CLASS,) * len(made),
+        classes=(None,) * len(made) if several else made.classes,
+        probabilities=(None,) * len(made),
+        score=NO_SCORE,
+        notes=(*made.notes, *([note] if asked else [])),
+    )
+
+
 def _no_target(model: Model, bounds: list[Bound], count: int) -> tuple[Target, ...]:
     """An embedding has no predicted class; methods that do not ask for one can still be run."""
     asking = next((bound for bound in bounds if bound.method.class_specific), None)
     if asking is None:
-        return (Target(names=("any class",) * count, classes=(None,) * count, score="none"),)
+        return (Target(names=(ANY_CLASS,) * count, classes=(None,) * count, score=NO_SCORE),)
     raise BadInput(
         f"{model.name} returns an embedding, not class scores, and '{asking.text}' explains a score. "
         "Load it with labels=['a photo of a cat', …], or pass a target function of the output.",

@@ -52,9 +52,9 @@ class Explanation:
     maps: Tensor  # [B, rows, cols]
     method: str  # canonical, e.g. "rollout(fusion=max)+skipplus"
     signed: bool
-    targets: tuple[str, ...]  # B names: "Egyptian Mau", "Bengal − Egyptian Mau", "class 281"
-    classes: tuple[int | None, ...]  # B class indices; None for a contrast or a callable
-    score: str  # logit | prob | logprob | …
+    targets: tuple[str, ...]  # B names: "Egyptian Mau", "Bengal − Egyptian Mau", "class 281"; "any class" if agnostic
+    classes: tuple[int | None, ...]  # B class indices asked for; None for a contrast, a callable, several at once
+    score: str  # logit | prob | logprob | …; "none" if class-agnostic
     logits: Tensor  # [B, C]
     probabilities: tuple[float | None, ...]  # B, the model's probability of the target class; None: it has none
     pixels: Tensor  # [B, 3, H, W] what the model saw, normalised

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -12,10 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from clairvit.methods.explanation import Cost
+from clairvit.metrics.inference import mean_interval, standard_deviation
 
-RESAMPLES = 2000
-AT_ONCE = 1_000_000  # values drawn
-SURE = 0.95
 Counts = NDArray[np.float64]  # [n, K, 2]
 
 
@@ -73,16 +72,18 @@ class Score:
 
     @property
     def standard_error(self) -> float:
-        if not self._enough(2):
-            return math.nan
-        if self.counts is None:
-            return float(self.valid.std(ddof=1) / math.sqrt(self.n_valid))
-        return float(resampled(self._counted, self.seed).std(ddof=1))
+        """Of the mean; of pooled counts by linearisation. Exactly 0 where the values differ by rounding alone."""
+        return standard_deviation(self._spread) / math.sqrt(self.n_valid) if self._enough(2) else math.nan
+
+    @cached_property
+    def interval(self) -> tuple[float, float]:
+        """The 95 % interval of the mean (`inference.mean_interval`); NaN for fewer than 6 images."""
+        return mean_interval(self._spread, self.seed, self.span)
 
     @property
-    def interval(self) -> tuple[float, float]:
-        """95 % of bootstrap means over images lie in it; NaN where one image or none cannot say how sure it is."""
-        return bootstrap(self._counted, self.seed)
+    def _spread(self) -> NDArray[np.float64]:
+        """[n_valid], of which the score is the mean."""
+        return self.valid if self.counts is None else contributions(self._counted)
 
     def _enough(self, images: int) -> bool:
         return self.n_valid >= images
@@ -104,7 +105,8 @@ class Score:
 
     def __repr__(self) -> str:
         low, high = self.interval
-        return f"Score({self.metric} of {self.method}: {self.mean:.4g} [{low:.4g}, {high:.4g}], n = {self.n_valid})"
+        sure = "" if math.isnan(low) else f" [{low:.4g}, {high:.4g}]"
+        return f"Score({self.metric} of {self.method}: {self.mean:.4g}{sure}, n = {self.n_valid})"
 
 
 def with_ones(values: NDArray[np.float64]) -> Counts:
@@ -118,31 +120,22 @@ def pooled(sums: NDArray[np.float64]) -> NDArray[np.float64]:
         return np.asarray((sums[..., 0] / sums[..., 1]).mean(-1))
 
 
-def resampled(counts: Counts, seed: int) -> NDArray[np.float64]:
-    """[n, K, 2] -> the score of so many sets of n images, drawn with replacement; memory does not grow with n."""
-    dice = np.random.default_rng(seed)
-    n = len(counts)
-    at_once = max(1, AT_ONCE // n)
-    found = []
-    for start in range(0, RESAMPLES, at_once):
-        drawn = dice.integers(0, n, (min(at_once, RESAMPLES - start), n))
-        found.append(pooled(counts[drawn].sum(1)))
-    return np.concatenate(found)
+def contributions(counts: Counts) -> NDArray[np.float64]:
+    """[n, K, 2] parts and wholes -> [n], what each image adds to the pooled score, which is their mean.
+
+    score + mean_k (part_k − share_k · whole_k) / mean(whole_k): the pooled score linearised at the observed shares.
+    """
+    sums = counts.sum(0)  # [K, 2]
+    with np.errstate(invalid="ignore", divide="ignore"):
+        shares = sums[:, 0] / sums[:, 1]
+        moved = (counts[..., 0] - shares * counts[..., 1]) / (sums[:, 1] / len(counts))  # [n, K]
+    return np.asarray(pooled(sums) + moved.mean(-1))
 
 
-def bootstrap(values: NDArray[np.float64], seed: int) -> tuple[float, float]:
-    """The percentile interval, of the mean of [n] or the pooled score of [n, K, 2]."""
-    if len(values) < 2:
-        return math.nan, math.nan
-    scores = resampled(values if values.ndim > 1 else with_ones(values), seed)
-    low, high = np.quantile(scores, [(1 - SURE) / 2, (1 + SURE) / 2])
-    return float(low), float(high)
+def differences(one: Score, other: Score) -> NDArray[np.float64]:
+    """[n], the difference on each image where both are defined; of pooled counts, of their `contributions`.
 
-
-def paired(one: Score, other: Score) -> tuple[float, tuple[float, float]]:
-    """The difference on the images where both are defined, whichever else either has, and its interval.
-
-    Images are drawn for both together, so that what is hard for both does not count as noise.
+    What is hard for both does not count as noise.
     """
     places = {name: place for place, name in enumerate(other.names)}
     pairs = [(place, places[name]) for place, name in enumerate(one.names) if name in places]
@@ -150,15 +143,22 @@ def paired(one: Score, other: Score) -> tuple[float, tuple[float, float]]:
         pairs = [(place, place) for place in range(len(one.names))]
     ours, theirs = (score.parts[[pair[side] for pair in pairs]] for side, score in enumerate((one, other)))
     both = np.isfinite(ours).all((1, 2)) & np.isfinite(theirs).all((1, 2))
-    ours, theirs = ours[both], theirs[both]
-    if len(ours) == 0:
-        return math.nan, (math.nan, math.nan)
-    gap = float(pooled(ours.sum(0)) - pooled(theirs.sum(0)))
-    if len(ours) == 1:
-        return gap, (math.nan, math.nan)
-    drawn = resampled(ours, one.seed) - resampled(theirs, one.seed)  # the same seed: the same images
-    low, high = np.quantile(drawn, [(1 - SURE) / 2, (1 + SURE) / 2])
-    return gap, (float(low), float(high))
+    if not both.any():
+        return np.empty(0)
+    if one.counts is None and other.counts is None:
+        return np.asarray(ours[both, 0, 0] - theirs[both, 0, 0])
+    return contributions(ours[both]) - contributions(theirs[both])
+
+
+def leads(one: Score, other: Score) -> NDArray[np.float64]:
+    """[n], by how much one is better than the other on each image: `differences`, turned so that more is better."""
+    return differences(one, other) * (1.0 if one.better == "higher" else -1.0)
+
+
+def paired(one: Score, other: Score) -> tuple[float, tuple[float, float]]:
+    """The mean difference on the images where both are defined, whichever else either has, and its 95 % interval."""
+    gaps = differences(one, other)
+    return (float(gaps.mean()) if len(gaps) else math.nan), mean_interval(gaps, one.seed)
 
 
 def lead(one: Score, other: Score) -> tuple[float, tuple[float, float]]:

@@ -71,6 +71,7 @@ class Table:
     notes: dict[str, list[str]] = field(default_factory=dict)  # by metric
     used: dict[str, dict[str, str]] = field(default_factory=dict)  # by metric: what took the place of its options
     rows: dict[tuple[str, str], _Row] = field(default_factory=dict)
+    patches: int | None = None  # of the model's grid, as soon as a case was seen
 
     def see(
         self, names: Sequence[str], logits: Tensor, labels: Sequence[int | None], activation: Activation = "softmax"
@@ -83,6 +84,7 @@ class Table:
 
     def measure(self, case: Case, one: Asked) -> None:
         """Ask a metric of a case; maps with NaN have no score, and what was spent is shared by the methods."""
+        self.patches = case.patches
         recording, started = case.trace.recording, time.perf_counter()
         before = recording.forwards, recording.backwards
         said = one(case)
@@ -160,7 +162,7 @@ class Table:
             degenerate=torch.cat(row.degenerate),
             names=tuple(self.names),
             model=self.model,
-            settings=settings,
+            settings=settings if self.patches is None else {"patches": self.patches, **settings},
             seed=self.seed,
             cost=row.cost,
             curve=None if row.x is None else Curve(row.x, torch.cat(row.lines), row.meaning, row.across),

@@ -79,7 +79,7 @@ def comparison_figure(explanations: Mapping[str, Explanation], look: Look | None
     page = cell.page(rows * len(groups), columns, FOOT * (2 + bool(_legend(shown))))
     for block, group in enumerate(groups):
         top = block * rows
-        _photo_cell(page, first, group, cell, top)
+        _photo_cell(page, _about(shown), group, cell, top)
         for number, (name, explanation) in enumerate(methods, start=1):
             row, column = divmod(number, columns)
             _method_cell(page, name, explanation, group, cell, look, top + row, column)
@@ -88,6 +88,11 @@ def comparison_figure(explanations: Mapping[str, Explanation], look: Look | None
     _keys(page, shown, look)
     page.write(first.model, MARGIN, page.height - FOOT + 0.04, page.width - 2 * MARGIN, SMALL, PALE)
     return page.figure
+
+
+def _about(explanations: Sequence[Explanation]) -> Explanation:
+    """Return the one whose targets head the page: the first that explains a class, if there is one."""
+    return next((one for one in explanations if one.class_specific), explanations[0])
 
 
 def rows_needed(methods: int, images: int, classes: int) -> int:
@@ -146,8 +151,9 @@ def _method_cell(
     left, top = cell.corner(row, column)
     page.heading(name, effort(explanation.cost), left, top, cell.wide)
     down = top + HEADING + cell.label
-    for place, item in enumerate(group):
-        start = left + place * (cell.tile + SEAM)
+    once = not explanation.class_specific  # the same for all targets: drawn once, in the middle
+    for place, item in enumerate(group[:1] if once else group):
+        start = left + ((cell.wide - cell.tile) / 2 if once else place * (cell.tile + SEAM))
         if cell.label:
             page.write(titled(explanation, item), start, top + HEADING, cell.tile, SMALL, PALE)
         values = numbers(explanation.maps[item])
@@ -155,7 +161,8 @@ def _method_cell(
         picture = overlay(photo_in(explanation, item), values, scale, look.opacity, look.smooth)
         axes = page.picture(picture, start, down, cell.tile, cell.tall)
         outline(axes, chosen_in(explanation, item), picture.shape[:2], cell.tile)
-    page.badges(marks(explanation), left + cell.wide - 0.05, down + 0.05)
+    right = left + (cell.wide + cell.tile) / 2 if once else left + cell.wide
+    page.badges(marks(explanation), right - 0.05, down + 0.05)
 
 
 def _bands(page: Page, names: Sequence[str], cell: Cell, row: int, columns: int, top: int) -> None:

@@ -26,7 +26,7 @@ from clairvit.show.tiles import (
     source_line,
     titled,
 )
-from clairvit.show.words import guesses, named
+from clairvit.show.words import CLASS_AGNOSTIC, guesses, named
 
 TILE = 2.1  # inches, width of a picture
 
@@ -74,7 +74,7 @@ def explanation_figure(explanation: Explanation, look: Look | None = None) -> Fi
             page.bar(scales[item], look.opacity, left + shift + sheet.tile + 0.06, top + HEADING, sheet.tall)
             if explanation.chosen is not None:
                 _rest_tile(page, explanation, item, left + shift + sheet.tile + BAR, top, sheet)
-    page.write(source_line(explanation), MARGIN, page.height - FOOT + 0.04, page.width - 2 * MARGIN, SMALL, PALE)
+    page.caption(*source_line(explanation), MARGIN, page.height - FOOT + 0.04, page.width - 2 * MARGIN)
     return page.figure
 
 
@@ -116,8 +116,8 @@ def layers_figure(explanation: Explanation, look: Look | None = None) -> Figure:
             page.write(name, left, down + 0.04, tile, SMALL, PALE)
             page.picture(picture, left, down + label, tile, tall)
     note = "one colour scale for all layers" if look.shared else "each layer on its own colour scale"
-    foot = f"{source_line(explanation)} · {note}"
-    page.write(foot, MARGIN, page.height - FOOT + 0.04, page.width - 2 * MARGIN, SMALL, PALE)
+    first, model, last = source_line(explanation)
+    page.caption(first, model, f"{last} · {note}", MARGIN, page.height - FOOT + 0.04, page.width - 2 * MARGIN)
     return page.figure
 
 
@@ -136,6 +136,8 @@ def _map_tile(
     picture = overlay(photo_in(explanation, item), values, scale, look.opacity, look.smooth)
     axes = page.picture(picture, left, top + HEADING, sheet.tile, sheet.tall)
     outline(axes, chosen_in(explanation, item), picture.shape[:2], sheet.tile)
+    if not explanation.class_specific:
+        page.badges([CLASS_AGNOSTIC], left + sheet.tile - 0.05, top + HEADING + 0.05)
 
 
 def _rest_tile(page: Page, explanation: Explanation, item: int, left: float, top: float, sheet: Sheet) -> None:

@@ -17,6 +17,7 @@ from clairvit.show.look import Look
 from clairvit.show.overlay import numbers, overlay
 from clairvit.show.page import MARGIN, PALE, SMALL, TITLE, Page
 from clairvit.show.tiles import FOOT, aspect_of, photo_in, same_image, short_name, titled
+from clairvit.show.words import CLASS_AGNOSTIC
 
 WIDE, HIGH = 13.0, 13.0  # inches for the tiles of a row or a column, if they can be that small
 LARGE, SMALLEST = 1.15, 0.5  # inches, width of a tile
@@ -77,8 +78,10 @@ def heads_figure(explanation: Explanation, look: Look | None = None) -> Figure:
     for number, item in enumerate(items):
         _block(page, explanation, heads, item, grid, look, MARGIN + number * (grid.high + AISLE))
     note = "one colour scale for all" if look.shared else "each map on its own colour scale"
-    foot = f"{heads.method}, head by head · {explanation.model} · rows as the model's head reads them · {note}"
-    page.write(foot, MARGIN, page.height - FOOT + 0.04, page.width - 2 * MARGIN, SMALL, PALE)
+    agnostic = "" if _class_specific(explanation, heads) else f" · {CLASS_AGNOSTIC} the same for all classes"
+    last = f" · rows as the model's head reads them · {note}{agnostic}"
+    first, width = f"{heads.method}, head by head · ", page.width - 2 * MARGIN
+    page.caption(first, explanation.model, last, MARGIN, page.height - FOOT + 0.04, width)
     return page.figure
 
 

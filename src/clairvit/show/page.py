@@ -86,6 +86,10 @@ class Page:
             parse_math=False,
         )
 
+    def caption(self, first: str, name: str, last: str, left: float, top: float, width: float) -> None:
+        """One small line whose middle part, a name that may be a path, is shortened so that all the rest is read."""
+        self.write(shortened(first, name, last, width, SMALL), left, top, width, SMALL, PALE)
+
     def heading(self, title: str, subtitle: str, left: float, top: float, width: float) -> None:
         """Title and subtitle over a tile; the tile begins at `top + HEADING`."""
         self.write(title, left, top + 0.03, width, TITLE, INK, bold=True)
@@ -157,9 +161,13 @@ def ticks(values: list[float]) -> tuple[list[str], str]:
     return labels, f"×10{str(exponent).translate(RAISED)}" if exponent else ""
 
 
+BEARINGS = 1.03  # of a line as it is set to its outlines: the space before the first and after the last letter
+LEAST_KEPT = 12  # letters of a shortened name
+
+
 def fit(text: str, width: float, size: float, weight: str = "normal") -> tuple[str, float]:
     """The text and size that fit into `width` inches: up to a quarter smaller first, then shortened with '…'."""
-    points = 72 * width
+    points = 72 * width / BEARINGS
     unit = text_width(text, weight)
     if unit * size <= points:
         return text, size
@@ -167,6 +175,22 @@ def fit(text: str, width: float, size: float, weight: str = "normal") -> tuple[s
     while len(text) > 1 and text_width(text, weight) * size > points:
         text = text.rstrip("…")[:-1].rstrip() + "…"
     return text, size
+
+
+def shortened(first: str, name: str, last: str, width: float, size: float) -> str:
+    """Return `first + name + last` with the middle of the name left out where the line is wider than `width` inches.
+
+    The end of a name tells models apart ('…/run-7/epoch-30.safetensors'), so two thirds of what fits are kept there.
+    """
+    points = 72 * width / BEARINGS
+    least = 0.75 * size  # as small as `fit` sets it
+    text = first + name + last
+    kept = len(name)
+    while kept > LEAST_KEPT and text_width(text) * least > points:
+        kept -= 1
+        end = -(-2 * kept // 3)
+        text = f"{first}{name[: kept - end]}…{name[-end:]}{last}"
+    return text
 
 
 @lru_cache(maxsize=4096)

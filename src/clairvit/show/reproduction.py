@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from clairvit._version import __version__
 from clairvit.show.measures import ARROWS
-from clairvit.study.beside import Cell, Row, radar_of
+from clairvit.study.beside import Cell, Row, Verdict, radar_of
 from clairvit.study.presets.preset import Finding, Preset
 from clairvit.study.reproduce import Reproduction
 
@@ -114,14 +114,24 @@ def _claims(result: Reproduction) -> Sheet:
             one.claim.source,
             one.word,
             f"{one.true} of {one.comparisons}",
-            str(one.surely),
-            str(one.surely_not),
+            *_sure(one),
         )
         for one in result.verdicts
     ]
     columns = ("the paper says", "where", "here", "comparisons so", "surely so", "surely not")
-    title = "What the paper says, tested here (surely: the 95 % interval of the paired difference leaves out 0)"
+    title = (
+        "What the paper says, tested here (surely: p < 0.05 in a paired test, corrected for the claim's comparisons)"
+    )
     return Sheet(title, columns, tuple(rows), columns[3:])
+
+
+def _sure(one: Verdict) -> tuple[str, str]:
+    """Return how many comparisons are significant either way, or why none can be."""
+    if not one.fewest:
+        return "–", "–"  # no comparison is of values by image
+    if one.images < one.fewest:
+        return (f"too few images (< {one.fewest})",) * 2
+    return str(one.surely), str(one.surely_not)
 
 
 def _sweeps(result: Reproduction) -> Sheet:

@@ -56,12 +56,16 @@ def short_name(explanation: Explanation, item: int) -> str:
     return PurePath(explanation.names[item]).name or explanation.names[item]
 
 
-def source_line(explanation: Explanation) -> str:
+def source_line(explanation: Explanation) -> tuple[str, str, str]:
+    """Return method, model and what is explained; the model's name is what may be shortened."""
     words = {"prob": "probability", "logprob": "log probability"}
     if explanation.activation == "raw":
         words["logit"] = "score"  # a raw score is no logit: no probability belongs to it
     score = words.get(explanation.score, explanation.score)
-    return f"{explanation.method} · {explanation.model} · explains the {score}"
+    explained = (
+        f"explains the {score}" if explanation.class_specific else "∀ one map for all classes, evidence for none"
+    )
+    return f"{explanation.method} · ", explanation.model, f" · {explained}"
 
 
 def aspect_of(explanation: Explanation) -> float:

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from clairvit.metrics.radar import area_under_radar, radar
-from clairvit.metrics.score import Score, lead
+from clairvit.metrics.score import Score, leads
 from clairvit.study import stats
 from clairvit.study.presets.preset import Claim, Entrant, Preset, Table
 
@@ -60,9 +61,11 @@ class Verdict:
     claim: Claim
     comparisons: int
     true: int
-    surely: int  # true, and the 95 % interval of the paired difference is on the claim's side
+    surely: int  # true, and significant: p < 5 % by `stats.corrected` over the claim's comparisons
     surely_not: int
     missing: int  # without numbers of ours
+    images: int = 0  # of the comparison with most of them
+    fewest: int = 0  # images from which on a comparison of this claim can be significant at all
 
     @property
     def word(self) -> str:
@@ -180,20 +183,28 @@ def verdicts(preset: Preset, scores: Found, rows: Sequence[Row]) -> list[Verdict
 
 
 def _verdict(preset: Preset, claim: Claim, scores: Found, values: Mapping[str, Mapping[str, Cell]]) -> Verdict:
-    true = surely = surely_not = missing = 0
     asked = [(pair, measure) for measure in claim.measures for pair in claim.pairs]
+    gaps: list[float] = []
+    tested: list[NDArray[np.float64]] = []  # paired differences by image, more is better for the claim
+    seed = 0
     for (winner, loser), measure in asked:
-        if measure == preset.area:
-            gap = values[winner][measure].ours - values[loser][measure].ours
-            low, high = NOTHING
+        if measure == preset.area:  # one number for all images, so no test
+            gaps.append(values[winner][measure].ours - values[loser][measure].ours)
         elif (winner, measure) in scores and (loser, measure) in scores:
-            gap, (low, high) = lead(scores[winner, measure], scores[loser, measure])
-        else:
-            gap = math.nan
-        if math.isnan(gap):
-            missing += 1
-            continue
-        true += gap > 0
-        surely += low > 0
-        surely_not += high < 0
-    return Verdict(claim, len(asked) - missing, true, surely, surely_not, missing)
+            seed = scores[winner, measure].seed
+            own = leads(scores[winner, measure], scores[loser, measure])
+            gaps.append(float(own.mean()) if len(own) else math.nan)
+            if len(own):
+                tested.append(own)
+    known = [gap for gap in gaps if not math.isnan(gap)]
+    sure = [own.mean() > 0 for own, p in zip(tested, stats.corrected(tested, seed), strict=True) if p < stats.LEVEL]
+    return Verdict(
+        claim=claim,
+        comparisons=len(known),
+        true=sum(gap > 0 for gap in known),
+        surely=int(sum(sure)),
+        surely_not=len(sure) - int(sum(sure)),
+        missing=len(asked) - len(known),
+        images=max(map(len, tested), default=0),
+        fewest=stats.fewest_values(len(tested)) if tested else 0,
+    )

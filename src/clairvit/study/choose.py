@@ -241,6 +241,7 @@ def _measures(
         goals=_goals(ranking[0], own, asked, means),
         costs=costs,
         seed=seed,
+        span=(1, len(methods)) if by == MEAN_RANK else ranking[0].span,
     )
 
 

@@ -106,6 +106,7 @@ def finetune(
     device: str | torch.device | None = None,
     dtype: str = "float32",
     fresh: bool = False,
+    keep_state: bool = True,
     failed: Failed | None = None,
     told: Told | None = None,
 ) -> Trained:
@@ -115,6 +116,8 @@ def finetune(
     `validation`, a share of each class is held out. `options` are timm's (embed_dim=64, …), `classes` the names in
     class order, `mean` and `std` what images are normalised by (the model's own unless given), `dtype` what is written
     ("float16": half the size). `failed` is told of images that cannot be read.
+    The checkpoint (weights and two moments of each, three times the size) stays when training is complete, so that more
+    epochs go on exactly; `keep_state=False` removes it then.
     """
     recipe, path = recipe or Recipe(), Path(out).expanduser()
     if path.suffix != ".safetensors":
@@ -124,7 +127,10 @@ def finetune(
     place = usable_device(device)
     wanted = Wanted(model, pretrained, arch, options, rows_columns(size), preprocess_options(mean, std))
     with torch.random.fork_rng([place] if place.type == "cuda" else []):
-        return _finetune(album, validation, wanted, recipe, path, classes, place, dtype, fresh, failed, told)
+        done = _finetune(album, validation, wanted, recipe, path, classes, place, dtype, fresh, failed, told)
+    if not keep_state:
+        checkpoint_of(path).unlink(missing_ok=True)
+    return done
 
 
 def _finetune(
@@ -151,6 +157,7 @@ def _finetune(
     start = begin(wanted, names, recipe.seed)
     resize: int | tuple[int, int] = box[0] if box[0] == box[1] else box
     seen = dataclasses.replace(own, resize=resize, keep_ratio=True)
+    recipe = recipe.settled(start.pretrained, start.new_head)
     room = _Room(start.module.to(device).float(), seen, recipe, device)
     check_place(path)
     settings = _settings(wanted, recipe, names, trained, kept, dtype)
@@ -222,18 +229,18 @@ def _train(
     told: Told | None,
 ) -> tuple[Progress, int]:
     recipe, checkpoint = room.recipe, checkpoint_of(path)
-    optimiser = torch.optim.AdamW(room.module.parameters(), lr=recipe.rate, weight_decay=recipe.decay)
-    schedule = torch.optim.lr_scheduler.StepLR(optimiser, recipe.every, recipe.gamma)
+    optimiser = torch.optim.AdamW(_groups(room.module, recipe), weight_decay=recipe.decay)
+    steps = len(batches(order(len(trained), recipe.seed, 1), recipe.batch))  # of an epoch
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: recipe.factor(step, steps))
     if checkpoint.exists() and not fresh:
         progress = _resumable(checkpoint, progress.settings, path)
         restore(checkpoint, room.module, optimiser, schedule, room.device)
     resumed = len(progress.history)
     while len(progress.history) < recipe.epochs and not progress.over(recipe.patience):
         number = len(progress.history) + 1
-        rate = float(schedule.get_last_lr()[0])
         best = f", best {progress.best.accuracy:.1%}" if progress.history else ""
-        loss, right = _epoch(room, trained, optimiser, number, f"epoch {number} of {recipe.epochs}{best}")
-        schedule.step()
+        what = f"epoch {number} of {recipe.epochs}{best}"
+        loss, right, rate = _epoch(room, trained, optimiser, schedule, number, what)
         done = Epoch(number, loss, right, _accuracy(room, kept), rate)
         progress = dataclasses.replace(progress, history=(*progress.history, done))
         if progress.best is done:
@@ -269,11 +276,30 @@ def _change(key: str, before: Any, now: Any) -> str:
     return f"{key} was {before}, now {now}"
 
 
-def _epoch(room: _Room, trained: _Set, optimiser: torch.optim.Optimizer, number: int, what: str) -> tuple[float, float]:
-    """One pass over the images; mean loss and accuracy."""
+def _groups(module: nn.Module, recipe: Recipe) -> list[dict[str, Any]]:
+    """Return the parameters in two groups with rates of their own: all but the head, and the head (it may be empty)."""
+    classifier: Any = getattr(module, "get_classifier", None)
+    heads = [one for one in [classifier() if classifier else None] if isinstance(one, nn.Module)]
+    head = {id(parameter) for one in heads for parameter in one.parameters()}
+    groups = [
+        {"params": [p for p in module.parameters() if id(p) not in head], "lr": recipe.rate},
+        {"params": [p for p in module.parameters() if id(p) in head], "lr": recipe.head_rate},
+    ]
+    return [group for group in groups if group["params"]]
+
+
+def _epoch(
+    room: _Room,
+    trained: _Set,
+    optimiser: torch.optim.Optimizer,
+    schedule: torch.optim.lr_scheduler.LRScheduler,
+    number: int,
+    what: str,
+) -> tuple[float, float, float]:
+    """One pass over the images; mean loss, accuracy, and the rate of the last step."""
     recipe = room.recipe
     sequence, lots = order(len(trained), recipe.seed, number), draws(len(trained), recipe.seed, number)
-    total, right = 0.0, 0
+    total, right, rate = 0.0, 0, 0.0
     room.module.train()
     with telling(what, len(trained)) as tell:
         for chosen in batches(sequence, recipe.batch):
@@ -282,18 +308,23 @@ def _epoch(room: _Room, trained: _Set, optimiser: torch.optim.Optimizer, number:
             scores = room.scores(shaken(pictures, room.seen.size, recipe, lots[chosen]))
             loss = F.cross_entropy(scores, truth)
             if not bool(loss.isfinite()):
+                peak = float(optimiser.param_groups[0]["initial_lr"])
                 raise ClairError(
                     f"The loss is {float(loss.detach())} in epoch {number}: training has come apart. Try a lower rate "
-                    f"than {recipe.rate:g}, with fresh=True.",
-                    parameters={"rate": f"{recipe.rate / 10:g}", "fresh": "True"},
+                    f"than {peak:g}, with fresh=True.",
+                    parameters={"rate": f"{peak / 10:g}", "fresh": "True"},
                 )
             optimiser.zero_grad()
             torch.autograd.backward(loss)
+            if recipe.clip is not None:
+                nn.utils.clip_grad_norm_(room.module.parameters(), recipe.clip)
+            rate = float(schedule.get_last_lr()[0])
             optimiser.step()
+            schedule.step()
             total += float(loss.detach()) * len(chosen)
             right += int((scores.argmax(1) == truth).sum())
             tell(len(chosen))
-    return total / len(trained), right / len(trained)
+    return total / len(trained), right / len(trained), rate
 
 
 @torch.no_grad()

@@ -1,22 +1,32 @@
-"""Recipe: how a model is fine-tuned. The defaults are FocusViT's where the paper gives a number."""
+"""Recipe: how a model is fine-tuned. The default suits pretrained weights, "focusvit" is the paper's.
+
+FocusViT's single rate of 1e-4 from the first step on undoes a DINOv2 backbone within two steps: AdamW's first steps
+move every weight by the whole rate, whatever its gradient. So pretrained weights get a lower rate than a new head,
+both begin lower (warm-up), and gradients are clipped.
+"""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from clairvit.errors import BadInput
+from clairvit.errors import BadInput, UnknownName, did_you_mean
 
+PRETRAINED_RATE, DRAWN_RATE, HEAD_RATE = 1e-5, 1e-4, 1e-3
 RESIZED, CUT = 256, 224  # FocusViT's short side and crop; other input sizes keep their ratio
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """AdamW with a rate that falls in steps, cross-entropy, and early stopping on the validation images' accuracy."""
+    """AdamW with a rate that rises at first and falls in steps, cross-entropy, early stopping by validation accuracy.
+
+    The rate of step t (from 0) is base · min(1, (t + 1) / (w + 1)) · gamma^(epoch // every) with w = warmup · steps of
+    an epoch; base is `rate`, for a new head `head_rate`.
+    """
 
     epochs: int = 50  # at most
     batch: int = 32
-    rate: float = 1e-4
+    rate: float | None = None  # None: 1e-5 for pretrained weights, 1e-4 for weights that were drawn
     decay: float = 0.01  # AdamW's weight decay; the paper names none, this is torch's own
     gamma: float = 0.7  # the rate's factor …
     every: int = 10  # … after so many epochs
@@ -27,13 +37,24 @@ class Recipe:
     flip: bool = True
     held_out: float = 0.1  # of each class, for validation, where the data has no such part
     seed: int = 0
+    head_rate: float | None = None  # None: of a new head on pretrained weights 100 × rate, at most 1e-3; else rate
+    warmup: int = 1  # epochs over which the rate rises from 0
+    clip: float | None = 1.0  # norm that the gradient of all weights together is cut to; None: as it is
 
     def __post_init__(self) -> None:
         for name in ("epochs", "batch", "every", "patience"):
             if getattr(self, name) < 1:
                 raise BadInput(f"{name}={getattr(self, name)} was given for fine-tuning; expected at least 1.")
-        if not (math.isfinite(self.rate) and self.rate > 0):
-            raise BadInput(f"rate={self.rate} was given for fine-tuning; expected a learning rate above 0, like 1e-4.")
+        for name in ("rate", "head_rate"):
+            rate = getattr(self, name)
+            if rate is not None and not (math.isfinite(rate) and rate > 0):
+                raise BadInput(f"{name}={rate} was given for fine-tuning; expected a learning rate above 0, like 1e-5.")
+        if self.warmup < 0:
+            raise BadInput(f"warmup={self.warmup} was given for fine-tuning; expected 0 or more epochs.")
+        if self.clip is not None and not self.clip > 0:
+            raise BadInput(
+                f"clip={self.clip} was given for fine-tuning; expected a norm above 0, or None for no limit."
+            )
         if not 0 < self.gamma <= 1:
             raise BadInput(f"gamma={self.gamma} was given for fine-tuning; expected a factor above 0, at most 1.")
         if not (math.isfinite(self.decay) and self.decay >= 0):
@@ -44,6 +65,19 @@ class Recipe:
             raise BadInput(f"jitter={self.jitter} was given for fine-tuning; expected 0 (none) to below 1.")
         if not 0 < self.held_out < 1:
             raise BadInput(f"held_out={self.held_out} was given for fine-tuning; expected a share between 0 and 1.")
+
+    def settled(self, pretrained: bool, new_head: bool) -> Recipe:
+        """Return the recipe with both rates as numbers, for weights that are pretrained or not."""
+        rate = self.rate if self.rate is not None else PRETRAINED_RATE if pretrained else DRAWN_RATE
+        head_rate = self.head_rate
+        if head_rate is None:
+            head_rate = max(rate, min(HEAD_RATE, 100 * rate)) if pretrained and new_head else rate
+        return replace(self, rate=rate, head_rate=head_rate)
+
+    def factor(self, step: int, steps: int) -> float:
+        """Return what the rates are multiplied by in a step (from 0), with so many steps in an epoch."""
+        warm = self.warmup * steps
+        return min(1.0, (step + 1) / (warm + 1)) * self.gamma ** (step // steps // self.every)
 
     def box(self, size: tuple[int, int]) -> tuple[int, int]:
         """What pictures are resized to cover before (rows, columns) are cut out of them."""
@@ -59,3 +93,19 @@ class Recipe:
                 f"{short}."
             )
         return round(size[0] * self.resize / short), round(size[1] * self.resize / short)
+
+
+RECIPES = {
+    "default": Recipe(),
+    # "AdamW … with a learning rate of 1×10⁻⁴, a StepLR scheduler (decay factor 0.7 every 10 epochs), and a batch size
+    # of 32 … early stopping … patience of 5": one rate for all weights, nothing else is named
+    "focusvit": Recipe(rate=1e-4, head_rate=1e-4, warmup=0, clip=None),
+}
+
+
+def named_recipe(name: str) -> Recipe:
+    """Return a recipe of `RECIPES` by its name."""
+    if name not in RECIPES:
+        known = ", ".join(RECIPES)
+        raise UnknownName(f"There is no recipe '{name}'; expected one of {known}.{did_you_mean(name, list(RECIPES))}")
+    return RECIPES[name]

@@ -14,6 +14,7 @@ from clairvit._version import __version__
 from clairvit.data.marks import model_record
 from clairvit.errors import ClairWarning
 from clairvit.perturb.watch import telling
+from clairvit.study.missing import Planned
 from clairvit.study.plan import Plan, Study, Unit, make_plan
 from clairvit.study.store import Row, Store
 from clairvit.study.work import Worker, attempted
@@ -108,6 +109,7 @@ def run_study(
     plan, worker = planned(study, store, worker)
     models = {worker.hash_of(place): worker.model(place) for place in range(len(study.models))}
     store.remember_models({key: {"model": model.name, **model_record(model)} for key, model in models.items()})
+    store.keep_plan(Planned.of(study, plan).as_document())
     told(plan)
     started, computed = time.monotonic(), 0
     failed: list[tuple[Unit, str]] = []

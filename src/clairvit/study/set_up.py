@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from clairvit.data.album import Album
 from clairvit.errors import BadInput, UnknownName, did_you_mean
 from clairvit.methods.bind import bind
+from clairvit.metrics.inference import FEWEST
 from clairvit.metrics.table import BASELINES, Scores
 from clairvit.models.model import Model
 from clairvit.study.plan import DataWish, ModelWish
@@ -95,7 +96,12 @@ def _on_what(wish: Wish, model: Model, shown: Shown, count: int, table: Table | 
         words = "the paper has them for this data" if same else "the paper has none for this data"
         yield "numbers", f"Beside ours stand those on {table.data} ({table.source}): {words}."
     if count < FEW:
-        yield "images", f"{count} images say little: look at the intervals before the ranks."
+        few = (
+            f"an interval, and any claim, takes {FEWEST}"
+            if count < FEWEST
+            else "look at the intervals before the ranks"
+        )
+        yield "images", f"{count} images say little: {few}."
 
 
 def _how(wish: Wish, shown: Shown, measures: Sequence[Measure]) -> Said:

@@ -26,6 +26,8 @@ class Start:
     options: Mapping[str, Any]  # beyond the number of classes and the image size
     own: Preprocess  # of the model before
     assumptions: tuple[str, ...] = ()  # about it
+    pretrained: bool = False  # weights, apart from a new head, were trained before
+    new_head: bool = True  # its weights were drawn from the seed
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,7 @@ def _from_timm(wanted: Wanted, name: str, options: dict[str, Any], classes: int)
     else:
         module = create()
     preprocess = wanted.preprocessing.applied_to(from_timm.preprocess(module, wanted.size))
-    return Start(module, _architecture(module, name), options, preprocess)
+    return Start(module, _architecture(module, name), options, preprocess, pretrained=wanted.pretrained)
 
 
 def _from_file(wanted: Wanted, rest: str, classes: tuple[str, ...]) -> Start:
@@ -102,7 +104,15 @@ def _from_file(wanted: Wanted, rest: str, classes: tuple[str, ...]) -> Start:
         raise BadInput(f"timm's '{name}' cannot be given a new head; expected a classifier, e.g. vit_base_patch16_224.")
     if model.labels != classes:
         new_head(len(classes))
-    return Start(model.module, name, options, model.preprocess, model.assumptions)
+    return Start(
+        model.module,
+        name,
+        options,
+        model.preprocess,
+        model.assumptions,
+        pretrained=wanted.pretrained,
+        new_head=model.labels != classes,
+    )
 
 
 def _from_built_in(wanted: Wanted, name: str, classes: tuple[str, ...]) -> Start:

@@ -14,54 +14,53 @@ import torch
 from numpy.typing import NDArray
 
 from clairvit.metrics import similarity
-from clairvit.metrics.score import bootstrap
+from clairvit.metrics.inference import (
+    DRAWS,
+    EVERYWHERE,
+    EXACT,
+    LEVEL,
+    Array,
+    fewest_values,
+    mean_interval,
+    mean_p,
+    sign_flips,
+    smallest_p,
+)
 from clairvit.numerics import average_ranks
 
-Array = NDArray[np.float64]
-EXACT = 12  # differences up to which all 2^n sign flips are looked at
-DRAWS = 20_000  # sign flips for more of them
-AT_ONCE = 2_000  # flips in memory
-LEVEL = 0.05
-SLACK = 1e-9  # relative: sums that differ by rounding are equal
-
-
-def sign_flips(differences: Array, seed: int = 0, draws: int = DRAWS) -> Array:
-    """[K, n] paired differences -> [K] two-sided p-values that their mean is 0.
-
-    If two methods are alike, the sign of each image's difference is a toss of a coin, so the sum is compared with
-    the sums under all tosses: exact up to 12 images, `draws` tosses of the seed beyond. Unlike Wilcoxon's test it asks
-    about the mean, which is what the ranking is by, and it needs no normal distribution. NaN: not compared there.
-    """
-    if differences.shape[1] == 0:
-        return np.ones(len(differences))
-    filled = np.where(np.isfinite(differences), differences, 0.0)
-    n = filled.shape[1]
-    seen = np.abs(filled.sum(1)) - SLACK * np.abs(filled).sum(1)  # [K]
-    reached = np.zeros(len(filled))
-    if n <= EXACT:
-        tosses = np.array(list(itertools.product((1.0, -1.0), repeat=n)))
-        reached += (np.abs(tosses @ filled.T) >= seen).sum(0)
-        return np.asarray(reached / len(tosses))
-    dice = np.random.default_rng(seed)
-    for start in range(0, draws, AT_ONCE):
-        tosses = dice.integers(0, 2, (min(AT_ONCE, draws - start), n)) * 2.0 - 1.0
-        reached += (np.abs(tosses @ filled.T) >= seen).sum(0)
-    return np.asarray((1 + reached) / (1 + draws))
-
-
-def smallest_p(n: int) -> float:
-    """Below this no sign-flip test of n differences can come, however large they are."""
-    return 2.0 ** (1 - n) if n else 1.0
+__all__ = ["EVERYWHERE", "EXACT", "LEVEL", "Array", "fewest_values", "mean_p", "sign_flips", "smallest_p"]
 
 
 def fewest_images(methods: int) -> int:
     """With fewer images the best of so many methods can never be significantly better than another one."""
-    return next(n for n in itertools.count(1) if math.comb(methods, 2) * smallest_p(n) < LEVEL)
+    return fewest_values(math.comb(methods, 2))
 
 
-def draws_for(methods: int) -> int:
-    """Sign flips that let the smallest p survive a correction for all pairs."""
-    return max(DRAWS, 100 * math.comb(methods, 2))
+def draws_for(comparisons: int) -> int:
+    """Return the number of sign flips that let the smallest p survive a correction for so many comparisons."""
+    return max(DRAWS, 100 * comparisons)
+
+
+def corrected(differences: Sequence[Array], seed: int = 0) -> Array:
+    """Return Holm's p-values [m] of m comparisons, each given by its paired differences [n] (n may vary).
+
+    The chance that any of the comparisons without a true difference comes out below `LEVEL` is at most `LEVEL`.
+    """
+    return holm(mean_p(_padded(differences), seed, draws_for(len(differences))))
+
+
+def corrected_after_picking(differences: Sequence[Array], seed: int = 0) -> Array:
+    """Return p-values [m] of the best of m + 1 methods against each other one, `holm_after_picking`."""
+    pairs = math.comb(len(differences) + 1, 2)
+    return holm_after_picking(mean_p(_padded(differences), seed, draws_for(pairs)))
+
+
+def _padded(differences: Sequence[Array]) -> Array:
+    """m arrays [n] -> [m, the largest n], NaN where one has no more."""
+    padded = np.full((len(differences), max(map(len, differences), default=0)), np.nan)
+    for row, own in zip(padded, differences, strict=True):
+        row[: len(own)] = own
+    return padded
 
 
 def holm(p: Array) -> Array:
@@ -87,9 +86,9 @@ def _stepped(p: Array, counts: Array) -> Array:
     return adjusted
 
 
-def paired_interval(differences: Array, seed: int = 0) -> tuple[float, float]:
-    """The bootstrap interval of the mean difference, over the images where it is defined."""
-    return bootstrap(differences[np.isfinite(differences)], seed)
+def paired_interval(values: Array, seed: int = 0, span: tuple[float, float] = EVERYWHERE) -> tuple[float, float]:
+    """Return the 95 % interval of a mean or mean difference, over the images where it is defined; NaN below 6."""
+    return mean_interval(values[np.isfinite(values)], seed, span)
 
 
 def all_pairs(values: Array, seed: int = 0) -> Array:
@@ -99,7 +98,7 @@ def all_pairs(values: Array, seed: int = 0) -> Array:
     pairs = list(itertools.combinations(range(count), 2))
     if pairs:
         gaps = np.stack([values[i] - values[j] for i, j in pairs])
-        adjusted = holm(sign_flips(gaps, seed, draws_for(count)))
+        adjusted = holm(mean_p(gaps, seed, draws_for(len(pairs))))
         for (i, j), p in zip(pairs, adjusted, strict=True):
             found[i, j] = found[j, i] = p
     return found

@@ -4,6 +4,7 @@ store/
   store.json            the format, the studies that were run, and what is known of each model
   parts/KEY-SUM.parquet the rows of one unit, written under another name and renamed: whole, or not there;
                         SUM is a checksum of its bytes
+  plans/KEY.json        the weights and images that a study planned, by which a report knows what is missing
   failed/KEY.json       what went wrong with a unit; gone once it works
   claims/KEY            locked by the process that is at it; the lock dies with the process
   broken/               parts that are not what was written
@@ -83,6 +84,17 @@ class Store:
         """Return preprocessing, weights' hash and assumptions by `model_hash`; stores of earlier versions have none."""
         records: dict[str, dict[str, Any]] = _read_json(self.path / "store.json").get("models", {})
         return records
+
+    def keep_plan(self, document: Mapping[str, Any]) -> None:
+        """Write which weights and images a study planned; one file for each study, the latest plan counts."""
+        with self._writing():
+            (self.path / "plans").mkdir(exist_ok=True)
+        key = hashlib.blake2b(json.dumps(document["study"], sort_keys=True).encode(), digest_size=8).hexdigest()
+        self._write_json(self.path / "plans" / f"{key}.json", document)
+
+    def plans(self) -> list[dict[str, Any]]:
+        """Return what `keep_plan` wrote."""
+        return [_read_json(file) for file in sorted((self.path / "plans").glob("*.json"))]
 
     def _sweep(self) -> None:
         """What processes that were killed have left behind: files half written, and claims on what they had done."""

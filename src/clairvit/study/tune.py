@@ -17,10 +17,10 @@ from clairvit.methods.combine import starts
 from clairvit.methods.parse import STARTS, parse
 from clairvit.metrics.evaluate import evaluate
 from clairvit.metrics.metric import Asked
-from clairvit.metrics.score import Score, bootstrap
+from clairvit.metrics.score import Score
 from clairvit.metrics.table import Scores
 from clairvit.models.model import Model
-from clairvit.study.stats import LEVEL, Array, holm, paired_interval, sign_flips
+from clairvit.study.stats import LEVEL, Array, draws_for, holm, mean_p, paired_interval
 from clairvit.trace.trace import trace
 
 FOLDS_FROM = 4  # images: with fewer, halves of them say nothing
@@ -173,13 +173,15 @@ def _tuned(
     others = [start for start in range(len(methods)) if start != half and np.isfinite(values[start]).any()]
     gaps = values[best] - values[half]
     known = np.isfinite(gaps).any()
-    corrected = dict(zip(others, holm(sign_flips(values[others] - values[half], seed)), strict=True))
+    corrected = dict(
+        zip(others, holm(mean_p(values[others] - values[half], seed, draws_for(len(others)))), strict=True)
+    )
     return Tuned(
         base,
         asked.text,
         tuple(methods),
         tuple(float(row[np.isfinite(row)].mean()) if np.isfinite(row).any() else math.nan for row in natural),
-        tuple(bootstrap(row[np.isfinite(row)], seed) for row in natural),
+        tuple(paired_interval(row, seed, asked.span) for row in natural),
         best,
         half,
         float(gaps[np.isfinite(gaps)].mean()) if known else math.nan,

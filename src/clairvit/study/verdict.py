@@ -10,8 +10,10 @@ import numpy as np
 
 from clairvit.errors import BadInput
 from clairvit.methods.explanation import Cost
+from clairvit.metrics.inference import standard_deviation
 from clairvit.metrics.table import BASELINES
 from clairvit.study.stats import (
+    EVERYWHERE,
     LEVEL,
     Array,
     alike,
@@ -21,8 +23,8 @@ from clairvit.study.stats import (
     front,
     holm_after_picking,
     images_needed,
+    mean_p,
     paired_interval,
-    sign_flips,
 )
 
 ROUGH = 20  # images below which intervals are rough
@@ -62,6 +64,7 @@ class Measures:
     goals: Mapping[str, Array]  # "faithfulness", "localisation" -> [K], higher is better
     costs: tuple[Cost, ...]
     seed: int
+    span: tuple[float, float] = EVERYWHERE  # of a value
 
     @property
     def upward(self) -> Array:
@@ -107,7 +110,7 @@ def judge(measures: Measures) -> Verdict:
         )
     rivals = [one for one in order if one != best]
     gaps = upward[best] - upward  # [K, n]
-    raw = sign_flips(gaps[rivals], measures.seed, draws_for(len(means)))
+    raw = mean_p(gaps[rivals], measures.seed, draws_for(math.comb(len(means), 2)))
     p = dict(zip(rivals, holm_after_picking(raw).tolist(), strict=True))
     shown = _on_front(measures)
     rows = {
@@ -134,7 +137,7 @@ def _row(measures: Measures, one: int, place: int, gaps: Array, p: float | None,
         baseline=measures.methods[one] in BASELINES,
         mean=_mean(values),
         standard_error=_error(values),
-        interval=paired_interval(values, measures.seed),
+        interval=paired_interval(values, measures.seed, measures.span),
         n=int(np.isfinite(values).sum()),
         gap=_mean(gaps),
         gap_interval=(0.0, 0.0) if p is None else paired_interval(gaps, measures.seed),
@@ -162,7 +165,7 @@ def _mean(values: Array) -> float:
 
 def _error(values: Array) -> float:
     known = values[np.isfinite(values)]
-    return float(known.std(ddof=1) / math.sqrt(len(known))) if len(known) > 1 else math.nan
+    return standard_deviation(known) / math.sqrt(len(known)) if len(known) > 1 else math.nan
 
 
 def sentences(verdict: Verdict, by: str, agreement: Mapping[tuple[str, str], float], goals: Sequence[str]) -> list[str]:

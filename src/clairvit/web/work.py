@@ -80,6 +80,7 @@ def as_reply(found: Comparison, photo: Photo, model: Model, asked: ExplainAsked)
     first = next(iter(found.values()), None)
     if first is None:
         raise BadInput(f"None of the methods fits this model: {next(iter(found.skipped.values()))}")
+    first = next((one for one in found.values() if one.class_specific), first)  # its targets are classes
     pixels = photo.pixels[model.name]
     return ExplainReply(
         photo=photo.mark,

@@ -116,6 +116,7 @@ class Document:
     title: str
     about: str
     sections: tuple[Section, ...]
+    warnings: tuple[str, ...] = ()  # shown before everything else: the study is not complete
 
     def tables(self) -> dict[str, list[Mapping[str, Any]]]:
         """Kind -> records, of all sections."""

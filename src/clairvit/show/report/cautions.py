@@ -8,12 +8,20 @@ from clairvit.metrics.metric import ask
 from clairvit.show.report.blocks import Items, Section, Text
 from clairvit.show.report.charts import images
 from clairvit.show.report.findings import Account, Findings
+from clairvit.study.missing import Missing
 
 MOST = 20  # of a list
 
 
-def warnings_section(findings: Findings) -> Section:
-    found = cautions(findings)
+def warnings_section(findings: Findings, missing: Sequence[Missing] = ()) -> Section:
+    """`missing`: of the whole store; those of this model and data come first."""
+    mine = (findings.model_hash, findings.data, findings.settings)
+    found = [
+        ("incomplete", "Not complete:", one.sentence)
+        for one in missing
+        if (one.model_hash, one.data, one.settings) == mine
+    ]
+    found += cautions(findings)
     if not found:
         return Section("Warnings", [Text("None.")])
     records = tuple({**findings.names(), "kind": kind, "about": about, "warning": said} for kind, about, said in found)

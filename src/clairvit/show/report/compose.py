@@ -50,7 +50,7 @@ def compose(store: Store, wishes: Wishes | None = None) -> Document:
             found.append(Section(title, (), tuple(_of_model(findings, account, wishes, workers))))
             tell(1)
     found.append(environment(account))
-    return Document(TITLE, about, tuple(found))
+    return Document(TITLE, about, tuple(found), account.warnings)
 
 
 class _Workers:
@@ -69,7 +69,7 @@ class _Workers:
 def _of_model(findings: Findings, account: Account, wishes: Wishes, workers: Opener) -> Iterator[Section]:
     if not findings.scores:
         yield Section("Ranking", [Text("None of the images could be scored; the warnings say why.", lead=True)])
-        yield warnings_section(findings)
+        yield warnings_section(findings, account.missing)
         return
     examples, findings = _examples(findings, account, wishes, workers)
     yield sections.ranking(findings)
@@ -80,7 +80,7 @@ def _of_model(findings: Findings, account: Account, wishes: Wishes, workers: Ope
     yield sections.classes_section(findings)
     yield sections.agreement_section(findings)
     yield cost_section(findings)
-    yield warnings_section(findings)
+    yield warnings_section(findings, account.missing)
 
 
 def _examples(findings: Findings, account: Account, wishes: Wishes, workers: Opener) -> tuple[Section, Findings]:
@@ -122,6 +122,8 @@ def what_was_run(account: Account) -> Section:
         blocks.append(
             Facts(tuple((name + term if not place else term, said) for place, (term, said) in enumerate(_asked(study))))
         )
+    if account.missing:
+        blocks.append(_missing(account))
     if account.findings:
         blocks += [_overview(account), *_metrics(account)]
     return Section(title, blocks)
@@ -144,6 +146,27 @@ def _asked(study: Study) -> list[tuple[str, str]]:
         ("maps", study.maps),
         ("seed", str(study.seed)),
     ]
+
+
+def _missing(account: Account) -> Table:
+    """Planned and computed, for each model and data set that is not complete."""
+    columns = (
+        *(Column(word, number=False) for word in ("model", "data")),
+        *(Column(word, note="computed of planned") for word in ("images", "scores")),
+    )
+    rows = [
+        Row(
+            (
+                Cell(one.model),
+                Cell(one.data),
+                Cell(f"{one.images_done} of {one.images}", order=one.images_done),
+                Cell(f"{one.cells_done} of {one.cells}", order=one.cells_done),
+            )
+        )
+        for one in account.missing
+    ]
+    records = tuple(record for one in account.missing for record in one.as_records())
+    return Table("missing", "Not complete", columns, tuple(rows), records)
 
 
 def _overview(account: Account) -> Table:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from clairvit.methods.bind import bind
 from clairvit.methods.explanation import Cost
+from clairvit.methods.method import USUAL_PATCHES
 from clairvit.show.report.blocks import Cell, Column, Row, Section, Table
 from clairvit.show.report.findings import Findings
 from clairvit.show.report.numbers import seconds
@@ -19,9 +20,10 @@ def cost_section(findings: Findings) -> Section:
 
 def _of_methods(findings: Findings) -> Table:
     """A map alone, as the method declares it, and all its scores, as they were counted."""
+    patches = max((int(score.settings.get("patches", 0)) for score in findings.scores.values()), default=0)
     rows, records = [], []
     for method in (*findings.methods, *findings.baselines):
-        alone = bind(method).cost
+        alone = bind(method).cost_for(patches or USUAL_PATCHES)
         scoring = [score.cost for (other, _), score in findings.scores.items() if other == method]
         passes = [alone.forwards, alone.backwards, *(sum(getattr(one, word) for one in scoring) for word in PASSES)]
         time = sum(one.seconds for one in scoring)
@@ -30,9 +32,10 @@ def _of_methods(findings: Findings) -> Table:
         about = {"what": "method", "name": method, "seconds": time, **dict(zip(names, passes, strict=True))}
         records.append({**findings.names(), **about})
     columns = [Column(word, note=note) for note in ("one map", "scoring it") for word in PASSES]
+    size = f"{patches} patches" if patches else f"{USUAL_PATCHES} patches (how many the model has is not in the store)"
     note = (
-        "One map: what a method takes alone, for an image of 196 patches. Scoring it: what all metrics together took "
-        "for one map, as counted. What methods share is divided among them, in passes and in seconds."
+        f"One map: what a method takes alone, for an image of {size}. Scoring it: what all metrics together took for "
+        "one map, as counted. What methods share is divided among them, in passes and in seconds."
     )
     heads = (Column("method", number=False), *columns, Column("time", note="all images"))
     return Table("cost", "Cost of the methods", heads, tuple(rows), tuple(records), (note,))

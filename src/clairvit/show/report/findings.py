@@ -13,6 +13,7 @@ from clairvit.metrics.metric import ask
 from clairvit.metrics.score import Score
 from clairvit.metrics.table import BASELINES, Scores
 from clairvit.show.report.ranking import mean_ranks, ranks
+from clairvit.study.missing import Missing, missing_of, planned_from, warning_of
 from clairvit.study.plan import DataWish, ModelWish, Study
 from clairvit.study.read import combinations, scores_of
 from clairvit.study.store import Store
@@ -75,6 +76,13 @@ class Account:
     broken: tuple[str, ...]  # parts that could not be read
     versions: tuple[str, ...]  # of ClairViT, that wrote the results
     written: datetime | None  # when the last part was
+    missing: tuple[Missing, ...] = ()  # planned and not computed
+    unplanned: int = 0  # studies whose plan the store does not have
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What is missing, in sentences; none if every study is complete."""
+        return warning_of(self.missing, self.unplanned)
 
 
 def gather(store: Store) -> Account:
@@ -102,7 +110,18 @@ def gather(store: Store) -> Account:
         tuple(sorted(file.name for file in (store.path / "broken").glob("*.parquet"))),
         tuple(str(one) for (one,) in versions if one),
         None if latest is None else datetime.fromtimestamp(latest, UTC),
+        *_missing(store, studies),
     )
+
+
+def _missing(store: Store, studies: Sequence[Study]) -> tuple[tuple[Missing, ...], int]:
+    """Return what the plans in a store have and its results do not, and how many studies have no plan there."""
+    plans = {
+        study: planned_from(document, study) for document in store.plans() if (study := study_from(document["study"]))
+    }
+    cells = store.cells() if plans else frozenset()
+    missing = [one for study in studies if study in plans for one in missing_of(plans[study], cells)]
+    return tuple(missing), sum(study not in plans for study in studies)
 
 
 def _findings(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable, Sequence
 
 NOTHING = "–"
+MOST_PLACES = 6  # decimals; smaller numbers are written with a power of ten
 
 
 def places_for(values: Iterable[float], digits: int = 3) -> int:
@@ -28,6 +30,22 @@ def short(value: float | None, places: int | None = None) -> str:
     if float(text) == 0:
         text = text.lstrip("-")
     return text.replace("-", "−")
+
+
+def edges(low: float, high: float, places: int) -> tuple[str, str]:
+    """Return the edges of an interval with as many decimals as tell whether 0 is inside, at least `places`.
+
+    (0.0004, 0.16) with 2 places -> ('0.0004', '0.1600'): two decimals would print 0.00, which may be either side of 0.
+    An edge within rounding of 0 (eps · the larger edge) is 0.
+    """
+    negligible = sys.float_info.epsilon * max(abs(low), abs(high))
+    low, high = (0.0 if abs(edge) <= negligible else edge for edge in (low, high))
+    nonzero = [abs(edge) for edge in (low, high) if edge and math.isfinite(edge)]
+    needed = -math.floor(math.log10(min(nonzero))) if nonzero else places
+    if needed > MOST_PLACES:
+        return tuple(f"{edge:.1e}".replace("-", "−") if edge else "0" for edge in (low, high))  # type: ignore[return-value]
+    most = max(places, needed)
+    return short(low, most), short(high, most)
 
 
 def ticks(values: Sequence[float]) -> list[str]:

@@ -54,7 +54,7 @@ def to_html(document: Document) -> str:
 <header>
 <h1>{title}</h1>
 <p class="about">{escape(document.about)}</p>
-<nav aria-label="Contents"><ol>{contents}</ol></nav>
+{_warnings(document)}<nav aria-label="Contents"><ol>{contents}</ol></nav>
 </header>
 <main>
 {body}
@@ -63,6 +63,15 @@ def to_html(document: Document) -> str:
 </body>
 </html>
 """
+
+
+def _warnings(document: Document) -> str:
+    """A box before everything else, where something is missing."""
+    if not document.warnings:
+        return ""
+    first, *rest = (escape(sentence) for sentence in document.warnings)
+    items = "".join(f"<li>{sentence}</li>" for sentence in rest)
+    return f'<div class="warning" role="alert"><p>{first}</p>{f"<ul>{items}</ul>" if items else ""}</div>\n'
 
 
 @cache

@@ -15,6 +15,7 @@ _SPECIAL = re.compile(r"([\\`*_\[\]|#~])")
 
 def to_markdown(document: Document) -> str:
     parts = [f"# {_safe(document.title)}", _safe(document.about)]
+    parts += ["\n>\n".join(f"> **{_safe(sentence)}**" for sentence in document.warnings)]
     for section in document.sections:
         parts += _section(section, 2)
     return "\n\n".join(part for part in parts if part) + "\n"

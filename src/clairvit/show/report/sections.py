@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from clairvit.metrics.inference import FEWEST
 from clairvit.metrics.metric import ask
-from clairvit.metrics.score import Score, lead
+from clairvit.metrics.score import Score, lead, leads
+from clairvit.metrics.table import BASELINES
 from clairvit.show.curves import LUCK
 from clairvit.show.measures import ARROWS
 from clairvit.show.report.blocks import Block, Cell, Column, Figures, Row, Section, Table, Text
 from clairvit.show.report.charts import curves_chart, images, intervals_chart, radar_chart, strokes
 from clairvit.show.report.findings import Findings
-from clairvit.show.report.numbers import NOTHING, places_for, plain, short
+from clairvit.show.report.numbers import NOTHING, edges, places_for, plain, short
 from clairvit.show.report.ranking import FOCUSVIT, Star, agreement, by_class, differs, mean_ranks, ranks, star
+from clairvit.study import stats
 
 SIDE_BY_SIDE = 4  # metrics in one table: what a sheet of paper holds
 MOST_CLASSES = 60  # lines of a table; the CSV has all
@@ -62,13 +65,24 @@ def _verdict(findings: Findings, mean: dict[str, float]) -> str:
     if pair[0] is None or pair[1] is None:
         return said
     gap, (low, high) = lead(pair[0], pair[1])
-    if math.isnan(low):
-        return f"{said} There are too few images to say how sure that is."
     digits = places_for((gap, low, high), 2)
     word = "ahead of" if gap >= 0 else "behind"
-    numbers = f"{short(abs(gap), digits)} {word} {rival}, 95 % interval {short(low, digits)} to {short(high, digits)}"
-    sure = "" if differs((low, high)) else ": no clear difference"
-    return f"{said} By {metric} it is {numbers}{sure}."
+    numbers = f"{short(abs(gap), digits)} {word} {rival}"
+    if math.isnan(low):
+        return f"{said} By {metric} it is {numbers}; with fewer than {FEWEST} images nothing says how sure that is."
+    said += f" By {metric} it is {numbers}, 95 % interval {' to '.join(edges(low, high, digits))}"
+    if not others:
+        return f"{said}{'' if differs((low, high)) else ': no clear difference'}."
+    p = after_picking(findings, best, metric)[others[0]]
+    sure = "" if p < stats.LEVEL else ": no clear difference"
+    return f"{said}, p = {p:.2g} corrected for having picked the best of {len(findings.methods)}{sure}."
+
+
+def after_picking(findings: Findings, best: str, metric: str) -> dict[str, float]:
+    """Return the p-values of the best method against each other one, corrected for having picked it on these images."""
+    own = findings.of(metric)
+    rivals = [method for method in findings.methods if method != best and method in own]
+    return dict(zip(rivals, stats.corrected_after_picking([leads(own[best], own[one]) for one in rivals]), strict=True))
 
 
 def _ranking_table(findings: Findings, metrics: Sequence[str], mean: dict[str, float], part: int, parts: int) -> Table:
@@ -82,6 +96,7 @@ def _ranking_table(findings: Findings, metrics: Sequence[str], mean: dict[str, f
         pick = max if some.better == "higher" else min
         best[metric] = pick(means.values()) if len(means) > 1 else math.nan
         digits[metric] = places_for(one.mean for one in own.values())
+    verdicts = {metric: against_luck(findings.of(metric)) for metric in metrics}
     rows, records = [], []
     for method in (*findings.methods, *findings.baselines):
         apart = method not in mean
@@ -89,42 +104,60 @@ def _ranking_table(findings: Findings, metrics: Sequence[str], mean: dict[str, f
         cells = [Cell(method), Cell(NOTHING if math.isnan(rank) else f"{rank:.1f}", order=rank)]
         for metric in metrics:
             score = findings.scores.get((method, metric))
-            luck = findings.scores.get((LUCK, metric))
-            against = None if apart or score is None or luck is None else against_luck(score, luck)
+            against, p = verdicts[metric].get(method, (None, None))
             cells.append(_score_cell(score, digits[metric], math.nan if apart else best[metric], against))
             if score is not None:
-                records.append({**findings.names(), **_record(score, apart, rank, against)})
+                records.append({**findings.names(), **_record(score, apart, rank, against, p)})
         rows.append(Row(tuple(cells), apart))
-    caption = "Mean over images with 95 % bootstrap interval" + (f" ({part + 1} of {parts})" if parts > 1 else "")
+    caption = "Mean over images with 95 % interval" + (f" ({part + 1} of {parts})" if parts > 1 else "")
     notes = [
         "↑ higher is better, ↓ lower is better; the best of each metric is bold. Mean rank weighs all metrics alike."
     ]
+    n = max((score.n_valid for metric in metrics for score in findings.of(metric).values()), default=0)
+    test = "p < 0.05 in a paired test, corrected for the methods of the column"
     if any(cell.text.endswith(WORSE) for row in rows for cell in row.cells):
-        notes.append(f"{WORSE} worse than random on the same images.")
+        notes.append(f"{WORSE} worse than random on the same images ({test}).")
     if any(cell.text.endswith(DOUBT) for row in rows for cell in row.cells):
+        notes.append(f"{DOUBT} not told apart from random on the same images (not {test}).")
+    fewest = stats.fewest_values(len(findings.methods))
+    if n < FEWEST:
+        notes.append(f"Intervals, and any claim, take {FEWEST} images or more; here are {n}.")
+    if n < fewest and LUCK in findings.baselines:
         notes.append(
-            f"{DOUBT} not told apart from random on the same images: the interval of the difference has 0 in it."
+            f"{images(n)} cannot tell {len(findings.methods)} methods from random, whatever they score: that takes "
+            f"{fewest}."
         )
     return Table("ranking", caption, tuple(columns), tuple(rows), tuple(records), tuple(notes))
 
 
-def against_luck(score: Score, luck: Score) -> str:
-    """'better' or 'worse' than random, 'unclear' where the interval of the difference has 0 in it."""
-    _, interval = lead(score, luck)
-    return "unclear" if not differs(interval) else "better" if interval[0] > 0 else "worse"
+def against_luck(scores: Mapping[str, Score]) -> dict[str, tuple[str, float]]:
+    """Return 'better', 'worse' or 'unclear' than random, and the corrected p, of each method by one metric.
+
+    Paired differences on the same images, `stats.corrected` over the methods.
+    """
+    luck = scores.get(LUCK)
+    methods = [name for name in scores if name not in BASELINES]
+    if luck is None:
+        return {}
+    gaps = [leads(scores[name], luck) for name in methods]
+    verdicts = {}
+    for name, gap, p in zip(methods, gaps, stats.corrected(gaps, luck.seed).tolist(), strict=True):
+        word = "unclear" if p >= stats.LEVEL else "better" if gap.mean() > 0 else "worse"
+        verdicts[name] = (word, p)
+    return verdicts
 
 
 def _score_cell(score: Score | None, digits: int, best: float, against: str | None) -> Cell:
     if score is None or not score.n_valid:
         return Cell(NOTHING, "undefined" if score is not None else "not run")
     low, high = score.interval
-    more = "" if math.isnan(low) else f"[{short(low, digits)}, {short(high, digits)}]"
+    more = "" if math.isnan(low) else f"[{', '.join(edges(low, high, digits))}]"
     more += f" n = {score.n_valid}" if score.n_invalid else ""
     text = short(score.mean, digits) + {"unclear": f"\u00a0{DOUBT}", "worse": f"\u00a0{WORSE}"}.get(against or "", "")
     return Cell(text, more.strip(), score.mean == best, score.mean)
 
 
-def _record(score: Score, baseline: bool, rank: float, against: str | None) -> dict[str, object]:
+def _record(score: Score, baseline: bool, rank: float, against: str | None, p: float | None) -> dict[str, object]:
     low, high = score.interval
     return {
         "method": score.method,
@@ -140,6 +173,7 @@ def _record(score: Score, baseline: bool, rank: float, against: str | None) -> d
         "n_degenerate": score.n_degenerate,
         "mean_rank": plain(rank),
         "against_random": against,
+        "p_against_random": p,
     }
 
 

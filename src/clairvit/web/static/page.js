@@ -88,9 +88,10 @@ async function explain({ picture = false, image } = {}) {
   }
 }
 
-/** The settings are those of a reply. */
+/** The settings are those of a reply; a class-agnostic map has no target, and then the chosen classes stay. */
 function settle(found) {
-  Object.assign(state, { photo: found.photo, model: found.model, targets: found.classes, method: found.explanations[0].method });
+  const targets = found.classes.includes(null) ? state.targets : found.classes;
+  Object.assign(state, { photo: found.photo, model: found.model, targets, method: found.explanations[0].method });
 }
 
 /** After a failure the controls say again what is shown. */
@@ -123,7 +124,8 @@ function show() {
   const scale = scaleOf(clipped.flatMap((one) => [...one.values]), signed, state.cmap);
   clipped.forEach((one, k) => {
     overlay($(`map-${k}`), photo, one, scale, state.opacity, state.smooth, 448);
-    const name = `${reply.targets[k]} ${valueText(reply.probabilities[k], reply.class_scores[k])}`.trimEnd();
+    const value = valueText(reply.probabilities[k], reply.class_scores[k]);
+    const name = map.class_specific ? `${reply.targets[k]} ${value}`.trimEnd() : "∀ any class";
     $(`caption-${k}`).textContent = name;
     $(`map-${k}`).setAttribute("aria-label", `${map.method} map for ${name}; arrow keys move from patch to patch`);
   });
