@@ -60,7 +60,9 @@ def test_names_with_digits_that_are_no_numbers(tmp_path: Path) -> None:
     assert len(names) == 4
 
 
-@pytest.mark.parametrize("target", [[np.array([1, 2])], "--5", "9" * 5000, [object()]], ids=str)
+@pytest.mark.parametrize(
+    "target", [[np.array([1, 2])], "--5", "9" * 5000, [object()]], ids=["array", "sign", "long", "object"]
+)
 def test_targets(model: cv.Model, target: Any) -> None:
     with pytest.raises(BadInput):
         cv.explain(model, IMAGE, "ixg", target)
