@@ -100,7 +100,8 @@ def test_completeness_is_next_to_never_exact(name: str) -> None:
 def test_completeness_empties_the_first_channel_only() -> None:
     """The map adds up to what the first channel gives; the second gives more, and ours says so."""
     module, image, maps = dyadic()
-    model = cv.wrap(module, name="sums", size=(8, 8), layout=cv.Layout((2, 2), 0, "avg"))
+    layout = cv.Layout((2, 2), 0, "avg")
+    model = cv.wrap(module, name="sums", size=(8, 8), layout=layout, mean=(0, 0, 0), std=(1, 1, 1))
     ex = replace(cv.explain(model, image, "random", target=0), maps=maps)
     assert cv.evaluate(model, image, ex, "completeness(preset=quantus)").mean == FIXTURE["dyadic complete"][0] == 1
     scaled = replace(ex, maps=maps * 4)
