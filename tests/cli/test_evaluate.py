@@ -85,7 +85,7 @@ def test_a_folder_gets_all_that_is_known_and_it_is_what_python_says(photos: Path
             one = records[name, key[1]]
             assert_same(one["values"], known.values)
             assert_same([one["mean"], one["standard_error"]], [known.mean, known.standard_error])
-            assert_same(one["interval"], known.interval)
+            assert one["interval"] == [None, None], "three images"
             assert (one["n_valid"], one["n_invalid"], one["n_degenerate"]) == (3, 0, 0)
     one = records["legrad", "deletion(steps=3)"]
     assert one["settings"]["steps"] == 3
@@ -373,7 +373,7 @@ def test_mistakes_are_one_sentence_before_a_model_is_loaded(
     assert "--target label needs the true classes" in refusal(capsys, "photos", "--target", "label")
     assert "--truth nowhere is not a file" in refusal(capsys, "photos", "--truth", "nowhere")
     assert "--weights w.pth are Mask R-CNN's" in refusal(capsys, "photos", "--weights", "w.pth")
-    assert "mask_kind='map' was given" in refusal(capsys, "photos", "--mask-kind", "map")
+    assert "--mask-kind map was given" in refusal(capsys, "photos", "--mask-kind", "map")
     assert "maps=square was given" in refusal(capsys, "photos", "--maps", "square")
     said = refusal(capsys, "photos", "--metric", "class-contrast", "--masks", ".")
     assert "compares two objects in an image, and their classes were not given" in said
