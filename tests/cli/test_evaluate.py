@@ -17,10 +17,12 @@ from PIL import Image
 import clairvit as cv
 from clairvit.cli import main
 from clairvit.cli.evaluate import check_table, notes, wanted_methods, wanted_metrics
+from clairvit.cli.scores import print_scores
 from clairvit.cli.work import place
 from clairvit.errors import BadInput
 from clairvit.metrics.metric import metrics
 from helpers.rounding import assert_same
+from made_scores import made
 from three_photos import CAT
 from three_photos import photos as photos
 
@@ -85,7 +87,7 @@ def test_a_folder_gets_all_that_is_known_and_it_is_what_python_says(photos: Path
             one = records[name, key[1]]
             assert_same(one["values"], known.values)
             assert_same([one["mean"], one["standard_error"]], [known.mean, known.standard_error])
-            assert_same(one["interval"], known.interval)
+            assert one["interval"] == [None, None], "three images"
             assert (one["n_valid"], one["n_invalid"], one["n_degenerate"]) == (3, 0, 0)
     one = records["legrad", "deletion(steps=3)"]
     assert one["settings"]["steps"] == 3
@@ -106,7 +108,7 @@ def test_a_folder_gets_all_that_is_known_and_it_is_what_python_says(photos: Path
     assert "deletion(steps=3) ↓" in printed
     assert "sparseness ↑" in printed
     assert f"{one['mean']:.4g} ± {one['standard_error']:.2g}" in printed
-    assert f"[{one['interval'][0]:.4g}, {one['interval'][1]:.4g}]" in printed
+    assert "No interval for fewer than 6 images" in printed
     assert "random (baseline)" in printed
     assert "center (baseline)" in printed
     assert "↑ higher is better, ↓ lower is better" in printed
@@ -373,7 +375,7 @@ def test_mistakes_are_one_sentence_before_a_model_is_loaded(
     assert "--target label needs the true classes" in refusal(capsys, "photos", "--target", "label")
     assert "--truth nowhere is not a file" in refusal(capsys, "photos", "--truth", "nowhere")
     assert "--weights w.pth are Mask R-CNN's" in refusal(capsys, "photos", "--weights", "w.pth")
-    assert "mask_kind='map' was given" in refusal(capsys, "photos", "--mask-kind", "map")
+    assert "--mask-kind map was given" in refusal(capsys, "photos", "--mask-kind", "map")
     assert "maps=square was given" in refusal(capsys, "photos", "--maps", "square")
     said = refusal(capsys, "photos", "--metric", "class-contrast", "--masks", ".")
     assert "compares two objects in an image, and their classes were not given" in said
@@ -493,3 +495,14 @@ def test_a_forgotten_mask_kind_is_named_with_its_option(photos: Path, capsys: Ca
         Image.fromarray(values).resize(image.size, Image.Resampling.NEAREST).save(photos / "trimaps" / "cat0.png")
     assert main(["evaluate", *asked]) == 2
     assert "--mask-kind trimap" in capsys.readouterr().err
+
+
+def test_intervals_are_printed_from_six_images_on(capsys: Captured) -> None:
+    for values in ([0.1, 0.2, 0.4, 0.3, 0.25], [0.1, 0.2, 0.4, 0.3, 0.25, 0.5]):
+        score = made("genatt", values)
+        print_scores({"deletion": {"genatt": score}}, ["genatt"])
+        printed = capsys.readouterr().out
+        low, high = score.interval
+        assert f"{score.mean:.4g} ± {score.standard_error:.2g}" in printed
+        assert ("No interval" in printed) == (len(values) < 6)
+        assert (f"[{low:.4g}, {high:.4g}]" in printed) == (len(values) >= 6)
