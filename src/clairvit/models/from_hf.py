@@ -93,13 +93,13 @@ def kind(transformers: Any, config: Any, spec: str) -> Kind:
     saved = next((known for name in architectures if (known := getattr(transformers, name, None)) is not None), None)
     if saved is not None and not _PRETRAINING.search(saved.__name__) and not _pairs(saved):
         _refuse(saved, config, spec)
-    if not architectures and type(config) in transformers.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING:
-        _refuse(transformers.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING[type(config)], config, spec)
-        return "classifier"
     base = transformers.MODEL_MAPPING.get(type(config), None)
     base = base[0] if isinstance(base, tuple) else base
     if base is not None and _pairs(base) and hasattr(config, "vision_config"):
         return "pair"
+    if not architectures and type(config) in transformers.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING:
+        _refuse(transformers.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING[type(config)], config, spec)
+        return "classifier"
     if base is None or not _takes_images(base, config):
         raise NotApplicable(
             f"'{spec}' is a {config.model_type} model, which does not take images; expected a vision model such as "
