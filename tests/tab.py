@@ -62,7 +62,7 @@ def visit(browser: Any, address: str) -> Iterator[Callable[..., Any]]:
     assert [one for one in troubles if one not in expected] == []
 
 
-def wait_for_map(page: Any, words: str = " %") -> None:
+def wait_for_map(page: Any, words: str | re.Pattern[str] = re.compile(r" %|∀ any class")) -> None:
     sync_api.expect(page.locator("#caption-0")).to_contain_text(words, timeout=WAIT)
 
 

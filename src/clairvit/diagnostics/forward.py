@@ -169,7 +169,7 @@ def batch_independence(examination: Examination) -> Check:
 def scores_say_something(examination: Examination) -> Check:
     """Scores must differ between classes and between images."""
     # One by one: rows of a batch may be rounded differently, even where the images are alike.
-    one_by_one = [plain_forward(examination.model, image) for image in examination.pair.split(1)]
+    one_by_one = [plain_forward(examination.model, image) for image in torch.split(examination.pair, 1)]
     logits = torch.cat(one_by_one).double()
     between_images = largest_gap(logits[:1], logits[1:])
     if examination.classes > 1 and examination.model.classifier:
