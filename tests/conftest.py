@@ -15,7 +15,10 @@ from helpers.browser import find_chromium
 
 TESTS = Path(__file__).parent
 NUMERIC_FOLDERS = {"data", "diagnostics", "methods", "metrics", "models", "perturb", "trace"}
-QUICK_CASES = 6  # of a parametrised test; the further ones are slow
+QUICK_CASES = 1  # of a parametrised test; the further ones are slow
+# Whole commands, servers, studies and processes: each test takes seconds, so all of them are slow.
+END_TO_END = {"cli", "diagnostics", "fuzz", "show", "study", "web"}
+END_TO_END |= {"test_house.py", "test_integrity.py", "test_leak.py", "test_threads.py"}
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m selects by these markers and before --random-order shuffles
@@ -24,8 +27,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     cases: defaultdict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
         cases[item.nodeid.partition("[")[0]].append(item)
-        if item.path.relative_to(TESTS).parts[0] in NUMERIC_FOLDERS:
+        place = item.path.relative_to(TESTS).parts[0]
+        if place in NUMERIC_FOLDERS:
             item.add_marker(pytest.mark.numeric)
+        if place in END_TO_END:
+            item.add_marker(pytest.mark.slow)
     for sweep in cases.values():
         quick = {number * len(sweep) // QUICK_CASES for number in range(QUICK_CASES)}  # spread evenly
         for number, item in enumerate(sweep):

@@ -71,13 +71,11 @@ def test_nothing_is_printed_where_there_is_a_chromium(suite: Path) -> None:
     assert "46 passed" in printed
 
 
-def test_a_large_sweep_keeps_six_quick_cases_whatever_the_order(suite: Path) -> None:
-    expected = [f"metrics/test_metrics.py::test_sweep[{case}]" for case in (0, 3, 6, 10, 13, 16)]
+def test_a_sweep_keeps_its_first_case_quick_whatever_the_order(suite: Path) -> None:
+    expected = ["metrics/test_metrics.py::test_sweep[0]"]
     selection = ("metrics", "-m", "not (slow or browser)")
     assert collected(suite, *selection) == expected
-    shuffled = collected(suite, *selection, "--random-order", "--random-order-seed=1")
-    assert shuffled != expected
-    assert sorted(shuffled) == sorted(expected)
+    assert collected(suite, *selection, "--random-order", "--random-order-seed=1") == expected
 
 
 def test_tests_of_folders_of_numbers_are_numeric(suite: Path) -> None:
