@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import clairvit as cv
-from clairvit.trace.rules import gelu_slope
+from clairvit.tracing.rules.table import gelu_slope
 
 METHOD = "decompx+skipplus"
 

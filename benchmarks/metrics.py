@@ -29,12 +29,12 @@ from PIL import Image
 from torch import Tensor
 
 import clairvit as cv
-from clairvit.methods.bind import bind
-from clairvit.methods.together import record_for, run_all
-from clairvit.metrics.case import Case
-from clairvit.metrics.metric import ask, metrics
-from clairvit.models.target import resolve
-from clairvit.trace.trace import follow
+from clairvit.methods.spec import bind
+from clairvit.methods.planner import record_for, run_all
+from clairvit.metrics.context import Case
+from clairvit.metrics.registry import ask, list_metrics
+from clairvit.targets.target import resolve
+from clairvit.tracing.trace import follow
 
 TEN = ("ixg", "genatt", "gradcam", "gmar-l1", "gmar-l2", "attcam", "focusvit", "rollout", "raw-attention", "gradsam")
 QUANTUS_RUNS = 100
@@ -133,7 +133,7 @@ def again(model: cv.Model, pixels: Tensor) -> None:
 def looking(model: cv.Model, pixels: Tensor) -> None:
     print("\nMetrics that look at the map alone, all of a family, one map")
     for family in ("complexity", "localisation"):
-        own = [one.name for one in metrics() if one.family == family and "methods" not in one.needs]
+        own = [one.name for one in list_metrics() if one.family == family and "methods" not in one.needs]
         measured(f"{family}: {len(own)} metrics", scoring(model, pixels, own), model, pixels)
 
 

@@ -15,8 +15,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from clairvit.study.plan import Unit
-from clairvit.study.store import Row, Store
+from clairvit.bench.plan import Unit
+from clairvit.bench.store import Row, Store
 
 IMAGES, METHODS, METRICS = 8, ("legrad", "rollout", "genatt", "random", "center"), ("deletion", "insertion", "ap")
 

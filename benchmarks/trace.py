@@ -26,7 +26,7 @@ from torch import Tensor
 
 import clairvit as cv
 from clairvit.errors import ClairWarning
-from clairvit.methods.method import methods
+from clairvit.methods.registry import methods
 
 
 def plain_pass(model: cv.Model, pixels: Tensor) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import inspect
 
 import clairvit as cv
-from clairvit.methods.aggregate import Product, Single, Total
-from clairvit.methods.method import COMBINATORS, MATRIX_COMBINATORS, Method, by_family
-from clairvit.show.words import effort
+from clairvit.methods.aggregation import Product, Single, Total
+from clairvit.methods.registry import COMBINATORS, MATRIX_COMBINATORS, Method, by_family
+from clairvit.plotting.labels import effort
 
 COLUMNS = (
     "method",
@@ -73,12 +73,12 @@ Functions on methods, in a method string or in Python (`cv.smooth`, `cv.ensemble
   to 0 … 1 (`by=minmax`); `by=max` is the largest of them, each over its own maximum, as LayerCAM joins layers:
   `ensemble(layercam+layer:5,layercam,by=max)`. The members share their passes.
 
-`clairvit.methods.combine.starts("focusvit", 12)` names a method from each start layer on; `cv.compare` makes all of
+`clairvit.methods.ensembles.starts("focusvit", 12)` names a method from each start layer on; `cv.compare` makes all of
 them from one trace."""
 
 
 def main() -> None:
-    listed = cv.methods()
+    listed = cv.list_methods()
     methods = [listed[place] for place in by_family(method.family for method in listed)]
     print(INTRODUCTION + "\n")
     print_row(COLUMNS)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from clairvit.study.stats import spearman
+from clairvit.selection.stats import spearman
 
 HERE = Path(__file__).parent / "results"
 RUNS = ("pets", "dinov2")

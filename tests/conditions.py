@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 import warnings
 
-from clairvit.methods.method import Method, methods
+from clairvit.methods.registry import Method, list_methods
 
-METHODS: dict[str, Method] = {method.name: method for method in methods()}
+METHODS: dict[str, Method] = {method.name: method for method in list_methods()}
 
 
 def method_of(text: str) -> Method:

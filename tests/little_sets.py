@@ -9,8 +9,8 @@ import numpy as np
 from PIL import Image
 from torch import nn
 
-from clairvit.data.album import Page
-from clairvit.data.sets import Data
+from clairvit.data.dataset import Page
+from clairvit.data.open import Data
 from clairvit.models.model import Model, Preprocess
 
 ROWS, COLUMNS = 6, 8

@@ -8,9 +8,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from clairvit.metrics.case import Case
-from clairvit.metrics.metric import Measured, ask
-from clairvit.trace.trace import Trace
+from clairvit.metrics.context import Case
+from clairvit.metrics.registry import Measured, ask
+from clairvit.tracing.trace import Trace
 
 
 def case_of(

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 import uvicorn
 
 from clairvit.web.app import create_app
-from clairvit.web.desk import Desk
-from clairvit.web.security import Rules
+from clairvit.web.state import Desk
+from clairvit.web.middleware import Rules
 from unclosed import unclosed
 
 

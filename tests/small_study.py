@@ -16,8 +16,8 @@ from safetensors.torch import save_file
 from torch import nn
 
 from clairvit.models.model import Model
-from clairvit.study.plan import DataWish, ModelWish, Study
-from clairvit.study.store import Store
+from clairvit.bench.plan import DataWish, ModelWish, Study
+from clairvit.bench.store import Store
 
 ARCHITECTURE = "test_vit"
 METHODS, METRICS = ("legrad", "raw-attention"), ("deletion(steps=3)", "sparseness")

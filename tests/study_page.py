@@ -8,12 +8,12 @@ from pathlib import Path
 
 import torch
 
-from clairvit.data.album import Album, album_of
+from clairvit.data.dataset import Album, album_of
 from clairvit.models.images import Batch
-from clairvit.study.plan import DataWish, ModelWish, Study
-from clairvit.study.run import run_study
-from clairvit.study.store import Store
-from clairvit.study.work import Worker
+from clairvit.bench.plan import DataWish, ModelWish, Study
+from clairvit.bench.run import run_study
+from clairvit.bench.store import Store
+from clairvit.bench.worker import Worker
 from tiny import pixels, wrapped
 
 NASTY = '<script>alert(1)</script>"><img src=x onerror=alert(2)>&lt;a|b*c_d'  # whichever image is shown, it is one

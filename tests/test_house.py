@@ -48,8 +48,8 @@ def test_nobody_imports_the_web_page_but_its_command() -> None:
 
 def test_verbs_stay_verbs_after_importing_rooms() -> None:
     code = (
-        "import clairvit.trace.capture, clairvit.methods.attention as attention, clairvit as cv; "
-        "assert attention.rolled_attention; assert callable(cv.trace); assert len(cv.methods()) > 10"
+        "import clairvit.tracing.capture, clairvit.methods.attention as attention, clairvit as cv; "
+        "assert attention.rolled_attention; assert callable(cv.trace); assert len(cv.list_methods()) > 10"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 

@@ -16,14 +16,14 @@ from PIL import Image
 from torch import nn
 
 import clairvit as cv
-from clairvit.data.album import album_of
+from clairvit.data.dataset import album_of
 from clairvit.errors import ClairError
 from clairvit.models.model import Model
-from clairvit.study.finetune import finetune
-from clairvit.study.recipe import Recipe
-from clairvit.study.run import run_study
-from clairvit.study.store import Store
-from clairvit.study.work import Worker
+from clairvit.training.finetune import finetune
+from clairvit.training.training_config import Recipe
+from clairvit.bench.run import run_study
+from clairvit.bench.store import Store
+from clairvit.bench.worker import Worker
 from conditions import allow_declared_zeros
 from fingerprint import differences, messy, surroundings, unchanged
 from helpers.operations import FailAt

@@ -17,7 +17,7 @@ import typer
 
 from clairvit.cli import main
 from clairvit.cli.hints import COMMANDS, option_of, with_options
-from clairvit.cli.shell import app
+from clairvit.cli.app import app
 from clairvit.errors import BadInput, ModelUnavailable
 
 SOURCE = Path(__file__).parent.parent / "src" / "clairvit"

@@ -9,11 +9,12 @@ import torch
 from scipy.stats import rankdata
 
 import clairvit as cv
-from clairvit.methods.combine import joined
-from clairvit.methods.combine import ranks as scaled_ranks
+from clairvit.methods.ensembles import joined
+from clairvit.methods.ensembles import ranks as scaled_ranks
 from clairvit.metrics.similarity import spearman
 from clairvit.numerics import average_ranks
-from clairvit.study import beside, stats
+from clairvit.papers import comparison as beside
+from clairvit.selection import stats
 from helpers.operations import LargestResult
 
 SIDE = 224

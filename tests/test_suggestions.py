@@ -6,8 +6,8 @@ import pytest
 
 import clairvit as cv
 from clairvit.errors import BadInput, UnknownName, did_you_mean
-from clairvit.methods.bind import bind
-from clairvit.methods.method import ALIASES, methods
+from clairvit.methods.spec import bind
+from clairvit.methods.registry import ALIASES, list_methods
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def test_nothing_is_offered_where_nothing_is_near(typed: str) -> None:
 
 
 def test_every_alias_leads_to_methods_that_exist() -> None:
-    names = {method.name for method in methods()}
+    names = {method.name for method in list_methods()}
     assert {name for offered in ALIASES.values() for name in offered} <= names
     assert not set(ALIASES) & names, "a name of ours needs no alias"
 

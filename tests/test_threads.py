@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import clairvit as cv
 from clairvit.models.request import seeded
-from clairvit.trace.recording import record
+from clairvit.tracing.recording import record
 from conditions import allow_declared_zeros
 from fingerprint import messy, unchanged
 from helpers.rounding import assert_same

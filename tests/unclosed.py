@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from clairvit.web.desk import Desk
+from clairvit.web.state import Desk
 
 
 class Open(Desk):

@@ -17,46 +17,47 @@ if TYPE_CHECKING:
     from clairvit.diagnostics.report import Check as Check
     from clairvit.diagnostics.report import Diagnosis as Diagnosis
     from clairvit.errors import ClairError as ClairError
-    from clairvit.methods.combine import ensemble as ensemble
-    from clairvit.methods.combine import smooth as smooth
+    from clairvit.methods.ensembles import ensemble as ensemble
+    from clairvit.methods.ensembles import smooth as smooth
     from clairvit.methods.explain import compare as compare
     from clairvit.methods.explain import explain as explain
     from clairvit.methods.explanation import Explanation as Explanation
-    from clairvit.methods.method import methods as methods
+    from clairvit.methods.registry import list_methods as list_methods
     from clairvit.metrics.evaluate import evaluate as evaluate
-    from clairvit.metrics.metric import metrics as metrics
+    from clairvit.metrics.registry import list_metrics as list_metrics
     from clairvit.metrics.score import Score as Score
     from clairvit.models.layout import Layout as Layout
     from clairvit.models.model import Model as Model
-    from clairvit.models.sources import load as load
-    from clairvit.models.sources import wrap as wrap
-    from clairvit.models.target import contrast as contrast
-    from clairvit.study.choose import choose as choose
-    from clairvit.trace.trace import trace as trace
+    from clairvit.models.load import load as load
+    from clairvit.models.load import wrap as wrap
+    from clairvit.targets.target import contrast as contrast
+    from clairvit.selection.choose import choose as choose
+    from clairvit.tracing.trace import trace as trace
 
 # The verbs, imported when first used: `clairvit --help` must not wait for torch.
 _PLACES = {
-    "load": "clairvit.models.sources",
-    "wrap": "clairvit.models.sources",
-    "contrast": "clairvit.models.target",
+    "load": "clairvit.models.load",
+    "wrap": "clairvit.models.load",
+    "contrast": "clairvit.targets.target",
     "Layout": "clairvit.models.layout",
     "Model": "clairvit.models.model",
     "explain": "clairvit.methods.explain",
     "compare": "clairvit.methods.explain",
-    "smooth": "clairvit.methods.combine",
-    "ensemble": "clairvit.methods.combine",
+    "smooth": "clairvit.methods.ensembles",
+    "ensemble": "clairvit.methods.ensembles",
     "Explanation": "clairvit.methods.explanation",
+    "trace": "clairvit.tracing.trace",
+    "list_methods": "clairvit.methods.registry",
+    "list_metrics": "clairvit.metrics.registry",
     "evaluate": "clairvit.metrics.evaluate",
-    "choose": "clairvit.study.choose",
+    "choose": "clairvit.selection.choose",
     "Score": "clairvit.metrics.score",
     "doctor": "clairvit.diagnostics.doctor",
     "Check": "clairvit.diagnostics.report",
     "Diagnosis": "clairvit.diagnostics.report",
     "ClairError": "clairvit.errors",
 }
-_ROOMS = ("trace", "methods", "metrics")  # rooms that are verbs too, see _room.py
-
-__all__ = ["__version__", *_PLACES, *_ROOMS]
+__all__ = ["__version__", *_PLACES]
 
 
 def __getattr__(name: str) -> Any:
@@ -64,8 +65,6 @@ def __getattr__(name: str) -> Any:
         value = getattr(importlib.import_module(_PLACES[name]), name)
         globals()[name] = value
         return value
-    if name in _ROOMS:
-        return importlib.import_module(f"clairvit.{name}")
     raise AttributeError(f"module 'clairvit' has no attribute {name!r}")
 
 

@@ -17,8 +17,8 @@ from PIL import Image
 
 from clairvit.cli import main
 from clairvit.cli.bench import _speaker, duration
-from clairvit.study.store import Store
-from clairvit.study.work import Worker
+from clairvit.bench.store import Store
+from clairvit.bench.worker import Worker
 from small_study import ARCHITECTURE, photos, table, weights
 
 Captured = pytest.CaptureFixture[str]

@@ -14,10 +14,10 @@ from PIL import Image
 
 import clairvit as cv
 from clairvit.cli import main
-from clairvit.cli.known import data_set, sampled
-from clairvit.data.album import Album, album_of
+from clairvit.cli.annotations import data_set, sampled
+from clairvit.data.dataset import Album, album_of
 from clairvit.errors import BadInput
-from clairvit.study.plan import DataWish
+from clairvit.bench.plan import DataWish
 from small_study import ARCHITECTURE, weights
 from three_photos import photos as photos
 

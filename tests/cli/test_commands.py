@@ -14,9 +14,9 @@ from skimage import data
 
 import clairvit as cv
 from clairvit.cli import main
-from clairvit.methods.bind import bind
+from clairvit.methods.spec import bind
 from clairvit.methods.explanation import Cost
-from clairvit.methods.method import by_family
+from clairvit.methods.registry import by_family
 from helpers.rounding import assert_same, growth
 
 Captured = pytest.CaptureFixture[str]
@@ -195,7 +195,7 @@ def test_layers_are_in_the_record_too(photos: Path, capsys: Captured) -> None:
 def test_too_many_images_for_one_picture_are_refused_before_the_work(
     photos: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("clairvit.cli.work.each_image", lambda *_: pytest.fail("the work was begun"))
+    monkeypatch.setattr("clairvit.cli.image_job.each_image", lambda *_: pytest.fail("the work was begun"))
     for i in range(45):
         (photos / "photos" / f"{i}.jpg").write_bytes((photos / "photos" / "cat.jpg").read_bytes())
     assert main(["explain", "photos", "--out", "all.png"]) == 2
@@ -208,7 +208,7 @@ def test_all_one_trace_methods_share_their_passes_family_by_family(photos: Path,
     (result,) = json.loads(capsys.readouterr().out)["results"]
     run = [bind(name).method for name in result["methods"]]
     skipped = {"cam"}  # the built-in model reads a class token
-    assert {method.name for method in run} == {method.name for method in cv.methods() if not method.slow} - skipped
+    assert {method.name for method in run} == {method.name for method in cv.list_methods() if not method.slow} - skipped
     own = sum((method.own_cost(**method.options) for method in run), Cost())
     tables = {table for method in run for table in method.tables}
     assert (own.forwards, own.backwards) == (0, 0), "the others are slow and left out"

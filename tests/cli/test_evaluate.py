@@ -18,9 +18,9 @@ import clairvit as cv
 from clairvit.cli import main
 from clairvit.cli.evaluate import check_table, notes, wanted_methods, wanted_metrics
 from clairvit.cli.scores import print_scores
-from clairvit.cli.work import place
+from clairvit.cli.image_job import place
 from clairvit.errors import BadInput
-from clairvit.metrics.metric import metrics
+from clairvit.metrics.registry import metrics
 from helpers.rounding import assert_same
 from made_scores import made
 from three_photos import CAT
@@ -341,7 +341,7 @@ def test_all_methods_that_fit(photos: Path, capsys: Captured) -> None:
     assert main(["evaluate", "photos/cat0.png", "--method", "all", "--metric", "sparseness", "-o", "s.json"]) == 0
     content = stored(photos / "s.json")
     scored = {one["method"] for one in content["scores"]}
-    quick = {one.name for one in cv.methods() if not one.slow}
+    quick = {one.name for one in cv.list_methods() if not one.slow}
     assert scored | set(content["skipped"]) >= quick
     assert list(content["skipped"]) == ["cam"]
     assert "Left out cam: " in capsys.readouterr().out
@@ -470,7 +470,7 @@ def test_a_data_set_brings_its_masks_and_has_a_limit(photos: Path, capsys: Captu
     document = json.loads(capsys.readouterr().out)
     assert len(document["images"]) == 3
     model = cv.load("scenes")
-    from clairvit.data.sets import open_data
+    from clairvit.data.open import open_data
 
     expected = cv.evaluate(model, open_data("scenes:6", limit=3).album, "rollout", "ap", target="label")
     (row,) = (one for one in document["scores"] if one["method"] == "rollout" and one["metric"] == "ap")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from clairvit.cli import main
-from clairvit.methods.method import FAMILIES, by_family, methods
+from clairvit.methods.registry import FAMILIES, by_family, list_methods
 
 PAGE = (Path(__file__).parents[2] / "docs" / "methods.md").read_text(encoding="utf-8")
 ROWS = [line for line in PAGE.splitlines() if line.startswith("| [`")]
@@ -22,7 +22,7 @@ def cells(row: str) -> list[str]:
 def test_there_is_one_row_for_each_method_family_by_family() -> None:
     names = [re.match(r"\[`(.+?)`\]\(#(.+?)\)", cells(row)[0]) for row in ROWS]
     assert all(name is not None and name[1] == name[2] for name in names)
-    listed = methods()
+    listed = list_methods()
     assert [name[1] for name in names if name] == [listed[i].name for i in by_family(m.family for m in listed)]
     for name in names:
         assert name is not None
@@ -49,7 +49,7 @@ def test_the_list_says_what_is_slow_delicate_or_particular(capsys: pytest.Captur
     assert main(["methods"]) == 0
     lines = capsys.readouterr().out.splitlines()
     column = next(line.index("method ") for line in lines if "family" in line and "method " in line)
-    for method in methods():
+    for method in list_methods():
         (line,) = [line for line in lines if line[column:].startswith(f"{method.name} ")]
         assert ("slow" in line) == method.slow, method.name
         assert ("delicate" in line) == bool(method.delicate), method.name

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from clairvit.cli import main
-from clairvit.study.plan import DataWish, ModelWish
-from clairvit.study.store import Store
+from clairvit.bench.plan import DataWish, ModelWish
+from clairvit.bench.store import Store
 from study_page import MODEL, Reader, album, run, study_of
 
 

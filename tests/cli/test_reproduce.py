@@ -13,13 +13,13 @@ from torch import nn
 
 import clairvit as cv
 from clairvit.cli import main
-from clairvit.cli.known import Known
+from clairvit.cli.annotations import Known
 from clairvit.cli.reproduce import found_objects
 from clairvit.data.detector import Detector
 from clairvit.errors import BadInput
-from clairvit.study.plan import DataWish, ModelWish
-from clairvit.study.presets.preset import NAMES, find_preset
-from clairvit.study.set_up import Wish
+from clairvit.bench.plan import DataWish, ModelWish
+from clairvit.papers.paper import NAMES, find_preset
+from clairvit.papers.setup import Wish
 from tiny import wrapped
 
 Captured = pytest.CaptureFixture[str]

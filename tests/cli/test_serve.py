@@ -20,7 +20,7 @@ def test_without_its_extra_it_says_what_to_type(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "uvicorn", None)
-    monkeypatch.delitem(sys.modules, "clairvit.web.run", raising=False)
+    monkeypatch.delitem(sys.modules, "clairvit.web.server", raising=False)
     assert main(["serve"]) == 2
     assert 'needs uvicorn, which is not installed; type: pip install "clairvit[web]", or in' in capsys.readouterr().err
 

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from clairvit.cli import main, paper
+from clairvit.cli import main
+from clairvit.cli import console as paper
 from clairvit.cli.compare import choose
-from clairvit.methods.method import methods
-from clairvit.perturb.watch import told
+from clairvit.methods.registry import methods
+from clairvit.perturbation.progress import told
 
 Captured = pytest.CaptureFixture[str]
 SLOW = [method.name for method in methods() if method.slow]

@@ -419,7 +419,7 @@ def test_a_download_that_breaks_off(monkeypatch: pytest.MonkeyPatch, error: Exce
         asked.append((url, hash_prefix))
         raise error
 
-    monkeypatch.setattr("clairvit.models.from_torchvision.url_blocked", lambda _: None)
+    monkeypatch.setattr("clairvit.models.sources.torchvision.url_blocked", lambda _: None)
     monkeypatch.setattr("torch.hub.download_url_to_file", download)
     with pytest.raises(
         ModelUnavailable, match=r"(reset by peer|invalid hash value).*\(177 MB\) and pass it: load_detector\('FILE'\)"

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import nn
 
-from clairvit.data.album import parts
+from clairvit.data.dataset import parts
 from clairvit.data.drawing import BODIES, FINE, INKS, Lots, disc, plane
 from clairvit.data.scenes import CLASSES, SIZE, Plan, Scene, draw, plan, scene, scenes, with_class
 from clairvit.errors import BadInput

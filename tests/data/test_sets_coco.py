@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from matplotlib.path import Path as Outline
 
-from clairvit.data.layouts.shapes import boxes, filled, from_runs, run_lengths, segmented
-from clairvit.data.sets import open_data
+from clairvit.data.formats.shapes import boxes, filled, from_runs, run_lengths, segmented
+from clairvit.data.open import open_data
 from clairvit.errors import BadInput
 from little_sets import block, called, page, photo, seer, shows, written
 

@@ -8,7 +8,7 @@ from urllib.error import URLError
 import pytest
 import torchvision
 
-from clairvit.data.sets import datasets, open_data
+from clairvit.data.open import datasets, open_data
 from clairvit.errors import BadInput
 
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from clairvit.data.album import parts
-from clairvit.data.sets import open_data
+from clairvit.data.dataset import parts
+from clairvit.data.open import open_data
 from clairvit.errors import BadInput
 from little_sets import block, called, page, painted, photo, seer, shows, written
 

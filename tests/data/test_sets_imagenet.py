@@ -9,8 +9,8 @@ import pytest
 from scipy.io import savemat
 from torchvision.models._meta import _IMAGENET_CATEGORIES
 
-from clairvit.data.layouts import thousand
-from clairvit.data.sets import open_data
+from clairvit.data.formats import imagenet_classes as thousand
+from clairvit.data.open import open_data
 from clairvit.errors import BadInput
 from little_sets import block, called, page, painted, photo, seer, shows, written
 

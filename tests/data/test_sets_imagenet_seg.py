@@ -9,7 +9,7 @@ import h5py
 import numpy as np
 import pytest
 
-from clairvit.data.sets import open_data
+from clairvit.data.open import open_data
 from clairvit.errors import BadInput
 from little_sets import block, called, page, shows, written
 

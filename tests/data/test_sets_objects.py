@@ -10,8 +10,8 @@ import torchvision
 from PIL import Image
 from scipy.io import savemat
 
-from clairvit.data.layouts.voc import CLASSES
-from clairvit.data.sets import open_data
+from clairvit.data.formats.voc import CLASSES
+from clairvit.data.open import open_data
 from clairvit.errors import BadInput, UnknownName
 from little_sets import block, called, page, painted, photo, seer, shows, written
 

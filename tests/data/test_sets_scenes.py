@@ -6,7 +6,7 @@ import pytest
 
 import clairvit as cv
 from clairvit.data.scenes import CLASSES, scene
-from clairvit.data.sets import open_data
+from clairvit.data.open import open_data
 from clairvit.errors import BadInput, UnknownName
 
 

@@ -20,7 +20,7 @@ from clairvit.diagnostics.examination import Examination, Step, passed, steps
 from clairvit.diagnostics.explanations import CLASS_METHODS, DELETED_BY, DeletionResult, fewest_images
 from clairvit.diagnostics.inspection import snapshot
 from clairvit.errors import BadInput, ClairWarning, UnknownName
-from clairvit.methods.bind import bind
+from clairvit.methods.spec import bind
 from clairvit.models.images import prepare
 from fingerprint import differences, fingerprint, surroundings
 from tiny import STRANGE, ZOO

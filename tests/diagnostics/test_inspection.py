@@ -23,9 +23,9 @@ from clairvit.diagnostics.inspection import (
     snapshot,
 )
 from clairvit.diagnostics.structure import blocks_without_attention
-from clairvit.trace.anatomy import anatomy
-from clairvit.trace.recording import record
-from clairvit.trace.trace import follow
+from clairvit.tracing.structure import anatomy
+from clairvit.tracing.recording import record
+from clairvit.tracing.trace import follow
 from helpers.rounding import assert_same
 from tiny import pixels
 from tiny import wrapped as tiny_wrapped

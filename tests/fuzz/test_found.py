@@ -12,11 +12,11 @@ from PIL import Image
 from torch import nn
 
 import clairvit as cv
-from clairvit.data.album import album_of
+from clairvit.data.dataset import album_of
 from clairvit.errors import BadInput, UnknownName
 from clairvit.models.folders import find_images
 from clairvit.models.model import Model
-from clairvit.study.finetune import finetune
+from clairvit.training.finetune import finetune
 from tiny import build, pixels
 
 IMAGE = pixels("timm-vit", batch=1)

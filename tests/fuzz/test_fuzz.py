@@ -17,12 +17,12 @@ from fastapi.testclient import TestClient
 from hypothesis import strategies as st
 
 import clairvit as cv
-from clairvit.cli.bench_wish import data_of, models_of, study_of
-from clairvit.methods.bind import Bound, bind
-from clairvit.metrics.metric import ask
-from clairvit.study.wish import read_wish
+from clairvit.cli.bench_config import data_of, models_of, study_of
+from clairvit.methods.spec import Bound, bind
+from clairvit.metrics.registry import ask
+from clairvit.bench.config import read_wish
 from clairvit.web.app import create_app
-from clairvit.web.desk import open_desk
+from clairvit.web.state import open_desk
 from helpers import strategies
 from helpers.fuzzing import CASES, SHARES, Cases, cases_of, run_family
 from tiny import build, pixels, wrapped

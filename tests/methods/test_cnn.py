@@ -17,7 +17,7 @@ from torchvision.models.resnet import BasicBlock, ResNet
 import clairvit as cv
 from cams_by_hand import cam_by_hand
 from clairvit.errors import BadInput, NotApplicable
-from clairvit.trace.anatomy import anatomy
+from clairvit.tracing.structure import anatomy
 from conditions import METHODS, allow_declared_zeros
 from exact_models import TARGETS
 from fingerprint import differences, fingerprint

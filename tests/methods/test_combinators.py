@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 import clairvit as cv
 from clairvit.errors import BadInput, ClairError, NotApplicable, UnknownName
-from clairvit.methods.bind import bind
+from clairvit.methods.spec import bind
 from clairvit.methods.explanation import Explanation
-from clairvit.methods.method import COMBINATORS
+from clairvit.methods.registry import COMBINATORS
 from conditions import METHODS, allow_declared_zeros, fits, home_of, short
 from exact_models import build as exact_model
 from exact_models import images_for

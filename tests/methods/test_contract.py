@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import clairvit as cv
 from clairvit.errors import BadInput, ClairError, ClairWarning, NotApplicable
-from clairvit.methods.bind import bind
+from clairvit.methods.spec import bind
 from clairvit.methods.explain import Comparison
 from clairvit.methods.explanation import Cost
 from conditions import METHODS, allow_declared_zeros, fits, home_of, method_of, short

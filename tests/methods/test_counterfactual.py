@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import clairvit as cv
 from clairvit.errors import BadInput, ClairWarning, NotApplicable
-from clairvit.methods.bind import bind
+from clairvit.methods.spec import bind
 from clairvit.methods.counterfactual import firsts, flipping, put_back, smallest_prefix, step_by_step
 from conditions import allow_declared_zeros
 from dropping import logits_left, logits_without

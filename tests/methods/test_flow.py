@@ -14,11 +14,11 @@ from torch import Tensor
 
 import clairvit as cv
 from clairvit.errors import BadInput, ClairError, NotApplicable
-from clairvit.methods.bind import bind
+from clairvit.methods.spec import bind
 from clairvit.methods.flow import Flow, maximum_flows, passed_on, patch_groups, pooled, upper_bounds
-from clairvit.methods.method import COMBINATORS, MATRIX_COMBINATORS, methods
+from clairvit.methods.registry import COMBINATORS, MATRIX_COMBINATORS, list_methods
 from clairvit.models.layout import Layout
-from clairvit.perturb.watch import watching
+from clairvit.perturbation.progress import watching
 from helpers.rounding import assert_same
 from tiny import ZOO, double, pixels, wrapped
 
@@ -187,7 +187,7 @@ def test_names() -> None:
     assert torch.equal(explained("attention-flow"), explained("rollout+flow"))
     assert torch.equal(explained("attention-flow(fusion=max)"), explained("raw-attention(fusion=max)+flow"))
     assert bind("genatt(prune=0.001)+flow").text == "genatt(prune=0.001)+flow"
-    (method,) = [m for m in methods() if m.name == "attention-flow"]
+    (method,) = [m for m in list_methods() if m.name == "attention-flow"]
     assert method.slow
     assert (method.cost.forwards, method.cost.backwards, method.class_specific) == (1, 0, False)
 

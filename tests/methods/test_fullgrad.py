@@ -15,8 +15,8 @@ from torch import Tensor, nn
 import clairvit as cv
 from clairvit.errors import BadInput, NotApplicable
 from clairvit.methods.fullgrad import totals
-from clairvit.trace.recording import record
-from clairvit.trace.trace import Trace, follow, one_target
+from clairvit.tracing.recording import record
+from clairvit.tracing.trace import Trace, follow, one_target
 from exact_models import TARGETS, both_ways, build, images_for, wrapped
 from helpers.rounding import assert_same
 from parity.tiny_vit import seeded

@@ -20,9 +20,9 @@ from torch import Tensor
 import clairvit as cv
 from clairvit.errors import BadInput
 from clairvit.methods.hsic import binary_design, cell_of_patch, dependence, kernel_widths
-from clairvit.perturb.aside import Aside
-from clairvit.perturb.probe import probing
-from clairvit.perturb.removal import REMOVALS
+from clairvit.perturbation.aside import Aside
+from clairvit.perturbation.probe import probing
+from clairvit.perturbation.removal import REMOVALS
 from helpers.rounding import assert_same, same
 from linear import effects, linear
 from tiny import cnn, double, pixels, wrapped

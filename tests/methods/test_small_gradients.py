@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 import clairvit as cv
 from clairvit.errors import ClairWarning
-from clairvit.methods.aggregate import Product, Single, Suffixes
+from clairvit.methods.aggregation import Product, Single, Suffixes
 from clairvit.methods.explain import varies
-from clairvit.methods.method import _registry, register
-from clairvit.methods.view import View
+from clairvit.methods.registry import _registry, register
+from clairvit.methods.layer_view import View
 from clairvit.models.layout import Layout
 from helpers.rounding import assert_same
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import clairvit as cv
-from clairvit.metrics.metric import ask
+from clairvit.metrics.registry import ask
 from metric_cases import case_of
 
 N = 16

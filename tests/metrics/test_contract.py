@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 import clairvit as cv
-from clairvit.metrics.metric import FAMILIES, ask, metrics
+from clairvit.metrics.registry import FAMILIES, ask, list_metrics
 from fingerprint import differences, fingerprint, surroundings
 from helpers.rounding import assert_same, rounding_bound
 from tiny import ZOO, double, pixels, wrapped
 
-METRICS = {metric.name: metric for metric in metrics() if metric.scope == "image"}
+METRICS = {metric.name: metric for metric in list_metrics() if metric.scope == "image"}
 KINDS = ["timm-vit", "timm-reg4-gap", "hf-dinov2-registers-sdpa", "open_clip-nonsquare", "home-mean-pool"]
 QUICK = {"samples": 2, "runs": 5}  # what a metric promises does not depend on how many
 
@@ -32,7 +32,7 @@ NAMES = (
 
 
 def test_every_metric_is_in_the_sweep() -> None:
-    every = {metric.name for metric in metrics()}
+    every = {metric.name for metric in list_metrics()}
     assert sorted(every) == NAMES.split()
     assert every - set(METRICS) == {"grid-pointing-game"}  # which is about several images
 

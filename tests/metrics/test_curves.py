@@ -17,8 +17,8 @@ from torch import Tensor
 import clairvit as cv
 from clairvit.errors import BadInput
 from clairvit.metrics.curves import Walk, area, passes
-from clairvit.metrics.metric import ask, find
-from clairvit.perturb.removal import background
+from clairvit.metrics.registry import ask, find
+from clairvit.perturbation.removal import background
 from helpers.rounding import assert_same
 from linear import linear
 from tiny import double

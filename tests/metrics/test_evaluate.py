@@ -16,7 +16,7 @@ from PIL import Image
 from torch import Tensor
 
 import clairvit as cv
-from clairvit.data.album import Part, parts
+from clairvit.data.dataset import Part, parts
 from clairvit.errors import BadInput, NotApplicable, UnknownName
 from clairvit.metrics.score import paired
 from helpers.rounding import assert_same

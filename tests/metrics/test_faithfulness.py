@@ -12,14 +12,14 @@ from torch import Tensor
 
 import clairvit as cv
 from clairvit.errors import BadInput
-from clairvit.metrics.metric import ask, find, metrics
+from clairvit.metrics.registry import ask, find, list_metrics
 from clairvit.metrics.similarity import pearson
 from helpers.rounding import assert_same, rounding_bound
 from linear import effects, linear
 from tiny import double
 
 LINEAR: dict[str, Any] = {"score": "logit", "removal": "mean"}
-FAMILY = [metric for metric in metrics() if metric.family == "faithfulness"]
+FAMILY = [metric for metric in list_metrics() if metric.family == "faithfulness"]
 NAMES = [metric.name for metric in FAMILY]
 
 

@@ -25,10 +25,10 @@ from clairvit.metrics.inference import (
     standard_deviation,
 )
 from clairvit.metrics.score import Score, contributions, differences, lead, pooled
-from clairvit.show.report.sections import against_luck
-from clairvit.study.beside import line_up, verdicts
-from clairvit.study.presets.preset import Claim, Entrant, Measure, Preset
-from clairvit.study.stats import corrected, corrected_after_picking, holm, holm_after_picking
+from clairvit.report.sections import against_luck
+from clairvit.papers.comparison import line_up, verdicts
+from clairvit.papers.paper import Claim, Entrant, Measure, Preset
+from clairvit.selection.stats import corrected, corrected_after_picking, holm, holm_after_picking
 from helpers.rounding import assert_same
 from made_scores import made
 

@@ -12,7 +12,7 @@ from torch import Tensor
 import clairvit as cv
 from clairvit.errors import BadInput
 from clairvit.metrics.localisation import thresholded
-from clairvit.metrics.metric import Measured, ask
+from clairvit.metrics.registry import Measured, ask
 from clairvit.metrics.threshold import SWEEP, binary, min_max, otsu
 from metric_cases import case_of, values
 from tiny import double

@@ -10,13 +10,13 @@ from torch import Tensor
 
 import clairvit as cv
 from clairvit.metrics.masks import FULL
-from clairvit.metrics.metric import find, metrics
+from clairvit.metrics.registry import find, list_metrics
 from helpers.rounding import assert_same
 from metric_cases import case_of, values
 from tiny import pixels, wrapped
 
 SIZE = 16
-ALL = [one.name for one in metrics() if one.family == "localisation" and "methods" not in one.needs]
+ALL = [one.name for one in list_metrics() if one.family == "localisation" and "methods" not in one.needs]
 VARIANTS = [
     *ALL,
     *(

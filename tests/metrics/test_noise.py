@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from clairvit.metrics.noise import numpy_chance, numpy_noise, own_noise
-from clairvit.perturb.chance import fingerprints
+from clairvit.perturbation.rng import fingerprints
 from tiny import pixels
 
 KIND = "timm-vit"

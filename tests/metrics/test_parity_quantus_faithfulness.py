@@ -13,7 +13,7 @@ from torch import Tensor
 
 import clairvit as cv
 from clairvit.errors import BadInput
-from clairvit.metrics.metric import find
+from clairvit.metrics.registry import find
 from parity.faithfulness_cases import MODELS, RUNS, SEED, SQUARES, STEP, TARGETS, dyadic, maps_of, photos
 
 FIXTURE = np.load(Path(__file__).parent.parent / "fixtures" / "quantus_faithfulness.npz")

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import clairvit as cv
-from clairvit.metrics.metric import ask
+from clairvit.metrics.registry import ask
 from metric_cases import case_of, values
 from parity.peers_models import TARGETS, vit
 from parity.small_cnn import small_cnn

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from clairvit.metrics.metric import ask
+from clairvit.metrics.registry import ask
 from metric_cases import case_of, values
 
 THEIRS = np.load(Path(__file__).parent.parent / "fixtures" / "sklearn.npz")

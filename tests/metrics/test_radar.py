@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from clairvit.errors import BadInput
-from clairvit.metrics.metric import ask
+from clairvit.metrics.registry import ask
 from clairvit.metrics.radar import area_under_radar, radar
 from metric_cases import case_of
 

@@ -12,8 +12,8 @@ from torch import nn
 
 import clairvit as cv
 from clairvit.errors import BadInput
-from clairvit.metrics.cascade import layers_of
-from clairvit.perturb.chance import dice, fingerprints
+from clairvit.metrics.parameter_randomisation import layers_of
+from clairvit.perturbation.rng import dice, fingerprints
 from fingerprint import differences, fingerprint, surroundings
 from helpers.rounding import assert_same
 from tiny import CLASSES, ZOO, double, pixels, wrapped

@@ -7,9 +7,9 @@ import torch
 
 import clairvit as cv
 from clairvit.errors import BadInput
-from clairvit.metrics.metric import metrics
+from clairvit.metrics.registry import metrics
 from clairvit.metrics.robustness import away_from_zero
-from clairvit.perturb.chance import dice, fingerprints
+from clairvit.perturbation.rng import dice, fingerprints
 from helpers.rounding import assert_same, rounding_bound
 from tiny import double, pixels, wrapped
 

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, normalize
 
 import clairvit as cv
-from clairvit.data.marks import weights_hash
+from clairvit.data.hashing import weights_hash
 from clairvit.errors import BadInput
 from clairvit.models.activation import log_probabilities, probabilities
-from clairvit.models.target import resolve, score_values, top
+from clairvit.targets.target import resolve, score_values, top
 from helpers.rounding import assert_same
 
 SMALL_VIT = {

@@ -17,7 +17,7 @@ from torchvision import models as zoo
 from torchvision import transforms
 
 from clairvit.errors import BadInput, ClairWarning
-from clairvit.models.from_timm import preprocess as timm_preprocess
+from clairvit.models.sources.timm import preprocess as timm_preprocess
 from clairvit.models.images import Batch, find_images, prepare, read_image, to_pixels
 from clairvit.models.model import Model, Preprocess
 from helpers.rounding import assert_same, growth
@@ -64,7 +64,7 @@ def test_squashing_like_timm(photo: Image.Image) -> None:
 
 
 def test_same_pixels_as_torchvision(photo: Image.Image) -> None:
-    from clairvit.models.from_torchvision import preprocess
+    from clairvit.models.sources.torchvision import preprocess
 
     weights = zoo.ViT_B_16_Weights.DEFAULT
     for size in ((451, 300), (300, 451), (100, 100)):

@@ -16,8 +16,8 @@ from transformers.models.auto import modeling_auto
 
 import clairvit as cv
 from clairvit.errors import BadInput, ClairError, NotApplicable
-from clairvit.models.hf_outputs import Backbone, UnmaskedEncoder, refusal
-from clairvit.trace.anatomy import anatomy
+from clairvit.models.sources.hf_outputs import Backbone, UnmaskedEncoder, refusal
+from clairvit.tracing.structure import anatomy
 from helpers.rounding import assert_same
 
 SIZE = 64

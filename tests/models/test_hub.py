@@ -11,7 +11,7 @@ import pytest
 
 import clairvit as cv
 from clairvit.errors import ModelUnavailable
-from clairvit.models import hub
+from clairvit.models.sources import hub
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from fastapi.testclient import TestClient
 
 import clairvit as cv
 from clairvit.web.app import create_app
-from clairvit.web.desk import Desk, open_desk
+from clairvit.web.state import Desk, open_desk
 from served import serving
 from unclosed import unclosed
 

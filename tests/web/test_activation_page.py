@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import clairvit as cv
 from clairvit.web.app import create_app
-from clairvit.web.desk import Desk, open_desk
+from clairvit.web.state import Desk, open_desk
 from served import serving
 from tab import WAIT, browser, needs_a_browser, sync_api
 from unclosed import unclosed

@@ -16,12 +16,12 @@ from PIL import Image
 
 import clairvit as cv
 from clairvit.errors import BadInput
-from clairvit.methods.bind import bind
-from clairvit.web import work
+from clairvit.methods.spec import bind
+from clairvit.web import handlers as work
 from clairvit.web.app import create_app
-from clairvit.web.desk import Desk, open_desk, settle
-from clairvit.web.lanes import Lane
-from clairvit.web.messages import CurveAsked, ExplainAsked
+from clairvit.web.state import Desk, open_desk, settle
+from clairvit.web.job_queue import Lane
+from clairvit.web.schemas import CurveAsked, ExplainAsked
 from fingerprint import fingerprint
 from helpers.rounding import assert_same, growth
 from unclosed import unclosed
@@ -66,7 +66,7 @@ def test_models_and_limits(client: TestClient) -> None:
 def test_every_method_is_listed_once_by_family(client: TestClient) -> None:
     told = client.get("/api/methods").json()
     names = [one["name"] for one in told["methods"]]
-    assert sorted(names) == sorted(one.name for one in cv.methods() if one.name not in ("smooth", "ensemble"))
+    assert sorted(names) == sorted(one.name for one in cv.list_methods() if one.name not in ("smooth", "ensemble"))
     assert told["families"][0] == "attention"
     assert all(one["summary"] for one in told["methods"])
     lime = next(one for one in told["methods"] if one["name"] == "lime")
@@ -97,7 +97,7 @@ def test_explain_is_the_librarys_explain(wide_client: TestClient, wide: cv.Model
 def test_all_one_trace_methods_at_once(client: TestClient) -> None:
     told = client.post("/api/explain", data={"method": "all"}).json()
     names = [one["method"] for one in told["explanations"]]
-    assert sorted([*names, *told["skipped"]]) == sorted(method.name for method in cv.methods() if not method.slow)
+    assert sorted([*names, *told["skipped"]]) == sorted(method.name for method in cv.list_methods() if not method.slow)
     assert list(told["skipped"]) == ["cam"]
     assert all(one["maps"]["shape"] == [1, 14, 14] for one in told["explanations"])
     cards = {one["name"]: one for one in client.get("/api/methods").json()["methods"]}
@@ -165,7 +165,7 @@ def test_streams_tell_progress_and_then_the_reply(client: TestClient) -> None:
 
 
 def test_a_bug_in_a_stream_is_told_without_details(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("clairvit.web.work.explain_photo", lambda *_: 1 / 0)
+    monkeypatch.setattr("clairvit.web.handlers.explain_photo", lambda *_: 1 / 0)
     text = client.post("/api/explain", data={"stream": "true"}).text
     told = json.loads(text.splitlines()[-1])["problem"]
     assert told["kind"] == "broken"

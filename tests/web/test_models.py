@@ -10,7 +10,7 @@ from fastapi.testclient import TestClient
 import clairvit as cv
 from clairvit.errors import BadInput
 from clairvit.web.app import create_app
-from clairvit.web.desk import open_desk
+from clairvit.web.state import open_desk
 from tiny import STRANGE, cnn, strange, wrapped
 
 pytestmark = pytest.mark.filterwarnings("default::clairvit.errors.ClairWarning")

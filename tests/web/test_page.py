@@ -15,8 +15,8 @@ import pytest
 from PIL import Image
 
 import clairvit as cv
-from clairvit.show.colour import scale_of
-from clairvit.show.overlay import numbers, overlay, photo_of
+from clairvit.plotting.colour import scale_of
+from clairvit.plotting.overlay import numbers, overlay, photo_of
 from tab import WAIT, browser, changes, method, needs_a_browser, picture, settled, sync_api, visit
 
 __all__ = ["browser", "visit"]  # fixtures
@@ -44,7 +44,7 @@ def test_the_first_load_shows_the_demo_explained_and_nothing_jumps(visit: Callab
 
 @pytest.mark.parametrize(("name", "targets"), [("legrad", [11]), ("ixg", [11]), ("ixg", [11, 5])])
 def test_the_page_draws_as_the_command_line_does(visit: Callable[..., Any], name: str, targets: list[int]) -> None:
-    """Sequential, signed, and two on one scale: canvases against show/overlay.py, up to how a photo is enlarged."""
+    """Sequential, signed, and two on one scale: canvases against plotting/overlay.py, up to how a photo is enlarged."""
     page = visit(f"#method={name}" + "".join(f"&target={one}" for one in targets))
     made = cv.explain(cv.load("pets"), "demo", name, targets)
     values = numbers(made.maps)

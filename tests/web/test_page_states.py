@@ -13,7 +13,7 @@ from PIL import Image
 
 import clairvit as cv
 from clairvit.models.images import read_image
-from clairvit.web.desk import Desk, open_desk
+from clairvit.web.state import Desk, open_desk
 from served import serving
 from tab import WAIT, browser, changes, method, needs_a_browser, picture, settled, sync_api, visit, wait_for_map
 from tiny import cnn, strange, wrapped

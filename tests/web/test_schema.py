@@ -11,7 +11,7 @@ from fastapi.testclient import TestClient
 from hypothesis.strategies import integers, sampled_from
 
 from clairvit.web.app import create_app
-from clairvit.web.desk import open_desk
+from clairvit.web.state import open_desk
 from tiny import wrapped
 from unclosed import unclosed
 

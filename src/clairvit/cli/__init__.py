@@ -2,5 +2,5 @@
 
 from __future__ import annotations
 
-from clairvit.cli.shell import app as app
-from clairvit.cli.shell import main as main
+from clairvit.cli.app import app as app
+from clairvit.cli.app import main as main

@@ -12,15 +12,15 @@ import typer
 
 from clairvit.cli import options
 from clairvit.cli.bench_table import print_plan, print_query, report
-from clairvit.cli.bench_wish import METHODS, METRICS, data_of, models_of, study_of
-from clairvit.cli.known import fetch
-from clairvit.cli.paper import progress, remark, say
+from clairvit.cli.bench_config import METHODS, METRICS, data_of, models_of, study_of
+from clairvit.cli.annotations import fetch
+from clairvit.cli.console import progress, remark, say
 from clairvit.cli.request import read_preprocess
 from clairvit.errors import BadInput, UnknownName, did_you_mean
 
 if TYPE_CHECKING:
-    from clairvit.study.plan import Plan
-    from clairvit.study.run import Engine
+    from clairvit.bench.plan import Plan
+    from clairvit.bench.run import Engine
 
 ENGINES = ("local", "ray")
 OFTEN = 30.0  # seconds between two words on how far it is, where there is no bar
@@ -113,10 +113,10 @@ def bench(
     quiet: options.Quiet = False,
     batch_size: options.BatchSize = None,
 ) -> None:
-    from clairvit.study.run import planned, run_study
-    from clairvit.study.store import Store, check_place
-    from clairvit.study.wish import Wish, read_wish
-    from clairvit.study.work import Worker
+    from clairvit.bench.run import planned, run_study
+    from clairvit.bench.store import Store, check_place
+    from clairvit.bench.config import Wish, read_wish
+    from clairvit.bench.worker import Worker
 
     if out is None:
         raise BadInput("Where is the store? Expected --out STORE, a folder; it is made if it is not there.")
@@ -173,8 +173,8 @@ def _engine(
     name: str, workers: int | None, address: str | None, num_gpus: float, device: str | None, batch_size: int | None
 ) -> Engine | None:
     """None: this process."""
-    from clairvit.study.cluster import on_ray
-    from clairvit.study.engines import local
+    from clairvit.bench.ray_executor import on_ray
+    from clairvit.bench.executors import local
 
     if name not in ENGINES:
         raise UnknownName(
@@ -192,7 +192,7 @@ def _words(hidden: bool) -> Iterator[None]:
     """Where no bar is drawn, in a log, a line now and then says how far it is."""
     import sys
 
-    from clairvit.perturb.watch import watching
+    from clairvit.perturbation.progress import watching
 
     if hidden or sys.stderr.isatty():
         yield

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 from clairvit._version import __version__
 from clairvit.cli.evaluate import notes
-from clairvit.cli.paper import line, table
-from clairvit.cli.report import end, print_left_out
+from clairvit.cli.console import line, table
+from clairvit.cli.finish import end, print_left_out
 from clairvit.cli.scores import document, print_scores
-from clairvit.cli.work import Failure
+from clairvit.cli.image_job import Failure
 
 if TYPE_CHECKING:
     from clairvit.metrics.score import Score
-    from clairvit.metrics.table import Scores
-    from clairvit.study.plan import Plan, Study
-    from clairvit.study.run import Outcome
-    from clairvit.study.store import Store
+    from clairvit.metrics.accumulator import Scores
+    from clairvit.bench.plan import Plan, Study
+    from clairvit.bench.run import Outcome
+    from clairvit.bench.store import Store
 
     Rows = dict[str, dict[str, Score]]  # metric -> method -> score
 
@@ -62,8 +62,8 @@ def _share(study: Study, plan: Plan, model: int, data: int) -> dict[str, Any]:
 
 def report(store: Store, study: Study, methods: Sequence[str], outcome: Outcome, as_json: bool, quiet: bool) -> None:
     """The scores of this study, whatever else is in the store; what could not be computed makes the exit status 2."""
-    from clairvit.study.plan import settings_of
-    from clairvit.study.read import scores_of, unread
+    from clairvit.bench.plan import settings_of
+    from clairvit.bench.results import scores_of, unread
 
     results, failures = [], _failures(study, outcome)
     for place, weights in enumerate(outcome.plan.hashes):
@@ -175,6 +175,6 @@ def _said(value: Any) -> str:
 
 
 def _print(content: Mapping[str, Any]) -> None:
-    from clairvit.show.save import dumps
+    from clairvit.plotting.save import dumps
 
     print(dumps({"clairvit": __version__, "command": "bench", **content}))

@@ -11,17 +11,17 @@ import typer
 from clairvit.cli import options
 from clairvit.cli.evaluate import wanted_methods, wanted_metrics
 from clairvit.cli.hints import with_options
-from clairvit.cli.known import Known, image_source
-from clairvit.cli.paper import line, progress, remark
+from clairvit.cli.annotations import Known, image_source
+from clairvit.cli.console import line, progress, remark
 from clairvit.cli.picks import document, print_pick
-from clairvit.cli.report import end, print_json
+from clairvit.cli.finish import end, print_json
 from clairvit.cli.request import load, read_preprocess, read_targets
-from clairvit.cli.split import split_methods
-from clairvit.cli.work import Failure
+from clairvit.cli.arguments import split_methods
+from clairvit.cli.image_job import Failure
 from clairvit.errors import BadInput
 
 if TYPE_CHECKING:
-    from clairvit.metrics.metric import Asked
+    from clairvit.metrics.registry import Asked
 
 EXAMPLES = """[bold]Examples[/bold]
 
@@ -103,8 +103,8 @@ def choose(
     batch_size: options.BatchSize = None,
 ) -> None:
     import clairvit as cv
-    from clairvit.perturb.batch import check_pace
-    from clairvit.study.tune import base_of
+    from clairvit.perturbation.batching import check_pace
+    from clairvit.selection.start_layer import base_of
 
     # What is misspelt is refused before a model is loaded.
     methods = None if method is None else wanted_methods(method)
@@ -159,9 +159,9 @@ choose.__doc__ = f"Find the method to trust for this model on these images, and 
 
 
 def _check(by: str, metrics: list[Asked] | None, maps: str, out: str) -> None:
-    from clairvit.metrics.case import check_shape
-    from clairvit.metrics.metric import ask
-    from clairvit.study.choose import METRICS, WITH_MASKS, criterion
+    from clairvit.metrics.context import check_shape
+    from clairvit.metrics.registry import ask
+    from clairvit.selection.choose import METRICS, WITH_MASKS, criterion
 
     criterion(by, metrics or [ask(text) for text in (*METRICS, *WITH_MASKS)])
     check_shape(maps)
@@ -170,6 +170,6 @@ def _check(by: str, metrics: list[Asked] | None, maps: str, out: str) -> None:
 
 
 def _print_json(content: dict[str, Any]) -> None:
-    from clairvit.show.save import dumps
+    from clairvit.plotting.save import dumps
 
     print(dumps(content))

@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clairvit.cli import options
-from clairvit.cli.paper import EXPLAINS, SHOWS, line, table
-from clairvit.cli.report import SLOW, end, print_classes, print_files, print_json, print_left_out, print_notes
+from clairvit.cli.console import EXPLAINS, SHOWS, line, table
+from clairvit.cli.finish import SLOW, end, print_classes, print_files, print_json, print_left_out, print_notes
 from clairvit.cli.request import Request, read_preprocess
-from clairvit.cli.split import split_methods
-from clairvit.cli.work import Delivered, file_name
+from clairvit.cli.arguments import split_methods
+from clairvit.cli.image_job import Delivered, file_name
 from clairvit.errors import BadInput, NotApplicable
 
 if TYPE_CHECKING:
     from clairvit.methods.explanation import Explanation
-    from clairvit.methods.method import Method
+    from clairvit.methods.registry import Method
     from clairvit.models.images import Batch
     from clairvit.models.model import Model
 
@@ -60,11 +60,11 @@ def compare(
 ) -> None:
     import clairvit as cv
     from clairvit.methods.explain import DEFAULT_PANEL
-    from clairvit.perturb.batch import check_pace
-    from clairvit.show.save import save_comparison
+    from clairvit.perturbation.batching import check_pace
+    from clairvit.plotting.save import save_comparison
 
     given = list(DEFAULT_PANEL) if methods is None else split_methods(methods)
-    listed, left_out = choose(given, cv.methods())
+    listed, left_out = choose(given, cv.list_methods())
     # A misspelt method is refused before a model is loaded.
     wanted = with_options(listed, samples=samples, removal=removal)
     check_pace(batch_size, autocast)
@@ -127,8 +127,8 @@ def file_ending(methods: Sequence[str]) -> str:
 
 def with_options(texts: Sequence[str], **options: Any) -> list[str]:
     """Each method with those of the options that it has; what was typed with a method itself stays."""
-    from clairvit.methods.bind import bind
-    from clairvit.methods.parse import parse
+    from clairvit.methods.spec import bind
+    from clairvit.methods.parsing import parse
 
     given = {name: value for name, value in options.items() if value is not None}
     taken: set[str] = set()
@@ -157,8 +157,8 @@ def choose(given: Sequence[str], registered: Sequence[Method]) -> tuple[list[str
 
 def _print_methods(result: Delivered, left_out: Mapping[str, str]) -> None:
     """Each method with what it is and what it cost; then those that do not fit the model."""
-    from clairvit.methods.bind import bind
-    from clairvit.show.words import effort
+    from clairvit.methods.spec import bind
+    from clairvit.plotting.labels import effort
 
     rows = []
     for name, record in result.records.items():

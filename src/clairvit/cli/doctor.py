@@ -8,10 +8,10 @@ import typer
 
 from clairvit._version import __version__
 from clairvit.cli import options
-from clairvit.cli.paper import line, progress, table
-from clairvit.cli.report import end
+from clairvit.cli.console import line, progress, table
+from clairvit.cli.finish import end
 from clairvit.cli.request import load, read_preprocess
-from clairvit.cli.work import Failure, find
+from clairvit.cli.image_job import Failure, find
 from clairvit.errors import BadInput
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def doctor(
     quiet: options.Quiet = False,
 ) -> None:
     import clairvit as cv
-    from clairvit.methods.bind import bind
+    from clairvit.methods.spec import bind
 
     if method is not None:
         bind(method)  # what is misspelt is refused before a model is loaded
@@ -129,7 +129,7 @@ def _images(diagnosis: Diagnosis) -> str:
 
 
 def _print_json(diagnosis: Diagnosis, failures: list[Failure]) -> None:
-    from clairvit.show.save import dumps
+    from clairvit.plotting.save import dumps
 
     content: dict[str, Any] = {"clairvit": __version__, "command": "doctor", **diagnosis.to_dict()}
     print(dumps({**content, "failed": [vars(failure) for failure in failures]}))

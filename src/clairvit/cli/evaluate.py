@@ -12,17 +12,17 @@ import typer
 from clairvit.cli import options
 from clairvit.cli.compare import ALL, choose
 from clairvit.cli.hints import with_options
-from clairvit.cli.known import Known, image_source
-from clairvit.cli.paper import line, progress, remark
-from clairvit.cli.report import end, print_json, print_left_out
+from clairvit.cli.annotations import Known, image_source
+from clairvit.cli.console import line, progress, remark
+from clairvit.cli.finish import end, print_json, print_left_out
 from clairvit.cli.request import load, read_preprocess, read_targets
 from clairvit.cli.scores import by_metric, document, long_form, print_scores
-from clairvit.cli.split import split_methods
-from clairvit.cli.work import Failure, Place, file_name, place
+from clairvit.cli.arguments import split_methods
+from clairvit.cli.image_job import Failure, Place, file_name, place
 from clairvit.errors import BadInput
 
 if TYPE_CHECKING:
-    from clairvit.metrics.metric import Asked
+    from clairvit.metrics.registry import Asked
     from clairvit.metrics.score import Score
 
 TABLES = (".json", ".csv")
@@ -91,8 +91,8 @@ def evaluate(
     batch_size: options.BatchSize = None,
 ) -> None:
     import clairvit as cv
-    from clairvit.metrics.case import check_shape
-    from clairvit.perturb.batch import check_pace
+    from clairvit.metrics.context import check_shape
+    from clairvit.perturbation.batching import check_pace
 
     methods, metrics = wanted_methods(method), wanted_metrics(metric)  # refused, if misspelt, before a model is loaded
     everything = ALL in split_methods(method)
@@ -139,7 +139,7 @@ def evaluate(
     content |= {**scores.model_record, "foreground": album.detected, "skipped": scores.skipped}
     files = write(where, rows, content)
     if as_json:
-        from clairvit.show.save import dumps
+        from clairvit.plotting.save import dumps
 
         print(dumps({**content, "files": [str(file) for file in files]}))
     elif not quiet:
@@ -157,17 +157,17 @@ evaluate.__doc__ = f"Score methods by metrics, with how sure one may be and what
 def wanted_methods(text: str) -> list[str]:
     """Canonical, each once."""
     import clairvit as cv
-    from clairvit.methods.bind import bind
+    from clairvit.methods.spec import bind
 
     if not text.strip(" ,"):
         raise BadInput("No method was given; write e.g. --method legrad,rollout.")
-    listed, _ = choose(split_methods(text), cv.methods())
+    listed, _ = choose(split_methods(text), cv.list_methods())
     return list(dict.fromkeys(bind(one).text for one in listed))
 
 
 def wanted_metrics(text: str) -> list[Asked]:
     """Settled, each once."""
-    from clairvit.metrics.metric import ask
+    from clairvit.metrics.registry import ask
 
     if not text.strip(" ,"):
         raise BadInput("No metric was given; write e.g. --metric deletion,insertion.")
@@ -210,7 +210,7 @@ def notes(
 
 def write(where: Place, rows: Mapping[str, Mapping[str, Score]], content: Mapping[str, object]) -> list[Path]:
     """One file, or the folder's: scores.json, scores.csv and a picture for each metric with curves."""
-    from clairvit.show.save import write_json, write_text
+    from clairvit.plotting.save import write_json, write_text
 
     if where.is_file and where.path.suffix.lower() == ".json":
         return [write_json(content, where.path)]
@@ -219,8 +219,8 @@ def write(where: Place, rows: Mapping[str, Mapping[str, Score]], content: Mappin
     files = [write_json(content, where.path / "scores.json"), write_text(long_form(rows), where.path / "scores.csv")]
     drawn = {metric: scores for metric, scores in rows.items() if any(one.curve is not None for one in scores.values())}
     if drawn:
-        from clairvit.show.curves import curves_figure
-        from clairvit.show.save import write_figure
+        from clairvit.plotting.curves import curves_figure
+        from clairvit.plotting.save import write_figure
 
         for metric, scores in drawn.items():
             files.append(write_figure(curves_figure(list(scores.values())), where.path / f"{file_name(metric)}.png"))

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from clairvit.cli import options
-from clairvit.cli.paper import line
-from clairvit.cli.report import end, print_classes, print_files, print_json, print_notes, print_statistics
+from clairvit.cli.console import line
+from clairvit.cli.finish import end, print_classes, print_files, print_json, print_notes, print_statistics
 from clairvit.cli.request import Request, read_preprocess
-from clairvit.cli.work import file_name
+from clairvit.cli.image_job import file_name
 
 if TYPE_CHECKING:
-    from clairvit.methods.advice import Recipe
+    from clairvit.methods.recipe import Recipe
     from clairvit.methods.explanation import Explanation
     from clairvit.models.images import Batch
     from clairvit.models.model import Model
@@ -88,8 +88,8 @@ def explain(
 ) -> None:
     import clairvit as cv
     from clairvit.methods.advised import USUAL
-    from clairvit.methods.bind import bind
-    from clairvit.perturb.batch import check_pace
+    from clairvit.methods.spec import bind
+    from clairvit.perturbation.batching import check_pace
 
     own = {name: value for name, value in (("samples", samples), ("removal", removal)) if value is not None}
     advice = None if recipe is None else _read(recipe)
@@ -151,14 +151,14 @@ explain.__doc__ = f"Show where a model looked, by one method.\n\n{EXAMPLES}"
 
 
 def _read(recipe: str) -> Recipe:
-    from clairvit.methods.advice import read_recipe
+    from clairvit.methods.recipe import read_recipe
 
     return read_recipe(recipe)
 
 
 def _save(_: Model, explanations: Mapping[str, Explanation], path: Path) -> list[Path]:
     """The file itself and, where they were asked for, 'cat-layers.png' and 'cat-heads.png' beside 'cat.png'."""
-    from clairvit.show.save import PICTURES
+    from clairvit.plotting.save import PICTURES
 
     (explanation,) = explanations.values()
     files = [explanation.save(path)]
@@ -172,9 +172,9 @@ def _save(_: Model, explanations: Mapping[str, Explanation], path: Path) -> list
 def _save_with_features(model: Model, explanations: Mapping[str, Explanation], path: Path) -> list[Path]:
     """The same and the feature maps: 'cat-features.png' beside 'cat.png', numbered where one file has many images."""
     from clairvit.methods.features import features
-    from clairvit.show.features import features_figure
-    from clairvit.show.save import PICTURES, write_figure
-    from clairvit.show.tiles import same_image
+    from clairvit.plotting.features import features_figure
+    from clairvit.plotting.save import PICTURES, write_figure
+    from clairvit.plotting.tiles import same_image
 
     files = _save(model, explanations, path)
     if path.suffix.lower() in PICTURES:

@@ -13,15 +13,15 @@ import typer
 from clairvit._version import __version__
 from clairvit.cli import options
 from clairvit.cli.hints import with_options
-from clairvit.cli.paper import line, progress, remark, say, table
+from clairvit.cli.console import line, progress, remark, say, table
 from clairvit.cli.request import read_preprocess
-from clairvit.cli.work import Failure
+from clairvit.cli.image_job import Failure
 from clairvit.errors import BadInput, did_you_mean
 
 if TYPE_CHECKING:
-    from clairvit.data.album import Album
-    from clairvit.study.checkpoint import Epoch
-    from clairvit.study.finetune import Trained
+    from clairvit.data.dataset import Album
+    from clairvit.training.checkpoint import Epoch
+    from clairvit.training.finetune import Trained
 
 SCENES = "scenes"
 MANY = 8000  # scenes, if nobody says how many
@@ -142,8 +142,8 @@ def finetune(
     as_json: options.AsJson = False,
     quiet: options.Quiet = False,
 ) -> None:
-    from clairvit.study.finetune import finetune as train
-    from clairvit.study.recipe import named_recipe
+    from clairvit.training.finetune import finetune as train
+    from clairvit.training.training_config import named_recipe
 
     own: dict[str, Any] = {"rate": rate, "head_rate": head_rate, "warmup": warmup, "clip": clip}
     settings = replace(
@@ -193,7 +193,7 @@ def finetune(
             told=told,
         )
     if as_json:
-        from clairvit.show.save import dumps
+        from clairvit.plotting.save import dumps
 
         print(dumps(document(done, failures, time.monotonic() - begun)))
     elif not quiet:
@@ -232,7 +232,7 @@ def open_images(data: str, download: bool = False) -> tuple[Album, Album | None,
 
 def open_set(spec: str, download: bool = False) -> tuple[Album, Album | None, tuple[str, ...] | None]:
     """A data set's own part for training, and its part for validation where it has one."""
-    from clairvit.data.sets import datasets, open_data
+    from clairvit.data.open import datasets, open_data
 
     splits = next((known.splits for known in datasets() if known.name == spec.partition(":")[0]), ())
     train = next((name for name in splits if name.startswith("train")), None)
@@ -245,7 +245,7 @@ def class_folders(folder: Path) -> Album:
     """PHOTOS/cat/1.jpg is a cat."""
     from torch import nn
 
-    from clairvit.data.album import album_of
+    from clairvit.data.dataset import album_of
     from clairvit.models.folders import find_images, folders_in
     from clairvit.models.model import Model
 
@@ -293,7 +293,7 @@ def _value(text: str) -> int | float | bool | str:
 
 
 def document(done: Trained, failures: list[Failure], seconds: float) -> dict[str, Any]:
-    from clairvit.data.marks import plain_preprocess
+    from clairvit.data.hashing import plain_preprocess
 
     return {
         "clairvit": __version__,
@@ -315,7 +315,7 @@ def document(done: Trained, failures: list[Failure], seconds: float) -> dict[str
 
 
 def print_result(done: Trained) -> None:
-    from clairvit.study.finetune import checkpoint_of
+    from clairvit.training.finetune import checkpoint_of
 
     rows = [
         (str(one.number), f"{one.loss:.3f}", f"{one.trained:.1%}", f"{one.accuracy:.1%}", f"{one.rate:.2g}")

@@ -12,11 +12,11 @@ import typer
 
 from clairvit.cli import options
 from clairvit.cli.options import AsJson
-from clairvit.cli.paper import line, table
+from clairvit.cli.console import line, table
 from clairvit.errors import BadInput, UnknownName, did_you_mean
 
 if TYPE_CHECKING:
-    from clairvit.methods.method import Method
+    from clairvit.methods.registry import Method
 
 
 def list_methods(
@@ -31,8 +31,8 @@ def list_methods(
 
     clairvit methods rollout
     """
-    from clairvit.methods.bind import bind
-    from clairvit.methods.method import methods
+    from clairvit.methods.spec import bind
+    from clairvit.methods.registry import methods
 
     chosen = methods() if name is None else [bind(name).method]
     if as_json:
@@ -44,8 +44,8 @@ def list_methods(
 
 
 def _print_all(methods: list[Method]) -> None:
-    from clairvit.methods.method import by_family
-    from clairvit.show.words import CLASS_AGNOSTIC, SIGNED
+    from clairvit.methods.registry import by_family
+    from clairvit.plotting.labels import CLASS_AGNOSTIC, SIGNED
 
     ordered = [methods[place] for place in by_family(method.family for method in methods)]
     rows = [
@@ -101,7 +101,7 @@ def _print_one(method: Method) -> None:
         presets = [(key, ", ".join(f"{k}={v}" for k, v in value.items())) for key, value in method.presets.items()]
         table(f"Presets, e.g. '{method.name}(preset={next(iter(method.presets))})'", ("name", "sets"), presets)
     if method.combinators:
-        from clairvit.methods.method import COMBINATORS
+        from clairvit.methods.registry import COMBINATORS
 
         meanings = [(mark, COMBINATORS.get(mark.removeprefix("+"), "")) for mark in method.combinators]
         table(f"Recombinations, e.g. {method.name}+skipplus", ("ending", "meaning"), meanings)
@@ -109,7 +109,7 @@ def _print_one(method: Method) -> None:
 
 def option_choices(method: Method) -> dict[str, str]:
     """Return what each option of a method takes: "min | mean | max", "whole number", "true | false"."""
-    from clairvit.methods.bind import option_hints
+    from clairvit.methods.spec import option_hints
 
     return {name: " | ".join(_choices(hint)) for name, hint in option_hints(method).items()}
 
@@ -125,7 +125,7 @@ def _choices(hint: Any) -> list[str]:
 
 
 def _passes(method: Method) -> str:
-    from clairvit.show.words import effort
+    from clairvit.plotting.labels import effort
 
     return ("at most " if method.at_most else "") + effort(method.cost) + (" on 14 × 14 patches" if method.more else "")
 
@@ -185,7 +185,7 @@ def list_models(
 
     clairvit models 'timm:vit_tiny*'
     """
-    from clairvit.models.sources import sources
+    from clairvit.models.load import sources
 
     found = sources(wanted)
     if not found:

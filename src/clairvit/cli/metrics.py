@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from clairvit.cli.options import AsJson
-from clairvit.cli.paper import line, table
+from clairvit.cli.console import line, table
 
 if TYPE_CHECKING:
-    from clairvit.metrics.metric import Metric
+    from clairvit.metrics.registry import Metric
 
 
 def list_metrics(
@@ -28,8 +28,8 @@ def list_metrics(
 
     clairvit metrics deletion
     """
-    from clairvit.metrics.metric import ask
-    from clairvit.show.measures import in_order
+    from clairvit.metrics.registry import ask
+    from clairvit.plotting.measures import in_order
 
     chosen = in_order() if name is None else [ask(name).metric]
     if as_json:
@@ -41,7 +41,7 @@ def list_metrics(
 
 
 def _print_all(metrics: list[Metric]) -> None:
-    from clairvit.show.measures import ARROWS, forwards, needs, span
+    from clairvit.plotting.measures import ARROWS, forwards, needs, span
 
     rows = [
         (one.family, one.name, ARROWS[one.better], span(one), ", ".join(needs(one)), str(forwards(one)), one.paper)
@@ -55,7 +55,7 @@ def _print_all(metrics: list[Metric]) -> None:
 
 
 def _print_one(metric: Metric) -> None:
-    from clairvit.show.measures import forwards, needs, span
+    from clairvit.plotting.measures import forwards, needs, span
 
     line(f"{metric.name} — {metric.paper}\n")
     line(f"{inspect.getdoc(metric.function) or metric.summary}\n")
@@ -78,7 +78,7 @@ def _print_one(metric: Metric) -> None:
 
 
 def _plain(metric: Metric) -> dict[str, Any]:
-    from clairvit.show.measures import forwards
+    from clairvit.plotting.measures import forwards
 
     return {
         "name": metric.name,

@@ -8,18 +8,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clairvit._version import __version__
-from clairvit.cli.paper import line, table
-from clairvit.cli.report import print_left_out
-from clairvit.cli.work import Failure
+from clairvit.cli.console import line, table
+from clairvit.cli.finish import print_left_out
+from clairvit.cli.image_job import Failure
 
 if TYPE_CHECKING:
-    from clairvit.study.pick import Pick
-    from clairvit.study.verdict import Row
+    from clairvit.selection.result import Pick
+    from clairvit.selection.ranking import Row
 
 
 def print_pick(pick: Pick) -> None:
     """The ranking, the starts, and the answer in words."""
-    from clairvit.show.measures import ARROWS
+    from clairvit.plotting.measures import ARROWS
 
     others = [metric for metric in pick.metrics if metric != pick.by]
     columns = ("    method", f"{pick.by} {ARROWS[pick.better]}", "gap to best", "p", *others)
@@ -74,7 +74,7 @@ def _effort(row: Row) -> str:
 
 def document(pick: Pick, file: Path, failures: list[Failure]) -> dict[str, Any]:
     """Everything that is known, for machines."""
-    from clairvit.methods.advice import plain
+    from clairvit.methods.recipe import plain
     from clairvit.methods.explain import versions
 
     found: dict[str, Any] = plain(

@@ -1,119 +1,124 @@
-"""How a command ends: the JSON document, or tables; then the failures; then the exit status."""
+"""`clairvit report`: a study written up, on one page that can be handed to somebody."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from clairvit._version import __version__
-from clairvit.cli.paper import is_printed, line, say, table
-from clairvit.cli.work import Delivered, Failure
+from clairvit.cli import options
+from clairvit.cli.console import line, progress, say
+from clairvit.errors import BadInput, UnknownName, did_you_mean
 
-SLOW = "it is slow"  # how the reason begins for which "all" leaves a method out
-MOST_LINES = 40  # of a table nobody asked for
+if TYPE_CHECKING:
+    from clairvit.report.blocks import Document
 
+FORMATS = ("html", "md", "csv")
+EXAMPLES = """[bold]Examples[/bold]
 
-def print_json(command: str, results: Sequence[Mapping[str, Any]], failures: Sequence[Failure]) -> None:
-    from clairvit.show.save import dumps
+clairvit report runs/pets
 
-    document = {"clairvit": __version__, "command": command, "results": list(results)}
-    print(dumps({**document, "failed": [vars(failure) for failure in failures]}))
+clairvit report runs/pets --out pets.html --format html,md,csv
 
-
-def print_classes(results: Sequence[Delivered]) -> None:
-    """One image: its most probable classes, or highest scores. Several: the predicted class of each."""
-    from clairvit.show.words import named, percent
-
-    if len(results) == 1:
-        top = results[0].first["top"][0]
-        if not top:
-            return
-        title = f"What {results[0].first['model']} sees in {results[0].image}"
-        if results[0].first["activation"] == "raw":
-            table(title, ("output", "score"), [(one["name"], f"{one['score']:.4g}") for one in top], right=("score",))
-        else:
-            rows = [(one["name"], percent(one["probability"]), _bar(one["probability"])) for one in top]
-            table(title, ("class", "probability", ""), rows, right=("probability",))
-        return
-    lines = []
-    for result in results[:MOST_LINES]:
-        best = [named(one["name"], one["probability"], one["score"]) for one in result.first["top"][0][:2]]
-        lines.append((result.image, *best, *[""] * (2 - len(best)), ", ".join(dict.fromkeys(result.first["targets"]))))
-    if lines:
-        table(f"{len(results)} images", ("image", "predicted", "then", "explained"), lines)
-    if len(results) > MOST_LINES:
-        line(f"… and {len(results) - MOST_LINES} more images; --json lists all of them.")
+clairvit report runs/pets --no-gallery --json
+"""
 
 
-def print_statistics(results: Sequence[Delivered]) -> None:
-    """One image: lowest, mean and highest value of each of its maps, and of each layer where layers were asked for."""
-    if len(results) != 1:
-        return
-    record = results[0].first
-    rows = [(target, *_three(one)) for target, one in zip(record["targets"], record["statistics"], strict=True)]
-    for target, one in zip(record["targets"], record["standard_error"] or [], strict=False):
-        rows.append((f"{target}, standard error", *_three(one)))
-    for layer, ones in enumerate(record["layer_statistics"] or []):
-        for target, one in zip(record["targets"], ones, strict=True):
-            rows.append((f"{target}, layer {layer}", *_three(one)))
-    table(f"Values of the {record['method']} map", ("map", "min", "mean", "max"), rows, ("min", "mean", "max"))
-    print_cost(record)
+def report(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="The folder that a study wrote.", show_default=False)],
+    out: Annotated[
+        str,
+        typer.Option(
+            "--out", "-o", metavar="PATH", help="A file, or a folder for report.html.", rich_help_panel="Result"
+        ),
+    ] = "report.html",
+    formats: Annotated[
+        str | None,
+        typer.Option(
+            "--format",
+            metavar="html,md,csv",
+            help="What to write; default: what --out ends in. A CSV file for each kind of table.",
+            rich_help_panel="Result",
+        ),
+    ] = None,
+    no_gallery: Annotated[
+        bool,
+        typer.Option("--no-gallery", help="Do not load the models and images for examples.", rich_help_panel="Result"),
+    ] = False,
+    device: options.Device = None,
+    as_json: options.AsJson = False,
+    quiet: options.Quiet = False,
+) -> None:
+    base, wanted = where(out, formats)  # refused, if misspelt, before anything is read
+    from clairvit.bench.store import Store
 
+    store = Store.open(run, create=False)
+    from clairvit.report.compose import Wishes, compose
+    from clairvit.bench.worker import Worker
 
-def print_cost(record: Mapping[str, Any]) -> None:
-    """What a method spent that makes passes of its own."""
-    from clairvit.methods.explanation import Cost
-    from clairvit.show.words import effort
+    with progress("report", 1, hidden=as_json or quiet):
+        document = compose(store, Wishes(not no_gallery, lambda study: Worker(study, device)))
+    files = write(document, base, wanted)
+    for sentence in document.warnings:  # also with --quiet: the numbers must not be taken for the whole study's
+        say(f"warning: {sentence}")
+    if as_json:
+        from clairvit.plotting.save import dumps
 
-    cost = Cost(**record["cost"])
-    if cost.forwards > 1:
-        line(f"It took {effort(cost)} and {cost.seconds:.1f} seconds.")
-
-
-def _three(statistics: Mapping[str, float | None]) -> list[str]:
-    return ["–" if statistics[name] is None else f"{statistics[name]:.4g}" for name in ("min", "mean", "max")]
-
-
-def print_left_out(left_out: Mapping[str, str]) -> None:
-    """Print which methods were left out and why, one line per reason; all slow ones are one line."""
-    groups: dict[str, list[str]] = {}
-    for name, reason in left_out.items():
-        shared = f"{SLOW}; --method all,NAME adds one." if reason.startswith(SLOW) else reason
-        groups.setdefault(shared, []).append(name)
-    for reason, names in groups.items():
-        line(f"Left out {', '.join(names)}: {reason}")
-
-
-def print_notes(results: Sequence[Delivered]) -> None:
-    """Fallbacks that methods took, each said once."""
-    notes = [note for result in results for record in result.records.values() for note in record["notes"]]
-    for note in dict.fromkeys(notes):
-        if not is_printed(note):
-            line(f"Note: {note}")
-
-
-def print_files(results: Sequence[Delivered]) -> None:
-    """Where to look."""
-    files = list(dict.fromkeys(file for result in results for file in result.files))
-    if len(files) > 4:
-        line(f"Wrote {len(files)} files to {files[0].parent}/")
-    else:
+        about: dict[str, Any] = {"clairvit": __version__, "command": "report", "store": str(store.path)}
+        about["warnings"] = list(document.warnings)
+        print(dumps({**about, "files": [str(file) for file in files], "tables": document.tables()}))
+    elif not quiet:
         for file in files:
             line(f"Wrote {file}")
 
 
-def end(results: Sequence[Any], failures: Sequence[Failure], what: str = "explained") -> None:
-    """Failures come last, where they are seen, and make the exit status 2."""
-    if not failures:
-        return
-    if results or len(failures) > 1:
-        say(f"{len(failures)} of {len(results) + len(failures)} could not be {what}:")
-    for failure in failures:
-        say(failure.error if failure.image in failure.error else f"{failure.image}: {failure.error}")
-    raise typer.Exit(2)
+report.__doc__ = f"Write up a study: ranking, curves, examples, agreement, cost and warnings on one page.\n\n{EXAMPLES}"
 
 
-def _bar(probability: float) -> str:
-    return "█" * round(24 * probability) or "▏"
+def where(out: str, formats: str | None) -> tuple[Path, list[str]]:
+    """The path without its ending, and what is to be written there."""
+    path = Path(out)
+    if out.endswith(("/", "\\")) or path.is_dir() or not path.suffix:
+        path = path / "report.html"
+    ending = {".htm": "html"}.get(path.suffix.lower(), path.suffix.lower().lstrip("."))
+    if ending not in FORMATS:
+        raise BadInput(
+            f"'{out}' ends in '{path.suffix}'; write to a name that ends in .html, .md or .csv, or to a folder."
+        )
+    if formats is None:
+        return path.with_suffix(""), [ending]
+    wanted = [word.strip().lower() for word in formats.split(",") if word.strip()]
+    for word in wanted:
+        if word not in FORMATS:
+            raise UnknownName(
+                f"There is no format '{word}'; expected {', '.join(FORMATS)}.{did_you_mean(word, FORMATS)}"
+            )
+    if not wanted:
+        raise BadInput("No format was given; write e.g. --format html,csv.")
+    return path.with_suffix(""), list(dict.fromkeys(wanted))
+
+
+def write(document: Document, base: Path, wanted: list[str]) -> list[Path]:
+    """report.html, report.md, report-ranking.csv, report-classes.csv, …"""
+    from clairvit.report.html_page import to_html
+    from clairvit.report.markdown import to_csv, to_markdown
+    from clairvit.plotting.save import write_text
+
+    files = []
+    if "html" in wanted:
+        files.append(write_text(to_html(document), named(base, ".html")))
+    if "md" in wanted:
+        files.append(write_text(to_markdown(document), named(base, ".md")))
+    if "csv" in wanted:
+        tables = {kind: records for kind, records in document.tables().items() if records}
+        if not tables:
+            raise BadInput("There is no table in this report, so no CSV; the store has no results yet.")
+        files += [write_text(to_csv(records), named(base, f"-{kind}.csv")) for kind, records in tables.items()]
+    return files
+
+
+def named(base: Path, ending: str) -> Path:
+    """Not with_suffix: a base such as 'v1.2' must keep its '.2'."""
+    return base.parent / f"{base.name}{ending}"

@@ -11,20 +11,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from clairvit.cli import options
-from clairvit.cli.bench_wish import model_config
-from clairvit.cli.known import Known, fetch
-from clairvit.cli.paper import line, progress, remark, say, table
+from clairvit.cli.bench_config import model_config
+from clairvit.cli.annotations import Known, fetch
+from clairvit.cli.console import line, progress, remark, say, table
 from clairvit.cli.request import load, read_preprocess
-from clairvit.cli.split import split_labels
+from clairvit.cli.arguments import split_labels
 from clairvit.errors import BadInput
 
 if TYPE_CHECKING:
     from clairvit.models.model import Model
-    from clairvit.show.reproduction import Sheet
-    from clairvit.study.plan import Plan
-    from clairvit.study.presets.preset import Preset
-    from clairvit.study.reproduce import Reproduction
-    from clairvit.study.set_up import Shown, Wish
+    from clairvit.report.reproduction import Sheet
+    from clairvit.bench.plan import Plan
+    from clairvit.papers.paper import Preset
+    from clairvit.papers.reproduce import Reproduction
+    from clairvit.papers.setup import Shown, Wish
 
 EXAMPLES = """[bold]Examples[/bold]
 
@@ -113,7 +113,7 @@ def reproduce(
     quiet: options.Quiet = False,
     batch_size: options.BatchSize = None,
 ) -> None:
-    from clairvit.study.presets.preset import check_effort, find_preset
+    from clairvit.papers.paper import check_effort, find_preset
 
     preset = find_preset(paper)
     check_effort(effort)
@@ -125,11 +125,11 @@ def reproduce(
             f"No images were given to reproduce '{preset.name}' on; expected --data NAME:PATH, such as --data "
             "pets:/data/oxford-iiit-pet, or --check to compute the paper's own numbers again."
         )
-    from clairvit.perturb.batch import check_pace
-    from clairvit.study.plan import DataWish
-    from clairvit.study.reproduce import check_data, open_shown
-    from clairvit.study.reproduce import reproduce as run
-    from clairvit.study.set_up import Wish, instead
+    from clairvit.perturbation.batching import check_pace
+    from clairvit.bench.plan import DataWish
+    from clairvit.papers.reproduce import check_data, open_shown
+    from clairvit.papers.reproduce import reproduce as run
+    from clairvit.papers.setup import Wish, instead
 
     preset = instead(preset, method or [])
     known = Known(masks, mask_kind, weights, None)
@@ -177,7 +177,7 @@ reproduce.__doc__ = f"Repeat a paper's experiment on your data, its numbers besi
 @contextmanager
 def _store(out: str | None, preset: Preset) -> Iterator[Any]:
     """In the folder that was named, or in one that is gone afterwards."""
-    from clairvit.study.store import Store
+    from clairvit.bench.store import Store
 
     if out is not None:
         yield Store.open(Path(out) / f"{preset.name}-store")
@@ -190,9 +190,9 @@ def found_objects(wish: Wish, known: Known, model: Model) -> Shown:
     """A folder's images, with Mask R-CNN's masks of the whole pictures."""
     from dataclasses import replace
 
-    from clairvit.data.marks import digest
-    from clairvit.data.sets import open_data
-    from clairvit.study.set_up import Shown
+    from clairvit.data.hashing import digest
+    from clairvit.data.open import open_data
+    from clairvit.papers.setup import Shown
 
     if wish.data.spec.partition(":")[0] != "folder":
         raise BadInput(
@@ -211,12 +211,12 @@ def found_objects(wish: Wish, known: Known, model: Model) -> Shown:
 
 def checked(preset: Preset, as_json: bool, quiet: bool) -> None:
     """What the paper prints, computed again; a finding that does not hold is no failure of ours."""
-    from clairvit.show.reproduction import check_sheet
+    from clairvit.report.reproduction import check_sheet
 
     findings = preset.check()
     if as_json:
         from clairvit._version import __version__
-        from clairvit.show.save import dumps
+        from clairvit.plotting.save import dumps
 
         found = [vars(one) for one in findings]
         print(dumps({"clairvit": __version__, "command": "reproduce", "paper": preset.name, "check": found}))
@@ -226,8 +226,8 @@ def checked(preset: Preset, as_json: bool, quiet: bool) -> None:
 
 def write(result: Reproduction, folder: Path) -> list[Path]:
     """NAME.md, NAME.json and, where there are measures enough, NAME-radar.png."""
-    from clairvit.show.reproduction import document, markdown, radar_picture
-    from clairvit.show.save import write_figure, write_json, write_text
+    from clairvit.report.reproduction import document, markdown, radar_picture
+    from clairvit.plotting.save import write_figure, write_json, write_text
 
     name = result.wish.preset.name
     files = [
@@ -239,10 +239,10 @@ def write(result: Reproduction, folder: Path) -> list[Path]:
 
 
 def show(result: Reproduction, files: list[Path], as_json: bool, quiet: bool) -> None:
-    from clairvit.show.reproduction import document, sheets
+    from clairvit.report.reproduction import document, sheets
 
     if as_json:
-        from clairvit.show.save import dumps
+        from clairvit.plotting.save import dumps
 
         print(dumps({**document(result), "files": [str(file) for file in files]}))
     elif not quiet:

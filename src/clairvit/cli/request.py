@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from clairvit.cli.paper import progress
-from clairvit.cli.split import split_labels, split_numbers, split_targets
-from clairvit.cli.work import Delivered, Failure, Job, carry_out, find, place
+from clairvit.cli.console import progress
+from clairvit.cli.arguments import split_labels, split_numbers, split_targets
+from clairvit.cli.image_job import Delivered, Failure, Job, carry_out, find, place
 
 if TYPE_CHECKING:
     from pathlib import Path

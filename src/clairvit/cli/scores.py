@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from clairvit._version import __version__
-from clairvit.cli.paper import line, table
-from clairvit.cli.work import Failure
+from clairvit.cli.console import line, table
+from clairvit.cli.image_job import Failure
 
 if TYPE_CHECKING:
     from clairvit.metrics.score import Score
@@ -34,7 +34,7 @@ def by_metric(scores: Mapping[tuple[str, str], Score]) -> Rows:
 
 def print_scores(rows: Rows, methods: Sequence[str]) -> None:
     """A row a method, a column a metric: mean ± standard error and, below, the interval."""
-    from clairvit.show.measures import ARROWS
+    from clairvit.plotting.measures import ARROWS
 
     metrics = list(rows)
     some = next(iter(next(iter(rows.values())).values()))
@@ -118,7 +118,7 @@ def _record(score: Score, baseline: bool) -> dict[str, Any]:
 
 def _curve(score: Score) -> dict[str, Any] | None:
     """The mean line and its standard error; the lines of single images are not kept."""
-    from clairvit.show.curves import mean_line
+    from clairvit.plotting.curves import mean_line
 
     if score.curve is None:
         return None

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from clairvit.cli import options
-from clairvit.cli.paper import line, remark, say
+from clairvit.cli.console import line, remark, say
 from clairvit.errors import BadInput, ClairError, install
 
 if TYPE_CHECKING:
-    from clairvit.web.security import Rules
+    from clairvit.web.middleware import Rules
 
 AUTO = "auto"
 
@@ -67,11 +67,11 @@ def serve(
     clairvit serve --host 0.0.0.0 --token auto
     """
     try:
-        from clairvit.web.run import run
+        from clairvit.web.server import run
     except ModuleNotFoundError as error:
         raise ClairError(f"The web page needs {error.name}, which is not installed; type: {install('web')}") from error
     from clairvit.cli.request import load, read_preprocess
-    from clairvit.web.desk import open_desk
+    from clairvit.web.state import open_desk
 
     names = list(dict.fromkeys(model or ["pets"]))
     how_seen = read_preprocess(mean, std, resize, crop, interpolation)
@@ -98,7 +98,7 @@ def address_of(host: str, port: int, token: str | None) -> str:
 
 def guard_rules(host: str, token: str | None) -> Rules:
     """Loopback: only by its own names. Elsewhere: never without a token."""
-    from clairvit.web.security import Rules
+    from clairvit.web.middleware import Rules
 
     if token is not None and token != AUTO and len(token) < 8:
         raise BadInput(f"--token has {len(token)} characters; expected 8 or more, or 'auto' to have one made up.")

@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from clairvit.data.album import Album, Page
+from clairvit.data.dataset import Album, Page
 from clairvit.data.drawing import BODIES, FINE, INKS, STRAYS, Colour, Grid, Lots, Region, disc, noise, plane
-from clairvit.data.marks import digest
+from clairvit.data.hashing import digest
 from clairvit.data.masks import GROUND, OBJECT, prepare_mask
 from clairvit.errors import BadInput
 from clairvit.models.images import prepare

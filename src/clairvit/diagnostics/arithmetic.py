@@ -15,11 +15,11 @@ from clairvit.diagnostics.report import Check
 from clairvit.errors import NotApplicable
 from clairvit.methods.fullgrad import totals
 from clairvit.models.model import Model
-from clairvit.trace.anatomy import Anatomy, anatomy, tokens_among
-from clairvit.trace.attention import widened
-from clairvit.trace.guest import own_grad_mode, this_thread_only, visiting
-from clairvit.trace.recording import record
-from clairvit.trace.trace import Trace, follow
+from clairvit.tracing.structure import Anatomy, anatomy, tokens_among
+from clairvit.tracing.attention import widened
+from clairvit.tracing.module_state import own_grad_mode, this_thread_only, visiting
+from clairvit.tracing.recording import record
+from clairvit.tracing.trace import Trace, follow
 
 # Two independent terms of one size give C = √2; at C = 2 the sum is half as large as its terms, and a rule that shares
 # relevance in proportion (AttnLRP) hands on twice as much as it got, once for and once against.

@@ -13,11 +13,11 @@ from clairvit.diagnostics.examination import FEW_IMAGES, Examination, steps
 from clairvit.diagnostics.inspection import buffers_restored, snapshot
 from clairvit.diagnostics.report import Check, Diagnosis
 from clairvit.errors import BadInput, ClairError
-from clairvit.methods.bind import bind
+from clairvit.methods.spec import bind
 from clairvit.models.images import DEMO, prepare
 from clairvit.models.model import Model
-from clairvit.models.sources import load, wrap
-from clairvit.perturb.watch import telling
+from clairvit.models.load import load, wrap
+from clairvit.perturbation.progress import telling
 
 
 def doctor(

@@ -23,14 +23,14 @@ from clairvit.diagnostics.inspection import (
 )
 from clairvit.diagnostics.report import Check, Status
 from clairvit.errors import ClairError, NotApplicable
-from clairvit.methods.bind import Bound, bind
-from clairvit.methods.method import methods
-from clairvit.methods.run import Result
-from clairvit.methods.together import record_for, run_all
+from clairvit.methods.spec import Bound, bind
+from clairvit.methods.registry import methods
+from clairvit.methods.executor import Result
+from clairvit.methods.planner import record_for, run_all
 from clairvit.models.images import Batch
 from clairvit.models.model import Model
-from clairvit.models.target import Target, resolve
-from clairvit.trace.guest import own_grad_mode
+from clairvit.targets.target import Target, resolve
+from clairvit.tracing.module_state import own_grad_mode
 
 FEW_IMAGES = 8  # what all checks but deletion look at
 
@@ -231,7 +231,11 @@ def check(name: str, needs: tuple[str, ...] = ()) -> Callable[[Callable[[Examina
 
 def steps() -> tuple[Step, ...]:
     """Return all checks in their order."""
-    from clairvit.diagnostics import arithmetic, explanations, forward, settings, structure
+    from clairvit.diagnostics import arithmetic
+    from clairvit.diagnostics import explanations
+    from clairvit.diagnostics import forward
+    from clairvit.diagnostics import settings
+    from clairvit.diagnostics import structure
 
     order = [m.__name__ for m in (settings, forward, structure, arithmetic, explanations)]
     return tuple(sorted(_steps, key=lambda step: order.index(step.function.__module__)))

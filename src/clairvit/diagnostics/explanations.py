@@ -26,14 +26,14 @@ from clairvit.diagnostics.examination import (
 from clairvit.diagnostics.inspection import differences, snapshot
 from clairvit.diagnostics.report import Check
 from clairvit.errors import ClairError
-from clairvit.methods.bind import bind
+from clairvit.methods.spec import bind
 from clairvit.methods.explain import compare
-from clairvit.methods.method import methods
+from clairvit.methods.registry import methods
 from clairvit.metrics.evaluate import evaluate
 from clairvit.metrics.score import Score
 from clairvit.metrics.similarity import pearson
-from clairvit.study.stats import LEVEL, sign_flips, smallest_p
-from clairvit.trace.anatomy import anatomy
+from clairvit.selection.stats import LEVEL, sign_flips, smallest_p
+from clairvit.tracing.structure import anatomy
 
 # Tried in this order: the most faithful map without fitting (METHODS-2026, section 1), then what fits other models.
 DELETED_BY = ("attnlrp+plus", "ixg", "saliency", "rollout")

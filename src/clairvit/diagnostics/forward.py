@@ -32,7 +32,7 @@ from clairvit.diagnostics.inspection import (
 )
 from clairvit.diagnostics.report import Check
 from clairvit.errors import ClairError
-from clairvit.trace.barriers import gradient_barriers
+from clairvit.tracing.gradient_barriers import gradient_barriers
 
 CHECKPOINTING_FLAGS = ("grad_checkpointing", "gradient_checkpointing")
 

@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten
 
 from clairvit.models.model import Model
-from clairvit.trace.guest import this_thread_only, visiting
+from clairvit.tracing.module_state import this_thread_only, visiting
 
 DEVIATIONS = 6.0  # λ of the probabilistic rounding bound: it is exceeded with probability below 2·exp(−λ²/2) = 3e-8
 

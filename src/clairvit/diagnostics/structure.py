@@ -12,10 +12,10 @@ from clairvit.diagnostics.forward import largest_gap
 from clairvit.diagnostics.inspection import plain_forward
 from clairvit.diagnostics.report import Check
 from clairvit.errors import ClairError
-from clairvit.trace.anatomy import Anatomy, anatomy
-from clairvit.trace.attention import Kind
-from clairvit.trace.grid import off_proportion
-from clairvit.trace.recording import record
+from clairvit.tracing.structure import Anatomy, anatomy
+from clairvit.tracing.attention import Kind
+from clairvit.tracing.grid import off_proportion
+from clairvit.tracing.recording import record
 
 TABLES = ("plain", "linear", "attnlrp")  # rule tables whose forward must give the plain scores
 KINDS: dict[Kind, str] = {

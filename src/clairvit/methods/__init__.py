@@ -1,5 +1,1 @@
-"""`cv.methods()`: every registered method, as objects with name, family, needs, cost and paper."""
-
-from clairvit._room import callable_room
-
-callable_room(__name__, "clairvit.methods.method:methods")
+"""Explain predictions: the registered explanation methods and what runs them (`cv.explain`, `cv.compare`)."""

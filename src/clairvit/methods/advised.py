@@ -9,7 +9,7 @@ from clairvit.errors import BadInput
 from clairvit.models.model import Model
 
 if TYPE_CHECKING:
-    from clairvit.methods.advice import Recipe
+    from clairvit.methods.recipe import Recipe
 
 USUAL = "legrad"
 
@@ -22,7 +22,7 @@ def advised(
         return USUAL
     if recipe is None and isinstance(method, str) and not method.lower().endswith(".json"):
         return method
-    from clairvit.methods.advice import Recipe, recipe_of
+    from clairvit.methods.recipe import Recipe, recipe_of
 
     if recipe is None:
         if not isinstance(method, str | PathLike | Recipe):

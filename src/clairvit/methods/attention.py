@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from clairvit.errors import BadInput
-from clairvit.methods.aggregate import Product, Single
+from clairvit.methods.aggregation import Product, Single
 from clairvit.methods.flow import Flow
-from clairvit.methods.method import method
-from clairvit.methods.view import View, mean_of_heads
+from clairvit.methods.registry import method
+from clairvit.methods.layer_view import View, mean_of_heads
 
 Fusion = Literal["mean", "max", "min"] | int
 Protect = Literal["none", "cls_cell", "cls_column"]

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from clairvit.errors import BadInput
-from clairvit.methods.method import method
-from clairvit.perturb.chance import dice, fingerprints
-from clairvit.trace.trace import Trace
+from clairvit.methods.registry import method
+from clairvit.perturbation.rng import dice, fingerprints
+from clairvit.tracing.trace import Trace
 
 
 @method("random", family="baseline", paper="—", gives="image", passes="none", class_specific=False)

@@ -14,9 +14,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from clairvit.methods.aggregate import Single
-from clairvit.methods.method import method
-from clairvit.methods.view import View
+from clairvit.methods.aggregation import Single
+from clairvit.methods.registry import method
+from clairvit.methods.layer_view import View
 
 At = Literal["norm", "input"]
 Tokens = Literal["patch", "all"]

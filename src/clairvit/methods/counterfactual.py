@@ -9,17 +9,17 @@ import torch
 from torch import Tensor
 
 from clairvit.errors import BadInput, NotApplicable
-from clairvit.methods.bind import bind
+from clairvit.methods.spec import bind
 from clairvit.methods.explanation import Cost
-from clairvit.methods.method import method
-from clairvit.methods.paths import at_least_one
-from clairvit.methods.together import record_for, run_all
-from clairvit.models.target import Target, class_name
-from clairvit.perturb.aside import Aside
-from clairvit.perturb.probe import Probe, probing
-from clairvit.perturb.removal import Removal
-from clairvit.trace.attention import widened
-from clairvit.trace.trace import Trace
+from clairvit.methods.registry import method
+from clairvit.methods.multi_pass import at_least_one
+from clairvit.methods.planner import record_for, run_all
+from clairvit.targets.target import Target, class_name
+from clairvit.perturbation.aside import Aside
+from clairvit.perturbation.probe import Probe, probing
+from clairvit.perturbation.removal import Removal
+from clairvit.tracing.attention import widened
+from clairvit.tracing.trace import Trace
 
 NAME, ALONE = "counterfactual", "leave-one-out"
 LEAST_EFFORT = 4  # an order, its prefixes, and one round of putting back, which asks twice

@@ -16,26 +16,26 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from clairvit.data.marks import state_hash
+from clairvit.data.hashing import state_hash
 from clairvit.errors import BadInput, ClairError, ClairWarning
 from clairvit.methods.advised import advised
-from clairvit.methods.bind import Bound, bind
+from clairvit.methods.spec import Bound, bind
 from clairvit.methods.explanation import Cost, Explanation
 from clairvit.methods.heads import gathered, remark, variants
-from clairvit.methods.method import by_family, shared_cost
-from clairvit.methods.method import methods as registered_methods
-from clairvit.methods.run import Result
-from clairvit.methods.together import record_for, run_all
+from clairvit.methods.registry import by_family, shared_cost
+from clairvit.methods.registry import methods as registered_methods
+from clairvit.methods.executor import Result
+from clairvit.methods.planner import record_for, run_all
 from clairvit.models.images import Batch, prepare
 from clairvit.models.model import Model
-from clairvit.models.target import Target, resolve
-from clairvit.perturb.batch import pace
-from clairvit.perturb.chance import check_seed
-from clairvit.trace.guest import own_grad_mode
-from clairvit.trace.recording import Recording
+from clairvit.targets.target import Target, resolve
+from clairvit.perturbation.batching import pace
+from clairvit.perturbation.rng import check_seed
+from clairvit.tracing.module_state import own_grad_mode
+from clairvit.tracing.recording import Recording
 
 if TYPE_CHECKING:
-    from clairvit.methods.advice import Recipe
+    from clairvit.methods.recipe import Recipe
 
 
 ANY_CLASS = "any class"  # the target of a class-agnostic map
@@ -64,13 +64,13 @@ class Comparison(dict[str, Explanation]):
 
     def save(self, path: str | PathLike[str], **display: Any) -> Path:
         """Write by suffix: .png/.pdf/.svg/.jpg all methods side by side, .json the records, .npz the raw maps."""
-        from clairvit.show.save import save_comparison
+        from clairvit.plotting.save import save_comparison
 
         return save_comparison(self, Path(path), **display)
 
     def _repr_png_(self) -> bytes:
         """Return the picture that a notebook shows for a cell that ends with the comparison."""
-        from clairvit.show.save import comparison_png
+        from clairvit.plotting.save import comparison_png
 
         return comparison_png(self)
 

@@ -91,7 +91,7 @@ class Explanation:
 
     def __getitem__(self, items: int | slice | Sequence[int]) -> Explanation:
         """Return the explanation of some of the maps: ex[0], ex[2:5], ex[[0, 3]]. Iterating yields one at a time."""
-        from clairvit.show.parts import part
+        from clairvit.plotting.parts import part
 
         if isinstance(items, slice):
             return part(self, range(len(self))[items])
@@ -101,12 +101,12 @@ class Explanation:
 
     def _repr_png_(self) -> bytes:
         """Return the picture that a notebook shows for a cell that ends with the explanation."""
-        from clairvit.show.save import explanation_png
+        from clairvit.plotting.save import explanation_png
 
         return explanation_png(self)
 
     def save(self, path: str | Path, **display: Any) -> Path:
         """Write by suffix: .png/.pdf/.svg/.jpg an overlay, .json the record, .npz the raw maps. Returns the path."""
-        from clairvit.show.save import save  # display comes after methods; this is the one door back
+        from clairvit.plotting.save import save  # display comes after methods; this is the one door back
 
         return save(self, Path(path), **display)

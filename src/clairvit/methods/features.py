@@ -11,11 +11,11 @@ from torch import Tensor
 from clairvit.errors import BadInput, NotApplicable
 from clairvit.models.images import prepare
 from clairvit.models.model import Model, Preprocess
-from clairvit.trace.attention import widened
-from clairvit.trace.guest import own_grad_mode
-from clairvit.trace.layer import Layer
-from clairvit.trace.recording import record
-from clairvit.trace.trace import Trace, follow, one_target
+from clairvit.tracing.attention import widened
+from clairvit.tracing.module_state import own_grad_mode
+from clairvit.tracing.layer import Layer
+from clairvit.tracing.recording import record
+from clairvit.tracing.trace import Trace, follow, one_target
 
 By = Literal["activation", "relevance"]
 

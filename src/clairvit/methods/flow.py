@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from clairvit.errors import BadInput
-from clairvit.methods.aggregate import one_by_one
+from clairvit.methods.aggregation import one_by_one
 from clairvit.models.layout import Layout
-from clairvit.perturb.watch import told
+from clairvit.perturbation.progress import told
 
 Whole = NDArray[np.int32]  # capacities: the solver knows whole numbers only
 FINEST = 1e9  # all that leaves the read-out is 1, so no sum along a flow passes 2³¹

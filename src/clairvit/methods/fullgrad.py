@@ -8,16 +8,16 @@ import torch
 from torch import Tensor
 
 from clairvit.errors import BadInput
-from clairvit.methods.aggregate import Single, Total
+from clairvit.methods.aggregation import Single, Total
 from clairvit.methods.gradient import chosen_rules
-from clairvit.methods.method import method, register
-from clairvit.methods.paths import Level, Note, on_image, scores
-from clairvit.methods.view import View
-from clairvit.trace.attention import widened
-from clairvit.trace.bias_maps import rescaled
-from clairvit.trace.biases import Biases
-from clairvit.trace.tables import table
-from clairvit.trace.trace import Trace
+from clairvit.methods.registry import method, register
+from clairvit.methods.multi_pass import Level, Note, on_image, scores
+from clairvit.methods.layer_view import View
+from clairvit.tracing.attention import widened
+from clairvit.tracing.recorders.bias_maps import rescaled
+from clairvit.tracing.recorders.bias_terms import Biases
+from clairvit.tracing.rules import table
+from clairvit.tracing.trace import Trace
 
 Kind = Literal["learned", "implicit"]
 Rules = Literal["plain", "linear", "libra"]

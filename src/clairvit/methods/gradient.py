@@ -9,11 +9,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from clairvit.errors import BadInput
-from clairvit.methods.aggregate import Product, Single, Total
+from clairvit.methods.aggregation import Product, Single, Total
 from clairvit.methods.attention import Fusion, Protect, discarded, fused
-from clairvit.methods.method import method, register
-from clairvit.methods.view import View, mean_of_heads, weighted_heads
-from clairvit.trace.trace import Trace
+from clairvit.methods.registry import method, register
+from clairvit.methods.layer_view import View, mean_of_heads, weighted_heads
+from clairvit.tracing.trace import Trace
 
 
 def positive_gradient_attention(layer: View, fusion: Fusion = "mean") -> Tensor:

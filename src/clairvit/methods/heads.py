@@ -11,13 +11,13 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from clairvit.methods.aggregate import Single
-from clairvit.methods.bind import Bound, bind
+from clairvit.methods.aggregation import Single
+from clairvit.methods.spec import Bound, bind
 from clairvit.methods.explanation import FUSIONS, Heads
 from clairvit.methods.flow import Flow
-from clairvit.methods.method import parameters
-from clairvit.methods.run import Result
-from clairvit.trace.recording import Recording
+from clairvit.methods.registry import parameters
+from clairvit.methods.executor import Result
+from clairvit.tracing.recording import Recording
 
 OF_ANY = "raw-attention"  # where a method has no heads of its own
 

@@ -11,13 +11,13 @@ from torch import Tensor
 
 from clairvit.methods.explanation import Cost
 from clairvit.methods.gradient import per_patch
-from clairvit.methods.masks import check_cells, check_samples
-from clairvit.methods.method import method
-from clairvit.perturb.aside import Aside
-from clairvit.perturb.chance import dice
-from clairvit.perturb.probe import Probe, probing
-from clairvit.perturb.removal import Removal, on_pixels
-from clairvit.trace.trace import Trace
+from clairvit.methods.rise import check_cells, check_samples
+from clairvit.methods.registry import method
+from clairvit.perturbation.aside import Aside
+from clairvit.perturbation.rng import dice
+from clairvit.perturbation.probe import Probe, probing
+from clairvit.perturbation.removal import Removal, on_pixels
+from clairvit.tracing.trace import Trace
 
 Design = Literal["sobol", "lhs", "random"]
 Width = Literal["outputs", "distances"]

@@ -8,8 +8,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from clairvit.metrics.case import Case, Upsampling
-from clairvit.metrics.metric import metric
+from clairvit.metrics.context import Case, Upsampling
+from clairvit.metrics.registry import metric
 
 Resolution = Literal["patch", "pixel"]
 

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from clairvit.errors import BadInput
 from clairvit.methods.explanation import Cost
-from clairvit.metrics.case import Case, Upsampling
-from clairvit.metrics.metric import Measured, metric
-from clairvit.metrics.places import pixel_ranks, value_ranks, without
-from clairvit.models.target import no_probability
-from clairvit.perturb.removal import Removal
+from clairvit.metrics.context import Case, Upsampling
+from clairvit.metrics.registry import Measured, metric
+from clairvit.metrics.pixel_ranking import pixel_ranks, value_ranks, without
+from clairvit.targets.target import no_probability
+from clairvit.perturbation.removal import Removal
 
 Width = Literal["width", "none", "steps"]
 CurveScore = Literal["prob", "logit", "logprob", "accuracy", "drop", "log-odds"]

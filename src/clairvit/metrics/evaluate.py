@@ -9,27 +9,27 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clairvit.data.album import Album, Failed, Part, album_of, parts
-from clairvit.data.marks import model_record
+from clairvit.data.dataset import Album, Failed, Part, album_of, parts
+from clairvit.data.hashing import model_record
 from clairvit.errors import BadInput
-from clairvit.methods.bind import Bound, bind
+from clairvit.methods.spec import Bound, bind
 from clairvit.methods.explanation import Explanation
-from clairvit.methods.run import Result
-from clairvit.methods.together import record_for, run_all
-from clairvit.metrics.case import Case, shaped
-from clairvit.metrics.gallery import Gallery
-from clairvit.metrics.metric import Asked, Metric, ask
+from clairvit.methods.executor import Result
+from clairvit.methods.planner import record_for, run_all
+from clairvit.metrics.context import Case, shaped
+from clairvit.metrics.dataset_context import Gallery
+from clairvit.metrics.registry import Asked, Metric, ask
 from clairvit.metrics.score import Score
-from clairvit.metrics.table import BASELINES, Scores, Table
+from clairvit.metrics.accumulator import BASELINES, Scores, Table
 from clairvit.models.model import Model
-from clairvit.models.target import Target, find_class, resolve
-from clairvit.perturb.aside import Aside
-from clairvit.perturb.batch import pace
-from clairvit.perturb.chance import check_seed
-from clairvit.perturb.watch import telling
-from clairvit.trace.guest import own_grad_mode
-from clairvit.trace.recording import Recording
-from clairvit.trace.trace import follow
+from clairvit.targets.target import Target, find_class, resolve
+from clairvit.perturbation.aside import Aside
+from clairvit.perturbation.batching import pace
+from clairvit.perturbation.rng import check_seed
+from clairvit.perturbation.progress import telling
+from clairvit.tracing.module_state import own_grad_mode
+from clairvit.tracing.recording import Recording
+from clairvit.tracing.trace import follow
 
 AT_ONCE = {"cpu": 8, "cuda": 32}  # images
 LABEL = "label"  # as a target: the true class

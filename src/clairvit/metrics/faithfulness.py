@@ -10,11 +10,11 @@ from torch import Tensor
 
 from clairvit.errors import BadInput
 from clairvit.methods.explanation import Cost
-from clairvit.metrics.case import Case, ScoreKind, Upsampling, steps_of
+from clairvit.metrics.context import Case, ScoreKind, Upsampling, steps_of
 from clairvit.metrics.curves import Walk, Width, area, falling, passes, rising
-from clairvit.metrics.metric import Measured, metric
+from clairvit.metrics.registry import Measured, metric
 from clairvit.metrics.noise import Draws
-from clairvit.metrics.places import (
+from clairvit.metrics.pixel_ranking import (
     check_paints,
     random_values,
     scores_without_values,
@@ -23,8 +23,8 @@ from clairvit.metrics.places import (
     without,
 )
 from clairvit.metrics.similarity import pearson
-from clairvit.perturb.chance import dice
-from clairvit.perturb.removal import Removal
+from clairvit.perturbation.rng import dice
+from clairvit.perturbation.removal import Removal
 
 Features = Literal["patch", "channel"]
 

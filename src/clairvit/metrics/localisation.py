@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from clairvit.errors import BadInput
-from clairvit.metrics.case import Case, Upsampling
+from clairvit.metrics.context import Case, Upsampling
 from clairvit.metrics.masks import on_masks
-from clairvit.metrics.metric import Measured, metric
+from clairvit.metrics.registry import Measured, metric
 from clairvit.metrics.threshold import SWEEP, Threshold, binary, confusion
 
 Over = Literal["images", "set"]

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from clairvit.metrics.case import Case, Upsampling
+from clairvit.metrics.context import Case, Upsampling
 from clairvit.metrics.threshold import steady
 
 FULL = (

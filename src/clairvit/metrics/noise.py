@@ -11,7 +11,7 @@ from numpy.random import RandomState
 from numpy.typing import NDArray
 from torch import Tensor
 
-from clairvit.perturb.chance import dice
+from clairvit.perturbation.rng import dice
 
 Draws = Literal["own", "quantus"]  # from seed and image; or as numpy does after np.random.seed, for parity
 Law = Literal["uniform", "normal"]

@@ -13,16 +13,16 @@ from torch import Tensor
 
 from clairvit.errors import BadInput
 from clairvit.methods.explanation import Cost
-from clairvit.metrics.cascade import Law, Order, explained_cascade
-from clairvit.metrics.case import Case
+from clairvit.metrics.parameter_randomisation import Law, Order, explained_cascade
+from clairvit.metrics.context import Case
 from clairvit.metrics.curves import area
-from clairvit.metrics.metric import Measured, metric
+from clairvit.metrics.registry import Measured, metric
 from clairvit.metrics.noise import Draws, numpy_chance, numpy_noise, own_noise
 from clairvit.metrics.similarity import Similarity, alike, histogram_entropy
 from clairvit.models.model import Model
-from clairvit.models.target import Target, class_name
-from clairvit.perturb.chance import dice
-from clairvit.trace.attention import widened
+from clairvit.targets.target import Target, class_name
+from clairvit.perturbation.rng import dice
+from clairvit.tracing.attention import widened
 
 Summary = Literal["mean", "last", "auc"]
 Other = Literal["random", "second", "least", "quantus"]

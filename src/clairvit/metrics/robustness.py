@@ -17,12 +17,12 @@ from torch import Tensor
 
 from clairvit.errors import BadInput
 from clairvit.methods.explanation import Cost
-from clairvit.metrics.case import Case
-from clairvit.metrics.metric import metric
+from clairvit.metrics.context import Case
+from clairvit.metrics.registry import metric
 from clairvit.metrics.noise import Draws, Law, numpy_noise, own_noise
-from clairvit.perturb.chance import dice
-from clairvit.perturb.watch import told
-from clairvit.trace.attention import widened
+from clairvit.perturbation.rng import dice
+from clairvit.perturbation.progress import told
+from clairvit.tracing.attention import widened
 
 Resolution = Literal["patch", "pixel"]
 NearZero = Literal["largest", "exact"]

@@ -18,10 +18,10 @@ from starlette.exceptions import HTTPException
 
 from clairvit._version import __version__
 from clairvit.errors import BadInput, ClairError
-from clairvit.web import work
-from clairvit.web.desk import Desk, list_methods, settle
-from clairvit.web.lanes import Busy, Job, Stopped, TooSlow
-from clairvit.web.messages import (
+from clairvit.web import handlers as work
+from clairvit.web.state import Desk, list_methods, settle
+from clairvit.web.job_queue import Busy, Job, Stopped, TooSlow
+from clairvit.web.schemas import (
     CurveAsked,
     CurveReply,
     ExplainAsked,
@@ -32,8 +32,8 @@ from clairvit.web.messages import (
     TraceAsked,
     TraceReply,
 )
-from clairvit.web.photos import MOST_BYTES, BadPhoto, Forgotten, Photo
-from clairvit.web.security import STUMBLED, Guard, Rules
+from clairvit.web.uploads import MOST_BYTES, BadPhoto, Forgotten, Photo
+from clairvit.web.middleware import STUMBLED, Guard, Rules
 
 STATIC = Path(__file__).parent / "static"
 _PROBLEMS: dict[int | str, dict[str, Any]] = {

@@ -1,4 +1,4 @@
-// Colours: a value to a colour, by the same rules as `clairvit explain` draws with (show/colour.py, show/overlay.py).
+// Colours: a value to a colour, by the same rules as `clairvit explain` draws with (plotting/colour.py, plotting/overlay.py).
 
 const ANCHORS = {
   "inferno": "0000040b0724210c4a3d096557106e71196e8a226aa32c61bc3754d24644e45a31f1731df98e09fcac11f9cb35f2ea69fcffa4",

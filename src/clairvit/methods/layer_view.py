@@ -1,0 +1,289 @@
+"""View: the layer a method is looking at. A and G are made once for all methods, and only the rows somebody reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clairvit.errors import NotApplicable
+from clairvit.models.layout import Layout
+from clairvit.tracing.attention import merged, widened
+from clairvit.tracing.grid import square_patches
+from clairvit.tracing.block_decomposition import Inside, no_residual
+from clairvit.tracing.layer import Layer
+from clairvit.tracing.per_block_gradient import cotangents, pool_gradients, through_block
+from clairvit.tracing.trace import Trace
+
+
+def mean_of_heads(heads: Tensor) -> Tensor:
+    """[B, H, rows, N] -> [B, rows, N]."""
+    return weighted_heads(heads, heads.new_full(heads.shape[:2], 1 / heads.shape[1]))
+
+
+def weighted_heads(heads: Tensor, weights: Tensor) -> Tensor:
+    """sum_h w_h M_h for weights [B, H]: as a vector × matrix product, which reads the heads once."""
+    return (weights[:, None] @ heads.flatten(2)).view(len(heads), *heads.shape[2:])
+
+
+def looked_at(trace: Trace) -> tuple[Tensor | None, Tensor | None]:
+    """Where class activation maps look at a ViT (see `View.cam_features`), [B, N, d], and the gradient there."""
+    if trace.normed is None and trace.layout.pooling == "avg":
+        return trace.final_tokens, trace.final_gradient
+    return trace.normed, trace.normed_gradient
+
+
+def laid_out(tokens: Tensor, trace: Trace, index: int) -> Tensor:
+    """Tokens [n, N, …] of a layer without their prefix, where they are on the image: [n, rows, cols, …]."""
+    layout, batch = trace.in_order, len(trace.pixels)
+    if tokens.shape[1] == layout.tokens and len(tokens) in (1, batch):
+        return tokens[:, layout.prefix :].reshape(len(tokens), *layout.grid, *tokens.shape[2:])
+    image = (int(trace.pixels.shape[-2]), int(trace.pixels.shape[-1]))
+    for grid in (trace.layers[index].grid, square_patches(tokens.shape[1], image)):
+        if grid is not None and grid[0] * grid[1] == tokens.shape[1] > 1 and len(tokens) == batch:
+            return tokens.reshape(batch, *grid, *tokens.shape[2:])
+    raise NotApplicable(
+        f"The {tokens.shape[1]} tokens of layer {index} ({len(tokens)} × for {batch} images) do not form a grid on the "
+        "image. Use saliency."
+    )
+
+
+class Desk:
+    """What the methods of one run share beyond a layer: the trace, and gradients that come for all layers at once."""
+
+    def __init__(self, trace: Trace, others: Mapping[str, Trace] = MappingProxyType({})) -> None:
+        self.trace = trace
+        self.others = others
+        self._local: dict[str, list[Tensor]] = {}
+
+    def local(self, index: int, pool: str) -> Tensor:
+        if pool not in self._local:
+            self._local[pool] = cotangents(self.trace, pool)
+        return through_block(self.trace, index, self._local[pool][index])
+
+    def pool(self) -> list[Tensor]:
+        if "pool" not in self._local:
+            self._local["pool"] = pool_gradients(self.trace)
+        return self._local["pool"]
+
+
+class View:
+    """What a layer map sees: `layer.A`, `layer.G`, `layer.x` … Rows are all queries, or those the head reads."""
+
+    def __init__(self, layer: Layer, desk: Desk, whole: View | None = None) -> None:
+        self.layer = layer
+        self.desk = desk
+        self._whole = whole  # the view of all rows, if this one has only those the head reads
+        self._rows = None if whole is None else desk.trace.read_rows
+        self._made: dict[Any, Tensor] = {}
+        self._inside: Inside | None = None
+
+    def reading_rows(self) -> View:
+        """The same layer, only the query rows that the head reads (all of them if it reads most)."""
+        return self if self.desk.trace.read_rows is None else type(self)(self.layer, self.desk, whole=self)
+
+    @property
+    def index(self) -> int:
+        return self.layer.index
+
+    @property
+    def count(self) -> int:
+        return self.layer.count
+
+    @property
+    def trace(self) -> Trace:
+        return self.desk.trace
+
+    @property
+    def layout(self) -> Layout:
+        return self.desk.trace.layout
+
+    @property
+    def A(self) -> Tensor:
+        """Attention, [B, H, rows, N]."""
+        return self._once("A", lambda: self.layer.between_tokens().A(self._rows))
+
+    @property
+    def S(self) -> Tensor:
+        """Scores before the softmax, [B, H, rows, N]."""
+        return self._once("S", lambda: self.layer.between_tokens().S(self._rows))
+
+    @property
+    def G(self) -> Tensor:
+        """dy/dA, [B, H, rows, N]."""
+        return self._once("G", lambda: self.layer.between_tokens().G(self.layer.dO, self._rows))
+
+    @property
+    def AG_positive(self) -> Tensor:
+        """relu(A * G), [B, H, rows, N]: four of the methods start from it."""
+        return self._once("AG+", lambda: (self.A * self.G).clamp_(min=0))
+
+    @property
+    def AG_positive_mean(self) -> Tensor:
+        """mean_h relu(A * G), [B, rows, N]."""
+        return self._once("mean AG+", lambda: mean_of_heads(self.AG_positive))
+
+    @property
+    def x(self) -> Tensor:
+        """The block's input, [B, N, d]."""
+        return widened(self.layer.x)
+
+    @property
+    def dx(self) -> Tensor:
+        """dy/dx, [B, N, d]."""
+        return widened(self.layer.dx)
+
+    @property
+    def inside(self) -> Inside:
+        """What happens inside the block, for methods that say they need its residual."""
+        if self._whole is not None:
+            return self._whole.inside
+        if self._inside is None:
+            _ = self.layer.x, self.layer.between_tokens()  # where there are no tokens, say that
+            self._inside = Inside.of(self.trace.recording, self.index)
+        return self._inside
+
+    @property
+    def middle(self) -> Tensor:
+        """The residual stream after attention, x + attention, [B, N, d]."""
+        if self.layer.middle is None:
+            _ = self.layer.x, self.layer.between_tokens()  # where there are no tokens, say that
+            raise no_residual(self.index)
+        return widened(self.layer.middle)
+
+    @property
+    def rows(self) -> Tensor:
+        """Which queries the rows of A are."""
+        return torch.arange(self.x.shape[1], device=self.x.device) if self._rows is None else self._rows
+
+    def G_norm(self, p: int) -> Tensor:
+        """The L1 or L2 norm of each head's whole gradient matrix, [B, H]."""
+        if self._whole is not None:
+            return self._whole.G_norm(p)
+        if p == 1:
+            return self._once("G1", lambda: self.G.abs().sum((-2, -1)))
+        if "G" in self._made:
+            return self._once("G2", lambda: self.G.square().sum((-2, -1)).sqrt())
+        call = self.layer.between_tokens()
+        # ||dO vᵀ||² = <dOᵀ dO, vᵀ v>: two dh × dh products instead of an N × N one.
+        dO, v = widened(self.layer.dO), widened(call.v.detach())
+        square = ((dO.transpose(-2, -1) @ dO) * (v.transpose(-2, -1) @ v)).sum((-2, -1))
+        return square.clamp(min=0).sqrt()
+
+    def next_tokens(self) -> tuple[Tensor, Tensor] | None:
+        """The block's output and its gradient, where another block follows; None after the last."""
+        if self.index + 1 >= self.count:
+            return None
+        following = self.trace.layers[self.index + 1]
+        return widened(following.x), widened(following.dx)
+
+    def block_output(self) -> Tensor | None:
+        """x of the next block, or what the head is given, [B, N, d]."""
+        last = self.index + 1 == self.count
+        found = self.trace.final_tokens if last else self.trace.layers[self.index + 1].tokens
+        return None if found is None else widened(found)
+
+    def G_under(self, table: str) -> Tensor:
+        """What G is under another rule table that the method reads `also`, [B, H, rows, N]."""
+        layer = self.desk.others[table].layers[self.index]
+        return self._once(("G", table), lambda: layer.between_tokens().G(layer.dO, self._rows))
+
+    def mirrored(self) -> tuple[Tensor, Tensor]:
+        """A and G of the layer as far from the end as this one is from the start (a known bug, for compat)."""
+        mirror = self.trace.layers[self.count - 1 - self.index]
+        call = mirror.between_tokens()
+        return call.A(self._rows), call.G(mirror.dO, self._rows)
+
+    def local_G(self, pool: str) -> Tensor:
+        """d s^l / dA of this block alone, [B, H, all rows, N]; for an attention pool the pool's, [B, H, queries, N]."""
+        if self.layout.pooling == "map" and pool == "mean":
+            return self.desk.pool()[self.index][..., -self.layout.tokens :]
+        call = self.layer.between_tokens()
+        return call.G(call.heads(self.desk.local(self.index, pool)))
+
+    def cam_features(self, at: str) -> tuple[Tensor, Tensor]:
+        """Activation and gradient for class activation maps, [B, N, d] each.
+
+        "norm" is the last block's normalised input: after the last attention the patches of a CLS-pooled model have no
+        gradient. A mean-pooled model reads the patches themselves, so there it is the last block's output, after the
+        final norm if that comes before the mean.
+        """
+        if at == "input" or self.layer.call is None:  # a CNN's stages are feature maps already
+            return self.x, self.dx
+        if self.index != self.count - 1:
+            raise NotApplicable(
+                f"at=norm looks at the last block only; layer {self.index} of {self.count} was asked for. Use at=input."
+            )
+        a, g = looked_at(self.trace)
+        if a is None or g is None:
+            return self.x, self.dx  # no norm before the attention (post-norm blocks)
+        return widened(a), widened(g)
+
+    def final_features(self) -> tuple[Tensor, Tensor]:
+        """The last block's output (a CNN's feature map) and its gradient, [B, N, d] each."""
+        trace, last = self.trace, self.index == self.count - 1
+        x, dx = self.x, self.dx  # where blocks are no modules, say that
+        if self.layer.call is None:
+            return x, dx
+        if not last or trace.final_tokens is None or trace.final_gradient is None:
+            seen = f"layer {self.index} of {self.count}" if not last else "a model whose last block's end was not seen"
+            raise NotApplicable(f"at=output looks at the last block only; {seen} was asked for. Use at=input.")
+        return widened(trace.final_tokens), widened(trace.final_gradient)
+
+    def once(self, key: Any, make: Callable[[], Tensor]) -> Tensor:
+        """Share a layer map between methods that name the same function and options."""
+        return self._once(key, make)
+
+    def _once(self, key: Any, make: Callable[[], Tensor]) -> Tensor:
+        if key not in self._made:
+            if self._whole is not None and key in self._whole._made:
+                assert self._rows is not None
+                self._made[key] = self._whole._made[key][..., self._rows, :]
+            else:
+                self._made[key] = make()
+        return self._made[key]
+
+
+class OneByOne(Exception):
+    """A method asked a view of several layers where it is: show it one layer at a time."""
+
+
+class Together(View):
+    """Several layers as one larger batch [layers·B, …]: on a GPU, starting a kernel costs more than a layer's numbers.
+
+    A method that treats every layer alike cannot tell the difference. One that asks for its place is told `OneByOne`.
+    """
+
+    @property
+    def index(self) -> int:
+        raise OneByOne
+
+    @property
+    def trace(self) -> Trace:
+        raise OneByOne
+
+
+def several(layers: Sequence[Layer], desk: Desk) -> Together | None:
+    """One view of layers that are built alike; None if they are not."""
+    calls = [layer.call for layer in layers if layer.call is not None]
+    call = merged(calls) if len(calls) == len(layers) else None
+    if call is None:
+        return None
+
+    def joined(of: Callable[[Layer], Tensor | None]) -> Tensor | None:
+        found = [tensor for tensor in map(of, layers) if tensor is not None]
+        return torch.cat(found) if len(found) == len(layers) else None
+
+    one = replace(
+        layers[0],
+        call=call,
+        tokens=joined(lambda layer: layer.tokens),
+        tokens_gradient=joined(lambda layer: layer.tokens_gradient),
+        out_gradient=joined(lambda layer: layer.out_gradient),
+        middle=joined(lambda layer: layer.middle),
+    )
+    return Together(one, desk)

@@ -1,0 +1,212 @@
+"""Relevance and decomposition by swapped backward rules: gradient × input, read under another table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from clairvit.errors import BadInput, NotApplicable
+from clairvit.methods.aggregation import Product, Single
+from clairvit.methods.gradient import chosen_rules, input_x_gradient, per_patch
+from clairvit.methods.registry import method, register
+from clairvit.methods.layer_view import View, mean_of_heads
+from clairvit.tracing.trace import Trace
+
+LRP = Literal["lrp", "chefer"]  # which of the authors' two rule files
+_DIVIDES = "relevance is divided by sums (a + b of a residual, a score before the softmax) that come near zero"
+
+
+def relevance_of_tokens(
+    layer: View,
+    level: Literal["token", "pixel"] = "token",
+    gamma_lin: float = 0.0,
+    gamma_conv: float = 0.0,
+    eps: float = 0.0,
+    inside: bool = True,
+) -> Tensor:
+    """sum_d R_d at a block's input, R sent down from the score by rules: each token's share of the score.
+
+    At gamma 0 and eps 0 this is gradient × input under swapped backward rules. `gamma_lin` and `gamma_conv` favour, in
+    linear layers and convolutions, what agrees in sign with the output (zennit's signed gamma rule); `eps` takes
+    relevance from outputs near zero. Token maps do not see the patch embedding, so `gamma_conv` shows at level=pixel.
+    The authors tune gamma for each ViT; preset `vit` is a choice inside their grid. `inside=False` leaves out the
+    projections of torch's own MultiheadAttention, as lxt with zennit does (it hooks modules, and those are none).
+    """
+    return input_x_gradient(layer, level)
+
+
+def _with_numbers(plain: str, made: str) -> Callable[..., str]:
+    """Options -> rule table: the plain one as long as no number asks for more, so that its trace is shared."""
+
+    def table(
+        gamma_lin: float = 0.0, gamma_conv: float = 0.0, eps: float = 0.0, inside: bool = True, **_: object
+    ) -> str:
+        numbers = {"gamma_lin": gamma_lin, "gamma_conv": gamma_conv, "eps": eps}
+        for name, value in numbers.items():
+            if value < 0:
+                raise BadInput(f"{name}={value} was given; expected 0 or more, such as {name}=0.05.")
+        if not any(numbers.values()):
+            return plain
+        written = ",".join(f"{name}={value!r}" for name, value in (numbers | {"inside": float(inside)}).items())
+        return f"{made}({written})"
+
+    return table
+
+
+_VIT = {"gamma_lin": 0.05, "gamma_conv": 0.25}
+register(
+    "cp-lrp",
+    relevance_of_tokens,
+    family="relevance",
+    paper="Ali et al., ICML 2022, eps 0 (= decompx)",
+    gives="tokens",
+    over=Single(0),
+    rules="linear",
+    table=_with_numbers("linear", "cp-lrp"),
+    signed=True,
+    presets={"vit": _VIT, "lxt": {**_VIT, "eps": 1e-6, "inside": False}},
+)
+register(
+    "attnlrp",
+    relevance_of_tokens,
+    family="relevance",
+    paper="Achtibat et al., ICML 2024, eps 0",
+    gives="tokens",
+    over=Single(0),
+    rules="attnlrp",
+    table=_with_numbers("attnlrp", "attnlrp"),
+    signed=True,
+    presets={"vit": _VIT},
+)
+
+
+@method(
+    "transatt",
+    family="relevance",
+    paper="Chefer et al., CVPR 2021 (transformer attribution)",
+    gives="matrix",
+    over=Product(residual=1.0),
+    also="chefer",
+    also_table=chosen_rules,
+    presets={"evaluation": {"start_layer": 1}},
+    delicate=_DIVIDES,
+    faint="the identity of the residual, which outweighs it where the head reads the patches themselves",
+)
+def transformer_attribution(layer: View, rules: LRP = "chefer") -> Tensor:
+    """prod_l (I + mean_h relu(G * R_A)), R_A the relevance of the attention: rollout over what matters to the class.
+
+    R_A comes from the authors' rules (layers_ours): z+ at linear layers, half to each factor of a product, identity at
+    norms, activations and softmax, sums rescaled by their branches' totals. Not row-normalised, as in their ViT code.
+    Preset `evaluation` leaves out the first block, as their evaluation scripts do. Sums are rescaled for each image on
+    its own; the authors' code does it over the batch and is right for one image only. rules=lrp takes R_A from their
+    other rule file (see partial-lrp).
+    """
+    return mean_of_heads((layer.G * layer.A * layer.G_under(rules) / 2).clamp(min=0))  # [B, rows, N]
+
+
+def _rules_beside_plain(rules: str, gradient: bool, **_: object) -> str | None:
+    return rules if gradient else None
+
+
+def _rules_or_plain(rules: str, gradient: bool, **_: object) -> str:
+    return "plain" if gradient else rules
+
+
+def positive_attention_relevance(layer: View, rules: LRP = "lrp", gradient: bool = False) -> Tensor:
+    """mean_h relu(R_A), R_A the relevance of the attention under LRP rules: where the class's relevance passes.
+
+    rules=lrp is the rule file that the authors of TransAtt use for LRP baselines (positive and negative inputs of a
+    linear layer are normalised apart, so relevance can double), rules=chefer the one of TransAtt itself.
+    gradient=True multiplies R_A by the attention's gradient before the ReLU: the authors' ablation flag.
+    """
+    if gradient:
+        return transformer_attribution(layer, rules)
+    return mean_of_heads((layer.A * layer.G / 2).clamp(min=0))  # [B, rows, N]
+
+
+register(
+    "partial-lrp",
+    positive_attention_relevance,
+    family="relevance",
+    paper="Voita et al., ACL 2019, as in Chefer et al., CVPR 2021 (lrp_last_layer)",
+    gives="matrix",
+    over=Single(-1),
+    rules="lrp",
+    table=_rules_or_plain,
+    also_table=_rules_beside_plain,
+    delicate=_DIVIDES,
+    often_zero="its ReLU keeps what speaks for the target, and nothing that the last layer's attention carries does",
+)
+register(
+    "lrp-rollout",
+    positive_attention_relevance,
+    family="relevance",
+    paper="Chefer et al., CVPR 2021 (code: method rollout)",
+    gives="matrix",
+    over=Product(residual=1.0),
+    rules="lrp",
+    table=_rules_or_plain,
+    also_table=_rules_beside_plain,
+    presets={"evaluation": {"start_layer": 1}},
+    delicate=_DIVIDES,
+)
+
+
+def relevance_at_embedding(trace: Trace, level: Literal["patch", "pixel"]) -> Tensor:
+    """[B, rows, cols]: relevance where the pixels become patches, or, by the z^B rule, [B, H, W] of the pixels."""
+    recording, c = trace.recording, trace.embedding_gradient
+    embedding = recording.embedding
+    if embedding is None or c is None:
+        if trace.layers:
+            _ = trace.layers[0].dx  # neither a convolution nor a first block was seen: say what is missing
+        raise NotApplicable("The place where this model makes its patches was not seen. Use partial-lrp.")
+    wide = torch.promote_types(c.dtype, torch.float32)
+    R = embedding.made.detach().to(wide) * c
+    if level == "pixel":
+        return embedding.to_pixels(R).sum(1)
+    if embedding.given is None:
+        grid, prefix = trace.in_order.grid, trace.in_order.prefix
+        return recording.as_tokens(R).sum(-1)[:, prefix:].reshape(-1, *grid)
+    layout = recording.anatomy.layout
+    return R.sum(1) if layout is None else per_patch(R.sum(1), layout.grid, "sum")
+
+
+@method(
+    "lrp",
+    family="relevance",
+    paper="Bach et al., 2015, as in Chefer et al., CVPR 2021 (full LRP)",
+    gives="image",
+    rules="lrp",
+    table=chosen_rules,
+    signed=True,
+    delicate=_DIVIDES,
+)
+def full_lrp(trace: Trace, level: Literal["patch", "pixel"] = "patch", rules: LRP = "lrp") -> Tensor:
+    """R sent from the class (as 1) through every layer to the patch embedding by z+ rules: each patch's share.
+
+    rules=lrp is what the authors' full LRP uses (see partial-lrp); rules=chefer is TransAtt's rule file. level=pixel
+    goes on to the pixels with the z^B rule; it hands each patch's relevance on whole, so level=patch is its sum. A
+    model that cuts its patches by hand is read at the first block's input, position embedding included.
+    """
+    return relevance_at_embedding(trace, level)
+
+
+@method(
+    "deep-taylor",
+    family="relevance",
+    paper="Montavon et al., Pattern Recognition 2017, carried over to ViTs",
+    gives="image",
+    rules="deep-taylor",
+    delicate="a mean over tokens has no rule of its own, and the signed shares of a mean near zero are large",
+)
+def deep_taylor(trace: Trace, level: Literal["patch", "pixel"] = "patch") -> Tensor:
+    """R sent from the class (as 1) by positive contributions alone to the pixels (z+, z^B): never negative.
+
+    The paper speaks of ReLU networks. Here attention is held fixed, which makes it a layer of weights like any other,
+    and sums too are split by their positive terms (in proportion where there is none). What means or other operations
+    without a rule leave negative is dropped at the patch embedding.
+    """
+    return relevance_at_embedding(trace, level).clamp(min=0)

@@ -1,0 +1,171 @@
+"""Table: what metrics said of methods, image by image, until it becomes scores."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clairvit.methods.spec import Bound
+from clairvit.methods.explanation import Cost
+from clairvit.metrics.context import Case
+from clairvit.metrics.dataset_context import Gallery
+from clairvit.metrics.registry import Asked, Measured
+from clairvit.metrics.score import Curve, Score
+from clairvit.models.activation import Activation, probabilities
+
+BASELINES = ("random", "center")
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What the model says of one image, and what is true."""
+
+    image: str
+    predicted: int
+    probability: float | None  # of the predicted class; None where the scores are raw
+    label: int | None
+
+
+class Scores(dict[tuple[str, str], Score]):
+    """(method, metric) -> Score; both canonical."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.skipped: dict[str, str] = {}  # method -> why it does not fit this model
+        self.unmasked: tuple[str, ...] = ()  # images that had no mask where others had
+        self.seen: tuple[Seen, ...] = ()  # what the model says of each image
+        self.model_record: dict[str, Any] = {}  # preprocessing, hash of the weights, what was assumed
+
+
+@dataclass(eq=False)
+class _Row:
+    """What is known of one method and metric so far."""
+
+    values: list[Tensor] = field(default_factory=list)
+    degenerate: list[Tensor] = field(default_factory=list)
+    lines: list[Tensor] = field(default_factory=list)
+    counts: list[Tensor] = field(default_factory=list)
+    x: Tensor | None = None
+    meaning: str = ""
+    across: str = ""
+    cost: Cost = field(default_factory=Cost)
+
+
+@dataclass(eq=False)
+class Table:
+    """Rows by method and metric; grows with the images."""
+
+    model: str
+    seed: int
+    settings: Mapping[str, Any]
+    names: list[str] = field(default_factory=list)
+    seen: list[Seen] = field(default_factory=list)
+    unmasked: list[str] = field(default_factory=list)
+    skipped: dict[str, str] = field(default_factory=dict)
+    notes: dict[str, list[str]] = field(default_factory=dict)  # by metric
+    used: dict[str, dict[str, str]] = field(default_factory=dict)  # by metric: what took the place of its options
+    rows: dict[tuple[str, str], _Row] = field(default_factory=dict)
+    patches: int | None = None  # of the model's grid, as soon as a case was seen
+
+    def see(
+        self, names: Sequence[str], logits: Tensor, labels: Sequence[int | None], activation: Activation = "softmax"
+    ) -> None:
+        """Take down what the model says of some images, logits [B, C]."""
+        chances, classes = probabilities(logits.double(), activation), logits.argmax(1)
+        certainty = [None] * len(logits) if chances is None else chances.gather(1, classes[:, None])[:, 0].tolist()
+        self.names += names
+        self.seen += [Seen(*one) for one in zip(names, classes.tolist(), certainty, labels, strict=True)]
+
+    def measure(self, case: Case, one: Asked) -> None:
+        """Ask a metric of a case; maps with NaN have no score, and what was spent is shared by the methods."""
+        self.patches = case.patches
+        recording, started = case.trace.recording, time.perf_counter()
+        before = recording.forwards, recording.backwards
+        said = one(case)
+        measured = said if isinstance(said, Measured) else Measured(said)
+        spent = recording.forwards - before[0], recording.backwards - before[1]
+        values = measured.values.masked_fill(case.invalid, math.nan)
+        self._keep(one, case.bounds, replace(measured, values=values), case.degenerate, spent, started)
+        self._note(one, case.aside.notes)
+        self.used.setdefault(one.text, {}).update(case.settings)
+        case.aside.notes.clear()
+        case.settings.clear()
+
+    def measure_set(self, shelf: Gallery, one: Asked) -> None:
+        """Ask a metric of all images together."""
+        started, before = time.perf_counter(), (shelf.spent.forwards, shelf.spent.backwards)
+        measured = one(shelf)
+        flat = torch.zeros_like(measured.values, dtype=torch.bool)
+        spent = tuple(
+            math.ceil((now - then) / len(shelf.rows))
+            for now, then in zip((shelf.spent.forwards, shelf.spent.backwards), before, strict=True)
+        )
+        self._keep(one, shelf.bounds, measured, flat, (spent[0], spent[1]), started)
+        self._note(one, shelf.aside.notes)
+        shelf.aside.notes.clear()
+
+    def _keep(
+        self,
+        one: Asked,
+        bounds: Sequence[Bound],
+        measured: Measured,
+        degenerate: Tensor,
+        spent: tuple[int, int],
+        started: float,
+    ) -> None:
+        count = len(bounds)
+        seconds = (time.perf_counter() - started) / count
+        for place, bound in enumerate(bounds):
+            row = self.rows.setdefault((bound.text, one.text), _Row())
+            row.values.append(measured.values[place].cpu())
+            row.degenerate.append(degenerate[place].cpu())
+            forwards, backwards = (math.ceil(part / count) for part in spent)
+            row.cost = Cost(forwards, backwards, row.cost.seconds + seconds)
+            row.x, row.meaning, row.across = measured.x, measured.meaning, measured.across
+            if measured.y is not None:
+                row.lines.append(measured.y[place].cpu())
+            if measured.counts is not None:
+                row.counts.append(measured.counts[place].cpu())
+
+    def _note(self, one: Asked, notes: Sequence[str]) -> None:
+        kept = self.notes.setdefault(one.text, [])
+        kept += [note for note in dict.fromkeys(notes) if note not in kept]
+
+    def scores(
+        self, bounds: Sequence[Bound], asked: Sequence[Asked], every: Sequence[Bound], luck: Sequence[str]
+    ) -> Scores:
+        found = Scores()
+        found.skipped, found.unmasked, found.seen = self.skipped, tuple(self.unmasked), tuple(self.seen)
+        for one in asked:
+            made = {bound.text: self._score(bound, one) for bound in every}
+            baselines = {name: made[name] for name in luck}
+            for bound in bounds:
+                if bound.text in made:
+                    found[bound.text, one.text] = replace(made[bound.text], baselines=baselines)
+        return found
+
+    def _score(self, bound: Bound, one: Asked) -> Score:
+        row = self.rows[bound.text, one.text]
+        settings = {**self.settings, **dict(one.options), **self.used.get(one.text, {})}
+        return Score(
+            metric=one.text,
+            method=bound.text,
+            values=torch.cat(row.values),
+            better=one.better,
+            span=one.span_with(settings),
+            degenerate=torch.cat(row.degenerate),
+            names=tuple(self.names),
+            model=self.model,
+            settings=settings if self.patches is None else {"patches": self.patches, **settings},
+            seed=self.seed,
+            cost=row.cost,
+            curve=None if row.x is None else Curve(row.x, torch.cat(row.lines), row.meaning, row.across),
+            notes=tuple(self.notes[one.text]),
+            counts=torch.cat(row.counts) if row.counts else None,
+        )

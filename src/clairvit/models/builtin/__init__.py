@@ -1,0 +1,1 @@
+"""Weights, labels and cards of the built-in models."""

@@ -1,0 +1,1 @@
+"""Load models from timm, transformers, torchvision, open_clip, files and the user's own modules."""

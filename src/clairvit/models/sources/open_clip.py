@@ -1,0 +1,81 @@
+"""`open_clip:NAME:PRETRAINED`: with prompts a zero-shot classifier, without them the image tower alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from clairvit.errors import NotApplicable, UnknownName, did_you_mean
+from clairvit.models.sources.hub import extra, fetching, hub_blocked, some
+from clairvit.models.model import Model, Preprocess
+from clairvit.models.request import Request, seeded
+from clairvit.models.sources.zero_shot import ZeroShot
+
+
+def build(request: Request) -> Model:
+    open_clip = extra("open_clip", "clip", request.spec)
+    name, weights = split(open_clip, request)
+    local = name.startswith("local-dir:") or (weights is not None and Path(weights).exists())
+    # prompts may need a tokenizer from the hub even when the weights are random
+    blocked = None if local else hub_blocked()
+    options: dict[str, Any] = {"force_image_size": request.size} if request.size else {}
+    if not request.pretrained:
+        options |= {"load_weights": False, "pretrained_text": False}
+    what = "weights" if request.pretrained else "text tower or tokenizer"
+    with fetching(request.spec, blocked, what=what, local=local), seeded(), torch.no_grad():
+        model = open_clip.create_model(name, pretrained=weights, **options).eval()
+        if request.labels is None:
+            module: nn.Module = model.visual
+        else:
+            tokens = open_clip.get_tokenizer(name)(list(request.labels))
+            bias = getattr(model, "logit_bias", None)
+            module = ZeroShot(model.visual, model.encode_text(tokens), model.logit_scale.exp(), bias)
+    return Model(
+        module=module,
+        name=request.name,
+        preprocess=preprocess(model.visual.preprocess_cfg, request.spec),
+        labels=request.labels or (),
+        classifier=request.labels is not None,
+    )
+
+
+def split(open_clip: Any, request: Request) -> tuple[str, str | None]:
+    """'ViT-B-32:openai' -> name and weights; hub and folder names carry both."""
+    if request.rest.startswith(("hf-hub:", "local-dir:")):
+        return request.rest, None
+    name, _, weights = request.rest.partition(":")
+    known = open_clip.list_models()
+    if name not in known:
+        raise UnknownName(
+            f"open_clip has no model '{name}'.{did_you_mean(name, known)} "
+            "Type 'clairvit models open_clip:ViT-*' for a list."
+        )
+    if not request.pretrained:
+        return name, None
+    tags = open_clip.list_pretrained_tags_by_model(name)
+    if weights not in tags and not Path(weights).is_file():
+        seen = f"open_clip has no weights '{weights}' for '{name}'" if weights else f"'{request.spec}' names no weights"
+        raise UnknownName(f"{seen}.{did_you_mean(weights, tags)} Type 'open_clip:{name}:TAG', one of: {some(tags)}.")
+    return name, weights
+
+
+def preprocess(config: dict[str, Any], spec: str) -> Preprocess:
+    size = config["size"]
+    rows, columns = (size, size) if isinstance(size, int) else size
+    mode = config["resize_mode"]
+    if mode not in ("shortest", "squash"):
+        raise NotApplicable(
+            f"'{spec}' asks for images resized by '{mode}', and ClairViT resizes by 'shortest' or 'squash'; preprocess "
+            "the images with open_clip's own transform and pass the tensors with cv.wrap(model.visual, …)."
+        )
+    return Preprocess(
+        size=(rows, columns),
+        mean=tuple(config["mean"]),
+        std=tuple(config["std"]),
+        resize=(rows, columns) if mode == "squash" else None,
+        interpolation=config["interpolation"],
+        keep_ratio=mode != "squash",
+    )

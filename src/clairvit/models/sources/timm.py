@@ -1,0 +1,115 @@
+"""`timm:NAME`: the model, its evaluation transform and, for ImageNet heads, the class names timm carries."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import Any
+
+from torch import nn
+
+from clairvit.errors import UnknownName, did_you_mean
+from clairvit.models.sources.hub import fetching, hub_blocked, some
+from clairvit.models.model import Model, Preprocess
+from clairvit.models.request import Request, fit_labels, seeded
+
+
+def build(request: Request) -> Model:
+    name = request.rest
+    check_name(name)
+    if request.pretrained:
+        local = name.startswith("local-dir:")
+        with fetching(request.spec, None if local else hub_blocked(), local=local), seeded():
+            module = create(name, pretrained=True, size=request.size)
+    else:
+        with seeded():
+            module = create(name, pretrained=False, size=request.size)
+    return describe(module, request)
+
+
+def describe(module: nn.Module, request: Request) -> Model:
+    """A timm module with what timm knows about it."""
+    classes = int(getattr(module, "num_classes", 0))
+    labels = fit_labels(request.labels, lambda: imagenet_labels(module), classes) if classes else ()
+    return Model(
+        module=module,
+        name=request.name,
+        preprocess=preprocess(module, request.size),
+        labels=labels,
+        classifier=classes > 0,
+    )
+
+
+def create(name: str, *, pretrained: bool, size: tuple[int, int] | None = None, **options: Any) -> nn.Module:
+    import timm
+
+    if size is None:
+        return timm.create_model(name, pretrained=pretrained, **options)  # type: ignore[no-any-return]
+    try:
+        return timm.create_model(name, pretrained=pretrained, img_size=size, **options)  # type: ignore[no-any-return]
+    except TypeError as error:
+        if "img_size" not in str(error):
+            raise
+        # a convolutional model: any size will do, there is nothing to build differently
+        return timm.create_model(name, pretrained=pretrained, **options)  # type: ignore[no-any-return]
+
+
+def check_name(name: str) -> None:
+    """Names with a source of their own (hf_hub:, local-dir:) are timm's to resolve."""
+    import timm
+
+    if ":" in name:
+        return
+    arch, _, tag = name.partition(".")
+    if not timm.is_model(arch):
+        raise UnknownName(
+            f"timm has no model '{arch}'.{did_you_mean(arch, timm.list_models())} "
+            "Type 'clairvit models timm:vit_*' for a list."
+        )
+    tags = [known.partition(".")[2] for known in timm.list_pretrained(f"{arch}.*")]
+    if tag and tag not in tags:
+        raise UnknownName(
+            f"timm has no weights '{tag}' for '{arch}'.{did_you_mean(tag, tags)} It has: {some(tags)}. "
+            f"Type 'timm:{arch}' for the default ones."
+        )
+
+
+def preprocess(module: nn.Module, size: tuple[int, int] | None = None) -> Preprocess:
+    """timm's own evaluation transform, as numbers."""
+    from timm.data import resolve_model_data_config
+
+    config = resolve_model_data_config(module)
+    built = getattr(getattr(module, "patch_embed", None), "img_size", None)  # may differ from the pretrained size
+    rows, columns = size or built or config["input_size"][1:]
+    box = (math.floor(rows / config["crop_pct"]), math.floor(columns / config["crop_pct"]))
+    squash = config["crop_mode"] == "squash"
+    square = box[0] == box[1]
+    return Preprocess(
+        size=(rows, columns),
+        mean=tuple(config["mean"]),
+        std=tuple(config["std"]),
+        resize=box[0] if square and not squash else box,
+        # timm's transform forgets the interpolation for non-square crops; its published scores have that in them
+        interpolation=config["interpolation"] if square or squash else "bilinear",
+        keep_ratio=not squash,
+    )
+
+
+def imagenet_labels(module: nn.Module) -> tuple[str, ...]:
+    """Short English names for the ImageNet heads (1k, 12k, 21k …); () for other heads."""
+    from timm.data import ImageNetInfo, infer_imagenet_subset
+
+    subset = infer_imagenet_subset(module)
+    if subset is None:
+        return ()
+    info = ImageNetInfo(subset)
+    return short_names([info.index_to_description(i) for i in range(info.num_classes())])
+
+
+def short_names(descriptions: list[str]) -> tuple[str, ...]:
+    """'tabby, tabby cat' -> 'tabby'; what would then not be unique keeps its synonyms, or gets its number."""
+    first = [description.split(",")[0].strip() for description in descriptions]
+    count = Counter(first)
+    names = [short if count[short] == 1 else long for short, long in zip(first, descriptions, strict=True)]
+    count = Counter(names)
+    return tuple(name if count[name] == 1 else f"{name} ({i})" for i, name in enumerate(names))

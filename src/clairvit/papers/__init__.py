@@ -1,0 +1,1 @@
+"""Reproduce the experiments of the papers and compare the results with the printed numbers."""

@@ -1,0 +1,168 @@
+"""Layers × heads: what each head says, and beside it what the heads of a layer are fused to by min, mean and max."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+
+from clairvit.errors import BadInput
+from clairvit.methods.explanation import FUSIONS, Explanation, Heads
+from clairvit.plotting.colour import Array, Scale, scale_of
+from clairvit.plotting.style import Look
+from clairvit.plotting.overlay import numbers, overlay
+from clairvit.plotting.canvas import MARGIN, PALE, SMALL, TITLE, Page
+from clairvit.plotting.tiles import FOOT, aspect_of, photo_in, same_image, short_name, titled
+from clairvit.plotting.labels import CLASS_AGNOSTIC
+
+WIDE, HIGH = 13.0, 13.0  # inches for the tiles of a row or a column, if they can be that small
+LARGE, SMALLEST = 1.15, 0.5  # inches, width of a tile
+SEAM = 0.04  # between tiles
+AISLE = 0.2  # between the heads and what they are fused to
+NAMES = 0.55  # on the left, for the layers
+TITLED = 0.44  # over a block: whose heads, and their numbers
+TALLEST = 80.0  # inches; a taller picture is no figure any more
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Where the tiles of one block lie; every block is one image, or one class of it."""
+
+    layers: int
+    heads: int
+    tile: float
+    tall: float
+    whole: bool  # a last row for the method over all its layers
+
+    @property
+    def fused_left(self) -> float:
+        return MARGIN + NAMES + self.heads * (self.tile + SEAM) - SEAM + AISLE
+
+    @property
+    def wide(self) -> float:
+        return self.fused_left + len(FUSIONS) * (self.tile + SEAM) - SEAM + MARGIN
+
+    @property
+    def rows_high(self) -> float:
+        return self.layers * (self.tall + SEAM) - SEAM
+
+    @property
+    def high(self) -> float:
+        return TITLED + self.rows_high + (AISLE + self.tall if self.whole else 0.0)
+
+
+def heads_figure(explanation: Explanation, look: Look | None = None) -> Figure:
+    """A row for each layer, a column for each head, then min, mean and max over the heads; last the whole method."""
+    look = look or Look()
+    heads = explanation.heads
+    if heads is None:
+        raise BadInput(
+            f"'{explanation.method}' was computed without its heads; ask for them with cv.explain(…, by_head=True) "
+            "(a model that attends inside windows has none to show).",
+            parameters={"by_head": "True"},
+        )
+    items = _worth_showing(explanation, heads)
+    grid = arranged(heads, aspect_of(explanation))
+    height = 2 * MARGIN + len(items) * (grid.high + AISLE) - AISLE + FOOT
+    if height > TALLEST:
+        raise BadInput(
+            f"The heads of {len(items)} maps make a figure {height:.0f} inches tall, too tall to read (at most "
+            f"{TALLEST:.0f}); write one file an image, or ask for fewer classes.",
+            parameters={"out": "DIR"},
+        )
+    page = Page(grid.wide, height)
+    for number, item in enumerate(items):
+        _block(page, explanation, heads, item, grid, look, MARGIN + number * (grid.high + AISLE))
+    note = "one colour scale for all" if look.shared else "each map on its own colour scale"
+    agnostic = "" if _class_specific(explanation, heads) else f" · {CLASS_AGNOSTIC} the same for all classes"
+    last = f" · rows as the model's head reads them · {note}{agnostic}"
+    first, width = f"{heads.method}, head by head · ", page.width - 2 * MARGIN
+    page.caption(first, explanation.model, last, MARGIN, page.height - FOOT + 0.04, width)
+    return page.figure
+
+
+def arranged(heads: Heads, aspect: float) -> Grid:
+    layers, count = heads.maps.shape[:2]
+    tile = min(LARGE, WIDE / (count + len(FUSIONS)) - SEAM, (HIGH / (layers + 1) - SEAM) / aspect)
+    tile = max(SMALLEST, tile)
+    return Grid(layers, count, tile, tile * aspect, heads.whole is not None)
+
+
+def _worth_showing(explanation: Explanation, heads: Heads) -> list[int]:
+    """One block for each map; heads that are the same for all classes of an image are drawn once."""
+    specific = _class_specific(explanation, heads)
+    return [item for group in same_image(explanation) for item in (group if specific else group[:1])]
+
+
+def _class_specific(explanation: Explanation, heads: Heads) -> bool:
+    """The attention's own heads know of no class, whatever the method."""
+    return explanation.class_specific and heads.method == explanation.method
+
+
+def _block(page: Page, explanation: Explanation, heads: Heads, item: int, grid: Grid, look: Look, top: float) -> None:
+    maps, fused = numbers(heads.maps[:, :, item]), numbers(heads.fused[:, :, item])  # [L, H, rows, cols], [L, 3, …]
+    whole = None if heads.whole is None else numbers(heads.whole[:, item])[None]  # [1, 3, rows, cols]
+    everything = [maps, fused] if whole is None else [maps, fused, whole]
+    together = scale_of(np.concatenate([part.ravel() for part in everything]), _signed(everything), look)
+    photo = _smaller(photo_in(explanation, item), math.ceil(grid.tile * look.dpi))
+
+    def picture(parts: Array, left: float, down: float) -> None:
+        rows, columns = parts.shape[:2]
+        image = mosaic(photo, parts, together if look.shared else None, look, SEAM / grid.tile)
+        page.picture(image, left, down, columns * (grid.tile + SEAM) - SEAM, rows * (grid.tall + SEAM) - SEAM)
+
+    name = short_name(explanation, item)
+    if _class_specific(explanation, heads):
+        name += f" · {titled(explanation, item)}"
+    page.write(f"{name} · {heads.method}", MARGIN, top + 0.02, page.width - 2 * MARGIN, TITLE, bold=True, align="left")
+    start, down = MARGIN + NAMES, top + TITLED
+    _numbers(page, [f"head {head}" for head in range(grid.heads)], start, down - 0.15, grid.tile)
+    _numbers(page, FUSIONS, grid.fused_left, down - 0.15, grid.tile)
+    for layer in range(grid.layers):
+        middle = down + layer * (grid.tall + SEAM) + grid.tall / 2 - 0.05
+        page.write(f"layer {layer}", MARGIN, middle, NAMES - 0.08, SMALL, PALE, align="right")
+    picture(maps, start, down)
+    picture(fused, grid.fused_left, down)
+    if whole is not None:
+        last = down + grid.rows_high + AISLE
+        across = grid.fused_left - MARGIN - 0.08
+        words, middle = f"{heads.method} over all its layers, heads fused in each", last + grid.tall / 2 - 0.05
+        page.write(words, MARGIN, middle, across, SMALL, PALE, align="right")
+        picture(whole, grid.fused_left, last)
+
+
+def mosaic(photo: Array, maps: Array, scale: Scale | None, look: Look, seam: float) -> Array:
+    """[R, C, rows, cols] -> one picture of R × C overlays, white between them. Hundreds of axes would take minutes."""
+    high, wide = photo.shape[:2]
+    gap = max(1, round(seam * wide))
+    rows, columns = maps.shape[:2]
+    sheet = np.ones((rows * (high + gap) - gap, columns * (wide + gap) - gap, 3))
+    for row, column in np.ndindex(rows, columns):
+        values = maps[row, column]
+        own = scale or scale_of(values, _signed([values]), look)
+        down, left = row * (high + gap), column * (wide + gap)
+        sheet[down : down + high, left : left + wide] = overlay(photo, values, own, look.opacity, look.smooth)
+    return sheet
+
+
+def _numbers(page: Page, names: Sequence[str], left: float, top: float, tile: float) -> None:
+    for place, name in enumerate(names):
+        page.write(name, left + place * (tile + SEAM), top, tile, SMALL, PALE)
+
+
+def _signed(parts: Sequence[Array]) -> bool:
+    return any(bool((part < 0).any()) for part in parts)
+
+
+def _smaller(photo: Array, width: int) -> Array:
+    """[H, W, 3] no wider than it will be drawn."""
+    if photo.shape[1] <= width:
+        return photo
+    size = (max(1, round(photo.shape[0] * width / photo.shape[1])), width)
+    pixels = torch.from_numpy(np.ascontiguousarray(photo.transpose(2, 0, 1)))[None]
+    small = torch.nn.functional.interpolate(pixels, size, mode="bilinear", antialias=True, align_corners=False)
+    return numbers(small[0]).transpose(1, 2, 0).clip(0.0, 1.0)

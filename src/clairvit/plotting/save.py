@@ -1,0 +1,200 @@
+"""Write an explanation as its suffix says: a picture, a record or the raw maps. A file is whole or not there."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from clairvit._io import write_whole
+from clairvit.data.hashing import plain_preprocess
+from clairvit.errors import BadInput
+from clairvit.methods.explanation import FUSIONS, Explanation, Heads
+from clairvit.plotting.style import Look, look
+from clairvit.plotting.overlay import numbers
+from clairvit.plotting.labels import guesses, statistics
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+PICTURES = (".png", ".jpg", ".jpeg", ".pdf", ".svg")
+DRAWN = {"pdf.fonttype": 42, "svg.hashsalt": "clairvit", "text.hinting": "none"}  # matplotlib's settings
+SUFFIXES = (*PICTURES, ".json", ".npz")
+NOTEBOOK_IMAGES = 4  # of a comparison, in a notebook cell
+
+
+def save(explanation: Explanation, path: Path | str, **display: Any) -> Path:
+    """Write one explanation; `display` are the options of `Look`, e.g. cmap="viridis", robust=1, layers=True."""
+    chosen = look(display)
+    if check_suffix(path) in PICTURES:
+        from clairvit.plotting.figures import explanation_figure, layers_figure  # matplotlib only where it is needed
+        from clairvit.plotting.heads import heads_figure
+
+        draw = heads_figure if chosen.heads else layers_figure if chosen.layers else explanation_figure
+        return write_figure(draw(explanation, chosen), path, chosen)
+    if check_suffix(path) == ".json":
+        return write_json(record(explanation), path)
+    return write_whole(Path(path), _npz({"": explanation}))
+
+
+def save_comparison(explanations: Mapping[str, Explanation], path: Path | str, **display: Any) -> Path:
+    """Write several methods' explanations of the same images: the grid, the records by method, or all raw maps."""
+    chosen = look(display)
+    if check_suffix(path) in PICTURES:
+        from clairvit.plotting.comparison import comparison_figure
+
+        return write_figure(comparison_figure(explanations, chosen), path, chosen)
+    if check_suffix(path) == ".json":
+        return write_json({name: record(explanation) for name, explanation in explanations.items()}, path)
+    return write_whole(Path(path), _npz(explanations))
+
+
+def explanation_png(explanation: Explanation) -> bytes:
+    """Return the picture of an explanation as PNG bytes, of its first maps where they are too many for one page."""
+    from clairvit.plotting.figures import explanation_figure
+    from clairvit.plotting.tiles import MOST_ROWS
+
+    return figure_bytes(explanation_figure(explanation[:MOST_ROWS], Look()), ".png")
+
+
+def comparison_png(explanations: Mapping[str, Explanation]) -> bytes:
+    """Return the picture of a comparison as PNG bytes, of its first images where they are too many for one page."""
+    from clairvit.plotting.comparison import comparison_figure
+
+    first = {name: explanation[:NOTEBOOK_IMAGES] for name, explanation in explanations.items()}
+    return figure_bytes(comparison_figure(first, Look()), ".png")
+
+
+def record(explanation: Explanation, values: bool = True) -> dict[str, Any]:
+    """Everything worth keeping, as plain JSON values under the names of `Explanation`; lists have one entry a map."""
+    items = range(len(explanation))
+    content = {
+        "method": explanation.method,
+        "family": explanation.family,
+        "signed": explanation.signed,
+        "class_specific": explanation.class_specific,
+        "model": explanation.model,
+        "activation": explanation.activation,
+        "weights_hash": explanation.weights_hash,
+        "preprocess": plain_preprocess(explanation.preprocess),
+        "score": explanation.score,
+        "seed": explanation.seed,
+        "cost": vars(explanation.cost),
+        "notes": list(explanation.notes),
+        "versions": dict(explanation.versions),
+        "grid": list(explanation.maps.shape[-2:]),
+        "layers": None if explanation.layers is None else len(explanation.layers),
+        "names": list(explanation.names),
+        "targets": list(explanation.targets),
+        "classes": list(explanation.classes),
+        "probabilities": _plain(list(explanation.probabilities)),
+        "class_scores": _plain(list(explanation.class_scores)),
+        "top": [[vars(guess) for guess in guesses(explanation, item)] for item in items],
+        "statistics": [statistics(explanation.maps[item]) for item in items],
+        "standard_error": None
+        if explanation.standard_error is None
+        else [statistics(explanation.standard_error[item]) for item in items],
+        "chosen": None
+        if explanation.chosen is None
+        else [one.nonzero().tolist() for one in explanation.chosen],  # (row, column) of each
+        "layer_statistics": None
+        if explanation.layers is None
+        else [[statistics(layer[item]) for item in items] for layer in explanation.layers],
+        "heads": None if explanation.heads is None else _about_heads(explanation.heads),
+    }
+    if values:
+        content["maps"] = _plain(numbers(explanation.maps).tolist())
+        if explanation.standard_error is not None:
+            content["standard_error_maps"] = _plain(numbers(explanation.standard_error).tolist())
+        if explanation.layers is not None:
+            content["layer_maps"] = _plain(numbers(explanation.layers).tolist())
+    return content
+
+
+def _about_heads(heads: Heads) -> dict[str, Any]:
+    """What the arrays of a .npz are: `heads` [layers, heads, …], `fused` [layers, fusions, …], `fused_whole`."""
+    return {
+        "method": heads.method,
+        "layers": heads.maps.shape[0],
+        "heads": heads.maps.shape[1],
+        "fusions": list(FUSIONS),
+        "whole": heads.whole is not None,
+    }
+
+
+def write_json(content: Any, path: Path | str) -> Path:
+    return write_whole(Path(path), (dumps(content) + "\n").encode())
+
+
+def write_text(text: str, path: Path | str) -> Path:
+    return write_whole(Path(path), text.encode())
+
+
+def dumps(content: Any) -> str:
+    """JSON that every reader accepts: no NaN, no Infinity."""
+    return json.dumps(content, ensure_ascii=False, allow_nan=False, indent=1)
+
+
+def write_figure(figure: Figure, path: Path | str, chosen: Look | None = None) -> Path:
+    """A matplotlib figure to .png, .jpg, .pdf or .svg."""
+    return write_whole(Path(path), figure_bytes(figure, check_suffix(path), chosen))
+
+
+def figure_bytes(figure: Figure, suffix: str, chosen: Look | None = None) -> bytes:
+    """Return a matplotlib figure as the content of a file with that suffix. The same map gives the same bytes."""
+    import matplotlib
+
+    buffer = io.BytesIO()
+    # Type 42: real fonts, which journals ask for. No date and a fixed salt: the same map gives the same file.
+    # No hinting: it sets small letters up to a fifth wider than the page has measured them (`page.text_width`).
+    undated = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}}
+    with matplotlib.rc_context(DRAWN):
+        figure.savefig(
+            buffer, format=suffix[1:], dpi=(chosen or Look()).dpi, facecolor="white", metadata=undated.get(suffix)
+        )
+    return buffer.getvalue()
+
+
+def _npz(explanations: Mapping[str, Explanation]) -> bytes:
+    """`maps`, `layers`, `heads`, `logits`, `about` (JSON), …; in a comparison each name begins with 'METHOD/'."""
+    arrays: dict[str, Any] = {}
+    for name, explanation in explanations.items():
+        start = f"{name}/" if name else ""
+        arrays[f"{start}maps"] = numbers(explanation.maps).astype(np.float32)
+        arrays[f"{start}logits"] = numbers(explanation.logits).astype(np.float32)
+        if explanation.standard_error is not None:
+            arrays[f"{start}standard_error"] = numbers(explanation.standard_error).astype(np.float32)
+        if explanation.chosen is not None:
+            arrays[f"{start}chosen"] = explanation.chosen.cpu().numpy()
+        if explanation.layers is not None:
+            arrays[f"{start}layers"] = numbers(explanation.layers).astype(np.float32)
+        if explanation.heads is not None:
+            arrays[f"{start}heads"] = numbers(explanation.heads.maps).astype(np.float32)
+            arrays[f"{start}fused"] = numbers(explanation.heads.fused).astype(np.float32)
+            if explanation.heads.whole is not None:
+                arrays[f"{start}fused_whole"] = numbers(explanation.heads.whole).astype(np.float32)
+        arrays[f"{start}about"] = np.array(dumps(record(explanation, values=False)))
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, **arrays)
+    return buffer.getvalue()
+
+
+def _plain(values: Any) -> Any:
+    """Nested lists with null for what is not finite, because JSON has no NaN."""
+    if isinstance(values, list):
+        return [_plain(value) for value in values]
+    return None if values is None or not math.isfinite(values) else values
+
+
+def check_suffix(path: Path | str) -> str:
+    """The suffix in lower case, if it is one we can write."""
+    suffix = Path(path).suffix.lower()
+    if suffix not in SUFFIXES:
+        seen = f"ends in '{suffix}'" if suffix else "has no suffix"
+        raise BadInput(f"'{path}' {seen}; write to a name that ends in {', '.join(SUFFIXES)}.")
+    return suffix

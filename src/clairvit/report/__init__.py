@@ -1,0 +1,1 @@
+"""Write a study as one self-contained HTML page, Markdown and CSV."""

@@ -1,0 +1,263 @@
+"""The verb `choose`: which method should I trust for my model, on my images?"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from clairvit.data.dataset import Album, Failed, album_of, parts
+from clairvit.data.hashing import weights_hash
+from clairvit.errors import BadInput, ClairWarning, did_you_mean
+from clairvit.methods.spec import bind
+from clairvit.methods.explain import explain
+from clairvit.methods.explanation import Cost
+from clairvit.metrics.evaluate import LABEL, evaluate
+from clairvit.metrics.registry import Asked, ask
+from clairvit.metrics.accumulator import BASELINES, Scores
+from clairvit.models.model import Model
+from clairvit.perturbation.rng import check_seed
+from clairvit.selection.result import Pick
+from clairvit.selection.stats import Array, mean_ranks, spearman
+from clairvit.selection.start_layer import Tuned, base_of, tune
+from clairvit.selection.ranking import Measures, join, judge, sentences
+
+# Well known, of every family, and all of them arithmetic on the same trace.
+PANEL = (
+    *("raw-attention", "rollout", "grad-rollout", "genatt", "genatt+skipplus", "transatt", "legrad"),
+    *("focusvit", "ixg+skipplus", "decompx+skipplus", "attnlrp", "gradcam"),
+)
+METRICS = ("insertion-deletion", "faithfulness-correlation")
+WITH_MASKS = ("ap", "pointing-game")
+FIRST, MEAN_RANK = "first", "mean-rank"
+FRONT = ("faithfulness", "localisation")  # families of metrics that are weighed against each other, and against cost
+
+
+def choose(
+    model: Model,
+    images: Any,
+    methods: Sequence[str] | None = None,
+    metrics: Sequence[str] | None = None,
+    *,
+    masks: Any = None,
+    mask_kind: str = "nonzero",
+    labels: Sequence[int | str | None] | None = None,
+    others: Sequence[int | str | None] | None = None,
+    target: Any = None,
+    maps: str = "raw",
+    by: str = FIRST,
+    tune_start: Sequence[str] = (),
+    failed: Failed | None = None,
+    seed: int = 0,
+    batch_size: int | None = None,
+    autocast: str | None = None,
+) -> Pick:
+    """Which method is best for this model on these images, and how sure is that?
+
+    pick = cv.choose(model, images)                      # a dozen methods, by insertion − deletion
+    pick.best, pick.clear, pick.answer                   # the method, whether it is a clear winner, and in words
+    pick.save("recipe.json"); cv.explain(model, "cat.jpg", "recipe.json")
+    cv.choose(model, images, tune_start=["focusvit"])    # FocusViT's m*: the best layer to start at
+
+    `by` is what ranks: "first" is the first metric, a metric's name is that one, "mean-rank" the mean rank on each
+    image over all faithfulness metrics. `random` and `center` are always there. Other arguments are `evaluate`'s.
+    """
+    _check_lists(methods=methods, metrics=metrics, tune_start=tune_start)
+    seed = check_seed(seed)
+    panel = [bind(text).text for text in (PANEL if methods is None else methods)]
+    if not tune_start and all(text in BASELINES for text in panel):
+        raise BadInput("No method but the baselines was given; expected at least one, such as ['legrad', 'genatt'].")
+    bases = list(dict.fromkeys(base_of(text) for text in tune_start))
+    album = album_of(images, model, masks=masks, mask_kind=mask_kind, labels=labels, others=others)
+    asked = _asked(metrics, album)
+    ranking = criterion(by, asked)
+    pixels, first = _first(album, model, failed)
+    how: dict[str, Any] = {"maps": maps, "seed": seed, "batch_size": batch_size, "autocast": autocast}
+    quiet: Failed | None = None if failed is None else lambda name, error: None  # told once, by the panel
+    tuned = tune(model, album, bases, ranking[0], target, pixels, failed=quiet, **how) if bases else {}
+    every = list(dict.fromkeys((*panel, *(own.method for own in tuned.values()), *BASELINES)))
+    texts = [one.text for one in asked]
+    scores = evaluate(
+        model, album, every, texts, target=target, baselines=False, skip=methods is None, failed=failed, **how
+    )
+    assert isinstance(scores, Scores)
+    fitting = [text for text in every if text not in scores.skipped]
+    if all(text in BASELINES for text in fitting):
+        raise BadInput(
+            f"None of the methods fits {model.name}; expected at least one. " + next(iter(scores.skipped.values()), "")
+        )
+    by_label = isinstance(target, str) and target == LABEL
+    aim = None if by_label else target[first] if isinstance(target, list | tuple) else target
+    costs = tuple(_cost(model, pixels, text, aim, batch_size) for text in fitting)
+    measures = _measures(fitting, scores, asked, ranking, by, tuned, panel, costs, seed)
+    settings = {
+        "target": "predicted" if target is None else LABEL if by_label else "given",
+        "maps": maps,
+        "activation": model.activation,
+    }
+    return _pick(model, scores, measures, asked, tuned, settings)
+
+
+def _check_lists(**given: Sequence[str] | None) -> None:
+    for name, value in given.items():
+        if isinstance(value, str):
+            raise BadInput(f"{name}={value!r} was given; expected a list, such as ['{value}'].")
+
+
+def _pick(
+    model: Model,
+    scores: Scores,
+    measures: Measures,
+    asked: Sequence[Asked],
+    tuned: Mapping[str, Tuned],
+    settings: Mapping[str, Any],
+) -> Pick:
+    """The verdict, and what may be said of it."""
+    verdict = judge(measures)
+    agreement = _agreement(measures, asked)
+    answer = [
+        *sentences(verdict, measures.by, agreement, tuple(measures.goals)),
+        *_without_masks(scores, asked),
+        *(own.sentence for own in tuned.values()),
+    ]
+    return Pick(
+        best=verdict.best.method,
+        ranking=verdict.rows,
+        scores=scores,
+        by=measures.by,
+        better=measures.better,
+        metrics=tuple(one.text for one in asked),
+        clear=verdict.clear,
+        tied=tuple(row.method for row in verdict.tied),
+        groups=verdict.groups,
+        agreement=agreement,
+        tuned=tuned,
+        answer=tuple(answer),
+        model=model.name,
+        weights=weights_hash(model),
+        settings=settings,
+        seed=measures.seed,
+        skipped=dict(scores.skipped),
+        model_record=scores.model_record,
+    )
+
+
+def _without_masks(scores: Scores, asked: Sequence[Asked]) -> list[str]:
+    """Images that count in some metrics only."""
+    compared = [one.text for one in asked if "masks" in one.metric.needs]
+    if not scores.unmasked or not compared:
+        return []
+    some = ", ".join(scores.unmasked[:3]) + (", …" if len(scores.unmasked) > 3 else "")
+    return [f"{len(scores.unmasked)} of {len(scores.seen)} images have no mask, so no {join(compared)}: {some}."]
+
+
+def _asked(metrics: Sequence[str] | None, album: Album) -> list[Asked]:
+    usual = (*METRICS, *(WITH_MASKS if album.has_masks else ()))
+    if metrics is not None and not metrics:
+        raise BadInput("No metrics were given; expected names such as ['insertion-deletion'], or none for the usual.")
+    return list({one.text: one for one in map(ask, usual if metrics is None else metrics)}.values())
+
+
+def criterion(by: str, asked: Sequence[Asked]) -> list[Asked]:
+    """The metrics that the ranking is by: one, or all of faithfulness."""
+    texts = [one.text for one in asked]
+    if by == FIRST:
+        found = [asked[0]]
+    elif by == MEAN_RANK:
+        found = [one for one in asked if one.metric.family == "faithfulness"]
+    else:
+        found = [one for one in asked if one.text == by or one.metric.name == by]
+    if not found and by == MEAN_RANK:
+        raise BadInput(f"by=mean-rank ranks by metrics of faithfulness, and {', '.join(texts)} has none of them.")
+    if not found:
+        known = [FIRST, MEAN_RANK, *texts]
+        raise BadInput(f"by={by} was given; expected one of {', '.join(known)}.{did_you_mean(by, known)}")
+    whole = next((one.text for one in found if one.metric.scope == "set"), None)
+    if whole is not None:
+        raise BadInput(f"'{whole}' is one number for all images; expected a metric of each image to rank by, by=….")
+    return found
+
+
+def _first(album: Album, model: Model, failed: Failed | None) -> tuple[Any, int]:
+    """The first image that can be read [1, 3, H, W], and which it is."""
+    quiet: Failed | None = None if failed is None else lambda name, error: None
+    part = next(parts(album, model, 1, quiet), None)
+    if part is None:
+        raise BadInput("None of the images could be read; expected at least one that can.")
+    return part.pixels, part.rows[0]
+
+
+def _cost(model: Model, pixels: Any, text: str, target: Any, batch_size: int | None) -> Cost:
+    """Passes and seconds of one map, made alone; the model is warm by now."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ClairWarning)  # of zero maps: the scores have said it
+        return explain(model, pixels, text, target, batch_size=batch_size).cost
+
+
+def _measures(
+    methods: Sequence[str],
+    scores: Scores,
+    asked: Sequence[Asked],
+    ranking: Sequence[Asked],
+    by: str,
+    tuned: Mapping[str, Tuned],
+    panel: Sequence[str],
+    costs: tuple[Cost, ...],
+    seed: int,
+) -> Measures:
+    """Scores as arrays. A start that was picked on these images is scored by the starts that halves of them pick."""
+    crossed = {
+        (own.method, own.metric): values
+        for own in tuned.values()
+        if own.method not in panel and (values := own.crossed()) is not None
+    }
+
+    def upward(one: Asked) -> Array:
+        sign = 1.0 if one.better == "higher" else -1.0
+        own = [crossed.get((text, one.text), sign * scores[text, one.text].values.double().numpy()) for text in methods]
+        return np.stack(own)  # [K, n]
+
+    for one in ranking:
+        if scores[methods[0], one.text].counts is not None:
+            raise BadInput(f"'{one.text}' is one number for all images; expected a metric of each image to rank by.")
+    together = mean_ranks(np.stack([upward(one) for one in ranking])) if by == MEAN_RANK else upward(ranking[0])
+    upright = by == MEAN_RANK or ranking[0].better == "higher"
+    means = {one.text: np.array([scores[text, one.text].mean for text in methods]) for one in asked}
+    for (text, metric), values in crossed.items():
+        sign = 1.0 if ask(metric).better == "higher" else -1.0
+        means[metric][list(methods).index(text)] = sign * float(np.nanmean(values))
+    best_first = -together if by == MEAN_RANK else together
+    own = np.array([float(np.nanmean(row)) if np.isfinite(row).any() else math.nan for row in best_first])
+    return Measures(
+        methods=tuple(methods),
+        values=together if upright else -together,
+        by="mean rank over " + ", ".join(one.text for one in ranking) if by == MEAN_RANK else ranking[0].text,
+        better="lower" if by == MEAN_RANK else ranking[0].better,
+        means=means,
+        goals=_goals(ranking[0], own, asked, means),
+        costs=costs,
+        seed=seed,
+        span=(1, len(methods)) if by == MEAN_RANK else ranking[0].span,
+    )
+
+
+def _goals(ranks: Asked, own: Array, asked: Sequence[Asked], means: Mapping[str, Array]) -> dict[str, Array]:
+    """What the front weighs, higher is better: what ranks, and the first metric of each family that it is not of."""
+    first = {family: next((one for one in asked if one.metric.family == family), None) for family in FRONT}
+    found = {
+        family: own if family == ranks.metric.family else means[one.text] * (1 if one.better == "higher" else -1)
+        for family, one in first.items()
+        if one is not None
+    }
+    return found if ranks.metric.family in FRONT else {ranks.text: own, **found}
+
+
+def _agreement(measures: Measures, asked: Sequence[Asked]) -> dict[tuple[str, str], float]:
+    """Spearman's rho of the metrics' means over the methods that are no baselines, good being up."""
+    own = [place for place, text in enumerate(measures.methods) if text not in BASELINES]
+    up = {one.text: measures.means[one.text][own] * (1 if one.better == "higher" else -1) for one in asked}
+    return {(one, other): spearman(up[one], up[other]) for one, other in itertools.combinations(up, 2)}

@@ -1,0 +1,76 @@
+"""Pick: what `choose` found, and the recipe that is made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from clairvit.methods.recipe import Recipe
+from clairvit.metrics.accumulator import Scores
+from clairvit.selection.start_layer import Tuned
+from clairvit.selection.ranking import Row
+
+
+@dataclass(frozen=True, eq=False)
+class Pick:
+    """A ranking, what it rests on, and what may be said of it."""
+
+    best: str  # the method
+    ranking: tuple[Row, ...]
+    scores: Scores
+    by: str  # the metric that ranks, or "mean-rank"
+    better: str
+    metrics: tuple[str, ...]
+    clear: bool  # is the best significantly better than all others?
+    tied: tuple[str, ...]  # methods that cannot be told from the best
+    groups: tuple[tuple[str, ...], ...]  # neighbours in the ranking of which no two can be told apart
+    agreement: Mapping[tuple[str, str], float]  # Spearman's rho of two metrics over methods
+    tuned: Mapping[str, Tuned]
+    answer: tuple[str, ...]  # in words
+    model: str
+    weights: str
+    settings: Mapping[str, Any]
+    seed: int
+    skipped: Mapping[str, str] = field(default_factory=dict)  # method -> why it does not fit the model
+    model_record: Mapping[str, Any] = field(default_factory=dict)  # preprocessing, weights' hash, assumptions
+
+    @property
+    def front(self) -> tuple[str, ...]:
+        """Nobody is as good in faithfulness, localisation and cost, and better in one of them."""
+        return tuple(row.method for row in self.ranking if row.on_front)
+
+    @property
+    def images(self) -> int:
+        return len(next(iter(self.scores.values())).values)
+
+    @property
+    def recipe(self) -> Recipe:
+        """What `explain` needs, with the numbers. Seconds are left out: the same choice gives the same file."""
+        rows = [asdict(row) for row in self.ranking]
+        for row in rows:
+            row["cost"] = {"forwards": row["cost"]["forwards"], "backwards": row["cost"]["backwards"]}
+        return Recipe(
+            method=self.best,
+            model=self.model,
+            weights=self.weights,
+            model_record=dict(self.model_record),
+            metrics=self.metrics,
+            by=self.by,
+            settings=dict(self.settings),
+            images=self.images,
+            seed=self.seed,
+            clear=self.clear,
+            answer=self.answer,
+            ranking=tuple(rows),
+            starts={base: own.method for base, own in self.tuned.items()},
+            tuned=tuple(own.as_document() for own in self.tuned.values()),
+        )
+
+    def save(self, path: Path | str) -> Path:
+        """Write the recipe, which `cv.explain(model, image, "recipe.json")` and `explain --recipe` follow."""
+        return self.recipe.save(path)
+
+    def __repr__(self) -> str:
+        return f"Pick({self.best}; {self.answer[0]})"

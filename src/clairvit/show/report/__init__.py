@@ -1,1 +1,0 @@
-"""A study written up: one page that stands alone, the same tables as Markdown, and their numbers as CSV."""

@@ -1,0 +1,1 @@
+"""Choose which output of a model is explained."""

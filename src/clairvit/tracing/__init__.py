@@ -1,0 +1,1 @@
+"""Record one forward and one backward pass of a model (`cv.trace`)."""

@@ -1,0 +1,235 @@
+"""Inside a block: the residual stream after attention, and what each token's value adds to it.
+
+x_mid = x + g(O), O = A v. From the film of the block: x_mid is the first sum after the attention that the block's input
+is a term of; what one head's values add is the linear part of the way from O to x_mid; and the values without bias are
+the linear part of the way from x to v. No library is known by name.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from clairvit.errors import NotApplicable
+from clairvit.tracing.attention import AttentionCall, widened
+from clairvit.tracing.capture import Capture, role
+from clairvit.tracing.recorders.op_log import Step
+from clairvit.tracing.linearised import Link, Norm, carried, is_sum, rerun, way
+from clairvit.tracing.recording import Recording
+
+Norms = Literal["none", "next", "attention", "block"]
+_SAME = ("view", "reshape", "flatten", "unflatten", "contiguous", "clone", "dropout", "to", "float")  # same tokens
+
+
+@dataclass(frozen=True, eq=False)
+class Vectors:
+    """T_ij = scale_i · (sum_h A_ij^h f_j^h / sigma_i + delta_ij x_i): what token j adds to token i.
+
+    `spread` is 1/sigma of norms between the attention and the residual (1 where there is none), `scale` that of norms
+    that the sum goes through.
+    """
+
+    f: Tensor  # [B, H, N, d]
+    x: Tensor  # [B, N, d]
+    spread: Tensor  # [B, N, 1]
+    scale: Tensor  # [B, N, 1]
+
+
+@dataclass(frozen=True, eq=False)
+class Inside:
+    """One block with attention between all tokens and a residual around it."""
+
+    recording: Recording
+    call: AttentionCall
+    steps: tuple[Step, ...]  # from the block's input to the next block's
+    start: Tensor  # the block's input, as the model shapes it
+    attended: Tensor  # O
+    to_values: tuple[Link, ...]  # the last of them is the attention
+    to_sum: tuple[Link, ...]  # the last of them is the sum with the block's input
+    after: tuple[Step, ...]  # the steps after that sum
+    made: dict[bool, Tensor] = field(default_factory=dict)  # what heads add, without and with the bias of values
+
+    @staticmethod
+    def of(recording: Recording, index: int) -> Inside:
+        film = recording.film
+        assert film is not None, "recorded with inside=True"
+        block, attended = film.attended[index]
+        if recording.inputs[index] is None:
+            raise no_residual(index)
+        start, first = film.starts[block]
+        following = min((i for b, (_, i) in enumerate(film.starts) if b > block and i > first), default=None)
+        steps = film.steps[first:]
+        at = next((i for i, step in enumerate(steps) if any(t is attended for t in step.made)), None)
+        if at is None:
+            raise no_residual(index)
+        total = next((i for i, step in enumerate(steps) if i > at and _is_residual(step, start)), None)
+        to_values = way(steps[: at + 1], start, attended)
+        if total is None or len(to_values) == 0 or len(to_values[-1].carriers) != 1:
+            raise no_residual(index)
+        to_sum = way(steps[at + 1 : total + 1], attended, steps[total].made[0])
+        if not to_sum or not _stands_alone(to_sum, _dependent(film.steps[: first + total + 1], start), start):
+            raise no_residual(index)
+        end = None if following is None else following - first
+        return Inside(
+            recording,
+            recording.calls[index],
+            tuple(steps[:end]),
+            start,
+            attended,
+            tuple(to_values),
+            tuple(to_sum),
+            tuple(steps[total + 1 : end]),
+        )
+
+    @property
+    def total(self) -> Tensor:
+        """x_mid as the model shapes it."""
+        return self.to_sum[-1].step.made[0]
+
+    @functools.cached_property
+    def x_mid(self) -> Tensor:
+        """The residual stream after attention, [B, N, d]."""
+        return widened(self.recording.as_tokens(self.total))
+
+    def values(self, *, bias: bool) -> Tensor:
+        """v [B, H, N, dh]; without bias it is the linear part of the way from x: v minus W_v beta + b_v."""
+        if bias:
+            return self.call.v.detach()
+        *before, attention = self.to_values
+        (value,) = attention.carriers
+        plain = self.start if value is self.start else carried(before, self.start, self.start, value, stacked=False)
+        if plain.shape == self.call.v.shape and value.data_ptr() == self.call.v.data_ptr():
+            return plain  # the model's v has the common form already
+        capture = Capture(len(self.recording.pixels))
+        with capture:  # how the model's v becomes [B, H, N, dh] is known to the capture
+            weights = [t for t in attention.step.given if t is not value]
+            fused = role(attention.step.function) == "fused"
+            stand_ins = {} if fused else {id(t): torch.zeros_like(t).softmax(-1) for t in weights}
+            rerun(attention.step, {**stand_ins, id(value): plain})
+        return capture.calls[0].v
+
+    @functools.cached_property
+    def spread(self) -> Tensor:
+        """1/sigma of the norms between O and x_mid, [B, N, 1]."""
+        norms = [Norm.of(link.step) for link in self.to_sum if role(link.step.function) == "norm"]
+        return self._scale(norms)
+
+    def vectors(self, *, value_bias: bool = False, ln: Norms = "none") -> Vectors:
+        """f and x of T, after the linear part of the norms that are asked for."""
+        f, x = self._added(value_bias), widened(self.recording.as_tokens(self.start))
+        norms = self.norms(ln)
+        for norm in norms:
+            f, x = norm.linear(f, spread=False), norm.linear(x, spread=False)
+        return Vectors(f, x, self.spread, self._scale(norms))
+
+    def _added(self, value_bias: bool) -> Tensor:
+        """What each head's values add to x_mid, [B, H, N, d]; made once for all methods."""
+        if value_bias not in self.made:
+            self.made[value_bias] = self._carried_heads(self.values(bias=value_bias))
+        return self.made[value_bias]
+
+    def _carried_heads(self, v: Tensor) -> Tensor:
+        """[B, H, N, dh] -> [B, H, N, d]: one head at a time on the way from O to x_mid."""
+        heads = v.shape[1]
+        alone = torch.eye(heads, dtype=v.dtype, device=v.device)[:, None, :, None, None] * v  # [H, B, H, N, dh]
+        # The heads' form is a rearrangement, so its transpose is the way back to the model's own shape.
+        back = torch.func.vjp(self.call.heads, self.attended)[1]
+        placed = torch.func.vmap(lambda one: back(one)[0])(alone)
+        added = carried(self.to_sum, self.attended, placed, self.total, spread=False)  # [H, as x_mid]
+        return widened(torch.stack([self.recording.as_tokens(one) for one in added], 1))
+
+    def norms(self, which: Norms) -> list[Norm]:
+        """Norms that x_mid goes through.
+
+        "next": the one that reads it, wherever it leads (norm2 of a pre-norm block). "attention" and "block": those
+        that the residual stream itself goes through, before the MLP and to the end of the block (post-norm blocks).
+        """
+        if which == "none":
+            return []
+        assert self.recording.film is not None
+        stream, found = [self.total], list[Norm]()  # the stream under all its names: views of it too
+        for number, step in enumerate(self.after):
+            if any(t is self.recording.film.last for t in stream):
+                break  # what follows is the head
+            if not any(_reads(step, one) for one in stream):
+                continue
+            if role(step.function) == "norm":
+                branch = any(is_sum(later) and any(_reads(later, t) for t in stream) for later in self.after[number:])
+                if which == "next":
+                    return [Norm.of(step)]
+                if not branch:  # else it is the first step of the MLP
+                    found.append(Norm.of(step))
+                    stream = step.made
+            elif is_sum(step):
+                if which in ("attention", "next"):
+                    break
+                stream = step.made
+            elif getattr(step.function, "__name__", "") in _SAME:
+                stream = [*stream, *step.made]
+        if which == "next":
+            raise NotApplicable(
+                "No norm reads the residual stream after this block's attention, and ln=next asks for it. Use ln=none."
+            )
+        return found
+
+    def resultant(self, norms: list[Norm]) -> Tensor:
+        """x_mid after these norms, [B, N, d]: the true vector that the T_ij add up to, but for biases."""
+        y = self.x_mid
+        for norm in norms:
+            y = norm.linear(y, spread=False) * self._scale([norm])
+            y = y if norm.bias is None else y + norm.bias
+        return y
+
+    def _scale(self, norms: list[Norm]) -> Tensor:
+        """The product of 1/sigma, [B, N, 1]."""
+        x = self.recording.as_tokens(self.start)
+        scale = widened(x.new_ones(*x.shape[:2], 1))
+        for norm in norms:
+            found = norm.inverse_spread
+            if found.ndim < 3 or found.numel() != scale.numel():
+                raise NotApplicable(
+                    f"A norm between attention and residual is over {list(found.shape)}, not over whole tokens; "
+                    "expected one spread for each token. Use globenc's gradient neighbours: genatt or decompx."
+                )
+            scale = scale * self.recording.as_tokens(found)
+        return scale
+
+
+def _is_residual(step: Step, start: Tensor) -> bool:
+    return is_sum(step) and step.made[0].shape == start.shape and _reads(step, start)
+
+
+def _reads(step: Step, tensor: Tensor) -> bool:
+    return any(t is tensor for t in step.given)
+
+
+def _dependent(steps: list[Step], start: Tensor) -> set[int]:
+    """Everything that was made of the block's input."""
+    found = {id(start)}
+    for step in steps:
+        if any(id(t) in found for t in step.given):
+            found.update(id(t) for t in step.made)
+    return found
+
+
+def _stands_alone(links: list[Link], dependent: set[int], start: Tensor) -> bool:
+    """Does nothing else of the tokens (a second attention, an MLP beside it, a gate) meet O before the residual?"""
+    for link in links:
+        others = [t for t in link.step.given if all(t is not c for c in link.carriers)]
+        if link is links[-1]:
+            others = [t for t in others if t is not start]
+        if any(id(t) in dependent for t in others):
+            return False
+    return True
+
+
+def no_residual(index: int) -> NotApplicable:
+    return NotApplicable(
+        f"Layer {index} does not add its attention to its own input (x + attention) as a step of its own; this method "
+        "takes that sum apart. Parallel branches, gated attention and blocks that are no modules have no such sum. Use "
+        "a method that needs attention and gradients only: genatt or rollout."
+    )

@@ -1,0 +1,74 @@
+"""Grid: which axes of the tokens are rows and columns, and whether the tokens lie there."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from clairvit.models.layout import Layout
+from clairvit.tracing.autograd_errors import way_back
+
+
+def channels_first(tokens: Tensor, image: tuple[int, int], *, tie: bool = False) -> bool:
+    """[B, d, h, w] or [B, h, w, d]? The grid is the pair of axes with the image's proportions; `tie` if both have."""
+    _, a, b, c = tokens.shape
+    first, last = off_proportion(b, c, image), off_proportion(a, b, image)
+    return tie if first == last else first < last
+
+
+def off_proportion(rows: int, cols: int, image: tuple[int, int]) -> float:
+    """How far a grid is from the image's proportions."""
+    return abs(rows * image[1] - cols * image[0]) / (rows * image[1])
+
+
+def fits_image(rows: int, cols: int, image: tuple[int, int]) -> bool:
+    """Can rows × cols cells cover the image with one stride, give or take a cell on each side (padding, cropping)?
+
+    H / (rows ± 1) and W / (cols ± 1) are the strides that each side allows; the two ranges must overlap. So 7 × 7 and
+    7 × 8 fit a square image, and 3137 × 19 (tokens × channels) does not.
+    """
+    sides = list(zip(image, (rows, cols), strict=True))
+    smallest = max(side / (cells + 1) for side, cells in sides)
+    largest = min(side / (cells - 1) if cells > 1 else math.inf for side, cells in sides)
+    return smallest <= largest
+
+
+def one_image(tokens: Tensor, image: tuple[int, int]) -> Tensor:
+    """[N, d] from [1, N, d], [N, 1, d], [1, h, w, d] or [1, d, h, w]."""
+    if tokens.ndim == 3:
+        return tokens.flatten(0, 1)
+    return tokens[0].flatten(1).transpose(0, 1) if channels_first(tokens, image) else tokens[0].flatten(0, 1)
+
+
+def square_patches(count: int, image: tuple[int, int]) -> tuple[int, int] | None:
+    """(rows, cols) with rows * cols = count that cut the image into equal squares."""
+    for rows in range(1, count + 1):
+        cols = count // rows
+        if rows * cols == count and image[0] % rows == 0 and rows * image[1] == cols * image[0]:
+            return rows, cols
+    return None
+
+
+def in_order(tokens: Tensor, layout: Layout, pixels: Tensor) -> bool:
+    """Do patch tokens [N, d] see the pixels of their own cell? Some models sort them by windows, or put CLS last."""
+    if not tokens.requires_grad:
+        return True  # nobody can tell
+    rows, cols = layout.grid
+    independent, dependent = False, False
+    for row, col in ((0, cols - 1), (rows // 2, cols - 1), (rows - 1, 0), (rows - 1, cols - 1)):
+        energy = tokens[layout.prefix + row * cols + col].square().sum()
+        with way_back():
+            (gradient,) = torch.autograd.grad(energy, pixels, retain_graph=True, allow_unused=True)
+        weight = None if gradient is None else gradient[0].float().abs().sum(0)  # [H, W]
+        if weight is None or not weight.any():
+            independent = True
+            continue
+        dependent = True
+        for axis, expected in ((0, (row + 0.5) / rows), (1, (col + 0.5) / cols)):
+            along = weight.sum(1 - axis)
+            place = (along * (torch.arange(len(along), device=along.device) + 0.5)).sum() / along.sum() / len(along)
+            if abs(float(place) - expected) > 0.3:
+                return False
+    return not (independent and dependent)  # a learned token (YOLOS puts its own last) where a patch should be

@@ -1,0 +1,120 @@
+"""Layer: one block of a trace, or one stage of a CNN."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from clairvit.errors import CaptureError, NotApplicable
+from clairvit.tracing.attention import AttentionCall
+from clairvit.tracing.autograd_errors import GRADIENT_METHODS, no_attention
+
+
+@dataclass(frozen=True, eq=False)
+class Layer:
+    """One block: its input and attention, and their gradients. A, G and S are derived on each access, never kept.
+
+    A CNN's layers are its stages: x is the stage's feature map, [B, h·w, C], and there is no attention.
+    """
+
+    index: int
+    count: int  # layers in the model
+    call: AttentionCall | None  # None: a stage of a CNN
+    grid: tuple[int, int] | None  # of this block's tokens
+    name: str  # of the stage of a CNN
+    tokens: Tensor | None  # [B, N, d]
+    tokens_gradient: Tensor | None
+    out_gradient: Tensor | None  # [B, H, N, dh]
+    middle: Tensor | None = None  # [B, N, d] x + attention, where it was asked for and seen
+
+    def __repr__(self) -> str:
+        """Return one line: place, tokens and attention."""
+        tokens = "not seen" if self.tokens is None else tuple(self.tokens.shape)
+        attends = (
+            "no attention" if self.call is None else f"{self.call.kind} attention {self.call.queries}×{self.call.keys}"
+        )
+        return f"Layer({self.index} of {self.count}, x {tokens}, {attends})"
+
+    @property
+    def attention(self) -> AttentionCall:
+        if self.call is None:
+            raise NotApplicable(no_attention(self.name, self.index))
+        return self.call
+
+    @property
+    def x(self) -> Tensor:
+        """The block's input, [B, N, d]."""
+        if self.tokens is None:
+            raise NotApplicable(
+                f"Layer {self.index} is not a module of its own, so its input was not seen; expected each block to be "
+                "an nn.Module. Put the block's code into one, or use a method that needs attention only: rollout."
+            )
+        return self.tokens
+
+    @property
+    def dx(self) -> Tensor:
+        """dy/dx, [B, N, d]."""
+        _ = self.x  # where there are no tokens, say that
+        return gradient_at(self.tokens_gradient, f"x of layer {self.index}")
+
+    @property
+    def q(self) -> Tensor:
+        return _seen(self.attention.q, "q")
+
+    @property
+    def k(self) -> Tensor:
+        return _seen(self.attention.k, "k")
+
+    @property
+    def v(self) -> Tensor:
+        return self.attention.v.detach()
+
+    @property
+    def dO(self) -> Tensor:
+        """dy/dO of the heads' outputs, [B, H, N, dh]."""
+        return gradient_at(self.out_gradient, f"O of layer {self.index}")
+
+    @property
+    def A(self) -> Tensor:
+        """Attention, [B, H, N, N]; row = query."""
+        return self.between_tokens().A()
+
+    @property
+    def S(self) -> Tensor:
+        """Scaled scores before the softmax, [B, H, N, N]."""
+        return self.between_tokens().S()
+
+    @property
+    def G(self) -> Tensor:
+        """dy/dA, [B, H, N, N]."""
+        return self.between_tokens().G(self.dO)
+
+    def between_tokens(self) -> AttentionCall:
+        """The attention, if it is one between all image tokens."""
+        call = self.attention
+        if call.kind != "tokens":
+            what = {
+                "window": "inside windows or stages",
+                "reduced": "from all tokens to fewer, spatially reduced keys",
+                "channel": "between channels",
+            }.get(call.kind, "from a pool")
+            raise NotApplicable(
+                f"This model attends {what} ({call.queries}×{call.keys} in layer {self.index}), not between all image "
+                f"tokens, which attention methods need. Use a gradient method: {GRADIENT_METHODS}."
+            )
+        return call
+
+
+def gradient_at(gradient: Tensor | None, of: str) -> Tensor:
+    if gradient is None:
+        raise CaptureError(f"The backward of this trace left no gradient at the {of}. Make one that does: cv.trace(…).")
+    return gradient
+
+
+def _seen(tensor: Tensor | None, name: str) -> Tensor:
+    if tensor is None:
+        raise NotApplicable(
+            f"The model computes its attention step by step and '{name}' was not seen. Use layer.A, layer.v."
+        )
+    return tensor.detach()

@@ -1,0 +1,1 @@
+"""Record what single methods need beyond block inputs, queries, keys, values and their gradients."""

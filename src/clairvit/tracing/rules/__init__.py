@@ -1,0 +1,12 @@
+"""Every rule table there is, from the files that hold the rules."""
+
+from __future__ import annotations
+
+from clairvit.tracing.rules.gamma import GAMMA_MADE, GAMMA_TABLES
+from clairvit.tracing.rules.lrp import LRP_TABLES
+from clairvit.tracing.rules.table import MADE, TABLES, table
+
+TABLES.update({**LRP_TABLES, **GAMMA_TABLES})
+MADE.update(GAMMA_MADE)
+
+__all__ = ["MADE", "TABLES", "table"]

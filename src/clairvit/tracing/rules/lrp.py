@@ -1,0 +1,257 @@
+"""Relevance propagation as backward rules: Chefer's two rule files and Deep Taylor.
+
+The papers send relevance R down; here a backward carries c = R / a, and R = a · c at every activation a. A rule that
+hands relevance on unchanged from y to x is then c · y / x, and a rule that shares R_i out by x_j w_ij / Z_i is an
+ordinary vector-Jacobian product of z_i c_i / Z_i: nothing is divided by an activation but where a rule is an identity.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from clairvit.tracing.attention import scaled_scores
+from clairvit.tracing.rules.table import (
+    Call,
+    Gradients,
+    Rule,
+    Table,
+    blocked,
+    frozen_length,
+    frozen_slope,
+    gate_frozen,
+    halved,
+)
+
+
+def ratio(over: Tensor, under: Tensor) -> Tensor:
+    """over / under, and 0 where there is nothing to divide by."""
+    found = torch.where(under == 0, torch.zeros_like(over), over / under)
+    return found.nan_to_num(nan=float("nan")) if found.dtype == torch.float16 else found  # float16: no infinity
+
+
+def saturating(rule: Rule) -> Rule:
+    """A float16 has no room for relevance that doubles from layer to layer: it stops at the edge, short of infinity."""
+
+    def bounded(c: Tensor) -> Tensor:
+        if c.dtype != torch.float16:
+            return c
+        edge = torch.finfo(c.dtype).max / 64  # room for the sums on the way to the next rule
+        return c.clamp(-edge, edge)
+
+    def held(call: Call, c: Tensor) -> Gradients:
+        return tuple(None if g is None else bounded(g) for g in rule(call, bounded(c)))
+
+    return held
+
+
+@dataclass(frozen=True, eq=False)
+class Affine:
+    """A linear layer or a convolution: z = W x + b, run on other inputs and weights, and back."""
+
+    x: Tensor
+    weight: Tensor
+    bias: Tensor | None
+    how: dict[str, Any]  # stride, padding, … of a convolution
+
+    @staticmethod
+    def of(call: Call) -> Affine:
+        rest = {key: value for key, value in call.arguments.items() if key not in ("weight", "bias", "inside")}
+        return Affine(call.inputs[0], call.arguments["weight"], call.arguments.get("bias"), rest)
+
+    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        return F.linear(x, weight, bias) if weight.ndim == 2 else F.conv2d(x, weight, bias, **self.how)
+
+    def back(self, s: Tensor, weight: Tensor) -> Tensor:
+        """Wᵀ s."""
+        if weight.ndim == 2:
+            return s @ weight
+        with torch.enable_grad():
+            x = self.x.detach().requires_grad_(True)
+            return torch.autograd.grad(self(x, weight), x, s)[0]
+
+    @property
+    def z(self) -> Tensor:
+        return self(self.x, self.weight, self.bias)
+
+    @property
+    def signs(self) -> tuple[Tensor, Tensor]:
+        """W⁺ and W⁻."""
+        return self.weight.clamp(min=0), self.weight.clamp(max=0)
+
+    @property
+    def supports(self) -> tuple[Tensor, Tensor]:
+        """x⁺ W⁺ and x⁻ W⁻: what speaks for each output."""
+        up, down = self.signs
+        return self(self.x.clamp(min=0), up), self(self.x.clamp(max=0), down)
+
+
+def positive_inputs(call: Call, c: Tensor) -> Gradients:
+    """R_j = sum_i (x_j w_ij)⁺ / sum_k (x_k w_ik)⁺ · R_i: the z+ rule, the bias left out."""
+    layer = Affine.of(call)
+    up, down = layer.signs
+    Z_up, Z_down = layer.supports
+    s = ratio(layer.z * c, Z_up + Z_down)
+    return (torch.where(layer.x > 0, layer.back(s, up), layer.back(s, down)),)
+
+
+def positive_inputs_twice(call: Call, c: Tensor) -> Gradients:
+    """The z+ rule for x⁺ W⁺ and for x⁻ W⁻ apart: each part is given the whole R_i, so relevance can double."""
+    layer = Affine.of(call)
+    up, down = layer.signs
+    R = layer.z * c
+    s_up, s_down = (ratio(R, Z) for Z in layer.supports)
+    return (torch.where(layer.x > 0, layer.back(s_up, up), layer.back(s_down, down)),)
+
+
+def passed_on(call: Call, c: Tensor) -> Gradients:
+    """A norm hands each entry's relevance on as it is: c · y / x."""
+    x, shape, eps = call.inputs[0], call.arguments["shape"], call.arguments["eps"]
+    weight, bias = call.arguments["weight"], call.arguments["bias"]
+    centred = call.arguments["centred"]
+    y = F.layer_norm(x, shape, weight, bias, eps) if centred else F.rms_norm(x, shape, weight, eps)
+    return (c * ratio(y, x),)
+
+
+def passed_on_softmax(call: Call, c: Tensor) -> Gradients:
+    """A softmax hands relevance on as it is; the half is that of the q kᵀ that fed it."""
+    S = call.inputs[0]
+    A = S.softmax(-1, dtype=c.dtype)
+    return ((c * ratio(A, S.to(c.dtype)) / 2).to(S.dtype),)
+
+
+def shared_attention(call: Call, c: Tensor) -> Gradients:
+    """A v and q kᵀ give each factor half of what it would have alone, the softmax between hands relevance on."""
+    return _shared_attention(call, c, rescaled=False)
+
+
+def shared_rescaled_attention(call: Call, c: Tensor) -> Gradients:
+    """The same; a position bias added to the scores is a sum like any other, and rescaled."""
+    return _shared_attention(call, c, rescaled=True)
+
+
+def _shared_attention(call: Call, c: Tensor, *, rescaled: bool) -> Gradients:
+    q, k, v, *traced_mask = call.inputs
+    scale, mask = call.arguments["scale"], call.arguments["mask"]
+    S = scaled_scores(q, k, scale, mask)  # [..., queries, keys], float32 at least
+    A, c_O = S.softmax(-1), c.to(S.dtype)
+    c_S = c_masked = (c_O @ v.to(S.dtype).transpose(-2, -1) / 2) * ratio(A, S) / 2
+    if rescaled and mask is not None and mask.dtype != torch.bool:
+        terms = (scaled_scores(q, k, scale), mask.detach().to(S.dtype))
+        scales = branch_scales(terms, c_S, call.arguments["batch"])
+        c_S, c_masked = c_S * scales[0], c_S * scales[1]
+    c_q, c_k = c_S @ k.to(S.dtype) * scale, c_S.transpose(-2, -1) @ q.to(S.dtype) * scale
+    c_v = A.transpose(-2, -1) @ c_O / 2
+    found = (c_q, c_k, c_v, *(c_masked.sum_to_size(m.shape) for m in traced_mask))
+    return tuple(g.to(x.dtype) for g, x in zip(found, call.inputs, strict=True))
+
+
+def rescaled_sum(call: Call, c: Tensor) -> Gradients:
+    """a + b: shares in proportion, then each branch scaled to |sum R_a| / (|sum R_a| + |sum R_b|) of the total.
+
+    The sums are each image's own; the authors' code sums over the batch, which is the same for one image.
+    """
+    scales = branch_scales(call.inputs, c, call.arguments["batch"], call.arguments["axis"])
+    return tuple(
+        (c * scale).sum_to_size(x.shape) if x.requires_grad else None
+        for x, scale in zip(call.inputs, scales, strict=True)
+    )
+
+
+def branch_scales(terms: tuple[Tensor, ...], c: Tensor, batch: int, axis: int = 0) -> list[Tensor]:
+    """For each of two terms of a sum, by what its relevance is multiplied: one number an image, to be broadcast."""
+    # The whole is summed as (a + b) · c: two large totals of opposite sign would leave round-off.
+    *totals, whole = (
+        (x * c).movedim(axis, 0).reshape(batch, -1).sum(1) for x in (*terms, terms[0] + terms[1])
+    )  # [B] each
+    # |sum R_a| / (|sum R_a| + |sum R_b|) · sum R / sum R_a, without its division by sum R_a
+    whole = ratio(whole, totals[0].abs() + totals[1].abs())
+    shape = [-1 if i == axis else 1 for i in range(c.ndim)]
+    each = c.shape[axis] // batch  # windows of an image
+    return [(total.sign() * whole).repeat_interleave(each).reshape(shape) for total in totals]
+
+
+# Deep Taylor: every split by the positive contributions alone
+
+
+def positive_sum(call: Call, c: Tensor) -> Gradients:
+    """a + b: all to the positive summands; where there is none, in proportion (both shares are positive then too)."""
+    positive = [x.clamp(min=0) for x in call.inputs]
+    Z = positive[0] + positive[1]
+    s = ratio(sum(call.inputs) * c, Z)
+    return tuple(
+        torch.where(Z > 0, torch.where(x > 0, s, torch.zeros_like(s)), c).sum_to_size(x.shape)
+        if x.requires_grad
+        else None
+        for x in call.inputs
+    )
+
+
+def positive_mix(call: Call, c: Tensor) -> Gradients:
+    """O = A v with A held fixed, its positive terms alone; where there is none, in proportion."""
+    A, v = call.inputs
+    return (None, _positive_values(call.function, A, v, c))
+
+
+def positive_values(call: Call, c: Tensor) -> Gradients:
+    q, k, v, *mask = call.inputs
+    A = scaled_scores(q, k, call.arguments["scale"], call.arguments["mask"]).softmax(-1)
+    c_v = _positive_values(torch.matmul, A, v.to(A.dtype), c.to(A.dtype))
+    return (None, None, c_v.to(v.dtype), *(None for _ in mask))
+
+
+def _positive_values(mix: Callable[..., Tensor], A: Tensor, v: Tensor, c: Tensor) -> Tensor:
+    def back(weights: Tensor, s: Tensor) -> Tensor:
+        with torch.enable_grad():
+            probe = v.detach().requires_grad_(True)
+            return torch.autograd.grad(mix(weights.detach(), probe), probe, s)[0]
+
+    up, down = A.clamp(min=0), A.clamp(max=0)  # talking heads mix rows after the softmax, so A may be negative
+    Z = mix(up, v.clamp(min=0)) + mix(down, v.clamp(max=0))
+    O = mix(A, v)  # noqa: E741
+    none = torch.finfo(Z.dtype).eps * (2 * Z - O) >= Z  # of all terms' size; masks of -100 leave an A of 1e-44
+    s = torch.where(none, torch.zeros_like(c), ratio(O * c, Z))
+    rest = torch.where(none, c, torch.zeros_like(c))
+    return torch.where(v > 0, back(up, s), back(down, s)) + back(A, rest)
+
+
+_CHEFER: dict[str, Rule] = {
+    "norm": passed_on,
+    "length": frozen_length,
+    "activation": frozen_slope,
+    "gate": blocked,
+    "softmax": passed_on_softmax,
+    "attention": shared_attention,
+    "mix": halved,
+    "product": halved,
+    "conv": positive_inputs_twice,
+}
+
+
+def _from_one(rules: dict[str, Rule]) -> Table:
+    return Table({role: saturating(rule) for role, rule in rules.items()}, unit=True)
+
+
+LRP_TABLES: dict[str, Table] = {
+    "chefer": _from_one(
+        {**_CHEFER, "linear": positive_inputs, "add": rescaled_sum, "attention": shared_rescaled_attention}
+    ),
+    "lrp": _from_one({**_CHEFER, "linear": positive_inputs_twice}),
+    "deep-taylor": _from_one(
+        {
+            **_CHEFER,
+            "linear": positive_inputs,
+            "conv": positive_inputs,
+            "softmax": blocked,
+            "attention": positive_values,
+            "mix": positive_mix,
+            "product": gate_frozen,
+            "add": positive_sum,
+        }
+    ),
+}

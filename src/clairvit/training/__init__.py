@@ -1,0 +1,1 @@
+"""Fine-tune models: data loading, augmentation, checkpoints and the training loop."""

@@ -1,0 +1,148 @@
+"""Checkpoint: all that training needs to go on as if it had never stopped, in one safetensors file.
+
+Tensors are tensors, and the rest is JSON in the file's header: nothing is pickled, and one file is renamed into place
+at once, so that a checkpoint is there whole or not at all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from clairvit._io import beside, write_whole
+from clairvit.errors import BadInput
+
+_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """What one pass over the training images came to; the losses and accuracies are means over images."""
+
+    number: int  # from 1
+    loss: float
+    trained: float  # accuracy on the images trained on, as they were shown
+    accuracy: float  # on the validation images
+    rate: float
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far training is."""
+
+    settings: Mapping[str, Any]  # what must be the same for going on to make sense
+    history: tuple[Epoch, ...] = ()
+
+    @property
+    def best(self) -> Epoch:
+        """The first of the most accurate ones."""
+        return max(self.history, key=lambda epoch: (epoch.accuracy, -epoch.number))
+
+    def over(self, patience: int) -> bool:
+        """So many epochs have gone by without a better one."""
+        return bool(self.history) and self.history[-1].number - self.best.number >= patience
+
+
+def write_tensors(tensors: Mapping[str, Tensor], notes: Mapping[str, str], path: Path) -> None:
+    """Whoever reads it, or kills us, finds a whole file."""
+    from safetensors.torch import save
+
+    content = save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, dict(notes))
+    write_whole(path, *_ordered(content))
+
+
+def check_place(path: Path) -> None:
+    """A place that cannot be written to is found before the first epoch, not after it."""
+    with beside(path) as temporary:
+        temporary.touch()
+
+
+def _ordered(content: bytes) -> tuple[bytes, memoryview]:
+    """Header and data of a safetensors file; its notes come in any order, and here in that of their names.
+
+    So equal weights are equal bytes.
+    """
+    length = int.from_bytes(content[:8], "little")
+    found = json.loads(content[8 : 8 + length])
+    found["__metadata__"] = dict(sorted(found.get("__metadata__", {}).items()))
+    text = json.dumps(found, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)  # the data begin at a multiple of eight
+    return len(text).to_bytes(8, "little") + text, memoryview(content)[8 + length :]
+
+
+def save_checkpoint(
+    path: Path,
+    progress: Progress,
+    module: nn.Module,
+    optimiser: torch.optim.Optimizer,
+    schedule: torch.optim.lr_scheduler.LRScheduler,
+    device: torch.device,
+) -> None:
+    kept = optimiser.state_dict()
+    tensors = {f"model.{name}": tensor for name, tensor in module.state_dict().items()}
+    for place, state in kept["state"].items():
+        tensors |= {f"optimiser.{place}.{name}": tensor for name, tensor in state.items()}
+    tensors["random.cpu"] = torch.get_rng_state()
+    if device.type == "cuda":
+        tensors["random.cuda"] = torch.cuda.get_rng_state(device)
+    content = {
+        "version": _FORMAT,
+        "settings": progress.settings,
+        "history": [vars(epoch) for epoch in progress.history],
+        "groups": kept["param_groups"],
+        "schedule": schedule.state_dict(),
+    }
+    write_tensors(tensors, {"clairvit": json.dumps(content)}, path)
+
+
+def read_progress(path: Path) -> Progress:
+    """How far the training behind a checkpoint is."""
+    _, content = _open(path)
+    return Progress(content["settings"], tuple(Epoch(**epoch) for epoch in content["history"]))
+
+
+def restore(
+    path: Path,
+    module: nn.Module,
+    optimiser: torch.optim.Optimizer,
+    schedule: torch.optim.lr_scheduler.LRScheduler,
+    device: torch.device,
+) -> None:
+    """Put everything back as it was when the checkpoint was written."""
+    tensors, content = _open(path)
+    module.load_state_dict({key[6:]: value for key, value in tensors.items() if key.startswith("model.")})
+    state: dict[int, dict[str, Tensor]] = {}
+    for key, tensor in tensors.items():
+        if key.startswith("optimiser."):
+            _, place, name = key.split(".")
+            state.setdefault(int(place), {})[name] = tensor
+    optimiser.load_state_dict({"state": state, "param_groups": content["groups"]})
+    schedule.load_state_dict(content["schedule"])
+    torch.set_rng_state(tensors["random.cpu"])
+    if device.type == "cuda" and "random.cuda" in tensors:
+        torch.cuda.set_rng_state(tensors["random.cuda"], device)
+
+
+def _open(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    from safetensors import SafetensorError, safe_open
+
+    with contextlib.ExitStack() as stack:
+        try:
+            file = stack.enter_context(safe_open(path, framework="pt"))
+            content = json.loads((file.metadata() or {})["clairvit"])
+            if content["version"] != _FORMAT:
+                raise ValueError(f"version {content['version']} instead of {_FORMAT}")
+            return {key: file.get_tensor(key) for key in file.keys()}, content  # noqa: SIM118
+        except (SafetensorError, OSError, KeyError, ValueError, TypeError) as error:
+            raise BadInput(
+                f"The checkpoint '{path}' cannot be used ({type(error).__name__}: {error}); delete it, or pass "
+                "fresh=True to begin anew.",
+                parameters={"fresh": "True"},
+            ) from error

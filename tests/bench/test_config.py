@@ -1,0 +1,94 @@
+"""A study in a TOML file: what it says, and every mistake in it with its line and what was meant."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from clairvit.errors import BadInput
+from clairvit.bench.plan import DataWish, ModelWish
+from clairvit.bench.config import Wish, read_wish
+
+
+def wish(folder: Path, text: str) -> Wish:
+    (folder / "study.toml").write_text(text, encoding="utf-8")
+    return read_wish(folder / "study.toml")
+
+
+def refusal(folder: Path, text: str) -> str:
+    with pytest.raises(BadInput) as caught:
+        wish(folder, text)
+    return str(caught.value).removeprefix(str(folder / "study.toml"))
+
+
+def test_everything_that_can_be_said(tmp_path: Path) -> None:
+    text = """
+    models = ["pets", {spec = "file:a.safetensors", arch = "timm:vit_tiny", labels = ["a", "b"], pretrained = false}]
+    data = [{spec = "pets:/p", split = "test", limit = 3}, {spec = "folder:x", masks = "m", mask_kind = "voc"}]
+    methods = ["legrad", "rollout(fusion=max)"]
+    metrics = "deletion,insertion"
+    split = "val"
+    limit = 9
+    seed = 3
+    target = "label"
+    maps = "abs"
+    at_once = 4
+    """
+    assert wish(tmp_path, text) == Wish(
+        (ModelWish("pets"), ModelWish("file:a.safetensors", "timm:vit_tiny", ("a", "b"), False)),
+        (DataWish("pets:/p", "test", 3), DataWish("folder:x", None, None, "m", "voc")),
+        ("legrad", "rollout(fusion=max)"),
+        ("deletion,insertion",),
+        "val",
+        9,
+        3,
+        "label",
+        "abs",
+        4,
+    )
+
+
+def test_tables_may_be_written_out_and_one_needs_no_list(tmp_path: Path) -> None:
+    text = '[[models]]\nspec = "pets"\n[[models]]\nspec = "timm:a"\nlabels = "names.json"\n[data]\nspec = "folder:x"\n'
+    found = wish(tmp_path, text)
+    assert found.models == (ModelWish("pets"), ModelWish("timm:a", labels="names.json"))
+    assert found.data == (DataWish("folder:x"),)
+    assert (found.methods, found.seed) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "words"),
+    [
+        ('seed = 1\n\nmodel = "pets"\n', 3, "'model' is no key here. Did you mean 'models'"),
+        ('# seed = "x"\ndata = "a"\nseed = "x"\n', 3, "'seed' is 'x'; expected a whole number."),
+        ("seed = true\n", 1, "'seed' is True; expected a whole number."),
+        ('[[models]]\nspec = "a"\n[[models]]\nspec = "b"\narchs = "c"\n', 5, "Did you mean 'arch'?"),
+        ('[[models]]\nspec = "a"\n[[models]]\nspec = 3\n', 4, "'spec' is 3; expected a text."),
+        ('[[models]]\nspec = "a"\n\n[[models]]\narch = "b"\n', 4, "without spec"),
+        (
+            'data = [\n  {spec = "a", limit = 2},\n  {spec = "b", limit = "2"},\n]\n',
+            3,
+            "'limit' is '2'; expected a whole",
+        ),
+        ('data = [\n  {spec = "a"},\n  {spec = "b",  lmit = 3},\n]\nseed = 1\n', 3, "Did you mean 'limit'"),
+        ('seed = 1\nmethods = ["legrad", 3]\n', 2, "'methods' is 3; expected texts only."),
+        ("metrics = 3\n", 1, "'metrics' is 3; expected a text or a list."),
+        ("seed = 1\nmodels = [3]\n", 2, "'models' is 3; expected a text such as"),
+        ('models = {spec = "a", labels = [1]}\n', 1, "'labels' is 1; expected texts only."),
+        ('models = {spec = "a", pretrained = "no"}\n', 1, "expected true or false"),
+    ],
+)
+def test_a_mistake_is_named_with_its_line(tmp_path: Path, text: str, line: int, words: str) -> None:
+    said = refusal(tmp_path, text)
+    assert said.startswith(f", line {line}: "), said
+    assert words in said
+
+
+def test_what_is_not_toml_and_what_is_not_there(tmp_path: Path) -> None:
+    assert "is not TOML" in refusal(tmp_path, "seed = 1\nmodels = [\n")
+    (tmp_path / "study.toml").write_bytes(b"\xff")
+    with pytest.raises(BadInput, match="UTF-8"):
+        read_wish(tmp_path / "study.toml")
+    with pytest.raises(BadInput, match="cannot be read"):
+        read_wish(tmp_path / "none.toml")

@@ -1,0 +1,191 @@
+"""A plan has a unit for all that is missing and for nothing else, and a unit is known by its content alone."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from clairvit.data.dataset import Album
+from clairvit.data.hashing import weights_hash
+from clairvit.errors import BadInput
+from clairvit.bench.plan import (
+    Cell,
+    DataWish,
+    ModelWish,
+    Plan,
+    Study,
+    forwards_of,
+    make_plan,
+    settings_of,
+)
+from tiny import wrapped
+
+
+def album(marks: Sequence[str]) -> Album:
+    def never(*_: object) -> Any:
+        raise AssertionError("a plan reads no image")
+
+    return Album(tuple(f"{mark}.png" for mark in marks), never, lambda row: marks[row])
+
+
+def study(**others: Any) -> Study:
+    usual: dict[str, Any] = {"methods": ("legrad", "rollout"), "metrics": ("deletion", "sparseness"), "at_once": 2}
+    return Study((ModelWish("pets"),), (DataWish("folder:x"),), **usual | others).settled()
+
+
+def planned(own: Study, marks: Sequence[str], done: frozenset[Cell] = frozenset(), weights: str = "w") -> Plan:
+    return make_plan(own, [weights], [album(marks)], done)
+
+
+def cells(own: Study, plan: Plan) -> list[Cell]:
+    return [
+        Cell(unit.weights, mark, method, metric, settings_of(own), unit.among)
+        for unit in plan.units
+        for mark in unit.marks
+        for method in unit.methods
+        for metric in unit.metrics
+    ]
+
+
+def test_every_cell_is_in_one_unit() -> None:
+    own = study()
+    plan = planned(own, "abcde")
+    assert [unit.rows for unit in plan.units] == [(0, 1), (2, 3), (4,)]
+    assert own.methods == ("legrad", "rollout", "random", "center")
+    found = cells(own, plan)
+    assert len(found) == len(set(found)) == plan.cells == 5 * 4 * 2
+    assert plan.done == 0
+    assert plan.images == (tuple((f"{mark}.png", mark) for mark in "abcde"),)
+
+
+def test_what_is_done_is_not_planned() -> None:
+    own = study()
+    everything = frozenset(cells(own, planned(own, "abcde")))
+    again = planned(own, "abcde", everything)
+    assert (again.units, again.done, again.cells) == ((), 40, 40)
+
+
+def test_images_that_move_to_other_units_are_not_computed_again() -> None:
+    own = study()
+    everything = frozenset(cells(own, planned(own, "abcde")))
+    assert planned(own, "edcba", everything).units == ()
+    assert planned(own, "bde", everything).units == ()
+    assert planned(study(at_once=5), "abcde", everything).units == ()
+    (more,) = planned(own, "xabcde", everything).units
+    assert (more.marks, more.rows) == (("x",), (0,))
+
+
+def test_an_image_that_changed_is_computed_alone() -> None:
+    own = study()
+    everything = frozenset(cells(own, planned(own, "abcde")))
+    plan = planned(own, "abXde", everything)
+    assert [(unit.rows, unit.methods, unit.metrics) for unit in plan.units] == [((2,), own.methods, own.metrics)]
+    assert plan.done == 32
+
+
+def test_a_method_or_metric_that_is_added_is_computed_alone() -> None:
+    own = study()
+    everything = frozenset(cells(own, planned(own, "abcde")))
+    more = study(methods=("legrad", "rollout", "genatt"))
+    assert {(unit.methods, unit.metrics) for unit in planned(more, "abcde", everything).units} == {
+        (("genatt",), own.metrics)
+    }
+    more = study(metrics=("deletion", "sparseness", "complexity"))
+    assert {(unit.methods, unit.metrics) for unit in planned(more, "abcde", everything).units} == {
+        (own.methods, ("complexity",))
+    }
+    both = study(methods=("legrad", "genatt"), metrics=("deletion", "complexity"))
+    found = cells(both, planned(both, "ab", everything))
+    assert len(found) == len(set(found)) == 2 * (4 * 1 + 1 * 1)
+    assert not set(found) & everything
+
+
+@pytest.mark.parametrize("change", [{"seed": 1}, {"target": "label"}, {"maps": "abs"}])
+def test_what_a_number_depends_on_is_in_its_cell(change: dict[str, Any]) -> None:
+    own = study()
+    everything = frozenset(cells(own, planned(own, "ab")))
+    assert planned(study(**change), "ab", everything).done == 0
+    assert planned(own, "ab", everything, weights="other").done == 0
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"seed": 1}, {"target": "label"}, {"maps": "abs"}, {"methods": ("legrad",)}, {"metrics": ("deletion",)}],
+)
+def test_a_unit_has_another_key_if_any_of_its_numbers_may_differ(change: dict[str, Any]) -> None:
+    """By its key a unit is known to be there: with the same one, the other would never be computed."""
+    usual = planned(study(), "ab").units[0].key
+    assert planned(study(), "ab").units[0].key == usual
+    assert planned(study(**change), "ab").units[0].key != usual
+    assert planned(study(), "ac").units[0].key != usual
+    assert planned(study(), "ab", weights="other").units[0].key != usual
+
+
+def test_a_metric_of_a_whole_set_is_of_that_set_only() -> None:
+    own = study(metrics=("sparseness", "grid-pointing-game"))
+    plan = planned(own, "abcde")
+    (whole,) = (unit for unit in plan.units if unit.among)
+    assert (whole.rows, whole.metrics) == ((0, 1, 2, 3, 4), ("grid-pointing-game",))
+    everything = frozenset(cells(own, plan))
+    assert planned(own, "abcde", everything).units == ()
+    (again,) = planned(own, "abcd", everything).units  # its scores of five images are no scores of four
+    assert (again.rows, again.metrics) == ((0, 1, 2, 3), ("grid-pointing-game",))
+
+
+@pytest.mark.parametrize("error", [BadInput("There is no file 'b.png'."), PermissionError(13, "Permission denied")])
+def test_an_image_that_is_not_there_costs_only_itself(error: Exception) -> None:
+    def mark(row: int) -> str:
+        if row == 1:
+            raise error
+        return "abc"[row]
+
+    own = study()
+    there = dataclasses.replace(album("abc"), mark=mark)
+    plan = make_plan(own, ["w"], [there], frozenset())
+    everything = frozenset(cells(own, plan))
+    assert make_plan(own, ["w"], [there], everything).units == ()
+    (found,) = make_plan(own, ["w"], [album("abc")], everything).units  # now it is there
+    assert found.marks == ("b",)
+
+
+def test_the_hash_of_a_model_is_of_all_that_decides_what_it_says() -> None:
+    model = wrapped("timm-vit")
+    usual = weights_hash(model)
+    assert weights_hash(wrapped("timm-vit")) == usual
+    many = dataclasses.replace(model, labels=tuple(f"a long name of a class {number}" for number in range(99)))
+    other = dataclasses.replace(model, preprocess=dataclasses.replace(model.preprocess, interpolation="nearest"))
+    seen = {usual, weights_hash(many), weights_hash(other)}
+    with torch.no_grad():
+        next(iter(model.module.parameters())).view(-1)[0] += 1e-3
+    assert len(seen | {weights_hash(model)}) == 4
+    assert weights_hash(dataclasses.replace(model, name="another")) == weights_hash(model)
+
+
+def test_names_that_are_files_are_still_names(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = study()
+    before = planned(own, "ab")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "w").write_text("weights")
+    (tmp_path / settings_of(own)).write_text("settings")
+    assert planned(own, "ab") == before
+
+
+def test_the_cost_is_of_maps_and_metrics() -> None:
+    assert forwards_of(["legrad"], ["sparseness"]) == 1
+    one, two = forwards_of(["legrad"], ["deletion(steps=4)"]), forwards_of(["legrad", "rollout"], ["deletion(steps=4)"])
+    assert two - 1 == 2 * (one - 1) > 0
+    unit, *_ = planned(study(), "abc").units
+    assert unit.forwards == 2 * forwards_of(study().methods, study().metrics)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [({"methods": ()}, "at least one"), ({"target": "cat"}, "'label'"), ({"at_once": 0}, "1 or more")],
+)
+def test_a_study_that_makes_no_sense(change: dict[str, Any], words: str) -> None:
+    with pytest.raises(BadInput, match=words):
+        study(**change)

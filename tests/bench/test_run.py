@@ -1,0 +1,404 @@
+"""A run computes what is missing, once, and nothing else, and survives SIGKILL at any moment and a second process."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+import clairvit as cv
+import clairvit.bench.worker as work_room
+from clairvit.errors import ClairError, ClairWarning
+from clairvit.models.model import Model
+from clairvit.bench.plan import ModelWish, Study, Unit, among_of, settings_of
+from clairvit.bench.results import combinations, scores_of, unread
+from clairvit.bench.run import Outcome, run_study
+from clairvit.bench.store import Row, Store
+from clairvit.bench.worker import Worker
+from helpers.rounding import assert_same
+from small_study import METHODS, METRICS, study, table, weights
+
+
+class Counting(Worker):
+    """Notes what it was asked to compute."""
+
+    def rows(self, unit: Unit) -> list[Row]:
+        asked.append(unit)
+        return super().rows(unit)
+
+
+asked: list[Unit] = []
+
+
+def run(own: Study, store: Store, kind: type[Worker] = Counting) -> Outcome:
+    asked.clear()
+    return run_study(own, store, worker=kind(own.settled()))
+
+
+def doubled(store: Store) -> int:
+    """Cells that are there more than once."""
+    cells = "model_hash, image_hash, image, method, metric, settings, among"
+    return len(store.query(f"select {cells} from results group by all having count(*) > 1")[1])
+
+
+@dataclass(frozen=True)
+class Wide(ModelWish):
+    """A model in float64, so that numbers computed in different batches are the same but for rounding."""
+
+    def load(self, device: str | None = None) -> Model:
+        model = super().load(device)
+        model.module.double()
+        return model
+
+
+def test_the_numbers_are_those_of_evaluate(tmp_path: Path) -> None:
+    own = study(tmp_path, images=4, at_once=4, seed=3)
+    own = replace(own, models=tuple(Wide(one.spec, one.arch) for one in own.models))
+    store = Store.open(tmp_path / "store")
+    outcome = run(own, store)
+    assert (outcome.computed, outcome.failed, doubled(store)) == (1, (), 0)
+    ((name, known_by, data, settings),) = combinations(store)
+    model = own.models[0].load()
+    images = sorted((tmp_path / "photos").rglob("*.png"))
+    expected = cv.evaluate(model, images, list(METHODS), list(METRICS), seed=3)
+    found = scores_of(store, known_by, data, settings)
+    assert (name, data, settings) == (model.name, own.data[0].spec, settings_of(own))
+    assert isinstance(expected, dict)
+    assert set(found) == {*expected, *((luck, metric) for luck in ("random", "center") for metric in METRICS)}
+    for key, score in expected.items():
+        assert_same(found[key].values, score.values)
+        assert_same([found[key].mean, *found[key].interval], [score.mean, *score.interval])
+        assert_same(found[key].baselines["random"].values, score.baselines["random"].values)
+    assert [one.predicted for one in found.seen] == [one.predicted for one in expected.seen]
+    assert [one.image for one in found.seen] == [path.relative_to(tmp_path / "photos").as_posix() for path in images]
+
+
+def test_a_second_run_has_nothing_to_do_and_more_methods_and_metrics_only_those(tmp_path: Path) -> None:
+    store = Store.open(tmp_path / "store")
+    assert run(study(tmp_path), store).computed == len(asked) == 3
+    before = table(store)
+    assert run(study(tmp_path), store).computed == len(asked) == 0
+    assert run(study(tmp_path, methods=(*METHODS, "genatt")), store).computed == 3
+    assert {unit.methods for unit in asked} == {("genatt",)}
+    assert run(study(tmp_path, metrics=(*METRICS, "complexity")), store).computed == 3
+    assert {(unit.methods, unit.metrics) for unit in asked} == {((*METHODS, "random", "center"), ("complexity",))}
+    assert all(row in table(store) for row in before)
+    assert doubled(store) == 0
+    assert len(store.studies()) == 3
+
+
+def test_an_image_that_changed_is_computed_and_read_alone(tmp_path: Path) -> None:
+    own, store = study(tmp_path), Store.open(tmp_path / "store")
+    before = run(own, store).plan
+    photo = tmp_path / "photos" / "1" / "001.png"
+    Image.open(photo).rotate(90).save(photo)
+    after = run(own, store).plan
+    assert [[before.images[0][row][0] for row in unit.rows] for unit in asked] == [["1/001.png"]]
+    old, new = (
+        scores_of(store, plan.hashes[0], "", settings_of(own), plan.images[0])["legrad", "sparseness"]
+        for plan in (before, after)
+    )
+    changed = [name for name, a, b in zip(old.names, old.values, new.values, strict=True) if a != b]
+    assert changed == ["1/001.png"]
+    assert len(new.names) == 6
+
+
+def test_images_that_were_seen_in_another_folder_have_their_new_names(tmp_path: Path) -> None:
+    own, store = study(tmp_path), Store.open(tmp_path / "store")
+    run(own, store)
+    (tmp_path / "photos" / "1" / "001.png").rename(tmp_path / "photos" / "1" / "zzz.png")
+    plan = run(own, store).plan
+    assert asked == []
+    found = scores_of(store, plan.hashes[0], own.data[0].spec, settings_of(own), plan.images[0])
+    assert "1/zzz.png" in found["legrad", "sparseness"].names
+    assert len(found["legrad", "sparseness"].names) == 6
+    mixed = plan.images[0][::-1]
+    again = scores_of(store, plan.hashes[0], own.data[0].spec, settings_of(own), mixed)["legrad", "sparseness"]
+    assert again.names == tuple(sorted(again.names)) == found["legrad", "sparseness"].names  # whatever their order was
+    assert torch.equal(again.values, found["legrad", "sparseness"].values)
+
+
+def test_a_metric_of_a_whole_set_is_of_the_set_that_is_asked_for_or_of_the_largest(tmp_path: Path) -> None:
+    store, metric, settings = Store.open(tmp_path / "store"), "grid-pointing-game", "seed=0,target=predicted,maps=raw"
+    shared = {"model": "m", "model_hash": "w", "data": "d", "method": "legrad", "metric": metric, "settings": settings}
+    known = {"predicted": 1, "probability": 0.5, "options": "{}", "better": "higher"}
+    for key, marks, value in (("k1", "ab", 0.1), ("k2", "abcd", 0.2), ("k3", "bcd", 0.3)):
+        unit = Unit(key, "w", 0, 0, tuple(range(len(marks))), tuple(marks), ("legrad",), (metric,), 1, among_of(marks))
+        spent = {"unit": key, "among": unit.among, "value": value, "forwards": 1, "backwards": 0, "seconds": 0.1}
+        store.write(unit, [{**shared, **known, **spent, "image": f"{one}.png", "image_hash": one} for one in marks])
+    for marks, value in (("ab", 0.1), ("abcd", 0.2), ("bcd", 0.3), ("", 0.2)):
+        images = [(f"{one}.png", one) for one in marks] or None
+        found = scores_of(store, "w", "d", settings, images)["legrad", metric]
+        assert found.values.tolist() == [value] * len(marks or "abcd")
+
+
+def test_an_image_that_cannot_be_read_costs_only_itself(tmp_path: Path) -> None:
+    own, store = study(tmp_path), Store.open(tmp_path / "store")
+    (tmp_path / "photos" / "1" / "001.png").write_text("no picture")
+    outcome = run(own, store)
+    assert outcome.failed == ()
+    lost = unread(store, outcome.plan.hashes[0], settings_of(own), outcome.plan.images[0])
+    assert list(lost) == ["1/001.png"]
+    assert "is not an image" in lost["1/001.png"]
+    found = scores_of(store, outcome.plan.hashes[0], "", settings_of(own), outcome.plan.images[0])
+    assert len(found["legrad", "sparseness"].names) == 5
+    run(own, store)
+    assert asked == []
+
+
+class Flaky(Counting):
+    kind: type[Exception] = RuntimeError
+
+    def rows(self, unit: Unit) -> list[Row]:
+        if 2 in unit.rows:
+            raise self.kind("the cat is on the keyboard")
+        return super().rows(unit)
+
+
+@pytest.mark.parametrize("kind", [RuntimeError, AssertionError, MemoryError])
+def test_a_unit_that_fails_is_recorded_and_tried_again_by_the_next_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[Exception]
+) -> None:
+    monkeypatch.setattr(Flaky, "kind", kind)
+    own, store = study(tmp_path), Store.open(tmp_path / "store")
+    outcome = run(own, store, Flaky)
+    assert outcome.computed == 2
+    ((unit, error),) = outcome.failed
+    assert unit.rows == (2, 3)
+    assert error.startswith(f"{kind.__name__}: the cat is on the keyboard (test_run.py, line ")
+    (kept,) = store.failures()
+    assert (kept["unit"], kept["error"]) == (unit.key, error)
+    assert run(own, store).computed == 1
+    assert [one.key for one in asked] == [unit.key]
+    assert store.failures() == []
+
+
+def test_a_damaged_part_is_computed_again(tmp_path: Path) -> None:
+    own, store = study(tmp_path), Store.open(tmp_path / "store")
+    run(own, store)
+    before, part = table(store), sorted((store.path / "parts").iterdir())[1]
+    part.write_bytes(part.read_bytes()[:-40])
+    with pytest.warns(ClairWarning, match=part.name):
+        outcome = run(own, store)
+    assert [unit.key for unit in asked] == [part.name.partition("-")[0]]
+    assert outcome.computed == 1
+    assert table(store) == before
+
+
+def test_numbers_of_another_version_are_used_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own, store = study(tmp_path), Store.open(tmp_path / "store")
+    with monkeypatch.context() as patched:
+        patched.setattr(work_room, "__version__", "0.0.9")
+        run(own, store)
+    with pytest.warns(ClairWarning, match=r"has numbers of ClairViT 0\.0\.9, and this is .*use another folder"):
+        assert run(own, store).computed == 0
+
+
+def test_what_this_version_does_not_know_is_left_out_and_named(tmp_path: Path) -> None:
+    own, store = study(tmp_path), Store.open(tmp_path / "store")
+    plan = run(own, store).plan
+    names, found = store.query("select * from parts")
+    rows = [dict(zip(names, row, strict=True)) for row in found]
+    odd = {"legrad": "legrad(power=3)", "sparseness": "spareness"}
+    renamed = [
+        {**row, "method": odd.get(row["method"], row["method"]), "metric": odd.get(row["metric"], row["metric"])}
+        for row in rows
+    ]
+    other = Store.open(tmp_path / "other")
+    other.write(plan.units[0], renamed)
+    with pytest.warns(ClairWarning) as told:
+        scores = scores_of(other, plan.hashes[0], own.data[0].spec, settings_of(own))
+    assert {metric for _, metric in scores} == {"deletion(steps=3)"}
+    assert {method for method, _ in scores} == {"raw-attention", "random", "center"}
+    words = [str(one.message) for one in told]
+    assert len(words) == 2
+    assert "'legrad(power=3)' is in the store and left out here: 'legrad' has no option 'power'" in words[0]
+    assert "'spareness' is in the store and left out here" in words[1]
+    assert "Did you mean 'sparseness'" in words[1]
+
+
+def test_what_changed_since_it_was_planned_is_not_stored(tmp_path: Path) -> None:
+    own, store = study(tmp_path), Store.open(tmp_path / "store")
+    photo = tmp_path / "photos" / "1" / "001.png"
+
+    def told(plan: Any) -> None:
+        Image.open(photo).rotate(90).save(photo)
+
+    outcome = run_study(own, store, told=told)
+    ((_, error),) = outcome.failed
+    assert "1/001.png is not the image that it was" in error
+    assert (run_study(own, store).computed, store.failures()) == (1, store.failures())
+
+
+def test_a_worker_with_another_model_or_fewer_images_stores_nothing(tmp_path: Path) -> None:
+    """As on another machine, where other files have the same names."""
+    own, store = study(tmp_path), Store.open(tmp_path / "store")
+
+    def told(plan: Any) -> None:
+        worker.models.clear()
+        worker.hashes.clear()
+        weights(tmp_path / "tiny.safetensors", seed=1)
+
+    worker = Worker(own.settled())
+    outcome = run_study(own, store, worker=worker, told=told)
+    assert (outcome.computed, len(outcome.failed)) == (0, 3)
+    assert all("has other weights here than where the study was planned" in error for _, error in outcome.failed)
+
+    def fewer(plan: Any) -> None:
+        worker.albums[0] = worker.albums[0].take(range(3))
+
+    worker = Worker(own.settled())
+    outcome = run_study(own, store, worker=worker, told=fewer)
+    assert outcome.computed == 1
+    assert [unit.rows for unit, _ in outcome.failed] == [(2, 3), (4, 5)]
+    assert all("has 3 images here, fewer than where" in error for _, error in outcome.failed)
+
+
+def test_another_seed_is_another_study(tmp_path: Path) -> None:
+    store = Store.open(tmp_path / "store")
+    assert run(study(tmp_path), store).computed == 3
+    assert run(study(tmp_path, seed=1), store).computed == 3
+
+
+def test_claims_and_failures_leave_no_files(tmp_path: Path) -> None:
+    own, store = study(tmp_path), Store.open(tmp_path / "store")
+    run(own, store, Flaky)
+    assert [file.name for file in (store.path / "claims").iterdir()] == ["store"]
+
+    class Stopped(Worker):
+        def rows(self, unit: Unit) -> list[Row]:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(own, store, Stopped)
+    assert [file.name for file in (store.path / "claims").iterdir()] == ["store"]
+
+
+def test_a_full_disk_ends_the_run_and_the_next_one_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own, store = study(tmp_path), Store.open(tmp_path / "store")
+    usual = Store.write
+
+    def write(self: Store, unit: Unit, rows: Sequence[Row]) -> Path:
+        if 2 in unit.rows:
+            raise ClairError("The store cannot be written to (No space left on device).")
+        return usual(self, unit, rows)
+
+    monkeypatch.setattr(Store, "write", write)
+    with pytest.raises(ClairError, match="No space left"):
+        run(own, store)
+    monkeypatch.undo()
+    assert run(own, store).computed == 2
+
+
+# A process that has imported everything forks children that run the study; importing takes longer than a study.
+IMAGES = 36
+NURSERY = f"""
+import json, os, random, signal, sys, time
+from pathlib import Path
+
+import duckdb, pyarrow.parquet
+import clairvit as cv
+from clairvit.data.open import datasets
+from clairvit.bench.run import run_study
+from clairvit.bench.store import Store
+from helpers.rounding import assert_same
+from small_study import study
+
+cv.list_methods(), cv.list_metrics(), datasets()
+folder = Path(sys.argv[1])
+own = study(folder, {IMAGES}, at_once=1)
+own.models[0].load()
+
+def child(name):
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            outcome = run_study(own, Store.open(folder / name))
+            (folder / f"computed-{{os.getpid()}}").write_text(str(outcome.computed))
+            status = 3 if outcome.failed else 0
+        finally:
+            os._exit(status)
+    return pid
+
+def parts(name):
+    return list((folder / name / "parts").glob("*.parquet"))
+
+def running(pid):
+    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+
+def ended(pid):
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+found = {{"killed": [], "parts": []}}
+found["whole"] = ended(child("whole"))
+times = sorted(part.stat().st_mtime for part in parts("whole"))
+one = (times[-1] - times[0]) / len(times)  # seconds for a unit
+dice = random.Random(0)
+for number in range(10):
+    before, pid = len(parts("killed")), child("killed")
+    if number % 4:  # else while it plans, or opens the store
+        while len(parts("killed")) == before and running(pid):
+            time.sleep(one / 50)
+    end = time.monotonic() + dice.uniform(0, 1.5) * one
+    while time.monotonic() < end and len(parts("killed")) < before + 2:  # there must be something left for ten
+        time.sleep(one / 50)
+    os.kill(pid, signal.SIGKILL)
+    found["killed"].append(ended(pid))
+    found["parts"].append(len(parts("killed")))
+found["resumed"] = ended(child("killed"))
+pair = child("both"), child("both")
+found["both"] = [ended(pid) for pid in pair]
+found["computed"] = [int((folder / f"computed-{{pid}}").read_text()) for pid in pair]
+print(json.dumps(found))
+"""
+
+
+@pytest.fixture(scope="module")
+def nursery(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """Three stores of one study, 'whole', 'killed' and 'both', and how their processes ended."""
+    folder = tmp_path_factory.mktemp("nursery")
+    paths = os.pathsep.join([str(Path(__file__).parent.parent), *sys.path])
+    made = subprocess.run(
+        [sys.executable, "-c", NURSERY, str(folder)],
+        env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert made.returncode == 0, made.stderr
+    return folder, json.loads(made.stdout)
+
+
+def test_a_study_that_is_killed_ten_times_ends_as_if_it_had_not_been(nursery: tuple[Path, dict[str, Any]]) -> None:
+    folder, found = nursery
+    assert (found["whole"], found["resumed"]) == (0, 0)
+    assert found["killed"] == [-9] * 10  # each time it was in the middle of it
+    assert 7 <= found["parts"][-1] < IMAGES, found["parts"]
+    whole, killed = Store.open(folder / "whole"), Store.open(folder / "killed")
+    assert table(killed) == table(whole)
+    assert len(table(whole)) == IMAGES * 4 * 2
+    assert doubled(killed) == 0
+    assert len(killed.parts()[0]) == IMAGES
+    assert [file.name for file in (killed.path / "claims").iterdir()] == ["store"]
+
+
+def test_two_processes_on_one_store_compute_each_unit_once(nursery: tuple[Path, dict[str, Any]]) -> None:
+    folder, found = nursery
+    assert found["both"] == [0, 0]
+    assert sum(found["computed"]) == IMAGES
+    assert min(found["computed"]) > 0, "one of them did it all: nothing was shown"
+    whole, both = Store.open(folder / "whole"), Store.open(folder / "both")
+    assert table(both) == table(whole)
+    assert doubled(both) == 0
+    assert [file.name for file in (both.path / "claims").iterdir()] == ["store"]
+    assert len(both.studies()) == 1

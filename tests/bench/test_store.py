@@ -1,0 +1,315 @@
+"""A store is whole after anything: damage is noticed, claims are exclusive, and what is no store is left alone."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from filelock import FileLock, SoftFileLock
+
+from clairvit.errors import BadInput, ClairError, ClairWarning
+from clairvit.bench.plan import Cell, DataWish, ModelWish, Study, Unit
+from clairvit.bench.store import Store
+
+STUDY = Study((ModelWish("pets"),), (DataWish("folder:x"),), ("legrad",), ("deletion",))
+
+
+def unit(key: str = "k1", marks: tuple[str, str] = ("a", "b")) -> Unit:
+    return Unit(key, "w", 0, 0, (0, 1), marks, ("legrad",), ("deletion",), 2)
+
+
+def rows(own: Unit, value: float = 0.5) -> list[dict[str, Any]]:
+    shared = {"unit": own.key, "model_hash": "w", "settings": "s", "method": "legrad", "metric": "deletion"}
+    return [{**shared, "image_hash": mark, "value": value, "y": [0.0, value]} for mark in own.marks]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store.open(tmp_path / "store")
+
+
+def test_what_is_written_is_read(store: Store) -> None:
+    assert store.cells() == frozenset()
+    assert not store.has(unit())
+    store.write(unit(), rows(unit()))
+    assert store.has(unit())
+    assert not store.has(unit("k"))
+    assert store.cells() == {Cell("w", mark, "legrad", "deletion", "s") for mark in "ab"}
+    assert store.query("select image_hash, value, y, note from results order by all") == (
+        ["image_hash", "value", "y", "note"],
+        [("a", 0.5, [0.0, 0.5], None), ("b", 0.5, [0.0, 0.5], None)],
+    )
+    assert Store.open(store.path, create=False).cells() == store.cells()
+    assert list(store.path.rglob("*.tmp")) == []
+
+
+def test_a_store_remembers_each_study_once(store: Store) -> None:
+    store.remember(STUDY)
+    store.remember(STUDY)
+    (found,) = store.studies()
+    assert found["methods"] == ["legrad"]
+
+
+@pytest.mark.parametrize("harm", ["a bit", "the end", "everything", "another"])
+def test_a_damaged_part_is_named_and_put_aside(store: Store, harm: str) -> None:
+    part, other = store.write(unit(), rows(unit())), unit("k2", ("c", "d"))
+    store.write(other, rows(other, 0.7))
+    content = bytearray(part.read_bytes())
+    if harm == "a bit":
+        content[len(content) // 3] ^= 1  # in the values: Parquet itself would not see it
+    if harm == "the end":
+        del content[-9:]
+    if harm == "everything":
+        content.clear()
+    if harm == "another":  # whole, but of other numbers
+        content = bytearray(next(store.path.glob("parts/k2-*.parquet")).read_bytes())
+    part.write_bytes(content)
+    with pytest.warns(ClairWarning, match=f"{part.name}.*computed again"):
+        assert store.query("select distinct unit from results")[1] == [("k2",)]
+    assert not store.has(unit())
+    assert [file.name for file in (store.path / "broken").iterdir()] == [part.name]
+    store.write(unit(), rows(unit()))
+    assert len(store.query("select * from results")[1]) == 4
+
+
+def test_a_damaged_part_that_another_process_moves_first_is_no_error(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    part = store.write(unit(), rows(unit()))
+    part.write_bytes(b"harm")
+    usual = os.replace
+
+    def late(source: Path, target: Path) -> None:
+        usual(source, target)
+        usual(source, target)  # the second one finds nothing
+
+    monkeypatch.setattr(os, "replace", late)
+    assert store.cells() == frozenset()
+    assert [file.name for file in (store.path / "broken").iterdir()] == [part.name]
+
+
+@pytest.mark.parametrize(("number", "moved"), [(errno.EACCES, False), (errno.EMFILE, False), (errno.EIO, True)])
+def test_a_part_that_cannot_be_read_is_moved_only_if_the_disk_lost_it(
+    store: Store, monkeypatch: pytest.MonkeyPatch, number: int, moved: bool
+) -> None:
+    part = store.write(unit(), rows(unit()))
+
+    def unreadable(self: Path) -> bytes:
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "read_bytes", unreadable)
+        if moved:
+            with pytest.warns(ClairWarning, match="is damaged and was moved"):
+                assert store.cells() == frozenset()
+        else:
+            with pytest.raises(ClairError, match=rf"{part.name}' cannot be read \(.*left where it is"):
+                store.cells()
+    assert part.exists() != moved
+
+
+def test_a_cell_that_two_studies_computed_at_once_is_seen_once(store: Store) -> None:
+    """Cut in other units, so that neither knew of the other's claims."""
+    store.write(unit("k1"), rows(unit("k1")))
+    store.write(unit("k2", ("b", "c")), rows(unit("k2", ("b", "c"))))
+    found = store.query("select image_hash, unit from results order by all")[1]
+    assert found == [("a", "k1"), ("b", "k1"), ("c", "k2")]
+
+
+def test_a_store_may_be_shared(tmp_path: Path) -> None:
+    """Its files have the rights that the umask gives, not only the owner's."""
+    before = os.umask(0o022)
+    try:
+        store = Store.open(tmp_path / "store")
+        part = store.write(unit(), rows(unit()))
+    finally:
+        os.umask(before)
+    assert [file.stat().st_mode & 0o777 for file in (part, store.path / "store.json")] == [0o644, 0o644]
+
+
+def test_a_failure_is_kept_until_it_works(store: Store) -> None:
+    store.fail(unit(), "out of luck")
+    (found,) = store.failures()
+    assert (found["unit"], found["error"], found["rows"]) == ("k1", "out of luck", [0, 1])
+    store.write(unit(), rows(unit()))
+    assert store.failures() == []
+
+
+def test_a_claim_is_exclusive_and_leaves_nothing(store: Store) -> None:
+    lock = store.claim(unit())
+    assert lock is not None
+    assert store.claim(unit()) is None
+    assert store.claim(unit("k2")) is not None
+    store.release(unit(), lock)
+    assert not (store.path / "claims" / "k1").exists()
+    (store.path / "claims" / "k1").touch()  # as a process that died leaves it: the file stays, the lock does not
+    assert store.claim(unit()) is not None
+
+
+def test_a_claim_that_is_taken_away_while_it_is_made_is_made_again(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, first = store.path / "claims" / "k1", []
+    touch = Path.touch
+
+    def removed_once(file: Path, *args: Any, **kwargs: Any) -> None:
+        touch(file, *args, **kwargs)
+        if file == path and not first:  # its owner is done between our making and locking the file
+            first.append(file)
+            path.unlink()
+
+    monkeypatch.setattr(Path, "touch", removed_once)
+    lock = store.claim(unit())
+    assert lock is not None
+    assert lock.is_locked
+    assert path.exists()
+    assert store.claim(unit()) is None
+
+
+def test_a_claim_on_a_file_that_was_removed_after_it_was_opened_is_no_claim(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """filelock asks whether the file it locked still has its name; the version that pyproject requires does."""
+    path, opened, usual = store.path / "claims" / "k1", [], os.open
+
+    def removed_once(file: Any, *args: Any, **kwargs: Any) -> int:
+        descriptor = usual(file, *args, **kwargs)
+        if Path(file) == path and not opened:
+            opened.append(descriptor)
+            path.unlink()
+        return descriptor
+
+    monkeypatch.setattr(os, "open", removed_once)
+    lock = store.claim(unit())
+    monkeypatch.undo()
+    assert lock is None or path.exists()
+    again = store.claim(unit())
+    assert (lock is None) != (again is None), "one of the two holds the claim"
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [OSError(errno.ENOLCK, os.strerror(errno.ENOLCK)), NotImplementedError("No locks available")],
+    ids=["ENOLCK", "not-implemented"],
+)
+def test_a_disk_without_locks_is_named(store: Store, monkeypatch: pytest.MonkeyPatch, refusal: Exception) -> None:
+    def refuse(self: FileLock) -> None:
+        raise refusal
+
+    monkeypatch.setattr(FileLock, "_acquire", refuse)
+    with pytest.raises(ClairError, match=r"cannot be locked \(No locks available\).*a disk of this machine"):
+        store.claim(unit())
+    with pytest.raises(ClairError, match="No locks available"):
+        store.remember(STUDY)
+
+
+def test_a_lock_that_would_outlive_its_process_is_refused(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the disk cannot lock, filelock may turn to files that a killed process would leave for ever."""
+
+    def turn_soft(self: FileLock) -> None:
+        self.__class__ = SoftFileLock
+        self._acquire()
+
+    monkeypatch.setattr(FileLock, "_acquire", turn_soft)
+    with pytest.raises(ClairError, match=r"cannot be locked \(Function not implemented\)"):
+        store.claim(unit("k7"))
+    with pytest.raises(ClairError, match=r"cannot be locked \(Function not implemented\)"):
+        store.remember(STUDY)
+
+
+def test_windows_removes_a_claim_after_its_release(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There a file that is open cannot be removed."""
+    lock = store.claim(unit())
+    assert lock is not None
+    unlink = Path.unlink
+
+    def refuse_open_files(path: Path, missing_ok: bool = False) -> None:
+        if lock.is_locked:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        unlink(path, missing_ok=missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", refuse_open_files)
+    store.release(unit(), lock)
+    assert not lock.is_locked
+    assert not (store.path / "claims" / "k1").exists()
+
+
+def test_another_format_is_refused(store: Store) -> None:
+    about = store.path / "store.json"
+    about.write_text(json.dumps({"format": 99, "clairvit": "9.9", "studies": []}))
+    with pytest.raises(BadInput, match=r"format 99 \(ClairViT 9.9\)"):
+        Store.open(store.path)
+    for content, words in (("{", "cannot be read"), ("[]", "holds a list"), ('{"format": 1}', "no list of studies")):
+        about.write_text(content)
+        with pytest.raises(ClairError, match=f"{words}.*restore it, or begin a new store"):
+            Store.open(store.path)
+
+
+def test_what_is_no_store_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("mine")
+    with pytest.raises(BadInput, match="not empty and no store"):
+        Store.open(tmp_path)
+    with pytest.raises(BadInput, match="is a file"):
+        Store.open(tmp_path / "thesis.txt")
+    with pytest.raises(BadInput, match="There is no store"):
+        Store.open(tmp_path / "new", create=False)
+    assert [file.name for file in tmp_path.iterdir()] == ["thesis.txt"]
+    with pytest.raises(ClairError, match="cannot be written to"):
+        Store.open(tmp_path / "thesis.txt" / "store")
+
+
+def test_a_store_that_was_killed_while_it_began_is_begun_again(tmp_path: Path) -> None:
+    (tmp_path / "store" / "parts").mkdir(parents=True)
+    (tmp_path / "store" / ".abc.tmp").touch()
+    assert Store.open(tmp_path / "store").cells() == frozenset()
+
+
+@pytest.mark.parametrize("step", ["fsync", "replace"])
+def test_a_full_disk_ends_in_a_sentence_and_leaves_what_was_there(
+    store: Store, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    store.write(unit(), rows(unit()))
+    monkeypatch.setattr(os, step, full)
+    with pytest.raises(ClairError, match=r"cannot be written to \(No space left on device\).*goes on from there"):
+        store.write(unit("k2"), rows(unit("k2")))
+    with pytest.raises(ClairError, match="No space left"):
+        store.fail(unit("k3"), "error")
+    monkeypatch.undo()
+    assert store.query("select distinct unit from results")[1] == [("k1",)]
+    assert list(store.path.rglob("*.tmp")) == []
+
+
+def test_what_killed_processes_leave_is_swept_up(store: Store) -> None:
+    old, new = store.path / "parts" / ".old.tmp", store.path / "parts" / ".new.tmp"
+    old.touch()
+    new.touch()
+    os.utime(old, (time.time() - 7200,) * 2)
+    store.remember(STUDY)
+    assert (old.exists(), new.exists()) == (False, True)
+
+
+def test_claims_that_nobody_holds_are_swept_up(store: Store) -> None:
+    """As of a process that was killed between writing a unit and letting go of it: nobody would claim it again."""
+    (store.path / "claims" / "k1").touch()
+    held = store.claim(unit("k2"))
+    store.remember(STUDY)
+    assert sorted(file.name for file in (store.path / "claims").iterdir()) == ["k2", "store"]
+    assert held is not None
+    assert store.claim(unit("k2")) is None
+
+
+def test_a_wrong_query_says_what_there_is(store: Store) -> None:
+    with pytest.raises(BadInput, match=r"valeu.*columns unit, model") as caught:
+        store.query("select valeu from results")
+    assert "\n" not in str(caught.value)
+    for nothing in ("", " ", ";"):
+        with pytest.raises(BadInput, match="The query is empty; expected one such as 'select"):
+            store.query(nothing)

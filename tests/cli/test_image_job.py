@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from clairvit.cli.image_job import Failure, Ready, Result, _explain, file_name, place, stems
+from clairvit.errors import BadInput, ClairError, UnknownName
+from clairvit.models.images import Batch
+from clairvit.plotting.parts import joined, part
+from show.fakes import fake
+
+
+def ready(*names: str) -> list[Ready]:
+    grey = [torch.full((1, 3, 64, 64), float(shade)) for shade in range(len(names))]
+    return [Ready(f"photos/{name}", Batch(grey[i], (name,))) for i, name in enumerate(names)]
+
+
+def sound(batch: Batch, target: Any) -> dict[str, Any]:
+    return {"legrad": fake(len(batch), names=batch.names)}
+
+
+def test_every_image_gets_its_own_part_and_name() -> None:
+    results = _explain(ready("a.jpg", "b.jpg"), [], sound, worked=False)
+    assert [outcome.image for outcome in results] == ["photos/a.jpg", "photos/b.jpg"]
+    assert isinstance(results[1], Result)
+    assert results[1].explanations["legrad"].names == ("b.jpg",)
+    assert len(results[1].explanations["legrad"]) == 1
+
+
+def test_an_image_that_breaks_its_batch_is_left_out_alone() -> None:
+    def fussy(batch: Batch, target: Any) -> dict[str, Any]:
+        if (batch.pixels == 1).any():
+            raise ClairError("NaN came out.")
+        return sound(batch, target)
+
+    outcomes = _explain(ready("a", "b", "c"), [], fussy, worked=False)
+    assert [type(outcome) for outcome in outcomes] == [Result, Failure, Result]
+    assert outcomes[1] == Failure("photos/b", "NaN came out.")
+
+
+def test_a_request_that_never_works_is_one_error_not_a_list_of_failures() -> None:
+    calls = []
+
+    def wrong(batch: Batch, target: Any) -> dict[str, Any]:
+        calls.append(len(batch))
+        raise UnknownName("There is no class 'Cow'.")
+
+    with pytest.raises(UnknownName, match="Cow"):
+        _explain(ready("a", "b"), ["Cow"], wrong, worked=False)
+    assert calls == [2, 1, 1]
+    assert len(_explain(ready("a", "b"), ["Cow"], wrong, worked=True)) == 2
+
+
+def test_several_targets_stay_together() -> None:
+    def two(batch: Batch, target: Any) -> dict[str, Any]:
+        assert target == ["Bengal", "Egyptian Mau"]
+        assert batch.single
+        return {"legrad": fake(2, targets=target, names=batch.names * 2)}
+
+    (result,) = _explain(ready("a"), ["Bengal", "Egyptian Mau"], two, worked=False)
+    assert isinstance(result, Result)
+    assert result.explanations["legrad"].names == ("a", "a")
+
+
+def test_parts_and_wholes() -> None:
+    whole = fake(3, layers=2, names=["a", "b", "c"])
+    back = joined([part(whole, [0]), part(whole, [1, 2])])
+    assert back.names == whole.names
+    assert torch.equal(back.maps, whole.maps)
+    assert back.layers is not None
+    assert back.layers.shape == (2, 3, 4, 4)
+    assert back.cost == whole.cost, "one batch was paid once"
+    assert joined([fake(), fake()]).cost.seconds == 2 * whole.cost.seconds
+    with pytest.raises(BadInput, match="same method"):
+        joined([fake(), fake(method="rollout")])
+
+
+def test_a_suffix_makes_a_file_and_anything_else_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "v1.2").mkdir()
+    assert place("cat.PDF").is_file
+    for folder in ("out", "out/", "maps.v2/", str(tmp_path / "v1.2")):
+        assert not place(folder).is_file
+    with pytest.raises(BadInput, match=r"ends in '\.bmp'; write to a name that ends in"):
+        place("cat.bmp")
+
+
+def test_images_with_the_same_name_do_not_overwrite_each_other() -> None:
+    assert list(stems(["a/cat.jpg", "b/Cat.png", "cat-2.jpg", "demo"], "legrad").values()) == [
+        "cat-legrad",
+        "Cat-2-legrad",
+        "cat-2-2-legrad",
+        "demo-legrad",
+    ]
+
+
+def test_methods_become_file_names() -> None:
+    assert file_name("rollout(fusion=max)+skipplus") == "rollout_fusion=max_+skipplus"
+    assert file_name("genatt+from:6") == "genatt+from_6"

@@ -1,0 +1,138 @@
+"""Albums: images are read when their turn comes, with their masks and classes, and a broken one costs only itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from clairvit.data.dataset import Album, album_of, parts
+from clairvit.data.hashing import digest
+from clairvit.errors import BadInput, ClairError
+from tiny import pixels, wrapped
+
+MODEL = wrapped("timm-vit")
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> list[str]:
+    dice = np.random.default_rng(0)
+    found = []
+    for number in range(5):
+        path = tmp_path / f"photo{number}.png"
+        Image.fromarray(dice.integers(0, 255, (40, 60, 3), dtype=np.uint8)).save(path)
+        found.append(str(path))
+    return found
+
+
+def test_only_the_images_whose_turn_it_is_are_read(photos: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[str] = []
+    kept = Image.open
+    monkeypatch.setattr(Image, "open", lambda path, *rest: opened.append(Path(path).name) or kept(path, *rest))
+    some = parts(album_of(photos, MODEL), MODEL, 2)
+    assert opened == []
+    first = next(some)
+    assert opened == ["photo0.png", "photo1.png"]
+    assert first.rows == (0, 1)
+    assert first.pixels.shape == (2, 3, 32, 32)
+    assert [part.rows for part in some] == [(2, 3), (4,)]
+
+
+def test_a_broken_image_costs_only_itself(photos: list[str]) -> None:
+    Path(photos[1]).write_text("meow")
+    told: list[tuple[str, ClairError]] = []
+    found = list(parts(album_of(photos, MODEL), MODEL, 2, lambda name, error: told.append((name, error))))
+    assert [part.rows for part in found] == [(0,), (2, 3), (4,)]
+    ((name, error),) = told
+    assert name == photos[1]
+    assert "is not an image" in str(error)
+    with pytest.raises(BadInput, match="is not an image"):
+        list(parts(album_of(photos, MODEL), MODEL, 2))
+
+
+def test_masks_and_classes_come_with_their_images(photos: list[str]) -> None:
+    """A mask of the whole picture is cut as the picture is; who has none has an empty one and is named."""
+    trimap = np.full((40, 60), 2, np.uint8)
+    trimap[:, 30:], trimap[:5] = 1, 3
+    album = album_of(
+        photos,
+        MODEL,
+        masks=[trimap, None, trimap, trimap, trimap],
+        mask_kind="trimap",
+        labels=["a", None, 2, 3, 4],
+        others=[1, 2, None, 4, 5],
+    )
+    (part,) = parts(album, MODEL, 8)
+    assert part.masks is not None
+    assert part.void is not None
+    assert part.unmasked == (photos[1],)
+    assert not part.masks[1].any()
+    assert part.masks[0, 10:, 17:].all()
+    assert not part.masks[0, :, :15].any()
+    assert part.void[0, :2].all()
+    assert not (part.masks & part.void).any()
+    assert part.labels == ("a", None, 2, 3, 4)
+    assert part.others == (1, 2, None, 4, 5)
+
+
+def test_masks_may_be_found_on_the_picture(photos: list[str]) -> None:
+    seen: list[str] = []
+
+    def left_half(name: str, picture: Image.Image) -> Image.Image:
+        seen.append(name)
+        mask = Image.new("L", picture.size)
+        mask.paste(255, (0, 0, picture.width // 2, picture.height))
+        return mask
+
+    (part,) = parts(album_of(photos[:2], MODEL, masks=left_half), MODEL, 8)
+    assert seen == photos[:2]
+    assert part.masks is not None
+    assert part.masks[:, :, :16].all()
+    assert not part.masks[:, :, 17:].any()
+    with pytest.raises(BadInput, match="found on pictures, and a tensor was given"):
+        list(parts(album_of(pixels("timm-vit", 2), MODEL, masks=left_half), MODEL, 8))
+
+
+def test_numbers_must_agree(photos: list[str]) -> None:
+    for word in ("masks", "labels", "others"):
+        with pytest.raises(BadInput, match=f"1 {word} were given for 5 images; expected one for each"):
+            album_of(photos, MODEL, **{word: [None]})
+    with pytest.raises(BadInput, match="No images were given"):
+        album_of([], MODEL)
+
+
+def test_a_mark_tells_numbers_apart_and_says_which_file_is_not_there(tmp_path: Path) -> None:
+    near = torch.tensor([1.0, 1.0 + 1e-12], dtype=torch.float64)
+    assert digest(near[:1]) != digest(near[1:]), "float64 is not rounded"
+    assert digest(near.bfloat16()) == digest(torch.ones(2).bfloat16())
+    album = album_of([tmp_path / "gone.png"], MODEL)
+    with pytest.raises(BadInput, match=r"gone.png' cannot be read \(No such file or directory\); expected a file"):
+        album.mark(0)
+
+
+def test_a_mark_changes_with_all_that_is_behind_a_name(photos: list[str]) -> None:
+    mask = np.zeros((40, 60), np.uint8)
+    plain = album_of(photos, MODEL)
+    assert isinstance(plain, Album)
+    assert album_of(plain, MODEL) is plain
+    marks = {
+        plain.mark(0),
+        plain.mark(1),
+        album_of(photos, MODEL, labels=[1] * 5).mark(0),
+        album_of(photos, MODEL, labels=[2] * 5).mark(0),
+        album_of(photos, MODEL, masks=[mask] * 5).mark(0),
+        album_of(photos, MODEL, masks=[mask + 1] * 5).mark(0),
+        album_of(photos, MODEL, masks=[mask] * 5, mask_kind="voc").mark(0),
+    }
+    assert len(marks) == 7
+    before = plain.mark(2)
+    assert album_of(list(reversed(photos)), MODEL).mark(2) == before, "the place in the album does not matter"
+    Path(photos[2]).write_bytes(Path(photos[2]).read_bytes() + b" ")
+    assert plain.mark(2) != before
+    tensors = pixels("timm-vit", 2)
+    assert album_of(tensors, MODEL).mark(0) != album_of(tensors, MODEL).mark(1)
+    assert digest("ab", "c") != digest("a", "bc")
+    assert digest(torch.zeros(2, 3)) != digest(torch.zeros(3, 2))

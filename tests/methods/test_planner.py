@@ -1,0 +1,65 @@
+"""Layers shown together, as on a GPU, give the same maps as one by one."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+
+import clairvit as cv
+from clairvit.methods import executor as run
+from clairvit.methods.explain import Comparison
+from conditions import METHODS, fits
+from helpers.rounding import assert_same
+from tiny import TINY, pixels, wrapped
+
+TARGET = 3
+EVERY = [f"{name}(relu=false)" if method.relu else name for name, method in METHODS.items() if not method.slow]
+COMBINED = ["genatt+plus", "genatt+skipplus", "ixg+skipplus", "legrad+plus", "rollout(order=forward)", "focusvit(m=1)"]
+OPTIONS = ["attcat(pair=output)", "rollout(alpha=0.3)", "rollout(preset=jacobgil)", "grad-rollout(preset=jacobgil)"]
+
+
+@pytest.mark.parametrize("kind", [*TINY])
+@pytest.mark.parametrize("layers", [False, True])
+def test_layers_together_are_layers_one_by_one(kind: str, layers: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    image, model = pixels(kind, dtype=torch.float64), wrapped(kind, torch.float64)
+    names = [name for name in (*EVERY, *COMBINED, *OPTIONS) if fits(name, kind)]
+
+    def maps() -> Comparison:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return cv.compare(model, image, names, target=TARGET, layers=layers, skip=True)
+
+    apart = maps()
+    seen: list[int] = []
+    show = run._visit
+
+    def watched(walks: object, view: object, indices: list[int]) -> object:
+        seen.append(len(indices))
+        return show(walks, view, indices)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(run, "_starting_costs", lambda trace: True)
+    monkeypatch.setattr(run, "TOGETHER", 1e9)
+    monkeypatch.setattr(run, "_visit", watched)
+    together = maps()
+    assert max(seen, default=0) > 1 or kind in UNLIKE
+    assert together.skipped.keys() == apart.skipped.keys()
+    for name, made in apart.items():
+        assert_same(together[name].maps, made.maps, dtype=torch.float64, label=name)
+        if layers and made.layers is not None:
+            assert_same(together[name].layers, made.layers, dtype=torch.float64, label=name)
+
+
+# Positions are added to the scores as a mask that differs from layer to layer.
+UNLIKE = [kind for kind in TINY if any(word in kind for word in ("beit", "sam", "relpos", "post-norm", "mask"))]
+
+
+def test_groups_stay_within_their_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    tr = cv.trace(wrapped("timm-deep"), pixels("timm-deep"), target=TARGET)
+    monkeypatch.setattr(run, "_starting_costs", lambda trace: True)
+    one = tr.layers[0].A.numel() * 4 / (5 * tr.layers[0].v.numel() * 4)  # in parts of the values of all five layers
+    monkeypatch.setattr(run, "TOGETHER", 2 * one)
+    assert list(run.at_once([4, 3, 2, 1, 0], tr)) == [[4, 3], [2, 1], [0]]
+    monkeypatch.setattr(run, "TOGETHER", 0.9 * one)
+    assert list(run.at_once([2, 1, 0], tr)) == [[2], [1], [0]]

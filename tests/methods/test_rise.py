@@ -1,0 +1,468 @@
+"""RISE, occlusion and PAMI.
+
+Proved: RISE's masks and maps are those of its authors' own file, its map is the closed form on a linear model and its
+standard error is the spread over seeds; occlusion is captum's and exact on a linear model; PAMI is its formula by brute
+force. None of them depends on batch sizes.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import spearmanr
+from torch import Tensor
+from torch.nn.functional import avg_pool2d
+
+import clairvit as cv
+from clairvit.errors import BadInput
+from clairvit.methods import rise as masks
+from clairvit.methods.rise import Holes, hardened, holes, in_boxes, parts, shifted_mixtures, sliding
+from clairvit.perturbation.removal import REMOVALS
+from helpers.rounding import assert_same, growth
+from linear import effects, linear
+from parity.mask_cases import KEPT_EVERY, OCCLUSIONS, RISES
+from parity.peers_models import TARGETS, vit
+from tiny import cnn, double, pixels, wrapped
+
+FIXTURE = Path(__file__).parent.parent / "fixtures" / "masks.npz"
+
+
+@functools.cache
+def theirs(name: str) -> Tensor:
+    with np.load(FIXTURE) as arrays:
+        return torch.from_numpy(arrays[name])
+
+
+def with_their_numbers(name: str) -> Holes:
+    """Our masks from the coarse grids and shifts that the authors' file drew."""
+    size, _, cells, _ = RISES[name]
+    rows, cols = (shifted_mixtures(side, cells) for side in size)
+    return Holes(theirs(f"{name} coarse").double(), *theirs(f"{name} shifts").T, rows, cols)
+
+
+def even(image: Tensor, patch: int = 8) -> Tensor:
+    """The image with one colour a patch, so that a patch seen through a mask is its own mean times the mask's."""
+    return avg_pool2d(image, patch).repeat_interleave(patch, -1).repeat_interleave(patch, -2)
+
+
+def explained(model: cv.Model, image: Tensor, name: str, target: Any = 1, **more: Any) -> cv.Explanation:
+    return cv.explain(model, image, name, target=target, score="logit", **more)
+
+
+# RISE's masks
+
+
+@pytest.mark.parametrize("name", RISES)
+def test_masks_are_those_of_the_authors(name: str) -> None:
+    every = KEPT_EVERY[name]
+    found = with_their_numbers(name)(range(RISES[name][1]))[:, ::every, ::every]
+    # theirs are float32: two reductions over the two nearest cells, and the places of these
+    assert_same(found, theirs(f"{name} masks"), growth=growth(depth=4, width=2))
+
+
+def test_a_mask_by_hand() -> None:
+    """Pixel by pixel: the four nearest cells of the stretched grid, mirrored at its borders."""
+    size, cells = (30, 41), 4
+    made = holes(3, cells, 0.5, size, seed=5)
+    cell = [math.ceil(side / cells) for side in size]
+
+    def value(k: int, y: int, x: int) -> float:
+        total = 0.0
+        place = [(at + 0.5) * cells / ((cells + 1) * one) - 0.5 for at, one in zip((y, x), cell, strict=True)]
+        low = [math.floor(at) for at in place]
+        for dy in (0, 1):
+            for dx in (0, 1):
+                at = [low[0] + dy, low[1] + dx]
+                weight = (1 - abs(place[0] - at[0])) * (1 - abs(place[1] - at[1]))
+                inside = [-a if a < 0 else 2 * (cells - 1) - a if a >= cells else a for a in at]
+                total += weight * float(made.coarse[k, inside[0], inside[1]])
+        return total
+
+    rows = range(0, size[0], 3)
+    expected = [
+        [[value(k, y + int(made.down[k]), x + int(made.right[k])) for x in range(size[1])] for y in rows]
+        for k in range(3)
+    ]
+    assert_same(made(range(3))[:, ::3], expected)
+
+
+@pytest.mark.parametrize("p", [0.5, 0.2])
+def test_masks_have_the_right_mean_range_and_shifts(p: float) -> None:
+    """Every pixel is let through with the same chance, borders too; every shift less than a cell happens."""
+    made = holes(4000, 5, p, (33, 24), seed=1)
+    found = made(range(4000))
+    assert found.shape == (4000, 33, 24)
+    assert found.min() >= 0
+    assert found.max() <= 1
+    assert set(made.down.tolist()) == set(range(7))  # ceil(33 / 5)
+    assert set(made.right.tolist()) == set(range(5))
+    standard_error = found.std(0) / math.sqrt(4000)
+    assert ((found.mean(0) - p) / standard_error).abs().max() < 5
+    assert set(made.coarse.unique().tolist()) == {0.0, 1.0}
+
+
+@pytest.mark.parametrize(("size", "grid"), [((32, 48), (4, 6)), ((33, 50), (4, 7))])
+def test_masks_on_patches_are_means_of_pixels(size: tuple[int, int], grid: tuple[int, int]) -> None:
+    made = holes(20, 7, 0.5, size, seed=0)
+    expected = torch.nn.functional.adaptive_avg_pool2d(made(range(20)), grid)
+    assert_same(made.on(grid)(range(20)), expected)
+    assert_same(made(range(3, 9)), made(range(20))[3:9], label="whichever are asked for")
+
+
+def test_hard_masks_keep_a_patch_with_the_masks_own_chance() -> None:
+    smooth = torch.tensor([[[0.0, 0.3], [0.8, 1.0]]], dtype=torch.float64).expand(20000, -1, -1)
+    kept = hardened(smooth, seed=3).double().mean(0)
+    assert kept[0, 0] == 0
+    assert kept[1, 1] == 1
+    assert torch.allclose(kept, smooth[0], atol=5 * 0.5 / math.sqrt(20000))
+
+
+# RISE's map
+
+
+def test_maps_are_those_of_the_authors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their whole run: masks, passes in float32, sums. Only the random numbers are handed over."""
+    module, images = vit()
+    (_, samples, cells, p), asked = RISES["small"], []
+
+    def given(*what: Any) -> Holes:
+        asked.append(what[:4])
+        return with_their_numbers("small")
+
+    monkeypatch.setattr(masks, "holes", given)
+    options = {"samples": samples, "cells": cells, "p": p}
+    made = cv.explain(cv.wrap(module), images, "rise", TARGETS, level="pixel", **options)
+    assert asked == [(samples, cells, p, (12, 20))]
+    assert made.score == "prob"
+    expected = theirs("small map")
+    assert expected.flatten(1).std(1).min() > 1e-3
+    assert_same(made.maps, expected, growth=growth(depth=1, width=samples))  # theirs is a float32 mean of scores
+    pooled = cv.explain(cv.wrap(module), images, "rise", TARGETS, **options).maps
+    assert_same(pooled, avg_pool2d(made.maps, 4))
+
+
+def expected_rise(own: Tensor, size: tuple[int, int], cells: int, p: float) -> Tensor:
+    """E[f M_j] / p for f = sum_k e_k M_k, in closed form: cells are independent, shifts are averaged over."""
+    rows, cols = (
+        torch.nn.functional.adaptive_avg_pool1d(shifted_mixtures(side, cells).transpose(1, 2), count).transpose(1, 2)
+        for side, count in zip(size, own.shape, strict=True)
+    )  # [shifts, rows, cells]
+    down, right = (torch.einsum("sac,sbc->ab", part, part) / len(part) for part in (rows, cols))
+    covariance = p * (1 - p) * torch.einsum("ab,cd->acbd", down, right).flatten(0, 1).flatten(1)  # [patches, patches]
+    return ((covariance + p * p) @ own.double().flatten() / p).reshape(own.shape)
+
+
+@pytest.mark.parametrize("p", [0.5, 0.3])
+def test_rise_is_its_expectation_on_a_linear_model(p: float) -> None:
+    """Off by as much as its own standard error says, everywhere."""
+    model, image = linear((4, 5))
+    image = even(image)
+    made = explained(model, image, "rise", samples=3000, cells=5, p=p)
+    expected = expected_rise(effects(model, image, 1), (32, 40), 5, p)
+    assert made.standard_error is not None
+    off = (made.maps[0] - expected) / made.standard_error[0]
+    assert off.abs().max() < 4
+    assert made.standard_error.max() < 0.15 * (expected.max() - expected.min())  # so that it could have failed
+
+
+def smooth_weights(grid: tuple[int, int], seed: int) -> Tensor:
+    """Random weights that change over more than a cell of RISE's and add up to nothing."""
+    drawn = torch.randn(1, grid[0] + 6, grid[1] + 6, generator=torch.Generator().manual_seed(seed))
+    for _ in range(3):
+        drawn = avg_pool2d(drawn, 3, 1)
+    return (drawn - drawn.mean())[0] / drawn.std()
+
+
+def test_rise_ranks_the_weights_of_a_linear_model() -> None:
+    """With its default samples, on the mean of six models: 4000 masks leave some noise in each.
+
+    A RISE map is the weights seen through a blur of a cell, here of about one patch: it can only rank what changes more
+    slowly than that. The weights add up to nothing, as patches at the border have fewer neighbours whose effect spills
+    over to them.
+    """
+    found = []
+    for seed in range(6):
+        model, image = linear((8, 8))
+        model.module.weights.data[1] = smooth_weights((8, 8), seed)
+        made = explained(model, image, "rise")
+        assert made.cost.forwards == 4001
+        found.append(spearmanr(made.maps[0].flatten(), effects(model, image, 1).flatten()).statistic)
+    assert sum(found) / len(found) > 0.95
+    assert min(found) > 0.9
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"normalise_by_mask_sum": True}, {"removal": "road"}, {"removal": "road", "normalise_by_mask_sum": True}],
+    ids=str,
+)
+def test_standard_error_is_the_spread_over_seeds(options: dict[str, Any]) -> None:
+    model, image = linear((3, 3), patch=4)
+    runs = 40 if "removal" in options else 150
+    found = [explained(model, image, "rise", samples=60, cells=4, seed=seed, **options) for seed in range(runs)]
+    spread = torch.stack([one.maps[0] for one in found]).double().std(0)
+    said = torch.stack([one.standard_error[0] for one in found]).double().square().mean(0).sqrt()
+    # The spread of so many runs is itself known to 1/sqrt(2 runs) only, and patches share their masks.
+    assert (said / spread).log().mean().abs() < 1.5 / math.sqrt(2 * runs)
+    assert (said / spread).log().abs().max() < 5 / math.sqrt(2 * runs)
+
+
+def by_hand(scores: Tensor, seen: Tensor, p: float | None) -> tuple[Tensor, Tensor]:
+    """One patch after the other, from the definitions."""
+    value, error = (torch.zeros(seen.shape[1:], dtype=torch.float64) for _ in range(2))
+    for place in np.ndindex(*seen.shape[1:]):
+        m = seen[(slice(None), *place)].double()
+        if p is None:
+            value[place] = (scores * m).sum() / m.sum()
+            rest = m * (scores - value[place]) / m.mean()
+        else:
+            value[place] = (scores * m).sum() / (len(m) * p)
+            rest = scores * m / p
+        error[place] = rest.std() / math.sqrt(len(m))
+    return value, error
+
+
+@pytest.mark.parametrize("by_sum", [False, True])
+@pytest.mark.parametrize("removal", ["token", "blur", "noise"])
+def test_rise_is_its_definition_on_a_vit(removal: str, by_sum: bool) -> None:
+    """Masks painted or patches dropped: each variant by itself, then the sums, mask by mask."""
+    model, image = double("timm-vit", batch=1)
+    options: dict[str, Any] = {"samples": 30, "cells": 3, "p": 0.4, "removal": removal}
+    made = explained(model, image, "rise", 3, seed=2, normalise_by_mask_sum=by_sum, **options)
+    own = holes(30, 3, 0.4, (32, 32), seed=2)
+    smooth = own.on((4, 4))(range(30))
+    trace = cv.trace(model, image, target=3)
+    with masks.probing(trace, removal, what="test", forwards=30, aside=masks.Aside(), seed=2) as probe:
+        if removal == "token":
+            smooth = hardened(smooth, seed=2)
+            scores = [probe.keeping(keep.reshape(1, 1, -1)) for keep in smooth]
+        else:
+            paint = own(range(30))
+            scores = [
+                probe.target(model.logits(m * image + (1 - m) * probe.background))[:, None]
+                for m in paint[:, None, None]
+            ]
+    value, error = by_hand(torch.cat(scores, 1)[0].double(), smooth, None if by_sum else 0.4)
+    assert_same(made.maps[0], value)
+    assert made.standard_error is not None
+    assert_same(made.standard_error[0], error)
+
+
+def test_hard_masks_at_pixel_level_are_patches() -> None:
+    model, image = double("timm-vit")
+    fine = explained(model, image, "rise", samples=20, removal="token", level="pixel")
+    coarse = explained(model, image, "rise", samples=20, removal="token")
+    assert_same(fine.maps, coarse.maps.repeat_interleave(8, -1).repeat_interleave(8, -2))
+    assert fine.standard_error is not None
+    assert fine.standard_error.shape == fine.maps.shape
+
+
+def test_large_sums_are_made_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, image = linear()
+    whole = explained(model, image, "rise", samples=50)
+    monkeypatch.setattr(masks, "NUMBERS_AT_ONCE", 100)
+    pieces = explained(model, image, "rise", samples=50)
+    assert_same(pieces.maps, whole.maps)
+    assert_same(pieces.standard_error, whole.standard_error)
+
+
+# All three
+
+
+@pytest.mark.parametrize("removal", ["mean", "token"])
+@pytest.mark.parametrize("name", ["rise(samples=70)", "rise(samples=70,level=pixel)", "occlusion", "pami"])
+def test_the_same_map_for_any_batch_size(name: str, removal: str) -> None:
+    model, image = double("timm-vit")
+    found = [cv.explain(model, image, name, 3, batch_size=n, removal=removal).maps for n in (1, 7, 64)]
+    for other in found[1:]:
+        assert_same(other, found[0], magnitude=1)  # probabilities, and differences of them
+
+
+def test_images_share_their_masks() -> None:
+    """So that an image has the same map alone as in a batch with others."""
+    model, image = linear()
+    two = torch.cat([image, image.flip(-1)])
+    together = explained(model, two, "rise", samples=200).maps
+    assert_same(together[1:], explained(model, two[1:], "rise", samples=200).maps)
+
+
+@pytest.mark.parametrize("removal", REMOVALS)
+@pytest.mark.parametrize("name", ["rise(samples=12)", "occlusion", "pami"])
+def test_every_removal_works(name: str, removal: str) -> None:
+    made = cv.explain(wrapped("timm-vit"), pixels("timm-vit"), name, 3, removal=removal)
+    assert made.maps.shape == (2, 4, 4)
+    assert made.maps.isfinite().all()
+    assert made.maps.flatten(1).std(1).min() > 0
+
+
+@pytest.mark.parametrize("name", ["rise(samples=12)", "occlusion", "pami"])
+def test_networks_without_tokens_are_explained_too(name: str) -> None:
+    made = cv.explain(*_network(), name, 3)
+    assert made.maps.ndim == 3
+    assert made.maps.flatten(1).std(1).min() > 0
+
+
+def _network() -> tuple[cv.Model, Tensor]:
+    return cv.wrap(cnn()), pixels("timm-vit")
+
+
+@pytest.mark.parametrize(
+    ("method", "seen", "say"),
+    [
+        ("rise(samples=1)", "samples=1", "2 or more masks"),
+        ("rise(cells=1)", "cells=1", "cells=7"),
+        ("rise(p=0)", "p=0", "p=0.5"),
+        ("rise(p=1.0)", "p=1", "p=0.5"),
+        ("occlusion(window=0)", "window=0", "window=1"),
+        ("occlusion(stride=0)", "stride=0", "stride=1"),
+        ("occlusion(window=2,stride=3)", "stride=3 was given with window=2", "Use stride=2"),
+        ("pami(scales=0)", "scales=0", "scales="),
+    ],
+)
+def test_bad_options_are_refused(method: str, seen: str, say: str) -> None:
+    model, image = linear()
+    with pytest.raises(BadInput, match=f"(?s){seen}.*expected.*{say}"):
+        explained(model, image, method)
+
+
+# Occlusion
+
+
+@pytest.mark.parametrize(("window", "stride"), OCCLUSIONS)
+def test_occlusion_is_captums(window: int, stride: int) -> None:
+    """Windows cut off at the border, a patch the mean of those that cover it; each window's whole loss."""
+    module, images = vit()
+    found = explained(cv.wrap(module), images, "occlusion", TARGETS, window=window, stride=stride, share=False).maps
+    said = theirs(f"occlusion {window} {stride}")  # [B, 3, H, W], the same for all pixels of a patch
+    assert torch.equal(said, said[:, :1, 2::4, 2::4].repeat_interleave(4, 2).repeat_interleave(4, 3).expand_as(said))
+    expected = said[:, 0, 2::4, 2::4]
+    assert_same(found, expected, growth=4)  # computed in float64, stored in float32 as differences of scores
+
+
+def window_sums(own: Tensor, window: int, stride: int, share: bool) -> Tensor:
+    """By hand: the mean over windows of what they hold."""
+    total, times = torch.zeros_like(own), torch.zeros_like(own)
+    starts = [range(0, math.ceil((side - window) / stride) * stride + 1, stride) for side in own.shape]
+    for top in starts[0]:
+        for left in starts[1]:
+            inside = own[top : top + window, left : left + window]
+            total[top : top + window, left : left + window] += inside.mean() if share else inside.sum()
+            times[top : top + window, left : left + window] += 1
+    return total / times
+
+
+@pytest.mark.parametrize("share", [True, False])
+@pytest.mark.parametrize(("window", "stride"), [(1, 1), (2, 1), (3, 1), (3, 2), (3, 3)])
+def test_occlusion_on_a_linear_model(window: int, stride: int, share: bool) -> None:
+    model, image = linear((5, 7))
+    found = explained(model, image, "occlusion", window=window, stride=stride, share=share).maps[0]
+    own = effects(model, image, 1)
+    total = float(own.abs().sum())
+    assert_same(found, window_sums(own, window, stride, share), magnitude=total)
+    if window == 1:
+        assert_same(found, own, magnitude=total)
+
+
+@pytest.mark.parametrize("stride", [1, 2, 3])
+@pytest.mark.filterwarnings("ignore:.*is the same everywhere")
+def test_shared_losses_are_exact_where_all_patches_matter_alike(stride: int) -> None:
+    """Also where the last windows are cut off."""
+    model, image = linear((5, 7))
+    model.module.weights.data[1] = 0.7
+    found = explained(model, torch.ones_like(image), "occlusion", window=3, stride=stride).maps[0]
+    assert_same(found, torch.full((5, 7), 0.7, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("removal", ["token", "blur"])
+def test_a_window_of_one_patch_is_leave_one_out(removal: str) -> None:
+    model, image = double("timm-vit")
+    found = cv.explain(model, image, "occlusion", 3, window=1, removal=removal)
+    expected = cv.explain(model, image, "leave-one-out", 3, removal=removal).maps
+    assert_same(found.maps, expected, magnitude=1)  # differences of probabilities
+    assert found.cost.forwards == 17
+
+
+def test_windows_reach_the_border_and_never_leave_it() -> None:
+    boxes = sliding((5, 4), (2, 3), 2)
+    assert boxes == [(top, left, 2, 3) for top in (0, 2, 4) for left in (0, 2)]
+    inside = in_boxes(boxes, (5, 4))
+    assert inside.any(0).all()
+    assert inside.sum((1, 2)).tolist() == [6, 4, 6, 4, 3, 2]
+
+
+def test_a_window_leaves_something_to_see() -> None:
+    model, image = linear((2, 4))
+    made = explained(model, image, "occlusion", window=6, stride=4)
+    own = effects(model, image, 1)
+    assert any("cut to 3" in note for note in made.notes)
+    assert made.cost.forwards == 1 + 2 * 2
+    assert_same(made.maps[0, :, 0], own[:, :3].mean(1), magnitude=float(own.abs().sum()))
+
+
+# PAMI
+
+
+def test_parts_are_of_several_sizes_and_cover_the_image() -> None:
+    found = parts((14, 14), 4)
+    assert len(found) == len(set(found)) == 9 + 25 + 49 + 81
+    assert {box[2:] for box in found} == {(7, 7), (5, 5), (4, 4), (3, 3)}
+    for size in ((7, 7), (5, 5), (4, 4), (3, 3)):
+        inside = in_boxes([box for box in found if box[2:] == size], (14, 14))
+        assert inside.any(0).all()
+        assert inside.sum((1, 2)).eq(size[0] * size[1]).all()  # none is cut off
+    assert sorted({top for top, _, height, _ in found if height == 7}) == [0, 4, 7]
+
+
+@pytest.mark.parametrize("grid", [(4, 4), (3, 5), (1, 6), (2, 2), (1, 1), (16, 9)])
+def test_parts_of_any_grid(grid: tuple[int, int]) -> None:
+    found = parts(grid, 5)
+    assert len(found) == len(set(found)) <= sum((2 * k + 1) ** 2 for k in range(1, 6))
+    assert in_boxes(found, grid).any(0).all()
+    assert all(top + height <= grid[0] and left + width <= grid[1] for top, left, height, width in found)
+
+
+def mean_of_parts(value: Callable[[int, int, int, int], float], grid: tuple[int, int], scales: int) -> Tensor:
+    """sum_k P_k m_k / sum_k m_k, patch by patch."""
+    boxes = parts(grid, scales)
+    made = torch.zeros(grid, dtype=torch.float64)
+    for r in range(grid[0]):
+        for c in range(grid[1]):
+            own = [value(*b) for b in boxes if b[0] <= r < b[0] + b[2] and b[1] <= c < b[1] + b[3]]
+            made[r, c] = sum(own) / len(own)
+    return made
+
+
+@pytest.mark.parametrize("scales", [1, 3])
+def test_pami_on_a_linear_model(scales: int) -> None:
+    """A part alone has the sum of its effects."""
+    model, image = linear((5, 6))
+    own = effects(model, image, 1)
+    found = explained(model, image, "pami", scales=scales, removal="mean").maps[0]
+    expected = mean_of_parts(lambda t, l, h, w: float(own[t : t + h, l : l + w].sum()), (5, 6), scales)  # noqa: E741
+    assert_same(found, expected, magnitude=float(own.abs().sum()))
+
+
+def test_pami_hides_all_but_one_part_by_blur() -> None:
+    """By brute force on a ViT, with images pasted together by hand."""
+    model, image = double("timm-vit", 1)
+    made = cv.explain(model, image, "pami", 3)
+    with masks.probing(cv.trace(model, image), "blur", what="test", forwards=1, aside=masks.Aside()) as probe:
+        blurred = probe.background
+
+    def value(top: int, left: int, height: int, width: int) -> float:
+        seen = blurred.clone()
+        rows, cols = slice(8 * top, 8 * (top + height)), slice(8 * left, 8 * (left + width))
+        seen[..., rows, cols] = image[..., rows, cols]
+        with torch.no_grad():
+            return float(model.logits(seen).softmax(-1)[0, 3])
+
+    assert made.score == "prob"
+    assert_same(made.maps[0], mean_of_parts(value, (4, 4), 4))

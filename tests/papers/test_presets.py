@@ -1,0 +1,297 @@
+"""The papers' printed numbers against themselves, by formulas written out here; every preset binds, its tables, claims
+and efforts name what there is, and the claims are what the papers' own tables say.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+
+import pytest
+
+from clairvit.errors import BadInput, UnknownName
+from clairvit.methods.spec import bind
+from clairvit.metrics.registry import ask
+from clairvit.papers import cmi
+from clairvit.papers import coporan
+from clairvit.papers import focusvit_numbers
+from clairvit.papers import joita
+from clairvit.papers import skipplus
+from clairvit.papers.paper import EFFORTS, NAMES, Finding, Measure, Preset, check_effort, find_preset, presets
+
+# FocusViT, Table 2 and 3, Flower, by method: faithfulness, sensitivity, sparseness, randomisation, area
+FLOWER = {
+    "LIME": (0.0006, 3.7378, 0.9987, 0.1854, 0.0163),
+    "SHAP": (-0.0009, 13.3765, 0.3449, 0.0000, 1.1656),  # the sign is lost in print
+    "LRP": (0.0323, 1.0035, 0.4348, 0.1265, 1.0342),
+    "Grad-CAM": (0.0293, 1.0020, 0.5466, 0.1583, 0.7785),
+    "Attention": (0.0216, 1.0004, 0.5056, 0.0016, 1.1859),
+    "FocusViT": (0.0350, 1.0037, 0.1248, 0.0015, 1.9916),
+}
+
+
+def holding(findings: list[Finding], start: str) -> dict[str, bool]:
+    found = {one.what: one.holds for one in findings if one.what.startswith(start)}
+    assert found, f"nothing is said of '{start}'"
+    return found
+
+
+# Of each row of the printed tables: once its first number, twice the second, … (from the papers' text, not from ours)
+SUMS = {
+    "Flower": (0.5345, 48.5335, 8.4561, 1.2151, 26.4432),
+    "Dog": (0.2775, 150.6684, 11.6433, 5.3697, 23.0235),
+    "MiT": (0.6717, 164.5228, 9.9282, 2.6236, 24.6415),
+    "Caltech": (1.0878, 43.0533, 11.2498, 4.2689, 22.3737),
+    "Pet": (0.6023, 102.5285, 10.7654, 2.6034, 28.3775),
+    "11 images": (1.33791, 1.66209),
+    "VOC 2012": (32.91, 53.41, 207.19, 49.5, 188.2),
+    "14 images of VOC 2012": (833.27, 198.87, 595.97),
+}
+
+
+def test_no_digit_is_wrong() -> None:
+    """Numbers that nothing follows from are kept as they are printed, too."""
+    tables = {table.data: table for preset in presets() for table in preset.tables}
+    assert set(tables) == set(SUMS)
+    for data, sums in SUMS.items():
+        rows = tables[data].values.values()
+        found = [sum(k * value for k, value in enumerate(row, 1)) for row in rows]
+        assert found == pytest.approx(sums, abs=6e-5), data
+
+
+# FocusViT
+
+
+def test_flower_areas_are_half_the_product_of_two_sums() -> None:
+    """On four axes ½ Σ r_i r_{i+1} = ½ (r_1 + r_3)(r_2 + r_4)."""
+    columns = list(zip(*FLOWER.values(), strict=True))
+
+    def place(value: float, axis: int) -> float:
+        share = (value - min(columns[axis])) / (max(columns[axis]) - min(columns[axis]))
+        return share if axis == 0 else 1 - share
+
+    computed = focusvit_numbers.areas(focusvit_numbers.TABLES[0], lost_sign=True)
+    for (name, row), area in zip(FLOWER.items(), computed, strict=True):
+        r = [place(value, axis) for axis, value in enumerate(row[:4])]
+        assert area == pytest.approx((r[0] + r[2]) * (r[1] + r[3]) / 2, abs=1e-12)
+        assert (abs(area - row[4]) < 1e-4) == (name != "SHAP"), name
+
+
+def test_flower_is_kept_as_it_is_printed() -> None:
+    table = focusvit_numbers.TABLES[0]
+    measures = (*focusvit_numbers.AXES, focusvit_numbers.AREA)
+    for name, row in FLOWER.items():
+        assert [table.of(measure, name) for measure in measures] == [abs(value) for value in row]
+
+
+def test_focusvit_areas_that_follow_and_that_do_not() -> None:
+    found = find_preset("focusvit").check()
+    flower = [one.holds for one in found if "on Flower follows" in one.what]
+    assert flower == [True, False, True, True, True, True], "all but SHAP"
+    assert set(holding(found, "The same with SHAP's faithfulness as it is printed").values()) == {False}
+    assert set(holding(found, "AUR on ").values()) == {False}
+    assert set(holding(found, "FocusViT has the largest AUR").values()) == {True}, "printed and computed"
+    computed = {table.data: focusvit_numbers.areas(table)[-1] for table in focusvit_numbers.TABLES}
+    expected = {"Dog": 1.5148, "MiT": 1.7836, "Caltech": 1.5266, "Pet": 1.8758}  # METRICS 1.5
+    assert {data: round(computed[data], 4) for data in expected} == expected
+
+
+def test_focusvit_areas_that_nothing_can_give() -> None:
+    found = [one.what for one in find_preset("focusvit").check() if "any scaling" in one.what]
+    assert [what.removeprefix("AUR of ").partition(" can")[0] for what in found] == [
+        *("SHAP on Flower", "SHAP on Dog", "Attention on Dog", "SHAP on MiT", "Grad-CAM on MiT"),
+        *("SHAP on Caltech", "Attention on Caltech"),
+    ]
+
+
+def test_the_bound_is_reached_and_never_passed_by_areas_of_four_axes() -> None:
+    """Of all polygons with places 0 and 1 in any order of the axes, those with so many zeros."""
+    for zeros, bound in {0: 2.0, 1: 1.0, 2: 0.5}.items():
+        rows = [row for row in itertools.product((0, 1), repeat=4) if row.count(0) == zeros]
+        areas = [sum(row[k] * row[(k + 1) % 4] for k in range(4)) / 2 for row in rows]
+        assert max(areas) == bound
+
+
+# CMI, Coporan, Joita, SkipPLUS
+
+
+def test_cmi_sums_and_means() -> None:
+    for name, printed in ((cmi.ROLLOUT, 0.382), (cmi.GRADIENT, 0.478)):
+        assert len(cmi.FAFS[name]) == len(cmi.BAFS[name]) == len(cmi.IMAGES) == 11
+        for faf, baf in zip(cmi.FAFS[name], cmi.BAFS[name], strict=True):
+            assert faf + baf == pytest.approx(1, abs=1e-12)
+        assert f"{sum(cmi.FAFS[name]) / 11:.3f}" == f"{printed:.3f}" == f"{cmi.MEANS[name]:.3f}"
+    assert all(one.holds for one in cmi.check())
+    assert len(cmi.check()) == 5
+
+
+def test_cmi_check_sees_a_wrong_digit(monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = {**cmi.FAFS, cmi.ROLLOUT: (0.209, *cmi.FAFS[cmi.ROLLOUT][1:])}
+    monkeypatch.setattr(cmi, "FAFS", wrong)
+    found = cmi.check()
+    assert [one.holds for one in found] == [False, True, False, True, True]
+    assert "10 of 11" in found[0].seen
+
+
+def test_coporan_bounds_and_counts() -> None:
+    found = coporan.check()
+    assert len(found) == 7
+    assert all(one.holds for one in found)
+    assert [one.seen for one in found if "pointing" in one.what] == [
+        "641 of 1449 are 44.24 %",
+        "1043 of 1449 are 71.98 %",
+    ]
+    # F1 of single images never has a larger mean than F1 of the mean Jaccard index, nor a smaller one than that index
+    images = [0.0, 0.02, 0.1, 0.5, 0.93]
+    mean = statistics.fmean(images)
+    assert mean <= statistics.fmean(2 * j / (1 + j) for j in images) <= 2 * mean / (1 + mean)
+
+
+def test_two_class_overlap_is_at_least_half_of_the_accuracy() -> None:
+    """What excludes the mean of two classes for Coporan and Joita, by every way in which 100 pixels can be right."""
+    for right in range(1, 100):
+        wrong = 100 - right
+        lowest = min((tp / (tp + wrong) + (right - tp) / (right - tp + wrong)) / 2 for tp in range(right + 1))
+        assert lowest >= right / 200 - 1e-12
+
+
+def test_joita_text_follows_from_its_table() -> None:
+    found = joita.check()
+    assert len(found) == 5
+    assert all(one.holds for one in found)
+
+
+def test_skipplus_has_every_base_in_three_forms() -> None:
+    names = {one.name: one.method for one in skipplus.ENTRANTS}
+    for base in skipplus.BASES:
+        assert {base, f"{base}∘PLUS", f"{base}∘SkipPLUS"} <= set(names)
+        assert names[f"{base}∘SkipPLUS"].endswith("+skipplus")
+        assert names[f"{base}∘PLUS"].endswith("+plus")
+    assert names["AttIxG"] == "attcat+layer:0"
+    assert names["AttIxG∘PLUS"] == "attcat+plus"
+    assert all(one.holds for one in skipplus.check())
+
+
+def test_skipplus_prints_hundred_minus_x_for_two() -> None:
+    written = {one.name: one.written(0.25) for one in skipplus.PRESET.measures}
+    assert written == {
+        "Deletion Accuracy": 75.0,
+        "Deletion AOPC": 25.0,
+        "Insertion Accuracy": 25.0,
+        "Insertion AOPC": 75.0,
+        "AP": 25.0,
+    }
+    assert {one.better for one in skipplus.PRESET.measures} == {"higher"}
+
+
+# Every preset
+
+
+@pytest.fixture(params=NAMES)
+def preset(request: pytest.FixtureRequest) -> Preset:
+    return find_preset(request.param)
+
+
+def test_methods_and_metrics_exist(preset: Preset) -> None:
+    for effort in EFFORTS:
+        for one in preset.entrants:
+            assert bind(preset.at(effort, one.method)).text
+        for measure in preset.measures:
+            asked = ask(preset.at(effort, measure.metric))
+            assert asked.better == ask(measure.metric).better
+    for method in preset.sweep:
+        assert bind(f"{method}+from:1").text
+
+
+def test_no_method_or_measure_is_there_twice(preset: Preset) -> None:
+    names, methods = [one.name for one in preset.everyone], [bind(one.method).text for one in preset.everyone]
+    assert len(set(names)) == len(names)
+    assert len(set(methods)) == len(methods)
+    measures = [ask(one.metric).text for one in preset.measures]
+    assert len(set(measures)) == len(measures)
+    assert [one.name for one in preset.everyone[-2:]] == ["random", "center"]
+
+
+def test_tables_are_of_the_methods_and_measures(preset: Preset) -> None:
+    own = tuple(one.name for one in preset.entrants if not one.extra)
+    known = {one.name for one in preset.measures} | {preset.area}
+    assert bool(preset.tables) == (preset.name != "skipplus")
+    for table in preset.tables:
+        assert table.entrants == own
+        assert set(table.values) <= known
+        assert table.source
+        for measure, row in table.values.items():
+            assert len(row) == len(own), measure
+            assert all(map(math.isfinite, row))
+        assert math.isnan(table.of("no such measure", own[0]))
+        assert math.isnan(table.of(next(iter(table.values)), "no such method"))
+
+
+def test_efforts_change_what_is_there(preset: Preset) -> None:
+    texts = {one.method for one in preset.entrants} | {one.metric for one in preset.measures}
+    for effort, changed in preset.efforts.items():
+        assert effort in EFFORTS
+        assert set(changed) <= texts
+        assert all(preset.at(effort, text) == less != text for text, less in changed.items())
+    assert all(preset.at("paper", text) == text for text in texts), "the paper's effort is the protocol itself"
+
+
+def test_claims_name_methods_and_measures(preset: Preset) -> None:
+    names = {one.name for one in preset.everyone}
+    known = {one.name for one in preset.measures} | {preset.area}
+    assert preset.claims
+    for claim in preset.claims:
+        assert claim.pairs
+        assert {name for pair in claim.pairs for name in pair} <= names
+        assert all(winner != loser for winner, loser in claim.pairs)
+        assert set(claim.measures) <= known
+
+
+def test_claims_are_what_the_tables_say(preset: Preset) -> None:
+    """Who is said to be better is better in print, by the direction of each measure."""
+    better = {one.name: one.better for one in preset.measures} | {preset.area: "higher"}
+    for table in preset.tables:
+        for claim in preset.claims:
+            for (winner, loser), measure in itertools.product(claim.pairs, claim.measures):
+                gap = table.of(measure, winner) - table.of(measure, loser)
+                assert gap > 0 if better[measure] == "higher" else gap < 0, (table.data, claim.words, winner, loser)
+
+
+def test_every_paper_says_what_differs(preset: Preset) -> None:
+    for words in (preset.title, preset.paper, preset.models, preset.data, preset.images, preset.protocol, *preset.gaps):
+        assert words
+    assert len(preset.gaps) >= 4
+    for finding in preset.check():
+        assert finding.what
+        assert finding.source
+        assert finding.seen
+
+
+def test_numbers_on_the_same_data_are_chosen() -> None:
+    found = find_preset("focusvit")
+    for data, table in (("pets:/x", "Pet"), ("indoor67:/x", "MiT"), ("dogs:/x", "Dog"), ("folder:/x", "Flower")):
+        chosen = found.table_for(data)
+        assert chosen is not None
+        assert chosen.data == table
+    assert find_preset("skipplus").table_for("pets:/x") is None
+
+
+def test_directions_are_the_papers() -> None:
+    assert [one.better for one in find_preset("focusvit").measures] == ["higher", "lower", "lower", "lower"]
+    assert [one.better for one in find_preset("coporan").measures] == ["higher", "higher", "higher", "lower", "higher"]
+    assert Measure("x", "deletion", turned=True).better == "higher"
+
+
+def test_confident_images_are_taken_for_all_but_the_pointing_game() -> None:
+    assert [one.above for one in find_preset("coporan").measures] == [0.85, 0.85, 0.85, 0.85, None]
+
+
+def test_wrong_names_are_refused() -> None:
+    with pytest.raises(UnknownName, match="Did you mean 'focusvit'"):
+        find_preset("focusvti")
+    with pytest.raises(UnknownName, match="focusvit, cmi, coporan, skipplus, joita"):
+        find_preset("zzz")
+    with pytest.raises(BadInput, match="quick, usual, paper"):
+        check_effort("fast")
+    assert [one.name for one in presets()] == list(NAMES)

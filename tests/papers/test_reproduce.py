@@ -1,0 +1,453 @@
+"""Every preset end to end on a tiny model with generated images and masks: the numbers are cv.evaluate's, the paper's
+stand beside them, what differs is said; a run that is repeated computes nothing; what the data lacks is asked for.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import clairvit as cv
+from clairvit.data.dataset import Album, Page, album_of, void_as_object
+from clairvit.data.hashing import weights_hash
+from clairvit.errors import BadInput, UnknownName
+from clairvit.methods.spec import bind
+from clairvit.metrics.registry import ask
+from clairvit.metrics.score import Score
+from clairvit.metrics.accumulator import Scores, Seen
+from clairvit.report.study_results import gather
+from clairvit.bench.plan import DataWish, ModelWish, Plan
+from clairvit.papers.paper import NAMES, find_preset
+from clairvit.papers.reproduce import (
+    Reproduction,
+    check_data,
+    depth,
+    named,
+    open_shown,
+    part,
+    reproduce,
+    study_of,
+    sweep_methods,
+)
+from clairvit.papers.setup import Shown, Wish, differences, instead
+from clairvit.bench.store import Store
+from tiny import ZOO, wrapped
+
+MODEL = wrapped("timm-vit", torch.float64)
+SIZE = 32
+
+
+def picture(seed: int) -> Image.Image:
+    return Image.fromarray(np.random.default_rng(seed).integers(0, 255, (SIZE, SIZE, 3), dtype=np.uint8))
+
+
+def trimap(seed: int) -> np.ndarray:
+    """An object of 12 × 12 pixels with a border of two pixels that counts nowhere."""
+    mask = np.full((SIZE, SIZE), 2)
+    top, left = np.random.default_rng(seed).integers(2, 16, 2)
+    mask[top - 2 : top + 14, left - 2 : left + 14] = 3
+    mask[top : top + 12, left : left + 12] = 1
+    return mask
+
+
+def album(count: int = 3, masks: bool = True, labels: bool = True) -> Album:
+    seeds = range(count)
+    return album_of(
+        [picture(seed) for seed in seeds],
+        MODEL,
+        masks=[trimap(seed) for seed in seeds] if masks else None,
+        mask_kind="trimap",
+        labels=[seed % 3 for seed in seeds] if labels else None,
+    )
+
+
+def wish(name: str, **options: str) -> Wish:
+    return Wish(find_preset(name), ModelWish("tiny"), DataWish("folder:here"), effort="quick", **options)
+
+
+def ran(name: str, folder: Path, count: int = 3, **options: str) -> Reproduction:
+    shown = Shown(album(count), f"{count} generated images", "the generator")
+    return reproduce(wish(name, **options), Store.open(folder), model=MODEL, shown=shown)
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Reproduction]:
+    return {name: ran(name, tmp_path_factory.mktemp(name) / "store") for name in NAMES}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_number_is_there_or_explained(name: str, results: dict[str, Reproduction]) -> None:
+    result = results[name]
+    preset = result.wish.preset
+    assert result.images == 3
+    assert not result.failed
+    words = " ".join(sentence for _, sentence in result.differences)
+    for row in result.rows:
+        method = bind(preset.at("quick", row.entrant.method)).text
+        for measure in preset.measures:
+            metric = ask(preset.at("quick", measure.metric)).text
+            nobody_sure = measure.above is not None and "0 of 3 are predicted with more than 85%" in words
+            undefined = f"{metric} of {method} is undefined on 3 of 3 images" in words
+            assert math.isfinite(row.cells[measure.name].ours) or nobody_sure or undefined, (method, metric)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_papers_numbers_stand_beside_ours(name: str, results: dict[str, Reproduction]) -> None:
+    result = results[name]
+    preset = result.wish.preset
+    assert [row.entrant for row in result.rows] == list(preset.everyone)
+    if result.table is None:
+        assert name == "skipplus"
+        assert all(math.isnan(cell.paper) for row in result.rows for cell in row.cells.values())
+        return
+    for measure, printed in result.table.values.items():
+        cells = [row.cells[measure] for row in result.rows if not row.entrant.extra]
+        assert tuple(cell.paper for cell in cells) == printed, measure
+        assert sorted(cell.paper_rank for cell in cells)[0] >= 1
+        assert sum(cell.paper_rank for cell in cells) == len(cells) * (len(cells) + 1) / 2
+    assert {one.measure for one in result.agreements} <= set(result.table.values)
+    assert {one.data for one in result.agreements} == {table.data for table in preset.tables} or name == "coporan"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_differs_is_said(name: str, results: dict[str, Reproduction]) -> None:
+    about = results[name].differences
+    said = dict(reversed(about))
+    assert MODEL.name in said["model"]
+    assert "3 generated images" in said["data"]
+    assert results[name].wish.preset.images in said["data"]
+    assert bool(results[name].among) == (name in ("focusvit", "skipplus")), "the others have too few methods"
+    assert ("images", "3 images say little: an interval, and any claim, takes 6.") in about
+    assert ("masks", "Masks are from the generator.") in about
+    for gap in results[name].wish.preset.gaps:
+        assert ("protocol", gap) in about
+    assert ("effort" in said) == bool(results[name].wish.preset.efforts)
+    assert len(results[name].verdicts) == len(results[name].wish.preset.claims)
+
+
+def test_the_numbers_are_evaluates(results: dict[str, Reproduction]) -> None:
+    cells = {row.entrant.name: row.cells for row in results["joita"].rows}
+    scores = cv.evaluate(MODEL, album(), ["gmar-l1(preset=joita)", "legrad"], ["iou", "pixel-accuracy"])
+    assert isinstance(scores, Scores)
+    found = {key[:2]: score for key, score in scores.items()}
+    own = next(score for (method, metric), score in found.items() if method.startswith("gmar") and metric == "iou")
+    assert cells["GMAR-L1"]["mIoU"].ours == pytest.approx(100 * own.mean, abs=1e-9)
+    assert cells["GMAR-L1"]["mIoU"].images == own.n_valid
+    other = found["legrad", "pixel-accuracy"]
+    assert cells["LeGrad (its authors')"]["mPA"].ours == pytest.approx(100 * other.mean, abs=1e-9)
+
+
+def test_skipplus_scores_the_true_class_and_turns_two_measures(results: dict[str, Reproduction]) -> None:
+    cells = {row.entrant.name: row.cells for row in results["skipplus"].rows}
+    scores = cv.evaluate(
+        MODEL, album(), ["ixg+skipplus"], ["deletion(preset=skipplus,auc=width)", "ap"], target="label"
+    )
+    assert isinstance(scores, Scores)
+    curve, ap = scores.values()
+    assert cells["IxG∘SkipPLUS"]["Deletion Accuracy"].ours == pytest.approx(100 - 100 * curve.mean, abs=1e-9)
+    assert cells["IxG∘SkipPLUS"]["AP"].ours == pytest.approx(100 * ap.mean, abs=1e-9)
+
+
+def test_the_sweep_meets_plus_and_skipplus(results: dict[str, Reproduction]) -> None:
+    """Started at layer 0 it is PLUS, at the middle SkipPLUS."""
+    result = results["skipplus"]
+    cells = {row.entrant.name: row.cells for row in result.rows}
+    layers = ZOO["timm-vit"].layers
+    assert {one.method for one in result.sweeps} == set(result.wish.preset.sweep)
+    for one in result.sweeps:
+        name = {"decompx": "DecompX", "globenc": "GlobEnc", "ixg": "IxG"}[one.method]
+        assert len(one.values) == layers
+        assert one.middle == math.ceil(layers / 2)
+        assert one.values[0] == pytest.approx(cells[f"{name}∘PLUS"][one.measure.name].ours, abs=1e-9)
+        assert one.values[one.middle] == pytest.approx(cells[f"{name}∘SkipPLUS"][one.measure.name].ours, abs=1e-9)
+        assert one.values[one.best] == max(one.values), "higher is better by all of them"
+
+
+def test_a_second_run_computes_nothing_and_a_larger_one_only_what_is_new(tmp_path: Path) -> None:
+    plans: list[Plan] = []
+    store = Store.open(tmp_path / "store")
+
+    def go(count: int) -> Reproduction:
+        shown = Shown(album(count), "generated")
+        return reproduce(wish("joita"), store, model=MODEL, shown=shown, told=plans.append)
+
+    first, again = go(3), go(3)
+    assert plans[0].done == 0
+    assert len(plans[0].units) == 1
+    assert (plans[1].done, plans[1].units) == (plans[1].cells, ())
+    assert repr(first.rows) == repr(again.rows)
+    fewer = go(2)
+    assert fewer.images == 2, "what the store has of other images does not count"
+    assert {cell.images for row in fewer.rows for cell in row.cells.values()} == {2}
+
+
+def test_confident_images_only(tmp_path: Path) -> None:
+    """Coporan's subset: of the images above 85 %, none of the others, and the pointing game of all."""
+    every = Scores()
+    every.seen = tuple(Seen(f"{k}", 0, p, None) for k, p in enumerate((0.9, 0.85, 0.86)))
+    own = replace(wish("coporan"), effort="paper")
+    jaccard, pointing = own.preset.measures[0], own.preset.measures[-1]
+    for metric in ("iou", "pointing-game(ties=first,tolerance=0)"):
+        every["attcam", metric] = Score(
+            metric,
+            "attcam",
+            torch.tensor([0.1, 0.2, 0.5]).double(),
+            "higher",
+            (0, 1),
+            torch.zeros(3).bool(),
+            tuple("012"),
+            "m",
+        )
+    found = named(own, every, (jaccard, pointing))
+    assert found["CAM", "Jaccard Index"].values.tolist() == pytest.approx([0.1, 0.5])
+    assert found["CAM", "Jaccard Index"].names == ("0", "2")
+    assert len(found["CAM", "Pointing Game Accuracy"].values) == 3
+
+
+def test_no_confident_image_is_said(tmp_path: Path, results: dict[str, Reproduction]) -> None:
+    result = results["coporan"]
+    logits = MODEL.logits(torch.stack([album().read(row, MODEL).pixels for row in range(3)]))
+    sure = int((logits.double().softmax(1).amax(1) > 0.85).sum())
+    (sentence,) = [what for _, what in result.differences if "are predicted with more than" in what]
+    assert sentence.startswith(f"{sure} of 3 ")
+    assert {row.cells["Jaccard Index"].images for row in result.rows} <= set(range(sure + 1))
+    assert all(row.cells["Pointing Game Accuracy"].images == 3 for row in result.rows if not row.entrant.extra)
+
+
+def test_void_counts_as_object_for_coporan() -> None:
+    plain = album()
+    own = void_as_object(plain)
+    before, after = plain.read(0, MODEL), own.read(0, MODEL)
+    assert before.mask is not None
+    assert before.void is not None
+    assert after.mask is not None
+    assert bool(before.void.any())
+    assert torch.equal(after.mask, before.mask | before.void)
+    assert after.void is None
+    assert own.mark(0) != plain.mark(0), "other masks are other numbers"
+    assert own.mark(0) != own.mark(1)
+    unmasked = void_as_object(album(masks=False))
+    assert unmasked.read(0, MODEL).mask is None
+
+
+def test_whoever_opens_the_study_again_sees_what_was_scored(tmp_path: Path) -> None:
+    """A report shows an image only if its mark is the one that was scored."""
+    for place, name in (("photos", "a.png"), ("masks", "a.png")):
+        (tmp_path / place).mkdir()
+        drawn = picture(0) if place == "photos" else Image.fromarray(trimap(0).astype(np.uint8))
+        drawn.save(tmp_path / place / name)
+    data = DataWish(f"folder:{tmp_path}/photos", masks=f"{tmp_path}/masks", mask_kind="trimap")
+    for name in ("coporan", "joita"):
+        own = replace(wish(name), data=data)
+        plans: list[Plan] = []
+        store = Store.open(tmp_path / name)
+        reproduce(own, store, model=MODEL, told=plans.append)
+        (study,) = gather(store).studies
+        assert (study.data[0].open(study.seed).mark(0),) == plans[0].units[0].marks
+
+
+def test_masks_are_asked_for() -> None:
+    shown = Shown(album(masks=False), "generated")
+    for name in ("cmi", "coporan", "joita"):
+        with pytest.raises(
+            BadInput, match=rf"'{name}' compares maps with masks .*folder:here has none.*'mask-rcnn' for masks"
+        ):
+            check_data(wish(name), shown)
+    assert len(check_data(wish("focusvit"), shown)) == 4
+    measures = [one.name for one in check_data(wish("skipplus"), shown)]
+    assert "AP" not in measures
+    assert len(measures) == 4
+
+
+def test_true_classes_are_asked_for() -> None:
+    with pytest.raises(BadInput, match=r"explains the true class, and folder:here has none.*target='predicted'"):
+        check_data(wish("skipplus"), Shown(album(labels=False), "generated"))
+    with pytest.raises(BadInput, match=r"the model has no class a, b, c, … \(4 of"):
+        check_data(wish("skipplus"), Shown(album(), "generated", unknown=("a", "b", "c", "d")))
+    assert check_data(wish("skipplus", target="predicted"), Shown(album(labels=False), "generated"))
+    assert check_data(wish("joita"), Shown(album(), "generated", unknown=("a",))), "it needs no true class"
+
+
+def test_targets_are_the_papers_unless_one_is_named() -> None:
+    assert wish("skipplus").aim == "label"
+    assert wish("skipplus", target="predicted").aim is None
+    assert wish("joita").aim is None
+    assert wish("joita", target="label").aim == "label"
+    with pytest.raises(BadInput, match="expected one of predicted, label"):
+        _ = wish("joita", target="cat").aim
+
+
+def test_masks_that_changed_are_not_mixed_with_old_ones(tmp_path: Path) -> None:
+    """In one store, images of the same names with and without void: each run has its own numbers."""
+    store = Store.open(tmp_path / "s")
+
+    def overlap(images: Album) -> str:
+        found = reproduce(wish("joita"), store, model=MODEL, shown=Shown(images, "generated"))
+        assert found.images == 3
+        return repr([row.cells["mIoU"] for row in found.rows])
+
+    plain, other = overlap(album()), overlap(void_as_object(album()))
+    assert plain != other
+    assert overlap(album()) == plain
+
+
+def test_part_of_a_score_keeps_its_curve_and_counts() -> None:
+    scores = cv.evaluate(MODEL, album(), ["ixg"], ["deletion", "iou(over=set)"])
+    assert isinstance(scores, Scores)
+    curve, overlap = scores.values()
+    kept, counted = part(curve, [True, False, True]), part(overlap, [False, True, True])
+    assert kept.curve is not None
+    assert curve.curve is not None
+    assert torch.equal(kept.curve.y, curve.curve.y[[0, 2]])
+    assert kept.names == (curve.names[0], curve.names[2])
+    assert counted.counts is not None
+    assert overlap.counts is not None
+    assert torch.equal(counted.counts, overlap.counts[1:])
+    assert len(counted.degenerate) == 2
+
+
+def test_the_study_has_the_efforts_samples() -> None:
+    own = wish("focusvit")
+    study = study_of(own, own.preset.measures)
+    assert "kernelshap(samples=40)" in study.methods
+    assert any("layers=3" in metric for metric in study.metrics)
+    assert study_of(replace(own, effort="paper"), own.preset.measures).methods[1] == "kernelshap"
+    with pytest.raises(BadInput, match="quick, usual, paper"):
+        study_of(replace(own, effort="fast"), own.preset.measures)
+
+
+def test_layers_are_counted() -> None:
+    assert depth(MODEL, album(1)) == ZOO["timm-vit"].layers
+    whole = album(2)
+
+    def torn(row: int, model: cv.Model) -> Page:
+        if row == 0:
+            raise BadInput("it is torn.")
+        return whole.read(row, model)
+
+    assert depth(MODEL, replace(whole, read=torn)) == ZOO["timm-vit"].layers, "of the first that can be read"
+    with pytest.raises(BadInput, match="None of the 1 images can be read"):
+        depth(MODEL, replace(whole.take([0]), read=torn))
+    assert sweep_methods(find_preset("skipplus"), 2)["ixg"] == ["ixg+from:0", "ixg+from:1"]
+    assert sweep_methods(find_preset("joita"), 12) == {}
+
+
+def test_nothing_to_score_is_an_error(tmp_path: Path) -> None:
+    def broken(row: int, model: cv.Model) -> None:
+        raise BadInput("it is torn.")
+
+    torn = replace(album(), read=broken)
+    with pytest.raises(BadInput, match="Nothing could be scored"):
+        reproduce(wish("joita"), Store.open(tmp_path / "s"), model=MODEL, shown=Shown(torn, "torn"))
+
+
+def test_a_folder_is_opened_with_its_masks(tmp_path: Path) -> None:
+    for seed in range(3):
+        (tmp_path / "photos").mkdir(exist_ok=True)
+        (tmp_path / "masks").mkdir(exist_ok=True)
+        picture(seed).save(tmp_path / "photos" / f"{seed}.png")
+        Image.fromarray(trimap(seed).astype(np.uint8)).save(tmp_path / "masks" / f"{seed}.png")
+    data = DataWish(f"folder:{tmp_path / 'photos'}", limit=2, masks=str(tmp_path / "masks"), mask_kind="trimap")
+    shown = open_shown(replace(wish("joita"), data=data), MODEL)
+    assert "2 of 3 images" in shown.words
+    assert shown.album.has_masks
+    assert shown.masks == str(tmp_path / "masks")
+
+
+def test_many_labels_and_methods_make_no_file_name() -> None:
+    """What a study is known by is text of any length; a file of that name would be read instead."""
+    long = replace(MODEL, labels=tuple(f"class number {k} of very many" for k in range(200)))
+    other = replace(long, labels=(*long.labels[:-1], "another"))
+    assert weights_hash(long) != weights_hash(other) != weights_hash(MODEL)
+    assert weights_hash(long) == weights_hash(replace(long))
+
+
+def test_an_image_that_cannot_be_read_costs_itself(tmp_path: Path) -> None:
+    whole = album()
+
+    def read(row: int, model: cv.Model) -> Page:
+        if row == 1:
+            raise BadInput("it is torn.")
+        return whole.read(row, model)
+
+    shown = Shown(replace(whole, read=read), "generated")
+    result = reproduce(wish("joita"), Store.open(tmp_path / "s"), model=MODEL, shown=shown)
+    assert result.images == 2
+    assert result.failed == (f"{whole.names[1]}: it is torn.",)
+    assert {cell.images for row in result.rows for cell in row.cells.values()} == {2}
+
+
+def test_other_methods_under_the_papers_names() -> None:
+    preset = instead(find_preset("focusvit"), ["FocusViT=focusvit(m=1)", "SHAP=kernelshap(samples=9)"])
+    assert [one.name for one in preset.entrants] == [one.name for one in find_preset("focusvit").entrants]
+    study = study_of(replace(wish("focusvit"), preset=preset), preset.measures)
+    assert study.methods[5] == "focusvit(m=1)"
+    assert study.methods[1] == "kernelshap(samples=9)", "no effort changes what was asked for"
+    assert study.methods[0] == "lime(preset=lime,samples=30)"
+    with pytest.raises(UnknownName, match="Did you mean 'FocusViT'"):
+        instead(find_preset("focusvit"), ["FocusVit=rollout"])
+    with pytest.raises(UnknownName, match="Type NAME=METHOD"):
+        instead(find_preset("focusvit"), ["rollout"])
+    with pytest.raises(UnknownName, match="focusvitt"):
+        instead(find_preset("focusvit"), ["FocusViT=focusvitt"])
+
+
+def test_only_coporan_runs_on_masks_with_void(tmp_path: Path) -> None:
+    marks = {}
+    for name in ("coporan", "joita"):
+        plans: list[Plan] = []
+        shown = Shown(album(2), "generated")
+        reproduce(wish(name), Store.open(tmp_path / name), model=MODEL, shown=shown, told=plans.append)
+        marks[name] = plans[0].units[0].marks
+    assert marks["joita"] == tuple(album(2).mark(row) for row in range(2))
+    assert marks["coporan"] == tuple(void_as_object(album(2)).mark(row) for row in range(2))
+
+
+@pytest.mark.parametrize(
+    ("name", "spec", "same"),
+    [
+        ("coporan", "voc:/x", True),
+        ("coporan", "pets:/x", False),
+        ("joita", "voc:/x", True),
+        ("focusvit", "pets:/x", True),
+        ("focusvit", "voc:/x", False),
+    ],
+)
+def test_whether_the_paper_has_numbers_on_this_data_is_said(name: str, spec: str, same: bool) -> None:
+    own = replace(wish(name), data=DataWish(spec))
+    table = own.preset.table_for(spec)
+    said = dict(differences(own, MODEL, Shown(album(2), "generated"), Scores(), own.preset.measures, table))
+    assert said["numbers"].endswith(f"the paper has {'them' if same else 'none'} for this data.")
+
+
+def test_constant_maps_are_said() -> None:
+    flat = Scores()
+    flat.seen = (Seen("x", 0, 0.9, None), Seen("y", 0, 0.9, None))
+    for method, constant in (("vanilla", True), ("ixg", False), ("random", True)):
+        flat[method, "iou"] = Score(
+            "iou", method, torch.ones(2).double(), "higher", (0, 1), torch.tensor([constant, False]), ("x", "y"), "m"
+        )
+    own = wish("joita")
+    said = differences(own, MODEL, Shown(album(2), "generated"), flat, own.preset.measures, None)
+    found = [sentence for about, sentence in said if about == "constant"]
+    assert found == ["Maps of vanilla are constant on 1 of 2 images: the order of their patches is a lottery."]
+
+
+def test_sums_that_are_the_same_maths(results: dict[str, Reproduction]) -> None:
+    """SkipPLUS's special cases: summed, HiResCAM is IxG; FullGrad repeats biases, FullGrad+ does not."""
+    cells = {row.entrant.name: row.cells for row in results["skipplus"].rows}
+
+    def ours(name: str) -> list[float]:
+        return [cell.ours for cell in cells[name].values()]
+
+    for one, other in (("HiResCAM", "IxG"), ("GlobEnc", "AttIN")):
+        for ending in ("∘PLUS", "∘SkipPLUS"):
+            assert ours(one + ending) == pytest.approx(ours(other + ending), abs=1e-9)
+    assert ours("FullGrad∘PLUS") != pytest.approx(ours("FullGrad+∘PLUS"), abs=1e-9)
+    assert ours("DecompX") != pytest.approx(ours("DecompX∘PLUS"), abs=1e-9)

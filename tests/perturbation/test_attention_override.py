@@ -1,0 +1,125 @@
+"""Attention is changed before the softmax, in every layer of every tiny model, however its attention is written."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+import clairvit as cv
+from clairvit.perturbation.aside import Aside
+from clairvit.perturbation.probe import probing
+from clairvit.perturbation.attention_override import Rewrite, Rewritten, hiding
+from clairvit.perturbation.token_dropping import Way, embedded, run_tokens
+from helpers.rounding import assert_same, rounding_bound
+from tiny import TINY, ZOO, pixels, wrapped
+
+
+def same(scores: Tensor) -> Tensor:
+    return scores
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_every_layer_is_seen_and_unchanged_scores_change_nothing(name: str) -> None:
+    tiny, model, image = ZOO[name], wrapped(name, torch.float64), pixels(name, 3, dtype=torch.float64)
+    shapes: list[torch.Size] = []
+
+    def look(scores: Tensor) -> Tensor:
+        shapes.append(scores.shape)
+        return scores
+
+    with torch.no_grad():
+        plain = model.logits(image)
+        with Rewritten(3, tiny.tokens, look) as rewritten:
+            found = model.logits(image)
+    assert_same(found, plain)
+    assert rewritten.seen == len(shapes) == tiny.layers + tiny.pools
+    assert all(shape[0] == 3 and shape[-1] == tiny.tokens for shape in shapes)
+    assert all(shape[-2] == tiny.tokens for shape in shapes[: tiny.layers])
+
+
+@pytest.mark.parametrize("name", [name for name in TINY if ZOO[name].sums_to_one])
+def test_nobody_sees_a_hidden_token(name: str) -> None:
+    """Other pixels in a hidden patch change nothing that is read, where the patch's own row is not read."""
+    tiny, model, image = ZOO[name], wrapped(name, torch.float64), pixels(name, 2, dtype=torch.float64)
+    if tiny.pooling not in ("token", "distilled", "map"):
+        return _mean_of_the_others(name)
+    shown = torch.ones(2, tiny.tokens, dtype=torch.bool)
+    shown[0, tiny.prefix] = shown[1, tiny.prefix + 1] = False
+    other = image.clone()
+    other[0, :, :8, :8] += 1
+    other[1, :, :8, 8:16] += 1
+    with torch.no_grad():
+        with Rewritten(2, tiny.tokens, hiding(shown)):
+            first, second = model.logits(image), model.logits(other)
+        assert_same(first, second)
+        assert (model.logits(image) - model.logits(other)).abs().max() > 1e-3
+    return None
+
+
+def _mean_of_the_others(name: str) -> None:
+    """A mean reads the hidden token's own row, but the other rows do not look at it."""
+    tiny, model, image = ZOO[name], wrapped(name, torch.float64), pixels(name, 1, dtype=torch.float64)
+    trace = cv.trace(model, image, target=3)
+    block = trace.recording.anatomy.layers[-1].block
+    if block is None:
+        return
+    seen: list[Tensor] = []
+    block.register_forward_hook(lambda m, a, out: seen.append(out if isinstance(out, Tensor) else out[0]))
+    shown = torch.ones(1, tiny.tokens, dtype=torch.bool)
+    shown[0, tiny.prefix] = False
+    other = image.clone()
+    other[0, :, :8, :8] += 1
+    with torch.no_grad(), Rewritten(1, tiny.tokens, hiding(shown)):
+        model.logits(image)
+        model.logits(other)
+    first, second = (trace.recording.as_tokens(out)[0] for out in seen)
+    moved = (first - second).abs().amax(-1) > rounding_bound(float(first.abs().max()))
+    assert moved.nonzero().flatten().tolist() == [tiny.prefix]
+
+
+@pytest.mark.parametrize("name", ["timm-vit", "timm-eva02", "hf-vit-eager", "home-loop", "home-in-place", "timm-sam"])
+def test_a_probe_rewrites_each_variant_for_itself(name: str) -> None:
+    """Variant v of image b hides patch v + b, in one pass or in many."""
+    tiny = ZOO[name]
+    model, image = wrapped(name, torch.float64), pixels(name, 2, dtype=torch.float64)
+    trace = cv.trace(model, image, target=3)
+
+    def rewrite(images: Tensor, variants: Tensor) -> Rewrite:
+        shown = torch.ones(len(images), tiny.tokens, dtype=torch.bool)
+        shown[torch.arange(len(images)), tiny.prefix + images + variants] = False
+        return hiding(shown)
+
+    with probing(trace, "token", what="test", forwards=4, aside=Aside()) as probe:
+        found = probe.rewriting(4, rewrite)
+    assert trace.recording.forwards == 5
+    assert found.shape == (2, 4)
+    for b in range(2):
+        for v in range(4):
+            shown = torch.ones(1, tiny.tokens, dtype=torch.bool)
+            shown[0, tiny.prefix + b + v] = False
+            with torch.no_grad(), Rewritten(1, tiny.tokens, hiding(shown)):
+                alone = model.logits(image[b : b + 1])[0, 3]
+            assert_same(found[b, v], alone)
+
+
+def test_pools_get_the_class_token_that_joins_late_and_windows_are_left_alone() -> None:
+    model, image = wrapped("timm-cait", torch.float64), pixels("timm-cait", 2, dtype=torch.float64)
+    with torch.no_grad(), Rewritten(2, 16, same) as rewritten:
+        model.logits(image)
+    assert rewritten.seen == 4  # two layers of 16 × 16, two pools whose 17th key is the class token
+    with torch.no_grad(), Rewritten(2, 9, lambda scores: scores * 0) as nothing:
+        model.logits(image)
+    assert nothing.seen == 0
+
+
+def test_hidden_tokens_are_hidden_from_handed_tokens_too() -> None:
+    trace = cv.trace(wrapped("timm-vit", torch.float64), pixels("timm-vit", 2, dtype=torch.float64), target=3)
+    tokens = embedded(trace.recording)
+    assert tokens is not None
+    shown = torch.rand(2, 17, generator=torch.Generator().manual_seed(0)) < 0.5
+    shown[:, 0] = True
+    with torch.no_grad(), Rewritten(2, 17, hiding(shown)):
+        found = run_tokens(trace.recording, Way("drop"), tokens, None)
+        expected = trace.recording.model.logits(trace.pixels)
+    assert_same(found, expected)

@@ -1,0 +1,81 @@
+"""The perturbation engine on a GPU: the same scores, memory that runs out for real, rougher passes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+import clairvit as cv
+from clairvit.perturbation import probe as engine
+from clairvit.perturbation.aside import Aside
+from clairvit.perturbation.batching import pace
+from clairvit.perturbation.probe import probing
+from clairvit.perturbation.removal import REMOVALS
+from clairvit.tracing.trace import Trace
+
+pytestmark = pytest.mark.cuda
+PATCHES = 196
+
+
+@pytest.fixture(autouse=True)
+def _exact_products() -> Iterator[None]:
+    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    yield
+    torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
+
+
+def traced(device: str, source: str = "pets", batch: int = 2) -> Trace:
+    images = torch.randn(batch, 3, 224, 224, generator=torch.Generator().manual_seed(0))
+    return cv.trace(cv.load(source, pretrained=source == "pets", device=device), images.to(device), target=5)
+
+
+def some(variants: int) -> Tensor:
+    return torch.rand(1, variants, PATCHES, generator=torch.Generator().manual_seed(1)) < 0.5
+
+
+@pytest.mark.parametrize("removal", REMOVALS)
+def test_scores_equal_those_of_the_cpu(removal: str) -> None:
+    found = {}
+    for device in ("cpu", "cuda"):
+        with probing(traced(device), removal, what="test", forwards=6, aside=Aside()) as probe:
+            found[device] = probe.keeping(some(6)).cpu()
+    assert (found["cuda"] - found["cpu"]).abs().max() <= 1e-3 * found["cpu"].abs().max()
+
+
+def test_memory_that_runs_out_halves_the_batch_and_changes_nothing() -> None:
+    trace = traced("cuda", "timm:vit_base_patch16_224", batch=1)
+    keep = some(512)
+    with probing(trace, "mean", what="test", forwards=512, aside=Aside()) as probe:
+        expected = probe.keeping(keep)
+    torch.cuda.empty_cache()
+    held, total = torch.cuda.memory_allocated(), torch.cuda.get_device_properties(0).total_memory
+    room = held + 400 * 2**20  # not enough for 512 images of a ViT-B at once
+    torch.cuda.set_per_process_memory_fraction(room / total)
+    try:
+        with pace(512), probing(trace, "mean", what="test", forwards=512, aside=Aside()) as probe:
+            found = probe.keeping(keep)
+            assert probe._room.now < probe._room.most
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert (found - expected).abs().max() <= 1e-4 * expected.abs().max()
+
+
+def test_rougher_passes_are_rougher_and_resemble() -> None:
+    trace, keep = traced("cuda"), some(64)
+    found = []
+    for precision in (None, "bfloat16"):
+        with pace(autocast=precision), probing(trace, "token", what="test", forwards=64, aside=Aside()) as probe:
+            found.append(probe.keeping(keep))
+    exact, rough = found
+    assert rough.dtype == torch.float64
+    assert not torch.equal(exact, rough)
+    spread = exact.std(1, keepdim=True)
+    assert ((rough - exact).abs() / spread).mean() < 0.2
+
+
+def test_a_gpu_takes_many_variants_at_once() -> None:
+    assert engine.TOKENS_AT_ONCE["cuda"] > 16 * engine.TOKENS_AT_ONCE["cpu"]

@@ -1,0 +1,377 @@
+"""The probe: the same scores however they are batched, for any target, at the price it says, and a model left alone."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import clairvit as cv
+from clairvit.errors import BadInput
+from clairvit.perturbation import token_dropping as tokens
+from clairvit.perturbation.aside import Aside
+from clairvit.perturbation.batching import pace
+from clairvit.perturbation.probe import Probe, probing
+from clairvit.perturbation.attention_override import hiding
+from clairvit.perturbation.token_dropping import embedded, way_of
+from clairvit.tracing.trace import Trace
+from fingerprint import differences, fingerprint, surroundings
+from helpers.rounding import DEFAULT_GROWTH, assert_same, growth
+from linear import effects, linear
+from tiny import ZOO, build, double, pixels, wrapped
+
+KINDS = ["timm-vit", "timm-eva02", "timm-sam", "home-loop", "timm-siglip-map"]  # drop, cut, zero, paint, pool
+B, V = 3, 10
+
+
+def traced(
+    name: str, dtype: torch.dtype = torch.float32, target: Any = 3, score: str = "logit", batch: int = B
+) -> Trace:
+    return cv.trace(wrapped(name, dtype), pixels(name, batch, dtype=dtype), target=target, score=score)
+
+
+def some(name: str, images: int = B, variants: int = V) -> Tensor:
+    patches = ZOO[name].grid[0] * ZOO[name].grid[1]
+    return torch.rand(images, variants, patches, generator=torch.Generator().manual_seed(0)) < 0.5
+
+
+def asked(trace: Trace, how: Callable[[Probe], Tensor], removal: str = "token", aside: Aside | None = None) -> Tensor:
+    with probing(trace, removal, what="test", forwards=V, aside=aside or Aside()) as probe:
+        return how(probe)
+
+
+def painted(probe: Probe) -> Tensor:
+    masks = torch.rand(1, V, *probe.size, generator=torch.Generator().manual_seed(0))
+    return probe.painting(V, lambda ks: probe.blend(masks[:, ks.start : ks.stop]))
+
+
+def rewritten(probe: Probe) -> Tensor:
+    shown = torch.cat([torch.ones(V, probe.layout.prefix, dtype=torch.bool), some("timm-vit", 1)[0]], 1)
+    shown[:, probe.layout.prefix] = True
+    return probe.rewriting(V, lambda images, variants: hiding(shown[variants]))
+
+
+# The same scores
+
+
+@pytest.mark.parametrize("how", ["keeping", "painting", "rewriting"])
+@pytest.mark.parametrize("name", KINDS)
+def test_the_batch_size_changes_nothing(name: str, how: str) -> None:
+    ways = {"keeping": lambda probe: probe.keeping(some(name)), "painting": painted, "rewriting": rewritten}
+    # In float32: two blocks of eight reductions in a row, each over at most the 192 values of a patch.
+    for dtype, roundings in ((torch.float64, DEFAULT_GROWTH), (torch.float32, growth(2 * 8, 192))):
+        found = []
+        for size in (1, 7, 64):
+            with pace(batch_size=size):
+                found.append(asked(traced(name, dtype), ways[how], "mean" if how == "painting" else "token"))
+        assert found[0].shape == (B, V)
+        assert found[0].dtype == torch.float64  # differences between scores are small beside them
+        for other in found[1:]:
+            assert_same(other, found[0], growth=roundings, dtype=dtype)
+
+
+@pytest.mark.parametrize("removal", ["token", "blur", "road"])
+@pytest.mark.parametrize("name", KINDS)
+def test_a_batch_is_its_images_one_by_one(name: str, removal: str) -> None:
+    keep = some(name)
+    together = asked(traced(name, torch.float64), lambda probe: probe.keeping(keep), removal)
+    model, images = wrapped(name, torch.float64), pixels(name, B, dtype=torch.float64)
+    for b in range(B):
+        alone = asked(cv.trace(model, images[b], target=3), lambda p, b=b: p.keeping(keep[b : b + 1]), removal)
+        assert_same(together[b], alone[0])
+    shared = asked(traced(name, torch.float64), lambda probe: probe.keeping(keep[:1]), removal)
+    assert_same(shared[0], together[0])
+
+
+def test_painted_patches_on_a_linear_model_are_known() -> None:
+    model, image = linear((4, 4))
+    keep = some("timm-vit", 1)
+    found = asked(cv.trace(model, image, target=1), lambda probe: probe.keeping(keep), "mean")
+    expected = (effects(model, image, 1).flatten() * keep[0]).sum(1)
+    assert_same(found[0], expected, magnitude=float(effects(model, image, 1).abs().sum()))
+
+
+def test_everything_kept_is_the_original_score() -> None:
+    for name in KINDS:
+        trace = traced(name, torch.float64)
+        keep = torch.ones(1, 1, ZOO[name].grid[0] * ZOO[name].grid[1], dtype=torch.bool)
+        with probing(trace, "token", what="test", forwards=1, aside=Aside()) as probe:
+            assert (probe.keeping(keep)[:, 0] - probe.original).abs().max() < 1e-12
+            assert torch.equal(probe.original, trace.logits[:, 3])
+
+
+def test_bfloat16_models_give_wide_scores() -> None:
+    for removal in ("token", "blur", "road"):
+        exact = asked(traced("timm-vit"), lambda probe: probe.keeping(some("timm-vit")), removal)
+        rough = asked(traced("timm-vit", torch.bfloat16), lambda probe: probe.keeping(some("timm-vit")), removal)
+        assert rough.dtype == torch.float64
+        assert (rough - exact).abs().max() < 0.1 * exact.abs().max()
+
+
+def test_images_may_lie_in_memory_as_they_like() -> None:
+    model, images = double("timm-vit", B)
+    odd = torch.stack([images, images], -1)[..., 0].to(memory_format=torch.channels_last)
+    assert not odd.is_contiguous()
+    for removal in ("token", "noise", "road"):
+        found = asked(cv.trace(model, odd, target=3), lambda probe: probe.keeping(some("timm-vit")), removal)
+        expected = asked(cv.trace(model, images, target=3), lambda probe: probe.keeping(some("timm-vit")), removal)
+        assert_same(found, expected)
+    transposed = some("timm-vit").permute(2, 1, 0).contiguous().permute(2, 1, 0)
+    found = asked(cv.trace(model, images, target=3), lambda probe: probe.keeping(transposed))
+    assert_same(found, asked(traced("timm-vit", torch.float64), lambda probe: probe.keeping(some("timm-vit"))))
+
+
+# Targets
+
+
+def every_logit(name: str) -> Tensor:
+    """[B, V, C], in float64."""
+    return asked(
+        traced(name, torch.float64), lambda probe: probe.keeping(some(name), value=lambda logits, images: logits)
+    )
+
+
+@pytest.mark.parametrize("size", [2, 64])
+def test_a_function_that_knows_images_by_their_place(size: int) -> None:
+    def own(scores: Tensor) -> Tensor:
+        assert len(scores) == B
+        return scores[range(B), [1, 4, 2]] ** 2 - scores[:, 0]
+
+    trace, logits = traced("timm-vit", torch.float64, target=own), every_logit("timm-vit")
+    expected = logits[range(B), :, [1, 4, 2]] ** 2 - logits[..., 0]
+    with pace(batch_size=size):
+        found = asked(trace, lambda probe: probe.keeping(some("timm-vit")))
+    assert_same(found, expected)
+    assert (asked(trace, painted, "mean").std(1) > 0).all()
+
+
+def test_each_image_has_its_own_target() -> None:
+    """A class, a contrast and a function, in one batch."""
+    goals = [2, cv.contrast(1, 5), lambda scores: scores[:, 6] * 2]
+    logits = every_logit("timm-vit")
+    expected = torch.stack([logits[0, :, 2], logits[1, :, 1] - logits[1, :, 5], logits[2, :, 6] * 2])
+    found = asked(traced("timm-vit", torch.float64, goals), lambda probe: probe.keeping(some("timm-vit")))
+    assert_same(found, expected)
+
+
+def test_probabilities_are_of_the_variants_own_logits() -> None:
+    logits = every_logit("timm-vit")
+    for score, expected in {"prob": logits.softmax(-1), "logprob": logits.log_softmax(-1)}.items():
+        trace = traced("timm-vit", torch.float64, None, score)
+        found = asked(trace, lambda probe: probe.keeping(some("timm-vit")))
+        best = trace.logits.argmax(-1)
+        assert_same(found, expected[range(B), :, best])
+        contrast = asked(
+            traced("timm-vit", torch.float64, cv.contrast(1, 5), score), lambda probe: probe.keeping(some("timm-vit"))
+        )
+        assert_same(contrast, expected[..., 1] - expected[..., 5], magnitude=float(expected.abs().max()))
+
+
+def test_an_embedding_is_compared_with_a_text() -> None:
+    name = "hf-clip-projection-sdpa"
+    text = torch.randn(10, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    trace = traced(name, torch.float64, lambda out: torch.cosine_similarity(out, text[None]))
+    expected = torch.cosine_similarity(every_logit_of_embedding(name), text[None, None], dim=-1)
+    assert (asked(trace, lambda probe: probe.keeping(some(name))) - expected).abs().max() < 1e-12
+
+
+def every_logit_of_embedding(name: str) -> Tensor:
+    trace = traced(name, torch.float64, 0)
+    return asked(trace, lambda probe: probe.keeping(some(name), value=lambda logits, images: logits))
+
+
+def test_a_value_is_told_which_images_it_sees() -> None:
+    def value(logits: Tensor, images: list[int]) -> Tensor:
+        return torch.stack([logits[:, 0], torch.tensor(images, dtype=logits.dtype)], 1)
+
+    with pace(batch_size=4):
+        found = asked(traced("timm-vit", torch.float64), lambda probe: probe.keeping(some("timm-vit"), value))
+    assert found.shape == (B, V, 2)
+    assert torch.equal(found[..., 1], torch.arange(B, dtype=torch.float64)[:, None].expand(-1, V))
+    assert (found[..., 0] - every_logit("timm-vit")[..., 0]).abs().max() < 1e-12
+
+
+# What it costs and says
+
+
+def test_the_cost_is_what_went_through_the_model() -> None:
+    trace = traced("timm-vit")
+    way_of(trace.recording)  # found once for each model, and not counted
+    passed: list[int] = []
+    module = trace.recording.model.module
+    module.blocks[0].register_forward_hook(lambda m, args, out: passed.append(len(out)))
+    asked(trace, lambda probe: probe.keeping(some("timm-vit")))
+    assert sum(passed) == B * V
+    assert trace.recording.forwards == 1 + V
+    asked(trace, painted, "mean")
+    asked(trace, rewritten)
+    assert trace.recording.forwards == 1 + 3 * V
+    assert sum(passed) == 3 * B * V
+
+
+def test_an_interrupted_probe_has_cost_what_it_passed() -> None:
+    trace = traced("timm-vit")
+
+    def half(probe: Probe) -> Tensor:
+        probe.keeping(some("timm-vit", 1, 4))
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        asked(trace, half)
+    assert trace.recording.forwards == 5
+
+
+def test_it_says_what_was_done_instead_of_dropping() -> None:
+    said = {}
+    for name in KINDS:
+        aside = Aside()
+        asked(traced(name), lambda probe, name=name: probe.keeping(some(name)), aside=aside)
+        said[name] = " ".join(aside.notes)
+    assert not said["timm-vit"]
+    assert not said["timm-eva02"]
+    assert not said["timm-siglip-map"]
+    assert "set to zero" in said["timm-sam"]
+    assert "removal=mean" in said["home-loop"]
+
+
+def test_a_score_that_never_moves_is_told() -> None:
+    model = wrapped("timm-vit")
+    nn.init.zeros_(model.module.head.weight)
+    for variants in (V, 1):
+        aside, keep = Aside(), some("timm-vit", 1, variants)
+        still = cv.trace(model, pixels("timm-vit", B), target=3)
+        asked(still, lambda probe, keep=keep: probe.keeping(keep), aside=aside)
+        assert aside.unmoved == [True] * B
+        asked(traced("timm-vit"), lambda probe, keep=keep: probe.keeping(keep), aside=aside)
+        assert aside.unmoved == [False] * B
+        asked(still, lambda probe, keep=keep: probe.keeping(keep), aside=aside)
+        assert aside.unmoved == [False] * B  # what an earlier probe saw move has moved
+
+
+def test_masks_must_be_booleans_of_the_right_shape() -> None:
+    wrong = [some("timm-vit")[0], some("timm-vit")[..., :9], some("timm-vit")[:2], some("timm-vit").float()]
+    for keep in wrong:
+        with pytest.raises(BadInput, match=r"expected booleans of shape \[3 images or 1, variants, 16 patches\]"):
+            asked(traced("timm-vit"), lambda probe, keep=keep: probe.keeping(keep))
+    assert asked(traced("timm-vit"), lambda probe: probe.keeping(some("timm-vit")[:, :0])).shape == (B, 0)
+
+
+# A guest
+
+
+def interrupting(after: int) -> tuple[Callable[..., None], list[int]]:
+    left = [after]
+
+    def hook(*_: Any) -> None:
+        left[0] -= 1
+        if left[0] == 0:
+            raise KeyboardInterrupt
+
+    return hook, left
+
+
+@pytest.mark.parametrize("how", ["keeping", "rewriting"])
+@pytest.mark.parametrize("name", ["timm-vit", "timm-eva02", "timm-sam", "home-lucid", "home-in-place"])
+def test_ctrl_c_inside_a_block_leaves_the_model_as_it_was(name: str, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In every pass that there is: while the way is found, and while variants are run."""
+    ways = {"keeping": lambda probe: probe.keeping(some(name)), "rewriting": rewritten}
+    module = build(name).double().train()
+    for number, p in enumerate(module.parameters()):
+        p.requires_grad_(number % 3 != 0)
+    expected = asked(traced(name, torch.float64), ways[how])
+    interrupted = 0
+    for after in (1, 2, 3, 5, 8, 13, 21):
+        model = cv.wrap(module, name=name, size=ZOO[name].size)
+        trace = cv.trace(model, pixels(name, B, dtype=torch.float64), target=3)
+        monkeypatch.setattr(tokens, "_known", weakref.WeakKeyDictionary())
+        block = trace.recording.anatomy.layers[-1].block
+        assert block is not None
+        hook, left = interrupting(after)
+        handle = block.register_forward_pre_hook(hook)
+        before, around = fingerprint(module), surroundings()
+        with pace(batch_size=4):
+            if after <= 13:
+                with pytest.raises(KeyboardInterrupt):
+                    asked(trace, ways[how])
+                interrupted += 1
+            else:
+                left[0] = -1
+                found = asked(trace, ways[how])
+                assert_same(found, expected)
+        assert differences(before, fingerprint(module)) == []
+        assert differences(around, surroundings()) == []
+        handle.remove()
+    assert interrupted == 6
+
+
+@pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad, nullcontext])
+@pytest.mark.parametrize("name", [*KINDS, "timm-beit-explicit", "home-lucid", "home-in-place"])
+def test_callers_may_have_gradients_switched_off(name: str, mode: Callable[[], AbstractContextManager[Any]]) -> None:
+    expected = asked(traced(name, torch.float64), lambda probe: probe.keeping(some(name)))
+    one = torch.zeros(1, 1, some(name).shape[2], dtype=torch.bool)
+    one[..., 3] = True
+    alone = asked(traced(name, torch.float64), lambda probe: probe.keeping(one))
+    model, images = double(name, B)
+    maps = cv.explain(model, images, "leave-one-out", target=3).maps
+    with mode():
+        trace = cv.trace(model, images, target=3)
+        found = asked(trace, lambda probe: probe.keeping(some(name)))
+        again = asked(trace, lambda probe: probe.keeping(one))
+        assert_same(cv.explain(model, images, "leave-one-out", target=3).maps, maps, magnitude=1.0)
+    assert_same(found, expected)
+    assert_same(again, alone)
+    assert not found.requires_grad
+
+
+@pytest.mark.parametrize("removal", ["token", "blur"])
+@pytest.mark.parametrize("name", [*KINDS, "home-lucid"])
+def test_nothing_is_kept_when_the_work_is_done(name: str, removal: str) -> None:
+    """Without the garbage collector: nothing goes round in circles."""
+    asked(traced(name), lambda probe: probe.keeping(some(name)), removal)
+    gc.collect()
+    gc.disable()
+    try:
+        trace = traced(name)
+        one = torch.zeros(1, 1, some(name).shape[2], dtype=torch.bool)
+        one[..., 3] = True
+        stream = embedded(trace.recording)
+        with probing(trace, removal, what="test", forwards=1, aside=Aside()) as probe:
+            probe.keeping(some(name))
+            probe.keeping(one)
+        watched = [
+            weakref.ref(thing) for thing in (trace, trace.recording, trace.pixels, probe, stream) if thing is not None
+        ]
+        del trace, probe, stream
+        assert [ref() for ref in watched] == [None] * len(watched)
+    finally:
+        gc.enable()
+
+
+def test_two_threads_on_one_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = wrapped("timm-vit", torch.float64)
+    model.module.train()
+    before = fingerprint(model.module)
+    images = pixels("timm-vit", 4, dtype=torch.float64)
+    alone = [asked(cv.trace(model, x, target=3), lambda p: p.keeping(some("timm-vit", 1))) for x in images]
+    monkeypatch.setattr(tokens, "_known", weakref.WeakKeyDictionary())
+    found: dict[int, Tensor] = {}
+
+    def work(k: int) -> None:
+        trace = cv.trace(model, images[k], target=3)
+        found[k] = asked(trace, lambda p: p.keeping(some("timm-vit", 1)))
+
+    threads = [threading.Thread(target=work, args=(k,)) for k in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert differences(before, fingerprint(model.module)) == []
+    for k in range(4):
+        assert_same(found[k], alone[k])

@@ -1,0 +1,114 @@
+"""Captions: class-agnostic maps name no class, and a long model name is shortened so that every line fits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import matplotlib
+import pytest
+from matplotlib.figure import Figure
+
+import clairvit as cv
+from clairvit.plotting.comparison import comparison_figure
+from clairvit.plotting.figures import explanation_figure, layers_figure
+from clairvit.plotting.heads import heads_figure
+from clairvit.plotting.canvas import SMALL, shortened, text_width
+from clairvit.plotting.save import DRAWN, record
+from clairvit.plotting.labels import CLASS_AGNOSTIC
+from tiny import pixels, wrapped
+
+LONG = f"file:/home/somebody/{'projects/' * 12}run-7/epoch-30.safetensors"
+MODEL = wrapped("timm-vit")
+
+
+def texts(figure: Figure) -> list[str]:
+    return [text.get_text() for text in figure.texts] + [text.get_text() for one in figure.axes for text in one.texts]
+
+
+def explained(method: str, **more: Any) -> cv.Explanation:
+    return cv.explain(MODEL, pixels("timm-vit", 1)[0], method, layers=True, by_head=True, **more)
+
+
+@pytest.mark.parametrize("dpi", [72, 100, 200, 300])
+@pytest.mark.parametrize("method", ["genatt", "rollout"])
+def test_every_line_fits_the_figure(method: str, dpi: int) -> None:
+    made = replace(explained(method), model=LONG)
+    for draw in (explanation_figure, layers_figure, heads_figure):
+        figure = draw(made)
+        figure.set_dpi(dpi)
+        with matplotlib.rc_context(DRAWN):
+            figure.canvas.draw()
+            inside = figure.bbox
+            for text in figure.texts:
+                box = text.get_window_extent()
+                assert box.x0 >= inside.x0, text.get_text()
+                assert box.x1 <= inside.x1, text.get_text()
+        (caption,) = [text for text in texts(figure) if "safetensors" in text or "epoch" in text]
+        assert caption.startswith(method), "the method is read"
+        assert "epoch-30.safetensors" in caption or caption.count("…") == 1
+        if draw is explanation_figure and method == "genatt":
+            assert caption.endswith("explains the logit")
+
+
+def test_the_middle_of_a_name_is_left_out() -> None:
+    whole = shortened("legrad · ", "pets", " · explains the logit", 5.0, SMALL)
+    assert whole == "legrad · pets · explains the logit"
+    text = shortened("legrad · ", LONG, " · explains the logit", 4.0, SMALL)
+    assert text.startswith("legrad · file:")
+    assert text.endswith("epoch-30.safetensors · explains the logit")
+    assert text.count("…") == 1
+    assert text_width(text) * 0.75 * SMALL <= 4.0 * 72
+
+
+def test_a_class_agnostic_method_is_one_map_that_names_no_class() -> None:
+    """NEWCOMER B2: two identical maps of rollout, each titled with a class, 'explains the logit'."""
+    made = explained("rollout", target=[3, 1])
+    assert made.maps.shape[0] == len(made) == 1
+    assert (made.targets, made.classes, made.probabilities, made.score) == (("any class",), (None,), (None,), "none")
+    assert made.layers is not None
+    assert made.layers.shape[1] == 1
+    (note,) = made.notes
+    assert note == (
+        "rollout is class-agnostic: its map is the same for every class, so it says nothing of class 3 or class 1 in "
+        "particular."
+    )
+    content = record(made)
+    assert (content["targets"], content["score"], content["class_specific"]) == (["any class"], "none", False)
+    for draw in (explanation_figure, layers_figure, heads_figure):
+        words = " | ".join(texts(draw(made)))
+        assert "explains the" not in words
+        assert CLASS_AGNOSTIC in words
+
+
+def test_a_contrast_of_a_class_agnostic_method_is_no_contrast() -> None:
+    made = explained("rollout", target=cv.contrast(3, 1))
+    assert made.targets == ("any class",)
+    assert "class 3 − class 1" in made.notes[0]
+    shown = explanation_figure(made)
+    assert not [text for text in texts(shown) if "−" in text and "class" in text]
+
+
+def test_the_predicted_class_is_no_title_either() -> None:
+    made = explained("raw-attention")
+    assert made.targets == ("any class",)
+    assert made.notes == ()
+    assert made.classes != (None,), "what the model predicts, for scoring the map"
+    assert explained("genatt").targets != ("any class",)
+
+
+def test_a_comparison_draws_a_class_agnostic_map_once() -> None:
+    made = cv.compare(MODEL, pixels("timm-vit", 1)[0], ["rollout", "genatt"], target=[3, 1])
+    assert made["rollout"].targets == ("any class", "any class"), "as many as the others have, to be drawn together"
+    assert made["genatt"].targets == ("class 3", "class 1")
+    words = texts(comparison_figure(made))
+    assert words.count("any class") == 1
+    assert [sum(text.startswith(f"class {number}") for text in words) >= 1 for number in (1, 3)] == [True, True]
+
+
+def test_a_class_agnostic_map_is_scored_by_the_class_that_was_asked_for() -> None:
+    image = pixels("timm-vit", 1)
+    for target in (None, 3):
+        made = cv.explain(MODEL, image, "rollout", target=target)
+        score = cv.evaluate(MODEL, image, made, "deletion")
+        assert score.values.tolist() == cv.evaluate(MODEL, image, "rollout", "deletion", target=target).values.tolist()

@@ -1,0 +1,279 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.transforms import Bbox
+
+from clairvit.errors import BadInput
+from clairvit.methods.explanation import Cost, Explanation, Heads
+from clairvit.plotting.comparison import arranged, comparison_figure, rows_needed
+from clairvit.plotting.figures import explanation_figure, layers_figure
+from clairvit.plotting.heads import heads_figure
+from clairvit.plotting.style import Look
+from clairvit.plotting.canvas import fit, text_width, ticks
+from clairvit.plotting.tiles import same_image
+from clairvit.plotting.labels import effort, guesses, percent
+from show.fakes import fake
+
+
+def drawn(figure: Figure) -> np.ndarray:
+    canvas = figure.canvas
+    assert isinstance(canvas, FigureCanvasAgg), "figures are drawn without a display"
+    canvas.draw()
+    return np.asarray(canvas.buffer_rgba())[..., :3].astype(float) / 255
+
+
+def written(figure: Figure) -> list[str]:
+    return [text.get_text() for text in figure.texts]
+
+
+def pictures(figure: Figure) -> list[np.ndarray]:
+    return [np.asarray(axes.images[0].get_array()) for axes in figure.axes if axes.images]
+
+
+def test_one_explanation_is_photo_overlay_and_bar_with_class_and_probability() -> None:
+    figure = explanation_figure(fake())
+    assert len(figure.axes) == 3
+    assert "Egyptian Mau 91%" in written(figure)
+    assert "cat.jpg" in written(figure)
+    assert "Egyptian Mau 91% · Bengal 7.5%" in written(figure)
+    photo, overlay = pictures(figure)[:2]
+    change = np.abs(photo - overlay).sum(-1)
+    assert change[:8, :8].mean() > 3 * change[-8:, -8:].mean(), "hot where the map is hot"
+    assert drawn(figure).std() > 0.05
+
+
+def test_targets_stand_side_by_side_and_images_in_rows() -> None:
+    targets = explanation_figure(fake(3, targets=["Egyptian Mau", "Bengal", "Bengal − Egyptian Mau"]))
+    assert len(targets.axes) == 1 + 3 * 2
+    assert {"Bengal 7.5%", "Bengal − Egyptian Mau"} <= set(written(targets))
+    rows = explanation_figure(fake(3, names=["a", "b", "c"]))
+    assert len(rows.axes) == 3 * 3
+    assert rows.get_figheight() > 2.5 * targets.get_figheight()
+
+
+def test_maps_of_one_image_belong_together() -> None:
+    explanation = fake(4, names=["a", "a", "b", "a"])
+    assert same_image(explanation) == [[0, 1], [2], [3]]
+    explanation.pixels[1] += 1
+    assert same_image(explanation) == [[0], [1], [2], [3]], "two photos may have one name"
+
+
+def test_signed_bars_are_symmetric() -> None:
+    figure = explanation_figure(fake(signed=True), Look(robust=0))
+    labels = [label.get_text() for label in figure.axes[-1].get_yticklabels()]
+    assert labels[0].replace("−", "") == labels[2]
+    assert labels[1] == "0"
+    cut = explanation_figure(fake(signed=True, grid=(14, 14)), Look(robust=5)).axes[-1].get_yticklabels()
+    assert [cut[0].get_text()[0], cut[2].get_text()[0]] == ["≤", "≥"], "the bar says where values were cut off"
+
+
+@pytest.mark.parametrize("signed", [True, False])
+@pytest.mark.parametrize("value", [0.0, 1.0, float("nan"), 1e-320, 1e38])
+def test_maps_without_contrast_are_drawn(value: float, signed: bool) -> None:
+    explanation = fake(signed=signed)
+    explanation.maps.fill_(value)
+    assert np.isfinite(drawn(explanation_figure(explanation))).all()
+
+
+def test_one_scale_for_all_on_request() -> None:
+    explanation = fake(2, targets=["Egyptian Mau", "Bengal"])
+    explanation.maps[1] /= 8  # exact in binary
+    own = pictures(explanation_figure(explanation))
+    shared = pictures(explanation_figure(explanation, Look(shared=True)))
+    np.testing.assert_allclose(own[1], own[3])
+    assert np.abs(shared[1] - shared[3]).max() > 0.3
+
+
+def test_wide_models_get_wide_pictures() -> None:
+    square, wide = explanation_figure(fake()), explanation_figure(fake(grid=(2, 4), size=(32, 64)))
+    assert wide.get_figheight() < square.get_figheight()
+    assert wide.get_figwidth() == square.get_figwidth()
+
+
+def test_a_comparison_has_the_photo_and_a_tile_for_each_method_with_its_cost() -> None:
+    methods = {name: fake(method=name, signed=name == "ixg") for name in ("rollout", "legrad", "ixg")}
+    figure = comparison_figure(methods)
+    assert len(pictures(figure)) == 4 + 2, "photo, three methods, two legends"
+    assert {"rollout", "legrad", "ixg", "1 forward + 1 backward", "Egyptian Mau 91%"} <= set(written(figure))
+    assert {"for the class", "most relevant"} <= set(written(figure))
+    rows = comparison_figure({name: fake(2, names=["a", "b"]) for name in methods})
+    assert len(pictures(rows)) == 2 * 4 + 1
+
+
+def test_a_comparison_of_nothing_or_of_different_images_is_refused() -> None:
+    with pytest.raises(BadInput, match="at least one method"):
+        comparison_figure({})
+    with pytest.raises(BadInput, match="different numbers of maps"):
+        comparison_figure({"a": fake(1), "b": fake(2)})
+
+
+def test_the_strip_has_a_picture_for_each_layer_with_its_number() -> None:
+    figure = layers_figure(fake(layers=12))
+    assert len(pictures(figure)) == 1 + 12 + 1
+    assert [f"layer {number}" for number in range(12)] == [text for text in written(figure) if text.startswith("layer")]
+    with pytest.raises(BadInput, match=r"without its layers.*layers=True"):
+        layers_figure(fake())
+
+
+def test_a_figure_too_tall_to_read_is_refused() -> None:
+    with pytest.raises(BadInput, match=r"100 rows.*one file an image"):
+        explanation_figure(fake(100, names=[str(number) for number in range(100)]))
+
+
+@pytest.mark.parametrize("classes", [1, 2, 3, 5])
+@pytest.mark.parametrize("methods", range(1, 60))
+def test_grids_are_nearly_full_and_no_wider_than_a_page(methods: int, classes: int) -> None:
+    cell, rows, columns = arranged(methods, 1, classes, 1.0, grouped=True)
+    assert 0 <= rows * columns - (methods + 1) <= 3
+    assert columns * cell.wide <= 14
+    assert cell.tile >= (1.2 if classes == 1 else 0.9), "large enough to see something"
+    assert classes > 3 or rows * (cell.high + 0.12) <= 30, "no ribbon"
+
+
+def of_families(**families: str) -> dict[str, Explanation]:
+    return {name: replace(fake(method=name), family=family) for name, family in families.items()}
+
+
+def test_families_stand_under_their_names() -> None:
+    figure = comparison_figure(of_families(rollout="attention", flow="attention", ixg="gradient"))
+    assert [text for text in written(figure) if text in ("attention", "gradient")] == ["attention", "gradient"]
+    mixed = comparison_figure(of_families(rollout="attention", ixg="gradient", flow="attention"))
+    assert "attention" not in written(mixed), "methods in an order of the user's own"
+    alone = comparison_figure(of_families(rollout="attention", flow="attention"))
+    assert "attention" not in written(alone), "one family is no group"
+
+
+def test_a_family_that_goes_on_in_the_next_row_is_named_again() -> None:
+    many = of_families(**{f"a{i}": "attention" for i in range(25)}, ixg="gradient")
+    names = [text for text in written(comparison_figure(many)) if text in ("attention", "gradient")]
+    assert names.count("attention") == arranged(26, 1, 1, 1.0, grouped=True)[1]
+    assert names[-1] == "gradient"
+
+
+def boxes(figure: Figure) -> list[tuple[str, Bbox]]:
+    canvas = figure.canvas
+    assert isinstance(canvas, FigureCanvasAgg)
+    return [
+        (text.get_text(), text.get_window_extent(canvas.get_renderer())) for text in figure.texts if text.get_text()
+    ]
+
+
+@pytest.mark.parametrize("classes", [1, 2])
+def test_no_title_runs_into_another(classes: int) -> None:
+    names = [f"gradcam-elementwise-{i}(tokens=all)+skipplus" for i in range(45)]
+    targets = ["Egyptian Mau", "Staffordshire Bull Terrier"][:classes]
+    many = {name: replace(fake(classes, targets=targets), family=str(i // 8)) for i, name in enumerate(names)}
+    placed = boxes(comparison_figure(many))
+    assert len(placed) > 2 * 45
+    for i, (one, box) in enumerate(placed):
+        for other, beside in placed[i + 1 :]:
+            wide = min(box.x1, beside.x1) - max(box.x0, beside.x0)
+            high = min(box.y1, beside.y1) - max(box.y0, beside.y0)
+            assert wide <= 1 or high <= 1, (one, other)
+
+
+def test_marks_say_what_is_signed_and_what_knows_no_class() -> None:
+    methods = {"rollout": replace(fake(), class_specific=False), "ixg": fake(signed=True), "legrad": fake()}
+    figure = comparison_figure(methods)
+    marks = [text.get_text() for axes in figure.axes for text in axes.texts]
+    assert sorted(marks) == ["±", "±", "∀", "∀"], "one on its tile, one in the legend"
+    assert {"signed: evidence for and against", "class-agnostic: one map for all classes"} <= set(written(figure))
+    plain = comparison_figure({"legrad": fake()})
+    assert not [text for axes in plain.axes for text in axes.texts]
+
+
+def test_classes_stand_side_by_side_within_a_method() -> None:
+    targets = ["Egyptian Mau", "Bengal"]
+    figure = comparison_figure({name: fake(2, targets=targets) for name in ("rollout", "legrad")})
+    assert len(pictures(figure)) == 1 + 2 * 2 + 1, "one photo, two classes of two methods, a legend"
+    assert written(figure).count("Bengal 7.5%") == 2
+    assert written(figure).count("rollout") == 1
+    images = comparison_figure({name: fake(2, names=["a", "b"]) for name in ("rollout", "legrad")})
+    assert written(images).count("rollout") == 2, "images stand in rows"
+
+
+def test_many_methods_on_many_images_are_counted_before_the_work() -> None:
+    assert rows_needed(10, images=5, classes=1) == 5
+    assert rows_needed(45, images=1, classes=1) == 6
+    assert rows_needed(45, images=10, classes=2) > 40
+
+
+def with_heads(maps: int = 1, layers: int = 3, count: int = 4, **what: Any) -> Explanation:
+    explanation = fake(maps, layers=layers, **what)
+    assert explanation.layers is not None
+    return replace(
+        explanation,
+        heads=Heads(
+            explanation.method,
+            explanation.layers[:, None].repeat(1, count, 1, 1, 1),
+            explanation.layers[:, None].repeat(1, 3, 1, 1, 1),
+            explanation.maps[None].repeat(3, 1, 1, 1),
+        ),
+    )
+
+
+def test_heads_are_a_grid_with_fusions_beside_it() -> None:
+    figure = heads_figure(with_heads())
+    assert len(pictures(figure)) == 3, "heads, fusions of each layer, fusions of all layers"
+    words = written(figure)
+    assert [word for word in words if word.startswith("head ")] == [f"head {head}" for head in range(4)]
+    assert [word for word in words if word.startswith("layer ")] == [f"layer {layer}" for layer in range(3)]
+    assert [word for word in words if word in ("min", "mean", "max")] == ["min", "mean", "max"]
+    assert "cat.jpg · Egyptian Mau 91% · legrad" in words
+    with pytest.raises(BadInput, match=r"without its heads.*by_head=True"):
+        heads_figure(fake())
+
+
+def test_heads_that_know_no_class_are_drawn_once() -> None:
+    two = with_heads(2, targets=["Egyptian Mau", "Bengal"])
+    assert len(pictures(heads_figure(two))) == 6
+    agnostic = heads_figure(replace(two, class_specific=False))
+    assert len(pictures(agnostic)) == 3
+    assert "cat.jpg · legrad" in written(agnostic)
+    assert two.heads is not None
+    borrowed = replace(two, heads=replace(two.heads, method="raw-attention", whole=None))
+    assert len(pictures(heads_figure(borrowed))) == 2
+
+
+def test_the_heads_of_a_large_model_fit_on_a_page() -> None:
+    large = heads_figure(with_heads(layers=24, count=16))
+    assert max(large.get_figwidth(), large.get_figheight()) < 17
+    with pytest.raises(BadInput, match=r"inches tall.*fewer classes"):
+        heads_figure(with_heads(10, layers=24, count=16, targets=["Bengal"] * 10))
+
+
+def test_text_that_does_not_fit_is_made_smaller_then_cut() -> None:
+    assert fit("short", 2.0, 8) == ("short", 8)
+    text, size = fit("a name of a class that goes on and on and on", 1.0, 8)
+    assert text.endswith("…")
+    assert size == 6
+    assert text_width(text) * size <= 72
+    assert fit("a$b$", 2.0, 8)[0] == "a$b$", "dollars are no formula"
+
+
+def test_bars_share_a_power_of_ten() -> None:
+    assert ticks([0.0, 0.00056, 0.00112]) == (["0", "0.56", "1.12"], "×10⁻³")
+    assert ticks([1.2e5, 3e4]) == (["1.20", "0.30"], "×10⁵")
+    assert ticks([-2.5, 0.0, 2.5]) == (["−2.50", "0", "2.50"], "")
+    assert ticks([0.0]) == (["0"], "")
+
+
+def test_words() -> None:
+    assert [percent(p) for p in (1.0, 0.9996, 0.92, 0.0747, 0.0001, None)] == [
+        "100%",
+        "99.9%",
+        "92%",
+        "7.5%",
+        "<0.1%",
+        "",
+    ]
+    assert effort(Cost(1, 0)) == "1 forward"
+    assert effort(Cost()) == "no pass"
+    assert [guess.name for guess in guesses(fake(), 0, 2)] == ["Egyptian Mau", "Bengal"]
+    assert len(guesses(fake(), 0, 99)) == 4

@@ -1,0 +1,376 @@
+"""Reports: a page that stands alone, whose numbers are the store's and whose text can do no harm.
+
+Studies here are real ones on a tiny model; file names are chosen to break out of HTML and Markdown."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import hashlib
+import io
+import itertools
+import math
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from clairvit.errors import BadInput
+from clairvit.report.blocks import Document
+from clairvit.report.compose import Wishes, compose
+from clairvit.report.study_results import study_from
+from clairvit.report.gallery import pick
+from clairvit.report.numbers import places_for, short
+from clairvit.report.html_page import to_html
+from clairvit.report.markdown import to_csv, to_markdown
+from clairvit.report.sections import _score_cell
+from clairvit.bench.plan import DataWish, ModelWish, Study
+from clairvit.bench.results import combinations, scores_of
+from clairvit.bench.store import Store
+from clairvit.bench.worker import Worker
+from helpers.rounding import assert_same
+from made_scores import made
+from study_page import (
+    METHODS,
+    METRICS,
+    MODEL,
+    NAMES,
+    NASTY,
+    Reader,
+    album,
+    run,
+    study_of,
+    worker_of,
+)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    return run(tmp_path_factory.mktemp("report") / "run")
+
+
+@pytest.fixture(scope="module")
+def document(store: Store) -> Document:
+    return compose(store, Wishes(open_worker=worker_of))
+
+
+@pytest.fixture(scope="module")
+def page(document: Document) -> Reader:
+    return Reader(to_html(document))
+
+
+def test_headings_are_in_order_and_every_link_leads_to_one(page: Reader) -> None:
+    levels = [int(tag[1]) for tag, _ in page.elements if re.fullmatch("h[1-6]", tag)]
+    assert levels[0] == 1
+    assert levels.count(1) == 1
+    assert all(after <= before + 1 for before, after in itertools.pairwise(levels))
+    anchors = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
+    assert len(set(anchors)) == len(anchors)
+    links = [attributes["href"] for attributes, _ in page.all("a")]
+    assert len(links) == 3
+    assert {link.lstrip("#") for link in links} <= set(anchors)
+
+
+def test_the_page_has_every_section(page: Reader) -> None:
+    heads = [text for tag in ("h2", "h3") for _, text in page.all(tag)]
+    wanted = ["Ranking", "Radar", "Curves", "Examples", "Classes", "Agreement between metrics", "Cost", "Warnings"]
+    assert heads[:3] == ["What was run", f"{MODEL.name} on folder:photos", "Environment"]
+    assert [head for head in heads if head in wanted] == wanted
+    assert "could not be read" not in page.section("Warnings")
+
+
+def test_tables_have_scopes_and_captions_figures_have_captions_and_pictures_have_words(page: Reader) -> None:
+    heads = page.all("th")
+    assert heads
+    assert all(attributes.get("scope") in ("col", "row") for attributes, _ in heads)
+    assert len(page.all("caption")) == len(page.all("table")) > 5
+    assert len(page.all("figcaption")) == len(page.all("figure")) > 8
+    assert all(attributes["alt"] for attributes, _ in page.all("img"))
+    drawings = [attributes for attributes, _ in page.all("svg") if attributes["class"] != "swatch"]
+    assert len(drawings) == 6
+    assert all(one["role"] == "img" and one["aria-label"] for one in drawings)
+    assert page.all("html")[0][0]["lang"] == "en"
+
+
+def test_nothing_is_fetched_and_only_our_script_may_run(document: Document, page: Reader) -> None:
+    text = to_html(document)
+    assert not re.search(r"https?:|//[a-z]|@import|url\(|@font-face", text.replace("data:image/jpeg;base64,//", ""))
+    for _, attributes in page.elements:
+        assert not any(name.startswith("on") for name in attributes)
+        assert attributes.get("src", "data:image/jpeg;base64,").startswith("data:image/jpeg;base64,")
+        assert attributes.get("href", "#").startswith(("#", "data:,"))
+    ((_, script),) = page.all("script")
+    seal = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    (policy,) = [a["content"] for a, _ in page.all("meta") if a.get("http-equiv") == "Content-Security-Policy"]
+    assert policy == f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{seal}'"
+
+
+def test_what_comes_from_files_is_text_and_nothing_else(document: Document, page: Reader) -> None:
+    examples = page.all("figure", "example")
+    assert examples
+    assert all(NASTY in text for _, text in examples)
+    assert all(NASTY in attributes["alt"] for attributes, _ in page.all("img"))
+    assert "<script>alert" not in to_html(document)
+    assert "<img src=x" not in to_html(document)
+
+
+def test_a_model_or_data_with_a_bad_name_is_text_too(tmp_path: Path) -> None:
+    study = study_of(("legrad",), ("sparseness",), spec="folder:<b onclick=x>&amp;")
+    found = Reader(to_html(compose(run(tmp_path / "run", study), Wishes(open_worker=worker_of))))
+    assert f"{MODEL.name} on folder:<b onclick=x>&amp;" in [text for _, text in found.all("h2")]
+
+
+def test_the_ranking_is_the_stores_scores(store: Store, document: Document) -> None:
+    ((_, model_hash, data, settings),) = combinations(store)
+    scores = scores_of(store, model_hash, data, settings)
+    records = document.tables()["ranking"]
+    assert len(records) == (len(METHODS) + 2) * len(METRICS)
+    for record in records:
+        score = scores[record["method"], record["metric"]]
+        assert record["mean"] == score.mean
+        assert (record["low"], record["high"]) == score.interval
+        assert record["n"] == len(NAMES)
+        assert record["baseline"] == (record["method"] in ("random", "center"))
+        assert record["model_hash"] == model_hash
+        assert record["settings"] == settings
+
+
+def test_methods_are_in_the_order_of_mean_ranks_and_baselines_apart(document: Document, page: Reader) -> None:
+    order = list(dict.fromkeys(record["method"] for record in document.tables()["ranking"]))
+    rank = {record["method"]: record["mean_rank"] for record in document.tables()["ranking"]}
+    assert order[-2:] == ["random", "center"]
+    assert rank["random"] is None
+    assert [rank[method] for method in order[:-2]] == sorted(rank[method] for method in order[:-2])
+    apart = [text for attributes, text in page.all("tbody") if attributes.get("class") == "apart"]
+    assert apart
+    assert all(text.startswith("random") and "center" in text for text in apart)
+
+
+def test_the_best_of_each_metric_is_bold_with_its_interval(document: Document, page: Reader) -> None:
+    records = [record for record in document.tables()["ranking"] if not record["baseline"]]
+    bold = [text for _, text in page.all("td", "best")]
+    for metric in METRICS:
+        own = [record for record in records if record["metric"] == metric]
+        best = (max if own[0]["better"] == "higher" else min)(own, key=lambda record: record["mean"])
+        digits = places_for(record["mean"] for record in document.tables()["ranking"] if record["metric"] == metric)
+        said = f"[{short(best['low'], digits)}, {short(best['high'], digits)}]"
+        assert any(text.startswith(short(best["mean"], digits)) and said in text for text in bold)
+
+
+def test_what_is_not_better_than_random_is_marked(document: Document, page: Reader) -> None:
+    said = [record["against_random"] for record in document.tables()["ranking"]]
+    cells = [text.split("[")[0] for _, text in page.all("td", "number")]
+    assert sum(text.endswith("†") for text in cells) == said.count("unclear") > 0
+    assert sum(text.endswith("‡") for text in cells) == said.count("worse")
+    assert _score_cell(made("a", [0.4] * 9), 2, math.nan, "worse").text == "0.40\u00a0‡"
+    assert said.count(None) == 2 * len(METRICS)  # the baselines themselves
+
+
+def test_what_was_run_says_seed_target_methods_and_metrics(page: Reader) -> None:
+    said = page.section("What was run")
+    for word in ("legrad, rollout, genatt, raw-attention", "random, center", "the predicted one", "seed", *METRICS):
+        assert word in said
+    assert "Petsiuk" in said  # the paper of deletion
+
+
+def test_the_environment_is_the_stores(page: Reader) -> None:
+    from clairvit import __version__
+
+    said = page.section("Environment")
+    assert f"ClairViT {__version__}" in said
+    assert f"torch {torch.__version__.split('+')[0]}" in said
+    assert "No unit failed" in said
+
+
+def test_examples_have_the_photo_and_a_map_for_each_method(page: Reader) -> None:
+    rows = page.all("figure", "example")
+    assert rows
+    assert len(page.all("img")) == len(rows) * (1 + len(METHODS))
+    reasons = " ".join(text for _, text in page.all("figcaption"))
+    for reason in ("best deletion of", "worst deletion of", "methods disagree most", "surest wrong prediction"):
+        assert reason in reasons
+
+
+def test_examples_are_those_that_the_scores_say(store: Store) -> None:
+    from clairvit.report.study_results import gather
+
+    (findings,) = gather(store).findings
+    chosen = {example.image: example.reasons for example in pick(findings)}
+    score = findings.scores[findings.methods[0], "deletion"]
+    best = score.names[int(score.values.argmin())]  # lower is better
+    assert f"best deletion of {findings.methods[0]}" in chosen[best]
+    worst = score.names[int(score.values.argmax())]
+    assert f"worst deletion of {findings.methods[0]}" in chosen[worst]
+    values = torch.stack([findings.scores[method, "deletion"].values for method in findings.methods])
+    most = values.std(0, correction=0).topk(2).indices.tolist()
+    said = {image for image, reasons in chosen.items() if "methods disagree most by deletion" in reasons}
+    assert said == {score.names[place] for place in most}
+    wrong = [one for one in findings.scores.seen if one.label != one.predicted]
+    surest = max(wrong, key=lambda one: one.probability)
+    assert "surest wrong prediction" in chosen[surest.image]
+
+
+def test_the_map_shown_is_of_the_studys_target_and_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import clairvit as cv
+    from clairvit.report import gallery
+    from clairvit.report.study_results import gather
+
+    drawn: list[np.ndarray] = []
+    monkeypatch.setattr(gallery, "overlay", lambda photo, values, scale: drawn.append(values) or photo)
+    study = replace(study_of(("rise(samples=8)", "genatt"), ("sparseness",)), seed=5, target="label")
+    (findings,) = gather(run(tmp_path / "run", study)).findings
+    wrong = next(one for one in findings.scores.seen if one.predicted != one.label)
+    source = gallery.find_source(findings, [study], worker_of)
+    assert isinstance(source, gallery.Source)
+    gallery.show(findings, [gallery.Example(wrong.image, ("it is wrong",))], source)
+    image = source.album.read(NAMES.index(wrong.image), MODEL).pixels[None]
+    for values, method in zip(drawn, findings.methods, strict=True):
+        known = cv.explain(MODEL, image, method, target=wrong.label, seed=5).maps[0]
+        assert_same(values, known, magnitude=1.0)
+
+
+def test_the_map_shown_is_the_studys(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same pixels and method as `cv.explain` would get."""
+    import clairvit as cv
+    from clairvit.report import gallery
+    from clairvit.report.study_results import gather
+
+    drawn: list[np.ndarray] = []
+    monkeypatch.setattr(gallery, "overlay", lambda photo, values, scale: drawn.append(values) or photo)
+    (findings,) = gather(store).findings
+    study = study_of()
+    source = gallery.find_source(findings, [study], worker_of)
+    assert isinstance(source, gallery.Source)
+    gallery.show(findings, [gallery.Example(NAMES[4], ("it is nice",))], source)
+    place = 4
+    image = source.album.read(place, MODEL).pixels[None]
+    wanted = [cv.explain(MODEL, image, method).maps[0] for method in findings.methods]
+    assert len(drawn) == len(METHODS)
+    for one, other in zip(drawn, wanted, strict=True):
+        assert_same(one, other, magnitude=1.0)
+
+
+def test_without_the_data_the_report_says_so_and_goes_on(store: Store) -> None:
+    def nothing(study: Study) -> Worker:
+        class Lost(Worker):
+            def album(self, place: int) -> object:
+                raise BadInput("There is no folder 'photos'.")
+
+        return Lost(study, models={0: MODEL})
+
+    found = Reader(to_html(compose(store, Wishes(open_worker=nothing))))
+    assert "cannot be loaded here: There is no folder 'photos'." in found.section("Examples")
+    assert not found.all("img")
+    assert len(found.all("table")) > 5
+
+
+def test_without_the_model_the_report_says_so(store: Store) -> None:
+    from tiny import wrapped
+
+    def another(study: Study) -> Worker:
+        return Worker(study, models={0: wrapped("timm-vit-avg")}, albums={0: album()})
+
+    found = Reader(to_html(compose(store, Wishes(open_worker=another))))
+    assert "has other weights now than when the study was run" in found.section("Examples")
+
+
+def test_an_image_that_changed_or_went_away_is_not_shown(store: Store) -> None:
+    def changed(study: Study) -> Worker:
+        return worker_of(study, album(seed=2))
+
+    def fewer(study: Study) -> Worker:
+        return worker_of(study, album(("other.png",)))
+
+    assert "its picture, mask or class is not the one that was scored" in Reader(
+        to_html(compose(store, Wishes(open_worker=changed)))
+    ).section("Examples")
+    found = Reader(to_html(compose(store, Wishes(open_worker=fewer))))
+    assert "is no longer in folder:photos" in found.section("Examples")
+    assert not found.all("img")
+
+
+def test_the_cost_of_scoring_a_map_is_that_of_all_its_metrics(store: Store) -> None:
+    from clairvit.report.costs import cost_section
+    from clairvit.report.study_results import gather
+
+    (findings,) = gather(store).findings
+    records = [record for table in cost_section(findings).blocks for record in table.records]
+    (found,) = [record for record in records if record["name"] == "genatt"]
+    own = [score.cost for (method, _), score in findings.scores.items() if method == "genatt"]
+    assert found["scoring_forwards"] == sum(one.forwards for one in own) > max(one.forwards for one in own)
+    assert found["seconds"] == pytest.approx(sum(one.seconds for one in own), rel=1e-9)
+    (deletion,) = [record for record in records if record["name"] == "deletion"]
+    assert deletion["forwards"] == findings.scores["genatt", "deletion"].cost.forwards
+
+
+def test_no_gallery_loads_nothing(store: Store) -> None:
+    def never(study: Study) -> Worker:
+        raise AssertionError("loaded")
+
+    found = Reader(to_html(compose(store, Wishes(gallery=False, open_worker=never))))
+    assert "--no-gallery" in found.section("Examples")
+    assert not found.all("img")
+
+
+def test_classes_are_the_true_ones_with_accuracy(store: Store, document: Document) -> None:
+    ((_, model_hash, data, settings),) = combinations(store)
+    scores = scores_of(store, model_hash, data, settings)
+    records = document.tables()["classes"]
+    assert {record["class"] for record in records} == {0, 1, 2}
+    inside = [place for place, one in enumerate(scores.seen) if one.label == 1]
+    (own,) = [r for r in records if r["class"] == 1 and r["method"] == "legrad"]
+    assert own["images"] == own["n"] == 3
+    assert own["metric"] == "deletion"
+    assert own["mean"] == pytest.approx(float(scores["legrad", "deletion"].values[inside].mean()), rel=1e-12)
+    right = sum(scores.seen[place].predicted == 1 for place in inside)
+    assert own["accuracy"] == right / 3
+
+
+def test_without_labels_classes_are_the_predicted_ones(tmp_path: Path) -> None:
+    study = study_of(("legrad",), ("sparseness",))
+    images = album(labels=None)
+    found = Reader(
+        to_html(compose(run(tmp_path / "run", study, images), Wishes(open_worker=lambda s: worker_of(s, images))))
+    )
+    assert "predicted class" in found.section("Classes")
+    assert "accuracy" not in found.section("Classes")
+    assert "right and wrong predictions cannot be told apart" in found.section("Examples")
+
+
+def test_markdown_has_the_same_tables_and_cannot_be_broken_by_names(document: Document, page: Reader) -> None:
+    text = to_markdown(document)
+    rows = [line for line in text.splitlines() if line.startswith("| ")]
+    bodies = sum(tag == "tr" for tag, _ in page.elements)
+    assert len(rows) == bodies
+    assert "<script" not in text
+    assert "<img" not in text
+    assert "a\\|b\\*c\\_d.png" in text
+    for table_text in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
+        widths = {len(re.findall(r"(?<!\\)\|", line)) for line in table_text.splitlines()}
+        assert len(widths) == 1
+
+
+def test_csv_gives_the_records_back(document: Document) -> None:
+    records = document.tables()["ranking"]
+    rows = list(csv.DictReader(io.StringIO(to_csv(records))))
+    assert [float(row["mean"]) for row in rows] == [record["mean"] for record in records]
+    assert {row["mean_rank"] for row in rows if row["method"] == "random"} == {""}
+    assert to_csv([{"a": "x,y"}, {"b": None}]) == 'a,b\n"x,y",\n,\n'
+
+
+def test_a_study_comes_back_from_its_document() -> None:
+    import json
+
+    study = Study(
+        (ModelWish("file:x", "timm:y", ("cat", "dog"), False),),
+        (DataWish("folder:p", "test", 3, "m", "voc"),),
+        ("legrad",),
+        ("deletion",),
+        seed=3,
+        target="label",
+        maps="abs",
+    ).settled()
+    assert study_from(json.loads(json.dumps(study.as_document()))) == study

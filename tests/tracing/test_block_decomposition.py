@@ -1,0 +1,212 @@
+"""Inside a block: the sum after attention and the vectors in it, for every way of writing a block."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import layer_norm
+
+import clairvit as cv
+from clairvit.errors import NotApplicable
+from clairvit.tracing.block_decomposition import Inside
+from clairvit.tracing.linearised import shifted
+from clairvit.tracing.recording import record
+from helpers.rounding import assert_same
+from tiny import TINY, ZOO, build, pixels, strange, wrapped
+from tiny_home import WIDTH, Block, HomeMade, MatmulAttention
+
+FITTING = [kind for kind in TINY if "residual" not in ZOO[kind].lacks and kind != "home-loop"]
+
+
+def recorded(kind: str, dtype: torch.dtype = torch.float64):
+    return record(wrapped(kind, dtype), pixels(kind, dtype=dtype), differentiable=False, inside=True)
+
+
+@pytest.mark.parametrize("kind", FITTING)
+def test_the_vectors_add_up_to_the_stream_after_attention(kind: str) -> None:
+    """sum_j T_ij and the biases on the way are x_mid, whoever wrote the block."""
+    found = recorded(kind)
+    for index, call in enumerate(found.calls):
+        inside = Inside.of(found, index)
+        parts = inside.vectors(value_bias=True)
+        added = (call.A() @ parts.f).sum(1) * parts.spread  # [B, N, d]
+        constant = (torch.zeros_like(inside.attended),)
+        for link in inside.to_sum:  # a chain: x + g(0) at its end
+            constant = shifted(link, constant)
+        assert_same(added + found.as_tokens(constant[0]), inside.x_mid)
+        assert_same(parts.x, found.as_tokens(found.inputs[index]))
+
+
+@pytest.mark.parametrize("kind", FITTING)
+def test_values_without_bias_are_what_a_block_without_biases_would_have(kind: str) -> None:
+    """v is affine in x once the norm's spread is fixed: its linear part is what all biases at zero leave."""
+    module = build(kind).double()
+    model = cv.wrap(module, size=ZOO[kind].size, classifier=ZOO[kind].classifier)
+    found = record(model, pixels(kind, dtype=torch.float64), differentiable=False, inside=True)
+    first = found.anatomy.layers[0].block
+    inside = Inside.of(found, 0)
+    plain = inside.values(bias=False)
+    with torch.no_grad():
+        for name, p in first.named_parameters():
+            if name.endswith("bias") and "position" not in name:
+                p.zero_()
+    start = found.inputs[0].clone()
+    bare = record(found.model, found.pixels, differentiable=False, start=start)
+    assert_same(plain, bare.calls[0].v)
+
+
+# Post-norm blocks and torch's own layers, by explicit weights
+
+
+def norm(module: nn.LayerNorm, v: Tensor, at: Tensor | None = None) -> Tensor:
+    """With the true spread of `at` and no bias; the whole norm if `at` is left out."""
+    if at is None:
+        return layer_norm(v, (WIDTH,), module.weight, module.bias, module.eps)
+    spread = (at.var(-1, unbiased=False, keepdim=True) + module.eps).sqrt()
+    return module.weight * (v - v.mean(-1, keepdim=True)) / spread
+
+
+def post_norm_vectors(layer: nn.TransformerEncoderLayer, x: Tensor, A: Tensor) -> Tensor:
+    """T [B, i, j, d] of x + attention(x), without biases."""
+    Wv = layer.self_attn.in_proj_weight[-WIDTH:]
+    v = (x @ Wv.T).unflatten(-1, (A.shape[1], -1)).transpose(1, 2)
+    T = torch.einsum("bhij,bhjv->bijhv", A, v).flatten(3) @ layer.self_attn.out_proj.weight.T
+    own = torch.arange(T.shape[1])
+    T[:, own, own] += x
+    return T
+
+
+@torch.no_grad()
+def test_norms_of_a_post_norm_block() -> None:
+    """GlobEnc's two norms and ALTI's one: the residual stream goes through them, the MLP is passed by."""
+    module = build("home-encoder-post-norm").double()
+    model, image = cv.wrap(module), pixels("home-encoder-post-norm", dtype=torch.float64)
+    tr = cv.trace(model, image, target=0)
+    for index, layer in enumerate(module.blocks):
+        x, A = tr.layers[index].x, tr.layers[index].A
+        T = post_norm_vectors(layer, x, A)
+        x_mid = x + layer.self_attn(x, x, x, need_weights=False)[0]
+        s = norm(layer.norm1, x_mid)
+        before_norm2 = s + layer.linear2(nn.functional.gelu(layer.linear1(s)))
+        T1 = norm(layer.norm1, T, x_mid[:, :, None])
+        T2 = norm(layer.norm2, T1, before_norm2[:, :, None])
+        for name, expected in {
+            "globenc(ln=none)": T.norm(dim=-1),
+            "globenc(ln=next)": T1.norm(dim=-1),
+            "globenc(ln=attention)": T1.norm(dim=-1),
+            "globenc": T2.norm(dim=-1),
+        }.items():
+            found = cv.explain(model, image, f"{name}+layer:{index}").maps
+            assert_same(found.flatten(1), expected[:, 0, 1:])
+        near = s[:, :, None].abs().sum(-1) - (s[:, :, None] - T1).abs().sum(-1)
+        C = near.clamp(min=0) / near.clamp(min=0).sum(-1, keepdim=True)
+        assert_same(cv.explain(model, image, f"alti+layer:{index}").maps.flatten(1), C[:, 0, 1:])
+
+
+@torch.no_grad()
+def test_a_norm_between_attention_and_residual() -> None:
+    """timm's ResPost blocks: x + norm(attention(x)); the spread is the query's, the vector the key's."""
+    module = build("timm-post-norm").double()
+    model, image = cv.wrap(module, size=ZOO["timm-post-norm"].size), pixels("timm-post-norm", dtype=torch.float64)
+    tr = cv.trace(model, image, target=0)
+    block, x, A = module.blocks[1], tr.layers[1].x, tr.layers[1].A
+    v = (x @ block.attn.qkv.weight[-WIDTH:].T).unflatten(-1, (A.shape[1], -1)).transpose(1, 2)
+    T = torch.einsum("bhij,bhjv->bijhv", A, v).flatten(3) @ block.attn.proj.weight.T
+    T = norm(block.norm1, T, block.attn(x, shared_rel_pos=None)[:, :, None])
+    own = torch.arange(T.shape[1])
+    T[:, own, own] += x
+    found = cv.explain(model, image, "globenc+last").maps
+    assert_same(found.flatten(1), T.norm(dim=-1).mean(1))
+
+
+@torch.no_grad()
+def test_transformers() -> None:
+    """A ViT of transformers, by the weights in its state dict."""
+    kind = "hf-vit-sdpa"
+    module = build(kind).double()
+    model, image = cv.wrap(module, size=ZOO[kind].size), pixels(kind, dtype=torch.float64)
+    layer, last = module.vit.layers[1], cv.trace(model, image, target=0).layers[1]
+    h = norm(layer.layernorm_before, last.x, last.x)
+    v = (h @ layer.attention.v_proj.weight.T).unflatten(-1, (last.A.shape[1], -1)).transpose(1, 2)
+    T = torch.einsum("bhij,bhjv->bijhv", last.A, v).flatten(3) @ layer.attention.o_proj.weight.T
+    assert_same(cv.explain(model, image, "attin").maps.flatten(1), T.norm(dim=-1)[:, 0, 1:])
+
+
+# What cannot be taken apart is refused
+
+
+class Gated(Block):
+    """Attention times a gate made of the tokens: what a key adds depends on the query's gate."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attention(self.norm(x)) * torch.sigmoid(x)
+        return x + self.mlp(x)
+
+
+class Beside(Block):
+    """Attention and MLP from the same input, added at once."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + (self.attention(self.norm(x)) + self.mlp(x))
+
+
+class WithoutResidual(Block):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.mlp(self.attention(self.norm(x)))
+
+
+@pytest.mark.parametrize("block", [Gated, Beside, WithoutResidual])
+def test_other_blocks_are_refused(block: type[nn.Module]) -> None:
+    model = cv.wrap(strange(lambda: HomeMade(lambda: block(MatmulAttention))))
+    with pytest.raises(
+        NotApplicable, match=r"Layer \d does not add its attention to its own input .* genatt or rollout"
+    ):
+        cv.explain(model, pixels("timm-vit"), "globenc")
+
+
+class WritesIntoSlices(Block):
+    """The first token's attention is overwritten after the fact: the film cannot know what it was."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner = self.attention(self.norm(x))
+        scaled = inner * 0.5
+        with torch.no_grad():
+            inner[:, :1] = 0
+        x = x + scaled
+        return x + self.mlp(x)
+
+
+def test_writing_into_slices_is_refused() -> None:
+    model = cv.wrap(strange(lambda: HomeMade(lambda: WritesIntoSlices(MatmulAttention))))
+    with pytest.raises(NotApplicable, match="overwrites a tensor"):
+        cv.explain(model, pixels("timm-vit"), "globenc")
+
+
+# The film
+
+
+def test_nothing_is_filmed_unless_asked_for() -> None:
+    model, image = wrapped("timm-vit"), pixels("timm-vit")
+    assert record(model, image).film is None
+    assert record(model, image, inside=True).film.steps
+
+
+def test_the_film_keeps_no_graph() -> None:
+    film = record(wrapped("timm-vit"), pixels("timm-vit"), inside=True).film
+    assert not any(t.requires_grad for step in film.steps for t in (*step.given, *step.made))
+
+
+def test_a_film_is_freed_without_the_garbage_collector() -> None:
+    model, image = wrapped("timm-vit"), pixels("timm-vit")
+    cv.compare(model, image, ["alti", "tokentm", "globenc"], target=1)
+    gc.collect()
+    gc.disable()
+    try:
+        before = sum(issubclass(type(o), Tensor) for o in gc.get_objects())
+        cv.compare(model, image, ["alti", "tokentm", "globenc"], target=1)
+        assert sum(issubclass(type(o), Tensor) for o in gc.get_objects()) <= before
+    finally:
+        gc.enable()

@@ -1,0 +1,250 @@
+"""Who may come in: the token, the name, other sites, sizes; and what browsers are told in every answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from starlette.websockets import WebSocketDisconnect
+
+from clairvit.cli.serve import guard_rules, is_loopback
+from clairvit.errors import BadInput
+from clairvit.web import middleware as security
+from clairvit.web.app import STATIC, create_app
+from clairvit.web.state import Desk
+from clairvit.web.middleware import Guard, Rules
+from unclosed import unclosed
+
+SECRET = "correct-horse-battery"
+
+
+@pytest.fixture
+def guarded(desk: Desk) -> Iterator[TestClient]:
+    rules = Rules(SECRET, frozenset({"127.0.0.1"}))
+    with TestClient(create_app(unclosed(desk), rules), base_url="http://127.0.0.1", follow_redirects=False) as made:
+        yield made
+
+
+@pytest.mark.parametrize("path", ["/", "/api/models", "/api/openapi.json", "/page.js", "/api/nothing"])
+def test_every_answer_has_the_headers(client: TestClient, path: str) -> None:
+    headers = client.get(path).headers
+    policy = headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "script-src 'self';" in policy
+    assert "unsafe" not in policy
+    assert headers["x-content-type-options"] == "nosniff"
+    assert headers["referrer-policy"] == "no-referrer"
+    assert "frame-ancestors 'none'" in policy
+
+
+def test_the_page_has_no_inline_script_or_style_and_nothing_from_elsewhere() -> None:
+    page = (STATIC / "index.html").read_text(encoding="utf-8")
+    assert "style=" not in page
+    assert "<style" not in page
+    assert " on" not in {word[:3] for word in page.split("=")}
+    for script in page.split("<script")[1:]:
+        assert script.split(">")[1].startswith("</script"), "a script in the page"
+    for file in STATIC.rglob("*"):
+        if file.suffix in (".html", ".js", ".css"):
+            text = file.read_text(encoding="utf-8").replace("http://www.w3.org/2000/svg", "")
+            assert "http://" not in text
+            assert "https://" not in text
+
+
+def test_without_the_token_nobody_learns_anything(guarded: TestClient) -> None:
+    addresses = [
+        "/api/models",
+        "/api/methods",
+        "/api/explain",
+        "/api/trace/0",
+        "/api/curve",
+        "/api/openapi.json",
+        "/api/x",
+    ]
+    for path in (*addresses, "/api%2fmodels", "/api/models/", f"/api/models?token={SECRET}"):
+        for verb in ("GET", "POST"):
+            told = guarded.request(verb, path)
+            assert (told.status_code, told.headers["www-authenticate"]) == (401, "Bearer"), path
+            assert told.headers["x-content-type-options"] == "nosniff"
+    for given in (f"Bearer {SECRET}x", f"Bearer {SECRET[:-1]}", "Bearer ", f"Basic {SECRET}", SECRET, "Bearer \u00e9"):
+        answer = guarded.get("/api/models", headers={"Authorization": given.encode("latin-1")})
+        assert answer.status_code == 401, given
+    assert guarded.get("/api/models", headers={"Authorization": f"Bearer {SECRET}"}).status_code == 200
+
+
+def test_the_page_is_no_secret_and_there_is_no_cookie(guarded: TestClient) -> None:
+    """Cookies go to every port of a machine, so to the server of whoever else is on it."""
+    told = guarded.get("/")
+    assert told.status_code == 200
+    assert "set-cookie" not in told.headers
+    assert guarded.get("/api/models", headers={"Cookie": f"clairvit-token={SECRET}"}).status_code == 401
+
+
+def test_only_its_own_name_and_no_other_site(guarded: TestClient) -> None:
+    mine = {"Authorization": f"Bearer {SECRET}"}
+    for host in ("evil.example", "127.0.0.1.evil.example", "evil.example:127.0.0.1", "evil@127.0.0.1", "[::1]", ""):
+        assert guarded.get("/api/models", headers=mine | {"Host": host}).status_code == 421, host
+    assert guarded.get("/api/models", headers=mine | {"Host": "127.0.0.1:8000"}).status_code == 200
+    assert guarded.get("/api/models", headers=mine | {"Sec-Fetch-Site": "cross-site"}).status_code == 403
+    assert guarded.get("/api/models", headers=mine | {"Sec-Fetch-Site": "same-site"}).status_code == 403
+    assert guarded.get("/api/models", headers=mine | {"Sec-Fetch-Site": "same-origin"}).status_code == 200
+
+
+def test_a_browser_that_sends_only_its_origin(client: TestClient) -> None:
+    """A form on another page could otherwise make this machine work."""
+    for origin in ("http://evil.example", "null", "http://127.0.0.1:9999", "http://127.0.0.1.evil.example"):
+        assert client.post("/api/explain", headers={"Origin": origin}).status_code == 403, origin
+    assert client.post("/api/explain", headers={"Origin": "http://127.0.0.1"}).status_code == 200
+    proxied = {"Origin": "https://maps.example", "Sec-Fetch-Site": "same-origin"}
+    assert client.post("/api/explain", headers=proxied).status_code == 200
+
+
+def test_no_file_beside_the_page_can_be_had(client: TestClient) -> None:
+    for path in ("/../app.py", "/%2e%2e/app.py", "/..%2fapp.py", "/static/../../app.py", "//etc/passwd"):
+        assert client.get(path).status_code in (404, 405), path
+
+
+FORM = (b"content-type", b"multipart/form-data; boundary=x")
+
+
+class Talk:
+    """A guard around an app that reads everything, and clients that speak to it as slowly as they like."""
+
+    def __init__(self) -> None:
+        self.guard = Guard(self.app, Rules())
+        self.heard = 0
+
+    async def app(self, scope: Any, receive: Any, send: Any) -> None:
+        while (await receive()).get("more_body"):
+            self.heard += 1
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    async def client(
+        self, body: list[bytes], headers: list[tuple[bytes, bytes]], pause: float = 0.0, reads: bool = True
+    ) -> int | None:
+        """The status of the answer; a body that ends with b"more" never does."""
+        statuses, left = [], list(body)
+
+        async def receive() -> dict[str, Any]:
+            await asyncio.sleep(pause if left else 60)
+            return {"type": "http.request", "body": left.pop(0), "more_body": bool(left) or body[-1:] == [b"more"]}
+
+        async def send(message: dict[str, Any]) -> None:
+            statuses.append(message.get("status"))
+            if not reads:
+                await asyncio.sleep(60)
+
+        scope = {"type": "http", "path": "/api/explain", "headers": headers, "query_string": b""}
+        await self.guard(scope, receive, send)
+        return statuses[0] if statuses else None
+
+
+def talk(*what: Any, **how: Any) -> int | None:
+    return asyncio.run(Talk().client(*what, **how))
+
+
+def test_bodies_are_bounded_whether_they_say_their_size_or_not() -> None:
+    assert talk([b"x"], [FORM]) == 200
+    assert talk([b"x"], [FORM, (b"content-length", b"999999999")]) == 413
+    assert talk([b"x"], [FORM, (b"content-length", b"-5")]) == 413
+    many = [bytes(2**20)] * (security.MOST_BODY // 2**20)
+    assert talk(many, [FORM]) == 200
+    assert talk([*many, bytes(2**20)], [FORM]) == 413
+
+
+def test_only_photos_may_be_large(client: TestClient) -> None:
+    """Twenty megabytes of brackets would become gigabytes of lists."""
+    assert talk([bytes(security.SMALL_BODY)], []) == 200
+    assert talk([bytes(security.SMALL_BODY), b"x"], []) == 413
+    told = client.post(
+        "/api/curve", content=b"[" + b"[]," * 10**6 + b"0]", headers={"content-type": "application/json"}
+    )
+    assert told.status_code == 413
+    assert "multipart" in told.json()["message"]
+    deep = client.post("/api/curve", content=b"[" * 60_000, headers={"content-type": "application/json"})
+    assert deep.status_code in (400, 422)
+
+
+def test_a_body_that_never_ends_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(security, "SILENCE", 0.05)
+    assert talk([b"x", b"more"], []) == 408
+
+
+def test_nor_is_one_that_trickles(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(security, "LONGEST_BODY", 0.2)
+    assert talk([b"x"] * 100, [], pause=0.02) == 408
+    assert talk([b"x"] * 3, [], pause=0.02) == 200
+
+
+def test_a_client_that_does_not_read_its_answer_keeps_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(security, "SILENCE", 0.05)
+    monkeypatch.setattr(security, "AT_ONCE", 1)
+
+    async def scene() -> None:
+        room = Talk()
+        deaf = asyncio.create_task(room.client([b"x"], [], reads=False))
+        await asyncio.sleep(0.02)
+        assert await room.client([b"x"], []) == 429
+        await deaf
+        assert await room.client([b"x"], []) == 200
+
+    asyncio.run(scene())
+
+
+def test_what_all_clients_send_together_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(security, "MOST_TOGETHER", 2500)
+
+    async def scene() -> None:
+        room = Talk()
+        slow = [asyncio.create_task(room.client([bytes(1000), b"x"], [FORM], pause=0.1)) for _ in range(2)]
+        while room.heard < 2:
+            await asyncio.sleep(0.01)
+        assert await room.client([bytes(1000)], [FORM]) == 429
+        assert await asyncio.gather(*slow) == [200, 200]
+        assert await room.client([bytes(1000)], [FORM]) == 200
+        assert room.guard.carried == 0
+
+    asyncio.run(scene())
+
+
+def test_there_are_no_web_sockets(client: TestClient) -> None:
+    for path in ("/", "/api/models"):
+        with pytest.raises(WebSocketDisconnect), client.websocket_connect(path):
+            pass
+
+
+def test_a_bug_of_ours_is_told_without_details_and_with_the_headers(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("clairvit.web.app.list_methods", lambda: 1 / 0)
+    told = client.get("/api/methods")
+    assert (told.status_code, told.json()["kind"]) == (500, "broken")
+    assert "zero" not in told.text
+    assert told.headers["x-content-type-options"] == "nosniff"
+
+
+def test_loopback_needs_no_token_and_everything_else_gets_one() -> None:
+    assert is_loopback("127.0.0.1")
+    assert is_loopback("::1")
+    assert is_loopback("localhost")
+    assert not is_loopback("0.0.0.0")
+    assert not is_loopback("gpu-box")
+    assert guard_rules("127.0.0.1", None).token is None
+    assert "127.0.0.1" in guard_rules("127.0.0.1", None).hosts
+    made = guard_rules("0.0.0.0", None).token
+    assert made is not None
+    assert len(made) >= 32
+    assert guard_rules("0.0.0.0", SECRET).token == SECRET
+    with pytest.raises(BadInput, match="8 or more"):
+        guard_rules("127.0.0.1", "abc")
+    with pytest.raises(BadInput, match="letters, digits"):
+        guard_rules("127.0.0.1", "abc; Path=/ def")
+
+
+def test_the_static_files_are_in_the_package() -> None:
+    assert (Path(STATIC) / "index.html").is_file()

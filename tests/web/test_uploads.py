@@ -1,0 +1,144 @@
+"""Bytes from strangers: whatever is sent, the answer is a map or a clear 4xx, and nothing large is ever decoded."""
+
+from __future__ import annotations
+
+import io
+import random
+import struct
+import zipfile
+import zlib
+
+import pytest
+from fastapi.testclient import TestClient
+from PIL import Image
+
+from clairvit.models.images import read_image
+from clairvit.web import uploads as photos
+from clairvit.web.state import Desk
+from clairvit.web.uploads import BadPhoto, Forgotten, Photos, decode
+
+KINDS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
+
+
+def encoded(kind: str, size: tuple[int, int] = (64, 48)) -> bytes:
+    buffer = io.BytesIO()
+    read_image("demo").resize(size).save(buffer, kind)
+    return buffer.getvalue()
+
+
+def png_of_size(width: int, height: int, data: bytes = b"") -> bytes:
+    def chunk(name: bytes, content: bytes) -> bytes:
+        return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
+
+    head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", data) + chunk(b"IEND", b"")
+
+
+def jpeg_of_scans(count: int) -> bytes:
+    """The last scan of a progressive JPEG over and over: each costs a few bytes, and a walk over the whole picture."""
+    buffer = io.BytesIO()
+    Image.new("L", (64, 64), 128).save(buffer, "JPEG", progressive=True)
+    whole = buffer.getvalue()
+    last = whole[whole.rindex(b"\xff\xda") : -2]
+    return whole[:-2] + last * (count - whole.count(b"\xff\xda")) + whole[-2:]
+
+
+def archive() -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as file:
+        file.writestr("run.py", "print('hello')")
+    return buffer.getvalue()
+
+
+SVG = b'<?xml version="1.0"?><svg xmlns="http://www.w3.org/2000/svg"><script>alert(1)</script></svg>'
+BAD = {
+    "empty": (b"", 422, "is empty"),
+    "text": (b"hello, I am a photo", 415, "expected JPEG"),
+    "svg": (SVG, 415, "nothing else"),
+    "eps": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n", 415, "expected JPEG"),
+    "tiff": (encoded("TIFF"), 415, "expected JPEG"),
+    "pdf": (b"%PDF-1.7\n1 0 obj\n", 415, "nothing else"),
+    "pickle": (b"\x80\x04\x95\x05\x00\x00\x00\x00\x00\x00\x00\x8c\x01a\x94.", 415, "expected JPEG"),
+    "program": (b"\x7fELF" + bytes(200), 415, "expected JPEG"),
+    "archive": (archive(), 415, "nothing else"),
+    "bomb of 400 megapixels": (png_of_size(20_000, 20_000, zlib.compress(bytes(10**6))), 413, "megapixels"),
+    "51 megapixels": (png_of_size(7_200, 7_100, zlib.compress(bytes(10**6))), 413, "megapixels"),
+    "2^31 pixels wide": (png_of_size(2**31 - 1, 1), 413, "megapixels"),
+    "too narrow": (png_of_size(3_000, 2, zlib.compress(bytes(20_000))), 422, "crop it"),
+    "too narrow upright": (png_of_size(2, 3_000, zlib.compress(bytes(21_000))), 422, "crop it"),
+    "no pixels": (png_of_size(0, 0), 415, "expected JPEG"),
+    "png without data": (png_of_size(64, 64), 422, "damaged"),
+    "photo and archive": (encoded("JPEG") + archive(), 415, "nothing else"),
+    "photo and page": (encoded("GIF") + b"<html><script>alert(1)</script></html>", 415, "nothing else"),
+    "page and photo": (b"<html>" + encoded("PNG"), 415, "nothing else"),
+    "comment that is a program": (encoded("GIF")[:-1] + b"!\xfe\x10<script>1</script>\x00;", 415, "nothing else"),
+    "photo and program": (encoded("WEBP") + b"<?PHP system(1);", 415, "nothing else"),
+    "photo and vector page": (encoded("PNG") + b"<SVG\nonload=x>", 415, "nothing else"),
+    "a hundred and one scans": (jpeg_of_scans(101), 422, "100 scans"),
+    "too many bytes": (encoded("PNG") + bytes(photos.MOST_BYTES), 413, "smaller copy"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_is_no_photo_gets_a_clear_refusal(client: TestClient, name: str) -> None:
+    data, status, words = BAD[name]
+    told = client.post("/api/explain", files={"image": ("photo.jpg", data, "image/jpeg")})
+    assert told.status_code == status, told.text
+    assert told.json()["kind"] == ("too-large" if status == 413 else "bad-photo")
+    assert words in told.json()["message"]
+
+
+def test_what_only_looks_like_something_else_is_read() -> None:
+    """Words that a photo may hold by chance, or in its description."""
+    assert decode(jpeg_of_scans(100)).size == (64, 64)
+    for words in (b"<svg", b"<?xpacket begin", b"PK\x03\x04", b"%%E"):
+        assert decode(encoded("GIF") + words).size == (64, 48)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_photo_is_read(kind: str) -> None:
+    assert decode(encoded(kind)).size == (64, 48)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_broken_photos_are_refused_or_read_but_never_an_accident(kind: str) -> None:
+    """Cut anywhere, and with bytes changed anywhere: BadPhoto or an image, no other exception."""
+    whole, dice = encoded(kind), random.Random(kind)
+    refused = set()
+    for _ in range(150):
+        data = bytearray(whole[: dice.randrange(len(whole))] if dice.random() < 0.5 else whole)
+        for _ in range(dice.randrange(4)):
+            if data:
+                data[dice.randrange(len(data))] = dice.randrange(256)
+        try:
+            assert decode(bytes(data)).mode == "RGB"
+        except BadPhoto as error:
+            refused.add(error.status)
+    assert refused
+    assert refused <= {413, 415, 422}
+
+
+def test_nothing_is_decoded_before_its_size_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Image.Image, "load", lambda self: pytest.fail("decoded"))
+    with pytest.raises(BadPhoto, match="megapixels"):
+        decode(png_of_size(10_000, 10_000))
+
+
+def test_the_longest_unused_photo_is_forgotten(desk: Desk) -> None:
+    models = desk.models["quick"]
+    each = next(iter(desk.photos.find("demo").pixels.values())).nbytes
+    few = Photos(models, most=2 * each)
+    one, two, three = (few.add(encoded("PNG", (60 + k, 50))).mark for k in range(3))
+    assert few.bytes == 2 * each
+    with pytest.raises(Forgotten):
+        few.find(one)
+    assert few.find(two).mark == two
+    few.add(encoded("PNG", (90, 50)))
+    with pytest.raises(Forgotten):
+        few.find(three)  # two was used since
+    assert few.find("demo").mark == "demo"
+
+
+def test_a_mark_cannot_be_computed_by_others(desk: Desk) -> None:
+    data = encoded("PNG")
+    assert Photos(desk.models["quick"]).add(data).mark != Photos(desk.models["quick"]).add(data).mark
