@@ -29,12 +29,12 @@ from PIL import Image
 from torch import Tensor
 
 import clairvit as cv
-from clairvit.methods.spec import bind
 from clairvit.methods.planner import record_for, run_all
-from clairvit.metrics.context import Case
-from clairvit.metrics.registry import ask, list_metrics
+from clairvit.methods.spec import resolve_method
+from clairvit.metrics.context import EvalContext
+from clairvit.metrics.registry import list_metrics, resolve_metric
 from clairvit.targets.target import resolve
-from clairvit.tracing.trace import follow
+from clairvit.tracing.trace import run_backward
 
 TEN = ("ixg", "genatt", "gradcam", "gmar-l1", "gmar-l2", "attcam", "focusvit", "rollout", "raw-attention", "gradsam")
 QUANTUS_RUNS = 100
@@ -82,15 +82,15 @@ def measured(name: str, work: Callable[[], object], model: cv.Model, pixels: Ten
     return row
 
 
-def case_of(model: cv.Model, pixels: Tensor, methods: Sequence[str], masks: Tensor | None = None) -> Case:
+def case_of(model: cv.Model, pixels: Tensor, methods: Sequence[str], masks: Tensor | None = None) -> EvalContext:
     """Maps of these methods, ready to be scored."""
-    bounds = tuple(bind(name) for name in methods)
+    bounds = tuple(resolve_method(name) for name in methods)
     recording = record_for(bounds, model, pixels)
     (goal,) = resolve(None, recording.logits.detach(), model.labels)
     made = run_all(bounds, recording, [goal])
     maps = [made[bound.text][0].maps for bound in bounds]
     raw = tuple(one.detach() for one in maps if one is not None)
-    return Case(trace=follow(recording, goal, None), bounds=bounds, raw=raw, masks=masks)
+    return EvalContext(trace=run_backward(recording, goal, None), bounds=bounds, raw=raw, masks=masks)
 
 
 def scoring(
@@ -100,7 +100,7 @@ def scoring(
     masks = torch.zeros(len(pixels), *pixels.shape[-2:], dtype=torch.bool, device=pixels.device)
     masks[:, 50:170, 60:160] = True
     case = case_of(model, pixels, methods, masks)
-    asked = [ask(text) for text in texts]
+    asked = [resolve_metric(text) for text in texts]
     return lambda: [one(case) for one in asked]
 
 

@@ -26,7 +26,7 @@ from torch import Tensor
 
 import clairvit as cv
 from clairvit.errors import ClairWarning
-from clairvit.methods.registry import methods
+from clairvit.methods.registry import list_methods
 
 
 def plain_pass(model: cv.Model, pixels: Tensor) -> None:
@@ -48,12 +48,12 @@ SLOW = ["tam", "smoothgrad", "integrated-gradients", "attention-flow(grid_pool=2
 
 def one_trace(*tables: str) -> list[str]:
     """The methods that need one forward and no more than one backward of each of these tables."""
-    return [m.name for m in methods() if not m.slow and set(m.tables) <= set(tables)]
+    return [m.name for m in list_methods() if not m.slow and set(m.tables) <= set(tables)]
 
 
 def taken_apart() -> list[str]:
     """The methods that take every block's sum apart, forwards: no table, but much work of their own."""
-    return [m.name for m in methods() if m.family == "decomposition" and not m.tables]
+    return [m.name for m in list_methods() if m.family == "decomposition" and not m.tables]
 
 
 def together() -> dict[str, list[str]]:

@@ -9,7 +9,7 @@ import numpy as np
 from PIL import Image
 from torch import nn
 
-from clairvit.data.dataset import Page
+from clairvit.data.dataset import Sample
 from clairvit.data.open import Data
 from clairvit.models.model import Model, Preprocess
 
@@ -48,7 +48,7 @@ def block(top: int, bottom: int, left: int, right: int) -> np.ndarray:
     return mask
 
 
-def page(data: Data, row: int, model: Model | None = None) -> Page:
+def page(data: Data, row: int, model: Model | None = None) -> Sample:
     return data.album.read(row, model or seer())
 
 
@@ -58,7 +58,7 @@ def called(data: Data, row: int) -> str | None:
     return None if label is None else data.classes[int(label)]
 
 
-def shows(found: Page, mask: np.ndarray, void: np.ndarray | None = None) -> bool:
+def shows(found: Sample, mask: np.ndarray, void: np.ndarray | None = None) -> bool:
     """Pixel for pixel."""
     assert found.mask is not None
     assert found.void is not None

@@ -10,13 +10,13 @@ from contextlib import contextmanager
 import uvicorn
 
 from clairvit.web.app import create_app
-from clairvit.web.state import Desk
 from clairvit.web.middleware import Rules
+from clairvit.web.state import AppState
 from unclosed import unclosed
 
 
 @contextmanager
-def serving(desk: Desk, token: str | None = None) -> Iterator[str]:
+def serving(desk: AppState, token: str | None = None) -> Iterator[str]:
     app = create_app(unclosed(desk), Rules(token))
     config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error")
     server = uvicorn.Server(config)

@@ -15,9 +15,9 @@ from PIL import Image
 from safetensors.torch import save_file
 from torch import nn
 
-from clairvit.models.model import Model
-from clairvit.bench.plan import DataWish, ModelWish, Study
+from clairvit.bench.plan import DataConfig, ModelConfig, Study
 from clairvit.bench.store import Store
+from clairvit.models.model import Model
 
 ARCHITECTURE = "test_vit"
 METHODS, METRICS = ("legrad", "raw-attention"), ("deletion(steps=3)", "sparseness")
@@ -55,7 +55,7 @@ def study(folder: Path, images: int = 6, **others: Any) -> Study:
     there = folder / "photos"
     data = f"folder:{there}" if there.exists() else photos(there, images)
     usual: dict[str, Any] = {"methods": METHODS, "metrics": METRICS, "at_once": 2}
-    return Study((ModelWish(model, arch=f"timm:{ARCHITECTURE}"),), (DataWish(data),), **usual | others)
+    return Study((ModelConfig(model, arch=f"timm:{ARCHITECTURE}"),), (DataConfig(data),), **usual | others)
 
 
 def table(store: Store) -> list[tuple[Any, ...]]:
@@ -63,7 +63,7 @@ def table(store: Store) -> list[tuple[Any, ...]]:
 
 
 @dataclass(frozen=True)
-class Deadly(ModelWish):
+class Deadly(ModelConfig):
     """A model that kills the worker process that loads it, so many times."""
 
     flags: str = ""

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import torch
 
-from clairvit.data.dataset import Album, album_of
-from clairvit.models.images import Batch
-from clairvit.bench.plan import DataWish, ModelWish, Study
+from clairvit.bench.plan import DataConfig, ModelConfig, Study
 from clairvit.bench.run import run_study
 from clairvit.bench.store import Store
 from clairvit.bench.worker import Worker
+from clairvit.data.dataset import ImageDataset, album_of
+from clairvit.models.images import Batch
 from tiny import pixels, wrapped
 
 NASTY = '<script>alert(1)</script>"><img src=x onerror=alert(2)>&lt;a|b*c_d'  # whichever image is shown, it is one
@@ -23,20 +23,22 @@ METRICS = ("deletion", "insertion", "sparseness")
 MODEL = wrapped("timm-vit", torch.float64)
 
 
-def album(names: Sequence[str] = NAMES, labels: Sequence[int] | None = (1, 2, 1, 0, 1, 2), seed: int = 1) -> Album:
+def album(
+    names: Sequence[str] = NAMES, labels: Sequence[int] | None = (1, 2, 1, 0, 1, 2), seed: int = 1
+) -> ImageDataset:
     batch = Batch(pixels("timm-vit", len(names), seed, torch.float64), tuple(names))
     return album_of(batch, MODEL, labels=None if labels is None else labels[: len(names)])
 
 
 def study_of(methods: Sequence[str] = METHODS, metrics: Sequence[str] = METRICS, spec: str = "folder:photos") -> Study:
-    return Study((ModelWish("tiny"),), (DataWish(spec),), tuple(methods), tuple(metrics)).settled()
+    return Study((ModelConfig("tiny"),), (DataConfig(spec),), tuple(methods), tuple(metrics)).settled()
 
 
-def worker_of(study: Study, images: Album | None = None) -> Worker:
+def worker_of(study: Study, images: ImageDataset | None = None) -> Worker:
     return Worker(study, models={0: MODEL}, albums={0: images or album()})
 
 
-def run(path: Path, study: Study | None = None, images: Album | None = None) -> Store:
+def run(path: Path, study: Study | None = None, images: ImageDataset | None = None) -> Store:
     """A store as a study writes it."""
     study = study or study_of()
     store = Store.open(path)
@@ -44,7 +46,7 @@ def run(path: Path, study: Study | None = None, images: Album | None = None) -> 
     return store
 
 
-def unreadable(names: Sequence[str]) -> Album:
+def unreadable(names: Sequence[str]) -> ImageDataset:
     """None of its images can be read."""
     from clairvit.errors import BadInput
 
@@ -52,7 +54,7 @@ def unreadable(names: Sequence[str]) -> Album:
         raise BadInput(f"{names[row]} is no image.")
 
     good = album(names, None)
-    return Album(tuple(names), read, good.mark)
+    return ImageDataset(tuple(names), read, good.mark)
 
 
 VOID = {"meta", "link", "img", "br", "wbr"}

@@ -16,14 +16,14 @@ from PIL import Image
 from torch import nn
 
 import clairvit as cv
+from clairvit.bench.run import run_study
+from clairvit.bench.store import Store
+from clairvit.bench.worker import Worker
 from clairvit.data.dataset import album_of
 from clairvit.errors import ClairError
 from clairvit.models.model import Model
 from clairvit.training.finetune import finetune
-from clairvit.training.training_config import Recipe
-from clairvit.bench.run import run_study
-from clairvit.bench.store import Store
-from clairvit.bench.worker import Worker
+from clairvit.training.training_config import TrainingConfig
 from conditions import allow_declared_zeros
 from fingerprint import differences, messy, surroundings, unchanged
 from helpers.operations import FailAt
@@ -170,7 +170,7 @@ def test_training_leaves_the_process_as_it_was(tmp_path: Path, failure: str | No
     shape = {"patch_size": 16, "embed_dim": 8, "depth": 1, "num_heads": 1, "drop_rate": 0.1}
 
     def run(folder: str) -> None:
-        out, recipe = tmp_path / folder / "m.safetensors", Recipe(epochs=1, batch=2)
+        out, recipe = tmp_path / folder / "m.safetensors", TrainingConfig(epochs=1, batch=2)
         how = {"options": shape, "size": 32, "out": out, "recipe": recipe, "pretrained": False}
         finetune(album, "timm:vit_tiny_patch16_224", **how)
 

@@ -16,8 +16,8 @@ import pytest
 import typer
 
 from clairvit.cli import main
-from clairvit.cli.hints import COMMANDS, option_of, with_options
 from clairvit.cli.app import app
+from clairvit.cli.hints import COMMANDS, option_of, with_options
 from clairvit.errors import BadInput, ModelUnavailable
 
 SOURCE = Path(__file__).parent.parent / "src" / "clairvit"

@@ -6,8 +6,8 @@ import pytest
 
 import clairvit as cv
 from clairvit.errors import BadInput, UnknownName, did_you_mean
-from clairvit.methods.spec import bind
 from clairvit.methods.registry import ALIASES, list_methods
+from clairvit.methods.spec import resolve_method
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ def test_names_of_papers_and_other_libraries_lead_to_ours(typed: str, offered: s
 @pytest.mark.parametrize("typed", ["zzz", "q", "banana", "xyzzy"])
 def test_nothing_is_offered_where_nothing_is_near(typed: str) -> None:
     with pytest.raises(UnknownName) as caught:
-        bind(typed)
+        resolve_method(typed)
     assert "Did you mean" not in str(caught.value)
 
 

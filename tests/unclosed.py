@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from clairvit.web.state import Desk
+from clairvit.web.state import AppState
 
 
-class Open(Desk):
+class Open(AppState):
     def close(self) -> None:
         pass
 
 
-def unclosed(desk: Desk) -> Desk:
+def unclosed(desk: AppState) -> AppState:
     return Open(desk.models, desk.cards, desk.lanes, desk.photos, desk.seconds)

@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from clairvit.metrics.registry import list_metrics as list_metrics
     from clairvit.metrics.score import Score as Score
     from clairvit.models.layout import Layout as Layout
-    from clairvit.models.model import Model as Model
     from clairvit.models.load import load as load
     from clairvit.models.load import wrap as wrap
-    from clairvit.targets.target import contrast as contrast
+    from clairvit.models.model import Model as Model
     from clairvit.selection.choose import choose as choose
+    from clairvit.targets.target import contrast as contrast
     from clairvit.tracing.trace import trace as trace
 
 # The verbs, imported when first used: `clairvit --help` must not wait for torch.

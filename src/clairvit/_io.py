@@ -27,7 +27,7 @@ def beside(path: Path) -> Iterator[Path]:
         ) from error
 
 
-def write_whole(path: Path, *parts: bytes | memoryview) -> Path:
+def atomic_write(path: Path, *parts: bytes | memoryview) -> Path:
     with beside(path) as temporary:
         with temporary.open("xb") as file:
             file.writelines(parts)

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from clairvit.bench.config import StudyConfig, read_config
+from clairvit.bench.plan import DataConfig, ModelConfig
 from clairvit.errors import BadInput
-from clairvit.bench.plan import DataWish, ModelWish
-from clairvit.bench.config import Wish, read_wish
 
 
-def wish(folder: Path, text: str) -> Wish:
+def wish(folder: Path, text: str) -> StudyConfig:
     (folder / "study.toml").write_text(text, encoding="utf-8")
-    return read_wish(folder / "study.toml")
+    return read_config(folder / "study.toml")
 
 
 def refusal(folder: Path, text: str) -> str:
@@ -35,9 +35,9 @@ def test_everything_that_can_be_said(tmp_path: Path) -> None:
     maps = "abs"
     at_once = 4
     """
-    assert wish(tmp_path, text) == Wish(
-        (ModelWish("pets"), ModelWish("file:a.safetensors", "timm:vit_tiny", ("a", "b"), False)),
-        (DataWish("pets:/p", "test", 3), DataWish("folder:x", None, None, "m", "voc")),
+    assert wish(tmp_path, text) == StudyConfig(
+        (ModelConfig("pets"), ModelConfig("file:a.safetensors", "timm:vit_tiny", ("a", "b"), False)),
+        (DataConfig("pets:/p", "test", 3), DataConfig("folder:x", None, None, "m", "voc")),
         ("legrad", "rollout(fusion=max)"),
         ("deletion,insertion",),
         "val",
@@ -52,8 +52,8 @@ def test_everything_that_can_be_said(tmp_path: Path) -> None:
 def test_tables_may_be_written_out_and_one_needs_no_list(tmp_path: Path) -> None:
     text = '[[models]]\nspec = "pets"\n[[models]]\nspec = "timm:a"\nlabels = "names.json"\n[data]\nspec = "folder:x"\n'
     found = wish(tmp_path, text)
-    assert found.models == (ModelWish("pets"), ModelWish("timm:a", labels="names.json"))
-    assert found.data == (DataWish("folder:x"),)
+    assert found.models == (ModelConfig("pets"), ModelConfig("timm:a", labels="names.json"))
+    assert found.data == (DataConfig("folder:x"),)
     assert (found.methods, found.seed) == (None, None)
 
 
@@ -89,6 +89,6 @@ def test_what_is_not_toml_and_what_is_not_there(tmp_path: Path) -> None:
     assert "is not TOML" in refusal(tmp_path, "seed = 1\nmodels = [\n")
     (tmp_path / "study.toml").write_bytes(b"\xff")
     with pytest.raises(BadInput, match="UTF-8"):
-        read_wish(tmp_path / "study.toml")
+        read_config(tmp_path / "study.toml")
     with pytest.raises(BadInput, match="cannot be read"):
-        read_wish(tmp_path / "none.toml")
+        read_config(tmp_path / "none.toml")

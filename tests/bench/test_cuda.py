@@ -10,14 +10,14 @@ import torch
 from PIL import Image
 
 import clairvit as cv
-from clairvit.data.dataset import Album, album_of
-from clairvit.models.model import Model
 from clairvit.bench.executors import local
-from clairvit.training.finetune import finetune
-from clairvit.training.training_config import Recipe
 from clairvit.bench.run import in_process, run_study
 from clairvit.bench.store import Store
 from clairvit.bench.worker import Worker
+from clairvit.data.dataset import ImageDataset, album_of
+from clairvit.models.model import Model
+from clairvit.training.finetune import finetune
+from clairvit.training.training_config import TrainingConfig
 from small_study import study, table
 
 pytestmark = pytest.mark.cuda
@@ -50,7 +50,7 @@ def test_a_study_on_a_gpu_is_the_same_twice(tmp_path: Path) -> None:
     assert table(stores[0]) == table(stores[1])
 
 
-def colours(count: int = 64) -> Album:
+def colours(count: int = 64) -> ImageDataset:
     """Noise that is reddish or bluish."""
     dice = np.random.default_rng(0)
     pictures = []
@@ -72,7 +72,7 @@ def test_training_in_bfloat16_learns_goes_on_exactly_and_writes_float32(tmp_path
             return finetune(
                 colours(),
                 "timm:vit_tiny_patch16_224",
-                recipe=Recipe(epochs=epochs, batch=8, rate=2e-3, patience=9),
+                recipe=TrainingConfig(epochs=epochs, batch=8, rate=2e-3, patience=9),
                 pretrained=False,
                 options={"patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2, "drop_rate": 0.1},
                 size=32,

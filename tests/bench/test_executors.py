@@ -17,13 +17,13 @@ from typing import Any
 import pytest
 import torch
 
-from clairvit.errors import BadInput, ClairError
-from clairvit.bench.ray_executor import _room, on_ray
-from clairvit.bench.executors import Answer, _Hand, local, share_of_cores
+from clairvit.bench.executors import Answer, WorkerProcess, local, share_of_cores
 from clairvit.bench.plan import Study, Unit
+from clairvit.bench.ray_executor import _room, on_ray
 from clairvit.bench.run import Engine, run_study
 from clairvit.bench.store import Store
 from clairvit.bench.worker import Worker
+from clairvit.errors import BadInput, ClairError
 from small_study import Deadly, study, table
 
 PATHS = [str(Path(__file__).parent.parent), *sys.path]  # other processes find what this one finds
@@ -107,7 +107,7 @@ def test_a_worker_that_dies_in_the_middle_of_its_answer_is_dead() -> None:
     os.write(there.fileno(), struct.pack("!i", 1000) + b"only the beginning")  # a length, as the wire has it
     there.close()
     process: Any = Dead()
-    assert _Hand(process, here, UNIT).answer() is None
+    assert WorkerProcess(process, here, UNIT).answer() is None
 
 
 PARENT = """

@@ -9,32 +9,32 @@ from typing import Any
 import pytest
 import torch
 
-from clairvit.data.dataset import Album
-from clairvit.data.hashing import weights_hash
-from clairvit.errors import BadInput
 from clairvit.bench.plan import (
     Cell,
-    DataWish,
-    ModelWish,
+    DataConfig,
+    ModelConfig,
     Plan,
     Study,
     forwards_of,
     make_plan,
     settings_of,
 )
+from clairvit.data.dataset import ImageDataset
+from clairvit.data.hashing import weights_hash
+from clairvit.errors import BadInput
 from tiny import wrapped
 
 
-def album(marks: Sequence[str]) -> Album:
+def album(marks: Sequence[str]) -> ImageDataset:
     def never(*_: object) -> Any:
         raise AssertionError("a plan reads no image")
 
-    return Album(tuple(f"{mark}.png" for mark in marks), never, lambda row: marks[row])
+    return ImageDataset(tuple(f"{mark}.png" for mark in marks), never, lambda row: marks[row])
 
 
 def study(**others: Any) -> Study:
     usual: dict[str, Any] = {"methods": ("legrad", "rollout"), "metrics": ("deletion", "sparseness"), "at_once": 2}
-    return Study((ModelWish("pets"),), (DataWish("folder:x"),), **usual | others).settled()
+    return Study((ModelConfig("pets"),), (DataConfig("folder:x"),), **usual | others).settled()
 
 
 def planned(own: Study, marks: Sequence[str], done: frozenset[Cell] = frozenset(), weights: str = "w") -> Plan:

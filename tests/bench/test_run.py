@@ -17,13 +17,13 @@ from PIL import Image
 
 import clairvit as cv
 import clairvit.bench.worker as work_room
-from clairvit.errors import ClairError, ClairWarning
-from clairvit.models.model import Model
-from clairvit.bench.plan import ModelWish, Study, Unit, among_of, settings_of
+from clairvit.bench.plan import ModelConfig, Study, Unit, among_of, settings_of
 from clairvit.bench.results import combinations, scores_of, unread
 from clairvit.bench.run import Outcome, run_study
 from clairvit.bench.store import Row, Store
 from clairvit.bench.worker import Worker
+from clairvit.errors import ClairError, ClairWarning
+from clairvit.models.model import Model
 from helpers.rounding import assert_same
 from small_study import METHODS, METRICS, study, table, weights
 
@@ -51,7 +51,7 @@ def doubled(store: Store) -> int:
 
 
 @dataclass(frozen=True)
-class Wide(ModelWish):
+class Wide(ModelConfig):
     """A model in float64, so that numbers computed in different batches are the same but for rounding."""
 
     def load(self, device: str | None = None) -> Model:

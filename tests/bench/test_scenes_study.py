@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from clairvit.cli import main
 from clairvit.bench.results import combinations, scores_of
 from clairvit.bench.store import Store
+from clairvit.cli import main
 
 Captured = pytest.CaptureFixture[str]
 ASKED = (

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from filelock import FileLock, SoftFileLock
 
-from clairvit.errors import BadInput, ClairError, ClairWarning
-from clairvit.bench.plan import Cell, DataWish, ModelWish, Study, Unit
+from clairvit.bench.plan import Cell, DataConfig, ModelConfig, Study, Unit
 from clairvit.bench.store import Store
+from clairvit.errors import BadInput, ClairError, ClairWarning
 
-STUDY = Study((ModelWish("pets"),), (DataWish("folder:x"),), ("legrad",), ("deletion",))
+STUDY = Study((ModelConfig("pets"),), (DataConfig("folder:x"),), ("legrad",), ("deletion",))
 
 
 def unit(key: str = "k1", marks: tuple[str, str] = ("a", "b")) -> Unit:

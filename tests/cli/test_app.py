@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from clairvit import __version__
-from clairvit.cli import main
 from clairvit.cli import app as shell
+from clairvit.cli import main
 from clairvit.errors import BadInput, ClairWarning
 
 COMMANDS = [str(command.name) for command in shell.app.registered_commands]

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from clairvit.cli import main
-from clairvit.cli.bench import _speaker, duration
 from clairvit.bench.store import Store
 from clairvit.bench.worker import Worker
+from clairvit.cli import main
+from clairvit.cli.bench import _speaker, duration
 from small_study import ARCHITECTURE, photos, table, weights
 
 Captured = pytest.CaptureFixture[str]

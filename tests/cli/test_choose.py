@@ -13,11 +13,11 @@ import pytest
 from PIL import Image
 
 import clairvit as cv
+from clairvit.bench.plan import DataConfig
 from clairvit.cli import main
 from clairvit.cli.annotations import data_set, sampled
-from clairvit.data.dataset import Album, album_of
+from clairvit.data.dataset import ImageDataset, album_of
 from clairvit.errors import BadInput
-from clairvit.bench.plan import DataWish
 from small_study import ARCHITECTURE, weights
 from three_photos import photos as photos
 
@@ -157,18 +157,18 @@ def test_a_broken_image_costs_only_itself(capsys: Captured) -> None:
 
 
 def test_a_data_set_brings_its_masks(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[tuple[DataWish, int]] = []
+    seen: list[tuple[DataConfig, int]] = []
 
-    def opened(self: DataWish, seed: int) -> Album:
+    def opened(self: DataConfig, seed: int) -> ImageDataset:
         seen.append((self, seed))
         masks = [np.ones((300, 451 - 40 * number), dtype=np.uint8) for number in range(3)]
         files = [f"photos/cat{number}.png" for number in range(3)]
         return album_of(files, cv.load("pets"), masks=masks)
 
-    monkeypatch.setattr(DataWish, "open", opened)
+    monkeypatch.setattr(DataConfig, "open", opened)
     options = ["--method", "rollout", "--split", "test", "--limit", "3", "--seed", "5"]
     assert main(["choose", "pets:somewhere", *options, "--json", "--metric", f"{METRIC},pointing-game"]) == 0
-    assert seen == [(DataWish("pets:somewhere", "test", 3), 5)]
+    assert seen == [(DataConfig("pets:somewhere", "test", 3), 5)]
     assert json.loads(capsys.readouterr().out)["ranking"][0]["means"]["pointing-game"] == 1
     assert "has its own masks" in refusal(capsys, "choose", "pets:somewhere", "--masks", "photos")
     assert "expected one data set, or images" in refusal(capsys, "choose", "pets:somewhere", "photos")

@@ -14,9 +14,9 @@ from skimage import data
 
 import clairvit as cv
 from clairvit.cli import main
-from clairvit.methods.spec import bind
 from clairvit.methods.explanation import Cost
 from clairvit.methods.registry import by_family
+from clairvit.methods.spec import resolve_method
 from helpers.rounding import assert_same, growth
 
 Captured = pytest.CaptureFixture[str]
@@ -206,7 +206,7 @@ def test_all_one_trace_methods_share_their_passes_family_by_family(photos: Path,
     """Through the cost meter, as a script would read it: one forward, one backward for each rule table in use."""
     assert main(["compare", "demo", "--methods", "all", "--json"]) == 0
     (result,) = json.loads(capsys.readouterr().out)["results"]
-    run = [bind(name).method for name in result["methods"]]
+    run = [resolve_method(name).method for name in result["methods"]]
     skipped = {"cam"}  # the built-in model reads a class token
     assert {method.name for method in run} == {method.name for method in cv.list_methods() if not method.slow} - skipped
     own = sum((method.own_cost(**method.options) for method in run), Cost())

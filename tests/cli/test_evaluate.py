@@ -17,10 +17,10 @@ from PIL import Image
 import clairvit as cv
 from clairvit.cli import main
 from clairvit.cli.evaluate import check_table, notes, wanted_methods, wanted_metrics
-from clairvit.cli.scores import print_scores
 from clairvit.cli.image_job import place
+from clairvit.cli.scores import print_scores
 from clairvit.errors import BadInput
-from clairvit.metrics.registry import metrics
+from clairvit.metrics.registry import list_metrics
 from helpers.rounding import assert_same
 from made_scores import made
 from three_photos import CAT
@@ -407,8 +407,8 @@ def test_where_scores_go(photos: Path) -> None:
 def test_all_metrics_are_listed(capsys: Captured) -> None:
     assert main(["metrics"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert f"{len(metrics())} metrics" in lines[0]
-    for metric in metrics():
+    assert f"{len(list_metrics())} metrics" in lines[0]
+    for metric in list_metrics():
         (row,) = [
             line.replace(",", " ").split()
             for line in lines
@@ -440,7 +440,7 @@ def test_one_metric_in_full(capsys: Captured) -> None:
 def test_metrics_as_json(capsys: Captured) -> None:
     assert main(["metrics", "--json"]) == 0
     listed = {one["name"]: one for one in json.loads(capsys.readouterr().out)}
-    assert set(listed) == {metric.name for metric in metrics()}
+    assert set(listed) == {metric.name for metric in list_metrics()}
     assert listed["deletion"]["cost"] == {"forwards": 9}
     assert listed["sparseness"]["cost"] == {"forwards": 0}
     assert listed["complexity"]["span"] == [0, None]
@@ -453,7 +453,7 @@ def test_an_unknown_metric(capsys: Captured) -> None:
     assert "There is no metric 'delition'. Did you mean 'deletion'" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("text", [f"{one.name}(preset={preset})" for one in metrics() for preset in one.presets])
+@pytest.mark.parametrize("text", [f"{one.name}(preset={preset})" for one in list_metrics() for preset in one.presets])
 def test_a_preset_is_the_same_metric_when_its_full_name_is_read_again(text: str) -> None:
     """The command hands full names on, and prints them for people to type."""
     (asked,) = wanted_metrics(text)

@@ -12,12 +12,12 @@ import pytest
 from PIL import Image
 
 import clairvit as cv
+from clairvit.bench.store import Store
 from clairvit.cli import main
 from clairvit.cli.request import read_preprocess
 from clairvit.data.hashing import state_hash
 from clairvit.errors import BadInput
 from clairvit.models import load as sources
-from clairvit.bench.store import Store
 from small_study import ARCHITECTURE, photos, weights
 
 Captured = pytest.CaptureFixture[str]

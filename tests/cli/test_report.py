@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from clairvit.cli import main
-from clairvit.bench.plan import DataWish, ModelWish
+from clairvit.bench.plan import DataConfig, ModelConfig
 from clairvit.bench.store import Store
+from clairvit.cli import main
 from study_page import MODEL, Reader, album, run, study_of
 
 
@@ -24,8 +24,8 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
 @pytest.fixture
 def at_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     """The study's model and images can be loaded."""
-    monkeypatch.setattr(ModelWish, "load", lambda wish, device=None: MODEL)
-    monkeypatch.setattr(DataWish, "open", lambda wish, seed: album())
+    monkeypatch.setattr(ModelConfig, "load", lambda wish, device=None: MODEL)
+    monkeypatch.setattr(DataConfig, "open", lambda wish, seed: album())
 
 
 def test_help_has_an_example(capsys: pytest.CaptureFixture[str]) -> None:
@@ -72,11 +72,11 @@ def test_a_report_without_images_is_still_a_report(
 ) -> None:
     from clairvit.errors import BadInput
 
-    def lost(wish: DataWish, seed: int) -> object:
+    def lost(wish: DataConfig, seed: int) -> object:
         raise BadInput("There is no folder 'photos'.")
 
-    monkeypatch.setattr(ModelWish, "load", lambda wish, device=None: MODEL)
-    monkeypatch.setattr(DataWish, "open", lost)
+    monkeypatch.setattr(ModelConfig, "load", lambda wish, device=None: MODEL)
+    monkeypatch.setattr(DataConfig, "open", lost)
     assert main(["report", str(store.path), "--quiet", "--out", str(tmp_path / "r.html")]) == 0
     page = Reader((tmp_path / "r.html").read_text(encoding="utf-8"))
     assert "There is no folder 'photos'." in page.section("Examples")

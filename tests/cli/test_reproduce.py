@@ -12,14 +12,14 @@ from PIL import Image
 from torch import nn
 
 import clairvit as cv
+from clairvit.bench.plan import DataConfig, ModelConfig
 from clairvit.cli import main
-from clairvit.cli.annotations import Known
+from clairvit.cli.annotations import Annotations
 from clairvit.cli.reproduce import found_objects
 from clairvit.data.detector import Detector
 from clairvit.errors import BadInput
-from clairvit.bench.plan import DataWish, ModelWish
-from clairvit.papers.paper import NAMES, find_preset
-from clairvit.papers.setup import Wish
+from clairvit.papers.paper import NAMES, find_paper
+from clairvit.papers.setup import ReproductionConfig
 from tiny import wrapped
 
 Captured = pytest.CaptureFixture[str]
@@ -68,7 +68,7 @@ def document(capsys: Captured, *arguments: str) -> dict[str, Any]:
 def test_check_needs_no_data(name: str, capsys: Captured) -> None:
     assert main(["reproduce", name, "--check"]) == 0
     printed, errors = capsys.readouterr()
-    findings = find_preset(name).check()
+    findings = find_paper(name).check()
     held = sum(one.holds for one in findings)
     assert f"{held} of {len(findings)} hold when computed again" in printed
     assert printed.count("NO ") >= len(findings) - held
@@ -192,15 +192,15 @@ def test_mask_rcnn_finds_the_foreground(monkeypatch: pytest.MonkeyPatch) -> None
     found = places.Foreground(Image.fromarray(square), (("cat", 0.9),))
     monkeypatch.setattr(places, "load_detector", lambda *_, **__: Detector(nn.Identity(), "tiny", ("cat",)))
     monkeypatch.setattr(places, "foreground", lambda *_, **__: found)
-    wish = Wish(find_preset("cmi"), ModelWish("tiny"), DataWish("folder:photos", limit=2))
-    shown = found_objects(wish, Known("mask-rcnn", "nonzero", None, None), wrapped("timm-vit"))
-    other = found_objects(wish, Known("mask-rcnn(score=0.7)", "nonzero", None, None), wrapped("timm-vit"))
+    wish = ReproductionConfig(find_paper("cmi"), ModelConfig("tiny"), DataConfig("folder:photos", limit=2))
+    shown = found_objects(wish, Annotations("mask-rcnn", "nonzero", None, None), wrapped("timm-vit"))
+    other = found_objects(wish, Annotations("mask-rcnn(score=0.7)", "nonzero", None, None), wrapped("timm-vit"))
     assert len(shown.album) == 2
     page = shown.album.read(0, wrapped("timm-vit"))
     assert page.mask is not None
     assert int(page.mask.sum()) == 64
     assert shown.album.mark(0) != other.album.mark(0)
     assert shown.words == "a folder of images, 2 of 3 images"
-    nowhere = Wish(wish.preset, wish.model, DataWish("folder:nowhere"))
+    nowhere = ReproductionConfig(wish.preset, wish.model, DataConfig("folder:nowhere"))
     with pytest.raises(BadInput, match="There is no folder 'nowhere'"):
-        found_objects(nowhere, Known("mask-rcnn", "nonzero", None, None), wrapped("timm-vit"))
+        found_objects(nowhere, Annotations("mask-rcnn", "nonzero", None, None), wrapped("timm-vit"))

@@ -9,31 +9,31 @@ from pathlib import Path
 
 import pytest
 
-from clairvit.cli import main
 from clairvit.cli import console as paper
+from clairvit.cli import main
 from clairvit.cli.compare import choose
-from clairvit.methods.registry import methods
-from clairvit.perturbation.progress import told
+from clairvit.methods.registry import list_methods
+from clairvit.perturbation.progress import track
 
 Captured = pytest.CaptureFixture[str]
-SLOW = [method.name for method in methods() if method.slow]
-OTHERS = [method.name for method in methods() if not method.slow]
+SLOW = [method.name for method in list_methods() if method.slow]
+OTHERS = [method.name for method in list_methods() if not method.slow]
 WINDOWS = ["--model", "timm:swin_tiny_patch4_window7_224", "--no-pretrained"]
 
 
 def test_all_is_all_but_the_slow_ones() -> None:
     assert "attention-flow" in SLOW
-    wanted, left_out = choose(["all"], methods())
+    wanted, left_out = choose(["all"], list_methods())
     assert sorted(wanted) == sorted(OTHERS)
     assert left_out == {name: f"it is slow; --method all,{name} adds it." for name in SLOW}
 
 
 def test_slow_ones_come_by_name() -> None:
-    wanted, left_out = choose(["all", "attention-flow"], methods())
+    wanted, left_out = choose(["all", "attention-flow"], list_methods())
     assert sorted(wanted) == sorted([*OTHERS, "attention-flow"])
     assert wanted[:3] == ["raw-attention", "rollout", "attention-flow"], "among its family"
     assert "attention-flow" not in left_out
-    assert choose(["attention-flow", "rollout"], methods()) == (["attention-flow", "rollout"], {})
+    assert choose(["attention-flow", "rollout"], list_methods()) == (["attention-flow", "rollout"], {})
 
 
 def test_what_was_left_out_is_printed_with_what_to_type(
@@ -67,7 +67,7 @@ def shown(monkeypatch: pytest.MonkeyPatch, capsys: Captured, *, terminal: bool, 
     monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
     with paper.progress("images", 1, hidden=hidden) as advance:
         for _ in range(2):  # the same work twice
-            for _ in told(range(5), "flow, image 1 of 1"):
+            for _ in track(range(5), "flow, image 1 of 1"):
                 pass
         advance(1)
     return capsys.readouterr().err
@@ -86,7 +86,7 @@ def test_the_bar_says_how_far_the_work_is(monkeypatch: pytest.MonkeyPatch, capsy
     monkeypatch.setenv("FORCE_COLOR", "1")
     written, end = "", time.monotonic() + 60
     with paper.progress("images", 1):
-        for step in told(range(3), "flow, image 1 of 1"):
+        for step in track(range(3), "flow, image 1 of 1"):
             while step == 2 and "2/3" not in written and time.monotonic() < end:  # a thread draws the bar
                 written += capsys.readouterr().err
     written += capsys.readouterr().err

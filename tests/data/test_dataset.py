@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from clairvit.data.dataset import Album, album_of, parts
+from clairvit.data.dataset import ImageDataset, album_of, parts
 from clairvit.data.hashing import digest
 from clairvit.errors import BadInput, ClairError
 from tiny import pixels, wrapped
@@ -116,7 +116,7 @@ def test_a_mark_tells_numbers_apart_and_says_which_file_is_not_there(tmp_path: P
 def test_a_mark_changes_with_all_that_is_behind_a_name(photos: list[str]) -> None:
     mask = np.zeros((40, 60), np.uint8)
     plain = album_of(photos, MODEL)
-    assert isinstance(plain, Album)
+    assert isinstance(plain, ImageDataset)
     assert album_of(plain, MODEL) is plain
     marks = {
         plain.mark(0),

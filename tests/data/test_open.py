@@ -13,8 +13,8 @@ from PIL import Image
 
 from clairvit.data.dataset import parts
 from clairvit.data.formats import registry
-from clairvit.data.formats.entry import Found, entry, files_in
-from clairvit.data.formats.registry import Asked
+from clairvit.data.formats.entry import DatasetIndex, entry, files_in
+from clairvit.data.formats.registry import DataRequest
 from clairvit.data.open import datasets, open_data, sample
 from clairvit.errors import BadInput, UnknownName
 from little_sets import block, called, page, painted, photo, seer, shows, written
@@ -230,14 +230,14 @@ def test_a_data_set_is_one_function_and_one_line(tmp_path: Path, monkeypatch: py
     photo(tmp_path / "cats" / "tom.png")
 
     @registry.dataset("cats", "Cats", has=("labels",), tree="cats/\n  tom.png …", needs=("cats",))
-    def cats(asked: Asked) -> Found:
+    def cats(asked: DataRequest) -> DatasetIndex:
         images = files_in(asked.root / "cats", ".png")
-        return Found(tuple(entry(asked.root, image, 0, None) for image in images), ("cat",))
+        return DatasetIndex(tuple(entry(asked.root, image, 0, None) for image in images), ("cat",))
 
     assert [data.name for data in datasets()][-2:] == ["mura", "cats"]
     data = open_data(f"cats:{tmp_path}")
     assert (data.album.names, called(data, 0)) == (("cats/tom.png",), "cat")
-    assert cats(Asked(tmp_path, "all")).classes == ("cat",), "the function stays a function"
+    assert cats(DataRequest(tmp_path, "all")).classes == ("cat",), "the function stays a function"
 
 
 def test_what_is_there_is_not_downloaded(pets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

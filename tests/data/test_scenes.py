@@ -16,7 +16,7 @@ from PIL import Image
 from torch import nn
 
 from clairvit.data.dataset import parts
-from clairvit.data.drawing import BODIES, FINE, INKS, Lots, disc, plane
+from clairvit.data.drawing import BODIES, FINE, INKS, IntRng, disc, plane
 from clairvit.data.scenes import CLASSES, SIZE, Plan, Scene, draw, plan, scene, scenes, with_class
 from clairvit.errors import BadInput
 from clairvit.models.model import Model, Preprocess
@@ -231,7 +231,7 @@ def test_what_cannot_be_drawn_is_refused(asked: dict[str, int], words: str) -> N
 
 
 def test_lots_are_even_and_orders_are_whole() -> None:
-    lots = Lots("test")
+    lots = IntRng("test")
     assert sorted(lots.order(20)) == list(range(20))
     drawn = Counter(lots.number(-1, 2) for _ in range(4000))
     assert set(drawn) == {-1, 0, 1, 2}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 import clairvit as cv
-from clairvit.data.scenes import CLASSES, scene
 from clairvit.data.open import open_data
+from clairvit.data.scenes import CLASSES, scene
 from clairvit.errors import BadInput, UnknownName
 
 

@@ -20,7 +20,7 @@ from clairvit.diagnostics.examination import Examination, Step, passed, steps
 from clairvit.diagnostics.explanations import CLASS_METHODS, DELETED_BY, DeletionResult, fewest_images
 from clairvit.diagnostics.inspection import snapshot
 from clairvit.errors import BadInput, ClairWarning, UnknownName
-from clairvit.methods.spec import bind
+from clairvit.methods.spec import resolve_method
 from clairvit.models.images import prepare
 from fingerprint import differences, fingerprint, surroundings
 from tiny import STRANGE, ZOO
@@ -276,9 +276,9 @@ def test_every_check_is_in_the_docs() -> None:
 
 def test_methods_in_the_advice_exist() -> None:
     for name in (*DELETED_BY, *CLASS_METHODS, "genatt", "legrad", "attnlrp+plus", "decompx+skipplus", "leave-one-out"):
-        assert bind(name).text == name
+        assert resolve_method(name).text == name
     for name in ("rollout", "occlusion", "lime", "raw-attention", "cp-lrp"):
-        assert bind(name).text == name
+        assert resolve_method(name).text == name
 
 
 def test_which_methods_apply_is_what_compare_says() -> None:

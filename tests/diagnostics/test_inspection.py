@@ -23,9 +23,9 @@ from clairvit.diagnostics.inspection import (
     snapshot,
 )
 from clairvit.diagnostics.structure import blocks_without_attention
-from clairvit.tracing.structure import anatomy
 from clairvit.tracing.recording import record
-from clairvit.tracing.trace import follow
+from clairvit.tracing.structure import model_structure
+from clairvit.tracing.trace import run_backward
 from helpers.rounding import assert_same
 from tiny import pixels
 from tiny import wrapped as tiny_wrapped
@@ -51,7 +51,7 @@ class HalvingInPlace(Block):
 def test_cancellation_in_closed_form(block: type[Block]) -> None:
     model = wrapped(made(lambda: HomeMade(lambda: block(MatmulAttention), depth=2)).double())
     image = torch.randn(2, 3, 32, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    ratios = cancellation_by_layer(model, image, anatomy(model, image))
+    ratios = cancellation_by_layer(model, image, model_structure(model, image))
     assert_same(ratios, [[1.0, 3.0], [1.0, 3.0]])
 
 
@@ -65,8 +65,8 @@ def test_cancellation_in_closed_form(block: type[Block]) -> None:
 )
 def test_each_block_has_two_residual_sums(name: str) -> None:
     model, image = tiny_wrapped(name, torch.float64), pixels(name, dtype=torch.float64)
-    ratios = cancellation_by_layer(model, image, anatomy(model, image))
-    assert [len(layer) for layer in ratios] == [2] * len(anatomy(model, image).layers)
+    ratios = cancellation_by_layer(model, image, model_structure(model, image))
+    assert [len(layer) for layer in ratios] == [2] * len(model_structure(model, image).layers)
     assert all(ratio >= 1 for layer in ratios for ratio in layer)
 
 
@@ -78,7 +78,7 @@ def test_cancellation_against_brute_force() -> None:
     for block in model.module.blocks:  # type: ignore[union-attr]
         block.register_forward_pre_hook(lambda _, args: given.append(args[0]))
         block.attn.register_forward_hook(lambda _, args, out: added.append(out))
-    plan = anatomy(model, image)
+    plan = model_structure(model, image)
     given.clear()
     added.clear()
     ratios = cancellation_by_layer(model, image, plan)
@@ -89,7 +89,7 @@ def test_cancellation_against_brute_force() -> None:
 def test_outliers_against_brute_force() -> None:
     model = wrapped(made(Artefacts).double())
     image = torch.randn(2, 3, 32, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    trace = follow(record(model, image, differentiable=False), None, None)
+    trace = run_backward(record(model, image, differentiable=False), None, None)
     outliers = find_outliers(trace)
     for place in range(2):
         ratios, shares = [], []
@@ -204,4 +204,7 @@ def test_buffers_are_put_back_also_after_an_error() -> None:
 )
 def test_no_block_of_a_healthy_model_lacks_attention(name: str) -> None:
     model, image = tiny_wrapped(name), pixels(name, 1)
-    assert blocks_without_attention(model.module, anatomy(model, image), inspect_forward(model, image).called) == []
+    assert (
+        blocks_without_attention(model.module, model_structure(model, image), inspect_forward(model, image).called)
+        == []
+    )

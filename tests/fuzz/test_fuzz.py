@@ -17,12 +17,12 @@ from fastapi.testclient import TestClient
 from hypothesis import strategies as st
 
 import clairvit as cv
+from clairvit.bench.config import read_config
 from clairvit.cli.bench_config import data_of, models_of, study_of
-from clairvit.methods.spec import Bound, bind
-from clairvit.metrics.registry import ask
-from clairvit.bench.config import read_wish
+from clairvit.methods.spec import MethodSpec, resolve_method
+from clairvit.metrics.registry import resolve_metric
 from clairvit.web.app import create_app
-from clairvit.web.state import open_desk
+from clairvit.web.state import create_state
 from helpers import strategies
 from helpers.fuzzing import CASES, SHARES, Cases, cases_of, run_family
 from tiny import build, pixels, wrapped
@@ -100,7 +100,7 @@ def test_targets(model: cv.Model, photo: torch.Tensor, request: pytest.FixtureRe
     run_family("targets", request, explain, **given)
 
 
-def affordable(bound: Bound) -> bool:
+def affordable(bound: MethodSpec) -> bool:
     """Say whether a method takes few passes; the others are only bound."""
     cost = bound.own_cost(16)
     numbers = [abs(value) for _, value in bound.options if isinstance(value, int | float)]
@@ -111,8 +111,8 @@ def affordable(bound: Bound) -> bool:
 def test_methods(model: cv.Model, photo: torch.Tensor, request: pytest.FixtureRequest) -> None:
     def explain(cases: Cases, text: str, options: dict[str, Any], how: dict[str, Any]) -> None:
         with cases.case() as messages:
-            bound = bind(text, **options)
-            assert bind(bound.text).text == bound.text, "the settled text means the same"
+            bound = resolve_method(text, **options)
+            assert resolve_method(bound.text).text == bound.text, "the settled text means the same"
             if affordable(bound):
                 check(cv.explain(model, photo, text, target=1, **how, **options), messages)
 
@@ -135,8 +135,8 @@ def test_metrics(model: cv.Model, photo: torch.Tensor, request: pytest.FixtureRe
 
     def evaluate(cases: Cases, text: str) -> None:
         with cases.case():
-            settled = ask(text)
-            assert ask(settled.text).text == settled.text, "the settled text means the same"
+            settled = resolve_metric(text)
+            assert resolve_metric(settled.text).text == settled.text, "the settled text means the same"
             how = {"masks": mask, "target": 1, "baselines": False, "labels": [1], "others": [2]}
             score = cv.evaluate(model, photo, "raw-attention", text, **how)
             assert len(score.values) - score.n_valid == int(score.values.isnan().sum()), "NaN is counted as invalid"
@@ -163,7 +163,7 @@ def test_studies(tmp_path: Path, request: pytest.FixtureRequest) -> None:
         path = tmp_path / "study.toml"
         path.write_text(text, encoding="utf-8")
         with cases.case():
-            wish = read_wish(path)
+            wish = read_config(path)
             models = models_of(wish, None, None, False, None)
             data = data_of(wish, None if wish.data else "folder:x", None, None, None, None)
             study = study_of(wish, models, data, None, None, None, None, None)
@@ -174,7 +174,7 @@ def test_studies(tmp_path: Path, request: pytest.FixtureRequest) -> None:
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[TestClient]:
-    desk = open_desk([wrapped("timm-vit")])
+    desk = create_state([wrapped("timm-vit")])
     with TestClient(create_app(unclosed(desk)), base_url="http://127.0.0.1", raise_server_exceptions=False) as made:
         yield made
     desk.close()

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 import clairvit as cv
 from clairvit.errors import BadInput, NotApplicable
-from clairvit.methods.rise import holes, parts
 from clairvit.methods.lime_shap import closeness
+from clairvit.methods.rise import holes, parts
 from clairvit.perturbation.coalitions import halves
 from helpers.rounding import assert_same
 from linear import LinearPatches, effects

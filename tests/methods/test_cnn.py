@@ -17,7 +17,7 @@ from torchvision.models.resnet import BasicBlock, ResNet
 import clairvit as cv
 from cams_by_hand import cam_by_hand
 from clairvit.errors import BadInput, NotApplicable
-from clairvit.tracing.structure import anatomy
+from clairvit.tracing.structure import model_structure
 from conditions import METHODS, allow_declared_zeros
 from exact_models import TARGETS
 from fingerprint import differences, fingerprint
@@ -175,7 +175,7 @@ def made(kind: str) -> nn.Module:
 def test_any_cnn_has_stages(kind: str) -> None:
     module, pixels = made(kind), images((96, 128)).float()
     model = cv.wrap(module)
-    stages = anatomy(model, pixels).stages
+    stages = model_structure(model, pixels).stages
     assert [stage.name for stage in stages] == ZOO[kind][1]
     before = fingerprint(module)
     tr = cv.trace(model, pixels, target=TARGETS)
@@ -221,7 +221,7 @@ def test_a_shared_activation_is_found_by_its_call() -> None:
             return self.head(self.act(self.b(self.act(self.a(x)))).mean((2, 3)))
 
     module, pixels = strange(Shared).double(), images((32, 32))
-    found = [(stage.name, stage.call, stage.grid) for stage in anatomy(cv.wrap(module), pixels).stages]
+    found = [(stage.name, stage.call, stage.grid) for stage in model_structure(cv.wrap(module), pixels).stages]
     assert found == [("act", 0, (16, 16)), ("act", 1, (8, 8))]  # 8 channels on 8 × 8 cells are channels first
     x = cv.trace(cv.wrap(module), pixels, target=TARGETS).layers[1].x
     expected = module.act(module.b(module.act(module.a(pixels)))).flatten(2).transpose(1, 2)

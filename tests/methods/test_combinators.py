@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 import clairvit as cv
 from clairvit.errors import BadInput, ClairError, NotApplicable, UnknownName
-from clairvit.methods.spec import bind
 from clairvit.methods.explanation import Explanation
 from clairvit.methods.registry import COMBINATORS
+from clairvit.methods.spec import resolve_method
 from conditions import METHODS, allow_declared_zeros, fits, home_of, short
 from exact_models import build as exact_model
 from exact_models import images_for
@@ -167,12 +167,12 @@ def test_names_that_are_combinations() -> None:
 
 def test_a_combinator_drops_the_relu_and_the_cam_conventions() -> None:
     """SkipPLUS sums signed maps of block inputs over all tokens (METHODS 3)."""
-    bound = bind("gradcam+plus")
+    bound = resolve_method("gradcam+plus")
     assert not bound.relu
     assert dict(bound.options) == {"at": "input", "tokens": "all"}
-    assert bind("gradcam").relu
-    assert dict(bind("gradcam").options) == {"at": "norm", "tokens": "patch"}
-    assert bind("gradcam(relu=true)+plus").relu
+    assert resolve_method("gradcam").relu
+    assert dict(resolve_method("gradcam").options) == {"at": "norm", "tokens": "patch"}
+    assert resolve_method("gradcam(relu=true)+plus").relu
     assert explained("gradcam+plus").signed
     assert not explained("gradcam(relu=true)+plus").signed
     assert explained("gradcam(relu=true)+plus").maps.min() >= 0
@@ -228,7 +228,7 @@ def test_combinators_that_are_not_listed_are_refused_with_what_to_type(text: str
 @pytest.mark.parametrize("text", ["genatt+plus+last", "ixg+from:1+skipplus", "saliency+plus+plus"])
 def test_two_combinators_are_refused(text: str) -> None:
     with pytest.raises(BadInput, match=r"has 2 combinators; expected one, such as") as refusal:
-        bind(text)
+        resolve_method(text)
     assert text in str(refusal.value)
 
 
@@ -247,7 +247,7 @@ def test_two_combinators_are_refused(text: str) -> None:
 )
 def test_unknown_combinators(text: str, near: str) -> None:
     with pytest.raises(UnknownName, match=near) as refusal:
-        bind(text)
+        resolve_method(text)
     said = str(refusal.value)
     assert f"There is no combinator '+{text.partition('+')[2]}'" in said
     assert all(f"+{combinator}" in said for combinator in COMBINATORS)
@@ -256,7 +256,7 @@ def test_unknown_combinators(text: str, near: str) -> None:
 @pytest.mark.parametrize("text", ["genatt+from:x", "genatt+layer:", "genatt+layer:last"])
 def test_layer_numbers_are_numbers(text: str) -> None:
     with pytest.raises(BadInput, match=r"needs a layer number; expected \+(from|layer):6"):
-        bind(text)
+        resolve_method(text)
 
 
 @pytest.mark.parametrize("name", LAYERED)
@@ -281,13 +281,13 @@ def test_layer_options_out_of_range(text: str) -> None:
 )
 def test_unknown_methods(text: str, near: str) -> None:
     with pytest.raises(UnknownName, match=rf"There is no method .*'{near}'.*clairvit methods"):
-        bind(text)
+        resolve_method(text)
 
 
 @pytest.mark.parametrize("name", EVERY)
 def test_unknown_options_are_named_with_those_there_are(name: str) -> None:
     with pytest.raises(UnknownName, match=rf"'{name}' has no option 'nonsense'") as refusal:
-        bind(f"{name}(nonsense=1)")
+        resolve_method(f"{name}(nonsense=1)")
     listed = str(refusal.value).partition("it has ")[2]
     for option in METHODS[name].options:
         assert re.search(rf"\b{option}\b", listed), option
@@ -307,13 +307,13 @@ def test_unknown_options_are_named_with_those_there_are(name: str) -> None:
 )
 def test_unknown_options_offer_the_nearest(text: str, near: str) -> None:
     with pytest.raises(UnknownName, match=rf"Did you mean .*'{near}'"):
-        bind(text)
+        resolve_method(text)
 
 
 @pytest.mark.parametrize("text", ["raw-attention(layer=1)+plus", "rollout(alpha=0.3)+last", "legrad(mean=false)+last"])
 def test_options_of_the_aggregation_that_a_combinator_replaces(text: str) -> None:
     with pytest.raises(UnknownName, match=r"has no option .* here"):
-        bind(text)
+        resolve_method(text)
 
 
 @pytest.mark.parametrize(
@@ -336,7 +336,7 @@ def test_options_of_the_aggregation_that_a_combinator_replaces(text: str) -> Non
 )
 def test_values_that_are_not_allowed(text: str, said: str) -> None:
     with pytest.raises(BadInput, match=said):
-        bind(text)
+        resolve_method(text)
 
 
 @pytest.mark.parametrize(
@@ -366,7 +366,7 @@ def test_the_last_norm_is_the_last_blocks(text: str) -> None:
 )
 def test_strings_that_are_no_methods(text: str) -> None:
     with pytest.raises(BadInput, match=r"is not a method.*; expected NAME, NAME\(option=value\) or NAME\+combinator"):
-        bind(text)
+        resolve_method(text)
 
 
 @pytest.mark.parametrize("thing", [3, ["rollout"], torch.zeros(2)])
@@ -378,7 +378,7 @@ def test_things_that_are_no_strings(thing: Any) -> None:
 @pytest.mark.parametrize("text", ["rollout(fusion)", "rollout(max)", "rollout(fusion=max,alpha)"])
 def test_options_without_a_value(text: str) -> None:
     with pytest.raises(BadInput, match=r"is not an option; expected option=value"):
-        bind(text)
+        resolve_method(text)
 
 
 @pytest.mark.parametrize("wrong", ["rollout", [], ()])
@@ -414,7 +414,7 @@ def alternatives(name: str) -> list[tuple[str, Any]]:
     """Each option of a method with each other value its annotation allows."""
     method = METHODS[name]
     hints = {} if method.over is None else get_type_hints(type(method.over))
-    own = dict(bind(name).options)
+    own = dict(resolve_method(name).options)
     hints |= {key: hint for key, hint in get_type_hints(method.function).items() if key in own}
     found = []
     for option, default in method.options.items():
@@ -451,14 +451,14 @@ def written(name: str, option: str, value: Any) -> str:
 def test_every_value_of_every_option(name: str, option: str, value: Any) -> None:
     """It works, by keyword too, and its canonical text means the same map."""
     text = written(name, option, value)
-    bound, made = bind(text), explained(text)
+    bound, made = resolve_method(text), explained(text)
     assert made.method == bound.text
     whole_image = METHODS[name].gives == "image" and (option, value) == ("level", "pixel")
     assert made.maps.shape == ((2, 32, 32) if whole_image else (2, 4, 4))
     assert made.maps.isfinite().all()
-    assert bind(name, **({option: value} | beside(name, option))) == bound
-    assert bind(bound.text) == bound
-    assert bind(bound.text).text == bound.text
+    assert resolve_method(name, **({option: value} | beside(name, option))) == bound
+    assert resolve_method(bound.text) == bound
+    assert resolve_method(bound.text).text == bound.text
     assert torch.equal(explained(bound.text).maps, made.maps)
 
 
@@ -469,16 +469,16 @@ def test_all_methods_but_the_baselines_have_options_to_try() -> None:
 @pytest.mark.parametrize("name", EVERY)
 def test_defaults_written_out_are_the_method_itself(name: str) -> None:
     given = METHODS[name].options
-    assert bind(name, **given) == bind(name)
+    assert resolve_method(name, **given) == resolve_method(name)
     inside = ", ".join(f"{key} = {value}" for key, value in given.items())
-    assert bind(f" {name.upper()} ( {inside} ) ").text == name
+    assert resolve_method(f" {name.upper()} ( {inside} ) ").text == name
 
 
 @pytest.mark.parametrize("text", COMBINATIONS)
 def test_canonical_text_of_combinations(text: str) -> None:
-    bound = bind(text)
+    bound = resolve_method(text)
     assert bound.text == text
-    assert bind(bound.text) == bound
+    assert resolve_method(bound.text) == bound
 
 
 def test_canonical_text_does_not_depend_on_how_it_was_typed() -> None:
@@ -487,15 +487,15 @@ def test_canonical_text_does_not_depend_on_how_it_was_typed() -> None:
         "rollout( discard_ratio = .50 , fusion=max )+skipplus",
         "Rollout(protect=none,discard_ratio=0.5,fusion='max')+skipplus",
     ]:
-        assert bind(typed).text == "rollout(discard_ratio=0.5,fusion=max)+skipplus"
-    assert bind("rollout", fusion="max", discard_ratio=0.5).text == "rollout(discard_ratio=0.5,fusion=max)"
-    assert bind("rollout(alpha=1)").text == bind("rollout", alpha=1).text == "rollout(alpha=1.0)"
-    assert bind("focusvit(m=3)").text == "focusvit(m=3)"
-    assert bind("gradcam(relu=false)").text == "gradcam(relu=False)"
+        assert resolve_method(typed).text == "rollout(discard_ratio=0.5,fusion=max)+skipplus"
+    assert resolve_method("rollout", fusion="max", discard_ratio=0.5).text == "rollout(discard_ratio=0.5,fusion=max)"
+    assert resolve_method("rollout(alpha=1)").text == resolve_method("rollout", alpha=1).text == "rollout(alpha=1.0)"
+    assert resolve_method("focusvit(m=3)").text == "focusvit(m=3)"
+    assert resolve_method("gradcam(relu=false)").text == "gradcam(relu=False)"
 
 
 def test_keywords_come_on_top_of_the_string() -> None:
-    assert bind("rollout(fusion=max)", fusion="min").text == "rollout(fusion=min)"
+    assert resolve_method("rollout(fusion=max)", fusion="min").text == "rollout(fusion=min)"
     assert torch.equal(explained("rollout(fusion=min)").maps, explained("rollout(fusion=max)", fusion="min").maps)
 
 
@@ -547,7 +547,7 @@ def test_options_change_maps() -> None:
 def test_a_number_for_each_token_has_no_rows_to_choose() -> None:
     assert "rows" not in METHODS["legrad"].options
     with pytest.raises(UnknownName, match="'legrad' has no option 'rows'"):
-        bind("legrad(rows=all)")
+        resolve_method("legrad(rows=all)")
 
 
 # Presets
@@ -564,10 +564,15 @@ def test_there_are_presets() -> None:
 @pytest.mark.parametrize(("name", "preset"), PRESETS)
 @pytest.mark.filterwarnings("ignore:.*is the same everywhere")
 def test_presets_are_their_options(name: str, preset: str) -> None:
-    bound = bind(f"{name}(preset={preset})")
-    assert bound == bind(f"{name}(compat={preset})") == bind(name, preset=preset) == bind(name, compat=preset)
-    assert bound == bind(name, **METHODS[name].presets[preset])
-    assert bind(bound.text) == bound
+    bound = resolve_method(f"{name}(preset={preset})")
+    assert (
+        bound
+        == resolve_method(f"{name}(compat={preset})")
+        == resolve_method(name, preset=preset)
+        == resolve_method(name, compat=preset)
+    )
+    assert bound == resolve_method(name, **METHODS[name].presets[preset])
+    assert resolve_method(bound.text) == bound
     assert bound.text != name
     assert "preset" not in bound.text
     made = explained(f"{name}(preset={preset})")
@@ -577,8 +582,8 @@ def test_presets_are_their_options(name: str, preset: str) -> None:
 
 
 def test_options_come_on_top_of_a_preset() -> None:
-    bound = bind("rollout(preset=jacobgil,discard_ratio=0.3)")
-    assert bound == bind("rollout(discard_ratio=0.3,protect=cls_cell,normalise=columns)")
+    bound = resolve_method("rollout(preset=jacobgil,discard_ratio=0.3)")
+    assert bound == resolve_method("rollout(discard_ratio=0.3,protect=cls_cell,normalise=columns)")
 
 
 @pytest.mark.parametrize(
@@ -594,7 +599,7 @@ def test_options_come_on_top_of_a_preset() -> None:
 )
 def test_unknown_presets(text: str, said: str) -> None:
     with pytest.raises(UnknownName, match=said):
-        bind(text)
+        resolve_method(text)
 
 
 @pytest.mark.parametrize(("name", "preset"), PRESETS)
@@ -604,16 +609,16 @@ def test_presets_under_a_combinator(name: str, preset: str, combinator: str) -> 
     text = f"{name}(preset={preset})+{combinator}"
     if f"+{combinator}" not in [c.replace(":M", ":1") for c in METHODS[name].combinators]:
         with pytest.raises(NotApplicable, match=rf"\+{combinator}"):
-            bind(text)
+            resolve_method(text)
         return
-    own = {field.name for field in dataclasses.fields(bind(f"{name}+{combinator}").over)}
+    own = {field.name for field in dataclasses.fields(resolve_method(f"{name}+{combinator}").over)}
     options = {METHODS[name].renamed.get(key, key) for key in METHODS[name].presets[preset]}
-    if options <= own | set(dict(bind(name).options)):
+    if options <= own | set(dict(resolve_method(name).options)):
         assert explained(text, "timm-reg4-gap").maps.isfinite().all()
-        assert bind(bind(text).text) == bind(text)
+        assert resolve_method(resolve_method(text).text) == resolve_method(text)
         return
     with pytest.raises(NotApplicable, match=rf"preset '{preset}'.*'\+{combinator}'.* Use {name}\(preset={preset}\)"):
-        bind(text)
+        resolve_method(text)
 
 
 # Gradients go back as far as a method reads, and no further
@@ -656,7 +661,7 @@ def test_a_start_from_a_recipe_needs_one(text: str, seen: str, layer: str) -> No
     with pytest.raises(
         BadInput, match=rf"^{seen} reads .*tune_start=\['{name}'\]\)\.save\('recipe.json'\).*type a layer: {layer}"
     ):
-        bind(text)
+        resolve_method(text)
 
 
 @pytest.mark.parametrize("text", ["rollout(fusion=max)+nonsense", "nonsense(x=1)+plus", "ixg+layer:77"])

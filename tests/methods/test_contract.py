@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 import clairvit as cv
 from clairvit.errors import BadInput, ClairError, ClairWarning, NotApplicable
-from clairvit.methods.spec import bind
 from clairvit.methods.explain import Comparison
 from clairvit.methods.explanation import Cost
+from clairvit.methods.spec import resolve_method
 from conditions import METHODS, allow_declared_zeros, fits, home_of, method_of, short
 from fingerprint import differences, fingerprint, surroundings
 from helpers.rounding import assert_same, magnified
@@ -361,7 +361,7 @@ ON_CLASS_TOKEN = [name for name in EVERY if fits(name, "timm-vit")]
 @pytest.mark.parametrize("name", EVERY)
 def test_declared_cost_is_what_is_spent(counting: Counting, name: str) -> None:
     """Scores and targets need one forward whatever the method: noise counts it too."""
-    model, declared = cv.wrap(counting), bind(name).cost_for(PATCHES)
+    model, declared = cv.wrap(counting), resolve_method(name).cost_for(PATCHES)
     made, forwards, backwards = counting.spent(lambda: cv.explain(model, pixels("timm-vit"), name, target=TARGET))
     assert declared.backwards == backwards
     assert declared.forwards >= forwards if method_of(name).at_most else declared.forwards == forwards
@@ -371,7 +371,11 @@ def test_declared_cost_is_what_is_spent(counting: Counting, name: str) -> None:
 @pytest.mark.parametrize("name", EVERY)
 def test_each_further_target_costs_a_backward(counting: Counting, name: str) -> None:
     """And a method that makes passes of its own makes them again."""
-    model, declared, own = cv.wrap(counting), bind(name).cost_for(PATCHES), bind(name).own_cost(PATCHES)
+    model, declared, own = (
+        cv.wrap(counting),
+        resolve_method(name).cost_for(PATCHES),
+        resolve_method(name).own_cost(PATCHES),
+    )
     image = pixels("timm-vit")[0]
     made, forwards, backwards = counting.spent(lambda: cv.explain(model, image, name, target=[1, 2, 3]), images=1)
     most = 1 + 3 * own.forwards
@@ -388,7 +392,7 @@ def test_all_methods_together_cost_one_forward_and_one_backward_for_each_rule_ta
     run = [method_of(name) for name in exact]
     tables = {table for method in run for table in method.tables}
     local = any(method.passes == "local" for method in run)
-    own = sum((bind(name).own_cost(PATCHES) for name in exact), Cost())
+    own = sum((resolve_method(name).own_cost(PATCHES) for name in exact), Cost())
     assert (forwards, backwards) == (1 + own.forwards, len(tables) + local + own.backwards)
     assert (found.cost.forwards, found.cost.backwards) == (1 + own.forwards, len(tables) + own.backwards)
 
@@ -457,7 +461,7 @@ def test_zero_head_warns_and_gives_no_nan(kind: str, name: str) -> None:
     with pytest.warns(ClairWarning, match=rf"{re.escape(name)}.*image 1, image 2") as warned:
         made = cv.explain(model, pixels(kind), name, target=TARGET)
     assert made.maps.isfinite().all()
-    reads_scores = method_of(name).family == "perturbation" or not bind(name).cost.backwards
+    reads_scores = method_of(name).family == "perturbation" or not resolve_method(name).cost.backwards
     why = "whatever is removed" if reads_scores else "no gradient"
     assert any(why in str(one.message) for one in warned)
     assert any(why in note for note in made.notes)
@@ -484,7 +488,9 @@ class NanGradient(HomeMade):
         return x + 0 * (x * 0).sqrt()
 
 
-@pytest.mark.parametrize("name", [n for n in CLASS_SPECIFIC if fits(n, "timm-vit") and bind(n).cost.backwards])
+@pytest.mark.parametrize(
+    "name", [n for n in CLASS_SPECIFIC if fits(n, "timm-vit") and resolve_method(n).cost.backwards]
+)
 def test_nan_gradients_are_an_error(name: str) -> None:
     model = cv.wrap(strange(NanGradient), name="broken")
     with pytest.raises(ClairError, match=r"gave NaN or infinity for image 1, image 2; expected finite numbers"):

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 import clairvit as cv
 from clairvit.errors import BadInput, ClairWarning, NotApplicable
-from clairvit.methods.spec import bind
 from clairvit.methods.counterfactual import firsts, flipping, put_back, smallest_prefix, step_by_step
+from clairvit.methods.spec import resolve_method
 from conditions import allow_declared_zeros
 from dropping import logits_left, logits_without
 from helpers.rounding import assert_same
@@ -192,7 +192,7 @@ def test_an_answer_that_nothing_flips_is_said_to_be_so() -> None:
     assert made.chosen is not None
     assert not made.chosen.any()
     assert "no set was found without which 'class 2' falls behind" in made.notes[0]
-    assert made.cost.forwards <= bind("counterfactual").cost_for(16).forwards
+    assert made.cost.forwards <= resolve_method("counterfactual").cost_for(16).forwards
 
 
 def test_a_score_that_never_moves_is_said_to_be_so() -> None:
@@ -259,9 +259,9 @@ def test_the_passes_of_the_map_are_counted(along: str) -> None:
     model, image = wrapped("timm-vit"), pixels("timm-vit", batch=1)
     least = int(model.module(image)[0].argmin())
     made = cv.explain(model, image, f"counterfactual(along={along})", least)
-    own = bind(along).cost_for(16)
+    own = resolve_method(along).cost_for(16)
     assert (made.cost.forwards, made.cost.backwards) == (1 + own.forwards, own.backwards)
-    declared = bind(made.method).cost_for(16)
+    declared = resolve_method(made.method).cost_for(16)
     assert (declared.forwards, declared.backwards) == (1 + 20 * 16 + own.forwards, own.backwards)
 
 

@@ -14,8 +14,8 @@ import reference_inside as inside
 import reference_maps as ref
 from clairvit.errors import BadInput, NotApplicable
 from clairvit.methods import vector_norms as contributions
-from clairvit.tracing.recording import record
 from clairvit.tracing.decompx import shares
+from clairvit.tracing.recording import record
 from exact_models import TARGETS, build, images_for, wrapped
 from helpers.rounding import assert_same
 from reference_maps import Proof

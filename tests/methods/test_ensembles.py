@@ -11,9 +11,9 @@ import torch
 
 import clairvit as cv
 from clairvit.errors import BadInput, NotApplicable, UnknownName
-from clairvit.methods.spec import bind
 from clairvit.methods.ensembles import starts
 from clairvit.methods.explanation import Explanation
+from clairvit.methods.spec import resolve_method
 from conditions import METHODS, allow_declared_zeros, home_of
 from helpers.rounding import assert_same, same
 from tiny import pixels, wrapped
@@ -55,25 +55,25 @@ def test_subnetworks_are_the_rollouts_that_start_at_each_layer(name: str, combin
     summed = explained(written("plus_mode=subnetwork") + f"+{combinator}")
     each = [explained(written(f"start_layer={m}")).maps for m in range(first, DEPTH)]
     assert_same(summed.maps, torch.stack(each).sum(0))
-    assert bind(summed.method).text == summed.method
+    assert resolve_method(summed.method).text == summed.method
     if combinator != "from:-1":
         assert not same(summed.maps, explained(f"{base}+{combinator}").maps)
 
 
 def test_layer_is_the_usual_reading_of_plus() -> None:
-    assert bind("genatt(plus_mode=layer)+plus").text == "genatt+plus"
+    assert resolve_method("genatt(plus_mode=layer)+plus").text == "genatt+plus"
 
 
 @pytest.mark.parametrize("text", ["ixg(plus_mode=subnetwork)+plus", "raw-attention(plus_mode=subnetwork)+skipplus"])
 def test_what_is_no_rollout_has_no_other_reading(text: str) -> None:
     with pytest.raises(NotApplicable, match=r"is no rollout.*Use (ixg\+plus|raw-attention\+skipplus)"):
-        bind(text)
+        resolve_method(text)
 
 
 @pytest.mark.parametrize("text", ["genatt(plus_mode=subnetwork)", "genatt(plus_mode=layer)+last"])
 def test_plus_mode_needs_a_sum_over_layers(text: str) -> None:
     with pytest.raises(UnknownName, match=r"has no option 'plus_mode' here.*Use genatt\(plus_mode=\w+\)\+plus"):
-        bind(text)
+        resolve_method(text)
 
 
 # Every start layer
@@ -83,7 +83,7 @@ def test_plus_mode_needs_a_sum_over_layers(text: str) -> None:
 def test_every_start_layer_comes_from_one_trace(name: str) -> None:
     texts = starts(name, DEPTH)
     found = cv.compare(model_of(DEEP), pixels(DEEP, dtype=torch.float64), texts, target=TARGET)
-    bound = bind(name)
+    bound = resolve_method(name)
     assert (found.cost.forwards, found.cost.backwards) == (1, int(bound.passes == "backward"))
     assert list(found) == texts
     assert len({made.maps.sum().item() for made in found.values()}) == DEPTH

@@ -14,11 +14,11 @@ from torch import Tensor
 
 import clairvit as cv
 from clairvit.errors import BadInput, ClairError, NotApplicable
-from clairvit.methods.spec import bind
 from clairvit.methods.flow import Flow, maximum_flows, passed_on, patch_groups, pooled, upper_bounds
 from clairvit.methods.registry import COMBINATORS, MATRIX_COMBINATORS, list_methods
+from clairvit.methods.spec import resolve_method
 from clairvit.models.layout import Layout
-from clairvit.perturbation.progress import watching
+from clairvit.perturbation.progress import on_progress
 from helpers.rounding import assert_same
 from tiny import ZOO, double, pixels, wrapped
 
@@ -186,7 +186,7 @@ def test_names() -> None:
     assert torch.equal(explained("attention-flow"), explained("raw-attention+flow"))
     assert torch.equal(explained("attention-flow"), explained("rollout+flow"))
     assert torch.equal(explained("attention-flow(fusion=max)"), explained("raw-attention(fusion=max)+flow"))
-    assert bind("genatt(prune=0.001)+flow").text == "genatt(prune=0.001)+flow"
+    assert resolve_method("genatt(prune=0.001)+flow").text == "genatt(prune=0.001)+flow"
     (method,) = [m for m in list_methods() if m.name == "attention-flow"]
     assert method.slow
     assert (method.cost.forwards, method.cost.backwards, method.class_specific) == (1, 0, False)
@@ -303,7 +303,7 @@ def test_a_group_larger_than_the_grid_is_all_patches() -> None:
 )
 def test_values_that_are_not_allowed(text: str, said: str) -> None:
     with pytest.raises(BadInput, match=said):
-        bind(text)
+        resolve_method(text)
 
 
 @pytest.mark.parametrize("combinator", MATRIX_COMBINATORS)
@@ -315,12 +315,12 @@ def test_token_maps_are_refused_with_what_to_type(combinator: str) -> None:
             f"Use ixg+plus or ixg+skipplus, or a matrix method such as genatt+{combinator}."
         ),
     ):
-        bind(f"ixg+{combinator}")
+        resolve_method(f"ixg+{combinator}")
 
 
 def test_matrix_combinators_are_those_whose_aggregation_says_so() -> None:
     typed = [name.replace(":M", ":1").replace(":K", ":1") for name in COMBINATORS]
-    bounds = {name: bind(f"genatt+{name}").over for name in typed}
+    bounds = {name: resolve_method(f"genatt+{name}").over for name in typed}
     assert {name for name, over in bounds.items() if over is not None and over.matrices_only} == set(MATRIX_COMBINATORS)
 
 
@@ -335,7 +335,7 @@ def test_models_without_a_token_matrix_are_refused() -> None:
 def test_nothing_is_printed_in_library_use_and_watchers_are_told(capsys: pytest.CaptureFixture[str]) -> None:
     told: list[tuple[str, int, int]] = []
     explained("attention-flow")
-    with watching(lambda *step: told.append(step)):
+    with on_progress(lambda *step: told.append(step)):
         explained("attention-flow")
     explained("attention-flow")
     assert capsys.readouterr() == ("", "")

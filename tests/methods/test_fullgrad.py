@@ -16,7 +16,7 @@ import clairvit as cv
 from clairvit.errors import BadInput, NotApplicable
 from clairvit.methods.fullgrad import totals
 from clairvit.tracing.recording import record
-from clairvit.tracing.trace import Trace, follow, one_target
+from clairvit.tracing.trace import Trace, one_target, run_backward
 from exact_models import TARGETS, both_ways, build, images_for, wrapped
 from helpers.rounding import assert_same
 from parity.tiny_vit import seeded
@@ -236,7 +236,7 @@ def test_as_many_images_as_tokens(way: str) -> None:
 
 def traced(model: cv.Model, image: Tensor, biases: str, table: str) -> Trace:
     recording = record(model, image, tables=(table,), biases=(biases,))
-    return follow(recording, one_target(recording, 3, "logit", single=False), table)
+    return run_backward(recording, one_target(recording, 3, "logit", single=False), table)
 
 
 def float32_softmax(kind: str) -> bool:
@@ -328,7 +328,7 @@ def noise_images() -> Tensor:
 def test_a_cnn_adds_up_exactly() -> None:
     model, image = cv.wrap(convolutions()), noise_images()
     recording = record(model, image, tables=("plain",), biases=("maps",))
-    made = follow(recording, one_target(recording, TARGETS, "logit", single=False), "plain")
+    made = run_backward(recording, one_target(recording, TARGETS, "logit", single=False), "plain")
     assert made.bias_maps is not None
     found = (image * made.dpixels).sum((1, 2, 3)) + made.bias_maps[1]
     expected = made.logits[torch.arange(2), torch.tensor(TARGETS)]

@@ -18,13 +18,13 @@ from torch import Tensor, nn
 
 import clairvit as cv
 from clairvit.errors import BadInput
-from clairvit.methods.spec import bind
 from clairvit.methods.explanation import Explanation
 from clairvit.methods.lime_shap import LIME_WIDTH, closeness, fair_fit, local_fit
-from clairvit.perturbation.aside import Aside
+from clairvit.methods.spec import resolve_method
+from clairvit.perturbation.aside import MapResult
 from clairvit.perturbation.coalitions import coalitions, halves
-from clairvit.perturbation.segments import groups_of
 from clairvit.perturbation.probe import Probe, probing
+from clairvit.perturbation.segments import groups_of
 from helpers.rounding import assert_same, growth, same
 from linear import effects, linear
 from tiny import double, pixels, shaken, wrapped
@@ -167,7 +167,7 @@ def test_values_add_up(kind: str, samples: int, removal: str) -> None:
     """To f(x) − f(all removed), in any number of samples."""
     model, image = wrapped(kind, torch.float64), pixels(kind, dtype=torch.float64)
     made = cv.explain(model, image, "kernelshap", TARGET, score="logit", samples=samples, removal=removal)
-    with probing(cv.trace(model, image, target=TARGET), removal, what="test", forwards=1, aside=Aside()) as probe:
+    with probing(cv.trace(model, image, target=TARGET), removal, what="test", forwards=1, aside=MapResult()) as probe:
         nothing = probe.keeping(torch.zeros(1, 1, probe.patches, dtype=torch.bool))[:, 0]
         expected = probe.original - nothing
     assert_same(made.maps.sum((1, 2)), expected, magnitude=float(made.maps.abs().sum()))
@@ -206,7 +206,7 @@ def test_superpixels_of_a_linear_model(method: str) -> None:
     made = cv.explain(
         model, images, method, 1, score="logit", removal="mean", features="superpixels", samples=200, **options
     )
-    with probing(cv.trace(model, images, target=1), "mean", what="test", forwards=1, aside=Aside()) as probe:
+    with probing(cv.trace(model, images, target=1), "mean", what="test", forwards=1, aside=MapResult()) as probe:
         groups = groups_of(probe, "superpixels", None)
     assert len({own.count for own in groups}) == 2
     weights = model.module.weights[1].detach().repeat_interleave(16, 0).repeat_interleave(16, 1) / 256
@@ -226,7 +226,7 @@ def test_superpixels_of_tokens_are_patches() -> None:
     model, image = cv.wrap(small((64, 64), 16), size=(64, 64)), patchwork(20)[None].double()
     made = cv.explain(model, image, "lime", TARGET, samples=50, features="superpixels")
     assert 1 < made.maps.unique().numel() < 16
-    with probing(cv.trace(model, image, target=TARGET), "token", what="test", forwards=1, aside=Aside()) as probe:
+    with probing(cv.trace(model, image, target=TARGET), "token", what="test", forwards=1, aside=MapResult()) as probe:
         (own,) = groups_of(probe, "superpixels", None)
     assert 1 < own.count < 16
     for feature in range(own.count):
@@ -343,7 +343,7 @@ def test_what_cannot_be_is_said(text: str, words: str) -> None:
     ],
 )
 def test_the_declared_cost(text: str, forwards: int) -> None:
-    assert bind(text).cost.forwards == forwards
+    assert resolve_method(text).cost.forwards == forwards
 
 
 @pytest.mark.parametrize(
@@ -351,7 +351,7 @@ def test_the_declared_cost(text: str, forwards: int) -> None:
 )
 def test_what_is_declared_is_spent(text: str) -> None:
     made = cv.explain(wrapped("timm-vit"), pixels("timm-vit"), text, TARGET)
-    assert made.cost.forwards == bind(text).cost_for(16).forwards
+    assert made.cost.forwards == resolve_method(text).cost_for(16).forwards
 
 
 # The peers (tests/parity/make_surrogates.py)
@@ -365,7 +365,7 @@ def peers() -> dict[str, Tensor]:
 
 def test_lime_fits_as_lime_does() -> None:
     """Its own solver on the same samples, with its own kernel: sqrt(exp(−D²/w²)) is ours at a width of w·sqrt(2)."""
-    preset = dict(bind("lime(preset=lime)").options)
+    preset = dict(resolve_method("lime(preset=lime)").options)
     assert (preset["features"], preset["removal"]) == ("superpixels", "mean")
     kept = peers()["kept"].double()
     found, _ = local_fit(kept, peers()["said"][None], torch.eye(49).double(), preset["width"], preset["alpha"])

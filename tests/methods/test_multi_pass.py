@@ -20,8 +20,8 @@ import reference_maps as ref
 import tiny
 from clairvit.errors import BadInput, NotApplicable
 from clairvit.methods import multi_pass as paths
-from clairvit.methods.spec import bind
-from clairvit.perturbation.rng import fingerprints
+from clairvit.methods.spec import resolve_method
+from clairvit.perturbation.rng import image_seeds
 from clairvit.tracing.trace import Trace
 from exact_models import TARGETS, build, images_for, wrapped
 from helpers.rounding import DEFAULT_GROWTH, assert_same, same
@@ -173,11 +173,11 @@ def test_more_noise_starts_with_the_same_noise() -> None:
 def test_noise_is_the_same_in_every_precision() -> None:
     image = images_for(build("plain"))[0]
     dtypes = (torch.float64, torch.float32, torch.bfloat16)
-    assert len({tuple(fingerprints(image[None].to(dtype), 3)) for dtype in dtypes}) == 1
-    assert fingerprints(image[None], 3) != fingerprints(image[None], 4)
-    assert fingerprints(image[None], 3) != fingerprints(image[None] + 0.1, 3)
-    assert fingerprints(image[None], 3) != fingerprints(image[None].flip(-1), 3)
-    assert fingerprints(torch.stack([image, image + 0.1]), 3)[1:] == fingerprints(image[None] + 0.1, 3)
+    assert len({tuple(image_seeds(image[None].to(dtype), 3)) for dtype in dtypes}) == 1
+    assert image_seeds(image[None], 3) != image_seeds(image[None], 4)
+    assert image_seeds(image[None], 3) != image_seeds(image[None] + 0.1, 3)
+    assert image_seeds(image[None], 3) != image_seeds(image[None].flip(-1), 3)
+    assert image_seeds(torch.stack([image, image + 0.1]), 3)[1:] == image_seeds(image[None] + 0.1, 3)
 
 
 # Integrated Gradients
@@ -438,7 +438,7 @@ def test_cost_is_what_the_module_sees(text: str) -> None:
     with Seen(p.module) as seen:
         made = cv.explain(model, p.pixels, text, target=TARGETS)
     forwards, backwards = PASSES[text]
-    assert (bind(text).cost.forwards, bind(text).cost.backwards) == (forwards, backwards)
+    assert (resolve_method(text).cost.forwards, resolve_method(text).cost.backwards) == (forwards, backwards)
     assert (made.cost.forwards, made.cost.backwards) == (forwards, backwards)
     assert (seen.forth / 2, seen.back / 2) == (forwards, backwards)
 

@@ -17,7 +17,7 @@ import clairvit as cv
 from clairvit.data.hashing import weights_hash
 from clairvit.errors import BadInput, ClairError, ClairWarning
 from clairvit.methods.recipe import KIND, Recipe, plain, read_recipe, recipe_of
-from clairvit.selection.result import Pick
+from clairvit.selection.result import Selection
 from tiny import build, pixels, wrapped
 
 METRIC = "insertion-deletion(steps=2)"
@@ -25,7 +25,7 @@ DEEP = "timm-deep"  # five layers
 
 
 @functools.cache
-def pick() -> Pick:
+def pick() -> Selection:
     model, images = wrapped(DEEP), pixels(DEEP, 4)
     return cv.choose(model, images, ["legrad", "rollout"], [METRIC, "sparseness"], tune_start=["focusvit", "genatt"])
 

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 import clairvit as cv
 from clairvit.errors import BadInput, ClairWarning
 from clairvit.methods import scorecam as masks
-from clairvit.methods.spec import bind
-from clairvit.perturbation.aside import Aside
+from clairvit.methods.spec import resolve_method
+from clairvit.perturbation.aside import MapResult
 from clairvit.perturbation.probe import Probe, probing
 from clairvit.tracing.trace import Trace
 from helpers.rounding import DEFAULT_GROWTH, assert_same, growth, same
@@ -56,7 +56,7 @@ def traced(kind: str, score: str = "logit") -> Trace:
 
 
 def probe_of(trace: Trace, removal: str = "mean") -> Probe:
-    with probing(trace, removal, what="test", forwards=1, aside=Aside()) as probe:
+    with probing(trace, removal, what="test", forwards=1, aside=MapResult()) as probe:
         return probe
 
 
@@ -153,7 +153,7 @@ def test_top_k_takes_the_channels_that_vary_most_and_weighs_no_other() -> None:
     agree(ours("vit", "scorecam(top_k=99)"), ours("vit", "scorecam"))
     model, images = ready("vit")
     assert cv.explain(model, images, "scorecam(top_k=5)", target=TARGETS).cost.forwards == 6
-    assert bind("scorecam(top_k=5)").cost.forwards == 6
+    assert resolve_method("scorecam(top_k=5)").cost.forwards == 6
     assert cv.explain(model, images, "scorecam", target=TARGETS).cost.forwards == 25
 
 
@@ -305,7 +305,7 @@ def test_samples_bound_the_masks() -> None:
     usual = cv.explain(model, images, "vit-cx", target=TARGETS)
     assert usual.cost.forwards == 1 + 14 + 13  # of two images, with and without their mask
     few = cv.explain(model, images, "vit-cx(samples=4)", target=TARGETS)
-    assert few.cost.forwards == 1 + 2 * 4 == bind("vit-cx(samples=4)").cost.forwards
+    assert few.cost.forwards == 1 + 2 * 4 == resolve_method("vit-cx(samples=4)").cost.forwards
     assert not same(few.maps, usual.maps)
     agree(cv.explain(model, images, "vit-cx(samples=24)", target=TARGETS).maps, usual.maps)
 

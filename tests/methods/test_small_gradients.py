@@ -15,8 +15,8 @@ import clairvit as cv
 from clairvit.errors import ClairWarning
 from clairvit.methods.aggregation import Product, Single, Suffixes
 from clairvit.methods.explain import varies
+from clairvit.methods.layer_view import LayerView
 from clairvit.methods.registry import _registry, register
-from clairvit.methods.layer_view import View
 from clairvit.models.layout import Layout
 from helpers.rounding import assert_same
 
@@ -168,7 +168,7 @@ def test_a_constant_map_is_told_from_a_faint_one(dtype: torch.dtype) -> None:
 
 
 def test_a_constant_map_is_flagged() -> None:
-    def even(layer: View) -> Tensor:
+    def even(layer: LayerView) -> Tensor:
         return torch.full_like(layer.x[..., 0], 0.25)
 
     register("even", even, family="gradient", paper="a test", gives="tokens", over=Single(0))

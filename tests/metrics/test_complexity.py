@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import clairvit as cv
-from clairvit.metrics.registry import ask
+from clairvit.metrics.registry import resolve_metric
 from metric_cases import case_of
 
 N = 16
@@ -27,30 +27,30 @@ RAMP = torch.arange(1.0, N + 1)
 )
 def test_gini(values: torch.Tensor, expected: float) -> None:
     for sign in (1, -1):
-        assert float(ask("sparseness")(case_of(maps(sign * values)))) == pytest.approx(expected, abs=1e-12)
+        assert float(resolve_metric("sparseness")(case_of(maps(sign * values)))) == pytest.approx(expected, abs=1e-12)
 
 
 @pytest.mark.parametrize(
     ("values", "expected"), [(torch.ones(N), math.log(N)), (ONE, 0), (torch.zeros(N), math.log(N))]
 )
 def test_entropy(values: torch.Tensor, expected: float) -> None:
-    assert float(ask("complexity")(case_of(maps(values)))) == pytest.approx(expected, abs=1e-12)
+    assert float(resolve_metric("complexity")(case_of(maps(values)))) == pytest.approx(expected, abs=1e-12)
 
 
 def test_effective_complexity_is_each_maps_own() -> None:
     """A neighbour that is ten thousand times as large changes nothing."""
-    alone = ask("effective-complexity")(case_of(maps(RAMP)))
-    beside = ask("effective-complexity")(case_of(torch.cat([maps(RAMP), maps(1e4 * RAMP)])))
+    alone = resolve_metric("effective-complexity")(case_of(maps(RAMP)))
+    beside = resolve_metric("effective-complexity")(case_of(torch.cat([maps(RAMP), maps(1e4 * RAMP)])))
     assert alone.tolist() == [[16.0]]
     assert beside.tolist() == [[16.0, 16.0]]
-    assert ask("effective-complexity")(case_of(maps(ONE))).tolist() == [[1.0]]
+    assert resolve_metric("effective-complexity")(case_of(maps(ONE))).tolist() == [[1.0]]
 
 
 def test_nearest_upsampling_keeps_the_gini_index() -> None:
     case = case_of(maps(RAMP))
-    fine = ask("sparseness(resolution=pixel,upsampling=nearest)")(case)
-    assert float(fine) == pytest.approx(float(ask("sparseness")(case)), abs=1e-12)
-    assert float(ask("sparseness(resolution=pixel)")(case)) != pytest.approx(float(fine), abs=1e-3)
+    fine = resolve_metric("sparseness(resolution=pixel,upsampling=nearest)")(case)
+    assert float(fine) == pytest.approx(float(resolve_metric("sparseness")(case)), abs=1e-12)
+    assert float(resolve_metric("sparseness(resolution=pixel)")(case)) != pytest.approx(float(fine), abs=1e-3)
 
 
 def test_focusvit_reads_it_the_other_way_round() -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import clairvit as cv
-from clairvit.metrics.registry import FAMILIES, ask, list_metrics
+from clairvit.metrics.registry import FAMILIES, list_metrics, resolve_metric
 from fingerprint import differences, fingerprint, surroundings
 from helpers.rounding import assert_same, rounding_bound
 from tiny import ZOO, double, pixels, wrapped
@@ -162,8 +162,8 @@ def test_every_metric_is_documented(name: str) -> None:
     assert metric.better in ("higher", "lower")
     assert metric.span[0] < metric.span[1]
     for preset in metric.presets:
-        assert ask(f"{name}(preset={preset})")
-    assert ask(ask(text(name)).text) == ask(text(name))
+        assert resolve_metric(f"{name}(preset={preset})")
+    assert resolve_metric(resolve_metric(text(name)).text) == resolve_metric(text(name))
 
 
 @pytest.mark.parametrize(
@@ -172,7 +172,7 @@ def test_every_metric_is_documented(name: str) -> None:
 def test_declared_forwards_are_what_is_spent(name: str) -> None:
     """At most, where the image decides; shared passes count in part for each method."""
     images = pixels("timm-vit", 2)
-    metric, asked = METRICS[name], ask(text(name))
+    metric, asked = METRICS[name], resolve_metric(text(name))
     score = scored("timm-vit", images, [name])[name]
     options = dict(asked.options)
     wants = inspect.signature(metric.cost).parameters
@@ -191,4 +191,4 @@ def test_the_range_follows_the_unit_of_the_score() -> None:
         "faithfulness-correlation(score=logit)": (-1, 1),
         "sparseness": (0, 1),
     }
-    assert {text: ask(text).span for text in spans} == spans
+    assert {text: resolve_metric(text).span for text in spans} == spans

@@ -17,7 +17,7 @@ from torch import Tensor
 import clairvit as cv
 from clairvit.errors import BadInput
 from clairvit.metrics.curves import Walk, area, passes
-from clairvit.metrics.registry import ask, find
+from clairvit.metrics.registry import find_metric, resolve_metric
 from clairvit.perturbation.removal import background
 from helpers.rounding import assert_same
 from linear import linear
@@ -83,7 +83,7 @@ def test_coporan() -> None:
     assert score.curve.x.tolist() == pytest.approx([k / 100 for k in range(101)])
     assert_same(score.mean, (sum(expected) - (expected[0] + expected[-1]) / 2) / 100)
     assert Walk(99, ends=True, counting="equal").stops(224 * 224)[1][-1] == 224 * 224 - 76
-    assert "coporan" not in find("insertion").presets
+    assert "coporan" not in find_metric("insertion").presets
 
 
 @pytest.mark.parametrize(("preset", "better"), [("chefer", "lower"), ("chefer-negative", "higher")])
@@ -146,7 +146,7 @@ def test_skipplus(shown: bool) -> None:
 
 def test_two_turns_undo_each_other() -> None:
     texts = ("reverse=true", "score=drop", "reverse=true,score=drop")
-    assert [ask(f"deletion({text})").better for text in texts] == ["higher", "higher", "lower"]
+    assert [resolve_metric(f"deletion({text})").better for text in texts] == ["higher", "higher", "lower"]
 
 
 def test_the_logarithm_of_nothing_is_that_of_1e_12() -> None:
@@ -213,6 +213,6 @@ def test_pixels_cannot_be_dropped() -> None:
 
 @pytest.mark.parametrize("name", ["deletion", "insertion"])
 def test_presets_are_settled(name: str) -> None:
-    texts = [ask(f"{name}(preset={preset})").text for preset in find(name).presets]
+    texts = [resolve_metric(f"{name}(preset={preset})").text for preset in find_metric(name).presets]
     assert len({name, *texts}) == len(texts) + 1, "no two are the same"
-    assert all(ask(text).text == text for text in texts)
+    assert all(resolve_metric(text).text == text for text in texts)

@@ -16,7 +16,7 @@ from PIL import Image
 from torch import Tensor
 
 import clairvit as cv
-from clairvit.data.dataset import Part, parts
+from clairvit.data.dataset import SampleBatch, parts
 from clairvit.errors import BadInput, NotApplicable, UnknownName
 from clairvit.metrics.score import paired
 from helpers.rounding import assert_same
@@ -242,7 +242,7 @@ def test_nothing_is_kept_of_images_that_are_done(tmp_path: Path, monkeypatch: py
         Image.fromarray(dice.integers(0, 255, (40, 40, 3), dtype=np.uint8)).save(paths[-1])
     alive: list[int] = []
 
-    def watched(*given: Any) -> Iterator[Part]:
+    def watched(*given: Any) -> Iterator[SampleBatch]:
         for part in parts(*given):
             yield part
             gc.collect()

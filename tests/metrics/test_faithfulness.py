@@ -12,7 +12,7 @@ from torch import Tensor
 
 import clairvit as cv
 from clairvit.errors import BadInput
-from clairvit.metrics.registry import ask, find, list_metrics
+from clairvit.metrics.registry import find_metric, list_metrics, resolve_metric
 from clairvit.metrics.similarity import pearson
 from helpers.rounding import assert_same, rounding_bound
 from linear import effects, linear
@@ -64,7 +64,7 @@ def models() -> list[tuple[cv.Model, Tensor]]:
 
 def held_to(text: str, model: cv.Model, images: Tensor, maps: Tensor) -> Tensor:
     ex = replace(cv.explain(model, images, "random", target=1), maps=maps)
-    own = {"removal": "mean"} if "removal" in find(text.partition("(")[0]).options else {}
+    own = {"removal": "mean"} if "removal" in find_metric(text.partition("(")[0]).options else {}
     found = cv.evaluate(model, images, ex, text, **own)
     assert isinstance(found, cv.Score)
     return found.values
@@ -89,7 +89,7 @@ def test_the_best_map_beats_luck_beats_the_worst(text: str) -> None:
         shuffled = torch.stack([one.flatten()[torch.randperm(64, generator=chance)].reshape(8, 8) for one in truth])
         for maps, found in ((truth, best), (shuffled, luck), (-truth, worst)):
             found.append(held_to(text, model, images, maps))
-    sign = 1 if ask(text).better == "higher" else -1
+    sign = 1 if resolve_metric(text).better == "higher" else -1
     good, middling, bad = (sign * float(torch.cat(found).nanmean()) for found in (best, luck, worst))
     slack = rounding_bound(max(abs(good), abs(middling), abs(bad)))  # where a metric cannot tell two of them apart
     assert good >= middling - slack

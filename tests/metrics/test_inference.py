@@ -25,9 +25,9 @@ from clairvit.metrics.inference import (
     standard_deviation,
 )
 from clairvit.metrics.score import Score, contributions, differences, lead, pooled
-from clairvit.report.sections import against_luck
 from clairvit.papers.comparison import line_up, verdicts
-from clairvit.papers.paper import Claim, Entrant, Measure, Preset
+from clairvit.papers.paper import Claim, Measure, MethodEntry, Paper
+from clairvit.report.sections import against_luck
 from clairvit.selection.stats import corrected, corrected_after_picking, holm, holm_after_picking
 from helpers.rounding import assert_same
 from made_scores import made
@@ -134,10 +134,10 @@ def test_a_share_of_hits_misses_the_truth_rarely() -> None:
     assert all(math.isnan(edge) for edge in share_interval(5, 5))
 
 
-def toy(pairs: tuple[tuple[str, str], ...]) -> Preset:
-    return Preset(
+def toy(pairs: tuple[tuple[str, str], ...]) -> Paper:
+    return Paper(
         *("toy", "Toy", "none", "none", "none", "3", "none"),
-        entrants=(Entrant("A", "rollout"), Entrant("B", "genatt"), Entrant("C", "legrad")),
+        entrants=(MethodEntry("A", "rollout"), MethodEntry("B", "genatt"), MethodEntry("C", "legrad")),
         measures=(Measure("up", "insertion"), Measure("down", "deletion")),
         tables=(),
         gaps=(),

@@ -12,7 +12,7 @@ from torch import Tensor
 import clairvit as cv
 from clairvit.errors import BadInput
 from clairvit.metrics.localisation import thresholded
-from clairvit.metrics.registry import Measured, ask
+from clairvit.metrics.registry import MetricOutput, resolve_metric
 from clairvit.metrics.threshold import SWEEP, binary, min_max, otsu
 from metric_cases import case_of, values
 from tiny import double
@@ -73,8 +73,8 @@ def test_a_set_is_one_confusion_matrix_of_all_pixels(name: str, threshold: str) 
     masks[3] = False
     maps[0][1, 2, 2] = math.nan
     case = case_of(*maps, masks=masks, void=void)
-    said = ask(with_options(name, f"threshold={threshold},over=set"))(case)
-    assert isinstance(said, Measured)
+    said = resolve_metric(with_options(name, f"threshold={threshold},over=set"))(case)
+    assert isinstance(said, MetricOutput)
     fine = list(case.fine("bilinear"))
     for method in range(2):
         use = [image for image in range(5) if image != 3 and not (method == 0 and image == 1)]
@@ -126,7 +126,7 @@ def test_chefers_presets() -> None:
         ("iou", "iou(threshold=mean,over=set,classes=two)"),
         ("f1", "f1(threshold=mean,rows=true)"),
     ):
-        assert ask(f"{name}(preset=chefer)") == ask(same)
+        assert resolve_metric(f"{name}(preset=chefer)") == resolve_metric(same)
         assert values(f"{name}(preset=coporan)", case).equal(values(name, case)), "0.5, image by image"
 
 
@@ -150,7 +150,7 @@ def test_chefers_f1_is_row_by_row_and_zero_where_a_row_has_no_object() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_sweep_is_a_curve_and_its_mean_and_best(name: str) -> None:
     case = case_of(noise(), noise(seed=1), masks=some_masks())
-    sweep, best = (ask(with_options(name, f"threshold={word}"))(case) for word in ("sweep", "best"))
+    sweep, best = (resolve_metric(with_options(name, f"threshold={word}"))(case) for word in ("sweep", "best"))
     assert sweep.x.tolist() == pytest.approx([0.05 * k for k in range(1, 20)])
     assert sweep.y.shape == (2, 3, 19)
     assert torch.allclose(sweep.values, sweep.y.mean(-1))
@@ -167,10 +167,10 @@ def test_what_has_no_common_threshold_is_refused() -> None:
     case = case_of(noise(), masks=some_masks())
     for name in ("pixel-accuracy", "iou", "f1"):
         with pytest.raises(BadInput, match=r"threshold=best and over=set were given"):
-            ask(f"{name}(threshold=best,over=set)")(case)
+            resolve_metric(f"{name}(threshold=best,over=set)")(case)
     for more in ("over=set", "threshold=sweep", "threshold=best"):
         with pytest.raises(BadInput, match=r"rows=True was given"):
-            ask(f"f1(rows=true,{more})")(case)
+            resolve_metric(f"f1(rows=true,{more})")(case)
 
 
 def test_the_threshold_is_strict() -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import clairvit as cv
 from clairvit.metrics.masks import FULL
-from clairvit.metrics.registry import find, list_metrics
+from clairvit.metrics.registry import find_metric, list_metrics
 from helpers.rounding import assert_same
 from metric_cases import case_of, values
 from tiny import pixels, wrapped
@@ -22,7 +22,7 @@ VARIANTS = [
     *(
         f"{name}(preset={preset})"
         for name in ALL
-        for preset in find(name).presets
+        for preset in find_metric(name).presets
         if (name, preset) != ("pointing-game", "quantus")  # an empty mask is a hit there: test_points
     ),
     *(f"{name}(threshold={word})" for name in ("pixel-accuracy", "iou", "f1") for word in ("otsu", "sweep", "best")),
@@ -59,7 +59,7 @@ def test_a_constant_map_is_flagged_and_scores_what_luck_does(text: str) -> None:
     case = case_of(torch.full((3, 4, 4), 2.0), masks=masks())
     assert case.degenerate.all()
     found = values(text, case)
-    low, high = find(text.partition("(")[0]).span
+    low, high = find_metric(text.partition("(")[0]).span
     assert ((found >= low) & (found <= high)).all()
     other = values(text, case_of(torch.full((3, 4, 4), 7.0), masks=masks()))
     assert_same(found, other, label="whatever the constant")

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from clairvit.metrics.noise import numpy_chance, numpy_noise, own_noise
-from clairvit.perturbation.rng import fingerprints
+from clairvit.perturbation.rng import image_seeds
 from tiny import pixels
 
 KIND = "timm-vit"
@@ -31,7 +31,7 @@ def test_any_seed_makes_a_chance() -> None:
 
 def test_our_noise_does_not_depend_on_the_batch() -> None:
     images = pixels(KIND, 3)
-    marks = fingerprints(images, 0)
+    marks = image_seeds(images, 0)
     for law in ("uniform", "normal"):
         together = list(itertools.islice(own_noise(images, marks, law), 3))
         alone = list(itertools.islice(own_noise(images[1:2], marks[1:2], law), 3))

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import clairvit as cv
 from clairvit.errors import BadInput
-from clairvit.metrics.registry import find
+from clairvit.metrics.registry import find_metric
 from parity.faithfulness_cases import MODELS, RUNS, SEED, SQUARES, STEP, TARGETS, dyadic, maps_of, photos
 
 FIXTURE = np.load(Path(__file__).parent.parent / "fixtures" / "quantus_faithfulness.npz")
@@ -117,6 +117,6 @@ def test_quantus_calls_every_map_monotone(name: str) -> None:
     """The reason why there is no such preset: a map and its opposite cannot both rise at every step."""
     assert FIXTURE[f"{name} monotone 1"].all()
     assert FIXTURE[f"{name} monotone -1"].all()
-    assert not find("monotonicity").presets
+    assert not find_metric("monotonicity").presets
     shares = [scored(name, "monotonicity", maps=sign * maps_of(photos(name)[1])).values for sign in (1, -1)]
     assert all((share < 1).all() for share in shares)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import clairvit as cv
-from clairvit.metrics.registry import ask
+from clairvit.metrics.registry import resolve_metric
 from metric_cases import case_of, values
 from parity.peers_models import TARGETS, vit
 from parity.small_cnn import small_cnn
@@ -139,5 +139,5 @@ def test_quantus_scales_a_batch_together_and_we_do_not() -> None:
 
 def test_two_hundred_copies_are_quantus_default() -> None:
     for name in ("max-sensitivity", "avg-sensitivity", "local-lipschitz", "relative-stability"):
-        assert dict(ask(f"{name}(compat=quantus)").options)["samples"] == 200
-    assert dict(ask("smooth-mprt(compat=quantus)").options)["samples"] == 50
+        assert dict(resolve_metric(f"{name}(compat=quantus)").options)["samples"] == 200
+    assert dict(resolve_metric("smooth-mprt(compat=quantus)").options)["samples"] == 50

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from clairvit.metrics.registry import ask
+from clairvit.metrics.registry import resolve_metric
 from metric_cases import case_of, values
 
 THEIRS = np.load(Path(__file__).parent.parent / "fixtures" / "sklearn.npz")
@@ -37,9 +37,11 @@ def test_the_file_holds_the_hard_cases() -> None:
 def test_chefers_preset_pools_the_two_channels() -> None:
     """Not the foreground's: a map that is right about a large background scores high."""
     case = case_of(MAPS, masks=MASKS, size=MAPS.shape[-1])
-    assert torch.equal(ask("ap(preset=chefer)")(case), ask("ap(pooled=true)")(case)), "maps as fine as the image"
-    assert not torch.allclose(ask("ap")(case), ask("ap(preset=chefer)")(case), atol=0.01)
+    assert torch.equal(resolve_metric("ap(preset=chefer)")(case), resolve_metric("ap(pooled=true)")(case)), (
+        "maps as fine as the image"
+    )
+    assert not torch.allclose(resolve_metric("ap")(case), resolve_metric("ap(preset=chefer)")(case), atol=0.01)
     coarse = case_of(MAPS[:, ::3, ::3], masks=MASKS, size=MAPS.shape[-1])
-    bilinear = ask("ap(pooled=true,upsampling=bilinear)")(coarse)
-    assert torch.equal(ask("ap(preset=chefer)")(coarse), bilinear)
-    assert not torch.allclose(bilinear, ask("ap(pooled=true)")(coarse), atol=1e-3)
+    bilinear = resolve_metric("ap(pooled=true,upsampling=bilinear)")(coarse)
+    assert torch.equal(resolve_metric("ap(preset=chefer)")(coarse), bilinear)
+    assert not torch.allclose(bilinear, resolve_metric("ap(pooled=true)")(coarse), atol=1e-3)

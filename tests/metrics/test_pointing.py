@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from clairvit.errors import BadInput
-from clairvit.metrics.registry import ask
 from clairvit.metrics.pointing import patch_foreground, within
+from clairvit.metrics.registry import resolve_metric
 from metric_cases import case_of, values
 
 SIZE = 16
@@ -184,4 +184,4 @@ def test_both_fractions_are_one() -> None:
     for overlap in ("area", "nearest", "soft"):
         one, other = (values(f"{name}(overlap={overlap})", case) for name in ("faf", "baf"))
         assert torch.allclose(one + other, torch.ones(1, 3, dtype=torch.float64))
-    assert ask("baf").better == "lower"
+    assert resolve_metric("baf").better == "lower"

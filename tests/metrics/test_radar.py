@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from clairvit.errors import BadInput
-from clairvit.metrics.registry import ask
 from clairvit.metrics.radar import area_under_radar, radar
+from clairvit.metrics.registry import resolve_metric
 from metric_cases import case_of
 
 METHODS = ["LIME", "SHAP", "LRP", "Grad-CAM", "Attention", "Our"]
@@ -95,7 +95,7 @@ def test_the_means_of_the_cmi_reports_fractions() -> None:
         inside = torch.tensor(fractions, dtype=torch.float64)[:, None]
         maps.append(torch.stack([inside, inside, 1 - inside, 1 - inside], -1).expand(11, 4, 4))
     case = case_of(*maps, masks=masks)
-    forward, back = ask("faf")(case), ask("baf")(case)
+    forward, back = resolve_metric("faf")(case), resolve_metric("baf")(case)
     assert forward.mean(1).tolist() == pytest.approx([0.38245, 0.47773], abs=5e-6)
     assert (forward + back - 1).abs().max() < 1e-12
     assert int((forward[1] > forward[0]).sum()) == 9, "gradients help on 9 of 11"

@@ -13,7 +13,7 @@ from torch import nn
 import clairvit as cv
 from clairvit.errors import BadInput
 from clairvit.metrics.parameter_randomisation import layers_of
-from clairvit.perturbation.rng import dice, fingerprints
+from clairvit.perturbation.rng import image_seeds, make_generator
 from fingerprint import differences, fingerprint, surroundings
 from helpers.rounding import assert_same
 from tiny import CLASSES, ZOO, double, pixels, wrapped
@@ -64,7 +64,7 @@ def test_the_users_model_and_chance_stay_as_they_were(metric: str, by: str) -> N
 def by_hand(module: nn.Module, steps: int) -> nn.Module:
     """The first steps from the head on, drawn here."""
     module = copy.deepcopy(module)
-    chance = dice(0)
+    chance = make_generator(0)
     owners = [
         part for part in module.modules() if part._parameters and any(p is not None for p in part._parameters.values())
     ]
@@ -161,7 +161,9 @@ def test_smooth_mprt_by_hand_and_without_noise() -> None:
     for each in (model, random):
         maps = []
         for k in range(2):
-            noise = torch.stack([torch.randn(images.shape[1:], generator=dice(m, k)) for m in fingerprints(images, 0)])
+            noise = torch.stack(
+                [torch.randn(images.shape[1:], generator=make_generator(m, k)) for m in image_seeds(images, 0)]
+            )
             deviation = 0.1 * (images.amax((1, 2, 3), keepdim=True) - images.amin((1, 2, 3), keepdim=True))
             maps.append(cv.explain(each, images + deviation * noise.to(images), "ixg", target=TARGET).maps)
         means.append(torch.stack(maps).mean(0).flatten(1).abs())

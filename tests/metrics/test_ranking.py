@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from clairvit.errors import BadInput
-from clairvit.metrics.context import Case
-from clairvit.metrics.registry import ask, find
+from clairvit.metrics.context import EvalContext
+from clairvit.metrics.registry import find_metric, resolve_metric
 from helpers.rounding import assert_same
 from metric_cases import case_of, values
 
@@ -77,7 +77,7 @@ def test_skipplus_ranks_patches_as_squares() -> None:
     assert values("ap(preset=skipplus)", case).equal(values("ap(upsampling=nearest)", case))
     assert not torch.allclose(values("ap(preset=skipplus)", case), values("ap(upsampling=bicubic)", case), atol=1e-3)
     assert torch.allclose(values("ap", case), values("ap", case_of(5 + 3 * noise(), masks=MASK)), atol=1e-12)
-    assert "mAP" in str(find("ap").function.__doc__)
+    assert "mAP" in str(find_metric("ap").function.__doc__)
 
 
 @pytest.mark.parametrize("void", [None, VOID])
@@ -105,7 +105,7 @@ def test_ties_for_the_last_place_count_in_part() -> None:
 
 def test_no_pixels_at_all_are_refused() -> None:
     with pytest.raises(BadInput, match=r"k=0 was given"):
-        ask("top-k(k=0)")(case_of(noise(), masks=MASK))
+        resolve_metric("top-k(k=0)")(case_of(noise(), masks=MASK))
 
 
 @pytest.mark.parametrize("name", ["ap", "roc-auc", "relevance-rank", "top-k(k=20)", "pointing-game(tolerance=0)"])
@@ -125,7 +125,7 @@ def test_round_off_of_upsampling_breaks_no_ties(name: str, monkeypatch: pytest.M
     assert not torch.equal(rough, fine)
     text = f"{name[:-1]},upsampling=bilinear)" if name.endswith(")") else f"{name}(upsampling=bilinear)"
     expected = values(text, case_of(fine.round(decimals=6), masks=masks))
-    monkeypatch.setattr(Case, "fine", lambda case, upsampling: iter([rough]))
+    monkeypatch.setattr(EvalContext, "fine", lambda case, upsampling: iter([rough]))
     assert_same(values(text, case), expected)
 
 

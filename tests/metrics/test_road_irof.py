@@ -13,11 +13,11 @@ from torch import Tensor
 
 import clairvit as cv
 from clairvit.errors import BadInput
-from clairvit.metrics.registry import ask
+from clairvit.metrics.registry import resolve_metric
 from clairvit.metrics.road_irof import _after_groups, _best_factor, _blocks
-from clairvit.perturbation.rng import fingerprints
-from clairvit.perturbation.segments import on_patches, superpixels
+from clairvit.perturbation.rng import image_seeds
 from clairvit.perturbation.road import imputed
+from clairvit.perturbation.segments import on_patches, superpixels
 from helpers.rounding import assert_same, rounding_bound
 from linear import effects, linear
 from metric_cases import case_of
@@ -78,7 +78,7 @@ def test_roads_patches_are_imputed_and_its_score_is_the_confidence() -> None:
     edge = BEST.flatten().sort(descending=True).values[31]  # half of 64
     top = edge <= BEST
     gone = top.repeat_interleave(PATCH, 0).repeat_interleave(PATCH, 1)[None]
-    filled = imputed(IMAGE, gone, fingerprints(IMAGE, 0))
+    filled = imputed(IMAGE, gone, image_seeds(IMAGE, 0))
     with torch.no_grad():
         expected = MODEL.module(filled).softmax(-1)[0, TARGET]
     assert_same(score.mean, expected)
@@ -248,7 +248,7 @@ def test_on_a_transformer(name: str) -> None:
     model, images = wrapped("timm-vit"), pixels("timm-vit", 2)
     score, other = (cv.evaluate(model, images, "genatt", name, target=3, seed=seed) for seed in (0, 0))
     assert torch.equal(score.values.nan_to_num(), other.values.nan_to_num())
-    low, high = ask(name).metric.span
+    low, high = resolve_metric(name).metric.span
     assert all(math.isnan(value) or low <= value <= high for value in score.values.tolist())
 
 

@@ -7,14 +7,14 @@ import torch
 
 import clairvit as cv
 from clairvit.errors import BadInput
-from clairvit.metrics.registry import metrics
+from clairvit.metrics.registry import list_metrics
 from clairvit.metrics.robustness import away_from_zero
-from clairvit.perturbation.rng import dice, fingerprints
+from clairvit.perturbation.rng import image_seeds, make_generator
 from helpers.rounding import assert_same, rounding_bound
 from tiny import double, pixels, wrapped
 
 KIND = "timm-vit"
-NAMES = [metric.name for metric in metrics() if metric.family == "robustness"]
+NAMES = [metric.name for metric in list_metrics() if metric.family == "robustness"]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -25,8 +25,8 @@ def test_a_map_that_ignores_the_image_does_not_change(name: str) -> None:
 
 def noise(images: torch.Tensor, k: int, kind: str) -> torch.Tensor:
     drawn = []
-    for mark in fingerprints(images, 0):
-        chance = dice(mark, k)
+    for mark in image_seeds(images, 0):
+        chance = make_generator(mark, k)
         shape = images.shape[1:]
         drawn.append(
             2 * torch.rand(shape, generator=chance) - 1 if kind == "uniform" else torch.randn(shape, generator=chance)
@@ -107,7 +107,7 @@ def test_redrawn_copies_by_hand() -> None:
     usual = cv.explain(model, images, "random", target=3).maps.flatten(1)
     changes = []
     for k in range(3):
-        seed = int(torch.randint(2**31, (), generator=dice(0, k)))
+        seed = int(torch.randint(2**31, (), generator=make_generator(0, k)))
         copies = images + 0.2 * noise(images, k, "uniform")
         other = cv.explain(model, copies, "random", target=3, seed=seed).maps.flatten(1)
         changes.append((usual - other).norm(dim=1) / usual.norm(dim=1))

@@ -17,9 +17,9 @@ from torchvision import models as zoo
 from torchvision import transforms
 
 from clairvit.errors import BadInput, ClairWarning
-from clairvit.models.sources.timm import preprocess as timm_preprocess
 from clairvit.models.images import Batch, find_images, prepare, read_image, to_pixels
 from clairvit.models.model import Model, Preprocess
+from clairvit.models.sources.timm import preprocess as timm_preprocess
 from helpers.rounding import assert_same, growth
 
 

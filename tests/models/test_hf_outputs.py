@@ -17,7 +17,7 @@ from transformers.models.auto import modeling_auto
 import clairvit as cv
 from clairvit.errors import BadInput, ClairError, NotApplicable
 from clairvit.models.sources.hf_outputs import Backbone, UnmaskedEncoder, refusal
-from clairvit.tracing.structure import anatomy
+from clairvit.tracing.structure import model_structure
 from helpers.rounding import assert_same
 
 SIZE = 64
@@ -237,7 +237,7 @@ def test_mae_sees_every_patch_in_order() -> None:
     assert {"rollout", "genatt", "ixg", "attnlrp", "saliency"} <= set(
         cv.compare(model, images, ["rollout", "genatt", "ixg", "attnlrp", "saliency"], lambda z: z[:, 0])
     )
-    plan = anatomy(model, images)
+    plan = model_structure(model, images)
     assert plan.layout is not None
     assert plan.layout.grid == (4, 4)
     assert plan.in_order
@@ -293,7 +293,7 @@ def test_without_a_pooler_it_is_the_class_token_or_the_mean() -> None:
 
 def test_reduced_keys_are_not_called_channels() -> None:
     model = cv.wrap(built(lambda: hf.SegformerForImageClassification(segformer())), size=SIZE)
-    plan = anatomy(model, pixels())
+    plan = model_structure(model, pixels())
     assert [part.kind for part in plan.parts] == [*["reduced"] * 6, *["window"] * 2]
     assert plan.layout is not None
     assert plan.layout.grid == (16, 16)

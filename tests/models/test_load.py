@@ -13,10 +13,10 @@ from torch import nn
 
 import clairvit as cv
 from clairvit.errors import BadInput, UnknownName
-from clairvit.models.sources import torchvision as from_torchvision
 from clairvit.models import load as sources
 from clairvit.models.images import prepare
 from clairvit.models.layout import Layout
+from clairvit.models.sources import torchvision as from_torchvision
 from clairvit.targets.target import top
 
 

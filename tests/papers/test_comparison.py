@@ -12,8 +12,8 @@ from scipy.stats import rankdata, spearmanr
 from clairvit.metrics.score import Score
 from clairvit.papers.comparison import (
     Cell,
+    ClaimResult,
     Row,
-    Verdict,
     agreement,
     agreements,
     among_measures,
@@ -22,7 +22,7 @@ from clairvit.papers.comparison import (
     ranks,
     verdicts,
 )
-from clairvit.papers.paper import Claim, Entrant, Measure, Preset, Table
+from clairvit.papers.paper import Claim, Measure, MethodEntry, Paper, Table
 from made_scores import made
 
 NAN = math.nan
@@ -32,10 +32,10 @@ def score(method: str, metric: str, values: list[float], better: str = "higher")
     return made(method, values, metric, better)
 
 
-def preset(area: str | None = None, *claims: Claim) -> Preset:
-    return Preset(
+def preset(area: str | None = None, *claims: Claim) -> Paper:
+    return Paper(
         *("toy", "Toy", "nobody", "none", "none", "3", "none"),
-        entrants=(Entrant("A", "rollout"), Entrant("B", "genatt"), Entrant("X", "legrad", extra=True)),
+        entrants=(MethodEntry("A", "rollout"), MethodEntry("B", "genatt"), MethodEntry("X", "legrad", extra=True)),
         measures=(Measure("up", "iou", 100), Measure("down", "deletion"), Measure("turned", "insertion", turned=True)),
         tables=(Table("here", "Table 1", ("A", "B"), {"up": (10.0, 20.0), "down": (0.5, 0.2), "area": (0.0, 1.0)}),),
         gaps=(),
@@ -132,7 +132,7 @@ def claim(winner: str, loser: str, *measures: str) -> Claim:
     return Claim("w", "s", ((winner, loser),), measures)
 
 
-def said(one: Claim, area: str | None = None) -> Verdict:
+def said(one: Claim, area: str | None = None) -> ClaimResult:
     own = preset(area, one)
     (found,) = verdicts(own, FOUND, line_up(own, FOUND, own.tables[0]))
     return found
@@ -166,10 +166,10 @@ def test_claims_are_tested_on_the_images_that_both_have() -> None:
 def test_measures_are_compared_by_the_ranks_they_give() -> None:
     first, second = [1.0, 2.0, 3.0, 4.0, 5.0], [2.0, 1.0, 3.0, 5.0, 4.0]
     rows = [
-        Row(Entrant(str(k), "rollout"), {"up": Cell(NAN, 0.0, our_rank=a), "down": Cell(NAN, 0.0, our_rank=b)})
+        Row(MethodEntry(str(k), "rollout"), {"up": Cell(NAN, 0.0, our_rank=a), "down": Cell(NAN, 0.0, our_rank=b)})
         for k, (a, b) in enumerate(zip(first, second, strict=True))
     ]
-    extra = Row(Entrant("x", "rollout", extra=True), {"up": Cell(NAN, 0.0), "down": Cell(NAN, 0.0)})
+    extra = Row(MethodEntry("x", "rollout", extra=True), {"up": Cell(NAN, 0.0), "down": Cell(NAN, 0.0)})
     (found,) = among_measures(preset(), [*rows, extra])
     assert (found.measure, found.data, found.methods, found.alike, found.pairs) == ("up", "down", 5, 8, 10)
     assert found.rho == pytest.approx(spearmanr(first, second).statistic, abs=1e-12)

@@ -11,14 +11,10 @@ import statistics
 import pytest
 
 from clairvit.errors import BadInput, UnknownName
-from clairvit.methods.spec import bind
-from clairvit.metrics.registry import ask
-from clairvit.papers import cmi
-from clairvit.papers import coporan
-from clairvit.papers import focusvit_numbers
-from clairvit.papers import joita
-from clairvit.papers import skipplus
-from clairvit.papers.paper import EFFORTS, NAMES, Finding, Measure, Preset, check_effort, find_preset, presets
+from clairvit.methods.spec import resolve_method
+from clairvit.metrics.registry import resolve_metric
+from clairvit.papers import cmi, coporan, focusvit_numbers, joita, skipplus
+from clairvit.papers.paper import EFFORTS, NAMES, Finding, Measure, Paper, check_effort, find_paper, list_papers
 
 # FocusViT, Table 2 and 3, Flower, by method: faithfulness, sensitivity, sparseness, randomisation, area
 FLOWER = {
@@ -52,7 +48,7 @@ SUMS = {
 
 def test_no_digit_is_wrong() -> None:
     """Numbers that nothing follows from are kept as they are printed, too."""
-    tables = {table.data: table for preset in presets() for table in preset.tables}
+    tables = {table.data: table for preset in list_papers() for table in preset.tables}
     assert set(tables) == set(SUMS)
     for data, sums in SUMS.items():
         rows = tables[data].values.values()
@@ -86,7 +82,7 @@ def test_flower_is_kept_as_it_is_printed() -> None:
 
 
 def test_focusvit_areas_that_follow_and_that_do_not() -> None:
-    found = find_preset("focusvit").check()
+    found = find_paper("focusvit").check()
     flower = [one.holds for one in found if "on Flower follows" in one.what]
     assert flower == [True, False, True, True, True, True], "all but SHAP"
     assert set(holding(found, "The same with SHAP's faithfulness as it is printed").values()) == {False}
@@ -98,7 +94,7 @@ def test_focusvit_areas_that_follow_and_that_do_not() -> None:
 
 
 def test_focusvit_areas_that_nothing_can_give() -> None:
-    found = [one.what for one in find_preset("focusvit").check() if "any scaling" in one.what]
+    found = [one.what for one in find_paper("focusvit").check() if "any scaling" in one.what]
     assert [what.removeprefix("AUR of ").partition(" can")[0] for what in found] == [
         *("SHAP on Flower", "SHAP on Dog", "Attention on Dog", "SHAP on MiT", "Grad-CAM on MiT"),
         *("SHAP on Caltech", "Attention on Caltech"),
@@ -189,31 +185,31 @@ def test_skipplus_prints_hundred_minus_x_for_two() -> None:
 
 
 @pytest.fixture(params=NAMES)
-def preset(request: pytest.FixtureRequest) -> Preset:
-    return find_preset(request.param)
+def preset(request: pytest.FixtureRequest) -> Paper:
+    return find_paper(request.param)
 
 
-def test_methods_and_metrics_exist(preset: Preset) -> None:
+def test_methods_and_metrics_exist(preset: Paper) -> None:
     for effort in EFFORTS:
         for one in preset.entrants:
-            assert bind(preset.at(effort, one.method)).text
+            assert resolve_method(preset.at(effort, one.method)).text
         for measure in preset.measures:
-            asked = ask(preset.at(effort, measure.metric))
-            assert asked.better == ask(measure.metric).better
+            asked = resolve_metric(preset.at(effort, measure.metric))
+            assert asked.better == resolve_metric(measure.metric).better
     for method in preset.sweep:
-        assert bind(f"{method}+from:1").text
+        assert resolve_method(f"{method}+from:1").text
 
 
-def test_no_method_or_measure_is_there_twice(preset: Preset) -> None:
-    names, methods = [one.name for one in preset.everyone], [bind(one.method).text for one in preset.everyone]
+def test_no_method_or_measure_is_there_twice(preset: Paper) -> None:
+    names, methods = [one.name for one in preset.everyone], [resolve_method(one.method).text for one in preset.everyone]
     assert len(set(names)) == len(names)
     assert len(set(methods)) == len(methods)
-    measures = [ask(one.metric).text for one in preset.measures]
+    measures = [resolve_metric(one.metric).text for one in preset.measures]
     assert len(set(measures)) == len(measures)
     assert [one.name for one in preset.everyone[-2:]] == ["random", "center"]
 
 
-def test_tables_are_of_the_methods_and_measures(preset: Preset) -> None:
+def test_tables_are_of_the_methods_and_measures(preset: Paper) -> None:
     own = tuple(one.name for one in preset.entrants if not one.extra)
     known = {one.name for one in preset.measures} | {preset.area}
     assert bool(preset.tables) == (preset.name != "skipplus")
@@ -228,7 +224,7 @@ def test_tables_are_of_the_methods_and_measures(preset: Preset) -> None:
         assert math.isnan(table.of(next(iter(table.values)), "no such method"))
 
 
-def test_efforts_change_what_is_there(preset: Preset) -> None:
+def test_efforts_change_what_is_there(preset: Paper) -> None:
     texts = {one.method for one in preset.entrants} | {one.metric for one in preset.measures}
     for effort, changed in preset.efforts.items():
         assert effort in EFFORTS
@@ -237,7 +233,7 @@ def test_efforts_change_what_is_there(preset: Preset) -> None:
     assert all(preset.at("paper", text) == text for text in texts), "the paper's effort is the protocol itself"
 
 
-def test_claims_name_methods_and_measures(preset: Preset) -> None:
+def test_claims_name_methods_and_measures(preset: Paper) -> None:
     names = {one.name for one in preset.everyone}
     known = {one.name for one in preset.measures} | {preset.area}
     assert preset.claims
@@ -248,7 +244,7 @@ def test_claims_name_methods_and_measures(preset: Preset) -> None:
         assert set(claim.measures) <= known
 
 
-def test_claims_are_what_the_tables_say(preset: Preset) -> None:
+def test_claims_are_what_the_tables_say(preset: Paper) -> None:
     """Who is said to be better is better in print, by the direction of each measure."""
     better = {one.name: one.better for one in preset.measures} | {preset.area: "higher"}
     for table in preset.tables:
@@ -258,7 +254,7 @@ def test_claims_are_what_the_tables_say(preset: Preset) -> None:
                 assert gap > 0 if better[measure] == "higher" else gap < 0, (table.data, claim.words, winner, loser)
 
 
-def test_every_paper_says_what_differs(preset: Preset) -> None:
+def test_every_paper_says_what_differs(preset: Paper) -> None:
     for words in (preset.title, preset.paper, preset.models, preset.data, preset.images, preset.protocol, *preset.gaps):
         assert words
     assert len(preset.gaps) >= 4
@@ -269,29 +265,29 @@ def test_every_paper_says_what_differs(preset: Preset) -> None:
 
 
 def test_numbers_on_the_same_data_are_chosen() -> None:
-    found = find_preset("focusvit")
+    found = find_paper("focusvit")
     for data, table in (("pets:/x", "Pet"), ("indoor67:/x", "MiT"), ("dogs:/x", "Dog"), ("folder:/x", "Flower")):
         chosen = found.table_for(data)
         assert chosen is not None
         assert chosen.data == table
-    assert find_preset("skipplus").table_for("pets:/x") is None
+    assert find_paper("skipplus").table_for("pets:/x") is None
 
 
 def test_directions_are_the_papers() -> None:
-    assert [one.better for one in find_preset("focusvit").measures] == ["higher", "lower", "lower", "lower"]
-    assert [one.better for one in find_preset("coporan").measures] == ["higher", "higher", "higher", "lower", "higher"]
+    assert [one.better for one in find_paper("focusvit").measures] == ["higher", "lower", "lower", "lower"]
+    assert [one.better for one in find_paper("coporan").measures] == ["higher", "higher", "higher", "lower", "higher"]
     assert Measure("x", "deletion", turned=True).better == "higher"
 
 
 def test_confident_images_are_taken_for_all_but_the_pointing_game() -> None:
-    assert [one.above for one in find_preset("coporan").measures] == [0.85, 0.85, 0.85, 0.85, None]
+    assert [one.above for one in find_paper("coporan").measures] == [0.85, 0.85, 0.85, 0.85, None]
 
 
 def test_wrong_names_are_refused() -> None:
     with pytest.raises(UnknownName, match="Did you mean 'focusvit'"):
-        find_preset("focusvti")
+        find_paper("focusvti")
     with pytest.raises(UnknownName, match="focusvit, cmi, coporan, skipplus, joita"):
-        find_preset("zzz")
+        find_paper("zzz")
     with pytest.raises(BadInput, match="quick, usual, paper"):
         check_effort("fast")
-    assert [one.name for one in presets()] == list(NAMES)
+    assert [one.name for one in list_papers()] == list(NAMES)

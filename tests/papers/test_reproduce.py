@@ -14,16 +14,16 @@ import torch
 from PIL import Image
 
 import clairvit as cv
-from clairvit.data.dataset import Album, Page, album_of, void_as_object
+from clairvit.bench.plan import DataConfig, ModelConfig, Plan
+from clairvit.bench.store import Store
+from clairvit.data.dataset import ImageDataset, Sample, album_of, void_as_object
 from clairvit.data.hashing import weights_hash
 from clairvit.errors import BadInput, UnknownName
-from clairvit.methods.spec import bind
-from clairvit.metrics.registry import ask
+from clairvit.methods.spec import resolve_method
+from clairvit.metrics.accumulator import Prediction, Scores
+from clairvit.metrics.registry import resolve_metric
 from clairvit.metrics.score import Score
-from clairvit.metrics.accumulator import Scores, Seen
-from clairvit.report.study_results import gather
-from clairvit.bench.plan import DataWish, ModelWish, Plan
-from clairvit.papers.paper import NAMES, find_preset
+from clairvit.papers.paper import NAMES, find_paper
 from clairvit.papers.reproduce import (
     Reproduction,
     check_data,
@@ -35,8 +35,8 @@ from clairvit.papers.reproduce import (
     study_of,
     sweep_methods,
 )
-from clairvit.papers.setup import Shown, Wish, differences, instead
-from clairvit.bench.store import Store
+from clairvit.papers.setup import LoadedData, ReproductionConfig, differences, instead
+from clairvit.report.study_results import gather
 from tiny import ZOO, wrapped
 
 MODEL = wrapped("timm-vit", torch.float64)
@@ -56,7 +56,7 @@ def trimap(seed: int) -> np.ndarray:
     return mask
 
 
-def album(count: int = 3, masks: bool = True, labels: bool = True) -> Album:
+def album(count: int = 3, masks: bool = True, labels: bool = True) -> ImageDataset:
     seeds = range(count)
     return album_of(
         [picture(seed) for seed in seeds],
@@ -67,12 +67,14 @@ def album(count: int = 3, masks: bool = True, labels: bool = True) -> Album:
     )
 
 
-def wish(name: str, **options: str) -> Wish:
-    return Wish(find_preset(name), ModelWish("tiny"), DataWish("folder:here"), effort="quick", **options)
+def wish(name: str, **options: str) -> ReproductionConfig:
+    return ReproductionConfig(
+        find_paper(name), ModelConfig("tiny"), DataConfig("folder:here"), effort="quick", **options
+    )
 
 
 def ran(name: str, folder: Path, count: int = 3, **options: str) -> Reproduction:
-    shown = Shown(album(count), f"{count} generated images", "the generator")
+    shown = LoadedData(album(count), f"{count} generated images", "the generator")
     return reproduce(wish(name, **options), Store.open(folder), model=MODEL, shown=shown)
 
 
@@ -89,9 +91,9 @@ def test_every_number_is_there_or_explained(name: str, results: dict[str, Reprod
     assert not result.failed
     words = " ".join(sentence for _, sentence in result.differences)
     for row in result.rows:
-        method = bind(preset.at("quick", row.entrant.method)).text
+        method = resolve_method(preset.at("quick", row.entrant.method)).text
         for measure in preset.measures:
-            metric = ask(preset.at("quick", measure.metric)).text
+            metric = resolve_metric(preset.at("quick", measure.metric)).text
             nobody_sure = measure.above is not None and "0 of 3 are predicted with more than 85%" in words
             undefined = f"{metric} of {method} is undefined on 3 of 3 images" in words
             assert math.isfinite(row.cells[measure.name].ours) or nobody_sure or undefined, (method, metric)
@@ -174,7 +176,7 @@ def test_a_second_run_computes_nothing_and_a_larger_one_only_what_is_new(tmp_pat
     store = Store.open(tmp_path / "store")
 
     def go(count: int) -> Reproduction:
-        shown = Shown(album(count), "generated")
+        shown = LoadedData(album(count), "generated")
         return reproduce(wish("joita"), store, model=MODEL, shown=shown, told=plans.append)
 
     first, again = go(3), go(3)
@@ -190,7 +192,7 @@ def test_a_second_run_computes_nothing_and_a_larger_one_only_what_is_new(tmp_pat
 def test_confident_images_only(tmp_path: Path) -> None:
     """Coporan's subset: of the images above 85 %, none of the others, and the pointing game of all."""
     every = Scores()
-    every.seen = tuple(Seen(f"{k}", 0, p, None) for k, p in enumerate((0.9, 0.85, 0.86)))
+    every.seen = tuple(Prediction(f"{k}", 0, p, None) for k, p in enumerate((0.9, 0.85, 0.86)))
     own = replace(wish("coporan"), effort="paper")
     jaccard, pointing = own.preset.measures[0], own.preset.measures[-1]
     for metric in ("iou", "pointing-game(ties=first,tolerance=0)"):
@@ -242,7 +244,7 @@ def test_whoever_opens_the_study_again_sees_what_was_scored(tmp_path: Path) -> N
         (tmp_path / place).mkdir()
         drawn = picture(0) if place == "photos" else Image.fromarray(trimap(0).astype(np.uint8))
         drawn.save(tmp_path / place / name)
-    data = DataWish(f"folder:{tmp_path}/photos", masks=f"{tmp_path}/masks", mask_kind="trimap")
+    data = DataConfig(f"folder:{tmp_path}/photos", masks=f"{tmp_path}/masks", mask_kind="trimap")
     for name in ("coporan", "joita"):
         own = replace(wish(name), data=data)
         plans: list[Plan] = []
@@ -253,7 +255,7 @@ def test_whoever_opens_the_study_again_sees_what_was_scored(tmp_path: Path) -> N
 
 
 def test_masks_are_asked_for() -> None:
-    shown = Shown(album(masks=False), "generated")
+    shown = LoadedData(album(masks=False), "generated")
     for name in ("cmi", "coporan", "joita"):
         with pytest.raises(
             BadInput, match=rf"'{name}' compares maps with masks .*folder:here has none.*'mask-rcnn' for masks"
@@ -267,11 +269,11 @@ def test_masks_are_asked_for() -> None:
 
 def test_true_classes_are_asked_for() -> None:
     with pytest.raises(BadInput, match=r"explains the true class, and folder:here has none.*target='predicted'"):
-        check_data(wish("skipplus"), Shown(album(labels=False), "generated"))
+        check_data(wish("skipplus"), LoadedData(album(labels=False), "generated"))
     with pytest.raises(BadInput, match=r"the model has no class a, b, c, … \(4 of"):
-        check_data(wish("skipplus"), Shown(album(), "generated", unknown=("a", "b", "c", "d")))
-    assert check_data(wish("skipplus", target="predicted"), Shown(album(labels=False), "generated"))
-    assert check_data(wish("joita"), Shown(album(), "generated", unknown=("a",))), "it needs no true class"
+        check_data(wish("skipplus"), LoadedData(album(), "generated", unknown=("a", "b", "c", "d")))
+    assert check_data(wish("skipplus", target="predicted"), LoadedData(album(labels=False), "generated"))
+    assert check_data(wish("joita"), LoadedData(album(), "generated", unknown=("a",))), "it needs no true class"
 
 
 def test_targets_are_the_papers_unless_one_is_named() -> None:
@@ -287,8 +289,8 @@ def test_masks_that_changed_are_not_mixed_with_old_ones(tmp_path: Path) -> None:
     """In one store, images of the same names with and without void: each run has its own numbers."""
     store = Store.open(tmp_path / "s")
 
-    def overlap(images: Album) -> str:
-        found = reproduce(wish("joita"), store, model=MODEL, shown=Shown(images, "generated"))
+    def overlap(images: ImageDataset) -> str:
+        found = reproduce(wish("joita"), store, model=MODEL, shown=LoadedData(images, "generated"))
         assert found.images == 3
         return repr([row.cells["mIoU"] for row in found.rows])
 
@@ -326,7 +328,7 @@ def test_layers_are_counted() -> None:
     assert depth(MODEL, album(1)) == ZOO["timm-vit"].layers
     whole = album(2)
 
-    def torn(row: int, model: cv.Model) -> Page:
+    def torn(row: int, model: cv.Model) -> Sample:
         if row == 0:
             raise BadInput("it is torn.")
         return whole.read(row, model)
@@ -334,8 +336,8 @@ def test_layers_are_counted() -> None:
     assert depth(MODEL, replace(whole, read=torn)) == ZOO["timm-vit"].layers, "of the first that can be read"
     with pytest.raises(BadInput, match="None of the 1 images can be read"):
         depth(MODEL, replace(whole.take([0]), read=torn))
-    assert sweep_methods(find_preset("skipplus"), 2)["ixg"] == ["ixg+from:0", "ixg+from:1"]
-    assert sweep_methods(find_preset("joita"), 12) == {}
+    assert sweep_methods(find_paper("skipplus"), 2)["ixg"] == ["ixg+from:0", "ixg+from:1"]
+    assert sweep_methods(find_paper("joita"), 12) == {}
 
 
 def test_nothing_to_score_is_an_error(tmp_path: Path) -> None:
@@ -344,7 +346,7 @@ def test_nothing_to_score_is_an_error(tmp_path: Path) -> None:
 
     torn = replace(album(), read=broken)
     with pytest.raises(BadInput, match="Nothing could be scored"):
-        reproduce(wish("joita"), Store.open(tmp_path / "s"), model=MODEL, shown=Shown(torn, "torn"))
+        reproduce(wish("joita"), Store.open(tmp_path / "s"), model=MODEL, shown=LoadedData(torn, "torn"))
 
 
 def test_a_folder_is_opened_with_its_masks(tmp_path: Path) -> None:
@@ -353,7 +355,7 @@ def test_a_folder_is_opened_with_its_masks(tmp_path: Path) -> None:
         (tmp_path / "masks").mkdir(exist_ok=True)
         picture(seed).save(tmp_path / "photos" / f"{seed}.png")
         Image.fromarray(trimap(seed).astype(np.uint8)).save(tmp_path / "masks" / f"{seed}.png")
-    data = DataWish(f"folder:{tmp_path / 'photos'}", limit=2, masks=str(tmp_path / "masks"), mask_kind="trimap")
+    data = DataConfig(f"folder:{tmp_path / 'photos'}", limit=2, masks=str(tmp_path / "masks"), mask_kind="trimap")
     shown = open_shown(replace(wish("joita"), data=data), MODEL)
     assert "2 of 3 images" in shown.words
     assert shown.album.has_masks
@@ -371,12 +373,12 @@ def test_many_labels_and_methods_make_no_file_name() -> None:
 def test_an_image_that_cannot_be_read_costs_itself(tmp_path: Path) -> None:
     whole = album()
 
-    def read(row: int, model: cv.Model) -> Page:
+    def read(row: int, model: cv.Model) -> Sample:
         if row == 1:
             raise BadInput("it is torn.")
         return whole.read(row, model)
 
-    shown = Shown(replace(whole, read=read), "generated")
+    shown = LoadedData(replace(whole, read=read), "generated")
     result = reproduce(wish("joita"), Store.open(tmp_path / "s"), model=MODEL, shown=shown)
     assert result.images == 2
     assert result.failed == (f"{whole.names[1]}: it is torn.",)
@@ -384,25 +386,25 @@ def test_an_image_that_cannot_be_read_costs_itself(tmp_path: Path) -> None:
 
 
 def test_other_methods_under_the_papers_names() -> None:
-    preset = instead(find_preset("focusvit"), ["FocusViT=focusvit(m=1)", "SHAP=kernelshap(samples=9)"])
-    assert [one.name for one in preset.entrants] == [one.name for one in find_preset("focusvit").entrants]
+    preset = instead(find_paper("focusvit"), ["FocusViT=focusvit(m=1)", "SHAP=kernelshap(samples=9)"])
+    assert [one.name for one in preset.entrants] == [one.name for one in find_paper("focusvit").entrants]
     study = study_of(replace(wish("focusvit"), preset=preset), preset.measures)
     assert study.methods[5] == "focusvit(m=1)"
     assert study.methods[1] == "kernelshap(samples=9)", "no effort changes what was asked for"
     assert study.methods[0] == "lime(preset=lime,samples=30)"
     with pytest.raises(UnknownName, match="Did you mean 'FocusViT'"):
-        instead(find_preset("focusvit"), ["FocusVit=rollout"])
+        instead(find_paper("focusvit"), ["FocusVit=rollout"])
     with pytest.raises(UnknownName, match="Type NAME=METHOD"):
-        instead(find_preset("focusvit"), ["rollout"])
+        instead(find_paper("focusvit"), ["rollout"])
     with pytest.raises(UnknownName, match="focusvitt"):
-        instead(find_preset("focusvit"), ["FocusViT=focusvitt"])
+        instead(find_paper("focusvit"), ["FocusViT=focusvitt"])
 
 
 def test_only_coporan_runs_on_masks_with_void(tmp_path: Path) -> None:
     marks = {}
     for name in ("coporan", "joita"):
         plans: list[Plan] = []
-        shown = Shown(album(2), "generated")
+        shown = LoadedData(album(2), "generated")
         reproduce(wish(name), Store.open(tmp_path / name), model=MODEL, shown=shown, told=plans.append)
         marks[name] = plans[0].units[0].marks
     assert marks["joita"] == tuple(album(2).mark(row) for row in range(2))
@@ -420,21 +422,21 @@ def test_only_coporan_runs_on_masks_with_void(tmp_path: Path) -> None:
     ],
 )
 def test_whether_the_paper_has_numbers_on_this_data_is_said(name: str, spec: str, same: bool) -> None:
-    own = replace(wish(name), data=DataWish(spec))
+    own = replace(wish(name), data=DataConfig(spec))
     table = own.preset.table_for(spec)
-    said = dict(differences(own, MODEL, Shown(album(2), "generated"), Scores(), own.preset.measures, table))
+    said = dict(differences(own, MODEL, LoadedData(album(2), "generated"), Scores(), own.preset.measures, table))
     assert said["numbers"].endswith(f"the paper has {'them' if same else 'none'} for this data.")
 
 
 def test_constant_maps_are_said() -> None:
     flat = Scores()
-    flat.seen = (Seen("x", 0, 0.9, None), Seen("y", 0, 0.9, None))
+    flat.seen = (Prediction("x", 0, 0.9, None), Prediction("y", 0, 0.9, None))
     for method, constant in (("vanilla", True), ("ixg", False), ("random", True)):
         flat[method, "iou"] = Score(
             "iou", method, torch.ones(2).double(), "higher", (0, 1), torch.tensor([constant, False]), ("x", "y"), "m"
         )
     own = wish("joita")
-    said = differences(own, MODEL, Shown(album(2), "generated"), flat, own.preset.measures, None)
+    said = differences(own, MODEL, LoadedData(album(2), "generated"), flat, own.preset.measures, None)
     found = [sentence for about, sentence in said if about == "constant"]
     assert found == ["Maps of vanilla are constant on 1 of 2 images: the order of their patches is a lottery."]
 

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 import clairvit as cv
-from clairvit.perturbation.aside import Aside
-from clairvit.perturbation.probe import probing
+from clairvit.perturbation.aside import MapResult
 from clairvit.perturbation.attention_override import Rewrite, Rewritten, hiding
-from clairvit.perturbation.token_dropping import Way, embedded, run_tokens
+from clairvit.perturbation.probe import probing
+from clairvit.perturbation.token_dropping import DropStrategy, embedded, run_tokens
 from helpers.rounding import assert_same, rounding_bound
 from tiny import TINY, ZOO, pixels, wrapped
 
@@ -61,7 +61,7 @@ def _mean_of_the_others(name: str) -> None:
     """A mean reads the hidden token's own row, but the other rows do not look at it."""
     tiny, model, image = ZOO[name], wrapped(name, torch.float64), pixels(name, 1, dtype=torch.float64)
     trace = cv.trace(model, image, target=3)
-    block = trace.recording.anatomy.layers[-1].block
+    block = trace.recording.structure.layers[-1].block
     if block is None:
         return
     seen: list[Tensor] = []
@@ -90,7 +90,7 @@ def test_a_probe_rewrites_each_variant_for_itself(name: str) -> None:
         shown[torch.arange(len(images)), tiny.prefix + images + variants] = False
         return hiding(shown)
 
-    with probing(trace, "token", what="test", forwards=4, aside=Aside()) as probe:
+    with probing(trace, "token", what="test", forwards=4, aside=MapResult()) as probe:
         found = probe.rewriting(4, rewrite)
     assert trace.recording.forwards == 5
     assert found.shape == (2, 4)
@@ -120,6 +120,6 @@ def test_hidden_tokens_are_hidden_from_handed_tokens_too() -> None:
     shown = torch.rand(2, 17, generator=torch.Generator().manual_seed(0)) < 0.5
     shown[:, 0] = True
     with torch.no_grad(), Rewritten(2, 17, hiding(shown)):
-        found = run_tokens(trace.recording, Way("drop"), tokens, None)
+        found = run_tokens(trace.recording, DropStrategy("drop"), tokens, None)
         expected = trace.recording.model.logits(trace.pixels)
     assert_same(found, expected)

@@ -11,10 +11,10 @@ from torch import Tensor
 
 import clairvit as cv
 from clairvit.errors import BadInput
-from clairvit.perturbation.aside import Aside
-from clairvit.perturbation.batching import GROWS_AFTER, Room, current_pace, in_batches, pace
+from clairvit.perturbation.aside import MapResult
+from clairvit.perturbation.batching import GROWS_AFTER, BatchBudget, current_pace, execution_options, in_batches
 from clairvit.perturbation.probe import TOKENS_AT_ONCE, probing
-from clairvit.perturbation.progress import telling, watching
+from clairvit.perturbation.progress import on_progress, report_progress
 from clairvit.tracing.trace import Trace
 from helpers.rounding import assert_same
 from tiny import double, pixels, wrapped
@@ -42,7 +42,7 @@ class Small:
 
 @pytest.mark.parametrize("error", ERRORS, ids=["cuda", "linux", "elsewhere", "numpy"])
 def test_out_of_memory_halves_the_batch_and_it_grows_back(error: BaseException) -> None:
-    device, room = Small(5, error), Room(160)
+    device, room = Small(5, error), BatchBudget(160)
     found = [k for _, made in in_batches(100, room, 10, device.run) for k in made]
     assert found == list(range(100))
     # 16 and 8 are too many, 4 fit; after eight good passes 8 is tried again, and so on
@@ -58,17 +58,17 @@ def test_torch_says_so_on_this_machine() -> None:
     def run(ks: range) -> Tensor:
         return torch.empty(10**15 if len(ks) > 1 else 1)
 
-    assert [len(ks) for ks, _ in in_batches(3, Room(3), 1, run)] == [1, 1, 1]
+    assert [len(ks) for ks, _ in in_batches(3, BatchBudget(3), 1, run)] == [1, 1, 1]
 
 
 def test_one_that_does_not_fit_is_an_error_and_other_errors_stay() -> None:
     device = Small(0, LINUX)
     with pytest.raises(RuntimeError, match="can't allocate"):
-        list(in_batches(8, Room(8), 1, device.run))
+        list(in_batches(8, BatchBudget(8), 1, device.run))
     assert device.tried == [8, 4, 2, 1]
     device = Small(0, RuntimeError("shapes do not match"))
     with pytest.raises(RuntimeError, match="shapes"):
-        list(in_batches(8, Room(8), 1, device.run))
+        list(in_batches(8, BatchBudget(8), 1, device.run))
     assert device.tried == [8]
 
 
@@ -84,7 +84,7 @@ def test_a_variant_of_many_images_is_spread_over_passes() -> None:
             raise LINUX
 
     hook = model.module.blocks[1].register_forward_pre_hook(watch)
-    with probing(trace, "mean", what="test", forwards=3, aside=Aside()) as probe:
+    with probing(trace, "mean", what="test", forwards=3, aside=MapResult()) as probe:
         found = probe.painting(3, lambda ks: probe.blend(torch.ones(1, len(ks), 32, 32) * 0.5))
         hook.remove()
         expected = probe.painting(3, lambda ks: probe.blend(torch.ones(1, len(ks), 32, 32) * 0.5))
@@ -110,7 +110,10 @@ def random_keep(images: int, variants: int, seed: int = 0) -> Tensor:
 
 
 def kept(trace: Trace, keep: Tensor, removal: str = "token") -> tuple[Tensor, list[tuple[int, int, torch.dtype]]]:
-    with probing(trace, removal, what="test", forwards=keep.shape[1], aside=Aside()) as probe, lengths(trace) as seen:
+    with (
+        probing(trace, removal, what="test", forwards=keep.shape[1], aside=MapResult()) as probe,
+        lengths(trace) as seen,
+    ):
         return probe.keeping(keep), seen
 
 
@@ -131,10 +134,10 @@ def test_passes_are_of_one_length_and_as_few_as_can_be() -> None:
 @pytest.mark.parametrize("size", [1, 4, 7])
 def test_no_pass_is_larger_than_the_batch_size(size: int, removal: str) -> None:
     trace = cv.trace(wrapped("timm-vit"), pixels("timm-vit", 3), target=3)
-    with pace(batch_size=size):
+    with execution_options(batch_size=size):
         _, seen = kept(trace, random_keep(1, 20), removal)
         assert max(many for many, _, _ in seen) <= size
-        with probing(trace, "mean", what="test", forwards=5, aside=Aside()) as probe, lengths(trace) as painted:
+        with probing(trace, "mean", what="test", forwards=5, aside=MapResult()) as probe, lengths(trace) as painted:
             probe.painting(5, lambda ks: probe.blend(torch.ones(1, len(ks), 32, 32)))
         assert max(many for many, _, _ in painted) <= size
         assert sum(many for many, _, _ in painted) == 15
@@ -144,7 +147,7 @@ def test_no_pass_is_larger_than_the_batch_size(size: int, removal: str) -> None:
 
 def test_images_of_a_batch_do_not_make_passes_smaller() -> None:
     trace = cv.trace(wrapped("timm-vit"), pixels("timm-vit", 8), target=3)
-    with probing(trace, "mean", what="test", forwards=100, aside=Aside()) as probe, lengths(trace) as seen:
+    with probing(trace, "mean", what="test", forwards=100, aside=MapResult()) as probe, lengths(trace) as seen:
         probe.painting(100, lambda ks: probe.blend(torch.ones(1, len(ks), 32, 32)))
     most = TOKENS_AT_ONCE["cpu"] // 17
     assert seen[0][0] == most // 8 * 8
@@ -155,7 +158,7 @@ def test_autocast_is_for_the_passes_and_the_scores_stay_wide() -> None:
     keep = random_keep(1, 20)
     exact, seen = kept(trace, keep)
     assert {dtype for _, _, dtype in seen} == {torch.float32}
-    with pace(autocast="bfloat16"):
+    with execution_options(autocast="bfloat16"):
         rough, seen = kept(trace, keep)
     assert {dtype for _, _, dtype in seen} == {torch.bfloat16}
     assert rough.dtype == torch.float64
@@ -178,14 +181,14 @@ def test_the_caller_s_own_autocast_reaches_the_passes(name: str) -> None:
 
 def test_pace_is_put_back_and_nests() -> None:
     usual = current_pace()
-    with pace(batch_size=3):
-        with pytest.raises(ZeroDivisionError), pace(autocast="float16"):
+    with execution_options(batch_size=3):
+        with pytest.raises(ZeroDivisionError), execution_options(autocast="float16"):
             _fail_if((current_pace().batch_size, current_pace().autocast) == (3, "float16"))
         assert (current_pace().batch_size, current_pace().autocast) == (3, None)
     assert current_pace() == usual
-    with pytest.raises(BadInput, match="batch_size=0 was given; expected 1 or more"), pace(batch_size=0):
+    with pytest.raises(BadInput, match="batch_size=0 was given; expected 1 or more"), execution_options(batch_size=0):
         pass
-    with pytest.raises(BadInput, match="expected bfloat16 or float16"), pace(autocast="int8"):
+    with pytest.raises(BadInput, match="expected bfloat16 or float16"), execution_options(autocast="int8"):
         pass
 
 
@@ -200,7 +203,7 @@ def _fail_if(true: bool) -> None:
 def test_a_watcher_sees_every_pass_and_the_end_once() -> None:
     trace = cv.trace(wrapped("timm-vit"), pixels("timm-vit", 3), target=3)
     told: list[tuple[str, int, int]] = []
-    with watching(lambda *news: told.append(news)), pace(batch_size=8):
+    with on_progress(lambda *news: told.append(news)), execution_options(batch_size=8):
         _, seen = kept(trace, random_keep(1, 20))
     assert [done for _, done, _ in told] == sorted({done for _, done, _ in told})
     assert {(what, steps) for what, _, steps in told} == {("test", 60)}
@@ -210,15 +213,15 @@ def test_a_watcher_sees_every_pass_and_the_end_once() -> None:
 
 def test_work_that_ends_early_late_or_badly() -> None:
     told: list[int] = []
-    with watching(lambda what, done, steps: told.append(done)):
-        with telling("short", 10) as tell:
+    with on_progress(lambda what, done, steps: told.append(done)):
+        with report_progress("short", 10) as tell:
             tell(4)
-        with telling("long", 10) as tell:
+        with report_progress("long", 10) as tell:
             tell(8)
             tell(8)
-        with pytest.raises(ZeroDivisionError), telling("broken", 10) as tell:
+        with pytest.raises(ZeroDivisionError), report_progress("broken", 10) as tell:
             _fail_if(tell(4) is None)
     assert told == [4, 10, 8, 10, 4]
-    with telling("alone", 10) as tell:
+    with report_progress("alone", 10) as tell:
         tell(4)
     assert told == [4, 10, 8, 10, 4]

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 import clairvit as cv
 from clairvit.errors import BadInput
 from clairvit.perturbation import token_dropping as tokens
-from clairvit.perturbation.aside import Aside
-from clairvit.perturbation.batching import pace
-from clairvit.perturbation.probe import Probe, probing
+from clairvit.perturbation.aside import MapResult
 from clairvit.perturbation.attention_override import hiding
+from clairvit.perturbation.batching import execution_options
+from clairvit.perturbation.probe import Probe, probing
 from clairvit.perturbation.token_dropping import embedded, way_of
 from clairvit.tracing.trace import Trace
 from fingerprint import differences, fingerprint, surroundings
@@ -42,8 +42,10 @@ def some(name: str, images: int = B, variants: int = V) -> Tensor:
     return torch.rand(images, variants, patches, generator=torch.Generator().manual_seed(0)) < 0.5
 
 
-def asked(trace: Trace, how: Callable[[Probe], Tensor], removal: str = "token", aside: Aside | None = None) -> Tensor:
-    with probing(trace, removal, what="test", forwards=V, aside=aside or Aside()) as probe:
+def asked(
+    trace: Trace, how: Callable[[Probe], Tensor], removal: str = "token", aside: MapResult | None = None
+) -> Tensor:
+    with probing(trace, removal, what="test", forwards=V, aside=aside or MapResult()) as probe:
         return how(probe)
 
 
@@ -69,7 +71,7 @@ def test_the_batch_size_changes_nothing(name: str, how: str) -> None:
     for dtype, roundings in ((torch.float64, DEFAULT_GROWTH), (torch.float32, growth(2 * 8, 192))):
         found = []
         for size in (1, 7, 64):
-            with pace(batch_size=size):
+            with execution_options(batch_size=size):
                 found.append(asked(traced(name, dtype), ways[how], "mean" if how == "painting" else "token"))
         assert found[0].shape == (B, V)
         assert found[0].dtype == torch.float64  # differences between scores are small beside them
@@ -102,7 +104,7 @@ def test_everything_kept_is_the_original_score() -> None:
     for name in KINDS:
         trace = traced(name, torch.float64)
         keep = torch.ones(1, 1, ZOO[name].grid[0] * ZOO[name].grid[1], dtype=torch.bool)
-        with probing(trace, "token", what="test", forwards=1, aside=Aside()) as probe:
+        with probing(trace, "token", what="test", forwards=1, aside=MapResult()) as probe:
             assert (probe.keeping(keep)[:, 0] - probe.original).abs().max() < 1e-12
             assert torch.equal(probe.original, trace.logits[:, 3])
 
@@ -146,7 +148,7 @@ def test_a_function_that_knows_images_by_their_place(size: int) -> None:
 
     trace, logits = traced("timm-vit", torch.float64, target=own), every_logit("timm-vit")
     expected = logits[range(B), :, [1, 4, 2]] ** 2 - logits[..., 0]
-    with pace(batch_size=size):
+    with execution_options(batch_size=size):
         found = asked(trace, lambda probe: probe.keeping(some("timm-vit")))
     assert_same(found, expected)
     assert (asked(trace, painted, "mean").std(1) > 0).all()
@@ -191,7 +193,7 @@ def test_a_value_is_told_which_images_it_sees() -> None:
     def value(logits: Tensor, images: list[int]) -> Tensor:
         return torch.stack([logits[:, 0], torch.tensor(images, dtype=logits.dtype)], 1)
 
-    with pace(batch_size=4):
+    with execution_options(batch_size=4):
         found = asked(traced("timm-vit", torch.float64), lambda probe: probe.keeping(some("timm-vit"), value))
     assert found.shape == (B, V, 2)
     assert torch.equal(found[..., 1], torch.arange(B, dtype=torch.float64)[:, None].expand(-1, V))
@@ -231,7 +233,7 @@ def test_an_interrupted_probe_has_cost_what_it_passed() -> None:
 def test_it_says_what_was_done_instead_of_dropping() -> None:
     said = {}
     for name in KINDS:
-        aside = Aside()
+        aside = MapResult()
         asked(traced(name), lambda probe, name=name: probe.keeping(some(name)), aside=aside)
         said[name] = " ".join(aside.notes)
     assert not said["timm-vit"]
@@ -245,7 +247,7 @@ def test_a_score_that_never_moves_is_told() -> None:
     model = wrapped("timm-vit")
     nn.init.zeros_(model.module.head.weight)
     for variants in (V, 1):
-        aside, keep = Aside(), some("timm-vit", 1, variants)
+        aside, keep = MapResult(), some("timm-vit", 1, variants)
         still = cv.trace(model, pixels("timm-vit", B), target=3)
         asked(still, lambda probe, keep=keep: probe.keeping(keep), aside=aside)
         assert aside.unmoved == [True] * B
@@ -291,12 +293,12 @@ def test_ctrl_c_inside_a_block_leaves_the_model_as_it_was(name: str, how: str, m
         model = cv.wrap(module, name=name, size=ZOO[name].size)
         trace = cv.trace(model, pixels(name, B, dtype=torch.float64), target=3)
         monkeypatch.setattr(tokens, "_known", weakref.WeakKeyDictionary())
-        block = trace.recording.anatomy.layers[-1].block
+        block = trace.recording.structure.layers[-1].block
         assert block is not None
         hook, left = interrupting(after)
         handle = block.register_forward_pre_hook(hook)
         before, around = fingerprint(module), surroundings()
-        with pace(batch_size=4):
+        with execution_options(batch_size=4):
             if after <= 13:
                 with pytest.raises(KeyboardInterrupt):
                     asked(trace, ways[how])
@@ -342,7 +344,7 @@ def test_nothing_is_kept_when_the_work_is_done(name: str, removal: str) -> None:
         one = torch.zeros(1, 1, some(name).shape[2], dtype=torch.bool)
         one[..., 3] = True
         stream = embedded(trace.recording)
-        with probing(trace, removal, what="test", forwards=1, aside=Aside()) as probe:
+        with probing(trace, removal, what="test", forwards=1, aside=MapResult()) as probe:
             probe.keeping(some(name))
             probe.keeping(one)
         watched = [

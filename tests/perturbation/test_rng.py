@@ -11,11 +11,11 @@ import torch
 
 import clairvit as cv
 from clairvit.errors import BadInput
-from clairvit.perturbation.rng import check_seed, dice, fingerprints
+from clairvit.perturbation.rng import check_seed, image_seeds, make_generator
 
 
 def drawn(mark: int, k: int = 0) -> float:
-    return float(torch.rand((), generator=dice(mark, k), dtype=torch.float64))
+    return float(torch.rand((), generator=make_generator(mark, k), dtype=torch.float64))
 
 
 def test_every_pair_of_seed_and_number_has_its_own_draws() -> None:
@@ -27,14 +27,14 @@ def test_every_pair_of_seed_and_number_has_its_own_draws() -> None:
 
 def test_an_image_is_known_in_any_batch_and_precision() -> None:
     images = torch.randn(3, 3, 8, 12, generator=torch.Generator().manual_seed(0)).bfloat16().float()
-    marks = fingerprints(images, 0)
+    marks = image_seeds(images, 0)
     assert len(set(marks)) == 3
-    assert [fingerprints(one[None], 0)[0] for one in images] == marks
-    assert fingerprints(images.flip(0), 0) == marks[::-1]
-    assert fingerprints(images.bfloat16(), 0) == fingerprints(images.double(), 0) == marks
-    assert fingerprints(images.to(memory_format=torch.channels_last), 0) == marks
-    assert fingerprints(images[:, :, ::2, ::2], 0) == fingerprints(images[:, :, ::2, ::2].contiguous(), 0)
-    assert not set(fingerprints(images, 1)) & set(marks)
+    assert [image_seeds(one[None], 0)[0] for one in images] == marks
+    assert image_seeds(images.flip(0), 0) == marks[::-1]
+    assert image_seeds(images.bfloat16(), 0) == image_seeds(images.double(), 0) == marks
+    assert image_seeds(images.to(memory_format=torch.channels_last), 0) == marks
+    assert image_seeds(images[:, :, ::2, ::2], 0) == image_seeds(images[:, :, ::2, ::2].contiguous(), 0)
+    assert not set(image_seeds(images, 1)) & set(marks)
 
 
 def test_one_pixel_elsewhere_is_another_image() -> None:
@@ -43,7 +43,7 @@ def test_one_pixel_elsewhere_is_another_image() -> None:
     for place in range(64):
         one = image.clone()
         one[0, 0].view(-1)[place] = 1
-        moved += fingerprints(one, 0)
+        moved += image_seeds(one, 0)
     assert len(set(moved)) == 64
 
 

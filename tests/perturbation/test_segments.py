@@ -11,9 +11,10 @@ from torch import Tensor
 import clairvit as cv
 from clairvit.errors import BadInput
 from clairvit.models.model import Preprocess
-from clairvit.perturbation.aside import Aside
+from clairvit.perturbation.aside import MapResult
+from clairvit.perturbation.probe import Probe, probing
 from clairvit.perturbation.segments import (
-    Groups,
+    Segmentation,
     cells_of,
     groups_of,
     in_order,
@@ -22,7 +23,6 @@ from clairvit.perturbation.segments import (
     superpixels,
     superpixels_of,
 )
-from clairvit.perturbation.probe import Probe, probing
 from helpers.rounding import assert_same
 from tiny import double, wrapped
 
@@ -51,9 +51,9 @@ def test_shares_are_areas() -> None:
     segments = torch.zeros(8, 8, dtype=torch.long)
     segments[:, 3:] = 1
     segments[6:, 6:] = 2
-    shares = Groups(segments, (2, 2), pixels=True).shares
+    shares = Segmentation(segments, (2, 2), pixels=True).shares
     assert shares.tolist() == [[0.75, 0.25, 0], [0, 1, 0], [0.75, 0.25, 0], [0, 0.75, 0.25]]
-    cells = Groups(cells_of((2, 4), 2), (2, 4))
+    cells = Segmentation(cells_of((2, 4), 2), (2, 4))
     assert torch.equal(cells.shares.argmax(1).reshape(2, 4), cells.of)
     assert torch.equal(cells.shares.sum(1), torch.ones(8, dtype=torch.float64))
 
@@ -110,7 +110,9 @@ def test_superpixels_of_the_same_image_are_found_once(monkeypatch: pytest.Monkey
 
 
 def probe_on(kind: str, removal: str, image: Tensor) -> Probe:
-    with probing(cv.trace(wrapped(kind), image, target=3), removal, what="test", forwards=1, aside=Aside()) as probe:
+    with probing(
+        cv.trace(wrapped(kind), image, target=3), removal, what="test", forwards=1, aside=MapResult()
+    ) as probe:
         return probe
 
 
@@ -134,8 +136,8 @@ def test_scores_are_of_the_pixels_that_are_left() -> None:
     image, model = two_kinds().double(), wrapped("timm-vit", torch.float64)
     segments = [in_order((image[0, 0] > 0).long()), torch.zeros(32, 32, dtype=torch.long)]
     kept = [torch.tensor([[True, False], [False, True], [False, False]]), torch.tensor([[False]])]
-    with probing(cv.trace(model, image, target=3), "mean", what="test", forwards=3, aside=Aside()) as probe:
-        groups = [Groups(own, probe.grid, pixels=True) for own in segments]
+    with probing(cv.trace(model, image, target=3), "mean", what="test", forwards=3, aside=MapResult()) as probe:
+        groups = [Segmentation(own, probe.grid, pixels=True) for own in segments]
         first, second = scores_keeping(probe, groups, kept)
     by_hand = torch.stack([image[0] * (image[0, 0] < 0), image[0] * (image[0, 0] > 0), torch.zeros_like(image[0])])
     with torch.no_grad():
@@ -149,7 +151,7 @@ def test_scores_are_of_the_pixels_that_are_left() -> None:
 def test_cells_are_patches_together() -> None:
     """A cell that goes is its patches that go."""
     (model, image), kept = double("timm-vit"), torch.tensor([[True, False, True, True]])
-    with probing(cv.trace(model, image, target=3), "token", what="test", forwards=2, aside=Aside()) as probe:
+    with probing(cv.trace(model, image, target=3), "token", what="test", forwards=2, aside=MapResult()) as probe:
         (found,) = scores_keeping(probe, groups_of(probe, "patches", 2), [kept])
         by_hand = torch.ones(4, 4, dtype=torch.bool)
         by_hand[:2, 2:] = False

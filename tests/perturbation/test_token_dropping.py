@@ -14,10 +14,10 @@ import transformers as hf
 from torch import Tensor, nn
 
 import clairvit as cv
-from clairvit.perturbation.aside import Aside
-from clairvit.perturbation.probe import Probe, probing
+from clairvit.perturbation.aside import MapResult
 from clairvit.perturbation.attention_override import Rewritten, hiding
-from clairvit.perturbation.token_dropping import NO_WAY, Way, embedded, find_way, run_tokens, way_of
+from clairvit.perturbation.probe import Probe, probing
+from clairvit.perturbation.token_dropping import NO_WAY, DropStrategy, embedded, run_tokens, select_strategy, way_of
 from clairvit.tracing.recording import Recording, record
 from fingerprint import differences, fingerprint
 from helpers.rounding import assert_same, growth
@@ -34,10 +34,10 @@ WITHOUT_BLOCKS = {"home-loop"}
 DROPPING = [name for name in TINY if name not in WINDOWED | WITHOUT_BLOCKS]
 
 
-def known_way(name: str) -> Way:
+def known_way(name: str) -> DropStrategy:
     if name in WITHOUT_BLOCKS:
         return NO_WAY
-    return Way("zero") if name in WINDOWED else Way("drop", positions=name in KNOW_PLACES)
+    return DropStrategy("zero") if name in WINDOWED else DropStrategy("drop", positions=name in KNOW_PLACES)
 
 
 @functools.cache
@@ -70,7 +70,7 @@ def rounded(name: str) -> dict[str, Any]:
 def last_block(recording: Recording, run: Callable[[], object]) -> Tensor:
     """What the last block gives in a run, [B, N, d]."""
     seen: list[Tensor] = []
-    block = recording.anatomy.layers[-1].block
+    block = recording.structure.layers[-1].block
     assert block is not None
     hook = block.register_forward_hook(lambda m, a, out: seen.append(out if isinstance(out, Tensor) else out[0]))
     try:
@@ -85,7 +85,7 @@ def last_block(recording: Recording, run: Callable[[], object]) -> Tensor:
 @pytest.mark.parametrize("name", ["timm-vit", "timm-sam", "home-loop", *sorted(KNOW_PLACES)])
 def test_the_way_is_found_in_half_precision_too(name: str, dtype: torch.dtype) -> None:
     half = record(wrapped(name, dtype), pixels(name, 2, dtype=dtype), differentiable=False)
-    assert find_way(half) == known_way(name)
+    assert select_strategy(half) == known_way(name)
 
 
 @pytest.mark.parametrize("name", TINY)
@@ -269,7 +269,7 @@ def test_relative_biases_are_those_between_the_kept_tokens() -> None:
 
 def probed(name: str, keep: Tensor, removal: str = "token") -> tuple[Tensor, Probe]:
     trace = cv.trace(wrapped(name, torch.float64), pixels(name, 2, dtype=torch.float64), target=3)
-    with probing(trace, removal, what="test", forwards=keep.shape[1], aside=Aside()) as probe:
+    with probing(trace, removal, what="test", forwards=keep.shape[1], aside=MapResult()) as probe:
         return probe.keeping(keep), probe
 
 
@@ -283,7 +283,7 @@ def test_blocks_see_fewer_tokens_and_images_are_embedded_once() -> None:
     model.module.blocks[1].register_forward_pre_hook(lambda m, args: seen.append(tuple(args[0].shape[:2])))
     keep = torch.zeros(1, 5, 16, dtype=torch.bool)
     keep[0, :, :6] = True
-    with probing(trace, "token", what="test", forwards=5, aside=Aside()) as probe:
+    with probing(trace, "token", what="test", forwards=5, aside=MapResult()) as probe:
         seen.clear()
         model.module.patch_embed.register_forward_pre_hook(lambda m, args: through.append(len(args[0])))
         probe.keeping(keep)
@@ -324,7 +324,7 @@ def test_windows_keep_their_number_and_tokens_are_zeroed() -> None:
     found, probe = probed("timm-sam", keep[:2, None])
     tokens = embedded(probe.trace.recording)
     assert tokens is not None
-    expected = run_tokens(probe.trace.recording, Way("zero"), tokens * keep[:2, :, None], None)[:, 3]
+    expected = run_tokens(probe.trace.recording, DropStrategy("zero"), tokens * keep[:2, :, None], None)[:, 3]
     assert_same(found[:, 0], expected)
     assert (found[:, 0] - probe.original).abs().min() > 1e-3
 
@@ -332,12 +332,12 @@ def test_windows_keep_their_number_and_tokens_are_zeroed() -> None:
 # Strangers
 
 
-def way_on(module: nn.Module, size: tuple[int, int]) -> Way:
+def way_on(module: nn.Module, size: tuple[int, int]) -> DropStrategy:
     """Found without a trace left on the module."""
     model = cv.wrap(module.eval(), name="stranger", size=size)
     recording = record(model, torch.randn(2, 3, *size, generator=torch.Generator().manual_seed(0)))
     before = fingerprint(module)
-    way = find_way(recording)
+    way = select_strategy(recording)
     assert differences(before, fingerprint(module)) == []
     return way
 
@@ -365,7 +365,7 @@ HF: dict[str, Callable[[], nn.Module]] = {
 
 @pytest.mark.parametrize("name", HF)
 def test_transformers_with_places_are_dropped_from(name: str) -> None:
-    assert way_on(shaken(HF[name](), 0), (32, 32)) == Way("drop", positions=True)
+    assert way_on(shaken(HF[name](), 0), (32, 32)) == DropStrategy("drop", positions=True)
 
 
 class AddedBias(MatmulAttention):
@@ -393,7 +393,7 @@ class BiasedLoop(Lucid):
 
 
 def test_positions_are_cut_where_no_module_is_a_whole_block() -> None:
-    assert way_on(shaken(BiasedLoop(), 0), (32, 32)) == Way("drop", positions=True)
+    assert way_on(shaken(BiasedLoop(), 0), (32, 32)) == DropStrategy("drop", positions=True)
 
 
 class Detached(AddedBias):
@@ -404,8 +404,8 @@ class Detached(AddedBias):
 
 
 def test_a_model_that_one_patch_alone_would_break_is_found_out() -> None:
-    assert way_on(shaken(HomeMade(lambda: Block(AddedBias)), 0), (32, 32)) == Way("drop", positions=True)
-    assert way_on(shaken(HomeMade(lambda: Block(Detached)), 0), (32, 32)) == Way("zero")
+    assert way_on(shaken(HomeMade(lambda: Block(AddedBias)), 0), (32, 32)) == DropStrategy("drop", positions=True)
+    assert way_on(shaken(HomeMade(lambda: Block(Detached)), 0), (32, 32)) == DropStrategy("zero")
 
 
 def test_the_caller_s_autocast_does_not_blur_the_trial() -> None:
@@ -413,7 +413,7 @@ def test_the_caller_s_autocast_does_not_blur_the_trial() -> None:
     recording = record(model, pixels("timm-vit"), differentiable=False)
     model.module.blocks[1].mlp.fc2.register_forward_hook(lambda m, args, out: seen.append(out.dtype))
     with torch.autocast("cpu", torch.bfloat16):
-        assert find_way(recording) == Way("drop")
+        assert select_strategy(recording) == DropStrategy("drop")
     assert {*seen} == {torch.float32}
 
 
@@ -445,8 +445,8 @@ def test_what_a_model_remembers_of_shorter_sequences_is_forgotten() -> None:
     trace = cv.trace(model, pixels("home-matmul"), target=3)
     before, lengths = fingerprint(module), [list(block.attention.by_length) for block in module.blocks]
     keep = torch.rand(1, 9, 16, generator=torch.Generator().manual_seed(0)) < 0.5
-    with probing(trace, "token", what="test", forwards=9, aside=Aside()) as probe:
-        assert probe.way == Way("drop")
+    with probing(trace, "token", what="test", forwards=9, aside=MapResult()) as probe:
+        assert probe.way == DropStrategy("drop")
         probe.keeping(keep)
     assert differences(before, fingerprint(module)) == []
     assert [list(block.attention.by_length) for block in module.blocks] == lengths == [[17], [17]]
@@ -458,7 +458,7 @@ def test_a_blank_image_and_a_head_of_zeros_do_not_hide_how_a_model_is_built() ->
         for p in model.module.head.parameters():
             torch.nn.init.zeros_(p)
         blank = record(model, torch.zeros(1, 3, 32, 32), differentiable=False)
-        assert find_way(blank) == known_way(name)
+        assert select_strategy(blank) == known_way(name)
 
 
 class NormOutside(HomeMade):
@@ -508,6 +508,6 @@ def test_a_foreign_error_is_no_way_and_a_lack_of_memory_no_verdict() -> None:
                 raise self.error("a shorter sequence")
             return x
 
-    assert way_on(shaken(Strict(ZeroDivisionError), 0), (32, 32)) == Way("zero")
+    assert way_on(shaken(Strict(ZeroDivisionError), 0), (32, 32)) == DropStrategy("zero")
     with pytest.raises(torch.OutOfMemoryError):
         way_on(shaken(Strict(torch.OutOfMemoryError), 0), (32, 32))

@@ -9,20 +9,20 @@ from typing import Any
 
 import pytest
 import torch
+from show.fakes import fake
 
+from clairvit.bench.plan import ModelConfig
+from clairvit.bench.run import run_study
+from clairvit.bench.store import Store
 from clairvit.cli import main
 from clairvit.methods.explanation import Explanation
 from clairvit.plotting.comparison import comparison_figure
 from clairvit.plotting.figures import explanation_figure
-from clairvit.plotting.style import Look
-from clairvit.plotting.save import record
-from clairvit.plotting.tiles import source_line, titled
 from clairvit.plotting.labels import guesses, named, score_text
-from clairvit.bench.plan import ModelWish
-from clairvit.bench.run import run_study
-from clairvit.bench.store import Store
+from clairvit.plotting.save import record
+from clairvit.plotting.style import PlotStyle
+from clairvit.plotting.tiles import source_line, titled
 from helpers.rounding import assert_same
-from show.fakes import fake
 from small_study import ARCHITECTURE, photos, study, weights
 
 Captured = pytest.CaptureFixture[str]
@@ -55,7 +55,10 @@ def test_titles_and_captions_of_raw_scores() -> None:
     assert source_line(raw())[-1].endswith("explains the score")
     assert source_line(fake())[-1].endswith("explains the logit")
     assert source_line(replace(raw(), activation="sigmoid"))[-1].endswith("explains the logit")
-    for figure in (explanation_figure(raw(), Look()), comparison_figure({"legrad": raw(), "ixg": raw()}, Look())):
+    for figure in (
+        explanation_figure(raw(), PlotStyle()),
+        comparison_figure({"legrad": raw(), "ixg": raw()}, PlotStyle()),
+    ):
         assert "score 37.0" in words_of(figure)
         assert "%" not in words_of(figure)
         assert "robabilit" not in words_of(figure)
@@ -221,12 +224,12 @@ def test_a_store_gives_back_that_a_score_has_no_bounds(folder: Path) -> None:
 
 
 def test_a_study_file_names_the_activation(tmp_path: Path) -> None:
+    from clairvit.bench.config import read_config
     from clairvit.errors import BadInput
-    from clairvit.bench.config import read_wish
 
     (tmp_path / "study.toml").write_text('models = [{spec = "pets", activation = "sigmoid"}]\n')
-    assert read_wish(tmp_path / "study.toml").models == (ModelWish("pets", activation="sigmoid"),)
+    assert read_config(tmp_path / "study.toml").models == (ModelConfig("pets", activation="sigmoid"),)
     text = 'methods = ["legrad"]\n[[models]]\nspec = "pets"\nactivation = "sigmod"\n'
     (tmp_path / "study.toml").write_text(text)
     with pytest.raises(BadInput, match=r"line 4: activation='sigmod' was given.*Did you mean 'sigmoid'\?"):
-        read_wish(tmp_path / "study.toml")
+        read_config(tmp_path / "study.toml")

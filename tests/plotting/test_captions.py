@@ -10,12 +10,12 @@ import pytest
 from matplotlib.figure import Figure
 
 import clairvit as cv
+from clairvit.plotting.canvas import SMALL, shortened, text_width
 from clairvit.plotting.comparison import comparison_figure
 from clairvit.plotting.figures import explanation_figure, layers_figure
 from clairvit.plotting.heads import heads_figure
-from clairvit.plotting.canvas import SMALL, shortened, text_width
-from clairvit.plotting.save import DRAWN, record
 from clairvit.plotting.labels import CLASS_AGNOSTIC
+from clairvit.plotting.save import DRAWN, record
 from tiny import pixels, wrapped
 
 LONG = f"file:/home/somebody/{'projects/' * 12}run-7/epoch-30.safetensors"

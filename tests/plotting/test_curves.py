@@ -13,8 +13,8 @@ from matplotlib.figure import Figure
 
 from clairvit.errors import BadInput
 from clairvit.metrics.score import Curve, Score
-from clairvit.plotting.curves import COLOURS, curves_figure, mean_line
 from clairvit.plotting.canvas import PALE
+from clairvit.plotting.curves import COLOURS, curves_figure, mean_line
 
 LINES = torch.tensor([[1.0, 0.5, 0.0], [0.6, 0.3, 0.4], [9.0, 9.0, 9.0]], dtype=torch.float64)
 

@@ -8,17 +8,17 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.transforms import Bbox
+from show.fakes import fake
 
 from clairvit.errors import BadInput
 from clairvit.methods.explanation import Cost, Explanation, Heads
+from clairvit.plotting.canvas import fit, text_width, ticks
 from clairvit.plotting.comparison import arranged, comparison_figure, rows_needed
 from clairvit.plotting.figures import explanation_figure, layers_figure
 from clairvit.plotting.heads import heads_figure
-from clairvit.plotting.style import Look
-from clairvit.plotting.canvas import fit, text_width, ticks
-from clairvit.plotting.tiles import same_image
 from clairvit.plotting.labels import effort, guesses, percent
-from show.fakes import fake
+from clairvit.plotting.style import PlotStyle
+from clairvit.plotting.tiles import same_image
 
 
 def drawn(figure: Figure) -> np.ndarray:
@@ -65,11 +65,11 @@ def test_maps_of_one_image_belong_together() -> None:
 
 
 def test_signed_bars_are_symmetric() -> None:
-    figure = explanation_figure(fake(signed=True), Look(robust=0))
+    figure = explanation_figure(fake(signed=True), PlotStyle(robust=0))
     labels = [label.get_text() for label in figure.axes[-1].get_yticklabels()]
     assert labels[0].replace("−", "") == labels[2]
     assert labels[1] == "0"
-    cut = explanation_figure(fake(signed=True, grid=(14, 14)), Look(robust=5)).axes[-1].get_yticklabels()
+    cut = explanation_figure(fake(signed=True, grid=(14, 14)), PlotStyle(robust=5)).axes[-1].get_yticklabels()
     assert [cut[0].get_text()[0], cut[2].get_text()[0]] == ["≤", "≥"], "the bar says where values were cut off"
 
 
@@ -85,7 +85,7 @@ def test_one_scale_for_all_on_request() -> None:
     explanation = fake(2, targets=["Egyptian Mau", "Bengal"])
     explanation.maps[1] /= 8  # exact in binary
     own = pictures(explanation_figure(explanation))
-    shared = pictures(explanation_figure(explanation, Look(shared=True)))
+    shared = pictures(explanation_figure(explanation, PlotStyle(shared=True)))
     np.testing.assert_allclose(own[1], own[3])
     assert np.abs(shared[1] - shared[3]).max() > 0.3
 

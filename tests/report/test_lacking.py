@@ -7,11 +7,11 @@ from pathlib import Path
 
 import torch
 
-from clairvit.report.compose import Wishes, compose
-from clairvit.report.html_page import to_html
-from clairvit.report.markdown import to_markdown
 from clairvit.bench.plan import Study
 from clairvit.bench.store import Store
+from clairvit.report.compose import ReportOptions, compose
+from clairvit.report.html_page import to_html
+from clairvit.report.markdown import to_markdown
 from study_page import (
     NAMES,
     Reader,
@@ -44,13 +44,13 @@ def test_a_study_without_results_says_what_was_asked(tmp_path: Path) -> None:
 
 def test_a_store_without_an_image_that_can_be_read(tmp_path: Path) -> None:
     images = unreadable(("x.png", "<i>.png"))
-    found = Reader(to_html(compose(run(tmp_path / "run", images=images), Wishes(open_worker=worker_of))))
+    found = Reader(to_html(compose(run(tmp_path / "run", images=images), ReportOptions(open_worker=worker_of))))
     assert "None of the images could be scored" in found.section("Ranking")
     assert "<i>.png could not be read: <i>.png is no image." in found.section("Warnings")
 
 
 def test_one_method(tmp_path: Path) -> None:
-    found = Reader(to_html(compose(run(tmp_path / "run", study_of(("legrad",))), Wishes(open_worker=worker_of))))
+    found = Reader(to_html(compose(run(tmp_path / "run", study_of(("legrad",))), ReportOptions(open_worker=worker_of))))
     assert "legrad is the only method that was scored." in found.section("Ranking")
     assert "compares two methods or more" in found.section("Radar")
     assert "over three methods or more" in found.section("Agreement between metrics")
@@ -59,14 +59,14 @@ def test_one_method(tmp_path: Path) -> None:
 
 def test_one_metric(tmp_path: Path) -> None:
     store = run(tmp_path / "run", study_of(metrics=("sparseness",)))
-    found = Reader(to_html(compose(store, Wishes(open_worker=worker_of))))
+    found = Reader(to_html(compose(store, ReportOptions(open_worker=worker_of))))
     assert "by sparseness" in found.section("Ranking")
     assert "needs three metrics or more; 1 has scores here" in found.section("Radar")
     assert "read off a curve" in found.section("Curves")
 
 
 def test_only_baselines(tmp_path: Path) -> None:
-    found = Reader(to_html(compose(run(tmp_path / "run", study_of(("random",))), Wishes(open_worker=worker_of))))
+    found = Reader(to_html(compose(run(tmp_path / "run", study_of(("random",))), ReportOptions(open_worker=worker_of))))
     assert "No method but the baselines was scored" in found.section("Ranking")
     assert "random" in found.section("Cost")
 
@@ -74,7 +74,7 @@ def test_only_baselines(tmp_path: Path) -> None:
 def test_a_metric_without_masks_is_a_failed_unit_and_the_page_says_so(tmp_path: Path) -> None:
     store = run(tmp_path / "run", study_of(metrics=("iou",)))
     assert store.failures()
-    document = compose(store, Wishes(open_worker=worker_of))
+    document = compose(store, ReportOptions(open_worker=worker_of))
     said = Reader(to_html(document)).section("Environment")
     assert "failed:" in said
     assert "mask" in said
@@ -86,8 +86,8 @@ def test_a_metric_without_masks_is_a_failed_unit_and_the_page_says_so(tmp_path: 
 def test_methods_that_do_not_fit_and_constant_maps_are_warned_of(tmp_path: Path) -> None:
     from dataclasses import replace
 
-    from clairvit.report.study_warnings import cautions
     from clairvit.report.study_results import gather
+    from clairvit.report.study_warnings import cautions
 
     (findings,) = gather(run(tmp_path / "run", study_of(("legrad",)))).findings
     score = findings.scores["legrad", "deletion"]
@@ -116,8 +116,8 @@ def test_warnings_cut_folders_off_images_and_nothing_off_metrics_and_methods(tmp
     from dataclasses import replace
 
     from clairvit.report.blocks import Items
-    from clairvit.report.study_warnings import warnings_section
     from clairvit.report.study_results import gather
+    from clairvit.report.study_warnings import warnings_section
 
     (findings,) = gather(run(tmp_path / "run", study_of(("legrad",)))).findings
     findings.scores.skipped = {"tam": "It needs more layers."}
@@ -134,7 +134,7 @@ def test_broken_parts_and_several_versions_are_warned_of(tmp_path: Path) -> None
     store = run(tmp_path / "run", study_of(("legrad",), ("sparseness",)))
     (store.path / "broken").mkdir()
     (store.path / "broken" / "0123456789.parquet").write_bytes(b"half")
-    said = Reader(to_html(compose(store, Wishes(gallery=False)))).section("Environment")
+    said = Reader(to_html(compose(store, ReportOptions(gallery=False)))).section("Environment")
     assert "Part 01234567 could not be read" in said
 
 
@@ -144,5 +144,5 @@ def test_two_settings_of_one_model_have_two_sections(tmp_path: Path) -> None:
     study = study_of(("legrad",), ("sparseness",))
     store = run(tmp_path / "run", study)
     run(tmp_path / "run", replace(study, seed=1))
-    heads = [text for _, text in Reader(to_html(compose(store, Wishes(gallery=False)))).all("h2")]
+    heads = [text for _, text in Reader(to_html(compose(store, ReportOptions(gallery=False)))).all("h2")]
     assert sum("seed=0" in head for head in heads) == sum("seed=1" in head for head in heads) == 1

@@ -10,15 +10,15 @@ import pytest
 import torch
 from scipy.stats import spearmanr
 
+from clairvit.metrics.accumulator import Scores
 from clairvit.metrics.inference import mean_interval
 from clairvit.metrics.score import Curve, Score, lead
-from clairvit.metrics.accumulator import Scores
 from clairvit.report.blocks import Text
 from clairvit.report.charts import curves_chart, intervals_chart, radar_chart, strokes
-from clairvit.report.study_results import Findings
 from clairvit.report.numbers import places_for, seconds, short, ticks
-from clairvit.report.ranking import FOCUSVIT, Star, agreement, by_class, mean_ranks, ranks, star
+from clairvit.report.ranking import FOCUSVIT, RadarData, agreement, by_class, mean_ranks, ranks, star
 from clairvit.report.sections import against_luck, parted, radar_section
+from clairvit.report.study_results import Findings
 from made_scores import made
 from study_page import (
     noise,
@@ -135,7 +135,7 @@ def test_a_radar_is_focusvits_where_its_four_metrics_were_run() -> None:
 
 def test_names_of_axes_stand_clear_of_the_rim() -> None:
     axes = ("deletion(steps=3)", "iou", "sparseness", "insertion(steps=3)")
-    found = Star(axes, ("a", "b"), np.eye(4)[:2], np.zeros(2), (), False)
+    found = RadarData(axes, ("a", "b"), np.eye(4)[:2], np.zeros(2), (), False)
     drawing = radar_chart(found, dict.fromkeys(axes, "↑"), strokes(["a", "b"])).drawing
     places = {text: float(y) for y, text in re.findall(r'<text [^>]*y="([\d.]+)"[^>]*>([^<]*)<', drawing)}
     top, rim = places["(steps=3)"], 40

@@ -18,19 +18,19 @@ import numpy as np
 import pytest
 import torch
 
-from clairvit.errors import BadInput
-from clairvit.report.blocks import Document
-from clairvit.report.compose import Wishes, compose
-from clairvit.report.study_results import study_from
-from clairvit.report.gallery import pick
-from clairvit.report.numbers import places_for, short
-from clairvit.report.html_page import to_html
-from clairvit.report.markdown import to_csv, to_markdown
-from clairvit.report.sections import _score_cell
-from clairvit.bench.plan import DataWish, ModelWish, Study
+from clairvit.bench.plan import DataConfig, ModelConfig, Study
 from clairvit.bench.results import combinations, scores_of
 from clairvit.bench.store import Store
 from clairvit.bench.worker import Worker
+from clairvit.errors import BadInput
+from clairvit.report.blocks import Document
+from clairvit.report.compose import ReportOptions, compose
+from clairvit.report.gallery import pick
+from clairvit.report.html_page import to_html
+from clairvit.report.markdown import to_csv, to_markdown
+from clairvit.report.numbers import places_for, short
+from clairvit.report.sections import _score_cell
+from clairvit.report.study_results import study_from
 from helpers.rounding import assert_same
 from made_scores import made
 from study_page import (
@@ -54,7 +54,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
 
 @pytest.fixture(scope="module")
 def document(store: Store) -> Document:
-    return compose(store, Wishes(open_worker=worker_of))
+    return compose(store, ReportOptions(open_worker=worker_of))
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +119,7 @@ def test_what_comes_from_files_is_text_and_nothing_else(document: Document, page
 
 def test_a_model_or_data_with_a_bad_name_is_text_too(tmp_path: Path) -> None:
     study = study_of(("legrad",), ("sparseness",), spec="folder:<b onclick=x>&amp;")
-    found = Reader(to_html(compose(run(tmp_path / "run", study), Wishes(open_worker=worker_of))))
+    found = Reader(to_html(compose(run(tmp_path / "run", study), ReportOptions(open_worker=worker_of))))
     assert f"{MODEL.name} on folder:<b onclick=x>&amp;" in [text for _, text in found.all("h2")]
 
 
@@ -261,7 +261,7 @@ def test_without_the_data_the_report_says_so_and_goes_on(store: Store) -> None:
 
         return Lost(study, models={0: MODEL})
 
-    found = Reader(to_html(compose(store, Wishes(open_worker=nothing))))
+    found = Reader(to_html(compose(store, ReportOptions(open_worker=nothing))))
     assert "cannot be loaded here: There is no folder 'photos'." in found.section("Examples")
     assert not found.all("img")
     assert len(found.all("table")) > 5
@@ -273,7 +273,7 @@ def test_without_the_model_the_report_says_so(store: Store) -> None:
     def another(study: Study) -> Worker:
         return Worker(study, models={0: wrapped("timm-vit-avg")}, albums={0: album()})
 
-    found = Reader(to_html(compose(store, Wishes(open_worker=another))))
+    found = Reader(to_html(compose(store, ReportOptions(open_worker=another))))
     assert "has other weights now than when the study was run" in found.section("Examples")
 
 
@@ -285,9 +285,9 @@ def test_an_image_that_changed_or_went_away_is_not_shown(store: Store) -> None:
         return worker_of(study, album(("other.png",)))
 
     assert "its picture, mask or class is not the one that was scored" in Reader(
-        to_html(compose(store, Wishes(open_worker=changed)))
+        to_html(compose(store, ReportOptions(open_worker=changed)))
     ).section("Examples")
-    found = Reader(to_html(compose(store, Wishes(open_worker=fewer))))
+    found = Reader(to_html(compose(store, ReportOptions(open_worker=fewer))))
     assert "is no longer in folder:photos" in found.section("Examples")
     assert not found.all("img")
 
@@ -310,7 +310,7 @@ def test_no_gallery_loads_nothing(store: Store) -> None:
     def never(study: Study) -> Worker:
         raise AssertionError("loaded")
 
-    found = Reader(to_html(compose(store, Wishes(gallery=False, open_worker=never))))
+    found = Reader(to_html(compose(store, ReportOptions(gallery=False, open_worker=never))))
     assert "--no-gallery" in found.section("Examples")
     assert not found.all("img")
 
@@ -333,7 +333,9 @@ def test_without_labels_classes_are_the_predicted_ones(tmp_path: Path) -> None:
     study = study_of(("legrad",), ("sparseness",))
     images = album(labels=None)
     found = Reader(
-        to_html(compose(run(tmp_path / "run", study, images), Wishes(open_worker=lambda s: worker_of(s, images))))
+        to_html(
+            compose(run(tmp_path / "run", study, images), ReportOptions(open_worker=lambda s: worker_of(s, images)))
+        )
     )
     assert "predicted class" in found.section("Classes")
     assert "accuracy" not in found.section("Classes")
@@ -365,8 +367,8 @@ def test_a_study_comes_back_from_its_document() -> None:
     import json
 
     study = Study(
-        (ModelWish("file:x", "timm:y", ("cat", "dog"), False),),
-        (DataWish("folder:p", "test", 3, "m", "voc"),),
+        (ModelConfig("file:x", "timm:y", ("cat", "dog"), False),),
+        (DataConfig("folder:p", "test", 3, "m", "voc"),),
         ("legrad",),
         ("deletion",),
         seed=3,

@@ -16,15 +16,15 @@ from torch import Tensor
 import clairvit as cv
 import clairvit.metrics.evaluate as evaluate_room
 import clairvit.selection.choose as choose_room
-from clairvit.data.dataset import Album, Page, album_of
+from clairvit.data.dataset import ImageDataset, Sample, album_of
 from clairvit.errors import BadInput, ClairError, NotApplicable
-from clairvit.methods.spec import bind
 from clairvit.methods.explanation import Cost
+from clairvit.methods.spec import resolve_method
 from clairvit.selection.choose import METRICS, PANEL
-from clairvit.selection.result import Pick
-from clairvit.selection.stats import LEVEL, fewest_images, holm, holm_after_picking, mean_p
-from clairvit.selection.start_layer import Tuned, base_of, best_of, candidates, halved
 from clairvit.selection.ranking import Measures, judge, sentences
+from clairvit.selection.result import Selection
+from clairvit.selection.start_layer import Tuned, base_of, best_of, candidates, halved
+from clairvit.selection.stats import LEVEL, fewest_images, holm, holm_after_picking, mean_p
 from helpers.rounding import assert_same
 from linear import effects, linear
 from tiny import double, pixels, wrapped
@@ -40,7 +40,7 @@ def images(count: int, seed: int = 5) -> Tensor:
 
 
 @functools.cache
-def picked() -> Pick:
+def picked() -> Selection:
     model, _ = linear()
     return cv.choose(model, images(10), [TRUE, "saliency"], [BY, "sparseness"])
 
@@ -105,7 +105,7 @@ def test_the_front_weighs_faithfulness_and_cost() -> None:
 
 def test_twins_are_not_told_apart() -> None:
     model, _ = linear()
-    twin = bind("occlusion(removal=mean,window=1)").text
+    twin = resolve_method("occlusion(removal=mean,window=1)").text
     pick = cv.choose(model, images(10), [TRUE, twin], [BY])
     assert_same(pick.scores[twin, BY].values, pick.scores[TRUE, BY].values)
     assert not pick.clear
@@ -272,12 +272,12 @@ def test_an_image_that_cannot_be_read_costs_only_itself() -> None:
     model, _ = linear()
     whole = album_of(images(4), model)
 
-    def read(row: int, net: cv.Model) -> Page:
+    def read(row: int, net: cv.Model) -> Sample:
         if row == 0:
             raise BadInput("broken")
         return whole.read(row, net)
 
-    album = Album(whole.names, read, whole.mark)
+    album = ImageDataset(whole.names, read, whole.mark)
     told: list[str] = []
     pick = cv.choose(model, album, ["saliency"], [BY], failed=lambda name, _: told.append(name))
     assert told == [whole.names[0]]
@@ -292,10 +292,10 @@ def test_an_image_that_cannot_be_read_costs_only_itself() -> None:
 def test_the_panel_costs_one_trace_each() -> None:
     assert len(PANEL) == 12
     for text in PANEL:
-        cost = bind(text).cost
+        cost = resolve_method(text).cost
         assert cost.forwards == 1
         assert cost.backwards <= 2
-        assert bind(text).text == text
+        assert resolve_method(text).text == text
 
 
 def test_the_panel_leaves_out_what_does_not_fit() -> None:
@@ -315,7 +315,7 @@ DEEP = "timm-deep"  # five layers: an odd number tells ceil from floor
 
 
 @functools.cache
-def tuned() -> Pick:
+def tuned() -> Selection:
     model, some = double(DEEP, 6)
     return cv.choose(model, some, ["legrad"], [TUNE], tune_start=["focusvit", "genatt", "ixg+plus"])
 

@@ -18,10 +18,10 @@ from clairvit.selection.stats import (
     all_pairs,
     draws_for,
     fewest_images,
-    front,
     holm,
     holm_after_picking,
     images_needed,
+    is_pareto_optimal,
     mean_ranks,
     paired_interval,
     ranks,
@@ -269,13 +269,17 @@ def test_wilcoxon_and_sign_flips_tell_the_same_story() -> None:
 def test_the_front_by_brute_force() -> None:
     values = np.random.default_rng(0).integers(0, 4, (30, 3)).astype(np.float64)
     expected = [not any((b >= a).all() and (b > a).any() for b in values) for a in values]
-    assert front(values).tolist() == expected
+    assert is_pareto_optimal(values).tolist() == expected
     assert 0 < sum(expected) < 30
 
 
 def test_edges_of_the_front() -> None:
-    assert front(np.array([[1.0, 1], [1, 1], [0, 0]])).tolist() == [True, True, False]  # twins are both on it
-    assert front(np.array([[1.0, np.nan], [0.5, 0.1], [0.9, np.nan]])).tolist() == [True, True, False]
+    assert is_pareto_optimal(np.array([[1.0, 1], [1, 1], [0, 0]])).tolist() == [
+        True,
+        True,
+        False,
+    ]  # twins are both on it
+    assert is_pareto_optimal(np.array([[1.0, np.nan], [0.5, 0.1], [0.9, np.nan]])).tolist() == [True, True, False]
 
 
 # How many images ------------------------------------------------------------------------------------------------------

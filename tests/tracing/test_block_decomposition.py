@@ -11,7 +11,7 @@ from torch.nn.functional import layer_norm
 
 import clairvit as cv
 from clairvit.errors import NotApplicable
-from clairvit.tracing.block_decomposition import Inside
+from clairvit.tracing.block_decomposition import BlockDecomposition
 from clairvit.tracing.linearised import shifted
 from clairvit.tracing.recording import record
 from helpers.rounding import assert_same
@@ -30,7 +30,7 @@ def test_the_vectors_add_up_to_the_stream_after_attention(kind: str) -> None:
     """sum_j T_ij and the biases on the way are x_mid, whoever wrote the block."""
     found = recorded(kind)
     for index, call in enumerate(found.calls):
-        inside = Inside.of(found, index)
+        inside = BlockDecomposition.of(found, index)
         parts = inside.vectors(value_bias=True)
         added = (call.A() @ parts.f).sum(1) * parts.spread  # [B, N, d]
         constant = (torch.zeros_like(inside.attended),)
@@ -46,8 +46,8 @@ def test_values_without_bias_are_what_a_block_without_biases_would_have(kind: st
     module = build(kind).double()
     model = cv.wrap(module, size=ZOO[kind].size, classifier=ZOO[kind].classifier)
     found = record(model, pixels(kind, dtype=torch.float64), differentiable=False, inside=True)
-    first = found.anatomy.layers[0].block
-    inside = Inside.of(found, 0)
+    first = found.structure.layers[0].block
+    inside = BlockDecomposition.of(found, 0)
     plain = inside.values(bias=False)
     with torch.no_grad():
         for name, p in first.named_parameters():

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 import clairvit as cv
 from clairvit.models.model import first_scores
 from clairvit.tracing.recording import Recording, record
-from clairvit.tracing.trace import Trace, follow, one_target
+from clairvit.tracing.trace import Trace, one_target, run_backward
 from helpers.rounding import assert_same, growth, same
 from tiny import TINY, ZOO, build, double, pixels, wrapped
 
@@ -206,7 +206,7 @@ def test_plain_gradients_are_the_same_beside_other_rule_tables(name: str) -> Non
     """One graph serves all tables, so the plain one must not notice the swapped backward."""
     recording = record(wrapped(name, torch.float64), pixels(name, dtype=torch.float64), tables=("plain", "attnlrp"))
     alone = traced(name, torch.float64)
-    beside = follow(recording, one_target(recording, TARGET, "logit", single=False), "plain")
+    beside = run_backward(recording, one_target(recording, TARGET, "logit", single=False), "plain")
     for a, b in zip(alone.layers, beside.layers, strict=True):
         assert_close(b.A, a.A, **bound_of(name))
         assert_close(b.G, a.G, **bound_of(name))
@@ -218,7 +218,9 @@ def test_rule_tables_differ(name: str) -> None:
     """A table that no operation of the model asks would be a table that does nothing."""
     recording = record(*double(name), tables=("plain", "linear", "attnlrp"))
     target = one_target(recording, TARGET, "logit", single=False)
-    plain, linear, attnlrp = (follow(recording, target, table).dpixels for table in ("plain", "linear", "attnlrp"))
+    plain, linear, attnlrp = (
+        run_backward(recording, target, table).dpixels for table in ("plain", "linear", "attnlrp")
+    )
     assert not same(linear, plain, **bound_of(name))
     assert not same(attnlrp, plain, **bound_of(name))
     assert not same(attnlrp, linear, **bound_of(name))
@@ -402,4 +404,4 @@ def test_recording_refuses_a_table_it_was_not_made_for() -> None:
     recording: Recording = record(wrapped("timm-vit"), pixels("timm-vit"))
     target = one_target(recording, TARGET, "logit", single=False)
     with pytest.raises(cv.ClairError, match=r"for plain; 'attnlrp' was asked of it.*rules='attnlrp'"):
-        follow(recording, target, "attnlrp")
+        run_backward(recording, target, "attnlrp")

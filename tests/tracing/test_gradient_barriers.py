@@ -16,9 +16,9 @@ from torch import Tensor, nn
 import clairvit as cv
 from clairvit.cli import main
 from clairvit.errors import ClairWarning, NotApplicable
-from clairvit.methods.spec import bind
-from clairvit.tracing.structure import anatomy
+from clairvit.methods.spec import resolve_method
 from clairvit.tracing.gradient_barriers import Barrier, gradient_barriers
+from clairvit.tracing.structure import model_structure
 from fingerprint import differences, fingerprint
 
 SIZE = 32
@@ -134,7 +134,7 @@ def test_gradient_methods_are_refused_and_the_others_run(kind: str, pixels: Tens
         warnings.filterwarnings("error", "autograd")  # torch's own warning of an operation without a backward
         warnings.filterwarnings("ignore", "There is a performance drop")
         comparison = cv.compare(model, pixels, methods, target=1, skip=True)
-    assert set(comparison.skipped) == {bind(name).text for name in GRADIENT}
+    assert set(comparison.skipped) == {resolve_method(name).text for name in GRADIENT}
     for name, reason in comparison.skipped.items():
         assert f"'{name}' reads gradients" in reason
         assert f"'{first.name}' ({first.type})" in reason
@@ -147,9 +147,9 @@ def test_gradient_methods_are_refused_and_the_others_run(kind: str, pixels: Tens
 
 @pytest.mark.parametrize("pooling", ["token", "avg"])
 def test_pooling_and_grid_are_those_of_the_model_before(pooling: str, pixels: Tensor) -> None:
-    expected = anatomy(cv.wrap(vit(pooling)), pixels)
+    expected = model_structure(cv.wrap(vit(pooling)), pixels)
     for module in (dynamic(vit(pooling)), replaced(vit(pooling), Linear8bitLt)):
-        plan = anatomy(cv.wrap(module), pixels)
+        plan = model_structure(cv.wrap(module), pixels)
         assert plan.layout == expected.layout
         assert [part.kind for part in plan.parts] == [part.kind for part in expected.parts]
         assert plan.in_order

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 import clairvit as cv
 from clairvit.errors import ClairWarning, NotApplicable
-from clairvit.tracing.structure import anatomy
 from clairvit.tracing.grid import fits_image
 from clairvit.tracing.stages import grid_of
+from clairvit.tracing.structure import model_structure
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_coat_is_refused_in_true_words(name: str) -> None:
     torch.manual_seed(0)
     model = cv.wrap(timm.create_model(name, num_classes=4).eval())
     pixels = torch.randn(1, 3, 224, 224)
-    assert anatomy(model, pixels).stages == ()
+    assert model_structure(model, pixels).stages == ()
     for method in ("ixg", "leave-one-out", "gradcam"):
         with pytest.raises(NotApplicable, match=r"factorised|No patch tokens"):
             cv.explain(model, pixels, method, target=1)

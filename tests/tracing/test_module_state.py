@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import clairvit as cv
 from clairvit.errors import BadInput, ClairError
 from clairvit.tracing.recording import record
-from clairvit.tracing.trace import follow, one_target
+from clairvit.tracing.trace import one_target, run_backward
 from conditions import METHODS, allow_declared_zeros, fits, home_of, short
 from fingerprint import differences, fingerprint, messy, surroundings, unchanged
 from helpers.rounding import assert_same, same
@@ -427,4 +427,4 @@ def test_forward_only_recordings_hold_no_graph() -> None:
     assert all(call.out.grad_fn is None for call in recording.calls)
     target = one_target(recording, TARGET, "logit", single=False)
     with pytest.raises(ClairError, match="no gradients"):
-        follow(recording, target, "plain")
+        run_backward(recording, target, "plain")

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 import clairvit as cv
 from clairvit.errors import BadInput, CaptureError, NotApplicable
 from clairvit.models.model import first_scores
-from clairvit.tracing.structure import anatomy
+from clairvit.tracing.structure import model_structure
 from helpers.rounding import assert_same
 from tiny import CLASSES, STRANGE, build, cnn, double, pixels, strange, wrapped
 from tiny_home import (
@@ -290,7 +290,7 @@ def test_unknown_grid_asks_for_a_layout() -> None:
 
 def test_anatomy_is_found_once_for_each_image_size() -> None:
     model = wrapped("timm-vit")
-    assert anatomy(model, pixels("timm-vit")) is anatomy(model, pixels("timm-vit", batch=1, seed=5))
+    assert model_structure(model, pixels("timm-vit")) is model_structure(model, pixels("timm-vit", batch=1, seed=5))
 
 
 @pytest.mark.parametrize("size", [(32, 32), (24, 40), (48, 16)])

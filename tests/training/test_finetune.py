@@ -15,21 +15,21 @@ from PIL import Image
 from torch import nn
 
 import clairvit as cv
-from clairvit.data.dataset import Album, album_of
+from clairvit.data.dataset import ImageDataset, album_of
 from clairvit.errors import BadInput, ClairError, ModelUnavailable, UnknownName
 from clairvit.models.model import Model
 from clairvit.training.augment import centred, draws, order, shaken
+from clairvit.training.base_model import Start, Wanted, begin
 from clairvit.training.checkpoint import Epoch, Progress, read_progress
 from clairvit.training.finetune import Trained, checkpoint_of, finetune
 from clairvit.training.image_cache import class_names, numbered, read_pictures, split
-from clairvit.training.training_config import Recipe, named_recipe
-from clairvit.training.base_model import Start, Wanted, begin
+from clairvit.training.training_config import TrainingConfig, named_recipe
 from helpers.rounding import assert_same, growth
 
 NOBODY = Model(nn.Identity(), "nobody")
 # dropout, so that a generator's state matters; a rate that falls each epoch, so that the schedule's does
 SHAPE = {"patch_size": 8, "embed_dim": 16, "depth": 2, "num_heads": 2, "drop_rate": 0.2, "drop_path_rate": 0.2}
-SHORT = Recipe(epochs=3, batch=8, rate=5e-3, every=1, gamma=0.8, patience=9)
+SHORT = TrainingConfig(epochs=3, batch=8, rate=5e-3, every=1, gamma=0.8, patience=9)
 PLAIN = {"warmup": 0, "clip": None}  # a rate that is there from the first step on
 
 
@@ -42,7 +42,7 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def colours(count: int = 24, seed: int = 0) -> Album:
+def colours(count: int = 24, seed: int = 0) -> ImageDataset:
     """Noise that is reddish or bluish, [32, 40]."""
     dice = np.random.default_rng(seed)
     pictures = []
@@ -53,7 +53,7 @@ def colours(count: int = 24, seed: int = 0) -> Album:
     return album_of(pictures, NOBODY, labels=["red", "blue"] * (count // 2))
 
 
-def run(folder: Path, album: Album | None = None, recipe: Recipe = SHORT, **more: Any) -> Trained:
+def run(folder: Path, album: ImageDataset | None = None, recipe: TrainingConfig = SHORT, **more: Any) -> Trained:
     asked = {"pretrained": False, "options": SHAPE, "size": 32, "out": folder / "model.safetensors", **more}
     return finetune(album or colours(), "timm:vit_tiny_patch16_224", recipe=recipe, **asked)
 
@@ -146,7 +146,7 @@ def test_the_users_random_numbers_are_not_disturbed(tmp_path: Path) -> None:
 
 
 def test_it_learns_and_the_file_has_the_best_epochs_weights_with_all_that_load_asks(tmp_path: Path) -> None:
-    recipe = Recipe(epochs=8, batch=8, rate=5e-3, patience=8, held_out=0.25)
+    recipe = TrainingConfig(epochs=8, batch=8, rate=5e-3, patience=8, held_out=0.25)
     done = run(tmp_path, colours(40), recipe)
     assert done.best.accuracy == 1.0
     assert done.best.number == min(one.number for one in done.history if one.accuracy == 1.0)
@@ -218,7 +218,7 @@ def test_validation_sees_what_the_finished_model_will_see(tmp_path: Path, monkey
 
 
 def test_training_stops_when_patience_ends_and_the_rate_falls_in_steps(tmp_path: Path) -> None:
-    recipe = Recipe(epochs=40, batch=8, rate=5e-3, gamma=0.5, every=2, patience=3, **PLAIN)
+    recipe = TrainingConfig(epochs=40, batch=8, rate=5e-3, gamma=0.5, every=2, patience=3, **PLAIN)
     done = run(tmp_path, recipe=recipe)
     assert done.stopped_early
     assert len(done.history) == done.best.number + 3 < 40
@@ -313,7 +313,7 @@ def test_only_timm_models_and_files_are_trained(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_a_recipe_that_makes_no_sense_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(BadInput, match=next(iter(wrong))):
-        Recipe(**wrong)
+        TrainingConfig(**wrong)
 
 
 # the recipe's pieces --------------------------------------------------------------------------------------------------
@@ -327,25 +327,27 @@ def test_focusvits_recipe_is_the_papers_and_other_sizes_keep_their_ratio() -> No
     assert recipe.flip
     assert recipe.box((224, 224)) == (256, 256)
     assert recipe.box((96, 192)) == (108, 220)
-    assert Recipe(resize=96).box((96, 192)) == (96, 192)
+    assert TrainingConfig(resize=96).box((96, 192)) == (96, 192)
     with pytest.raises(UnknownName, match=r"no recipe 'focus'.*default, focusvit"):
         named_recipe("focus")
 
 
 def test_the_default_rates_suit_what_is_trained() -> None:
-    settled = [Recipe().settled(pretrained, new) for pretrained, new in ((True, True), (True, False), (False, True))]
+    settled = [
+        TrainingConfig().settled(pretrained, new) for pretrained, new in ((True, True), (True, False), (False, True))
+    ]
     assert [(one.rate, one.head_rate) for one in settled] == [(1e-5, 1e-3), (1e-5, 1e-5), (1e-4, 1e-4)]
-    given = Recipe(rate=1e-3, head_rate=2e-3).settled(pretrained=True, new_head=True)
+    given = TrainingConfig(rate=1e-3, head_rate=2e-3).settled(pretrained=True, new_head=True)
     assert (given.rate, given.head_rate) == (1e-3, 2e-3)
-    assert Recipe(rate=5e-2).settled(pretrained=True, new_head=True).head_rate == 5e-2, "never below the rate"
+    assert TrainingConfig(rate=5e-2).settled(pretrained=True, new_head=True).head_rate == 5e-2, "never below the rate"
 
 
 def test_the_rate_rises_and_then_falls_in_steps() -> None:
     """4 steps an epoch, one epoch of warm-up: 1/5 … 4/5, then 1; half from epoch 2 on, a quarter from epoch 4 on."""
-    recipe = Recipe(warmup=1, gamma=0.5, every=2)
+    recipe = TrainingConfig(warmup=1, gamma=0.5, every=2)
     factors = [recipe.factor(step, 4) for step in range(20)]
     assert factors == pytest.approx([0.2, 0.4, 0.6, 0.8, *[1] * 4, *[0.5] * 8, *[0.25] * 4])
-    assert [Recipe(warmup=0).factor(step, 1) for step in (0, 9, 10, 20)] == pytest.approx([1, 1, 0.7, 0.49])
+    assert [TrainingConfig(warmup=0).factor(step, 1) for step in (0, 9, 10, 20)] == pytest.approx([1, 1, 0.7, 0.49])
 
 
 def test_training_uses_the_schedule_and_a_rate_of_its_own_for_a_new_head(tmp_path: Path) -> None:
@@ -364,9 +366,9 @@ def test_training_uses_the_schedule_and_a_rate_of_its_own_for_a_new_head(tmp_pat
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.optim.AdamW, "step", watched)
         done = finetune(
-            album, f"file:{first.path}", recipe=Recipe(epochs=2, batch=8), out=tmp_path / "second.safetensors"
+            album, f"file:{first.path}", recipe=TrainingConfig(epochs=2, batch=8), out=tmp_path / "second.safetensors"
         )
-    factors = [Recipe().factor(step, 3) for step in range(6)]
+    factors = [TrainingConfig().factor(step, 3) for step in range(6)]
     assert [rates[0] for rates in seen] == pytest.approx([1e-5 * factor for factor in factors])
     assert [rates[1] for rates in seen] == pytest.approx([1e-3 * factor for factor in factors])
     assert [epoch.rate for epoch in done.history] == pytest.approx([7.5e-6, 1e-5]), "of the last step"
@@ -414,8 +416,8 @@ def pictures(count: int = 4, side: int = 20) -> torch.Tensor:
     return torch.randint(0, 256, (count, 3, side, side), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
 
 
-def still(**more: Any) -> Recipe:
-    return Recipe(**{"rotation": 0.0, "jitter": 0.0, "flip": False, **more})
+def still(**more: Any) -> TrainingConfig:
+    return TrainingConfig(**{"rotation": 0.0, "jitter": 0.0, "flip": False, **more})
 
 
 def test_a_crop_is_a_copy_of_a_part_and_every_part_has_its_turn() -> None:

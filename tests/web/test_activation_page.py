@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import clairvit as cv
 from clairvit.web.app import create_app
-from clairvit.web.state import Desk, open_desk
+from clairvit.web.state import AppState, create_state
 from served import serving
 from tab import WAIT, browser, needs_a_browser, sync_api
 from unclosed import unclosed
@@ -34,13 +34,13 @@ class Age(nn.Module):
 
 
 @pytest.fixture(scope="module")
-def age_desk() -> Iterator[Desk]:
-    made = open_desk([cv.wrap(Age(), name="age", size=224, labels=["age"])], seconds=300)
+def age_desk() -> Iterator[AppState]:
+    made = create_state([cv.wrap(Age(), name="age", size=224, labels=["age"])], seconds=300)
     yield made
     made.close()
 
 
-def test_the_web_page_is_told_of_scores(age_desk: Desk) -> None:
+def test_the_web_page_is_told_of_scores(age_desk: AppState) -> None:
     with TestClient(create_app(unclosed(age_desk)), base_url="http://127.0.0.1") as client:
         assert client.get("/api/models").json()["models"][0]["activation"] == "raw"
         reply = client.post("/api/explain", data={"method": "legrad"}).json()
@@ -55,7 +55,7 @@ def test_the_web_page_is_told_of_scores(age_desk: Desk) -> None:
         assert curve["insertion"]["method"]["mean"][-1] == pytest.approx(1)
 
 
-def test_the_web_page_shows_the_score(age_desk: Desk, browser: Any) -> None:
+def test_the_web_page_shows_the_score(age_desk: AppState, browser: Any) -> None:
     with serving(age_desk) as address:
         page = browser.new_page()
         page.goto(address)

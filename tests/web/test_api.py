@@ -16,12 +16,12 @@ from PIL import Image
 
 import clairvit as cv
 from clairvit.errors import BadInput
-from clairvit.methods.spec import bind
+from clairvit.methods.spec import resolve_method
 from clairvit.web import handlers as work
 from clairvit.web.app import create_app
-from clairvit.web.state import Desk, open_desk, settle
-from clairvit.web.job_queue import Lane
+from clairvit.web.job_queue import JobQueue
 from clairvit.web.schemas import CurveAsked, ExplainAsked
+from clairvit.web.state import AppState, create_state, settle
 from fingerprint import fingerprint
 from helpers.rounding import assert_same, growth
 from unclosed import unclosed
@@ -38,7 +38,7 @@ def wide() -> cv.Model:
 
 @pytest.fixture(scope="module")
 def wide_client(wide: cv.Model) -> Iterator[TestClient]:
-    desk = open_desk([wide], seconds=300)
+    desk = create_state([wide], seconds=300)
     with TestClient(create_app(unclosed(desk)), base_url="http://127.0.0.1", raise_server_exceptions=False) as made:
         yield made
     desk.close()
@@ -207,11 +207,11 @@ def test_work_without_end_is_refused_before_it_begins() -> None:
 
 
 def test_curves_and_many_methods_do_not_stand_before_quick_maps(
-    desk: Desk, client: TestClient, monkeypatch: pytest.MonkeyPatch
+    desk: AppState, client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     used: list[str] = []
-    submit = Lane.submit
-    monkeypatch.setattr(Lane, "submit", lambda lane, do: (used.append(lane.name), submit(lane, do))[1])
+    submit = JobQueue.submit
+    monkeypatch.setattr(JobQueue, "submit", lambda lane, do: (used.append(lane.name), submit(lane, do))[1])
     client.post("/api/curve", json={"steps": 1})
     client.post("/api/curve", json={"steps": 1, "method": "occlusion(window=7,stride=7)"})
     client.post("/api/explain", data={"method": ["legrad", "rollout"]})
@@ -220,7 +220,7 @@ def test_curves_and_many_methods_do_not_stand_before_quick_maps(
 
 
 def test_what_takes_too_long_is_told_and_leaves_the_model_as_it_was(
-    desk: Desk, client: TestClient, monkeypatch: pytest.MonkeyPatch
+    desk: AppState, client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = desk.models["slow"]["pets"].module
     before = fingerprint(module)
@@ -233,15 +233,15 @@ def test_what_takes_too_long_is_told_and_leaves_the_model_as_it_was(
     assert fingerprint(module) == before
 
 
-def test_few_perturbed_images_are_in_memory_at_once(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_perturbed_images_are_in_memory_at_once(desk: AppState, monkeypatch: pytest.MonkeyPatch) -> None:
     """A pass forwards and backwards over fifty of them held 1.4 GB."""
     model, photo = desk.models["quick"]["pets"], desk.photos.find("demo")
     seen: list[int] = []
     handle = model.module.register_forward_pre_hook(lambda _, given: seen.append(len(given[0])))
     try:
         for text in ("smoothgrad(n=20)", "integrated-gradients(steps=20)", "rise(samples=20,removal=mean)"):
-            work.explain_photo(model, photo, [bind(text)], ExplainAsked())
-        work.curve_of(model, photo, bind("rollout"), CurveAsked(steps=3, removal="mean"))
+            work.explain_photo(model, photo, [resolve_method(text)], ExplainAsked())
+        work.curve_of(model, photo, resolve_method("rollout"), CurveAsked(steps=3, removal="mean"))
     finally:
         handle.remove()
     assert max(seen) == 8
@@ -255,7 +255,7 @@ def test_layers_heads_and_patches_that_are_not_there(client: TestClient) -> None
     assert client.get("/api/nothing").json()["kind"] == "not-found"
 
 
-def test_quick_and_slow_go_their_own_ways(desk: Desk) -> None:
+def test_quick_and_slow_go_their_own_ways(desk: AppState) -> None:
     assert settle(["legrad", "rollout"], 196)[1] == "quick"
     assert settle(["all"], 196)[1] == "longer"
     assert len(settle(["all"] * 64, 196)[0]) == len(settle(["all"], 196)[0])

@@ -11,9 +11,9 @@ from collections.abc import Callable
 import httpx
 import pytest
 
-from clairvit.perturbation.progress import told
-from clairvit.web.state import Desk
-from clairvit.web.job_queue import Busy, Lane, Stopped, TooSlow
+from clairvit.perturbation.progress import track
+from clairvit.web.job_queue import Busy, JobQueue, Stopped, TooSlow
+from clairvit.web.state import AppState
 from fingerprint import fingerprint
 
 
@@ -23,7 +23,7 @@ async def never_gone() -> bool:
 
 def test_a_full_lane_says_when_to_come_again() -> None:
     async def scene() -> None:
-        lane, gate = Lane("test", places=2, seconds=60), threading.Event()
+        lane, gate = JobQueue("test", places=2, seconds=60), threading.Event()
         first, second = lane.submit(gate.wait), lane.submit(gate.wait)
         try:
             with pytest.raises(Busy) as refused:
@@ -40,14 +40,14 @@ def test_a_full_lane_says_when_to_come_again() -> None:
 
 
 def steps(count: int = 1000) -> int:
-    for _ in told(range(count), "steps"):
+    for _ in track(range(count), "steps"):
         time.sleep(0.01)
     return count
 
 
 def test_work_stops_when_its_time_is_over() -> None:
     async def scene() -> None:
-        lane = Lane("test", places=2, seconds=0.2)
+        lane = JobQueue("test", places=2, seconds=0.2)
         with pytest.raises(TooSlow):
             await lane.submit(steps).wait(never_gone)
         assert await lane.submit(lambda: steps(3)).wait(never_gone) == 3
@@ -59,7 +59,7 @@ def test_work_that_does_not_look_up_is_given_up_on(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("clairvit.web.job_queue.GRACE", 0.1)
 
     async def scene() -> None:
-        lane, gate = Lane("test", places=1, seconds=0.1), threading.Event()
+        lane, gate = JobQueue("test", places=1, seconds=0.1), threading.Event()
         with pytest.raises(TooSlow):
             await lane.submit(lambda: gate.wait(20)).wait(never_gone)
         with pytest.raises(Busy):
@@ -75,7 +75,7 @@ async def gone() -> bool:
 
 def test_work_stops_when_the_client_goes() -> None:
     async def scene() -> None:
-        lane = Lane("test", places=1, seconds=60)
+        lane = JobQueue("test", places=1, seconds=60)
         job = lane.submit(steps)
         with pytest.raises(Stopped):
             await job.wait(gone)
@@ -90,7 +90,7 @@ def test_waiting_work_that_nobody_wants_frees_its_place_at_once_and_never_begins
     """Somebody else's slow job is at work, and stays so."""
 
     async def scene() -> None:
-        lane, gate, begun = Lane("test", places=2, seconds=60), threading.Event(), []
+        lane, gate, begun = JobQueue("test", places=2, seconds=60), threading.Event(), []
         other = lane.submit(gate.wait)
         try:
             for _ in range(5):
@@ -108,7 +108,7 @@ def test_waiting_work_that_nobody_wants_frees_its_place_at_once_and_never_begins
 
 def test_a_lane_that_closes_takes_nothing_more_and_leaves_no_thread() -> None:
     async def scene() -> None:
-        lane = Lane("closing", places=3, seconds=60)
+        lane = JobQueue("closing", places=3, seconds=60)
         working, waiting = (asyncio.create_task(lane.submit(steps).wait(never_gone)) for _ in range(2))
         await asyncio.sleep(0.2)
         lane.close()
@@ -131,7 +131,7 @@ def until(true: Callable[[], bool], seconds: float = 90.0) -> bool:
 
 
 def test_a_slow_method_does_not_block_quick_ones_and_cancelling_leaves_the_model_as_it_was(
-    address: str, desk: Desk
+    address: str, desk: AppState
 ) -> None:
     """RISE is begun and is at work; a quick map and a curve come meanwhile; then the client hangs up."""
     module = desk.models["slow"]["pets"].module
@@ -152,13 +152,13 @@ def test_a_slow_method_does_not_block_quick_ones_and_cancelling_leaves_the_model
     assert fingerprint(module) == before
 
 
-def test_a_client_without_a_stream_cancels_by_hanging_up_too(address: str, desk: Desk) -> None:
+def test_a_client_without_a_stream_cancels_by_hanging_up_too(address: str, desk: AppState) -> None:
     with httpx.Client(base_url=address, timeout=1.0) as client, pytest.raises(httpx.ReadTimeout):
         client.post("/api/explain", data={"method": "rise"})
     assert until(lambda: desk.lanes["slow"].inside == 0)
 
 
-def test_a_full_server_answers_429_and_recovers(address: str, desk: Desk) -> None:
+def test_a_full_server_answers_429_and_recovers(address: str, desk: AppState) -> None:
     def ask(statuses: list[tuple[int, str | None]]) -> None:
         reply = httpx.post(f"{address}/api/explain", data={"method": "ixg"}, timeout=60)
         statuses.append((reply.status_code, reply.headers.get("retry-after")))

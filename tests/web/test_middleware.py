@@ -15,15 +15,15 @@ from clairvit.cli.serve import guard_rules, is_loopback
 from clairvit.errors import BadInput
 from clairvit.web import middleware as security
 from clairvit.web.app import STATIC, create_app
-from clairvit.web.state import Desk
-from clairvit.web.middleware import Guard, Rules
+from clairvit.web.middleware import RequestLimits, Rules
+from clairvit.web.state import AppState
 from unclosed import unclosed
 
 SECRET = "correct-horse-battery"
 
 
 @pytest.fixture
-def guarded(desk: Desk) -> Iterator[TestClient]:
+def guarded(desk: AppState) -> Iterator[TestClient]:
     rules = Rules(SECRET, frozenset({"127.0.0.1"}))
     with TestClient(create_app(unclosed(desk), rules), base_url="http://127.0.0.1", follow_redirects=False) as made:
         yield made
@@ -115,7 +115,7 @@ class Talk:
     """A guard around an app that reads everything, and clients that speak to it as slowly as they like."""
 
     def __init__(self) -> None:
-        self.guard = Guard(self.app, Rules())
+        self.guard = RequestLimits(self.app, Rules())
         self.heard = 0
 
     async def app(self, scope: Any, receive: Any, send: Any) -> None:
@@ -221,7 +221,7 @@ def test_there_are_no_web_sockets(client: TestClient) -> None:
 def test_a_bug_of_ours_is_told_without_details_and_with_the_headers(
     client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("clairvit.web.app.list_methods", lambda: 1 / 0)
+    monkeypatch.setattr("clairvit.web.app.methods_reply", lambda: 1 / 0)
     told = client.get("/api/methods")
     assert (told.status_code, told.json()["kind"]) == (500, "broken")
     assert "zero" not in told.text

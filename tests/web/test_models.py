@@ -10,7 +10,7 @@ from fastapi.testclient import TestClient
 import clairvit as cv
 from clairvit.errors import BadInput
 from clairvit.web.app import create_app
-from clairvit.web.state import open_desk
+from clairvit.web.state import create_state
 from tiny import STRANGE, cnn, strange, wrapped
 
 pytestmark = pytest.mark.filterwarnings("default::clairvit.errors.ClairWarning")
@@ -28,7 +28,7 @@ KINDS: dict[str, tuple[Callable[[], cv.Model], bool]] = {  # model, and does it 
 def test_what_fits_is_shown_and_what_does_not_is_told(kind: str) -> None:
     make, attends = KINDS[kind]
     model = make()
-    with TestClient(create_app(open_desk([model])), base_url="http://127.0.0.1") as client:
+    with TestClient(create_app(create_state([model])), base_url="http://127.0.0.1") as client:
         (card,) = client.get("/api/models").json()["models"]
         assert (card["heads"] > 0) == attends
         assert bool(card["labels"]) == model.classifier
@@ -45,7 +45,7 @@ def test_what_fits_is_shown_and_what_does_not_is_told(kind: str) -> None:
 
 def test_several_models_are_served_by_name() -> None:
     models = [wrapped("timm-vit"), wrapped("timm-vit-nonsquare")]
-    with TestClient(create_app(open_desk(models)), base_url="http://127.0.0.1") as client:
+    with TestClient(create_app(create_state(models)), base_url="http://127.0.0.1") as client:
         told = client.post("/api/explain", data={"model": "timm-vit-nonsquare", "method": "rollout"}).json()
         assert told["explanations"][0]["maps"]["shape"] == [1, 3, 5]
         assert told["size"] == [24, 40]
@@ -54,6 +54,6 @@ def test_several_models_are_served_by_name() -> None:
 
 def test_no_model_and_the_same_model_twice_are_refused() -> None:
     with pytest.raises(BadInput, match="at least one"):
-        open_desk([])
+        create_state([])
     with pytest.raises(BadInput, match="the same name"):
-        open_desk([wrapped("timm-vit"), wrapped("timm-vit")])
+        create_state([wrapped("timm-vit"), wrapped("timm-vit")])

@@ -13,7 +13,7 @@ from PIL import Image
 
 import clairvit as cv
 from clairvit.models.images import read_image
-from clairvit.web.state import Desk, open_desk
+from clairvit.web.state import AppState, create_state
 from served import serving
 from tab import WAIT, browser, changes, method, needs_a_browser, picture, settled, sync_api, visit, wait_for_map
 from tiny import cnn, strange, wrapped
@@ -31,7 +31,7 @@ HANDED_OVER = """async (way) => {
     : new ClipboardEvent("paste", { bubbles: true, clipboardData: data })); }"""
 
 
-def test_the_token_is_taken_out_of_the_address_or_asked_for(browser: Any, desk: Desk) -> None:
+def test_the_token_is_taken_out_of_the_address_or_asked_for(browser: Any, desk: AppState) -> None:
     with serving(desk, "a-secret-token") as address:
         page = browser.new_page()
         heard = []
@@ -78,7 +78,7 @@ def test_photos_can_be_dropped_and_pasted(visit: Callable[..., Any], way: str) -
     assert re.search(r"photo=[0-9a-f]{32}", page.url)
 
 
-def test_a_photo_that_the_server_forgot_is_sent_again(visit: Callable[..., Any], desk: Desk) -> None:
+def test_a_photo_that_the_server_forgot_is_sent_again(visit: Callable[..., Any], desk: AppState) -> None:
     page = visit()
     changes(page, lambda: page.evaluate(HANDED_OVER, "drop"))
     settled(page)
@@ -93,7 +93,7 @@ def test_a_photo_that_the_server_forgot_is_sent_again(visit: Callable[..., Any],
     sync_api.expect(page.locator("#patch-text")).to_contain_text("most at row", timeout=WAIT)
 
 
-def test_slow_work_shows_progress_and_can_be_cancelled(visit: Callable[..., Any], desk: Desk) -> None:
+def test_slow_work_shows_progress_and_can_be_cancelled(visit: Callable[..., Any], desk: AppState) -> None:
     page = visit()
     method(page, "rise")
     sync_api.expect(page.locator("#status-text")).to_contain_text(re.compile(r"rise: .*\d %"), timeout=WAIT)
@@ -152,7 +152,7 @@ def test_the_last_of_many_quick_choices_is_the_one_that_counts(visit: Callable[.
     assert page.locator('#methods input[value="ixg"]').is_checked()
 
 
-def test_a_curve_of_the_map_before_is_not_shown(visit: Callable[..., Any], desk: Desk) -> None:
+def test_a_curve_of_the_map_before_is_not_shown(visit: Callable[..., Any], desk: AppState) -> None:
     """The map changes while the curve is computed."""
     page = visit()
     page.locator("#play-deletion").click()
@@ -172,7 +172,7 @@ def test_a_curve_of_the_map_before_is_not_shown(visit: Callable[..., Any], desk:
 def test_a_model_that_a_method_does_not_fit_is_not_shown(browser: Any) -> None:
     """The list goes back to the model on show."""
     models = [wrapped("timm-vit"), cv.wrap(strange(cnn), name="cnn", size=(32, 32))]
-    with serving(open_desk(models)) as address:
+    with serving(create_state(models)) as address:
         page = browser.new_page()
         page.goto(f"{address}/#method=rollout")
         wait_for_map(page)

@@ -11,7 +11,7 @@ from fastapi.testclient import TestClient
 from hypothesis.strategies import integers, sampled_from
 
 from clairvit.web.app import create_app
-from clairvit.web.state import open_desk
+from clairvit.web.state import create_state
 from tiny import wrapped
 from unclosed import unclosed
 
@@ -44,7 +44,7 @@ OPERATIONS = [
 @pytest.fixture(scope="module")
 def client() -> Iterator[TestClient]:
     """A tiny model: what is tried here are requests, not maps. Schemathesis ends the app after each of them."""
-    desk = open_desk([wrapped("timm-vit")])
+    desk = create_state([wrapped("timm-vit")])
     with TestClient(create_app(unclosed(desk)), base_url="http://127.0.0.1") as made:
         yield made
     desk.close()

@@ -14,8 +14,8 @@ from PIL import Image
 
 from clairvit.models.images import read_image
 from clairvit.web import uploads as photos
-from clairvit.web.state import Desk
-from clairvit.web.uploads import BadPhoto, Forgotten, Photos, decode
+from clairvit.web.state import AppState
+from clairvit.web.uploads import InvalidUpload, UploadExpired, UploadStore, decode
 
 KINDS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
 
@@ -112,7 +112,7 @@ def test_broken_photos_are_refused_or_read_but_never_an_accident(kind: str) -> N
                 data[dice.randrange(len(data))] = dice.randrange(256)
         try:
             assert decode(bytes(data)).mode == "RGB"
-        except BadPhoto as error:
+        except InvalidUpload as error:
             refused.add(error.status)
     assert refused
     assert refused <= {413, 415, 422}
@@ -120,25 +120,25 @@ def test_broken_photos_are_refused_or_read_but_never_an_accident(kind: str) -> N
 
 def test_nothing_is_decoded_before_its_size_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Image.Image, "load", lambda self: pytest.fail("decoded"))
-    with pytest.raises(BadPhoto, match="megapixels"):
+    with pytest.raises(InvalidUpload, match="megapixels"):
         decode(png_of_size(10_000, 10_000))
 
 
-def test_the_longest_unused_photo_is_forgotten(desk: Desk) -> None:
+def test_the_longest_unused_photo_is_forgotten(desk: AppState) -> None:
     models = desk.models["quick"]
     each = next(iter(desk.photos.find("demo").pixels.values())).nbytes
-    few = Photos(models, most=2 * each)
+    few = UploadStore(models, most=2 * each)
     one, two, three = (few.add(encoded("PNG", (60 + k, 50))).mark for k in range(3))
     assert few.bytes == 2 * each
-    with pytest.raises(Forgotten):
+    with pytest.raises(UploadExpired):
         few.find(one)
     assert few.find(two).mark == two
     few.add(encoded("PNG", (90, 50)))
-    with pytest.raises(Forgotten):
+    with pytest.raises(UploadExpired):
         few.find(three)  # two was used since
     assert few.find("demo").mark == "demo"
 
 
-def test_a_mark_cannot_be_computed_by_others(desk: Desk) -> None:
+def test_a_mark_cannot_be_computed_by_others(desk: AppState) -> None:
     data = encoded("PNG")
-    assert Photos(desk.models["quick"]).add(data).mark != Photos(desk.models["quick"]).add(data).mark
+    assert UploadStore(desk.models["quick"]).add(data).mark != UploadStore(desk.models["quick"]).add(data).mark

@@ -10,11 +10,11 @@ from pathlib import Path
 from types import UnionType
 from typing import Any
 
+from clairvit.bench.plan import AT_ONCE, DataConfig, ModelConfig
 from clairvit.errors import BadInput, did_you_mean
 from clairvit.models.activation import check_activation
 from clairvit.models.preprocess import preprocess_options
 from clairvit.models.request import rows_columns
-from clairvit.bench.plan import AT_ONCE, DataWish, ModelWish
 
 Where = tuple[str | int, ...]  # the way to a value: keys, and places in lists
 
@@ -54,11 +54,11 @@ SAID = {
 
 
 @dataclass(frozen=True)
-class Wish:
+class StudyConfig:
     """What was asked for; None where nothing was said."""
 
-    models: tuple[ModelWish, ...] | None = None
-    data: tuple[DataWish, ...] | None = None
+    models: tuple[ModelConfig, ...] | None = None
+    data: tuple[DataConfig, ...] | None = None
     methods: tuple[str, ...] | None = None
     metrics: tuple[str, ...] | None = None
     split: str | None = None  # for data that says nothing itself
@@ -69,7 +69,7 @@ class Wish:
     at_once: int = AT_ONCE
 
 
-def read_wish(path: Path) -> Wish:
+def read_config(path: Path) -> StudyConfig:
     """A file such as
 
     models = ["pets", {spec = "file:mine.safetensors", arch = "timm:vit_small_patch16_224", resize = 256}]
@@ -87,18 +87,18 @@ def read_wish(path: Path) -> Wish:
         raise BadInput(f"The study '{path}' is not TOML: {error}.") from error
     page = _Page(path, text)
     page.check(found, STUDY, ())
-    return Wish(
+    return StudyConfig(
         models=_each(found, "models", page, MODEL, _model),
-        data=_each(found, "data", page, DATA, lambda given: DataWish(**given)),
+        data=_each(found, "data", page, DATA, lambda given: DataConfig(**given)),
         methods=page.texts(found, "methods"),
         metrics=page.texts(found, "metrics"),
         **{name: found[name] for name in ("split", "limit", "seed", "target", "maps", "at_once") if name in found},
     )
 
 
-def _model(given: Mapping[str, Any]) -> ModelWish:
+def _model(given: Mapping[str, Any]) -> ModelConfig:
     settled: dict[str, Any] = {key: tuple(one) if isinstance(one, list) else one for key, one in given.items()}
-    return ModelWish(**settled)
+    return ModelConfig(**settled)
 
 
 def _check_preprocessing(given: Mapping[str, Any], page: _Page, where: Where) -> None:

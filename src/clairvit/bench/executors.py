@@ -17,18 +17,18 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 
-from clairvit.errors import BadInput
 from clairvit.bench.plan import Study, Unit
 from clairvit.bench.run import Engine
 from clairvit.bench.store import Row
 from clairvit.bench.worker import Worker, attempted
+from clairvit.errors import BadInput
 
 TRIES = 2  # for a unit whose worker died: the second time it is the unit's own fault
 Answer = tuple[Unit, list[Row], str | None]
 
 
 @dataclass(frozen=True)
-class Outfit:
+class WorkerConfig:
     """What each worker is told once."""
 
     study: Study
@@ -53,7 +53,7 @@ def local(workers: int, *, device: str | None = None, batch_size: int | None = N
         raise BadInput(f"workers={workers} was given; expected 1 or more processes.")
 
     def engine(study: Study, units: Iterable[Unit], worker: Worker) -> Iterator[Answer]:
-        return _in_processes(Outfit(study, device, batch_size, share_of_cores(workers)), units, workers)
+        return _in_processes(WorkerConfig(study, device, batch_size, share_of_cores(workers)), units, workers)
 
     return engine
 
@@ -67,7 +67,7 @@ def share_of_cores(workers: int) -> int | None:
 
 
 @dataclass(eq=False)
-class _Hand:
+class WorkerProcess:
     """A process with the wire to it, and the unit that it is at."""
 
     process: BaseProcess
@@ -75,7 +75,7 @@ class _Hand:
     unit: Unit
 
     @classmethod
-    def begin(cls, outfit: Outfit, unit: Unit) -> _Hand:
+    def begin(cls, outfit: WorkerConfig, unit: Unit) -> WorkerProcess:
         spawning = multiprocessing.get_context("spawn")  # a fork would inherit torch's threads and CUDA's state, broken
         here, there = spawning.Pipe()
         process = spawning.Process(target=_serve, args=(outfit, there), daemon=True)
@@ -105,12 +105,12 @@ class _Hand:
         self.wire.close()
 
 
-def _in_processes(outfit: Outfit, units: Iterable[Unit], workers: int) -> Iterator[Answer]:
+def _in_processes(outfit: WorkerConfig, units: Iterable[Unit], workers: int) -> Iterator[Answer]:
     waiting, died = iter(units), Counter[str]()
-    hands: list[_Hand] = []
+    hands: list[WorkerProcess] = []
     try:
         while len(hands) < workers and (first := next(waiting, None)) is not None:
-            hands.append(_Hand.begin(outfit, first))
+            hands.append(WorkerProcess.begin(outfit, first))
         while hands:
             for wire in wait([hand.wire for hand in hands]):
                 hand = next(one for one in hands if one.wire is wire)
@@ -122,7 +122,7 @@ def _in_processes(outfit: Outfit, units: Iterable[Unit], workers: int) -> Iterat
                     hand.end()
                     further = unit if died[unit.key] < TRIES else next(waiting, None)
                     if further is not None:
-                        hands.append(_Hand.begin(outfit, further))
+                        hands.append(WorkerProcess.begin(outfit, further))
                     if further is unit:
                         continue
                 elif (further := next(waiting, None)) is not None:
@@ -145,7 +145,7 @@ def _death(status: int | None) -> str:
     return f"The worker process ended with status {status} at this unit, {TRIES} times."
 
 
-def _serve(outfit: Outfit, wire: Connection) -> None:
+def _serve(outfit: WorkerConfig, wire: Connection) -> None:
     """What a worker process does until nobody wants anything more."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer
     threading.Thread(target=_follow_parent, daemon=True).start()

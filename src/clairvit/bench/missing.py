@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from clairvit.metrics.registry import ask
 from clairvit.bench.plan import Cell, Plan, Study, among_of, settings_of
+from clairvit.metrics.registry import resolve_metric
 
 NAMED = 6  # methods that a sentence lists; more of them are counted
 
@@ -99,7 +99,7 @@ def _missing(planned: Planned, model: int, data: int, cells: frozenset[Cell]) ->
     left = dict.fromkeys(marks, 0)  # by image: scores that are not there
     absent: dict[tuple[str, int], list[str]] = {}  # metric and number of images -> methods
     for metric in study.metrics:
-        group = among if ask(metric).metric.scope == "set" else ""
+        group = among if resolve_metric(metric).metric.scope == "set" else ""
         for method in study.methods:
             without = [mark for mark in marks if Cell(weights, mark, method, metric, settings, group) not in cells]
             for mark in without:

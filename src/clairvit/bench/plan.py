@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
-from clairvit.data.dataset import Album, void_as_object
+from clairvit.data.dataset import ImageDataset, void_as_object
 from clairvit.data.hashing import digest
 from clairvit.errors import BadInput, ClairError
-from clairvit.methods.spec import bind
-from clairvit.metrics.registry import ask
+from clairvit.methods.spec import resolve_method
 from clairvit.metrics.accumulator import BASELINES
+from clairvit.metrics.registry import resolve_metric
 from clairvit.models.model import Model
 
 AT_ONCE = 8  # images in a unit: what is lost when a run is killed
@@ -20,7 +20,7 @@ Lacking = tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]  # methods and the
 
 
 @dataclass(frozen=True)
-class ModelWish:
+class ModelConfig:
     """A model as `cv.load` takes it."""
 
     spec: str
@@ -54,7 +54,7 @@ class ModelWish:
 
 
 @dataclass(frozen=True)
-class DataWish:
+class DataConfig:
     """Images as `open_data` takes them."""
 
     spec: str
@@ -64,7 +64,7 @@ class DataWish:
     mask_kind: str = "nonzero"
     void: Literal["nowhere", "object"] = "nowhere"  # where pixels count of which the masks say nothing
 
-    def open(self, seed: int) -> Album:
+    def open(self, seed: int) -> ImageDataset:
         from clairvit.data.open import open_data
 
         album = open_data(
@@ -77,8 +77,8 @@ class DataWish:
 class Study:
     """What is to be known: every method by every metric, for each model on each set of images."""
 
-    models: tuple[ModelWish, ...]
-    data: tuple[DataWish, ...]
+    models: tuple[ModelConfig, ...]
+    data: tuple[DataConfig, ...]
     methods: tuple[str, ...]
     metrics: tuple[str, ...]
     seed: int = 0
@@ -94,8 +94,8 @@ class Study:
             raise BadInput(f"target={self.target!r} was given; expected 'label', or nothing for the prediction.")
         if self.at_once < 1:
             raise BadInput(f"at_once={self.at_once} was given; expected 1 or more images in a unit.")
-        methods = dict.fromkeys((*(bind(text).text for text in self.methods), *BASELINES))
-        metrics = dict.fromkeys(ask(text).text for text in self.metrics)
+        methods = dict.fromkeys((*(resolve_method(text).text for text in self.methods), *BASELINES))
+        metrics = dict.fromkeys(resolve_metric(text).text for text in self.metrics)
         return replace(self, methods=tuple(methods), metrics=tuple(metrics))
 
     def as_document(self) -> dict[str, Any]:
@@ -153,7 +153,7 @@ def settings_of(study: Study) -> str:
     return f"seed={study.seed},target={study.target or 'predicted'},maps={study.maps}"
 
 
-def make_plan(study: Study, hashes: Sequence[str], albums: Sequence[Album], done: frozenset[Cell]) -> Plan:
+def make_plan(study: Study, hashes: Sequence[str], albums: Sequence[ImageDataset], done: frozenset[Cell]) -> Plan:
     """Units for all cells of a settled study that are not done."""
     images = tuple(tuple((name, mark_of(album, row)) for row, name in enumerate(album.names)) for album in albums)
     units = [
@@ -166,7 +166,7 @@ def make_plan(study: Study, hashes: Sequence[str], albums: Sequence[Album], done
     return Plan(tuple(units), cells, cells - sum(unit.cells for unit in units), tuple(hashes), images)
 
 
-def mark_of(album: Album, row: int) -> str:
+def mark_of(album: ImageDataset, row: int) -> str:
     """An image that is not there, or may not be read, costs only itself: once it can be, its mark is another one."""
     try:
         return album.mark(row)
@@ -183,7 +183,7 @@ def _units(
     study: Study, model: int, data: int, weights: str, marks: Sequence[str], done: frozenset[Cell]
 ) -> Iterator[Unit]:
     """Images that lack the same, a few at a time; what is there of an image is not computed again."""
-    single = tuple(text for text in study.metrics if ask(text).metric.scope == "image")
+    single = tuple(text for text in study.metrics if resolve_metric(text).metric.scope == "image")
     whole = tuple(text for text in study.metrics if text not in single)
     settings, everything = settings_of(study), tuple(range(len(marks)))
 
@@ -224,10 +224,10 @@ def _lacking(
 
 def forwards_of(methods: Sequence[str], metrics: Sequence[str]) -> int:
     """About how many forwards one image costs: the maps, then each metric for each map."""
-    maps = 1 + sum(bind(text).own_cost(USUAL_PATCHES).forwards for text in methods)
+    maps = 1 + sum(resolve_method(text).own_cost(USUAL_PATCHES).forwards for text in methods)
     again = 0
     for text in metrics:
-        asked = ask(text)
+        asked = resolve_metric(text)
         if asked.metric.cost is not None:
             once = asked.metric.cost(patches=USUAL_PATCHES, **dict(asked.options)).forwards
             again += once * maps if "methods" in asked.metric.needs else once * len(methods)

@@ -8,12 +8,12 @@ import socket
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from clairvit.errors import BadInput, ClairError, install
-from clairvit.bench.executors import TRIES, Answer, Outfit
+from clairvit.bench.executors import TRIES, Answer, WorkerConfig
 from clairvit.bench.plan import Study, Unit
 from clairvit.bench.run import Engine
 from clairvit.bench.store import Row
 from clairvit.bench.worker import Worker, attempted
+from clairvit.errors import BadInput, ClairError, install
 
 KNOCK = 5.0  # seconds
 SLACK = 1e-9  # ten tenths of a GPU are one
@@ -44,7 +44,7 @@ def on_ray(
         ours = _join(ray, address)
         try:
             place = device or ("cuda" if num_gpus else None)
-            outfit = Outfit(study, place, batch_size, folder=os.getcwd())
+            outfit = WorkerConfig(study, place, batch_size, folder=os.getcwd())
             listed = itertools.chain([first], waiting)
             room = _room(ray, num_gpus)  # looked at in any case: actors for which there is none would wait for ever
             yield from _on_actors(ray, outfit, listed, workers or room, num_gpus)
@@ -113,14 +113,16 @@ def _room(ray: Any, num_gpus: float) -> int:
 class _Actor:
     """A worker in a Ray actor."""
 
-    def __init__(self, outfit: Outfit) -> None:
+    def __init__(self, outfit: WorkerConfig) -> None:
         self.worker = outfit.worker()
 
     def attempt(self, unit: Unit) -> tuple[list[Row], str | None]:
         return attempted(self.worker, unit)
 
 
-def _on_actors(ray: Any, outfit: Outfit, units: Iterable[Unit], workers: int, num_gpus: float) -> Iterator[Answer]:
+def _on_actors(
+    ray: Any, outfit: WorkerConfig, units: Iterable[Unit], workers: int, num_gpus: float
+) -> Iterator[Answer]:
     """Ray begins an actor whose node died anew elsewhere and gives it its unit again."""
     kind = ray.remote(num_cpus=1, num_gpus=num_gpus, max_restarts=-1, max_task_retries=TRIES - 1)(_Actor)
     waiting = iter(units)

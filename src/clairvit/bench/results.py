@@ -11,14 +11,14 @@ from typing import Any
 
 import torch
 
-from clairvit.errors import BadInput, ClairWarning
-from clairvit.methods.spec import bind
-from clairvit.methods.explanation import Cost
-from clairvit.metrics.registry import ask
-from clairvit.metrics.score import Curve, Score
-from clairvit.metrics.accumulator import BASELINES, Scores, Seen
 from clairvit.bench.plan import among_of
 from clairvit.bench.store import Store
+from clairvit.errors import BadInput, ClairWarning
+from clairvit.methods.explanation import Cost
+from clairvit.methods.spec import resolve_method
+from clairvit.metrics.accumulator import BASELINES, Prediction, Scores
+from clairvit.metrics.registry import resolve_metric
+from clairvit.metrics.score import Curve, Score
 
 Groups = dict[tuple[str, str], list[dict[str, Any]]]  # method and metric -> rows
 FIELDS = (
@@ -55,7 +55,7 @@ def scores_of(
         if record["predicted"] is not None:
             groups.setdefault((record["method"], record["metric"]), []).append(record)
     seen = {
-        one["image"]: Seen(one["image"], one["predicted"], one["probability"], one["label"])
+        one["image"]: Prediction(one["image"], one["predicted"], one["probability"], one["label"])
         for own in groups.values()
         for one in own
     }
@@ -75,7 +75,10 @@ def scores_of(
 def _understood(groups: Groups) -> Groups:
     """Without methods and metrics that this ClairViT does not know, or not with these options; they are named."""
     odd: dict[str, str] = {}
-    for texts, understand in (({one for one, _ in groups}, bind), ({one for _, one in groups}, ask)):
+    for texts, understand in (
+        ({one for one, _ in groups}, resolve_method),
+        ({one for _, one in groups}, resolve_metric),
+    ):
         for text in sorted(texts):
             try:
                 understand(text)
@@ -127,7 +130,7 @@ def _text(value: str) -> str:
 
 
 def _score(rows: Sequence[dict[str, Any]], method: str, metric: str) -> Score:
-    first, asked = rows[0], ask(metric)
+    first, asked = rows[0], resolve_metric(metric)
     values = [math.nan if row["value"] is None else row["value"] for row in rows]
     options, curve = json.loads(first["options"]), None
     if first["x"] is not None:

@@ -11,13 +11,13 @@ from typing import Protocol
 from filelock import BaseFileLock
 
 from clairvit._version import __version__
-from clairvit.data.hashing import model_record
-from clairvit.errors import ClairWarning
-from clairvit.perturbation.progress import telling
 from clairvit.bench.missing import Planned
 from clairvit.bench.plan import Plan, Study, Unit, make_plan
 from clairvit.bench.store import Row, Store
 from clairvit.bench.worker import Worker, attempted
+from clairvit.data.hashing import model_record
+from clairvit.errors import ClairWarning
+from clairvit.perturbation.progress import report_progress
 
 WAIT = 0.5  # seconds between looks at units that another process is at
 
@@ -114,7 +114,7 @@ def run_study(
     started, computed = time.monotonic(), 0
     failed: list[tuple[Unit, str]] = []
     left = list(plan.units)
-    with telling("study", len(left)) as tell:
+    with report_progress("study", len(left)) as tell:
         while left:
             with Claims(store, left) as claims:
                 for unit, rows, error in engine(study, claims, worker):

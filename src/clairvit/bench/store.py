@@ -28,9 +28,9 @@ from typing import Any
 from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
 
 from clairvit._version import __version__
-from clairvit.errors import BadInput, ClairError, ClairWarning
-from clairvit.bench.schema import COLUMNS, ONE_CELL, declared, schema
 from clairvit.bench.plan import Cell, Study, Unit
+from clairvit.bench.schema import COLUMNS, ONE_CELL, declared, schema
+from clairvit.errors import BadInput, ClairError, ClairWarning
 
 FORMAT = 1
 STALE = 3600.0  # seconds; nobody writes a file for so long

@@ -10,15 +10,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from clairvit._version import __version__
-from clairvit.data.dataset import Album
-from clairvit.data.hashing import weights_hash
-from clairvit.errors import ClairError
-from clairvit.metrics.evaluate import evaluate
-from clairvit.metrics.score import Score
-from clairvit.metrics.accumulator import Scores, Seen
-from clairvit.models.model import Model
 from clairvit.bench.plan import Study, Unit, mark_of, settings_of
 from clairvit.bench.store import Row
+from clairvit.data.dataset import ImageDataset
+from clairvit.data.hashing import weights_hash
+from clairvit.errors import ClairError
+from clairvit.metrics.accumulator import Prediction, Scores
+from clairvit.metrics.evaluate import evaluate
+from clairvit.metrics.score import Score
+from clairvit.models.model import Model
 
 
 @dataclass(eq=False)
@@ -29,7 +29,7 @@ class Worker:
     device: str | None = None
     batch_size: int | None = None
     models: dict[int, Model] = field(default_factory=dict)
-    albums: dict[int, Album] = field(default_factory=dict)
+    albums: dict[int, ImageDataset] = field(default_factory=dict)
     hashes: dict[int, str] = field(default_factory=dict)  # of the models
 
     def model(self, place: int) -> Model:
@@ -37,7 +37,7 @@ class Worker:
             self.models[place] = self.study.models[place].load(self.device)
         return self.models[place]
 
-    def album(self, place: int) -> Album:
+    def album(self, place: int) -> ImageDataset:
         if place not in self.albums:
             self.albums[place] = self.study.data[place].open(self.study.seed)
         return self.albums[place]
@@ -85,7 +85,7 @@ class Worker:
         marks = {album.names[row]: mark for row, mark in zip(unit.rows, unit.marks, strict=True)}
         return [{**shared, **row} for row in _rows(unit, scores, marks, unread)]
 
-    def _check(self, unit: Unit, model: Model, album: Album) -> None:
+    def _check(self, unit: Unit, model: Model, album: ImageDataset) -> None:
         """What is behind the same names elsewhere, or later, may be something else: then nothing is stored."""
         if self.hash_of(unit.model) != unit.weights:
             raise ClairError(
@@ -121,7 +121,7 @@ def _rows(unit: Unit, scores: Scores, marks: dict[str, str], unread: dict[str, s
     return found
 
 
-def _of_score(score: Score, seen: Sequence[Seen], marks: dict[str, str]) -> list[Row]:
+def _of_score(score: Score, seen: Sequence[Prediction], marks: dict[str, str]) -> list[Row]:
     """A row for each image that could be read."""
     found = []
     for place, one in enumerate(seen):

@@ -16,8 +16,8 @@ from clairvit.errors import BadInput
 if TYPE_CHECKING:
     from PIL import Image
 
-    from clairvit.data.dataset import Album, Page
-    from clairvit.metrics.registry import Asked
+    from clairvit.data.dataset import ImageDataset, Sample
+    from clairvit.metrics.registry import MetricSpec
     from clairvit.models.model import Model
 
 MASK_RCNN = "mask-rcnn"
@@ -26,15 +26,15 @@ DETECTION: dict[str, Any] = {"score": int | float, "mask": int | float, "classes
 
 
 @dataclass(frozen=True)
-class Shown:
+class AnnotatedImages:
     """Images with what is known of them; `detected` fills while they are read."""
 
-    images: Album
+    images: ImageDataset
     detected: dict[str, list[tuple[str, float]]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class Known:
+class Annotations:
     """The options as they were typed."""
 
     masks: str | None
@@ -47,7 +47,7 @@ class Known:
         """Objects are to be found by Mask R-CNN."""
         return self.masks is not None and self.masks.split("(")[0] == MASK_RCNN
 
-    def check(self, metrics: Sequence[Asked], target: str | None) -> None:
+    def check(self, metrics: Sequence[MetricSpec], target: str | None) -> None:
         """Refuse what cannot be done before a model is loaded."""
         from clairvit.data.masks import check_kind
 
@@ -80,7 +80,7 @@ class Known:
                 f"{FOLDERS}."
             )
 
-    def album(self, images: Sequence[str], model: Model, by_label: bool = False) -> Shown:
+    def album(self, images: Sequence[str], model: Model, by_label: bool = False) -> AnnotatedImages:
         """The images, read when their turn comes; `by_label`: one without a true class cannot be used."""
         from clairvit.data.dataset import album_of
 
@@ -103,17 +103,17 @@ class Known:
         labels, others = self._classes(images)
         album = album_of(list(images), model, masks=masks, mask_kind=self.mask_kind, labels=labels, others=others)
         if labels is None or not by_label:
-            return Shown(album, detected)
+            return AnnotatedImages(album, detected)
         known = labels
 
-        def read(row: int, net: Model) -> Page:
+        def read(row: int, net: Model) -> Sample:
             if known[row] is None:
                 raise BadInput(
                     f"There is no class for '{images[row]}' in --truth {self.truth}; expected a line with it."
                 )
             return album.read(row, net)
 
-        return Shown(replace(album, read=read), detected)
+        return AnnotatedImages(replace(album, read=read), detected)
 
     def _classes(self, images: Sequence[str]) -> tuple[list[str | None] | None, list[str | None] | None]:
         if self.truth is None:
@@ -140,7 +140,7 @@ class ImageSource:
 
     paths: Sequence[str]
     dataset: str | None
-    annotations: Known
+    annotations: Annotations
     split: str | None
     limit: int | None
     seed: int
@@ -150,19 +150,19 @@ class ImageSource:
         """None of the images that were named is there."""
         return self.dataset is None and not self.paths
 
-    def open(self, model: Model, by_label: bool) -> Shown:
+    def open(self, model: Model, by_label: bool) -> AnnotatedImages:
         """Return the images, read when their turn comes; `by_label`: those without a true class cannot be used."""
         if self.dataset is None:
             return self.annotations.album(self.paths, model, by_label)
-        from clairvit.bench.plan import DataWish
+        from clairvit.bench.plan import DataConfig
 
-        return Shown(DataWish(self.dataset, self.split, self.limit).open(self.seed))
+        return AnnotatedImages(DataConfig(self.dataset, self.split, self.limit).open(self.seed))
 
 
 def image_source(
     images: list[str],
-    annotations: Known,
-    metrics: Sequence[Asked],
+    annotations: Annotations,
+    metrics: Sequence[MetricSpec],
     target: str | None,
     split: str | None,
     limit: int | None,
@@ -219,9 +219,9 @@ def mask_files(images: Sequence[Path], folder: Path) -> list[Path | None]:
 
 def detection_options(text: str) -> dict[str, Any]:
     """'mask-rcnn(score=0.7,classes=dog)' -> how objects are found."""
-    from clairvit.methods.parsing import parse
+    from clairvit.methods.parsing import parse_spec
 
-    given = dict(parse(text).options)
+    given = dict(parse_spec(text).options)
     for name, value in given.items():
         if name not in DETECTION or not isinstance(value, DETECTION[name]):
             raise BadInput(

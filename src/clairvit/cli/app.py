@@ -17,17 +17,17 @@ from clairvit._version import __version__
 from clairvit.cli.bench import bench
 from clairvit.cli.choose import choose
 from clairvit.cli.compare import compare
+from clairvit.cli.console import print_note, say
 from clairvit.cli.doctor import doctor
 from clairvit.cli.evaluate import evaluate
 from clairvit.cli.explain import explain
 from clairvit.cli.finetune import finetune
 from clairvit.cli.hints import with_options
-from clairvit.cli.lists import list_classes, list_methods, list_models
-from clairvit.cli.metrics import list_metrics
-from clairvit.cli.console import print_note, say
+from clairvit.cli.lists import classes_command, methods_command, models_command
+from clairvit.cli.metrics import metrics_command
+from clairvit.cli.report import report
 from clairvit.cli.reproduce import reproduce
 from clairvit.cli.serve import serve
-from clairvit.cli.report import report
 from clairvit.errors import ClairError, ClairWarning
 
 app = typer.Typer(
@@ -49,10 +49,10 @@ app.command("report", no_args_is_help=True)(report)
 app.command("reproduce", no_args_is_help=True)(reproduce)
 app.command("finetune", no_args_is_help=True)(finetune)
 app.command("serve")(serve)
-app.command("methods")(list_methods)
-app.command("metrics")(list_metrics)
-app.command("models")(list_models)
-app.command("classes")(list_classes)
+app.command("methods")(methods_command)
+app.command("metrics")(metrics_command)
+app.command("models")(models_command)
+app.command("classes")(classes_command)
 
 
 def _version(wanted: bool) -> None:

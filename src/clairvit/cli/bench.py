@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from clairvit.cli import options
-from clairvit.cli.bench_table import print_plan, print_query, report
-from clairvit.cli.bench_config import METHODS, METRICS, data_of, models_of, study_of
 from clairvit.cli.annotations import fetch
+from clairvit.cli.bench_config import METHODS, METRICS, data_of, models_of, study_of
+from clairvit.cli.bench_table import print_plan, print_query, report
 from clairvit.cli.console import progress, remark, say
 from clairvit.cli.request import read_preprocess
 from clairvit.errors import BadInput, UnknownName, did_you_mean
@@ -113,9 +113,9 @@ def bench(
     quiet: options.Quiet = False,
     batch_size: options.BatchSize = None,
 ) -> None:
+    from clairvit.bench.config import StudyConfig, read_config
     from clairvit.bench.run import planned, run_study
     from clairvit.bench.store import Store, check_place
-    from clairvit.bench.config import Wish, read_wish
     from clairvit.bench.worker import Worker
 
     if out is None:
@@ -123,7 +123,7 @@ def bench(
     if sql is not None:
         print_query(*Store.open(out, create=False).query(sql), as_json)
         return
-    wish = read_wish(study) if study is not None else Wish()
+    wish = read_config(study) if study is not None else StudyConfig()
     how_seen = read_preprocess(mean, std, resize, crop, interpolation)
     models = models_of(wish, model, arch, no_pretrained, labels, activation, how_seen)
     images = data_of(wish, data, limit, split, masks, mask_kind)
@@ -173,8 +173,8 @@ def _engine(
     name: str, workers: int | None, address: str | None, num_gpus: float, device: str | None, batch_size: int | None
 ) -> Engine | None:
     """None: this process."""
-    from clairvit.bench.ray_executor import on_ray
     from clairvit.bench.executors import local
+    from clairvit.bench.ray_executor import on_ray
 
     if name not in ENGINES:
         raise UnknownName(
@@ -192,12 +192,12 @@ def _words(hidden: bool) -> Iterator[None]:
     """Where no bar is drawn, in a log, a line now and then says how far it is."""
     import sys
 
-    from clairvit.perturbation.progress import watching
+    from clairvit.perturbation.progress import on_progress
 
     if hidden or sys.stderr.isatty():
         yield
         return
-    with watching(_speaker(say, time.monotonic)):
+    with on_progress(_speaker(say, time.monotonic)):
         yield
 
 

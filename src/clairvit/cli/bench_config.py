@@ -5,27 +5,27 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from clairvit.cli.evaluate import wanted_methods, wanted_metrics
 from clairvit.cli.arguments import split_labels, split_methods
+from clairvit.cli.evaluate import wanted_methods, wanted_metrics
 from clairvit.errors import BadInput
 
 if TYPE_CHECKING:
-    from clairvit.bench.plan import DataWish, ModelWish, Study
-    from clairvit.bench.config import Wish
+    from clairvit.bench.config import StudyConfig
+    from clairvit.bench.plan import DataConfig, ModelConfig, Study
 
 METHODS, METRICS = "legrad,rollout", "deletion,insertion,sparseness"  # as `clairvit evaluate` has them
 Value = TypeVar("Value")
 
 
 def models_of(
-    wish: Wish,
+    wish: StudyConfig,
     model: str | None,
     arch: str | None,
     no_pretrained: bool,
     labels: str | None,
     activation: str | None = None,
     preprocess: Mapping[str, Any] | None = None,
-) -> tuple[ModelWish, ...]:
+) -> tuple[ModelConfig, ...]:
     from clairvit.models.activation import check_activation
 
     if model is None and wish.models is not None:
@@ -58,26 +58,26 @@ def model_config(
     pretrained: bool,
     activation: str | None,
     preprocess: Mapping[str, Any],
-) -> ModelWish:
+) -> ModelConfig:
     """Return a model as a study keeps it; `preprocess` as `read_preprocess` returns it."""
-    from clairvit.bench.plan import ModelWish
+    from clairvit.bench.plan import ModelConfig
 
     seen = {"crop" if name == "size" else name: value for name, value in preprocess.items()}
     names = tuple(labels) if isinstance(labels, list) else labels
-    return ModelWish(spec, arch, names, pretrained, activation, **seen)
+    return ModelConfig(spec, arch, names, pretrained, activation, **seen)
 
 
 def data_of(
-    wish: Wish, data: str | None, limit: int | None, split: str | None, masks: str | None, mask_kind: str | None
-) -> tuple[DataWish, ...]:
+    wish: StudyConfig, data: str | None, limit: int | None, split: str | None, masks: str | None, mask_kind: str | None
+) -> tuple[DataConfig, ...]:
     """Options win over what the file says of single sets, and that over what it says of all of them."""
-    from clairvit.bench.plan import DataWish
+    from clairvit.bench.plan import DataConfig
 
     if data is None and wish.data is None:
         raise BadInput("Which images? Expected --data folder:PATH (or pets:PATH, …), or data = … in the file.")
-    listed = wish.data or () if data is None else tuple(map(DataWish, _parts(data, "--data")))
+    listed = wish.data or () if data is None else tuple(map(DataConfig, _parts(data, "--data")))
     return tuple(
-        DataWish(
+        DataConfig(
             one.spec,
             _said(split, one.split, wish.split),
             _said(limit, one.limit, wish.limit),
@@ -101,17 +101,17 @@ def _parts(text: str, option: str) -> list[str]:
 
 
 def study_of(
-    wish: Wish,
-    models: tuple[ModelWish, ...],
-    data: tuple[DataWish, ...],
+    wish: StudyConfig,
+    models: tuple[ModelConfig, ...],
+    data: tuple[DataConfig, ...],
     method: str | None,
     metric: str | None,
     target: str | None,
     maps: str | None,
     seed: int | None,
 ) -> Study:
-    from clairvit.metrics.context import check_shape
     from clairvit.bench.plan import Study
+    from clairvit.metrics.context import check_shape
 
     methods = wanted_methods(_named("methods", method, wish.methods, METHODS))
     metrics = wanted_metrics(_named("metrics", metric, wish.metrics, METRICS))

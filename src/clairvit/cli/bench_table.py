@@ -7,18 +7,18 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from clairvit._version import __version__
-from clairvit.cli.evaluate import notes
 from clairvit.cli.console import line, table
+from clairvit.cli.evaluate import notes
 from clairvit.cli.finish import end, print_left_out
-from clairvit.cli.scores import document, print_scores
 from clairvit.cli.image_job import Failure
+from clairvit.cli.scores import document, print_scores
 
 if TYPE_CHECKING:
-    from clairvit.metrics.score import Score
-    from clairvit.metrics.accumulator import Scores
     from clairvit.bench.plan import Plan, Study
     from clairvit.bench.run import Outcome
     from clairvit.bench.store import Store
+    from clairvit.metrics.accumulator import Scores
+    from clairvit.metrics.score import Score
 
     Rows = dict[str, dict[str, Score]]  # metric -> method -> score
 

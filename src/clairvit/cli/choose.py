@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from clairvit.cli import options
-from clairvit.cli.evaluate import wanted_methods, wanted_metrics
-from clairvit.cli.hints import with_options
-from clairvit.cli.annotations import Known, image_source
-from clairvit.cli.console import line, progress, remark
-from clairvit.cli.picks import document, print_pick
-from clairvit.cli.finish import end, print_json
-from clairvit.cli.request import load, read_preprocess, read_targets
+from clairvit.cli.annotations import Annotations, image_source
 from clairvit.cli.arguments import split_methods
+from clairvit.cli.console import line, progress, remark
+from clairvit.cli.evaluate import wanted_methods, wanted_metrics
+from clairvit.cli.finish import end, print_json
+from clairvit.cli.hints import with_options
 from clairvit.cli.image_job import Failure
+from clairvit.cli.picks import document, print_pick
+from clairvit.cli.request import load, read_preprocess, read_targets
 from clairvit.errors import BadInput
 
 if TYPE_CHECKING:
-    from clairvit.metrics.registry import Asked
+    from clairvit.metrics.registry import MetricSpec
 
 EXAMPLES = """[bold]Examples[/bold]
 
@@ -114,7 +114,7 @@ def choose(
     check_pace(batch_size, autocast)
     how_seen = read_preprocess(mean, std, resize, crop, interpolation)
     source, failures = image_source(
-        images, Known(masks, mask_kind, weights, truth), metrics or [], target, split, limit, download, seed
+        images, Annotations(masks, mask_kind, weights, truth), metrics or [], target, split, limit, download, seed
     )
     if source.is_empty:
         if as_json:
@@ -158,12 +158,12 @@ def choose(
 choose.__doc__ = f"Find the method to trust for this model on these images, and say how sure that is.\n\n{EXAMPLES}"
 
 
-def _check(by: str, metrics: list[Asked] | None, maps: str, out: str) -> None:
+def _check(by: str, metrics: list[MetricSpec] | None, maps: str, out: str) -> None:
     from clairvit.metrics.context import check_shape
-    from clairvit.metrics.registry import ask
+    from clairvit.metrics.registry import resolve_metric
     from clairvit.selection.choose import METRICS, WITH_MASKS, criterion
 
-    criterion(by, metrics or [ask(text) for text in (*METRICS, *WITH_MASKS)])
+    criterion(by, metrics or [resolve_metric(text) for text in (*METRICS, *WITH_MASKS)])
     check_shape(maps)
     if Path(out).suffix.lower() != ".json":
         raise BadInput(f"--out {out} is no name for a recipe; expected one that ends in .json, such as recipe.json.")

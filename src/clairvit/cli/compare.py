@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clairvit.cli import options
+from clairvit.cli.arguments import split_methods
 from clairvit.cli.console import EXPLAINS, SHOWS, line, table
 from clairvit.cli.finish import SLOW, end, print_classes, print_files, print_json, print_left_out, print_notes
-from clairvit.cli.request import Request, read_preprocess
-from clairvit.cli.arguments import split_methods
 from clairvit.cli.image_job import Delivered, file_name
+from clairvit.cli.request import Request, read_preprocess
 from clairvit.errors import BadInput, NotApplicable
 
 if TYPE_CHECKING:
@@ -127,16 +127,18 @@ def file_ending(methods: Sequence[str]) -> str:
 
 def with_options(texts: Sequence[str], **options: Any) -> list[str]:
     """Each method with those of the options that it has; what was typed with a method itself stays."""
-    from clairvit.methods.spec import bind
-    from clairvit.methods.parsing import parse
+    from clairvit.methods.parsing import parse_spec
+    from clairvit.methods.spec import resolve_method
 
     given = {name: value for name, value in options.items() if value is not None}
     taken: set[str] = set()
     made = []
     for text in texts:
-        own = {name: value for name, value in given.items() if name in bind(text).method.options}
+        own = {name: value for name, value in given.items() if name in resolve_method(text).method.options}
         taken |= set(own)
-        made.append(bind(text, **{name: own[name] for name in own if name not in parse(text).options}).text)
+        made.append(
+            resolve_method(text, **{name: own[name] for name in own if name not in parse_spec(text).options}).text
+        )
     for name in given:
         if name not in taken:
             raise BadInput(
@@ -157,12 +159,12 @@ def choose(given: Sequence[str], registered: Sequence[Method]) -> tuple[list[str
 
 def _print_methods(result: Delivered, left_out: Mapping[str, str]) -> None:
     """Each method with what it is and what it cost; then those that do not fit the model."""
-    from clairvit.methods.spec import bind
+    from clairvit.methods.spec import resolve_method
     from clairvit.plotting.labels import effort
 
     rows = []
     for name, record in result.records.items():
-        bound, cost = bind(record["method"]), record["cost"]
+        bound, cost = resolve_method(record["method"]), record["cost"]
         rules = ", ".join(table for table in (bound.rules, bound.also) if table is not None)
         kind = (EXPLAINS[record["class_specific"]], SHOWS[record["signed"]])
         passes = (str(cost["forwards"]), str(cost["backwards"]))

@@ -103,7 +103,7 @@ def progress(what: str, total: int, hidden: bool = False) -> Iterator[Advance]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-    from clairvit.perturbation.progress import watching
+    from clairvit.perturbation.progress import on_progress
 
     bar = Progress(
         TextColumn("{task.description}"),
@@ -127,6 +127,6 @@ def progress(what: str, total: int, hidden: bool = False) -> Iterator[Advance]:
             if part in inner:
                 bar.remove_task(inner.pop(part))
 
-    with bar, watching(watch):
+    with bar, on_progress(watch):
         task = bar.add_task(what, total=total, visible=total > 1)
         yield lambda steps: bar.advance(task, steps)

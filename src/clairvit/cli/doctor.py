@@ -10,8 +10,8 @@ from clairvit._version import __version__
 from clairvit.cli import options
 from clairvit.cli.console import line, progress, table
 from clairvit.cli.finish import end
-from clairvit.cli.request import load, read_preprocess
 from clairvit.cli.image_job import Failure, find
+from clairvit.cli.request import load, read_preprocess
 from clairvit.errors import BadInput
 
 if TYPE_CHECKING:
@@ -75,10 +75,10 @@ def doctor(
     quiet: options.Quiet = False,
 ) -> None:
     import clairvit as cv
-    from clairvit.methods.spec import bind
+    from clairvit.methods.spec import resolve_method
 
     if method is not None:
-        bind(method)  # what is misspelt is refused before a model is loaded
+        resolve_method(method)  # what is misspelt is refused before a model is loaded
     preprocess = read_preprocess(mean, std, resize, crop, interpolation)
     paths, failures = find(images) if images else ([], [])
     net = load(model, arch, no_pretrained, labels, device, activation, preprocess)

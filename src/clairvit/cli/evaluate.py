@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from clairvit.cli import options
+from clairvit.cli.annotations import Annotations, image_source
+from clairvit.cli.arguments import split_methods
 from clairvit.cli.compare import ALL, choose
-from clairvit.cli.hints import with_options
-from clairvit.cli.annotations import Known, image_source
 from clairvit.cli.console import line, progress, remark
 from clairvit.cli.finish import end, print_json, print_left_out
+from clairvit.cli.hints import with_options
+from clairvit.cli.image_job import Failure, Place, file_name, place
 from clairvit.cli.request import load, read_preprocess, read_targets
 from clairvit.cli.scores import by_metric, document, long_form, print_scores
-from clairvit.cli.arguments import split_methods
-from clairvit.cli.image_job import Failure, Place, file_name, place
 from clairvit.errors import BadInput
 
 if TYPE_CHECKING:
-    from clairvit.metrics.registry import Asked
+    from clairvit.metrics.registry import MetricSpec
     from clairvit.metrics.score import Score
 
 TABLES = (".json", ".csv")
@@ -101,7 +101,7 @@ def evaluate(
     where = place(out, check_table)
     how_seen = read_preprocess(mean, std, resize, crop, interpolation)
     source, failures = image_source(
-        images, Known(masks, mask_kind, weights, truth), metrics, target, split, limit, download, seed
+        images, Annotations(masks, mask_kind, weights, truth), metrics, target, split, limit, download, seed
     )
     if source.is_empty:
         if as_json:
@@ -157,21 +157,21 @@ evaluate.__doc__ = f"Score methods by metrics, with how sure one may be and what
 def wanted_methods(text: str) -> list[str]:
     """Canonical, each once."""
     import clairvit as cv
-    from clairvit.methods.spec import bind
+    from clairvit.methods.spec import resolve_method
 
     if not text.strip(" ,"):
         raise BadInput("No method was given; write e.g. --method legrad,rollout.")
     listed, _ = choose(split_methods(text), cv.list_methods())
-    return list(dict.fromkeys(bind(one).text for one in listed))
+    return list(dict.fromkeys(resolve_method(one).text for one in listed))
 
 
-def wanted_metrics(text: str) -> list[Asked]:
+def wanted_metrics(text: str) -> list[MetricSpec]:
     """Settled, each once."""
-    from clairvit.metrics.registry import ask
+    from clairvit.metrics.registry import resolve_metric
 
     if not text.strip(" ,"):
         raise BadInput("No metric was given; write e.g. --metric deletion,insertion.")
-    return list({asked.text: asked for asked in map(ask, split_methods(text))}.values())
+    return list({asked.text: asked for asked in map(resolve_metric, split_methods(text))}.values())
 
 
 def check_table(path: Path) -> None:

@@ -11,12 +11,12 @@ import typer
 from clairvit.cli import options
 from clairvit.cli.console import line
 from clairvit.cli.finish import end, print_classes, print_files, print_json, print_notes, print_statistics
-from clairvit.cli.request import Request, read_preprocess
 from clairvit.cli.image_job import file_name
+from clairvit.cli.request import Request, read_preprocess
 
 if TYPE_CHECKING:
-    from clairvit.methods.recipe import Recipe
     from clairvit.methods.explanation import Explanation
+    from clairvit.methods.recipe import Recipe
     from clairvit.models.images import Batch
     from clairvit.models.model import Model
 
@@ -88,13 +88,15 @@ def explain(
 ) -> None:
     import clairvit as cv
     from clairvit.methods.advised import USUAL
-    from clairvit.methods.spec import bind
+    from clairvit.methods.spec import resolve_method
     from clairvit.perturbation.batching import check_pace
 
     own = {name: value for name, value in (("samples", samples), ("removal", removal)) if value is not None}
     advice = None if recipe is None else _read(recipe)
     chosen = USUAL if method is None else method
-    bound = bind(chosen if advice is None else advice.method_for(method), **own)  # misspelt: refused before a model
+    bound = resolve_method(
+        chosen if advice is None else advice.method_for(method), **own
+    )  # misspelt: refused before a model
     check_pace(batch_size, autocast)
     asked = Request(
         images,

@@ -12,14 +12,14 @@ import typer
 
 from clairvit._version import __version__
 from clairvit.cli import options
-from clairvit.cli.hints import with_options
 from clairvit.cli.console import line, progress, remark, say, table
-from clairvit.cli.request import read_preprocess
+from clairvit.cli.hints import with_options
 from clairvit.cli.image_job import Failure
+from clairvit.cli.request import read_preprocess
 from clairvit.errors import BadInput, did_you_mean
 
 if TYPE_CHECKING:
-    from clairvit.data.dataset import Album
+    from clairvit.data.dataset import ImageDataset
     from clairvit.training.checkpoint import Epoch
     from clairvit.training.finetune import Trained
 
@@ -207,7 +207,7 @@ def finetune(
 finetune.__doc__ = f"Teach a model the classes of your images; stopped and typed again, it goes on.\n\n{EXAMPLES}"
 
 
-def open_images(data: str, download: bool = False) -> tuple[Album, Album | None, tuple[str, ...] | None]:
+def open_images(data: str, download: bool = False) -> tuple[ImageDataset, ImageDataset | None, tuple[str, ...] | None]:
     """Images to train on, to validate on (None: held out from the first) and the classes (None: as they are met)."""
     if data == SCENES or re.fullmatch(rf"{SCENES}:\d+", data):
         from clairvit.data.scenes import CLASSES, scenes
@@ -230,7 +230,7 @@ def open_images(data: str, download: bool = False) -> tuple[Album, Album | None,
     return class_folders(train), class_folders(kept) if kept is not None else None, None
 
 
-def open_set(spec: str, download: bool = False) -> tuple[Album, Album | None, tuple[str, ...] | None]:
+def open_set(spec: str, download: bool = False) -> tuple[ImageDataset, ImageDataset | None, tuple[str, ...] | None]:
     """A data set's own part for training, and its part for validation where it has one."""
     from clairvit.data.open import datasets, open_data
 
@@ -241,7 +241,7 @@ def open_set(spec: str, download: bool = False) -> tuple[Album, Album | None, tu
     return found.album, open_data(spec, split=kept).album if kept is not None else None, found.classes or None
 
 
-def class_folders(folder: Path) -> Album:
+def class_folders(folder: Path) -> ImageDataset:
     """PHOTOS/cat/1.jpg is a cat."""
     from torch import nn
 

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_
 import typer
 
 from clairvit.cli import options
-from clairvit.cli.options import AsJson
 from clairvit.cli.console import line, table
+from clairvit.cli.options import AsJson
 from clairvit.errors import BadInput, UnknownName, did_you_mean
 
 if TYPE_CHECKING:
     from clairvit.methods.registry import Method
 
 
-def list_methods(
+def methods_command(
     name: Annotated[str | None, typer.Argument(help="One method, with its formula and options.")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -31,10 +31,10 @@ def list_methods(
 
     clairvit methods rollout
     """
-    from clairvit.methods.spec import bind
-    from clairvit.methods.registry import methods
+    from clairvit.methods.registry import list_methods
+    from clairvit.methods.spec import resolve_method
 
-    chosen = methods() if name is None else [bind(name).method]
+    chosen = list_methods() if name is None else [resolve_method(name).method]
     if as_json:
         print(json.dumps([_plain(method) for method in chosen], ensure_ascii=False, indent=1, default=str))
     elif name is None:
@@ -171,7 +171,7 @@ def _plain(method: Method) -> dict[str, Any]:
     }
 
 
-def list_models(
+def models_command(
     wanted: Annotated[
         str | None, typer.Argument(metavar="FILTER", help="Part of a name or a glob: siglip, 'timm:vit_tiny*'.")
     ] = None,
@@ -207,7 +207,7 @@ def list_models(
         )
 
 
-def list_classes(
+def classes_command(
     wanted: Annotated[
         str | None, typer.Argument(metavar="FILTER", help="Part of a name or a glob: terrier, 'B*'.")
     ] = None,

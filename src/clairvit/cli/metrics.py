@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from clairvit.cli.options import AsJson
 from clairvit.cli.console import line, table
+from clairvit.cli.options import AsJson
 
 if TYPE_CHECKING:
     from clairvit.metrics.registry import Metric
 
 
-def list_metrics(
+def metrics_command(
     name: Annotated[str | None, typer.Argument(help="One metric, with its formula and options.")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -28,10 +28,10 @@ def list_metrics(
 
     clairvit metrics deletion
     """
-    from clairvit.metrics.registry import ask
+    from clairvit.metrics.registry import resolve_metric
     from clairvit.plotting.measures import in_order
 
-    chosen = in_order() if name is None else [ask(name).metric]
+    chosen = in_order() if name is None else [resolve_metric(name).metric]
     if as_json:
         print(json.dumps([_plain(one) for one in chosen], ensure_ascii=False, indent=1, default=str))
     elif name is None:

@@ -13,11 +13,11 @@ from clairvit.cli.finish import print_left_out
 from clairvit.cli.image_job import Failure
 
 if TYPE_CHECKING:
-    from clairvit.selection.result import Pick
     from clairvit.selection.ranking import Row
+    from clairvit.selection.result import Selection
 
 
-def print_pick(pick: Pick) -> None:
+def print_pick(pick: Selection) -> None:
     """The ranking, the starts, and the answer in words."""
     from clairvit.plotting.measures import ARROWS
 
@@ -72,10 +72,10 @@ def _effort(row: Row) -> str:
     return f"{row.cost.forwards} f{backward}, {row.cost.seconds:.2g} s"
 
 
-def document(pick: Pick, file: Path, failures: list[Failure]) -> dict[str, Any]:
+def document(pick: Selection, file: Path, failures: list[Failure]) -> dict[str, Any]:
     """Everything that is known, for machines."""
-    from clairvit.methods.recipe import plain
     from clairvit.methods.explain import versions
+    from clairvit.methods.recipe import plain
 
     found: dict[str, Any] = plain(
         {

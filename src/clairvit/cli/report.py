@@ -55,11 +55,11 @@ def report(
     from clairvit.bench.store import Store
 
     store = Store.open(run, create=False)
-    from clairvit.report.compose import Wishes, compose
     from clairvit.bench.worker import Worker
+    from clairvit.report.compose import ReportOptions, compose
 
     with progress("report", 1, hidden=as_json or quiet):
-        document = compose(store, Wishes(not no_gallery, lambda study: Worker(study, device)))
+        document = compose(store, ReportOptions(not no_gallery, lambda study: Worker(study, device)))
     files = write(document, base, wanted)
     for sentence in document.warnings:  # also with --quiet: the numbers must not be taken for the whole study's
         say(f"warning: {sentence}")
@@ -102,9 +102,9 @@ def where(out: str, formats: str | None) -> tuple[Path, list[str]]:
 
 def write(document: Document, base: Path, wanted: list[str]) -> list[Path]:
     """report.html, report.md, report-ranking.csv, report-classes.csv, …"""
+    from clairvit.plotting.save import write_text
     from clairvit.report.html_page import to_html
     from clairvit.report.markdown import to_csv, to_markdown
-    from clairvit.plotting.save import write_text
 
     files = []
     if "html" in wanted:

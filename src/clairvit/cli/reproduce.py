@@ -11,20 +11,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from clairvit.cli import options
+from clairvit.cli.annotations import Annotations, fetch
+from clairvit.cli.arguments import split_labels
 from clairvit.cli.bench_config import model_config
-from clairvit.cli.annotations import Known, fetch
 from clairvit.cli.console import line, progress, remark, say, table
 from clairvit.cli.request import load, read_preprocess
-from clairvit.cli.arguments import split_labels
 from clairvit.errors import BadInput
 
 if TYPE_CHECKING:
-    from clairvit.models.model import Model
-    from clairvit.report.reproduction import Sheet
     from clairvit.bench.plan import Plan
-    from clairvit.papers.paper import Preset
+    from clairvit.models.model import Model
+    from clairvit.papers.paper import Paper
     from clairvit.papers.reproduce import Reproduction
-    from clairvit.papers.setup import Shown, Wish
+    from clairvit.papers.setup import LoadedData, ReproductionConfig
+    from clairvit.report.reproduction import Sheet
 
 EXAMPLES = """[bold]Examples[/bold]
 
@@ -113,9 +113,9 @@ def reproduce(
     quiet: options.Quiet = False,
     batch_size: options.BatchSize = None,
 ) -> None:
-    from clairvit.papers.paper import check_effort, find_preset
+    from clairvit.papers.paper import check_effort, find_paper
 
-    preset = find_preset(paper)
+    preset = find_paper(paper)
     check_effort(effort)
     if check:
         checked(preset, as_json, quiet)
@@ -125,22 +125,22 @@ def reproduce(
             f"No images were given to reproduce '{preset.name}' on; expected --data NAME:PATH, such as --data "
             "pets:/data/oxford-iiit-pet, or --check to compute the paper's own numbers again."
         )
-    from clairvit.perturbation.batching import check_pace
-    from clairvit.bench.plan import DataWish
+    from clairvit.bench.plan import DataConfig
     from clairvit.papers.reproduce import check_data, open_shown
     from clairvit.papers.reproduce import reproduce as run
-    from clairvit.papers.setup import Wish, instead
+    from clairvit.papers.setup import ReproductionConfig, instead
+    from clairvit.perturbation.batching import check_pace
 
     preset = instead(preset, method or [])
-    known = Known(masks, mask_kind, weights, None)
+    known = Annotations(masks, mask_kind, weights, None)
     known.check([], None)
     check_pace(batch_size, None)
     how_seen = read_preprocess(mean, std, resize, crop, interpolation)
     names = split_labels(labels) if labels is not None else None
-    wish = Wish(
+    wish = ReproductionConfig(
         preset,
         model_config(model, arch, names, not no_pretrained, activation, how_seen),
-        DataWish(data, split, limit, masks, mask_kind),
+        DataConfig(data, split, limit, masks, mask_kind),
         effort,
         target,
         seed,
@@ -175,7 +175,7 @@ reproduce.__doc__ = f"Repeat a paper's experiment on your data, its numbers besi
 
 
 @contextmanager
-def _store(out: str | None, preset: Preset) -> Iterator[Any]:
+def _store(out: str | None, preset: Paper) -> Iterator[Any]:
     """In the folder that was named, or in one that is gone afterwards."""
     from clairvit.bench.store import Store
 
@@ -186,13 +186,13 @@ def _store(out: str | None, preset: Preset) -> Iterator[Any]:
         yield Store.open(Path(folder) / "store")
 
 
-def found_objects(wish: Wish, known: Known, model: Model) -> Shown:
+def found_objects(wish: ReproductionConfig, known: Annotations, model: Model) -> LoadedData:
     """A folder's images, with Mask R-CNN's masks of the whole pictures."""
     from dataclasses import replace
 
     from clairvit.data.hashing import digest
     from clairvit.data.open import open_data
-    from clairvit.papers.setup import Shown
+    from clairvit.papers.setup import LoadedData
 
     if wish.data.spec.partition(":")[0] != "folder":
         raise BadInput(
@@ -206,10 +206,10 @@ def found_objects(wish: Wish, known: Known, model: Model) -> Shown:
     how = (str(known.masks).encode(), None if known.weights is None else Path(known.weights))
     marked = replace(album, mark=lambda row: digest(album.mark(row), *how))
     words = f"{found.title}, {len(found)} of {found.total} images"
-    return Shown(marked, words, f"{known.masks}, trained on COCO", found.notes)
+    return LoadedData(marked, words, f"{known.masks}, trained on COCO", found.notes)
 
 
-def checked(preset: Preset, as_json: bool, quiet: bool) -> None:
+def checked(preset: Paper, as_json: bool, quiet: bool) -> None:
     """What the paper prints, computed again; a finding that does not hold is no failure of ours."""
     from clairvit.report.reproduction import check_sheet
 
@@ -226,8 +226,8 @@ def checked(preset: Preset, as_json: bool, quiet: bool) -> None:
 
 def write(result: Reproduction, folder: Path) -> list[Path]:
     """NAME.md, NAME.json and, where there are measures enough, NAME-radar.png."""
-    from clairvit.report.reproduction import document, markdown, radar_picture
     from clairvit.plotting.save import write_figure, write_json, write_text
+    from clairvit.report.reproduction import document, markdown, radar_picture
 
     name = result.wish.preset.name
     files = [

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from clairvit.cli.console import progress
 from clairvit.cli.arguments import split_labels, split_numbers, split_targets
+from clairvit.cli.console import progress
 from clairvit.cli.image_job import Delivered, Failure, Job, carry_out, find, place
 
 if TYPE_CHECKING:

@@ -71,7 +71,7 @@ def serve(
     except ModuleNotFoundError as error:
         raise ClairError(f"The web page needs {error.name}, which is not installed; type: {install('web')}") from error
     from clairvit.cli.request import load, read_preprocess
-    from clairvit.web.state import open_desk
+    from clairvit.web.state import create_state
 
     names = list(dict.fromkeys(model or ["pets"]))
     how_seen = read_preprocess(mean, std, resize, crop, interpolation)
@@ -83,7 +83,7 @@ def serve(
     with listen(host, port) as listener:
         models = [load(name, arch, no_pretrained, labels, device, activation, how_seen) for name in names]
         remark((note for one in models for note in one.assumptions), hidden=False)
-        desk = open_desk(models, time_limit)
+        desk = create_state(models, time_limit)
         line(f"Open {address_of(host, listener.getsockname()[1], rules.token)}  (Ctrl-C stops)")
         if not is_loopback(host):
             say("note: other machines can reach this server, without encryption; on networks you share use HTTPS.")

@@ -25,7 +25,7 @@ Finder = Callable[[str, Image.Image], Image.Image]  # name, picture -> its mask,
 
 
 @dataclass(frozen=True, eq=False)
-class Page:
+class Sample:
     """One image as the model sees it."""
 
     pixels: Tensor  # [3, H, W]
@@ -36,11 +36,11 @@ class Page:
 
 
 @dataclass(frozen=True, eq=False)
-class Album:
+class ImageDataset:
     """Names, and how to read what is behind each of them."""
 
     names: tuple[str, ...]
-    read: Callable[[int, Model], Page]
+    read: Callable[[int, Model], Sample]
     mark: Callable[[int], str]  # a hash of all that is behind a name, so that what was computed is known again
     has_masks: bool = False
     has_labels: bool = False
@@ -50,7 +50,7 @@ class Album:
     def __len__(self) -> int:
         return len(self.names)
 
-    def take(self, rows: Sequence[int]) -> Album:
+    def take(self, rows: Sequence[int]) -> ImageDataset:
         """Some of the images, in this order."""
         own = tuple(rows)
         return replace(
@@ -62,7 +62,7 @@ class Album:
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class SampleBatch:
     """Some pages of an album, together."""
 
     rows: tuple[int, ...]  # in the album
@@ -75,10 +75,10 @@ class Part:
     others: tuple[int | str | None, ...] | None
 
 
-def void_as_object(album: Album) -> Album:
+def void_as_object(album: ImageDataset) -> ImageDataset:
     """Pixels of which the masks say nothing count as object (Coporan)."""
 
-    def read(row: int, model: Model) -> Page:
+    def read(row: int, model: Model) -> Sample:
         page = album.read(row, model)
         if page.mask is None or page.void is None:
             return page
@@ -87,10 +87,10 @@ def void_as_object(album: Album) -> Album:
     return replace(album, read=read, mark=lambda row: digest(album.mark(row), b"void is object"))
 
 
-def parts(album: Album, model: Model, size: int, failed: Failed | None = None) -> Iterator[Part]:
+def parts(album: ImageDataset, model: Model, size: int, failed: Failed | None = None) -> Iterator[SampleBatch]:
     """So many images at a time; `failed` is told of those that cannot be read, and without it the first one raises."""
     for start in range(0, len(album), size):
-        pages: dict[int, Page] = {}
+        pages: dict[int, Sample] = {}
         for row in range(start, min(start + size, len(album))):
             try:
                 pages[row] = album.read(row, model)
@@ -102,7 +102,7 @@ def parts(album: Album, model: Model, size: int, failed: Failed | None = None) -
             yield _together(album, pages, model)
 
 
-def _together(album: Album, pages: dict[int, Page], model: Model) -> Part:
+def _together(album: ImageDataset, pages: dict[int, Sample], model: Model) -> SampleBatch:
     shapes = sorted({tuple(page.pixels.shape[-2:]) for page in pages.values()})
     if len(shapes) > 1:
         raise BadInput(f"The tensors in one batch have different sizes: {shapes}; expected equal ones.")
@@ -111,7 +111,7 @@ def _together(album: Album, pages: dict[int, Page], model: Model) -> Part:
     masks = [nothing if page.mask is None else page.mask for page in pages.values()]
     void = [nothing if page.void is None else page.void for page in pages.values()]
     some_void = any(bool(one.any()) for one in void)
-    return Part(
+    return SampleBatch(
         rows=tuple(pages),
         names=tuple(album.names[row] for row in pages),
         pixels=pixels,
@@ -131,13 +131,13 @@ def album_of(
     mask_kind: str = "nonzero",
     labels: Sequence[int | str | None] | None = None,
     others: Sequence[int | str | None] | None = None,
-) -> Album:
+) -> ImageDataset:
     """Images as `cv.explain` takes them, and for each, if they are given, a mask, its class and another class.
 
     `masks` are a tensor bool [N, H, W] as the model sees the images, or a list with a path, picture or array of the
     whole image (or None) for each, or a function of name and picture that finds them.
     """
-    if isinstance(images, Album):
+    if isinstance(images, ImageDataset):
         return images
     check_kind(mask_kind)
     items = _items(images, model)
@@ -146,10 +146,10 @@ def album_of(
     _check_count("masks", None if callable(masks) else masks, len(items))
     names = images.names if isinstance(images, Batch) else tuple(name_of(item, i) for i, item in enumerate(items))
 
-    def read(row: int, net: Model) -> Page:
+    def read(row: int, net: Model) -> Sample:
         own: Any = masks if masks is None or callable(masks) else masks[row]
         pixels, mask, void = _seen(items[row], own, mask_kind, names[row], net)
-        return Page(
+        return Sample(
             pixels, mask, void, None if labels is None else labels[row], None if others is None else others[row]
         )
 
@@ -158,7 +158,7 @@ def album_of(
         known = (mask_kind, None if labels is None else labels[row], None if others is None else others[row])
         return digest(items[row], mask, repr(known).encode())
 
-    return Album(names, read, mark, masks is not None, labels is not None, others is not None)
+    return ImageDataset(names, read, mark, masks is not None, labels is not None, others is not None)
 
 
 def _items(images: Any, model: Model) -> Sequence[Any]:

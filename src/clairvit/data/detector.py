@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from clairvit.errors import BadInput, ModelUnavailable, did_you_mean
-from clairvit.models.sources.file import SUFFIXES, read_weights
-from clairvit.models.sources.torchvision import choose_weights, download_blocked
-from clairvit.models.sources.hub import first_line, no_pickles
-from clairvit.models.request import seeded
 from clairvit.models.load import usable_device
+from clairvit.models.request import seeded
+from clairvit.models.sources.file import SUFFIXES, read_weights
+from clairvit.models.sources.hub import first_line, no_pickles
+from clairvit.models.sources.torchvision import choose_weights, download_blocked
 
 NEWER, OLDER = "maskrcnn_resnet50_fpn_v2", "maskrcnn_resnet50_fpn"
 _ONLY_OLDER = "roi_heads.box_head.fc6.weight"  # the newer one has convolutions there

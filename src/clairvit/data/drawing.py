@@ -17,7 +17,7 @@ Colour = tuple[int, int, int]
 FINE = 8  # units in a pixel
 
 
-class Lots:
+class IntRng:
     """Whole numbers drawn from a hash of the words given. Only PCG64's raw output is used: it never changes."""
 
     def __init__(self, *words: object) -> None:
@@ -46,7 +46,7 @@ class Lots:
         return places
 
 
-def noise(lots: Lots, size: int, cell: int) -> Grid:
+def noise(lots: IntRng, size: int, cell: int) -> Grid:
     """Smooth noise 0..255 [size, size]: random bytes every `cell` pixels, and straight lines between them."""
     corners = lots.bytes(size // cell + 2, size // cell + 2)
     places = np.arange(size, dtype=np.int32)

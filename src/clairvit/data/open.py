@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from clairvit.data.dataset import Album, Page
-from clairvit.data.formats.entry import Entry, Found, Known
-from clairvit.data.formats.registry import Asked, Dataset, find_root, not_there, registered
+from clairvit.data.dataset import ImageDataset, Sample
+from clairvit.data.formats.entry import Annotation, DatasetIndex, Entry
+from clairvit.data.formats.registry import DataRequest, Dataset, find_root, not_there, registered
 from clairvit.data.hashing import digest
 from clairvit.data.masks import check_kind, prepare_mask, read_mask
 from clairvit.errors import BadInput, ClairError, UnknownName, did_you_mean
@@ -32,7 +32,7 @@ SCENES, SCENES_SPLITS, SOME = "scenes", ("one", "two", "part"), 200
 class Data:
     """Images, what they are of, and where they come from."""
 
-    album: Album
+    album: ImageDataset
     name: str  # pets
     title: str  # Oxford-IIIT Pet
     root: Path
@@ -93,7 +93,7 @@ def open_data(
     data, path = known
     split = _split(data, split)
     root = _root(data, path, split, download)
-    found = data.open(Asked(root, split, None if masks is None else Path(masks).expanduser(), mask_kind))
+    found = data.open(DataRequest(root, split, None if masks is None else Path(masks).expanduser(), mask_kind))
     if not found.entries:
         raise BadInput(f"'{root}' holds no images for {data.name}, split {split}. Expected:\n{data.layout(path)}")
     rows = range(len(found.entries)) if limit is None else sample(_groups(found, limit), limit, seed)
@@ -121,7 +121,7 @@ def _scenes(spec: str, split: str | None, limit: int | None, seed: int) -> Data:
         raise UnknownName(f"Scenes have no split '{split}'. Choose one of: {', '.join(SCENES_SPLITS)}.")
     many = int(count) if limit is None else min(int(count), limit)
     album = scenes(many, seed, objects=1 + (split == "two"), mask="part" if split == "part" else "object")
-    found = Found((), CLASSES)
+    found = DatasetIndex((), CLASSES)
     return Data(
         album=album,
         name=SCENES,
@@ -150,7 +150,7 @@ def sample(groups: Sequence[int | None], limit: int, seed: int) -> list[int]:
     return sorted(laid[min(int(step), count - 1)] for step in steps)
 
 
-def class_of(own: int, found: Found, model: Model) -> int | None:
+def class_of(own: int, found: DatasetIndex, model: Model) -> int | None:
     """The model's number for a class of the data set, or None: by its whole name or one of its synonyms.
 
     A beginning of a name is not enough here: VOC's cat is no catamaran.
@@ -225,7 +225,7 @@ def _fetch(data: Dataset, path: Path) -> None:
         ) from error
 
 
-def _groups(found: Found, limit: int) -> list[int | None]:
+def _groups(found: DatasetIndex, limit: int) -> list[int | None]:
     """By which a sample is drawn; those of the whole set are not looked for in vain."""
     if limit >= len(found.entries) or not found.has_labels:
         return [None] * len(found.entries)
@@ -239,8 +239,8 @@ def _group(entry: Entry) -> int | None:
         return None  # what is wrong with it is said when it is read, if it is drawn at all
 
 
-def _album(entries: Sequence[Entry], found: Found) -> Album:
-    def read(row: int, model: Model) -> Page:
+def _album(entries: Sequence[Entry], found: DatasetIndex) -> ImageDataset:
+    def read(row: int, model: Model) -> Sample:
         return _page(entries[row], found, model)
 
     def mark(row: int) -> str:
@@ -254,10 +254,10 @@ def _album(entries: Sequence[Entry], found: Found) -> Album:
         return digest(image, *known, repr((named, found.whole, found.has_others)).encode())
 
     names = tuple(entry.name for entry in entries)
-    return Album(names, read, mark, found.has_masks, found.has_labels, found.has_others, found.notes)
+    return ImageDataset(names, read, mark, found.has_masks, found.has_labels, found.has_others, found.notes)
 
 
-def _page(entry: Entry, found: Found, model: Model) -> Page:
+def _page(entry: Entry, found: DatasetIndex, model: Model) -> Sample:
     picture = read_image(entry.image if isinstance(entry.image, Path) else entry.image())
     pixels = prepare([picture], model).pixels[0]
     known = entry.known(picture.size)
@@ -272,7 +272,7 @@ def _page(entry: Entry, found: Found, model: Model) -> Page:
         mask, void = _as_seen(nothing, known, picture.size, model)
         for own, (there, _) in seen.items():
             mask = mask | there if found.whole or own == order[0] else mask
-    return Page(
+    return Sample(
         pixels,
         mask,
         void,
@@ -281,7 +281,7 @@ def _page(entry: Entry, found: Found, model: Model) -> Page:
     )
 
 
-def _as_seen(mask: object, known: Known, size: tuple[int, int], model: Model) -> tuple[Tensor, Tensor]:
+def _as_seen(mask: object, known: Annotation, size: tuple[int, int], model: Model) -> tuple[Tensor, Tensor]:
     """Object and void, bool [H, W], cut and resized as the model's images are."""
     values = np.asarray(mask).astype(np.uint8)
     if known.void is not None:
@@ -289,5 +289,5 @@ def _as_seen(mask: object, known: Known, size: tuple[int, int], model: Model) ->
     return prepare_mask(read_mask(values, size, "voc"), model.preprocess)
 
 
-def _number(own: int | None, found: Found, model: Model) -> int | None:
+def _number(own: int | None, found: DatasetIndex, model: Model) -> int | None:
     return None if own is None or own < 0 else class_of(own, found, model)

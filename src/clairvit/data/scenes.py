@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from clairvit.data.dataset import Album, Page
-from clairvit.data.drawing import BODIES, FINE, INKS, STRAYS, Colour, Grid, Lots, Region, disc, noise, plane
+from clairvit.data.dataset import ImageDataset, Sample
+from clairvit.data.drawing import BODIES, FINE, INKS, STRAYS, Colour, Grid, IntRng, Region, disc, noise, plane
 from clairvit.data.hashing import digest
 from clairvit.data.masks import GROUND, OBJECT, prepare_mask
 from clairvit.errors import BadInput
@@ -28,7 +28,7 @@ SMALLEST = 48
 _VERSION = 1  # other pixels for the same seed: another version, so that nothing stored is taken for the new
 _MARGIN = 2  # pixels between an object and the edge, and half of that between two objects' halves of the picture
 
-Shown = Literal["object", "part"]
+SceneClassesShown = Literal["object", "part"]
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def scene(seed: int, number: int, objects: int = 1, size: int = SIZE) -> Scene:
 def plan(seed: int, number: int, objects: int = 1, size: int = SIZE) -> Plan:
     """What stands where. Of each len(CLASSES) scenes in a row every class is the class of one."""
     _check(objects, size)
-    lots = Lots("scene", _VERSION, seed, number, objects, size)
+    lots = IntRng("scene", _VERSION, seed, number, objects, size)
     kinds = _kinds(seed, number, objects)
     strays = [_stray(lots, size) for _ in range(lots.number(2, 5))]
     strays.sort(key=lambda thing: thing.badge is not None)  # nothing but a body lies on a blank badge: no false ink
@@ -101,9 +101,9 @@ def draw(planned: Plan) -> Scene:
     """Background, then strays, then objects: nothing hides a pixel of an object, and no two objects touch."""
     canvas = _background(planned)
     for place, thing in enumerate(planned.strays):
-        _paint(canvas, thing, Lots("stray", planned.seed, planned.number, place))
+        _paint(canvas, thing, IntRng("stray", planned.seed, planned.number, place))
     masks = [
-        _paint(canvas, thing, Lots("object", planned.seed, planned.number, place))
+        _paint(canvas, thing, IntRng("object", planned.seed, planned.number, place))
         for place, thing in enumerate(planned.objects)
     ]
     picture = Image.fromarray(canvas.clip(0, 255).astype(np.uint8))
@@ -126,7 +126,9 @@ def with_class(planned: Plan, kind: str, place: int = 0) -> Plan:
     return replace(planned, objects=tuple(objects))
 
 
-def scenes(count: int, seed: int = 0, objects: int = 1, size: int = SIZE, mask: Shown = "object") -> Album:
+def scenes(
+    count: int, seed: int = 0, objects: int = 1, size: int = SIZE, mask: SceneClassesShown = "object"
+) -> ImageDataset:
     """So many scenes, each drawn when its turn comes, with its class and, of two objects, the other's.
 
     `mask` is the whole object, or "part": the pixels that decide the class.
@@ -138,17 +140,17 @@ def scenes(count: int, seed: int = 0, objects: int = 1, size: int = SIZE, mask: 
         raise BadInput(f"mask={mask!r} was given for scenes; expected 'object' or 'part'.")
     names = tuple(f"scene {seed}-{number}" for number in range(count))
 
-    def read(row: int, model: Model) -> Page:
+    def read(row: int, model: Model) -> Sample:
         found = scene(seed, row, objects, size)
         region = found.mask if mask == "object" else found.part
         where, _ = prepare_mask(Image.fromarray(np.where(region, OBJECT, GROUND).astype(np.uint8)), model.preprocess)
         pixels = prepare([found.picture], model).pixels[0]
-        return Page(pixels, where, label=found.kind, other=found.other_kind)
+        return Sample(pixels, where, label=found.kind, other=found.other_kind)
 
     def mark(row: int) -> str:
         return digest(repr(("scene", _VERSION, seed, row, objects, size, mask)).encode())
 
-    return Album(names, read, mark, has_masks=True, has_labels=True, has_others=objects == 2)
+    return ImageDataset(names, read, mark, has_masks=True, has_labels=True, has_others=objects == 2)
 
 
 def _check(objects: int, size: int) -> None:
@@ -162,10 +164,10 @@ def _kinds(seed: int, number: int, objects: int) -> list[str]:
     """The first object's class goes through a shuffled round of all; the second's is any other."""
     count = len(CLASSES)
     rounds, place = divmod(number, count)
-    first = Lots("classes", seed, rounds).order(count)[place]
+    first = IntRng("classes", seed, rounds).order(count)[place]
     if objects == 1:
         return [CLASSES[first]]
-    further = Lots("others", seed, rounds).number(1, count - 1)  # the same step for a round: seconds are balanced too
+    further = IntRng("others", seed, rounds).number(1, count - 1)  # the same step for a round: seconds are balanced too
     return [CLASSES[first], CLASSES[(first + further) % count]]
 
 
@@ -175,7 +177,7 @@ def _kind(thing: Thing) -> str:
     return thing.badge.kind
 
 
-def _object(lots: Lots, size: int, kind: str, half: int | None, sideways: bool) -> Thing:
+def _object(lots: IntRng, size: int, kind: str, half: int | None, sideways: bool) -> Thing:
     """A body with a badge, whole in the picture, or in the half of it that is left to it."""
     unit = size * FINE  # the picture's side
     radius = lots.number(unit * 16 // 100, unit * 21 // 100)
@@ -189,7 +191,7 @@ def _object(lots: Lots, size: int, kind: str, half: int | None, sideways: bool) 
     return _badged(lots, x, y, radius, kind)
 
 
-def _badged(lots: Lots, x: int, y: int, radius: int, kind: str | None) -> Thing:
+def _badged(lots: IntRng, x: int, y: int, radius: int, kind: str | None) -> Thing:
     shapes = tuple(BODIES)
     shape, colour = shapes[lots.number(0, len(shapes) - 1)], lots.colour(40, 215)
     size = lots.number(radius * 50 // 100, radius * 58 // 100)
@@ -200,7 +202,7 @@ def _badged(lots: Lots, x: int, y: int, radius: int, kind: str | None) -> Thing:
     return Thing(shape, x, y, radius, colour, lots.number(10, 50), badge)
 
 
-def _stray(lots: Lots, size: int) -> Thing:
+def _stray(lots: IntRng, size: int) -> Thing:
     """A shape of any kind, or a body with a blank badge; it may be cut off by the edge, or half hidden.
 
     Its colour is never as dark as ink, so that a hoop on a pale background is no ring.
@@ -217,7 +219,7 @@ def _stray(lots: Lots, size: int) -> Thing:
 
 def _background(planned: Plan) -> Grid:
     """[size, size, 3]: two colours blended by coarse and fine noise, and grain on top."""
-    lots = Lots("background", planned.seed, planned.number)
+    lots = IntRng("background", planned.seed, planned.number)
     size = planned.size
     one, two = lots.colour(30, 225), lots.colour(30, 225)
     coarse, fine = noise(lots, size, size // 4), noise(lots, size, size // lots.number(8, 24))
@@ -229,7 +231,7 @@ def _background(planned: Plan) -> Grid:
     return canvas
 
 
-def _paint(canvas: Grid, thing: Thing, lots: Lots) -> tuple[Region, Region]:
+def _paint(canvas: Grid, thing: Thing, lots: IntRng) -> tuple[Region, Region]:
     """Put a thing on the canvas; where it is, and where its badge is."""
     size = len(canvas)
     body = STRAYS[thing.shape](*plane(size, thing.x, thing.y), thing.radius)

@@ -15,11 +15,11 @@ from clairvit.diagnostics.report import Check
 from clairvit.errors import NotApplicable
 from clairvit.methods.fullgrad import totals
 from clairvit.models.model import Model
-from clairvit.tracing.structure import Anatomy, anatomy, tokens_among
 from clairvit.tracing.attention import widened
-from clairvit.tracing.module_state import own_grad_mode, this_thread_only, visiting
+from clairvit.tracing.module_state import frozen_eval, own_grad_mode, this_thread_only
 from clairvit.tracing.recording import record
-from clairvit.tracing.trace import Trace, follow
+from clairvit.tracing.structure import ModelStructure, model_structure, tokens_among
+from clairvit.tracing.trace import Trace, run_backward
 
 # Two independent terms of one size give C = √2; at C = 2 the sum is half as large as its terms, and a rule that shares
 # relevance in proportion (AttnLRP) hands on twice as much as it got, once for and once against.
@@ -38,7 +38,7 @@ def gradient_reaches_tokens(examination: Examination) -> Check:
     if not examination.model.classifier:
         return skipped("The output is an embedding: there is no score to take the gradient of.")
     recording = record(examination.model, examination.pixels)
-    trace = follow(recording, examination.target, "plain", keep=False)
+    trace = run_backward(recording, examination.target, "plain", keep=False)
     if not trace.layers:
         return skipped("This model has no blocks.")
     blank = [name for name, nothing in zip(examination.batch.names, trace.blank, strict=True) if nothing]
@@ -59,12 +59,12 @@ def completeness_of_linear_rules(examination: Examination) -> Check:
     """Σ x · dx + Σ b · db must be the score once attention, norms and slopes are held fixed."""
     if not examination.model.classifier:
         return skipped("The output is an embedding: there is no score that relevances could add up to.")
-    plan = anatomy(examination.model, examination.pixels)
+    plan = model_structure(examination.model, examination.pixels)
     if not plan.layers:
         return skipped("The sum is taken over the tokens of the first block, and this model has no blocks.")
     precision = examination.precisions[-1]  # float64, where that can be had
     recording = record(precision.model, precision.pixels, tables=("linear",), biases=("learned",))
-    trace = follow(recording, examination.target, "linear", keep=False)
+    trace = run_backward(recording, examination.target, "linear", keep=False)
     try:
         sums, scores = totals(trace, 0, "learned", "linear")
         terms = sum_of_terms(trace)
@@ -105,7 +105,7 @@ def sum_of_terms(trace: Trace) -> Tensor:
 @check("residual cancellation", needs=("trace",))
 def residual_cancellation(examination: Examination) -> Check:
     """C = Σ(|z_in| + |z_up|) / Σ|z_out| at each residual sum z_out = z_in + z_up (METHODS-2026, section 2)."""
-    plan = anatomy(examination.model, examination.pixels)
+    plan = model_structure(examination.model, examination.pixels)
     ratios = cancellation_by_layer(examination.model, examination.pixels, plan)
     if not any(ratios):
         return skipped("No residual sum of tokens was seen: a CNN, or blocks that are no modules.")
@@ -130,7 +130,7 @@ def residual_cancellation(examination: Examination) -> Check:
     )
 
 
-def cancellation_by_layer(model: Model, pixels: Tensor, plan: Anatomy) -> list[list[float]]:
+def cancellation_by_layer(model: Model, pixels: Tensor, plan: ModelStructure) -> list[list[float]]:
     """Return C of each residual sum, layer by layer in the order of the forward; one forward without gradients."""
     sums = ResidualSums()
     hooks = []
@@ -141,7 +141,7 @@ def cancellation_by_layer(model: Model, pixels: Tensor, plan: Anatomy) -> list[l
             sums.enter_block(tokens)
 
     blocks = {id(part.block): part.block for part in plan.layers if part.block is not None}
-    with visiting(model.module), torch.no_grad():
+    with frozen_eval(model.module), torch.no_grad():
         try:
             watched = this_thread_only(enter)
             hooks = [block.register_forward_pre_hook(watched, with_kwargs=True) for block in blocks.values()]
@@ -220,8 +220,8 @@ def _size(tensor: Tensor) -> float:
 def outlier_tokens(examination: Examination) -> Check:
     """Patch tokens of many times the usual norm draw attention without saying where the object is."""
     recording = record(examination.model, examination.pixels, differentiable=False)
-    trace = follow(recording, None, None)
-    plan = recording.anatomy
+    trace = run_backward(recording, None, None)
+    plan = recording.structure
     if plan.layout is None or not plan.layers or any(part.kind != "tokens" for part in plan.layers):
         return skipped(
             "Norms are compared among the patch tokens of a plain ViT, and this model has windows or stages."

@@ -13,11 +13,11 @@ from clairvit.diagnostics.examination import FEW_IMAGES, Examination, steps
 from clairvit.diagnostics.inspection import buffers_restored, snapshot
 from clairvit.diagnostics.report import Check, Diagnosis
 from clairvit.errors import BadInput, ClairError
-from clairvit.methods.spec import bind
+from clairvit.methods.spec import resolve_method
 from clairvit.models.images import DEMO, prepare
-from clairvit.models.model import Model
 from clairvit.models.load import load, wrap
-from clairvit.perturbation.progress import telling
+from clairvit.models.model import Model
+from clairvit.perturbation.progress import report_progress
 
 
 def doctor(
@@ -50,7 +50,7 @@ def doctor(
         True
     """
     if method is not None:
-        bind(method)  # a misspelt method is refused before the work
+        resolve_method(method)  # a misspelt method is refused before the work
     given = [images] if images is not None and not isinstance(images, list | tuple | torch.Tensor) else images
     if isinstance(model, nn.Module):
         try:
@@ -74,7 +74,7 @@ def _examined(model: Model, images: Any, method: str | None, seed: int) -> Diagn
     batch = prepare(every[:FEW_IMAGES], _readable(model))
     examination = Examination(model, batch, every, method, seed, snapshot(model.module))
     order = steps()
-    with telling("checks", len(order)) as tell:
+    with report_progress("checks", len(order)) as tell:
         for step in order:
             examination.checks[step.name] = step.run(examination)
             tell(1)

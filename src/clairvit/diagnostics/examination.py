@@ -23,10 +23,10 @@ from clairvit.diagnostics.inspection import (
 )
 from clairvit.diagnostics.report import Check, Status
 from clairvit.errors import ClairError, NotApplicable
-from clairvit.methods.spec import Bound, bind
-from clairvit.methods.registry import methods
 from clairvit.methods.executor import Result
 from clairvit.methods.planner import record_for, run_all
+from clairvit.methods.registry import list_methods
+from clairvit.methods.spec import MethodSpec, resolve_method
 from clairvit.models.images import Batch
 from clairvit.models.model import Model
 from clairvit.targets.target import Target, resolve
@@ -134,9 +134,9 @@ class Examination:
         return self.checks[name].status
 
     @functools.cached_property
-    def single_pass_methods(self) -> tuple[Bound, ...]:
+    def single_pass_methods(self) -> tuple[MethodSpec, ...]:
         """Methods without passes of their own, that can be tried at the cost of a few backwards."""
-        bounds = [bind(method.name) for method in methods() if not method.slow]
+        bounds = [resolve_method(method.name) for method in list_methods() if not method.slow]
         return tuple(bound for bound in bounds if not (bound.own_cost().forwards or bound.own_cost().backwards))
 
     @functools.cached_property
@@ -146,7 +146,7 @@ class Examination:
         usable = [bound for bound in self.single_pass_methods if bound.text not in refused]
         return {**results_of(self.model, self.pixels[:1], usable, self.seed), **refused}
 
-    def _refusal(self, bound: Bound) -> ClairError | None:
+    def _refusal(self, bound: MethodSpec) -> ClairError | None:
         """Why a method need not be tried."""
         if bound.method.class_specific and not self.model.classifier:
             return NotApplicable("They explain a score, and the output is an embedding. Give prompts or a target.")
@@ -164,7 +164,7 @@ class Unforeseen(ClairError):
 
 
 @own_grad_mode()
-def results_of(model: Model, pixels: Tensor, bounds: Sequence[Bound], seed: int) -> dict[str, Result | ClairError]:
+def results_of(model: Model, pixels: Tensor, bounds: Sequence[MethodSpec], seed: int) -> dict[str, Result | ClairError]:
     """Run methods on the predicted class: all together, or one by one if one of them stops the others.
 
     An exception that is none of ClairViT's own is kept as a `ClairError` that names it.
@@ -231,11 +231,7 @@ def check(name: str, needs: tuple[str, ...] = ()) -> Callable[[Callable[[Examina
 
 def steps() -> tuple[Step, ...]:
     """Return all checks in their order."""
-    from clairvit.diagnostics import arithmetic
-    from clairvit.diagnostics import explanations
-    from clairvit.diagnostics import forward
-    from clairvit.diagnostics import settings
-    from clairvit.diagnostics import structure
+    from clairvit.diagnostics import arithmetic, explanations, forward, settings, structure
 
     order = [m.__name__ for m in (settings, forward, structure, arithmetic, explanations)]
     return tuple(sorted(_steps, key=lambda step: order.index(step.function.__module__)))

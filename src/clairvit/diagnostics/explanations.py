@@ -26,14 +26,14 @@ from clairvit.diagnostics.examination import (
 from clairvit.diagnostics.inspection import differences, snapshot
 from clairvit.diagnostics.report import Check
 from clairvit.errors import ClairError
-from clairvit.methods.spec import bind
 from clairvit.methods.explain import compare
-from clairvit.methods.registry import methods
+from clairvit.methods.registry import list_methods
+from clairvit.methods.spec import resolve_method
 from clairvit.metrics.evaluate import evaluate
 from clairvit.metrics.score import Score
 from clairvit.metrics.similarity import pearson
 from clairvit.selection.stats import LEVEL, sign_flips, smallest_p
-from clairvit.tracing.structure import anatomy
+from clairvit.tracing.structure import model_structure
 
 # Tried in this order: the most faithful map without fitting (METHODS-2026, section 1), then what fits other models.
 DELETED_BY = ("attnlrp+plus", "ixg", "saliency", "rollout")
@@ -106,7 +106,7 @@ def deletion_beats_random(examination: Examination) -> Check:
     """Taking away what a map marks must hurt the score more than taking away random patches."""
     if not examination.model.classifier:
         return skipped("The output is an embedding: there is no score that could fall.")
-    plan = anatomy(examination.model, examination.pixels)
+    plan = model_structure(examination.model, examination.pixels)
     if plan.layout is None and not plan.stages:
         return skipped("There are no patches to take away: see 'layout'.")
     method = deletion_method(examination)
@@ -168,10 +168,10 @@ def deletion_beats_random(examination: Examination) -> Check:
 def deletion_method(examination: Examination) -> str | None:
     """Return the method that was asked for, or the first of DELETED_BY that applies."""
     if examination.method is not None:
-        return bind(examination.method).text
+        return resolve_method(examination.method).text
     gradient = examination.status("gradient") == "pass"
     for name in DELETED_BY:
-        bound = bind(name)
+        bound = resolve_method(name)
         if bound.passes == "backward" and not gradient:
             continue
         if not isinstance(results_of(examination.model, examination.pixels[:1], [bound], 0)[bound.text], ClairError):
@@ -206,7 +206,7 @@ def which_methods_apply(examination: Examination) -> Check:
     maps = {text: result.maps for text, result in results.items() if not isinstance(result, ClairError)}
     empty = [text for text, made in maps.items() if made is not None and _constant(made)]
     declared = {bound.text for bound in examination.single_pass_methods if bound.method.often_zero or bound.relu}
-    untried = [method.name for method in methods() if method.name not in results]
+    untried = [method.name for method in list_methods() if method.name not in results]
     details: dict[str, Any] = {"apply": [*maps], "refused": refused, "constant": empty, "not_tried": untried}
     reasons: dict[str, list[str]] = {}
     for text, reason in refused.items():

@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten
 
 from clairvit.models.model import Model
-from clairvit.tracing.module_state import this_thread_only, visiting
+from clairvit.tracing.module_state import frozen_eval, this_thread_only
 
 DEVIATIONS = 6.0  # λ of the probabilistic rounding bound: it is exceeded with probability below 2·exp(−λ²/2) = 3e-8
 
@@ -111,7 +111,7 @@ def inspect_forward(model: Model, pixels: Tensor, *, gradient: bool = False) -> 
 
     counter = _Counter()
     pixels = pixels.detach().clone().requires_grad_(gradient)
-    with visiting(model.module), torch.set_grad_enabled(gradient):
+    with frozen_eval(model.module), torch.set_grad_enabled(gradient):
         hooks = [
             part.register_forward_hook(this_thread_only(note(name, part)), with_kwargs=True)
             for name, part in model.module.named_modules()
@@ -130,7 +130,7 @@ def inspect_forward(model: Model, pixels: Tensor, *, gradient: bool = False) -> 
 
 def plain_forward(model: Model, pixels: Tensor) -> Tensor:
     """Return the scores [B, C] of one forward in eval mode without gradients, nothing else attached."""
-    with visiting(model.module), torch.no_grad():
+    with frozen_eval(model.module), torch.no_grad():
         return model.logits(pixels)
 
 
@@ -157,7 +157,7 @@ def inspect_backward(model: Model, pixels: Tensor) -> BackwardPass:
 
         return enter
 
-    with visiting(model.module), torch.inference_mode(False), torch.enable_grad():
+    with frozen_eval(model.module), torch.inference_mode(False), torch.enable_grad():
         hooks = [
             part.register_forward_pre_hook(this_thread_only(note(name)))
             for name, part in model.module.named_modules()

@@ -12,10 +12,10 @@ from clairvit.diagnostics.forward import largest_gap
 from clairvit.diagnostics.inspection import plain_forward
 from clairvit.diagnostics.report import Check
 from clairvit.errors import ClairError
-from clairvit.tracing.structure import Anatomy, anatomy
 from clairvit.tracing.attention import Kind
 from clairvit.tracing.grid import off_proportion
 from clairvit.tracing.recording import record
+from clairvit.tracing.structure import ModelStructure, model_structure
 
 TABLES = ("plain", "linear", "attnlrp")  # rule tables whose forward must give the plain scores
 KINDS: dict[Kind, str] = {
@@ -30,7 +30,7 @@ OFF_PROPORTION = 0.2  # how far a patch may be from square: the slack that the g
 def tokens_on_the_image(examination: Examination) -> Check:
     """The patch tokens must lie on the image row by row, in a grid of its proportions."""
     try:
-        plan = anatomy(examination.model, examination.pixels)
+        plan = model_structure(examination.model, examination.pixels)
     except ClairError as error:
         if examination.status("gradient") != "pass":
             return skipped(f"Not looked at, because of 'gradient': {error}")
@@ -98,7 +98,7 @@ def scores_unchanged_in_trace(examination: Examination) -> Check:
 @check("attention", needs=("trace",))
 def attention_in_every_block(examination: Examination) -> Check:
     """Every block that ran must have shown its attention."""
-    plan = anatomy(examination.model, examination.pixels)
+    plan = model_structure(examination.model, examination.pixels)
     unseen = blocks_without_attention(examination.model.module, plan, examination.forward.called)
     kinds = Counter(part.kind for part in plan.parts)
     details: dict[str, Any] = {"layers": len(plan.layers), "kinds": dict(kinds), "unseen": unseen}
@@ -131,7 +131,7 @@ def heads_of(examination: Examination) -> int:
     return heads.pop() if len(heads) == 1 else 0
 
 
-def blocks_without_attention(module: nn.Module, plan: Anatomy, called: set[str]) -> list[str]:
+def blocks_without_attention(module: nn.Module, plan: ModelStructure, called: set[str]) -> list[str]:
     """Return the names of submodules that ran, look like blocks with attention, and showed none.
 
     Where attention was seen somewhere: modules of the class of a seen block, or in the same container, that have the

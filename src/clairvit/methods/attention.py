@@ -10,8 +10,8 @@ from torch import Tensor
 from clairvit.errors import BadInput
 from clairvit.methods.aggregation import Product, Single
 from clairvit.methods.flow import Flow
+from clairvit.methods.layer_view import LayerView, mean_of_heads
 from clairvit.methods.registry import method
-from clairvit.methods.layer_view import View, mean_of_heads
 
 Fusion = Literal["mean", "max", "min"] | int
 Protect = Literal["none", "cls_cell", "cls_column"]
@@ -26,7 +26,7 @@ Protect = Literal["none", "cls_cell", "cls_column"]
     passes="forward",
     class_specific=False,
 )
-def attention(layer: View, fusion: Fusion = "mean") -> Tensor:
+def attention(layer: LayerView, fusion: Fusion = "mean") -> Tensor:
     """mean_h A of the last layer: where its heads look."""
     return fused(layer.A, fusion)  # [B, rows, N]
 
@@ -48,7 +48,7 @@ def attention(layer: View, fusion: Fusion = "mean") -> Tensor:
     },
 )
 def rolled_attention(
-    layer: View, fusion: Fusion = "mean", discard_ratio: float = 0.0, protect: Protect = "none"
+    layer: LayerView, fusion: Fusion = "mean", discard_ratio: float = 0.0, protect: Protect = "none"
 ) -> Tensor:
     """prod_l (mean_h A + I), row-normalised: attention followed from the output back through all layers."""
     return discarded(fused(layer.A, fusion), discard_ratio, protect)  # [B, N, N]
@@ -64,7 +64,7 @@ def rolled_attention(
     class_specific=False,
     slow=True,
 )
-def flowing_attention(layer: View, fusion: Fusion = "mean") -> Tensor:
+def flowing_attention(layer: LayerView, fusion: Fusion = "mean") -> Tensor:
     """maxflow(read-out -> token) where a layer passes on mean_h A + I, row-normalised: what can run to each token.
 
     One maximum flow for each token, exact to `1/precision`. In deep models most flows are as large as what can enter

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from clairvit.errors import BadInput
 from clairvit.methods.registry import method
-from clairvit.perturbation.rng import dice, fingerprints
+from clairvit.perturbation.rng import image_seeds, make_generator
 from clairvit.tracing.trace import Trace
 
 
@@ -17,7 +17,7 @@ from clairvit.tracing.trace import Trace
 def noise(trace: Trace, seed: int = 0) -> Tensor:
     """Uniform noise, fixed by the seed and the image: what luck would score."""
     rows, cols = trace.layout.grid
-    maps = [torch.rand(rows, cols, generator=dice(mark)) for mark in fingerprints(trace.pixels, seed)]
+    maps = [torch.rand(rows, cols, generator=make_generator(mark)) for mark in image_seeds(trace.pixels, seed)]
     return torch.stack(maps).to(trace.pixels.device)
 
 

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from clairvit.methods.aggregation import Single
+from clairvit.methods.layer_view import LayerView
 from clairvit.methods.registry import method
-from clairvit.methods.layer_view import View
 
 At = Literal["norm", "input"]
 Tokens = Literal["patch", "all"]
@@ -39,7 +39,7 @@ CLASSIFIER_ROW = EACH_ALONE | {
 }
 
 
-def features(layer: View, at: At, tokens: Tokens) -> tuple[Tensor, Tensor, slice]:
+def features(layer: LayerView, at: At, tokens: Tokens) -> tuple[Tensor, Tensor, slice]:
     """Activations, their gradient, and the positions that channel weights are summed over."""
     a, g = layer.cam_features(at)  # [B, N, d]
     prefix = layer.layout.prefix if a.shape[1] == layer.layout.tokens else 0
@@ -52,7 +52,7 @@ def weighted_channels(a: Tensor, weight: Tensor) -> Tensor:
 
 
 @method("gradcam", paper="Selvaraju et al., ICCV 2017", **ON_TOKENS)
-def grad_cam(layer: View, at: At = "norm", tokens: Tokens = "patch") -> Tensor:
+def grad_cam(layer: LayerView, at: At = "norm", tokens: Tokens = "patch") -> Tensor:
     """relu(sum_k w_k a_k), w_k = mean_p g_k(p): channels weighted by their mean gradient.
 
     at=norm is that input for a model that reads CLS: its patches have no gradient after the last attention. A model
@@ -63,7 +63,7 @@ def grad_cam(layer: View, at: At = "norm", tokens: Tokens = "patch") -> Tensor:
 
 
 @method("gradcam-pp", paper="Chattopadhay et al., WACV 2018", **ON_TOKENS)
-def grad_cam_plus_plus(layer: View, at: At = "norm", tokens: Tokens = "patch") -> Tensor:
+def grad_cam_plus_plus(layer: LayerView, at: At = "norm", tokens: Tokens = "patch") -> Tensor:
     """relu(sum_k w_k a_k), w_k = sum_p alpha relu(g), alpha = g²/(2g² + g³ sum_p a): several objects count alike.
 
     The closed form of alpha assumes exp(y) and ReLU features; on a ViT it is a heuristic.
@@ -76,7 +76,7 @@ def grad_cam_plus_plus(layer: View, at: At = "norm", tokens: Tokens = "patch") -
 
 
 @method("cam", paper="Zhou et al., CVPR 2016", **CLASSIFIER_ROW)
-def class_activation_map(layer: View, at: Literal["output", "input"] = "output") -> Tensor:
+def class_activation_map(layer: LayerView, at: Literal["output", "input"] = "output") -> Tensor:
     """sum_k w_k a_k(p), w the classifier's row: what each token adds to the score when the head alone is read linearly.
 
     It is a · dy/da at the last block's output under the `linear` rules: token i of n has (1/n) w·(gamma (a_i − mean)/
@@ -96,7 +96,7 @@ def class_activation_map(layer: View, at: Literal["output", "input"] = "output")
     "gradient × activation adds up to zero there; try at=input or gradcam",
     delicate="directly before such a normalisation it is a sum of terms that cancel",
 )
-def high_resolution_cam(layer: View, at: At = "norm") -> Tensor:
+def high_resolution_cam(layer: LayerView, at: At = "norm") -> Tensor:
     """relu(sum_k g_k(p) a_k(p)): each position weighted by its own gradient, signs kept (= ixg there).
 
     Zero directly before a LayerNorm that nothing else reads (SAM's last blocks): x · dLN/dx = 0, but for its eps.
@@ -106,14 +106,14 @@ def high_resolution_cam(layer: View, at: At = "norm") -> Tensor:
 
 
 @method("gradcam-elementwise", paper="Gildenblat, pytorch-grad-cam", **EACH_ALONE | {"signed": False, "relu": False})
-def elementwise_cam(layer: View, at: At = "norm") -> Tensor:
+def elementwise_cam(layer: LayerView, at: At = "norm") -> Tensor:
     """sum_k relu(g_k(p) a_k(p)): gradient × activation, what speaks against the class dropped channel by channel."""
     a, g = layer.cam_features(at)
     return (g * a).clamp(min=0).sum(-1)
 
 
 @method("layercam", paper="Jiang et al., TIP 2021", **EACH_ALONE)
-def layer_cam(layer: View, at: At = "norm") -> Tensor:
+def layer_cam(layer: LayerView, at: At = "norm") -> Tensor:
     """relu(sum_k relu(g_k(p)) a_k(p)): each position weighted by its own positive gradient."""
     a, g = layer.cam_features(at)
     return (g.clamp(min=0) * a).sum(-1)
@@ -125,7 +125,7 @@ def layer_cam(layer: View, at: At = "norm") -> Tensor:
     **ON_TOKENS,
     delicate="its weights are divided by sums of signed activations, which may be near zero",
 )
-def x_grad_cam(layer: View, at: At = "norm", tokens: Tokens = "patch") -> Tensor:
+def x_grad_cam(layer: LayerView, at: At = "norm", tokens: Tokens = "patch") -> Tensor:
     """relu(sum_k w_k a_k), w_k = sum_p g a / (sum_p a + 1e-7): gradient averaged by the activation.
 
     Made for activations after a ReLU. Those of a ViT have both signs, sum_p a comes near zero and single weights
@@ -136,7 +136,7 @@ def x_grad_cam(layer: View, at: At = "norm", tokens: Tokens = "patch") -> Tensor
 
 
 @method("xgradcam-plus", paper="SkipPLUS", **ON_TOKENS)
-def x_grad_cam_plus(layer: View, at: At = "norm", tokens: Tokens = "patch") -> Tensor:
+def x_grad_cam_plus(layer: LayerView, at: At = "norm", tokens: Tokens = "patch") -> Tensor:
     """relu(sum_k w_k a_k), w_k = sum_p g |a| / sum_p |a|: gradient averaged by the size of the activation."""
     a, g, where = features(layer, at, tokens)
     size = a[:, where].abs()

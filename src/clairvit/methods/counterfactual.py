@@ -9,15 +9,15 @@ import torch
 from torch import Tensor
 
 from clairvit.errors import BadInput, NotApplicable
-from clairvit.methods.spec import bind
 from clairvit.methods.explanation import Cost
-from clairvit.methods.registry import method
 from clairvit.methods.multi_pass import at_least_one
 from clairvit.methods.planner import record_for, run_all
-from clairvit.targets.target import Target, class_name
-from clairvit.perturbation.aside import Aside
+from clairvit.methods.registry import method
+from clairvit.methods.spec import resolve_method
+from clairvit.perturbation.aside import MapResult
 from clairvit.perturbation.probe import Probe, probing
 from clairvit.perturbation.removal import Removal
+from clairvit.targets.target import Target, class_name
 from clairvit.tracing.attention import widened
 from clairvit.tracing.trace import Trace
 
@@ -41,7 +41,7 @@ DECIMALS = 4  # of logits, when patches are ordered: round-off between equal pat
 def counterfactual(
     trace: Trace,
     *,
-    aside: Aside,
+    aside: MapResult,
     removal: Removal = "token",
     search: Literal["greedy", "map"] = "greedy",
     along: str = ALONE,
@@ -74,7 +74,7 @@ def counterfactual(
     unmoved = []
     with probing(trace, removal, what=NAME, forwards=effort * patches, aside=aside, seed=seed) as probe:
         for image in range(images):
-            ask = Asked(probe, image, margins, effort * patches)
+            ask = FlipSearch(probe, image, margins, effort * patches)
             found = flipping(ask, search, None if order is None else order[image], candidates)
             if found is not None:
                 chosen[image], maps[image] = found
@@ -87,7 +87,7 @@ def counterfactual(
 
 
 def _cost(patches: int, effort: int, along: str) -> Cost:
-    return Cost(effort * patches) + (Cost() if along == ALONE else bind(along).cost_for(patches))
+    return Cost(effort * patches) + (Cost() if along == ALONE else resolve_method(along).cost_for(patches))
 
 
 # What is asked
@@ -129,7 +129,7 @@ def margins_of(target: Target) -> Margins:
     return margins
 
 
-class Asked:
+class FlipSearch:
     """What the margin of one image is without some patches; remembers how often it was asked, and what came out."""
 
     def __init__(self, probe: Probe, image: int, margins: Margins, most: int) -> None:
@@ -181,7 +181,7 @@ class Asked:
 # The search, for one image
 
 
-def flipping(ask: Asked, search: str, order: Tensor | None, candidates: int) -> tuple[Tensor, Tensor] | None:
+def flipping(ask: FlipSearch, search: str, order: Tensor | None, candidates: int) -> tuple[Tensor, Tensor] | None:
     """A set that flips the answer and has no patch to spare, bool [patches], with its map; None: nothing was found."""
     if ask.start <= 0:
         if ask.start == 0:  # equal scores: a head of zeros says so whatever is removed
@@ -205,7 +205,7 @@ def flipping(ask: Asked, search: str, order: Tensor | None, candidates: int) -> 
     return put_back(ask, gone, margin)
 
 
-def step_by_step(ask: Asked, worth: Tensor, candidates: int, alone: bool) -> tuple[Tensor, float, Tensor]:
+def step_by_step(ask: FlipSearch, worth: Tensor, candidates: int, alone: bool) -> tuple[Tensor, float, Tensor]:
     """Remove the best of a few patches at a time until the answer flips: what is gone, its margin, what is known now.
 
     `worth` [patches] says who is tried first. Where it is what each patch does alone, it is kept up to date: later
@@ -226,7 +226,7 @@ def step_by_step(ask: Asked, worth: Tensor, candidates: int, alone: bool) -> tup
     return gone, margin, worth
 
 
-def smallest_prefix(ask: Asked, gone: Tensor, worth: Tensor) -> tuple[Tensor, float] | None:
+def smallest_prefix(ask: FlipSearch, gone: Tensor, worth: Tensor) -> tuple[Tensor, float] | None:
     """The fewest further patches, taken in falling order of worth, that flip the answer.
 
     All numbers are tried: more patches gone is not always further down.
@@ -239,7 +239,7 @@ def smallest_prefix(ask: Asked, gone: Tensor, worth: Tensor) -> tuple[Tensor, fl
     return (sets[flipped[0]], float(margins[flipped[0]])) if flipped else None
 
 
-def put_back(ask: Asked, gone: Tensor, margin: float) -> tuple[Tensor, Tensor]:
+def put_back(ask: FlipSearch, gone: Tensor, margin: float) -> tuple[Tensor, Tensor]:
     """Put patches back as long as the answer stays flipped: the set that is left, and how much each of it matters."""
     eye = torch.eye(ask.patches, dtype=torch.bool)
     while True:
@@ -273,9 +273,9 @@ def firsts(order: list[int], patches: int) -> Tensor:
     return sets
 
 
-def _map_along(along: str, trace: Trace, aside: Aside, seed: int) -> Tensor:
+def _map_along(along: str, trace: Trace, aside: MapResult, seed: int) -> Tensor:
     """The map of another method, [B, patches], each over its own largest value."""
-    inner = bind(along)
+    inner = resolve_method(along)
     if inner.method.name == NAME:
         raise BadInput(f"along={along} was given; expected another method than {NAME} itself, such as legrad.")
     assert trace.target is not None

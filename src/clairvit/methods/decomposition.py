@@ -14,10 +14,10 @@ from torch.linalg import vector_norm
 
 from clairvit.errors import BadInput, NotApplicable
 from clairvit.methods.aggregation import Product, Single
-from clairvit.methods.vector_norms import apportioned, distances, head_lengths, lengths
 from clairvit.methods.gradient import input_x_gradient
+from clairvit.methods.layer_view import LayerView, mean_of_heads
 from clairvit.methods.registry import method
-from clairvit.methods.layer_view import View, mean_of_heads
+from clairvit.methods.vector_norms import apportioned, distances, head_lengths, lengths
 from clairvit.tracing.decompx import Sharing, shares
 
 OFFICIAL = {"official": {"value_bias": True}}
@@ -36,7 +36,7 @@ Ln = Literal["none", "next", "attention", "block"]
     presets=OFFICIAL,
 )
 def attended_lengths(
-    layer: View, value_bias: bool = False, heads: Literal["sum", "mean"] = "sum", ln: Ln = "none"
+    layer: LayerView, value_bias: bool = False, heads: Literal["sum", "mean"] = "sum", ln: Ln = "none"
 ) -> Tensor:
     """||sum_h A_ij f(x_j)||: how long the vector is that a token gets from each other token, not how much it looks.
 
@@ -61,7 +61,7 @@ def attended_lengths(
     needs=("residual",),
     presets={"official": {"value_bias": True, "ln": "attention"}},
 )
-def residual_lengths(layer: View, value_bias: bool = False, ln: Ln = "none", strength: float = 1.0) -> Tensor:
+def residual_lengths(layer: LayerView, value_bias: bool = False, ln: Ln = "none", strength: float = 1.0) -> Tensor:
     """prod_l ||sum_h A_ij f(x_j) + delta_ij x_i||, row-normalised: lengths with the residual in the sum.
 
     In one layer the residual changes only what a token gives to itself, so alone the layers are multiplied: rows are
@@ -83,7 +83,7 @@ def residual_lengths(layer: View, value_bias: bool = False, ln: Ln = "none", str
     needs=("residual",),
     presets=OFFICIAL,
 )
-def encoder_lengths(layer: View, value_bias: bool = False, ln: Ln = "block", strength: float = 1.0) -> Tensor:
+def encoder_lengths(layer: LayerView, value_bias: bool = False, ln: Ln = "block", strength: float = 1.0) -> Tensor:
     """prod_l ||T_ij||: lengths of what token j adds to token i in the whole block, multiplied layer by layer.
 
     The MLP is passed by, its residual and the norms around it are not: in a post-norm block both norms are applied, as
@@ -106,7 +106,7 @@ def encoder_lengths(layer: View, value_bias: bool = False, ln: Ln = "block", str
     presets={"official": {"value_bias": True}, "skipplus": {"resultant": "block"}},
 )
 def token_closeness(
-    layer: View, resultant: Literal["attn", "block"] = "attn", p: Literal[1, 2] = 1, value_bias: bool = False
+    layer: LayerView, resultant: Literal["attn", "block"] = "attn", p: Literal[1, 2] = 1, value_bias: bool = False
 ) -> Tensor:
     """prod_l C, C_ij ~ relu(||y_i|| - ||y_i - T_ij||): how near what token j adds comes to the whole, in L1.
 
@@ -132,7 +132,7 @@ def token_closeness(
     faint="its weights are about 1/N, so the identity outweighs the gradient (necc=mean_exp: N times as much)",
 )
 def token_transformation(
-    layer: View,
+    layer: LayerView,
     necc: Literal["softmax", "mean_exp"] = "softmax",
     head_stage: Literal["mean-first", "post"] = "mean-first",
     start: Literal["length", "one"] = "length",
@@ -178,7 +178,9 @@ def transformed(before: Tensor, after: Tensor, necc: str) -> Tensor:
     signed=True,
     forward_unless=("bias", "none"),
 )
-def linear_decomposition(layer: View, level: Literal["token", "pixel"] = "token", bias: Sharing = "none") -> Tensor:
+def linear_decomposition(
+    layer: LayerView, level: Literal["token", "pixel"] = "token", bias: Sharing = "none"
+) -> Tensor:
     """sum_d x_d dy/dx_d, attention, norms and slopes held fixed: what each token adds to the score, all the way.
 
     Without bias it is one backward for all layers. The other modes share each bias b out among tokens: by |<b, D_j>|
@@ -204,7 +206,7 @@ def linear_decomposition(layer: View, level: Literal["token", "pixel"] = "token"
     return (added * weights).sum(-1).T  # [B, N]
 
 
-def _block_output(layer: View) -> Tensor:
+def _block_output(layer: LayerView) -> Tensor:
     out = layer.block_output()
     if out is None or out.shape != layer.x.shape:
         raise NotApplicable(

@@ -15,13 +15,13 @@ from torch import Tensor
 
 from clairvit.errors import BadInput, NotApplicable, UnknownName, did_you_mean
 from clairvit.methods.aggregation import Product, Single, Suffixes, Total
-from clairvit.methods.spec import Bound, bind, checked, wraps
-from clairvit.methods.explanation import Cost
-from clairvit.methods.registry import Method, Passes, parameters
-from clairvit.methods.parsing import Written, parse
-from clairvit.methods.multi_pass import Note, at_least_one, by_variant, noisy_images, several
 from clairvit.methods.executor import Result
+from clairvit.methods.explanation import Cost
+from clairvit.methods.multi_pass import Note, at_least_one, by_variant, noisy_images, several
+from clairvit.methods.parsing import ParsedSpec, parse_spec
 from clairvit.methods.planner import record_for, run_all
+from clairvit.methods.registry import Method, Passes, parameters
+from clairvit.methods.spec import MethodSpec, checked, resolve_method, wraps
 from clairvit.numerics import average_ranks
 from clairvit.tracing.trace import Trace
 
@@ -30,12 +30,12 @@ By = Literal["rank", "minmax", "max"]
 
 def smooth(method: str, n: int = 20, sigma: float = 0.1) -> str:
     """The method string that averages `method` over n noisy images."""
-    return bind(f"smooth({method})", n=n, sigma=sigma).text
+    return resolve_method(f"smooth({method})", n=n, sigma=sigma).text
 
 
 def ensemble(*methods: str, by: By = "rank") -> str:
     """The method string that joins the maps of several methods."""
-    return bind(f"ensemble({','.join(methods)})", by=by).text
+    return resolve_method(f"ensemble({','.join(methods)})", by=by).text
 
 
 def starts(method: str, count: int) -> list[str]:
@@ -43,21 +43,23 @@ def starts(method: str, count: int) -> list[str]:
 
     starts("focusvit", 12) is focusvit(m=0) … focusvit(m=11): the suffix sums among which m* is looked for.
     """
-    bound = bind(method)
+    bound = resolve_method(method)
     field = {Total: "start", Product: "start_layer", Suffixes: "start", Single: "layer"}.get(type(bound.over))
     if field is None or getattr(bound.over, "order", "later-left") == "forward":
         raise NotApplicable(
             f"'{bound.text}' does not start at a layer, so there is nothing to choose. "
             "Use a method that sums or multiplies layers, such as focusvit, genatt or decompx."
         )
-    if isinstance(bound.over, Single) or parse(method).combinator:  # "from layer m on" is then the sum from there
+    if isinstance(bound.over, Single) or parse_spec(method).combinator:  # "from layer m on" is then the sum from there
         base = method.rpartition("+")[0] or method
-        return [bind(f"{base}+from:{m}").text for m in range(count)]
+        return [resolve_method(f"{base}+from:{m}").text for m in range(count)]
     word = {ours: theirs for theirs, ours in bound.method.renamed.items()}.get(field, field)
-    return [bind(method, **{word: m}).text for m in range(count)]
+    return [resolve_method(method, **{word: m}).text for m in range(count)]
 
 
-def smoothed(inner: Bound, trace: Trace, n: int = 20, sigma: float = 0.1, seed: int = 0, note: Note = str) -> Tensor:
+def smoothed(
+    inner: MethodSpec, trace: Trace, n: int = 20, sigma: float = 0.1, seed: int = 0, note: Note = str
+) -> Tensor:
     """mean_k M(x + e_k): a method averaged over noisy images, so that what depends on single pixels cancels.
 
     The noise has std sigma·(max − min) of the normalised image, as in SmoothGrad; n forwards, and n of each backward
@@ -114,10 +116,10 @@ def over_its_largest(flat: Tensor) -> Tensor:
 
 
 @wraps("smooth")
-def _smooth(written: Written, given: dict[str, Any]) -> Bound:
+def _smooth(written: ParsedSpec, given: dict[str, Any]) -> MethodSpec:
     if len(written.inner) != 1:
         raise BadInput(f"smooth(…) was given {len(written.inner)} methods; expected one: smooth(genatt, n=20).")
-    inner = bind(written.inner[0])
+    inner = resolve_method(written.inner[0])
     if any(one.method.more is not None for one in inner.members or (inner,)):
         raise NotApplicable(
             f"'{inner.text}' makes many passes itself, and smooth(…) would repeat them all. "
@@ -139,12 +141,14 @@ def _smooth(written: Written, given: dict[str, Any]) -> Bound:
         often_zero=inner.method.often_zero,
         slow=True,
     )
-    return Bound(wrapping, tuple(sorted(options.items())), None, False, _text("smooth", smoothed, [inner], options))
+    return MethodSpec(
+        wrapping, tuple(sorted(options.items())), None, False, _text("smooth", smoothed, [inner], options)
+    )
 
 
 @wraps("ensemble")
-def _ensemble(written: Written, given: dict[str, Any]) -> Bound:
-    members = tuple({one.text: one for one in map(bind, written.inner)}.values())
+def _ensemble(written: ParsedSpec, given: dict[str, Any]) -> MethodSpec:
+    members = tuple({one.text: one for one in map(resolve_method, written.inner)}.values())
     if len(members) < 2:
         raise BadInput(f"ensemble(…) was given {len(members)} methods; expected two or more: ensemble(genatt, legrad).")
     if any(one.members for one in members):
@@ -165,10 +169,10 @@ def _ensemble(written: Written, given: dict[str, Any]) -> Bound:
         slow=any(one.method.slow for one in members),
     )
     text = _text("ensemble", joined, members, options)
-    return Bound(wrapping, tuple(sorted(options.items())), None, False, text, members)
+    return MethodSpec(wrapping, tuple(sorted(options.items())), None, False, text, members)
 
 
-def _options(name: str, function: Any, written: Written, given: dict[str, Any]) -> dict[str, Any]:
+def _options(name: str, function: Any, written: ParsedSpec, given: dict[str, Any]) -> dict[str, Any]:
     if written.combinator:
         raise NotApplicable(
             f"'{name}(…)+{written.combinator}' combines layers outside the parenthesis, where there are only maps. "
@@ -182,7 +186,7 @@ def _options(name: str, function: Any, written: Written, given: dict[str, Any]) 
     return own
 
 
-def _text(name: str, function: Any, inner: Sequence[Bound], options: dict[str, Any]) -> str:
+def _text(name: str, function: Any, inner: Sequence[MethodSpec], options: dict[str, Any]) -> str:
     defaults = parameters(function)
     changed = [f"{key}={value}" for key, value in sorted(options.items()) if value != defaults[key].default]
     return f"{name}({','.join([*(one.text for one in inner), *changed])})"

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from clairvit.errors import BadInput, ClairError, NotApplicable
 from clairvit.methods.aggregation import Aggregation, reading
-from clairvit.methods.spec import Bound
 from clairvit.methods.explanation import Cost
-from clairvit.methods.layer_view import Desk, OneByOne, View, laid_out, several
-from clairvit.perturbation.aside import Aside
+from clairvit.methods.layer_view import LayerView, NotStackable, RunContext, laid_out, several
+from clairvit.methods.spec import MethodSpec
+from clairvit.perturbation.aside import MapResult
 from clairvit.tracing.attention import AttentionCall, widened
 from clairvit.tracing.gradient_barriers import blocked_gradient
 from clairvit.tracing.layer import Layer
@@ -45,7 +45,7 @@ class Result:
 
 
 def run(
-    bounds: Sequence[Bound],
+    bounds: Sequence[MethodSpec],
     trace: Trace,
     others: Mapping[str, Trace] = MappingProxyType({}),
     *,
@@ -57,7 +57,7 @@ def run(
     `others` are traces of the same target under the rule tables that methods read besides their own.
     """
     results = [Result() for _ in bounds]
-    desk = Desk(trace, others)
+    desk = RunContext(trace, others)
     walks = []
     # The caller's autocast is for the model; our sums stay as wide as they are.
     with torch.no_grad(), torch.autocast(trace.pixels.device.type, enabled=False):
@@ -68,7 +68,7 @@ def run(
                 if bound.over is None:
                     _whole_image(bound, trace, seed, result)
                 else:
-                    walks.append(_Walk(bound, bound.over, result, trace, layers))
+                    walks.append(_LayerPass(bound, bound.over, result, trace, layers))
         for ascending in (False, True):
             own = [walk for walk in walks if walk.over.ascending == ascending]
             order = range(len(trace.layers)) if ascending else reversed(range(len(trace.layers)))
@@ -76,7 +76,7 @@ def run(
             for indices in at_once(wanted, trace):
                 left = own if len(indices) == 1 else _visit_together(own, indices, trace, desk)
                 for index in indices if left else ():
-                    _visit(left, View(trace.layers[index], desk), [index])
+                    _visit(left, LayerView(trace.layers[index], desk), [index])
         for walk in walks:
             with _Timed(walk.result):
                 walk.finish()
@@ -120,15 +120,17 @@ def _gradients(layer: Layer) -> tuple[bool, bool]:
     return layer.out_gradient is not None, layer.tokens_gradient is not None
 
 
-def _visit_together(walks: Sequence[_Walk], indices: list[int], trace: Trace, desk: Desk) -> list[_Walk]:
+def _visit_together(
+    walks: Sequence[_LayerPass], indices: list[int], trace: Trace, desk: RunContext
+) -> list[_LayerPass]:
     """Visit layers at once with all methods that treat them alike; the others are given back."""
     view = several([trace.layers[index] for index in indices], desk)
     return list(walks) if view is None else _visit(walks, view, indices)
 
 
-def _visit(walks: Sequence[_Walk], whole: View, indices: list[int]) -> list[_Walk]:
+def _visit(walks: Sequence[_LayerPass], whole: LayerView, indices: list[int]) -> list[_LayerPass]:
     """Show a view to every method that wants it; gives back those that must see its layers one by one."""
-    reading_rows: View | None = None
+    reading_rows: LayerView | None = None
     left = []
     for walk in walks:
         if any(walk.wants(index) for index in indices):
@@ -139,18 +141,18 @@ def _visit(walks: Sequence[_Walk], whole: View, indices: list[int]) -> list[_Wal
                         walk.visit(reading_rows, indices)
                     else:
                         walk.visit(whole, indices)
-                except OneByOne:
+                except NotStackable:
                     left.append(walk)
     return left
 
 
-def _check_gradient(bound: Bound, trace: Trace) -> None:
-    plan = trace.recording.anatomy
+def _check_gradient(bound: MethodSpec, trace: Trace) -> None:
+    plan = trace.recording.structure
     if plan.barriers and bound.reads_gradients:
         raise NotApplicable(blocked_gradient(plan.barriers, f"'{bound.text}'", attention=bool(plan.parts)))
 
 
-def _check_pooling(bound: Bound, trace: Trace) -> None:
+def _check_pooling(bound: MethodSpec, trace: Trace) -> None:
     allowed = bound.method.poolings
     if allowed and trace.layers and trace.layout.pooling not in allowed:  # no layers at all is said by the walk
         raise NotApplicable(
@@ -159,10 +161,10 @@ def _check_pooling(bound: Bound, trace: Trace) -> None:
         )
 
 
-class _Walk:
+class _LayerPass:
     """One method on its way through the layers."""
 
-    def __init__(self, bound: Bound, over: Aggregation, result: Result, trace: Trace, layers: bool) -> None:
+    def __init__(self, bound: MethodSpec, over: Aggregation, result: Result, trace: Trace, layers: bool) -> None:
         self.bound, self.over, self.result, self.trace = bound, over, result, trace
         count = len(trace.layers)
         if not count:
@@ -179,7 +181,7 @@ class _Walk:
     def wants(self, index: int) -> bool:
         return self.result.error is None and (index in self.used or self.keep_layers)
 
-    def visit(self, view: View, indices: list[int]) -> None:
+    def visit(self, view: LayerView, indices: list[int]) -> None:
         """Take what the method says of a layer, or of several at once."""
         used = [place for place, index in enumerate(indices) if index in self.used]
         try:
@@ -229,8 +231,8 @@ class _Walk:
         return laid_out(row, self.trace, index).expand(len(self.trace.pixels), -1, -1)
 
 
-def _whole_image(bound: Bound, trace: Trace, seed: int, result: Result) -> None:
-    options, aside = dict(bound.options), Aside(result.notes)
+def _whole_image(bound: MethodSpec, trace: Trace, seed: int, result: Result) -> None:
+    options, aside = dict(bound.options), MapResult(result.notes)
     offered = {"seed": seed, "note": aside.note, "aside": aside}
     if trace.target is not None and bound.method.score != "logit":
         trace = replace(trace, target=trace.target.preferring(bound.method.score))

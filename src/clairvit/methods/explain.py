@@ -19,18 +19,18 @@ from torch import Tensor
 from clairvit.data.hashing import state_hash
 from clairvit.errors import BadInput, ClairError, ClairWarning
 from clairvit.methods.advised import advised
-from clairvit.methods.spec import Bound, bind
+from clairvit.methods.executor import Result
 from clairvit.methods.explanation import Cost, Explanation
 from clairvit.methods.heads import gathered, remark, variants
-from clairvit.methods.registry import by_family, shared_cost
-from clairvit.methods.registry import methods as registered_methods
-from clairvit.methods.executor import Result
 from clairvit.methods.planner import record_for, run_all
+from clairvit.methods.registry import by_family, shared_cost
+from clairvit.methods.registry import list_methods as registered_methods
+from clairvit.methods.spec import MethodSpec, resolve_method
 from clairvit.models.images import Batch, prepare
 from clairvit.models.model import Model
-from clairvit.targets.target import Target, resolve
-from clairvit.perturbation.batching import pace
+from clairvit.perturbation.batching import execution_options
 from clairvit.perturbation.rng import check_seed
+from clairvit.targets.target import Target, resolve
 from clairvit.tracing.module_state import own_grad_mode
 from clairvit.tracing.recording import Recording
 
@@ -53,7 +53,7 @@ class Comparison(dict[str, Explanation]):
 
     def __missing__(self, text: str) -> Explanation:
         """Keys are canonical; the method as it was typed finds its map too."""
-        canonical = bind(text).text
+        canonical = resolve_method(text).text
         if canonical not in self:
             raise KeyError(text)
         return self[canonical]
@@ -106,8 +106,8 @@ def explain(
     cv.explain(model, "cat.jpg", "recipe.json")                      # what was best for this model
     cv.explain(model, "cat.jpg", "focusvit(m=auto)", recipe="recipe.json")
     """
-    bound = bind(advised(model, method, recipe), **options)
-    with pace(batch_size, autocast):
+    bound = resolve_method(advised(model, method, recipe), **options)
+    with execution_options(batch_size, autocast):
         found = _explain_all(
             model, images, [bound], target, score, seed, layers, skip=False, by_head=by_head, once=True
         )
@@ -155,8 +155,8 @@ def compare(
             f"methods={methods!r} was given; expected a list of names such as ['rollout', 'legrad'], or 'all'."
         )
     skip = skip or ALL in listed
-    specs = [bind(text) for text in expand_all(listed)]
-    with pace(batch_size, autocast):
+    specs = [resolve_method(text) for text in expand_all(listed)]
+    with execution_options(batch_size, autocast):
         return _explain_all(model, images, specs, target, score, seed, layers, skip=skip)
 
 
@@ -169,14 +169,14 @@ def expand_all(texts: Sequence[str]) -> list[str]:
         return list(texts)
     quick = [method.name for method in registered_methods() if not method.slow]
     listed = list(dict.fromkeys(name for text in texts for name in (quick if text == ALL else [text])))
-    return [listed[place] for place in by_family(bind(text).method.family for text in listed)]
+    return [listed[place] for place in by_family(resolve_method(text).method.family for text in listed)]
 
 
 @own_grad_mode()
 def _explain_all(
     model: Model,
     images: Any,
-    bounds: list[Bound],
+    bounds: list[MethodSpec],
     target: Any,
     score: str | None,
     seed: int,
@@ -240,7 +240,7 @@ def _of_any_class(made: Explanation, asked: Sequence[Target]) -> Explanation:
     )
 
 
-def _no_target(model: Model, bounds: list[Bound], count: int) -> tuple[Target, ...]:
+def _no_target(model: Model, bounds: list[MethodSpec], count: int) -> tuple[Target, ...]:
     """An embedding has no predicted class; methods that do not ask for one can still be run."""
     asking = next((bound for bound in bounds if bound.method.class_specific), None)
     if asking is None:
@@ -256,7 +256,7 @@ def _collect(
     model: Model,
     batch: Batch,
     recording: Recording,
-    bounds: list[Bound],
+    bounds: list[MethodSpec],
     targets: Sequence[Target],
     results: dict[str, list[Result]],
     seed: int,
@@ -356,7 +356,7 @@ def varies(maps: Tensor) -> Tensor:
 
 
 def _checked_maps(
-    bound: Bound, own: list[Result], facts: Facts, names: tuple[str, ...], count: int
+    bound: MethodSpec, own: list[Result], facts: Facts, names: tuple[str, ...], count: int
 ) -> tuple[Tensor, bool, tuple[str, ...]]:
     """The maps of all targets, and whether they have a sign; NaN is an error, zero and constant maps get a warning."""
     maps, finite, some, negative, varying = facts

@@ -12,10 +12,10 @@ from clairvit.errors import BadInput, NotApplicable
 from clairvit.models.images import prepare
 from clairvit.models.model import Model, Preprocess
 from clairvit.tracing.attention import widened
-from clairvit.tracing.module_state import own_grad_mode
 from clairvit.tracing.layer import Layer
+from clairvit.tracing.module_state import own_grad_mode
 from clairvit.tracing.recording import record
-from clairvit.tracing.trace import Trace, follow, one_target
+from clairvit.tracing.trace import Trace, one_target, run_backward
 
 By = Literal["activation", "relevance"]
 
@@ -64,14 +64,14 @@ def features(
     ranked = by == "relevance"
     recording = record(model, batch.pixels, differentiable=ranked)
     goal = one_target(recording, target, "logit", single=batch.single) if ranked else None
-    trace = follow(recording, goal, "plain" if ranked else None, keep=False)
+    trace = run_backward(recording, goal, "plain" if ranked else None, keep=False)
     found = [(layer, cells) for layer in trace.layers if (cells := _cells(trace, layer)) is not None]
     if not found:
         raise NotApplicable(
             f"No layer of {model.name} lies on a grid, so it has no feature maps to show; expected a CNN or a Vision "
             "Transformer whose blocks are modules. Use saliency, which needs none."
         )
-    picked = found if trace.recording.anatomy.stages else [found[i] for i in spread(len(found), layers)]
+    picked = found if trace.recording.structure.stages else [found[i] for i in spread(len(found), layers)]
     return [
         Features(
             name=name,
@@ -95,9 +95,9 @@ def spread(count: int, wanted: int) -> list[int]:
 
 def _cells(trace: Trace, layer: Layer) -> tuple[slice, tuple[int, int]] | None:
     """Which tokens of a layer are cells of its grid, and the grid; None where they do not form one."""
-    if layer.tokens is None or not trace.recording.anatomy.in_order:
+    if layer.tokens is None or not trace.recording.structure.in_order:
         return None
-    tokens, layout = layer.tokens.shape[1], trace.recording.anatomy.layout
+    tokens, layout = layer.tokens.shape[1], trace.recording.structure.layout
     if layout is not None and tokens == layout.tokens:
         return slice(layout.prefix, None), layout.grid
     if layer.grid is not None and layer.grid[0] * layer.grid[1] == tokens and len(layer.tokens) == len(trace.pixels):

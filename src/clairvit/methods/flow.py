@@ -16,7 +16,7 @@ from torch import Tensor
 from clairvit.errors import BadInput
 from clairvit.methods.aggregation import one_by_one
 from clairvit.models.layout import Layout
-from clairvit.perturbation.progress import told
+from clairvit.perturbation.progress import track
 
 Whole = NDArray[np.int32]  # capacities: the solver knows whole numbers only
 FINEST = 1e9  # all that leaves the read-out is 1, so no sum along a flow passes 2³¹
@@ -132,7 +132,7 @@ def maximum_flows(
     whole = _Network(source, layers)
     thin = _Network(source, _widest(layers, keep)) if early_exit and keep < len(source) else None
     flows = np.zeros(len(source), np.int64)
-    for token in told(range(len(source)), what):
+    for token in track(range(len(source)), what):
         entering = layers[-1][:, token]  # [n]
         if thin is not None:
             flows[token] = thin.flow(entering)

@@ -10,13 +10,13 @@ from torch import Tensor
 from clairvit.errors import BadInput
 from clairvit.methods.aggregation import Single, Total
 from clairvit.methods.gradient import chosen_rules
-from clairvit.methods.registry import method, register
+from clairvit.methods.layer_view import LayerView
 from clairvit.methods.multi_pass import Level, Note, on_image, scores
-from clairvit.methods.layer_view import View
+from clairvit.methods.registry import method, register
 from clairvit.tracing.attention import widened
 from clairvit.tracing.recorders.bias_maps import rescaled
 from clairvit.tracing.recorders.bias_terms import Biases
-from clairvit.tracing.rules import table
+from clairvit.tracing.rules import rule_table
 from clairvit.tracing.trace import Trace
 
 Kind = Literal["learned", "implicit"]
@@ -24,7 +24,7 @@ Rules = Literal["plain", "linear", "libra"]
 SMALL = 5e-4  # parts of the score: a residual below is round-off in half and single precision
 
 
-def full_gradient(layer: View, biases: Kind = "learned", rules: Rules = "plain", each: bool = False) -> Tensor:
+def full_gradient(layer: LayerView, biases: Kind = "learned", rules: Rules = "plain", each: bool = False) -> Tensor:
     """x·dy/dx + sum_b b·dy/db over all biases from this block on: what tokens add, and what biases add at them.
 
     SkipPLUS's form: signed sums over channels, no absolute values. A bias counts where it is added, at the token whose
@@ -42,7 +42,7 @@ def full_gradient(layer: View, biases: Kind = "learned", rules: Rules = "plain",
     return (layer.x * layer.dx).sum(-1) + (told[0] if each else told.sum(0))  # [B, N]
 
 
-def full_gradient_plus(layer: View, biases: Kind = "learned", rules: Rules = "plain") -> Tensor:
+def full_gradient_plus(layer: LayerView, biases: Kind = "learned", rules: Rules = "plain") -> Tensor:
     """sum_{l ≥ m} (x^l·dy/dx^l + biases of block l): FullGrad from every layer on, each bias counted once.
 
     The biases after the last block come with it. `fullgrad-plus+skipplus` starts in the middle.
@@ -67,7 +67,7 @@ def totals(trace: Trace, start: int, biases: str, rules: str) -> tuple[Tensor, T
     found = tokens + told.tokens[start:].sum((0, 2)) + told.apart[start:].sum(0)
     assert trace.target is not None
     score = trace.target(trace.logits).to(wide)
-    return found, torch.ones_like(score) if table(rules).unit else score
+    return found, torch.ones_like(score) if rule_table(rules).unit else score
 
 
 def completeness(

@@ -11,12 +11,12 @@ from torch import Tensor
 from clairvit.errors import BadInput
 from clairvit.methods.aggregation import Product, Single, Total
 from clairvit.methods.attention import Fusion, Protect, discarded, fused
+from clairvit.methods.layer_view import LayerView, mean_of_heads, weighted_heads
 from clairvit.methods.registry import method, register
-from clairvit.methods.layer_view import View, mean_of_heads, weighted_heads
 from clairvit.tracing.trace import Trace
 
 
-def positive_gradient_attention(layer: View, fusion: Fusion = "mean") -> Tensor:
+def positive_gradient_attention(layer: LayerView, fusion: Fusion = "mean") -> Tensor:
     """mean_h relu(A * G): where a head looks, counted only where looking there raises the score."""
     return layer.AG_positive_mean if fusion == "mean" else fused(layer.AG_positive, fusion)  # [B, rows, N]
 
@@ -59,7 +59,7 @@ register(
     },
 )
 def gradient_rollout(
-    layer: View,
+    layer: LayerView,
     head_stage: Literal["post", "mean-first", "fuse-first"] = "post",
     fusion: Fusion = "mean",
     discard_ratio: float = 0.0,
@@ -97,14 +97,14 @@ def gradient_rollout(
     signed=True,
     relu=True,
 )
-def attention_cam(layer: View, keys: Literal["patches", "no-cls"] = "patches") -> Tensor:
+def attention_cam(layer: LayerView, keys: Literal["patches", "no-cls"] = "patches") -> Tensor:
     """relu(mean_h w_h A_h), w_h the mean gradient of a head's row over the patches: Grad-CAM with heads as channels."""
     first = layer.layout.prefix if keys == "patches" else min(1, layer.layout.prefix)
     weight = layer.G[..., first:].mean(-1, keepdim=True)  # [B, H, rows, 1]
     return mean_of_heads(weight * layer.A)
 
 
-def head_shares(layer: View, p: int) -> Tensor:
+def head_shares(layer: LayerView, p: int) -> Tensor:
     """Each head's share of the layer's gradient norm, [B, H]; all zero where there is no gradient at all."""
     norm = layer.G_norm(p)
     total = norm.sum(1, keepdim=True)
@@ -112,7 +112,7 @@ def head_shares(layer: View, p: int) -> Tensor:
 
 
 def _gmar(p: int) -> None:
-    def gmar(layer: View, heads: Literal["sum", "mean"] = "sum") -> Tensor:
+    def gmar(layer: LayerView, heads: Literal["sum", "mean"] = "sum") -> Tensor:
         matrix = weighted_heads(layer.A, head_shares(layer, p))
         return matrix if heads == "sum" else matrix / layer.A.shape[1]
 
@@ -142,7 +142,7 @@ _gmar(2)
     over=Total(start="half"),
     renamed={"m": "start"},
 )
-def focused_attention(layer: View, head_weights: Literal["gradient", "uniform"] = "gradient") -> Tensor:
+def focused_attention(layer: LayerView, head_weights: Literal["gradient", "uniform"] = "gradient") -> Tensor:
     """sum_{l ≥ m} sum_h w_h relu(A * G), w_h a head's share of the gradient: the deep layers, head by head."""
     if head_weights == "uniform":
         return layer.AG_positive_mean
@@ -160,7 +160,7 @@ def focused_attention(layer: View, head_weights: Literal["gradient", "uniform"] 
     presets={"official": {"start": -2, "mean": False}, "joita": {"formula": "joita"}},
 )
 def layer_gradient(
-    layer: View, pool: Literal["mean", "model"] = "mean", formula: Literal["legrad", "joita"] = "legrad"
+    layer: LayerView, pool: Literal["mean", "model"] = "mean", formula: Literal["legrad", "joita"] = "legrad"
 ) -> Tensor:
     """mean_{h,i} relu(d s^l / dA): how each layer's own score, read by the head, wants more attention on a patch.
 
@@ -185,7 +185,7 @@ def layer_gradient(
     presets={"official": {"through": "residual"}},
 )
 def attention_guided_cam(
-    layer: View,
+    layer: LayerView,
     norm: Literal["sigmoid", "softmax", "none"] = "sigmoid",
     head_fusion: Literal["sum", "mean"] = "sum",
     through: Literal["network", "residual"] = "network",
@@ -200,7 +200,7 @@ def attention_guided_cam(
     return guided.sum(1) if head_fusion == "sum" else mean_of_heads(guided)
 
 
-def input_x_gradient(layer: View, level: Literal["token", "pixel"] = "token") -> Tensor:
+def input_x_gradient(layer: LayerView, level: Literal["token", "pixel"] = "token") -> Tensor:
     """sum_d x_d dy/dx_d at a block's input: what each token adds to the score, to first order."""
     if level == "pixel":
         return pixel_x_gradient(layer)
@@ -215,7 +215,7 @@ def chosen_rules(rules: str = "plain", **_: object) -> str:
     return rules
 
 
-def token_x_gradient(layer: View, level: Literal["token", "pixel"] = "token", rules: Rules = "plain") -> Tensor:
+def token_x_gradient(layer: LayerView, level: Literal["token", "pixel"] = "token", rules: Rules = "plain") -> Tensor:
     """sum_d x_d dy/dx_d at a block's input: what each token adds to the score, to first order.
 
     rules=libra balances the gradient (LibraGrad, Mehri et al., CVPR 2025): what is not linear is pruned from the
@@ -226,7 +226,7 @@ def token_x_gradient(layer: View, level: Literal["token", "pixel"] = "token", ru
     return input_x_gradient(layer, level)
 
 
-def pixel_x_gradient(layer: View) -> Tensor:
+def pixel_x_gradient(layer: LayerView) -> Tensor:
     """The same at the pixels, added up over each patch; prefix tokens own no pixels."""
     if layer.index:
         raise BadInput(f"level=pixel looks before the first layer; layer {layer.index} was asked for. Use level=token.")
@@ -243,7 +243,7 @@ def per_patch(image: Tensor, grid: tuple[int, int], how: Literal["sum", "mean"])
 
 
 def attended_input_x_gradient(
-    layer: View, pair: Literal["input", "output"] = "input", rules: Rules = "plain"
+    layer: LayerView, pair: Literal["input", "output"] = "input", rules: Rules = "plain"
 ) -> Tensor:
     """mean_{h,i} A_ij · x_j·dy/dx_j: gradient × input, weighted by how much the layer attends to the token.
 
@@ -288,7 +288,7 @@ register(
 )
 
 
-def token_gradient_length(layer: View) -> Tensor:
+def token_gradient_length(layer: LayerView) -> Tensor:
     """||dy/dx||_2 at a block's input: how much the score listens to a token."""
     return layer.dx.square().sum(-1).sqrt()  # [B, N]
 
@@ -313,7 +313,7 @@ register(
     often_zero="every way from a token goes through a LayerNorm, whose gradient adds up to zero over the channels; "
     "use vanilla-l2",
 )
-def token_gradient_sum(layer: View) -> Tensor:
+def token_gradient_sum(layer: LayerView) -> Tensor:
     """sum_d dy/dx_d at a block's input: the gradient of a token, its channels added up.
 
     LayerNorm takes the mean out of its input, so what comes back through it adds up to zero. In a pre-norm ViT blocks
@@ -331,7 +331,7 @@ def token_gradient_sum(layer: View) -> Tensor:
 def saliency(trace: Trace, level: Literal["patch", "pixel"] = "patch") -> Tensor:
     """max_channel |dy/dpixel|, averaged over each patch: where a small change would move the score most."""
     image = trace.dpixels.abs().amax(1)  # [B, H, W]
-    layout = trace.recording.anatomy.layout
+    layout = trace.recording.structure.layout
     if level == "pixel" or layout is None:
         return image
     return per_patch(image, layout.grid, "mean")

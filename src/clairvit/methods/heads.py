@@ -12,32 +12,34 @@ import torch
 from torch import Tensor
 
 from clairvit.methods.aggregation import Single
-from clairvit.methods.spec import Bound, bind
+from clairvit.methods.executor import Result
 from clairvit.methods.explanation import FUSIONS, Heads
 from clairvit.methods.flow import Flow
 from clairvit.methods.registry import parameters
-from clairvit.methods.executor import Result
+from clairvit.methods.spec import MethodSpec, resolve_method
 from clairvit.tracing.recording import Recording
 
 OF_ANY = "raw-attention"  # where a method has no heads of its own
 
 
-def has_own_heads(bound: Bound) -> bool:
+def has_own_heads(bound: MethodSpec) -> bool:
     """Can it be run head by head? (A maximum flow for each head would take too long.)"""
     fuses = "fusion" in parameters(bound.method.function)
     return fuses and bound.over is not None and not isinstance(bound.over, Flow)
 
 
-def variants(bound: Bound, recording: Recording) -> dict[str | int, Bound]:
+def variants(bound: MethodSpec, recording: Recording) -> dict[str | int, MethodSpec]:
     """The method with each head alone and with each fusion; none where layers have different numbers of heads."""
     counts = {int(call.v.shape[1]) for call in recording.calls}
     if len(counts) != 1:
         return {}
     base = bound.text if has_own_heads(bound) else OF_ANY
-    return {fusion: bind(base, fusion=fusion) for fusion in (*range(counts.pop()), *FUSIONS)}
+    return {fusion: resolve_method(base, fusion=fusion) for fusion in (*range(counts.pop()), *FUSIONS)}
 
 
-def gathered(bound: Bound, chosen: Mapping[str | int, Bound], results: Mapping[str, list[Result]]) -> Heads | None:
+def gathered(
+    bound: MethodSpec, chosen: Mapping[str | int, MethodSpec], results: Mapping[str, list[Result]]
+) -> Heads | None:
     """The runs of `variants` as one; None where the model has no heads that see all tokens."""
     runs = [results[one.text] for one in chosen.values()]
     if not runs or any(result.layers is None for run in runs for result in run):
@@ -54,7 +56,7 @@ def gathered(bound: Bound, chosen: Mapping[str | int, Bound], results: Mapping[s
     )
 
 
-def remark(bound: Bound, heads: Heads | None) -> tuple[str, ...]:
+def remark(bound: MethodSpec, heads: Heads | None) -> tuple[str, ...]:
     """What a reader of the picture must know."""
     if heads is None:
         return (f"{bound.text}: this model has no heads that look from every token at every token, so none are shown",)

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from clairvit.methods.explanation import Cost
 from clairvit.methods.gradient import per_patch
-from clairvit.methods.rise import check_cells, check_samples
 from clairvit.methods.registry import method
-from clairvit.perturbation.aside import Aside
-from clairvit.perturbation.rng import dice
+from clairvit.methods.rise import check_cells, check_samples
+from clairvit.perturbation.aside import MapResult
 from clairvit.perturbation.probe import Probe, probing
 from clairvit.perturbation.removal import Removal, on_pixels
+from clairvit.perturbation.rng import make_generator
 from clairvit.tracing.trace import Trace
 
 Design = Literal["sobol", "lhs", "random"]
@@ -36,7 +36,7 @@ NARROW = 0.5  # spreads of the outputs: a narrower kernel ranks even a linear mo
 def hsic(
     trace: Trace,
     *,
-    aside: Aside,
+    aside: MapResult,
     samples: int = 500,
     cells: int = 8,
     design: Design = "sobol",
@@ -98,19 +98,19 @@ def binary_design(design: Design, samples: int, cells: int, seed: int) -> Tensor
     over. So that is what the seed does, and it deals the coordinates out to the cells.
     """
     if design == "random":
-        return torch.rand(samples, cells, generator=dice(seed)) < 0.5
+        return torch.rand(samples, cells, generator=make_generator(seed)) < 0.5
     if design == "lhs":  # one point in each of n strata of a side: half of them, in random order, lie above the middle
-        points = torch.rand(samples, cells, generator=dice(seed))
-        strata = torch.rand(samples, cells, generator=dice(seed, 1)).argsort(0)
+        points = torch.rand(samples, cells, generator=make_generator(seed))
+        strata = torch.rand(samples, cells, generator=make_generator(seed, 1)).argsort(0)
         return (strata + points) / samples > 0.5
     from scipy.stats import qmc
 
     points = qmc.Sobol(cells, scramble=False).random_base2(math.ceil(math.log2(samples)))[:samples]
-    turned = torch.rand(cells, generator=dice(seed)) < 0.5
-    return (torch.from_numpy(points >= 0.5) ^ turned)[:, torch.randperm(cells, generator=dice(seed, 1))]
+    turned = torch.rand(cells, generator=make_generator(seed)) < 0.5
+    return (torch.from_numpy(points >= 0.5) ^ turned)[:, torch.randperm(cells, generator=make_generator(seed, 1))]
 
 
-def _tell_what_goes_together(shown: Tensor, aside: Aside) -> None:
+def _tell_what_goes_together(shown: Tensor, aside: MapResult) -> None:
     """Few Sobol points give cells that are always shown, or always hidden, together: they get the same score."""
     same = shown ^ shown[:1]  # a cell and its opposite look alike
     different = len(set(map(tuple, same.T.tolist())))

@@ -13,8 +13,8 @@ from torch import Tensor
 from clairvit.errors import NotApplicable
 from clairvit.models.layout import Layout
 from clairvit.tracing.attention import merged, widened
+from clairvit.tracing.block_decomposition import BlockDecomposition, no_residual
 from clairvit.tracing.grid import square_patches
-from clairvit.tracing.block_decomposition import Inside, no_residual
 from clairvit.tracing.layer import Layer
 from clairvit.tracing.per_block_gradient import cotangents, pool_gradients, through_block
 from clairvit.tracing.trace import Trace
@@ -31,7 +31,7 @@ def weighted_heads(heads: Tensor, weights: Tensor) -> Tensor:
 
 
 def looked_at(trace: Trace) -> tuple[Tensor | None, Tensor | None]:
-    """Where class activation maps look at a ViT (see `View.cam_features`), [B, N, d], and the gradient there."""
+    """Where class activation maps look at a ViT (see `LayerView.cam_features`), [B, N, d], and the gradient there."""
     if trace.normed is None and trace.layout.pooling == "avg":
         return trace.final_tokens, trace.final_gradient
     return trace.normed, trace.normed_gradient
@@ -52,7 +52,7 @@ def laid_out(tokens: Tensor, trace: Trace, index: int) -> Tensor:
     )
 
 
-class Desk:
+class RunContext:
     """What the methods of one run share beyond a layer: the trace, and gradients that come for all layers at once."""
 
     def __init__(self, trace: Trace, others: Mapping[str, Trace] = MappingProxyType({})) -> None:
@@ -71,18 +71,18 @@ class Desk:
         return self._local["pool"]
 
 
-class View:
+class LayerView:
     """What a layer map sees: `layer.A`, `layer.G`, `layer.x` … Rows are all queries, or those the head reads."""
 
-    def __init__(self, layer: Layer, desk: Desk, whole: View | None = None) -> None:
+    def __init__(self, layer: Layer, desk: RunContext, whole: LayerView | None = None) -> None:
         self.layer = layer
         self.desk = desk
         self._whole = whole  # the view of all rows, if this one has only those the head reads
         self._rows = None if whole is None else desk.trace.read_rows
         self._made: dict[Any, Tensor] = {}
-        self._inside: Inside | None = None
+        self._inside: BlockDecomposition | None = None
 
-    def reading_rows(self) -> View:
+    def reading_rows(self) -> LayerView:
         """The same layer, only the query rows that the head reads (all of them if it reads most)."""
         return self if self.desk.trace.read_rows is None else type(self)(self.layer, self.desk, whole=self)
 
@@ -138,13 +138,13 @@ class View:
         return widened(self.layer.dx)
 
     @property
-    def inside(self) -> Inside:
+    def inside(self) -> BlockDecomposition:
         """What happens inside the block, for methods that say they need its residual."""
         if self._whole is not None:
             return self._whole.inside
         if self._inside is None:
             _ = self.layer.x, self.layer.between_tokens()  # where there are no tokens, say that
-            self._inside = Inside.of(self.trace.recording, self.index)
+            self._inside = BlockDecomposition.of(self.trace.recording, self.index)
         return self._inside
 
     @property
@@ -248,26 +248,26 @@ class View:
         return self._made[key]
 
 
-class OneByOne(Exception):
+class NotStackable(Exception):
     """A method asked a view of several layers where it is: show it one layer at a time."""
 
 
-class Together(View):
+class StackedLayers(LayerView):
     """Several layers as one larger batch [layers·B, …]: on a GPU, starting a kernel costs more than a layer's numbers.
 
-    A method that treats every layer alike cannot tell the difference. One that asks for its place is told `OneByOne`.
+    A method that treats every layer alike cannot tell the difference; asking for the index raises `NotStackable`.
     """
 
     @property
     def index(self) -> int:
-        raise OneByOne
+        raise NotStackable
 
     @property
     def trace(self) -> Trace:
-        raise OneByOne
+        raise NotStackable
 
 
-def several(layers: Sequence[Layer], desk: Desk) -> Together | None:
+def several(layers: Sequence[Layer], desk: RunContext) -> StackedLayers | None:
     """One view of layers that are built alike; None if they are not."""
     calls = [layer.call for layer in layers if layer.call is not None]
     call = merged(calls) if len(calls) == len(layers) else None
@@ -286,4 +286,4 @@ def several(layers: Sequence[Layer], desk: Desk) -> Together | None:
         out_gradient=joined(lambda layer: layer.out_gradient),
         middle=joined(lambda layer: layer.middle),
     )
-    return Together(one, desk)
+    return StackedLayers(one, desk)

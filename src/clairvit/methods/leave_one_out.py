@@ -8,10 +8,10 @@ from torch import Tensor
 from clairvit.errors import BadInput, NotApplicable
 from clairvit.methods.explanation import Cost
 from clairvit.methods.registry import method
-from clairvit.perturbation.aside import Aside
+from clairvit.perturbation.aside import MapResult
+from clairvit.perturbation.attention_override import Rewrite
 from clairvit.perturbation.probe import probing
 from clairvit.perturbation.removal import Removal
-from clairvit.perturbation.attention_override import Rewrite
 from clairvit.tracing.trace import Trace
 
 
@@ -27,7 +27,7 @@ from clairvit.tracing.trace import Trace
     signed=True,
     slow=True,
 )
-def leave_one_out(trace: Trace, *, aside: Aside, removal: Removal = "token", seed: int = 0) -> Tensor:
+def leave_one_out(trace: Trace, *, aside: MapResult, removal: Removal = "token", seed: int = 0) -> Tensor:
     """f(x) − f(x without patch i): the exact effect of do(remove i), one forward a patch.
 
     What every other method guesses at, for one patch at a time: two patches that say the same do not matter alone.
@@ -50,7 +50,7 @@ def leave_one_out(trace: Trace, *, aside: Aside, removal: Removal = "token", see
     slow=True,
 )
 def atman(
-    trace: Trace, *, aside: Aside, factor: float = 0.1, threshold: float | None = 0.6, shift_min: bool = True
+    trace: Trace, *, aside: MapResult, factor: float = 0.1, threshold: float | None = 0.6, shift_min: bool = True
 ) -> Tensor:
     """f(x) − f(x, attention to patch i turned down in every layer): the rise of the target's cross-entropy, f = log p.
 

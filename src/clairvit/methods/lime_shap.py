@@ -1,6 +1,7 @@
 """Surrogates: a linear model of what the score does when features go. LIME weighs what is near, KernelSHAP is fair.
 
-Features are patches, cells of patches or superpixels (perturbation/segments.py). All sums are made in float64 on the CPU.
+Features are patches, cells of patches or superpixels (perturbation/segments.py).
+All sums are made in float64 on the CPU.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from torch import Tensor
 from clairvit.errors import BadInput
 from clairvit.methods.explanation import Cost
 from clairvit.methods.registry import method
-from clairvit.perturbation.aside import Aside
+from clairvit.perturbation.aside import MapResult
 from clairvit.perturbation.coalitions import Coalitions, coalitions, halves
-from clairvit.perturbation.segments import Features, Groups, groups_of, scores_keeping
 from clairvit.perturbation.probe import Probe, probing
 from clairvit.perturbation.removal import Removal
+from clairvit.perturbation.segments import Features, Segmentation, groups_of, scores_keeping
 from clairvit.tracing.trace import Trace
 
 LIME_WIDTH = 0.25
@@ -92,7 +93,7 @@ def standard_errors(found: Fit, chance: Tensor, onto: Tensor, base: Tensor | flo
 def lime(
     trace: Trace,
     *,
-    aside: Aside,
+    aside: MapResult,
     samples: int = 1000,
     width: float = LIME_WIDTH,
     alpha: float = 1.0,
@@ -176,7 +177,7 @@ def _pairs(samples: int | None, features: int) -> int:
 def kernelshap(
     trace: Trace,
     *,
-    aside: Aside,
+    aside: MapResult,
     samples: int | None = None,
     features: Features = "patches",
     cells: int | None = None,
@@ -235,8 +236,8 @@ def fair_fit(asked: Coalitions, halved: Tensor, total: Tensor, onto: Tensor) -> 
 
 
 def _asked(
-    probe: Probe, groups: list[Groups], kept: list[Tensor], aside: Aside, what: str
-) -> Iterator[tuple[Groups, Tensor, Tensor, Tensor]]:
+    probe: Probe, groups: list[Segmentation], kept: list[Tensor], aside: MapResult, what: str
+) -> Iterator[tuple[Segmentation, Tensor, Tensor, Tensor]]:
     """Groups, what was kept of them, scores [B, V] and the original score [B]; image by image where they differ."""
     scores = scores_keeping(probe, groups, kept)
     originals = [probe.original] if len(groups) == 1 else list(probe.original[:, None])
@@ -246,7 +247,7 @@ def _asked(
         yield own, keep, found.double().cpu(), original.double().cpu()
 
 
-def _on_grid(parts: list[tuple[Tensor, Tensor]], probe: Probe, aside: Aside) -> Tensor:
+def _on_grid(parts: list[tuple[Tensor, Tensor]], probe: Probe, aside: MapResult) -> Tensor:
     """Maps [B, rows, cols]; their standard errors go beside them, where any is known."""
     values, errors = (torch.cat(one).reshape(-1, *probe.grid).to(probe.original) for one in zip(*parts, strict=True))
     aside.standard_error = errors if errors.isfinite().any() else None

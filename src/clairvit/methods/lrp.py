@@ -11,8 +11,8 @@ from torch import Tensor
 from clairvit.errors import BadInput, NotApplicable
 from clairvit.methods.aggregation import Product, Single
 from clairvit.methods.gradient import chosen_rules, input_x_gradient, per_patch
+from clairvit.methods.layer_view import LayerView, mean_of_heads
 from clairvit.methods.registry import method, register
-from clairvit.methods.layer_view import View, mean_of_heads
 from clairvit.tracing.trace import Trace
 
 LRP = Literal["lrp", "chefer"]  # which of the authors' two rule files
@@ -20,7 +20,7 @@ _DIVIDES = "relevance is divided by sums (a + b of a residual, a score before th
 
 
 def relevance_of_tokens(
-    layer: View,
+    layer: LayerView,
     level: Literal["token", "pixel"] = "token",
     gamma_lin: float = 0.0,
     gamma_conv: float = 0.0,
@@ -95,7 +95,7 @@ register(
     delicate=_DIVIDES,
     faint="the identity of the residual, which outweighs it where the head reads the patches themselves",
 )
-def transformer_attribution(layer: View, rules: LRP = "chefer") -> Tensor:
+def transformer_attribution(layer: LayerView, rules: LRP = "chefer") -> Tensor:
     """prod_l (I + mean_h relu(G * R_A)), R_A the relevance of the attention: rollout over what matters to the class.
 
     R_A comes from the authors' rules (layers_ours): z+ at linear layers, half to each factor of a product, identity at
@@ -115,7 +115,7 @@ def _rules_or_plain(rules: str, gradient: bool, **_: object) -> str:
     return "plain" if gradient else rules
 
 
-def positive_attention_relevance(layer: View, rules: LRP = "lrp", gradient: bool = False) -> Tensor:
+def positive_attention_relevance(layer: LayerView, rules: LRP = "lrp", gradient: bool = False) -> Tensor:
     """mean_h relu(R_A), R_A the relevance of the attention under LRP rules: where the class's relevance passes.
 
     rules=lrp is the rule file that the authors of TransAtt use for LRP baselines (positive and negative inputs of a
@@ -170,7 +170,7 @@ def relevance_at_embedding(trace: Trace, level: Literal["patch", "pixel"]) -> Te
     if embedding.given is None:
         grid, prefix = trace.in_order.grid, trace.in_order.prefix
         return recording.as_tokens(R).sum(-1)[:, prefix:].reshape(-1, *grid)
-    layout = recording.anatomy.layout
+    layout = recording.structure.layout
     return R.sum(1) if layout is None else per_patch(R.sum(1), layout.grid, "sum")
 
 

@@ -17,13 +17,13 @@ from clairvit.errors import BadInput
 from clairvit.methods.aggregation import layer_index, reading
 from clairvit.methods.explanation import Cost
 from clairvit.methods.gradient import per_patch
-from clairvit.methods.registry import method
 from clairvit.methods.layer_view import mean_of_heads
-from clairvit.perturbation.batching import Room, in_batches
-from clairvit.perturbation.rng import dice, fingerprints
-from clairvit.perturbation.progress import telling
+from clairvit.methods.registry import method
+from clairvit.perturbation.batching import BatchBudget, in_batches
+from clairvit.perturbation.progress import report_progress
+from clairvit.perturbation.rng import image_seeds, make_generator
 from clairvit.tracing.attention import widened
-from clairvit.tracing.trace import Reach, Trace
+from clairvit.tracing.trace import GradientScope, Trace
 
 Note = Callable[[str], object]  # str as a default: nobody listens
 Made = TypeVar("Made")
@@ -31,12 +31,12 @@ Level = Literal["patch", "pixel"]
 Rule = Literal["midpoint", "crowded", "right", "trapezoid", "gauss"]
 
 AT_ONCE = 8 * 224 * 224  # pixels in one batch of variants: eight usual images keep a processor busy
-AT_PIXELS = Reach(attention=False, tokens=False)
-AT_TOKENS = Reach(attention=False, pixels=False)
+AT_PIXELS = GradientScope(attention=False, tokens=False)
+AT_TOKENS = GradientScope(attention=False, pixels=False)
 
 
 def passes(
-    trace: Trace, count: int, variant: Callable[[int], Tensor], reach: Reach, what: str
+    trace: Trace, count: int, variant: Callable[[int], Tensor], reach: GradientScope, what: str
 ) -> Iterator[tuple[range, Trace]]:
     """Traces of variant(0) … variant(count - 1), several at once. A variant is pixels [B, 3, H, W] or x^0 [B, N, d]."""
 
@@ -51,8 +51,8 @@ def several(trace: Trace, count: int, run: Callable[[range], Made], what: str) -
     images, each = len(trace.pixels), trace.pixels[:, 0].numel()
     # The user's own function may know the images of the batch by their place.
     alone = trace.target is not None and trace.target.together
-    with telling(what, count) as tell:
-        for ks, made in in_batches(count, Room(each if alone else AT_ONCE), each, run, together=images):
+    with report_progress(what, count) as tell:
+        for ks, made in in_batches(count, BatchBudget(each if alone else AT_ONCE), each, run, together=images):
             yield ks, made
             tell(len(ks))
 
@@ -121,18 +121,18 @@ def noisy_images(trace: Trace, sigma: float, seed: int) -> Callable[[int], Tenso
         raise BadInput(f"sigma={sigma} was given; expected 0 or more parts of the image's range, such as 0.1.")
     x = widened(trace.pixels)
     spread = sigma * (x.amax((1, 2, 3), keepdim=True) - x.amin((1, 2, 3), keepdim=True))  # [B, 1, 1, 1]
-    marks = fingerprints(trace.pixels, seed)
+    marks = image_seeds(trace.pixels, seed)
     return lambda k: x + spread * torch.stack([noise(mark, k, x) for mark in marks])
 
 
 def noise(mark: int, k: int, like: Tensor) -> Tensor:
     """The k-th standard normal image [3, H, W] of a fingerprint."""
-    return torch.randn(like.shape[1:], generator=dice(mark, k)).to(like)
+    return torch.randn(like.shape[1:], generator=make_generator(mark, k)).to(like)
 
 
 def on_image(image: Tensor, trace: Trace, level: Level, how: Literal["sum", "mean"]) -> Tensor:
     """[B, H, W] as it is, or pooled to the patches; a model without patches (CNN) has pixels only."""
-    layout = trace.recording.anatomy.layout
+    layout = trace.recording.structure.layout
     return image if level == "pixel" or layout is None else per_patch(image, layout.grid, how)
 
 
@@ -269,7 +269,7 @@ def transition_attention(
     last = trace.layers[-1].between_tokens()
     G = last.G(trace.layers[-1].dO, rows)  # [B, H, rows, N]
     if with_integral and steps > 1:
-        reach = Reach(count - 1, tokens=False, pixels=False)
+        reach = GradientScope(count - 1, tokens=False, pixels=False)
         for _, made in passes(trace, steps - 1, lambda k: trace.pixels * (k / (steps - 1)), reach, "tam"):
             layer = made.layers[-1]
             G = G + by_variant(layer.between_tokens().G(layer.dO, rows), trace).sum(0)

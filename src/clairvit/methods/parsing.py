@@ -16,7 +16,7 @@ STARTS = (SEARCHED, "start", "start_layer")
 
 
 @dataclass(frozen=True)
-class Written:
+class ParsedSpec:
     """What a method string says."""
 
     name: str
@@ -25,7 +25,7 @@ class Written:
     combinator: str  # "" or what comes after the plus sign
 
 
-def parse(text: str) -> Written:
+def parse_spec(text: str) -> ParsedSpec:
     """ "rollout(fusion=max)+from:6" -> rollout, {"fusion": "max"}, "from:6"."""
     match = re.fullmatch(r"\s*([\w-]+)\s*(.*)", text, re.DOTALL) if isinstance(text, str) else None
     if match is None:
@@ -44,7 +44,7 @@ def parse(text: str) -> Written:
             options[option[1]] = _literal(option[2].strip())
         elif item.strip():
             inner.append(item.strip())
-    return Written(name.lower(), tuple(inner), options, combinators[0] if combinators else "")
+    return ParsedSpec(name.lower(), tuple(inner), options, combinators[0] if combinators else "")
 
 
 def refuse_auto(name: str, combinator: str, options: dict[str, Any]) -> None:

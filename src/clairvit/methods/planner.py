@@ -7,21 +7,21 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from clairvit.methods.spec import Bound
-from clairvit.methods.explanation import Cost
 from clairvit.methods.executor import Result, run
+from clairvit.methods.explanation import Cost
+from clairvit.methods.spec import MethodSpec
 from clairvit.models.model import Model
 from clairvit.targets.target import Target
-from clairvit.tracing.structure import anatomy
 from clairvit.tracing.module_state import own_grad_mode
 from clairvit.tracing.recording import Recording, record
-from clairvit.tracing.trace import Reach, Trace, follow
+from clairvit.tracing.structure import model_structure
+from clairvit.tracing.trace import GradientScope, Trace, run_backward
 
 
-def record_for(bounds: Sequence[Bound], model: Model, pixels: Tensor) -> Recording:
+def record_for(bounds: Sequence[MethodSpec], model: Model, pixels: Tensor) -> Recording:
     """One forward with all that these methods will ask of it."""
     single = singles(bounds)
-    passable = not anatomy(model, pixels).barriers  # else methods that read gradients are refused, one by one
+    passable = not model_structure(model, pixels).barriers  # else methods that read gradients are refused, one by one
     return record(
         model,
         pixels,
@@ -36,7 +36,12 @@ def record_for(bounds: Sequence[Bound], model: Model, pixels: Tensor) -> Recordi
 
 @own_grad_mode()
 def run_all(
-    bounds: Sequence[Bound], recording: Recording, targets: Sequence[Target], *, seed: int = 0, layers: bool = False
+    bounds: Sequence[MethodSpec],
+    recording: Recording,
+    targets: Sequence[Target],
+    *,
+    seed: int = 0,
+    layers: bool = False,
 ) -> dict[str, list[Result]]:
     """Method text -> one result for each target."""
     single = singles(bounds)
@@ -49,8 +54,10 @@ def run_all(
             # The last backward frees the graph, so that the walk over its N×N matrices has the room.
             keep = not (goal is targets[-1] and table == last) or table is None
             readers = [*group, *(bound for bound in single if bound.also == table is not None)]
-            rules = None if recording.anatomy.barriers else table
-            trace = follow(recording, goal, rules, keep=keep, reach=reach_of(readers, len(recording.inputs), layers))
+            rules = None if recording.structure.barriers else table
+            trace = run_backward(
+                recording, goal, rules, keep=keep, reach=reach_of(readers, len(recording.inputs), layers)
+            )
             for bound, result in zip(group, run(group, trace, others, seed=seed, layers=layers), strict=True):
                 results[bound.text].append(result)
             if len(readers) > len(group) and table is not None:
@@ -63,18 +70,18 @@ def run_all(
     return results
 
 
-def spent_on(recording: Recording, bounds: Sequence[Bound], targets: int = 1) -> Cost:
+def spent_on(recording: Recording, bounds: Sequence[MethodSpec], targets: int = 1) -> Cost:
     """The passes of a recording that these methods were run on, with the backwards that local ones make themselves."""
     local = targets * any(bound.passes == "local" for bound in singles(bounds))
     return Cost(recording.forwards, recording.backwards + local)
 
 
-def singles(bounds: Sequence[Bound]) -> list[Bound]:
+def singles(bounds: Sequence[MethodSpec]) -> list[MethodSpec]:
     """The methods to be run: an ensemble is its members, and none is run twice."""
     return list({one.text: one for bound in bounds for one in bound.members or (bound,)}.values())
 
 
-def _joined(bound: Bound, members: Sequence[Result]) -> Result:
+def _joined(bound: MethodSpec, members: Sequence[Result]) -> Result:
     """An ensemble's result for one target."""
     found = Result(seconds=sum(one.seconds for one in members), notes=[n for one in members for n in one.notes])
     found.more = sum((one.more for one in members), Cost())
@@ -87,12 +94,12 @@ def _joined(bound: Bound, members: Sequence[Result]) -> Result:
     return found
 
 
-def by_trace(bounds: list[Bound]) -> dict[str | None, list[Bound]]:
+def by_trace(bounds: list[MethodSpec]) -> dict[str | None, list[MethodSpec]]:
     """Group methods by the rule table of the trace they read, those with N×N matrices last.
 
     First come those that need the graph itself (None), last the plain table. What needs no backward joins the last.
     """
-    groups: dict[str | None, list[Bound]] = {}
+    groups: dict[str | None, list[MethodSpec]] = {}
     local = [bound for bound in bounds if bound.passes == "local"]
     if local:
         groups[None] = local
@@ -105,11 +112,11 @@ def by_trace(bounds: list[Bound]) -> dict[str | None, list[Bound]]:
     return groups
 
 
-def reach_of(group: list[Bound], count: int, layers: bool) -> Reach:
+def reach_of(group: list[MethodSpec], count: int, layers: bool) -> GradientScope:
     """How far back the gradient must go for these methods."""
     read = [bound for bound in group if bound.passes == "backward"]
     first = 0 if layers else min((bound.first_layer(count) for bound in read if count), default=count)
-    return Reach(
+    return GradientScope(
         first,
         attention=any(bound.needs_attention for bound in read),
         tokens=any(bound.needs_tokens for bound in read),

@@ -11,12 +11,12 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from clairvit._io import write_whole
+from clairvit._io import atomic_write
 from clairvit._version import __version__
 from clairvit.data.hashing import weights_hash
 from clairvit.errors import BadInput, ClairWarning
-from clairvit.methods.spec import bind
-from clairvit.methods.parsing import AUTO, STARTS, parse
+from clairvit.methods.parsing import AUTO, STARTS, parse_spec
+from clairvit.methods.spec import resolve_method
 from clairvit.models.model import Model
 
 KIND = "clairvit recipe"
@@ -54,11 +54,11 @@ class Recipe:
                 f"The method '{text}' and a recipe for '{self.method}' were given; expected one of the two, or a "
                 "method that reads where it starts from the recipe, such as focusvit(m=auto) or genatt+from:auto."
             )
-        return bind(settled).text
+        return resolve_method(settled).text
 
     def _settled(self, text: str) -> str:
         """The text with the layer wherever it says auto."""
-        written = parse(text)
+        written = parse_spec(text)
         if written.inner:  # smooth(focusvit(m=auto), n=20)
             inner = [self._settled(one) for one in written.inner]
             changed = ",".join([*inner, *(f"{key}={value}" for key, value in written.options.items())])
@@ -66,7 +66,7 @@ class Recipe:
         own = {key: value for key, value in written.options.items() if key not in STARTS or value != AUTO}
         if len(own) == len(written.options) and written.combinator != f"from:{AUTO}":
             return text
-        base = bind(written.name, **own).text
+        base = resolve_method(written.name, **own).text
         if base not in self.starts:
             listed = ", ".join(self.starts) or "none"
             raise BadInput(
@@ -96,7 +96,7 @@ class Recipe:
         content = json.dumps(
             plain({"kind": KIND, "format": FORMAT, **asdict(self)}), indent=2, ensure_ascii=False, allow_nan=False
         )
-        return write_whole(place, (content + "\n").encode())
+        return atomic_write(place, (content + "\n").encode())
 
 
 def plain(value: Any) -> Any:
@@ -148,7 +148,7 @@ def read_recipe(path: PathLike[str] | str) -> Recipe:
         key: tuple(value) if isinstance(value, list) else value for key, value in content.items() if key in known
     }
     for text in (own["method"], *starts.values()):
-        bind(text)  # a method that is not known is refused here, with the nearest names
+        resolve_method(text)  # a method that is not known is refused here, with the nearest names
     return Recipe(**own)
 
 

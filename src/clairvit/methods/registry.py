@@ -225,7 +225,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
 }
 
 
-def find(name: str) -> Method:
+def find_method(name: str) -> Method:
     load_all()
     if name not in _registry:
         raise UnknownName(

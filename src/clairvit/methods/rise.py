@@ -13,12 +13,12 @@ from torch import Tensor
 
 from clairvit.errors import BadInput
 from clairvit.methods.explanation import Cost
-from clairvit.methods.registry import method
 from clairvit.methods.multi_pass import at_least_one
-from clairvit.perturbation.aside import Aside
-from clairvit.perturbation.rng import dice
+from clairvit.methods.registry import method
+from clairvit.perturbation.aside import MapResult
 from clairvit.perturbation.probe import probing
 from clairvit.perturbation.removal import Removal, on_pixels
+from clairvit.perturbation.rng import make_generator
 from clairvit.tracing.trace import Trace
 
 NUMBERS_AT_ONCE = 2**21  # of masks that are summed up together: 16 MB
@@ -54,8 +54,10 @@ class Holes:
 def holes(samples: int, cells: int, p: float, size: tuple[int, int], seed: int) -> Holes:
     """RISE's masks for images of this size, all of the seed's making: every image sees the same."""
     rows, cols = (shifted_mixtures(side, cells) for side in size)
-    coarse = torch.rand(samples, cells, cells, generator=dice(seed, 0)) < p
-    down, right = (torch.rand(samples, 2, generator=dice(seed, 1)) * torch.tensor([len(rows), len(cols)])).long().T
+    coarse = torch.rand(samples, cells, cells, generator=make_generator(seed, 0)) < p
+    down, right = (
+        (torch.rand(samples, 2, generator=make_generator(seed, 1)) * torch.tensor([len(rows), len(cols)])).long().T
+    )
     return Holes(coarse.double(), down, right, rows, cols)
 
 
@@ -91,7 +93,7 @@ def _pooled(table: Tensor, count: int) -> Tensor:
 def rise(
     trace: Trace,
     *,
-    aside: Aside,
+    aside: MapResult,
     samples: int = 4000,
     cells: int = 7,
     p: float = 0.5,
@@ -127,7 +129,7 @@ def rise(
 
 def hardened(masks: Tensor, seed: int) -> Tensor:
     """Smooth masks [N, rows, cols] as bool: what exceeds a level that is drawn for each mask, uniformly from 0…1."""
-    levels = torch.rand(len(masks), generator=dice(seed, 2), dtype=torch.float64).to(masks.device)
+    levels = torch.rand(len(masks), generator=make_generator(seed, 2), dtype=torch.float64).to(masks.device)
     return masks > levels[:, None, None]
 
 
@@ -197,7 +199,7 @@ def check_cells(cells: int) -> None:
 def occlusion(
     trace: Trace,
     *,
-    aside: Aside,
+    aside: MapResult,
     window: int = 3,
     stride: int = 1,
     share: bool = True,
@@ -267,7 +269,7 @@ def mean_over_boxes(values: Tensor, inside: Tensor) -> Tensor:
     draws=False,
     slow=True,
 )
-def pami(trace: Trace, *, aside: Aside, scales: int = 4, removal: Removal = "blur", seed: int = 0) -> Tensor:
+def pami(trace: Trace, *, aside: MapResult, scales: int = 4, removal: Removal = "blur", seed: int = 0) -> Tensor:
     """sum_k f(x with only part k) m_k / sum_k m_k: how well the parts that contain a patch do without all the rest.
 
     The parts are our choice, as no code was released: at scale s = 1 … `scales` windows of 1/(s+1) of each side, 2s+1

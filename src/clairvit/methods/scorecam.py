@@ -18,13 +18,13 @@ from torch import Tensor
 
 from clairvit.errors import BadInput
 from clairvit.methods.explanation import Cost
-from clairvit.methods.registry import method
+from clairvit.methods.layer_view import laid_out, looked_at
 from clairvit.methods.multi_pass import Level, at_least_one, on_image
 from clairvit.methods.multi_pass import noise as normal_noise
-from clairvit.methods.layer_view import laid_out, looked_at
-from clairvit.perturbation.aside import Aside
-from clairvit.perturbation.rng import fingerprints
+from clairvit.methods.registry import method
+from clairvit.perturbation.aside import MapResult
 from clairvit.perturbation.probe import Probe, probing
+from clairvit.perturbation.rng import image_seeds
 from clairvit.tracing.attention import widened
 from clairvit.tracing.trace import Trace
 
@@ -79,7 +79,7 @@ def varied(cells: Tensor) -> Tensor:
 def score_cam(
     trace: Trace,
     *,
-    aside: Aside,
+    aside: MapResult,
     top_k: int | None = None,
     weights: Literal["softmax", "plain"] = "softmax",
     corners: bool = False,
@@ -137,7 +137,7 @@ def masked_scores(probe: Probe, maps: Tensor, corners: bool) -> Tensor:
 def vit_cx(
     trace: Trace,
     *,
-    aside: Aside,
+    aside: MapResult,
     samples: int | None = None,
     threshold: float = 0.1,
     noise: float = 0.1,
@@ -157,7 +157,7 @@ def vit_cx(
     """
     _check_vit_cx(samples, threshold, noise, repeats)
     repeats = repeats if noise > 0 else 1
-    every, marks = feature_maps(trace), fingerprints(trace.pixels, seed)
+    every, marks = feature_maps(trace), image_seeds(trace.pixels, seed)
     size = (int(trace.pixels.shape[-2]), int(trace.pixels.shape[-1]))
     found = [mask_cells(maps, size, threshold, samples) for maps in every]
     passes = repeats * (2 if causal and noise > 0 else 1) * sum(len(cells) for cells, _ in found)

@@ -16,6 +16,7 @@ from clairvit.errors import BadInput, NotApplicable, UnknownName, did_you_mean
 from clairvit.methods.aggregation import Aggregation, Product, Single, Suffixes, Total
 from clairvit.methods.explanation import Cost
 from clairvit.methods.flow import Flow
+from clairvit.methods.parsing import SEARCHED, ParsedSpec, parse_spec, refuse_auto
 from clairvit.methods.registry import (
     ALIASES,
     COMBINATORS,
@@ -23,18 +24,17 @@ from clairvit.methods.registry import (
     USUAL_PATCHES,
     Method,
     Passes,
-    find,
+    find_method,
     layer_options,
+    list_methods,
     load_all,
-    methods,
     parameters,
     shared_cost,
 )
-from clairvit.methods.parsing import SEARCHED, Written, parse, refuse_auto
 
 
 @dataclass(frozen=True)
-class Bound:
+class MethodSpec:
     """A method with its options and aggregation settled: what a run executes."""
 
     method: Method
@@ -42,7 +42,7 @@ class Bound:
     over: Aggregation | None
     relu: bool
     text: str  # canonical: the same text always means the same map
-    members: tuple[Bound, ...] = ()  # the methods whose maps it joins: it is an ensemble
+    members: tuple[MethodSpec, ...] = ()  # the methods whose maps it joins: it is an ensemble
 
     @property
     def key(self) -> tuple[Any, ...]:
@@ -150,7 +150,7 @@ class Bound:
         return (f"{name}: m is ceil(L/2) = {start}; `clairvit choose IMAGES --tune-start {name}` looks for m*",)
 
 
-Wrapper = Callable[[Written, dict[str, Any]], Bound]
+Wrapper = Callable[[ParsedSpec, dict[str, Any]], MethodSpec]
 _wrappers: dict[str, Wrapper] = {}
 
 
@@ -164,18 +164,18 @@ def wraps(name: str) -> Callable[[Wrapper], Wrapper]:
     return enter
 
 
-def bind(text: str, **options: Any) -> Bound:
+def resolve_method(text: str, **options: Any) -> MethodSpec:
     """Settle a method string such as "rollout(fusion=max)+skipplus"; keyword options come on top."""
     load_all()
     try:
-        written = parse(text)
+        written = parse_spec(text)
     except BadInput as error:
-        known = [method.name for method in methods()]
+        known = [method.name for method in list_methods()]
         raise BadInput(f"{error}{did_you_mean(text, known, ALIASES) if isinstance(text, str) else ''}") from None
     combinator = written.combinator
     if written.name in _wrappers:
         return _wrappers[written.name](written, options)
-    method = find(written.name)
+    method = find_method(written.name)
     refuse_auto(written.name, combinator, written.options | options)
     if written.inner:
         raise BadInput(f"'{written.inner[0]}' in '{text}' is not an option; expected option=value.")
@@ -202,7 +202,7 @@ def bind(text: str, **options: Any) -> Bound:
         else:
             raise UnknownName(_no_option(method, key, over))
     canonical = _canonical(method, own, over, relu, combinator, plus_mode)
-    return Bound(method, tuple(sorted(own.items())), over, relu, canonical)
+    return MethodSpec(method, tuple(sorted(own.items())), over, relu, canonical)
 
 
 def _plus_mode(method: Method, combinator: str, given: dict[str, Any]) -> str:

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clairvit.methods.spec import Bound
 from clairvit.methods.explanation import Cost
-from clairvit.metrics.context import Case
-from clairvit.metrics.dataset_context import Gallery
-from clairvit.metrics.registry import Asked, Measured
+from clairvit.methods.spec import MethodSpec
+from clairvit.metrics.context import EvalContext
+from clairvit.metrics.dataset_context import DatasetContext
+from clairvit.metrics.registry import MetricOutput, MetricSpec
 from clairvit.metrics.score import Curve, Score
 from clairvit.models.activation import Activation, probabilities
 
@@ -23,7 +23,7 @@ BASELINES = ("random", "center")
 
 
 @dataclass(frozen=True)
-class Seen:
+class Prediction:
     """What the model says of one image, and what is true."""
 
     image: str
@@ -39,7 +39,7 @@ class Scores(dict[tuple[str, str], Score]):
         super().__init__()
         self.skipped: dict[str, str] = {}  # method -> why it does not fit this model
         self.unmasked: tuple[str, ...] = ()  # images that had no mask where others had
-        self.seen: tuple[Seen, ...] = ()  # what the model says of each image
+        self.seen: tuple[Prediction, ...] = ()  # what the model says of each image
         self.model_record: dict[str, Any] = {}  # preprocessing, hash of the weights, what was assumed
 
 
@@ -58,14 +58,14 @@ class _Row:
 
 
 @dataclass(eq=False)
-class Table:
+class ScoreAccumulator:
     """Rows by method and metric; grows with the images."""
 
     model: str
     seed: int
     settings: Mapping[str, Any]
     names: list[str] = field(default_factory=list)
-    seen: list[Seen] = field(default_factory=list)
+    seen: list[Prediction] = field(default_factory=list)
     unmasked: list[str] = field(default_factory=list)
     skipped: dict[str, str] = field(default_factory=dict)
     notes: dict[str, list[str]] = field(default_factory=dict)  # by metric
@@ -80,15 +80,15 @@ class Table:
         chances, classes = probabilities(logits.double(), activation), logits.argmax(1)
         certainty = [None] * len(logits) if chances is None else chances.gather(1, classes[:, None])[:, 0].tolist()
         self.names += names
-        self.seen += [Seen(*one) for one in zip(names, classes.tolist(), certainty, labels, strict=True)]
+        self.seen += [Prediction(*one) for one in zip(names, classes.tolist(), certainty, labels, strict=True)]
 
-    def measure(self, case: Case, one: Asked) -> None:
+    def measure(self, case: EvalContext, one: MetricSpec) -> None:
         """Ask a metric of a case; maps with NaN have no score, and what was spent is shared by the methods."""
         self.patches = case.patches
         recording, started = case.trace.recording, time.perf_counter()
         before = recording.forwards, recording.backwards
         said = one(case)
-        measured = said if isinstance(said, Measured) else Measured(said)
+        measured = said if isinstance(said, MetricOutput) else MetricOutput(said)
         spent = recording.forwards - before[0], recording.backwards - before[1]
         values = measured.values.masked_fill(case.invalid, math.nan)
         self._keep(one, case.bounds, replace(measured, values=values), case.degenerate, spent, started)
@@ -97,7 +97,7 @@ class Table:
         case.aside.notes.clear()
         case.settings.clear()
 
-    def measure_set(self, shelf: Gallery, one: Asked) -> None:
+    def measure_set(self, shelf: DatasetContext, one: MetricSpec) -> None:
         """Ask a metric of all images together."""
         started, before = time.perf_counter(), (shelf.spent.forwards, shelf.spent.backwards)
         measured = one(shelf)
@@ -112,9 +112,9 @@ class Table:
 
     def _keep(
         self,
-        one: Asked,
-        bounds: Sequence[Bound],
-        measured: Measured,
+        one: MetricSpec,
+        bounds: Sequence[MethodSpec],
+        measured: MetricOutput,
         degenerate: Tensor,
         spent: tuple[int, int],
         started: float,
@@ -133,12 +133,16 @@ class Table:
             if measured.counts is not None:
                 row.counts.append(measured.counts[place].cpu())
 
-    def _note(self, one: Asked, notes: Sequence[str]) -> None:
+    def _note(self, one: MetricSpec, notes: Sequence[str]) -> None:
         kept = self.notes.setdefault(one.text, [])
         kept += [note for note in dict.fromkeys(notes) if note not in kept]
 
     def scores(
-        self, bounds: Sequence[Bound], asked: Sequence[Asked], every: Sequence[Bound], luck: Sequence[str]
+        self,
+        bounds: Sequence[MethodSpec],
+        asked: Sequence[MetricSpec],
+        every: Sequence[MethodSpec],
+        luck: Sequence[str],
     ) -> Scores:
         found = Scores()
         found.skipped, found.unmasked, found.seen = self.skipped, tuple(self.unmasked), tuple(self.seen)
@@ -150,7 +154,7 @@ class Table:
                     found[bound.text, one.text] = replace(made[bound.text], baselines=baselines)
         return found
 
-    def _score(self, bound: Bound, one: Asked) -> Score:
+    def _score(self, bound: MethodSpec, one: MetricSpec) -> Score:
         row = self.rows[bound.text, one.text]
         settings = {**self.settings, **dict(one.options), **self.used.get(one.text, {})}
         return Score(

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from clairvit.methods.explanation import Cost
-from clairvit.metrics.context import Case, ScoreKind, Upsampling, steps_of
+from clairvit.metrics.context import EvalContext, ScoreKind, Upsampling, steps_of
 from clairvit.metrics.faithfulness import at_least
-from clairvit.metrics.registry import Measured, metric
 from clairvit.metrics.noise import Draws, numpy_chance
 from clairvit.metrics.pixel_ranking import square_ranks, squares, without
-from clairvit.perturbation.rng import dice
+from clairvit.metrics.registry import MetricOutput, metric
 from clairvit.perturbation.removal import Removal
+from clairvit.perturbation.rng import make_generator
 
 Order = Literal["morf", "lerf", "random"]
 Summary = Literal["mean", "trapezoid"]
@@ -37,7 +37,7 @@ PARTS = (0.01, 0.05, 0.1, 0.2, 0.5)  # ERASER's
     "by its width (`area=trapezoid`).",
 )
 def aopc(
-    case: Case,
+    case: EvalContext,
     regions: int = 100,
     order: Order = "morf",
     removal: Removal = "token",
@@ -46,7 +46,7 @@ def aopc(
     area: Summary = "mean",
     draws: Draws = "own",
     upsampling: Upsampling = "bilinear",
-) -> Measured:
+) -> MetricOutput:
     """1/(K+1) sum_k f(x) − f(x_k): the mean drop while patches go one by one, most relevant first.
 
     `order=lerf` takes the least relevant first (lower is better then), `random` any. `region=8` takes squares of 8 × 8
@@ -67,12 +67,12 @@ def aopc(
     drop = case.normalised_drop(case.original(score)[:, None] - y, score, removal, "aopc")  # [M, B, K]
     x = torch.arange(count + 1, dtype=torch.float64) / every
     if area == "trapezoid":
-        return Measured(torch.trapezoid(drop, dim=-1), x[1:], drop, f"drop of {case.meaning(score)}")
+        return MetricOutput(torch.trapezoid(drop, dim=-1), x[1:], drop, f"drop of {case.meaning(score)}")
     drop = torch.cat([torch.zeros_like(drop[..., :1]), drop], -1)
-    return Measured(drop.mean(-1), x, drop, f"drop of {case.meaning(score)}")
+    return MetricOutput(drop.mean(-1), x, drop, f"drop of {case.meaning(score)}")
 
 
-def _in_order(case: Case, rank: Tensor, order: Order, draws: Draws) -> Tensor:
+def _in_order(case: EvalContext, rank: Tensor, order: Order, draws: Draws) -> Tensor:
     """[M, B, n] places of regions whose place by relevance is `rank`."""
     count = rank.shape[-1]
     if order == "morf":
@@ -80,7 +80,7 @@ def _in_order(case: Case, rank: Tensor, order: Order, draws: Draws) -> Tensor:
     if order == "lerf":
         return count - 1 - rank
     if draws == "own":
-        places = torch.stack([torch.randperm(count, generator=dice(mark, 1)) for mark in case.marks])
+        places = torch.stack([torch.randperm(count, generator=make_generator(mark, 1)) for mark in case.marks])
     else:  # the k-th number drawn is the region that goes k-th
         places = torch.from_numpy(numpy_chance(case.seed).permutation(count)).argsort()[None]
     return places.to(rank.device).expand_as(rank)
@@ -96,7 +96,7 @@ def _in_order(case: Case, rank: Tensor, order: Order, draws: Draws) -> Tensor:
     orders=True,
     cost=lambda **_: Cost(len(PARTS)),
 )
-def comprehensiveness(case: Case, removal: Removal = "token", score: ScoreKind = "prob") -> Tensor:
+def comprehensiveness(case: EvalContext, removal: Removal = "token", score: ScoreKind = "prob") -> Tensor:
     """mean_q f(x) − f(x without the top q), q = 1, 5, 10, 20, 50 %: high if what matters is among them.
 
     Drops of raw scores are divided by |f(x) − f(nothing left)|, undefined where that is 0.
@@ -117,7 +117,7 @@ def comprehensiveness(case: Case, removal: Removal = "token", score: ScoreKind =
     cost=lambda **_: Cost(len(PARTS)),
     discrepancies="Quantus has another metric of this name, which compares maps of images of a batch.",
 )
-def sufficiency(case: Case, removal: Removal = "token", score: ScoreKind = "prob") -> Tensor:
+def sufficiency(case: EvalContext, removal: Removal = "token", score: ScoreKind = "prob") -> Tensor:
     """mean_q f(x) − f(the top q alone), q = 1, 5, 10, 20, 50 %: low if they are enough.
 
     Drops of raw scores are divided by |f(x) − f(nothing left)|, undefined where that is 0.

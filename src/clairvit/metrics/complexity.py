@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from clairvit.metrics.context import Case, Upsampling
+from clairvit.metrics.context import EvalContext, Upsampling
 from clairvit.metrics.registry import metric
 
 Resolution = Literal["patch", "pixel"]
@@ -26,7 +26,7 @@ Resolution = Literal["patch", "pixel"]
     "over the largest of all images; here they are over their own, as with one image at a time.",
 )
 def sparseness(
-    case: Case,
+    case: EvalContext,
     resolution: Resolution = "patch",
     upsampling: Upsampling = "bilinear",
     offset: float = 0.0,
@@ -62,7 +62,7 @@ def gini(values: Tensor) -> Tensor:
     discrepancies="Quantus adds 1e-12 inside the logarithm (`offset`), and counts pixels (`preset=quantus`).",
 )
 def entropy(
-    case: Case, resolution: Resolution = "patch", upsampling: Upsampling = "bilinear", offset: float = 0.0
+    case: EvalContext, resolution: Resolution = "patch", upsampling: Upsampling = "bilinear", offset: float = 0.0
 ) -> Tensor:
     """−sum_i p_i ln p_i, p = |a| / sum |a|: the entropy of the map in nats, ln n for a constant one.
 
@@ -90,7 +90,7 @@ def _entropy(values: Tensor, offset: float) -> Tensor:
     "depends on the others; here each map is divided by its own, as with one image at a time (`preset=quantus`).",
 )
 def effective_complexity(
-    case: Case, threshold: float = 1e-5, resolution: Resolution = "patch", upsampling: Upsampling = "bilinear"
+    case: EvalContext, threshold: float = 1e-5, resolution: Resolution = "patch", upsampling: Upsampling = "bilinear"
 ) -> Tensor:
     """#{i: |a_i| > threshold · max |a|}: how many patches say anything."""
 
@@ -106,5 +106,5 @@ def _over_largest(values: Tensor) -> Tensor:
     return values / torch.where(largest == 0, torch.ones_like(largest), largest)
 
 
-def _at(case: Case, resolution: Resolution, upsampling: Upsampling) -> list[Tensor]:
+def _at(case: EvalContext, resolution: Resolution, upsampling: Upsampling) -> list[Tensor]:
     return list(case.maps) if resolution == "patch" else list(case.fine(upsampling))

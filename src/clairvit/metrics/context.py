@@ -17,15 +17,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from clairvit.errors import BadInput
-from clairvit.methods.spec import Bound
 from clairvit.methods.planner import record_for, run_all, spent_on
+from clairvit.methods.spec import MethodSpec
 from clairvit.metrics.threshold import min_max
 from clairvit.models.model import Model
-from clairvit.targets.target import SCORES, Target
-from clairvit.perturbation.aside import Aside
-from clairvit.perturbation.rng import dice, fingerprints
+from clairvit.perturbation.aside import MapResult
 from clairvit.perturbation.probe import Probe, probing
-from clairvit.tracing.module_state import visiting
+from clairvit.perturbation.rng import image_seeds, make_generator
+from clairvit.targets.target import SCORES, Target
+from clairvit.tracing.module_state import frozen_eval
 from clairvit.tracing.trace import Trace
 
 Upsampling = Literal["nearest", "bilinear", "bicubic"]
@@ -35,11 +35,11 @@ MapShape = Literal["raw", "abs", "relu", "min-max", "over-largest"]
 
 
 @dataclass(eq=False)
-class Case:
+class EvalContext:
     """M methods' maps of B images, one target an image."""
 
     trace: Trace  # a forward of the images, with the target
-    bounds: tuple[Bound, ...]  # the M methods, for metrics that explain again
+    bounds: tuple[MethodSpec, ...]  # the M methods, for metrics that explain again
     raw: tuple[Tensor, ...]  # M maps [B, rows, cols], on the patches or finer
     masks: Tensor | None = None  # bool [B, H, W] where the object is
     void: Tensor | None = None  # bool [B, H, W] pixels that count nowhere
@@ -47,7 +47,7 @@ class Case:
     others: tuple[int | None, ...] | None = None  # classes of other objects in the images
     shape: str = "raw"  # what is done to each map first; `raw` holds the result
     seed: int = 0
-    aside: Aside = field(default_factory=Aside)
+    aside: MapResult = field(default_factory=MapResult)
     settings: dict[str, str] = field(default_factory=dict)  # what a metric used in place of what its options say
     _emptied: dict[str, Tensor] = field(default_factory=dict, repr=False)  # [B] by removal: scores with nothing left
 
@@ -98,7 +98,9 @@ class Case:
     def order(self) -> Tensor:
         """[M, B, patches]: the patches of each map, highest first; ties in an order drawn from seed and image."""
         flat = self.maps.flatten(2).nan_to_num(nan=float("-inf"))
-        luck = torch.stack([torch.randperm(self.patches, generator=dice(mark)) for mark in self.marks]).to(flat.device)
+        luck = torch.stack([torch.randperm(self.patches, generator=make_generator(mark)) for mark in self.marks]).to(
+            flat.device
+        )
         luck = luck.expand(len(flat), -1, -1)
         shuffled = flat.gather(2, luck)
         return luck.gather(2, shuffled.argsort(dim=2, descending=True, stable=True))
@@ -112,7 +114,7 @@ class Case:
     @functools.cached_property
     def marks(self) -> list[int]:
         """A number an image, of seed and content: the same chance in any batch."""
-        return fingerprints(self.trace.pixels, self.seed)
+        return image_seeds(self.trace.pixels, self.seed)
 
     def value(self, score: str) -> Callable[[Tensor, list[int]], Tensor]:
         """Return a function (logits [n, C], images [n]) -> the target's score [n] of this kind.
@@ -226,7 +228,7 @@ class Case:
     def logits_of(self, pixels: Tensor) -> Tensor:
         """[B, C] of other pixels, float64; a forward."""
         self.trace.recording.forwards += 1
-        with visiting(self.model.module), torch.no_grad():
+        with frozen_eval(self.model.module), torch.no_grad():
             return self.model.logits(pixels.to(self.trace.pixels.dtype)).double()
 
     def _check_can_explain(self) -> None:

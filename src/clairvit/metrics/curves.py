@@ -11,11 +11,11 @@ from torch import Tensor
 
 from clairvit.errors import BadInput
 from clairvit.methods.explanation import Cost
-from clairvit.metrics.context import Case, Upsampling
-from clairvit.metrics.registry import Measured, metric
+from clairvit.metrics.context import EvalContext, Upsampling
 from clairvit.metrics.pixel_ranking import pixel_ranks, value_ranks, without
-from clairvit.targets.target import no_probability
+from clairvit.metrics.registry import MetricOutput, metric
 from clairvit.perturbation.removal import Removal
+from clairvit.targets.target import no_probability
 
 Width = Literal["width", "none", "steps"]
 CurveScore = Literal["prob", "logit", "logprob", "accuracy", "drop", "log-odds"]
@@ -103,7 +103,7 @@ class Walk:
     "the 150 528 channel values (`at_once` makes it less), and orders the three values of a pixel by an unstable sort.",
 )
 def deletion(
-    case: Case,
+    case: EvalContext,
     steps: int = 9,
     at_once: int | None = None,
     removal: Removal = "token",
@@ -115,7 +115,7 @@ def deletion(
     reverse: bool = False,
     auc: Width = "width",
     upsampling: Upsampling = "bilinear",
-) -> Measured:
+) -> MetricOutput:
     """Area under p(target) while the patches go, best first: low if the map found what matters.
 
     `steps=9` takes away 10 %, …, 90 %; the point with nothing taken away is there unless `whole=False`, and `ends` adds
@@ -130,7 +130,7 @@ def deletion(
     """
     walk = Walk(steps, at_once, granularity, counting, ends, upsampling)
     x, y = falling(case, walk, removal, score, "deletion", whole, reverse)
-    return Measured(area(x, y, auc), x, y, case.meaning(score))
+    return MetricOutput(area(x, y, auc), x, y, case.meaning(score))
 
 
 @metric(
@@ -151,7 +151,7 @@ def deletion(
     discrepancies=_DIFFER,
 )
 def insertion(
-    case: Case,
+    case: EvalContext,
     steps: int = 9,
     at_once: int | None = None,
     removal: Removal = "token",
@@ -160,7 +160,7 @@ def insertion(
     ends: bool = False,
     auc: Width = "width",
     upsampling: Upsampling = "bilinear",
-) -> Measured:
+) -> MetricOutput:
     """Area under p(target) while the patches come, best first: high if few of them are enough.
 
     `steps=9` shows 10 %, …, 90 %; the whole image is there already, and `ends` adds the point with nothing shown.
@@ -169,11 +169,11 @@ def insertion(
     """
     walk = Walk(steps, at_once, granularity, "round", ends, upsampling)
     x, y = rising(case, walk, removal, score, "insertion")
-    return Measured(area(x, y, auc), x, y, case.meaning(score))
+    return MetricOutput(area(x, y, auc), x, y, case.meaning(score))
 
 
 def falling(
-    case: Case, walk: Walk, removal: str, score: str, what: str, whole: bool = True, reverse: bool = False
+    case: EvalContext, walk: Walk, removal: str, score: str, what: str, whole: bool = True, reverse: bool = False
 ) -> tuple[Tensor, Tensor]:
     """Parts taken away [S] and scores [M, B, S], nothing taken away (`whole`) first."""
     rank, count = _ranks(case, walk)
@@ -190,7 +190,7 @@ def falling(
     return torch.tensor(x[0 if whole else 1 : last], dtype=torch.float64), _told(case, y, score, removal, what)
 
 
-def rising(case: Case, walk: Walk, removal: str, score: str, what: str) -> tuple[Tensor, Tensor]:
+def rising(case: EvalContext, walk: Walk, removal: str, score: str, what: str) -> tuple[Tensor, Tensor]:
     """Parts shown [S] and scores [M, B, S], the whole image last."""
     rank, count = _ranks(case, walk)
     x, counts = walk.stops(count)
@@ -204,7 +204,7 @@ def rising(case: Case, walk: Walk, removal: str, score: str, what: str) -> tuple
     return torch.tensor(x[first:], dtype=torch.float64), _told(case, y, score, removal, what)
 
 
-def _ranks(case: Case, walk: Walk) -> tuple[Tensor, int]:
+def _ranks(case: EvalContext, walk: Walk) -> tuple[Tensor, int]:
     """[M, B, n] the places of patches, pixels or channel values, and n."""
     if walk.granularity == "patch":
         return case.rank, case.patches
@@ -212,7 +212,7 @@ def _ranks(case: Case, walk: Walk) -> tuple[Tensor, int]:
     return rank, rank.shape[-1]
 
 
-def _unchanged(case: Case, score: str, methods: int) -> Tensor:
+def _unchanged(case: EvalContext, score: str, methods: int) -> Tensor:
     """[M, B, 1]"""
     return case.original(_asked(score)).expand(methods, -1)[..., None]
 
@@ -222,7 +222,7 @@ def _asked(score: str) -> str:
     return "prob" if score in ("drop", "log-odds") else score
 
 
-def _told(case: Case, y: Tensor, score: str, removal: str, what: str) -> Tensor:
+def _told(case: EvalContext, y: Tensor, score: str, removal: str, what: str) -> Tensor:
     """[M, B, S] probabilities, or normalised raw scores, as their fall where that was wanted."""
     if score == "drop":
         return case.normalised_drop(case.original("prob")[:, None] - y, "prob", removal, what)
@@ -233,7 +233,7 @@ def _told(case: Case, y: Tensor, score: str, removal: str, what: str) -> Tensor:
     return case.normalised(y, score, removal, what)
 
 
-def kept_after(case: Case, steps: int) -> tuple[list[float], Tensor]:
+def kept_after(case: EvalContext, steps: int) -> tuple[list[float], Tensor]:
     """Parts 1/(S+1) … S/(S+1), and what is left when each of them is taken away: bool [M, B, S, patches]."""
     parts, counts = Walk(steps).stops(case.patches)
     gone = torch.tensor(counts[1:-1], device=case.rank.device)

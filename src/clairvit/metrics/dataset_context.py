@@ -8,27 +8,27 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from clairvit.data.dataset import Album
-from clairvit.methods.spec import Bound
+from clairvit.data.dataset import ImageDataset
 from clairvit.methods.explanation import Cost
 from clairvit.methods.planner import record_for, run_all, spent_on
+from clairvit.methods.spec import MethodSpec
 from clairvit.models.model import Model
+from clairvit.perturbation.aside import MapResult
 from clairvit.targets.target import resolve
-from clairvit.perturbation.aside import Aside
 
 
 @dataclass(eq=False)
-class Gallery:
+class DatasetContext:
     """N images, what the model says of each, and M methods to explain what is made of them."""
 
     model: Model
-    album: Album
-    bounds: tuple[Bound, ...]
+    album: ImageDataset
+    bounds: tuple[MethodSpec, ...]
     rows: tuple[int, ...]  # [N], in the album: the images that could be read
     logits: Tensor  # [N, C]
     labels: tuple[int | None, ...] | None  # [N], the true classes
     seed: int
-    aside: Aside
+    aside: MapResult
     spent: Cost = field(default_factory=Cost)
 
     def __len__(self) -> int:

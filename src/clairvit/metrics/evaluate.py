@@ -9,27 +9,27 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clairvit.data.dataset import Album, Failed, Part, album_of, parts
+from clairvit.data.dataset import Failed, ImageDataset, SampleBatch, album_of, parts
 from clairvit.data.hashing import model_record
 from clairvit.errors import BadInput
-from clairvit.methods.spec import Bound, bind
-from clairvit.methods.explanation import Explanation
 from clairvit.methods.executor import Result
+from clairvit.methods.explanation import Explanation
 from clairvit.methods.planner import record_for, run_all
-from clairvit.metrics.context import Case, shaped
-from clairvit.metrics.dataset_context import Gallery
-from clairvit.metrics.registry import Asked, Metric, ask
+from clairvit.methods.spec import MethodSpec, resolve_method
+from clairvit.metrics.accumulator import BASELINES, ScoreAccumulator, Scores
+from clairvit.metrics.context import EvalContext, shaped
+from clairvit.metrics.dataset_context import DatasetContext
+from clairvit.metrics.registry import Metric, MetricSpec, resolve_metric
 from clairvit.metrics.score import Score
-from clairvit.metrics.accumulator import BASELINES, Scores, Table
 from clairvit.models.model import Model
-from clairvit.targets.target import Target, find_class, resolve
-from clairvit.perturbation.aside import Aside
-from clairvit.perturbation.batching import pace
+from clairvit.perturbation.aside import MapResult
+from clairvit.perturbation.batching import execution_options
+from clairvit.perturbation.progress import report_progress
 from clairvit.perturbation.rng import check_seed
-from clairvit.perturbation.progress import telling
+from clairvit.targets.target import Target, find_class, resolve
 from clairvit.tracing.module_state import own_grad_mode
 from clairvit.tracing.recording import Recording
-from clairvit.tracing.trace import follow
+from clairvit.tracing.trace import run_backward
 
 AT_ONCE = {"cpu": 8, "cuda": 32}  # images
 LABEL = "label"  # as a target: the true class
@@ -40,9 +40,9 @@ class _Request:
     """What `evaluate` was asked, settled."""
 
     model: Model
-    album: Album
-    bounds: tuple[Bound, ...]
-    asked: tuple[Asked, ...]
+    album: ImageDataset
+    bounds: tuple[MethodSpec, ...]
+    asked: tuple[MetricSpec, ...]
     given: Explanation | None
     target: Any
     shape: str
@@ -86,10 +86,10 @@ def evaluate(
     the model (`.skipped` says why), and `failed(name, error)` is told of images that cannot be read.
     """
     alone = isinstance(metric, str) and not isinstance(explanation, list | tuple)
-    asked = [ask(metric, **options)] if isinstance(metric, str) else _settled(metric, options)
+    asked = [resolve_metric(metric, **options)] if isinstance(metric, str) else _settled(metric, options)
     given = explanation if isinstance(explanation, Explanation) else None
     names = [explanation.method] if isinstance(explanation, Explanation) else explanation
-    bounds = [bind(name) for name in ([names] if isinstance(names, str) else names)]
+    bounds = [resolve_method(name) for name in ([names] if isinstance(names, str) else names)]
     album = album_of(images, model, masks=masks, mask_kind=mask_kind, labels=labels, others=others)
     if given is not None and len(given) != len(album):
         raise BadInput(f"The explanation has {len(given)} maps and {len(album)} images were given; expected as many.")
@@ -106,25 +106,25 @@ def evaluate(
         failed,
         check_seed(seed),
     )
-    with pace(batch_size, autocast):
+    with execution_options(batch_size, autocast):
         found = _evaluated(request)
     if alone and not found:
         raise BadInput("None of the images could be read; expected at least one that can.")
     return next(iter(found.values())) if alone else found
 
 
-def _settled(texts: Sequence[str], options: Mapping[str, Any]) -> list[Asked]:
+def _settled(texts: Sequence[str], options: Mapping[str, Any]) -> list[MetricSpec]:
     """Several metrics: each takes those of the options that it has, and every option must be somebody's."""
     if not texts:
         raise BadInput("No metrics were given; expected names such as ['deletion', 'sparseness'].")
-    known = [_takes(ask(text).metric, options) for text in texts]
+    known = [_takes(resolve_metric(text).metric, options) for text in texts]
     for name in options:
         if not any(name in own for own in known):
             raise BadInput(
                 f"None of the metrics {', '.join(texts)} has an option '{name}'; `clairvit metrics` lists them."
             )
     return [
-        ask(text, **{name: value for name, value in options.items() if name in own})
+        resolve_metric(text, **{name: value for name, value in options.items() if name in own})
         for text, own in zip(texts, known, strict=True)
     ]
 
@@ -139,13 +139,13 @@ def _takes(metric: Metric, options: Mapping[str, Any]) -> set[str]:
 def _evaluated(request: _Request) -> Scores:
     """A few images at a time, so that memory stays flat whatever their number."""
     named = {bound.text for bound in request.bounds}
-    every = (*request.bounds, *(bind(name) for name in request.luck if name not in named))
-    table = Table(request.model.name, request.seed, _settings(request))
+    every = (*request.bounds, *(resolve_method(name) for name in request.luck if name not in named))
+    table = ScoreAccumulator(request.model.name, request.seed, _settings(request))
     single = [one for one in request.asked if one.metric.scope == "image"]
     rows: list[int] = []
     logits: list[Tensor] = []
     labels: list[int | None] = []
-    with telling("images", len(request.album)) as tell:
+    with report_progress("images", len(request.album)) as tell:
         for part in parts(request.album, request.model, AT_ONCE.get(request.model.device.type, 8), request.failed):
             recording = record_for(every, request.model, part.pixels)
             goal = _targets(recording, part, request)
@@ -167,8 +167,8 @@ def _evaluated(request: _Request) -> Scores:
         return Scores()  # `failed` was told why
     if every and len(single) < len(request.asked):
         known = tuple(labels) if request.album.has_labels else None
-        shelf = Gallery(
-            request.model, request.album, every, tuple(rows), torch.cat(logits), known, request.seed, Aside()
+        shelf = DatasetContext(
+            request.model, request.album, every, tuple(rows), torch.cat(logits), known, request.seed, MapResult()
         )
         for one in request.asked:
             if one.metric.scope == "set":
@@ -189,8 +189,8 @@ def _settings(request: _Request) -> dict[str, Any]:
 
 
 def _fitting(
-    every: tuple[Bound, ...], made: Mapping[str, list[Result]], request: _Request, table: Table
-) -> tuple[Bound, ...]:
+    every: tuple[MethodSpec, ...], made: Mapping[str, list[Result]], request: _Request, table: ScoreAccumulator
+) -> tuple[MethodSpec, ...]:
     """The methods that fit the model; at the first images others are left out, if that was asked for."""
     found = []
     for bound in every:
@@ -206,13 +206,13 @@ def _fitting(
 
 def _case(
     request: _Request,
-    part: Part,
+    part: SampleBatch,
     recording: Recording,
     goal: Target,
-    every: tuple[Bound, ...],
+    every: tuple[MethodSpec, ...],
     made: Mapping[str, list[Result]],
-) -> Case:
-    def maps(bound: Bound) -> Tensor:
+) -> EvalContext:
+    def maps(bound: MethodSpec) -> Tensor:
         if request.given is not None and bound.text == request.given.method:
             return request.given.maps[list(part.rows)]
         found = made[bound.text][0].maps
@@ -220,8 +220,8 @@ def _case(
         return found.detach()
 
     labels, others = (_numbers(given, recording, request.model) for given in (part.labels, part.others))
-    return Case(
-        trace=follow(recording, goal, None),
+    return EvalContext(
+        trace=run_backward(recording, goal, None),
         bounds=every,
         raw=tuple(shaped(maps(bound), request.shape) for bound in every),
         masks=part.masks,
@@ -241,7 +241,7 @@ def _numbers(given: Sequence[int | str | None] | None, recording: Recording, mod
     return [None if one is None else find_class(one, model.labels, count) for one in given]
 
 
-def _targets(recording: Recording, part: Part, request: _Request) -> Target:
+def _targets(recording: Recording, part: SampleBatch, request: _Request) -> Target:
     """What is scored: the class that was explained, what the caller names, the true class, or the prediction."""
     logits, spec = recording.logits.detach(), request.target
     if request.given is not None and spec is None:

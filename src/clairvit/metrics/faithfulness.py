@@ -10,9 +10,8 @@ from torch import Tensor
 
 from clairvit.errors import BadInput
 from clairvit.methods.explanation import Cost
-from clairvit.metrics.context import Case, ScoreKind, Upsampling, steps_of
+from clairvit.metrics.context import EvalContext, ScoreKind, Upsampling, steps_of
 from clairvit.metrics.curves import Walk, Width, area, falling, passes, rising
-from clairvit.metrics.registry import Measured, metric
 from clairvit.metrics.noise import Draws
 from clairvit.metrics.pixel_ranking import (
     check_paints,
@@ -22,9 +21,10 @@ from clairvit.metrics.pixel_ranking import (
     value_ranks,
     without,
 )
+from clairvit.metrics.registry import MetricOutput, metric
 from clairvit.metrics.similarity import pearson
-from clairvit.perturbation.rng import dice
 from clairvit.perturbation.removal import Removal
+from clairvit.perturbation.rng import make_generator
 
 Features = Literal["patch", "channel"]
 
@@ -40,7 +40,7 @@ Features = Literal["patch", "channel"]
     cost=lambda steps, **_: Cost(2 * steps),
 )
 def insertion_deletion(
-    case: Case, steps: int = 9, removal: Removal = "token", score: ScoreKind = "prob", auc: Width = "width"
+    case: EvalContext, steps: int = 9, removal: Removal = "token", score: ScoreKind = "prob", auc: Width = "width"
 ) -> Tensor:
     """insertion − deletion: high if the first patches are enough, and missed. Raw scores are normalised as there."""
     up, down = (curve(case, Walk(steps), removal, score, "insertion-deletion") for curve in (rising, falling))
@@ -59,7 +59,7 @@ def insertion_deletion(
     "quarter of the patches goes.",
 )
 def faithfulness_correlation(
-    case: Case,
+    case: EvalContext,
     runs: int = 100,
     subset: float = 0.25,
     features: Features = "patch",
@@ -101,8 +101,8 @@ def faithfulness_correlation(
     "sum of one step's values with the fall of all steps so far; here as in the paper, image by image.",
 )
 def sensitivity_n(
-    case: Case, runs: int = 20, sizes: int = 5, removal: Removal = "token", score: ScoreKind = "logit"
-) -> Measured:
+    case: EvalContext, runs: int = 20, sizes: int = 5, removal: Removal = "token", score: ScoreKind = "logit"
+) -> MetricOutput:
     """mean_n corr_r(sum of the map in S, f(x) − f(x without S)), |S| = n, over set sizes from few to most patches."""
     at_least("runs", runs, 3)
     at_least("sizes", sizes, 1)
@@ -115,7 +115,7 @@ def sensitivity_n(
     by_size = (*sums.shape[:2], sizes, runs)
     found = pearson(sums.reshape(by_size), drops.expand_as(sums).reshape(by_size))  # [M, B, sizes]
     found = found.masked_fill(case.degenerate[..., None], math.nan)
-    return Measured(found.mean(-1), torch.tensor(parts, dtype=torch.float64), found, "correlation")
+    return MetricOutput(found.mean(-1), torch.tensor(parts, dtype=torch.float64), found, "correlation")
 
 
 @metric(
@@ -132,7 +132,7 @@ def sensitivity_n(
     discrepancies="Quantus takes away one channel value at a time, 150 528 passes (`at_once` makes it less).",
 )
 def faithfulness_estimate(
-    case: Case,
+    case: EvalContext,
     steps: int = 14,
     features: Features = "patch",
     at_once: int = 1,
@@ -154,7 +154,7 @@ def faithfulness_estimate(
     return pearson(sums, drops).masked_fill(case.degenerate, math.nan)
 
 
-def _estimate_by_values(case: Case, at_once: int, removal: str, score: str, upsampling: Upsampling) -> Tensor:
+def _estimate_by_values(case: EvalContext, at_once: int, removal: str, score: str, upsampling: Upsampling) -> Tensor:
     """[M, B]"""
     rank = value_ranks(case, upsampling)  # [M, B, C·H·W]
     count = rank.shape[-1]
@@ -183,7 +183,9 @@ def _estimate_by_values(case: Case, at_once: int, removal: str, score: str, upsa
     discrepancies="The original asks whether all steps rise, yes or no; here the share of them that do. Quantus starts "
     "from an empty image and fills it with the same empty value, so that it says yes to every map: not reproduced.",
 )
-def monotonicity(case: Case, steps: int = 10, removal: Removal = "token", score: ScoreKind = "prob") -> Measured:
+def monotonicity(
+    case: EvalContext, steps: int = 10, removal: Removal = "token", score: ScoreKind = "prob"
+) -> MetricOutput:
     """#{k: f rises as the k-th group comes} / steps, least relevant groups first: 1 if every group adds something.
 
     Patches that speak against the target lower it for every map, the best one too. Raw scores, of a model without
@@ -196,7 +198,7 @@ def monotonicity(case: Case, steps: int = 10, removal: Removal = "token", score:
     y = torch.cat([y, case.original(score).expand(len(y), -1)[..., None]], -1)
     parts = torch.tensor([k / steps for k in range(1, steps + 1)], dtype=torch.float64)
     meaning = "score" if case.falls_back(score) else case.meaning(score)
-    return Measured((y[..., 1:] >= y[..., :-1]).double().mean(-1), parts, y, meaning)
+    return MetricOutput((y[..., 1:] >= y[..., :-1]).double().mean(-1), parts, y, meaning)
 
 
 @metric(
@@ -213,7 +215,7 @@ def monotonicity(case: Case, steps: int = 10, removal: Removal = "token", score:
     "magnitude, and empties the first channel only if the map has no channels (`exact`): next to never true.",
 )
 def completeness(
-    case: Case,
+    case: EvalContext,
     removal: Removal = "mean",
     score: ScoreKind = "logit",
     exact: bool = False,
@@ -232,7 +234,7 @@ def completeness(
     return (case.maps.sum((2, 3)) - rise).abs() / rise.abs().masked_fill(rise == 0, math.nan)
 
 
-def _adds_up(case: Case, removal: str, score: str, upsampling: Upsampling) -> Tensor:
+def _adds_up(case: EvalContext, removal: str, score: str, upsampling: Upsampling) -> Tensor:
     """[M, B] 1 where the sum is equal to the rise, as numbers of the model's own precision are."""
     with case.probe(removal, "completeness", 1) as probe:
         check_paints(probe)
@@ -256,13 +258,13 @@ def size_of(subset: float, count: int) -> int:
     return int(subset)
 
 
-def _random_sets(case: Case, runs: int, count: int, stream: int = 0) -> Tensor:
+def _random_sets(case: EvalContext, runs: int, count: int, stream: int = 0) -> Tensor:
     """bool [B, runs, patches]: sets of one size, an image's own, drawn from seed and image."""
-    drawn = [torch.rand(runs, case.patches, generator=dice(mark, 2 + stream)) for mark in case.marks]
+    drawn = [torch.rand(runs, case.patches, generator=make_generator(mark, 2 + stream)) for mark in case.marks]
     return torch.stack(drawn).to(case.maps.device).argsort(-1).argsort(-1) < count
 
 
-def _shared(case: Case, keep: Tensor, removal: str, score: str, what: str) -> Tensor:
+def _shared(case: EvalContext, keep: Tensor, removal: str, score: str, what: str) -> Tensor:
     """[B, V] scores that do not depend on the map, so that all methods share them."""
     with case.probe(removal, what, keep.shape[1]) as probe:
         return probe.keeping(keep, case.value(score)).double()

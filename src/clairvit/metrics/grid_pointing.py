@@ -10,11 +10,11 @@ from torch import Tensor
 
 from clairvit.errors import BadInput, NotApplicable
 from clairvit.methods.explanation import Cost
-from clairvit.metrics.context import Case
-from clairvit.metrics.dataset_context import Gallery
-from clairvit.metrics.registry import Measured, metric
+from clairvit.metrics.context import EvalContext
+from clairvit.metrics.dataset_context import DatasetContext
 from clairvit.metrics.randomisation import elsewhere
-from clairvit.perturbation.progress import told
+from clairvit.metrics.registry import MetricOutput, metric
+from clairvit.perturbation.progress import track
 
 GRIDS = 500  # as in the paper
 
@@ -35,8 +35,8 @@ GRIDS = 500  # as in the paper
     undefined="images that are in no grid, because the model is not sure of them or too few classes are left",
 )
 def grid_pointing_game(
-    gallery: Gallery, n: int = 2, sure: float = 0.5, grids: int = GRIDS, smooth: int = 0, empty: str = "none"
-) -> Measured:
+    gallery: DatasetContext, n: int = 2, sure: float = 0.5, grids: int = GRIDS, smooth: int = 0, empty: str = "none"
+) -> MetricOutput:
     """sum of relu(map of c) in the cell of class c / sum of relu(map of c), on grids of n × n images of n² classes.
 
     Images that the model is sure of (probability above `sure`, and right where labels are given) are taken by falling
@@ -58,7 +58,7 @@ def grid_pointing_game(
         )
     values = torch.full((len(gallery.bounds), len(gallery)), math.nan, dtype=torch.float64)
     seen = 0
-    for places in told(chosen[:grids], "grid-pointing-game"):
+    for places in track(chosen[:grids], "grid-pointing-game"):
         own = [classes[place] for place in places]
         grid = side_by_side(gallery.pixels(places), n)
         maps, logits = gallery.explained(grid, own)
@@ -74,10 +74,10 @@ def grid_pointing_game(
         f"grid-pointing-game: {count} grid{'s' * (count != 1)} of {len(gallery)} images; {seen} of the {count * n * n} "
         f"classes are among the first {n * n} that the model sees in their grid"
     )
-    return Measured(values)
+    return MetricOutput(values)
 
 
-def _grids(gallery: Gallery, n: int, sure: float) -> tuple[list[int], list[list[int]]]:
+def _grids(gallery: DatasetContext, n: int, sure: float) -> tuple[list[int], list[list[int]]]:
     """The class of each image, and the places of the n² images of each full grid."""
     chances = gallery.model.probabilities(gallery.logits.double())
     if chances is None:
@@ -111,7 +111,7 @@ def _grids(gallery: Gallery, n: int, sure: float) -> tuple[list[int], list[list[
     cost=lambda **_: Cost(1),
     undefined="images in which no other class is named",
 )
-def class_contrast(case: Case) -> Tensor:
+def class_contrast(case: EvalContext) -> Tensor:
     """share of relu(map of c) on the object of c − that of another class's map: 0 if the class makes no difference.
 
     The masks are of the objects of the target class; `others` names the class of another object in each image, and an

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from clairvit.errors import BadInput
-from clairvit.metrics.context import Case, Upsampling
+from clairvit.metrics.context import EvalContext, Upsampling
 from clairvit.metrics.masks import on_masks
-from clairvit.metrics.registry import Measured, metric
+from clairvit.metrics.registry import MetricOutput, metric
 from clairvit.metrics.threshold import SWEEP, Threshold, binary, confusion
 
 Over = Literal["images", "set"]
@@ -22,8 +22,8 @@ Shares = Callable[[Tensor], Tensor]  # […, 4] counts -> […, K, 2]: parts and
 
 
 def thresholded(
-    case: Case, name: str, threshold: Threshold, over: Over, upsampling: Upsampling, shares: Shares
-) -> Measured:
+    case: EvalContext, name: str, threshold: Threshold, over: Over, upsampling: Upsampling, shares: Shares
+) -> MetricOutput:
     """The mean of K shares for each image, or with `over=set` of the counts of all images.
 
     `sweep` is the mean over thresholds and comes with the curve; `best` is each image's best threshold.
@@ -43,8 +43,8 @@ def thresholded(
     values = lines.amax(-1) if threshold == "best" else lines.mean(-1)
     pooled = parts.flatten(2, 3) if over == "set" else None
     if threshold not in ("sweep", "best"):
-        return Measured(values, counts=pooled)
-    return Measured(values, torch.tensor(SWEEP, dtype=torch.float64), lines, name, "threshold", pooled)
+        return MetricOutput(values, counts=pooled)
+    return MetricOutput(values, torch.tensor(SWEEP, dtype=torch.float64), lines, name, "threshold", pooled)
 
 
 def _share(parts: Tensor) -> Tensor:
@@ -65,8 +65,8 @@ def _share(parts: Tensor) -> Tensor:
     "(`preset=chefer`); Coporan cuts at 0.5 and takes the mean over images.",
 )
 def pixel_accuracy(
-    case: Case, threshold: Threshold = "half", over: Over = "images", upsampling: Upsampling = "bilinear"
-) -> Measured:
+    case: EvalContext, threshold: Threshold = "half", over: Over = "images", upsampling: Upsampling = "bilinear"
+) -> MetricOutput:
     """(TP + TN) / all: the pixels on which the thresholded map and the mask agree.
 
     `threshold` is 0.5 after min-max (`half`), the map's `mean`, `otsu`, `sweep` (the mean over 0.05 … 0.95, with the
@@ -93,12 +93,12 @@ def pixel_accuracy(
     "at 0.5.",
 )
 def iou(
-    case: Case,
+    case: EvalContext,
     threshold: Threshold = "half",
     classes: Literal["foreground", "two"] = "foreground",
     over: Over = "images",
     upsampling: Upsampling = "bilinear",
-) -> Measured:
+) -> MetricOutput:
     """TP / (TP + FP + FN): the overlap of the thresholded map and the mask; `two` is the mean with the background's.
 
     `threshold` as of pixel-accuracy. `over=set` adds up the counts of all images before they are divided.
@@ -124,12 +124,12 @@ def iou(
     "the mean of that (`preset=chefer`). Here it is one F1 an image.",
 )
 def f1(
-    case: Case,
+    case: EvalContext,
     threshold: Threshold = "half",
     over: Over = "images",
     rows: bool = False,
     upsampling: Upsampling = "bilinear",
-) -> Measured:
+) -> MetricOutput:
     """2 TP / (2 TP + FP + FN): precision and recall of the thresholded map in one number.
 
     `threshold` and `over` as of iou. `rows` is the mean over the rows of the image, as Chefer's code has it.
@@ -140,7 +140,7 @@ def f1(
                 f"rows=True was given with threshold={threshold} and over={over}; expected one threshold (half, mean "
                 "or otsu) and over=images, as in the code that it repeats."
             )
-        return Measured(on_masks(case, upsampling, lambda *given: _row_by_row(threshold, *given)))
+        return MetricOutput(on_masks(case, upsampling, lambda *given: _row_by_row(threshold, *given)))
 
     def both(table: Tensor) -> Tensor:
         tp, fp, fn, _ = table.unbind(-1)

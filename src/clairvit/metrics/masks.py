@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from clairvit.metrics.context import Case, Upsampling
+from clairvit.metrics.context import EvalContext, Upsampling
 from clairvit.metrics.threshold import steady
 
 FULL = (
@@ -18,7 +18,7 @@ FULL = (
 
 
 def on_masks(
-    case: Case, upsampling: Upsampling, of: Callable[[Tensor, Tensor, Tensor], Tensor], *, ranks: bool = False
+    case: EvalContext, upsampling: Upsampling, of: Callable[[Tensor, Tensor, Tensor], Tensor], *, ranks: bool = False
 ) -> Tensor:
     """[M, B, …]: `of` a map [B, H, W], objects and pixels that count, both bool [B, H, W], method by method.
 
@@ -35,7 +35,7 @@ def on_masks(
     return torch.stack(found)
 
 
-def objects_of(case: Case) -> tuple[Tensor, Tensor]:
+def objects_of(case: EvalContext) -> tuple[Tensor, Tensor]:
     """bool [B, H, W] twice: the objects and the pixels that count. Void pixels are neither object nor background."""
     masks = case.needed_masks()
     counts = torch.ones_like(masks) if case.void is None else ~case.void

@@ -11,7 +11,7 @@ from numpy.random import RandomState
 from numpy.typing import NDArray
 from torch import Tensor
 
-from clairvit.perturbation.rng import dice
+from clairvit.perturbation.rng import make_generator
 
 Draws = Literal["own", "quantus"]  # from seed and image; or as numpy does after np.random.seed, for parity
 Law = Literal["uniform", "normal"]
@@ -20,7 +20,7 @@ Law = Literal["uniform", "normal"]
 def own_noise(images: Tensor, marks: list[int], law: Law) -> Iterator[Tensor]:
     """[B, 3, H, W] without end: uniform in ±1 or standard normal, of each image's mark, so the same in any batch."""
     for k in itertools.count():
-        drawn = [_unit(law, images.shape[1:], dice(mark, k)) for mark in marks]
+        drawn = [_unit(law, images.shape[1:], make_generator(mark, k)) for mark in marks]
         yield torch.stack(drawn).to(images)
 
 

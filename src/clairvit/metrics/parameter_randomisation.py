@@ -12,13 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from clairvit.errors import BadInput
-from clairvit.metrics.context import Case
+from clairvit.metrics.context import EvalContext
 from clairvit.models.model import Model
 from clairvit.models.request import seeded
-from clairvit.perturbation.rng import dice
-from clairvit.perturbation.progress import telling
+from clairvit.perturbation.progress import report_progress
+from clairvit.perturbation.rng import make_generator
 from clairvit.tracing.attention import widened
-from clairvit.tracing.module_state import visiting
+from clairvit.tracing.module_state import frozen_eval
 
 Order = Literal["top-down", "bottom-up", "independent"]
 Law = Literal["normal", "shuffle", "reset", "quantus"]
@@ -26,7 +26,7 @@ Layer = tuple[nn.Module, tuple[nn.Parameter, ...]]  # a module and the parameter
 
 
 def explained_cascade(
-    case: Case, explain: Callable[[Model], Tensor], order: Order, layers: int | None, by: Law
+    case: EvalContext, explain: Callable[[Model], Tensor], order: Order, layers: int | None, by: Law
 ) -> tuple[Tensor, list[Tensor]]:
     """Parts of the layers that are randomised [S], and what is explained then.
 
@@ -35,7 +35,7 @@ def explained_cascade(
     """
     if layers is not None and layers < 1:
         raise BadInput(f"layers={layers} was given; expected 1 or more steps, such as layers=12, or None for all.")
-    with visiting(case.model.module):  # no other thread registers hooks meanwhile
+    with frozen_eval(case.model.module):  # no other thread registers hooks meanwhile
         model = replace(case.model, module=copy.deepcopy(case.model.module))
     every = layers_of(model.module)
     if by == "quantus":
@@ -46,8 +46,8 @@ def explained_cascade(
             "another metric."
         )
     chosen = spread_steps(len(every), layers)
-    maps, chance = [], dice(case.seed)
-    with telling("randomisation", len(chosen)) as tell:
+    maps, chance = [], make_generator(case.seed)
+    with report_progress("randomisation", len(chosen)) as tell:
         for step, layer in enumerate(reversed(every) if order == "top-down" else every, 1):
             learnt = [p.detach().clone() for p in layer[1]]
             randomise(layer, by, torch.Generator().manual_seed(case.seed + 1) if by == "quantus" else chance)

@@ -11,30 +11,32 @@ import torch
 from torch import Tensor
 
 from clairvit.errors import BadInput
-from clairvit.metrics.context import Case, Upsampling
+from clairvit.metrics.context import EvalContext, Upsampling
 from clairvit.metrics.noise import Draws, numpy_chance
 from clairvit.metrics.threshold import steady
-from clairvit.perturbation.rng import dice
 from clairvit.perturbation.probe import Probe
+from clairvit.perturbation.rng import make_generator
 
 VALUES = 2001  # a stream of an image's chance that no other metric draws from
 
 
-def pixel_ranks(case: Case, upsampling: Upsampling) -> Tensor:
+def pixel_ranks(case: EvalContext, upsampling: Upsampling) -> Tensor:
     """[M, B, H·W] the place of each pixel, highest first; ties in an order drawn from seed and image."""
     count = math.prod(case.size)
-    luck = torch.stack([torch.randperm(count, generator=dice(mark, 1)) for mark in case.marks]).to(case.maps.device)
+    luck = torch.stack([torch.randperm(count, generator=make_generator(mark, 1)) for mark in case.marks]).to(
+        case.maps.device
+    )
     return torch.stack([_places(maps.flatten(1), luck) for maps in _levelled(case, upsampling)])
 
 
-def _levelled(case: Case, upsampling: Upsampling) -> Iterator[Tensor]:
+def _levelled(case: EvalContext, upsampling: Upsampling) -> Iterator[Tensor]:
     """Method by method [B, H, W]; what is equal but for the round-off of an interpolation is equal."""
     for raw, fine in zip(case.raw, case.fine(upsampling), strict=True):
         computed = upsampling != "nearest" and raw.shape[-2:] != fine.shape[-2:]
         yield steady(fine) if computed else fine
 
 
-def value_ranks(case: Case, upsampling: Upsampling) -> Tensor:
+def value_ranks(case: EvalContext, upsampling: Upsampling) -> Tensor:
     """[M, B, C·H·W] the place of each channel value; those of one pixel, whose map is the same, follow one another."""
     channels = case.trace.pixels.shape[1]
     own = torch.arange(channels, device=case.maps.device)[:, None]
@@ -49,7 +51,7 @@ def _places(values: Tensor, luck: Tensor) -> Tensor:
     return torch.empty_like(order).scatter_(1, order, places)
 
 
-def squares(case: Case, side: int) -> tuple[Tensor, int]:
+def squares(case: EvalContext, side: int) -> tuple[Tensor, int]:
     """The number of the square that each pixel is in, [H·W], row by row, and how many squares there are.
 
     Where the side does not divide the image, squares stick out at both ends, half a pixel more at the far one.
@@ -68,17 +70,17 @@ def _along(length: int, side: int) -> tuple[Tensor, int]:
     return (torch.arange(length) + (count * side - length) // 2) // side, count
 
 
-def square_ranks(case: Case, side: int, upsampling: Upsampling) -> tuple[Tensor, int]:
+def square_ranks(case: EvalContext, side: int, upsampling: Upsampling) -> tuple[Tensor, int]:
     """[M, B, squares] the place of each square of pixels, by the sum of the map in it, highest first."""
     own, count = squares(case, side)
     sums = torch.stack(
         [maps.new_zeros(len(maps), count).index_add_(1, own, maps.flatten(1)) for maps in case.fine(upsampling)]
     )
-    luck = torch.stack([torch.randperm(count, generator=dice(mark, 1)) for mark in case.marks]).to(own.device)
+    luck = torch.stack([torch.randperm(count, generator=make_generator(mark, 1)) for mark in case.marks]).to(own.device)
     return torch.stack([_places(one, luck) for one in sums]), count
 
 
-def without(case: Case, rank: Tensor, first: Tensor, end: Tensor, removal: str, score: str, what: str) -> Tensor:
+def without(case: EvalContext, rank: Tensor, first: Tensor, end: Tensor, removal: str, score: str, what: str) -> Tensor:
     """[M, B, S] scores when what has a place from first[s] up to, and without, end[s] is gone.
 
     Each step starts from the clean image. rank [M, B, n], n the pixels or all channel values; first and end [S].
@@ -111,14 +113,14 @@ def check_paints(probe: Probe) -> None:
         )
 
 
-def random_values(case: Case, runs: int, size: int, draws: Draws) -> Tensor:
+def random_values(case: EvalContext, runs: int, size: int, draws: Draws) -> Tensor:
     """[B or 1, runs, size] places among the C·H·W channel values of an image, none twice in a run."""
     count = case.trace.pixels[0].numel()
     if draws == "quantus":
         return numpys_values(case.seed, runs, count, size)[None].to(case.maps.device)
     found = []
     for mark in case.marks:
-        chance = dice(mark, VALUES)
+        chance = make_generator(mark, VALUES)
         found.append(torch.stack([torch.randperm(count, generator=chance)[:size] for _ in range(runs)]))
     return torch.stack(found).to(case.maps.device)
 
@@ -137,7 +139,7 @@ def numpys_values(seed: int, runs: int, count: int, size: int) -> Tensor:
     return torch.from_numpy(np.stack(found))
 
 
-def scores_without_values(case: Case, places: Tensor, removal: str, score: str, what: str) -> Tensor:
+def scores_without_values(case: EvalContext, places: Tensor, removal: str, score: str, what: str) -> Tensor:
     """[B, R] scores when the channel values at places [B or 1, R, k] are gone, which all methods share."""
     runs = places.shape[1]
     with case.probe(removal, what, runs) as probe:
@@ -153,7 +155,7 @@ def scores_without_values(case: Case, places: Tensor, removal: str, score: str, 
         return probe.painting(runs, variant, value=case.value(score)).double()
 
 
-def sums_at_values(case: Case, places: Tensor, upsampling: Upsampling) -> Tensor:
+def sums_at_values(case: EvalContext, places: Tensor, upsampling: Upsampling) -> Tensor:
     """[M, B, R] sums of the map over places [B or 1, R, k]; every channel of a pixel has the pixel's value."""
     pixels = places % math.prod(case.size)
     found = []

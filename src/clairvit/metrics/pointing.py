@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from clairvit.errors import BadInput
-from clairvit.metrics.context import Case, Upsampling
+from clairvit.metrics.context import EvalContext, Upsampling
 from clairvit.metrics.masks import objects_of, on_masks, present
 from clairvit.metrics.registry import metric
 
@@ -36,7 +36,7 @@ Ties = Literal["share", "any", "first"]
     "that hits; Quantus counts an empty mask as a hit.",
 )
 def pointing_game(
-    case: Case,
+    case: EvalContext,
     tolerance: int = 15,
     ties: Ties = "share",
     constant: Literal["luck", "nan"] = "luck",
@@ -96,7 +96,7 @@ def within(mask: Tensor, tolerance: int) -> Tensor:
     "(`preset=quantus-attribution-localisation`, without the 1e-9).",
 )
 def relevance_mass(
-    case: Case, negative: Literal["drop", "keep", "size"] = "drop", upsampling: Upsampling = "bilinear"
+    case: EvalContext, negative: Literal["drop", "keep", "size"] = "drop", upsampling: Upsampling = "bilinear"
 ) -> Tensor:
     """sum of the map on the object / sum of the map: its share of the positive relevance.
 
@@ -118,7 +118,7 @@ def relevance_mass(
     paper="Wang et al., 2020 (Score-CAM)",
     needs=("masks",),
 )
-def energy_pointing_game(case: Case, box: bool = False, upsampling: Upsampling = "bilinear") -> Tensor:
+def energy_pointing_game(case: EvalContext, box: bool = False, upsampling: Upsampling = "bilinear") -> Tensor:
     """sum of relu(map) on the object / sum of relu(map); `box` takes the mask's bounding box, as the paper does."""
 
     def energy(maps: Tensor, objects: Tensor, counts: Tensor) -> Tensor:
@@ -166,7 +166,7 @@ def patch_foreground(objects: Tensor, counts: Tensor, grid: tuple[int, int], ove
     paper="CMI report (foreground attention fraction)",
     needs=("masks",),
 )
-def foreground_fraction(case: Case, overlap: Overlap = "area", lift: bool = False) -> Tensor:
+def foreground_fraction(case: EvalContext, overlap: Overlap = "area", lift: bool = False) -> Tensor:
     """sum A M / sum A on the patch grid: how much of the attention lies on the foreground.
 
     `overlap` says when a patch is foreground: by half of its `area`, by its middle pixel (`nearest`), or in part
@@ -189,7 +189,7 @@ def foreground_fraction(case: Case, overlap: Overlap = "area", lift: bool = Fals
     paper="CMI report (background attention fraction)",
     needs=("masks",),
 )
-def background_fraction(case: Case, overlap: Overlap = "area") -> Tensor:
+def background_fraction(case: EvalContext, overlap: Overlap = "area") -> Tensor:
     """1 − FAF: how much of the attention lies beside the foreground."""
     fraction: Tensor = foreground_fraction(case, overlap)
     return 1 - fraction

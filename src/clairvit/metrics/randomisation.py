@@ -13,15 +13,15 @@ from torch import Tensor
 
 from clairvit.errors import BadInput
 from clairvit.methods.explanation import Cost
-from clairvit.metrics.parameter_randomisation import Law, Order, explained_cascade
-from clairvit.metrics.context import Case
+from clairvit.metrics.context import EvalContext
 from clairvit.metrics.curves import area
-from clairvit.metrics.registry import Measured, metric
 from clairvit.metrics.noise import Draws, numpy_chance, numpy_noise, own_noise
+from clairvit.metrics.parameter_randomisation import Law, Order, explained_cascade
+from clairvit.metrics.registry import MetricOutput, metric
 from clairvit.metrics.similarity import Similarity, alike, histogram_entropy
 from clairvit.models.model import Model
+from clairvit.perturbation.rng import make_generator
 from clairvit.targets.target import Target, class_name
-from clairvit.perturbation.rng import dice
 from clairvit.tracing.attention import widened
 
 Summary = Literal["mean", "last", "auc"]
@@ -46,7 +46,7 @@ NOISE = 0.1  # of the distance between an image's largest and smallest value (Sm
     "one generator, and the original does not count.",
 )
 def mprt(
-    case: Case,
+    case: EvalContext,
     order: Order = "top-down",
     layers: int | None = STEPS,
     by: Law = "normal",
@@ -54,7 +54,7 @@ def mprt(
     signed: bool = False,
     summary: Summary = "mean",
     original: bool = False,
-) -> Measured:
+) -> MetricOutput:
     """mean_l ρ(|a(x; θ)|, |a(x; θ_l)|), θ_l with l layers drawn anew: high if the map ignores what the model learnt.
 
     Layers are the modules that own parameters. `order=top-down` randomises from the head on and keeps what it has
@@ -74,7 +74,7 @@ def mprt(
     if original:
         x, maps = torch.cat([torch.zeros(1, dtype=x.dtype), x]), [case.maps, *maps]
     y = torch.stack([alike(similarity, case.maps, one, signed=signed) for one in maps], -1)
-    return Measured(_summed_up(x, y, summary), x, y, similarity, "part of the layers drawn anew")
+    return MetricOutput(_summed_up(x, y, summary), x, y, similarity, "part of the layers drawn anew")
 
 
 @metric(
@@ -102,7 +102,7 @@ def mprt(
     "it is given.",
 )
 def smooth_mprt(
-    case: Case,
+    case: EvalContext,
     samples: int = 10,
     clean: bool = False,
     order: Order = "top-down",
@@ -113,7 +113,7 @@ def smooth_mprt(
     summary: Summary = "mean",
     original: bool = False,
     draws: Draws = "own",
-) -> Measured:
+) -> MetricOutput:
     """mprt of maps that are means over noisy copies: as mprt, without the grain of single gradients.
 
     The noise is normal with a tenth of the distance between the image's largest and smallest value as standard
@@ -142,7 +142,7 @@ def smooth_mprt(
     if original:
         steps, maps = torch.cat([torch.zeros(1, dtype=steps.dtype), steps]), [*again, *maps]
     y = torch.stack([alike(similarity, usual, one, signed=signed) for one in maps], -1)
-    return Measured(_summed_up(steps, y, summary), steps, y, similarity, "part of the layers drawn anew")
+    return MetricOutput(_summed_up(steps, y, summary), steps, y, similarity, "part of the layers drawn anew")
 
 
 @metric(
@@ -158,7 +158,7 @@ def smooth_mprt(
     "bins read the number of axes where they need the number of entries; here the number is an option, and 100 is its "
     "default too.",
 )
-def efficient_mprt(case: Case, bins: int = 100, by: Law = "normal") -> Tensor:
+def efficient_mprt(case: EvalContext, bins: int = 100, by: Law = "normal") -> Tensor:
     """(H(a_random) − H(a)) / H(a), H the entropy of the histogram: how much more disorder a random model's map has.
 
     Only the fully randomised model is explained. NaN where all of a map falls into one bin, as of a constant map.
@@ -188,7 +188,7 @@ def efficient_mprt(case: Case, bins: int = 100, by: Law = "normal") -> Tensor:
     "windows are squares of the map.",
 )
 def random_logit(
-    case: Case,
+    case: EvalContext,
     other: Other = "random",
     similarity: Similarity = "ssim",
     signed: bool = True,
@@ -215,7 +215,7 @@ def _summed_up(x: Tensor, y: Tensor, summary: Summary) -> Tensor:
     return y.mean(-1) if summary == "mean" else area(x, y, "width")
 
 
-def _other(case: Case, row: int, which: Other) -> int:
+def _other(case: EvalContext, row: int, which: Other) -> int:
     """A class that is not the one explained."""
     logits, here = case.trace.logits[row].detach(), case.target.classes[row]
     count = len(logits)
@@ -227,14 +227,14 @@ def _other(case: Case, row: int, which: Other) -> int:
         )
     rest = [c for c in range(count) if c != here]
     if which == "random":
-        return rest[int(torch.randint(count - 1, (), generator=dice(case.marks[row])))]
+        return rest[int(torch.randint(count - 1, (), generator=make_generator(case.marks[row])))]
     if which == "quantus":
         return rest[int(numpy_chance(case.seed).randint(0, count - 1, 1)[0])]
     scores = logits[rest]
     return rest[int(scores.argmax() if which == "second" else scores.argmin())]
 
 
-def elsewhere(case: Case, classes: list[int]) -> Target:
+def elsewhere(case: EvalContext, classes: list[int]) -> Target:
     """The same kind of target for other classes."""
     names = tuple(class_name(case.model.labels, c) for c in classes)
     return replace(case.target, names=names, classes=tuple(classes), rows=tuple(((c, 1.0),) for c in classes))

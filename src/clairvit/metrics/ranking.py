@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from clairvit.errors import BadInput
-from clairvit.metrics.context import Case, Upsampling
+from clairvit.metrics.context import EvalContext, Upsampling
 from clairvit.metrics.masks import on_masks
 from clairvit.metrics.registry import metric
 from clairvit.metrics.threshold import binary, min_max
@@ -31,7 +31,7 @@ from clairvit.metrics.threshold import binary, min_max
     "say whether its maps are cut first (`on=binary`).",
 )
 def average_precision(
-    case: Case,
+    case: EvalContext,
     pooled: bool = False,
     on: Literal["soft", "binary"] = "soft",
     threshold: Literal["half", "mean", "otsu"] = "half",
@@ -65,7 +65,7 @@ def average_precision(
     needs=("masks",),
     presets={"quantus": {}},
 )
-def roc_auc(case: Case, upsampling: Upsampling = "nearest") -> Tensor:
+def roc_auc(case: EvalContext, upsampling: Upsampling = "nearest") -> Tensor:
     """P(map on the object > map off it), equals count half: 0.5 by luck; undefined where there is no background."""
     return on_masks(case, upsampling, lambda maps, objects, counts: _ranked(maps, objects, counts, _roc), ranks=True)
 
@@ -109,7 +109,7 @@ def _roc(true: Tensor, false: Tensor) -> Tensor:
     discrepancies="Quantus breaks ties by an unstable sort, so that its value depends on the order in memory; here "
     "pixels that tie for the last place count in part.",
 )
-def relevance_rank(case: Case, upsampling: Upsampling = "bilinear") -> Tensor:
+def relevance_rank(case: EvalContext, upsampling: Upsampling = "bilinear") -> Tensor:
     """|top-K of the map ∩ object| / K, K the object's area; pixels that tie for the last place count in part."""
 
     def share(maps: Tensor, objects: Tensor, counts: Tensor) -> Tensor:
@@ -130,7 +130,7 @@ def relevance_rank(case: Case, upsampling: Upsampling = "bilinear") -> Tensor:
     discrepancies="Quantus breaks ties by an unstable sort; here what ties for the last place counts in part. Its "
     "concept_influence (times all pixels / the object's) leaves 0 … 1 and is not offered.",
 )
-def top_k(case: Case, k: int = 1000, upsampling: Upsampling = "bilinear") -> Tensor:
+def top_k(case: EvalContext, k: int = 1000, upsampling: Upsampling = "bilinear") -> Tensor:
     """|top-k of the map ∩ object| / k: the share of the k highest pixels that lie on the object.
 
     Where fewer than k pixels count, of all of them.

@@ -13,9 +13,9 @@ from typing import Any, Literal, get_type_hints
 from torch import Tensor
 
 from clairvit.errors import BadInput, UnknownName, did_you_mean
-from clairvit.methods.spec import checked
 from clairvit.methods.explanation import Cost
-from clairvit.methods.parsing import parse
+from clairvit.methods.parsing import parse_spec
+from clairvit.methods.spec import checked
 
 Better = Literal["higher", "lower"]
 FAMILIES = ("faithfulness", "robustness", "complexity", "randomisation", "localisation")
@@ -65,7 +65,7 @@ class Metric:
 
 
 @dataclass(frozen=True)
-class Asked:
+class MetricSpec:
     """A metric with its options settled."""
 
     metric: Metric
@@ -101,7 +101,7 @@ class Asked:
 
 
 @dataclass(frozen=True, eq=False)
-class Measured:
+class MetricOutput:
     """What a metric says of M methods on B images, and the lines it was read off."""
 
     values: Tensor  # [M, B]
@@ -141,7 +141,7 @@ def list_metrics() -> list[Metric]:
     return list(_registry.values())
 
 
-def find(name: str) -> Metric:
+def find_metric(name: str) -> Metric:
     load_all()
     if name not in _registry:
         raise UnknownName(
@@ -151,14 +151,14 @@ def find(name: str) -> Metric:
     return _registry[name]
 
 
-def ask(text: str, **options: Any) -> Asked:
+def resolve_metric(text: str, **options: Any) -> MetricSpec:
     """Settle a metric string such as "deletion(preset=rise)"; keyword options come on top."""
-    written = parse(text)
+    written = parse_spec(text)
     if written.inner or written.combinator:
         raise BadInput(
             f"'{text}' is not a metric; expected NAME or NAME(option=value), such as deletion(removal=mean)."
         )
-    found = find(written.name)
+    found = find_metric(written.name)
     given = written.options | options
     for word in ("preset", "compat"):
         if word in given:
@@ -172,7 +172,7 @@ def ask(text: str, **options: Any) -> Asked:
         own[key] = checked(hints[key], key, value)
     changed = {key: value for key, value in own.items() if value != found.options[key]}
     inside = ",".join(f"{key}={value}" for key, value in sorted(changed.items()))
-    return Asked(found, tuple(sorted(own.items())), found.name + (f"({inside})" if inside else ""))
+    return MetricSpec(found, tuple(sorted(own.items())), found.name + (f"({inside})" if inside else ""))
 
 
 def _preset(found: Metric, name: str) -> dict[str, Any]:

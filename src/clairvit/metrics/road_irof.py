@@ -10,14 +10,14 @@ from torch import Tensor
 
 from clairvit.errors import BadInput
 from clairvit.methods.explanation import Cost
-from clairvit.metrics.context import Case, ScoreKind, Upsampling
+from clairvit.metrics.context import EvalContext, ScoreKind, Upsampling
 from clairvit.metrics.curves import kept_after
 from clairvit.metrics.faithfulness import at_least
-from clairvit.metrics.registry import Measured, metric
 from clairvit.metrics.pixel_ranking import check_paints, painted, squares
-from clairvit.perturbation.rng import dice
-from clairvit.perturbation.segments import on_patches, superpixels_of
+from clairvit.metrics.registry import MetricOutput, metric
 from clairvit.perturbation.removal import Removal
+from clairvit.perturbation.rng import make_generator
+from clairvit.perturbation.segments import on_patches, superpixels_of
 
 RoadOrder = Literal["combined", "morf", "lerf"]
 # Streams of an image's chance that no other metric draws from: all of them share `case.marks`.
@@ -40,12 +40,12 @@ BLOCKS, TIES = 1001, 1002
     "Quantus fails on images of three channels.",
 )
 def road(
-    case: Case,
+    case: EvalContext,
     steps: int = 9,
     order: RoadOrder = "combined",
     removal: Removal = "road",
     score: ScoreKind = "prob",
-) -> Measured:
+) -> MetricOutput:
     """mean_q (f(x without the last q) − f(x without the top q)) / 2, gaps imputed from what is around them.
 
     q = 10 %, …, 90 % with `steps=9`. `order=morf` is the mean of f(x without the top q) alone, where lower is better.
@@ -60,12 +60,12 @@ def road(
     if order != "combined":
         y = case.left(best_gone if order == "morf" else last_gone, removal, score, "road")
         y = case.normalised(y, score, removal, "road")
-        return Measured(y.mean(-1), x, y, case.meaning(score))
+        return MetricOutput(y.mean(-1), x, y, case.meaning(score))
     both = case.left(torch.cat([best_gone, last_gone], 2), removal, score, "road")
     both = case.normalised(both, score, removal, "road")
     morf, lerf = both[..., :steps], both[..., steps:]
     y = (lerf - morf) / 2
-    return Measured(y.mean(-1), x, y, f"half the difference of {case.meaning(score)}")
+    return MetricOutput(y.mean(-1), x, y, f"half the difference of {case.meaning(score)}")
 
 
 @metric(
@@ -81,7 +81,7 @@ def road(
     "patch belongs to the superpixel that has most of it. Quantus fails on images of three channels, and its area is "
     "not over the number of superpixels.",
 )
-def irof(case: Case, removal: Removal = "mean", score: ScoreKind = "prob") -> Tensor:
+def irof(case: EvalContext, removal: Removal = "mean", score: ScoreKind = "prob") -> Tensor:
     """1 − area under f(x_k)/f(x), superpixels gone one by one, those of the highest mean relevance first.
 
     x_k lacks the first k of L superpixels, the area is over k/L. Costs at most as many passes as there are patches.
@@ -110,13 +110,13 @@ def irof(case: Case, removal: Removal = "mean", score: ScoreKind = "prob") -> Te
     return torch.stack(found, 1)
 
 
-def _after_groups(case: Case, image: int, groups: Tensor) -> Tensor:
+def _after_groups(case: EvalContext, image: int, groups: Tensor) -> Tensor:
     """bool [M, L, patches]: what is left of an image when 1, …, L of its groups are gone, best first."""
     own = groups.flatten().to(case.maps.device)
     count = int(own.max()) + 1
     member = (own == torch.arange(count, device=own.device)[:, None]).to(case.maps)  # [L, patches]
     means = case.maps[:, image].flatten(1) @ (member / member.sum(1, keepdim=True)).T  # [M, L]
-    luck = torch.randperm(count, generator=dice(case.marks[image], TIES)).to(own.device)
+    luck = torch.randperm(count, generator=make_generator(case.marks[image], TIES)).to(own.device)
     order = luck[means[:, luck].argsort(dim=1, descending=True, stable=True)]
     place = torch.empty_like(order).scatter_(1, order, torch.arange(count, device=own.device).expand_as(order))
     gone = torch.arange(1, count + 1, device=own.device)
@@ -144,7 +144,7 @@ def _over(shares: Tensor, start: Tensor) -> Tensor:
     "all alike: one is made here. It fails where blocks do not fit the image.",
 )
 def infidelity(
-    case: Case,
+    case: EvalContext,
     runs: int = 100,
     side: int | None = None,
     scaled: bool = True,
@@ -179,7 +179,7 @@ def _error(sums: Tensor, drops: Tensor, scaled: bool) -> Tensor:
     return (factor * sums - drops).square().mean(-1)
 
 
-def _walk(case: Case, side: int, removal: str, score: str, upsampling: Upsampling) -> tuple[Tensor, Tensor]:
+def _walk(case: EvalContext, side: int, removal: str, score: str, upsampling: Upsampling) -> tuple[Tensor, Tensor]:
     """Sums of map times change [M, B, K] and drops [B, K] after 1, …, K squares are gone, row by row."""
     own, count = squares(case, side)
     if case.size[0] % side or case.size[1] % side:
@@ -206,7 +206,7 @@ def _best_factor(sums: Tensor, drops: Tensor) -> Tensor:
     return factor.clamp(min=0)
 
 
-def _blocks(case: Case, runs: int, side: int | None) -> Tensor:
+def _blocks(case: EvalContext, runs: int, side: int | None) -> Tensor:
     """bool [B, runs, patches]: a square block somewhere in each, drawn from seed and image."""
     rows, cols = case.trace.layout.grid
     most = min(rows, cols)
@@ -214,7 +214,7 @@ def _blocks(case: Case, runs: int, side: int | None) -> Tensor:
         raise BadInput(f"side={side} was given; expected a block of 1 to {most} patches a side.")
     found = []
     for mark in case.marks:
-        chance = dice(mark, BLOCKS)
+        chance = make_generator(mark, BLOCKS)
         sides = torch.randint(1, max(1, most // 2) + 1, (runs,), generator=chance)
         sides = sides if side is None else torch.full_like(sides, side)
         where = torch.rand(2, runs, generator=chance)

@@ -17,16 +17,18 @@ from torch import Tensor
 
 from clairvit.errors import BadInput
 from clairvit.methods.explanation import Cost
-from clairvit.metrics.context import Case
-from clairvit.metrics.registry import metric
+from clairvit.metrics.context import EvalContext
 from clairvit.metrics.noise import Draws, Law, numpy_noise, own_noise
-from clairvit.perturbation.rng import dice
-from clairvit.perturbation.progress import told
+from clairvit.metrics.registry import metric
+from clairvit.perturbation.progress import track
+from clairvit.perturbation.rng import make_generator
 from clairvit.tracing.attention import widened
 
 Resolution = Literal["patch", "pixel"]
 NearZero = Literal["largest", "exact"]
-Change = Callable[[Case, Tensor, Tensor], Tensor]  # (case, maps [M, B, rows, cols], noise [B, 3, H, W]) -> [M, B]
+Change = Callable[
+    [EvalContext, Tensor, Tensor], Tensor
+]  # (case, maps [M, B, rows, cols], noise [B, 3, H, W]) -> [M, B]
 SMALL = 1e-6  # below it a relative change is taken of this instead
 QUANTUS_LEAST = 0.02  # Quantus's relative stabilities draw from here up to the radius, never below
 
@@ -45,7 +47,7 @@ QUANTUS_LEAST = 0.02  # Quantus's relative stabilities draw from here up to the 
     "in papers contain the change of masks.",
 )
 def max_sensitivity(
-    case: Case, samples: int = 10, radius: float = 0.2, redraw: bool = False, draws: Draws = "own"
+    case: EvalContext, samples: int = 10, radius: float = 0.2, redraw: bool = False, draws: Draws = "own"
 ) -> Tensor:
     """max_j |a(x) − a(x + u_j)| / |a(x)|, u_j uniform in ±radius (normalised pixels): the largest change of the map.
 
@@ -67,7 +69,7 @@ def max_sensitivity(
     presets={"quantus": {"samples": 200, "draws": "quantus"}},
 )
 def avg_sensitivity(
-    case: Case, samples: int = 10, radius: float = 0.2, redraw: bool = False, draws: Draws = "own"
+    case: EvalContext, samples: int = 10, radius: float = 0.2, redraw: bool = False, draws: Draws = "own"
 ) -> Tensor:
     """mean_j |a(x) − a(x + u_j)| / |a(x)|, u_j uniform in ±radius (normalised pixels): the usual change of the map.
 
@@ -91,7 +93,7 @@ def avg_sensitivity(
     "pixels (`resolution=pixel`) and add 1e-10 to the distance of the images, which is left out here.",
 )
 def local_lipschitz(
-    case: Case,
+    case: EvalContext,
     samples: int = 10,
     radius: float = 0.1,
     distance: Literal["euclidean", "manhattan"] = "euclidean",
@@ -105,7 +107,7 @@ def local_lipschitz(
     """
     p = 1 if distance == "manhattan" else 2
 
-    def slope(case: Case, maps: Tensor, noise: Tensor) -> Tensor:
+    def slope(case: EvalContext, maps: Tensor, noise: Tensor) -> Tensor:
         change = _at(resolution, _scaled(case.maps) - _scaled(maps), case.size)
         return _length(change.flatten(2), p) / _length(noise.flatten(1))
 
@@ -137,7 +139,7 @@ def local_lipschitz(
     "as the paper asks).",
 )
 def relative_stability(
-    case: Case,
+    case: EvalContext,
     samples: int = 10,
     radius: float = 0.1,
     of: Literal["input", "output"] = "input",
@@ -154,7 +156,7 @@ def relative_stability(
     local-lipschitz. The noise is normal with std `radius`; with `draws=quantus` uniform between 0.02 and `radius`.
     """
 
-    def ratio(case: Case, maps: Tensor, noise: Tensor) -> Tensor:
+    def ratio(case: EvalContext, maps: Tensor, noise: Tensor) -> Tensor:
         relative = (case.maps - maps) / away_from_zero(case.maps, (2, 3), near_zero)
         change = _length(_at(resolution, relative, case.size).flatten(2))
         x = widened(case.trace.pixels).double()
@@ -176,7 +178,7 @@ def relative_stability(
 
 
 def _changes(
-    case: Case,
+    case: EvalContext,
     samples: int,
     radius: float,
     law: Law,
@@ -194,12 +196,14 @@ def _changes(
         )
     x = widened(case.trace.pixels)
     every = _noise(case, x, law, radius, draws, least)
-    for k, noise in zip(told(range(samples), "robustness"), every, strict=False):
-        seed = int(torch.randint(2**31, (), generator=dice(case.seed, k))) if redraw else None
+    for k, noise in zip(track(range(samples), "robustness"), every, strict=False):
+        seed = int(torch.randint(2**31, (), generator=make_generator(case.seed, k))) if redraw else None
         yield of(case, case.explained_again(x + noise, seed=seed), noise.double())
 
 
-def _noise(case: Case, x: Tensor, law: Law, radius: float, draws: Draws, least: float | None) -> Iterator[Tensor]:
+def _noise(
+    case: EvalContext, x: Tensor, law: Law, radius: float, draws: Draws, least: float | None
+) -> Iterator[Tensor]:
     """[B, 3, H, W] without end."""
     if draws == "own":
         return (radius * one for one in own_noise(x, case.marks, law))
@@ -209,7 +213,7 @@ def _noise(case: Case, x: Tensor, law: Law, radius: float, draws: Draws, least: 
     return numpy_noise(x, case.seed, lambda chance, shape: chance.uniform(low, radius, shape))
 
 
-def _relative(case: Case, maps: Tensor, noise: Tensor) -> Tensor:
+def _relative(case: EvalContext, maps: Tensor, noise: Tensor) -> Tensor:
     """|a − a_j| / |a|; NaN for a map of zeros."""
     return _length((case.maps - maps).flatten(2)) / _length(case.maps.flatten(2))
 

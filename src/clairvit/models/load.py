@@ -26,12 +26,12 @@ from clairvit.models.activation import (
     infer_activation,
     output_columns,
 )
-from clairvit.models.sources.python import current_directory_importable, is_python_name
-from clairvit.models.sources.hf_outputs import Backbone, adapted
 from clairvit.models.layout import Layout
 from clairvit.models.model import Model, Preprocess, check_materialised
 from clairvit.models.preprocess import assumption, for_size, preprocess_options
 from clairvit.models.request import Labels, Request, Size, fit_labels, read_labels, rows_columns, seeded
+from clairvit.models.sources.hf_outputs import Backbone, adapted
+from clairvit.models.sources.python import current_directory_importable, is_python_name
 from clairvit.models.sources.zero_shot import ZeroShot
 
 DTYPES = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 
-from clairvit.papers.paper import Claim, Entrant, Finding, Measure, Preset, Table
+from clairvit.papers.paper import Claim, Finding, Measure, MethodEntry, Paper, Table
 
 ROLLOUT, GRADIENT = "Attention Rollout", "Gradient Attention Rollout"
 FAF, BAF = "FAF", "BAF"
@@ -67,7 +67,7 @@ def check() -> list[Finding]:
     return found
 
 
-PRESET = Preset(
+PRESET = Paper(
     name="cmi",
     title="CMI report: attention on the foreground",
     paper="Das and Huddar: Explainability in Vision Transformers. Chennai Mathematical Institute, 2025",
@@ -76,14 +76,14 @@ PRESET = Preset(
     images="11",
     protocol="share of the map on the patches of the foreground (FAF) and beside it (BAF)",
     entrants=(
-        Entrant(ROLLOUT, "rollout(preset=cmi)"),
-        Entrant(GRADIENT, "grad-rollout(preset=cmi)"),
-        Entrant("rollout (usual)", "rollout", extra=True),
-        Entrant("gradient rollout (usual)", "grad-rollout", extra=True),
-        Entrant("rollout (vit-explain)", "rollout(preset=jacobgil)", extra=True),
-        Entrant("gradient rollout (vit-explain)", "grad-rollout(preset=jacobgil)", extra=True),
-        Entrant("Attention Rollout, max (Figure 3)", "rollout(preset=cmi,fusion=max)", extra=True),
-        Entrant("Attention Rollout, min (Figure 3)", "rollout(preset=cmi,fusion=min)", extra=True),
+        MethodEntry(ROLLOUT, "rollout(preset=cmi)"),
+        MethodEntry(GRADIENT, "grad-rollout(preset=cmi)"),
+        MethodEntry("rollout (usual)", "rollout", extra=True),
+        MethodEntry("gradient rollout (usual)", "grad-rollout", extra=True),
+        MethodEntry("rollout (vit-explain)", "rollout(preset=jacobgil)", extra=True),
+        MethodEntry("gradient rollout (vit-explain)", "grad-rollout(preset=jacobgil)", extra=True),
+        MethodEntry("Attention Rollout, max (Figure 3)", "rollout(preset=cmi,fusion=max)", extra=True),
+        MethodEntry("Attention Rollout, min (Figure 3)", "rollout(preset=cmi,fusion=min)", extra=True),
     ),
     measures=(Measure(FAF, "faf"), Measure(BAF, "baf"), Measure("FAF / area", "faf(lift=true)")),
     tables=(

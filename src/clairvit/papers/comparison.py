@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from clairvit.metrics.radar import area_under_radar, radar
 from clairvit.metrics.score import Score, leads
+from clairvit.papers.paper import Claim, MethodEntry, Paper, Table
 from clairvit.selection import stats
-from clairvit.papers.paper import Claim, Entrant, Preset, Table
 
 Found = Mapping[tuple[str, str], Score]  # (the paper's name of a method, of a measure) -> score of ours
 NOTHING = (math.nan, math.nan)
@@ -38,7 +38,7 @@ class Cell:
 class Row:
     """A method: its cells by measure, the area last where the paper has one."""
 
-    entrant: Entrant
+    entrant: MethodEntry
     cells: Mapping[str, Cell]
 
 
@@ -55,7 +55,7 @@ class Agreement:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class ClaimResult:
     """What became of a claim: of so many comparisons, how many come out as it says, and how sure that is."""
 
     claim: Claim
@@ -91,7 +91,7 @@ def agreement(measure: str, data: str, one: Sequence[float], other: Sequence[flo
     return Agreement(measure, data, len(both), sum(untied), len(untied), rho)
 
 
-def line_up(preset: Preset, scores: Found, table: Table | None) -> list[Row]:
+def line_up(preset: Paper, scores: Found, table: Table | None) -> list[Row]:
     """The paper's methods in its order, then what is shown for comparison; ranks are among the paper's methods."""
     measures = [one for one in preset.measures if any(key[1] == one.name for key in scores)]
     cells: dict[str, dict[str, Cell]] = {one.name: {} for one in preset.everyone}
@@ -125,7 +125,7 @@ def _rank(cells: dict[str, dict[str, Cell]], own: Sequence[str], measure: str, b
 
 
 def radar_of(
-    preset: Preset, cells: Mapping[str, Mapping[str, Cell]], names: Sequence[str], paper: bool
+    preset: Paper, cells: Mapping[str, Mapping[str, Cell]], names: Sequence[str], paper: bool
 ) -> Mapping[str, tuple[float, ...]]:
     """name -> its place on each axis, 0 the worst of these and 1 the best; methods that lack one are left out."""
     axes = [one for one in preset.measures if all(one.name in cells[name] for name in names)]
@@ -142,7 +142,7 @@ def radar_of(
     return dict(zip(whole, (tuple(row) for row in r.tolist()), strict=True))
 
 
-def areas(preset: Preset, cells: Mapping[str, Mapping[str, Cell]], names: Sequence[str]) -> dict[str, float]:
+def areas(preset: Paper, cells: Mapping[str, Mapping[str, Cell]], names: Sequence[str]) -> dict[str, float]:
     """Of ours; they depend on which methods there are."""
     r = radar_of(preset, cells, names, paper=False)
     if not r or len(next(iter(r.values()))) < 3:
@@ -151,7 +151,7 @@ def areas(preset: Preset, cells: Mapping[str, Mapping[str, Cell]], names: Sequen
     return dict(zip(r, found, strict=True))
 
 
-def agreements(preset: Preset, rows: Sequence[Row]) -> list[Agreement]:
+def agreements(preset: Paper, rows: Sequence[Row]) -> list[Agreement]:
     """Of ours with each of the paper's tables, measure by measure."""
     own = [row for row in rows if not row.entrant.extra]
     found = []
@@ -165,7 +165,7 @@ def agreements(preset: Preset, rows: Sequence[Row]) -> list[Agreement]:
     return found
 
 
-def among_measures(preset: Preset, rows: Sequence[Row]) -> list[Agreement]:
+def among_measures(preset: Paper, rows: Sequence[Row]) -> list[Agreement]:
     """How far two measures of ours put the paper's methods in the same order, best first; too few say nothing."""
     own = [row.cells for row in rows if not row.entrant.extra]
     if len(own) < ENOUGH:
@@ -177,12 +177,12 @@ def among_measures(preset: Preset, rows: Sequence[Row]) -> list[Agreement]:
     ]
 
 
-def verdicts(preset: Preset, scores: Found, rows: Sequence[Row]) -> list[Verdict]:
+def verdicts(preset: Paper, scores: Found, rows: Sequence[Row]) -> list[ClaimResult]:
     values = {row.entrant.name: row.cells for row in rows}
     return [_verdict(preset, claim, scores, values) for claim in preset.claims]
 
 
-def _verdict(preset: Preset, claim: Claim, scores: Found, values: Mapping[str, Mapping[str, Cell]]) -> Verdict:
+def _verdict(preset: Paper, claim: Claim, scores: Found, values: Mapping[str, Mapping[str, Cell]]) -> ClaimResult:
     asked = [(pair, measure) for measure in claim.measures for pair in claim.pairs]
     gaps: list[float] = []
     tested: list[NDArray[np.float64]] = []  # paired differences by image, more is better for the claim
@@ -198,7 +198,7 @@ def _verdict(preset: Preset, claim: Claim, scores: Found, values: Mapping[str, M
                 tested.append(own)
     known = [gap for gap in gaps if not math.isnan(gap)]
     sure = [own.mean() > 0 for own, p in zip(tested, stats.corrected(tested, seed), strict=True) if p < stats.LEVEL]
-    return Verdict(
+    return ClaimResult(
         claim=claim,
         comparisons=len(known),
         true=sum(gap > 0 for gap in known),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from clairvit.papers.paper import Claim, Entrant, Finding, Measure, Preset, Table
+from clairvit.papers.paper import Claim, Finding, Measure, MethodEntry, Paper, Table
 
 CAM, LRP = "CAM", "LRP"
 JACCARD, F1, ACCURACY, DELETION, POINTING = (
@@ -69,7 +69,7 @@ def check() -> list[Finding]:
     return found
 
 
-PRESET = Preset(
+PRESET = Paper(
     name="coporan",
     title="Coporan: CAM and LRP by masks and by deletion",
     paper="Coporan: Visualization Techniques for Improving Explainability in Visual Transformers. Timisoara",
@@ -79,10 +79,10 @@ PRESET = Preset(
     protocol="maps enlarged bilinearly, scaled to 0…1 and cut at 0.5; all objects are the mask, and void with them; "
     "deletion in 100 steps of 501 black pixels",
     entrants=(
-        Entrant(CAM, "attcam"),
-        Entrant(LRP, "transatt"),
-        Entrant("LRP (Chefer's evaluation)", "transatt(preset=evaluation)", extra=True),
-        Entrant("AG-CAM", "ag-cam", extra=True),
+        MethodEntry(CAM, "attcam"),
+        MethodEntry(LRP, "transatt"),
+        MethodEntry("LRP (Chefer's evaluation)", "transatt(preset=evaluation)", extra=True),
+        MethodEntry("AG-CAM", "ag-cam", extra=True),
     ),
     measures=(
         Measure(JACCARD, "iou(preset=coporan)", 100, above=SURE),

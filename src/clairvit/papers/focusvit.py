@@ -20,7 +20,7 @@ from clairvit.papers.focusvit_numbers import (
     TEXT,
     check,
 )
-from clairvit.papers.paper import Claim, Entrant, Measure, Preset
+from clairvit.papers.paper import Claim, Measure, MethodEntry, Paper
 
 _CORRELATION = "faithfulness-correlation(preset=quantus)"
 _SENSITIVITY = "max-sensitivity(preset=quantus,redraw=true)"
@@ -37,7 +37,7 @@ def _effort(lime: int, shap: int, runs: int, copies: int, layers: int) -> dict[s
     }
 
 
-PRESET = Preset(
+PRESET = Paper(
     name="focusvit",
     title="FocusViT: six methods by four metrics and the area under the radar",
     paper="Ali, Raza, Gan and Haris: FocusViT. AISTATS 2026",
@@ -46,12 +46,12 @@ PRESET = Preset(
     images="not stated",
     protocol="Quantus, arguments not stated: its defaults are taken; sparseness is good when low (Table 1)",
     entrants=(
-        Entrant(LIME, "lime(preset=lime)"),
-        Entrant(SHAP, "kernelshap"),
-        Entrant(LRP, "transatt"),
-        Entrant(GRADCAM, "gradcam"),
-        Entrant(ATTENTION, "rollout"),
-        Entrant(OURS, "focusvit"),
+        MethodEntry(LIME, "lime(preset=lime)"),
+        MethodEntry(SHAP, "kernelshap"),
+        MethodEntry(LRP, "transatt"),
+        MethodEntry(GRADCAM, "gradcam"),
+        MethodEntry(ATTENTION, "rollout"),
+        MethodEntry(OURS, "focusvit"),
     ),
     measures=(
         Measure(FAITHFUL, _CORRELATION),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from clairvit.papers.paper import Claim, Entrant, Finding, Measure, Preset, Table
+from clairvit.papers.paper import Claim, Finding, Measure, MethodEntry, Paper, Table
 
 ROLLOUT, GMAR_1, GMAR_2, LEGRAD = NAMES = ("Classical Rollout", "GMAR-L1", "GMAR-L2", "LeGrad")
 MPA, MIOU, MAP = MEASURES = ("mPA", "mIoU", "mAP")
@@ -53,7 +53,7 @@ def _listed(row: list[float]) -> str:
     return ", ".join(f"{name} {value:.2f}" for name, value in zip(MEASURES, row, strict=True))
 
 
-PRESET = Preset(
+PRESET = Paper(
     name="joita",
     title="Joita: rollout, GMAR and LeGrad by masks",
     paper="Joita: A Comparative Study of Explainable AI Methods. OTH Amberg-Weiden, 2025",
@@ -62,14 +62,14 @@ PRESET = Preset(
     images="14",
     protocol="maps scaled to 0…1 and cut at 0.5; overlap of the foreground; one map for each class in an image",
     entrants=(
-        Entrant(ROLLOUT, "rollout(preset=joita)"),
-        Entrant(GMAR_1, "gmar-l1(preset=joita)"),
-        Entrant(GMAR_2, "gmar-l2(preset=joita)"),
-        Entrant(LEGRAD, "legrad(preset=joita)"),
-        Entrant("rollout (usual)", "rollout", extra=True),
-        Entrant("GMAR-L1 (its authors')", "gmar-l1", extra=True),
-        Entrant("GMAR-L2 (its authors')", "gmar-l2", extra=True),
-        Entrant("LeGrad (its authors')", "legrad", extra=True),
+        MethodEntry(ROLLOUT, "rollout(preset=joita)"),
+        MethodEntry(GMAR_1, "gmar-l1(preset=joita)"),
+        MethodEntry(GMAR_2, "gmar-l2(preset=joita)"),
+        MethodEntry(LEGRAD, "legrad(preset=joita)"),
+        MethodEntry("rollout (usual)", "rollout", extra=True),
+        MethodEntry("GMAR-L1 (its authors')", "gmar-l1", extra=True),
+        MethodEntry("GMAR-L2 (its authors')", "gmar-l2", extra=True),
+        MethodEntry("LeGrad (its authors')", "legrad", extra=True),
     ),
     measures=(
         Measure(MPA, "pixel-accuracy", 100),

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from clairvit.errors import BadInput, UnknownName, did_you_mean
-from clairvit.metrics.registry import ask
 from clairvit.metrics.accumulator import BASELINES
+from clairvit.metrics.registry import resolve_metric
 
 Effort = Literal["quick", "usual", "paper"]
 EFFORTS: tuple[str, ...] = get_args(Effort)
@@ -18,7 +18,7 @@ NAMES = ("focusvit", "cmi", "coporan", "skipplus", "joita")  # a module each
 
 
 @dataclass(frozen=True)
-class Entrant:
+class MethodEntry:
     """A method under the paper's name and ours. `extra`: the paper has no number for it, it is shown for comparison."""
 
     name: str
@@ -39,12 +39,12 @@ class Measure:
 
     @property
     def better(self) -> str:
-        own = ask(self.metric).better
+        own = resolve_metric(self.metric).better
         return {"higher": "lower", "lower": "higher"}[own] if self.turned else own
 
     @property
     def needs_masks(self) -> bool:
-        return "masks" in ask(self.metric).metric.needs
+        return "masks" in resolve_metric(self.metric).metric.needs
 
     def written(self, value: float) -> float:
         """A value of ours as the paper writes it."""
@@ -88,7 +88,7 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Preset:
+class Paper:
     """One paper's experiment."""
 
     name: str
@@ -98,7 +98,7 @@ class Preset:
     data: str
     images: str  # how many
     protocol: str
-    entrants: tuple[Entrant, ...]
+    entrants: tuple[MethodEntry, ...]
     measures: tuple[Measure, ...]
     tables: tuple[Table, ...]
     gaps: tuple[str, ...]  # where the protocol had to be guessed or differs, whatever model and data are used
@@ -115,10 +115,10 @@ class Preset:
     efforts: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     @property
-    def everyone(self) -> tuple[Entrant, ...]:
+    def everyone(self) -> tuple[MethodEntry, ...]:
         """With the baselines, which a study adds to every set of methods."""
         named = {one.name for one in self.entrants}
-        return (*self.entrants, *(Entrant(name, name, extra=True) for name in BASELINES if name not in named))
+        return (*self.entrants, *(MethodEntry(name, name, extra=True) for name in BASELINES if name not in named))
 
     def at(self, effort: str, text: str) -> str:
         """A method or metric with the samples of an effort."""
@@ -136,14 +136,14 @@ def check_effort(effort: str) -> None:
         raise BadInput(f"effort='{effort}' was given; expected one of {', '.join(EFFORTS)}.")
 
 
-def find_preset(name: str) -> Preset:
+def find_paper(name: str) -> Paper:
     if name not in NAMES:
         raise UnknownName(
             f"There is no paper '{name}' to reproduce.{did_you_mean(name, NAMES)} Choose one of: {', '.join(NAMES)}."
         )
-    found: Preset = importlib.import_module(f"clairvit.papers.{name}").PRESET
+    found: Paper = importlib.import_module(f"clairvit.papers.{name}").PRESET
     return found
 
 
-def presets() -> tuple[Preset, ...]:
-    return tuple(find_preset(name) for name in NAMES)
+def list_papers() -> tuple[Paper, ...]:
+    return tuple(find_paper(name) for name in NAMES)

@@ -9,22 +9,22 @@ from typing import Any
 
 import torch
 
-from clairvit.data.dataset import Album, parts, void_as_object
-from clairvit.errors import BadInput
-from clairvit.methods.spec import bind
-from clairvit.methods.planner import record_for
-from clairvit.metrics.registry import ask
-from clairvit.metrics.score import Curve, Score
-from clairvit.metrics.accumulator import Scores
-from clairvit.models.model import Model
-from clairvit.papers.comparison import Agreement, Row, Verdict, agreements, among_measures, line_up, verdicts
 from clairvit.bench.plan import Plan, Study, settings_of
-from clairvit.papers.paper import Measure, Preset, Table, check_effort
 from clairvit.bench.results import scores_of, unread
 from clairvit.bench.run import run_study
-from clairvit.papers.setup import Shown, Wish, differences
 from clairvit.bench.store import Store
 from clairvit.bench.worker import Worker
+from clairvit.data.dataset import ImageDataset, parts, void_as_object
+from clairvit.errors import BadInput
+from clairvit.methods.planner import record_for
+from clairvit.methods.spec import resolve_method
+from clairvit.metrics.accumulator import Scores
+from clairvit.metrics.registry import resolve_metric
+from clairvit.metrics.score import Curve, Score
+from clairvit.models.model import Model
+from clairvit.papers.comparison import Agreement, ClaimResult, Row, agreements, among_measures, line_up, verdicts
+from clairvit.papers.paper import Measure, Paper, Table, check_effort
+from clairvit.papers.setup import LoadedData, ReproductionConfig, differences
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,14 +42,14 @@ class Sweep:
 class Reproduction:
     """What came out."""
 
-    wish: Wish
+    wish: ReproductionConfig
     model: str
     images: int
     table: Table | None  # the paper's numbers that stand beside ours
     rows: tuple[Row, ...]
     agreements: tuple[Agreement, ...]
     among: tuple[Agreement, ...]  # of our measures with each other
-    verdicts: tuple[Verdict, ...]
+    verdicts: tuple[ClaimResult, ...]
     sweeps: tuple[Sweep, ...]
     differences: tuple[tuple[str, str], ...]  # what about, and a sentence
     failed: tuple[str, ...]  # units, and images that could not be read
@@ -57,7 +57,7 @@ class Reproduction:
     model_record: Mapping[str, Any] = field(default_factory=dict)  # preprocessing, weights' hash, assumptions
 
 
-def open_shown(wish: Wish, model: Model) -> Shown:
+def open_shown(wish: ReproductionConfig, model: Model) -> LoadedData:
     """The data set with its own masks."""
     from clairvit.data.open import open_data
 
@@ -66,10 +66,10 @@ def open_shown(wish: Wish, model: Model) -> Shown:
         data.spec, split=data.split, limit=data.limit, seed=wish.seed, masks=data.masks, mask_kind=data.mask_kind
     )
     words = f"{found.title}, split {found.split}, {len(found)} of {found.total} images"
-    return Shown(found.album, words, data.masks or "", found.notes, found.unknown(model))
+    return LoadedData(found.album, words, data.masks or "", found.notes, found.unknown(model))
 
 
-def check_data(wish: Wish, shown: Shown) -> tuple[Measure, ...]:
+def check_data(wish: ReproductionConfig, shown: LoadedData) -> tuple[Measure, ...]:
     """The measures that can be taken of these images; what the paper cannot do without is asked for."""
     preset = wish.preset
     needed = [one.name for one in preset.measures if one.needs_masks and not one.optional]
@@ -95,19 +95,19 @@ def check_data(wish: Wish, shown: Shown) -> tuple[Measure, ...]:
     return tuple(one for one in preset.measures if shown.album.has_masks or not one.needs_masks)
 
 
-def depth(model: Model, album: Album) -> int:
+def depth(model: Model, album: ImageDataset) -> int:
     """How many layers there are to start at; asked of the first image that can be read."""
     for part in parts(album, model, 1, failed=lambda image, error: None):  # the study says what is wrong with it
-        return len(record_for([bind("raw-attention")], model, part.pixels).calls)
+        return len(record_for([resolve_method("raw-attention")], model, part.pixels).calls)
     raise BadInput(f"None of the {len(album)} images can be read; expected at least one.")
 
 
-def sweep_methods(preset: Preset, layers: int) -> dict[str, list[str]]:
+def sweep_methods(preset: Paper, layers: int) -> dict[str, list[str]]:
     """method -> the same summed from layer 0, 1, … on."""
     return {method: [f"{method}+from:{layer}" for layer in range(layers)] for method in preset.sweep}
 
 
-def study_of(wish: Wish, measures: Iterable[Measure], layers: int = 0) -> Study:
+def study_of(wish: ReproductionConfig, measures: Iterable[Measure], layers: int = 0) -> Study:
     """Everything that is asked, as one study."""
     preset, effort = wish.preset, wish.effort
     check_effort(effort)
@@ -124,11 +124,11 @@ def study_of(wish: Wish, measures: Iterable[Measure], layers: int = 0) -> Study:
 
 
 def reproduce(
-    wish: Wish,
+    wish: ReproductionConfig,
     store: Store,
     *,
     model: Model | None = None,
-    shown: Shown | None = None,
+    shown: LoadedData | None = None,
     device: str | None = None,
     batch_size: int | None = None,
     told: Callable[[Plan], None] = lambda plan: None,
@@ -186,14 +186,14 @@ def part(score: Score, keep: Sequence[bool]) -> Score:
     )
 
 
-def named(wish: Wish, scores: Scores, measures: Sequence[Measure]) -> dict[tuple[str, str], Score]:
+def named(wish: ReproductionConfig, scores: Scores, measures: Sequence[Measure]) -> dict[tuple[str, str], Score]:
     """By the paper's names; the baselines by their own. Where the paper takes confident images only, so do we."""
     preset, sure = wish.preset, {one.image: one.probability for one in scores.seen}
     found = {}
     for measure in measures:
-        metric = ask(preset.at(wish.effort, measure.metric)).text
+        metric = resolve_metric(preset.at(wish.effort, measure.metric)).text
         for entrant in preset.everyone:
-            score = scores.get((bind(preset.at(wish.effort, entrant.method)).text, metric))
+            score = scores.get((resolve_method(preset.at(wish.effort, entrant.method)).text, metric))
             if score is None:
                 continue
             if measure.above is not None:
@@ -202,12 +202,12 @@ def named(wish: Wish, scores: Scores, measures: Sequence[Measure]) -> dict[tuple
     return found
 
 
-def _sweeps(wish: Wish, scores: Scores, measures: Sequence[Measure], layers: int) -> list[Sweep]:
+def _sweeps(wish: ReproductionConfig, scores: Scores, measures: Sequence[Measure], layers: int) -> list[Sweep]:
     found = []
     for method, texts in sweep_methods(wish.preset, layers).items():
         for measure in measures:
-            metric = ask(wish.preset.at(wish.effort, measure.metric)).text
-            own = [scores.get((bind(text).text, metric)) for text in texts]
+            metric = resolve_metric(wish.preset.at(wish.effort, measure.metric)).text
+            own = [scores.get((resolve_method(text).text, metric)) for text in texts]
             values = [math.nan if one is None else measure.written(one.mean) for one in own]
             if measure.name not in wish.preset.sweep_measures or all(map(math.isnan, values)):
                 continue

@@ -5,26 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from clairvit.data.dataset import Album
+from clairvit.bench.plan import DataConfig, ModelConfig
+from clairvit.data.dataset import ImageDataset
 from clairvit.errors import BadInput, UnknownName, did_you_mean
-from clairvit.methods.spec import bind
-from clairvit.metrics.inference import FEWEST
+from clairvit.methods.spec import resolve_method
 from clairvit.metrics.accumulator import BASELINES, Scores
+from clairvit.metrics.inference import FEWEST
 from clairvit.models.model import Model
-from clairvit.bench.plan import DataWish, ModelWish
-from clairvit.papers.paper import Measure, Preset, Table
+from clairvit.papers.paper import Measure, Paper, Table
 
 TARGETS = ("predicted", "label")
 FEW = 30  # images
 
 
 @dataclass(frozen=True)
-class Wish:
+class ReproductionConfig:
     """What is to be reproduced, on what."""
 
-    preset: Preset
-    model: ModelWish
-    data: DataWish
+    preset: Paper
+    model: ModelConfig
+    data: DataConfig
     effort: str = "usual"
     target: str | None = None  # None: the paper's; "predicted" or "label"
     seed: int = 0
@@ -43,7 +43,7 @@ class Wish:
         return chosen
 
 
-def instead(preset: Preset, given: Sequence[str]) -> Preset:
+def instead(preset: Paper, given: Sequence[str]) -> Paper:
     """With other methods of ours under the paper's names: "FocusViT=focusvit(m=8)"."""
     known = {one.name: one for one in preset.entrants}
     for text in given:
@@ -53,15 +53,15 @@ def instead(preset: Preset, given: Sequence[str]) -> Preset:
                 f"'{text}' names no method of '{preset.name}'.{did_you_mean(name, known)} Type NAME=METHOD, "
                 f"such as '{preset.entrants[-1].name}={preset.entrants[-1].method}'."
             )
-        known[name] = replace(known[name], method=bind(method).text)
+        known[name] = replace(known[name], method=resolve_method(method).text)
     return replace(preset, entrants=tuple(known.values()))
 
 
 @dataclass(frozen=True, eq=False)
-class Shown:
+class LoadedData:
     """The images, and what the user should know of them."""
 
-    album: Album
+    album: ImageDataset
     words: str  # which, how many of how many
     masks: str = ""  # where masks come from, where that is not the data set itself
     notes: tuple[str, ...] = ()
@@ -72,7 +72,12 @@ Said = Iterator[tuple[str, str]]  # what about, and a sentence
 
 
 def differences(
-    wish: Wish, model: Model, shown: Shown, scores: Scores, measures: Sequence[Measure], table: Table | None
+    wish: ReproductionConfig,
+    model: Model,
+    shown: LoadedData,
+    scores: Scores,
+    measures: Sequence[Measure],
+    table: Table | None,
 ) -> Said:
     """What is not as in the paper, in words."""
     yield from _on_what(wish, model, shown, len(scores.seen), table)
@@ -86,7 +91,7 @@ def differences(
         yield "protocol", gap
 
 
-def _on_what(wish: Wish, model: Model, shown: Shown, count: int, table: Table | None) -> Said:
+def _on_what(wish: ReproductionConfig, model: Model, shown: LoadedData, count: int, table: Table | None) -> Said:
     preset = wish.preset
     size = sum(p.numel() for p in model.module.parameters()) / 1e6
     yield "model", f"Here {model.name} ({size:.1f} million parameters); in the paper {preset.models}."
@@ -104,7 +109,7 @@ def _on_what(wish: Wish, model: Model, shown: Shown, count: int, table: Table | 
         yield "images", f"{count} images say little: {few}."
 
 
-def _how(wish: Wish, shown: Shown, measures: Sequence[Measure]) -> Said:
+def _how(wish: ReproductionConfig, shown: LoadedData, measures: Sequence[Measure]) -> Said:
     preset = wish.preset
     yield "protocol", f"In the paper: {preset.protocol}."
     yield "target", f"Maps and scores are of the {'true' if wish.aim == 'label' else 'predicted'} class."

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 
-from clairvit.papers.paper import Claim, Entrant, Finding, Measure, Preset
+from clairvit.papers.paper import Claim, Finding, Measure, MethodEntry, Paper
 
 FORWARD = ("DecompX", "GlobEnc", "ALTI", "AttIN", "RawAttn")
 # the paper's name -> ours, plain; where our name means the sum already, its first layer is the plain method
@@ -39,16 +39,20 @@ BEST = "DecompX∘SkipPLUS"
 _SKIP, _PLUS = "∘SkipPLUS", "∘PLUS"
 
 
-def _three(name: str, method: str) -> tuple[Entrant, ...]:
+def _three(name: str, method: str) -> tuple[MethodEntry, ...]:
     base = method.partition("+layer:")[0]
-    return (Entrant(name, method), Entrant(name + _PLUS, f"{base}+plus"), Entrant(name + _SKIP, f"{base}+skipplus"))
+    return (
+        MethodEntry(name, method),
+        MethodEntry(name + _PLUS, f"{base}+plus"),
+        MethodEntry(name + _SKIP, f"{base}+skipplus"),
+    )
 
 
 ENTRANTS = (
     *(one for name, method in BASES.items() for one in _three(name, method)),
-    Entrant("FullGrad+∘PLUS", "fullgrad-plus"),
-    Entrant("FullGrad+∘SkipPLUS", "fullgrad-plus+skipplus"),
-    Entrant("Rollout", "rollout"),
+    MethodEntry("FullGrad+∘PLUS", "fullgrad-plus"),
+    MethodEntry("FullGrad+∘SkipPLUS", "fullgrad-plus+skipplus"),
+    MethodEntry("Rollout", "rollout"),
 )
 
 
@@ -75,7 +79,7 @@ def check() -> list[Finding]:
     return found
 
 
-PRESET = Preset(
+PRESET = Paper(
     name="skipplus",
     title="SkipPLUS: methods plain, summed over all layers and summed from the middle on",
     paper="Mehri, Fayyaz, Baghshah and Pilehvar: SkipPLUS. CVPR Workshops 2024",

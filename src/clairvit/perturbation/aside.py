@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 @dataclass(eq=False)
-class Aside:
+class MapResult:
     """Handed to every method that asks for it by the parameter name `aside`."""
 
     notes: list[str] = field(default_factory=list)

@@ -30,7 +30,7 @@ GROWS_AFTER = 8  # passes that went well before a halved batch is doubled again
 
 
 @dataclass(frozen=True)
-class Pace:
+class ExecutionOptions:
     """How variants are run: how many images in one pass (None: as many as keep the device busy), how precisely."""
 
     batch_size: int | None = None
@@ -45,8 +45,8 @@ class Pace:
         return nullcontext() if outside is None else torch.autocast(device.type, outside)
 
 
-_AS_FITS = Pace()
-_pace: ContextVar[Pace] = ContextVar("pace", default=_AS_FITS)
+_AS_FITS = ExecutionOptions()
+_pace: ContextVar[ExecutionOptions] = ContextVar("pace", default=_AS_FITS)
 
 
 def check_pace(batch_size: int | None, autocast: str | None) -> None:
@@ -58,7 +58,7 @@ def check_pace(batch_size: int | None, autocast: str | None) -> None:
 
 
 @contextmanager
-def pace(batch_size: int | None = None, autocast: str | None = None) -> Iterator[None]:
+def execution_options(batch_size: int | None = None, autocast: str | None = None) -> Iterator[None]:
     """Inside the block variants are run so; what is None stays as it was.
 
     Methods do their own arithmetic without autocast, so that the caller's is noted here, for the passes.
@@ -66,18 +66,20 @@ def pace(batch_size: int | None = None, autocast: str | None = None) -> Iterator
     check_pace(batch_size, autocast)
     outer = _pace.get()
     outside = tuple((kind, torch.get_autocast_dtype(kind)) for kind in _DEVICES if torch.is_autocast_enabled(kind))
-    before = _pace.set(Pace(batch_size or outer.batch_size, autocast or outer.autocast, outside or outer.outside))
+    before = _pace.set(
+        ExecutionOptions(batch_size or outer.batch_size, autocast or outer.autocast, outside or outer.outside)
+    )
     try:
         yield
     finally:
         _pace.reset(before)
 
 
-def current_pace() -> Pace:
+def current_pace() -> ExecutionOptions:
     return _pace.get()
 
 
-class Room:
+class BatchBudget:
     """How much goes into one pass, in tokens or pixels: half as much after running out of memory, more again later."""
 
     def __init__(self, most: int) -> None:
@@ -99,7 +101,7 @@ class Room:
 
 
 def in_batches(
-    count: int, room: Room, each: int, run: Callable[[range], Made], together: int = 1
+    count: int, room: BatchBudget, each: int, run: Callable[[range], Made], together: int = 1
 ) -> Iterator[tuple[range, Made]]:
     """run(ks) for variants 0 … count - 1, as many at once as there is room for.
 

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from clairvit.perturbation.rng import dice
+from clairvit.perturbation.rng import make_generator
 
 
 def halves(count: int, features: int, seed: int) -> Tensor:
     """bool [count, features], each with probability 1/2."""
-    return torch.rand(count, features, generator=dice(seed)) < 0.5
+    return torch.rand(count, features, generator=make_generator(seed)) < 0.5
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,7 +50,7 @@ def coalitions(features: int, pairs: int, seed: int) -> Coalitions:
     drawn = pairs - len(sets) if left else 0
     if drawn:
         total = sum(weight[k] for k in left)
-        chance = dice(seed)
+        chance = make_generator(seed)
         ends = torch.tensor([weight[k] for k in left], dtype=torch.float64).cumsum(0) * (drawn / total)
         ends[-1] = drawn
         places = torch.arange(drawn) + torch.rand((), generator=chance, dtype=torch.float64)

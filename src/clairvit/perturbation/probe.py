@@ -16,17 +16,17 @@ from torch import Tensor
 
 from clairvit.errors import BadInput, NotApplicable
 from clairvit.models.layout import Layout
-from clairvit.targets.target import Target
-from clairvit.perturbation.aside import Aside
-from clairvit.perturbation.batching import Room, current_pace, in_batches
-from clairvit.perturbation.rng import fingerprints
-from clairvit.perturbation.removal import background, check_removal, on_pixels
+from clairvit.perturbation.aside import MapResult
 from clairvit.perturbation.attention_override import Rewrite, Rewritten
+from clairvit.perturbation.batching import BatchBudget, current_pace, in_batches
+from clairvit.perturbation.progress import report_progress
+from clairvit.perturbation.removal import background, check_removal, on_pixels
+from clairvit.perturbation.rng import image_seeds
 from clairvit.perturbation.road import imputed
-from clairvit.perturbation.score_collector import Found, Tally, Value, in_order
-from clairvit.perturbation.token_dropping import NO_WAY, Way, embedded, run_tokens, way_of
-from clairvit.perturbation.progress import telling
-from clairvit.tracing.module_state import visiting
+from clairvit.perturbation.score_collector import Found, ScoreCollector, Value, in_order
+from clairvit.perturbation.token_dropping import NO_WAY, DropStrategy, embedded, run_tokens, way_of
+from clairvit.targets.target import Target
+from clairvit.tracing.module_state import frozen_eval
 from clairvit.tracing.trace import Trace
 
 TOKENS_AT_ONCE = {"cpu": 16 * 197, "cuda": 512 * 197}  # keeps the processor busy, and its caches warm
@@ -43,11 +43,11 @@ class Probe:
         self.size = (int(self.pixels.shape[-2]), int(self.pixels.shape[-1]))
         self.layout: Layout = trace.layout
         self.passed = 0  # images that went through the model
-        self.way: Way = way_of(trace.recording) if removal == "token" else NO_WAY
+        self.way: DropStrategy = way_of(trace.recording) if removal == "token" else NO_WAY
         self.tokens = embedded(trace.recording) if self.way.how != "none" else None
-        self._room = Room(TOKENS_AT_ONCE.get(self.pixels.device.type, TOKENS_AT_ONCE["cuda"]))
+        self._room = BatchBudget(TOKENS_AT_ONCE.get(self.pixels.device.type, TOKENS_AT_ONCE["cuda"]))
         self._background: Tensor | None = None
-        self._tally = Tally(trace.target, trace.logits)
+        self._tally = ScoreCollector(trace.target, trace.logits)
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -71,7 +71,7 @@ class Probe:
 
     @functools.cached_property
     def _marks(self) -> list[int]:
-        return fingerprints(self.pixels, self.seed)
+        return image_seeds(self.pixels, self.seed)
 
     @property
     def original(self) -> Tensor:
@@ -221,7 +221,7 @@ class Probe:
     @torch.no_grad()
     def _logits(self, pixels: Tensor) -> Tensor:
         model = self.trace.recording.model
-        with visiting(model.module), current_pace().precision(pixels.device):
+        with frozen_eval(model.module), current_pace().precision(pixels.device):
             return model.logits(pixels.to(self.pixels.dtype))
 
     def _count(self, images: int) -> None:
@@ -230,11 +230,13 @@ class Probe:
 
 
 @contextmanager
-def probing(trace: Trace, removal: str, *, what: str, forwards: int, aside: Aside, seed: int = 0) -> Iterator[Probe]:
+def probing(
+    trace: Trace, removal: str, *, what: str, forwards: int, aside: MapResult, seed: int = 0
+) -> Iterator[Probe]:
     """A probe for about `forwards` variants of each image, with a progress bar called `what`."""
     check_removal(removal)
     images = len(trace.pixels)
-    with telling(what, forwards * images) as tell, torch.no_grad():
+    with report_progress(what, forwards * images) as tell, torch.no_grad():
         probe = Probe(trace, removal, seed, tell)
         if removal == "token" and probe.way.how != "drop":
             aside.note(f"{what}: {_instead(probe.way)}")
@@ -246,7 +248,7 @@ def probing(trace: Trace, removal: str, *, what: str, forwards: int, aside: Asid
             trace.recording.forwards += math.ceil(probe.passed / images)
 
 
-def _instead(way: Way) -> str:
+def _instead(way: DropStrategy) -> str:
     if way.how == "zero":
         return "tokens cannot be dropped from this model (windows, or a fixed number of them); they were set to zero"
     return "this model has no token stream to drop patches from; they were painted with the mean colour (removal=mean)"

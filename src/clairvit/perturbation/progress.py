@@ -14,7 +14,7 @@ _watcher: ContextVar[Watcher | None] = ContextVar("watcher", default=None)
 
 
 @contextmanager
-def watching(watcher: Watcher) -> Iterator[None]:
+def on_progress(watcher: Watcher) -> Iterator[None]:
     """Tell `watcher` of each step of long work inside the block."""
     before = _watcher.set(watcher)
     try:
@@ -24,7 +24,7 @@ def watching(watcher: Watcher) -> Iterator[None]:
 
 
 @contextmanager
-def telling(what: str, steps: int) -> Iterator[Callable[[int], None]]:
+def report_progress(what: str, steps: int) -> Iterator[Callable[[int], None]]:
     """A function to call with the number of steps just done; whoever watches is told how far the work is.
 
     Work that turns out shorter than `steps` is over at the end of the block, work that turns out longer stays at it.
@@ -42,9 +42,9 @@ def telling(what: str, steps: int) -> Iterator[Callable[[int], None]]:
         watcher(what, steps, steps)
 
 
-def told(items: Sequence[Item], what: str) -> Iterator[Item]:
+def track(items: Sequence[Item], what: str) -> Iterator[Item]:
     """The items, one after the other; whoever watches is told after each."""
-    with telling(what, len(items)) as tell:
+    with report_progress(what, len(items)) as tell:
         for item in items:
             yield item
             tell(1)

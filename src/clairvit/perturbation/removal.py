@@ -22,7 +22,7 @@ from torch import Tensor
 
 from clairvit.errors import UnknownName, did_you_mean
 from clairvit.models.model import Preprocess
-from clairvit.perturbation.rng import dice, fingerprints
+from clairvit.perturbation.rng import image_seeds, make_generator
 
 Removal = Literal["token", "mean", "black", "minimum", "blur", "gaussian-blur", "noise", "road"]
 REMOVALS: tuple[str, ...] = get_args(Removal)
@@ -49,8 +49,8 @@ def background(removal: str, pixels: Tensor, preprocess: Preprocess, seed: int) 
     if removal == "gaussian-blur":
         return gaussian_blur(pixels)
     if removal == "noise":
-        marks = fingerprints(pixels, seed)
-        return torch.stack([torch.randn(pixels.shape[1:], generator=dice(mark)) for mark in marks]).to(pixels)
+        marks = image_seeds(pixels, seed)
+        return torch.stack([torch.randn(pixels.shape[1:], generator=make_generator(mark)) for mark in marks]).to(pixels)
     return torch.zeros_like(pixels)  # mean; road where nothing is left to look at
 
 

@@ -22,7 +22,7 @@ def check_seed(seed: Any) -> int:
     return int(seed)
 
 
-def fingerprints(images: Tensor, seed: int) -> list[int]:
+def image_seeds(images: Tensor, seed: int) -> list[int]:
     """One number an image, of its content: it gets the same noise in any batch and, being rounded first, precision."""
     bits = images.bfloat16().contiguous().view(torch.int16).flatten(1).long()  # [B, n]
     places = torch.arange(1, bits.shape[1] + 1, device=images.device) * _STRIDE % _MODULUS
@@ -30,7 +30,7 @@ def fingerprints(images: Tensor, seed: int) -> list[int]:
     return [zlib.crc32(number.to_bytes(8, "little"), seed & 0xFFFFFFFF) for number in sums]
 
 
-def dice(mark: int, k: int = 0) -> torch.Generator:
+def make_generator(mark: int, k: int = 0) -> torch.Generator:
     """The k-th generator of a fingerprint, or of a seed. It draws on the CPU, so that all devices see the same.
 
     Mark and k are hashed as two things: a checksum mixes them so that (0, 1) and (1, 0) are one, and then the samples

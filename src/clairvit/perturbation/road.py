@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clairvit.perturbation.rng import dice
+from clairvit.perturbation.rng import make_generator
 
 NOISE = 0.01  # standard deviation, in normalised space
 # Neighbours with their weights: next to each other twice as much as across a corner; together 1.
@@ -35,7 +35,7 @@ def imputed(images: Tensor, removed: Tensor, marks: list[int]) -> Tensor:
         places = torch.from_numpy(gone).to(images.device)
         values = torch.from_numpy(_solved(known, gone)).to(images)  # [k, 3, gaps]
         for row, value in zip(rows, values, strict=True):
-            noise = torch.randn(value.shape, generator=dice(zlib.crc32(key, marks[row]))).to(value)
+            noise = torch.randn(value.shape, generator=make_generator(zlib.crc32(key, marks[row]))).to(value)
             filled[row, :, places] = value + NOISE * noise
     return filled
 

@@ -16,7 +16,7 @@ Value = Callable[[Tensor, list[int]], Tensor]  # (logits [n, C], images [n]) -> 
 Found = list[tuple[Tensor, Tensor]]  # places, and the values that belong there
 
 
-class Tally:
+class ScoreCollector:
     """Scores of variants of a batch of images whose own logits are known."""
 
     def __init__(self, target: Target, logits: Tensor) -> None:

@@ -28,7 +28,7 @@ QUICKSHIFT: dict[str, Any] = {"kernel_size": 4, "max_dist": 200, "ratio": 0.2}  
 
 
 @dataclass(frozen=True, eq=False)
-class Groups:
+class Segmentation:
     """Which feature each patch, or each pixel, belongs to."""
 
     of: Tensor  # whole numbers 0 … count - 1, [rows, cols] for patches or [H, W] for pixels
@@ -55,14 +55,14 @@ class Groups:
         return found / found.sum(1, keepdim=True)
 
 
-def groups_of(probe: Probe, features: str, cells: int | None) -> list[Groups]:
+def groups_of(probe: Probe, features: str, cells: int | None) -> list[Segmentation]:
     """One for all images where features are patches or cells, one for each where they are its superpixels.
 
     Superpixels are exact to the pixel where the removal paints. A token is there or not: for token dropping, and for
     road, whose imputation looks at neighbouring patches, they are rounded to patches.
     """
     if features == "patches":
-        return [Groups(cells_of(probe.grid, cells), probe.grid)]
+        return [Segmentation(cells_of(probe.grid, cells), probe.grid)]
     if cells is not None:
         raise BadInput(
             f"features=superpixels and cells={cells} were given; cells are groups of patches, superpixels come from "
@@ -70,8 +70,8 @@ def groups_of(probe: Probe, features: str, cells: int | None) -> list[Groups]:
         )
     segments = superpixels_of(probe.pixels, probe.trace.recording.model.preprocess)
     if probe.paints:
-        return [Groups(own, probe.grid, pixels=True) for own in segments]
-    return [Groups(on_patches(own, probe.grid), probe.grid) for own in segments]
+        return [Segmentation(own, probe.grid, pixels=True) for own in segments]
+    return [Segmentation(on_patches(own, probe.grid), probe.grid) for own in segments]
 
 
 def cells_of(grid: tuple[int, int], cells: int | None) -> Tensor:
@@ -112,7 +112,7 @@ def _segments(colours: bytes, shape: tuple[int, int]) -> np.ndarray[Any, Any]:
 
 def on_patches(segments: Tensor, grid: tuple[int, int]) -> Tensor:
     """Each patch goes to the superpixel that has most of it, [H, W] -> [rows, cols]; some may be left with none."""
-    shares = Groups(segments, grid, pixels=True).shares
+    shares = Segmentation(segments, grid, pixels=True).shares
     return in_order(shares.argmax(1).reshape(grid))
 
 
@@ -122,7 +122,7 @@ def in_order(labels: Tensor) -> Tensor:
     return torch.from_numpy(numbers).reshape(labels.shape)
 
 
-def scores_keeping(probe: Probe, groups: Sequence[Groups], kept: Sequence[Tensor]) -> list[Tensor]:
+def scores_keeping(probe: Probe, groups: Sequence[Segmentation], kept: Sequence[Tensor]) -> list[Tensor]:
     """Scores when only the features of `kept`, bool [V, features] for each of the groups, are left.
 
     One [B, V] where one group is all images', else a [1, V] for each image; each image may have its own V.

@@ -1,8 +1,9 @@
 """Tokens: a patch is taken away by taking its token away. Embed once, add positions, drop, run the shorter sequence.
 
 The model runs its own forward on a stand-in image; where its first block is handed tokens, it gets ours instead. That
-is done without an adapter, so it is tried out first: `find_way` compares what comes out with the plain forward and with
-attention that does not look at the dropped tokens, and settles for zeroed tokens, or nothing, where they differ.
+is done without an adapter, so it is tried out first: `select_strategy` compares what comes out with the plain forward
+and with attention that does not look at the dropped tokens,
+and settles for zeroed tokens, or nothing, where they differ.
 """
 
 from __future__ import annotations
@@ -19,16 +20,16 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from clairvit.models.layout import Layout
 from clairvit.models.model import first_scores
+from clairvit.perturbation.attention_override import Rewritten, hiding
 from clairvit.perturbation.batching import out_of_memory
 from clairvit.perturbation.position_slicing import Positions
-from clairvit.perturbation.attention_override import Rewritten, hiding
-from clairvit.tracing.structure import Anatomy, tokens_among
-from clairvit.tracing.module_state import this_thread_only, visiting
+from clairvit.tracing.module_state import frozen_eval, this_thread_only
 from clairvit.tracing.recording import Recording, record
+from clairvit.tracing.structure import ModelStructure, tokens_among
 
 
 @dataclass(frozen=True)
-class Way:
+class DropStrategy:
     """How patches are taken out of this model's token stream."""
 
     how: Literal["drop", "zero", "none"] = "drop"
@@ -36,28 +37,28 @@ class Way:
     whole_batch: bool = False  # the model counts its images before the first block: the stand-in is a whole batch
 
 
-NO_WAY = Way("none")
+NO_WAY = DropStrategy("none")
 _WAYS = (
-    *(Way("drop", positions, whole) for whole in (False, True) for positions in (False, True)),
-    *(Way("zero", False, whole) for whole in (False, True)),
+    *(DropStrategy("drop", positions, whole) for whole in (False, True) for positions in (False, True)),
+    *(DropStrategy("zero", False, whole) for whole in (False, True)),
 )
-_known: WeakKeyDictionary[nn.Module, dict[Anatomy, Way]] = WeakKeyDictionary()
+_known: WeakKeyDictionary[nn.Module, dict[ModelStructure, DropStrategy]] = WeakKeyDictionary()
 
 
-def way_of(recording: Recording) -> Way:
+def way_of(recording: Recording) -> DropStrategy:
     """Looked up, or found by trying; remembered as long as the model is built the same.
 
     Its few passes of two images are the model's price and not a method's: no method counts them.
     """
     found = _known.setdefault(recording.model.module, {})
-    if recording.anatomy not in found:
-        found[recording.anatomy] = find_way(recording)
-    return found[recording.anatomy]
+    if recording.structure not in found:
+        found[recording.structure] = select_strategy(recording)
+    return found[recording.structure]
 
 
 def embedded(recording: Recording) -> Tensor | None:
     """The first block's input [B, N, d], where its tokens are the layout's; None: no token stream to drop from."""
-    plan, first = recording.anatomy, recording.inputs[0] if recording.inputs else None
+    plan, first = recording.structure, recording.inputs[0] if recording.inputs else None
     if plan.layout is None or first is None or not plan.layers or not plan.in_order:
         return None
     tokens = recording.as_tokens(first.detach())
@@ -65,9 +66,9 @@ def embedded(recording: Recording) -> Tensor | None:
 
 
 @torch.no_grad()
-def run_tokens(recording: Recording, way: Way, tokens: Tensor, kept: Tensor | None) -> Tensor:
+def run_tokens(recording: Recording, way: DropStrategy, tokens: Tensor, kept: Tensor | None) -> Tensor:
     """Logits [V, C] of token fields [V, N, d]: those of `kept` [V, K], in order, or all of them."""
-    module, plan = recording.model.module, recording.anatomy
+    module, plan = recording.model.module, recording.structure
     assert plan.layout is not None
     if kept is not None:
         tokens = tokens.gather(1, kept[..., None].expand(-1, -1, tokens.shape[-1]))  # [V, K, d]
@@ -79,7 +80,7 @@ def run_tokens(recording: Recording, way: Way, tokens: Tensor, kept: Tensor | No
         given = given.clone()  # the caller's tokens stay what they are
     cut = positions or nullcontext()
     with (
-        visiting(module),
+        frozen_eval(module),
         _as_it_was(module),
         _marked(given, positions) as marked,
         _starting_from(marked, plan, positions),
@@ -107,7 +108,7 @@ def _marked(given: Tensor, positions: Positions | None) -> Iterator[Tensor]:
 
 
 @contextmanager
-def _starting_from(given: Tensor, plan: Anatomy, positions: Positions | None) -> Iterator[None]:
+def _starting_from(given: Tensor, plan: ModelStructure, positions: Positions | None) -> Iterator[None]:
     """The first block gets `given`; every block gets its position arguments cut to what is kept."""
     started = False
 
@@ -146,7 +147,7 @@ def _starting_from(given: Tensor, plan: Anatomy, positions: Positions | None) ->
 
 
 @torch.no_grad()
-def find_way(recording: Recording) -> Way:
+def select_strategy(recording: Recording) -> DropStrategy:
     """The first way that gives what it must on two images of noise; the user's own may be blank, and show nothing."""
     if embedded(recording) is None:
         return NO_WAY
@@ -154,7 +155,7 @@ def find_way(recording: Recording) -> Way:
     dice = torch.Generator().manual_seed(0)
     two = torch.randn(2, *own.shape[1:], generator=dice).to(own)  # neither is the stand-in
     quiet = torch.autocast(own.device.type, enabled=False)  # what rounding hides cannot be told apart
-    with visiting(recording.model.module), quiet:  # our hooks see nobody else's passes
+    with frozen_eval(recording.model.module), quiet:  # our hooks see nobody else's passes
         truth = record(recording.model, two, differentiable=False)
         tokens = embedded(truth)
         assert tokens is not None
@@ -172,13 +173,13 @@ def _some_of(layout: Layout, count: int, device: torch.device) -> Tensor:
     return torch.stack([torch.cat([prefix, layout.prefix + own]) for own in sets]).to(device)
 
 
-def _works(recording: Recording, way: Way, tokens: Tensor, truth: Recording) -> bool:
+def _works(recording: Recording, way: DropStrategy, tokens: Tensor, truth: Recording) -> bool:
     try:
         if not _changes_nothing(recording, way, tokens, truth):
             return False
         if way.how == "zero":
             return True
-        layout = truth.anatomy.layout
+        layout = truth.structure.layout
         assert layout is not None
         half = max(1, layout.patches // 2 - (layout.patches > 4))  # a number that is no square
         counts = (half, 1) if way.positions else (half,)  # one patch alone fits what is as long as all of them, too
@@ -189,10 +190,10 @@ def _works(recording: Recording, way: Way, tokens: Tensor, truth: Recording) -> 
         return False
 
 
-def _changes_nothing(recording: Recording, way: Way, tokens: Tensor, truth: Recording) -> bool:
+def _changes_nothing(recording: Recording, way: DropStrategy, tokens: Tensor, truth: Recording) -> bool:
     """Does a model that is handed all of an image's tokens make of them what it makes of the image?"""
     plain, handed = _Ends(recording), _Ends(recording)
-    with visiting(recording.model.module), plain:
+    with frozen_eval(recording.model.module), plain:
         recording.model.logits(truth.pixels)
     with handed:
         whole = run_tokens(recording, way, tokens, None)
@@ -200,7 +201,7 @@ def _changes_nothing(recording: Recording, way: Way, tokens: Tensor, truth: Reco
     return _alike(whole, truth.logits) and _alike(handed.last, plain.last)
 
 
-def _drops(recording: Recording, way: Way, tokens: Tensor, kept: Tensor) -> bool:
+def _drops(recording: Recording, way: DropStrategy, tokens: Tensor, kept: Tensor) -> bool:
     """Does a model that is handed the kept tokens make of them what it does when nobody looks at the others?"""
     ends = _Ends(recording)
     with ends:
@@ -214,7 +215,7 @@ def _drops(recording: Recording, way: Way, tokens: Tensor, kept: Tensor) -> bool
     return not way.positions and _knows_no_places(recording, way, tokens, kept)
 
 
-def _looking_away(recording: Recording, way: Way, tokens: Tensor, kept: Tensor) -> Tensor:
+def _looking_away(recording: Recording, way: DropStrategy, tokens: Tensor, kept: Tensor) -> Tensor:
     """What the last block makes of the kept tokens when nobody looks at the others, [2, K, d]."""
     shown = torch.zeros(tokens.shape[:2], dtype=torch.bool, device=tokens.device).scatter_(1, kept, True)
     with _Ends(recording) as ends, Rewritten(len(tokens), tokens.shape[1], hiding(shown)):
@@ -223,10 +224,10 @@ def _looking_away(recording: Recording, way: Way, tokens: Tensor, kept: Tensor) 
     return end.gather(1, kept[..., None].expand(-1, -1, end.shape[-1]))
 
 
-def _knows_no_places(recording: Recording, way: Way, tokens: Tensor, kept: Tensor) -> bool:
+def _knows_no_places(recording: Recording, way: DropStrategy, tokens: Tensor, kept: Tensor) -> bool:
     """Does the order of the patch tokens not matter, neither of all nor of some?"""
-    assert recording.anatomy.layout is not None
-    prefix = recording.anatomy.layout.prefix
+    assert recording.structure.layout is not None
+    prefix = recording.structure.layout.prefix
 
     def turned(rows: Tensor) -> Tensor:
         return torch.cat([rows[:, :prefix], rows[:, prefix:].flip(1)], 1)
@@ -245,7 +246,7 @@ class _Ends:
     """Notes what the last block gives."""
 
     def __init__(self, recording: Recording) -> None:
-        block = recording.anatomy.layers[-1].block
+        block = recording.structure.layers[-1].block
         assert block is not None
         self.block, self.seen = block, list[Tensor]()
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clairvit.errors import UnknownName, did_you_mean
-from clairvit.plotting.style import Look
+from clairvit.plotting.style import PlotStyle
 
 Array: TypeAlias = NDArray[np.float64]
 
@@ -55,9 +55,9 @@ class Scale:
         return np.asarray(matplotlib.colormaps[self.cmap](self.position(values)), dtype=np.float64)[..., :3]
 
 
-def scale_of(values: Array, signed: bool, look: Look | None = None) -> Scale:
+def scale_of(values: Array, signed: bool, look: PlotStyle | None = None) -> Scale:
     """The scale that fits these values (one map, or several that share it)."""
-    look = look or Look()
+    look = look or PlotStyle()
     finite = values[np.isfinite(values)]
     low, high = _limits(finite, signed, look.robust)
     beyond = (bool((finite < low).any()), bool((finite > high).any()))

@@ -12,13 +12,13 @@ from matplotlib.figure import Figure
 
 from clairvit.errors import BadInput
 from clairvit.methods.explanation import Explanation
-from clairvit.plotting.patch_outline import chosen_in, outline
-from clairvit.plotting.colour import scale_of
-from clairvit.plotting.style import Look
-from clairvit.plotting.overlay import numbers, overlay
 from clairvit.plotting.canvas import GAP, HEADING, MARGIN, PALE, SMALL, Page
-from clairvit.plotting.tiles import FOOT, aspect_of, check_rows, photo_in, same_image, scale_for, short_name, titled
+from clairvit.plotting.colour import scale_of
 from clairvit.plotting.labels import CLASS_AGNOSTIC, SIGNED, effort, guesses, marks, named
+from clairvit.plotting.overlay import numbers, overlay
+from clairvit.plotting.patch_outline import chosen_in, outline
+from clairvit.plotting.style import PlotStyle
+from clairvit.plotting.tiles import FOOT, aspect_of, check_rows, photo_in, same_image, scale_for, short_name, titled
 
 LARGE, USUAL, SMALLEST = 1.6, 1.2, 0.9  # inches, width of a tile; the smallest where a page of classes is crowded
 CROWDED = 60  # tiles
@@ -58,12 +58,12 @@ class Cell:
         return Page(2 * MARGIN + columns * (self.wide + GAP) - GAP, 2 * MARGIN + rows * (self.high + GAP) - GAP + foot)
 
 
-def comparison_figure(explanations: Mapping[str, Explanation], look: Look | None = None) -> Figure:
+def comparison_figure(explanations: Mapping[str, Explanation], look: PlotStyle | None = None) -> Figure:
     """A tile for each method, wrapped; several classes stand side by side within a method.
 
     Several images with one map each are rows, as long as the methods fit on one line; otherwise a block each.
     """
-    look = look or Look()
+    look = look or PlotStyle()
     if not explanations:
         raise BadInput("There is no explanation to compare; give at least one method that fits the model.")
     methods = list(explanations.items())
@@ -146,7 +146,14 @@ def _photo_cell(page: Page, explanation: Explanation, group: Sequence[int], cell
 
 
 def _method_cell(
-    page: Page, name: str, explanation: Explanation, group: Sequence[int], cell: Cell, look: Look, row: int, column: int
+    page: Page,
+    name: str,
+    explanation: Explanation,
+    group: Sequence[int],
+    cell: Cell,
+    look: PlotStyle,
+    row: int,
+    column: int,
 ) -> None:
     left, top = cell.corner(row, column)
     page.heading(name, effort(explanation.cost), left, top, cell.wide)
@@ -182,7 +189,7 @@ def _legend(explanations: Sequence[Explanation]) -> list[tuple[str, str]]:
     return [(mark, meaning) for mark, meaning in meanings.items() if mark in seen]
 
 
-def _keys(page: Page, explanations: Sequence[Explanation], look: Look) -> None:
+def _keys(page: Page, explanations: Sequence[Explanation], look: PlotStyle) -> None:
     """Under the tiles: which end of the colours means what, and what the marks mean."""
     words = {False: ("least relevant", "most relevant"), True: ("against the class", "for the class")}
     kinds = sorted({explanation.signed for explanation in explanations})

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from clairvit.errors import BadInput
 from clairvit.metrics.score import Score
-from clairvit.plotting.measures import ARROWS
 from clairvit.plotting.canvas import INK, LINE, PALE, SMALL, TITLE, fit, text_width
+from clairvit.plotting.measures import ARROWS
 
 Array = NDArray[np.float64]
 LUCK = "random"  # the baseline that is drawn beside the methods

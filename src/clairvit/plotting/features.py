@@ -12,10 +12,10 @@ from matplotlib.figure import Figure
 
 from clairvit.errors import BadInput
 from clairvit.methods.features import Features, LayerFeatures
-from clairvit.plotting.colour import scale_of
-from clairvit.plotting.style import Look
-from clairvit.plotting.overlay import enlarge, numbers, photo_of
 from clairvit.plotting.canvas import GAP, MARGIN, PALE, SMALL, TITLE, Page
+from clairvit.plotting.colour import scale_of
+from clairvit.plotting.overlay import enlarge, numbers, photo_of
+from clairvit.plotting.style import PlotStyle
 from clairvit.plotting.tiles import FOOT, check_rows
 
 TILE = 0.95  # inches
@@ -23,11 +23,11 @@ LABEL = 0.17  # the number of a channel above its tile
 COLOURS = "viridis"  # features have no sign that means for or against
 
 
-def features_figure(found: Sequence[Features], look: Look | None = None) -> Figure:
+def features_figure(found: Sequence[Features], look: PlotStyle | None = None) -> Figure:
     """Image by image: the photo, then a row for each layer with the mean and the strongest channels."""
     if not found:
         raise BadInput("There are no features to draw; expected what features(model, images) gives.")
-    look = look or Look(cmap=COLOURS, smooth=False)
+    look = look or PlotStyle(cmap=COLOURS, smooth=False)
     check_rows(sum(len(one.layers) for one in found))
     size = (int(found[0].pixels.shape[-2]), int(found[0].pixels.shape[-1]))
     tall = TILE * size[0] / size[1]
@@ -49,7 +49,7 @@ def features_figure(found: Sequence[Features], look: Look | None = None) -> Figu
     return page.figure
 
 
-def _row(page: Page, layer: LayerFeatures, top: float, size: tuple[int, int], tall: float, look: Look) -> None:
+def _row(page: Page, layer: LayerFeatures, top: float, size: tuple[int, int], tall: float, look: PlotStyle) -> None:
     left = MARGIN + TILE + GAP
     rows, cols = layer.mean.shape
     title = f"{layer.name} · {rows} × {cols} · {layer.width} channels"

@@ -9,11 +9,12 @@ from matplotlib.figure import Figure
 
 from clairvit.errors import BadInput
 from clairvit.methods.explanation import Explanation
-from clairvit.plotting.patch_outline import chosen_in, outline, removed_in_words, without
-from clairvit.plotting.colour import Scale
-from clairvit.plotting.style import Look
-from clairvit.plotting.overlay import numbers, overlay
 from clairvit.plotting.canvas import BAR, GAP, HEADING, MARGIN, PALE, SMALL, TITLE, Page
+from clairvit.plotting.colour import Scale
+from clairvit.plotting.labels import CLASS_AGNOSTIC, guesses, named
+from clairvit.plotting.overlay import numbers, overlay
+from clairvit.plotting.patch_outline import chosen_in, outline, removed_in_words, without
+from clairvit.plotting.style import PlotStyle
 from clairvit.plotting.tiles import (
     FOOT,
     aspect_of,
@@ -26,7 +27,6 @@ from clairvit.plotting.tiles import (
     source_line,
     titled,
 )
-from clairvit.plotting.labels import CLASS_AGNOSTIC, guesses, named
 
 TILE = 2.1  # inches, width of a picture
 
@@ -50,12 +50,12 @@ class Sheet:
         return Page(width, 2 * MARGIN + self.rows * (self.tall + HEADING + GAP) - GAP + foot)
 
 
-def explanation_figure(explanation: Explanation, look: Look | None = None) -> Figure:
+def explanation_figure(explanation: Explanation, look: PlotStyle | None = None) -> Figure:
     """Photo and overlays with their colour bars: targets side by side, one row for each image.
 
     Where patches were chosen they are outlined, and a further picture shows the photo without them.
     """
-    look = look or Look()
+    look = look or PlotStyle()
     groups = same_image(explanation)
     check_rows(len(groups))
     scales = scales_for(explanation, numbers(explanation.maps), look)
@@ -78,9 +78,9 @@ def explanation_figure(explanation: Explanation, look: Look | None = None) -> Fi
     return page.figure
 
 
-def layers_figure(explanation: Explanation, look: Look | None = None) -> Figure:
+def layers_figure(explanation: Explanation, look: PlotStyle | None = None) -> Figure:
     """What each layer says: a strip of small overlays with layer numbers, one strip for each map."""
-    look = look or Look()
+    look = look or PlotStyle()
     if explanation.layers is None:
         raise BadInput(
             f"'{explanation.method}' was computed without its layers; ask for them with cv.explain(…, layers=True) "
@@ -129,7 +129,14 @@ def _photo_tile(page: Page, explanation: Explanation, item: int, left: float, to
 
 
 def _map_tile(
-    page: Page, explanation: Explanation, item: int, scale: Scale, look: Look, left: float, top: float, sheet: Sheet
+    page: Page,
+    explanation: Explanation,
+    item: int,
+    scale: Scale,
+    look: PlotStyle,
+    left: float,
+    top: float,
+    sheet: Sheet,
 ) -> None:
     page.heading(titled(explanation, item), explanation.method, left, top, sheet.tile)
     values = numbers(explanation.maps[item])

@@ -12,12 +12,12 @@ from matplotlib.figure import Figure
 
 from clairvit.errors import BadInput
 from clairvit.methods.explanation import FUSIONS, Explanation, Heads
-from clairvit.plotting.colour import Array, Scale, scale_of
-from clairvit.plotting.style import Look
-from clairvit.plotting.overlay import numbers, overlay
 from clairvit.plotting.canvas import MARGIN, PALE, SMALL, TITLE, Page
-from clairvit.plotting.tiles import FOOT, aspect_of, photo_in, same_image, short_name, titled
+from clairvit.plotting.colour import Array, Scale, scale_of
 from clairvit.plotting.labels import CLASS_AGNOSTIC
+from clairvit.plotting.overlay import numbers, overlay
+from clairvit.plotting.style import PlotStyle
+from clairvit.plotting.tiles import FOOT, aspect_of, photo_in, same_image, short_name, titled
 
 WIDE, HIGH = 13.0, 13.0  # inches for the tiles of a row or a column, if they can be that small
 LARGE, SMALLEST = 1.15, 0.5  # inches, width of a tile
@@ -55,9 +55,9 @@ class Grid:
         return TITLED + self.rows_high + (AISLE + self.tall if self.whole else 0.0)
 
 
-def heads_figure(explanation: Explanation, look: Look | None = None) -> Figure:
+def heads_figure(explanation: Explanation, look: PlotStyle | None = None) -> Figure:
     """A row for each layer, a column for each head, then min, mean and max over the heads; last the whole method."""
-    look = look or Look()
+    look = look or PlotStyle()
     heads = explanation.heads
     if heads is None:
         raise BadInput(
@@ -103,7 +103,9 @@ def _class_specific(explanation: Explanation, heads: Heads) -> bool:
     return explanation.class_specific and heads.method == explanation.method
 
 
-def _block(page: Page, explanation: Explanation, heads: Heads, item: int, grid: Grid, look: Look, top: float) -> None:
+def _block(
+    page: Page, explanation: Explanation, heads: Heads, item: int, grid: Grid, look: PlotStyle, top: float
+) -> None:
     maps, fused = numbers(heads.maps[:, :, item]), numbers(heads.fused[:, :, item])  # [L, H, rows, cols], [L, 3, …]
     whole = None if heads.whole is None else numbers(heads.whole[:, item])[None]  # [1, 3, rows, cols]
     everything = [maps, fused] if whole is None else [maps, fused, whole]
@@ -135,7 +137,7 @@ def _block(page: Page, explanation: Explanation, heads: Heads, item: int, grid: 
         picture(whole, grid.fused_left, last)
 
 
-def mosaic(photo: Array, maps: Array, scale: Scale | None, look: Look, seam: float) -> Array:
+def mosaic(photo: Array, maps: Array, scale: Scale | None, look: PlotStyle, seam: float) -> Array:
     """[R, C, rows, cols] -> one picture of R × C overlays, white between them. Hundreds of axes would take minutes."""
     high, wide = photo.shape[:2]
     gap = max(1, round(seam * wide))

@@ -10,8 +10,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from clairvit.errors import BadInput
-from clairvit.plotting.curves import COLOURS, STROKES
 from clairvit.plotting.canvas import INK, LINE, PALE, SMALL, TITLE, fit
+from clairvit.plotting.curves import COLOURS, STROKES
 
 SIDE, AROUND, TOP, KEY = 2.3, 0.95, 0.85, 0.15  # inches: the circle, what is beside and above it, a line of the key
 Polygons = Mapping[str, Sequence[float]]  # method -> its place on each axis, 0 … 1

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from clairvit._io import write_whole
+from clairvit._io import atomic_write
 from clairvit.data.hashing import plain_preprocess
 from clairvit.errors import BadInput
 from clairvit.methods.explanation import FUSIONS, Explanation, Heads
-from clairvit.plotting.style import Look, look
-from clairvit.plotting.overlay import numbers
 from clairvit.plotting.labels import guesses, statistics
+from clairvit.plotting.overlay import numbers
+from clairvit.plotting.style import PlotStyle, plot_style
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -29,8 +29,8 @@ NOTEBOOK_IMAGES = 4  # of a comparison, in a notebook cell
 
 
 def save(explanation: Explanation, path: Path | str, **display: Any) -> Path:
-    """Write one explanation; `display` are the options of `Look`, e.g. cmap="viridis", robust=1, layers=True."""
-    chosen = look(display)
+    """Write one explanation; `display` are the options of `PlotStyle`, e.g. cmap="viridis", robust=1, layers=True."""
+    chosen = plot_style(display)
     if check_suffix(path) in PICTURES:
         from clairvit.plotting.figures import explanation_figure, layers_figure  # matplotlib only where it is needed
         from clairvit.plotting.heads import heads_figure
@@ -39,19 +39,19 @@ def save(explanation: Explanation, path: Path | str, **display: Any) -> Path:
         return write_figure(draw(explanation, chosen), path, chosen)
     if check_suffix(path) == ".json":
         return write_json(record(explanation), path)
-    return write_whole(Path(path), _npz({"": explanation}))
+    return atomic_write(Path(path), _npz({"": explanation}))
 
 
 def save_comparison(explanations: Mapping[str, Explanation], path: Path | str, **display: Any) -> Path:
     """Write several methods' explanations of the same images: the grid, the records by method, or all raw maps."""
-    chosen = look(display)
+    chosen = plot_style(display)
     if check_suffix(path) in PICTURES:
         from clairvit.plotting.comparison import comparison_figure
 
         return write_figure(comparison_figure(explanations, chosen), path, chosen)
     if check_suffix(path) == ".json":
         return write_json({name: record(explanation) for name, explanation in explanations.items()}, path)
-    return write_whole(Path(path), _npz(explanations))
+    return atomic_write(Path(path), _npz(explanations))
 
 
 def explanation_png(explanation: Explanation) -> bytes:
@@ -59,7 +59,7 @@ def explanation_png(explanation: Explanation) -> bytes:
     from clairvit.plotting.figures import explanation_figure
     from clairvit.plotting.tiles import MOST_ROWS
 
-    return figure_bytes(explanation_figure(explanation[:MOST_ROWS], Look()), ".png")
+    return figure_bytes(explanation_figure(explanation[:MOST_ROWS], PlotStyle()), ".png")
 
 
 def comparison_png(explanations: Mapping[str, Explanation]) -> bytes:
@@ -67,7 +67,7 @@ def comparison_png(explanations: Mapping[str, Explanation]) -> bytes:
     from clairvit.plotting.comparison import comparison_figure
 
     first = {name: explanation[:NOTEBOOK_IMAGES] for name, explanation in explanations.items()}
-    return figure_bytes(comparison_figure(first, Look()), ".png")
+    return figure_bytes(comparison_figure(first, PlotStyle()), ".png")
 
 
 def record(explanation: Explanation, values: bool = True) -> dict[str, Any]:
@@ -128,11 +128,11 @@ def _about_heads(heads: Heads) -> dict[str, Any]:
 
 
 def write_json(content: Any, path: Path | str) -> Path:
-    return write_whole(Path(path), (dumps(content) + "\n").encode())
+    return atomic_write(Path(path), (dumps(content) + "\n").encode())
 
 
 def write_text(text: str, path: Path | str) -> Path:
-    return write_whole(Path(path), text.encode())
+    return atomic_write(Path(path), text.encode())
 
 
 def dumps(content: Any) -> str:
@@ -140,12 +140,12 @@ def dumps(content: Any) -> str:
     return json.dumps(content, ensure_ascii=False, allow_nan=False, indent=1)
 
 
-def write_figure(figure: Figure, path: Path | str, chosen: Look | None = None) -> Path:
+def write_figure(figure: Figure, path: Path | str, chosen: PlotStyle | None = None) -> Path:
     """A matplotlib figure to .png, .jpg, .pdf or .svg."""
-    return write_whole(Path(path), figure_bytes(figure, check_suffix(path), chosen))
+    return atomic_write(Path(path), figure_bytes(figure, check_suffix(path), chosen))
 
 
-def figure_bytes(figure: Figure, suffix: str, chosen: Look | None = None) -> bytes:
+def figure_bytes(figure: Figure, suffix: str, chosen: PlotStyle | None = None) -> bytes:
     """Return a matplotlib figure as the content of a file with that suffix. The same map gives the same bytes."""
     import matplotlib
 
@@ -155,7 +155,7 @@ def figure_bytes(figure: Figure, suffix: str, chosen: Look | None = None) -> byt
     undated = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}}
     with matplotlib.rc_context(DRAWN):
         figure.savefig(
-            buffer, format=suffix[1:], dpi=(chosen or Look()).dpi, facecolor="white", metadata=undated.get(suffix)
+            buffer, format=suffix[1:], dpi=(chosen or PlotStyle()).dpi, facecolor="white", metadata=undated.get(suffix)
         )
     return buffer.getvalue()
 

@@ -10,7 +10,7 @@ from clairvit.errors import BadInput, UnknownName, did_you_mean
 
 
 @dataclass(frozen=True)
-class Look:
+class PlotStyle:
     """Display options of `save` and the figures; the defaults are what we would print in a paper."""
 
     cmap: str | None = None  # a matplotlib name; None: sequential or diverging, as the method is signed or not
@@ -31,12 +31,12 @@ class Look:
             raise BadInput(f"dpi={self.dpi} is not between 10 and 1200; try dpi=200.")
 
 
-def look(options: Mapping[str, Any]) -> Look:
+def plot_style(options: Mapping[str, Any]) -> PlotStyle:
     """A Look from keyword options; a misspelt one is refused by name."""
-    known = [field.name for field in fields(Look)]
+    known = [field.name for field in fields(PlotStyle)]
     for name in options:
         if name not in known:
             raise UnknownName(
                 f"'{name}' is not a display option; there are {', '.join(known)}.{did_you_mean(name, known)}"
             )
-    return Look(**options)
+    return PlotStyle(**options)

@@ -7,9 +7,9 @@ from pathlib import PurePath
 from clairvit.errors import BadInput
 from clairvit.methods.explanation import Explanation
 from clairvit.plotting.colour import Array, Scale, scale_of
-from clairvit.plotting.style import Look
-from clairvit.plotting.overlay import photo_of
 from clairvit.plotting.labels import named
+from clairvit.plotting.overlay import photo_of
+from clairvit.plotting.style import PlotStyle
 
 FOOT = 0.24  # inches, the line under a figure
 MOST_ROWS = 40  # a taller picture is no figure any more
@@ -31,14 +31,14 @@ def same_image(explanation: Explanation) -> list[list[int]]:
     return groups
 
 
-def scales_for(explanation: Explanation, maps: Array, look: Look) -> list[Scale]:
+def scales_for(explanation: Explanation, maps: Array, look: PlotStyle) -> list[Scale]:
     """One scale for each map, or the same for all of them."""
     if look.shared:
         return [scale_for(explanation, maps, look)] * len(maps)
     return [scale_for(explanation, values, look) for values in maps]
 
 
-def scale_for(explanation: Explanation, values: Array, look: Look) -> Scale:
+def scale_for(explanation: Explanation, values: Array, look: PlotStyle) -> Scale:
     return scale_of(values, explanation.signed, look)
 
 

@@ -14,7 +14,7 @@ from clairvit.plotting.curves import LUCK, Array, mean_line
 from clairvit.plotting.measures import ARROWS
 from clairvit.report.blocks import Figure, Key
 from clairvit.report.numbers import short, ticks
-from clairvit.report.ranking import Star
+from clairvit.report.ranking import RadarData
 
 COLOURED = 6  # methods with a colour of their own; the others are thin and grey
 MOST_POINTS = 80  # of a line
@@ -164,7 +164,7 @@ def _cut(name: str, most: int = 28) -> str:
     return name if len(name) <= most else name[: most - 1] + "…"
 
 
-def radar_chart(found: Star, arrows: Mapping[str, str], classes: Mapping[str, str]) -> Figure:
+def radar_chart(found: RadarData, arrows: Mapping[str, str], classes: Mapping[str, str]) -> Figure:
     """A polygon for each coloured method, from the worst (centre) to the best (rim) of all on each axis."""
     middle, radius = (230.0, 140.0), 100.0
 

@@ -6,43 +6,43 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from clairvit._version import __version__
-from clairvit.methods.explain import versions
-from clairvit.metrics.registry import ask
-from clairvit.metrics.accumulator import BASELINES
-from clairvit.perturbation.progress import telling
-from clairvit.plotting.measures import ARROWS
-from clairvit.report import sections
-from clairvit.report.blocks import Block, Cell, Column, Document, Facts, Items, Row, Section, Table, Text
-from clairvit.report.study_warnings import store_warnings, warnings_section
-from clairvit.report.charts import images
-from clairvit.report.costs import cost_section
-from clairvit.report.study_results import Account, Findings, gather, with_classes
-from clairvit.report.gallery import Opener, find_source, pick, show
 from clairvit.bench.plan import Study
 from clairvit.bench.store import Store
 from clairvit.bench.worker import Worker
+from clairvit.methods.explain import versions
+from clairvit.metrics.accumulator import BASELINES
+from clairvit.metrics.registry import resolve_metric
+from clairvit.perturbation.progress import report_progress
+from clairvit.plotting.measures import ARROWS
+from clairvit.report import sections
+from clairvit.report.blocks import Block, Cell, Column, Document, Facts, Items, Row, Section, Table, Text
+from clairvit.report.charts import images
+from clairvit.report.costs import cost_section
+from clairvit.report.gallery import Opener, find_source, pick, show
+from clairvit.report.study_results import Account, Findings, gather, with_classes
+from clairvit.report.study_warnings import store_warnings, warnings_section
 
 TITLE = "Which explanation to trust"
 
 
 @dataclass(frozen=True)
-class Wishes:
+class ReportOptions:
     """What a report is to have beside its numbers."""
 
     gallery: bool = True
     open_worker: Opener | None = None  # who loads a study's models and images; None: as the study names them
 
 
-def compose(store: Store, wishes: Wishes | None = None) -> Document:
+def compose(store: Store, wishes: ReportOptions | None = None) -> Document:
     """Everything that a store has to say."""
-    wishes = wishes or Wishes()
+    wishes = wishes or ReportOptions()
     account = gather(store)
     when = f" · results of {account.written:%-d %B %Y}" if account.written else ""
     about = f"Study in {account.path.resolve().name}/{when} · ClairViT {__version__}"
     pairs = [(findings.model, findings.data) for findings in account.findings]
     found = [what_was_run(account)]
     workers = _Workers(wishes.open_worker or Worker)
-    with telling("report", len(account.findings)) as tell:
+    with report_progress("report", len(account.findings)) as tell:
         for findings in account.findings:
             title = f"{findings.model} on {findings.data}"
             if pairs.count((findings.model, findings.data)) > 1:
@@ -66,7 +66,7 @@ class _Workers:
         return self.known[study]
 
 
-def _of_model(findings: Findings, account: Account, wishes: Wishes, workers: Opener) -> Iterator[Section]:
+def _of_model(findings: Findings, account: Account, wishes: ReportOptions, workers: Opener) -> Iterator[Section]:
     if not findings.scores:
         yield Section("Ranking", [Text("None of the images could be scored; the warnings say why.", lead=True)])
         yield warnings_section(findings, account.missing)
@@ -83,7 +83,7 @@ def _of_model(findings: Findings, account: Account, wishes: Wishes, workers: Ope
     yield warnings_section(findings, account.missing)
 
 
-def _examples(findings: Findings, account: Account, wishes: Wishes, workers: Opener) -> tuple[Section, Findings]:
+def _examples(findings: Findings, account: Account, wishes: ReportOptions, workers: Opener) -> tuple[Section, Findings]:
     """The gallery, and the findings with the names of classes, which the model knows."""
     title = "Examples"
     if not wishes.gallery:
@@ -194,7 +194,7 @@ def _metrics(account: Account) -> list[Block]:
     """What each metric is, for a reader who does not know it by name."""
     items, records = [], []
     for text in dict.fromkeys(metric for one in account.findings for metric in one.metrics):
-        asked = ask(text)
+        asked = resolve_metric(text)
         about = asked.metric.summary.replace("`", "")
         said = f"{ARROWS[asked.better]} {asked.better} is better; {asked.metric.family}. {about} {asked.metric.paper}."
         items.append(f"{text}\t{said}")

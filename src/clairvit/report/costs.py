@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from clairvit.methods.spec import bind
 from clairvit.methods.explanation import Cost
 from clairvit.methods.registry import USUAL_PATCHES
+from clairvit.methods.spec import resolve_method
 from clairvit.report.blocks import Cell, Column, Row, Section, Table
-from clairvit.report.study_results import Findings
 from clairvit.report.numbers import seconds
+from clairvit.report.study_results import Findings
 
 PASSES = ("forwards", "backwards")
 
@@ -23,7 +23,7 @@ def _of_methods(findings: Findings) -> Table:
     patches = max((int(score.settings.get("patches", 0)) for score in findings.scores.values()), default=0)
     rows, records = [], []
     for method in (*findings.methods, *findings.baselines):
-        alone = bind(method).cost_for(patches or USUAL_PATCHES)
+        alone = resolve_method(method).cost_for(patches or USUAL_PATCHES)
         scoring = [score.cost for (other, _), score in findings.scores.items() if other == method]
         passes = [alone.forwards, alone.backwards, *(sum(getattr(one, word) for one in scoring) for word in PASSES)]
         time = sum(one.seconds for one in scoring)

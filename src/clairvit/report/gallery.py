@@ -11,22 +11,22 @@ from dataclasses import dataclass
 import numpy as np
 from PIL import Image
 
-from clairvit.data.dataset import Album
+from clairvit.bench.plan import Study, settings_of
+from clairvit.bench.worker import Worker
+from clairvit.data.dataset import ImageDataset
 from clairvit.errors import ClairError
 from clairvit.methods.explain import compare
 from clairvit.methods.explanation import Explanation
-from clairvit.metrics.accumulator import Seen
+from clairvit.metrics.accumulator import Prediction
 from clairvit.models.images import Batch
 from clairvit.models.model import Model
 from clairvit.plotting.colour import Array, scale_of
+from clairvit.plotting.labels import named
 from clairvit.plotting.overlay import numbers, overlay, photo_of
 from clairvit.report.blocks import Figure, Tile
-from clairvit.report.study_results import Findings
 from clairvit.report.numbers import places_for, short
 from clairvit.report.ranking import turned
-from clairvit.plotting.labels import named
-from clairvit.bench.plan import Study, settings_of
-from clairvit.bench.worker import Worker
+from clairvit.report.study_results import Findings
 
 MOST_METHODS = 6  # tiles beside the photo
 SIDE = 176  # pixels of a tile
@@ -40,7 +40,7 @@ class Source:
 
     study: Study
     model: Model
-    album: Album
+    album: ImageDataset
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ def show(findings: Findings, examples: Sequence[Example], source: Source) -> tup
 
 
 def _figure(
-    findings: Findings, example: Example, seen: Seen, source: Source, place: int, methods: Sequence[str]
+    findings: Findings, example: Example, seen: Prediction, source: Source, place: int, methods: Sequence[str]
 ) -> Figure:
     model = source.model
     pixels = source.album.read(place, model).pixels[None].to(model.device, model.dtype)
@@ -169,7 +169,7 @@ def _figure(
     return Figure(f"{findings.shown(example.image)}: {said}.", tiles=tuple(tiles))
 
 
-def _said(findings: Findings, seen: Seen) -> str:
+def _said(findings: Findings, seen: Prediction) -> str:
     """'Beagle 92% ✓' or 'Beagle 92%, is Pug'"""
     guess = named(findings.class_name(seen.predicted), seen.probability)
     if seen.label is None:

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from clairvit.metrics.registry import ask
-from clairvit.metrics.radar import area_under_radar, radar
-from clairvit.metrics.score import Score, pooled
 from clairvit.metrics.accumulator import Scores
+from clairvit.metrics.radar import area_under_radar, radar
+from clairvit.metrics.registry import resolve_metric
+from clairvit.metrics.score import Score, pooled
 from clairvit.selection import stats
 
 Array = NDArray[np.float64]
@@ -57,7 +57,7 @@ def agreement(scores: Scores, methods: Sequence[str], metrics: Sequence[str]) ->
 
 
 @dataclass(frozen=True, eq=False)
-class Star:
+class RadarData:
     """A radar chart's numbers."""
 
     axes: tuple[str, ...]  # metrics
@@ -68,9 +68,9 @@ class Star:
     focusvit: bool  # the axes are FocusViT's four
 
 
-def star(scores: Scores, methods: Sequence[str], metrics: Sequence[str]) -> Star | str:
+def star(scores: Scores, methods: Sequence[str], metrics: Sequence[str]) -> RadarData | str:
     """FocusViT's four metrics where all were run, else all there are; or the sentence that says why there is none."""
-    named = {ask(metric).metric.name: metric for metric in reversed(metrics)}
+    named = {resolve_metric(metric).metric.name: metric for metric in reversed(metrics)}
     four = all(name in named for name in FOCUSVIT)
     axes = tuple(named[name] for name in FOCUSVIT) if four else tuple(metrics)
     # An axis on which nobody has a score would leave out everybody.
@@ -87,7 +87,7 @@ def star(scores: Scores, methods: Sequence[str], metrics: Sequence[str]) -> Star
     better = [scores[whole[0], axis].better for axis in axes]
     r = radar(values, ["higher" if word == "higher" else "lower" for word in better])
     left = tuple(method for method in methods if method not in whole)
-    return Star(axes, whole, r.numpy(), area_under_radar(r).numpy(), left, four and len(axes) == len(FOCUSVIT))
+    return RadarData(axes, whole, r.numpy(), area_under_radar(r).numpy(), left, four and len(axes) == len(FOCUSVIT))
 
 
 def _mean(scores: Scores, method: str, metric: str) -> float | None:

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from clairvit._version import __version__
-from clairvit.plotting.measures import ARROWS
-from clairvit.papers.comparison import Cell, Row, Verdict, radar_of
-from clairvit.papers.paper import Finding, Preset
+from clairvit.papers.comparison import Cell, ClaimResult, Row, radar_of
+from clairvit.papers.paper import Finding, Paper
 from clairvit.papers.reproduce import Reproduction
+from clairvit.plotting.measures import ARROWS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -125,7 +125,7 @@ def _claims(result: Reproduction) -> Sheet:
     return Sheet(title, columns, tuple(rows), columns[3:])
 
 
-def _sure(one: Verdict) -> tuple[str, str]:
+def _sure(one: ClaimResult) -> tuple[str, str]:
     """Return how many comparisons are significant either way, or why none can be."""
     if not one.fewest:
         return "–", "–"  # no comparison is of values by image
@@ -183,7 +183,7 @@ def _rank(value: float) -> str:
     return "–" if math.isnan(value) else f"{value:g}"
 
 
-def check_sheet(preset: Preset, findings: Sequence[Finding]) -> Sheet:
+def check_sheet(preset: Paper, findings: Sequence[Finding]) -> Sheet:
     rows = tuple(("yes" if one.holds else "NO", one.what, one.source, one.seen) for one in findings)
     held = sum(one.holds for one in findings)
     title = f"{preset.paper}: {held} of {len(findings)} hold when computed again"

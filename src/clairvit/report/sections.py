@@ -5,17 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from clairvit.metrics.inference import FEWEST
-from clairvit.metrics.registry import ask
-from clairvit.metrics.score import Score, lead, leads
 from clairvit.metrics.accumulator import BASELINES
+from clairvit.metrics.inference import FEWEST
+from clairvit.metrics.registry import resolve_metric
+from clairvit.metrics.score import Score, lead, leads
 from clairvit.plotting.curves import LUCK
 from clairvit.plotting.measures import ARROWS
 from clairvit.report.blocks import Block, Cell, Column, Figures, Row, Section, Table, Text
 from clairvit.report.charts import curves_chart, images, intervals_chart, radar_chart, strokes
-from clairvit.report.study_results import Findings
 from clairvit.report.numbers import NOTHING, edges, places_for, plain, short
-from clairvit.report.ranking import FOCUSVIT, Star, agreement, by_class, differs, mean_ranks, ranks, star
+from clairvit.report.ranking import FOCUSVIT, RadarData, agreement, by_class, differs, mean_ranks, ranks, star
+from clairvit.report.study_results import Findings
 from clairvit.selection import stats
 
 SIDE_BY_SIDE = 4  # metrics in one table: what a sheet of paper holds
@@ -91,7 +91,7 @@ def _ranking_table(findings: Findings, metrics: Sequence[str], mean: dict[str, f
     for metric in metrics:
         own = findings.of(metric)
         some = next(iter(own.values()))
-        columns.append(Column(f"{metric}\u00a0{ARROWS[some.better]}", note=ask(metric).metric.family))
+        columns.append(Column(f"{metric}\u00a0{ARROWS[some.better]}", note=resolve_metric(metric).metric.family))
         means = {m: own[m].mean for m in findings.methods if m in own and own[m].n_valid}
         pick = max if some.better == "higher" else min
         best[metric] = pick(means.values()) if len(means) > 1 else math.nan
@@ -200,7 +200,7 @@ def radar_section(findings: Findings) -> Section:
     return Section("Radar", blocks)
 
 
-def _areas(findings: Findings, found: Star) -> Table:
+def _areas(findings: Findings, found: RadarData) -> Table:
     order = sorted(range(len(found.methods)), key=lambda place: -found.areas[place])
     best = float(found.areas.max())
     rows, records = [], []

@@ -9,14 +9,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from clairvit.metrics.registry import ask
-from clairvit.metrics.score import Score
-from clairvit.metrics.accumulator import BASELINES, Scores
-from clairvit.report.ranking import mean_ranks, ranks
 from clairvit.bench.missing import Missing, missing_of, planned_from, warning_of
-from clairvit.bench.plan import DataWish, ModelWish, Study
+from clairvit.bench.plan import DataConfig, ModelConfig, Study
 from clairvit.bench.results import combinations, scores_of
 from clairvit.bench.store import Store
+from clairvit.metrics.accumulator import BASELINES, Scores
+from clairvit.metrics.registry import resolve_metric
+from clairvit.metrics.score import Score
+from clairvit.report.ranking import mean_ranks, ranks
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,7 +43,7 @@ class Findings:
     def key_metric(self) -> str | None:
         """The metric by which examples and classes are looked at: the first of faithfulness, else the first."""
         some = [metric for metric in self.metrics if any(one.n_valid for one in self.of(metric).values())]
-        faithful = [metric for metric in some if ask(metric).metric.family == "faithfulness"]
+        faithful = [metric for metric in some if resolve_metric(metric).metric.family == "faithfulness"]
         return next(iter([*faithful, *some]), None)
 
     def of(self, metric: str) -> dict[str, Score]:
@@ -150,8 +150,8 @@ def _findings(
 
 def study_from(document: Mapping[str, Any]) -> Study:
     """A study from what `Study.as_document` wrote."""
-    models = tuple(ModelWish(**{key: _settled(value) for key, value in one.items()}) for one in document["models"])
-    data = tuple(DataWish(**one) for one in document["data"])
+    models = tuple(ModelConfig(**{key: _settled(value) for key, value in one.items()}) for one in document["models"])
+    data = tuple(DataConfig(**one) for one in document["data"])
     rest = {name: _settled(value) for name, value in document.items() if name not in ("models", "data")}
     return Study(models=models, data=data, **rest)
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from clairvit.metrics.registry import ask
+from clairvit.bench.missing import Missing
+from clairvit.metrics.registry import resolve_metric
 from clairvit.report.blocks import Items, Section, Text
 from clairvit.report.charts import images
 from clairvit.report.study_results import Account, Findings
-from clairvit.bench.missing import Missing
 
 MOST = 20  # of a list
 
@@ -42,7 +42,7 @@ def cautions(findings: Findings) -> list[tuple[str, str, str]]:
     for metric in findings.metrics:
         own = findings.of(metric)
         invalid = {method: score.n_invalid for method, score in own.items() if score.n_invalid}
-        reason = ask(metric).metric.undefined
+        reason = resolve_metric(metric).metric.undefined
         because = f" ({reason})" if reason else ""
         found += _grouped("undefined", metric, f"undefined for {{}} of {every}{because}", invalid, len(own))
         short = {method: every - len(score.values) for method, score in own.items() if len(score.values) < every}

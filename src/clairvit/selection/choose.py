@@ -10,21 +10,21 @@ from typing import Any
 
 import numpy as np
 
-from clairvit.data.dataset import Album, Failed, album_of, parts
+from clairvit.data.dataset import Failed, ImageDataset, album_of, parts
 from clairvit.data.hashing import weights_hash
 from clairvit.errors import BadInput, ClairWarning, did_you_mean
-from clairvit.methods.spec import bind
 from clairvit.methods.explain import explain
 from clairvit.methods.explanation import Cost
-from clairvit.metrics.evaluate import LABEL, evaluate
-from clairvit.metrics.registry import Asked, ask
+from clairvit.methods.spec import resolve_method
 from clairvit.metrics.accumulator import BASELINES, Scores
+from clairvit.metrics.evaluate import LABEL, evaluate
+from clairvit.metrics.registry import MetricSpec, resolve_metric
 from clairvit.models.model import Model
 from clairvit.perturbation.rng import check_seed
-from clairvit.selection.result import Pick
-from clairvit.selection.stats import Array, mean_ranks, spearman
-from clairvit.selection.start_layer import Tuned, base_of, tune
 from clairvit.selection.ranking import Measures, join, judge, sentences
+from clairvit.selection.result import Selection
+from clairvit.selection.start_layer import Tuned, base_of, tune
+from clairvit.selection.stats import Array, mean_ranks, spearman
 
 # Well known, of every family, and all of them arithmetic on the same trace.
 PANEL = (
@@ -55,7 +55,7 @@ def choose(
     seed: int = 0,
     batch_size: int | None = None,
     autocast: str | None = None,
-) -> Pick:
+) -> Selection:
     """Which method is best for this model on these images, and how sure is that?
 
     pick = cv.choose(model, images)                      # a dozen methods, by insertion − deletion
@@ -68,7 +68,7 @@ def choose(
     """
     _check_lists(methods=methods, metrics=metrics, tune_start=tune_start)
     seed = check_seed(seed)
-    panel = [bind(text).text for text in (PANEL if methods is None else methods)]
+    panel = [resolve_method(text).text for text in (PANEL if methods is None else methods)]
     if not tune_start and all(text in BASELINES for text in panel):
         raise BadInput("No method but the baselines was given; expected at least one, such as ['legrad', 'genatt'].")
     bases = list(dict.fromkeys(base_of(text) for text in tune_start))
@@ -112,10 +112,10 @@ def _pick(
     model: Model,
     scores: Scores,
     measures: Measures,
-    asked: Sequence[Asked],
+    asked: Sequence[MetricSpec],
     tuned: Mapping[str, Tuned],
     settings: Mapping[str, Any],
-) -> Pick:
+) -> Selection:
     """The verdict, and what may be said of it."""
     verdict = judge(measures)
     agreement = _agreement(measures, asked)
@@ -124,7 +124,7 @@ def _pick(
         *_without_masks(scores, asked),
         *(own.sentence for own in tuned.values()),
     ]
-    return Pick(
+    return Selection(
         best=verdict.best.method,
         ranking=verdict.rows,
         scores=scores,
@@ -146,7 +146,7 @@ def _pick(
     )
 
 
-def _without_masks(scores: Scores, asked: Sequence[Asked]) -> list[str]:
+def _without_masks(scores: Scores, asked: Sequence[MetricSpec]) -> list[str]:
     """Images that count in some metrics only."""
     compared = [one.text for one in asked if "masks" in one.metric.needs]
     if not scores.unmasked or not compared:
@@ -155,14 +155,14 @@ def _without_masks(scores: Scores, asked: Sequence[Asked]) -> list[str]:
     return [f"{len(scores.unmasked)} of {len(scores.seen)} images have no mask, so no {join(compared)}: {some}."]
 
 
-def _asked(metrics: Sequence[str] | None, album: Album) -> list[Asked]:
+def _asked(metrics: Sequence[str] | None, album: ImageDataset) -> list[MetricSpec]:
     usual = (*METRICS, *(WITH_MASKS if album.has_masks else ()))
     if metrics is not None and not metrics:
         raise BadInput("No metrics were given; expected names such as ['insertion-deletion'], or none for the usual.")
-    return list({one.text: one for one in map(ask, usual if metrics is None else metrics)}.values())
+    return list({one.text: one for one in map(resolve_metric, usual if metrics is None else metrics)}.values())
 
 
-def criterion(by: str, asked: Sequence[Asked]) -> list[Asked]:
+def criterion(by: str, asked: Sequence[MetricSpec]) -> list[MetricSpec]:
     """The metrics that the ranking is by: one, or all of faithfulness."""
     texts = [one.text for one in asked]
     if by == FIRST:
@@ -182,7 +182,7 @@ def criterion(by: str, asked: Sequence[Asked]) -> list[Asked]:
     return found
 
 
-def _first(album: Album, model: Model, failed: Failed | None) -> tuple[Any, int]:
+def _first(album: ImageDataset, model: Model, failed: Failed | None) -> tuple[Any, int]:
     """The first image that can be read [1, 3, H, W], and which it is."""
     quiet: Failed | None = None if failed is None else lambda name, error: None
     part = next(parts(album, model, 1, quiet), None)
@@ -201,8 +201,8 @@ def _cost(model: Model, pixels: Any, text: str, target: Any, batch_size: int | N
 def _measures(
     methods: Sequence[str],
     scores: Scores,
-    asked: Sequence[Asked],
-    ranking: Sequence[Asked],
+    asked: Sequence[MetricSpec],
+    ranking: Sequence[MetricSpec],
     by: str,
     tuned: Mapping[str, Tuned],
     panel: Sequence[str],
@@ -216,7 +216,7 @@ def _measures(
         if own.method not in panel and (values := own.crossed()) is not None
     }
 
-    def upward(one: Asked) -> Array:
+    def upward(one: MetricSpec) -> Array:
         sign = 1.0 if one.better == "higher" else -1.0
         own = [crossed.get((text, one.text), sign * scores[text, one.text].values.double().numpy()) for text in methods]
         return np.stack(own)  # [K, n]
@@ -228,7 +228,7 @@ def _measures(
     upright = by == MEAN_RANK or ranking[0].better == "higher"
     means = {one.text: np.array([scores[text, one.text].mean for text in methods]) for one in asked}
     for (text, metric), values in crossed.items():
-        sign = 1.0 if ask(metric).better == "higher" else -1.0
+        sign = 1.0 if resolve_metric(metric).better == "higher" else -1.0
         means[metric][list(methods).index(text)] = sign * float(np.nanmean(values))
     best_first = -together if by == MEAN_RANK else together
     own = np.array([float(np.nanmean(row)) if np.isfinite(row).any() else math.nan for row in best_first])
@@ -245,7 +245,7 @@ def _measures(
     )
 
 
-def _goals(ranks: Asked, own: Array, asked: Sequence[Asked], means: Mapping[str, Array]) -> dict[str, Array]:
+def _goals(ranks: MetricSpec, own: Array, asked: Sequence[MetricSpec], means: Mapping[str, Array]) -> dict[str, Array]:
     """What the front weighs, higher is better: what ranks, and the first metric of each family that it is not of."""
     first = {family: next((one for one in asked if one.metric.family == family), None) for family in FRONT}
     found = {
@@ -256,7 +256,7 @@ def _goals(ranks: Asked, own: Array, asked: Sequence[Asked], means: Mapping[str,
     return found if ranks.metric.family in FRONT else {ranks.text: own, **found}
 
 
-def _agreement(measures: Measures, asked: Sequence[Asked]) -> dict[tuple[str, str], float]:
+def _agreement(measures: Measures, asked: Sequence[MetricSpec]) -> dict[tuple[str, str], float]:
     """Spearman's rho of the metrics' means over the methods that are no baselines, good being up."""
     own = [place for place, text in enumerate(measures.methods) if text not in BASELINES]
     up = {one.text: measures.means[one.text][own] * (1 if one.better == "higher" else -1) for one in asked}

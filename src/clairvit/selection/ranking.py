@@ -10,8 +10,8 @@ import numpy as np
 
 from clairvit.errors import BadInput
 from clairvit.methods.explanation import Cost
-from clairvit.metrics.inference import standard_deviation
 from clairvit.metrics.accumulator import BASELINES
+from clairvit.metrics.inference import standard_deviation
 from clairvit.selection.stats import (
     EVERYWHERE,
     LEVEL,
@@ -20,9 +20,9 @@ from clairvit.selection.stats import (
     all_pairs,
     draws_for,
     fewest_images,
-    front,
     holm_after_picking,
     images_needed,
+    is_pareto_optimal,
     mean_p,
     paired_interval,
 )
@@ -73,7 +73,7 @@ class Measures:
 
 
 @dataclass(frozen=True, eq=False)
-class Verdict:
+class Ranking:
     """Rows, best first, and which neighbours in the ranking no test tells apart."""
 
     rows: tuple[Row, ...]
@@ -97,7 +97,7 @@ class Verdict:
         return tuple(row for row in self.rivals if not row.apart)
 
 
-def judge(measures: Measures) -> Verdict:
+def judge(measures: Measures) -> Ranking:
     """The best is the method with the highest mean that is no baseline; it is tested against all others."""
     upward = measures.upward
     means = np.array([_mean(row) for row in upward])
@@ -119,7 +119,7 @@ def judge(measures: Measures) -> Verdict:
     named = [tuple(measures.methods[one] for one in own) for own in alike(order, all_pairs(upward, measures.seed))]
     close = next((one for one in rivals if not rows[one].apart and rows[one].gap >= 0), None)
     needed = None if close is None else images_needed(gaps[close])
-    return Verdict(
+    return Ranking(
         rows=tuple(rows.values()),
         best=rows[best],
         groups=tuple(named),
@@ -154,7 +154,7 @@ def _on_front(measures: Measures) -> list[bool]:
     effort = np.array([-(cost.forwards + BACKWARD * cost.backwards) for cost in measures.costs], dtype=np.float64)
     own = np.array([text not in BASELINES for text in measures.methods])
     found = np.zeros(len(own), dtype=bool)
-    found[own] = front(np.column_stack([*measures.goals.values(), effort])[own])
+    found[own] = is_pareto_optimal(np.column_stack([*measures.goals.values(), effort])[own])
     return [bool(one) for one in found]
 
 
@@ -168,7 +168,7 @@ def _error(values: Array) -> float:
     return standard_deviation(known) / math.sqrt(len(known)) if len(known) > 1 else math.nan
 
 
-def sentences(verdict: Verdict, by: str, agreement: Mapping[tuple[str, str], float], goals: Sequence[str]) -> list[str]:
+def sentences(verdict: Ranking, by: str, agreement: Mapping[tuple[str, str], float], goals: Sequence[str]) -> list[str]:
     """The answer in words: the best, whom it beats, whether it beats luck, and what else one should know."""
     best, rivals = verdict.best, verdict.rivals
     said = [_winner(verdict, by), *_luck(best, rivals)]
@@ -194,7 +194,7 @@ def sentences(verdict: Verdict, by: str, agreement: Mapping[tuple[str, str], flo
     return said
 
 
-def _winner(verdict: Verdict, by: str) -> str:
+def _winner(verdict: Ranking, by: str) -> str:
     best = verdict.best
     low, high = best.interval
     sure = f"{best.mean:.4g}" + (f" [{low:.4g}, {high:.4g}]" if math.isfinite(low) else "")

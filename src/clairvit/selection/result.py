@@ -9,12 +9,12 @@ from typing import Any
 
 from clairvit.methods.recipe import Recipe
 from clairvit.metrics.accumulator import Scores
-from clairvit.selection.start_layer import Tuned
 from clairvit.selection.ranking import Row
+from clairvit.selection.start_layer import Tuned
 
 
 @dataclass(frozen=True, eq=False)
-class Pick:
+class Selection:
     """A ranking, what it rests on, and what may be said of it."""
 
     best: str  # the method

@@ -9,16 +9,16 @@ from typing import Any
 
 import numpy as np
 
-from clairvit.data.dataset import Album
+from clairvit.data.dataset import ImageDataset
 from clairvit.errors import BadInput, NotApplicable
 from clairvit.methods.aggregation import Total, first_layer
-from clairvit.methods.spec import bind
 from clairvit.methods.ensembles import starts
-from clairvit.methods.parsing import STARTS, parse
-from clairvit.metrics.evaluate import evaluate
-from clairvit.metrics.registry import Asked
-from clairvit.metrics.score import Score
+from clairvit.methods.parsing import STARTS, parse_spec
+from clairvit.methods.spec import resolve_method
 from clairvit.metrics.accumulator import Scores
+from clairvit.metrics.evaluate import evaluate
+from clairvit.metrics.registry import MetricSpec
+from clairvit.metrics.score import Score
 from clairvit.models.model import Model
 from clairvit.selection.stats import LEVEL, Array, draws_for, holm, mean_p, paired_interval
 from clairvit.tracing.trace import trace
@@ -102,26 +102,28 @@ class Tuned:
 
 def base_of(text: str) -> str:
     """ "genatt+plus" -> "genatt": the method without what says where it starts; refused if it starts nowhere."""
-    written = parse(text)
+    written = parse_spec(text)
     if written.inner or written.combinator not in ("", "plus", "skipplus"):
         raise BadInput(f"'{text}' cannot be tuned; expected a method that says where it looks in each layer: genatt.")
-    base = bind(written.name, **{key: value for key, value in written.options.items() if key not in STARTS}).text
+    base = resolve_method(
+        written.name, **{key: value for key, value in written.options.items() if key not in STARTS}
+    ).text
     candidates(base, 1)
     return base
 
 
 def candidates(base: str, count: int) -> list[str]:
     """The sums from each layer on. Rollouts and single layers are summed as PLUS does."""
-    return starts(base if isinstance(bind(base).over, Total) else f"{base}+plus", count)
+    return starts(base if isinstance(resolve_method(base).over, Total) else f"{base}+plus", count)
 
 
 def halved(base: str) -> str:
     """The sum from ceil(L/2) on."""
-    bound = bind(base)
+    bound = resolve_method(base)
     if not isinstance(bound.over, Total):
-        return bind(f"{base}+skipplus").text
+        return resolve_method(f"{base}+skipplus").text
     word = {ours: theirs for theirs, ours in bound.method.renamed.items()}.get("start", "start")
-    return bind(base, **{word: "half"}).text
+    return resolve_method(base, **{word: "half"}).text
 
 
 def best_of(values: Array) -> int:
@@ -133,7 +135,7 @@ def best_of(values: Array) -> int:
 
 
 def tune(
-    model: Model, album: Album, bases: Sequence[str], asked: Asked, target: Any, pixels: Any, **how: Any
+    model: Model, album: ImageDataset, bases: Sequence[str], asked: MetricSpec, target: Any, pixels: Any, **how: Any
 ) -> dict[str, Tuned]:
     """The best start of each method: all starts of all methods from one recording of each image.
 
@@ -157,7 +159,7 @@ def tune(
 
 def _tuned(
     base: str,
-    asked: Asked,
+    asked: MetricSpec,
     methods: Sequence[str],
     found: Sequence[Score | None],
     skipped: dict[str, str],

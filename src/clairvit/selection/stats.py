@@ -146,7 +146,7 @@ def spearman(one: Array, other: Array) -> float:
     return float(similarity.spearman(torch.from_numpy(one[both]), torch.from_numpy(other[both])))
 
 
-def front(values: Array) -> NDArray[np.bool_]:
+def is_pareto_optimal(values: Array) -> NDArray[np.bool_]:
     """[K, goals], higher is better -> [K]: nobody is at least as good in all goals and better in one.
 
     NaN in a goal is worse than any number.

@@ -17,7 +17,7 @@ CHECKPOINTED = (
 GRADIENT_METHODS = "ixg, saliency and gradcam"
 
 
-def no_attention(stage: str, index: int) -> str:
+def raise_no_attention(stage: str, index: int) -> str:
     """Of a layer of a CNN that was asked for its attention."""
     return (
         f"This model has no attention that can be read (a CNN, say): its layer {index} is the feature map of '{stage}'"
@@ -27,7 +27,7 @@ def no_attention(stage: str, index: int) -> str:
 
 
 @contextmanager
-def way_back() -> Iterator[None]:
+def translate_autograd_errors() -> Iterator[None]:
     """Around every backward through the user's model."""
     try:
         yield

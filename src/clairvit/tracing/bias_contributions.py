@@ -33,7 +33,7 @@ _BENT = (
 CHANNELS_SECOND = (F.batch_norm, *_CONVOLUTIONS, F.group_norm, torch.group_norm)
 
 
-def left_by(kind: str, func: Any, args: Any, kwargs: Any, out: Tensor) -> Tensor | float | None:
+def bias_term(kind: str, func: Any, args: Any, kwargs: Any, out: Tensor) -> Tensor | float | None:
     """b as wide as `out` or its channels; None where nothing is left.
 
     "learned": what is added as it stands, a bias. "implicit": also what a bent operation's slope does not explain.

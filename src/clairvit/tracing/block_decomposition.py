@@ -17,8 +17,8 @@ from torch import Tensor
 from clairvit.errors import NotApplicable
 from clairvit.tracing.attention import AttentionCall, widened
 from clairvit.tracing.capture import Capture, role
+from clairvit.tracing.linearised import Norm, PathStep, is_sum, linear_path, propagate, rerun
 from clairvit.tracing.recorders.op_log import Step
-from clairvit.tracing.linearised import Link, Norm, carried, is_sum, rerun, way
 from clairvit.tracing.recording import Recording
 
 Norms = Literal["none", "next", "attention", "block"]
@@ -40,7 +40,7 @@ class Vectors:
 
 
 @dataclass(frozen=True, eq=False)
-class Inside:
+class BlockDecomposition:
     """One block with attention between all tokens and a residual around it."""
 
     recording: Recording
@@ -48,13 +48,13 @@ class Inside:
     steps: tuple[Step, ...]  # from the block's input to the next block's
     start: Tensor  # the block's input, as the model shapes it
     attended: Tensor  # O
-    to_values: tuple[Link, ...]  # the last of them is the attention
-    to_sum: tuple[Link, ...]  # the last of them is the sum with the block's input
+    to_values: tuple[PathStep, ...]  # the last of them is the attention
+    to_sum: tuple[PathStep, ...]  # the last of them is the sum with the block's input
     after: tuple[Step, ...]  # the steps after that sum
     made: dict[bool, Tensor] = field(default_factory=dict)  # what heads add, without and with the bias of values
 
     @staticmethod
-    def of(recording: Recording, index: int) -> Inside:
+    def of(recording: Recording, index: int) -> BlockDecomposition:
         film = recording.film
         assert film is not None, "recorded with inside=True"
         block, attended = film.attended[index]
@@ -67,14 +67,14 @@ class Inside:
         if at is None:
             raise no_residual(index)
         total = next((i for i, step in enumerate(steps) if i > at and _is_residual(step, start)), None)
-        to_values = way(steps[: at + 1], start, attended)
+        to_values = linear_path(steps[: at + 1], start, attended)
         if total is None or len(to_values) == 0 or len(to_values[-1].carriers) != 1:
             raise no_residual(index)
-        to_sum = way(steps[at + 1 : total + 1], attended, steps[total].made[0])
+        to_sum = linear_path(steps[at + 1 : total + 1], attended, steps[total].made[0])
         if not to_sum or not _stands_alone(to_sum, _dependent(film.steps[: first + total + 1], start), start):
             raise no_residual(index)
         end = None if following is None else following - first
-        return Inside(
+        return BlockDecomposition(
             recording,
             recording.calls[index],
             tuple(steps[:end]),
@@ -101,7 +101,7 @@ class Inside:
             return self.call.v.detach()
         *before, attention = self.to_values
         (value,) = attention.carriers
-        plain = self.start if value is self.start else carried(before, self.start, self.start, value, stacked=False)
+        plain = self.start if value is self.start else propagate(before, self.start, self.start, value, stacked=False)
         if plain.shape == self.call.v.shape and value.data_ptr() == self.call.v.data_ptr():
             return plain  # the model's v has the common form already
         capture = Capture(len(self.recording.pixels))
@@ -139,7 +139,7 @@ class Inside:
         # The heads' form is a rearrangement, so its transpose is the way back to the model's own shape.
         back = torch.func.vjp(self.call.heads, self.attended)[1]
         placed = torch.func.vmap(lambda one: back(one)[0])(alone)
-        added = carried(self.to_sum, self.attended, placed, self.total, spread=False)  # [H, as x_mid]
+        added = propagate(self.to_sum, self.attended, placed, self.total, spread=False)  # [H, as x_mid]
         return widened(torch.stack([self.recording.as_tokens(one) for one in added], 1))
 
     def norms(self, which: Norms) -> list[Norm]:
@@ -216,7 +216,7 @@ def _dependent(steps: list[Step], start: Tensor) -> set[int]:
     return found
 
 
-def _stands_alone(links: list[Link], dependent: set[int], start: Tensor) -> bool:
+def _stands_alone(links: list[PathStep], dependent: set[int], start: Tensor) -> bool:
     """Does nothing else of the tokens (a second attention, an MLP beside it, a gate) meet O before the residual?"""
     for link in links:
         others = [t for t in link.step.given if all(t is not c for c in link.carriers)]

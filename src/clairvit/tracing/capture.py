@@ -16,13 +16,13 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from clairvit.tracing.rules import table as rules
 from clairvit.tracing.attention import AttentionCall, common_form, repeated
 from clairvit.tracing.einsum import arranged, spelled_out
-from clairvit.tracing.recorders.op_log import Film
-from clairvit.tracing.recorders.residual import Middles
-from clairvit.tracing.rules.table import Switch, swapped
-from clairvit.tracing.recorders.head_replay import Tape
+from clairvit.tracing.recorders.head_replay import HeadReplay
+from clairvit.tracing.recorders.op_log import OpLog
+from clairvit.tracing.recorders.residual import PostAttentionResidual
+from clairvit.tracing.rules import table as rules
+from clairvit.tracing.rules.table import Switch, with_custom_backward
 from clairvit.tracing.undispatched import undispatched
 
 Observer = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any], Any], None]
@@ -52,10 +52,10 @@ class Capture(TorchFunctionMode):
         self.last_linear: tuple[Tensor, Tensor, Tensor] | None = None  # input, weight, output; since the block began
         self.first_conv: tuple[dict[str, Any], Tensor] | None = None  # its arguments and output
         self.sequence_first = False  # blocks work on [N, B, d]
-        self.tape: Tape | None = None  # set while the head is being taped
+        self.tape: HeadReplay | None = None  # set while the head is being taped
         self.tape_after = -1  # start a tape after this many attention calls
-        self.film: Film | None = None  # set where all operations are wanted
-        self.middles: Middles | None = None  # set where the stream after attention is wanted
+        self.film: OpLog | None = None  # set where all operations are wanted
+        self.middles: PostAttentionResidual | None = None  # set where the stream after attention is wanted
         self._depth = 0  # > 0 inside a function that is taped as a whole
         self._attending: dict[int, Tensor] = {}  # the softmax output and what was made of it, until it meets v
         self._scores: Tensor | None = None
@@ -79,7 +79,7 @@ class Capture(TorchFunctionMode):
         if self.tape is not None and self._depth == 0:
             self.tape.add(func, args, kwargs, out)
         elif self.tape_after == len(self.calls) and self._depth == 0:
-            self.tape = Tape(start=self.calls[-1].out)
+            self.tape = HeadReplay(start=self.calls[-1].out)
         if self.middles is not None:
             self.middles.see(func, args, out, len(self.calls))
         if self.observer is not None:
@@ -119,7 +119,9 @@ class Capture(TorchFunctionMode):
             if isinstance(mask, Tensor) and mask.requires_grad:  # positions that depend on the queries (SAM)
                 widened = (*widened, call.pop("attn_mask"))
             arguments = {"scale": note.scale, "mask": mask, "batch": self.batch}
-            note.out = swapped("attention", self.switch, lambda *qkv: func(*qkv, **call), widened, arguments)
+            note.out = with_custom_backward(
+                "attention", self.switch, lambda *qkv: func(*qkv, **call), widened, arguments
+            )
         self._note(note)
         return note.out
 
@@ -150,7 +152,11 @@ class Capture(TorchFunctionMode):
             if isinstance(right, Tensor) and left.ndim >= 3 and right.ndim >= 3:
                 self._product = (left, right, out)
             return out
-        out = func(left, right) if self.switch is None else swapped("mix", self.switch, func, (left, right), {})
+        out = (
+            func(left, right)
+            if self.switch is None
+            else with_custom_backward("mix", self.switch, func, (left, right), {})
+        )
         self._note_explicit(left, right, out, self._common)
         return out
 
@@ -177,7 +183,11 @@ class Capture(TorchFunctionMode):
         if keys not in b or width is None or a[:-1] + width != "".join(sorted(result, key=(a[:-1] + width).find)):
             return func(*args, **kwargs)  # not a weighted sum of values over the last axis
         call = functools.partial(func, f"{a},{b}->{result}")
-        out = call(left, right) if self.switch is None else swapped("mix", self.switch, call, (left, right), {})
+        out = (
+            call(left, right)
+            if self.switch is None
+            else with_custom_backward("mix", self.switch, call, (left, right), {})
+        )
         v, common = arranged(right, b, a[:-2] + keys + width, sizes), self._common
         if v is None:
             return out
@@ -233,7 +243,9 @@ class Capture(TorchFunctionMode):
             return func(*args, **kwargs)
         assert self.switch is not None
         tokens_first = self.sequence_first and self.block >= 0 and args[0].ndim == 3
-        return swapped("add", self.switch, torch.add, args, {"batch": self.batch, "axis": int(tokens_first)})
+        return with_custom_backward(
+            "add", self.switch, torch.add, args, {"batch": self.batch, "axis": int(tokens_first)}
+        )
 
     def norm(self, func: Any, args: Any, kwargs: Any) -> Any:
         call = dict(zip(("input", "normalized_shape", "weight", "bias", "eps"), args, strict=False)) | kwargs
@@ -293,7 +305,7 @@ class Capture(TorchFunctionMode):
             if b is self._activated:
                 a, b = b, a
             if a is self._activated and isinstance(b, Tensor) and b.shape == a.shape and b.requires_grad:
-                return swapped("product", self.switch, torch.mul, (a, b), {})
+                return with_custom_backward("product", self.switch, torch.mul, (a, b), {})
         return func(*args, **kwargs)
 
     def _swap(self, role: str, func: Any, args: Any, kwargs: Any, **arguments: Any) -> Tensor:
@@ -303,8 +315,8 @@ class Capture(TorchFunctionMode):
             return func(*args, **kwargs)  # type: ignore[no-any-return]
         rest = {name: value for name, value in kwargs.items() if name not in ("input", "inplace")}
         if func in _INPLACE_FLAG:
-            return swapped(role, self.switch, func, (x,), arguments)
-        return swapped(role, self.switch, lambda first: func(first, *args[1:], **rest), (x,), arguments)
+            return with_custom_backward(role, self.switch, func, (x,), arguments)
+        return with_custom_backward(role, self.switch, lambda first: func(first, *args[1:], **rest), (x,), arguments)
 
 
 _SLOPES: dict[Any, Callable[[Tensor], Tensor]] = {

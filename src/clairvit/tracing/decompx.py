@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from clairvit.errors import NotApplicable
+from clairvit.tracing.block_decomposition import BlockDecomposition
 from clairvit.tracing.capture import role
-from clairvit.tracing.block_decomposition import Inside
-from clairvit.tracing.linearised import Link, applied, is_join, is_sum, last_uses, shifted, way
+from clairvit.tracing.linearised import PathStep, applied, is_join, is_sum, last_uses, linear_path, shifted
 from clairvit.tracing.recording import Recording
 
 Sharing = Literal["none", "absdot", "abssim", "norm", "equal", "cls"]
@@ -30,7 +30,7 @@ def shares(recording: Recording, index: int, sharing: Sharing) -> Tensor:
     assert film.end is not None
     block, _ = film.attended[index]
     start, first = film.starts[block]
-    links = way(film.steps[first:], start, film.end)
+    links = linear_path(film.steps[first:], start, film.end)
     if not links:
         raise NotApplicable(
             f"Nothing was seen that leads from layer {index} to the scores; expected torch operations all the way. "
@@ -62,11 +62,11 @@ def _each_token_alone(recording: Recording, start: Tensor) -> Tensor:
     return torch.stack([recording.from_tokens(tokens, like=start) for tokens in one])
 
 
-def _brings_bias(link: Link) -> bool:
+def _brings_bias(link: PathStep) -> bool:
     return role(link.step.function) in ("linear", "norm") or is_sum(link.step) or is_join(link.step)
 
 
-def _deferred(links: Sequence[Link], recording: Recording, first: int) -> set[int]:
+def _deferred(links: Sequence[PathStep], recording: Recording, first: int) -> set[int]:
     """Links whose bias waits: that of values for their attention, that of attention for the sum with the residual.
 
     So W_o b_v + b_o is shared by the vectors of the residual stream, as DecompX does it.
@@ -76,14 +76,14 @@ def _deferred(links: Sequence[Link], recording: Recording, first: int) -> set[in
     found = set[int]()
     for link in links:
         if role(link.step.function) in _ATTENTION:
-            source: Link | None = link
+            source: PathStep | None = link
             while source is not None and (source is link or role(source.step.function) is None):
                 source = maker.get(id(source.carriers[0]))
             if source is not None and role(source.step.function) == "linear":
                 found.add(id(source))
     steps = {id(link.step): link for link in links}
     for index in range(first, len(recording.calls)):
-        for inner in Inside.of(recording, index).to_sum[:-1]:
+        for inner in BlockDecomposition.of(recording, index).to_sum[:-1]:
             if id(inner.step) in steps and role(inner.step.function) != "norm":
                 found.add(id(steps[id(inner.step)]))
     return found

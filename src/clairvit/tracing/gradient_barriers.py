@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.checkpoint import CheckpointError
 
-from clairvit.tracing.module_state import own_grad_mode, this_thread_only, visiting
+from clairvit.tracing.module_state import frozen_eval, own_grad_mode, this_thread_only
 
 NO_KERNEL = "NotImplemented"  # part of the name of autograd's node for an operation without a backward
 CHANGE = 0.1  # of the input's standard deviation: how far an input is moved to see whether the output follows
@@ -116,7 +116,7 @@ def gradient_barriers(module: nn.Module, pixels: Tensor) -> tuple[Barrier, ...]:
         return None if finder.busy else finder.check(part, args, kwargs, out)
 
     checked = this_thread_only(hook)
-    with visiting(module), torch.enable_grad():
+    with frozen_eval(module), torch.enable_grad():
         handles = []
         try:
             handles += [part.register_forward_hook(checked, with_kwargs=True) for part in module.modules()]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from clairvit.models.layout import Layout
-from clairvit.tracing.autograd_errors import way_back
+from clairvit.tracing.autograd_errors import translate_autograd_errors
 
 
 def channels_first(tokens: Tensor, image: tuple[int, int], *, tie: bool = False) -> bool:
@@ -59,7 +59,7 @@ def in_order(tokens: Tensor, layout: Layout, pixels: Tensor) -> bool:
     independent, dependent = False, False
     for row, col in ((0, cols - 1), (rows // 2, cols - 1), (rows - 1, 0), (rows - 1, cols - 1)):
         energy = tokens[layout.prefix + row * cols + col].square().sum()
-        with way_back():
+        with translate_autograd_errors():
             (gradient,) = torch.autograd.grad(energy, pixels, retain_graph=True, allow_unused=True)
         weight = None if gradient is None else gradient[0].float().abs().sum(0)  # [H, W]
         if weight is None or not weight.any():

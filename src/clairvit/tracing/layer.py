@@ -8,7 +8,7 @@ from torch import Tensor
 
 from clairvit.errors import CaptureError, NotApplicable
 from clairvit.tracing.attention import AttentionCall
-from clairvit.tracing.autograd_errors import GRADIENT_METHODS, no_attention
+from clairvit.tracing.autograd_errors import GRADIENT_METHODS, raise_no_attention
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +39,7 @@ class Layer:
     @property
     def attention(self) -> AttentionCall:
         if self.call is None:
-            raise NotApplicable(no_attention(self.name, self.index))
+            raise NotApplicable(raise_no_attention(self.name, self.index))
         return self.call
 
     @property

@@ -40,7 +40,7 @@ _HOMOGENEOUS = (F.relu, torch.relu, Tensor.relu, F.leaky_relu, F.relu6)  # activ
 
 
 @dataclass(frozen=True, eq=False)
-class Link:
+class PathStep:
     """A step on the way from one tensor to another, and those of its inputs that the way goes through."""
 
     step: Step
@@ -55,7 +55,7 @@ def is_join(step: Step) -> bool:
     return step.function in _JOINS
 
 
-def way(steps: Sequence[Step], start: Tensor, end: Tensor) -> list[Link]:
+def linear_path(steps: Sequence[Step], start: Tensor, end: Tensor) -> list[PathStep]:
     """The steps that carry `start` to `end`; nothing that is held fixed (scores, gates) is among them."""
     reached, active, links = {id(start)}, set[int](), []
     for step in steps:
@@ -64,7 +64,7 @@ def way(steps: Sequence[Step], start: Tensor, end: Tensor) -> list[Link]:
             active.update(id(t) for t in step.made)
         carriers = _carriers(step, found, reached, active)
         if carriers:
-            links.append(Link(step, carriers))
+            links.append(PathStep(step, carriers))
             reached.update(id(t) for t in step.made)
     wanted, own = {id(end)}, []
     for link in reversed(links):
@@ -89,8 +89,8 @@ def _carriers(step: Step, found: str | None, reached: set[int], active: set[int]
     return tuple(own)
 
 
-def carried(
-    links: Sequence[Link], start: Tensor, vectors: Tensor, end: Tensor, *, spread: bool = True, stacked: bool = True
+def propagate(
+    links: Sequence[PathStep], start: Tensor, vectors: Tensor, end: Tensor, *, spread: bool = True, stacked: bool = True
 ) -> Tensor:
     """What `vectors` [S, *start] (one of them, [*start], if not `stacked`) become on the way, without any bias."""
     held = {id(start): vectors}
@@ -104,12 +104,12 @@ def carried(
     return held[id(end)]
 
 
-def last_uses(links: Sequence[Link]) -> dict[int, int]:
+def last_uses(links: Sequence[PathStep]) -> dict[int, int]:
     """The last link that reads each tensor."""
     return {id(t): number for number, link in enumerate(links) for t in link.carriers}
 
 
-def applied(link: Link, vectors: tuple[Tensor, ...], *, stacked: bool, spread: bool = True) -> tuple[Tensor, ...]:
+def applied(link: PathStep, vectors: tuple[Tensor, ...], *, stacked: bool, spread: bool = True) -> tuple[Tensor, ...]:
     """The linear part of one step, on vectors in the place of its carriers."""
     _check(link)
     if not stacked:
@@ -130,13 +130,13 @@ def _few_columns(vectors: Tensor, weight: Tensor) -> Tensor:
     return (few @ weight.T[columns]).view(*vectors.shape[:-1], -1)
 
 
-def shifted(link: Link, constants: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+def shifted(link: PathStep, constants: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """The step itself, biases and all, with what it makes nonlinear held fixed."""
     _check(link)
     return _frozen(link, constants, constant=True, spread=True)
 
 
-def _check(link: Link) -> None:
+def _check(link: PathStep) -> None:
     step, found = link.step, role(link.step.function)
     name = getattr(step.function, "__name__", str(step.function))
     if step.stale:
@@ -152,7 +152,7 @@ def _check(link: Link) -> None:
         )
 
 
-def _frozen(link: Link, new: tuple[Tensor, ...], *, constant: bool, spread: bool) -> tuple[Tensor, ...]:
+def _frozen(link: PathStep, new: tuple[Tensor, ...], *, constant: bool, spread: bool) -> tuple[Tensor, ...]:
     step, found = link.step, role(link.step.function)
     if found == "linear":
         bias = step.argument(2, "bias") if constant else None
@@ -173,7 +173,7 @@ def _frozen(link: Link, new: tuple[Tensor, ...], *, constant: bool, spread: bool
     return _without_constants(link, new)
 
 
-def _without_constants(link: Link, new: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+def _without_constants(link: PathStep, new: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     step = link.step
     fresh = dict(zip(map(id, link.carriers), new, strict=True))
     if is_sum(step) or is_join(step):  # the other terms are constants: nothing is left of them

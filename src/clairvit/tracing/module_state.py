@@ -34,7 +34,7 @@ def own_grad_mode() -> Iterator[None]:
 
 
 @contextmanager
-def visiting(module: nn.Module) -> Iterator[None]:
+def frozen_eval(module: nn.Module) -> Iterator[None]:
     """Evaluation mode, frozen parameters, no gradient checkpointing; everything restored, also after Ctrl-C.
 
     Hooks and flags live on the module and not on the thread, so one trace at a time may visit a module, or any model

@@ -12,7 +12,7 @@ MOST_PREFIX_TOKENS = 64  # CLS, distillation, registers: nobody has more
 
 
 @dataclass(frozen=True)
-class Part:
+class AttentionSite:
     """One attention call of the model: what kind it is and which module is its block."""
 
     kind: Kind

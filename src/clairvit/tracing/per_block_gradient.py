@@ -11,10 +11,10 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node
 
 from clairvit.errors import NotApplicable, UnknownName, did_you_mean
+from clairvit.tracing.autograd_errors import translate_autograd_errors
 from clairvit.tracing.capture import Capture
-from clairvit.tracing.autograd_errors import way_back
 from clairvit.tracing.recording import LastLinear
-from clairvit.tracing.rules.table import Table
+from clairvit.tracing.rules.table import RuleTable
 from clairvit.tracing.trace import Trace
 
 POOLS = ("mean", "model")
@@ -37,11 +37,11 @@ def through_block(trace: Trace, index: int, cotangent: Tensor) -> Tensor:
     """d s^l / d O^l through block l alone, shaped as the model's attention output."""
     recording = trace.recording
     if recording.switch is not None:
-        recording.switch.table = Table()
+        recording.switch.table = RuleTable()
     out, attended = block_outputs(trace)[index], recording.calls[index].out
     cheap = _split(out, recording.last_linears.get(index), cotangent)
     outputs, cotangents = cheap if cheap is not None else ([out], [cotangent])
-    with way_back():
+    with translate_autograd_errors():
         return torch.autograd.grad(outputs, attended, cotangents, retain_graph=True)[0]
 
 

@@ -9,14 +9,14 @@ from torch import Tensor
 from clairvit.errors import CaptureError
 from clairvit.models.layout import Layout, Pooling
 from clairvit.tracing.attention import AttentionCall
-from clairvit.tracing.autograd_errors import CHECKPOINTED, way_back
-from clairvit.tracing.parts import Part
+from clairvit.tracing.autograd_errors import CHECKPOINTED, translate_autograd_errors
+from clairvit.tracing.parts import AttentionSite
 
 
 def with_pooling(
     layout: Layout,
     calls: list[AttentionCall],
-    parts: tuple[Part, ...],
+    parts: tuple[AttentionSite, ...],
     scores: list[Tensor],
     read_by_head: list[Tensor],
 ) -> Layout:
@@ -51,7 +51,7 @@ def _rows_read(call: AttentionCall, outputs: list[Tensor]) -> Tensor | None:
     score = [(o * torch.randn(o.shape, generator=noise).to(o)).sum() for o in outputs if o.requires_grad]
     if not score:
         return None
-    with way_back():
+    with translate_autograd_errors():
         (gradient,) = torch.autograd.grad(torch.stack(score).sum(), call.out, retain_graph=True, allow_unused=True)
     if gradient is None or not gradient.any():
         return None

@@ -12,22 +12,21 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from clairvit.errors import CaptureError, NotApplicable
 from clairvit.models.model import Model
-from clairvit.tracing.structure import Anatomy, anatomy, tokens_among
 from clairvit.tracing.attention import AttentionCall
-from clairvit.tracing.gradient_barriers import blocked_gradient
-from clairvit.tracing.recorders.bias_maps import BiasMaps, drawn_on
-from clairvit.tracing.recorders.bias_terms import Ledger, watched
+from clairvit.tracing.autograd_errors import CHECKPOINTED, translate_autograd_errors
 from clairvit.tracing.capture import Capture
-from clairvit.tracing.autograd_errors import CHECKPOINTED, way_back
-from clairvit.tracing.recorders.patch_embedding import Embedding
-from clairvit.tracing.recorders.op_log import Film
+from clairvit.tracing.gradient_barriers import blocked_gradient
 from clairvit.tracing.grid import channels_first
-from clairvit.tracing.module_state import own_grad_mode, this_thread_only, visiting
-from clairvit.tracing.recorders.residual import Middles
-from clairvit.tracing.rules.table import Switch
+from clairvit.tracing.module_state import frozen_eval, own_grad_mode, this_thread_only
+from clairvit.tracing.recorders.bias_maps import BiasMaps, drawn_on
+from clairvit.tracing.recorders.bias_terms import BiasAccumulator, watched
+from clairvit.tracing.recorders.head_replay import HeadReplay
+from clairvit.tracing.recorders.op_log import OpLog
+from clairvit.tracing.recorders.patch_embedding import Embedding
+from clairvit.tracing.recorders.residual import PostAttentionResidual
+from clairvit.tracing.rules.table import Switch, rule_table
 from clairvit.tracing.stages import Watcher
-from clairvit.tracing.rules import table as rule_table
-from clairvit.tracing.recorders.head_replay import Tape
+from clairvit.tracing.structure import ModelStructure, model_structure, tokens_among
 
 
 @dataclass(eq=False)
@@ -44,22 +43,22 @@ class Recording:
     """The graph of one forward. Tensors named here are the model's own, in the graph, not copies."""
 
     model: Model
-    anatomy: Anatomy
+    structure: ModelStructure
     pixels: Tensor  # [B, 3, H, W], a leaf
     logits: Tensor  # [B, C]
     inputs: tuple[Tensor | None, ...]  # block inputs (a CNN's feature maps), one a layer, as the model shapes them
     calls: tuple[AttentionCall, ...]  # the attention of each layer
     pools: tuple[AttentionCall, ...]  # attention pools after the layers
     last_linears: dict[int, LastLinear]  # layer -> the last linear layer of its block, if asked for
-    tape: Tape | None  # from the last block's output to the logits
+    tape: HeadReplay | None  # from the last block's output to the logits
     normed: Tensor | None  # the last block's normalised input; where patches are averaged, its normalised output
     embedding: Embedding | None  # where the pixels become patches
     switch: Switch | None
     tables: tuple[str, ...]
     differentiable: bool
     middles: dict[int, Tensor | None] = field(default_factory=dict)  # layer -> its stream after attention, if asked for
-    film: Film | None = None  # every operation from the first block on, if asked for; cut from the graph
-    ledgers: dict[str, Ledger] = field(default_factory=dict)  # what biases add, by kind, where asked for
+    film: OpLog | None = None  # every operation from the first block on, if asked for; cut from the graph
+    ledgers: dict[str, BiasAccumulator] = field(default_factory=dict)  # what biases add, by kind, where asked for
     bias_maps: BiasMaps | None = None
     forwards: int = field(default=1)  # passes over the batch, with those that `Trace.again` made for it
     backwards: int = field(default=0)
@@ -73,25 +72,25 @@ class Recording:
     @property
     def end(self) -> Tensor | None:
         """The last block's output; a CNN's last feature map."""
-        if self.anatomy.stages:
+        if self.structure.stages:
             return self.inputs[-1]
         return None if self.tape is None else self.tape.start
 
     def _channels_first(self, feature_map: Tensor) -> bool:
         image = (int(self.pixels.shape[-2]), int(self.pixels.shape[-1]))
-        return channels_first(feature_map, image, tie=bool(self.anatomy.stages))
+        return channels_first(feature_map, image, tie=bool(self.structure.stages))
 
     def as_tokens(self, tensor: Tensor) -> Tensor:
         """[B, N, d], also from [N, B, d] and from feature maps [B, h, w, d] or [B, d, h, w]."""
         if tensor.ndim == 3:
-            return tensor.transpose(0, 1) if self.anatomy.sequence_first else tensor
+            return tensor.transpose(0, 1) if self.structure.sequence_first else tensor
         return tensor.flatten(2).transpose(1, 2) if self._channels_first(tensor) else tensor.flatten(1, 2)
 
     def from_tokens(self, tokens: Tensor, like: Tensor | None = None) -> Tensor:
         """[B, N, d] in the shape of the last block's output, or of `like`; the opposite of `as_tokens`."""
         end = self.end if like is None else like
         if end is None or end.ndim == 3:
-            return tokens.transpose(0, 1) if self.anatomy.sequence_first else tokens
+            return tokens.transpose(0, 1) if self.structure.sequence_first else tokens
         if self._channels_first(end):
             return tokens.transpose(1, 2).reshape(len(tokens), -1, *end.shape[2:])
         return tokens.reshape(len(tokens), *end.shape[1:3], -1)
@@ -133,7 +132,7 @@ class Recording:
             ledger.begin()
         if self.bias_maps is not None:
             self.bias_maps.begin()
-        with way_back():
+        with translate_autograd_errors():
             return torch.autograd.grad(y, of, retain_graph=keep, allow_unused=True)
 
 
@@ -157,15 +156,15 @@ def record(
     `start` takes the place of the first block's input (a CNN's first feature map), shaped as the model shapes it.
     `biases` names what a backward shall add up beside gradients: "learned" biases, "implicit" ones too; "maps" of them.
     """
-    plan = anatomy(model, pixels)
+    plan = model_structure(model, pixels)
     if differentiable and plan.barriers:
         raise NotApplicable(blocked_gradient(plan.barriers, "A trace with a backward", attention=bool(plan.parts)))
     pixels = pixels.detach().clone().requires_grad_(differentiable)
     switch = Switch.among(tables) if differentiable else None
     capture = Capture(len(pixels), switch)
     capture.sequence_first = plan.sequence_first
-    film = Film() if inside else None
-    capture.middles = Middles() if middles else None
+    film = OpLog() if inside else None
+    capture.middles = PostAttentionResidual() if middles else None
     ledgers = watched(capture, biases, plan, len(pixels))
     bias_maps = drawn_on(capture, biases, pixels.shape)
     layers = [i for i, part in enumerate(plan.parts) if part.kind not in ("pool", "aside")]
@@ -209,12 +208,12 @@ def record(
         if len(capture.calls) == last_call + 1 and capture.tape is None:
             note_last_linear()
             tokens = tokens_among((out,) if isinstance(out, Tensor) else tuple(out), {})
-            capture.tape = Tape(start=tokens)
+            capture.tape = HeadReplay(start=tokens)
             if reads_patches:
                 capture.block_input = tokens  # the final norm is the one that matters
 
     stages = Watcher(plan.stages, start)
-    with visiting(model.module), torch.set_grad_enabled(differentiable):
+    with frozen_eval(model.module), torch.set_grad_enabled(differentiable):
         hooks = stages.hooks()
         try:
             blocks = {id(plan.parts[i].block): plan.parts[i].block for i in layers}
@@ -246,7 +245,7 @@ def record(
         film.seal([(calls[i].block, calls[i].out) for i in layers], last, logits)
     return Recording(
         model=model,
-        anatomy=plan,
+        structure=plan,
         pixels=pixels,
         logits=logits,
         inputs=tuple(inputs[calls[i].block] if plan.parts[i].block is not None else None for i in layers)
@@ -269,7 +268,7 @@ def record(
     )
 
 
-def _check(plan: Anatomy, calls: list[AttentionCall], differentiable: bool) -> None:
+def _check(plan: ModelStructure, calls: list[AttentionCall], differentiable: bool) -> None:
     if len(calls) != len(plan.parts):
         raise CaptureError(
             f"The model made {len(calls)} attention calls, {len(plan.parts)} on an earlier run of the same image size; "

@@ -35,7 +35,7 @@ class Stage:
 
 
 @dataclass(eq=False)
-class Seen:
+class StageOutput:
     """One call of one module, without its tensors."""
 
     module: nn.Module
@@ -44,7 +44,7 @@ class Seen:
     grid: Grid | None = None  # of what it gave
     tokens: int = 0  # what it gave, if that was a row of vectors
     unchanged: bool = False  # it gave what it was given: nn.Identity
-    parts: list[Seen] = field(default_factory=list)
+    parts: list[StageOutput] = field(default_factory=list)
 
     def gave(self, given: Tensor | None, made: Tensor | None, image: Grid, *, unchanged: bool) -> None:
         self.unchanged = unchanged
@@ -68,17 +68,17 @@ def grid_of(feature_map: Tensor, image: Grid) -> Grid | None:
     return (int(rows), int(cols)) if fits_image(int(rows), int(cols), image) else None
 
 
-def find_stages(network: nn.Module, parts: list[Seen]) -> tuple[Stage, ...]:
+def find_stages(network: nn.Module, parts: list[StageOutput]) -> tuple[Stage, ...]:
     """First to last, the grid smaller each time; none if the model turns its maps into tokens."""
     maps = [seen for seen in _laid_open(parts) if seen.grid and not isinstance(seen.module, _GLOBAL_POOLS)]
     maps = [seen for seen in maps if seen.grid != (1, 1)] or maps
-    last: dict[Grid, Seen] = {}
+    last: dict[Grid, StageOutput] = {}
     for seen in maps:
         assert seen.grid is not None
         if not (seen.unchanged and seen.grid in last):
             last.pop(seen.grid, None)  # a later one goes to the end of the row
             last[seen.grid] = seen
-    kept: list[Seen] = []
+    kept: list[StageOutput] = []
     for grid, seen in reversed(last.items()):
         if not kept or _cells(grid) > _cells(kept[-1].grid):
             kept.append(seen)
@@ -89,7 +89,7 @@ def find_stages(network: nn.Module, parts: list[Seen]) -> tuple[Stage, ...]:
     return tuple(Stage(names[id(s.module)], s.module, s.call, s.grid) for s in _without_stem(kept) if s.grid)
 
 
-def _laid_open(parts: Iterable[Seen]) -> Iterator[Seen]:
+def _laid_open(parts: Iterable[StageOutput]) -> Iterator[StageOutput]:
     """The calls that may be stages, in the order they ended."""
     for seen in parts:
         if seen.parts and (seen.grid is None or len(seen.grids | {seen.grid}) > 2):
@@ -98,17 +98,17 @@ def _laid_open(parts: Iterable[Seen]) -> Iterator[Seen]:
             yield seen
 
 
-def _without_stem(maps: list[Seen]) -> list[Seen]:
+def _without_stem(maps: list[StageOutput]) -> list[StageOutput]:
     """Without single layers before the first module made of several: ResNet begins with layer1, not with a ReLU."""
     first = next((i for i, seen in enumerate(maps) if seen.parts), 0)
     return maps[first:]
 
 
-def _are_tokens(seen: Seen, patches: int) -> bool:
+def _are_tokens(seen: StageOutput, patches: int) -> bool:
     return patches > 1 and patches <= seen.tokens <= patches + MOST_PREFIX_TOKENS
 
 
-def _all(parts: Iterable[Seen]) -> Iterator[Seen]:
+def _all(parts: Iterable[StageOutput]) -> Iterator[StageOutput]:
     for seen in parts:
         yield seen
         yield from _all(seen.parts)

@@ -23,21 +23,21 @@ from clairvit.errors import BadInput
 from clairvit.models.layout import Layout
 from clairvit.models.model import Model
 from clairvit.tracing.attention import AttentionCall, Kind
-from clairvit.tracing.gradient_barriers import Barrier, BarrierFinder
 from clairvit.tracing.capture import Capture
+from clairvit.tracing.gradient_barriers import Barrier, BarrierFinder
 from clairvit.tracing.grid import channels_first, fits_image, in_order, one_image, square_patches
-from clairvit.tracing.module_state import own_grad_mode, this_thread_only, visiting
-from clairvit.tracing.parts import MOST_PREFIX_TOKENS, Part
+from clairvit.tracing.module_state import frozen_eval, own_grad_mode, this_thread_only
+from clairvit.tracing.parts import MOST_PREFIX_TOKENS, AttentionSite
 from clairvit.tracing.pooling import with_pooling
-from clairvit.tracing.stages import Seen, Stage, find_stages
+from clairvit.tracing.stages import Stage, StageOutput, find_stages
 
 
 @dataclass(frozen=True)
-class Anatomy:
+class ModelStructure:
     """What a recording must know before it starts."""
 
     layout: Layout | None  # None: no patch tokens were found (a CNN, say)
-    parts: tuple[Part, ...]  # in the order of the calls
+    parts: tuple[AttentionSite, ...]  # in the order of the calls
     stages: tuple[Stage, ...]  # of a model without attention: its feature maps, first to last
     writes_in_place: bool  # a block changes its own input: recordings must keep a copy
     sequence_first: bool  # blocks take [N, B, d] (the original CLIP code)
@@ -46,16 +46,16 @@ class Anatomy:
     barriers: tuple[Barrier, ...] = ()  # layers that no gradient comes back through (quantised ones)
 
     @property
-    def layers(self) -> tuple[Part, ...]:
+    def layers(self) -> tuple[AttentionSite, ...]:
         """The attention calls that are layers of the token stream."""
         return tuple(part for part in self.parts if part.kind not in ("pool", "aside"))
 
 
-_known: WeakKeyDictionary[nn.Module, dict[tuple[Any, ...], Anatomy]] = WeakKeyDictionary()
+_known: WeakKeyDictionary[nn.Module, dict[tuple[Any, ...], ModelStructure]] = WeakKeyDictionary()
 
 
 @own_grad_mode()
-def anatomy(model: Model, pixels: Tensor) -> Anatomy:
+def model_structure(model: Model, pixels: Tensor) -> ModelStructure:
     """Looked up, or found by one forward of the first image; remembered as long as the model is built the same."""
     built = tuple(id(part) for part in model.module.modules()), getattr(model.module, "global_pool", None)
     key = (tuple(pixels.shape[1:]), pixels.dtype, pixels.device, model.layout, built)
@@ -74,7 +74,7 @@ class _Visit:
     version: int
     first_call: int  # attention calls before it
     sees_image: bool  # the tokens depend on the pixels
-    seen: Seen
+    seen: StageOutput
     output: Tensor | None = None
     calls: int = 0  # attention calls inside it
     in_place: bool = False
@@ -91,7 +91,7 @@ class _Watch:
         self.visits: list[list[_Visit]] = []  # for each attention call, the modules around it, outermost first
         self.grids: list[tuple[int, int]] = []  # spatial sizes of the convolutions before the first attention
         self.read_by_head: list[Tensor] = []  # what the last linear layers were given, one vector an image
-        self.outermost: list[Seen] = []  # every call of a module, as a tree
+        self.outermost: list[StageOutput] = []  # every call of a module, as a tree
         self.called: Counter[nn.Module] = Counter()
 
     def _see(self, func: Callable[..., Any], args: Any, kwargs: Any, out: Any) -> None:
@@ -111,7 +111,7 @@ class _Watch:
             tokens = None
         version = 0 if tokens is None else tokens._version
         sees_image = tokens is not None and tokens.requires_grad
-        seen = Seen(module, self.called[module])
+        seen = StageOutput(module, self.called[module])
         self.called[module] += 1
         (self.stack[-1].seen.parts if self.stack else self.outermost).append(seen)
         self.stack.append(_Visit(module, tokens, version, len(self.capture.calls), sees_image, seen))
@@ -142,11 +142,11 @@ def tokens_among(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None
     return None
 
 
-def _look(model: Model, pixels: Tensor) -> Anatomy:
+def _look(model: Model, pixels: Tensor) -> ModelStructure:
     module = model.module
     pixels = pixels.detach().clone().requires_grad_(True)
     watch = _Watch(module, pixels)
-    with visiting(module), torch.enable_grad():
+    with frozen_eval(module), torch.enable_grad():
         hooks = []
         try:
             for part in module.modules():
@@ -177,7 +177,7 @@ def _look(model: Model, pixels: Tensor) -> Anatomy:
     sequence_first = any(v.tokens is not None and v.tokens.ndim == 3 and v.tokens.shape[0] != 1 for v in seen)
     stages = () if parts else find_stages(module, watch.outermost)
     barriers = tuple(watch.finder.barriers)
-    return Anatomy(
+    return ModelStructure(
         model.layout or layout, parts, stages, in_place, sequence_first, _whole(seen), sorted_tokens, barriers
     )
 
@@ -205,7 +205,7 @@ def _first_forward(model: Model, pixels: Tensor) -> Iterator[None]:
         ) from error
 
 
-def _check_given(layout: Layout, parts: tuple[Part, ...]) -> None:
+def _check_given(layout: Layout, parts: tuple[AttentionSite, ...]) -> None:
     counts = sorted({part.queries for part in parts if part.kind == "tokens"})
     if counts and layout.tokens not in counts:
         rows, cols = layout.grid
@@ -242,13 +242,13 @@ def _arrange(
     blocks: list[_Visit | None],
     grids: list[tuple[int, int]],
     image: tuple[int, int],
-) -> tuple[tuple[Part, ...], Layout | None]:
+) -> tuple[tuple[AttentionSite, ...], Layout | None]:
     """Tell layers from pools, find each layer's grid, and the layout of the first one."""
-    parts: list[Part] = []
+    parts: list[AttentionSite] = []
     layout: Layout | None = None
     for call, visit, sees_image in zip(calls, blocks, seeing, strict=True):
         if not sees_image:
-            parts.append(Part("aside", None, None, call.queries, call.keys))
+            parts.append(AttentionSite("aside", None, None, call.queries, call.keys))
             continue
         tokens = None if visit is None or visit.tokens is None else visit.tokens
         count, grid = _count_tokens(tokens, call, image)
@@ -259,7 +259,7 @@ def _arrange(
         if grid is None and layout is not None and count == layout.tokens:
             grid = layout.grid
         grid = grid or square_patches(count, image)  # the later stages of a hierarchical model
-        parts.append(Part(kind, None if visit is None else visit.module, grid, call.queries, call.keys))
+        parts.append(AttentionSite(kind, None if visit is None else visit.module, grid, call.queries, call.keys))
     return tuple(parts), layout
 
 

@@ -22,14 +22,14 @@ from clairvit.models.layout import Layout
 from clairvit.models.model import Model
 from clairvit.targets.target import Target, resolve
 from clairvit.tracing.attention import AttentionCall
-from clairvit.tracing.recorders.bias_terms import Biases
-from clairvit.tracing.module_state import own_grad_mode
 from clairvit.tracing.layer import Layer, gradient_at
-from clairvit.tracing.parts import Part
+from clairvit.tracing.module_state import own_grad_mode
+from clairvit.tracing.parts import AttentionSite
 from clairvit.tracing.pooling import pool_row
+from clairvit.tracing.recorders.bias_terms import Biases
 from clairvit.tracing.recording import Recording, record
+from clairvit.tracing.rules import PARAMETRIC_TABLES, TABLES
 from clairvit.tracing.stages import Stage
-from clairvit.tracing.rules import MADE, TABLES
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,7 +64,7 @@ class Trace:
 
     @property
     def layout(self) -> Layout:
-        layout, stages = self.recording.anatomy.layout, self.recording.anatomy.stages
+        layout, stages = self.recording.structure.layout, self.recording.structure.stages
         if layout is None and stages:
             return Layout(stages[-1].grid, 0, "avg")
         if layout is None:
@@ -77,7 +77,7 @@ class Trace:
     @property
     def in_order(self) -> Layout:
         """The layout, if the patch tokens lie on it row by row."""
-        if not self.recording.anatomy.in_order:
+        if not self.recording.structure.in_order:
             raise NotApplicable(
                 "The patch tokens of this model do not come row by row after the prefix (a class token at the end, or "
                 "tokens sorted by windows), so they make no map. Use saliency, or pass layout=cv.Layout(…) to cv.wrap."
@@ -121,12 +121,12 @@ class Trace:
     def retarget(self, target: Any, *, score: str | None = None) -> Trace:
         """The same forward, another target: one more backward."""
         kind = score or (self.target.score if self.target else "logit")
-        return follow(
+        return run_backward(
             self.recording, one_target(self.recording, target, kind, single=len(self.pixels) == 1), self.rules
         )
 
     @own_grad_mode()
-    def again(self, other: Tensor, rules: str | None = "plain", *, reach: Reach | None = None) -> Trace:
+    def again(self, other: Tensor, rules: str | None = "plain", *, reach: GradientScope | None = None) -> Trace:
         """The same model and target on other pixels [variants·B, 3, H, W]: all images of a variant, then the next.
 
         Or other tokens [variants·B, N, d] at the first block. Each variant costs a forward and a backward (just a
@@ -137,7 +137,7 @@ class Trace:
         how = functools.partial(record, tables=(rules or "plain",), differentiable=rules is not None, start=start)
         made, target = self.rerecorded(pixels, how)
         self.recording.backwards += len(pixels) // len(self.pixels) if rules is not None else 0
-        return follow(made, target, rules, keep=False, reach=reach or EVERYTHING)
+        return run_backward(made, target, rules, keep=False, reach=reach or EVERYTHING)
 
     def rerecorded(self, pixels: Tensor, how: Callable[[Model, Tensor], Recording]) -> tuple[Recording, Target]:
         """A recording of other pixels as in `again`, with the target for it; its forwards are counted here."""
@@ -150,15 +150,15 @@ class Trace:
 
 @own_grad_mode()
 def trace(model: Model, images: Any, target: Any = None, rules: str = "plain", *, score: str = "logit") -> Trace:
-    """One forward and one backward over one image or a batch; see `clairvit.tracing.rules.table` for the rule tables."""
+    """Run one forward and one backward pass over one image or a batch; the rule tables are in `tracing/rules`."""
     check_rules(rules)
     batch = prepare(images, model)
     recording = record(model, batch.pixels, tables=(rules,))
-    return follow(recording, one_target(recording, target, score, single=batch.single), rules)
+    return run_backward(recording, one_target(recording, target, score, single=batch.single), rules)
 
 
 def check_rules(rules: str) -> None:
-    if rules.partition("(")[0] not in (MADE if "(" in rules else TABLES):
+    if rules.partition("(")[0] not in (PARAMETRIC_TABLES if "(" in rules else TABLES):
         raise UnknownName(
             f"There is no rule table '{rules}'; expected one of {', '.join(TABLES)}.{did_you_mean(rules, TABLES)}"
         )
@@ -183,7 +183,7 @@ def one_target(recording: Recording, target: Any, score: str, *, single: bool) -
 
 
 @dataclass(frozen=True)
-class Reach:
+class GradientScope:
     """How far back a backward goes (layer `first`), and where it leaves gradients: attention, tokens, pixels."""
 
     first: int = 0
@@ -192,19 +192,19 @@ class Reach:
     pixels: bool = True
 
 
-EVERYTHING = Reach()
+EVERYTHING = GradientScope()
 
 
-def follow(
+def run_backward(
     recording: Recording,
     target: Target | None,
     rules: str | None = "plain",
     *,
     keep: bool = True,
-    reach: Reach = EVERYTHING,
+    reach: GradientScope = EVERYTHING,
 ) -> Trace:
     """The backward of one target through a recording; `rules=None` makes no backward, `keep=False` frees the graph."""
-    calls, plan = recording.calls, recording.anatomy
+    calls, plan = recording.calls, recording.structure
     wanted = [call.out for call in calls[reach.first :]] if reach.attention else []
     wanted += [x for x in recording.inputs[reach.first :] if x is not None] if reach.tokens else []
     wanted += [recording.pixels] if reach.pixels else []
@@ -233,7 +233,7 @@ def follow(
         found = gradient_of(call.out)
         return None if found is None else call.heads(found)
 
-    places: tuple[Part | Stage, ...] = plan.stages or plan.layers
+    places: tuple[AttentionSite | Stage, ...] = plan.stages or plan.layers
     layers = tuple(
         Layer(
             index=index,

@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from clairvit.perturbation.rng import dice
-from clairvit.training.training_config import Recipe
+from clairvit.perturbation.rng import make_generator
+from clairvit.training.training_config import TrainingConfig
 
 _DRAWS = 7  # down, right, flip, turn, brightness, contrast, saturation
 _GREY = (0.299, 0.587, 0.114)  # how bright red, green and blue are (ITU-R BT.601)
@@ -21,7 +21,7 @@ _GREY = (0.299, 0.587, 0.114)  # how bright red, green and blue are (ITU-R BT.60
 
 def order(count: int, seed: int, epoch: int) -> Tensor:
     """In which order an epoch goes through the images."""
-    return torch.randperm(count, generator=dice(seed, 2 * epoch))
+    return torch.randperm(count, generator=make_generator(seed, 2 * epoch))
 
 
 def batches(rows: Tensor, size: int) -> list[Tensor]:
@@ -30,10 +30,10 @@ def batches(rows: Tensor, size: int) -> list[Tensor]:
 
 def draws(count: int, seed: int, epoch: int) -> Tensor:
     """Numbers in 0..1 [count, 7]: those of an image depend on its place in the set, not on the batch it is in."""
-    return torch.rand(count, _DRAWS, generator=dice(seed, 2 * epoch + 1))
+    return torch.rand(count, _DRAWS, generator=make_generator(seed, 2 * epoch + 1))
 
 
-def shaken(pictures: Tensor, size: tuple[int, int], recipe: Recipe, lots: Tensor) -> Tensor:
+def shaken(pictures: Tensor, size: tuple[int, int], recipe: TrainingConfig, lots: Tensor) -> Tensor:
     """uint8 [B, 3, R, C] -> 0..1 [B, 3, rows, columns], each image as its lots [B, 7] say."""
     values = pictures.float() / 255
     lots = lots.to(values.device)
@@ -47,7 +47,7 @@ def centred(pictures: Tensor, size: tuple[int, int]) -> Tensor:
     return pictures[..., top : top + size[0], left : left + size[1]].float() / 255
 
 
-def _places(pictures: Tensor, size: tuple[int, int], recipe: Recipe, lots: Tensor) -> Tensor:
+def _places(pictures: Tensor, size: tuple[int, int], recipe: TrainingConfig, lots: Tensor) -> Tensor:
     """Where in the picture each pixel of the crop comes from: [B, rows, columns, 2] in −1..1."""
     rows, columns = pictures.shape[-2:]
     # the crop begins at a whole pixel: unturned, it is copied, not smoothed

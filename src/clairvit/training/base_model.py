@@ -11,14 +11,14 @@ import torch
 from torch import nn
 
 from clairvit.errors import BadInput
-from clairvit.models.sources import file as from_file
-from clairvit.models.sources import timm as from_timm
 from clairvit.models import notes
-from clairvit.models.sources.hub import fetching, hub_blocked
+from clairvit.models.load import BUILT_IN, built_in_weights, load, split
 from clairvit.models.model import Preprocess
 from clairvit.models.preprocess import NOT_GIVEN, PreprocessOptions
 from clairvit.models.request import Request
-from clairvit.models.load import BUILT_IN, built_in_weights, load, split
+from clairvit.models.sources import file as from_file
+from clairvit.models.sources import timm as from_timm
+from clairvit.models.sources.hub import fetching, hub_blocked
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from clairvit._io import beside, write_whole
+from clairvit._io import atomic_write, beside
 from clairvit.errors import BadInput
 
 _FORMAT = 1
@@ -55,7 +55,7 @@ def write_tensors(tensors: Mapping[str, Tensor], notes: Mapping[str, str], path:
     from safetensors.torch import save
 
     content = save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, dict(notes))
-    write_whole(path, *_ordered(content))
+    atomic_write(path, *_ordered(content))
 
 
 def check_place(path: Path) -> None:

@@ -17,15 +17,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from clairvit.data.dataset import Album, Failed
+from clairvit.data.dataset import Failed, ImageDataset
 from clairvit.errors import BadInput, ClairError
 from clairvit.models import notes
+from clairvit.models.load import DTYPES, usable_device
 from clairvit.models.model import Preprocess, first_scores
 from clairvit.models.preprocess import preprocess_options
 from clairvit.models.request import Size, rows_columns
-from clairvit.models.load import DTYPES, usable_device
-from clairvit.perturbation.progress import telling
+from clairvit.perturbation.progress import report_progress
 from clairvit.training.augment import batches, centred, draws, order, shaken
+from clairvit.training.base_model import Wanted, begin
 from clairvit.training.checkpoint import (
     Epoch,
     Progress,
@@ -36,8 +37,7 @@ from clairvit.training.checkpoint import (
     write_tensors,
 )
 from clairvit.training.image_cache import Pictures, class_names, numbered, read_pictures, split
-from clairvit.training.training_config import Recipe
-from clairvit.training.base_model import Wanted, begin
+from clairvit.training.training_config import TrainingConfig
 
 Told = Callable[[Epoch], None]
 
@@ -64,7 +64,7 @@ class _Room:
 
     module: nn.Module
     seen: Preprocess
-    recipe: Recipe
+    recipe: TrainingConfig
     device: torch.device
 
     def normalised(self, pictures: Tensor) -> Tensor:
@@ -90,11 +90,11 @@ class _Set:
 
 
 def finetune(
-    album: Album,
+    album: ImageDataset,
     model: str = "timm:vit_base_patch16_224",
     *,
-    validation: Album | None = None,
-    recipe: Recipe | None = None,
+    validation: ImageDataset | None = None,
+    recipe: TrainingConfig | None = None,
     out: str | Path = "model.safetensors",
     classes: Sequence[str] | None = None,
     pretrained: bool = True,
@@ -119,7 +119,7 @@ def finetune(
     The checkpoint (weights and two moments of each, three times the size) stays when training is complete, so that more
     epochs go on exactly; `keep_state=False` removes it then.
     """
-    recipe, path = recipe or Recipe(), Path(out).expanduser()
+    recipe, path = recipe or TrainingConfig(), Path(out).expanduser()
     if path.suffix != ".safetensors":
         raise BadInput(f"'{path}' ends in '{path.suffix}'; expected a name for weights that ends in .safetensors.")
     if dtype not in DTYPES:
@@ -134,10 +134,10 @@ def finetune(
 
 
 def _finetune(
-    album: Album,
-    validation: Album | None,
+    album: ImageDataset,
+    validation: ImageDataset | None,
     wanted: Wanted,
-    recipe: Recipe,
+    recipe: TrainingConfig,
     path: Path,
     classes: Sequence[str] | None,
     device: torch.device,
@@ -181,11 +181,11 @@ def checkpoint_of(path: Path) -> Path:
 
 def _sets(
     pictures: Pictures,
-    validation: Album | None,
+    validation: ImageDataset | None,
     names: tuple[str, ...],
     box: tuple[int, int],
     interpolation: str,
-    recipe: Recipe,
+    recipe: TrainingConfig,
     failed: Failed | None,
 ) -> tuple[_Set, _Set]:
     numbers = numbered(pictures.labels, names)
@@ -198,7 +198,7 @@ def _sets(
 
 
 def _settings(
-    wanted: Wanted, recipe: Recipe, names: tuple[str, ...], trained: _Set, kept: _Set, dtype: str
+    wanted: Wanted, recipe: TrainingConfig, names: tuple[str, ...], trained: _Set, kept: _Set, dtype: str
 ) -> dict[str, Any]:
     """What must be the same for a run to go on; it may be longer or more patient than it was meant to be."""
     how = {key: value for key, value in vars(recipe).items() if key not in ("epochs", "patience")}
@@ -276,7 +276,7 @@ def _change(key: str, before: Any, now: Any) -> str:
     return f"{key} was {before}, now {now}"
 
 
-def _groups(module: nn.Module, recipe: Recipe) -> list[dict[str, Any]]:
+def _groups(module: nn.Module, recipe: TrainingConfig) -> list[dict[str, Any]]:
     """Return the parameters in two groups with rates of their own: all but the head, and the head (it may be empty)."""
     classifier: Any = getattr(module, "get_classifier", None)
     heads = [one for one in [classifier() if classifier else None] if isinstance(one, nn.Module)]
@@ -301,7 +301,7 @@ def _epoch(
     sequence, lots = order(len(trained), recipe.seed, number), draws(len(trained), recipe.seed, number)
     total, right, rate = 0.0, 0, 0.0
     room.module.train()
-    with telling(what, len(trained)) as tell:
+    with report_progress(what, len(trained)) as tell:
         for chosen in batches(sequence, recipe.batch):
             pictures = trained.pictures.some(trained.rows[chosen]).to(room.device)
             truth = trained.numbers[chosen].to(room.device)

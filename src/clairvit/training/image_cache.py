@@ -12,12 +12,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from clairvit.data.dataset import Album, Failed
+from clairvit.data.dataset import Failed, ImageDataset
 from clairvit.data.hashing import digest
 from clairvit.errors import BadInput, ClairError, did_you_mean
 from clairvit.models.model import Model, Preprocess
-from clairvit.perturbation.rng import dice
-from clairvit.perturbation.progress import telling
+from clairvit.perturbation.progress import report_progress
+from clairvit.perturbation.rng import make_generator
 
 IN_MEMORY = 4 << 30  # bytes; larger sets lie in a temporary file that the system reads and forgets as needed
 _AT_ONCE = 64
@@ -40,7 +40,7 @@ class Pictures:
 
 
 def read_pictures(
-    album: Album,
+    album: ImageDataset,
     box: tuple[int, int],
     interpolation: str,
     failed: Failed | None = None,
@@ -75,7 +75,7 @@ def read_pictures(
 
     labels: list[int | str] = []
     marks: list[str] = []
-    with telling("reading images", len(album)) as tell, ThreadPoolExecutor() as threads:
+    with report_progress("reading images", len(album)) as tell, ThreadPoolExecutor() as threads:
         for start in range(0, len(album), _AT_ONCE):
             rows = range(start, min(start + _AT_ONCE, len(album)))
             for row, found in zip(rows, threads.map(page, rows), strict=True):
@@ -124,7 +124,7 @@ def split(numbers: Tensor, share: float, seed: int) -> tuple[Tensor, Tensor]:
     kept: list[Tensor] = []
     for number in sorted(set(numbers.tolist())):
         rows = (numbers == number).nonzero().flatten()
-        rows = rows[torch.randperm(len(rows), generator=dice(seed, -1 - number))]
+        rows = rows[torch.randperm(len(rows), generator=make_generator(seed, -1 - number))]
         count = min(max(round(share * len(rows)), 1), len(rows) - 1)
         kept.append(rows[:count])
         trained.append(rows[count:])

@@ -17,7 +17,7 @@ RESIZED, CUT = 256, 224  # FocusViT's short side and crop; other input sizes kee
 
 
 @dataclass(frozen=True)
-class Recipe:
+class TrainingConfig:
     """AdamW with a rate that rises at first and falls in steps, cross-entropy, early stopping by validation accuracy.
 
     The rate of step t (from 0) is base · min(1, (t + 1) / (w + 1)) · gamma^(epoch // every) with w = warmup · steps of
@@ -66,7 +66,7 @@ class Recipe:
         if not 0 < self.held_out < 1:
             raise BadInput(f"held_out={self.held_out} was given for fine-tuning; expected a share between 0 and 1.")
 
-    def settled(self, pretrained: bool, new_head: bool) -> Recipe:
+    def settled(self, pretrained: bool, new_head: bool) -> TrainingConfig:
         """Return the recipe with both rates as numbers, for weights that are pretrained or not."""
         rate = self.rate if self.rate is not None else PRETRAINED_RATE if pretrained else DRAWN_RATE
         head_rate = self.head_rate
@@ -96,14 +96,14 @@ class Recipe:
 
 
 RECIPES = {
-    "default": Recipe(),
+    "default": TrainingConfig(),
     # "AdamW … with a learning rate of 1×10⁻⁴, a StepLR scheduler (decay factor 0.7 every 10 epochs), and a batch size
     # of 32 … early stopping … patience of 5": one rate for all weights, nothing else is named
-    "focusvit": Recipe(rate=1e-4, head_rate=1e-4, warmup=0, clip=None),
+    "focusvit": TrainingConfig(rate=1e-4, head_rate=1e-4, warmup=0, clip=None),
 }
 
 
-def named_recipe(name: str) -> Recipe:
+def named_recipe(name: str) -> TrainingConfig:
     """Return a recipe of `RECIPES` by its name."""
     if name not in RECIPES:
         known = ", ".join(RECIPES)

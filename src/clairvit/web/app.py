@@ -19,8 +19,8 @@ from starlette.exceptions import HTTPException
 from clairvit._version import __version__
 from clairvit.errors import BadInput, ClairError
 from clairvit.web import handlers as work
-from clairvit.web.state import Desk, list_methods, settle
 from clairvit.web.job_queue import Busy, Job, Stopped, TooSlow
+from clairvit.web.middleware import STUMBLED, RequestLimits, Rules
 from clairvit.web.schemas import (
     CurveAsked,
     CurveReply,
@@ -32,8 +32,8 @@ from clairvit.web.schemas import (
     TraceAsked,
     TraceReply,
 )
-from clairvit.web.uploads import MOST_BYTES, BadPhoto, Forgotten, Photo
-from clairvit.web.middleware import STUMBLED, Guard, Rules
+from clairvit.web.state import AppState, methods_reply, settle
+from clairvit.web.uploads import MOST_BYTES, InvalidUpload, Upload, UploadExpired
 
 STATIC = Path(__file__).parent / "static"
 _PROBLEMS: dict[int | str, dict[str, Any]] = {
@@ -52,12 +52,12 @@ _PROBLEMS: dict[int | str, dict[str, Any]] = {
 router = APIRouter(prefix="/api", responses=_PROBLEMS)
 
 
-def _desk(request: Request) -> Desk:
-    desk: Desk = request.app.state.desk
+def _desk(request: Request) -> AppState:
+    desk: AppState = request.app.state.desk
     return desk
 
 
-AtDesk = Annotated[Desk, Depends(_desk)]
+AtDesk = Annotated[AppState, Depends(_desk)]
 
 
 @router.get("/models", summary="The models on this server, and its limits")
@@ -67,7 +67,7 @@ async def models(desk: AtDesk) -> ModelsReply:
 
 @router.get("/methods", summary="Every method, family by family")
 async def methods() -> MethodsReply:
-    return list_methods()
+    return methods_reply()
 
 
 @router.post(
@@ -125,12 +125,12 @@ async def curve(request: Request, desk: AtDesk, asked: CurveAsked) -> Response:
     return await _answered(request, job, asked.stream)
 
 
-def _patches(desk: Desk, model: str) -> int:
+def _patches(desk: AppState, model: str) -> int:
     rows, columns = desk.card(model).grid
     return rows * columns
 
 
-async def _photo(request: Request, desk: Desk, asked: ExplainAsked) -> Photo:
+async def _photo(request: Request, desk: AppState, asked: ExplainAsked) -> Upload:
     if asked.image is None:
         return desk.photos.find(asked.photo)
     file = asked.image.file  # on disk if it is large; read when its turn comes, so that one at a time is in memory
@@ -171,10 +171,10 @@ async def _lines(job: Job[Response]) -> AsyncIterator[bytes]:
 
 def _problem(error: Exception) -> tuple[int, Problem] | None:
     """Everything that is the client's or the clock's doing; None: a bug of ours."""
-    if isinstance(error, BadPhoto):
+    if isinstance(error, InvalidUpload):
         kind = "too-large" if error.status == 413 else "bad-photo"
         return error.status, Problem.model_validate({"kind": kind, "message": str(error)})
-    if isinstance(error, Forgotten):
+    if isinstance(error, UploadExpired):
         return 404, Problem(kind="forgotten-photo", message=str(error))
     if isinstance(error, Busy):
         return 429, Problem(kind="busy", message=str(error), retry_after=error.retry_after)
@@ -205,7 +205,7 @@ async def _tell(_: Request, error: Exception) -> Response:
     return JSONResponse(problem.model_dump(), status, headers)
 
 
-def create_app(desk: Desk, rules: Rules | None = None) -> FastAPI:
+def create_app(desk: AppState, rules: Rules | None = None) -> FastAPI:
     @asynccontextmanager
     async def life(_: FastAPI) -> AsyncIterator[None]:
         yield
@@ -222,8 +222,17 @@ def create_app(desk: Desk, rules: Rules | None = None) -> FastAPI:
     )
     app.state.desk = desk
     app.include_router(router)
-    for kind in (BadPhoto, Forgotten, Busy, TooSlow, Stopped, ClairError, RequestValidationError, HTTPException):
+    for kind in (
+        InvalidUpload,
+        UploadExpired,
+        Busy,
+        TooSlow,
+        Stopped,
+        ClairError,
+        RequestValidationError,
+        HTTPException,
+    ):
         app.add_exception_handler(kind, _tell)
     app.mount("/", StaticFiles(directory=STATIC, html=True), name="page")
-    app.add_middleware(Guard, rules=rules or Rules())
+    app.add_middleware(RequestLimits, rules=rules or Rules())
     return app

@@ -17,23 +17,22 @@ from PIL import Image
 from torch import Tensor
 
 from clairvit.errors import BadInput
-from clairvit.methods.spec import Bound
 from clairvit.methods.explain import Comparison, compare, explain
 from clairvit.methods.explanation import Explanation
 from clairvit.methods.planner import record_for, run_all
-from clairvit.metrics.context import Case
+from clairvit.methods.spec import MethodSpec
+from clairvit.metrics.context import EvalContext
 from clairvit.metrics.curves import Walk, area, falling, rising
 from clairvit.models.images import Batch
 from clairvit.models.model import Model
-from clairvit.targets.target import resolve
-from clairvit.perturbation.batching import pace
-from clairvit.perturbation.rng import dice
+from clairvit.perturbation.batching import execution_options
+from clairvit.perturbation.rng import make_generator
+from clairvit.plotting.labels import guesses
 from clairvit.plotting.overlay import photo_of
 from clairvit.plotting.save import dumps, record
-from clairvit.plotting.labels import guesses
+from clairvit.targets.target import resolve
 from clairvit.tracing.module_state import own_grad_mode
-from clairvit.tracing.trace import follow
-from clairvit.web.state import seen
+from clairvit.tracing.trace import run_backward
 from clairvit.web.schemas import (
     Band,
     CurveAsked,
@@ -48,12 +47,13 @@ from clairvit.web.schemas import (
     Walked,
     numbers,
 )
-from clairvit.web.uploads import Photo, Photos
+from clairvit.web.state import seen
+from clairvit.web.uploads import Upload, UploadStore
 
 ORDERS_BY_LOT = 5  # whose mean and range is the random baseline
 
 
-def explain_photo(model: Model, photo: Photo, bounds: Sequence[Bound], asked: ExplainAsked) -> Comparison:
+def explain_photo(model: Model, photo: Upload, bounds: Sequence[MethodSpec], asked: ExplainAsked) -> Comparison:
     """Methods that do not fit the model are left out of a list; alone, the reason is an error."""
     batch = Batch(photo.pixels[model.name], (photo.mark,), single=True)
     targets: Any = [class_of(text) for text in asked.target] or None
@@ -76,7 +76,7 @@ def class_of(text: str) -> int | str:
     return int(text) if text.isascii() and text.isdigit() else text
 
 
-def as_reply(found: Comparison, photo: Photo, model: Model, asked: ExplainAsked) -> ExplainReply:
+def as_reply(found: Comparison, photo: Upload, model: Model, asked: ExplainAsked) -> ExplainReply:
     first = next(iter(found.values()), None)
     if first is None:
         raise BadInput(f"None of the methods fits this model: {next(iter(found.skipped.values()))}")
@@ -132,7 +132,7 @@ def _png(pixels: Tensor, model: Model) -> str:
     return base64.b64encode(buffer.getvalue()).decode()
 
 
-def attention_of(model: Model, photos: Photos, layer: int, asked: TraceAsked) -> TraceReply:
+def attention_of(model: Model, photos: UploadStore, layer: int, asked: TraceAsked) -> TraceReply:
     trace = seen(model, photos, asked.photo)
     if not 0 <= layer < len(trace.layers):
         raise BadInput(f"Layer {layer} was asked for; expected 0 to {len(trace.layers) - 1}.")
@@ -159,14 +159,14 @@ def attention_of(model: Model, photos: Photos, layer: int, asked: TraceAsked) ->
     )
 
 
-def curve_of(model: Model, photo: Photo, bound: Bound, asked: CurveAsked) -> CurveReply:
+def curve_of(model: Model, photo: Upload, bound: MethodSpec, asked: CurveAsked) -> CurveReply:
     """The score as the patches go and come in the map's order, and in a few orders by lot."""
-    with pace(most_at_once(model)):
+    with execution_options(most_at_once(model)):
         return _curve_of(model, photo, bound, asked)
 
 
 @own_grad_mode()
-def _curve_of(model: Model, photo: Photo, bound: Bound, asked: CurveAsked) -> CurveReply:
+def _curve_of(model: Model, photo: Upload, bound: MethodSpec, asked: CurveAsked) -> CurveReply:
     recording = record_for([bound], model, photo.pixels[model.name])
     target: Any = None if asked.target is None else class_of(asked.target)
     logits = recording.logits.detach()
@@ -175,9 +175,9 @@ def _curve_of(model: Model, photo: Photo, bound: Bound, asked: CurveAsked) -> Cu
     if result.error is not None:
         raise result.error
     assert result.maps is not None
-    trace = follow(recording, goal, None)
+    trace = run_backward(recording, goal, None)
     luck = [_by_lot(trace.layout.grid, asked.seed, k).to(result.maps) for k in range(ORDERS_BY_LOT)]
-    case = Case(trace=trace, bounds=(bound,), raw=(result.maps.detach(), *luck), seed=asked.seed)
+    case = EvalContext(trace=trace, bounds=(bound,), raw=(result.maps.detach(), *luck), seed=asked.seed)
     walk = Walk(steps=asked.steps, ends=True)
     counts = walk.stops(case.patches)[1]
     walks = {
@@ -203,7 +203,7 @@ def _curve_of(model: Model, photo: Photo, bound: Bound, asked: CurveAsked) -> Cu
 
 
 def _by_lot(grid: tuple[int, int], seed: int, k: int) -> Tensor:
-    return torch.rand(1, *grid, generator=dice(seed, k))
+    return torch.rand(1, *grid, generator=make_generator(seed, k))
 
 
 def _band(x: Tensor, y: Tensor) -> Band:

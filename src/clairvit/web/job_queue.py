@@ -19,7 +19,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-from clairvit.perturbation.progress import watching
+from clairvit.perturbation.progress import on_progress
 
 Made = TypeVar("Made")
 LOOK = 0.1  # seconds between two looks at whether the client is still there
@@ -103,7 +103,7 @@ class Job(Generic[Made]):
             self.leave()  # also when this request itself was cancelled
 
 
-class Lane:
+class JobQueue:
     """One worker and a few places to wait in."""
 
     def __init__(self, name: str, places: int, seconds: float) -> None:
@@ -135,7 +135,7 @@ class Lane:
         started = time.monotonic()
         try:
             job.begun, job.progress = started, ("working", 0, 0)
-            with watching(job.watch):
+            with on_progress(job.watch):
                 return work()
         finally:
             self._usual += 0.2 * (time.monotonic() - started - self._usual)

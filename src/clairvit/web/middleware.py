@@ -60,7 +60,7 @@ class _Refused(Exception):
     """Where the app reads a body that is not read further, or writes to nobody; the guard has the answer."""
 
 
-class Guard:
+class RequestLimits:
     def __init__(self, app: Asgi, rules: Rules) -> None:
         self.app, self.rules = app, rules
         self._inside = 0
@@ -121,7 +121,7 @@ class Guard:
 class _Visit:
     """One request that was let in: bytes are counted on their way in, answers get our headers on their way out."""
 
-    def __init__(self, guard: Guard, receive: Receive, send: Send, most: int, is_api: bool) -> None:
+    def __init__(self, guard: RequestLimits, receive: Receive, send: Send, most: int, is_api: bool) -> None:
         self.plain_receive, self.plain_send = receive, send
         self.guard, self.most, self.is_api = guard, most, is_api
         self.came, self.is_here, self.answered = 0, False, False

@@ -9,12 +9,12 @@ import uvicorn
 
 from clairvit.errors import ClairWarning
 from clairvit.web.app import create_app
-from clairvit.web.state import Desk
 from clairvit.web.middleware import Rules
+from clairvit.web.state import AppState
 
 
 class _Server(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config, desk: Desk) -> None:
+    def __init__(self, config: uvicorn.Config, desk: AppState) -> None:
         super().__init__(config)
         self._desk = desk
 
@@ -23,7 +23,7 @@ class _Server(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-def run(desk: Desk, rules: Rules, listener: socket.socket) -> None:
+def run(desk: AppState, rules: Rules, listener: socket.socket) -> None:
     """Serve until Ctrl-C."""
     config = uvicorn.Config(
         create_app(desk, rules),

@@ -10,17 +10,17 @@ from torch import nn
 
 from clairvit._version import __version__
 from clairvit.errors import BadInput, UnknownName, did_you_mean
-from clairvit.methods.spec import Bound, bind
 from clairvit.methods.explanation import Cost
 from clairvit.methods.flow import Flow
 from clairvit.methods.registry import FAMILIES, Method, by_family, list_methods
+from clairvit.methods.spec import MethodSpec, resolve_method
 from clairvit.models.model import Model
 from clairvit.targets.target import class_name
 from clairvit.tracing.recording import record
-from clairvit.tracing.trace import Trace, follow
-from clairvit.web.job_queue import Lane
+from clairvit.tracing.trace import Trace, run_backward
+from clairvit.web.job_queue import JobQueue
 from clairvit.web.schemas import Limits, MethodCard, MethodsReply, ModelCard, ModelsReply
-from clairvit.web.uploads import MOST_BYTES, MOST_PIXELS, Photos
+from clairvit.web.uploads import MOST_BYTES, MOST_PIXELS, UploadStore
 
 ALL = "all"
 MOST_PASSES = 20_000  # of one request; what would take more is refused before it begins
@@ -32,11 +32,11 @@ PLACES = {"photos": 8, "quick": 16, "longer": 6, "slow": 4}  # longer: many meth
 
 
 @dataclass(frozen=True, eq=False)
-class Desk:
+class AppState:
     models: dict[str, dict[str, Model]]  # lane -> name -> model; the weights of a model are there once
     cards: tuple[ModelCard, ...]
-    lanes: dict[str, Lane]
-    photos: Photos
+    lanes: dict[str, JobQueue]
+    photos: UploadStore
     seconds: float
 
     def model_name(self, asked: str | None) -> str:
@@ -61,7 +61,7 @@ class Desk:
             lane.close()
 
 
-def open_desk(models: Sequence[Model], seconds: float = 120.0) -> Desk:
+def create_state(models: Sequence[Model], seconds: float = 120.0) -> AppState:
     """Look at each model once, so that the first request need not, and hand every lane its own."""
     if not models:
         raise BadInput("No models were given; expected at least one.")
@@ -71,10 +71,10 @@ def open_desk(models: Sequence[Model], seconds: float = 120.0) -> Desk:
     for model in models:
         model.module.requires_grad_(False).eval()
     every = {lane: {model.name: _twin(model) for model in models} for lane in PLACES if lane != "photos"}
-    photos = Photos({model.name: model for model in models})
+    photos = UploadStore({model.name: model for model in models})
     cards = tuple(_card(model, photos) for model in every["quick"].values())
-    lanes = {name: Lane(name, places, seconds) for name, places in PLACES.items()}
-    return Desk(every, cards, lanes, photos, seconds)
+    lanes = {name: JobQueue(name, places, seconds) for name, places in PLACES.items()}
+    return AppState(every, cards, lanes, photos, seconds)
 
 
 def _twin(model: Model) -> Model:
@@ -84,13 +84,13 @@ def _twin(model: Model) -> Model:
     return replace(model, module=module)
 
 
-def seen(model: Model, photos: Photos, mark: str) -> Trace:
+def seen(model: Model, photos: UploadStore, mark: str) -> Trace:
     """A forward without gradients."""
     recording = record(model, photos.find(mark).pixels[model.name], differentiable=False)
-    return follow(recording, None, None)
+    return run_backward(recording, None, None)
 
 
-def _card(model: Model, photos: Photos) -> ModelCard:
+def _card(model: Model, photos: UploadStore) -> ModelCard:
     trace = seen(model, photos, "demo")
     calls = [layer.call for layer in trace.layers if layer.call is not None and layer.call.kind == "tokens"]
     heads = int(trace.layers[-1].A.shape[1]) if calls and len(calls) == len(trace.layers) else 0
@@ -106,7 +106,7 @@ def _card(model: Model, photos: Photos) -> ModelCard:
     )
 
 
-def list_methods() -> MethodsReply:
+def methods_reply() -> MethodsReply:
     found = list_methods()
     ordered = [found[place] for place in by_family(method.family for method in found)]
     families = list(dict.fromkeys(method.family for method in ordered))
@@ -138,14 +138,14 @@ def is_one_trace(method: Method) -> bool:
     return not method.slow and method.name not in _JOINS and method.own_cost(**method.options) == Cost()
 
 
-def settle(texts: Sequence[str], patches: int, targets: int = 1) -> tuple[list[Bound], str]:
+def settle(texts: Sequence[str], patches: int, targets: int = 1) -> tuple[list[MethodSpec], str]:
     """The methods of a request, and the lane that it belongs to; work without end is refused here."""
     listed = [
         name
         for text in texts
         for name in ([m.name for m in list_methods() if is_one_trace(m)] if text.strip() == ALL else [text])
     ]
-    bounds = list({bound.text: bound for bound in map(bind, listed)}.values())
+    bounds = list({bound.text: bound for bound in map(resolve_method, listed)}.values())
     every = [one for bound in bounds for one in (bound, *bound.members)]
     for one in every:
         for key, value in one.options:

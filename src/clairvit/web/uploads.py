@@ -30,7 +30,7 @@ _PAGE = re.compile(rb"<!doctype|<\?php|%PDF-|%%EOF|<(?:html|svg|script)[\s/>]", 
 _START, _END = 1024, 66_000  # bytes that are looked at
 
 
-class BadPhoto(Exception):
+class InvalidUpload(Exception):
     """An upload that is refused, with the status that says why: 413 too large, 415 no photo, 422 a broken one."""
 
     def __init__(self, status: int, message: str) -> None:
@@ -38,12 +38,12 @@ class BadPhoto(Exception):
         self.status = status
 
 
-class Forgotten(Exception):
+class UploadExpired(Exception):
     """A photo that is not, or no longer, in memory."""
 
 
 @dataclass(frozen=True, eq=False)
-class Photo:
+class Upload:
     """What each model sees of it. The file itself is not kept."""
 
     mark: str
@@ -57,33 +57,43 @@ class Photo:
 def decode(data: bytes) -> Image.Image:
     """An upright RGB image, or BadPhoto; nothing is decoded before its size is known."""
     if not data:
-        raise BadPhoto(422, f"The file is empty; expected a photo: {KINDS}.")
+        raise InvalidUpload(422, f"The file is empty; expected a photo: {KINDS}.")
     if len(data) > MOST_BYTES:
-        raise BadPhoto(413, f"The file has {len(data):,} bytes; expected at most {MOST_BYTES:,}: send a smaller copy.")
+        raise InvalidUpload(
+            413, f"The file has {len(data):,} bytes; expected at most {MOST_BYTES:,}: send a smaller copy."
+        )
     if _is_also_something_else(data):
-        raise BadPhoto(415, "The file is a page or an archive as well as an image; expected a photo and nothing else.")
+        raise InvalidUpload(
+            415, "The file is a page or an archive as well as an image; expected a photo and nothing else."
+        )
     # Compressed data cannot hold this marker, so these are scans (and those of the thumbnail).
     if data.startswith(b"\xff\xd8") and data.count(b"\xff\xda") > MOST_SCANS:
-        raise BadPhoto(422, f"The JPEG has more than {MOST_SCANS} scans, which takes too long to read; save it again.")
+        raise InvalidUpload(
+            422, f"The JPEG has more than {MOST_SCANS} scans, which takes too long to read; save it again."
+        )
     try:
         image = open_image(io.BytesIO(data), formats=FORMATS)
     except Image.DecompressionBombError as error:
-        raise BadPhoto(413, f"{_TOO_MANY} Send a smaller copy.") from error
+        raise InvalidUpload(413, f"{_TOO_MANY} Send a smaller copy.") from error
     except UnidentifiedImageError as error:
-        raise BadPhoto(415, f"This is not a photo that can be read here; expected {KINDS}: convert it.") from error
+        raise InvalidUpload(415, f"This is not a photo that can be read here; expected {KINDS}: convert it.") from error
     except Exception as error:  # pillow's parsers raise a dozen kinds on broken headers
-        raise BadPhoto(422, f"The photo is damaged ({_reason(error)}); expected a whole one: save it again.") from error
+        raise InvalidUpload(
+            422, f"The photo is damaged ({_reason(error)}); expected a whole one: save it again."
+        ) from error
     with image:
         if image.width * image.height > MOST_PIXELS:
-            raise BadPhoto(413, f"The photo has {image.width:,} × {image.height:,} pixels. {_TOO_MANY}")
+            raise InvalidUpload(413, f"The photo has {image.width:,} × {image.height:,} pixels. {_TOO_MANY}")
         if not 1 / 100 <= image.width / max(1, image.height) <= 100:
-            raise BadPhoto(422, f"The photo is {image.width} × {image.height} pixels, too narrow to look at; crop it.")
+            raise InvalidUpload(
+                422, f"The photo is {image.width} × {image.height} pixels, too narrow to look at; crop it."
+            )
         try:
             image.load()
             return read_image(image)
         except Exception as error:
             message = f"The photo is damaged ({_reason(error)}); expected a whole one: save or download it again."
-            raise BadPhoto(422, message) from error
+            raise InvalidUpload(422, message) from error
 
 
 _TOO_MANY = f"Photos of more than {MOST_PIXELS // 1_000_000} megapixels are not decoded."
@@ -98,17 +108,17 @@ def _is_also_something_else(data: bytes) -> bool:
     return any(_PAGE.search(part) for part in (data[:_START], data[-_END:])) or zipfile.is_zipfile(io.BytesIO(data))
 
 
-class Photos:
+class UploadStore:
     """The photos in memory, the longest unused forgotten first; the demo always stays."""
 
     def __init__(self, models: Mapping[str, Model], most: int = KEPT_BYTES) -> None:
         self._models, self._most = models, most
         self._key = secrets.token_bytes(32)  # a mark says nothing to somebody who has the same photo
         self._lock = threading.Lock()
-        self._kept: OrderedDict[str, Photo] = OrderedDict()
+        self._kept: OrderedDict[str, Upload] = OrderedDict()
         self._demo = self._seen(DEMO, read_image(DEMO))
 
-    def add(self, data: bytes) -> Photo:
+    def add(self, data: bytes) -> Upload:
         mark = hashlib.blake2b(data, key=self._key, digest_size=16).hexdigest()
         with self._lock:
             if mark in self._kept:
@@ -121,12 +131,12 @@ class Photos:
                 self._kept.popitem(last=False)
         return photo
 
-    def find(self, mark: str) -> Photo:
+    def find(self, mark: str) -> Upload:
         if mark == DEMO:
             return self._demo
         with self._lock:
             if mark not in self._kept:
-                raise Forgotten("This photo is not (or no longer) in the server's memory; send the file again.")
+                raise UploadExpired("This photo is not (or no longer) in the server's memory; send the file again.")
             self._kept.move_to_end(mark)
             return self._kept[mark]
 
@@ -134,5 +144,5 @@ class Photos:
     def bytes(self) -> int:
         return sum(photo.bytes for photo in self._kept.values())
 
-    def _seen(self, mark: str, image: Image.Image) -> Photo:
-        return Photo(mark, {name: prepare([image], model).pixels for name, model in self._models.items()})
+    def _seen(self, mark: str, image: Image.Image) -> Upload:
+        return Upload(mark, {name: prepare([image], model).pixels for name, model in self._models.items()})

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from clairvit.data.formats.entry import Entry, Found, Known, Size, entry, files_in, folders_in, mat_of
-from clairvit.data.formats.registry import Asked, dataset
+from clairvit.data.formats.entry import Annotation, DatasetIndex, Entry, Size, entry, files_in, folders_in, mat_of
+from clairvit.data.formats.registry import DataRequest, dataset
 from clairvit.data.formats.shapes import filled
 from clairvit.errors import BadInput
 
@@ -42,7 +42,7 @@ def fetch(folder: Path) -> None:
     inside=("caltech101", "caltech-101"),
     fetch=fetch,
 )
-def caltech101(asked: Asked) -> Found:
+def caltech101(asked: DataRequest) -> DatasetIndex:
     folders = [one for one in folders_in(asked.root / "101_ObjectCategories") if one.name != "BACKGROUND_Google"]
     masked = (asked.root / "Annotations").is_dir()
     notes = () if masked else ("Without Annotations/ (Annotations.tar) the objects have no masks.",)
@@ -51,16 +51,16 @@ def caltech101(asked: Asked) -> Found:
         for label, folder in enumerate(folders)
         for image in files_in(folder, ".jpg", ".jpeg")
     )
-    return Found(entries, tuple(folder.name for folder in folders), has_masks=masked, notes=notes)
+    return DatasetIndex(entries, tuple(folder.name for folder in folders), has_masks=masked, notes=notes)
 
 
 def _object(root: Path, image: Path, label: int) -> Entry:
     kind = image.parent.name
     drawn = root / "Annotations" / _OUTLINES.get(kind, kind) / f"annotation_{image.stem.rsplit('_', 1)[-1]}.mat"
 
-    def known(size: Size) -> Known:
+    def known(size: Size) -> Annotation:
         if not drawn.exists():
-            return Known(label, masked=False)
+            return Annotation(label, masked=False)
         box, outline = mat_of(drawn, "box_coord", "obj_contour")  # top, bottom, left, right; x and y [2, points]
         if box.shape != (4,) or outline.ndim != 2 or len(outline) != 2:
             raise BadInput(
@@ -69,6 +69,6 @@ def _object(root: Path, image: Path, label: int) -> Entry:
             )
         # the outline is drawn from the box's corner; MATLAB's first pixel has its centre at 1, ours at 0.5
         corner = box[[2, 0]].astype(float) - 0.5
-        return Known(label, {label: filled(outline.T + corner, (size[1], size[0]))})
+        return Annotation(label, {label: filled(outline.T + corner, (size[1], size[0]))})
 
     return entry(root, image, label, known, drawn)

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from clairvit.data.formats.entry import Entry, Found, Known, Mask
-from clairvit.data.formats.registry import Asked, dataset
+from clairvit.data.formats.entry import Annotation, DatasetIndex, Entry, Mask
+from clairvit.data.formats.registry import DataRequest, dataset
 from clairvit.data.formats.shapes import segmented
 from clairvit.errors import BadInput
 
@@ -31,7 +31,7 @@ annotations/
     inside=("coco", "COCO"),
     why_no_download="torchvision has no downloader for it; val2017.zip and the annotations are on cocodataset.org",
 )
-def coco(asked: Asked) -> Found:
+def coco(asked: DataRequest) -> DatasetIndex:
     """True class: the one with the largest area in what the model sees; the next one is the other."""
     listed = asked.root / "annotations" / f"instances_{asked.split}.json"
     try:
@@ -50,14 +50,14 @@ def coco(asked: Asked) -> Found:
         ) from error
     empty = sum(not one for one in drawn.values())
     notes = (f"{empty} of {len(entries)} images have no object: no mask and no true class.",) if empty else ()
-    return Found(entries, classes, has_masks=True, has_others=True, notes=notes)
+    return DatasetIndex(entries, classes, has_masks=True, has_others=True, notes=notes)
 
 
 def _photo(root: Path, split: str, image: dict[str, Any], drawn: list[dict[str, Any]]) -> Entry:
     size = (int(image["height"]), int(image["width"]))
     name = f"{split}/{image['file_name']}"
 
-    def known(_: tuple[int, int]) -> Known:
+    def known(_: tuple[int, int]) -> Annotation:
         objects: dict[int, Mask] = {}
         for one in drawn:
             try:
@@ -68,7 +68,7 @@ def _photo(root: Path, split: str, image: dict[str, Any], drawn: list[dict[str, 
                     "expected polygons or run lengths."
                 ) from error
             objects[one["class"]] = objects.get(one["class"], np.zeros(size, dtype=bool)) | mask
-        return Known(None, objects, masked=bool(drawn))
+        return Annotation(None, objects, masked=bool(drawn))
 
     def largest() -> int | None:
         """By COCO's own areas: a sample of thousands is drawn without drawing their outlines."""

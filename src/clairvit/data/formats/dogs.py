@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from xml.etree import ElementTree
 
-from clairvit.data.formats.entry import Entry, Found, Known, Size, entry, folders_in, mat_of
-from clairvit.data.formats.registry import Asked, dataset
+from clairvit.data.formats.entry import Annotation, DatasetIndex, Entry, Size, entry, folders_in, mat_of
+from clairvit.data.formats.registry import DataRequest, dataset
 from clairvit.data.formats.shapes import boxes
 from clairvit.errors import BadInput
 
@@ -31,7 +31,7 @@ train_list.mat  test_list.mat file_list, labels (from lists.tar; may lie in list
     inside=("stanford-dogs", "StanfordDogs"),
     why_no_download="torchvision has no downloader for it; the three archives are on the authors' page",
 )
-def dogs(asked: Asked) -> Found:
+def dogs(asked: DataRequest) -> DatasetIndex:
     """'n02085782-Japanese_spaniel' is a 'Japanese spaniel'. The mask is what lies in the boxes."""
     name = f"{asked.split}_list.mat"
     listed = next(path for path in (asked.root / name, asked.root / "lists" / name) if path.exists())
@@ -44,7 +44,7 @@ def dogs(asked: Asked) -> Found:
     # the list numbers the breeds, in the order of the folders; those not listed are known from their folder
     classes = [breeds.get(i, folders[i] if i < len(folders) else f"class {i}") for i in range(count)]
     entries = tuple(_dog(asked.root, str(file), int(label) - 1) for file, label in zip(files, labels, strict=True))
-    return Found(entries, tuple(classes), has_masks=True)
+    return DatasetIndex(entries, tuple(classes), has_masks=True)
 
 
 def _breed(folder: str) -> str:
@@ -54,9 +54,9 @@ def _breed(folder: str) -> str:
 def _dog(root: Path, file: str, label: int) -> Entry:
     drawn = (root / "Annotation" / file).with_suffix("")
 
-    def known(_: Size) -> Known:
+    def known(_: Size) -> Annotation:
         if not drawn.exists():
-            return Known(label, masked=False)
+            return Annotation(label, masked=False)
         try:
             tree = ElementTree.parse(drawn).getroot()
             rows, columns = (int(tree.findtext(f"size/{side}", "")) for side in ("height", "width"))
@@ -69,6 +69,6 @@ def _dog(root: Path, file: str, label: int) -> Entry:
                 f"The boxes '{drawn}' cannot be read ({error}); expected XML with size and object/bndbox."
             ) from error
         corners = [(left, top, right, bottom) for left, top, right, bottom in found]
-        return Known(label, {label: boxes(corners, (rows, columns))})
+        return Annotation(label, {label: boxes(corners, (rows, columns))})
 
     return entry(root, root / "Images" / file, label, known, drawn)

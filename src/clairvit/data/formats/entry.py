@@ -27,7 +27,7 @@ Numbering = Literal["own", "imagenet", "names"]
 
 
 @dataclass(frozen=True, eq=False)
-class Known:
+class Annotation:
     """What the files say of one image, by the data set's own class numbers."""
 
     label: int | None = None  # None: the class of the largest object in what the model sees
@@ -42,13 +42,13 @@ class Entry:
 
     name: str  # the file, below the data set's folder
     image: Source
-    known: Callable[[Size], Known]
+    known: Callable[[Size], Annotation]
     behind: Callable[[], tuple[Any, ...]]  # all that `known` reads, for the image's mark: files, arrays, text
     group: Callable[[], int | None]  # the class by which a sample is drawn: the true one, or near enough
 
 
 @dataclass(frozen=True, eq=False)
-class Found:
+class DatasetIndex:
     """What a layout's function hands back."""
 
     entries: tuple[Entry, ...]
@@ -61,21 +61,23 @@ class Found:
     notes: tuple[str, ...] = ()
 
 
-def entry(root: Path, image: Path, label: int | None, masked: Callable[[Size], Known] | None, *behind: Any) -> Entry:
+def entry(
+    root: Path, image: Path, label: int | None, masked: Callable[[Size], Annotation] | None, *behind: Any
+) -> Entry:
     """An image whose class is known from the start; `masked` adds where it is, `behind` is what that reads."""
     return Entry(
         name=image.relative_to(root).as_posix(),
         image=image,
-        known=masked or (lambda _: Known(label, masked=False)),
+        known=masked or (lambda _: Annotation(label, masked=False)),
         behind=lambda: tuple(None if isinstance(one, Path) and not one.exists() else one for one in behind),
         group=lambda: label,
     )
 
 
-def of_kept(label: int | None, kept: Image.Image) -> Known:
+def of_kept(label: int | None, kept: Image.Image) -> Annotation:
     """From a mask as `read_mask` keeps it; without a class the object still has its place."""
     values = np.asarray(kept)
-    return Known(label, {-1 if label is None else label: values == OBJECT}, values == VOID)
+    return Annotation(label, {-1 if label is None else label: values == OBJECT}, values == VOID)
 
 
 def lines_of(path: Path) -> list[str]:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from clairvit.data.formats.entry import Entry, Found, Known, Size, entry, mat_of
-from clairvit.data.formats.registry import Asked, dataset
+from clairvit.data.formats.entry import Annotation, DatasetIndex, Entry, Size, entry, mat_of
+from clairvit.data.formats.registry import DataRequest, dataset
 from clairvit.errors import BadInput
 from clairvit.models.images import read_image
 
@@ -40,7 +40,7 @@ def fetch(folder: Path) -> None:
     inside=("flowers-102",),
     fetch=fetch,
 )
-def flowers(asked: Asked) -> Found:
+def flowers(asked: DataRequest) -> DatasetIndex:
     from torchvision.datasets import Flowers102
 
     root = asked.root
@@ -54,16 +54,16 @@ def flowers(asked: Asked) -> Found:
     masked = (root / "segmim").is_dir()
     notes = () if masked else ("Without segmim/ (102segmentations.tgz of the data set's site) flowers have no masks.",)
     entries = tuple(_flower(root, int(number), int(labels[number - 1]) - 1) for number in chosen)
-    return Found(entries, tuple(Flowers102.classes), has_masks=masked, notes=notes)
+    return DatasetIndex(entries, tuple(Flowers102.classes), has_masks=masked, notes=notes)
 
 
 def _flower(root: Path, number: int, label: int) -> Entry:
     segmented = root / "segmim" / f"segmim_{number:05d}.jpg"
 
-    def known(_: Size) -> Known:
+    def known(_: Size) -> Annotation:
         if not segmented.exists():
-            return Known(label, masked=False)
+            return Annotation(label, masked=False)
         far = np.abs(np.asarray(read_image(segmented)).astype(int) - _BLUE).max(-1)  # [rows, columns]
-        return Known(label, {label: far > _NEAR})
+        return Annotation(label, {label: far > _NEAR})
 
     return entry(root, root / "jpg" / f"image_{number:05d}.jpg", label, known, segmented)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from clairvit.data.formats.entry import Entry, Found, Known, Size, entry, folders_in, of_kept, some
-from clairvit.data.formats.registry import Asked, dataset
+from clairvit.data.formats.entry import Annotation, DatasetIndex, Entry, Size, entry, folders_in, of_kept, some
+from clairvit.data.formats.registry import DataRequest, dataset
 from clairvit.data.masks import masks_for, read_mask
 from clairvit.errors import BadInput
 from clairvit.models.images import find_images
@@ -20,7 +20,7 @@ and, where masks=DIR is given, DIR/cat/1.png or DIR/1.png for cat/1.jpg
 
 
 @dataset("folder", "a folder of images", has=("labels", "masks"), tree=TREE, why_no_download="it is your own")
-def folder(asked: Asked) -> Found:
+def folder(asked: DataRequest) -> DatasetIndex:
     root = asked.root
     if not root.is_dir():
         raise BadInput(f"'{root}' is not a folder; expected one with images: folder:PATH.")
@@ -36,7 +36,7 @@ def folder(asked: Asked) -> Found:
         _photo(root, image, label, masks.get(image), asked.mask_kind)
         for image, label in zip(images, labels, strict=True)
     )
-    return Found(
+    return DatasetIndex(
         entries,
         classes,
         has_masks=asked.masks is not None,
@@ -80,7 +80,7 @@ def _masks(root: Path, images: list[Path], folder: Path) -> tuple[dict[Path, Pat
 
 
 def _photo(root: Path, image: Path, label: int | None, mask: Path | None, kind: str) -> Entry:
-    def known(size: Size) -> Known:
-        return Known(label, masked=False) if mask is None else of_kept(label, read_mask(mask, size, kind))
+    def known(size: Size) -> Annotation:
+        return Annotation(label, masked=False) if mask is None else of_kept(label, read_mask(mask, size, kind))
 
     return entry(root, image, label, known, mask, kind)

@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 
 from clairvit.data.formats import imagenet_classes as thousand
-from clairvit.data.formats.entry import Found, entry, files_in, folders_in, lines_of, mat_of, some
-from clairvit.data.formats.registry import Asked, dataset
+from clairvit.data.formats.entry import DatasetIndex, entry, files_in, folders_in, lines_of, mat_of, some
+from clairvit.data.formats.registry import DataRequest, dataset
 from clairvit.errors import BadInput
 from clairvit.models.folders import files_below
 
@@ -37,14 +37,14 @@ _NUMBER = re.compile(r"_val_(\d{8})$")
     inside=("imagenet", "ILSVRC2012"),
     why_no_download="its owners ask you to register; image-net.org then lets you download it",
 )
-def imagenet(asked: Asked) -> Found:
+def imagenet(asked: DataRequest) -> DatasetIndex:
     folder = asked.root / asked.split
     if folders_in(folder):
         return _in_folders(asked.root, folder)
     return _in_one(asked.root, folder)
 
 
-def _in_folders(root: Path, folder: Path) -> Found:
+def _in_folders(root: Path, folder: Path) -> DatasetIndex:
     numbers, notes = thousand.numbers(), []
     kinds = folders_in(folder)
     strange = [one.name for one in kinds if one.name not in numbers]
@@ -64,16 +64,16 @@ def _in_folders(root: Path, folder: Path) -> Found:
     if loose:
         notes.append(f"{len(loose)} images lie beside the class folders in '{folder}' and have no true class.")
         entries += [entry(root, image, None, None) for image in sorted(loose)]
-    return Found(tuple(entries), thousand.names(), numbering="imagenet", notes=tuple(notes))
+    return DatasetIndex(tuple(entries), thousand.names(), numbering="imagenet", notes=tuple(notes))
 
 
-def _in_one(root: Path, folder: Path) -> Found:
+def _in_one(root: Path, folder: Path) -> DatasetIndex:
     images = files_in(folder, ".jpeg", ".jpg")
     devkit = next((one for one in (root / "ILSVRC2012_devkit_t12" / "data", root / "data") if one.is_dir()), None)
     if devkit is None:
         note = f"The images lie in one folder and '{root}/ILSVRC2012_devkit_t12' is not there: no true classes."
         entries = tuple(entry(root, image, None, None) for image in images)
-        return Found(entries, thousand.names(), has_labels=False, numbering="imagenet", notes=(note,))
+        return DatasetIndex(entries, thousand.names(), has_labels=False, numbering="imagenet", notes=(note,))
     truth = _truth(devkit)
     found = []
     for image in images:
@@ -84,7 +84,7 @@ def _in_one(root: Path, folder: Path) -> Found:
                 "ILSVRC2012_val_00000001.JPEG."
             )
         found.append(entry(root, image, truth[int(place[1]) - 1], None))
-    return Found(tuple(found), thousand.names(), numbering="imagenet")
+    return DatasetIndex(tuple(found), thousand.names(), numbering="imagenet")
 
 
 def _truth(devkit: Path) -> list[int]:

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from clairvit.data.formats import imagenet_classes as thousand
-from clairvit.data.formats.entry import Entry, Found, Known, files_in, folders_in, lines_of, some
-from clairvit.data.formats.registry import Asked, dataset
+from clairvit.data.formats.entry import Annotation, DatasetIndex, Entry, files_in, folders_in, lines_of, some
+from clairvit.data.formats.registry import DataRequest, dataset
 from clairvit.errors import BadInput
 from clairvit.models.images import open_image
 
@@ -35,7 +35,7 @@ _OTHER, _IGNORED = 0, 1000
     inside=("ImageNetS919", "ImageNetS300", "ImageNetS50"),
     why_no_download="its images are ImageNet's, for which you register; its masks are on the authors' page",
 )
-def imagenet_s(asked: Asked) -> Found:
+def imagenet_s(asked: DataRequest) -> DatasetIndex:
     """True class: the one with the largest area in what the model sees."""
     root, images = asked.root, asked.root / asked.split
     wnids = _wnids(root, images)
@@ -49,7 +49,7 @@ def imagenet_s(asked: Asked) -> Found:
         for folder in folders_in(images)
         for image in files_in(folder, ".jpeg", ".jpg")
     )
-    return Found(entries, thousand.names(), has_masks=True, has_others=True, numbering="imagenet")
+    return DatasetIndex(entries, thousand.names(), has_masks=True, has_others=True, numbering="imagenet")
 
 
 def _wnids(root: Path, images: Path) -> list[str]:
@@ -80,9 +80,9 @@ def _photo(root: Path, image: Path, split: str, folder: int | None, classes: dic
     )
 
 
-def _regions(painted: Path, folder: int | None, classes: dict[int, int]) -> Known:
+def _regions(painted: Path, folder: int | None, classes: dict[int, int]) -> Annotation:
     if not painted.exists():
-        return Known(folder, masked=False)
+        return Annotation(folder, masked=False)
     try:
         with open_image(painted) as picture:
             colours = np.asarray(picture.convert("RGB")).astype(int)  # [rows, columns, 3]
@@ -96,4 +96,4 @@ def _regions(painted: Path, folder: int | None, classes: dict[int, int]) -> Know
             f"The mask '{painted}' has the class {strange[0]}; expected 1 to {len(classes)}, 0 or 1000 "
             "(R + 256 · G): do image and mask folders belong to the same ImageNet-S?"
         )
-    return Known(None, {classes[one]: values == one for one in seen}, values == _IGNORED)
+    return Annotation(None, {classes[one]: values == one for one in seen}, values == _IGNORED)

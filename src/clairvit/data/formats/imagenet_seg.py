@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from clairvit.data.formats import imagenet_classes as thousand
-from clairvit.data.formats.entry import Entry, Found, Known
-from clairvit.data.formats.registry import Asked, dataset
+from clairvit.data.formats.entry import Annotation, DatasetIndex, Entry
+from clairvit.data.formats.registry import DataRequest, dataset
 from clairvit.errors import BadInput
 
 FILE = "gtsegs_ijcv.mat"
@@ -31,7 +31,7 @@ gtsegs_ijcv.mat               HDF5: value/img, value/gt, value/target
     needs=(FILE,),
     why_no_download=f"torchvision has no downloader for it; {FILE} is on the authors' page",
 )
-def imagenet_seg(asked: Asked) -> Found:
+def imagenet_seg(asked: DataRequest) -> DatasetIndex:
     """The image's ImageNet id is its class; some of the 445 are none of ImageNet-1k's."""
     path = asked.root / FILE
     with _opened(path) as file:
@@ -45,7 +45,7 @@ def imagenet_seg(asked: Asked) -> Found:
     outside = sum(wnid not in thousand.numbers() for wnid in wnids or ())
     if outside:
         notes.append(f"{outside} of {count} images are of classes that ImageNet-1k does not have: no true class.")
-    return Found(
+    return DatasetIndex(
         entries,
         thousand.names(),
         has_masks=True,
@@ -62,9 +62,9 @@ def _photo(path: Path, row: int, wnid: str | None) -> Entry:
         with _opened(path) as file:
             return _array(file, file["value"][what], row)
 
-    def known(_: tuple[int, int]) -> Known:
+    def known(_: tuple[int, int]) -> Annotation:
         truth = array("gt").T.astype(int)  # [rows, columns]: 1 the object, 0 the rest, below 0 nobody knows
-        return Known(label, {-1 if label is None else label: truth > 0}, truth < 0)
+        return Annotation(label, {-1 if label is None else label: truth > 0}, truth < 0)
 
     return Entry(
         name=f"{FILE}/{row + 1:04d}",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from clairvit.data.formats.entry import Found, entry, folders_in, lines_of
-from clairvit.data.formats.registry import Asked, dataset
+from clairvit.data.formats.entry import DatasetIndex, entry, folders_in, lines_of
+from clairvit.data.formats.registry import DataRequest, dataset
 from clairvit.errors import BadInput
 
 TREE = """
@@ -24,7 +24,7 @@ TestImages.txt  TrainImages.txt   lines: kitchen/int474.jpg
     inside=("indoor67", "indoorCVPR_09"),
     why_no_download="torchvision has no downloader for it; the archive and the two lists are on the authors' page",
 )
-def indoor67(asked: Asked) -> Found:
+def indoor67(asked: DataRequest) -> DatasetIndex:
     listed = asked.root / f"{asked.split.title()}Images.txt"
     classes = tuple(folder.name for folder in folders_in(asked.root / "Images"))
     numbers = {name: number for number, name in enumerate(classes)}
@@ -34,4 +34,4 @@ def indoor67(asked: Asked) -> Found:
         if room not in numbers:
             raise BadInput(f"'{listed}' has the line '{line}', and there is no folder 'Images/{room}'; expected one.")
         entries.append(entry(asked.root, asked.root / "Images" / line, numbers[room], None))
-    return Found(tuple(entries), classes)
+    return DatasetIndex(tuple(entries), classes)

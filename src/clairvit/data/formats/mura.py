@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from clairvit.data.formats.entry import Found, entry, files_in
-from clairvit.data.formats.registry import Asked, dataset
+from clairvit.data.formats.entry import DatasetIndex, entry, files_in
+from clairvit.data.formats.registry import DataRequest, dataset
 from clairvit.errors import BadInput
 
 TREE = """
@@ -26,7 +26,7 @@ CLASSES = ("negative", "positive")
     inside=("MURA-v1.1",),
     why_no_download="its owners ask you to sign an agreement; they send the link",
 )
-def mura(asked: Asked) -> Found:
+def mura(asked: DataRequest) -> DatasetIndex:
     entries = []
     for image in files_in(asked.root / asked.split, ".png"):
         word = image.parent.name.rsplit("_", 1)[-1]
@@ -35,4 +35,4 @@ def mura(asked: Asked) -> Found:
                 f"'{image}' is in the study '{image.parent.name}'; expected its name to end in _positive or _negative."
             )
         entries.append(entry(asked.root, image, CLASSES.index(word), None))
-    return Found(tuple(entries), CLASSES)
+    return DatasetIndex(tuple(entries), CLASSES)

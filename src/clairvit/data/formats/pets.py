@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from clairvit.data.formats.entry import Entry, Found, Known, Size, entry, lines_of, of_kept
-from clairvit.data.formats.registry import Asked, dataset
+from clairvit.data.formats.entry import Annotation, DatasetIndex, Entry, Size, entry, lines_of, of_kept
+from clairvit.data.formats.registry import DataRequest, dataset
 from clairvit.data.masks import read_mask
 from clairvit.errors import BadInput
 
@@ -35,7 +35,7 @@ def fetch(folder: Path) -> None:
     inside=("oxford-iiit-pet",),
     fetch=fetch,
 )
-def pets(asked: Asked) -> Found:
+def pets(asked: DataRequest) -> DatasetIndex:
     """'american_bulldog_10 2 2 1' is an 'American Bulldog', which is class 1: names as torchvision makes them."""
     listed = asked.root / "annotations" / f"{asked.split}.txt"
     names: dict[int, str] = {}
@@ -50,15 +50,15 @@ def pets(asked: Asked) -> Found:
         names[label] = " ".join(word.title() for word in parts[0].rsplit("_", 1)[0].split("_"))
         entries.append(_pet(asked.root, parts[0], label))
     classes = tuple(names.get(number, f"class {number}") for number in range(max(names, default=-1) + 1))
-    return Found(tuple(entries), classes, has_masks=True)
+    return DatasetIndex(tuple(entries), classes, has_masks=True)
 
 
 def _pet(root: Path, name: str, label: int) -> Entry:
     image, trimap = root / "images" / f"{name}.jpg", root / "annotations" / "trimaps" / f"{name}.png"
 
-    def known(size: Size) -> Known:
+    def known(size: Size) -> Annotation:
         if not trimap.exists():
-            return Known(label, masked=False)
+            return Annotation(label, masked=False)
         return of_kept(label, read_mask(trimap, size, "trimap"))
 
     return entry(root, image, label, known, trimap)

@@ -6,14 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from clairvit.data.formats.entry import Found
+from clairvit.data.formats.entry import DatasetIndex
 from clairvit.errors import BadInput
 
 Fetch = Callable[[Path], None]  # download into this folder
 
 
 @dataclass(frozen=True)
-class Asked:
+class DataRequest:
     """What a layout's function is handed."""
 
     root: Path  # the folder, or file, in which everything that is needed exists
@@ -31,7 +31,7 @@ class Dataset:
     has: tuple[str, ...]  # masks, boxes, labels, others (classes of second objects)
     splits: tuple[str, ...]  # the first is taken unless another is named
     tree: str  # the official layout
-    open: Callable[[Asked], Found]
+    open: Callable[[DataRequest], DatasetIndex]
     needs: tuple[
         str, ...
     ] = ()  # what has to be there, in the order in which it is missed; {split} or {Split} is filled in, | is or
@@ -65,10 +65,10 @@ def dataset(
     inside: tuple[str, ...] = (),
     fetch: Fetch | None = None,
     why_no_download: str = "",
-) -> Callable[[Callable[[Asked], Found]], Callable[[Asked], Found]]:
+) -> Callable[[Callable[[DataRequest], DatasetIndex]], Callable[[DataRequest], DatasetIndex]]:
     """Put a function on the list; one function may serve several names."""
 
-    def register(function: Callable[[Asked], Found]) -> Callable[[Asked], Found]:
+    def register(function: Callable[[DataRequest], DatasetIndex]) -> Callable[[DataRequest], DatasetIndex]:
         _DATASETS[name] = Dataset(name, title, has, splits, tree, function, needs, inside, fetch, why_no_download)
         return function
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from clairvit.data.formats.entry import Entry, Found, Known, lines_of
-from clairvit.data.formats.registry import Asked, dataset
+from clairvit.data.formats.entry import Annotation, DatasetIndex, Entry, lines_of
+from clairvit.data.formats.registry import DataRequest, dataset
 from clairvit.errors import BadInput
 from clairvit.models.images import open_image
 
@@ -48,9 +48,9 @@ def fetch(folder: Path) -> None:
     inside=_INSIDE,
     fetch=fetch,
 )
-def voc(asked: Asked) -> Found:
+def voc(asked: DataRequest) -> DatasetIndex:
     """The mask is of all objects together, so that second classes, which it covers too, are not named."""
-    return Found(_entries(asked), CLASSES, has_masks=True, whole=True)
+    return DatasetIndex(_entries(asked), CLASSES, has_masks=True, whole=True)
 
 
 @dataset(
@@ -63,11 +63,11 @@ def voc(asked: Asked) -> Found:
     inside=_INSIDE,
     fetch=fetch,
 )
-def voc_class(asked: Asked) -> Found:
-    return Found(_entries(asked), CLASSES, has_masks=True, has_others=True)
+def voc_class(asked: DataRequest) -> DatasetIndex:
+    return DatasetIndex(_entries(asked), CLASSES, has_masks=True, has_others=True)
 
 
-def _entries(asked: Asked) -> tuple[Entry, ...]:
+def _entries(asked: DataRequest) -> tuple[Entry, ...]:
     return tuple(_photo(asked.root, name) for name in lines_of(asked.root / _NEEDS[2].format(split=asked.split)))
 
 
@@ -87,11 +87,11 @@ def _photo(root: Path, name: str) -> Entry:
     )
 
 
-def _classes(painted: Path) -> Known:
+def _classes(painted: Path) -> Annotation:
     if not painted.exists():
-        return Known(masked=False)
+        return Annotation(masked=False)
     values = _values(painted)
-    return Known(None, {own: values == own + 1 for own in _areas(values)}, values == _VOID)
+    return Annotation(None, {own: values == own + 1 for own in _areas(values)}, values == _VOID)
 
 
 def _areas(values: NDArray[Any]) -> dict[int, int]:

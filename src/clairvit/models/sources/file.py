@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from clairvit.errors import BadInput, ModelUnavailable, did_you_mean
-from clairvit.models.sources import timm as from_timm
 from clairvit.models import notes
 from clairvit.models.model import Model, Preprocess
 from clairvit.models.preprocess import assumption, for_size
 from clairvit.models.request import Request, read_labels, seeded
+from clairvit.models.sources import timm as from_timm
 
 State = dict[str, Tensor]
 SUFFIXES = (".safetensors", ".pth", ".pt", ".bin")

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from clairvit.errors import BadInput, ModelUnavailable, NotApplicable, UnknownName, did_you_mean
-from clairvit.models.sources.hf_outputs import Backbone, UnmaskedEncoder, refusal
-from clairvit.models.sources.hub import extra, fetching, hub_blocked, offline, quiet
 from clairvit.models.model import Model, Preprocess, first_scores
 from clairvit.models.preprocess import INTERPOLATIONS, assumption
 from clairvit.models.request import Request, fit_labels, seeded
+from clairvit.models.sources.hf_outputs import Backbone, UnmaskedEncoder, refusal
+from clairvit.models.sources.hub import extra, fetching, hub_blocked, offline, quiet
 from clairvit.models.sources.zero_shot import ZeroShot
 
 Kind = Literal["classifier", "pair", "backbone"]

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from clairvit.errors import NotApplicable, UnknownName, did_you_mean
-from clairvit.models.sources.hub import extra, fetching, hub_blocked, some
 from clairvit.models.model import Model, Preprocess
 from clairvit.models.request import Request, seeded
+from clairvit.models.sources.hub import extra, fetching, hub_blocked, some
 from clairvit.models.sources.zero_shot import ZeroShot
 
 

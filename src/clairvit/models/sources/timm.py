@@ -9,9 +9,9 @@ from typing import Any
 from torch import nn
 
 from clairvit.errors import UnknownName, did_you_mean
-from clairvit.models.sources.hub import fetching, hub_blocked, some
 from clairvit.models.model import Model, Preprocess
 from clairvit.models.request import Request, fit_labels, seeded
+from clairvit.models.sources.hub import fetching, hub_blocked, some
 
 
 def build(request: Request) -> Model:

@@ -7,9 +7,9 @@ from typing import Any
 from urllib.parse import urlparse
 
 from clairvit.errors import BadInput, UnknownName, did_you_mean
-from clairvit.models.sources.hub import fetching, not_downloaded, url_blocked
 from clairvit.models.model import Model, Preprocess
 from clairvit.models.request import Request, fit_labels, seeded
+from clairvit.models.sources.hub import fetching, not_downloaded, url_blocked
 
 
 def build(request: Request) -> Model:

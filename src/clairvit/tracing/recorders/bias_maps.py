@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from clairvit.tracing.bias_contributions import CHANNELS_SECOND, bias_term
 from clairvit.tracing.capture import Capture
-from clairvit.tracing.bias_contributions import CHANNELS_SECOND, left_by
 
 EPS = 1e-6  # the authors'
 
@@ -34,7 +34,7 @@ class BiasMaps:
 
     def see(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         """Hook the output of an operation that adds a bias."""
-        b = left_by("learned", func, args, kwargs, out) if isinstance(out, Tensor) and out.requires_grad else None
+        b = bias_term("learned", func, args, kwargs, out) if isinstance(out, Tensor) and out.requires_grad else None
         if b is None:
             return
         picture = func in CHANNELS_SECOND and out.ndim == 4

@@ -3,7 +3,7 @@
 Every operation is out = J · in + b, J its Jacobian and b what is left: a bias, or, where the operation bends, also the
 part of its value that its slope does not explain. FullGrad adds up b · dy/dout. While a recording that was asked for it
 runs, a `Watcher` notes b at each operation from the first block on; on the way back a hook there adds b · dy/dout to a
-`Ledger`, one number a token and block. No gradient is kept, and other recordings pay nothing.
+`BiasAccumulator`, one number a token and block. No gradient is kept, and other recordings pay nothing.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from torch import Tensor
 
 from clairvit.errors import NotApplicable
 from clairvit.models.layout import Layout
-from clairvit.tracing.structure import Anatomy
+from clairvit.tracing.bias_contributions import CHANNELS_SECOND, bias_term, is_matrix_product
 from clairvit.tracing.capture import Capture
-from clairvit.tracing.bias_contributions import CHANNELS_SECOND, is_matrix_product, left_by
 from clairvit.tracing.parts import MOST_PREFIX_TOKENS
+from clairvit.tracing.structure import ModelStructure
 
 
 @dataclass(eq=False)
-class Ledger:
+class BiasAccumulator:
     """b · dy/dout of one backward, added up for each block: by token, and what belongs to no token."""
 
     count: int  # tokens
@@ -84,13 +84,15 @@ class Biases:
         return self
 
 
-def watched(capture: Capture, kinds: Iterable[str], plan: Anatomy, batch: int) -> dict[str, Ledger]:
+def watched(capture: Capture, kinds: Iterable[str], plan: ModelStructure, batch: int) -> dict[str, BiasAccumulator]:
     """A ledger for each kind, kept by the observer of this capture."""
     count = 0 if plan.layout is None else plan.layout.tokens
     split = next(
         (f"an attention of {p.queries} × {p.keys}" for p in plan.layers if p.kind in ("window", "reduced")), ""
     )
-    ledgers = {kind: Ledger(count, unplaced=split if count else "its input") for kind in kinds if kind != "maps"}
+    ledgers = {
+        kind: BiasAccumulator(count, unplaced=split if count else "its input") for kind in kinds if kind != "maps"
+    }
     if ledgers and plan.layout is not None:
         capture.observer = Watcher(capture, ledgers, batch, plan, plan.layout).see
     return ledgers
@@ -100,7 +102,7 @@ class Watcher:
     """The observer of a capture: notes each operation's b, and hooks its output to a ledger."""
 
     def __init__(
-        self, capture: Capture, ledgers: Mapping[str, Ledger], batch: int, plan: Anatomy, layout: Layout
+        self, capture: Capture, ledgers: Mapping[str, BiasAccumulator], batch: int, plan: ModelStructure, layout: Layout
     ) -> None:
         self.capture, self.ledgers, self.batch = capture, ledgers, batch
         self.layout, self.sequence_first = layout, plan.sequence_first
@@ -120,11 +122,11 @@ class Watcher:
             # What is added to attention alone (relative positions, a mix of heads) is, like positions, no token's bias.
             if kind == "learned" and self._scores == out.numel():
                 continue
-            b = left_by(kind, func, args, kwargs, out)
+            b = bias_term(kind, func, args, kwargs, out)
             if b is not None:
                 self._hook(ledger, func, out, b.detach() if isinstance(b, Tensor) else b)
 
-    def _hook(self, ledger: Ledger, func: Any, out: Tensor, b: Tensor | float) -> None:
+    def _hook(self, ledger: BiasAccumulator, func: Any, out: Tensor, b: Tensor | float) -> None:
         layout, block, batch = self.layout, self.capture.block, self.batch
         second = out.ndim > 2 and (func in CHANNELS_SECOND or self._image_shaped(out))
         shape = tuple(out.shape[:1] + out.shape[2:] if second else out.shape[:-1])

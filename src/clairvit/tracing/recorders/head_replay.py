@@ -14,7 +14,7 @@ _SUMS = (torch.add, Tensor.add, Tensor.add_)
 
 
 @dataclass(eq=False)
-class Tape:
+class HeadReplay:
     """Filled while a capture is on; `replay` runs the same operations on another start tensor."""
 
     start: Tensor | None = None  # the tensor that `replay` replaces

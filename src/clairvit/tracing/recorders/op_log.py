@@ -35,7 +35,7 @@ class Step:
 
 
 @dataclass(eq=False)
-class Film:
+class OpLog:
     """Filled while a capture is on. `starts[b]` is the input of block b and how many steps came before it."""
 
     steps: list[Step] = field(default_factory=list)
@@ -44,7 +44,7 @@ class Film:
     last: Tensor | None = None  # the last block's output
     end: Tensor | None = None  # the scores
 
-    def entering(self, tokens: Tensor) -> Film:
+    def entering(self, tokens: Tensor) -> OpLog:
         self.starts.append((tokens, len(self.steps)))
         return self
 

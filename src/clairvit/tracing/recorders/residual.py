@@ -11,7 +11,7 @@ _SUMS = (torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__)
 _IN_PLACE = (Tensor.__iadd__, Tensor.add_)  # the MLP will be added to the same tensor
 
 
-class Middles:
+class PostAttentionResidual:
     """x_mid of each attention call: the first sum after it that the block's own input is a term of.
 
     Nothing else is kept. A method that takes the sum apart needs a film of the block (see `inside.py`).

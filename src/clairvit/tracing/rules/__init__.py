@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from clairvit.tracing.rules.gamma import GAMMA_MADE, GAMMA_TABLES
 from clairvit.tracing.rules.lrp import LRP_TABLES
-from clairvit.tracing.rules.table import MADE, TABLES, table
+from clairvit.tracing.rules.table import PARAMETRIC_TABLES, TABLES, rule_table
 
 TABLES.update({**LRP_TABLES, **GAMMA_TABLES})
-MADE.update(GAMMA_MADE)
+PARAMETRIC_TABLES.update(GAMMA_MADE)
 
-__all__ = ["MADE", "TABLES", "table"]
+__all__ = ["PARAMETRIC_TABLES", "TABLES", "rule_table"]

@@ -20,12 +20,12 @@ from clairvit.tracing.rules.table import (
     Call,
     Gradients,
     Rule,
-    Table,
-    blocked,
-    frozen_length,
-    frozen_slope,
-    gate_frozen,
-    halved,
+    RuleTable,
+    activation_secant,
+    detach_gate,
+    l2_normalize_detach_norm,
+    uniform_half,
+    zero_gradient,
 )
 
 
@@ -91,7 +91,7 @@ class Affine:
         return self(self.x.clamp(min=0), up), self(self.x.clamp(max=0), down)
 
 
-def positive_inputs(call: Call, c: Tensor) -> Gradients:
+def z_plus(call: Call, c: Tensor) -> Gradients:
     """R_j = sum_i (x_j w_ij)⁺ / sum_k (x_k w_ik)⁺ · R_i: the z+ rule, the bias left out."""
     layer = Affine.of(call)
     up, down = layer.signs
@@ -100,7 +100,7 @@ def positive_inputs(call: Call, c: Tensor) -> Gradients:
     return (torch.where(layer.x > 0, layer.back(s, up), layer.back(s, down)),)
 
 
-def positive_inputs_twice(call: Call, c: Tensor) -> Gradients:
+def z_plus_split_by_sign(call: Call, c: Tensor) -> Gradients:
     """The z+ rule for x⁺ W⁺ and for x⁻ W⁻ apart: each part is given the whole R_i, so relevance can double."""
     layer = Affine.of(call)
     up, down = layer.signs
@@ -109,7 +109,7 @@ def positive_inputs_twice(call: Call, c: Tensor) -> Gradients:
     return (torch.where(layer.x > 0, layer.back(s_up, up), layer.back(s_down, down)),)
 
 
-def passed_on(call: Call, c: Tensor) -> Gradients:
+def identity_rule(call: Call, c: Tensor) -> Gradients:
     """A norm hands each entry's relevance on as it is: c · y / x."""
     x, shape, eps = call.inputs[0], call.arguments["shape"], call.arguments["eps"]
     weight, bias = call.arguments["weight"], call.arguments["bias"]
@@ -118,7 +118,7 @@ def passed_on(call: Call, c: Tensor) -> Gradients:
     return (c * ratio(y, x),)
 
 
-def passed_on_softmax(call: Call, c: Tensor) -> Gradients:
+def softmax_identity_rule(call: Call, c: Tensor) -> Gradients:
     """A softmax hands relevance on as it is; the half is that of the q kᵀ that fed it."""
     S = call.inputs[0]
     A = S.softmax(-1, dtype=c.dtype)
@@ -221,36 +221,34 @@ def _positive_values(mix: Callable[..., Tensor], A: Tensor, v: Tensor, c: Tensor
 
 
 _CHEFER: dict[str, Rule] = {
-    "norm": passed_on,
-    "length": frozen_length,
-    "activation": frozen_slope,
-    "gate": blocked,
-    "softmax": passed_on_softmax,
+    "norm": identity_rule,
+    "length": l2_normalize_detach_norm,
+    "activation": activation_secant,
+    "gate": zero_gradient,
+    "softmax": softmax_identity_rule,
     "attention": shared_attention,
-    "mix": halved,
-    "product": halved,
-    "conv": positive_inputs_twice,
+    "mix": uniform_half,
+    "product": uniform_half,
+    "conv": z_plus_split_by_sign,
 }
 
 
-def _from_one(rules: dict[str, Rule]) -> Table:
-    return Table({role: saturating(rule) for role, rule in rules.items()}, unit=True)
+def _from_one(rules: dict[str, Rule]) -> RuleTable:
+    return RuleTable({role: saturating(rule) for role, rule in rules.items()}, unit=True)
 
 
-LRP_TABLES: dict[str, Table] = {
-    "chefer": _from_one(
-        {**_CHEFER, "linear": positive_inputs, "add": rescaled_sum, "attention": shared_rescaled_attention}
-    ),
-    "lrp": _from_one({**_CHEFER, "linear": positive_inputs_twice}),
+LRP_TABLES: dict[str, RuleTable] = {
+    "chefer": _from_one({**_CHEFER, "linear": z_plus, "add": rescaled_sum, "attention": shared_rescaled_attention}),
+    "lrp": _from_one({**_CHEFER, "linear": z_plus_split_by_sign}),
     "deep-taylor": _from_one(
         {
             **_CHEFER,
-            "linear": positive_inputs,
-            "conv": positive_inputs,
-            "softmax": blocked,
+            "linear": z_plus,
+            "conv": z_plus,
+            "softmax": zero_gradient,
             "attention": positive_values,
             "mix": positive_mix,
-            "product": gate_frozen,
+            "product": detach_gate,
             "add": positive_sum,
         }
     ),

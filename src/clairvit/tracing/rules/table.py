@@ -46,7 +46,7 @@ class Call:
 Rule = Callable[[Call, Tensor], Gradients]
 
 
-def frozen_spread(call: Call, gradient: Tensor) -> Gradients:
+def layernorm_detach_std(call: Call, gradient: Tensor) -> Gradients:
     """LayerNorm or RMSNorm with its 1/std held fixed: only centring and the affine part pass the gradient on."""
     x, weight, shape, eps = call.inputs[0], *(call.arguments[name] for name in ("weight", "shape", "eps"))
     axes = tuple(range(-len(shape), 0))
@@ -59,40 +59,40 @@ def frozen_spread(call: Call, gradient: Tensor) -> Gradients:
     return (gradient - gradient.mean(axes, keepdim=True),)
 
 
-def frozen_length(call: Call, gradient: Tensor) -> Gradients:
+def l2_normalize_detach_norm(call: Call, gradient: Tensor) -> Gradients:
     """x / ||x|| with the length held fixed."""
     return (gradient * call.arguments["inverse_length"](call.inputs[0]),)
 
 
-def frozen_slope(call: Call, gradient: Tensor) -> Gradients:
+def activation_secant(call: Call, gradient: Tensor) -> Gradients:
     """f(z) = z · r(z) with r held fixed."""
     return (gradient * call.arguments["slope"](call.inputs[0]),)
 
 
-def blocked(call: Call, gradient: Tensor) -> Gradients:
+def zero_gradient(call: Call, gradient: Tensor) -> Gradients:
     """A gate, a softmax, a length: its value counts, how it came about does not."""
     return (None,) * len(call.inputs)
 
 
-def values_only(call: Call, gradient: Tensor) -> Gradients:
+def detach_attention(call: Call, gradient: Tensor) -> Gradients:
     """Attention held fixed: O = A v passes the gradient to v alone."""
     q, k, _, *mask = call.inputs
     A = scaled_scores(q, k, call.arguments["scale"], call.arguments["mask"]).softmax(-1)
     return (None, None, A.transpose(-2, -1).to(gradient.dtype) @ gradient, *(None for _ in mask))
 
 
-def halved_attention(call: Call, gradient: Tensor) -> Gradients:
+def uniform_half_attention(call: Call, gradient: Tensor) -> Gradients:
     """Each of the two matmuls gives each factor half: v once (1/2), q and k twice (1/4), and a mask as they."""
     q, k, v, *mask = call.vjp(gradient)
     return (_times(q, 0.25), _times(k, 0.25), _times(v, 0.5), *(_times(g, 0.25) for g in mask))
 
 
-def halved(call: Call, gradient: Tensor) -> Gradients:
+def uniform_half(call: Call, gradient: Tensor) -> Gradients:
     """A product of two activations gives each factor half; for a softmax, the half of the q kᵀ that fed it."""
     return tuple(_times(g, 0.5) for g in call.vjp(gradient))
 
 
-def gate_frozen(call: Call, gradient: Tensor) -> Gradients:
+def detach_gate(call: Call, gradient: Tensor) -> Gradients:
     """gate * x with the gate held fixed (the gate is the first input)."""
     return (None, call.vjp(gradient)[1])
 
@@ -104,40 +104,48 @@ def _times(gradient: Tensor | None, factor: float) -> Tensor | None:
 # Roles: norm, length, activation, gate, softmax, attention (fused), mix (explicit A v), product (gated), linear, conv,
 # add (two activations of one shape)
 _FROZEN: dict[str, Rule] = {
-    "norm": frozen_spread,
-    "length": frozen_length,
-    "activation": frozen_slope,
-    "gate": blocked,
+    "norm": layernorm_detach_std,
+    "length": l2_normalize_detach_norm,
+    "activation": activation_secant,
+    "gate": zero_gradient,
 }
 
 
 @dataclass(frozen=True)
-class Table:
+class RuleTable:
     """role -> rule. `unit`: relevance starts as 1 at the target, not as its score."""
 
     rules: Mapping[str, Rule] = field(default_factory=dict)
     unit: bool = False
 
 
-TABLES: dict[str, Table] = {
-    "plain": Table(),
-    "linear": Table({**_FROZEN, "softmax": blocked, "attention": values_only, "product": gate_frozen}),
-    "residual": Table({"attention": blocked, "mix": blocked}),
-    "attnlrp": Table({**_FROZEN, "softmax": halved, "attention": halved_attention, "mix": halved, "product": halved}),
+TABLES: dict[str, RuleTable] = {
+    "plain": RuleTable(),
+    "linear": RuleTable({**_FROZEN, "softmax": zero_gradient, "attention": detach_attention, "product": detach_gate}),
+    "residual": RuleTable({"attention": zero_gradient, "mix": zero_gradient}),
+    "attnlrp": RuleTable(
+        {
+            **_FROZEN,
+            "softmax": uniform_half,
+            "attention": uniform_half_attention,
+            "mix": uniform_half,
+            "product": uniform_half,
+        }
+    ),
 }
 
 
 # Tables with numbers in them: name -> a function of these. "attnlrp(eps=0.01)" is the table that it makes.
-MADE: dict[str, Callable[..., Table]] = {}
+PARAMETRIC_TABLES: dict[str, Callable[..., RuleTable]] = {}
 
 
-def table(name: str) -> Table:
+def rule_table(name: str) -> RuleTable:
     """The table of a name: one of TABLES, or one of MADE with its numbers."""
     base, _, inside = name.removesuffix(")").partition("(")
     if not inside:
         return TABLES[base]
     pairs = (item.split("=") for item in inside.split(","))
-    return MADE[base](**{key: float(value) for key, value in pairs})
+    return PARAMETRIC_TABLES[base](**{key: float(value) for key, value in pairs})
 
 
 @dataclass(eq=False)
@@ -145,12 +153,12 @@ class Switch:
     """Which table the next backward uses. Set by the recording around each backward, read by every swapped call."""
 
     roles: frozenset[str]  # those that some table of the recording names: no other operation is swapped
-    table: Table = field(default_factory=Table)
+    table: RuleTable = field(default_factory=RuleTable)
 
     @staticmethod
     def among(tables: Sequence[str]) -> Switch | None:
         """None where no table names a role, so that nothing need be swapped."""
-        roles = frozenset(role for name in tables for role in table(name).rules)
+        roles = frozenset(role for name in tables for role in rule_table(name).rules)
         return Switch(roles) if roles else None
 
 
@@ -167,7 +175,7 @@ class _Swapped(torch.autograd.Function):
         return (None, None, None, None, *gradients)
 
 
-def swapped(
+def with_custom_backward(
     role: str, switch: Switch, function: Callable[..., Tensor], inputs: tuple[Tensor, ...], arguments: dict[str, Any]
 ) -> Tensor:
     """function(*inputs) with a backward that follows the switch. The inner graph is the operation's own."""
