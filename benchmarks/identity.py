@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import importlib
 import json
 import sys
 import warnings
@@ -71,24 +72,25 @@ def main() -> None:
         sys.exit(bool(differing))
     sys.path.insert(0, str(ROOT / "tests"))
     import torch
-    from tiny import TINY, pixels, wrapped
 
     import clairvit as cv
 
+    tiny: Any = importlib.import_module("tiny")
+
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    chosen = arguments.models if arguments.models is not None else [*TINY, "pets"]
+    chosen = arguments.models if arguments.models is not None else [*tiny.TINY, "pets"]
     hashes: dict[str, str] = {}
-    for name in TINY:
+    for name in tiny.TINY:
         if name not in chosen:
             continue
-        images = pixels(name)
+        images = tiny.pixels(name)
         print(name, flush=True)
-        hashes |= hash_maps(cv, wrapped(name), images, name, 3)
+        hashes |= hash_maps(cv, tiny.wrapped(name), images, name, 3)
         if name in METRIC_MODELS:
             masks = torch.zeros(len(images), *images.shape[-2:], dtype=torch.bool)
             masks[:, 4:16, 3:14] = True
-            hashes |= hash_scores(cv, wrapped(name), images, masks, name, 3)
+            hashes |= hash_scores(cv, tiny.wrapped(name), images, masks, name, 3)
     if "pets" in chosen:
         hashes |= hash_maps(cv, cv.load("pets"), "demo", "pets", None)
         masks = torch.zeros(1, 224, 224, dtype=torch.bool)
