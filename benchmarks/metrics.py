@@ -90,7 +90,7 @@ def case_of(model: cv.Model, pixels: Tensor, methods: Sequence[str], masks: Tens
     made = run_all(bounds, recording, [goal])
     maps = [made[bound.text][0].maps for bound in bounds]
     raw = tuple(one.detach() for one in maps if one is not None)
-    return EvalContext(trace=run_backward(recording, goal, None), bounds=bounds, raw=raw, masks=masks)
+    return EvalContext(trace=run_backward(recording, goal, None), specs=bounds, raw=raw, masks=masks)
 
 
 def scoring(

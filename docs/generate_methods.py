@@ -131,7 +131,7 @@ def formula(method: Method) -> str:
     """
     text = method.summary.partition(":")[0].strip()
     says_layers = any(sign in text for sign in ("prod_l", "sum_{l", "sum_l", "maxflow", "last layer"))
-    layers = "" if method.over is None or says_layers else f"<br>layers: {combined(method.over)}"
+    layers = "" if method.aggregation is None or says_layers else f"<br>layers: {combined(method.aggregation)}"
     return f"`{text}`{layers}"
 
 
@@ -177,7 +177,7 @@ def section(method: Method) -> None:
     print(f"* Cost: {bound(method)}{effort(method.cost)}{of_its_own}")
     if method.score != "logit":
         print(f"* Score: {method.score}, unless you name another")
-    for word, why in (("Often zero", method.often_zero), ("Delicate", method.delicate)):
+    for word, why in (("Often zero", method.zero_reason), ("Delicate", method.numerically_unstable)):
         if why:
             print(f"* {word}: {why}")
     if method.discrepancies:
@@ -190,7 +190,7 @@ def section(method: Method) -> None:
         print(f"* Preset `{name}`: " + ", ".join(f"`{key}={value}`" for key, value in options.items()))
     if not method.combinators:
         print("* Combinators: none (it sees the whole image at once)")
-    elif method.gives != "matrix":
+    elif method.output != "matrix":
         without = " and ".join(f"`+{name}`" for name in MATRIX_COMBINATORS)
         print(f"* Combinators: all but {without} (it says one number for each token)")
 

@@ -33,9 +33,9 @@ def allow_declared_zeros() -> None:
 
     What is zero behind a LayerNorm is constant where a residual goes past all of them (CLIP's mean of patches).
     """
-    for name in [name for name, method in METHODS.items() if method.often_zero]:
+    for name in [name for name, method in METHODS.items() if method.zero_reason]:
         warnings.filterwarnings("ignore", message=rf"{re.escape(name)}\b.*is the same everywhere")
-    reasons = [method.often_zero for method in METHODS.values() if method.often_zero]
+    reasons = [method.zero_reason for method in METHODS.values() if method.zero_reason]
     for reason in ["its ReLU keeps what speaks for the target", *reasons]:
         warnings.filterwarnings("ignore", message=".*is zero everywhere: " + re.escape(reason))
 

@@ -49,7 +49,7 @@ def block(top: int, bottom: int, left: int, right: int) -> np.ndarray:
 
 
 def page(data: Data, row: int, model: Model | None = None) -> Sample:
-    return data.album.read(row, model or seer())
+    return data.dataset.read(row, model or seer())
 
 
 def called(data: Data, row: int) -> str | None:

@@ -16,8 +16,8 @@ from unclosed import unclosed
 
 
 @contextmanager
-def serving(desk: AppState, token: str | None = None) -> Iterator[str]:
-    app = create_app(unclosed(desk), Rules(token))
+def serving(state: AppState, token: str | None = None) -> Iterator[str]:
+    app = create_app(unclosed(state), Rules(token))
     config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error")
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, daemon=True)

@@ -23,7 +23,7 @@ METRICS = ("deletion", "insertion", "sparseness")
 MODEL = wrapped("timm-vit", torch.float64)
 
 
-def album(
+def dataset(
     names: Sequence[str] = NAMES, labels: Sequence[int] | None = (1, 2, 1, 0, 1, 2), seed: int = 1
 ) -> ImageDataset:
     batch = Batch(pixels("timm-vit", len(names), seed, torch.float64), tuple(names))
@@ -35,7 +35,7 @@ def study_of(methods: Sequence[str] = METHODS, metrics: Sequence[str] = METRICS,
 
 
 def worker_of(study: Study, images: ImageDataset | None = None) -> Worker:
-    return Worker(study, models={0: MODEL}, albums={0: images or album()})
+    return Worker(study, models={0: MODEL}, albums={0: images or dataset()})
 
 
 def run(path: Path, study: Study | None = None, images: ImageDataset | None = None) -> Store:
@@ -53,7 +53,7 @@ def unreadable(names: Sequence[str]) -> ImageDataset:
     def read(row: int, model: object) -> object:
         raise BadInput(f"{names[row]} is no image.")
 
-    good = album(names, None)
+    good = dataset(names, None)
     return ImageDataset(tuple(names), read, good.mark)
 
 

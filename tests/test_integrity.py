@@ -166,13 +166,13 @@ def test_a_study_leaves_the_model_as_it_was(tmp_path: Path, failure: str | None)
 def test_training_leaves_the_process_as_it_was(tmp_path: Path, failure: str | None) -> None:
     """`clairvit finetune` makes its own model; random numbers, modes and flags of the process are the user's."""
     photos = [Image.new("RGB", (40, 40), colour) for colour in ("red", "blue", "green", "white")]
-    album = album_of(photos, Model(nn.Identity(), "none"), labels=["a", "b", "a", "b"])
+    dataset = album_of(photos, Model(nn.Identity(), "none"), labels=["a", "b", "a", "b"])
     shape = {"patch_size": 16, "embed_dim": 8, "depth": 1, "num_heads": 1, "drop_rate": 0.1}
 
     def run(folder: str) -> None:
         out, recipe = tmp_path / folder / "m.safetensors", TrainingConfig(epochs=1, batch=2)
         how = {"options": shape, "size": 32, "out": out, "recipe": recipe, "pretrained": False}
-        finetune(album, "timm:vit_tiny_patch16_224", **how)
+        finetune(dataset, "timm:vit_tiny_patch16_224", **how)
 
     with FailAt(Stop) as counting:
         run("counted")

@@ -88,7 +88,7 @@ def test_training_in_bfloat16_learns_goes_on_exactly_and_writes_float32(tmp_path
     assert set(seen) == {torch.bfloat16}
     model = cv.load(f"file:{whole}")
     assert {parameter.dtype for parameter in model.module.parameters()} == {torch.float32}
-    album = colours()
-    pages = [album.read(row, model) for row in range(16)]
+    dataset = colours()
+    pages = [dataset.read(row, model) for row in range(16)]
     guesses = model.logits(torch.stack([page.pixels for page in pages])).argmax(1)
     assert [model.labels[guess] for guess in guesses.tolist()] == [["red", "blue"][row % 2] for row in range(16)]

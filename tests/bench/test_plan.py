@@ -25,7 +25,7 @@ from clairvit.errors import BadInput
 from tiny import wrapped
 
 
-def album(marks: Sequence[str]) -> ImageDataset:
+def dataset(marks: Sequence[str]) -> ImageDataset:
     def never(*_: object) -> Any:
         raise AssertionError("a plan reads no image")
 
@@ -38,7 +38,7 @@ def study(**others: Any) -> Study:
 
 
 def planned(own: Study, marks: Sequence[str], done: frozenset[Cell] = frozenset(), weights: str = "w") -> Plan:
-    return make_plan(own, [weights], [album(marks)], done)
+    return make_plan(own, [weights], [dataset(marks)], done)
 
 
 def cells(own: Study, plan: Plan) -> list[Cell]:
@@ -144,11 +144,11 @@ def test_an_image_that_is_not_there_costs_only_itself(error: Exception) -> None:
         return "abc"[row]
 
     own = study()
-    there = dataclasses.replace(album("abc"), mark=mark)
+    there = dataclasses.replace(dataset("abc"), mark=mark)
     plan = make_plan(own, ["w"], [there], frozenset())
     everything = frozenset(cells(own, plan))
     assert make_plan(own, ["w"], [there], everything).units == ()
-    (found,) = make_plan(own, ["w"], [album("abc")], everything).units  # now it is there
+    (found,) = make_plan(own, ["w"], [dataset("abc")], everything).units  # now it is there
     assert found.marks == ("b",)
 
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from clairvit import __version__
-from clairvit.cli import app as shell
+from clairvit.cli import app as app_module
 from clairvit.cli import main
 from clairvit.errors import BadInput, ClairWarning
 
-COMMANDS = [str(command.name) for command in shell.app.registered_commands]
+COMMANDS = [str(command.name) for command in app_module.app.registered_commands]
 CLAIRVIT = [sys.executable, "-m", "clairvit"]
 
 
@@ -63,7 +63,7 @@ def fail_with(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
     def app(**_: object) -> None:
         raise error
 
-    monkeypatch.setattr(shell, "app", app)
+    monkeypatch.setattr(app_module, "app", app)
 
 
 def test_an_error_is_one_sentence_and_status_2(
@@ -101,7 +101,7 @@ def test_our_warnings_are_notes(capsys: pytest.CaptureFixture[str], monkeypatch:
     def app(**_: object) -> None:
         warnings.warn("the map is zero", ClairWarning, stacklevel=1)
 
-    monkeypatch.setattr(shell, "app", app)
+    monkeypatch.setattr(app_module, "app", app)
     assert main(["explain"]) == 0
     assert capsys.readouterr().err == "clairvit: note: the map is zero\n"
 
@@ -126,7 +126,7 @@ def test_a_closed_pipe_neither_ends_the_work_nor_changes_the_status(monkeypatch:
         done.append("the work after the output")
         raise SystemExit(2)
 
-    monkeypatch.setattr(shell, "app", app)
+    monkeypatch.setattr(app_module, "app", app)
     with os.fdopen(write_end, "w") as pipe:
         monkeypatch.setattr(sys, "stdout", pipe)
         assert main(["explain"]) == 2

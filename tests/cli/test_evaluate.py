@@ -472,7 +472,7 @@ def test_a_data_set_brings_its_masks_and_has_a_limit(photos: Path, capsys: Captu
     model = cv.load("scenes")
     from clairvit.data.open import open_data
 
-    expected = cv.evaluate(model, open_data("scenes:6", limit=3).album, "rollout", "ap", target="label")
+    expected = cv.evaluate(model, open_data("scenes:6", limit=3).dataset, "rollout", "ap", target="label")
     (row,) = (one for one in document["scores"] if one["method"] == "rollout" and one["metric"] == "ap")
     assert row["mean"] == pytest.approx(expected.mean, abs=1e-9)
 

@@ -171,17 +171,17 @@ def test_a_data_set_with_a_validation_split_is_validated_on_it(photos: Path) -> 
     for split, count in (("train", 3), ("val", 2)):
         for wnid in ("n01440764", "n01443537"):
             make(photos / "set" / split / wnid, COLOURS["red"], count)
-    album, validation, classes = open_images("imagenet:set")
+    dataset, validation, classes = open_images("imagenet:set")
     assert validation is not None
-    assert (len(album), len(validation), len(classes or ())) == (6, 4, 1000)
-    assert {name.split("/")[0] for name in album.names} == {"train"}
+    assert (len(dataset), len(validation), len(classes or ())) == (6, 4, 1000)
+    assert {name.split("/")[0] for name in dataset.names} == {"train"}
     assert {name.split("/")[0] for name in validation.names} == {"val"}
 
 
 def test_scenes_are_made_for_training() -> None:
-    album, validation, classes = open_images("scenes:12")
-    assert (len(album), validation, classes) == (12, None, CLASSES)
-    assert album.names[0] == "scene 1-0"
+    dataset, validation, classes = open_images("scenes:12")
+    assert (len(dataset), validation, classes) == (12, None, CLASSES)
+    assert dataset.names[0] == "scene 1-0"
     assert len(open_images("scenes")[0]) == 8000
 
 

@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 import torch
-from show.fakes import fake
 
 from clairvit.cli.image_job import Failure, Ready, Result, _explain, file_name, place, stems
 from clairvit.errors import BadInput, ClairError, UnknownName
 from clairvit.models.images import Batch
 from clairvit.plotting.parts import joined, part
+from plotting.fakes import fake
 
 
 def ready(*names: str) -> list[Ready]:

@@ -11,7 +11,7 @@ import pytest
 from clairvit.bench.plan import DataConfig, ModelConfig
 from clairvit.bench.store import Store
 from clairvit.cli import main
-from study_page import MODEL, Reader, album, run, study_of
+from study_page import MODEL, Reader, dataset, run, study_of
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +25,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
 def at_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     """The study's model and images can be loaded."""
     monkeypatch.setattr(ModelConfig, "load", lambda wish, device=None: MODEL)
-    monkeypatch.setattr(DataConfig, "open", lambda wish, seed: album())
+    monkeypatch.setattr(DataConfig, "open", lambda wish, seed: dataset())
 
 
 def test_help_has_an_example(capsys: pytest.CaptureFixture[str]) -> None:

@@ -195,11 +195,11 @@ def test_mask_rcnn_finds_the_foreground(monkeypatch: pytest.MonkeyPatch) -> None
     wish = ReproductionConfig(find_paper("cmi"), ModelConfig("tiny"), DataConfig("folder:photos", limit=2))
     shown = found_objects(wish, Annotations("mask-rcnn", "nonzero", None, None), wrapped("timm-vit"))
     other = found_objects(wish, Annotations("mask-rcnn(score=0.7)", "nonzero", None, None), wrapped("timm-vit"))
-    assert len(shown.album) == 2
-    page = shown.album.read(0, wrapped("timm-vit"))
+    assert len(shown.dataset) == 2
+    page = shown.dataset.read(0, wrapped("timm-vit"))
     assert page.mask is not None
     assert int(page.mask.sum()) == 64
-    assert shown.album.mark(0) != other.album.mark(0)
+    assert shown.dataset.mark(0) != other.dataset.mark(0)
     assert shown.words == "a folder of images, 2 of 3 images"
     nowhere = ReproductionConfig(wish.preset, wish.model, DataConfig("folder:nowhere"))
     with pytest.raises(BadInput, match="There is no folder 'nowhere'"):

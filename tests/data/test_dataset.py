@@ -57,7 +57,7 @@ def test_masks_and_classes_come_with_their_images(photos: list[str]) -> None:
     """A mask of the whole picture is cut as the picture is; who has none has an empty one and is named."""
     trimap = np.full((40, 60), 2, np.uint8)
     trimap[:, 30:], trimap[:5] = 1, 3
-    album = album_of(
+    dataset = album_of(
         photos,
         MODEL,
         masks=[trimap, None, trimap, trimap, trimap],
@@ -65,7 +65,7 @@ def test_masks_and_classes_come_with_their_images(photos: list[str]) -> None:
         labels=["a", None, 2, 3, 4],
         others=[1, 2, None, 4, 5],
     )
-    (part,) = parts(album, MODEL, 8)
+    (part,) = parts(dataset, MODEL, 8)
     assert part.masks is not None
     assert part.void is not None
     assert part.unmasked == (photos[1],)
@@ -108,9 +108,9 @@ def test_a_mark_tells_numbers_apart_and_says_which_file_is_not_there(tmp_path: P
     near = torch.tensor([1.0, 1.0 + 1e-12], dtype=torch.float64)
     assert digest(near[:1]) != digest(near[1:]), "float64 is not rounded"
     assert digest(near.bfloat16()) == digest(torch.ones(2).bfloat16())
-    album = album_of([tmp_path / "gone.png"], MODEL)
+    dataset = album_of([tmp_path / "gone.png"], MODEL)
     with pytest.raises(BadInput, match=r"gone.png' cannot be read \(No such file or directory\); expected a file"):
-        album.mark(0)
+        dataset.mark(0)
 
 
 def test_a_mark_changes_with_all_that_is_behind_a_name(photos: list[str]) -> None:

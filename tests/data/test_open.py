@@ -46,14 +46,14 @@ def test_pets_are_what_torchvision_reads(pets: Path) -> None:
     assert list(data.classes) == theirs.classes == ["Abyssinian", "American Bulldog", "Pug"]
     assert (data.name, data.title, data.split, data.total) == ("pets", "Oxford-IIIT Pet", "test", 20)
     assert len(data) == len(theirs) == 20
-    assert (data.album.has_masks, data.album.has_labels, data.album.has_others) == (True, True, False)
-    assert data.album.names[4] == "images/american_bulldog_0.jpg"
+    assert (data.dataset.has_masks, data.dataset.has_labels, data.dataset.has_others) == (True, True, False)
+    assert data.dataset.names[4] == "images/american_bulldog_0.jpg"
     for row in range(20):
         found, (_, (label, trimap)) = page(data, row), theirs[row]
         assert found.label == label
         assert shows(found, np.asarray(trimap) == 1, np.asarray(trimap) == 3)
     assert shows(page(data, 0), block(2, 4, 2, 6), block(1, 2, 2, 6))
-    assert open_data(f"pets:{pets.parent}").album.names == data.album.names, "the folder around it will do"
+    assert open_data(f"pets:{pets.parent}").dataset.names == data.dataset.names, "the folder around it will do"
 
 
 def test_a_mask_may_be_of_another_size(pets: Path) -> None:
@@ -66,7 +66,7 @@ def test_a_mask_may_be_of_another_size(pets: Path) -> None:
 def test_splits_are_checked(pets: Path) -> None:
     data = open_data(f"pets:{pets}", split="trainval")
     assert data.split == "trainval"
-    assert data.album.names == ("images/Abyssinian_2.jpg", "images/Abyssinian_3.jpg")
+    assert data.dataset.names == ("images/Abyssinian_2.jpg", "images/Abyssinian_3.jpg")
     with pytest.raises(
         UnknownName, match=r"has no split 'trainvall'. Did you mean 'trainval'\? Choose one of: test, t"
     ):
@@ -80,7 +80,7 @@ def test_nothing_is_read_before_its_turn(pets: Path, monkeypatch: pytest.MonkeyP
     data = open_data(f"pets:{pets}", limit=10)
     assert opened == []
     page(data, 3)
-    name = Path(data.album.names[3]).stem
+    name = Path(data.dataset.names[3]).stem
     assert opened == [f"{name}.jpg", f"{name}.png"]
 
 
@@ -97,16 +97,18 @@ def test_a_model_is_told_its_own_number_or_none(pets: Path) -> None:
 
 
 def test_a_sample_has_every_class_and_keeps_the_order(pets: Path) -> None:
-    every = open_data(f"pets:{pets}").album.names
+    every = open_data(f"pets:{pets}").dataset.names
     for seed in range(5):
         some = open_data(f"pets:{pets}", limit=5, seed=seed)
         assert some.total == 20
-        kinds = Counter(name.rsplit("_", 1)[0] for name in some.album.names)
+        kinds = Counter(name.rsplit("_", 1)[0] for name in some.dataset.names)
         assert sorted(kinds.values()) == [1, 1, 3]
-        assert sorted(some.album.names, key=every.index) == list(some.album.names)
-        assert open_data(f"pets:{pets}", limit=5, seed=seed).album.names == some.album.names
-    assert len({open_data(f"pets:{pets}", limit=5, seed=seed).album.names for seed in range(5)}) > 1
-    assert open_data(f"pets:{pets}", limit=20).album.names == open_data(f"pets:{pets}", limit=99).album.names == every
+        assert sorted(some.dataset.names, key=every.index) == list(some.dataset.names)
+        assert open_data(f"pets:{pets}", limit=5, seed=seed).dataset.names == some.dataset.names
+    assert len({open_data(f"pets:{pets}", limit=5, seed=seed).dataset.names for seed in range(5)}) > 1
+    assert (
+        open_data(f"pets:{pets}", limit=20).dataset.names == open_data(f"pets:{pets}", limit=99).dataset.names == every
+    )
     with pytest.raises(BadInput, match="limit=0 was given; expected the number of images"):
         open_data(f"pets:{pets}", limit=0)
 
@@ -126,12 +128,12 @@ def test_every_image_is_drawn_as_often() -> None:
 def test_a_mark_knows_image_mask_and_class(pets: Path) -> None:
     def marks() -> list[str]:
         data = open_data(f"pets:{pets}")
-        return [data.album.mark(row) for row in range(len(data))]
+        return [data.dataset.mark(row) for row in range(len(data))]
 
     before = marks()
     assert len(set(before)) == 20
     assert before == marks()
-    assert open_data(f"pets:{pets}", limit=5).album.mark(0) in before, "the place in the album does not matter"
+    assert open_data(f"pets:{pets}", limit=5).dataset.mark(0) in before, "the place in the album does not matter"
     image, trimap = pets / "images" / "pug_0.jpg", pets / "annotations" / "trimaps" / "pug_1.png"
     image.write_bytes(image.read_bytes() + b" ")
     painted(trimap, np.where(block(0, 1, 0, 1), 1, 2))
@@ -141,7 +143,7 @@ def test_a_mark_knows_image_mask_and_class(pets: Path) -> None:
     assert marks()[9] not in (before[9], after[9])
     image.unlink()
     with pytest.raises(BadInput, match="There is no image"):
-        open_data(f"pets:{pets}").album.mark(8)
+        open_data(f"pets:{pets}").dataset.mark(8)
 
 
 def test_what_cannot_be_read_costs_only_itself(pets: Path) -> None:
@@ -151,7 +153,7 @@ def test_what_cannot_be_read_costs_only_itself(pets: Path) -> None:
     painted(pets / "annotations" / "trimaps" / "pug_3.png", np.ones((8, 6)))
     told: dict[str, str] = {}
     data = open_data(f"pets:{pets}")
-    found = list(parts(data.album, seer(), 50, lambda name, error: told.update({Path(name).stem: str(error)})))
+    found = list(parts(data.dataset, seer(), 50, lambda name, error: told.update({Path(name).stem: str(error)})))
     assert len(found[0].rows) == 17
     assert found[0].unmasked == ("images/pug_2.jpg",)
     assert "is not an image" in told["pug_0"]
@@ -236,7 +238,7 @@ def test_a_data_set_is_one_function_and_one_line(tmp_path: Path, monkeypatch: py
 
     assert [data.name for data in datasets()][-2:] == ["mura", "cats"]
     data = open_data(f"cats:{tmp_path}")
-    assert (data.album.names, called(data, 0)) == (("cats/tom.png",), "cat")
+    assert (data.dataset.names, called(data, 0)) == (("cats/tom.png",), "cat")
     assert cats(DataRequest(tmp_path, "all")).classes == ("cat",), "the function stays a function"
 
 

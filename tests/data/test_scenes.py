@@ -176,9 +176,9 @@ def test_inks_can_be_told_apart_on_the_smallest_badge_and_are_their_own_mirror_i
 
 
 def test_an_album_of_scenes_has_what_is_known_of_them() -> None:
-    album = scenes(6, seed=4, objects=2)
-    assert (len(album), album.has_masks, album.has_labels, album.has_others) == (6, True, True, True)
-    (part,) = parts(album, PLAIN, 6)
+    dataset = scenes(6, seed=4, objects=2)
+    assert (len(dataset), dataset.has_masks, dataset.has_labels, dataset.has_others) == (6, True, True, True)
+    (part,) = parts(dataset, PLAIN, 6)
     assert part.masks is not None
     for row in range(6):
         found = scene(4, row, objects=2)
@@ -194,18 +194,24 @@ def test_an_album_of_scenes_has_what_is_known_of_them() -> None:
 def test_the_mask_of_an_album_may_be_the_part_and_marks_tell_scenes_apart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    album = scenes(3, mask="part")
-    page = album.read(1, PLAIN)
+    dataset = scenes(3, mask="part")
+    page = dataset.read(1, PLAIN)
     assert page.mask is not None
     assert np.array_equal(page.mask.numpy(), scene(0, 1).part)
     assert page.other is None
-    assert not album.has_others
-    marks = [album.mark(0), album.mark(1), scenes(3).mark(0), scenes(3, seed=1).mark(0), scenes(3, objects=2).mark(0)]
+    assert not dataset.has_others
+    marks = [
+        dataset.mark(0),
+        dataset.mark(1),
+        scenes(3).mark(0),
+        scenes(3, seed=1).mark(0),
+        scenes(3, objects=2).mark(0),
+    ]
     assert len(set(marks)) == 5
-    assert album.mark(0) == scenes(9, mask="part").mark(0)
+    assert dataset.mark(0) == scenes(9, mask="part").mark(0)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "scene").write_text("a file of that name is nothing to a scene")
-    assert album.mark(0) == marks[0]
+    assert dataset.mark(0) == marks[0]
 
 
 def test_scenes_of_another_size_have_the_same_proportions() -> None:

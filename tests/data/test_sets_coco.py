@@ -90,7 +90,7 @@ def test_coco(coco: Path) -> None:
     data = open_data(f"coco:{coco}")
     assert data.split == "val2017"
     assert data.classes == ("cat", "dog", "toothbrush")
-    assert data.album.names == tuple(f"val2017/{n:012d}.jpg" for n in (7, 5, 9))
+    assert data.dataset.names == tuple(f"val2017/{n:012d}.jpg" for n in (7, 5, 9))
     assert [called(data, row) for row in range(3)] == ["toothbrush", "dog", None]
     brush, two, nothing = (page(data, row) for row in range(3))
     assert shows(brush, block(2, 3, 2, 6))
@@ -105,12 +105,12 @@ def test_coco(coco: Path) -> None:
 
 def test_coco_marks_and_samples(coco: Path) -> None:
     listed = coco / "annotations" / "instances_val2017.json"
-    before = [open_data(f"coco:{coco}").album.mark(row) for row in range(3)]
+    before = [open_data(f"coco:{coco}").dataset.mark(row) for row in range(3)]
     assert len(set(before)) == 3
     content = json.loads(listed.read_text())
     content["annotations"][3]["segmentation"][0][0] = 1
     written(listed, json.dumps(content))
-    after = [open_data(f"coco:{coco}").album.mark(row) for row in range(3)]
+    after = [open_data(f"coco:{coco}").dataset.mark(row) for row in range(3)]
     assert [one == other for one, other in zip(before, after, strict=True)] == [False, True, True]
     content["images"] = [{"id": n, "file_name": f"{n}.jpg", "width": 8, "height": 6} for n in range(20)]
     # cats by number of objects, dogs by area, in half of the images
@@ -119,7 +119,7 @@ def test_coco_marks_and_samples(coco: Path) -> None:
     written(listed, json.dumps(content))
     for seed in range(5):
         some = open_data(f"coco:{coco}", limit=4, seed=seed)
-        assert sum(int(Path(name).stem) < 10 for name in some.album.names) == 2
+        assert sum(int(Path(name).stem) < 10 for name in some.dataset.names) == 2
 
 
 def test_coco_says_what_is_wrong(coco: Path) -> None:

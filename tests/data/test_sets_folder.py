@@ -25,9 +25,9 @@ def mine(tmp_path: Path) -> Path:
 def test_folders_are_classes(mine: Path) -> None:
     """In natural order; a model that has no names cannot know them by number."""
     data = open_data(f"folder:{mine}")
-    assert data.album.names == ("cat/2.png", "cat/10.png", "dog/deep/a.jpg")
+    assert data.dataset.names == ("cat/2.png", "cat/10.png", "dog/deep/a.jpg")
     assert data.classes == ("cat", "dog")
-    assert (data.split, data.notes, data.album.has_masks, data.album.has_labels) == ("all", (), False, True)
+    assert (data.split, data.notes, data.dataset.has_masks, data.dataset.has_labels) == ("all", (), False, True)
     assert [page(data, row, seer(["fox", "dog", "Cat"])).label for row in range(3)] == [2, 2, 1]
     assert page(data, 0).label is None
     assert data.unknown(seer(["catamaran", "dog"])) == ("cat",)
@@ -53,11 +53,11 @@ def test_what_is_odd_about_folders_is_noted(mine: Path) -> None:
     photo(mine / "loose.png")
     data = open_data(f"folder:{mine}")
     assert len(data) == 4
-    assert (data.classes, data.album.has_labels) == ((), False)
+    assert (data.classes, data.dataset.has_labels) == ((), False)
     assert page(data, 0, seer(["cat"])).label is None
     assert "'loose.png' lie beside the folders" in data.notes[0]
     flat = open_data(f"folder:{mine}/cat")
-    assert (flat.album.names, flat.classes, flat.notes) == (("2.png", "10.png"), (), ())
+    assert (flat.dataset.names, flat.classes, flat.notes) == (("2.png", "10.png"), (), ())
     with pytest.raises(BadInput, match="There are no images in the folder"):
         open_data(f"folder:{mine}/fox")
     with pytest.raises(BadInput, match="There is no folder"):
@@ -74,7 +74,7 @@ def test_masks_lie_in_a_folder_of_their_own(mine: Path, place: str) -> None:
     painted(masks / "a.png", np.where(block(0, 2, 5, 8), 255, 0))
     painted(masks / "other.png", np.zeros((6, 8)))
     data = open_data(f"folder:{mine}", masks=masks)
-    assert data.album.names == ("cat/2.png", "cat/10.png", "dog/deep/a.jpg")
+    assert data.dataset.names == ("cat/2.png", "cat/10.png", "dog/deep/a.jpg")
     assert data.classes == ("cat", "dog")
     assert shows(page(data, 0), block(1, 3, 1, 4))
     assert page(data, 1).mask is None
@@ -85,7 +85,7 @@ def test_masks_lie_in_a_folder_of_their_own(mine: Path, place: str) -> None:
     )
     voc = open_data(f"folder:{mine}", masks=str(masks), mask_kind="voc")
     assert shows(page(voc, 2), block(0, 0, 0, 0), block(0, 2, 5, 8)), "255 is void in VOC's masks"
-    assert voc.album.mark(2) != data.album.mark(2)
+    assert voc.dataset.mark(2) != data.dataset.mark(2)
     loose = photo(mine / "2b.png")
     assert shows(page(open_data(f"folder:{mine}", masks=masks), 1), block(1, 3, 1, 4)), "masks without classes"
     loose.unlink()
@@ -96,7 +96,7 @@ def test_masks_that_cannot_be_told_apart_or_do_not_fit(mine: Path, tmp_path: Pat
     painted(masks / "2.png", np.ones((8, 6)))
     told: list[tuple[str, str]] = []
     data = open_data(f"folder:{mine}", masks=masks)
-    (part,) = parts(data.album, seer(), 9, lambda name, error: told.append((name, str(error))))
+    (part,) = parts(data.dataset, seer(), 9, lambda name, error: told.append((name, str(error))))
     assert part.rows == (1, 2)
     ((name, error),) = told
     assert name == "cat/2.png"
@@ -119,11 +119,11 @@ def test_masks_that_cannot_be_told_apart_or_do_not_fit(mine: Path, tmp_path: Pat
 
 def test_marks_know_the_name_of_the_class(mine: Path) -> None:
     """A renamed folder is another class; one more class changes nothing for the others."""
-    before = [open_data(f"folder:{mine}").album.mark(row) for row in range(3)]
+    before = [open_data(f"folder:{mine}").dataset.mark(row) for row in range(3)]
     photo(mine / "ant" / "z.png")
-    assert [open_data(f"folder:{mine}").album.mark(row) for row in (1, 2, 3)] == before
+    assert [open_data(f"folder:{mine}").dataset.mark(row) for row in (1, 2, 3)] == before
     (mine / "cat").rename(mine / "cow")
-    after = [open_data(f"folder:{mine}").album.mark(row) for row in (1, 2, 3)]
+    after = [open_data(f"folder:{mine}").dataset.mark(row) for row in (1, 2, 3)]
     assert [one == other for one, other in zip(before, after, strict=True)] == [False, False, True]
 
 
@@ -134,10 +134,10 @@ def test_indoor67(tmp_path: Path) -> None:
     written(tmp_path / "TrainImages.txt", "bar/a.jpg\n")
     data = open_data(f"indoor67:{tmp_path}")
     assert data.classes == ("bar", "kitchen")
-    assert data.album.names == ("Images/kitchen/int1.jpg", "Images/bar/b.jpg")
+    assert data.dataset.names == ("Images/kitchen/int1.jpg", "Images/bar/b.jpg")
     assert [called(data, row) for row in (0, 1)] == ["kitchen", "bar"]
-    assert (data.album.has_masks, page(data, 0).mask) == (False, None)
-    assert open_data(f"indoor67:{tmp_path}", split="train").album.names == ("Images/bar/a.jpg",)
+    assert (data.dataset.has_masks, page(data, 0).mask) == (False, None)
+    assert open_data(f"indoor67:{tmp_path}", split="train").dataset.names == ("Images/bar/a.jpg",)
     written(tmp_path / "TestImages.txt", "attic/a.jpg\n")
     with pytest.raises(BadInput, match=r"has the line 'attic/a.jpg', and there is no folder 'Images/attic'"):
         open_data(f"indoor67:{tmp_path}")
@@ -155,7 +155,7 @@ def test_mura(tmp_path: Path) -> None:
     (root / "valid" / "XR_HAND" / "patient2" / "study1_negative" / "._image2.png").write_text("a Mac was here")
     data = open_data(f"mura:{tmp_path}")
     assert data.classes == ("negative", "positive")
-    assert data.album.names == (
+    assert data.dataset.names == (
         "valid/XR_ELBOW/patient1/study1_positive/image1.png",
         "valid/XR_HAND/patient2/study1_negative/image2.png",
     )

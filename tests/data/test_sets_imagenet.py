@@ -33,14 +33,14 @@ def test_imagenet_in_class_folders(tmp_path: Path) -> None:
         photo(tmp_path / "val" / kind / f"{name}.JPEG", seed)
     photo(tmp_path / "train" / SHARK / "x.JPEG")
     data = open_data(f"imagenet:{tmp_path}")
-    assert data.album.names == (f"val/{TENCH}/a.JPEG", f"val/{TENCH}/c.JPEG", f"val/{ZEBRA}/b.JPEG")
+    assert data.dataset.names == (f"val/{TENCH}/a.JPEG", f"val/{TENCH}/c.JPEG", f"val/{ZEBRA}/b.JPEG")
     assert [called(data, row) for row in range(3)] == ["tench", "tench", "zebra"]
     assert [page(data, row).label for row in range(3)] == [0, 0, 340]
     assert page(data, 2, seer([f"a name of its own {i}" for i in range(1000)])).label == 340
     assert page(data, 2, seer(["cat", "zebra"])).label == 1
     assert page(data, 0, seer(["cat", "zebra"])).label is None
     assert len(data.unknown(seer(["cat", "zebra"]))) == 999
-    assert (data.album.has_masks, data.album.has_labels) == (False, True)
+    assert (data.dataset.has_masks, data.dataset.has_labels) == (False, True)
     assert page(data, 0).mask is None
     assert called(open_data(f"imagenet:{tmp_path}", split="train"), 0) == "great white shark"
     photo(tmp_path / "val" / "n00000001" / "y.JPEG")
@@ -62,7 +62,7 @@ def test_imagenet_in_one_folder(tmp_path: Path) -> None:
     for number in (1, 2, 3):
         photo(tmp_path / "val" / f"ILSVRC2012_val_{number:08d}.JPEG", number)
     data = open_data(f"imagenet:{tmp_path}")
-    assert not data.album.has_labels
+    assert not data.dataset.has_labels
     assert "ILSVRC2012_devkit_t12' is not there: no true classes" in data.notes[0]
     kinds = [(1, ZEBRA, "zebra", 0), (2, TENCH, "tench, Tinca tinca", 0), (1001, "n00001740", "entity", 2)]
     fields = [("ILSVRC2012_ID", object), ("WNID", object), ("words", object), ("num_children", object)]
@@ -70,7 +70,7 @@ def test_imagenet_in_one_folder(tmp_path: Path) -> None:
     truth = written(devkit / "ILSVRC2012_validation_ground_truth.txt", "2\n1\n2\n")
     savemat(devkit / "meta.mat", {"synsets": np.array(kinds, dtype=fields)[:, None]})
     data = open_data(f"imagenet:{tmp_path}")
-    assert data.album.has_labels
+    assert data.dataset.has_labels
     assert [page(data, row).label for row in range(3)] == [0, 340, 0]
     photo(tmp_path / "val" / "ILSVRC2012_val_00000004.JPEG")
     with pytest.raises(BadInput, match=r"ILSVRC2012_val_00000004.JPEG' has no line in .*, which has 3"):
@@ -104,7 +104,7 @@ def imagenet_s(tmp_path: Path) -> Path:
 def test_imagenet_s(imagenet_s: Path) -> None:
     """The largest class is the true one, whatever the folder says; 1000 is void; the second class is the other."""
     data = open_data(f"imagenet-s:{imagenet_s.parent}")
-    assert data.album.names == (f"validation/{GOLDFISH}/one.JPEG", f"validation/{ZEBRA}/two.JPEG")
+    assert data.dataset.names == (f"validation/{GOLDFISH}/one.JPEG", f"validation/{ZEBRA}/two.JPEG")
     found = page(data, 0)
     assert (found.label, found.other) == (340, 1)
     assert data.classes[340] == "zebra"
@@ -147,9 +147,9 @@ def test_imagenet_s_with_a_list(imagenet_s: Path) -> None:
 
 
 def test_imagenet_s_marks_know_the_list(imagenet_s: Path) -> None:
-    before = open_data(f"imagenet-s:{imagenet_s}").album.mark(0)
+    before = open_data(f"imagenet-s:{imagenet_s}").dataset.mark(0)
     ids = sorted(thousand.numbers())[:50]
     written(imagenet_s / "ImageNetS_categories_im50.txt", "\n".join([*ids[:49], ZEBRA]))
-    assert open_data(f"imagenet-s:{imagenet_s}").album.mark(0) == before
+    assert open_data(f"imagenet-s:{imagenet_s}").dataset.mark(0) == before
     written(imagenet_s / "ImageNetS_categories_im50.txt", "\n".join(ids))
-    assert open_data(f"imagenet-s:{imagenet_s}").album.mark(0) != before
+    assert open_data(f"imagenet-s:{imagenet_s}").dataset.mark(0) != before

@@ -43,8 +43,8 @@ def test_imagenet_segmentation(tmp_path: Path) -> None:
     truths[1][5] = -1
     pictures = matlab(tmp_path / "gtsegs_ijcv.mat", [ZEBRA, TENCH, "n99999999"], truths)
     data = open_data(f"imagenet-seg:{tmp_path}")
-    assert open_data(f"imagenet-seg:{tmp_path}/gtsegs_ijcv.mat").album.names == data.album.names
-    assert data.album.names == ("gtsegs_ijcv.mat/0001", "gtsegs_ijcv.mat/0002", "gtsegs_ijcv.mat/0003")
+    assert open_data(f"imagenet-seg:{tmp_path}/gtsegs_ijcv.mat").dataset.names == data.dataset.names
+    assert data.dataset.names == ("gtsegs_ijcv.mat/0001", "gtsegs_ijcv.mat/0002", "gtsegs_ijcv.mat/0003")
     assert [called(data, row) for row in range(3)] == ["zebra", "tench", None]
     assert data.notes == ("1 of 3 images are of classes that ImageNet-1k does not have: no true class.",)
     assert shows(page(data, 0), block(1, 3, 2, 7))
@@ -52,14 +52,14 @@ def test_imagenet_segmentation(tmp_path: Path) -> None:
     assert shows(page(data, 2), block(0, 2, 0, 2)), "an object without a class is one nevertheless"
     seen = page(data, 0).pixels.numpy().transpose(1, 2, 0) * [0.229, 0.224, 0.225] + [0.485, 0.456, 0.406]
     assert np.abs(seen * 255 - pictures[0]).max() < 1e-3
-    marks = [data.album.mark(row) for row in range(3)]
+    marks = [data.dataset.mark(row) for row in range(3)]
     truths[1][0, 0] = 0
     matlab(tmp_path / "gtsegs_ijcv.mat", [TENCH, TENCH, "n99999999"], truths)
-    again = [open_data(f"imagenet-seg:{tmp_path}").album.mark(row) for row in range(3)]
+    again = [open_data(f"imagenet-seg:{tmp_path}").dataset.mark(row) for row in range(3)]
     assert [one == other for one, other in zip(marks, again, strict=True)] == [False, False, True]
     matlab(tmp_path / "gtsegs_ijcv.mat", None, truths)
     bare = open_data(f"imagenet-seg:{tmp_path}")
-    assert (bare.album.has_labels, bare.album.has_masks) == (False, True)
+    assert (bare.dataset.has_labels, bare.dataset.has_masks) == (False, True)
     assert "no value/target" in bare.notes[0]
     assert shows(page(bare, 0), block(1, 3, 2, 7))
 

@@ -36,7 +36,7 @@ def test_flowers(flowers: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (flowers / "segmim").mkdir(exist_ok=True)
         Image.fromarray(cut).save(flowers / "segmim" / f"segmim_{number:05d}.jpg", quality=95, subsampling=0)
     data = open_data(f"flowers:{flowers}")
-    assert data.album.names == ("jpg/image_00004.jpg", "jpg/image_00003.jpg")
+    assert data.dataset.names == ("jpg/image_00004.jpg", "jpg/image_00003.jpg")
     assert [called(data, row) for row in (0, 1)] == ["passion flower", "blackberry lily"]
     assert data.classes == tuple(torchvision.datasets.Flowers102.classes)
     assert len(data.classes) == 102
@@ -53,14 +53,14 @@ def test_flowers(flowers: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not page(data, 0, BIG).mask.any(), "a flower of nearly the background's blue cannot be told from it"
     for split, name, kind in (("train", "00001", "passion flower"), ("val", "00002", "pink primrose")):
         other = open_data(f"flowers:{flowers.parent}", split=split)
-        assert other.album.names == (f"jpg/image_{name}.jpg",)
+        assert other.dataset.names == (f"jpg/image_{name}.jpg",)
         assert called(other, 0) == kind
         assert page(other, 0).mask is None
 
 
 def test_flowers_without_segmentations_have_no_masks(flowers: Path) -> None:
     data = open_data(f"flowers:{flowers}")
-    assert not data.album.has_masks
+    assert not data.dataset.has_masks
     assert page(data, 0).mask is None
     assert "102segmentations.tgz" in data.notes[0]
     savemat(flowers / "setid.mat", {"tstid": [[9]]})
@@ -139,7 +139,7 @@ def test_voc(voc: Path) -> None:
         assert data.split == "val"
         assert len(data) == len(theirs) == 3
         assert [called(data, row) for row in range(3)] == ["cat", "dog", None]
-        assert data.album.has_others == (name == "voc-class")
+        assert data.dataset.has_others == (name == "voc-class")
         for row in range(3):
             values = np.asarray(theirs[row][1])
             own = {0: 8, 1: 12, 2: 99}[row]
@@ -151,7 +151,7 @@ def test_voc(voc: Path) -> None:
     assert (second.label, second.other) == (11, None)
     named = page(data, 0, seer(["sofa", "tabby, cat"]))
     assert (named.label, named.other) == (1, 0)
-    assert open_data(f"voc:{voc}", split="train").album.names == ("JPEGImages/b.jpg",)
+    assert open_data(f"voc:{voc}", split="train").dataset.names == ("JPEGImages/b.jpg",)
 
 
 def test_the_true_class_is_the_largest_that_the_model_sees(voc: Path) -> None:
@@ -179,7 +179,7 @@ def test_voc_samples_are_drawn_by_class_and_broken_masks_are_told(voc: Path) -> 
     (voc / "SegmentationClass" / "i.png").write_text("woof")
     written(voc / "ImageSets" / "Segmentation" / "val.txt", "d\ne\nf\ng\nh\ni\n")
     for seed in range(6):
-        names = open_data(f"voc:{voc}", limit=2, seed=seed).album.names
+        names = open_data(f"voc:{voc}", limit=2, seed=seed).dataset.names
         assert sum(name[-5] in "def" for name in names) == 1
     data = open_data(f"voc:{voc}")
     with pytest.raises(BadInput, match=r"i.png' cannot be read .*; expected a whole PNG"):
@@ -222,18 +222,18 @@ def test_dogs(dogs: Path) -> None:
     data = open_data(f"dogs:{dogs}")
     assert data.classes == ("Chihuahua", "Japanese spaniel", "Maltese dog")
     assert [called(data, row) for row in range(3)] == ["Chihuahua", "Japanese spaniel", "Japanese spaniel"]
-    assert data.album.names[0] == "Images/n02085620-Chihuahua/n02085620_7.jpg"
+    assert data.dataset.names[0] == "Images/n02085620-Chihuahua/n02085620_7.jpg"
     assert shows(page(data, 0), block(2, 5, 1, 4) | block(0, 1, 6, 8)), "both boxes"
     assert shows(page(data, 1), block(0, 6, 0, 8))
     assert page(data, 2).mask is None
-    assert open_data(f"dogs:{dogs}", split="train").album.names == (data.album.names[1],), "lists/ will do"
+    assert open_data(f"dogs:{dogs}", split="train").dataset.names == (data.dataset.names[1],), "lists/ will do"
     boxes = dogs / "Annotation" / "n02085782-Japanese_spaniel" / "n02085782_2"
-    before = data.album.mark(2)
+    before = data.dataset.mark(2)
     for text in ("<annotation>", DOG.format(width="wide", objects="")):
         written(boxes, text)
         with pytest.raises(BadInput, match=r"n02085782_2' cannot be read .*; expected XML with size and object/bndbox"):
             page(data, 2)
-    assert data.album.mark(2) != before
+    assert data.dataset.mark(2) != before
     (dogs / "test_list.mat").unlink()
     with pytest.raises(BadInput, match=r"'test_list.mat' or 'lists/test_list.mat' is missing"):
         open_data(f"dogs:{dogs}")

@@ -17,10 +17,10 @@ def test_scenes_need_no_path() -> None:
     data = open_data("scenes:40", limit=8, seed=3)
     assert (len(data), data.total, data.split, data.classes) == (8, 40, "one", CLASSES)
     assert data.unknown(model) == ()
-    page = data.album.read(5, model)
+    page = data.dataset.read(5, model)
     assert page.label == scene(3, 5).kind
     assert page.other is None
-    part, both = (open_data("scenes:8", split=split, seed=3).album.read(5, model) for split in ("part", "two"))
+    part, both = (open_data("scenes:8", split=split, seed=3).dataset.read(5, model) for split in ("part", "two"))
     assert page.mask is not None
     assert part.mask is not None
     assert 0 < int(part.mask.sum()) < int(page.mask.sum())

@@ -113,8 +113,8 @@ def test_a_mask_of_sixteen_bits(model: cv.Model) -> None:
 
 
 def test_training_on_tensors_of_another_size(tmp_path: Path) -> None:
-    album = album_of(list(torch.zeros(4, 3, 32, 32)), Model(nn.Identity(), "none"), labels=["a", "b"] * 2)
+    dataset = album_of(list(torch.zeros(4, 3, 32, 32)), Model(nn.Identity(), "none"), labels=["a", "b"] * 2)
     options = {"patch_size": 16, "embed_dim": 8, "depth": 1, "num_heads": 1}
     how = {"options": options, "size": 32, "out": tmp_path / "m.safetensors", "pretrained": False}
     with pytest.raises(BadInput, match=r"is a tensor of shape \[3, 32, 32\].*Pass paths or PIL images"):
-        finetune(album, "timm:vit_tiny_patch16_224", **how)
+        finetune(dataset, "timm:vit_tiny_patch16_224", **how)

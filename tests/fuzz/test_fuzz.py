@@ -100,20 +100,20 @@ def test_targets(model: cv.Model, photo: torch.Tensor, request: pytest.FixtureRe
     run_family("targets", request, explain, **given)
 
 
-def affordable(bound: MethodSpec) -> bool:
+def affordable(spec: MethodSpec) -> bool:
     """Say whether a method takes few passes; the others are only bound."""
-    cost = bound.own_cost(16)
-    numbers = [abs(value) for _, value in bound.options if isinstance(value, int | float)]
-    slow = any(one.method.name in ("attention-flow", "counterfactual", "pami") for one in bound.members or (bound,))
+    cost = spec.own_cost(16)
+    numbers = [abs(value) for _, value in spec.options if isinstance(value, int | float)]
+    slow = any(one.method.name in ("attention-flow", "counterfactual", "pami") for one in spec.members or (spec,))
     return cost.forwards + cost.backwards <= MOST_FORWARDS and not slow and max(numbers, default=0) <= 1000
 
 
 def test_methods(model: cv.Model, photo: torch.Tensor, request: pytest.FixtureRequest) -> None:
     def explain(cases: Cases, text: str, options: dict[str, Any], how: dict[str, Any]) -> None:
         with cases.case() as messages:
-            bound = resolve_method(text, **options)
-            assert resolve_method(bound.text).text == bound.text, "the settled text means the same"
-            if affordable(bound):
+            spec = resolve_method(text, **options)
+            assert resolve_method(spec.text).text == spec.text, "the settled text means the same"
+            if affordable(spec):
                 check(cv.explain(model, photo, text, target=1, **how, **options), messages)
 
     names = st.sampled_from(

@@ -14,8 +14,8 @@ from hypothesis.strategies import DrawFn, SearchStrategy
 from PIL import Image
 
 import clairvit as cv
-from clairvit.methods.registry import find_method as find_method
-from clairvit.metrics.registry import find_method as find_metric
+from clairvit.methods.registry import find_method
+from clairvit.metrics.registry import find_metric
 
 MODES = [
     "1",

@@ -26,7 +26,7 @@ from tiny import cnn, strange
 
 CLASSES = 5
 FAMILY = ["gradcam", "gradcam-pp", "hirescam", "gradcam-elementwise", "layercam", "xgradcam", "xgradcam-plus"]
-ATTENTION = [m.name for m in METHODS.values() if m.gives == "matrix" or m.name in ("legrad", "attcat", "tam")]
+ATTENTION = [m.name for m in METHODS.values() if m.output == "matrix" or m.name in ("legrad", "attcat", "tam")]
 ACTIVATIONS = ["cam", *FAMILY, "vanilla", "vanilla-l2", "ixg", "decompx", "cp-lrp", "attnlrp"]
 
 

@@ -28,8 +28,8 @@ from tiny_home import Block, HomeMade, MatmulAttention
 
 TARGET = 3
 EVERY = list(METHODS)
-LAYERED = [name for name, method in METHODS.items() if method.gives != "image"]
-MATRICES = [name for name, method in METHODS.items() if method.gives == "matrix"]
+LAYERED = [name for name, method in METHODS.items() if method.output != "image"]
+MATRICES = [name for name, method in METHODS.items() if method.output == "matrix"]
 TYPED = {"from:M": ["from:1", "from:-2"], "layer:K": ["layer:0", "layer:-2"]}  # what stands for a number
 COMBINATIONS = [
     f"{name}+{typed}"
@@ -98,7 +98,7 @@ GIVES = {
 
 @pytest.mark.parametrize("gives", GIVES)
 def test_every_method_is_in_the_sweep_with_its_combinators(gives: str) -> None:
-    methods = [method for method in METHODS.values() if method.gives == gives]
+    methods = [method for method in METHODS.values() if method.output == gives]
     assert sorted(method.name for method in methods) == GIVES[gives].split()
     assert all(set(method.combinators) == COMBINED_BY[gives] for method in methods)
 
@@ -167,9 +167,9 @@ def test_names_that_are_combinations() -> None:
 
 def test_a_combinator_drops_the_relu_and_the_cam_conventions() -> None:
     """SkipPLUS sums signed maps of block inputs over all tokens (METHODS 3)."""
-    bound = resolve_method("gradcam+plus")
-    assert not bound.relu
-    assert dict(bound.options) == {"at": "input", "tokens": "all"}
+    spec = resolve_method("gradcam+plus")
+    assert not spec.relu
+    assert dict(spec.options) == {"at": "input", "tokens": "all"}
     assert resolve_method("gradcam").relu
     assert dict(resolve_method("gradcam").options) == {"at": "norm", "tokens": "patch"}
     assert resolve_method("gradcam(relu=true)+plus").relu
@@ -183,7 +183,7 @@ def test_layers_of_an_explanation() -> None:
     for name in EVERY:
         made = explained(name, layers=True)
         last_block_only = METHODS[name].options.get("at") in ("norm", "output")
-        assert (made.layers is None) == (METHODS[name].gives == "image" or last_block_only), name
+        assert (made.layers is None) == (METHODS[name].output == "image" or last_block_only), name
         assert made.layers is None or made.layers.shape == (5, 2, 4, 4), name
         assert explained(name).layers is None, name
         assert_same(explained(name).maps, made.maps, label=name)
@@ -413,12 +413,12 @@ OTHER |= {"samples": [20], "cells": [2], "top_k": [4], "repeats": [2], "effort":
 def alternatives(name: str) -> list[tuple[str, Any]]:
     """Each option of a method with each other value its annotation allows."""
     method = METHODS[name]
-    hints = {} if method.over is None else get_type_hints(type(method.over))
+    hints = {} if method.aggregation is None else get_type_hints(type(method.aggregation))
     own = dict(resolve_method(name).options)
     hints |= {key: hint for key, hint in get_type_hints(method.function).items() if key in own}
     found = []
     for option, default in method.options.items():
-        hint = bool if option == "relu" else hints[method.renamed.get(option, option)]
+        hint = bool if option == "relu" else hints[method.option_aliases.get(option, option)]
         values: list[Any] = []
         for part in get_args(hint) if get_origin(hint) not in (None, Literal) else (hint,):
             if get_origin(part) is Literal:
@@ -451,15 +451,15 @@ def written(name: str, option: str, value: Any) -> str:
 def test_every_value_of_every_option(name: str, option: str, value: Any) -> None:
     """It works, by keyword too, and its canonical text means the same map."""
     text = written(name, option, value)
-    bound, made = resolve_method(text), explained(text)
-    assert made.method == bound.text
-    whole_image = METHODS[name].gives == "image" and (option, value) == ("level", "pixel")
+    spec, made = resolve_method(text), explained(text)
+    assert made.method == spec.text
+    whole_image = METHODS[name].output == "image" and (option, value) == ("level", "pixel")
     assert made.maps.shape == ((2, 32, 32) if whole_image else (2, 4, 4))
     assert made.maps.isfinite().all()
-    assert resolve_method(name, **({option: value} | beside(name, option))) == bound
-    assert resolve_method(bound.text) == bound
-    assert resolve_method(bound.text).text == bound.text
-    assert torch.equal(explained(bound.text).maps, made.maps)
+    assert resolve_method(name, **({option: value} | beside(name, option))) == spec
+    assert resolve_method(spec.text) == spec
+    assert resolve_method(spec.text).text == spec.text
+    assert torch.equal(explained(spec.text).maps, made.maps)
 
 
 def test_all_methods_but_the_baselines_have_options_to_try() -> None:
@@ -476,9 +476,9 @@ def test_defaults_written_out_are_the_method_itself(name: str) -> None:
 
 @pytest.mark.parametrize("text", COMBINATIONS)
 def test_canonical_text_of_combinations(text: str) -> None:
-    bound = resolve_method(text)
-    assert bound.text == text
-    assert resolve_method(bound.text) == bound
+    spec = resolve_method(text)
+    assert spec.text == text
+    assert resolve_method(spec.text) == spec
 
 
 def test_canonical_text_does_not_depend_on_how_it_was_typed() -> None:
@@ -515,7 +515,7 @@ def test_options_change_maps() -> None:
         kind = kind if fits(name, kind) else DEEP_AVG
         usual = explained(short(name) if option != "samples" else name, kind)
         made = explained(written(name, option, value), kind)
-        if METHODS[name].often_zero and not usual.maps.any():
+        if METHODS[name].zero_reason and not usual.maps.any():
             continue  # and says so
         if usual.maps.shape == made.maps.shape and same(usual.maps, made.maps):
             still.append(written(name, option, value))
@@ -564,26 +564,26 @@ def test_there_are_presets() -> None:
 @pytest.mark.parametrize(("name", "preset"), PRESETS)
 @pytest.mark.filterwarnings("ignore:.*is the same everywhere")
 def test_presets_are_their_options(name: str, preset: str) -> None:
-    bound = resolve_method(f"{name}(preset={preset})")
+    spec = resolve_method(f"{name}(preset={preset})")
     assert (
-        bound
+        spec
         == resolve_method(f"{name}(compat={preset})")
         == resolve_method(name, preset=preset)
         == resolve_method(name, compat=preset)
     )
-    assert bound == resolve_method(name, **METHODS[name].presets[preset])
-    assert resolve_method(bound.text) == bound
-    assert bound.text != name
-    assert "preset" not in bound.text
+    assert spec == resolve_method(name, **METHODS[name].presets[preset])
+    assert resolve_method(spec.text) == spec
+    assert spec.text != name
+    assert "preset" not in spec.text
     made = explained(f"{name}(preset={preset})")
     assert made.maps.isfinite().all()
-    assert torch.equal(made.maps, explained(bound.text).maps)
+    assert torch.equal(made.maps, explained(spec.text).maps)
     assert not same(made.maps, explained(name).maps)
 
 
 def test_options_come_on_top_of_a_preset() -> None:
-    bound = resolve_method("rollout(preset=jacobgil,discard_ratio=0.3)")
-    assert bound == resolve_method("rollout(discard_ratio=0.3,protect=cls_cell,normalise=columns)")
+    spec = resolve_method("rollout(preset=jacobgil,discard_ratio=0.3)")
+    assert spec == resolve_method("rollout(discard_ratio=0.3,protect=cls_cell,normalise=columns)")
 
 
 @pytest.mark.parametrize(
@@ -611,8 +611,8 @@ def test_presets_under_a_combinator(name: str, preset: str, combinator: str) -> 
         with pytest.raises(NotApplicable, match=rf"\+{combinator}"):
             resolve_method(text)
         return
-    own = {field.name for field in dataclasses.fields(resolve_method(f"{name}+{combinator}").over)}
-    options = {METHODS[name].renamed.get(key, key) for key in METHODS[name].presets[preset]}
+    own = {field.name for field in dataclasses.fields(resolve_method(f"{name}+{combinator}").aggregation)}
+    options = {METHODS[name].option_aliases.get(key, key) for key in METHODS[name].presets[preset]}
     if options <= own | set(dict(resolve_method(name).options)):
         assert explained(text, "timm-reg4-gap").maps.isfinite().all()
         assert resolve_method(resolve_method(text).text) == resolve_method(text)

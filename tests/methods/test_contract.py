@@ -96,19 +96,35 @@ def test_the_main_models_are_tiny() -> None:
 
 
 @pytest.mark.parametrize("kind", TINY)
-def test_maps_are_on_the_grid_and_finite(kind: str) -> None:
-    for name, made in compared(kind, pixels(kind)).items():
-        assert made.maps.shape == (2, *ZOO[kind].grid), name
+def test_maps_fit_the_grid_and_the_model_stays_bit_identical(kind: str) -> None:
+    """One run of every method: shapes, types and signs of the maps, and a model that is left as it was.
+
+    Talking heads mix attention after the softmax; there a negative map is right, and is marked as signed. So is a mean
+    of scores where there are no probabilities: an embedding's outputs have a sign of their own.
+    """
+    model, image, tiny = wrapped(kind), pixels(kind), ZOO[kind]
+    before, around = fingerprint(model.module), surroundings()
+    maps_by_method = compared(kind, image, model=model)
+    assert differences(before, fingerprint(model.module)) == []
+    assert differences(around, surroundings()) == []
+    for name, made in maps_by_method.items():
+        assert made.maps.shape == (2, *tiny.grid), name
         assert made.maps.dtype == torch.float32, name
         assert made.maps.isfinite().all(), name
         assert len(made) == len(made.targets) == len(made.classes) == len(made.logits) == len(made.pixels) == 2, name
+        method = method_of(name)
+        if not method.signed or method.relu:
+            of_outputs = method.score == "prob" and not tiny.classifier
+            if (tiny.sums_to_one and not of_outputs) or method.relu:
+                assert made.maps.min() >= 0, name
+            assert made.signed == bool((made.maps < 0).any()), name
 
 
 @pytest.mark.parametrize("kind", TINY)
 def test_maps_say_something(kind: str) -> None:
     """Not constant, and not the same for both images: centre is the only one that looks at neither model nor image."""
     for name, made in compared(kind, pixels(kind), SIGNED_FORM).items():
-        if method_of(name).often_zero and not made.maps.flatten(1).any(1).all():
+        if method_of(name).zero_reason and not made.maps.flatten(1).any(1).all():
             continue
         assert made.maps.flatten(1).std(1).min() > 0, name
         assert torch.equal(made.maps[0], made.maps[1]) == (name == "center"), name
@@ -144,13 +160,13 @@ def test_batch_of_three_equals_three_batches_of_one(kind: str) -> None:
     """Each image with a target of its own, so that a mixed-up row is seen."""
     (model, image), targets = double(kind, batch=3), [1, 4, 6]
     together = compared(kind, image, SIGNED_FORM, targets, model=model)
-    delicate = [name for name in SIGNED_FORM if method_of(name).delicate]
+    delicate = [name for name in SIGNED_FORM if method_of(name).numerically_unstable]
     single = compared(kind, image.float(), delicate, targets)
     for row, target in enumerate(targets):
         alone = compared(kind, image[row : row + 1], SIGNED_FORM, target, model=model)
         for name, made in alone.items():
             maps = together[name].maps
-            magnitude = magnified(single[name].maps[row], maps[row]) if method_of(name).delicate else None
+            magnitude = magnified(single[name].maps[row], maps[row]) if method_of(name).numerically_unstable else None
             assert_same(maps[row], made.maps[0], magnitude=magnitude, dtype=torch.float64, label=name)
 
 
@@ -160,7 +176,7 @@ def test_float64_agrees_with_float32(kind: str) -> None:
     single = compared(kind, pixels(kind), SIGNED_FORM)
     exact = compared(kind, pixels(kind, dtype=torch.float64), SIGNED_FORM)
     for name, made in exact.items():
-        if name != "random" and not method_of(name).delicate:  # its noise comes from the image's bits
+        if name != "random" and not method_of(name).numerically_unstable:  # its noise comes from the image's bits
             assert single[name].maps.dtype == torch.float32
             assert_same(single[name].maps, made.maps, growth=growth_of(kind), label=name)
 
@@ -180,7 +196,7 @@ def test_bfloat16_maps_resemble_float32_maps(kind: str) -> None:
     rough = compared(kind, pixels(kind, dtype=torch.bfloat16), SIGNED_FORM)
     exact = compared(kind, pixels(kind), SIGNED_FORM)
     for name, made in rough.items():
-        if name != "random" and not (method_of(name).delicate or method_of(name).often_zero):
+        if name != "random" and not (method_of(name).numerically_unstable or method_of(name).zero_reason):
             alike = torch.cosine_similarity(made.maps.flatten(1), exact[name].maps.flatten(1))
             assert alike.min() > 0.9, name
 
@@ -193,7 +209,7 @@ def test_same_seed_same_map(kind: str) -> None:
         assert made.seed == 7
         assert torch.equal(made.maps, again[name].maps), name
         method = method_of(name)
-        draws = method.draws and "seed" in inspect.signature(method.function).parameters
+        draws = method.is_stochastic and "seed" in inspect.signature(method.function).parameters
         assert torch.equal(made.maps, other[name].maps) == (not draws), name
 
 
@@ -204,41 +220,18 @@ def test_the_target_matters_to_class_specific_methods_only(kind: str) -> None:
     for name, made in one.items():
         if name in CLASS_AGNOSTIC:
             assert torch.equal(made.maps, other[name].maps), name
-        elif not method_of(name).often_zero or made.maps.any():
+        elif not method_of(name).zero_reason or made.maps.any():
             # A rollout of next to nothing is the identity: what is the class's own is far above round-off, and small.
-            least = 5e-5 if method_of(name).faint else 1e-3
+            least = 5e-5 if method_of(name).weak_class_signal else 1e-3
             assert apart(made.maps, other[name].maps) > least, name
-
-
-@pytest.mark.parametrize("kind", TINY)
-def test_unsigned_methods_have_no_negative_values(kind: str) -> None:
-    """Talking heads mix attention after the softmax; there a negative map is the truth, and is marked as signed.
-
-    So is a mean of scores where there are no probabilities: an embedding's outputs have a sign of their own.
-    """
-    for name, made in compared(kind, pixels(kind)).items():
-        if not method_of(name).signed or method_of(name).relu:
-            of_outputs = method_of(name).score == "prob" and not ZOO[kind].classifier
-            if (ZOO[kind].sums_to_one and not of_outputs) or method_of(name).relu:
-                assert made.maps.min() >= 0, name
-            assert made.signed == bool((made.maps < 0).any()), name
 
 
 @pytest.mark.parametrize("name", [name for name in SIGNED_FORM if method_of(name).signed])
 def test_signed_methods_have_both_signs(name: str) -> None:
     fitting = [kind for kind in MAIN if fits(name, kind)]
     values = torch.cat([cv.explain(wrapped(k), pixels(k), name, target=TARGET).maps.flatten() for k in fitting])
-    assert values.min() < 0 < values.max() or method_of(name).often_zero
+    assert values.min() < 0 < values.max() or method_of(name).zero_reason
     assert cv.explain(wrapped(home_of(name)), pixels("timm-vit"), name, target=TARGET).signed
-
-
-@pytest.mark.parametrize("kind", TINY)
-def test_the_model_is_bit_identical_afterwards(kind: str) -> None:
-    model, image = wrapped(kind), pixels(kind)
-    before, around = fingerprint(model.module), surroundings()
-    compared(kind, image, model=model)
-    assert differences(before, fingerprint(model.module)) == []
-    assert differences(around, surroundings()) == []
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -512,7 +505,7 @@ def test_every_method_is_documented(name: str) -> None:
     assert len(method.summary) > 20
     assert method.paper
     assert method.family
-    assert method.gives in ("matrix", "tokens", "image")
+    assert method.output in ("matrix", "tokens", "image")
     assert method.cost.forwards == 1 or method.more is not None
-    assert (method.over is None) == (method.gives == "image")
+    assert (method.aggregation is None) == (method.output == "image")
     assert method.rules is None or method.passes == "backward"

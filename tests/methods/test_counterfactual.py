@@ -282,7 +282,7 @@ class Fake:
     """Stands for a model: the margin is a function of the set of patches that are gone."""
 
     def __init__(self, patches: int, says: Callable[[frozenset[int]], float], most: int = 10_000) -> None:
-        self.patches, self.says, self.left = patches, says, most
+        self.patches, self.note_fn, self.left = patches, says, most
         self.start = says(frozenset())
         self.minimal = True
         self.seen: list[frozenset[int]] = []
@@ -291,11 +291,11 @@ class Fake:
         sets = [frozenset(row.nonzero()[:, 0].tolist()) for row in gone]
         self.left -= len(sets)
         self.seen += sets
-        return torch.tensor([self.says(one) for one in sets], dtype=torch.float64)
+        return torch.tensor([self.note_fn(one) for one in sets], dtype=torch.float64)
 
     @property
     def unmoved(self) -> bool:
-        return bool(self.seen) and all(self.says(one) == self.start for one in self.seen)
+        return bool(self.seen) and all(self.note_fn(one) == self.start for one in self.seen)
 
 
 def places(gone: Tensor) -> set[int]:

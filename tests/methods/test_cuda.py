@@ -20,7 +20,7 @@ EVERY = [
     if not method.poolings or "token" in method.poolings
 ]
 GROWTH = growth(depth=27 * 12, width=768)  # 12 blocks, forward and backward; the widest sum is over the MLP
-DELICATE = [name for name in EVERY if method_of(name).delicate]
+DELICATE = [name for name in EVERY if method_of(name).numerically_unstable]
 
 
 @pytest.fixture(autouse=True)

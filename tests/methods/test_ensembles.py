@@ -83,8 +83,8 @@ def test_plus_mode_needs_a_sum_over_layers(text: str) -> None:
 def test_every_start_layer_comes_from_one_trace(name: str) -> None:
     texts = starts(name, DEPTH)
     found = cv.compare(model_of(DEEP), pixels(DEEP, dtype=torch.float64), texts, target=TARGET)
-    bound = resolve_method(name)
-    assert (found.cost.forwards, found.cost.backwards) == (1, int(bound.passes == "backward"))
+    spec = resolve_method(name)
+    assert (found.cost.forwards, found.cost.backwards) == (1, int(spec.passes == "backward"))
     assert list(found) == texts
     assert len({made.maps.sum().item() for made in found.values()}) == DEPTH
 

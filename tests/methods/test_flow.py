@@ -320,8 +320,8 @@ def test_token_maps_are_refused_with_what_to_type(combinator: str) -> None:
 
 def test_matrix_combinators_are_those_whose_aggregation_says_so() -> None:
     typed = [name.replace(":M", ":1").replace(":K", ":1") for name in COMBINATORS]
-    bounds = {name: resolve_method(f"genatt+{name}").over for name in typed}
-    assert {name for name, over in bounds.items() if over is not None and over.matrices_only} == set(MATRIX_COMBINATORS)
+    specs = {name: resolve_method(f"genatt+{name}").aggregation for name in typed}
+    assert {name for name, over in specs.items() if over is not None and over.matrices_only} == set(MATRIX_COMBINATORS)
 
 
 def test_models_without_a_token_matrix_are_refused() -> None:

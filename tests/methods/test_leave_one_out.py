@@ -227,4 +227,4 @@ def test_the_engine_says_when_attention_was_not_changed() -> None:
         pytest.raises(NotApplicable, match=r"Only 0 of the 4 attention calls .* Use leave-one-out"),
         probing(traced, "mean", what="test", forwards=2, aside=MapResult()) as probe,
     ):
-        probe.rewriting(2, lambda images, ks: lambda scores: scores)
+        probe.score_with_attention(2, lambda images, ks: lambda scores: scores)

@@ -168,7 +168,7 @@ def test_values_add_up(kind: str, samples: int, removal: str) -> None:
     model, image = wrapped(kind, torch.float64), pixels(kind, dtype=torch.float64)
     made = cv.explain(model, image, "kernelshap", TARGET, score="logit", samples=samples, removal=removal)
     with probing(cv.trace(model, image, target=TARGET), removal, what="test", forwards=1, aside=MapResult()) as probe:
-        nothing = probe.keeping(torch.zeros(1, 1, probe.patches, dtype=torch.bool))[:, 0]
+        nothing = probe.score_kept(torch.zeros(1, 1, probe.patches, dtype=torch.bool))[:, 0]
         expected = probe.original - nothing
     assert_same(made.maps.sum((1, 2)), expected, magnitude=float(made.maps.abs().sum()))
 
@@ -239,7 +239,7 @@ def test_superpixels_of_tokens_are_patches() -> None:
 @pytest.mark.parametrize("text", ["lime(samples=70)", "kernelshap(samples=70)"])
 def test_the_draws_know_neither_batch_nor_image(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Tensor] = []
-    keeping = Probe.keeping
+    keeping = Probe.score_kept
 
     def noting(probe: Probe, keep: Tensor) -> Tensor:
         asked.append(keep)
@@ -383,8 +383,8 @@ def test_closeness_by_hand() -> None:
 def test_kernelshap_agrees_with_shap_where_both_are_exact() -> None:
     made = cv.explain(pets(), "demo", "kernelshap", int(peers()["target"]), score="logit", removal="mean", cells=2)
     # Their scores are those of the model in float32: 12 blocks, heads of 64 channels.
-    bound = {"dtype": torch.float32, "growth": growth(depth=12, width=64)}
-    assert_same(made.maps[0, ::7, ::7].flatten(), peers()["shap exact"], **bound)
+    spec = {"dtype": torch.float32, "growth": growth(depth=12, width=64)}
+    assert_same(made.maps[0, ::7, ::7].flatten(), peers()["shap exact"], **spec)
 
 
 def assert_alike(values: Tensor, errors: Tensor, peer: str) -> None:

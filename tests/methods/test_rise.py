@@ -243,7 +243,7 @@ def test_rise_is_its_definition_on_a_vit(removal: str, by_sum: bool) -> None:
     with masks.probing(trace, removal, what="test", forwards=30, aside=masks.Aside(), seed=2) as probe:
         if removal == "token":
             smooth = hardened(smooth, seed=2)
-            scores = [probe.keeping(keep.reshape(1, 1, -1)) for keep in smooth]
+            scores = [probe.score_kept(keep.reshape(1, 1, -1)) for keep in smooth]
         else:
             paint = own(range(30))
             scores = [

@@ -489,10 +489,10 @@ def test_the_probe_keeps_apart_what_it_saw_of_each_image() -> None:
     module, images = vit()
     nn.init.zeros_(module.head.weight)
     deaf = probe_of(cv.trace(cv.wrap(module, size=(12, 20)), images, target=TARGETS))
-    deaf.painting(2, lambda ks: torch.stack([images[1] * k for k in ks])[None], images=[1])
+    deaf.score_images(2, lambda ks: torch.stack([images[1] * k for k in ks])[None], images=[1])
     assert deaf.unmoved() == [False, True]
-    deaf.painting(1, lambda ks: 2 * images[:1, None], images=[0])
+    deaf.score_images(1, lambda ks: 2 * images[:1, None], images=[0])
     assert deaf.unmoved() == [True, True]
     listening = probe_of(traced("vit"))
-    listening.painting(1, lambda ks: 2 * images[1:, None], images=[1])
+    listening.score_images(1, lambda ks: 2 * images[1:, None], images=[1])
     assert listening.unmoved() == [False, False]  # one score, and it is not that of the image as it is

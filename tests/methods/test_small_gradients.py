@@ -171,7 +171,7 @@ def test_a_constant_map_is_flagged() -> None:
     def even(layer: LayerView) -> Tensor:
         return torch.full_like(layer.x[..., 0], 0.25)
 
-    register("even", even, family="gradient", paper="a test", gives="tokens", over=Single(0))
+    register("even", even, family="gradient", paper="a test", output="tokens", aggregation=Single(0))
     try:
         torch.manual_seed(0)
         model, pixels = cv.wrap(mean_pooled().eval()), torch.randn(1, 3, 32, 32)

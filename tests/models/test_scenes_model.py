@@ -69,9 +69,9 @@ def test_of_two_objects_it_sees_both(model: cv.Model) -> None:
 
 @pytest.mark.parametrize("method", ["ixg+skipplus", "leave-one-out"])
 def test_faithful_methods_point_at_the_part_that_decides(model: cv.Model, method: str) -> None:
-    album = scenes(12, SEED, mask="part")
+    dataset = scenes(12, SEED, mask="part")
     metric = "pointing-game(tolerance=0)"
-    scores = cv.evaluate(model, album, [method], [metric], target="label")
+    scores = cv.evaluate(model, dataset, [method], [metric], target="label")
     luck = sum(float(scene(SEED, number).part.mean()) for number in range(12)) / 12  # a random point hits so often
     assert luck < 0.05
     assert scores[method, metric].mean > 10 * luck

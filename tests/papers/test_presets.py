@@ -103,10 +103,10 @@ def test_focusvit_areas_that_nothing_can_give() -> None:
 
 def test_the_bound_is_reached_and_never_passed_by_areas_of_four_axes() -> None:
     """Of all polygons with places 0 and 1 in any order of the axes, those with so many zeros."""
-    for zeros, bound in {0: 2.0, 1: 1.0, 2: 0.5}.items():
+    for zeros, spec in {0: 2.0, 1: 1.0, 2: 0.5}.items():
         rows = [row for row in itertools.product((0, 1), repeat=4) if row.count(0) == zeros]
         areas = [sum(row[k] * row[(k + 1) % 4] for k in range(4)) / 2 for row in rows]
-        assert max(areas) == bound
+        assert max(areas) == spec
 
 
 # CMI, Coporan, Joita, SkipPLUS

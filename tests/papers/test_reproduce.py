@@ -56,7 +56,7 @@ def trimap(seed: int) -> np.ndarray:
     return mask
 
 
-def album(count: int = 3, masks: bool = True, labels: bool = True) -> ImageDataset:
+def dataset(count: int = 3, masks: bool = True, labels: bool = True) -> ImageDataset:
     seeds = range(count)
     return album_of(
         [picture(seed) for seed in seeds],
@@ -74,7 +74,7 @@ def wish(name: str, **options: str) -> ReproductionConfig:
 
 
 def ran(name: str, folder: Path, count: int = 3, **options: str) -> Reproduction:
-    shown = LoadedData(album(count), f"{count} generated images", "the generator")
+    shown = LoadedData(dataset(count), f"{count} generated images", "the generator")
     return reproduce(wish(name, **options), Store.open(folder), model=MODEL, shown=shown)
 
 
@@ -135,7 +135,7 @@ def test_what_differs_is_said(name: str, results: dict[str, Reproduction]) -> No
 
 def test_the_numbers_are_evaluates(results: dict[str, Reproduction]) -> None:
     cells = {row.entrant.name: row.cells for row in results["joita"].rows}
-    scores = cv.evaluate(MODEL, album(), ["gmar-l1(preset=joita)", "legrad"], ["iou", "pixel-accuracy"])
+    scores = cv.evaluate(MODEL, dataset(), ["gmar-l1(preset=joita)", "legrad"], ["iou", "pixel-accuracy"])
     assert isinstance(scores, Scores)
     found = {key[:2]: score for key, score in scores.items()}
     own = next(score for (method, metric), score in found.items() if method.startswith("gmar") and metric == "iou")
@@ -148,7 +148,7 @@ def test_the_numbers_are_evaluates(results: dict[str, Reproduction]) -> None:
 def test_skipplus_scores_the_true_class_and_turns_two_measures(results: dict[str, Reproduction]) -> None:
     cells = {row.entrant.name: row.cells for row in results["skipplus"].rows}
     scores = cv.evaluate(
-        MODEL, album(), ["ixg+skipplus"], ["deletion(preset=skipplus,auc=width)", "ap"], target="label"
+        MODEL, dataset(), ["ixg+skipplus"], ["deletion(preset=skipplus,auc=width)", "ap"], target="label"
     )
     assert isinstance(scores, Scores)
     curve, ap = scores.values()
@@ -176,7 +176,7 @@ def test_a_second_run_computes_nothing_and_a_larger_one_only_what_is_new(tmp_pat
     store = Store.open(tmp_path / "store")
 
     def go(count: int) -> Reproduction:
-        shown = LoadedData(album(count), "generated")
+        shown = LoadedData(dataset(count), "generated")
         return reproduce(wish("joita"), store, model=MODEL, shown=shown, told=plans.append)
 
     first, again = go(3), go(3)
@@ -214,7 +214,7 @@ def test_confident_images_only(tmp_path: Path) -> None:
 
 def test_no_confident_image_is_said(tmp_path: Path, results: dict[str, Reproduction]) -> None:
     result = results["coporan"]
-    logits = MODEL.logits(torch.stack([album().read(row, MODEL).pixels for row in range(3)]))
+    logits = MODEL.logits(torch.stack([dataset().read(row, MODEL).pixels for row in range(3)]))
     sure = int((logits.double().softmax(1).amax(1) > 0.85).sum())
     (sentence,) = [what for _, what in result.differences if "are predicted with more than" in what]
     assert sentence.startswith(f"{sure} of 3 ")
@@ -223,7 +223,7 @@ def test_no_confident_image_is_said(tmp_path: Path, results: dict[str, Reproduct
 
 
 def test_void_counts_as_object_for_coporan() -> None:
-    plain = album()
+    plain = dataset()
     own = void_as_object(plain)
     before, after = plain.read(0, MODEL), own.read(0, MODEL)
     assert before.mask is not None
@@ -234,7 +234,7 @@ def test_void_counts_as_object_for_coporan() -> None:
     assert after.void is None
     assert own.mark(0) != plain.mark(0), "other masks are other numbers"
     assert own.mark(0) != own.mark(1)
-    unmasked = void_as_object(album(masks=False))
+    unmasked = void_as_object(dataset(masks=False))
     assert unmasked.read(0, MODEL).mask is None
 
 
@@ -255,7 +255,7 @@ def test_whoever_opens_the_study_again_sees_what_was_scored(tmp_path: Path) -> N
 
 
 def test_masks_are_asked_for() -> None:
-    shown = LoadedData(album(masks=False), "generated")
+    shown = LoadedData(dataset(masks=False), "generated")
     for name in ("cmi", "coporan", "joita"):
         with pytest.raises(
             BadInput, match=rf"'{name}' compares maps with masks .*folder:here has none.*'mask-rcnn' for masks"
@@ -269,11 +269,11 @@ def test_masks_are_asked_for() -> None:
 
 def test_true_classes_are_asked_for() -> None:
     with pytest.raises(BadInput, match=r"explains the true class, and folder:here has none.*target='predicted'"):
-        check_data(wish("skipplus"), LoadedData(album(labels=False), "generated"))
+        check_data(wish("skipplus"), LoadedData(dataset(labels=False), "generated"))
     with pytest.raises(BadInput, match=r"the model has no class a, b, c, … \(4 of"):
-        check_data(wish("skipplus"), LoadedData(album(), "generated", unknown=("a", "b", "c", "d")))
-    assert check_data(wish("skipplus", target="predicted"), LoadedData(album(labels=False), "generated"))
-    assert check_data(wish("joita"), LoadedData(album(), "generated", unknown=("a",))), "it needs no true class"
+        check_data(wish("skipplus"), LoadedData(dataset(), "generated", unknown=("a", "b", "c", "d")))
+    assert check_data(wish("skipplus", target="predicted"), LoadedData(dataset(labels=False), "generated"))
+    assert check_data(wish("joita"), LoadedData(dataset(), "generated", unknown=("a",))), "it needs no true class"
 
 
 def test_targets_are_the_papers_unless_one_is_named() -> None:
@@ -294,13 +294,13 @@ def test_masks_that_changed_are_not_mixed_with_old_ones(tmp_path: Path) -> None:
         assert found.images == 3
         return repr([row.cells["mIoU"] for row in found.rows])
 
-    plain, other = overlap(album()), overlap(void_as_object(album()))
+    plain, other = overlap(dataset()), overlap(void_as_object(dataset()))
     assert plain != other
-    assert overlap(album()) == plain
+    assert overlap(dataset()) == plain
 
 
 def test_part_of_a_score_keeps_its_curve_and_counts() -> None:
-    scores = cv.evaluate(MODEL, album(), ["ixg"], ["deletion", "iou(over=set)"])
+    scores = cv.evaluate(MODEL, dataset(), ["ixg"], ["deletion", "iou(over=set)"])
     assert isinstance(scores, Scores)
     curve, overlap = scores.values()
     kept, counted = part(curve, [True, False, True]), part(overlap, [False, True, True])
@@ -325,8 +325,8 @@ def test_the_study_has_the_efforts_samples() -> None:
 
 
 def test_layers_are_counted() -> None:
-    assert depth(MODEL, album(1)) == ZOO["timm-vit"].layers
-    whole = album(2)
+    assert depth(MODEL, dataset(1)) == ZOO["timm-vit"].layers
+    whole = dataset(2)
 
     def torn(row: int, model: cv.Model) -> Sample:
         if row == 0:
@@ -344,7 +344,7 @@ def test_nothing_to_score_is_an_error(tmp_path: Path) -> None:
     def broken(row: int, model: cv.Model) -> None:
         raise BadInput("it is torn.")
 
-    torn = replace(album(), read=broken)
+    torn = replace(dataset(), read=broken)
     with pytest.raises(BadInput, match="Nothing could be scored"):
         reproduce(wish("joita"), Store.open(tmp_path / "s"), model=MODEL, shown=LoadedData(torn, "torn"))
 
@@ -358,7 +358,7 @@ def test_a_folder_is_opened_with_its_masks(tmp_path: Path) -> None:
     data = DataConfig(f"folder:{tmp_path / 'photos'}", limit=2, masks=str(tmp_path / "masks"), mask_kind="trimap")
     shown = open_shown(replace(wish("joita"), data=data), MODEL)
     assert "2 of 3 images" in shown.words
-    assert shown.album.has_masks
+    assert shown.dataset.has_masks
     assert shown.masks == str(tmp_path / "masks")
 
 
@@ -371,7 +371,7 @@ def test_many_labels_and_methods_make_no_file_name() -> None:
 
 
 def test_an_image_that_cannot_be_read_costs_itself(tmp_path: Path) -> None:
-    whole = album()
+    whole = dataset()
 
     def read(row: int, model: cv.Model) -> Sample:
         if row == 1:
@@ -404,11 +404,11 @@ def test_only_coporan_runs_on_masks_with_void(tmp_path: Path) -> None:
     marks = {}
     for name in ("coporan", "joita"):
         plans: list[Plan] = []
-        shown = LoadedData(album(2), "generated")
+        shown = LoadedData(dataset(2), "generated")
         reproduce(wish(name), Store.open(tmp_path / name), model=MODEL, shown=shown, told=plans.append)
         marks[name] = plans[0].units[0].marks
-    assert marks["joita"] == tuple(album(2).mark(row) for row in range(2))
-    assert marks["coporan"] == tuple(void_as_object(album(2)).mark(row) for row in range(2))
+    assert marks["joita"] == tuple(dataset(2).mark(row) for row in range(2))
+    assert marks["coporan"] == tuple(void_as_object(dataset(2)).mark(row) for row in range(2))
 
 
 @pytest.mark.parametrize(
@@ -424,7 +424,7 @@ def test_only_coporan_runs_on_masks_with_void(tmp_path: Path) -> None:
 def test_whether_the_paper_has_numbers_on_this_data_is_said(name: str, spec: str, same: bool) -> None:
     own = replace(wish(name), data=DataConfig(spec))
     table = own.preset.table_for(spec)
-    said = dict(differences(own, MODEL, LoadedData(album(2), "generated"), Scores(), own.preset.measures, table))
+    said = dict(differences(own, MODEL, LoadedData(dataset(2), "generated"), Scores(), own.preset.measures, table))
     assert said["numbers"].endswith(f"the paper has {'them' if same else 'none'} for this data.")
 
 
@@ -436,7 +436,7 @@ def test_constant_maps_are_said() -> None:
             "iou", method, torch.ones(2).double(), "higher", (0, 1), torch.tensor([constant, False]), ("x", "y"), "m"
         )
     own = wish("joita")
-    said = differences(own, MODEL, LoadedData(album(2), "generated"), flat, own.preset.measures, None)
+    said = differences(own, MODEL, LoadedData(dataset(2), "generated"), flat, own.preset.measures, None)
     found = [sentence for about, sentence in said if about == "constant"]
     assert found == ["Maps of vanilla are constant on 1 of 2 images: the order of their patches is a lottery."]
 

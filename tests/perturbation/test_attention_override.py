@@ -91,7 +91,7 @@ def test_a_probe_rewrites_each_variant_for_itself(name: str) -> None:
         return hiding(shown)
 
     with probing(trace, "token", what="test", forwards=4, aside=MapResult()) as probe:
-        found = probe.rewriting(4, rewrite)
+        found = probe.score_with_attention(4, rewrite)
     assert trace.recording.forwards == 5
     assert found.shape == (2, 4)
     for b in range(2):

@@ -85,9 +85,9 @@ def test_a_variant_of_many_images_is_spread_over_passes() -> None:
 
     hook = model.module.blocks[1].register_forward_pre_hook(watch)
     with probing(trace, "mean", what="test", forwards=3, aside=MapResult()) as probe:
-        found = probe.painting(3, lambda ks: probe.blend(torch.ones(1, len(ks), 32, 32) * 0.5))
+        found = probe.score_images(3, lambda ks: probe.blend(torch.ones(1, len(ks), 32, 32) * 0.5))
         hook.remove()
-        expected = probe.painting(3, lambda ks: probe.blend(torch.ones(1, len(ks), 32, 32) * 0.5))
+        expected = probe.score_images(3, lambda ks: probe.blend(torch.ones(1, len(ks), 32, 32) * 0.5))
     assert seen[-9:] == [2] * 9
     assert_same(found, expected)
 
@@ -114,7 +114,7 @@ def kept(trace: Trace, keep: Tensor, removal: str = "token") -> tuple[Tensor, li
         probing(trace, removal, what="test", forwards=keep.shape[1], aside=MapResult()) as probe,
         lengths(trace) as seen,
     ):
-        return probe.keeping(keep), seen
+        return probe.score_kept(keep), seen
 
 
 def test_passes_are_of_one_length_and_as_few_as_can_be() -> None:
@@ -138,7 +138,7 @@ def test_no_pass_is_larger_than_the_batch_size(size: int, removal: str) -> None:
         _, seen = kept(trace, random_keep(1, 20), removal)
         assert max(many for many, _, _ in seen) <= size
         with probing(trace, "mean", what="test", forwards=5, aside=MapResult()) as probe, lengths(trace) as painted:
-            probe.painting(5, lambda ks: probe.blend(torch.ones(1, len(ks), 32, 32)))
+            probe.score_images(5, lambda ks: probe.blend(torch.ones(1, len(ks), 32, 32)))
         assert max(many for many, _, _ in painted) <= size
         assert sum(many for many, _, _ in painted) == 15
     _, free = kept(trace, random_keep(1, 20), removal)
@@ -148,7 +148,7 @@ def test_no_pass_is_larger_than_the_batch_size(size: int, removal: str) -> None:
 def test_images_of_a_batch_do_not_make_passes_smaller() -> None:
     trace = cv.trace(wrapped("timm-vit"), pixels("timm-vit", 8), target=3)
     with probing(trace, "mean", what="test", forwards=100, aside=MapResult()) as probe, lengths(trace) as seen:
-        probe.painting(100, lambda ks: probe.blend(torch.ones(1, len(ks), 32, 32)))
+        probe.score_images(100, lambda ks: probe.blend(torch.ones(1, len(ks), 32, 32)))
     most = TOKENS_AT_ONCE["cpu"] // 17
     assert seen[0][0] == most // 8 * 8
 

@@ -51,13 +51,13 @@ def asked(
 
 def painted(probe: Probe) -> Tensor:
     masks = torch.rand(1, V, *probe.size, generator=torch.Generator().manual_seed(0))
-    return probe.painting(V, lambda ks: probe.blend(masks[:, ks.start : ks.stop]))
+    return probe.score_images(V, lambda ks: probe.blend(masks[:, ks.start : ks.stop]))
 
 
 def rewritten(probe: Probe) -> Tensor:
     shown = torch.cat([torch.ones(V, probe.layout.prefix, dtype=torch.bool), some("timm-vit", 1)[0]], 1)
     shown[:, probe.layout.prefix] = True
-    return probe.rewriting(V, lambda images, variants: hiding(shown[variants]))
+    return probe.score_with_attention(V, lambda images, variants: hiding(shown[variants]))
 
 
 # The same scores
@@ -66,7 +66,7 @@ def rewritten(probe: Probe) -> Tensor:
 @pytest.mark.parametrize("how", ["keeping", "painting", "rewriting"])
 @pytest.mark.parametrize("name", KINDS)
 def test_the_batch_size_changes_nothing(name: str, how: str) -> None:
-    ways = {"keeping": lambda probe: probe.keeping(some(name)), "painting": painted, "rewriting": rewritten}
+    ways = {"keeping": lambda probe: probe.score_kept(some(name)), "painting": painted, "rewriting": rewritten}
     # In float32: two blocks of eight reductions in a row, each over at most the 192 values of a patch.
     for dtype, roundings in ((torch.float64, DEFAULT_GROWTH), (torch.float32, growth(2 * 8, 192))):
         found = []
@@ -83,19 +83,19 @@ def test_the_batch_size_changes_nothing(name: str, how: str) -> None:
 @pytest.mark.parametrize("name", KINDS)
 def test_a_batch_is_its_images_one_by_one(name: str, removal: str) -> None:
     keep = some(name)
-    together = asked(traced(name, torch.float64), lambda probe: probe.keeping(keep), removal)
+    together = asked(traced(name, torch.float64), lambda probe: probe.score_kept(keep), removal)
     model, images = wrapped(name, torch.float64), pixels(name, B, dtype=torch.float64)
     for b in range(B):
-        alone = asked(cv.trace(model, images[b], target=3), lambda p, b=b: p.keeping(keep[b : b + 1]), removal)
+        alone = asked(cv.trace(model, images[b], target=3), lambda p, b=b: p.score_kept(keep[b : b + 1]), removal)
         assert_same(together[b], alone[0])
-    shared = asked(traced(name, torch.float64), lambda probe: probe.keeping(keep[:1]), removal)
+    shared = asked(traced(name, torch.float64), lambda probe: probe.score_kept(keep[:1]), removal)
     assert_same(shared[0], together[0])
 
 
 def test_painted_patches_on_a_linear_model_are_known() -> None:
     model, image = linear((4, 4))
     keep = some("timm-vit", 1)
-    found = asked(cv.trace(model, image, target=1), lambda probe: probe.keeping(keep), "mean")
+    found = asked(cv.trace(model, image, target=1), lambda probe: probe.score_kept(keep), "mean")
     expected = (effects(model, image, 1).flatten() * keep[0]).sum(1)
     assert_same(found[0], expected, magnitude=float(effects(model, image, 1).abs().sum()))
 
@@ -105,14 +105,14 @@ def test_everything_kept_is_the_original_score() -> None:
         trace = traced(name, torch.float64)
         keep = torch.ones(1, 1, ZOO[name].grid[0] * ZOO[name].grid[1], dtype=torch.bool)
         with probing(trace, "token", what="test", forwards=1, aside=MapResult()) as probe:
-            assert (probe.keeping(keep)[:, 0] - probe.original).abs().max() < 1e-12
+            assert (probe.score_kept(keep)[:, 0] - probe.original).abs().max() < 1e-12
             assert torch.equal(probe.original, trace.logits[:, 3])
 
 
 def test_bfloat16_models_give_wide_scores() -> None:
     for removal in ("token", "blur", "road"):
-        exact = asked(traced("timm-vit"), lambda probe: probe.keeping(some("timm-vit")), removal)
-        rough = asked(traced("timm-vit", torch.bfloat16), lambda probe: probe.keeping(some("timm-vit")), removal)
+        exact = asked(traced("timm-vit"), lambda probe: probe.score_kept(some("timm-vit")), removal)
+        rough = asked(traced("timm-vit", torch.bfloat16), lambda probe: probe.score_kept(some("timm-vit")), removal)
         assert rough.dtype == torch.float64
         assert (rough - exact).abs().max() < 0.1 * exact.abs().max()
 
@@ -122,12 +122,12 @@ def test_images_may_lie_in_memory_as_they_like() -> None:
     odd = torch.stack([images, images], -1)[..., 0].to(memory_format=torch.channels_last)
     assert not odd.is_contiguous()
     for removal in ("token", "noise", "road"):
-        found = asked(cv.trace(model, odd, target=3), lambda probe: probe.keeping(some("timm-vit")), removal)
-        expected = asked(cv.trace(model, images, target=3), lambda probe: probe.keeping(some("timm-vit")), removal)
+        found = asked(cv.trace(model, odd, target=3), lambda probe: probe.score_kept(some("timm-vit")), removal)
+        expected = asked(cv.trace(model, images, target=3), lambda probe: probe.score_kept(some("timm-vit")), removal)
         assert_same(found, expected)
     transposed = some("timm-vit").permute(2, 1, 0).contiguous().permute(2, 1, 0)
-    found = asked(cv.trace(model, images, target=3), lambda probe: probe.keeping(transposed))
-    assert_same(found, asked(traced("timm-vit", torch.float64), lambda probe: probe.keeping(some("timm-vit"))))
+    found = asked(cv.trace(model, images, target=3), lambda probe: probe.score_kept(transposed))
+    assert_same(found, asked(traced("timm-vit", torch.float64), lambda probe: probe.score_kept(some("timm-vit"))))
 
 
 # Targets
@@ -136,7 +136,7 @@ def test_images_may_lie_in_memory_as_they_like() -> None:
 def every_logit(name: str) -> Tensor:
     """[B, V, C], in float64."""
     return asked(
-        traced(name, torch.float64), lambda probe: probe.keeping(some(name), value=lambda logits, images: logits)
+        traced(name, torch.float64), lambda probe: probe.score_kept(some(name), value=lambda logits, images: logits)
     )
 
 
@@ -149,7 +149,7 @@ def test_a_function_that_knows_images_by_their_place(size: int) -> None:
     trace, logits = traced("timm-vit", torch.float64, target=own), every_logit("timm-vit")
     expected = logits[range(B), :, [1, 4, 2]] ** 2 - logits[..., 0]
     with execution_options(batch_size=size):
-        found = asked(trace, lambda probe: probe.keeping(some("timm-vit")))
+        found = asked(trace, lambda probe: probe.score_kept(some("timm-vit")))
     assert_same(found, expected)
     assert (asked(trace, painted, "mean").std(1) > 0).all()
 
@@ -159,7 +159,7 @@ def test_each_image_has_its_own_target() -> None:
     goals = [2, cv.contrast(1, 5), lambda scores: scores[:, 6] * 2]
     logits = every_logit("timm-vit")
     expected = torch.stack([logits[0, :, 2], logits[1, :, 1] - logits[1, :, 5], logits[2, :, 6] * 2])
-    found = asked(traced("timm-vit", torch.float64, goals), lambda probe: probe.keeping(some("timm-vit")))
+    found = asked(traced("timm-vit", torch.float64, goals), lambda probe: probe.score_kept(some("timm-vit")))
     assert_same(found, expected)
 
 
@@ -167,11 +167,12 @@ def test_probabilities_are_of_the_variants_own_logits() -> None:
     logits = every_logit("timm-vit")
     for score, expected in {"prob": logits.softmax(-1), "logprob": logits.log_softmax(-1)}.items():
         trace = traced("timm-vit", torch.float64, None, score)
-        found = asked(trace, lambda probe: probe.keeping(some("timm-vit")))
+        found = asked(trace, lambda probe: probe.score_kept(some("timm-vit")))
         best = trace.logits.argmax(-1)
         assert_same(found, expected[range(B), :, best])
         contrast = asked(
-            traced("timm-vit", torch.float64, cv.contrast(1, 5), score), lambda probe: probe.keeping(some("timm-vit"))
+            traced("timm-vit", torch.float64, cv.contrast(1, 5), score),
+            lambda probe: probe.score_kept(some("timm-vit")),
         )
         assert_same(contrast, expected[..., 1] - expected[..., 5], magnitude=float(expected.abs().max()))
 
@@ -181,12 +182,12 @@ def test_an_embedding_is_compared_with_a_text() -> None:
     text = torch.randn(10, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     trace = traced(name, torch.float64, lambda out: torch.cosine_similarity(out, text[None]))
     expected = torch.cosine_similarity(every_logit_of_embedding(name), text[None, None], dim=-1)
-    assert (asked(trace, lambda probe: probe.keeping(some(name))) - expected).abs().max() < 1e-12
+    assert (asked(trace, lambda probe: probe.score_kept(some(name))) - expected).abs().max() < 1e-12
 
 
 def every_logit_of_embedding(name: str) -> Tensor:
     trace = traced(name, torch.float64, 0)
-    return asked(trace, lambda probe: probe.keeping(some(name), value=lambda logits, images: logits))
+    return asked(trace, lambda probe: probe.score_kept(some(name), value=lambda logits, images: logits))
 
 
 def test_a_value_is_told_which_images_it_sees() -> None:
@@ -194,7 +195,7 @@ def test_a_value_is_told_which_images_it_sees() -> None:
         return torch.stack([logits[:, 0], torch.tensor(images, dtype=logits.dtype)], 1)
 
     with execution_options(batch_size=4):
-        found = asked(traced("timm-vit", torch.float64), lambda probe: probe.keeping(some("timm-vit"), value))
+        found = asked(traced("timm-vit", torch.float64), lambda probe: probe.score_kept(some("timm-vit"), value))
     assert found.shape == (B, V, 2)
     assert torch.equal(found[..., 1], torch.arange(B, dtype=torch.float64)[:, None].expand(-1, V))
     assert (found[..., 0] - every_logit("timm-vit")[..., 0]).abs().max() < 1e-12
@@ -209,7 +210,7 @@ def test_the_cost_is_what_went_through_the_model() -> None:
     passed: list[int] = []
     module = trace.recording.model.module
     module.blocks[0].register_forward_hook(lambda m, args, out: passed.append(len(out)))
-    asked(trace, lambda probe: probe.keeping(some("timm-vit")))
+    asked(trace, lambda probe: probe.score_kept(some("timm-vit")))
     assert sum(passed) == B * V
     assert trace.recording.forwards == 1 + V
     asked(trace, painted, "mean")
@@ -222,7 +223,7 @@ def test_an_interrupted_probe_has_cost_what_it_passed() -> None:
     trace = traced("timm-vit")
 
     def half(probe: Probe) -> Tensor:
-        probe.keeping(some("timm-vit", 1, 4))
+        probe.score_kept(some("timm-vit", 1, 4))
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -234,7 +235,7 @@ def test_it_says_what_was_done_instead_of_dropping() -> None:
     said = {}
     for name in KINDS:
         aside = MapResult()
-        asked(traced(name), lambda probe, name=name: probe.keeping(some(name)), aside=aside)
+        asked(traced(name), lambda probe, name=name: probe.score_kept(some(name)), aside=aside)
         said[name] = " ".join(aside.notes)
     assert not said["timm-vit"]
     assert not said["timm-eva02"]
@@ -249,11 +250,11 @@ def test_a_score_that_never_moves_is_told() -> None:
     for variants in (V, 1):
         aside, keep = MapResult(), some("timm-vit", 1, variants)
         still = cv.trace(model, pixels("timm-vit", B), target=3)
-        asked(still, lambda probe, keep=keep: probe.keeping(keep), aside=aside)
+        asked(still, lambda probe, keep=keep: probe.score_kept(keep), aside=aside)
         assert aside.unmoved == [True] * B
-        asked(traced("timm-vit"), lambda probe, keep=keep: probe.keeping(keep), aside=aside)
+        asked(traced("timm-vit"), lambda probe, keep=keep: probe.score_kept(keep), aside=aside)
         assert aside.unmoved == [False] * B
-        asked(still, lambda probe, keep=keep: probe.keeping(keep), aside=aside)
+        asked(still, lambda probe, keep=keep: probe.score_kept(keep), aside=aside)
         assert aside.unmoved == [False] * B  # what an earlier probe saw move has moved
 
 
@@ -261,8 +262,8 @@ def test_masks_must_be_booleans_of_the_right_shape() -> None:
     wrong = [some("timm-vit")[0], some("timm-vit")[..., :9], some("timm-vit")[:2], some("timm-vit").float()]
     for keep in wrong:
         with pytest.raises(BadInput, match=r"expected booleans of shape \[3 images or 1, variants, 16 patches\]"):
-            asked(traced("timm-vit"), lambda probe, keep=keep: probe.keeping(keep))
-    assert asked(traced("timm-vit"), lambda probe: probe.keeping(some("timm-vit")[:, :0])).shape == (B, 0)
+            asked(traced("timm-vit"), lambda probe, keep=keep: probe.score_kept(keep))
+    assert asked(traced("timm-vit"), lambda probe: probe.score_kept(some("timm-vit")[:, :0])).shape == (B, 0)
 
 
 # A guest
@@ -283,7 +284,7 @@ def interrupting(after: int) -> tuple[Callable[..., None], list[int]]:
 @pytest.mark.parametrize("name", ["timm-vit", "timm-eva02", "timm-sam", "home-lucid", "home-in-place"])
 def test_ctrl_c_inside_a_block_leaves_the_model_as_it_was(name: str, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In every pass that there is: while the way is found, and while variants are run."""
-    ways = {"keeping": lambda probe: probe.keeping(some(name)), "rewriting": rewritten}
+    ways = {"keeping": lambda probe: probe.score_kept(some(name)), "rewriting": rewritten}
     module = build(name).double().train()
     for number, p in enumerate(module.parameters()):
         p.requires_grad_(number % 3 != 0)
@@ -316,27 +317,28 @@ def test_ctrl_c_inside_a_block_leaves_the_model_as_it_was(name: str, how: str, m
 @pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad, nullcontext])
 @pytest.mark.parametrize("name", [*KINDS, "timm-beit-explicit", "home-lucid", "home-in-place"])
 def test_callers_may_have_gradients_switched_off(name: str, mode: Callable[[], AbstractContextManager[Any]]) -> None:
-    expected = asked(traced(name, torch.float64), lambda probe: probe.keeping(some(name)))
+    expected = asked(traced(name, torch.float64), lambda probe: probe.score_kept(some(name)))
     one = torch.zeros(1, 1, some(name).shape[2], dtype=torch.bool)
     one[..., 3] = True
-    alone = asked(traced(name, torch.float64), lambda probe: probe.keeping(one))
+    alone = asked(traced(name, torch.float64), lambda probe: probe.score_kept(one))
     model, images = double(name, B)
     maps = cv.explain(model, images, "leave-one-out", target=3).maps
     with mode():
         trace = cv.trace(model, images, target=3)
-        found = asked(trace, lambda probe: probe.keeping(some(name)))
-        again = asked(trace, lambda probe: probe.keeping(one))
+        found = asked(trace, lambda probe: probe.score_kept(some(name)))
+        again = asked(trace, lambda probe: probe.score_kept(one))
         assert_same(cv.explain(model, images, "leave-one-out", target=3).maps, maps, magnitude=1.0)
     assert_same(found, expected)
     assert_same(again, alone)
     assert not found.requires_grad
 
 
+@pytest.mark.usefixtures("frozen_heap")
 @pytest.mark.parametrize("removal", ["token", "blur"])
 @pytest.mark.parametrize("name", [*KINDS, "home-lucid"])
 def test_nothing_is_kept_when_the_work_is_done(name: str, removal: str) -> None:
     """Without the garbage collector: nothing goes round in circles."""
-    asked(traced(name), lambda probe: probe.keeping(some(name)), removal)
+    asked(traced(name), lambda probe: probe.score_kept(some(name)), removal)
     gc.collect()
     gc.disable()
     try:
@@ -345,8 +347,8 @@ def test_nothing_is_kept_when_the_work_is_done(name: str, removal: str) -> None:
         one[..., 3] = True
         stream = embedded(trace.recording)
         with probing(trace, removal, what="test", forwards=1, aside=MapResult()) as probe:
-            probe.keeping(some(name))
-            probe.keeping(one)
+            probe.score_kept(some(name))
+            probe.score_kept(one)
         watched = [
             weakref.ref(thing) for thing in (trace, trace.recording, trace.pixels, probe, stream) if thing is not None
         ]
@@ -361,13 +363,13 @@ def test_two_threads_on_one_model(monkeypatch: pytest.MonkeyPatch) -> None:
     model.module.train()
     before = fingerprint(model.module)
     images = pixels("timm-vit", 4, dtype=torch.float64)
-    alone = [asked(cv.trace(model, x, target=3), lambda p: p.keeping(some("timm-vit", 1))) for x in images]
+    alone = [asked(cv.trace(model, x, target=3), lambda p: p.score_kept(some("timm-vit", 1))) for x in images]
     monkeypatch.setattr(tokens, "_known", weakref.WeakKeyDictionary())
     found: dict[int, Tensor] = {}
 
     def work(k: int) -> None:
         trace = cv.trace(model, images[k], target=3)
-        found[k] = asked(trace, lambda p: p.keeping(some("timm-vit", 1)))
+        found[k] = asked(trace, lambda p: p.score_kept(some("timm-vit", 1)))
 
     threads = [threading.Thread(target=work, args=(k,)) for k in range(4)]
     for thread in threads:

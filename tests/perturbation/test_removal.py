@@ -113,7 +113,7 @@ def test_a_removed_patch_shows_the_background_and_no_other_pixel_changes(removal
     seen: list[Tensor] = []
     trace.recording.model.module.patch_embed.register_forward_pre_hook(lambda m, args: seen.append(args[0]))
     with probing(trace, removal, what="test", forwards=1, aside=MapResult(), seed=3) as probe:
-        probe.keeping(keep)
+        probe.score_kept(keep)
         under = probe.background
     assert torch.equal(under, background(removal, trace.pixels, trace.recording.model.preprocess, 3))
     expected = trace.pixels.clone()

@@ -113,7 +113,7 @@ def test_the_probe_imputes_the_patches_that_are_not_kept() -> None:
     keep[0, 0, 5], keep[1, 0, 6] = False, False
     with probing(trace, "road", what="test", forwards=1, aside=MapResult(), seed=3) as probe:
         assert not probe.paints
-        probe.keeping(keep)
+        probe.score_kept(keep)
     gone = torch.zeros(2, 32, 32, dtype=torch.bool)
     gone[0, 8:16, 8:16] = gone[1, 8:16, 16:24] = True
     assert torch.equal(seen[0] != trace.pixels, gone[:, None].expand(-1, 3, -1, -1))

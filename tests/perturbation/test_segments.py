@@ -155,5 +155,5 @@ def test_cells_are_patches_together() -> None:
         (found,) = scores_keeping(probe, groups_of(probe, "patches", 2), [kept])
         by_hand = torch.ones(4, 4, dtype=torch.bool)
         by_hand[:2, 2:] = False
-        expected = probe.keeping(by_hand.reshape(1, 1, 16))
+        expected = probe.score_kept(by_hand.reshape(1, 1, 16))
     assert_same(found, expected)

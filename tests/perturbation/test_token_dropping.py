@@ -270,7 +270,7 @@ def test_relative_biases_are_those_between_the_kept_tokens() -> None:
 def probed(name: str, keep: Tensor, removal: str = "token") -> tuple[Tensor, Probe]:
     trace = cv.trace(wrapped(name, torch.float64), pixels(name, 2, dtype=torch.float64), target=3)
     with probing(trace, removal, what="test", forwards=keep.shape[1], aside=MapResult()) as probe:
-        return probe.keeping(keep), probe
+        return probe.score_kept(keep), probe
 
 
 def test_blocks_see_fewer_tokens_and_images_are_embedded_once() -> None:
@@ -286,7 +286,7 @@ def test_blocks_see_fewer_tokens_and_images_are_embedded_once() -> None:
     with probing(trace, "token", what="test", forwards=5, aside=MapResult()) as probe:
         seen.clear()
         model.module.patch_embed.register_forward_pre_hook(lambda m, args: through.append(len(args[0])))
-        probe.keeping(keep)
+        probe.score_kept(keep)
     assert seen[1:] == [(10, 7)], "a pass of two images with five variants, class token and six patches each"
     assert through == [1]
 
@@ -447,7 +447,7 @@ def test_what_a_model_remembers_of_shorter_sequences_is_forgotten() -> None:
     keep = torch.rand(1, 9, 16, generator=torch.Generator().manual_seed(0)) < 0.5
     with probing(trace, "token", what="test", forwards=9, aside=MapResult()) as probe:
         assert probe.way == DropStrategy("drop")
-        probe.keeping(keep)
+        probe.score_kept(keep)
     assert differences(before, fingerprint(module)) == []
     assert [list(block.attention.by_length) for block in module.blocks] == lengths == [[17], [17]]
 

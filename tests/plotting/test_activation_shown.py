@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from show.fakes import fake
 
 from clairvit.bench.plan import ModelConfig
 from clairvit.bench.run import run_study
@@ -23,6 +22,7 @@ from clairvit.plotting.save import record
 from clairvit.plotting.style import PlotStyle
 from clairvit.plotting.tiles import source_line, titled
 from helpers.rounding import assert_same
+from plotting.fakes import fake
 from small_study import ARCHITECTURE, photos, study, weights
 
 Captured = pytest.CaptureFixture[str]

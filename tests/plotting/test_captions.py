@@ -7,6 +7,7 @@ from typing import Any
 
 import matplotlib
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 import clairvit as cv
@@ -38,10 +39,10 @@ def test_every_line_fits_the_figure(method: str, dpi: int) -> None:
         figure = draw(made)
         figure.set_dpi(dpi)
         with matplotlib.rc_context(DRAWN):
-            figure.canvas.draw()
-            inside = figure.bbox
+            canvas, inside = figure.canvas, figure.bbox
+            assert isinstance(canvas, FigureCanvasAgg)
             for text in figure.texts:
-                box = text.get_window_extent()
+                box = text.get_window_extent(canvas.get_renderer())
                 assert box.x0 >= inside.x0, text.get_text()
                 assert box.x1 <= inside.x1, text.get_text()
         (caption,) = [text for text in texts(figure) if "safetensors" in text or "epoch" in text]

@@ -8,7 +8,6 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.transforms import Bbox
-from show.fakes import fake
 
 from clairvit.errors import BadInput
 from clairvit.methods.explanation import Cost, Explanation, Heads
@@ -19,6 +18,7 @@ from clairvit.plotting.heads import heads_figure
 from clairvit.plotting.labels import effort, guesses, percent
 from clairvit.plotting.style import PlotStyle
 from clairvit.plotting.tiles import same_image
+from plotting.fakes import fake
 
 
 def drawn(figure: Figure) -> np.ndarray:

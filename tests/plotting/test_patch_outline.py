@@ -13,13 +13,13 @@ import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
-from show.fakes import fake
 
 from clairvit.methods.explanation import Explanation
 from clairvit.plotting.comparison import comparison_figure
 from clairvit.plotting.figures import explanation_figure
 from clairvit.plotting.parts import part
 from clairvit.plotting.patch_outline import PAPER, STRIPE, edges, without
+from plotting.fakes import fake
 
 GRID, SIZE = (3, 5), (48, 80)
 CHOSEN = torch.zeros(GRID, dtype=torch.bool)

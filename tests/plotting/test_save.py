@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from show.fakes import fake
 
 from clairvit.errors import BadInput, UnknownName
 from clairvit.plotting.save import SUFFIXES, save, save_comparison
+from plotting.fakes import fake
 
 STARTS = {".png": b"\x89PNG", ".jpg": b"\xff\xd8", ".jpeg": b"\xff\xd8", ".pdf": b"%PDF", ".svg": b"<?xml"}
 

@@ -40,7 +40,7 @@ from study_page import (
     NAMES,
     NASTY,
     Reader,
-    album,
+    dataset,
     run,
     study_of,
     worker_of,
@@ -226,7 +226,7 @@ def test_the_map_shown_is_of_the_studys_target_and_seed(tmp_path: Path, monkeypa
     source = gallery.find_source(findings, [study], worker_of)
     assert isinstance(source, gallery.Source)
     gallery.show(findings, [gallery.Example(wrong.image, ("it is wrong",))], source)
-    image = source.album.read(NAMES.index(wrong.image), MODEL).pixels[None]
+    image = source.dataset.read(NAMES.index(wrong.image), MODEL).pixels[None]
     for values, method in zip(drawn, findings.methods, strict=True):
         known = cv.explain(MODEL, image, method, target=wrong.label, seed=5).maps[0]
         assert_same(values, known, magnitude=1.0)
@@ -246,7 +246,7 @@ def test_the_map_shown_is_the_studys(store: Store, monkeypatch: pytest.MonkeyPat
     assert isinstance(source, gallery.Source)
     gallery.show(findings, [gallery.Example(NAMES[4], ("it is nice",))], source)
     place = 4
-    image = source.album.read(place, MODEL).pixels[None]
+    image = source.dataset.read(place, MODEL).pixels[None]
     wanted = [cv.explain(MODEL, image, method).maps[0] for method in findings.methods]
     assert len(drawn) == len(METHODS)
     for one, other in zip(drawn, wanted, strict=True):
@@ -256,7 +256,7 @@ def test_the_map_shown_is_the_studys(store: Store, monkeypatch: pytest.MonkeyPat
 def test_without_the_data_the_report_says_so_and_goes_on(store: Store) -> None:
     def nothing(study: Study) -> Worker:
         class Lost(Worker):
-            def album(self, place: int) -> object:
+            def dataset(self, place: int) -> object:
                 raise BadInput("There is no folder 'photos'.")
 
         return Lost(study, models={0: MODEL})
@@ -271,7 +271,7 @@ def test_without_the_model_the_report_says_so(store: Store) -> None:
     from tiny import wrapped
 
     def another(study: Study) -> Worker:
-        return Worker(study, models={0: wrapped("timm-vit-avg")}, albums={0: album()})
+        return Worker(study, models={0: wrapped("timm-vit-avg")}, albums={0: dataset()})
 
     found = Reader(to_html(compose(store, ReportOptions(open_worker=another))))
     assert "has other weights now than when the study was run" in found.section("Examples")
@@ -279,10 +279,10 @@ def test_without_the_model_the_report_says_so(store: Store) -> None:
 
 def test_an_image_that_changed_or_went_away_is_not_shown(store: Store) -> None:
     def changed(study: Study) -> Worker:
-        return worker_of(study, album(seed=2))
+        return worker_of(study, dataset(seed=2))
 
     def fewer(study: Study) -> Worker:
-        return worker_of(study, album(("other.png",)))
+        return worker_of(study, dataset(("other.png",)))
 
     assert "its picture, mask or class is not the one that was scored" in Reader(
         to_html(compose(store, ReportOptions(open_worker=changed)))
@@ -331,7 +331,7 @@ def test_classes_are_the_true_ones_with_accuracy(store: Store, document: Documen
 
 def test_without_labels_classes_are_the_predicted_ones(tmp_path: Path) -> None:
     study = study_of(("legrad",), ("sparseness",))
-    images = album(labels=None)
+    images = dataset(labels=None)
     found = Reader(
         to_html(
             compose(run(tmp_path / "run", study, images), ReportOptions(open_worker=lambda s: worker_of(s, images)))

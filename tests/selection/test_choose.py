@@ -277,13 +277,13 @@ def test_an_image_that_cannot_be_read_costs_only_itself() -> None:
             raise BadInput("broken")
         return whole.read(row, net)
 
-    album = ImageDataset(whole.names, read, whole.mark)
+    dataset = ImageDataset(whole.names, read, whole.mark)
     told: list[str] = []
-    pick = cv.choose(model, album, ["saliency"], [BY], failed=lambda name, _: told.append(name))
+    pick = cv.choose(model, dataset, ["saliency"], [BY], failed=lambda name, _: told.append(name))
     assert told == [whole.names[0]]
     assert pick.images == 3
     with pytest.raises(BadInput, match="broken"):
-        cv.choose(model, album, ["saliency"], [BY])
+        cv.choose(model, dataset, ["saliency"], [BY])
 
 
 # The usual panel ------------------------------------------------------------------------------------------------------
@@ -352,9 +352,9 @@ def test_all_starts_come_from_one_recording(monkeypatch: pytest.MonkeyPatch) -> 
     recorded: list[int] = []
     usual = evaluate_room.record_for
 
-    def count(bounds: Any, *rest: Any) -> Any:
-        recorded.append(len(bounds))
-        return usual(bounds, *rest)
+    def count(specs: Any, *rest: Any) -> Any:
+        recorded.append(len(specs))
+        return usual(specs, *rest)
 
     monkeypatch.setattr(evaluate_room, "record_for", count)
     model, some = double(DEEP, 3)

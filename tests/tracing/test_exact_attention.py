@@ -94,6 +94,7 @@ def _attentions(module: nn.Module) -> list[tuple[nn.Module, nn.MultiheadAttentio
     return [(block.norm1, block.attn) for block in module.blocks]
 
 
+@pytest.mark.usefixtures("frozen_heap")
 @pytest.mark.parametrize("rules", ["plain", "linear", "attnlrp"])
 @pytest.mark.parametrize("kind", ["plain", "registers", "torchvision", "grouped"])
 def test_fused_attention_keeps_no_square_matrix(kind: str, rules: str) -> None:
@@ -116,6 +117,7 @@ def test_fused_attention_keeps_no_square_matrix(kind: str, rules: str) -> None:
     assert squares(tokens, but=before) == []  # ... and not kept
 
 
+@pytest.mark.usefixtures("frozen_heap")
 def test_the_search_finds_square_matrices_where_a_model_makes_them() -> None:
     model, pixels, _, true = proven("plain", False)
     tokens = true.A[0].shape[-1]

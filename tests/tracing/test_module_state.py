@@ -331,22 +331,13 @@ def test_one_thread_waits_while_another_is_inside() -> None:
 # Leaks
 
 
-@pytest.fixture
-def _frozen() -> Iterator[None]:
-    """What was there before is out of the count, which makes counting fast."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
-
-
 def live_tensors(collect: bool = True) -> int:
     if collect:
         gc.collect()
     return sum(issubclass(type(thing), Tensor) for thing in gc.get_objects())
 
 
-@pytest.mark.usefixtures("_frozen")
+@pytest.mark.usefixtures("frozen_heap")
 def test_two_hundred_images_leave_no_tensors() -> None:
     model = cv.wrap(build("timm-vit"))
 
@@ -362,7 +353,7 @@ def test_two_hundred_images_leave_no_tensors() -> None:
     assert live_tensors() <= before
 
 
-@pytest.mark.usefixtures("_frozen")
+@pytest.mark.usefixtures("frozen_heap")
 @pytest.mark.parametrize("rules", ["plain", "linear", "attnlrp"])
 @pytest.mark.parametrize("name", ["timm-vit", "timm-siglip-map", "home-einsum", "home-sequence-first", "hf-vit-eager"])
 def test_a_trace_is_freed_with_its_last_name(name: str, rules: str) -> None:
@@ -383,7 +374,7 @@ def test_a_trace_is_freed_with_its_last_name(name: str, rules: str) -> None:
     assert kept <= 0
 
 
-@pytest.mark.usefixtures("_frozen")
+@pytest.mark.usefixtures("frozen_heap")
 def test_explaining_leaves_no_tensors() -> None:
     model = cv.wrap(build("timm-vit"))
     for _ in range(2):
@@ -394,7 +385,7 @@ def test_explaining_leaves_no_tensors() -> None:
     assert live_tensors() <= before
 
 
-@pytest.mark.usefixtures("_frozen")
+@pytest.mark.usefixtures("frozen_heap")
 def test_a_refusal_does_not_hold_the_trace() -> None:
     """An error knows the frames it came through, and these know the trace; nobody waits for the collector."""
     model = cv.wrap(build("timm-vit"))

@@ -209,7 +209,7 @@ class OutsideAttention(MatmulAttention):
         return Outside.apply(q, k, v)
 
 
-@pytest.mark.parametrize("method", [m.name for m in cv.list_methods() if m.over is not None])
+@pytest.mark.parametrize("method", [m.name for m in cv.list_methods() if m.aggregation is not None])
 def test_no_attention_call_is_a_loud_error(method: str) -> None:
     model = cv.wrap(strange(lambda: HomeMade(lambda: Block(OutsideAttention))), name="my model")
     with pytest.raises(NotApplicable) as refusal:

@@ -53,9 +53,9 @@ def colours(count: int = 24, seed: int = 0) -> ImageDataset:
     return album_of(pictures, NOBODY, labels=["red", "blue"] * (count // 2))
 
 
-def run(folder: Path, album: ImageDataset | None = None, recipe: TrainingConfig = SHORT, **more: Any) -> Trained:
+def run(folder: Path, dataset: ImageDataset | None = None, recipe: TrainingConfig = SHORT, **more: Any) -> Trained:
     asked = {"pretrained": False, "options": SHAPE, "size": 32, "out": folder / "model.safetensors", **more}
-    return finetune(album or colours(), "timm:vit_tiny_patch16_224", recipe=recipe, **asked)
+    return finetune(dataset or colours(), "timm:vit_tiny_patch16_224", recipe=recipe, **asked)
 
 
 # interruption ---------------------------------------------------------------------------------------------------------
@@ -172,18 +172,18 @@ def test_weights_may_be_written_as_float16(tmp_path: Path) -> None:
 
 def test_training_goes_on_from_a_file_with_a_new_head(tmp_path: Path) -> None:
     first = run(tmp_path / "first")
-    album = album_of(
+    dataset = album_of(
         [Image.new("RGB", (32, 32), name) for name in ("red", "blue", "lime") * 3], NOBODY, labels=["r", "b", "g"] * 3
     )
     recipe = dataclasses.replace(SHORT, epochs=1, rate=1e-9, decay=0.0)
-    done = finetune(album, f"file:{first.path}", recipe=recipe, out=tmp_path / "second.safetensors")
+    done = finetune(dataset, f"file:{first.path}", recipe=recipe, out=tmp_path / "second.safetensors")
     before, after = (cv.load(f"file:{path}") for path in (first.path, done.path))
     assert after.labels == ("b", "g", "r")
     key = "blocks.0.attn.qkv.weight"
     assert torch.allclose(before.module.state_dict()[key], after.module.state_dict()[key], atol=1e-6)
     assert after.module.state_dict()["head.weight"].shape[0] == 3
     with pytest.raises(BadInput, match="has its shape already"):
-        finetune(album, f"file:{first.path}", options={"depth": 1}, out=tmp_path / "third.safetensors")
+        finetune(dataset, f"file:{first.path}", options={"depth": 1}, out=tmp_path / "third.safetensors")
 
 
 def test_a_file_that_names_the_same_classes_keeps_its_head(tmp_path: Path) -> None:
@@ -244,10 +244,10 @@ def test_an_unreadable_image_costs_only_itself(tmp_path: Path) -> None:
         Image.new("RGB", (32, 32), ("red", "blue")[number % 2]).save(path)
         files.append(str(path))
     Path(files[4]).write_bytes(b"no image")
-    album = album_of(files, NOBODY, labels=["red", "blue"] * 6)
+    dataset = album_of(files, NOBODY, labels=["red", "blue"] * 6)
     left: list[str] = []
     recipe = dataclasses.replace(SHORT, epochs=1)
-    done = run(tmp_path, album, recipe, failed=lambda name, error: left.append(name))
+    done = run(tmp_path, dataset, recipe, failed=lambda name, error: left.append(name))
     assert left == [files[4]]
     bare = album_of(files[5:], NOBODY, labels=["blue", "red", None, "red", "blue", "red", "blue"])
     told: list[str] = []
@@ -256,7 +256,7 @@ def test_an_unreadable_image_costs_only_itself(tmp_path: Path) -> None:
     assert done_without.images + done_without.validated == 6
     assert done.images + done.validated == 11
     with pytest.raises(BadInput, match="not an image"):
-        run(tmp_path / "strict", album, recipe)
+        run(tmp_path / "strict", dataset, recipe)
 
 
 def test_a_loss_that_explodes_is_said(tmp_path: Path) -> None:
@@ -353,7 +353,7 @@ def test_the_rate_rises_and_then_falls_in_steps() -> None:
 def test_training_uses_the_schedule_and_a_rate_of_its_own_for_a_new_head(tmp_path: Path) -> None:
     """The optimiser's own record, step by step; 24 images, 20 trained on, 8 a step: 3 steps an epoch."""
     first = run(tmp_path / "first", recipe=dataclasses.replace(SHORT, epochs=1))
-    album = album_of(
+    dataset = album_of(
         [Image.new("RGB", (32, 32), name) for name in ("red", "blue", "lime") * 8], NOBODY, labels=["r", "b", "g"] * 8
     )
     seen: list[list[float]] = []
@@ -366,7 +366,7 @@ def test_training_uses_the_schedule_and_a_rate_of_its_own_for_a_new_head(tmp_pat
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.optim.AdamW, "step", watched)
         done = finetune(
-            album, f"file:{first.path}", recipe=TrainingConfig(epochs=2, batch=8), out=tmp_path / "second.safetensors"
+            dataset, f"file:{first.path}", recipe=TrainingConfig(epochs=2, batch=8), out=tmp_path / "second.safetensors"
         )
     factors = [TrainingConfig().factor(step, 3) for step in range(6)]
     assert [rates[0] for rates in seen] == pytest.approx([1e-5 * factor for factor in factors])

@@ -15,20 +15,20 @@ from unclosed import unclosed
 
 
 @pytest.fixture(scope="session")
-def desk() -> Iterator[AppState]:
+def state() -> Iterator[AppState]:
     made = create_state([cv.load("pets")], seconds=300)
     yield made
     made.close()
 
 
 @pytest.fixture(scope="session")
-def client(desk: AppState) -> Iterator[TestClient]:
-    with TestClient(create_app(unclosed(desk)), base_url="http://127.0.0.1", raise_server_exceptions=False) as made:
+def client(state: AppState) -> Iterator[TestClient]:
+    with TestClient(create_app(unclosed(state)), base_url="http://127.0.0.1", raise_server_exceptions=False) as made:
         yield made
 
 
 @pytest.fixture(scope="session")
-def address(desk: AppState) -> Iterator[str]:
+def address(state: AppState) -> Iterator[str]:
     """A real server on a free port."""
-    with serving(desk) as found:
+    with serving(state) as found:
         yield found

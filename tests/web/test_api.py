@@ -38,10 +38,10 @@ def wide() -> cv.Model:
 
 @pytest.fixture(scope="module")
 def wide_client(wide: cv.Model) -> Iterator[TestClient]:
-    desk = create_state([wide], seconds=300)
-    with TestClient(create_app(unclosed(desk)), base_url="http://127.0.0.1", raise_server_exceptions=False) as made:
+    state = create_state([wide], seconds=300)
+    with TestClient(create_app(unclosed(state)), base_url="http://127.0.0.1", raise_server_exceptions=False) as made:
         yield made
-    desk.close()
+    state.close()
 
 
 def array(numbers: dict[str, Any]) -> np.ndarray:
@@ -207,7 +207,7 @@ def test_work_without_end_is_refused_before_it_begins() -> None:
 
 
 def test_curves_and_many_methods_do_not_stand_before_quick_maps(
-    desk: AppState, client: TestClient, monkeypatch: pytest.MonkeyPatch
+    state: AppState, client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     used: list[str] = []
     submit = JobQueue.submit
@@ -220,11 +220,11 @@ def test_curves_and_many_methods_do_not_stand_before_quick_maps(
 
 
 def test_what_takes_too_long_is_told_and_leaves_the_model_as_it_was(
-    desk: AppState, client: TestClient, monkeypatch: pytest.MonkeyPatch
+    state: AppState, client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module = desk.models["slow"]["pets"].module
+    module = state.models["slow"]["pets"].module
     before = fingerprint(module)
-    monkeypatch.setattr(desk.lanes["slow"], "seconds", 0.5)
+    monkeypatch.setattr(state.lanes["slow"], "seconds", 0.5)
     told = client.post("/api/explain", data={"method": "rise"})
     assert (told.status_code, told.json()["kind"]) == (422, "too-slow")
     assert "--time-limit" in told.json()["message"]
@@ -233,9 +233,9 @@ def test_what_takes_too_long_is_told_and_leaves_the_model_as_it_was(
     assert fingerprint(module) == before
 
 
-def test_few_perturbed_images_are_in_memory_at_once(desk: AppState, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_perturbed_images_are_in_memory_at_once(state: AppState, monkeypatch: pytest.MonkeyPatch) -> None:
     """A pass forwards and backwards over fifty of them held 1.4 GB."""
-    model, photo = desk.models["quick"]["pets"], desk.photos.find("demo")
+    model, photo = state.models["quick"]["pets"], state.photos.find("demo")
     seen: list[int] = []
     handle = model.module.register_forward_pre_hook(lambda _, given: seen.append(len(given[0])))
     try:
@@ -255,12 +255,12 @@ def test_layers_heads_and_patches_that_are_not_there(client: TestClient) -> None
     assert client.get("/api/nothing").json()["kind"] == "not-found"
 
 
-def test_quick_and_slow_go_their_own_ways(desk: AppState) -> None:
+def test_quick_and_slow_go_their_own_ways(state: AppState) -> None:
     assert settle(["legrad", "rollout"], 196)[1] == "quick"
     assert settle(["all"], 196)[1] == "longer"
     assert len(settle(["all"] * 64, 196)[0]) == len(settle(["all"], 196)[0])
     for slow in ("lime", "attention-flow", "raw-attention+flow", "smoothgrad", "ensemble(legrad,raw-attention+flow)"):
         assert settle([slow], 196)[1] == "slow"
-    quick, slow_model = desk.models["quick"]["pets"].module, desk.models["slow"]["pets"].module
+    quick, slow_model = state.models["quick"]["pets"].module, state.models["slow"]["pets"].module
     assert quick is not slow_model
     assert all(a is b for a, b in zip(quick.parameters(), slow_model.parameters(), strict=True))

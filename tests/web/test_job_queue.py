@@ -131,10 +131,10 @@ def until(true: Callable[[], bool], seconds: float = 90.0) -> bool:
 
 
 def test_a_slow_method_does_not_block_quick_ones_and_cancelling_leaves_the_model_as_it_was(
-    address: str, desk: AppState
+    address: str, state: AppState
 ) -> None:
     """RISE is begun and is at work; a quick map and a curve come meanwhile; then the client hangs up."""
-    module = desk.models["slow"]["pets"].module
+    module = state.models["slow"]["pets"].module
     before = fingerprint(module)
     asked = {"method": "rise", "stream": "true"}
     with httpx.Client(base_url=address, timeout=60) as slow, httpx.Client(base_url=address, timeout=60) as quick:
@@ -144,21 +144,21 @@ def test_a_slow_method_does_not_block_quick_ones_and_cancelling_leaves_the_model
             assert quick.post("/api/explain", data={"method": "rollout"}).status_code == 200
             assert quick.post("/api/curve", json={"steps": 1}).status_code == 200
             assert quick.get("/api/trace/3").status_code == 200
-            assert desk.lanes["slow"].inside == 1
-        assert until(lambda: desk.lanes["slow"].inside == 0), "the work went on after the client had gone"
+            assert state.lanes["slow"].inside == 1
+        assert until(lambda: state.lanes["slow"].inside == 0), "the work went on after the client had gone"
         assert fingerprint(module) == before
         again = quick.post("/api/explain", data={"method": "lime(samples=16)"})
         assert again.status_code == 200
     assert fingerprint(module) == before
 
 
-def test_a_client_without_a_stream_cancels_by_hanging_up_too(address: str, desk: AppState) -> None:
+def test_a_client_without_a_stream_cancels_by_hanging_up_too(address: str, state: AppState) -> None:
     with httpx.Client(base_url=address, timeout=1.0) as client, pytest.raises(httpx.ReadTimeout):
         client.post("/api/explain", data={"method": "rise"})
-    assert until(lambda: desk.lanes["slow"].inside == 0)
+    assert until(lambda: state.lanes["slow"].inside == 0)
 
 
-def test_a_full_server_answers_429_and_recovers(address: str, desk: AppState) -> None:
+def test_a_full_server_answers_429_and_recovers(address: str, state: AppState) -> None:
     def ask(statuses: list[tuple[int, str | None]]) -> None:
         reply = httpx.post(f"{address}/api/explain", data={"method": "ixg"}, timeout=60)
         statuses.append((reply.status_code, reply.headers.get("retry-after")))
@@ -172,4 +172,4 @@ def test_a_full_server_answers_429_and_recovers(address: str, desk: AppState) ->
     assert {status for status, _ in statuses} == {200, 429}
     assert all(wait is not None and int(wait) >= 1 for status, wait in statuses if status == 429)
     assert httpx.post(f"{address}/api/explain", timeout=60).status_code == 200
-    assert desk.lanes["quick"].inside == 0
+    assert state.lanes["quick"].inside == 0

@@ -23,9 +23,9 @@ SECRET = "correct-horse-battery"
 
 
 @pytest.fixture
-def guarded(desk: AppState) -> Iterator[TestClient]:
+def guarded(state: AppState) -> Iterator[TestClient]:
     rules = Rules(SECRET, frozenset({"127.0.0.1"}))
-    with TestClient(create_app(unclosed(desk), rules), base_url="http://127.0.0.1", follow_redirects=False) as made:
+    with TestClient(create_app(unclosed(state), rules), base_url="http://127.0.0.1", follow_redirects=False) as made:
         yield made
 
 

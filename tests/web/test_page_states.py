@@ -31,8 +31,8 @@ HANDED_OVER = """async (way) => {
     : new ClipboardEvent("paste", { bubbles: true, clipboardData: data })); }"""
 
 
-def test_the_token_is_taken_out_of_the_address_or_asked_for(browser: Any, desk: AppState) -> None:
-    with serving(desk, "a-secret-token") as address:
+def test_the_token_is_taken_out_of_the_address_or_asked_for(browser: Any, state: AppState) -> None:
+    with serving(state, "a-secret-token") as address:
         page = browser.new_page()
         heard = []
         page.on("request", lambda asked: heard.append(asked.url))
@@ -78,29 +78,29 @@ def test_photos_can_be_dropped_and_pasted(visit: Callable[..., Any], way: str) -
     assert re.search(r"photo=[0-9a-f]{32}", page.url)
 
 
-def test_a_photo_that_the_server_forgot_is_sent_again(visit: Callable[..., Any], desk: AppState) -> None:
+def test_a_photo_that_the_server_forgot_is_sent_again(visit: Callable[..., Any], state: AppState) -> None:
     page = visit()
     changes(page, lambda: page.evaluate(HANDED_OVER, "drop"))
     settled(page)
-    desk.photos._kept.clear()
+    state.photos._kept.clear()
     changes(page, lambda: method(page, "ixg"))
     sync_api.expect(page.locator("#status-text")).to_contain_text("ixg: 1 forward", timeout=WAIT)
-    desk.photos._kept.clear()
+    state.photos._kept.clear()
     page.locator("#play-deletion").click()
     sync_api.expect(page.locator("#curve-text")).to_contain_text("gone: 196 of 196", timeout=WAIT)
-    desk.photos._kept.clear()
+    state.photos._kept.clear()
     page.locator("#map-0").hover(position={"x": 100, "y": 100})
     sync_api.expect(page.locator("#patch-text")).to_contain_text("most at row", timeout=WAIT)
 
 
-def test_slow_work_shows_progress_and_can_be_cancelled(visit: Callable[..., Any], desk: AppState) -> None:
+def test_slow_work_shows_progress_and_can_be_cancelled(visit: Callable[..., Any], state: AppState) -> None:
     page = visit()
     method(page, "rise")
     sync_api.expect(page.locator("#status-text")).to_contain_text(re.compile(r"rise: .*\d %"), timeout=WAIT)
     page.locator("#cancel").click()
     sync_api.expect(page.locator("#status-text")).to_have_text("Cancelled.")
     end = time.monotonic() + WAIT / 1000
-    while desk.lanes["slow"].inside:
+    while state.lanes["slow"].inside:
         assert time.monotonic() < end, "the work went on"
         time.sleep(0.05)
     assert page.locator('#methods input[value="legrad"]').is_checked(), "the list says what is shown"
@@ -152,14 +152,14 @@ def test_the_last_of_many_quick_choices_is_the_one_that_counts(visit: Callable[.
     assert page.locator('#methods input[value="ixg"]').is_checked()
 
 
-def test_a_curve_of_the_map_before_is_not_shown(visit: Callable[..., Any], desk: AppState) -> None:
+def test_a_curve_of_the_map_before_is_not_shown(visit: Callable[..., Any], state: AppState) -> None:
     """The map changes while the curve is computed."""
     page = visit()
     page.locator("#play-deletion").click()
     method(page, "rollout")
     sync_api.expect(page.locator("#caption-0")).to_contain_text("any class", timeout=WAIT)
     sync_api.expect(page.locator('#methods input[value="rollout"]')).to_be_checked()
-    while desk.lanes["longer"].inside:
+    while state.lanes["longer"].inside:
         page.wait_for_timeout(50)
     page.wait_for_timeout(500)
     assert page.locator("#chart .method").count() == 0

@@ -44,10 +44,10 @@ OPERATIONS = [
 @pytest.fixture(scope="module")
 def client() -> Iterator[TestClient]:
     """A tiny model: what is tried here are requests, not maps. Schemathesis ends the app after each of them."""
-    desk = create_state([wrapped("timm-vit")])
-    with TestClient(create_app(unclosed(desk)), base_url="http://127.0.0.1") as made:
+    state = create_state([wrapped("timm-vit")])
+    with TestClient(create_app(unclosed(state)), base_url="http://127.0.0.1") as made:
         yield made
-    desk.close()
+    state.close()
 
 
 @pytest.mark.parametrize("mode", ["positive", "negative"])

@@ -124,9 +124,9 @@ def test_nothing_is_decoded_before_its_size_is_known(monkeypatch: pytest.MonkeyP
         decode(png_of_size(10_000, 10_000))
 
 
-def test_the_longest_unused_photo_is_forgotten(desk: AppState) -> None:
-    models = desk.models["quick"]
-    each = next(iter(desk.photos.find("demo").pixels.values())).nbytes
+def test_the_longest_unused_photo_is_forgotten(state: AppState) -> None:
+    models = state.models["quick"]
+    each = next(iter(state.photos.find("demo").pixels.values())).nbytes
     few = UploadStore(models, most=2 * each)
     one, two, three = (few.add(encoded("PNG", (60 + k, 50))).mark for k in range(3))
     assert few.bytes == 2 * each
@@ -139,6 +139,6 @@ def test_the_longest_unused_photo_is_forgotten(desk: AppState) -> None:
     assert few.find("demo").mark == "demo"
 
 
-def test_a_mark_cannot_be_computed_by_others(desk: AppState) -> None:
+def test_a_mark_cannot_be_computed_by_others(state: AppState) -> None:
     data = encoded("PNG")
-    assert UploadStore(desk.models["quick"]).add(data).mark != UploadStore(desk.models["quick"]).add(data).mark
+    assert UploadStore(state.models["quick"]).add(data).mark != UploadStore(state.models["quick"]).add(data).mark

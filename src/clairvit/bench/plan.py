@@ -67,10 +67,10 @@ class DataConfig:
     def open(self, seed: int) -> ImageDataset:
         from clairvit.data.open import open_data
 
-        album = open_data(
+        dataset = open_data(
             self.spec, split=self.split, limit=self.limit, seed=seed, masks=self.masks, mask_kind=self.mask_kind
-        ).album
-        return void_as_object(album) if self.void == "object" else album
+        ).dataset
+        return void_as_object(dataset) if self.void == "object" else dataset
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,7 @@ def settings_of(study: Study) -> str:
 
 def make_plan(study: Study, hashes: Sequence[str], albums: Sequence[ImageDataset], done: frozenset[Cell]) -> Plan:
     """Units for all cells of a settled study that are not done."""
-    images = tuple(tuple((name, mark_of(album, row)) for row, name in enumerate(album.names)) for album in albums)
+    images = tuple(tuple((name, mark_of(dataset, row)) for row, name in enumerate(dataset.names)) for dataset in albums)
     units = [
         unit
         for model, weights in enumerate(hashes)
@@ -166,12 +166,12 @@ def make_plan(study: Study, hashes: Sequence[str], albums: Sequence[ImageDataset
     return Plan(tuple(units), cells, cells - sum(unit.cells for unit in units), tuple(hashes), images)
 
 
-def mark_of(album: ImageDataset, row: int) -> str:
+def mark_of(dataset: ImageDataset, row: int) -> str:
     """An image that is not there, or may not be read, costs only itself: once it can be, its mark is another one."""
     try:
-        return album.mark(row)
+        return dataset.mark(row)
     except (ClairError, OSError) as error:
-        return digest(repr(("unread", album.names[row], str(error))).encode())
+        return digest(repr(("unread", dataset.names[row], str(error))).encode())
 
 
 def among_of(marks: Sequence[str]) -> str:

@@ -45,7 +45,7 @@ def planned(study: Study, store: Store | None, worker: Worker | None = None) -> 
     worker = worker or Worker(study)
     worker.open()
     hashes = [worker.hash_of(place) for place in range(len(study.models))]
-    albums = [worker.album(place) for place in range(len(study.data))]
+    albums = [worker.dataset(place) for place in range(len(study.data))]
     if store is not None and (older := [one for one in store.versions() if one != __version__]):
         warnings.warn(
             f"The store '{store.path}' has numbers of ClairViT {', '.join(older)}, and this is {__version__}: they are "

@@ -37,7 +37,7 @@ class Worker:
             self.models[place] = self.study.models[place].load(self.device)
         return self.models[place]
 
-    def album(self, place: int) -> ImageDataset:
+    def dataset(self, place: int) -> ImageDataset:
         if place not in self.albums:
             self.albums[place] = self.study.data[place].open(self.study.seed)
         return self.albums[place]
@@ -45,7 +45,7 @@ class Worker:
     def open(self) -> None:
         """Everything, now; images first, which is quick."""
         for place in range(len(self.study.data)):
-            self.album(place)
+            self.dataset(place)
         for place in range(len(self.study.models)):
             self.hash_of(place)
 
@@ -56,12 +56,12 @@ class Worker:
 
     def rows(self, unit: Unit) -> list[Row]:
         """Compute a unit. An image that cannot be read and a method that does not fit have rows too, with a note."""
-        model, album, study = self.model(unit.model), self.album(unit.data), self.study
-        self._check(unit, model, album)
+        model, dataset, study = self.model(unit.model), self.dataset(unit.data), self.study
+        self._check(unit, model, dataset)
         unread: dict[str, str] = {}
         scores = evaluate(
             model,
-            album.take(unit.rows),
+            dataset.take(unit.rows),
             list(unit.methods),
             list(unit.metrics),
             target=study.target,
@@ -82,26 +82,26 @@ class Worker:
             "among": unit.among or None,
             "version": __version__,
         }
-        marks = {album.names[row]: mark for row, mark in zip(unit.rows, unit.marks, strict=True)}
+        marks = {dataset.names[row]: mark for row, mark in zip(unit.rows, unit.marks, strict=True)}
         return [{**shared, **row} for row in _rows(unit, scores, marks, unread)]
 
-    def _check(self, unit: Unit, model: Model, album: ImageDataset) -> None:
+    def _check(self, unit: Unit, model: Model, dataset: ImageDataset) -> None:
         """What is behind the same names elsewhere, or later, may be something else: then nothing is stored."""
         if self.hash_of(unit.model) != unit.weights:
             raise ClairError(
                 f"{model.name} has other weights here than where the study was planned; expected the same file or "
                 "version of the model everywhere."
             )
-        if max(unit.rows) >= len(album):
+        if max(unit.rows) >= len(dataset):
             raise ClairError(
-                f"{self.study.data[unit.data].spec} has {len(album)} images here, fewer than where the study was "
+                f"{self.study.data[unit.data].spec} has {len(dataset)} images here, fewer than where the study was "
                 "planned; expected the same files everywhere."
             )
         for row, mark in zip(unit.rows, unit.marks, strict=True):
-            if mark_of(album, row) != mark:
+            if mark_of(dataset, row) != mark:
                 raise ClairError(
-                    f"{album.names[row]} is not the image that it was when the study was planned; expected files that "
-                    "stay as they are. Start the study again."
+                    f"{dataset.names[row]} is not the image that it was when the study was planned; expected files "
+                    "that stay as they are. Start the study again."
                 )
 
 

@@ -2,5 +2,4 @@
 
 from __future__ import annotations
 
-from clairvit.cli.app import app as app
 from clairvit.cli.app import main as main

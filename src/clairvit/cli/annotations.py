@@ -80,7 +80,7 @@ class Annotations:
                 f"{FOLDERS}."
             )
 
-    def album(self, images: Sequence[str], model: Model, by_label: bool = False) -> AnnotatedImages:
+    def dataset(self, images: Sequence[str], model: Model, by_label: bool = False) -> AnnotatedImages:
         """The images, read when their turn comes; `by_label`: one without a true class cannot be used."""
         from clairvit.data.dataset import album_of
 
@@ -101,9 +101,9 @@ class Annotations:
         elif self.masks is not None:
             masks = mask_files([Path(image) for image in images], Path(self.masks))
         labels, others = self._classes(images)
-        album = album_of(list(images), model, masks=masks, mask_kind=self.mask_kind, labels=labels, others=others)
+        dataset = album_of(list(images), model, masks=masks, mask_kind=self.mask_kind, labels=labels, others=others)
         if labels is None or not by_label:
-            return AnnotatedImages(album, detected)
+            return AnnotatedImages(dataset, detected)
         known = labels
 
         def read(row: int, net: Model) -> Sample:
@@ -111,9 +111,9 @@ class Annotations:
                 raise BadInput(
                     f"There is no class for '{images[row]}' in --truth {self.truth}; expected a line with it."
                 )
-            return album.read(row, net)
+            return dataset.read(row, net)
 
-        return AnnotatedImages(replace(album, read=read), detected)
+        return AnnotatedImages(replace(dataset, read=read), detected)
 
     def _classes(self, images: Sequence[str]) -> tuple[list[str | None] | None, list[str | None] | None]:
         if self.truth is None:
@@ -153,7 +153,7 @@ class ImageSource:
     def open(self, model: Model, by_label: bool) -> AnnotatedImages:
         """Return the images, read when their turn comes; `by_label`: those without a true class cannot be used."""
         if self.dataset is None:
-            return self.annotations.album(self.paths, model, by_label)
+            return self.annotations.dataset(self.paths, model, by_label)
         from clairvit.bench.plan import DataConfig
 
         return AnnotatedImages(DataConfig(self.dataset, self.split, self.limit).open(self.seed))

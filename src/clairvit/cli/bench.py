@@ -153,7 +153,7 @@ def bench(
     worker.open()  # before a store is begun: what is wrong with models or images is found here
     assumed = (note for place in range(len(models)) for note in worker.model(place).assumptions)
     remark(assumed, as_json or quiet)
-    remark((note for place in range(len(images)) for note in worker.album(place).notes), as_json or quiet)
+    remark((note for place in range(len(images)) for note in worker.dataset(place).notes), as_json or quiet)
     store = Store.open(out)
     with progress("study", 1, hidden=as_json or quiet), _words(as_json or quiet):
         outcome = run_study(settled, store, worker=worker, told=told, **({} if who is None else {"engine": who}))

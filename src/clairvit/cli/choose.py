@@ -122,15 +122,15 @@ def choose(
         end([], failures, "scored")
         return
     net = load(model, arch, no_pretrained, labels, device, activation, how_seen)
-    album = source.open(net, by_label=target == "label").images
-    remark((*net.assumptions, *album.notes), as_json or quiet)
+    dataset = source.open(net, by_label=target == "label").images
+    remark((*net.assumptions, *dataset.notes), as_json or quiet)
     aims: list[Any] = ["label"] if target == "label" else read_targets([target] if target else None, None, net)
     if len(aims) > 1:
         raise BadInput(f"--target {target} names {len(aims)} classes; expected one, by which every image is scored.")
-    with progress(f"{len(album)} images", 1, hidden=as_json or quiet):
+    with progress(f"{len(dataset)} images", 1, hidden=as_json or quiet):
         pick = cv.choose(
             net,
-            album,
+            dataset,
             methods,
             None if metrics is None else [one.text for one in metrics],
             target=aims[0] if aims else None,

@@ -109,15 +109,15 @@ def evaluate(
         end([], failures, "scored")
         return
     net = load(model, arch, no_pretrained, labels, device, activation, how_seen)
-    album = source.open(net, by_label=target == "label")
-    remark((*net.assumptions, *album.images.notes), as_json or quiet)
+    dataset = source.open(net, by_label=target == "label")
+    remark((*net.assumptions, *dataset.images.notes), as_json or quiet)
     aims: list[Any] = ["label"] if target == "label" else read_targets([target] if target else None, None, net)
     if len(aims) > 1:
         raise BadInput(f"--target {target} names {len(aims)} classes; expected one, by which every image is scored.")
     with progress(f"{len(methods)} methods, {len(metrics)} metrics", 1, hidden=as_json or quiet):
         scores = cv.evaluate(
             net,
-            album.images,
+            dataset.images,
             methods,
             [one.text for one in metrics],
             target=aims[0] if aims else None,
@@ -136,7 +136,7 @@ def evaluate(
         return
     rows = by_metric(scores)
     content = document(rows, methods, target, scores.unmasked, failures)
-    content |= {**scores.model_record, "foreground": album.detected, "skipped": scores.skipped}
+    content |= {**scores.model_record, "foreground": dataset.detected, "skipped": scores.skipped}
     files = write(where, rows, content)
     if as_json:
         from clairvit.plotting.save import dumps
@@ -145,7 +145,7 @@ def evaluate(
     elif not quiet:
         print_scores(rows, methods)
         print_left_out(scores.skipped)
-        beware = [f"Note: {note}" for note in notes(rows, scores.unmasked, masks, album.detected)]
+        beware = [f"Note: {note}" for note in notes(rows, scores.unmasked, masks, dataset.detected)]
         for sentence in (*beware, *(f"Wrote {file}" for file in files)):
             line(sentence)
     end(content["images"], failures, "scored")

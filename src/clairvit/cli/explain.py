@@ -94,7 +94,7 @@ def explain(
     own = {name: value for name, value in (("samples", samples), ("removal", removal)) if value is not None}
     advice = None if recipe is None else _read(recipe)
     chosen = USUAL if method is None else method
-    bound = resolve_method(
+    spec = resolve_method(
         chosen if advice is None else advice.method_for(method), **own
     )  # misspelt: refused before a model
     check_pace(batch_size, autocast)
@@ -123,7 +123,7 @@ def explain(
         made = cv.explain(
             net,
             batch,
-            bound.text,
+            spec.text,
             aim,
             score=score,
             seed=seed,
@@ -132,10 +132,10 @@ def explain(
             batch_size=batch_size,
             autocast=autocast,
         )
-        return {bound.text: made}
+        return {spec.text: made}
 
     save = _save_with_features if features else _save
-    results, failures = asked.carry_out(verb, save, bound.text, file_name(bound.text))
+    results, failures = asked.carry_out(verb, save, spec.text, file_name(spec.text))
     if as_json:
         entries = [{"image": one.image, "files": [str(f) for f in one.files], **one.first} for one in results]
         print_json("explain", entries, failures)
@@ -144,7 +144,7 @@ def explain(
         print_statistics(results)
         print_notes(results)
         if layers and results and results[0].first["layers"] is None:
-            line(f"Note: {bound.text} does not speak layer by layer, so there is no strip of layers.")
+            line(f"Note: {spec.text} does not speak layer by layer, so there is no strip of layers.")
         print_files(results)
     end(results, failures)
 

@@ -162,11 +162,11 @@ def finetune(
         seed=seed,
         **{name: value for name, value in own.items() if value is not None},
     )
-    album, validation, classes = open_images(data, download)
+    dataset, validation, classes = open_images(data, download)
     failures: list[Failure] = []
     begun = time.monotonic()
     silent = as_json or quiet
-    remark((*album.notes, *(validation.notes if validation is not None else ())), silent)
+    remark((*dataset.notes, *(validation.notes if validation is not None else ())), silent)
 
     def told(epoch: Epoch) -> None:
         if not silent:
@@ -174,7 +174,7 @@ def finetune(
 
     with progress("fine-tuning", 1, hidden=silent):
         done = train(
-            album,
+            dataset,
             model,
             validation=validation,
             recipe=settings,
@@ -238,7 +238,7 @@ def open_set(spec: str, download: bool = False) -> tuple[ImageDataset, ImageData
     train = next((name for name in splits if name.startswith("train")), None)
     found = open_data(spec, split=train, download=download)
     kept = next((name for name in splits if name.startswith("val")), None) if train is not None else None
-    return found.album, open_data(spec, split=kept).album if kept is not None else None, found.classes or None
+    return found.dataset, open_data(spec, split=kept).dataset if kept is not None else None, found.classes or None
 
 
 def class_folders(folder: Path) -> ImageDataset:

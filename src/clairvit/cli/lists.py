@@ -71,8 +71,8 @@ def _print_all(methods: list[Method]) -> None:
 
 def _conditions(method: Method) -> list[str]:
     """What to know before using it, a word each."""
-    found = [word for word, so in (("slow", method.slow), ("delicate", bool(method.delicate))) if so]
-    found += ["often zero"] if method.often_zero else []
+    found = [word for word, so in (("slow", method.slow), ("delicate", bool(method.numerically_unstable))) if so]
+    found += ["often zero"] if method.zero_reason else []
     found += [f"{'/'.join(method.poolings)} pooling"] if method.poolings else []
     return [*found, *method.needs]
 
@@ -86,8 +86,8 @@ def _print_one(method: Method) -> None:
         ("shows", _sign(method)),
         ("passes", _passes(method) + (f" under the {' and '.join(method.tables)} rules" if method.tables else "")),
         *([("slow", "left out of --method all")] if method.slow else []),
-        *([("delicate", method.delicate)] if method.delicate else []),
-        *([("often zero", method.often_zero)] if method.often_zero else []),
+        *([("delicate", method.numerically_unstable)] if method.numerically_unstable else []),
+        *([("often zero", method.zero_reason)] if method.zero_reason else []),
         *([("only for", f"{' or '.join(method.poolings)} pooling")] if method.poolings else []),
         *([("needs", ", ".join(method.needs))] if method.needs else []),
         *([("papers differ", method.discrepancies)] if method.discrepancies else []),
@@ -155,8 +155,8 @@ def _plain(method: Method) -> dict[str, Any]:
         "signed": method.signed,
         "class_specific": method.class_specific,
         "slow": method.slow,
-        "delicate": method.delicate,
-        "often_zero": method.often_zero,
+        "delicate": method.numerically_unstable,
+        "often_zero": method.zero_reason,
         "poolings": list(method.poolings),
         "needs": list(method.needs),
         "discrepancies": method.discrepancies,

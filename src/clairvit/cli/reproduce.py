@@ -200,11 +200,11 @@ def found_objects(wish: ReproductionConfig, known: Annotations, model: Model) ->
             "pictures are searched for objects, or the data set with its own masks."
         )
     found = open_data(wish.data.spec, split=wish.data.split, limit=wish.data.limit, seed=wish.seed)
-    images = [str(found.root / name) for name in found.album.names]
-    album = known.album(images, model).images
+    images = [str(found.root / name) for name in found.dataset.names]
+    dataset = known.dataset(images, model).images
     # what the detector finds follows from the picture, its options and its weights
     how = (str(known.masks).encode(), None if known.weights is None else Path(known.weights))
-    marked = replace(album, mark=lambda row: digest(album.mark(row), *how))
+    marked = replace(dataset, mark=lambda row: digest(dataset.mark(row), *how))
     words = f"{found.title}, {len(found)} of {found.total} images"
     return LoadedData(marked, words, f"{known.masks}, trained on COCO", found.notes)
 

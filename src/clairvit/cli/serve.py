@@ -83,11 +83,11 @@ def serve(
     with listen(host, port) as listener:
         models = [load(name, arch, no_pretrained, labels, device, activation, how_seen) for name in names]
         remark((note for one in models for note in one.assumptions), hidden=False)
-        desk = create_state(models, time_limit)
+        state = create_state(models, time_limit)
         line(f"Open {address_of(host, listener.getsockname()[1], rules.token)}  (Ctrl-C stops)")
         if not is_loopback(host):
             say("note: other machines can reach this server, without encryption; on networks you share use HTTPS.")
-        run(desk, rules, listener)
+        run(state, rules, listener)
 
 
 def address_of(host: str, port: int, token: str | None) -> str:

@@ -75,34 +75,34 @@ class SampleBatch:
     others: tuple[int | str | None, ...] | None
 
 
-def void_as_object(album: ImageDataset) -> ImageDataset:
+def void_as_object(dataset: ImageDataset) -> ImageDataset:
     """Pixels of which the masks say nothing count as object (Coporan)."""
 
     def read(row: int, model: Model) -> Sample:
-        page = album.read(row, model)
+        page = dataset.read(row, model)
         if page.mask is None or page.void is None:
             return page
         return replace(page, mask=page.mask | page.void, void=None)
 
-    return replace(album, read=read, mark=lambda row: digest(album.mark(row), b"void is object"))
+    return replace(dataset, read=read, mark=lambda row: digest(dataset.mark(row), b"void is object"))
 
 
-def parts(album: ImageDataset, model: Model, size: int, failed: Failed | None = None) -> Iterator[SampleBatch]:
+def parts(dataset: ImageDataset, model: Model, size: int, failed: Failed | None = None) -> Iterator[SampleBatch]:
     """So many images at a time; `failed` is told of those that cannot be read, and without it the first one raises."""
-    for start in range(0, len(album), size):
+    for start in range(0, len(dataset), size):
         pages: dict[int, Sample] = {}
-        for row in range(start, min(start + size, len(album))):
+        for row in range(start, min(start + size, len(dataset))):
             try:
-                pages[row] = album.read(row, model)
+                pages[row] = dataset.read(row, model)
             except ClairError as error:
                 if failed is None:
                     raise
-                failed(album.names[row], error)
+                failed(dataset.names[row], error)
         if pages:
-            yield _together(album, pages, model)
+            yield _together(dataset, pages, model)
 
 
-def _together(album: ImageDataset, pages: dict[int, Sample], model: Model) -> SampleBatch:
+def _together(dataset: ImageDataset, pages: dict[int, Sample], model: Model) -> SampleBatch:
     shapes = sorted({tuple(page.pixels.shape[-2:]) for page in pages.values()})
     if len(shapes) > 1:
         raise BadInput(f"The tensors in one batch have different sizes: {shapes}; expected equal ones.")
@@ -113,13 +113,13 @@ def _together(album: ImageDataset, pages: dict[int, Sample], model: Model) -> Sa
     some_void = any(bool(one.any()) for one in void)
     return SampleBatch(
         rows=tuple(pages),
-        names=tuple(album.names[row] for row in pages),
+        names=tuple(dataset.names[row] for row in pages),
         pixels=pixels,
-        masks=torch.stack(masks).to(pixels.device) if album.has_masks else None,
+        masks=torch.stack(masks).to(pixels.device) if dataset.has_masks else None,
         void=torch.stack(void).to(pixels.device) if some_void else None,
-        unmasked=tuple(album.names[row] for row, page in pages.items() if album.has_masks and page.mask is None),
-        labels=tuple(page.label for page in pages.values()) if album.has_labels else None,
-        others=tuple(page.other for page in pages.values()) if album.has_others else None,
+        unmasked=tuple(dataset.names[row] for row, page in pages.items() if dataset.has_masks and page.mask is None),
+        labels=tuple(page.label for page in pages.values()) if dataset.has_labels else None,
+        others=tuple(page.other for page in pages.values()) if dataset.has_others else None,
     )
 
 

@@ -32,7 +32,7 @@ SCENES, SCENES_SPLITS, SOME = "scenes", ("one", "two", "part"), 200
 class Data:
     """Images, what they are of, and where they come from."""
 
-    album: ImageDataset
+    dataset: ImageDataset
     name: str  # pets
     title: str  # Oxford-IIIT Pet
     root: Path
@@ -42,12 +42,12 @@ class Data:
     number: Callable[[int, Model], int | None]  # a class of the data set -> the model's number, if it has it
 
     def __len__(self) -> int:
-        return len(self.album)
+        return len(self.dataset)
 
     @property
     def notes(self) -> tuple[str, ...]:
         """What the user should know of the folder."""
-        return self.album.notes
+        return self.dataset.notes
 
     def unknown(self, model: Model) -> tuple[str, ...]:
         """Classes of the data set that the model does not have; images of them have no true class."""
@@ -99,7 +99,7 @@ def open_data(
     rows = range(len(found.entries)) if limit is None else sample(_groups(found, limit), limit, seed)
     entries = [found.entries[row] for row in rows]
     return Data(
-        album=_album(entries, found),
+        dataset=_album(entries, found),
         name=data.name,
         title=data.title,
         root=root,
@@ -120,10 +120,10 @@ def _scenes(spec: str, split: str | None, limit: int | None, seed: int) -> Data:
     if split not in (None, *SCENES_SPLITS):
         raise UnknownName(f"Scenes have no split '{split}'. Choose one of: {', '.join(SCENES_SPLITS)}.")
     many = int(count) if limit is None else min(int(count), limit)
-    album = scenes(many, seed, objects=1 + (split == "two"), mask="part" if split == "part" else "object")
+    dataset = scenes(many, seed, objects=1 + (split == "two"), mask="part" if split == "part" else "object")
     found = DatasetIndex((), CLASSES)
     return Data(
-        album=album,
+        dataset=dataset,
         name=SCENES,
         title="Scenes",
         root=Path(),

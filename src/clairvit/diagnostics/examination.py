@@ -136,21 +136,21 @@ class Examination:
     @functools.cached_property
     def single_pass_methods(self) -> tuple[MethodSpec, ...]:
         """Methods without passes of their own, that can be tried at the cost of a few backwards."""
-        bounds = [resolve_method(method.name) for method in list_methods() if not method.slow]
-        return tuple(bound for bound in bounds if not (bound.own_cost().forwards or bound.own_cost().backwards))
+        specs = [resolve_method(method.name) for method in list_methods() if not method.slow]
+        return tuple(spec for spec in specs if not (spec.own_cost().forwards or spec.own_cost().backwards))
 
     @functools.cached_property
     def applicability(self) -> dict[str, Result | ClairError]:
         """Method text -> what it gave for the first image, or why it gave nothing."""
-        refused = {bound.text: reason for bound in self.single_pass_methods if (reason := self._refusal(bound))}
-        usable = [bound for bound in self.single_pass_methods if bound.text not in refused]
+        refused = {spec.text: reason for spec in self.single_pass_methods if (reason := self._refusal(spec))}
+        usable = [spec for spec in self.single_pass_methods if spec.text not in refused]
         return {**results_of(self.model, self.pixels[:1], usable, self.seed), **refused}
 
-    def _refusal(self, bound: MethodSpec) -> ClairError | None:
+    def _refusal(self, spec: MethodSpec) -> ClairError | None:
         """Why a method need not be tried."""
-        if bound.method.class_specific and not self.model.classifier:
+        if spec.method.class_specific and not self.model.classifier:
             return NotApplicable("They explain a score, and the output is an embedding. Give prompts or a target.")
-        if bound.passes in ("backward", "local") and self.status("gradient") != "pass":
+        if spec.passes in ("backward", "local") and self.status("gradient") != "pass":
             cause = self.checks["gradient"].details.get("because", "gradient")
             return NotApplicable(f"They need a gradient, see '{cause}'.")
         return None
@@ -164,26 +164,26 @@ class Unforeseen(ClairError):
 
 
 @own_grad_mode()
-def results_of(model: Model, pixels: Tensor, bounds: Sequence[MethodSpec], seed: int) -> dict[str, Result | ClairError]:
+def results_of(model: Model, pixels: Tensor, specs: Sequence[MethodSpec], seed: int) -> dict[str, Result | ClairError]:
     """Run methods on the predicted class: all together, or one by one if one of them stops the others.
 
     An exception that is none of ClairViT's own is kept as a `ClairError` that names it.
     """
     try:
-        recording = record_for(bounds, model, pixels)
+        recording = record_for(specs, model, pixels)
         if model.classifier:
             (target,) = resolve(None, recording.logits.detach(), model.labels)
         else:
             target = Target(("any class",) * len(pixels), (None,) * len(pixels), "none")
-        results = run_all(bounds, recording, [target], seed=seed)
+        results = run_all(specs, recording, [target], seed=seed)
         return {text: made[0] if made[0].error is None else made[0].error for text, made in results.items()}
     except Exception as error:
-        if len(bounds) == 1:
+        if len(specs) == 1:
             kept = error if isinstance(error, ClairError) else Unforeseen(error)
-            return {bounds[0].text: kept.with_traceback(None)}
+            return {specs[0].text: kept.with_traceback(None)}
         apart: dict[str, Result | ClairError] = {}
-        for bound in bounds:
-            apart |= results_of(model, pixels, [bound], seed)
+        for spec in specs:
+            apart |= results_of(model, pixels, [spec], seed)
         return apart
 
 

@@ -171,11 +171,11 @@ def deletion_method(examination: Examination) -> str | None:
         return resolve_method(examination.method).text
     gradient = examination.status("gradient") == "pass"
     for name in DELETED_BY:
-        bound = resolve_method(name)
-        if bound.passes == "backward" and not gradient:
+        spec = resolve_method(name)
+        if spec.passes == "backward" and not gradient:
             continue
-        if not isinstance(results_of(examination.model, examination.pixels[:1], [bound], 0)[bound.text], ClairError):
-            return bound.text
+        if not isinstance(results_of(examination.model, examination.pixels[:1], [spec], 0)[spec.text], ClairError):
+            return spec.text
     return None
 
 
@@ -205,7 +205,7 @@ def which_methods_apply(examination: Examination) -> Check:
     refused = {text: str(result) for text, result in results.items() if isinstance(result, ClairError)}
     maps = {text: result.maps for text, result in results.items() if not isinstance(result, ClairError)}
     empty = [text for text, made in maps.items() if made is not None and _constant(made)]
-    declared = {bound.text for bound in examination.single_pass_methods if bound.method.often_zero or bound.relu}
+    declared = {spec.text for spec in examination.single_pass_methods if spec.method.zero_reason or spec.relu}
     untried = [method.name for method in list_methods() if method.name not in results]
     details: dict[str, Any] = {"apply": [*maps], "refused": refused, "constant": empty, "not_tried": untried}
     reasons: dict[str, list[str]] = {}

@@ -24,13 +24,13 @@ Tokens = Literal["patch", "all"]
 # What the whole family shares.
 ON_TOKENS: dict[str, Any] = {
     "family": "cam",
-    "gives": "tokens",
-    "over": Single(-1),
+    "output": "tokens",
+    "aggregation": Single(-1),
     "signed": True,
     "relu": True,
-    "recombined": {"at": "input", "tokens": "all"},
+    "combinator_defaults": {"at": "input", "tokens": "all"},
 }
-EACH_ALONE = ON_TOKENS | {"recombined": {"at": "input"}}  # every position by itself: nothing is summed over tokens
+EACH_ALONE = ON_TOKENS | {"combinator_defaults": {"at": "input"}}  # nothing is summed over tokens
 
 CLASSIFIER_ROW = EACH_ALONE | {
     "relu": False,
@@ -92,9 +92,9 @@ def class_activation_map(layer: LayerView, at: Literal["output", "input"] = "out
     "hirescam",
     paper="Draelos & Carin, 2020",
     **EACH_ALONE,
-    often_zero="it was read directly before a normalisation that sees each position alone and forgets its length, so "
+    zero_reason="it was read directly before a normalisation that sees each position alone and forgets its length, so "
     "gradient × activation adds up to zero there; try at=input or gradcam",
-    delicate="directly before such a normalisation it is a sum of terms that cancel",
+    numerically_unstable="directly before such a normalisation it is a sum of terms that cancel",
 )
 def high_resolution_cam(layer: LayerView, at: At = "norm") -> Tensor:
     """relu(sum_k g_k(p) a_k(p)): each position weighted by its own gradient, signs kept (= ixg there).
@@ -123,7 +123,7 @@ def layer_cam(layer: LayerView, at: At = "norm") -> Tensor:
     "xgradcam",
     paper="Fu et al., BMVC 2020",
     **ON_TOKENS,
-    delicate="its weights are divided by sums of signed activations, which may be near zero",
+    numerically_unstable="its weights are divided by sums of signed activations, which may be near zero",
 )
 def x_grad_cam(layer: LayerView, at: At = "norm", tokens: Tokens = "patch") -> Tensor:
     """relu(sum_k w_k a_k), w_k = sum_p g a / (sum_p a + 1e-7): gradient averaged by the activation.

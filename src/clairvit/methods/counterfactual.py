@@ -30,13 +30,13 @@ DECIMALS = 4  # of logits, when patches are ordered: round-off between equal pat
     NAME,
     family="perturbation",
     paper="smallest destroying region: Dabkowski & Gal, NeurIPS 2017; here of patches",
-    gives="image",
+    output="image",
     passes="forward",
     more=lambda patches, effort, along, **_: _cost(patches, effort, along),
     at_most=True,
-    draws=False,
+    is_stochastic=False,
     slow=True,
-    often_zero="there is nothing to flip, or no set of patches was found that flips it; the notes say which",
+    zero_reason="there is nothing to flip, or no set of patches was found that flips it; the notes say which",
 )
 def counterfactual(
     trace: Trace,
@@ -145,7 +145,7 @@ class FlipSearch:
     def __call__(self, gone: Tensor) -> Tensor:
         """bool [n, patches] -> float64 [n]"""
         images = torch.full((len(gone),), self.image, device=self.probe.pixels.device)
-        found = self.probe.asking(images, ~gone.to(images.device), self.margins).double().cpu()
+        found = self.probe.score_pairs(images, ~gone.to(images.device), self.margins).double().cpu()
         self.left -= len(gone)
         self.asked += len(gone)
         flat = found[:, 0]

@@ -43,17 +43,19 @@ def starts(method: str, count: int) -> list[str]:
 
     starts("focusvit", 12) is focusvit(m=0) … focusvit(m=11): the suffix sums among which m* is looked for.
     """
-    bound = resolve_method(method)
-    field = {Total: "start", Product: "start_layer", Suffixes: "start", Single: "layer"}.get(type(bound.over))
-    if field is None or getattr(bound.over, "order", "later-left") == "forward":
+    spec = resolve_method(method)
+    field = {Total: "start", Product: "start_layer", Suffixes: "start", Single: "layer"}.get(type(spec.aggregation))
+    if field is None or getattr(spec.aggregation, "order", "later-left") == "forward":
         raise NotApplicable(
-            f"'{bound.text}' does not start at a layer, so there is nothing to choose. "
+            f"'{spec.text}' does not start at a layer, so there is nothing to choose. "
             "Use a method that sums or multiplies layers, such as focusvit, genatt or decompx."
         )
-    if isinstance(bound.over, Single) or parse_spec(method).combinator:  # "from layer m on" is then the sum from there
+    if (
+        isinstance(spec.aggregation, Single) or parse_spec(method).combinator
+    ):  # "from layer m on" is then the sum from there
         base = method.rpartition("+")[0] or method
         return [resolve_method(f"{base}+from:{m}").text for m in range(count)]
-    word = {ours: theirs for theirs, ours in bound.method.renamed.items()}.get(field, field)
+    word = {ours: theirs for theirs, ours in spec.method.option_aliases.items()}.get(field, field)
     return [resolve_method(method, **{word: m}).text for m in range(count)]
 
 
@@ -131,14 +133,14 @@ def _smooth(written: ParsedSpec, given: dict[str, Any]) -> MethodSpec:
         family=inner.method.family,
         paper=f"{inner.method.paper}; noise as in Smilkov et al., 2017",
         function=functools.partial(smoothed, inner),
-        gives="image",
+        output="image",
         passes="none",
         rules=None,
-        over=None,
+        aggregation=None,
         signed=inner.method.signed and not inner.relu,
         class_specific=inner.method.class_specific,
         more=lambda n, **_: Cost(n, n * inner.backwards),
-        often_zero=inner.method.often_zero,
+        zero_reason=inner.method.zero_reason,
         slow=True,
     )
     return MethodSpec(
@@ -160,10 +162,10 @@ def _ensemble(written: ParsedSpec, given: dict[str, Any]) -> MethodSpec:
         family="ensemble",
         paper="; ".join(dict.fromkeys(one.method.paper for one in members)),
         function=joined,
-        gives="image",
+        output="image",
         passes=kinds[any(one.passes != "none" for one in members)],
         rules=None,
-        over=None,
+        aggregation=None,
         signed=False,
         class_specific=any(one.method.class_specific for one in members),
         slow=any(one.method.slow for one in members),

@@ -45,7 +45,7 @@ class Result:
 
 
 def run(
-    bounds: Sequence[MethodSpec],
+    specs: Sequence[MethodSpec],
     trace: Trace,
     others: Mapping[str, Trace] = MappingProxyType({}),
     *,
@@ -56,33 +56,33 @@ def run(
 
     `others` are traces of the same target under the rule tables that methods read besides their own.
     """
-    results = [Result() for _ in bounds]
-    desk = RunContext(trace, others)
+    results = [Result() for _ in specs]
+    context = RunContext(trace, others)
     walks = []
     # The caller's autocast is for the model; our sums stay as wide as they are.
     with torch.no_grad(), torch.autocast(trace.pixels.device.type, enabled=False):
-        for bound, result in zip(bounds, results, strict=True):
+        for spec, result in zip(specs, results, strict=True):
             with _Timed(result):
-                _check_gradient(bound, trace)
-                _check_pooling(bound, trace)
-                if bound.over is None:
-                    _whole_image(bound, trace, seed, result)
+                _check_gradient(spec, trace)
+                _check_pooling(spec, trace)
+                if spec.aggregation is None:
+                    _whole_image(spec, trace, seed, result)
                 else:
-                    walks.append(_LayerPass(bound, bound.over, result, trace, layers))
+                    walks.append(_LayerPass(spec, spec.aggregation, result, trace, layers))
         for ascending in (False, True):
-            own = [walk for walk in walks if walk.over.ascending == ascending]
+            own = [walk for walk in walks if walk.aggregation.ascending == ascending]
             order = range(len(trace.layers)) if ascending else reversed(range(len(trace.layers)))
             wanted = [index for index in order if any(walk.wants(index) for walk in own)]
             for indices in at_once(wanted, trace):
-                left = own if len(indices) == 1 else _visit_together(own, indices, trace, desk)
+                left = own if len(indices) == 1 else _visit_together(own, indices, trace, context)
                 for index in indices if left else ():
-                    _visit(left, LayerView(trace.layers[index], desk), [index])
+                    _visit(left, LayerView(trace.layers[index], context), [index])
         for walk in walks:
             with _Timed(walk.result):
                 walk.finish()
-    for bound, result in zip(bounds, results, strict=True):
+    for spec, result in zip(specs, results, strict=True):
         unmoved = result.blank or [False] * len(trace.pixels)
-        result.blank = trace.blank if bound.passes == "backward" else unmoved
+        result.blank = trace.blank if spec.passes == "backward" else unmoved
     return results
 
 
@@ -121,10 +121,10 @@ def _gradients(layer: Layer) -> tuple[bool, bool]:
 
 
 def _visit_together(
-    walks: Sequence[_LayerPass], indices: list[int], trace: Trace, desk: RunContext
+    walks: Sequence[_LayerPass], indices: list[int], trace: Trace, context: RunContext
 ) -> list[_LayerPass]:
     """Visit layers at once with all methods that treat them alike; the others are given back."""
-    view = several([trace.layers[index] for index in indices], desk)
+    view = several([trace.layers[index] for index in indices], context)
     return list(walks) if view is None else _visit(walks, view, indices)
 
 
@@ -136,7 +136,7 @@ def _visit(walks: Sequence[_LayerPass], whole: LayerView, indices: list[int]) ->
         if any(walk.wants(index) for index in indices):
             with _Timed(walk.result):
                 try:
-                    if walk.bound.method.gives == "matrix" and not walk.bound.needs_all_rows:
+                    if walk.spec.method.output == "matrix" and not walk.spec.needs_all_rows:
                         reading_rows = reading_rows or whole.reading_rows()
                         walk.visit(reading_rows, indices)
                     else:
@@ -146,17 +146,17 @@ def _visit(walks: Sequence[_LayerPass], whole: LayerView, indices: list[int]) ->
     return left
 
 
-def _check_gradient(bound: MethodSpec, trace: Trace) -> None:
+def _check_gradient(spec: MethodSpec, trace: Trace) -> None:
     plan = trace.recording.structure
-    if plan.barriers and bound.reads_gradients:
-        raise NotApplicable(blocked_gradient(plan.barriers, f"'{bound.text}'", attention=bool(plan.parts)))
+    if plan.barriers and spec.reads_gradients:
+        raise NotApplicable(blocked_gradient(plan.barriers, f"'{spec.text}'", attention=bool(plan.parts)))
 
 
-def _check_pooling(bound: MethodSpec, trace: Trace) -> None:
-    allowed = bound.method.poolings
+def _check_pooling(spec: MethodSpec, trace: Trace) -> None:
+    allowed = spec.method.poolings
     if allowed and trace.layers and trace.layout.pooling not in allowed:  # no layers at all is said by the walk
         raise NotApplicable(
-            f"'{bound.method.name}' is defined for models whose head reads {' or '.join(allowed)} pooling, and "
+            f"'{spec.method.name}' is defined for models whose head reads {' or '.join(allowed)} pooling, and "
             f"{trace.recording.model.name} has {trace.layout.pooling} pooling. Use gradcam or decompx."
         )
 
@@ -164,12 +164,12 @@ def _check_pooling(bound: MethodSpec, trace: Trace) -> None:
 class _LayerPass:
     """One method on its way through the layers."""
 
-    def __init__(self, bound: MethodSpec, over: Aggregation, result: Result, trace: Trace, layers: bool) -> None:
-        self.bound, self.over, self.result, self.trace = bound, over, result, trace
+    def __init__(self, spec: MethodSpec, over: Aggregation, result: Result, trace: Trace, layers: bool) -> None:
+        self.spec, self.aggregation, self.result, self.trace = spec, over, result, trace
         count = len(trace.layers)
         if not count:
             raise NotApplicable(
-                f"{trace.recording.model.name}: no attention call was seen, and '{bound.text}' needs the layers of a "
+                f"{trace.recording.model.name}: no attention call was seen, and '{spec.text}' needs the layers of a "
                 "Vision Transformer. Attention of another form than softmax(q kᵀ) v (factorised, linear) is not read, "
                 "nor one that runs outside torch (xformers, flash-attn kernels: switch that off); use saliency."
             )
@@ -185,7 +185,7 @@ class _LayerPass:
         """Take what the method says of a layer, or of several at once."""
         used = [place for place, index in enumerate(indices) if index in self.used]
         try:
-            said = view.once(self.bound.key, lambda: self.bound.method.function(view, **dict(self.bound.options)))
+            said = view.once(self.spec.key, lambda: self.spec.method.function(view, **dict(self.spec.options)))
         except (NotApplicable, BadInput):
             if used:
                 raise
@@ -198,7 +198,7 @@ class _LayerPass:
             read = read[:, self.trace.read_rows]
         if used:
             self._check_tokens(each)
-            self.row = self.over.steps(self.row, each[used[0] : used[-1] + 1], read)
+            self.row = self.aggregation.steps(self.row, each[used[0] : used[-1] + 1], read)
         if self.keep_layers:
             self.rows_of_layers |= {index: reading(part, read) for index, part in zip(indices, each, strict=True)}
 
@@ -206,20 +206,20 @@ class _LayerPass:
         if self.row is not None and (self.row.shape[-1] != each.shape[-1] or len(self.row) not in (1, each.shape[1])):
             counts = [len(t) * t.shape[-1] // len(self.trace.pixels) for t in (self.row, each[0])]
             raise NotApplicable(
-                f"'{self.bound.text}' adds up layers, and this model's token count changes between them "
-                f"({counts[0]} and {counts[1]}). Use one layer: {self.bound.method.name}+last."
+                f"'{self.spec.text}' adds up layers, and this model's token count changes between them "
+                f"({counts[0]} and {counts[1]}). Use one layer: {self.spec.method.name}+last."
             )
 
     def finish(self) -> None:
         if self.result.error is not None:
             return
         assert self.row is not None
-        row = self.over.finish(self.row, len(self.trace.layers), self.trace.layout)
+        row = self.aggregation.finish(self.row, len(self.trace.layers), self.trace.layout)
         grid_of = self.used[-1]
-        self.result.maps = self._on_grid(row.clamp(min=0) if self.bound.relu else row, grid_of)
-        if self.bound.method.says is not None:
-            note = self.bound.method.says(self.trace, self.used, **dict(self.bound.options))
-            self.result.notes += [] if note is None else [f"{self.bound.text}: {note}"]
+        self.result.maps = self._on_grid(row.clamp(min=0) if self.spec.relu else row, grid_of)
+        if self.spec.method.note_fn is not None:
+            note = self.spec.method.note_fn(self.trace, self.used, **dict(self.spec.options))
+            self.result.notes += [] if note is None else [f"{self.spec.text}: {note}"]
         if self.keep_layers:
             shapes = {r.shape for r in self.rows_of_layers.values()}
             if len(shapes) == 1:
@@ -231,19 +231,19 @@ class _LayerPass:
         return laid_out(row, self.trace, index).expand(len(self.trace.pixels), -1, -1)
 
 
-def _whole_image(bound: MethodSpec, trace: Trace, seed: int, result: Result) -> None:
-    options, aside = dict(bound.options), MapResult(result.notes)
+def _whole_image(spec: MethodSpec, trace: Trace, seed: int, result: Result) -> None:
+    options, aside = dict(spec.options), MapResult(result.notes)
     offered = {"seed": seed, "note": aside.note, "aside": aside}
-    if trace.target is not None and bound.method.score != "logit":
-        trace = replace(trace, target=trace.target.preferring(bound.method.score))
+    if trace.target is not None and spec.method.score != "logit":
+        trace = replace(trace, target=trace.target.preferring(spec.method.score))
         result.score = trace.target.score if trace.target is not None else None
-    asked = _asked(bound.method.function)
+    asked = _asked(spec.method.function)
     options |= {name: value for name, value in offered.items() if name in asked}
     forwards, backwards = trace.recording.forwards, trace.recording.backwards
-    maps = bound.method.function(trace, **options)
+    maps = spec.method.function(trace, **options)
     result.more = Cost(trace.recording.forwards - forwards, trace.recording.backwards - backwards)
     dtype = widened(trace.logits).dtype
-    result.maps = (maps.clamp(min=0) if bound.relu else maps).to(dtype)
+    result.maps = (maps.clamp(min=0) if spec.relu else maps).to(dtype)
     result.standard_error = None if aside.standard_error is None else aside.standard_error.to(dtype)
     result.blank, result.chosen = aside.unmoved, aside.chosen
 

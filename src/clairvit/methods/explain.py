@@ -106,11 +106,9 @@ def explain(
     cv.explain(model, "cat.jpg", "recipe.json")                      # what was best for this model
     cv.explain(model, "cat.jpg", "focusvit(m=auto)", recipe="recipe.json")
     """
-    bound = resolve_method(advised(model, method, recipe), **options)
+    spec = resolve_method(advised(model, method, recipe), **options)
     with execution_options(batch_size, autocast):
-        found = _explain_all(
-            model, images, [bound], target, score, seed, layers, skip=False, by_head=by_head, once=True
-        )
+        found = _explain_all(model, images, [spec], target, score, seed, layers, skip=False, by_head=by_head, once=True)
     return next(iter(found.values()))
 
 
@@ -176,7 +174,7 @@ def expand_all(texts: Sequence[str]) -> list[str]:
 def _explain_all(
     model: Model,
     images: Any,
-    bounds: list[MethodSpec],
+    specs: list[MethodSpec],
     target: Any,
     score: str | None,
     seed: int,
@@ -187,11 +185,11 @@ def _explain_all(
     once: bool = False,
 ) -> Comparison:
     """`once`: maps that are the same for every target are made for the first one only."""
-    bounds = list({bound.text: bound for bound in bounds}.values())
+    specs = list({spec.text: spec for spec in specs}.values())
     seed = check_seed(seed)
     batch = prepare(images, model)
     started = time.perf_counter()
-    recording = record_for(bounds, model, batch.pixels)
+    recording = record_for(specs, model, batch.pixels)
     targets = (
         resolve(
             target,
@@ -203,24 +201,24 @@ def _explain_all(
             activation=model.activation,
         )
         if model.classifier or target is not None
-        else _no_target(model, bounds, len(batch.pixels))
+        else _no_target(model, specs, len(batch.pixels))
     )
     asked = tuple(targets)
-    if once and not any(bound.method.class_specific for bound in bounds):
+    if once and not any(spec.method.class_specific for spec in specs):
         targets = targets[:1]
-    heads = {bound.text: variants(bound, recording) for bound in bounds} if by_head else {}
-    by_text = {bound.text: bound for own in heads.values() for bound in own.values()}
-    wanted = list((by_text | {bound.text: bound for bound in bounds}).values())
+    heads = {spec.text: variants(spec, recording) for spec in specs} if by_head else {}
+    by_text = {spec.text: spec for own in heads.values() for spec in own.values()}
+    wanted = list((by_text | {spec.text: spec for spec in specs}).values())
     results = run_all(wanted, recording, targets, seed=seed, layers=layers or by_head)
     seconds = time.perf_counter() - started
-    found = _collect(model, batch, recording, bounds, targets, results, seed, seconds, skip=skip)
+    found = _collect(model, batch, recording, specs, targets, results, seed, seconds, skip=skip)
     for text, made in found.items():
         if not made.class_specific and model.classifier:
             found[text] = _of_any_class(made, asked if target is not None else ())
-    for bound in bounds if by_head else ():
-        made, own = found[bound.text], gathered(bound, heads[bound.text], results)
+    for spec in specs if by_head else ():
+        made, own = found[spec.text], gathered(spec, heads[spec.text], results)
         kept = made.layers if layers else None
-        found[bound.text] = replace(made, layers=kept, heads=own, notes=(*made.notes, *remark(bound, own)))
+        found[spec.text] = replace(made, layers=kept, heads=own, notes=(*made.notes, *remark(spec, own)))
     return found
 
 
@@ -240,9 +238,9 @@ def _of_any_class(made: Explanation, asked: Sequence[Target]) -> Explanation:
     )
 
 
-def _no_target(model: Model, bounds: list[MethodSpec], count: int) -> tuple[Target, ...]:
+def _no_target(model: Model, specs: list[MethodSpec], count: int) -> tuple[Target, ...]:
     """An embedding has no predicted class; methods that do not ask for one can still be run."""
-    asking = next((bound for bound in bounds if bound.method.class_specific), None)
+    asking = next((spec for spec in specs if spec.method.class_specific), None)
     if asking is None:
         return (Target(names=(ANY_CLASS,) * count, classes=(None,) * count, score=NO_SCORE),)
     raise BadInput(
@@ -256,7 +254,7 @@ def _collect(
     model: Model,
     batch: Batch,
     recording: Recording,
-    bounds: list[MethodSpec],
+    specs: list[MethodSpec],
     targets: Sequence[Target],
     results: dict[str, list[Result]],
     seed: int,
@@ -280,23 +278,23 @@ def _collect(
     activated = (f"{model.name}: {model.activation_reason}",) if model.activated else ()
     weights = state_hash(model.module)
     facts = _facts({text: [result.maps for result in own] for text, own in results.items()})
-    for bound in bounds:
-        own = results[bound.text]
+    for spec in specs:
+        own = results[spec.text]
         refused = next((result.error for result in own if result.error is not None), None)
         if refused is not None:
             if not skip:
                 raise refused
-            found.skipped[bound.text] = str(refused)
+            found.skipped[spec.text] = str(refused)
             continue
         image_names = batch.names * len(targets)
-        maps, signed, notes = _checked_maps(bound, own, facts[bound.text], image_names, len(recording.inputs))
+        maps, signed, notes = _checked_maps(spec, own, facts[spec.text], image_names, len(recording.inputs))
         has_layers = all(result.layers is not None for result in own)
         spent = sum(result.seconds for result in own)
-        shared = Cost(shared_cost(bound.passes).forwards, len(targets) * bound.backwards)
+        shared = Cost(shared_cost(spec.passes).forwards, len(targets) * spec.backwards)
         passes = sum((result.more for result in own), shared)
-        found[bound.text] = Explanation(
+        found[spec.text] = Explanation(
             maps=maps,
-            method=bound.text,
+            method=spec.text,
             signed=signed,
             targets=names,
             classes=classes,
@@ -314,8 +312,8 @@ def _collect(
             standard_error=_of_all([result.standard_error for result in own]),
             chosen=_of_all([result.chosen for result in own]),
             layers=torch.cat([_stored(result.layers) for result in own], 1) if has_layers else None,
-            family=bound.method.family,
-            class_specific=bound.method.class_specific,
+            family=spec.method.family,
+            class_specific=spec.method.class_specific,
             classifier=model.classifier,
             activation=activation,
             notes=(*batch.notes, *notes, *activated),
@@ -356,45 +354,45 @@ def varies(maps: Tensor) -> Tensor:
 
 
 def _checked_maps(
-    bound: MethodSpec, own: list[Result], facts: Facts, names: tuple[str, ...], count: int
+    spec: MethodSpec, own: list[Result], facts: Facts, names: tuple[str, ...], count: int
 ) -> tuple[Tensor, bool, tuple[str, ...]]:
     """The maps of all targets, and whether they have a sign; NaN is an error, zero and constant maps get a warning."""
     maps, finite, some, negative, varying = facts
     broken = [name for name, fine in zip(names, finite, strict=True) if not fine]
     if broken:
         raise ClairError(
-            f"'{bound.text}' gave NaN or infinity for {', '.join(broken)}; expected finite numbers. "
+            f"'{spec.text}' gave NaN or infinity for {', '.join(broken)}; expected finite numbers. "
             "Run the model in float32 (cv.load(…, dtype=torch.float32)) and check its weights."
         )
-    notes = (*(bound.notes(count) if count else ()), *(note for result in own for note in result.notes))
+    notes = (*(spec.notes(count) if count else ()), *(note for result in own for note in result.notes))
     blank = [nothing for result in own for nothing in result.blank]
     silent = [name for name, nothing in zip(names, blank, strict=True) if nothing]
     empty = [name for name, anything, nothing in zip(names, some, blank, strict=True) if not (anything or nothing)]
     no_gradient = "no gradient reaches the tokens (a head of zeros?)"
-    if bound.method.family == "perturbation" or not bound.cost.backwards:
+    if spec.method.family == "perturbation" or not spec.cost.backwards:
         no_gradient = "the score stays the same whatever is removed (a head of zeros? an image of one colour?)"
     warned = []
     if silent:
-        warned.append(f"{bound.text}: the map of {', '.join(silent)} does not speak of the target: {no_gradient}")
+        warned.append(f"{spec.text}: the map of {', '.join(silent)} does not speak of the target: {no_gradient}")
     if empty:
-        why = bound.method.often_zero or (no_gradient if bound.method.class_specific else "nothing to show")
-        if bound.relu:
+        why = spec.method.zero_reason or (no_gradient if spec.method.class_specific else "nothing to show")
+        if spec.relu:
             why = "its ReLU keeps what speaks for the target, and nothing does; relu=False shows the signed map"
-        warned.append(f"{bound.text}: the map of {', '.join(empty)} is zero everywhere: {why}")
+        warned.append(f"{spec.text}: the map of {', '.join(empty)} is zero everywhere: {why}")
     flat = [
         name
         for name, varied, anything, nothing in zip(names, varying, some, blank, strict=True)
         if anything and not (varied or nothing)
     ]
-    if flat and bound.method.family != "baseline":
+    if flat and spec.method.family != "baseline":
         warned.append(
-            f"{bound.text}: the map of {', '.join(flat)} is the same everywhere, up to rounding, so it says nothing "
+            f"{spec.text}: the map of {', '.join(flat)} is the same everywhere, up to rounding, so it says nothing "
             "about places"
         )
     for note in warned:
         warnings.warn(note, ClairWarning, stacklevel=6)  # the line of the user who called a verb
     # Heads that are mixed after the softmax (CaiT) can make even an attention map negative.
-    return maps, (bound.method.signed and not bound.relu) or any(negative), (*notes, *warned)
+    return maps, (spec.method.signed and not spec.relu) or any(negative), (*notes, *warned)
 
 
 def _of_all(found: Sequence[Tensor | None]) -> Tensor | None:

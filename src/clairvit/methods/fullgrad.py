@@ -92,7 +92,7 @@ def in_words(found: list[float], score: list[float], advice: str = "", what: str
 
 SHARED: dict[str, Any] = {
     "family": "gradient",
-    "gives": "tokens",
+    "output": "tokens",
     "signed": True,
     "reads_biases": lambda biases, **_: biases,
     "table": chosen_rules,
@@ -101,19 +101,19 @@ register(
     "fullgrad",
     full_gradient,
     paper="Srinivas & Fleuret, NeurIPS 2019; on tokens as in SkipPLUS",
-    over=Single(0),
-    recombined={"each": True},
-    says=completeness,
+    aggregation=Single(0),
+    combinator_defaults={"each": True},
+    note_fn=completeness,
     **SHARED,
 )
-register("fullgrad-plus", full_gradient_plus, paper="SkipPLUS (FullGrad+)", over=Total(), **SHARED)
+register("fullgrad-plus", full_gradient_plus, paper="SkipPLUS (FullGrad+)", aggregation=Total(), **SHARED)
 
 
 @method(
     "fullgrad-pixel",
     family="gradient",
     paper="Srinivas & Fleuret, NeurIPS 2019",
-    gives="image",
+    output="image",
     reads_biases=lambda **_: "maps",
     slow=True,  # a map of the image for every channel of every bias
 )

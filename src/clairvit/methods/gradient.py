@@ -26,16 +26,16 @@ register(
     positive_gradient_attention,
     family="gradient × attention",
     paper="Chefer et al., ICCV 2021",
-    gives="matrix",
-    over=Product(residual=1.0),
+    output="matrix",
+    aggregation=Product(residual=1.0),
 )
 register(
     "gradsam",
     positive_gradient_attention,
     family="gradient × attention",
     paper="Barkan et al., CIKM 2021",
-    gives="matrix",
-    over=Total(rows="all", mean=True),
+    output="matrix",
+    aggregation=Total(rows="all", mean=True),
     presets={"skipplus": {"rows": "read", "mean": False}},
 )
 
@@ -44,8 +44,8 @@ register(
     "grad-rollout",
     family="gradient × attention",
     paper="Gildenblat, vit-explain 2020; CMI report",
-    gives="matrix",
-    over=Product(residual=1.0, normalise="rows"),
+    output="matrix",
+    aggregation=Product(residual=1.0, normalise="rows"),
     needs_all_rows=True,
     presets={
         "jacobgil": {
@@ -92,8 +92,8 @@ def gradient_rollout(
     "attcam",
     family="gradient × attention",
     paper="Chefer et al., CVPR 2021 (their GradCAM); named AttCAM in SkipPLUS",
-    gives="matrix",
-    over=Single(-1),
+    output="matrix",
+    aggregation=Single(-1),
     signed=True,
     relu=True,
 )
@@ -124,8 +124,8 @@ def _gmar(p: int) -> None:
         gmar,
         family="gradient × attention",
         paper="Jo et al., 2025 (arXiv 2504.19414)",
-        gives="matrix",
-        over=Product(residual=1.0, normalise="rows"),
+        output="matrix",
+        aggregation=Product(residual=1.0, normalise="rows"),
         presets={"joita": {"heads": "mean", "order": "forward"}, "paper_raw": {"normalise": "none"}},
     )
 
@@ -138,9 +138,9 @@ _gmar(2)
     "focusvit",
     family="gradient × attention",
     paper="FocusViT, AISTATS 2026",
-    gives="matrix",
-    over=Total(start="half"),
-    renamed={"m": "start"},
+    output="matrix",
+    aggregation=Total(start="half"),
+    option_aliases={"m": "start"},
 )
 def focused_attention(layer: LayerView, head_weights: Literal["gradient", "uniform"] = "gradient") -> Tensor:
     """sum_{l ≥ m} sum_h w_h relu(A * G), w_h a head's share of the gradient: the deep layers, head by head."""
@@ -153,8 +153,8 @@ def focused_attention(layer: LayerView, head_weights: Literal["gradient", "unifo
     "legrad",
     family="gradient × attention",
     paper="Bousselham et al., ICCV 2025",
-    gives="tokens",
-    over=Total(mean=True),
+    output="tokens",
+    aggregation=Total(mean=True),
     passes="local",
     backward_if=("formula", "joita"),
     presets={"official": {"start": -2, "mean": False}, "joita": {"formula": "joita"}},
@@ -179,8 +179,8 @@ def layer_gradient(
     "ag-cam",
     family="gradient × attention",
     paper="Leem & Seo, AAAI 2024",
-    gives="matrix",
-    over=Total(),
+    output="matrix",
+    aggregation=Total(),
     table=lambda through, **_: "plain" if through == "network" else "residual",
     presets={"official": {"through": "residual"}},
 )
@@ -261,8 +261,8 @@ register(
     token_x_gradient,
     family="gradient",
     paper="Shrikumar et al., 2016",
-    gives="tokens",
-    over=Single(0),
+    output="tokens",
+    aggregation=Single(0),
     signed=True,
     table=chosen_rules,
 )
@@ -271,8 +271,8 @@ register(
     token_x_gradient,
     family="gradient",
     paper="Qiang et al., NeurIPS 2022 (= ixg+plus)",
-    gives="tokens",
-    over=Total(),
+    output="tokens",
+    aggregation=Total(),
     signed=True,
     table=chosen_rules,
 )
@@ -281,8 +281,8 @@ register(
     attended_input_x_gradient,
     family="gradient × attention",
     paper="Qiang et al., NeurIPS 2022",
-    gives="tokens",
-    over=Total(),
+    output="tokens",
+    aggregation=Total(),
     signed=True,
     table=chosen_rules,
 )
@@ -298,8 +298,8 @@ register(
     token_gradient_length,
     family="gradient",
     paper="Simonyan et al., 2014, on tokens as in SkipPLUS",
-    gives="tokens",
-    over=Single(0),
+    output="tokens",
+    aggregation=Single(0),
 )
 
 
@@ -307,10 +307,10 @@ register(
     "vanilla",
     family="gradient",
     paper="Simonyan et al., 2014, on tokens as in SkipPLUS",
-    gives="tokens",
-    over=Single(0),
+    output="tokens",
+    aggregation=Single(0),
     signed=True,
-    often_zero="every way from a token goes through a LayerNorm, whose gradient adds up to zero over the channels; "
+    zero_reason="every way from a token goes through a LayerNorm, whose gradient adds up to zero over the channels; "
     "use vanilla-l2",
 )
 def token_gradient_sum(layer: LayerView) -> Tensor:
@@ -327,7 +327,7 @@ def token_gradient_sum(layer: LayerView) -> Tensor:
     return total.masked_fill(noise[:, None], 0)
 
 
-@method("saliency", family="gradient", paper="Simonyan et al., 2014", gives="image")
+@method("saliency", family="gradient", paper="Simonyan et al., 2014", output="image")
 def saliency(trace: Trace, level: Literal["patch", "pixel"] = "patch") -> Tensor:
     """max_channel |dy/dpixel|, averaged over each patch: where a small change would move the score most."""
     image = trace.dpixels.abs().amax(1)  # [B, H, W]

@@ -22,23 +22,23 @@ from clairvit.tracing.recording import Recording
 OF_ANY = "raw-attention"  # where a method has no heads of its own
 
 
-def has_own_heads(bound: MethodSpec) -> bool:
+def has_own_heads(spec: MethodSpec) -> bool:
     """Can it be run head by head? (A maximum flow for each head would take too long.)"""
-    fuses = "fusion" in parameters(bound.method.function)
-    return fuses and bound.over is not None and not isinstance(bound.over, Flow)
+    fuses = "fusion" in parameters(spec.method.function)
+    return fuses and spec.aggregation is not None and not isinstance(spec.aggregation, Flow)
 
 
-def variants(bound: MethodSpec, recording: Recording) -> dict[str | int, MethodSpec]:
+def variants(spec: MethodSpec, recording: Recording) -> dict[str | int, MethodSpec]:
     """The method with each head alone and with each fusion; none where layers have different numbers of heads."""
     counts = {int(call.v.shape[1]) for call in recording.calls}
     if len(counts) != 1:
         return {}
-    base = bound.text if has_own_heads(bound) else OF_ANY
+    base = spec.text if has_own_heads(spec) else OF_ANY
     return {fusion: resolve_method(base, fusion=fusion) for fusion in (*range(counts.pop()), *FUSIONS)}
 
 
 def gathered(
-    bound: MethodSpec, chosen: Mapping[str | int, MethodSpec], results: Mapping[str, list[Result]]
+    spec: MethodSpec, chosen: Mapping[str | int, MethodSpec], results: Mapping[str, list[Result]]
 ) -> Heads | None:
     """The runs of `variants` as one; None where the model has no heads that see all tokens."""
     runs = [results[one.text] for one in chosen.values()]
@@ -46,23 +46,25 @@ def gathered(
         return None
     layers = torch.stack([_of_all_targets([result.layers for result in run]) for run in runs])  # [H+3, B, L, …]
     layers = layers.movedim(2, 0)  # [L, H+3, B, rows, cols]
-    own = has_own_heads(bound)
-    whole = [results[chosen[fusion].text] for fusion in FUSIONS] if own and not isinstance(bound.over, Single) else []
+    own = has_own_heads(spec)
+    whole = (
+        [results[chosen[fusion].text] for fusion in FUSIONS] if own and not isinstance(spec.aggregation, Single) else []
+    )
     return Heads(
-        method=bound.text if own else OF_ANY,
+        method=spec.text if own else OF_ANY,
         maps=layers[:, : -len(FUSIONS)],
         fused=layers[:, -len(FUSIONS) :],
         whole=torch.stack([torch.cat([_known(one.maps) for one in run]) for run in whole]) if whole else None,
     )
 
 
-def remark(bound: MethodSpec, heads: Heads | None) -> tuple[str, ...]:
+def remark(spec: MethodSpec, heads: Heads | None) -> tuple[str, ...]:
     """What a reader of the picture must know."""
     if heads is None:
-        return (f"{bound.text}: this model has no heads that look from every token at every token, so none are shown",)
-    if heads.method != bound.text:
-        why = "a maximum flow a head is too slow" if isinstance(bound.over, Flow) else "it has no option `fusion`"
-        return (f"{bound.text}: it is not run head by head ({why}); the heads shown are the attention's",)
+        return (f"{spec.text}: this model has no heads that look from every token at every token, so none are shown",)
+    if heads.method != spec.text:
+        why = "a maximum flow a head is too slow" if isinstance(spec.aggregation, Flow) else "it has no option `fusion`"
+        return (f"{spec.text}: it is not run head by head ({why}); the heads shown are the attention's",)
     return ()
 
 

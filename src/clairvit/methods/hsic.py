@@ -28,7 +28,7 @@ NARROW = 0.5  # spreads of the outputs: a narrower kernel ranks even a linear mo
     "hsic",
     family="perturbation",
     paper="Novello et al., NeurIPS 2022",
-    gives="image",
+    output="image",
     passes="forward",
     more=lambda samples, **_: Cost(samples),
     slow=True,
@@ -129,8 +129,8 @@ def _outputs(probe: Probe, shown: Tensor, sides: tuple[int, int]) -> Tensor:
         def variant(ks: range) -> Tensor:
             return probe.blend(on_pixels(masks[ks.start : ks.stop], probe.size)[None])
 
-        return probe.painting(len(shown), variant)
-    return probe.keeping(shown[:, cell_of_patch(sides, probe.grid).to(shown.device)][None])
+        return probe.score_images(len(shown), variant)
+    return probe.score_kept(shown[:, cell_of_patch(sides, probe.grid).to(shown.device)][None])
 
 
 def cell_of_patch(sides: tuple[int, int], grid: tuple[int, int]) -> Tensor:

@@ -74,17 +74,17 @@ class RunContext:
 class LayerView:
     """What a layer map sees: `layer.A`, `layer.G`, `layer.x` … Rows are all queries, or those the head reads."""
 
-    def __init__(self, layer: Layer, desk: RunContext, whole: LayerView | None = None) -> None:
+    def __init__(self, layer: Layer, context: RunContext, whole: LayerView | None = None) -> None:
         self.layer = layer
-        self.desk = desk
+        self.context = context
         self._whole = whole  # the view of all rows, if this one has only those the head reads
-        self._rows = None if whole is None else desk.trace.read_rows
+        self._rows = None if whole is None else context.trace.read_rows
         self._made: dict[Any, Tensor] = {}
         self._inside: BlockDecomposition | None = None
 
     def reading_rows(self) -> LayerView:
         """The same layer, only the query rows that the head reads (all of them if it reads most)."""
-        return self if self.desk.trace.read_rows is None else type(self)(self.layer, self.desk, whole=self)
+        return self if self.context.trace.read_rows is None else type(self)(self.layer, self.context, whole=self)
 
     @property
     def index(self) -> int:
@@ -96,11 +96,11 @@ class LayerView:
 
     @property
     def trace(self) -> Trace:
-        return self.desk.trace
+        return self.context.trace
 
     @property
     def layout(self) -> Layout:
-        return self.desk.trace.layout
+        return self.context.trace.layout
 
     @property
     def A(self) -> Tensor:
@@ -189,7 +189,7 @@ class LayerView:
 
     def G_under(self, table: str) -> Tensor:
         """What G is under another rule table that the method reads `also`, [B, H, rows, N]."""
-        layer = self.desk.others[table].layers[self.index]
+        layer = self.context.others[table].layers[self.index]
         return self._once(("G", table), lambda: layer.between_tokens().G(layer.dO, self._rows))
 
     def mirrored(self) -> tuple[Tensor, Tensor]:
@@ -201,9 +201,9 @@ class LayerView:
     def local_G(self, pool: str) -> Tensor:
         """d s^l / dA of this block alone, [B, H, all rows, N]; for an attention pool the pool's, [B, H, queries, N]."""
         if self.layout.pooling == "map" and pool == "mean":
-            return self.desk.pool()[self.index][..., -self.layout.tokens :]
+            return self.context.pool()[self.index][..., -self.layout.tokens :]
         call = self.layer.between_tokens()
-        return call.G(call.heads(self.desk.local(self.index, pool)))
+        return call.G(call.heads(self.context.local(self.index, pool)))
 
     def cam_features(self, at: str) -> tuple[Tensor, Tensor]:
         """Activation and gradient for class activation maps, [B, N, d] each.
@@ -267,7 +267,7 @@ class StackedLayers(LayerView):
         raise NotStackable
 
 
-def several(layers: Sequence[Layer], desk: RunContext) -> StackedLayers | None:
+def several(layers: Sequence[Layer], context: RunContext) -> StackedLayers | None:
     """One view of layers that are built alike; None if they are not."""
     calls = [layer.call for layer in layers if layer.call is not None]
     call = merged(calls) if len(calls) == len(layers) else None
@@ -286,4 +286,4 @@ def several(layers: Sequence[Layer], desk: RunContext) -> StackedLayers | None:
         out_gradient=joined(lambda layer: layer.out_gradient),
         middle=joined(lambda layer: layer.middle),
     )
-    return StackedLayers(one, desk)
+    return StackedLayers(one, context)

@@ -19,11 +19,11 @@ from clairvit.tracing.trace import Trace
     "leave-one-out",
     family="perturbation",
     paper="do(x_i) as in Coporan's survey",
-    gives="image",
+    output="image",
     passes="forward",
     more=lambda patches, **_: Cost(patches),
     score="prob",
-    draws=False,
+    is_stochastic=False,
     signed=True,
     slow=True,
 )
@@ -34,7 +34,7 @@ def leave_one_out(trace: Trace, *, aside: MapResult, removal: Removal = "token",
     """
     patches = trace.layout.patches
     with probing(trace, removal, what="leave-one-out", forwards=patches, aside=aside, seed=seed) as probe:
-        scores = probe.keeping(~torch.eye(patches, dtype=torch.bool)[None])  # [B, patches]
+        scores = probe.score_kept(~torch.eye(patches, dtype=torch.bool)[None])  # [B, patches]
         return (probe.original[:, None] - scores).reshape(-1, *probe.grid)
 
 
@@ -42,7 +42,7 @@ def leave_one_out(trace: Trace, *, aside: MapResult, removal: Removal = "token",
     "atman",
     family="perturbation",
     paper="Deb et al., NeurIPS 2023",
-    gives="image",
+    output="image",
     passes="forward",
     more=lambda patches, **_: Cost(patches),
     score="logprob",
@@ -74,7 +74,9 @@ def atman(
     weights = torch.nn.functional.pad(weights, (layout.prefix, 0), value=1.0)  # [B, patches, tokens]
     # Nothing is removed from the image, so any removal that needs no tokens to be dropped will do.
     with probing(trace, "mean", what="atman", forwards=layout.patches, aside=aside) as probe:
-        scores = probe.rewriting(layout.patches, lambda images, ks: suppressing(weights[images, ks], shift_min))
+        scores = probe.score_with_attention(
+            layout.patches, lambda images, ks: suppressing(weights[images, ks], shift_min)
+        )
         return (probe.original[:, None] - scores).reshape(-1, *probe.grid)
 
 

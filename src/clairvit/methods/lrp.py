@@ -62,8 +62,8 @@ register(
     relevance_of_tokens,
     family="relevance",
     paper="Ali et al., ICML 2022, eps 0 (= decompx)",
-    gives="tokens",
-    over=Single(0),
+    output="tokens",
+    aggregation=Single(0),
     rules="linear",
     table=_with_numbers("linear", "cp-lrp"),
     signed=True,
@@ -74,8 +74,8 @@ register(
     relevance_of_tokens,
     family="relevance",
     paper="Achtibat et al., ICML 2024, eps 0",
-    gives="tokens",
-    over=Single(0),
+    output="tokens",
+    aggregation=Single(0),
     rules="attnlrp",
     table=_with_numbers("attnlrp", "attnlrp"),
     signed=True,
@@ -87,13 +87,13 @@ register(
     "transatt",
     family="relevance",
     paper="Chefer et al., CVPR 2021 (transformer attribution)",
-    gives="matrix",
-    over=Product(residual=1.0),
+    output="matrix",
+    aggregation=Product(residual=1.0),
     also="chefer",
     also_table=chosen_rules,
     presets={"evaluation": {"start_layer": 1}},
-    delicate=_DIVIDES,
-    faint="the identity of the residual, which outweighs it where the head reads the patches themselves",
+    numerically_unstable=_DIVIDES,
+    weak_class_signal="the identity of the residual, which outweighs it where the head reads the patches themselves",
 )
 def transformer_attribution(layer: LayerView, rules: LRP = "chefer") -> Tensor:
     """prod_l (I + mean_h relu(G * R_A)), R_A the relevance of the attention: rollout over what matters to the class.
@@ -132,26 +132,26 @@ register(
     positive_attention_relevance,
     family="relevance",
     paper="Voita et al., ACL 2019, as in Chefer et al., CVPR 2021 (lrp_last_layer)",
-    gives="matrix",
-    over=Single(-1),
+    output="matrix",
+    aggregation=Single(-1),
     rules="lrp",
     table=_rules_or_plain,
     also_table=_rules_beside_plain,
-    delicate=_DIVIDES,
-    often_zero="its ReLU keeps what speaks for the target, and nothing that the last layer's attention carries does",
+    numerically_unstable=_DIVIDES,
+    zero_reason="its ReLU keeps what speaks for the target, and nothing that the last layer's attention carries does",
 )
 register(
     "lrp-rollout",
     positive_attention_relevance,
     family="relevance",
     paper="Chefer et al., CVPR 2021 (code: method rollout)",
-    gives="matrix",
-    over=Product(residual=1.0),
+    output="matrix",
+    aggregation=Product(residual=1.0),
     rules="lrp",
     table=_rules_or_plain,
     also_table=_rules_beside_plain,
     presets={"evaluation": {"start_layer": 1}},
-    delicate=_DIVIDES,
+    numerically_unstable=_DIVIDES,
 )
 
 
@@ -178,11 +178,11 @@ def relevance_at_embedding(trace: Trace, level: Literal["patch", "pixel"]) -> Te
     "lrp",
     family="relevance",
     paper="Bach et al., 2015, as in Chefer et al., CVPR 2021 (full LRP)",
-    gives="image",
+    output="image",
     rules="lrp",
     table=chosen_rules,
     signed=True,
-    delicate=_DIVIDES,
+    numerically_unstable=_DIVIDES,
 )
 def full_lrp(trace: Trace, level: Literal["patch", "pixel"] = "patch", rules: LRP = "lrp") -> Tensor:
     """R sent from the class (as 1) through every layer to the patch embedding by z+ rules: each patch's share.
@@ -198,9 +198,9 @@ def full_lrp(trace: Trace, level: Literal["patch", "pixel"] = "patch", rules: LR
     "deep-taylor",
     family="relevance",
     paper="Montavon et al., Pattern Recognition 2017, carried over to ViTs",
-    gives="image",
+    output="image",
     rules="deep-taylor",
-    delicate="a mean over tokens has no rule of its own, and the signed shares of a mean near zero are large",
+    numerically_unstable="a mean over tokens has no rule of its own; signed shares of a mean near zero are large",
 )
 def deep_taylor(trace: Trace, level: Literal["patch", "pixel"] = "patch") -> Tensor:
     """R sent from the class (as 1) by positive contributions alone to the pixels (z+, z^B): never negative.

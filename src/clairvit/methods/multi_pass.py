@@ -81,7 +81,7 @@ def at_least_one(name: str, value: int) -> None:
     "smoothgrad",
     family="gradient",
     paper="Smilkov et al., 2017",
-    gives="image",
+    output="image",
     passes="none",
     more=lambda n, **_: Cost(n, n),
     slow=True,
@@ -143,7 +143,7 @@ def on_image(image: Tensor, trace: Trace, level: Level, how: Literal["sum", "mea
     "integrated-gradients",
     family="gradient",
     paper="Sundararajan et al., ICML 2017",
-    gives="image",
+    output="image",
     passes="forward",
     more=lambda steps, **_: Cost(steps + 1, steps),  # the baseline's own score is for the residual
     signed=True,
@@ -243,7 +243,7 @@ def residual(found: Tensor, rise: Tensor, closer: str) -> str:
     "tam",
     family="gradient × attention",
     paper="Yuan et al., 2021 (Transition Attention Maps)",
-    gives="image",
+    output="image",
     reads="last attention",
     # alpha = 1 is the image itself, whose trace is there already
     more=lambda steps, with_integral, **_: Cost(steps - 1, steps - 1) if with_integral else Cost(),

@@ -17,7 +17,7 @@ from clairvit.methods.aggregation import Aggregation
 from clairvit.methods.discrepancies import KNOWN
 from clairvit.methods.explanation import Cost
 
-Gives = Literal["matrix", "tokens", "image"]
+Output = Literal["matrix", "tokens", "image"]
 Passes = Literal["none", "forward", "backward", "local"]
 
 COMBINATORS = {
@@ -44,17 +44,21 @@ class Method:
     family: str
     paper: str
     function: Callable[..., Tensor] = field(repr=False)
-    gives: Gives  # N×N matrix a layer, one number a token and layer, or a whole image at once
+    output: Output  # N×N matrix a layer, one number a token and layer, or a whole image at once
     passes: Passes  # what it must see: nothing, a forward, a backward, or one block at a time
     rules: str | None  # the rule table of its backward
-    over: Aggregation | None
+    aggregation: Aggregation | None
     signed: bool
     class_specific: bool
     relu: bool = False  # the formula ends with a ReLU (dropped when recombined: SkipPLUS sums signed maps)
     needs_all_rows: bool = False  # the layer map cannot be computed for single query rows
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, repr=False)
-    renamed: Mapping[str, str] = field(default_factory=dict, repr=False)  # a paper's word -> the aggregation's field
-    recombined: Mapping[str, Any] = field(default_factory=dict, repr=False)  # options that change under a combinator
+    option_aliases: Mapping[str, str] = field(
+        default_factory=dict, repr=False
+    )  # a paper's word -> the aggregation's field
+    combinator_defaults: Mapping[str, Any] = field(
+        default_factory=dict, repr=False
+    )  # options that change under a combinator
     also: str | None = None  # a second rule table whose gradients it reads too
     table: Callable[..., str] | None = field(default=None, repr=False)  # options -> rule table, where they choose it
     also_table: Callable[..., str | None] | None = field(default=None, repr=False)  # options -> the second one
@@ -62,21 +66,23 @@ class Method:
         str, ...
     ] = ()  # what a model must have beyond attention: "residual" (x + attention, taken apart), "middle" (that sum)
     poolings: tuple[str, ...] = ()  # the only poolings it is defined for; none named: all
-    often_zero: str = ""  # why its map is zero on whole kinds of models, in words for the warning
-    faint: str = ""  # why what all classes share outweighs the class in its map on whole kinds of models
-    delicate: str = ""  # why round-off shows in its map (differences over near-zero sums), in words
+    zero_reason: str = ""  # why its map is zero on whole kinds of models, in words for the warning
+    weak_class_signal: str = ""  # why what all classes share outweighs the class in its map on whole kinds of models
+    numerically_unstable: str = ""  # why round-off shows in its map (differences over near-zero sums), in words
     forward_unless: tuple[str, Any] | None = field(default=None, repr=False)  # else it reads the film, no backward
     discrepancies: str = ""  # where papers and public code disagree, and what we do, in one or two sentences
     slow: bool = False  # takes much longer than one trace, so `--method all` leaves it out
     # (options, and `patches` if it asks for them) -> passes of its own for one target
     more: Callable[..., Cost] | None = field(default=None, repr=False)
     at_most: bool = False  # `more` is a bound: how many it takes shows on the way
-    draws: bool = True  # False: it takes a seed for some removals only, and its default map does not depend on it
+    is_stochastic: bool = (
+        True  # False: it takes a seed for some removals only, and its default map does not depend on it
+    )
     score: str = "logit"  # which score it explains where the user names none
     reads: Literal["pixels", "last attention"] = "pixels"  # the gradient it wants, if it gives an image
     backward_if: tuple[str, Any] | None = field(default=None, repr=False)  # an option that makes it need a backward
     reads_biases: Callable[..., str] | None = field(default=None, repr=False)  # options -> which biases it reads
-    says: Callable[..., str | None] | None = field(default=None, repr=False)  # (trace, layers, **options) -> a note
+    note_fn: Callable[..., str | None] | None = field(default=None, repr=False)  # (trace, layers, **options) -> a note
 
     @property
     def summary(self) -> str:
@@ -103,22 +109,25 @@ class Method:
     def options(self) -> dict[str, Any]:
         """Every option with its default."""
         shown = {name: p.default for name, p in parameters(self.function).items()}
-        if self.over is not None:
-            paper_words = {ours: theirs for theirs, ours in self.renamed.items()}
-            shown |= {paper_words.get(name, name): getattr(self.over, name) for name in layer_options(self, self.over)}
+        if self.aggregation is not None:
+            paper_words = {ours: theirs for theirs, ours in self.option_aliases.items()}
+            shown |= {
+                paper_words.get(name, name): getattr(self.aggregation, name)
+                for name in layer_options(self, self.aggregation)
+            }
         return shown | ({"relu": True} if self.relu else {})
 
     @property
     def combinators(self) -> tuple[str, ...]:
-        if self.gives == "image":
+        if self.output == "image":
             return ()
-        return tuple(f"+{name}" for name in COMBINATORS if self.gives == "matrix" or name not in MATRIX_COMBINATORS)
+        return tuple(f"+{name}" for name in COMBINATORS if self.output == "matrix" or name not in MATRIX_COMBINATORS)
 
 
 def layer_options(method: Method, over: Aggregation | None) -> list[str]:
     """The aggregation's fields that mean something to this method: one number for each token has no rows to choose."""
     names = [] if over is None else [f.name for f in dataclasses.fields(over)]
-    return [name for name in names if method.gives == "matrix" or name != "rows"]
+    return [name for name in names if method.output == "matrix" or name != "rows"]
 
 
 def shared_cost(passes: Passes, also: str | None = None) -> Cost:
@@ -152,8 +161,8 @@ def register(
     *,
     family: str,
     paper: str,
-    gives: Gives,
-    over: Aggregation | None = None,
+    output: Output,
+    aggregation: Aggregation | None = None,
     passes: Passes = "backward",
     rules: str = "plain",
     signed: bool = False,
@@ -163,7 +172,9 @@ def register(
     """Give a layer map a name, an aggregation and its place in the lists."""
     table = rules if passes == "backward" else None
     more.setdefault("discrepancies", KNOWN.get(name, ""))
-    _registry[name] = Method(name, family, paper, function, gives, passes, table, over, signed, class_specific, **more)
+    _registry[name] = Method(
+        name, family, paper, function, output, passes, table, aggregation, signed, class_specific, **more
+    )
 
 
 def method(name: str, **what: Any) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:

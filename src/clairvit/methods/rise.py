@@ -84,7 +84,7 @@ def _pooled(table: Tensor, count: int) -> Tensor:
     "rise",
     family="perturbation",
     paper="Petsiuk et al., BMVC 2018",
-    gives="image",
+    output="image",
     passes="forward",
     more=lambda samples, **_: Cost(samples),
     score="prob",
@@ -117,10 +117,10 @@ def rise(
         fine = holes(samples, cells, p, probe.size, seed).to(probe.pixels.device)
         masks: Callable[[range], Tensor] = fine if level == "pixel" else fine.on(probe.grid)
         if probe.paints:
-            scores = probe.painting(samples, lambda ks: probe.blend(fine(ks)[None]))  # [B, N]
+            scores = probe.score_images(samples, lambda ks: probe.blend(fine(ks)[None]))  # [B, N]
         else:
             keep = hardened(fine.on(probe.grid)(range(samples)), seed)
-            scores = probe.keeping(keep.flatten(1)[None])
+            scores = probe.score_kept(keep.flatten(1)[None])
             masks = _cut_out(keep, probe.size if level == "pixel" else probe.grid)
         found, error = seen_through(scores, masks, None if normalise_by_mask_sum else p)
     aside.standard_error = error.to(scores.dtype)
@@ -187,12 +187,12 @@ def check_cells(cells: int) -> None:
     "occlusion",
     family="perturbation",
     paper="Zeiler & Fergus, ECCV 2014",
-    gives="image",
+    output="image",
     passes="forward",
     more=lambda patches, **_: Cost(patches),  # a window starts at a patch: never more windows than patches
     at_most=True,
     score="prob",
-    draws=False,
+    is_stochastic=False,
     signed=True,
     slow=True,
 )
@@ -226,7 +226,7 @@ def occlusion(
     boxes = sliding(trace.layout.grid, (sides[0], sides[1]), stride)
     covered = in_boxes(boxes, trace.layout.grid)  # [V, rows, cols]
     with probing(trace, removal, what="occlusion", forwards=len(boxes), aside=aside, seed=seed) as probe:
-        scores = probe.keeping(~covered.flatten(1)[None])  # [B, V]
+        scores = probe.score_kept(~covered.flatten(1)[None])  # [B, V]
         lost = (probe.original[:, None] - scores).double()
     return mean_over_boxes(lost / covered.flatten(1).sum(1).to(lost) if share else lost, covered).to(scores.dtype)
 
@@ -261,12 +261,12 @@ def mean_over_boxes(values: Tensor, inside: Tensor) -> Tensor:
     "pami",
     family="perturbation",
     paper="Shi et al., 2023",
-    gives="image",
+    output="image",
     passes="forward",
     more=lambda scales, **_: Cost(sum((2 * k + 1) ** 2 for k in range(1, scales + 1))),
     at_most=True,  # on small grids windows of different scales are the same
     score="prob",
-    draws=False,
+    is_stochastic=False,
     slow=True,
 )
 def pami(trace: Trace, *, aside: MapResult, scales: int = 4, removal: Removal = "blur", seed: int = 0) -> Tensor:
@@ -279,7 +279,7 @@ def pami(trace: Trace, *, aside: MapResult, scales: int = 4, removal: Removal = 
     boxes = parts(trace.layout.grid, scales)
     inside = in_boxes(boxes, trace.layout.grid)  # [V, rows, cols]
     with probing(trace, removal, what="pami", forwards=len(boxes), aside=aside, seed=seed) as probe:
-        scores = probe.keeping(inside.flatten(1)[None])  # [B, V]
+        scores = probe.score_kept(inside.flatten(1)[None])  # [B, V]
     return mean_over_boxes(scores.double(), inside).to(scores.dtype)
 
 

@@ -66,11 +66,11 @@ def varied(cells: Tensor) -> Tensor:
     "scorecam",
     family="cam",
     paper="Wang et al., CVPR Workshops 2020",
-    gives="image",
+    output="image",
     passes="forward",
     more=lambda top_k, **_: Cost(USUAL_CHANNELS if top_k is None else top_k),
     at_most=True,
-    draws=False,
+    is_stochastic=False,
     signed=True,
     relu=True,
     slow=True,
@@ -115,7 +115,7 @@ def masked_scores(probe: Probe, maps: Tensor, corners: bool) -> Tensor:
     def variant(ks: range) -> Tensor:
         return probe.blend(masks_of(maps[:, ks.start : ks.stop], probe.size, corners))
 
-    return probe.painting(maps.shape[1], variant)
+    return probe.score_images(maps.shape[1], variant)
 
 
 # ViT-CX
@@ -125,7 +125,7 @@ def masked_scores(probe: Probe, maps: Tensor, corners: bool) -> Tensor:
     "vit-cx",
     family="perturbation",
     paper="Xie et al., IJCAI 2023 (ViT-CX)",
-    gives="image",
+    output="image",
     passes="forward",
     more=lambda samples, repeats, causal, noise, **_: Cost(
         (samples or USUAL_CHANNELS) * (1 if noise == 0 else repeats * (2 if causal else 1))
@@ -252,7 +252,7 @@ def causal_scores(
             added = std * torch.stack([normal_noise(mark, draws[k], x[None]) for k in ks]) * (1 - masks)
         return torch.stack([x * masks + added, x + added] if subtracts else [x * masks + added])
 
-    said = probe.painting(len(draws), variant, images=[image, image] if subtracts else [image])
+    said = probe.score_images(len(draws), variant, images=[image, image] if subtracts else [image])
     p = said[0] - said[1] + probe.original[image] if subtracts else said[0]
     return p.reshape(-1, len(cells))
 

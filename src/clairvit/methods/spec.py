@@ -39,7 +39,7 @@ class MethodSpec:
 
     method: Method
     options: tuple[tuple[str, Any], ...]  # of the function
-    over: Aggregation | None
+    aggregation: Aggregation | None
     relu: bool
     text: str  # canonical: the same text always means the same map
     members: tuple[MethodSpec, ...] = ()  # the methods whose maps it joins: it is an ensemble
@@ -51,7 +51,7 @@ class MethodSpec:
 
     @property
     def needs_all_rows(self) -> bool:
-        return self.method.needs_all_rows or (self.over is not None and self.over.needs_all_rows)
+        return self.method.needs_all_rows or (self.aggregation is not None and self.aggregation.needs_all_rows)
 
     @property
     def inside(self) -> bool:
@@ -116,14 +116,14 @@ class MethodSpec:
     @property
     def needs_pixels(self) -> bool:
         """Does it read the gradient at the pixels?"""
-        whole = self.over is None and self.method.reads == "pixels"
+        whole = self.aggregation is None and self.method.reads == "pixels"
         return self.passes == "backward" and (whole or ("level", "pixel") in self.options)
 
     @property
     def needs_attention(self) -> bool:
         """Does it read gradients at the attention?"""
         return (
-            self.method.gives == "matrix"
+            self.method.output == "matrix"
             or self.method.reads == "last attention"
             or self.method.backward_if in self.options
         )
@@ -131,22 +131,22 @@ class MethodSpec:
     @property
     def needs_tokens(self) -> bool:
         """Does it read gradients at the blocks' inputs?"""
-        return self.method.gives == "tokens"
+        return self.method.output == "tokens"
 
     def first_layer(self, count: int) -> int:
         """The layer nearest to the image that it reads: a backward need go no further."""
         if ("reversed_gradients", True) in self.options:
             return 0  # the last layer's partner is the first
-        if self.over is None:
+        if self.aggregation is None:
             return count - 1 if self.method.reads == "last attention" else count
-        return self.over.used(count).start
+        return self.aggregation.used(count).start
 
     def notes(self, count: int) -> tuple[str, ...]:
         """What a reader of the map should know: that a start which is meant to be searched was not."""
-        searched = SEARCHED in self.method.renamed and "+" not in self.text
-        if not searched or not isinstance(self.over, Total) or self.over.start != "half":
+        searched = SEARCHED in self.method.option_aliases and "+" not in self.text
+        if not searched or not isinstance(self.aggregation, Total) or self.aggregation.start != "half":
             return ()
-        start, name = self.over.used(count).start, self.method.name
+        start, name = self.aggregation.used(count).start, self.method.name
         return (f"{name}: m is ceil(L/2) = {start}; `clairvit choose IMAGES --tune-start {name}` looks for m*",)
 
 
@@ -187,11 +187,11 @@ def resolve_method(text: str, **options: Any) -> MethodSpec:
             given = _preset(method, str(given.pop(word)), over, combinator) | given
     own = {key: p.default for key, p in parameters(method.function).items()}
     if combined:
-        own |= method.recombined
+        own |= method.combinator_defaults
     relu = method.relu and not combined
     fields = layer_options(method, over)
     for key, value in given.items():
-        ours = method.renamed.get(key, key)
+        ours = method.option_aliases.get(key, key)
         if key in own:
             own[key] = checked(_hints(method.function)[key], key, value)
         elif ours in fields:
@@ -219,7 +219,7 @@ def _plus_mode(method: Method, combinator: str, given: dict[str, Any]) -> str:
             f"Use {method.name}(plus_mode={mode})+plus."
         )
     given.pop("plus_mode", None)
-    if mode == "subnetwork" and not isinstance(method.over, Product):
+    if mode == "subnetwork" and not isinstance(method.aggregation, Product):
         raise NotApplicable(
             f"plus_mode=subnetwork adds up the rollouts that start at each layer, and '{method.name}' is no rollout: "
             f"its map of the network from a layer on is what that layer says. Use {method.name}+{combinator}."
@@ -230,7 +230,7 @@ def _plus_mode(method: Method, combinator: str, given: dict[str, Any]) -> str:
 def _combined(method: Method, combinator: str, plus_mode: str = "layer") -> tuple[Aggregation | None, bool]:
     """The aggregation that a combinator stands for, and whether there was one."""
     if not combinator:
-        return method.over, False
+        return method.aggregation, False
     word, colon, number = combinator.partition(":")
     names = [c.partition(":")[0] for c in COMBINATORS]
     if word not in names or (word in ("from", "layer")) != bool(colon):
@@ -238,13 +238,13 @@ def _combined(method: Method, combinator: str, plus_mode: str = "layer") -> tupl
         raise UnknownName(
             f"There is no combinator '+{combinator}'; expected one of {known}.{did_you_mean(word, names)}"
         )
-    if method.gives == "image":
+    if method.output == "image":
         raise NotApplicable(
             f"'{method.name}' makes its map from the whole image at once, so '+{combinator}' has no layers to combine. "
             f"Use '{method.name}' alone, or a layer-wise method such as "
             f"{'genatt' if word in MATRIX_COMBINATORS else 'ixg'}+{combinator}."
         )
-    if word in MATRIX_COMBINATORS and method.gives != "matrix":
+    if word in MATRIX_COMBINATORS and method.output != "matrix":
         raise NotApplicable(
             f"'+{word}' goes from token to token through N×N matrices, and '{method.name}' says one number for each "
             f"token. Use {method.name}+plus or {method.name}+skipplus, or a matrix method such as genatt+{word}."
@@ -253,7 +253,7 @@ def _combined(method: Method, combinator: str, plus_mode: str = "layer") -> tupl
         raise BadInput(f"'+{combinator}' needs a layer number; expected +{word}:6, say.")
 
     def total(start: int | Literal["half"]) -> Aggregation:
-        own = method.over
+        own = method.aggregation
         if plus_mode == "subnetwork" and isinstance(own, Product):
             return Suffixes(start, own.residual, own.alpha, own.normalise)
         return Total(start)
@@ -278,7 +278,7 @@ def _preset(method: Method, name: str, over: Aggregation | None, combinator: str
         )
     preset = dict(method.presets[name])
     own = {*parameters(method.function), *layer_options(method, over), "relu"}
-    replaced = [key for key in preset if method.renamed.get(key, key) not in own]
+    replaced = [key for key in preset if method.option_aliases.get(key, key) not in own]
     if replaced and combinator:
         raise NotApplicable(
             f"The preset '{name}' of '{method.name}' says how layers are combined ({', '.join(replaced)}), and "
@@ -296,9 +296,9 @@ def _hints(of: Any) -> dict[str, Any]:
 def option_hints(method: Method) -> dict[str, Any]:
     """Return the type annotation of each option of a method, under the names that users type."""
     own = {name: _hints(method.function)[name] for name in parameters(method.function)}
-    paper_words = {ours: theirs for theirs, ours in method.renamed.items()}
-    aggregation = {} if method.over is None else _hints(type(method.over))
-    layers = {paper_words.get(name, name): aggregation[name] for name in layer_options(method, method.over)}
+    paper_words = {ours: theirs for theirs, ours in method.option_aliases.items()}
+    aggregation = {} if method.aggregation is None else _hints(type(method.aggregation))
+    layers = {paper_words.get(name, name): aggregation[name] for name in layer_options(method, method.aggregation)}
     return own | layers | ({"relu": bool} if method.relu else {})
 
 
@@ -323,7 +323,7 @@ def checked(hint: Any, key: str, value: Any) -> Any:
 
 
 def _no_option(method: Method, key: str, over: Aggregation | None) -> str:
-    paper_words = {ours: theirs for theirs, ours in method.renamed.items()}
+    paper_words = {ours: theirs for theirs, ours in method.option_aliases.items()}
     fields = [paper_words.get(name, name) for name in layer_options(method, over)]
     known = [*parameters(method.function), *fields, *(["relu"] if method.relu else [])]
     listed = ", ".join(known) or "none"
@@ -337,10 +337,10 @@ def _canonical(
     defaults = {key: p.default for key, p in parameters(method.function).items()}
     base, combined = _combined(method, combinator, plus_mode)
     if combined:
-        defaults |= method.recombined
+        defaults |= method.combinator_defaults
     changed = {key: value for key, value in own.items() if value != defaults[key]}
     if over is not None and base is not None:
-        paper_words = {ours: theirs for theirs, ours in method.renamed.items()}
+        paper_words = {ours: theirs for theirs, ours in method.option_aliases.items()}
         changed |= {
             paper_words.get(f.name, f.name): getattr(over, f.name)
             for f in dataclasses.fields(over)

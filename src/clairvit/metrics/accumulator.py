@@ -91,7 +91,7 @@ class ScoreAccumulator:
         measured = said if isinstance(said, MetricOutput) else MetricOutput(said)
         spent = recording.forwards - before[0], recording.backwards - before[1]
         values = measured.values.masked_fill(case.invalid, math.nan)
-        self._keep(one, case.bounds, replace(measured, values=values), case.degenerate, spent, started)
+        self._keep(one, case.specs, replace(measured, values=values), case.degenerate, spent, started)
         self._note(one, case.aside.notes)
         self.used.setdefault(one.text, {}).update(case.settings)
         case.aside.notes.clear()
@@ -106,23 +106,23 @@ class ScoreAccumulator:
             math.ceil((now - then) / len(shelf.rows))
             for now, then in zip((shelf.spent.forwards, shelf.spent.backwards), before, strict=True)
         )
-        self._keep(one, shelf.bounds, measured, flat, (spent[0], spent[1]), started)
+        self._keep(one, shelf.specs, measured, flat, (spent[0], spent[1]), started)
         self._note(one, shelf.aside.notes)
         shelf.aside.notes.clear()
 
     def _keep(
         self,
         one: MetricSpec,
-        bounds: Sequence[MethodSpec],
+        specs: Sequence[MethodSpec],
         measured: MetricOutput,
         degenerate: Tensor,
         spent: tuple[int, int],
         started: float,
     ) -> None:
-        count = len(bounds)
+        count = len(specs)
         seconds = (time.perf_counter() - started) / count
-        for place, bound in enumerate(bounds):
-            row = self.rows.setdefault((bound.text, one.text), _Row())
+        for place, spec in enumerate(specs):
+            row = self.rows.setdefault((spec.text, one.text), _Row())
             row.values.append(measured.values[place].cpu())
             row.degenerate.append(degenerate[place].cpu())
             forwards, backwards = (math.ceil(part / count) for part in spent)
@@ -139,7 +139,7 @@ class ScoreAccumulator:
 
     def scores(
         self,
-        bounds: Sequence[MethodSpec],
+        specs: Sequence[MethodSpec],
         asked: Sequence[MetricSpec],
         every: Sequence[MethodSpec],
         luck: Sequence[str],
@@ -147,19 +147,19 @@ class ScoreAccumulator:
         found = Scores()
         found.skipped, found.unmasked, found.seen = self.skipped, tuple(self.unmasked), tuple(self.seen)
         for one in asked:
-            made = {bound.text: self._score(bound, one) for bound in every}
+            made = {spec.text: self._score(spec, one) for spec in every}
             baselines = {name: made[name] for name in luck}
-            for bound in bounds:
-                if bound.text in made:
-                    found[bound.text, one.text] = replace(made[bound.text], baselines=baselines)
+            for spec in specs:
+                if spec.text in made:
+                    found[spec.text, one.text] = replace(made[spec.text], baselines=baselines)
         return found
 
-    def _score(self, bound: MethodSpec, one: MetricSpec) -> Score:
-        row = self.rows[bound.text, one.text]
+    def _score(self, spec: MethodSpec, one: MetricSpec) -> Score:
+        row = self.rows[spec.text, one.text]
         settings = {**self.settings, **dict(one.options), **self.used.get(one.text, {})}
         return Score(
             metric=one.text,
-            method=bound.text,
+            method=spec.text,
             values=torch.cat(row.values),
             better=one.better,
             span=one.span_with(settings),

@@ -39,7 +39,7 @@ class EvalContext:
     """M methods' maps of B images, one target an image."""
 
     trace: Trace  # a forward of the images, with the target
-    bounds: tuple[MethodSpec, ...]  # the M methods, for metrics that explain again
+    specs: tuple[MethodSpec, ...]  # the M methods, for metrics that explain again
     raw: tuple[Tensor, ...]  # M maps [B, rows, cols], on the patches or finer
     masks: Tensor | None = None  # bool [B, H, W] where the object is
     void: Tensor | None = None  # bool [B, H, W] pixels that count nowhere
@@ -161,7 +161,7 @@ class EvalContext:
         if removal not in self._emptied:
             keep = torch.zeros(1, 1, self.patches, dtype=torch.bool)
             with self.probe(removal, what, 1) as probe:
-                self._emptied[removal] = probe.keeping(keep, self.value("prob")).double()[:, 0]
+                self._emptied[removal] = probe.score_kept(keep, self.value("prob")).double()[:, 0]
         self.aside.note(f"{what}: this model's scores are raw, so they are normalised by ({NORMALISED_BY})")
         nothing = self._emptied[removal]
         rise = (self.original("prob") - nothing).abs()
@@ -200,7 +200,7 @@ class EvalContext:
         count, images, variants, _ = keep.shape
         with self.probe(removal, what, count * variants) as probe:
             flat = keep.transpose(0, 1).flatten(1, 2)  # [B, M·V, patches]
-            found = probe.keeping(flat, self.value(score)).double()
+            found = probe.score_kept(flat, self.value(score)).double()
         return found.reshape(images, count, variants).transpose(0, 1)
 
     def explained_again(
@@ -208,17 +208,17 @@ class EvalContext:
     ) -> Tensor:
         """[M, V·B, rows, cols]: the same methods on other pixels [V·B, 3, H, W], another model or other targets [B]."""
         self._check_can_explain()
-        recording = record_for(self.bounds, model or self.model, pixels.to(self.trace.pixels.dtype))
+        recording = record_for(self.specs, model or self.model, pixels.to(self.trace.pixels.dtype))
         images = len(self.trace.pixels)
         goal = (target or self.target).take([*range(images)] * (len(pixels) // images))
-        found = run_all(self.bounds, recording, [goal], seed=self.seed if seed is None else seed)
-        spent, copies = spent_on(recording, self.bounds), len(pixels) // images
+        found = run_all(self.specs, recording, [goal], seed=self.seed if seed is None else seed)
+        spent, copies = spent_on(recording, self.specs), len(pixels) // images
         self.trace.recording.forwards += spent.forwards * copies
         self.trace.recording.backwards += spent.backwards * copies
         grid = self.trace.layout.grid
         maps = []
-        for bound in self.bounds:
-            (result,) = found[bound.text]
+        for spec in self.specs:
+            (result,) = found[spec.text]
             if result.error is not None:
                 raise result.error
             assert result.maps is not None
@@ -232,7 +232,7 @@ class EvalContext:
             return self.model.logits(pixels.to(self.trace.pixels.dtype)).double()
 
     def _check_can_explain(self) -> None:
-        if not self.bounds:
+        if not self.specs:
             raise BadInput(
                 "This metric explains the images again, and maps without a method were given; expected a method name: "
                 "cv.evaluate(model, images, 'legrad', metric=…)."

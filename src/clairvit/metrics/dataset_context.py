@@ -22,8 +22,8 @@ class DatasetContext:
     """N images, what the model says of each, and M methods to explain what is made of them."""
 
     model: Model
-    album: ImageDataset
-    bounds: tuple[MethodSpec, ...]
+    dataset: ImageDataset
+    specs: tuple[MethodSpec, ...]
     rows: tuple[int, ...]  # [N], in the album: the images that could be read
     logits: Tensor  # [N, C]
     labels: tuple[int | None, ...] | None  # [N], the true classes
@@ -36,12 +36,12 @@ class DatasetContext:
 
     def pixels(self, places: Sequence[int]) -> Tensor:
         """[n, 3, H, W], read again."""
-        found = torch.stack([self.album.read(self.rows[place], self.model).pixels for place in places])
+        found = torch.stack([self.dataset.read(self.rows[place], self.model).pixels for place in places])
         return found.to(self.model.device, self.model.dtype)
 
     def explained(self, pixels: Tensor, classes: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Maps [M, T, rows, cols] of one image [3, H, W] for T classes, and its logits [C]."""
-        recording = record_for(self.bounds, self.model, pixels[None])
+        recording = record_for(self.specs, self.model, pixels[None])
         targets = resolve(
             list(classes),
             recording.logits.detach(),
@@ -49,11 +49,11 @@ class DatasetContext:
             single=True,
             activation=self.model.activation,
         )
-        found = run_all(self.bounds, recording, targets, seed=self.seed)
-        self.spent += spent_on(recording, self.bounds, len(targets))
+        found = run_all(self.specs, recording, targets, seed=self.seed)
+        self.spent += spent_on(recording, self.specs, len(targets))
         maps = []
-        for bound in self.bounds:
-            own = found[bound.text]
+        for spec in self.specs:
+            own = found[spec.text]
             for result in own:
                 if result.error is not None:
                     raise result.error

@@ -40,8 +40,8 @@ class _Request:
     """What `evaluate` was asked, settled."""
 
     model: Model
-    album: ImageDataset
-    bounds: tuple[MethodSpec, ...]
+    dataset: ImageDataset
+    specs: tuple[MethodSpec, ...]
     asked: tuple[MetricSpec, ...]
     given: Explanation | None
     target: Any
@@ -89,14 +89,14 @@ def evaluate(
     asked = [resolve_metric(metric, **options)] if isinstance(metric, str) else _settled(metric, options)
     given = explanation if isinstance(explanation, Explanation) else None
     names = [explanation.method] if isinstance(explanation, Explanation) else explanation
-    bounds = [resolve_method(name) for name in ([names] if isinstance(names, str) else names)]
-    album = album_of(images, model, masks=masks, mask_kind=mask_kind, labels=labels, others=others)
-    if given is not None and len(given) != len(album):
-        raise BadInput(f"The explanation has {len(given)} maps and {len(album)} images were given; expected as many.")
+    specs = [resolve_method(name) for name in ([names] if isinstance(names, str) else names)]
+    dataset = album_of(images, model, masks=masks, mask_kind=mask_kind, labels=labels, others=others)
+    if given is not None and len(given) != len(dataset):
+        raise BadInput(f"The explanation has {len(given)} maps and {len(dataset)} images were given; expected as many.")
     request = _Request(
         model,
-        album,
-        tuple({bound.text: bound for bound in bounds}.values()),  # what is named twice is done once
+        dataset,
+        tuple({method_spec.text: method_spec for method_spec in specs}.values()),  # what is named twice is done once
         tuple({one.text: one for one in asked}.values()),
         given,
         target,
@@ -138,15 +138,15 @@ def _takes(metric: Metric, options: Mapping[str, Any]) -> set[str]:
 @own_grad_mode()
 def _evaluated(request: _Request) -> Scores:
     """A few images at a time, so that memory stays flat whatever their number."""
-    named = {bound.text for bound in request.bounds}
-    every = (*request.bounds, *(resolve_method(name) for name in request.luck if name not in named))
+    named = {method_spec.text for method_spec in request.specs}
+    every = (*request.specs, *(resolve_method(name) for name in request.luck if name not in named))
     table = ScoreAccumulator(request.model.name, request.seed, _settings(request))
     single = [one for one in request.asked if one.metric.scope == "image"]
     rows: list[int] = []
     logits: list[Tensor] = []
     labels: list[int | None] = []
-    with report_progress("images", len(request.album)) as tell:
-        for part in parts(request.album, request.model, AT_ONCE.get(request.model.device.type, 8), request.failed):
+    with report_progress("images", len(request.dataset)) as tell:
+        for part in parts(request.dataset, request.model, AT_ONCE.get(request.model.device.type, 8), request.failed):
             recording = record_for(every, request.model, part.pixels)
             goal = _targets(recording, part, request)
             if single:
@@ -166,14 +166,14 @@ def _evaluated(request: _Request) -> Scores:
     if not rows:
         return Scores()  # `failed` was told why
     if every and len(single) < len(request.asked):
-        known = tuple(labels) if request.album.has_labels else None
+        known = tuple(labels) if request.dataset.has_labels else None
         shelf = DatasetContext(
-            request.model, request.album, every, tuple(rows), torch.cat(logits), known, request.seed, MapResult()
+            request.model, request.dataset, every, tuple(rows), torch.cat(logits), known, request.seed, MapResult()
         )
         for one in request.asked:
             if one.metric.scope == "set":
                 table.measure_set(shelf, one)
-    scores = table.scores(request.bounds, request.asked, every, request.luck)
+    scores = table.scores(request.specs, request.asked, every, request.luck)
     scores.model_record = model_record(request.model)
     return scores
 
@@ -193,14 +193,14 @@ def _fitting(
 ) -> tuple[MethodSpec, ...]:
     """The methods that fit the model; at the first images others are left out, if that was asked for."""
     found = []
-    for bound in every:
-        error = made[bound.text][0].error
-        if error is None or (request.given is not None and bound.text == request.given.method):
-            found.append(bound)
+    for method_spec in every:
+        error = made[method_spec.text][0].error
+        if error is None or (request.given is not None and method_spec.text == request.given.method):
+            found.append(method_spec)
         elif not request.skip or table.names:
             raise error
         else:
-            table.skipped[bound.text] = str(error)
+            table.skipped[method_spec.text] = str(error)
     return tuple(found)
 
 
@@ -212,18 +212,18 @@ def _case(
     every: tuple[MethodSpec, ...],
     made: Mapping[str, list[Result]],
 ) -> EvalContext:
-    def maps(bound: MethodSpec) -> Tensor:
-        if request.given is not None and bound.text == request.given.method:
+    def maps(method_spec: MethodSpec) -> Tensor:
+        if request.given is not None and method_spec.text == request.given.method:
             return request.given.maps[list(part.rows)]
-        found = made[bound.text][0].maps
+        found = made[method_spec.text][0].maps
         assert found is not None
         return found.detach()
 
     labels, others = (_numbers(given, recording, request.model) for given in (part.labels, part.others))
     return EvalContext(
         trace=run_backward(recording, goal, None),
-        bounds=every,
-        raw=tuple(shaped(maps(bound), request.shape) for bound in every),
+        specs=every,
+        raw=tuple(shaped(maps(method_spec), request.shape) for method_spec in every),
         masks=part.masks,
         void=part.void,
         labels=None if labels is None else tuple(labels),
@@ -260,8 +260,8 @@ def _targets(recording: Recording, part: SampleBatch, request: _Request) -> Targ
                 parameters={"truth": "FILE"},
             )
     elif isinstance(spec, list | tuple):
-        if len(spec) != len(request.album):
-            raise BadInput(f"{len(spec)} targets were given for {len(request.album)} images; expected one for each.")
+        if len(spec) != len(request.dataset):
+            raise BadInput(f"{len(spec)} targets were given for {len(request.dataset)} images; expected one for each.")
         spec = [spec[row] for row in part.rows]
     model = request.model
     (goal,) = resolve(spec, logits, model.labels, classifier=model.classifier, activation=model.activation)

@@ -239,7 +239,7 @@ def _adds_up(case: EvalContext, removal: str, score: str, upsampling: Upsampling
     with case.probe(removal, "completeness", 1) as probe:
         check_paints(probe)
         emptied = torch.cat([probe.background[:, :1], probe.pixels[:, 1:]], 1)[:, None]
-        found = probe.painting(1, lambda ks: emptied, value=case.value(score))[:, 0]
+        found = probe.score_images(1, lambda ks: emptied, value=case.value(score))[:, 0]
     own = case.trace.pixels.dtype
     rise = (case.original(score).to(own) - found.to(own)).double()
     largest = [maps.abs().amax((1, 2), keepdim=True) for maps in case.fine(upsampling)]
@@ -267,7 +267,7 @@ def _random_sets(case: EvalContext, runs: int, count: int, stream: int = 0) -> T
 def _shared(case: EvalContext, keep: Tensor, removal: str, score: str, what: str) -> Tensor:
     """[B, V] scores that do not depend on the map, so that all methods share them."""
     with case.probe(removal, what, keep.shape[1]) as probe:
-        return probe.keeping(keep, case.value(score)).double()
+        return probe.score_kept(keep, case.value(score)).double()
 
 
 def at_least(name: str, value: int, least: int) -> None:

@@ -56,7 +56,7 @@ def grid_pointing_game(
             f"No grid of {n} × {n} images of different classes can be made of these {len(gallery)} images with "
             f"probability above {sure:g}; expected at least {n * n} such images. Give more, or a smaller sure=."
         )
-    values = torch.full((len(gallery.bounds), len(gallery)), math.nan, dtype=torch.float64)
+    values = torch.full((len(gallery.specs), len(gallery)), math.nan, dtype=torch.float64)
     seen = 0
     for places in track(chosen[:grids], "grid-pointing-game"):
         own = [classes[place] for place in places]

@@ -97,7 +97,7 @@ def irof(case: EvalContext, removal: Removal = "mean", score: ScoreKind = "prob"
         images += [image] * len(keep[-1])
     with case.probe(removal, "irof", math.ceil(len(images) / len(groups))) as probe:
         asked = torch.tensor(images, device=case.maps.device)
-        y = probe.asking(asked, torch.cat(keep), case.value(score)).double()
+        y = probe.score_pairs(asked, torch.cat(keep), case.value(score)).double()
     whole = case.original(score)
     nothing, unit = torch.zeros_like(whole), whole.masked_fill(whole == 0, math.nan)
     if case.falls_back(score):
@@ -168,7 +168,7 @@ def infidelity(
         return _error(sums, drops, scaled)
     gone = _blocks(case, runs, side).to(case.maps.device)  # [B, runs, patches]
     with case.probe(removal, "infidelity", runs) as probe:
-        drops = case.original(score)[:, None] - probe.keeping(~gone, case.value(score)).double()
+        drops = case.original(score)[:, None] - probe.score_kept(~gone, case.value(score)).double()
     sums = torch.einsum("mbp,brp->mbr", case.maps.flatten(2), gone.to(case.maps))
     return _error(sums, drops, scaled)
 
@@ -186,7 +186,7 @@ def _walk(case: EvalContext, side: int, removal: str, score: str, upsampling: Up
         raise BadInput(f"region={side} was given for images of {case.size} pixels; expected a side that divides both.")
     with case.probe(removal, "infidelity", count) as probe:
         check_paints(probe)
-        drops = case.original(score)[:, None] - probe.painting(
+        drops = case.original(score)[:, None] - probe.score_images(
             count,
             lambda ks: painted(probe, (own <= torch.tensor(list(ks), device=own.device)[:, None])[None]),
             value=case.value(score),

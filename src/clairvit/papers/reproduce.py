@@ -66,20 +66,20 @@ def open_shown(wish: ReproductionConfig, model: Model) -> LoadedData:
         data.spec, split=data.split, limit=data.limit, seed=wish.seed, masks=data.masks, mask_kind=data.mask_kind
     )
     words = f"{found.title}, split {found.split}, {len(found)} of {found.total} images"
-    return LoadedData(found.album, words, data.masks or "", found.notes, found.unknown(model))
+    return LoadedData(found.dataset, words, data.masks or "", found.notes, found.unknown(model))
 
 
 def check_data(wish: ReproductionConfig, shown: LoadedData) -> tuple[Measure, ...]:
     """The measures that can be taken of these images; what the paper cannot do without is asked for."""
     preset = wish.preset
     needed = [one.name for one in preset.measures if one.needs_masks and not one.optional]
-    if needed and not shown.album.has_masks:
+    if needed and not shown.dataset.has_masks:
         raise BadInput(
             f"'{preset.name}' compares maps with masks ({', '.join(needed)}), and {wish.data.spec} has none; expected "
             "data with masks such as pets:PATH, or folder:PATH with a folder of masks or with 'mask-rcnn' for masks.",
             parameters={"data": "folder:PATH", "masks": "mask-rcnn"},
         )
-    if wish.aim == "label" and not shown.album.has_labels:
+    if wish.aim == "label" and not shown.dataset.has_labels:
         raise BadInput(
             f"'{preset.name}' explains the true class, and {wish.data.spec} has none; expected data with classes, or "
             "target='predicted'.",
@@ -92,14 +92,14 @@ def check_data(wish: ReproductionConfig, shown: LoadedData) -> tuple[Measure, ..
             "data's classes); expected a model of these classes, or target='predicted'.",
             parameters={"model": "NAME", "labels": "FILE", "target": "predicted"},
         )
-    return tuple(one for one in preset.measures if shown.album.has_masks or not one.needs_masks)
+    return tuple(one for one in preset.measures if shown.dataset.has_masks or not one.needs_masks)
 
 
-def depth(model: Model, album: ImageDataset) -> int:
+def depth(model: Model, dataset: ImageDataset) -> int:
     """How many layers there are to start at; asked of the first image that can be read."""
-    for part in parts(album, model, 1, failed=lambda image, error: None):  # the study says what is wrong with it
+    for part in parts(dataset, model, 1, failed=lambda image, error: None):  # the study says what is wrong with it
         return len(record_for([resolve_method("raw-attention")], model, part.pixels).calls)
-    raise BadInput(f"None of the {len(album)} images can be read; expected at least one.")
+    raise BadInput(f"None of the {len(dataset)} images can be read; expected at least one.")
 
 
 def sweep_methods(preset: Paper, layers: int) -> dict[str, list[str]]:
@@ -139,10 +139,10 @@ def reproduce(
     model = model or wish.model.load(device)
     shown = shown or open_shown(wish, model)
     measures = check_data(wish, shown)
-    album = void_as_object(shown.album) if preset.void == "object" else shown.album
-    layers = depth(model, album) if preset.sweep else 0
+    dataset = void_as_object(shown.dataset) if preset.void == "object" else shown.dataset
+    layers = depth(model, dataset) if preset.sweep else 0
     study = study_of(wish, measures, layers)
-    worker = Worker(study, device, batch_size, models={0: model}, albums={0: album})
+    worker = Worker(study, device, batch_size, models={0: model}, albums={0: dataset})
     outcome = run_study(study, store, worker=worker, told=told)
     images, settings = outcome.plan.images[0], settings_of(study)
     scores = scores_of(store, worker.hash_of(0), wish.data.spec, settings, images)

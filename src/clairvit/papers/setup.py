@@ -61,7 +61,7 @@ def instead(preset: Paper, given: Sequence[str]) -> Paper:
 class LoadedData:
     """The images, and what the user should know of them."""
 
-    album: ImageDataset
+    dataset: ImageDataset
     words: str  # which, how many of how many
     masks: str = ""  # where masks come from, where that is not the data set itself
     notes: tuple[str, ...] = ()

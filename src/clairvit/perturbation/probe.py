@@ -78,7 +78,7 @@ class Probe:
         """The score of each image as it is, [B]; the trace knows it already."""
         return self._tally.original
 
-    def keeping(self, keep: Tensor, value: Value | None = None) -> Tensor:
+    def score_kept(self, keep: Tensor, value: Value | None = None) -> Tensor:
         """[B, V] scores, in float64, when only the patches of `keep`, bool [B or 1, V, patches], are left.
 
         `value(logits [n, C], images [n])` -> [n, …] takes the place of the target's score.
@@ -95,12 +95,12 @@ class Probe:
         if not variants:
             return self.original.new_zeros(images, 0)
         flat = keep.expand(images, -1, -1).reshape(-1, self.patches)  # image by image
-        values = self.asking(torch.arange(len(flat), device=keep.device) // variants, flat, value)
+        values = self.score_pairs(torch.arange(len(flat), device=keep.device) // variants, flat, value)
         if value is not None:
             return values.reshape(images, variants, *values.shape[1:])
         return self._tally.by_image(values, variants)
 
-    def asking(self, images: Tensor, keep: Tensor, value: Value | None = None) -> Tensor:
+    def score_pairs(self, images: Tensor, keep: Tensor, value: Value | None = None) -> Tensor:
         """[n, …] as `keeping`, of any images [n] with any patches `keep` [n, patches] left.
 
         For searches, which ask more of one image than of another. Without `value`, a function of the user's own gets
@@ -122,7 +122,7 @@ class Probe:
                 found.append((own, self._tally.valued(logits, images[own], value)))
         return in_order(found)
 
-    def painting(
+    def score_images(
         self,
         count: int,
         variant: Callable[[range], Tensor],
@@ -158,7 +158,7 @@ class Probe:
         masks = masks[:, :, None].to(self.pixels)
         return torch.lerp(self.background[:, None], self.pixels[:, None], masks)
 
-    def rewriting(self, count: int, rewrite: Callable[[Tensor, Tensor], Rewrite]) -> Tensor:
+    def score_with_attention(self, count: int, rewrite: Callable[[Tensor, Tensor], Rewrite]) -> Tensor:
         """[B, V] scores with changed attention: rewrite(images [n], variants [n]) says how, for n of them at once."""
         found: Found = []
         every = torch.arange(len(self.pixels) * count, device=self.pixels.device)

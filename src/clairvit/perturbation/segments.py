@@ -132,9 +132,9 @@ def scores_keeping(probe: Probe, groups: Sequence[Segmentation], kept: Sequence[
     masks = torch.stack(shown)  # [1 or B, V, …]
     if groups[0].pixels:
         masks = masks.to(probe.pixels.device)
-        found = probe.painting(max(counts), lambda ks: probe.blend(masks[:, ks.start : ks.stop]))
+        found = probe.score_images(max(counts), lambda ks: probe.blend(masks[:, ks.start : ks.stop]))
     else:
-        found = probe.keeping(masks.flatten(2))
+        found = probe.score_kept(masks.flatten(2))
     if len(groups) == 1:
         return [found]
     return [row[None, :count] for row, count in zip(found, counts, strict=True)]

@@ -14,7 +14,7 @@ import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
-from matplotlib.textpath import TextPath
+from matplotlib.textpath import text_to_path
 
 from clairvit.plotting.colour import Array, Scale
 from clairvit.plotting.overlay import blend
@@ -198,5 +198,6 @@ def text_width(text: str, weight: str = "normal") -> float:
     """Width in points of one line set at one point."""
     if not text.strip():
         return 0.0
-    path = TextPath((0, 0), text.replace("$", r"\$"), size=100, prop=FontProperties(weight=weight))
-    return float(path.get_extents().width) / 100
+    font = FontProperties(size=100, weight=weight)
+    width, _, _ = text_to_path.get_text_width_height_descent(text, font, ismath=False)
+    return float(width) / 100

@@ -40,7 +40,7 @@ class Source:
 
     study: Study
     model: Model
-    album: ImageDataset
+    dataset: ImageDataset
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def find_source(findings: Findings, studies: Sequence[Study], open_worker: Opene
         for model in range(len(study.models)):
             try:
                 if worker.hash_of(model) == findings.model_hash:
-                    return Source(study, worker.model(model), worker.album(place))
+                    return Source(study, worker.model(model), worker.dataset(place))
                 why = f"{study.models[model].spec} has other weights now than when the study was run"
             except (ClairError, OSError, RuntimeError, ValueError) as error:  # a report goes on without pictures
                 why = str(error)
@@ -124,14 +124,14 @@ def show(findings: Findings, examples: Sequence[Example], source: Source) -> tup
     """A row of pictures for each example, and sentences on those that cannot be shown."""
     figures, missing = [], []
     seen = {one.image: one for one in findings.scores.seen}
-    places = {name: place for place, name in enumerate(source.album.names)}
+    places = {name: place for place, name in enumerate(source.dataset.names)}
     methods = list(findings.methods[:MOST_METHODS])
     for example in examples:
         if example.image not in places:
             missing.append(f"{findings.shown(example.image)} is no longer in {findings.data}.")
             continue
         try:
-            if source.album.mark(places[example.image]) not in findings.marks[example.image]:
+            if source.dataset.mark(places[example.image]) not in findings.marks[example.image]:
                 missing.append(
                     f"{findings.shown(example.image)} is not shown: its picture, mask or class is not the one that was "
                     "scored."
@@ -147,7 +147,7 @@ def _figure(
     findings: Findings, example: Example, seen: Prediction, source: Source, place: int, methods: Sequence[str]
 ) -> Figure:
     model = source.model
-    pixels = source.album.read(place, model).pixels[None].to(model.device, model.dtype)
+    pixels = source.dataset.read(place, model).pixels[None].to(model.device, model.dtype)
     target = seen.label if source.study.target == "label" else None
     batch = Batch(pixels, (example.image,), single=False)
     maps = compare(model, batch, methods, target, seed=source.study.seed, skip=True)

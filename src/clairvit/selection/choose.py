@@ -72,17 +72,17 @@ def choose(
     if not tune_start and all(text in BASELINES for text in panel):
         raise BadInput("No method but the baselines was given; expected at least one, such as ['legrad', 'genatt'].")
     bases = list(dict.fromkeys(base_of(text) for text in tune_start))
-    album = album_of(images, model, masks=masks, mask_kind=mask_kind, labels=labels, others=others)
-    asked = _asked(metrics, album)
+    dataset = album_of(images, model, masks=masks, mask_kind=mask_kind, labels=labels, others=others)
+    asked = _asked(metrics, dataset)
     ranking = criterion(by, asked)
-    pixels, first = _first(album, model, failed)
+    pixels, first = _first(dataset, model, failed)
     how: dict[str, Any] = {"maps": maps, "seed": seed, "batch_size": batch_size, "autocast": autocast}
     quiet: Failed | None = None if failed is None else lambda name, error: None  # told once, by the panel
-    tuned = tune(model, album, bases, ranking[0], target, pixels, failed=quiet, **how) if bases else {}
+    tuned = tune(model, dataset, bases, ranking[0], target, pixels, failed=quiet, **how) if bases else {}
     every = list(dict.fromkeys((*panel, *(own.method for own in tuned.values()), *BASELINES)))
     texts = [one.text for one in asked]
     scores = evaluate(
-        model, album, every, texts, target=target, baselines=False, skip=methods is None, failed=failed, **how
+        model, dataset, every, texts, target=target, baselines=False, skip=methods is None, failed=failed, **how
     )
     assert isinstance(scores, Scores)
     fitting = [text for text in every if text not in scores.skipped]
@@ -155,8 +155,8 @@ def _without_masks(scores: Scores, asked: Sequence[MetricSpec]) -> list[str]:
     return [f"{len(scores.unmasked)} of {len(scores.seen)} images have no mask, so no {join(compared)}: {some}."]
 
 
-def _asked(metrics: Sequence[str] | None, album: ImageDataset) -> list[MetricSpec]:
-    usual = (*METRICS, *(WITH_MASKS if album.has_masks else ()))
+def _asked(metrics: Sequence[str] | None, dataset: ImageDataset) -> list[MetricSpec]:
+    usual = (*METRICS, *(WITH_MASKS if dataset.has_masks else ()))
     if metrics is not None and not metrics:
         raise BadInput("No metrics were given; expected names such as ['insertion-deletion'], or none for the usual.")
     return list({one.text: one for one in map(resolve_metric, usual if metrics is None else metrics)}.values())
@@ -182,10 +182,10 @@ def criterion(by: str, asked: Sequence[MetricSpec]) -> list[MetricSpec]:
     return found
 
 
-def _first(album: ImageDataset, model: Model, failed: Failed | None) -> tuple[Any, int]:
+def _first(dataset: ImageDataset, model: Model, failed: Failed | None) -> tuple[Any, int]:
     """The first image that can be read [1, 3, H, W], and which it is."""
     quiet: Failed | None = None if failed is None else lambda name, error: None
-    part = next(parts(album, model, 1, quiet), None)
+    part = next(parts(dataset, model, 1, quiet), None)
     if part is None:
         raise BadInput("None of the images could be read; expected at least one that can.")
     return part.pixels, part.rows[0]

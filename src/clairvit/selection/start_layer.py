@@ -114,15 +114,15 @@ def base_of(text: str) -> str:
 
 def candidates(base: str, count: int) -> list[str]:
     """The sums from each layer on. Rollouts and single layers are summed as PLUS does."""
-    return starts(base if isinstance(resolve_method(base).over, Total) else f"{base}+plus", count)
+    return starts(base if isinstance(resolve_method(base).aggregation, Total) else f"{base}+plus", count)
 
 
 def halved(base: str) -> str:
     """The sum from ceil(L/2) on."""
-    bound = resolve_method(base)
-    if not isinstance(bound.over, Total):
+    spec = resolve_method(base)
+    if not isinstance(spec.aggregation, Total):
         return resolve_method(f"{base}+skipplus").text
-    word = {ours: theirs for theirs, ours in bound.method.renamed.items()}.get("start", "start")
+    word = {ours: theirs for theirs, ours in spec.method.option_aliases.items()}.get("start", "start")
     return resolve_method(base, **{word: "half"}).text
 
 
@@ -135,7 +135,7 @@ def best_of(values: Array) -> int:
 
 
 def tune(
-    model: Model, album: ImageDataset, bases: Sequence[str], asked: MetricSpec, target: Any, pixels: Any, **how: Any
+    model: Model, dataset: ImageDataset, bases: Sequence[str], asked: MetricSpec, target: Any, pixels: Any, **how: Any
 ) -> dict[str, Tuned]:
     """The best start of each method: all starts of all methods from one recording of each image.
 
@@ -149,7 +149,7 @@ def tune(
         )
     lists = {base: candidates(base, count) for base in bases}
     everything = list(dict.fromkeys(text for own in lists.values() for text in own))
-    scores = evaluate(model, album, everything, [asked.text], target=target, baselines=False, skip=True, **how)
+    scores = evaluate(model, dataset, everything, [asked.text], target=target, baselines=False, skip=True, **how)
     assert isinstance(scores, Scores)
     return {
         base: _tuned(base, asked, own, [scores.get((text, asked.text)) for text in own], scores.skipped, how["seed"])

@@ -90,7 +90,7 @@ class _Set:
 
 
 def finetune(
-    album: ImageDataset,
+    dataset: ImageDataset,
     model: str = "timm:vit_base_patch16_224",
     *,
     validation: ImageDataset | None = None,
@@ -127,14 +127,14 @@ def finetune(
     place = usable_device(device)
     wanted = Wanted(model, pretrained, arch, options, rows_columns(size), preprocess_options(mean, std))
     with torch.random.fork_rng([place] if place.type == "cuda" else []):
-        done = _finetune(album, validation, wanted, recipe, path, classes, place, dtype, fresh, failed, told)
+        done = _finetune(dataset, validation, wanted, recipe, path, classes, place, dtype, fresh, failed, told)
     if not keep_state:
         checkpoint_of(path).unlink(missing_ok=True)
     return done
 
 
 def _finetune(
-    album: ImageDataset,
+    dataset: ImageDataset,
     validation: ImageDataset | None,
     wanted: Wanted,
     recipe: TrainingConfig,
@@ -149,7 +149,7 @@ def _finetune(
     # which images it takes is asked first, of a model without weights; the classes are known when they are read
     own = begin(dataclasses.replace(wanted, pretrained=False), ("", ""), recipe.seed).own
     box = recipe.box(own.size)
-    pictures = read_pictures(album, box, own.interpolation, failed, tuple(classes or ()))
+    pictures = read_pictures(dataset, box, own.interpolation, failed, tuple(classes or ()))
     names = tuple(classes) if classes is not None else class_names(pictures.labels)
     if len(names) < 2:
         raise BadInput(f"All images are of class '{names[0]}'; expected at least two classes to tell apart.")

@@ -40,7 +40,7 @@ class Pictures:
 
 
 def read_pictures(
-    album: ImageDataset,
+    dataset: ImageDataset,
     box: tuple[int, int],
     interpolation: str,
     failed: Failed | None = None,
@@ -50,9 +50,9 @@ def read_pictures(
 
     Albums of data sets number an image's class by the names a model has for them, which are `classes`.
     """
-    if not album.has_labels:
+    if not dataset.has_labels:
         raise BadInput("The images to train on have no classes; expected an album with labels, e.g. class folders.")
-    shape = (len(album), 3, *box)
+    shape = (len(dataset), 3, *box)
     large = int(np.prod(shape, dtype=np.int64)) > IN_MEMORY
     kept = _on_disk(shape) if large else np.empty(shape, np.uint8)
     # as bytes between 0 and 1: the middle of each picture, resized just enough to cover the box
@@ -61,28 +61,28 @@ def read_pictures(
 
     def page(row: int) -> tuple[Tensor, int | str, str] | ClairError:
         try:
-            found = album.read(row, reader)
+            found = dataset.read(row, reader)
             if found.label is None:
-                raise BadInput(f"'{album.names[row]}' has no class; expected one for each image.")
+                raise BadInput(f"'{dataset.names[row]}' has no class; expected one for each image.")
             if found.pixels.shape != shape[1:]:
                 raise BadInput(
-                    f"'{album.names[row]}' is a tensor of shape {list(found.pixels.shape)}, which is taken as it is; "
+                    f"'{dataset.names[row]}' is a tensor of shape {list(found.pixels.shape)}, which is taken as it is; "
                     f"training crops pictures itself and expected {list(shape[1:])}. Pass paths or PIL images."
                 )
-            return (found.pixels * 255).round().to(torch.uint8), found.label, album.mark(row)
+            return (found.pixels * 255).round().to(torch.uint8), found.label, dataset.mark(row)
         except ClairError as error:
             return error
 
     labels: list[int | str] = []
     marks: list[str] = []
-    with report_progress("reading images", len(album)) as tell, ThreadPoolExecutor() as threads:
-        for start in range(0, len(album), _AT_ONCE):
-            rows = range(start, min(start + _AT_ONCE, len(album)))
+    with report_progress("reading images", len(dataset)) as tell, ThreadPoolExecutor() as threads:
+        for start in range(0, len(dataset), _AT_ONCE):
+            rows = range(start, min(start + _AT_ONCE, len(dataset)))
             for row, found in zip(rows, threads.map(page, rows), strict=True):
                 if isinstance(found, ClairError):
                     if failed is None:
                         raise found
-                    failed(album.names[row], found)
+                    failed(dataset.names[row], found)
                     continue
                 picture, label, mark = found
                 kept[len(labels)] = picture.numpy()
@@ -90,7 +90,7 @@ def read_pictures(
                 marks.append(mark)
             tell(len(rows))
     if not labels:
-        raise BadInput(f"None of the {len(album)} images can be read; expected images to train on.")
+        raise BadInput(f"None of the {len(dataset)} images can be read; expected images to train on.")
     return Pictures(kept[: len(labels)], tuple(labels), digest(*marks))
 
 

@@ -53,16 +53,16 @@ router = APIRouter(prefix="/api", responses=_PROBLEMS)
 
 
 def _desk(request: Request) -> AppState:
-    desk: AppState = request.app.state.desk
-    return desk
+    state: AppState = request.app.state.state
+    return state
 
 
 AtDesk = Annotated[AppState, Depends(_desk)]
 
 
 @router.get("/models", summary="The models on this server, and its limits")
-async def models(desk: AtDesk) -> ModelsReply:
-    return desk.about()
+async def models(state: AtDesk) -> ModelsReply:
+    return state.about()
 
 
 @router.get("/methods", summary="Every method, family by family")
@@ -76,13 +76,13 @@ async def methods() -> MethodsReply:
     summary="Explain a photo by one or several methods",
     responses={200: {"content": {"application/x-ndjson": {}, "application/x-npz": {}}}},
 )
-async def explain(request: Request, desk: AtDesk, asked: Annotated[ExplainAsked, Form()]) -> Response:
-    name = desk.model_name(asked.model)
-    bounds, lane = settle(asked.method, _patches(desk, name), len(asked.target))
+async def explain(request: Request, state: AtDesk, asked: Annotated[ExplainAsked, Form()]) -> Response:
+    name = state.model_name(asked.model)
+    bounds, lane = settle(asked.method, _patches(state, name), len(asked.target))
     if len(bounds) > 1 and (asked.reply != "maps" or asked.layers or asked.heads):
         raise BadInput(f"{len(bounds)} methods were named; layers, heads, record and npz are of one: name one method.")
-    photo = await _photo(request, desk, asked)
-    model = desk.models[lane][name]
+    photo = await _photo(request, state, asked)
+    model = state.models[lane][name]
 
     def do() -> Response:
         found = work.explain_photo(model, photo, bounds, asked)
@@ -91,19 +91,19 @@ async def explain(request: Request, desk: AtDesk, asked: Annotated[ExplainAsked,
         kind = {"record": "application/json", "npz": "application/x-npz"}[asked.reply]
         return Response(work.as_file(found, asked.reply), media_type=kind)
 
-    return await _answered(request, desk.lanes[lane].submit(do), asked.stream and asked.reply == "maps")
+    return await _answered(request, state.lanes[lane].submit(do), asked.stream and asked.reply == "maps")
 
 
 @router.get("/trace/{layer}", response_model=TraceReply, summary="Where each patch attends in one layer")
 async def trace(
     request: Request,
-    desk: AtDesk,
+    state: AtDesk,
     layer: Annotated[int, InPath(ge=0, le=10_000)],
     asked: Annotated[TraceAsked, Query()],
 ) -> Response:
-    desk.photos.find(asked.photo)  # a forgotten photo is told before a place is taken
-    model = desk.models["quick"][desk.model_name(asked.model)]
-    job = desk.lanes["quick"].submit(lambda: _json(work.attention_of(model, desk.photos, layer, asked)))
+    state.photos.find(asked.photo)  # a forgotten photo is told before a place is taken
+    model = state.models["quick"][state.model_name(asked.model)]
+    job = state.lanes["quick"].submit(lambda: _json(work.attention_of(model, state.photos, layer, asked)))
     return await _answered(request, job, stream=False)
 
 
@@ -113,30 +113,30 @@ async def trace(
     summary="Deletion and insertion in the order of a map, beside orders by lot",
     responses={200: {"content": {"application/x-ndjson": {}}}},
 )
-async def curve(request: Request, desk: AtDesk, asked: CurveAsked) -> Response:
-    name = desk.model_name(asked.model)
-    (bound, *more), lane = settle([asked.method], _patches(desk, name))
+async def curve(request: Request, state: AtDesk, asked: CurveAsked) -> Response:
+    name = state.model_name(asked.model)
+    (bound, *more), lane = settle([asked.method], _patches(state, name))
     if more:
         raise BadInput("A curve is of one method; name one, such as legrad.")
-    photo = desk.photos.find(asked.photo)
+    photo = state.photos.find(asked.photo)
     lane = "longer" if lane == "quick" else lane  # a slow method is explained first, so it waits with its like
-    model = desk.models[lane][name]
-    job = desk.lanes[lane].submit(lambda: _json(work.curve_of(model, photo, bound, asked)))
+    model = state.models[lane][name]
+    job = state.lanes[lane].submit(lambda: _json(work.curve_of(model, photo, bound, asked)))
     return await _answered(request, job, asked.stream)
 
 
-def _patches(desk: AppState, model: str) -> int:
-    rows, columns = desk.card(model).grid
+def _patches(state: AppState, model: str) -> int:
+    rows, columns = state.card(model).grid
     return rows * columns
 
 
-async def _photo(request: Request, desk: AppState, asked: ExplainAsked) -> Upload:
+async def _photo(request: Request, state: AppState, asked: ExplainAsked) -> Upload:
     if asked.image is None:
-        return desk.photos.find(asked.photo)
+        return state.photos.find(asked.photo)
     file = asked.image.file  # on disk if it is large; read when its turn comes, so that one at a time is in memory
     return (
-        await desk.lanes["photos"]
-        .submit(lambda: desk.photos.add(file.read(MOST_BYTES + 1)))
+        await state.lanes["photos"]
+        .submit(lambda: state.photos.add(file.read(MOST_BYTES + 1)))
         .wait(request.is_disconnected)
     )
 
@@ -205,11 +205,11 @@ async def _tell(_: Request, error: Exception) -> Response:
     return JSONResponse(problem.model_dump(), status, headers)
 
 
-def create_app(desk: AppState, rules: Rules | None = None) -> FastAPI:
+def create_app(state: AppState, rules: Rules | None = None) -> FastAPI:
     @asynccontextmanager
     async def life(_: FastAPI) -> AsyncIterator[None]:
         yield
-        desk.close()
+        state.close()
 
     app = FastAPI(
         title="ClairViT",
@@ -220,7 +220,7 @@ def create_app(desk: AppState, rules: Rules | None = None) -> FastAPI:
         docs_url=None,  # its page loads scripts from elsewhere
         redoc_url=None,
     )
-    app.state.desk = desk
+    app.state.state = state
     app.include_router(router)
     for kind in (
         InvalidUpload,

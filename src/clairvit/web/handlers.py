@@ -53,17 +53,17 @@ from clairvit.web.uploads import Upload, UploadStore
 ORDERS_BY_LOT = 5  # whose mean and range is the random baseline
 
 
-def explain_photo(model: Model, photo: Upload, bounds: Sequence[MethodSpec], asked: ExplainAsked) -> Comparison:
+def explain_photo(model: Model, photo: Upload, specs: Sequence[MethodSpec], asked: ExplainAsked) -> Comparison:
     """Methods that do not fit the model are left out of a list; alone, the reason is an error."""
     batch = Batch(photo.pixels[model.name], (photo.mark,), single=True)
     targets: Any = [class_of(text) for text in asked.target] or None
     how: dict[str, Any] = {"score": asked.score, "seed": asked.seed, "batch_size": most_at_once(model)}
-    if len(bounds) > 1:
-        return compare(model, batch, [bound.text for bound in bounds], targets, skip=True, **how)
-    (bound,) = bounds
-    made = explain(model, batch, bound.text, targets, layers=asked.layers, by_head=asked.heads, **how)
+    if len(specs) > 1:
+        return compare(model, batch, [spec.text for spec in specs], targets, skip=True, **how)
+    (spec,) = specs
+    made = explain(model, batch, spec.text, targets, layers=asked.layers, by_head=asked.heads, **how)
     found = Comparison()
-    found[bound.text] = made
+    found[spec.text] = made
     return found
 
 
@@ -159,25 +159,25 @@ def attention_of(model: Model, photos: UploadStore, layer: int, asked: TraceAske
     )
 
 
-def curve_of(model: Model, photo: Upload, bound: MethodSpec, asked: CurveAsked) -> CurveReply:
+def curve_of(model: Model, photo: Upload, spec: MethodSpec, asked: CurveAsked) -> CurveReply:
     """The score as the patches go and come in the map's order, and in a few orders by lot."""
     with execution_options(most_at_once(model)):
-        return _curve_of(model, photo, bound, asked)
+        return _curve_of(model, photo, spec, asked)
 
 
 @own_grad_mode()
-def _curve_of(model: Model, photo: Upload, bound: MethodSpec, asked: CurveAsked) -> CurveReply:
-    recording = record_for([bound], model, photo.pixels[model.name])
+def _curve_of(model: Model, photo: Upload, spec: MethodSpec, asked: CurveAsked) -> CurveReply:
+    recording = record_for([spec], model, photo.pixels[model.name])
     target: Any = None if asked.target is None else class_of(asked.target)
     logits = recording.logits.detach()
     (goal,) = resolve(target, logits, model.labels, classifier=model.classifier, activation=model.activation)
-    (result,) = run_all([bound], recording, [goal], seed=asked.seed)[bound.text]
+    (result,) = run_all([spec], recording, [goal], seed=asked.seed)[spec.text]
     if result.error is not None:
         raise result.error
     assert result.maps is not None
     trace = run_backward(recording, goal, None)
     luck = [_by_lot(trace.layout.grid, asked.seed, k).to(result.maps) for k in range(ORDERS_BY_LOT)]
-    case = EvalContext(trace=trace, bounds=(bound,), raw=(result.maps.detach(), *luck), seed=asked.seed)
+    case = EvalContext(trace=trace, specs=(spec,), raw=(result.maps.detach(), *luck), seed=asked.seed)
     walk = Walk(steps=asked.steps, ends=True)
     counts = walk.stops(case.patches)[1]
     walks = {
@@ -191,7 +191,7 @@ def _curve_of(model: Model, photo: Upload, bound: MethodSpec, asked: CurveAsked)
     return CurveReply(
         photo=photo.mark,
         model=model.name,
-        method=bound.text,
+        method=spec.text,
         target=goal.names[0],
         meaning=case.meaning("prob"),
         rank=case.rank[0, 0].tolist(),

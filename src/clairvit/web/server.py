@@ -14,19 +14,19 @@ from clairvit.web.state import AppState
 
 
 class _Server(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config, desk: AppState) -> None:
+    def __init__(self, config: uvicorn.Config, state: AppState) -> None:
         super().__init__(config)
-        self._desk = desk
+        self._desk = state
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._desk.close()  # before uvicorn waits for the answers, or it would wait for the slowest
         await super().shutdown(sockets)
 
 
-def run(desk: AppState, rules: Rules, listener: socket.socket) -> None:
+def run(state: AppState, rules: Rules, listener: socket.socket) -> None:
     """Serve until Ctrl-C."""
     config = uvicorn.Config(
-        create_app(desk, rules),
+        create_app(state, rules),
         log_level="warning",
         access_log=False,  # what people look at is nobody's business
         server_header=False,
@@ -39,4 +39,4 @@ def run(desk: AppState, rules: Rules, listener: socket.socket) -> None:
         warnings.simplefilter(
             "ignore", ClairWarning
         )  # they are in the replies; here they would name photos, and pile up
-        _Server(config, desk).run(sockets=[listener])
+        _Server(config, state).run(sockets=[listener])

@@ -145,23 +145,23 @@ def settle(texts: Sequence[str], patches: int, targets: int = 1) -> tuple[list[M
         for text in texts
         for name in ([m.name for m in list_methods() if is_one_trace(m)] if text.strip() == ALL else [text])
     ]
-    bounds = list({bound.text: bound for bound in map(resolve_method, listed)}.values())
-    every = [one for bound in bounds for one in (bound, *bound.members)]
+    specs = list({spec.text: spec for spec in map(resolve_method, listed)}.values())
+    every = [one for spec in specs for one in (spec, *spec.members)]
     for one in every:
         for key, value in one.options:
             most = LARGEST.get(key, LARGEST_OPTION)
             if _is_above(value, most):
                 raise BadInput(f"'{one.text}' asks for {key}={value}; expected at most {most} on this server.")
-    own = sum((bound.own_cost(patches) for bound in bounds), Cost())
+    own = sum((spec.own_cost(patches) for spec in specs), Cost())
     passes = max(targets, 1) * (own.forwards + own.backwards)
     if passes > MOST_PASSES:
         raise BadInput(
             f"This would take up to {passes:,} passes of the model; expected at most {MOST_PASSES:,} on this server: "
             "lower samples= or steps=, or use the command line."
         )
-    if passes > QUICK_PASSES or any(one.method.slow or isinstance(one.over, Flow) for one in every):
-        return bounds, "slow"
-    return bounds, "longer" if len(bounds) > FEW_METHODS else "quick"
+    if passes > QUICK_PASSES or any(one.method.slow or isinstance(one.aggregation, Flow) for one in every):
+        return specs, "slow"
+    return specs, "longer" if len(specs) > FEW_METHODS else "quick"
 
 
 def _is_above(value: object, most: float) -> bool:
