@@ -8,17 +8,22 @@ import pickle
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from urllib.request import urlretrieve
 
 import click
 import pytest
 import typer
+from PIL import Image
 
 from clairvit.cli import main
 from clairvit.cli.app import app
 from clairvit.cli.hints import COMMANDS, option_of, with_options
 from clairvit.errors import BadInput, ModelUnavailable
+from clairvit.models.images import read_image
 
 SOURCE = Path(__file__).parent.parent / "src" / "clairvit"
 LIBRARY = [path for path in sorted(SOURCE.rglob("*.py")) if path.relative_to(SOURCE).parts[0] not in ("cli", "web")]
@@ -206,3 +211,25 @@ def test_a_wrong_target_is_refused_with_and_without_asserts(tmp_path: Path) -> N
     assert [done.returncode for done in answers] == [2, 2]
     assert answers[0].stderr == answers[1].stderr
     assert "target='cat' was given; expected one of predicted, label" in " ".join(answers[0].stderr.split())
+
+
+# Advice
+
+
+class _Silent(SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        """Keep the test's output clean."""
+
+
+def test_following_the_advice_about_addresses_works(tmp_path: Path) -> None:
+    """The message says: download the image, then give the path of the file."""
+    Image.new("RGB", (32, 32), "red").save(tmp_path / "red.png")
+    with ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(_Silent, directory=str(tmp_path))) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        address = f"http://127.0.0.1:{server.server_port}/red.png"
+        with pytest.raises(BadInput, match="download it first, then give the path of the file"):
+            read_image(address)
+        path, _ = urlretrieve(address, tmp_path / "downloaded.png")
+        server.shutdown()
+    assert read_image(path).getpixel((0, 0)) == (255, 0, 0)
