@@ -19,7 +19,7 @@ NUMERIC_FOLDERS = {"data", "diagnostics", "methods", "metrics", "models", "pertu
 QUICK_CASES = 1  # of a parametrised test; the further ones are slow
 # Whole commands, servers, studies and processes: each test takes seconds, so all of them are slow.
 END_TO_END = {"cli", "diagnostics", "fuzz", "show", "study", "web"}
-END_TO_END |= {"test_house.py", "test_integrity.py", "test_leak.py", "test_threads.py"}
+END_TO_END |= {"test_architecture.py", "test_docs.py", "test_integrity.py", "test_leak.py", "test_threads.py"}
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m selects by these markers and before --random-order shuffles

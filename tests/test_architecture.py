@@ -1,0 +1,62 @@
+"""Check how the packages are put together: imports go one way, names are those of the field."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parent.parent / "src" / "clairvit"
+# A package imports from the packages before it only; cli and web import from all.
+PACKAGES = [
+    *("models", "targets", "data", "tracing", "perturbation", "methods", "metrics", "selection", "bench", "papers"),
+    *("training", "diagnostics", "plotting", "report"),
+]
+SHARED = {"errors", "numerics", "compat", "_io", "_registry", "_version"}
+LAZY_EXCEPTIONS = {
+    ("methods/explanation.py", "plotting"),  # Explanation.save, .plot and the picture in a notebook
+    ("methods/explain.py", "plotting"),  # the same of Comparison
+    ("metrics/score.py", "plotting"),  # the same of Scores
+}
+
+
+def imported_packages(path: Path) -> set[str]:
+    """Return the packages and modules directly below clairvit that a file imports."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names.add(node.module)
+        elif isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+    return {name.split(".")[1] for name in names if name.startswith("clairvit.")}
+
+
+def test_every_package_has_its_place() -> None:
+    packages = {path.parent.name for path in SOURCE.glob("*/__init__.py")}
+    assert packages == {*PACKAGES, "compat", "cli", "web"}
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_imports_go_one_way(package: str) -> None:
+    allowed = {*PACKAGES[: PACKAGES.index(package) + 1], *SHARED}
+    for path in sorted((SOURCE / package).rglob("*.py")):
+        place = path.relative_to(SOURCE).as_posix()
+        for other in imported_packages(path) - allowed:
+            assert (place, other) in LAZY_EXCEPTIONS, f"{place} imports clairvit.{other}"
+
+
+def test_only_the_serve_command_imports_the_web_server() -> None:
+    users = {p.relative_to(SOURCE).as_posix() for p in SOURCE.rglob("*.py") if "web" in imported_packages(p)}
+    assert {place for place in users if not place.startswith("web/")} == {"cli/serve.py"}
+
+
+def test_public_functions_stay_functions_after_importing_packages() -> None:
+    code = (
+        "import clairvit.tracing.capture, clairvit.methods.attention as attention, clairvit as cv; "
+        "assert attention.rolled_attention; assert callable(cv.trace); assert len(cv.list_methods()) > 10; "
+        "assert not callable(cv.methods)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

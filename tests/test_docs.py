@@ -1,0 +1,57 @@
+"""Check the documentation: lists are generated from the registries, examples run, links lead somewhere."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+@pytest.mark.parametrize("name", ["methods", "metrics", "results"])
+def test_generated_pages_are_up_to_date(name: str) -> None:
+    script = ROOT / "docs" / f"generate_{name}.py"
+    printed = subprocess.run([sys.executable, str(script)], check=True, capture_output=True, encoding="utf-8").stdout
+    kept = (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
+    assert printed == kept, f"run: python docs/generate_{name}.py > docs/{name}.md"
+
+
+def test_the_readme_example_runs(tmp_path: Path) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    assert blocks
+    prelude = (
+        "import timm; my_module = timm.create_model('vit_tiny_patch16_224', num_classes=2); my_names = ['a', 'b']\n"
+    )
+    subprocess.run([sys.executable, "-c", prelude + "\n".join(blocks)], check=True, cwd=tmp_path)
+    assert (tmp_path / "cat.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for link in re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8")):
+        assert (page.parent / link).exists(), f"{page.name} links to {link}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_source_files_that_are_named_exist(page: Path) -> None:
+    packages = "|".join(path.name for path in (ROOT / "src" / "clairvit").iterdir() if path.is_dir())
+    for place in re.findall(rf"`((?:{packages})/[\w/]+\.(?:py|toml))", page.read_text(encoding="utf-8")):
+        assert (ROOT / "src" / "clairvit" / place).exists(), f"{page.name} names {place}"
+    for place in re.findall(r"`((?:tests|benchmarks|docs)/[\w/]+\.(?:py|md))", page.read_text(encoding="utf-8")):
+        assert (ROOT / place).exists(), f"{page.name} names {place}"
+
+
+def test_the_write_a_method_example_works() -> None:
+    page = (ROOT / "docs" / "write-a-method.md").read_text(encoding="utf-8")
+    example = re.findall(r"```python\n(.*?)```", page, re.DOTALL)[0]
+    check = """
+import clairvit as cv
+ex = cv.explain(cv.load("pets"), "demo", "negative-attention+skipplus")
+assert ex.maps.shape == (1, 14, 14) and ex.maps.min() >= 0 and ex.maps.any()
+"""
+    subprocess.run([sys.executable, "-c", example + check], check=True)
