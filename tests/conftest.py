@@ -16,14 +16,19 @@ from helpers.browser import find_chromium
 
 TESTS = Path(__file__).parent
 NUMERIC_FOLDERS = {"data", "diagnostics", "methods", "metrics", "models", "perturb", "trace"}
-QUICK_CASES = 1  # of a parametrised test; the further ones are slow
 # Whole commands, servers, studies and processes: each test takes seconds, so all of them are slow.
 END_TO_END = {"cli", "diagnostics", "fuzz", "show", "study", "web"}
 END_TO_END |= {"test_architecture.py", "test_docs.py", "test_integrity.py", "test_leak.py", "test_threads.py"}
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let a run choose how many cases of each parametrised test are quick."""
+    text = "cases of each parametrised test that are not marked slow, spread evenly (default: 1)"
+    parser.addoption("--quick-cases", type=int, default=1, help=text)
+
+
 @pytest.hookimpl(tryfirst=True)  # before -m selects by these markers and before --random-order shuffles
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark tests as numeric by folder and as slow by their place among the cases of one parametrised test."""
     cases: defaultdict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
@@ -33,10 +38,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.numeric)
         if place in END_TO_END:
             item.add_marker(pytest.mark.slow)
+    count: int = config.getoption("--quick-cases")
     for sweep in cases.values():
-        quick = {number * len(sweep) // QUICK_CASES for number in range(QUICK_CASES)}  # spread evenly
+        quick = {number * len(sweep) // count for number in range(count)}  # spread evenly
         for number, item in enumerate(sweep):
-            if len(sweep) > QUICK_CASES and number not in quick:
+            if len(sweep) > count and number not in quick:
                 item.add_marker(pytest.mark.slow)
 
 

@@ -76,6 +76,7 @@ def test_a_sweep_keeps_its_first_case_quick_whatever_the_order(suite: Path) -> N
     selection = ("metrics", "-m", "not (slow or browser)")
     assert collected(suite, *selection) == expected
     assert collected(suite, *selection, "--random-order", "--random-order-seed=1") == expected
+    assert len(collected(suite, *selection, "--quick-cases=4")) == 4
 
 
 def test_tests_of_folders_of_numbers_are_numeric(suite: Path) -> None:
