@@ -1,0 +1,106 @@
+"""Time two checkouts in one run: every row is timed in both, one right after the other, and paired ratios are shown.
+
+    git worktree add /tmp/before COMMIT
+    OMP_WAIT_POLICY=passive python benchmarks/two_commits.py /tmp/before/src src --rounds 15
+
+Only the public functions are used, so that the checkouts may differ inside. One thread each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+import warnings
+from typing import Any
+
+ALONE = ["rollout", "genatt", "gradsam", "gmar-l1", "focusvit", "legrad", "decompx+skipplus", "attnlrp+plus", "ixg"]
+APART = ["transatt", "partial-lrp", "lrp", "deep-taylor", "globenc", "alti", "fullgrad(biases=implicit)", "tokentm"]
+MANY = ["lime(samples=64)", "rise(samples=64)", "occlusion", "leave-one-out", "smoothgrad(n=4)"]
+METRICS = ["deletion", "insertion", "aopc", "faithfulness-correlation(runs=20)", "road", "irof", "sparseness"]
+METRICS += ["max-sensitivity(samples=2)", "efficient-mprt", "infidelity(runs=8)"]
+PANEL = [*ALONE, "raw-attention", "grad-rollout", "attcam", "gradcam", "cat", "attcat", "saliency", "random"]
+
+
+def tasks() -> dict[str, tuple[str, Any]]:
+    """Return the rows: a name, and which public function is called with what."""
+    rows: dict[str, tuple[str, Any]] = {name: ("explain", name) for name in [*ALONE, *APART, *MANY]}
+    rows[f"compare of {len(PANEL)} methods"] = ("compare", PANEL)
+    return rows | {f"evaluate {name}": ("evaluate", name) for name in METRICS}
+
+
+def serve(model_name: str) -> None:
+    """Read one task per line, run it, and answer with its seconds."""
+    import torch
+
+    import clairvit as cv
+
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    model = cv.load(model_name)
+    for line in sys.stdin:
+        verb, value = json.loads(line)
+        start = time.perf_counter()
+        if verb == "explain":
+            cv.explain(model, "demo", value, target=0)
+        elif verb == "compare":
+            cv.compare(model, "demo", value, target=0)
+        else:
+            cv.evaluate(model, "demo", "legrad", value, target=0)
+        print(time.perf_counter() - start, flush=True)
+
+
+def start_worker(source: str, model_name: str) -> subprocess.Popen[str]:
+    """Start a process that runs tasks with the package in `source`."""
+    environment = os.environ | {"PYTHONPATH": source, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, __file__, source, source, "--serve", "--model", model_name]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
+
+
+def seconds(worker: subprocess.Popen[str], task: tuple[str, Any]) -> float:
+    """Return how long one task took in a worker."""
+    assert worker.stdin is not None
+    assert worker.stdout is not None
+    worker.stdin.write(json.dumps(task) + "\n")
+    worker.stdin.flush()
+    return float(worker.stdout.readline())
+
+
+def main() -> None:
+    """Print the median of paired ratios (after / before) per row, slowest first."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("before", help="the src folder of the one checkout")
+    parser.add_argument("after", help="the src folder of the other")
+    parser.add_argument("--model", default="pets")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.serve:
+        serve(arguments.model)
+        return
+    workers = [start_worker(os.path.abspath(source), arguments.model) for source in (arguments.before, arguments.after)]
+    rows = tasks()
+    timed: dict[str, list[tuple[float, float]]] = {name: [] for name in rows}
+    for turn in range(arguments.rounds + 1):  # the first round warms up
+        for name, task in rows.items():
+            order = (0, 1) if turn % 2 else (1, 0)
+            pair = {place: seconds(workers[place], task) for place in order}
+            if turn:
+                timed[name].append((pair[0], pair[1]))
+    ratios = {name: statistics.median(after / before for before, after in pairs) for name, pairs in timed.items()}
+    print(f"{'row':40} {'before ms':>10} {'after ms':>10} {'ratio':>7}")
+    for name, ratio in sorted(ratios.items(), key=lambda item: -item[1]):
+        before, after = (statistics.median(column) * 1000 for column in zip(*timed[name], strict=True))
+        print(f"{name:40} {before:10.2f} {after:10.2f} {ratio:7.3f}")
+    for worker in workers:
+        assert worker.stdin is not None
+        worker.stdin.close()
+        worker.wait()
+
+
+if __name__ == "__main__":
+    main()
