@@ -116,12 +116,12 @@ def cells(method: Method) -> list[str]:
         bound(method) + effort(method.cost) + ("; slow" if method.slow else ""),
         method.paper,
         "<br>".join(variants(method)) or "–",
-        method.discrepancies or "–",
+        method.caveats.discrepancies or "–",
     ]
 
 
 def bound(method: Method) -> str:
-    return "at most " if method.at_most else ""
+    return "at most " if method.extra_cost.at_most else ""
 
 
 def formula(method: Method) -> str:
@@ -153,10 +153,13 @@ def needs(method: Method) -> list[str]:
         "backward": "a backward under " + " and ".join(f"`{table}`" for table in method.tables),
         "local": "a backward through each block alone",
     }
-    more = ["passes of its own"] if method.more is not None else []
-    more += [f"{' or '.join(method.poolings)} pooling"] if method.poolings else []
-    more += list(method.needs)
-    return [*([] if method.passes == "none" and method.more is not None else [found[method.passes]]), *more]
+    more = ["passes of its own"] if method.extra_cost.passes is not None else []
+    more += [f"{' or '.join(method.requirements().poolings)} pooling"] if method.requirements().poolings else []
+    more += list(method.requirements().structure)
+    return [
+        *([] if method.passes == "none" and method.extra_cost.passes is not None else [found[method.passes]]),
+        *more,
+    ]
 
 
 def variants(method: Method) -> list[str]:
@@ -173,15 +176,15 @@ def section(method: Method) -> None:
         sign = "not negative (signed with `relu=False` and under a combinator)"
     kind = "one map for every class" if not method.class_specific else "a map for each class"
     print(f"* Paper: {method.paper}\n* Map: {sign}; {kind}\n* Needs: {', '.join(needs(method))}")
-    of_its_own = " with these options, on 14 × 14 patches" if method.more is not None else ""
+    of_its_own = " with these options, on 14 × 14 patches" if method.extra_cost.passes is not None else ""
     print(f"* Cost: {bound(method)}{effort(method.cost)}{of_its_own}")
     if method.score != "logit":
         print(f"* Score: {method.score}, unless you name another")
-    for word, why in (("Often zero", method.zero_reason), ("Delicate", method.numerically_unstable)):
+    for word, why in (("Often zero", method.caveats.zero_reason), ("Delicate", method.caveats.numerically_unstable)):
         if why:
             print(f"* {word}: {why}")
-    if method.discrepancies:
-        print(f"* Discrepancies: {method.discrepancies}")
+    if method.caveats.discrepancies:
+        print(f"* Discrepancies: {method.caveats.discrepancies}")
     if method.slow:
         print("* Slow: `clairvit compare --method all` leaves it out")
     if method.options:

@@ -24,8 +24,8 @@ def fits(text: str, kind: str) -> bool:
     """Do the method's declared conditions hold for this model?"""
     from tiny import ZOO  # here, so that a machine without all the libraries can still read the registry
 
-    method, tiny = method_of(text), ZOO[kind]
-    return (not method.poolings or tiny.pooling in method.poolings) and not set(method.needs) & tiny.lacks
+    requires, tiny = method_of(text).requirements(), ZOO[kind]
+    return (not requires.poolings or tiny.pooling in requires.poolings) and not set(requires.structure) & tiny.lacks
 
 
 def allow_declared_zeros() -> None:
@@ -33,9 +33,9 @@ def allow_declared_zeros() -> None:
 
     What is zero behind a LayerNorm is constant where a residual goes past all of them (CLIP's mean of patches).
     """
-    for name in [name for name, method in METHODS.items() if method.zero_reason]:
+    for name in [name for name, method in METHODS.items() if method.caveats.zero_reason]:
         warnings.filterwarnings("ignore", message=rf"{re.escape(name)}\b.*is the same everywhere")
-    reasons = [method.zero_reason for method in METHODS.values() if method.zero_reason]
+    reasons = [method.caveats.zero_reason for method in METHODS.values() if method.caveats.zero_reason]
     for reason in ["its ReLU keeps what speaks for the target", *reasons]:
         warnings.filterwarnings("ignore", message=".*is zero everywhere: " + re.escape(reason))
 

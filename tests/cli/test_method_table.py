@@ -52,7 +52,7 @@ def test_the_list_says_what_is_slow_delicate_or_particular(capsys: pytest.Captur
     for method in list_methods():
         (line,) = [line for line in lines if line[column:].startswith(f"{method.name} ")]
         assert ("slow" in line) == method.slow, method.name
-        assert ("delicate" in line) == bool(method.numerically_unstable), method.name
+        assert ("delicate" in line) == bool(method.caveats.numerically_unstable), method.name
         assert ("±" in line) == (method.signed and not method.relu), method.name
         assert ("∀" in line) == (not method.class_specific), method.name
 

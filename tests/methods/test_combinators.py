@@ -418,7 +418,7 @@ def alternatives(name: str) -> list[tuple[str, Any]]:
     hints |= {key: hint for key, hint in get_type_hints(method.function).items() if key in own}
     found = []
     for option, default in method.options.items():
-        hint = bool if option == "relu" else hints[method.option_aliases.get(option, option)]
+        hint = bool if option == "relu" else hints[method.option_overrides.aliases.get(option, option)]
         values: list[Any] = []
         for part in get_args(hint) if get_origin(hint) not in (None, Literal) else (hint,):
             if get_origin(part) is Literal:

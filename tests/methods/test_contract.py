@@ -506,6 +506,6 @@ def test_every_method_is_documented(name: str) -> None:
     assert method.paper
     assert method.family
     assert method.output in ("matrix", "tokens", "image")
-    assert method.cost.forwards == 1 or method.more is not None
+    assert method.cost.forwards == 1 or method.extra_cost.passes is not None
     assert (method.aggregation is None) == (method.output == "image")
     assert method.rules is None or method.passes == "backward"

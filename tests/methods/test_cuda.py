@@ -17,7 +17,7 @@ pytestmark = pytest.mark.cuda
 EVERY = [
     "attention-flow(max_tokens=20)" if name == "attention-flow" else short(name)
     for name, method in METHODS.items()
-    if not method.poolings or "token" in method.poolings
+    if not method.requirements().poolings or "token" in method.requirements().poolings
 ]
 GROWTH = growth(depth=27 * 12, width=768)  # 12 blocks, forward and backward; the widest sum is over the MLP
 DELICATE = [name for name in EVERY if method_of(name).numerically_unstable]

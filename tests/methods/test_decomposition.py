@@ -15,6 +15,7 @@ import reference_maps as ref
 from clairvit.errors import BadInput, NotApplicable
 from clairvit.methods import vector_norms as contributions
 from clairvit.tracing.decompx import shares
+from clairvit.tracing.recorders.op_log import OpLog
 from clairvit.tracing.recording import record
 from exact_models import TARGETS, build, images_for, wrapped
 from helpers.rounding import assert_same
@@ -169,7 +170,7 @@ SHARING = ["absdot", "abssim", "norm", "equal", "cls"]
 def all_shares(kind: str, sharing: str, fused: bool = True, layer: int = 0) -> tuple[Tensor, Tensor]:
     """[N, B, C] and the scores."""
     model, p = proven(kind, fused)
-    found = record(model, p.pixels, differentiable=False, inside=True)
+    found = record(model, p.pixels, differentiable=False, recorders=(OpLog,))
     with torch.no_grad():
         return shares(found, layer, sharing), found.logits
 

@@ -96,7 +96,11 @@ def swept(case: str, pooling: str) -> tuple[Comparison, tuple[str, ...], tuple[i
 @pytest.mark.parametrize("case", CASES)
 def test_maps_are_finite_and_on_the_grid(case: str, pooling: str) -> None:
     found, _, grid = swept(case, pooling)
-    undefined = {name for name, method in METHODS.items() if method.poolings and pooling not in method.poolings}
+    undefined = {
+        name
+        for name, method in METHODS.items()
+        if method.requirements().poolings and pooling not in method.requirements().poolings
+    }
     assert {name.partition("(")[0] for name in found.skipped} == undefined
     for name, one in found.items():
         assert one.maps.shape == (2, *grid), name

@@ -19,7 +19,7 @@ from helpers.rounding import assert_same, same
 from tiny import pixels, wrapped
 
 TARGET, DEEP, DEPTH = 3, "timm-deep", 5
-ONE_TRACE = [name for name, method in METHODS.items() if method.more is None]
+ONE_TRACE = [name for name, method in METHODS.items() if method.extra_cost.passes is None]
 ROLLOUTS = ["rollout", "genatt", "gmar-l1", "grad-rollout", "rollout(alpha=0.3)"]
 
 

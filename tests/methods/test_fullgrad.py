@@ -15,6 +15,7 @@ from torch import Tensor, nn
 import clairvit as cv
 from clairvit.errors import BadInput, NotApplicable
 from clairvit.methods.fullgrad import totals
+from clairvit.tracing.recorders.bias_terms import BiasMaps, BiasTerms, ImplicitBiasTerms, LearnedBiasTerms
 from clairvit.tracing.recording import record
 from clairvit.tracing.trace import Trace, one_target, run_backward
 from exact_models import TARGETS, both_ways, build, images_for, wrapped
@@ -234,8 +235,11 @@ def test_as_many_images_as_tokens(way: str) -> None:
 # Every kind of model: the sum is the score, from every layer on, whoever wrote the model.
 
 
+RECORDERS: dict[str, type[BiasTerms]] = {"learned": LearnedBiasTerms, "implicit": ImplicitBiasTerms}
+
+
 def traced(model: cv.Model, image: Tensor, biases: str, table: str) -> Trace:
-    recording = record(model, image, tables=(table,), biases=(biases,))
+    recording = record(model, image, rules=(table,), recorders=(RECORDERS[biases],))
     return run_backward(recording, one_target(recording, 3, "logit", single=False), table)
 
 
@@ -283,10 +287,10 @@ def test_two_kinds_of_biases_and_two_tables_share_a_forward() -> None:
 
 def test_nothing_is_watched_unless_asked() -> None:
     model, image, *_ = proven("plain", True, "")
-    recording = record(model, image, tables=("plain",))
-    assert recording.ledgers == {}
+    recording = record(model, image, rules=("plain",))
+    assert recording.recorders == {}
     assert recording.logits._backward_hooks is None
-    assert record(model, image, tables=("plain",), biases=("learned",)).logits._backward_hooks
+    assert record(model, image, rules=("plain",), recorders=(LearnedBiasTerms,)).logits._backward_hooks
 
 
 def test_implicit_biases_belong_to_the_true_slopes() -> None:
@@ -327,10 +331,11 @@ def noise_images() -> Tensor:
 
 def test_a_cnn_adds_up_exactly() -> None:
     model, image = cv.wrap(convolutions()), noise_images()
-    recording = record(model, image, tables=("plain",), biases=("maps",))
+    recording = record(model, image, rules=("plain",), recorders=(BiasMaps,))
     made = run_backward(recording, one_target(recording, TARGETS, "logit", single=False), "plain")
-    assert made.bias_maps is not None
-    found = (image * made.dpixels).sum((1, 2, 3)) + made.bias_maps[1]
+    total = made[BiasMaps].total
+    assert total is not None
+    found = (image * made.dpixels).sum((1, 2, 3)) + total
     expected = made.logits[torch.arange(2), torch.tensor(TARGETS)]
     assert_same(found, expected, magnitude=float((image * made.dpixels).abs().sum()))
     (note,) = cv.explain(model, image, "fullgrad-pixel", target=TARGETS).notes

@@ -17,7 +17,8 @@ import clairvit as cv
 import reference_lrp as ref
 import reference_maps
 from clairvit.errors import BadInput, NotApplicable
-from clairvit.tracing.rules import table
+from clairvit.tracing.recorders.patch_embedding import PatchEmbedding
+from clairvit.tracing.rules import rule_table
 from exact_models import TARGETS, both_ways, build, images_for, wrapped
 from helpers.rounding import assert_same, same
 from reference_maps import Proof, rolled
@@ -149,11 +150,11 @@ def z_box(pixels: Tensor, weight: Tensor, R: Tensor) -> Tensor:
 
 def test_patches_cut_by_hand_are_read_at_the_first_block() -> None:
     model, image = tiny("home-lucid", torch.float64), tiny_pixels("home-lucid", dtype=torch.float64)
-    trace = cv.trace(model, image, target=3, rules="lrp")
+    trace = cv.trace(model, image, target=3, rules="lrp", recorders=(PatchEmbedding,))
     tokens = (trace.layers[0].x * trace.layers[0].dx).sum(-1)
     prefix, grid = trace.layout.prefix, trace.layout.grid
-    assert trace.recording.embedding is not None
-    assert trace.recording.embedding.given is None
+    assert trace[PatchEmbedding].output is not None
+    assert trace[PatchEmbedding].input is None
     assert_same(cv.explain(model, image, "lrp", target=3).maps, tokens[:, prefix:].unflatten(1, grid))
     with pytest.raises(NotApplicable, match=r"cuts its patches by hand.*Use level=patch"):
         cv.explain(model, image, "lrp(level=pixel)", target=3)
@@ -294,8 +295,8 @@ def test_without_numbers_nothing_more_is_swapped_and_the_trace_is_shared() -> No
     assert torch.equal(found["cp-lrp"].maps, found["decompx"].maps)  # one trace
     assert (found.cost.forwards, found.cost.backwards) == (1, 1)
     for name in ("linear", "attnlrp", "libra"):
-        assert not {"linear", "conv", "add"} & set(table(name).rules)
-    assert set(table("cp-lrp(gamma_conv=0.25)").rules) - set(table("linear").rules) == {"conv"}
+        assert not {"linear", "conv", "add"} & set(rule_table(name).rules)
+    assert set(rule_table("cp-lrp(gamma_conv=0.25)").rules) - set(rule_table("linear").rules) == {"conv"}
     with pytest.raises(BadInput, match=r"gamma_lin=-1.0 was given; expected 0 or more"):
         cv.explain(model, pixels, "cp-lrp(gamma_lin=-1)", target=TARGETS)
 

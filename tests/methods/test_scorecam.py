@@ -21,6 +21,7 @@ from clairvit.methods import scorecam as masks
 from clairvit.methods.spec import resolve_method
 from clairvit.perturbation.aside import MapResult
 from clairvit.perturbation.probe import Probe, probing
+from clairvit.tracing.recorders.last_norm import LastNorm
 from clairvit.tracing.trace import Trace
 from helpers.rounding import DEFAULT_GROWTH, assert_same, growth, same
 from parity.peers_models import TARGETS, vit
@@ -52,7 +53,7 @@ def ours(kind: str, name: str, **options: Any) -> Tensor:
 
 def traced(kind: str, score: str = "logit") -> Trace:
     model, images = ready(kind)
-    return cv.trace(model, images, target=TARGETS, score=score)
+    return cv.trace(model, images, target=TARGETS, score=score, recorders=(LastNorm,))
 
 
 def probe_of(trace: Trace, removal: str = "mean") -> Probe:
@@ -135,8 +136,8 @@ def test_feature_maps_are_the_patch_tokens_of_the_last_first_norm() -> None:
 
 
 def test_feature_maps_of_a_mean_pooled_model_are_those_that_it_averages() -> None:
-    trace = cv.trace(wrapped("home-mean-pool"), tiny_pixels("home-mean-pool"), target=1)
-    assert trace.normed is None  # its final norm comes after the mean
+    trace = cv.trace(wrapped("home-mean-pool"), tiny_pixels("home-mean-pool"), target=1, recorders=(LastNorm,))
+    assert trace[LastNorm].tokens is None  # its final norm comes after the mean
     assert trace.final_tokens is not None
     assert torch.equal(masks.feature_maps(trace).permute(0, 2, 3, 1).flatten(1, 2), trace.final_tokens)  # a view
     assert not same(trace.final_tokens, trace.layers[-1].x)

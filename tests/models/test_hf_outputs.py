@@ -294,7 +294,7 @@ def test_without_a_pooler_it_is_the_class_token_or_the_mean() -> None:
 def test_reduced_keys_are_not_called_channels() -> None:
     model = cv.wrap(built(lambda: hf.SegformerForImageClassification(segformer())), size=SIZE)
     plan = model_structure(model, pixels())
-    assert [part.kind for part in plan.parts] == [*["reduced"] * 6, *["window"] * 2]
+    assert [part.kind for part in plan.sites] == [*["reduced"] * 6, *["window"] * 2]
     assert plan.layout is not None
     assert plan.layout.grid == (16, 16)
     for method in ("rollout", "genatt+layer:0"):

@@ -13,6 +13,7 @@ import clairvit as cv
 from clairvit.errors import NotApplicable
 from clairvit.tracing.block_decomposition import BlockDecomposition
 from clairvit.tracing.linearised import shifted
+from clairvit.tracing.recorders.op_log import OpLog
 from clairvit.tracing.recording import record
 from helpers.rounding import assert_same
 from tiny import TINY, ZOO, build, pixels, strange, wrapped
@@ -22,7 +23,7 @@ FITTING = [kind for kind in TINY if "residual" not in ZOO[kind].lacks and kind !
 
 
 def recorded(kind: str, dtype: torch.dtype = torch.float64):
-    return record(wrapped(kind, dtype), pixels(kind, dtype=dtype), differentiable=False, inside=True)
+    return record(wrapped(kind, dtype), pixels(kind, dtype=dtype), differentiable=False, recorders=(OpLog,))
 
 
 @pytest.mark.parametrize("kind", FITTING)
@@ -45,7 +46,7 @@ def test_values_without_bias_are_what_a_block_without_biases_would_have(kind: st
     """v is affine in x once the norm's spread is fixed: its linear part is what all biases at zero leave."""
     module = build(kind).double()
     model = cv.wrap(module, size=ZOO[kind].size, classifier=ZOO[kind].classifier)
-    found = record(model, pixels(kind, dtype=torch.float64), differentiable=False, inside=True)
+    found = record(model, pixels(kind, dtype=torch.float64), differentiable=False, recorders=(OpLog,))
     first = found.structure.layers[0].block
     inside = BlockDecomposition.of(found, 0)
     plain = inside.values(bias=False)
@@ -185,21 +186,21 @@ def test_writing_into_slices_is_refused() -> None:
         cv.explain(model, pixels("timm-vit"), "globenc")
 
 
-# The film
+# The operation log
 
 
-def test_nothing_is_filmed_unless_asked_for() -> None:
+def test_no_operations_are_logged_unless_required() -> None:
     model, image = wrapped("timm-vit"), pixels("timm-vit")
-    assert record(model, image).film is None
-    assert record(model, image, inside=True).film.steps
+    assert OpLog not in record(model, image).recorders
+    assert record(model, image, recorders=(OpLog,))[OpLog].steps
 
 
-def test_the_film_keeps_no_graph() -> None:
-    film = record(wrapped("timm-vit"), pixels("timm-vit"), inside=True).film
-    assert not any(t.requires_grad for step in film.steps for t in (*step.given, *step.made))
+def test_the_operation_log_keeps_no_graph() -> None:
+    log = record(wrapped("timm-vit"), pixels("timm-vit"), recorders=(OpLog,))[OpLog]
+    assert not any(t.requires_grad for step in log.steps for t in (*step.inputs, *step.outputs))
 
 
-def test_a_film_is_freed_without_the_garbage_collector() -> None:
+def test_an_operation_log_is_freed_without_the_garbage_collector() -> None:
     model, image = wrapped("timm-vit"), pixels("timm-vit")
     cv.compare(model, image, ["alti", "tokentm", "globenc"], target=1)
     gc.collect()

@@ -98,7 +98,7 @@ def test_logits_stay_under_every_rule_table_at_once(name: str) -> None:
     model, image = double(name)
     with torch.no_grad():
         plain = first_scores(build(name).double()(image))
-    recording = record(model, image, tables=("plain", "linear", "attnlrp"))
+    recording = record(model, image, rules=("plain", "linear", "attnlrp"))
     assert_close(recording.logits, plain, **bound_of(name))
 
 
@@ -204,7 +204,7 @@ def test_pixel_gradient_equals_autograd(name: str) -> None:
 @pytest.mark.parametrize("name", TINY)
 def test_plain_gradients_are_the_same_beside_other_rule_tables(name: str) -> None:
     """One graph serves all tables, so the plain one must not notice the swapped backward."""
-    recording = record(wrapped(name, torch.float64), pixels(name, dtype=torch.float64), tables=("plain", "attnlrp"))
+    recording = record(wrapped(name, torch.float64), pixels(name, dtype=torch.float64), rules=("plain", "attnlrp"))
     alone = traced(name, torch.float64)
     beside = run_backward(recording, one_target(recording, TARGET, "logit", single=False), "plain")
     for a, b in zip(alone.layers, beside.layers, strict=True):
@@ -216,7 +216,7 @@ def test_plain_gradients_are_the_same_beside_other_rule_tables(name: str) -> Non
 @pytest.mark.parametrize("name", TINY)
 def test_rule_tables_differ(name: str) -> None:
     """A table that no operation of the model asks would be a table that does nothing."""
-    recording = record(*double(name), tables=("plain", "linear", "attnlrp"))
+    recording = record(*double(name), rules=("plain", "linear", "attnlrp"))
     target = one_target(recording, TARGET, "logit", single=False)
     plain, linear, attnlrp = (
         run_backward(recording, target, table).dpixels for table in ("plain", "linear", "attnlrp")

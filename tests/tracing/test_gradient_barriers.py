@@ -151,7 +151,7 @@ def test_pooling_and_grid_are_those_of_the_model_before(pooling: str, pixels: Te
     for module in (dynamic(vit(pooling)), replaced(vit(pooling), Linear8bitLt)):
         plan = model_structure(cv.wrap(module), pixels)
         assert plan.layout == expected.layout
-        assert [part.kind for part in plan.parts] == [part.kind for part in expected.parts]
+        assert [part.kind for part in plan.sites] == [part.kind for part in expected.sites]
         assert plan.in_order
 
 

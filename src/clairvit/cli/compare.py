@@ -165,7 +165,7 @@ def _print_methods(result: Delivered, left_out: Mapping[str, str]) -> None:
     rows = []
     for name, record in result.records.items():
         spec, cost = resolve_method(record["method"]), record["cost"]
-        rules = ", ".join(table for table in (spec.rules, spec.also) if table is not None)
+        rules = ", ".join(map(str, spec.tables))
         kind = (EXPLAINS[record["class_specific"]], SHOWS[record["signed"]])
         passes = (str(cost["forwards"]), str(cost["backwards"]))
         rows.append((record["family"], name, *kind, rules or "–", *passes, f"{1000 * cost['own_seconds']:.1f}"))

@@ -54,7 +54,7 @@ def _print_all(methods: list[Method]) -> None:
             method.name,
             SIGNED * (method.signed and not method.relu) + CLASS_AGNOSTIC * (not method.class_specific),
             " + ".join(method.tables) or "–",
-            ("≤ " if method.at_most else "") + str(method.cost.forwards),
+            ("≤ " if method.extra_cost.at_most else "") + str(method.cost.forwards),
             str(method.cost.backwards),
             ", ".join(_conditions(method)),
             method.paper,
@@ -71,10 +71,12 @@ def _print_all(methods: list[Method]) -> None:
 
 def _conditions(method: Method) -> list[str]:
     """What to know before using it, a word each."""
-    found = [word for word, so in (("slow", method.slow), ("delicate", bool(method.numerically_unstable))) if so]
-    found += ["often zero"] if method.zero_reason else []
-    found += [f"{'/'.join(method.poolings)} pooling"] if method.poolings else []
-    return [*found, *method.needs]
+    found = [
+        word for word, so in (("slow", method.slow), ("delicate", bool(method.caveats.numerically_unstable))) if so
+    ]
+    found += ["often zero"] if method.caveats.zero_reason else []
+    found += [f"{'/'.join(method.requirements().poolings)} pooling"] if method.requirements().poolings else []
+    return [*found, *method.requirements().structure]
 
 
 def _print_one(method: Method) -> None:
@@ -86,11 +88,15 @@ def _print_one(method: Method) -> None:
         ("shows", _sign(method)),
         ("passes", _passes(method) + (f" under the {' and '.join(method.tables)} rules" if method.tables else "")),
         *([("slow", "left out of --method all")] if method.slow else []),
-        *([("delicate", method.numerically_unstable)] if method.numerically_unstable else []),
-        *([("often zero", method.zero_reason)] if method.zero_reason else []),
-        *([("only for", f"{' or '.join(method.poolings)} pooling")] if method.poolings else []),
-        *([("needs", ", ".join(method.needs))] if method.needs else []),
-        *([("papers differ", method.discrepancies)] if method.discrepancies else []),
+        *([("delicate", method.caveats.numerically_unstable)] if method.caveats.numerically_unstable else []),
+        *([("often zero", method.caveats.zero_reason)] if method.caveats.zero_reason else []),
+        *(
+            [("only for", f"{' or '.join(method.requirements().poolings)} pooling")]
+            if method.requirements().poolings
+            else []
+        ),
+        *([("needs", ", ".join(method.requirements().structure))] if method.requirements().structure else []),
+        *([("papers differ", method.caveats.discrepancies)] if method.caveats.discrepancies else []),
     ]
     table("", ("", ""), facts)
     if method.options:
@@ -127,7 +133,11 @@ def _choices(hint: Any) -> list[str]:
 def _passes(method: Method) -> str:
     from clairvit.plotting.labels import effort
 
-    return ("at most " if method.at_most else "") + effort(method.cost) + (" on 14 × 14 patches" if method.more else "")
+    return (
+        ("at most " if method.extra_cost.at_most else "")
+        + effort(method.cost)
+        + (" on 14 × 14 patches" if method.extra_cost.passes else "")
+    )
 
 
 def _explains(method: Method) -> str:
@@ -147,6 +157,7 @@ def _value(value: Any) -> str:
 
 
 def _plain(method: Method) -> dict[str, Any]:
+    requires = method.requirements()
     return {
         "name": method.name,
         "family": method.family,
@@ -155,14 +166,18 @@ def _plain(method: Method) -> dict[str, Any]:
         "signed": method.signed,
         "class_specific": method.class_specific,
         "slow": method.slow,
-        "delicate": method.numerically_unstable,
-        "often_zero": method.zero_reason,
-        "poolings": list(method.poolings),
-        "needs": list(method.needs),
-        "discrepancies": method.discrepancies,
-        "rules": method.rules,
-        "also": method.also,
-        "cost": {"forwards": method.cost.forwards, "backwards": method.cost.backwards, "at_most": method.at_most},
+        "delicate": method.caveats.numerically_unstable,
+        "often_zero": method.caveats.zero_reason,
+        "poolings": list(requires.poolings),
+        "needs": list(requires.structure),
+        "discrepancies": method.caveats.discrepancies,
+        "rules": str(requires.rules) if requires.passes == "backward" else None,
+        "also": None if requires.second_rules is None else str(requires.second_rules),
+        "cost": {
+            "forwards": method.cost.forwards,
+            "backwards": method.cost.backwards,
+            "at_most": method.extra_cost.at_most,
+        },
         "score": method.score,
         "options": method.options,
         "choices": option_choices(method),

@@ -15,8 +15,10 @@ from clairvit.diagnostics.report import Check
 from clairvit.errors import NotApplicable
 from clairvit.methods.fullgrad import totals
 from clairvit.models.model import Model
+from clairvit.tracing import ops
 from clairvit.tracing.attention import widened
 from clairvit.tracing.module_state import frozen_eval, own_grad_mode, this_thread_only
+from clairvit.tracing.recorders.bias_terms import LearnedBiasTerms
 from clairvit.tracing.recording import record
 from clairvit.tracing.structure import ModelStructure, model_structure, tokens_among
 from clairvit.tracing.trace import Trace, run_backward
@@ -26,9 +28,6 @@ from clairvit.tracing.trace import Trace, run_backward
 MOST_CANCELLATION = 2.0
 # Darcet et al. (ICLR 2024) find artefact tokens with about ten times the norm of others; half of that is no accident.
 OUTLIER = 5.0
-_SUMS = (torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__)
-_IN_PLACE = (Tensor.__iadd__, Tensor.add_)
-_NORMS = (torch.nn.functional.layer_norm, torch.layer_norm, torch.nn.functional.rms_norm, torch.rms_norm)
 
 
 @check("token gradient", needs=("trace", "gradient"))
@@ -63,7 +62,7 @@ def completeness_of_linear_rules(examination: Examination) -> Check:
     if not plan.layers:
         return skipped("The sum is taken over the tokens of the first block, and this model has no blocks.")
     precision = examination.precisions[-1]  # float64, where that can be had
-    recording = record(precision.model, precision.pixels, tables=("linear",), biases=("learned",))
+    recording = record(precision.model, precision.pixels, rules=("linear",), recorders=(LearnedBiasTerms,))
     trace = run_backward(recording, examination.target, "linear", keep=False)
     try:
         sums, scores = totals(trace, 0, "learned", "linear")
@@ -97,9 +96,9 @@ def completeness_of_linear_rules(examination: Examination) -> Check:
 
 def sum_of_terms(trace: Trace) -> Tensor:
     """Return Σ |x · dx| + Σ |b · db| of each image, [B]: the size of what is added up."""
-    layer, told = trace.layers[0], trace.biases["learned"].checked()
+    layer, told = trace.layers[0], trace[LearnedBiasTerms].checked()
     tokens = (widened(layer.x) * widened(layer.dx)).abs().sum((1, 2))
-    return tokens + told.tokens.abs().sum((0, 2)) + told.apart.abs().sum(0)
+    return tokens + told.tokens.abs().sum((0, 2)) + told.other.abs().sum(0)
 
 
 @check("residual cancellation", needs=("trace",))
@@ -183,7 +182,8 @@ class ResidualSums(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        residual = func in (*_SUMS, *_IN_PLACE) and self._is_residual(args)
+        kind = ops.kind_of(func)
+        residual = kind in ops.SUMS and self._is_residual(args)
         size = _size(args[0]) + _size(args[1]) if residual else 0.0
         out = func(*args, **kwargs)
         if residual:
@@ -191,7 +191,7 @@ class ResidualSums(TorchFunctionMode):
             self.ratios[-1].append(size / total if total else math.nan)
             self._stream.add(out)
             self._sums.add(out)
-        elif func in _NORMS and (args[0] if args else kwargs.get("input")) in self._sums:
+        elif kind == ops.NORM and ops.first_argument(args, kwargs) in self._sums:
             self._stream.add(out)  # a post-norm block adds to the norm of the last sum
         elif args and isinstance(out, Tensor) and _is_view(out, args[0]):
             for stream in (self._stream, self._sums):

@@ -205,7 +205,7 @@ def which_methods_apply(examination: Examination) -> Check:
     refused = {text: str(result) for text, result in results.items() if isinstance(result, ClairError)}
     maps = {text: result.maps for text, result in results.items() if not isinstance(result, ClairError)}
     empty = [text for text, made in maps.items() if made is not None and _constant(made)]
-    declared = {spec.text for spec in examination.single_pass_methods if spec.method.zero_reason or spec.relu}
+    declared = {spec.text for spec in examination.single_pass_methods if spec.method.caveats.zero_reason or spec.relu}
     untried = [method.name for method in list_methods() if method.name not in results]
     details: dict[str, Any] = {"apply": [*maps], "refused": refused, "constant": empty, "not_tried": untried}
     reasons: dict[str, list[str]] = {}

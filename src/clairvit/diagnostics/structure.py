@@ -80,7 +80,7 @@ def scores_unchanged_in_trace(examination: Examination) -> Check:
     tables = TABLES if differentiable else ("plain",)
     gaps = []
     for precision in examination.precisions:
-        traced = record(precision.model, precision.pixels, tables=tables, differentiable=differentiable)
+        traced = record(precision.model, precision.pixels, rules=tables, differentiable=differentiable)
         gap = largest_gap(plain_forward(precision.model, precision.pixels), traced.logits)
         gaps.append(Gap(precision.words, gap, precision.rounding.scores))
     details: dict[str, Any] = {"gaps": [vars(gap) for gap in gaps], "tables": list(tables)}
@@ -100,7 +100,7 @@ def attention_in_every_block(examination: Examination) -> Check:
     """Every block that ran must have shown its attention."""
     plan = model_structure(examination.model, examination.pixels)
     unseen = blocks_without_attention(examination.model.module, plan, examination.forward.called)
-    kinds = Counter(part.kind for part in plan.parts)
+    kinds = Counter(part.kind for part in plan.sites)
     details: dict[str, Any] = {"layers": len(plan.layers), "kinds": dict(kinds), "unseen": unseen}
     if unseen:
         others = f"; it was seen in {plural(len(plan.layers), 'block')}" if plan.layers else ""
@@ -111,7 +111,7 @@ def attention_in_every_block(examination: Examination) -> Check:
             "torch.nn.functional.scaled_dot_product_attention. Until then no attention method is right.",
             **details,
         )
-    if not plan.parts:
+    if not plan.sites:
         return passed(
             f"None, and no module is named so: a CNN, say. Its layers are {plural(len(plan.stages), 'stage')}; CAM and "
             "gradient methods apply.",
@@ -139,7 +139,7 @@ def blocks_without_attention(module: nn.Module, plan: ModelStructure, called: se
     """
     seen = [part.block for part in plan.layers if part.block is not None]
     names = {id(part): name for name, part in module.named_modules()}
-    if not plan.parts:
+    if not plan.sites:
         return [
             name
             for name, part in module.named_modules()

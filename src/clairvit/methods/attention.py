@@ -11,7 +11,7 @@ from clairvit.errors import BadInput
 from clairvit.methods.aggregation import Product, Single
 from clairvit.methods.flow import Flow
 from clairvit.methods.layer_view import LayerView, mean_of_heads
-from clairvit.methods.registry import method
+from clairvit.methods.registry import FORWARD, ExtraCost, Requires, method
 
 Fusion = Literal["mean", "max", "min"] | int
 Protect = Literal["none", "cls_cell", "cls_column"]
@@ -23,7 +23,7 @@ Protect = Literal["none", "cls_cell", "cls_column"]
     paper="common baseline, as in Chefer et al., CVPR 2021",
     output="matrix",
     aggregation=Single(-1),
-    passes="forward",
+    requires=FORWARD,
     class_specific=False,
 )
 def attention(layer: LayerView, fusion: Fusion = "mean") -> Tensor:
@@ -37,9 +37,8 @@ def attention(layer: LayerView, fusion: Fusion = "mean") -> Tensor:
     paper="Abnar & Zuidema, ACL 2020",
     output="matrix",
     aggregation=Product(residual=1.0, normalise="rows"),
-    passes="forward",
+    requires=Requires(passes="forward", all_rows=True),
     class_specific=False,
-    needs_all_rows=True,
     presets={
         "jacobgil": {"discard_ratio": 0.9, "protect": "cls_cell", "normalise": "columns"},
         "cmi": {"alpha": 1.0, "order": "forward"},
@@ -60,9 +59,9 @@ def rolled_attention(
     paper="Abnar & Zuidema, ACL 2020",
     output="matrix",
     aggregation=Flow(),
-    passes="forward",
+    requires=FORWARD,
     class_specific=False,
-    slow=True,
+    extra_cost=ExtraCost(slow=True),
 )
 def flowing_attention(layer: LayerView, fusion: Fusion = "mean") -> Tensor:
     """maxflow(read-out -> token) where a layer passes on mean_h A + I, row-normalised: what can run to each token.

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from clairvit.errors import BadInput
-from clairvit.methods.registry import method
+from clairvit.methods.registry import NOTHING, method
 from clairvit.perturbation.rng import image_seeds, make_generator
 from clairvit.tracing.trace import Trace
 
 
-@method("random", family="baseline", paper="—", output="image", passes="none", class_specific=False)
+@method("random", family="baseline", paper="—", output="image", requires=NOTHING, class_specific=False)
 def noise(trace: Trace, seed: int = 0) -> Tensor:
     """Uniform noise, fixed by the seed and the image: what luck would score."""
     rows, cols = trace.layout.grid
@@ -21,7 +21,7 @@ def noise(trace: Trace, seed: int = 0) -> Tensor:
     return torch.stack(maps).to(trace.pixels.device)
 
 
-@method("center", family="baseline", paper="—", output="image", passes="none", class_specific=False)
+@method("center", family="baseline", paper="—", output="image", requires=NOTHING, class_specific=False)
 def centre(trace: Trace, sigma: float = 0.25) -> Tensor:
     """A Gaussian in the middle of the image, sigma in parts of its side: what a photographer's habit would score."""
     if sigma <= 0:

@@ -16,7 +16,9 @@ from torch import Tensor
 
 from clairvit.methods.aggregation import Single
 from clairvit.methods.layer_view import LayerView
-from clairvit.methods.registry import method
+from clairvit.methods.registry import Caveats, OptionOverrides, Requires, method
+from clairvit.tracing.recorders.last_norm import LastNorm
+from clairvit.tracing.rules import LINEAR
 
 At = Literal["norm", "input"]
 Tokens = Literal["patch", "all"]
@@ -28,14 +30,16 @@ ON_TOKENS: dict[str, Any] = {
     "aggregation": Single(-1),
     "signed": True,
     "relu": True,
-    "combinator_defaults": {"at": "input", "tokens": "all"},
+    "requires": Requires(recorders=(LastNorm,)),
+    "option_overrides": OptionOverrides(combined={"at": "input", "tokens": "all"}),
 }
-EACH_ALONE = ON_TOKENS | {"combinator_defaults": {"at": "input"}}  # nothing is summed over tokens
+EACH_ALONE = ON_TOKENS | {
+    "option_overrides": OptionOverrides(combined={"at": "input"})
+}  # nothing is summed over tokens
 
 CLASSIFIER_ROW = EACH_ALONE | {
     "relu": False,
-    "rules": "linear",
-    "poolings": ("avg", "map", "mixed"),
+    "requires": Requires(rules=LINEAR, poolings=("avg", "map", "mixed")),
 }
 
 
@@ -92,9 +96,11 @@ def class_activation_map(layer: LayerView, at: Literal["output", "input"] = "out
     "hirescam",
     paper="Draelos & Carin, 2020",
     **EACH_ALONE,
-    zero_reason="it was read directly before a normalisation that sees each position alone and forgets its length, so "
-    "gradient × activation adds up to zero there; try at=input or gradcam",
-    numerically_unstable="directly before such a normalisation it is a sum of terms that cancel",
+    caveats=Caveats(
+        zero_reason="it was read directly before a normalisation that sees each position alone and forgets its length, "
+        "so gradient × activation adds up to zero there; try at=input or gradcam",
+        numerically_unstable="directly before such a normalisation it is a sum of terms that cancel",
+    ),
 )
 def high_resolution_cam(layer: LayerView, at: At = "norm") -> Tensor:
     """relu(sum_k g_k(p) a_k(p)): each position weighted by its own gradient, signs kept (= ixg there).
@@ -123,7 +129,9 @@ def layer_cam(layer: LayerView, at: At = "norm") -> Tensor:
     "xgradcam",
     paper="Fu et al., BMVC 2020",
     **ON_TOKENS,
-    numerically_unstable="its weights are divided by sums of signed activations, which may be near zero",
+    caveats=Caveats(
+        numerically_unstable="its weights are divided by sums of signed activations, which may be near zero"
+    ),
 )
 def x_grad_cam(layer: LayerView, at: At = "norm", tokens: Tokens = "patch") -> Tensor:
     """relu(sum_k w_k a_k), w_k = sum_p g a / (sum_p a + 1e-7): gradient averaged by the activation.

@@ -12,7 +12,7 @@ from clairvit.errors import BadInput, NotApplicable
 from clairvit.methods.explanation import Cost
 from clairvit.methods.multi_pass import at_least_one
 from clairvit.methods.planner import record_for, run_all
-from clairvit.methods.registry import method
+from clairvit.methods.registry import FORWARD, Caveats, ExtraCost, method
 from clairvit.methods.spec import resolve_method
 from clairvit.perturbation.aside import MapResult
 from clairvit.perturbation.probe import Probe, probing
@@ -31,12 +31,12 @@ DECIMALS = 4  # of logits, when patches are ordered: round-off between equal pat
     family="perturbation",
     paper="smallest destroying region: Dabkowski & Gal, NeurIPS 2017; here of patches",
     output="image",
-    passes="forward",
-    more=lambda patches, effort, along, **_: _cost(patches, effort, along),
-    at_most=True,
+    requires=FORWARD,
+    extra_cost=ExtraCost(lambda patches, effort, along, **_: _cost(patches, effort, along), at_most=True, slow=True),
     is_stochastic=False,
-    slow=True,
-    zero_reason="there is nothing to flip, or no set of patches was found that flips it; the notes say which",
+    caveats=Caveats(
+        zero_reason="there is nothing to flip, or no set of patches was found that flips it; the notes say which"
+    ),
 )
 def counterfactual(
     trace: Trace,

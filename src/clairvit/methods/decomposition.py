@@ -14,11 +14,14 @@ from torch.linalg import vector_norm
 
 from clairvit.errors import BadInput, NotApplicable
 from clairvit.methods.aggregation import Product, Single
-from clairvit.methods.gradient import input_x_gradient
+from clairvit.methods.gradient import input_x_gradient, token_gradients
 from clairvit.methods.layer_view import LayerView, mean_of_heads
-from clairvit.methods.registry import method
+from clairvit.methods.registry import Caveats, OptionOverrides, Requires, method
 from clairvit.methods.vector_norms import apportioned, distances, head_lengths, lengths
 from clairvit.tracing.decompx import Sharing, shares
+from clairvit.tracing.recorders.op_log import OpLog
+from clairvit.tracing.recorders.residual import PostAttentionResidual
+from clairvit.tracing.rules import LINEAR
 
 OFFICIAL = {"official": {"value_bias": True}}
 Ln = Literal["none", "next", "attention", "block"]
@@ -30,9 +33,8 @@ Ln = Literal["none", "next", "attention", "block"]
     paper="Kobayashi et al., EMNLP 2020",
     output="matrix",
     aggregation=Single(-1),
-    passes="forward",
+    requires=Requires(passes="forward", recorders=(OpLog,), structure=("residual",)),
     class_specific=False,
-    needs=("residual",),
     presets=OFFICIAL,
 )
 def attended_lengths(
@@ -44,7 +46,7 @@ def attended_lengths(
     attin+plus and +skipplus are SkipPLUS's forms, attin+rollout adds the identity. `heads="mean"` is the mean of the
     heads' own lengths ||A^h_ij f^h(x_j)||. `preset=official` keeps the bias of the values, as the paper's f does.
     """
-    vectors = layer.inside.vectors(value_bias=value_bias, ln=ln)
+    vectors = layer.decomposition.vectors(value_bias=value_bias, ln=ln)
     if heads == "mean":
         return mean_of_heads(head_lengths(layer.A, vectors, layer.rows))
     return lengths(layer.A, vectors, layer.rows, residual=0.0)
@@ -56,9 +58,8 @@ def attended_lengths(
     paper="Kobayashi et al., EMNLP 2021",
     output="matrix",
     aggregation=Product(residual=0.0, normalise="rows"),
-    passes="forward",
+    requires=Requires(passes="forward", recorders=(OpLog,), structure=("residual",)),
     class_specific=False,
-    needs=("residual",),
     presets={"official": {"value_bias": True, "ln": "attention"}},
 )
 def residual_lengths(layer: LayerView, value_bias: bool = False, ln: Ln = "none", strength: float = 1.0) -> Tensor:
@@ -69,7 +70,7 @@ def residual_lengths(layer: LayerView, value_bias: bool = False, ln: Ln = "none"
     applies the norm that reads the sum (norm2), its spread held fixed; "attention" and "block" apply the norms that the
     residual stream itself goes through, which only post-norm blocks have (the paper's BERT).
     """
-    return lengths(layer.A, layer.inside.vectors(value_bias=value_bias, ln=ln), layer.rows, residual=strength)
+    return lengths(layer.A, layer.decomposition.vectors(value_bias=value_bias, ln=ln), layer.rows, residual=strength)
 
 
 @method(
@@ -78,9 +79,8 @@ def residual_lengths(layer: LayerView, value_bias: bool = False, ln: Ln = "none"
     paper="Modarressi et al., NAACL 2022",
     output="matrix",
     aggregation=Product(residual=0.0),
-    passes="forward",
+    requires=Requires(passes="forward", recorders=(OpLog,), structure=("residual",)),
     class_specific=False,
-    needs=("residual",),
     presets=OFFICIAL,
 )
 def encoder_lengths(layer: LayerView, value_bias: bool = False, ln: Ln = "block", strength: float = 1.0) -> Tensor:
@@ -91,7 +91,7 @@ def encoder_lengths(layer: LayerView, value_bias: bool = False, ln: Ln = "block"
     authors' code no identity is added and rows are not normalised (their paper's text does not say). `strength` takes
     the residual that many times (SkipPLUS tried 0 and 0.5).
     """
-    return lengths(layer.A, layer.inside.vectors(value_bias=value_bias, ln=ln), layer.rows, residual=strength)
+    return lengths(layer.A, layer.decomposition.vectors(value_bias=value_bias, ln=ln), layer.rows, residual=strength)
 
 
 @method(
@@ -100,9 +100,8 @@ def encoder_lengths(layer: LayerView, value_bias: bool = False, ln: Ln = "block"
     paper="Ferrando et al., EMNLP 2022",
     output="matrix",
     aggregation=Product(residual=0.0),
-    passes="forward",
+    requires=Requires(passes="forward", recorders=(OpLog,), structure=("residual",)),
     class_specific=False,
-    needs=("residual",),
     presets={"official": {"value_bias": True}, "skipplus": {"resultant": "block"}},
 )
 def token_closeness(
@@ -114,7 +113,7 @@ def token_closeness(
     `resultant="block"` compares with the block's output after the MLP, as SkipPLUS's code does. A row in which nothing
     comes near is the token itself; rows add up to 1.
     """
-    inside = layer.inside
+    inside = layer.decomposition
     y = inside.resultant(inside.norms("attention")) if resultant == "attn" else _block_output(layer)
     vectors = inside.vectors(value_bias=value_bias, ln="attention")
     near = vector_norm(y[:, layer.rows], p, -1)[..., None] - distances(layer.A, vectors, layer.rows, y, p)
@@ -127,9 +126,12 @@ def token_closeness(
     paper="Wu et al., CVPR 2024",
     output="matrix",
     aggregation=Product(residual=0.0),
-    needs=("middle",),
-    combinator_defaults={"start": "one"},
-    weak_class_signal="its weights are about 1/N, so the identity outweighs the gradient (less so with necc=mean_exp)",
+    requires=Requires(recorders=(PostAttentionResidual,), structure=("middle",)),
+    option_overrides=OptionOverrides(combined={"start": "one"}),
+    caveats=Caveats(
+        weak_class_signal="its weights are about 1/N, so the identity outweighs the gradient "
+        "(less so with necc=mean_exp)"
+    ),
 )
 def token_transformation(
     layer: LayerView,
@@ -145,7 +147,7 @@ def token_transformation(
     A and relu(G) are averaged over heads before they are multiplied, `head_stage="post"` averages their product. The
     authors' code could not be read: this is METHODS 2.10, after a third party's version.
     """
-    x, x_mid, out = layer.x, layer.middle, _block_output(layer)
+    x, x_mid, out = layer.x, layer[PostAttentionResidual], _block_output(layer)
     attention, mlp = transformed(x, x_mid, necc), transformed(x_mid, out, necc)  # [B, N]
     wanted = layer.G.clamp(min=0)
     if head_stage == "post":
@@ -174,9 +176,12 @@ def transformed(before: Tensor, after: Tensor, necc: str) -> Tensor:
     paper="Modarressi et al., ACL 2023, without bias (= CP-LRP at eps 0)",
     output="tokens",
     aggregation=Single(0),
-    rules="linear",
+    requires=lambda bias, level, **_: (
+        Requires(rules=LINEAR, gradients=token_gradients(level))
+        if bias == "none"
+        else Requires(passes="forward", recorders=(OpLog,))
+    ),
     signed=True,
-    forward_unless=("bias", "none"),
 )
 def linear_decomposition(
     layer: LayerView, level: Literal["token", "pixel"] = "token", bias: Sharing = "none"

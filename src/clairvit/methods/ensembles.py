@@ -20,7 +20,7 @@ from clairvit.methods.explanation import Cost
 from clairvit.methods.multi_pass import Note, at_least_one, by_variant, noisy_images, several
 from clairvit.methods.parsing import ParsedSpec, parse_spec
 from clairvit.methods.planner import record_for, run_all
-from clairvit.methods.registry import Method, Passes, parameters
+from clairvit.methods.registry import FORWARD, NOTHING, Caveats, ExtraCost, Method, parameters
 from clairvit.methods.spec import MethodSpec, checked, resolve_method, wraps
 from clairvit.numerics import average_ranks
 from clairvit.tracing.trace import Trace
@@ -55,7 +55,7 @@ def starts(method: str, count: int) -> list[str]:
     ):  # "from layer m on" is then the sum from there
         base = method.rpartition("+")[0] or method
         return [resolve_method(f"{base}+from:{m}").text for m in range(count)]
-    word = {ours: theirs for theirs, ours in spec.method.option_aliases.items()}.get(field, field)
+    word = spec.method.option_overrides.words.get(field, field)
     return [resolve_method(method, **{word: m}).text for m in range(count)]
 
 
@@ -122,7 +122,7 @@ def _smooth(written: ParsedSpec, given: dict[str, Any]) -> MethodSpec:
     if len(written.inner) != 1:
         raise BadInput(f"smooth(…) was given {len(written.inner)} methods; expected one: smooth(genatt, n=20).")
     inner = resolve_method(written.inner[0])
-    if any(one.method.more is not None for one in inner.members or (inner,)):
+    if any(one.method.extra_cost.passes is not None for one in inner.members or (inner,)):
         raise NotApplicable(
             f"'{inner.text}' makes many passes itself, and smooth(…) would repeat them all. "
             "Use a method of one trace: smooth(genatt)."
@@ -134,14 +134,11 @@ def _smooth(written: ParsedSpec, given: dict[str, Any]) -> MethodSpec:
         paper=f"{inner.method.paper}; noise as in Smilkov et al., 2017",
         function=functools.partial(smoothed, inner),
         output="image",
-        passes="none",
-        rules=None,
-        aggregation=None,
+        requires=NOTHING,
         signed=inner.method.signed and not inner.relu,
         class_specific=inner.method.class_specific,
-        more=lambda n, **_: Cost(n, n * inner.backwards),
-        zero_reason=inner.method.zero_reason,
-        slow=True,
+        extra_cost=ExtraCost(lambda n, **_: Cost(n, n * inner.backwards), slow=True),
+        caveats=Caveats(zero_reason=inner.method.caveats.zero_reason),
     )
     return MethodSpec(
         wrapping, tuple(sorted(options.items())), None, False, _text("smooth", smoothed, [inner], options)
@@ -156,19 +153,15 @@ def _ensemble(written: ParsedSpec, given: dict[str, Any]) -> MethodSpec:
     if any(one.members for one in members):
         raise BadInput("An ensemble was given another one as member; expected methods. Name all of them in one.")
     options = _options("ensemble", joined, written, given)
-    kinds: dict[bool, Passes] = {True: "forward", False: "none"}
     wrapping = Method(
         name="ensemble",
         family="ensemble",
         paper="; ".join(dict.fromkeys(one.method.paper for one in members)),
         function=joined,
         output="image",
-        passes=kinds[any(one.passes != "none" for one in members)],
-        rules=None,
-        aggregation=None,
-        signed=False,
+        requires=FORWARD if any(one.passes != "none" for one in members) else NOTHING,
         class_specific=any(one.method.class_specific for one in members),
-        slow=any(one.method.slow for one in members),
+        extra_cost=ExtraCost(slow=any(one.method.slow for one in members)),
     )
     text = _text("ensemble", joined, members, options)
     return MethodSpec(wrapping, tuple(sorted(options.items())), None, False, text, members)

@@ -21,6 +21,7 @@ from clairvit.perturbation.aside import MapResult
 from clairvit.tracing.attention import AttentionCall, widened
 from clairvit.tracing.gradient_barriers import blocked_gradient
 from clairvit.tracing.layer import Layer
+from clairvit.tracing.rules import RuleTable
 from clairvit.tracing.trace import Trace
 
 # How large a float32 tensor [layers·B, H, N, N] may be, in parts of the values of all layers: about a sixth of what the
@@ -47,7 +48,7 @@ class Result:
 def run(
     specs: Sequence[MethodSpec],
     trace: Trace,
-    others: Mapping[str, Trace] = MappingProxyType({}),
+    others: Mapping[RuleTable, Trace] = MappingProxyType({}),
     *,
     seed: int = 0,
     layers: bool = False,
@@ -149,11 +150,11 @@ def _visit(walks: Sequence[_LayerPass], whole: LayerView, indices: list[int]) ->
 def _check_gradient(spec: MethodSpec, trace: Trace) -> None:
     plan = trace.recording.structure
     if plan.barriers and spec.reads_gradients:
-        raise NotApplicable(blocked_gradient(plan.barriers, f"'{spec.text}'", attention=bool(plan.parts)))
+        raise NotApplicable(blocked_gradient(plan.barriers, f"'{spec.text}'", attention=bool(plan.sites)))
 
 
 def _check_pooling(spec: MethodSpec, trace: Trace) -> None:
-    allowed = spec.method.poolings
+    allowed = spec.requires.poolings
     if allowed and trace.layers and trace.layout.pooling not in allowed:  # no layers at all is said by the walk
         raise NotApplicable(
             f"'{spec.method.name}' is defined for models whose head reads {' or '.join(allowed)} pooling, and "
@@ -217,8 +218,8 @@ class _LayerPass:
         row = self.aggregation.finish(self.row, len(self.trace.layers), self.trace.layout)
         grid_of = self.used[-1]
         self.result.maps = self._on_grid(row.clamp(min=0) if self.spec.relu else row, grid_of)
-        if self.spec.method.note_fn is not None:
-            note = self.spec.method.note_fn(self.trace, self.used, **dict(self.spec.options))
+        if self.spec.method.caveats.note is not None:
+            note = self.spec.method.caveats.note(self.trace, self.used, **dict(self.spec.options))
             self.result.notes += [] if note is None else [f"{self.spec.text}: {note}"]
         if self.keep_layers:
             shapes = {r.shape for r in self.rows_of_layers.values()}

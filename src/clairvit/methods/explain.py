@@ -23,7 +23,7 @@ from clairvit.methods.executor import Result
 from clairvit.methods.explanation import Cost, Explanation
 from clairvit.methods.heads import gathered, remark, variants
 from clairvit.methods.planner import record_for, run_all
-from clairvit.methods.registry import by_family, shared_cost
+from clairvit.methods.registry import by_family
 from clairvit.methods.registry import list_methods as registered_methods
 from clairvit.methods.spec import MethodSpec, resolve_method
 from clairvit.models.images import Batch, prepare
@@ -290,7 +290,7 @@ def _collect(
         maps, signed, notes = _checked_maps(spec, own, facts[spec.text], image_names, len(recording.inputs))
         has_layers = all(result.layers is not None for result in own)
         spent = sum(result.seconds for result in own)
-        shared = Cost(shared_cost(spec.passes).forwards, len(targets) * spec.backwards)
+        shared = Cost(1, len(targets) * spec.backwards)
         passes = sum((result.more for result in own), shared)
         found[spec.text] = Explanation(
             maps=maps,
@@ -375,7 +375,7 @@ def _checked_maps(
     if silent:
         warned.append(f"{spec.text}: the map of {', '.join(silent)} does not speak of the target: {no_gradient}")
     if empty:
-        why = spec.method.zero_reason or (no_gradient if spec.method.class_specific else "nothing to show")
+        why = spec.method.caveats.zero_reason or (no_gradient if spec.method.class_specific else "nothing to show")
         if spec.relu:
             why = "its ReLU keeps what speaks for the target, and nothing does; relu=False shows the signed map"
         warned.append(f"{spec.text}: the map of {', '.join(empty)} is zero everywhere: {why}")

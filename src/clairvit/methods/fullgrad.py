@@ -9,13 +9,11 @@ from torch import Tensor
 
 from clairvit.errors import BadInput
 from clairvit.methods.aggregation import Single, Total
-from clairvit.methods.gradient import chosen_rules
 from clairvit.methods.layer_view import LayerView
 from clairvit.methods.multi_pass import Level, Note, on_image, scores
-from clairvit.methods.registry import method, register
+from clairvit.methods.registry import Caveats, ExtraCost, OptionOverrides, Requires, method, register
 from clairvit.tracing.attention import widened
-from clairvit.tracing.recorders.bias_maps import rescaled
-from clairvit.tracing.recorders.bias_terms import Biases
+from clairvit.tracing.recorders.bias_terms import BiasMaps, BiasTerms, ImplicitBiasTerms, LearnedBiasTerms, rescaled
 from clairvit.tracing.rules import rule_table
 from clairvit.tracing.trace import Trace
 
@@ -50,21 +48,24 @@ def full_gradient_plus(layer: LayerView, biases: Kind = "learned", rules: Rules 
     return full_gradient(layer, biases, rules, each=True)
 
 
-def added_by_biases(trace: Trace, biases: str, rules: str) -> Biases:
+_RECORDERS: dict[str, type[BiasTerms]] = {"learned": LearnedBiasTerms, "implicit": ImplicitBiasTerms}
+
+
+def added_by_biases(trace: Trace, biases: str, rules: str) -> BiasTerms:
     if biases == "implicit" and rules != "plain":
         raise BadInput(
             f"biases=implicit was given with rules={rules}; expected rules=plain: what a slope does not explain is "
             f"counted for the true slopes. With rules={rules} use biases=learned."
         )
-    return trace.biases[biases].checked()
+    return trace[_RECORDERS[biases]].checked()
 
 
 def totals(trace: Trace, start: int, biases: str, rules: str) -> tuple[Tensor, Tensor]:
     """All that tokens and biases add from a layer on, and the score that they should add up to; [B] each."""
     layer, told = trace.layers[start], added_by_biases(trace, biases, rules)
-    wide = told.apart.dtype
+    wide = told.other.dtype
     tokens = (layer.x.to(wide) * layer.dx.to(wide)).sum((1, 2))
-    found = tokens + told.tokens[start:].sum((0, 2)) + told.apart[start:].sum(0)
+    found = tokens + told.tokens[start:].sum((0, 2)) + told.other[start:].sum(0)
     assert trace.target is not None
     score = trace.target(trace.logits).to(wide)
     return found, torch.ones_like(score) if rule_table(rules).unit else score
@@ -94,16 +95,15 @@ SHARED: dict[str, Any] = {
     "family": "gradient",
     "output": "tokens",
     "signed": True,
-    "reads_biases": lambda biases, **_: biases,
-    "table": chosen_rules,
+    "requires": lambda biases, rules, **_: Requires(rules=rule_table(rules), recorders=(_RECORDERS[biases],)),
 }
 register(
     "fullgrad",
     full_gradient,
     paper="Srinivas & Fleuret, NeurIPS 2019; on tokens as in SkipPLUS",
     aggregation=Single(0),
-    combinator_defaults={"each": True},
-    note_fn=completeness,
+    option_overrides=OptionOverrides(combined={"each": True}),
+    caveats=Caveats(note=completeness),
     **SHARED,
 )
 register("fullgrad-plus", full_gradient_plus, paper="SkipPLUS (FullGrad+)", aggregation=Total(), **SHARED)
@@ -114,8 +114,8 @@ register("fullgrad-plus", full_gradient_plus, paper="SkipPLUS (FullGrad+)", aggr
     family="gradient",
     paper="Srinivas & Fleuret, NeurIPS 2019",
     output="image",
-    reads_biases=lambda **_: "maps",
-    slow=True,  # a map of the image for every channel of every bias
+    requires=Requires(recorders=(BiasMaps,)),
+    extra_cost=ExtraCost(slow=True),  # a map of the image for every channel of every bias
 )
 def full_gradient_on_pixels(trace: Trace, level: Level = "patch", note: Note = str) -> Tensor:
     """psi(x·dy/dx) + sum_b psi(b·dy/db), psi |·| scaled to 0…1: pixels and the biases of convolutions, as a picture.
@@ -126,9 +126,9 @@ def full_gradient_on_pixels(trace: Trace, level: Level = "patch", note: Note = s
     """
     product = widened(trace.pixels) * widened(trace.dpixels)  # [B, 3, H, W]
     image = rescaled(product).sum(1)
-    if trace.bias_maps is not None:
-        picture, total = trace.bias_maps
-        image = image + picture
+    maps = trace[BiasMaps]
+    if maps.image is not None and maps.total is not None:
+        image, total = image + maps.image, maps.total
         if not trace.recording.calls:  # no attention: images come first in every activation
             found = product.sum((1, 2, 3)) + total
             note(f"fullgrad-pixel: {in_words(found.tolist(), scores(trace).tolist(), what='pixels')}")

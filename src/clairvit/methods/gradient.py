@@ -12,7 +12,9 @@ from clairvit.errors import BadInput
 from clairvit.methods.aggregation import Product, Single, Total
 from clairvit.methods.attention import Fusion, Protect, discarded, fused
 from clairvit.methods.layer_view import LayerView, mean_of_heads, weighted_heads
-from clairvit.methods.registry import method, register
+from clairvit.methods.registry import Caveats, OptionOverrides, Place, Requires, method, register
+from clairvit.tracing.recorders.head_replay import HeadReplay, LastLinear
+from clairvit.tracing.rules import PLAIN, RESIDUAL, rule_table
 from clairvit.tracing.trace import Trace
 
 
@@ -46,7 +48,10 @@ register(
     paper="Gildenblat, vit-explain 2020; CMI report",
     output="matrix",
     aggregation=Product(residual=1.0, normalise="rows"),
-    needs_all_rows=True,
+    requires=lambda reversed_gradients, **_: Requires(
+        all_rows=True,
+        first_layer=0 if reversed_gradients else None,  # the last layer's partner is the first
+    ),
     presets={
         "jacobgil": {
             "head_stage": "mean-first",
@@ -140,7 +145,7 @@ _gmar(2)
     paper="FocusViT, AISTATS 2026",
     output="matrix",
     aggregation=Total(start="half"),
-    option_aliases={"m": "start"},
+    option_overrides=OptionOverrides(aliases={"m": "start"}),
 )
 def focused_attention(layer: LayerView, head_weights: Literal["gradient", "uniform"] = "gradient") -> Tensor:
     """sum_{l ≥ m} sum_h w_h relu(A * G), w_h a head's share of the gradient: the deep layers, head by head."""
@@ -155,8 +160,11 @@ def focused_attention(layer: LayerView, head_weights: Literal["gradient", "unifo
     paper="Bousselham et al., ICCV 2025",
     output="tokens",
     aggregation=Total(mean=True),
-    passes="local",
-    backward_if=("formula", "joita"),
+    requires=lambda formula, **_: (
+        Requires(gradients=("attention", "tokens"))
+        if formula == "joita"
+        else Requires(passes="local", recorders=(HeadReplay, LastLinear))
+    ),
     presets={"official": {"start": -2, "mean": False}, "joita": {"formula": "joita"}},
 )
 def layer_gradient(
@@ -181,7 +189,7 @@ def layer_gradient(
     paper="Leem & Seo, AAAI 2024",
     output="matrix",
     aggregation=Total(),
-    table=lambda through, **_: "plain" if through == "network" else "residual",
+    requires=lambda through, **_: Requires(rules=PLAIN if through == "network" else RESIDUAL),
     presets={"official": {"through": "residual"}},
 )
 def attention_guided_cam(
@@ -210,9 +218,14 @@ def input_x_gradient(layer: LayerView, level: Literal["token", "pixel"] = "token
 Rules = Literal["plain", "libra"]
 
 
-def chosen_rules(rules: str = "plain", **_: object) -> str:
-    """The rule table that an option `rules` names: for `Method.table`."""
-    return rules
+def requires_rules(rules: str = "plain", level: str = "token", **_: object) -> Requires:
+    """Return what a token method needs whose options may name a rule table (`rules`) and pixels (`level`)."""
+    return Requires(rules=rule_table(rules), gradients=token_gradients(level))
+
+
+def token_gradients(level: str) -> tuple[Place, ...]:
+    """Return where a token method reads gradients: at the tokens, and with level=pixel at the pixels."""
+    return ("tokens", "pixels") if level == "pixel" else ("tokens",)
 
 
 def token_x_gradient(layer: LayerView, level: Literal["token", "pixel"] = "token", rules: Rules = "plain") -> Tensor:
@@ -264,7 +277,7 @@ register(
     output="tokens",
     aggregation=Single(0),
     signed=True,
-    table=chosen_rules,
+    requires=requires_rules,
 )
 register(
     "cat",
@@ -274,7 +287,7 @@ register(
     output="tokens",
     aggregation=Total(),
     signed=True,
-    table=chosen_rules,
+    requires=requires_rules,
 )
 register(
     "attcat",
@@ -284,7 +297,7 @@ register(
     output="tokens",
     aggregation=Total(),
     signed=True,
-    table=chosen_rules,
+    requires=requires_rules,
 )
 
 
@@ -310,8 +323,10 @@ register(
     output="tokens",
     aggregation=Single(0),
     signed=True,
-    zero_reason="every way from a token goes through a LayerNorm, whose gradient adds up to zero over the channels; "
-    "use vanilla-l2",
+    caveats=Caveats(
+        zero_reason="every way from a token goes through a LayerNorm, whose gradient adds up to zero over the channels"
+        "; use vanilla-l2"
+    ),
 )
 def token_gradient_sum(layer: LayerView) -> Tensor:
     """sum_d dy/dx_d at a block's input: the gradient of a token, its channels added up.

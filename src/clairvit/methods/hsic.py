@@ -11,7 +11,7 @@ from torch import Tensor
 
 from clairvit.methods.explanation import Cost
 from clairvit.methods.gradient import per_patch
-from clairvit.methods.registry import method
+from clairvit.methods.registry import FORWARD, ExtraCost, method
 from clairvit.methods.rise import check_cells, check_samples
 from clairvit.perturbation.aside import MapResult
 from clairvit.perturbation.probe import Probe, probing
@@ -29,9 +29,8 @@ NARROW = 0.5  # spreads of the outputs: a narrower kernel ranks even a linear mo
     family="perturbation",
     paper="Novello et al., NeurIPS 2022",
     output="image",
-    passes="forward",
-    more=lambda samples, **_: Cost(samples),
-    slow=True,
+    requires=FORWARD,
+    extra_cost=ExtraCost(lambda samples, **_: Cost(samples), slow=True),
 )
 def hsic(
     trace: Trace,

@@ -1,4 +1,4 @@
-"""View: the layer a method is looking at. A and G are made once for all methods, and only the rows somebody reads."""
+"""LayerView: the layer a method is looking at. A and G are computed once for all methods, for the rows they read."""
 
 from __future__ import annotations
 
@@ -13,10 +13,13 @@ from torch import Tensor
 from clairvit.errors import NotApplicable
 from clairvit.models.layout import Layout
 from clairvit.tracing.attention import merged, widened
-from clairvit.tracing.block_decomposition import BlockDecomposition, no_residual
+from clairvit.tracing.block_decomposition import BlockDecomposition
 from clairvit.tracing.grid import square_patches
 from clairvit.tracing.layer import Layer
 from clairvit.tracing.per_block_gradient import cotangents, pool_gradients, through_block
+from clairvit.tracing.recorders.base import Recorder
+from clairvit.tracing.recorders.last_norm import LastNorm
+from clairvit.tracing.rules import RuleTable, rule_table
 from clairvit.tracing.trace import Trace
 
 
@@ -32,9 +35,10 @@ def weighted_heads(heads: Tensor, weights: Tensor) -> Tensor:
 
 def looked_at(trace: Trace) -> tuple[Tensor | None, Tensor | None]:
     """Where class activation maps look at a ViT (see `LayerView.cam_features`), [B, N, d], and the gradient there."""
-    if trace.normed is None and trace.layout.pooling == "avg":
+    normed = trace[LastNorm]
+    if normed.tokens is None and trace.layout.pooling == "avg":
         return trace.final_tokens, trace.final_gradient
-    return trace.normed, trace.normed_gradient
+    return normed.tokens, normed.gradient
 
 
 def laid_out(tokens: Tensor, trace: Trace, index: int) -> Tensor:
@@ -55,7 +59,7 @@ def laid_out(tokens: Tensor, trace: Trace, index: int) -> Tensor:
 class RunContext:
     """What the methods of one run share beyond a layer: the trace, and gradients that come for all layers at once."""
 
-    def __init__(self, trace: Trace, others: Mapping[str, Trace] = MappingProxyType({})) -> None:
+    def __init__(self, trace: Trace, others: Mapping[RuleTable, Trace] = MappingProxyType({})) -> None:
         self.trace = trace
         self.others = others
         self._local: dict[str, list[Tensor]] = {}
@@ -80,7 +84,7 @@ class LayerView:
         self._whole = whole  # the view of all rows, if this one has only those the head reads
         self._rows = None if whole is None else context.trace.read_rows
         self._made: dict[Any, Tensor] = {}
-        self._inside: BlockDecomposition | None = None
+        self._decomposition: BlockDecomposition | None = None
 
     def reading_rows(self) -> LayerView:
         """The same layer, only the query rows that the head reads (all of them if it reads most)."""
@@ -137,23 +141,24 @@ class LayerView:
         """dy/dx, [B, N, d]."""
         return widened(self.layer.dx)
 
-    @property
-    def inside(self) -> BlockDecomposition:
-        """What happens inside the block, for methods that say they need its residual."""
-        if self._whole is not None:
-            return self._whole.inside
-        if self._inside is None:
-            _ = self.layer.x, self.layer.between_tokens()  # where there are no tokens, say that
-            self._inside = BlockDecomposition.of(self.trace.recording, self.index)
-        return self._inside
+    def __getitem__(self, recorder: type[Recorder]) -> Tensor:
+        """Return what a recorder kept of this layer; the method must declare it in `requires`."""
+        kept = self.trace[recorder]
+        value = kept.at_layer(self.index, self.trace.recording)
+        if value is None:
+            _ = self.layer.x, self.layer.between_tokens()  # raise where there are no tokens
+            raise kept.missing(self.index)
+        return value
 
     @property
-    def middle(self) -> Tensor:
-        """The residual stream after attention, x + attention, [B, N, d]."""
-        if self.layer.middle is None:
-            _ = self.layer.x, self.layer.between_tokens()  # where there are no tokens, say that
-            raise no_residual(self.index)
-        return widened(self.layer.middle)
+    def decomposition(self) -> BlockDecomposition:
+        """The block's attention and residual, taken apart; the method must require `OpLog`."""
+        if self._whole is not None:
+            return self._whole.decomposition
+        if self._decomposition is None:
+            _ = self.layer.x, self.layer.between_tokens()  # raise where there are no tokens
+            self._decomposition = BlockDecomposition.of(self.trace.recording, self.index)
+        return self._decomposition
 
     @property
     def rows(self) -> Tensor:
@@ -187,8 +192,9 @@ class LayerView:
         found = self.trace.final_tokens if last else self.trace.layers[self.index + 1].tokens
         return None if found is None else widened(found)
 
-    def G_under(self, table: str) -> Tensor:
-        """What G is under another rule table that the method reads `also`, [B, H, rows, N]."""
+    def G_under(self, rules: str | RuleTable) -> Tensor:
+        """Return G under the second rule table that the method requires, [B, H, rows, N]."""
+        table = rule_table(rules)
         layer = self.context.others[table].layers[self.index]
         return self._once(("G", table), lambda: layer.between_tokens().G(layer.dO, self._rows))
 
@@ -284,6 +290,5 @@ def several(layers: Sequence[Layer], context: RunContext) -> StackedLayers | Non
         tokens=joined(lambda layer: layer.tokens),
         tokens_gradient=joined(lambda layer: layer.tokens_gradient),
         out_gradient=joined(lambda layer: layer.out_gradient),
-        middle=joined(lambda layer: layer.middle),
     )
     return StackedLayers(one, context)

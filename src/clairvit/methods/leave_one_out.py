@@ -7,7 +7,7 @@ from torch import Tensor
 
 from clairvit.errors import BadInput, NotApplicable
 from clairvit.methods.explanation import Cost
-from clairvit.methods.registry import method
+from clairvit.methods.registry import FORWARD, ExtraCost, method
 from clairvit.perturbation.aside import MapResult
 from clairvit.perturbation.attention_override import Rewrite
 from clairvit.perturbation.probe import probing
@@ -20,12 +20,11 @@ from clairvit.tracing.trace import Trace
     family="perturbation",
     paper="do(x_i) as in Coporan's survey",
     output="image",
-    passes="forward",
-    more=lambda patches, **_: Cost(patches),
+    requires=FORWARD,
+    extra_cost=ExtraCost(lambda patches, **_: Cost(patches), slow=True),
     score="prob",
     is_stochastic=False,
     signed=True,
-    slow=True,
 )
 def leave_one_out(trace: Trace, *, aside: MapResult, removal: Removal = "token", seed: int = 0) -> Tensor:
     """f(x) − f(x without patch i): the exact effect of do(remove i), one forward a patch.
@@ -43,11 +42,10 @@ def leave_one_out(trace: Trace, *, aside: MapResult, removal: Removal = "token",
     family="perturbation",
     paper="Deb et al., NeurIPS 2023",
     output="image",
-    passes="forward",
-    more=lambda patches, **_: Cost(patches),
+    requires=FORWARD,
+    extra_cost=ExtraCost(lambda patches, **_: Cost(patches), slow=True),
     score="logprob",
     signed=True,
-    slow=True,
 )
 def atman(
     trace: Trace, *, aside: MapResult, factor: float = 0.1, threshold: float | None = 0.6, shift_min: bool = True

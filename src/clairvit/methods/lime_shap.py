@@ -16,7 +16,7 @@ from torch import Tensor
 
 from clairvit.errors import BadInput
 from clairvit.methods.explanation import Cost
-from clairvit.methods.registry import method
+from clairvit.methods.registry import FORWARD, ExtraCost, method
 from clairvit.perturbation.aside import MapResult
 from clairvit.perturbation.coalitions import Coalitions, coalitions, halves
 from clairvit.perturbation.probe import Probe, probing
@@ -83,11 +83,10 @@ def standard_errors(found: Fit, chance: Tensor, onto: Tensor, base: Tensor | flo
     family="perturbation",
     paper="Ribeiro et al., 2016",
     output="image",
-    passes="forward",
-    more=lambda samples, **_: Cost(samples - 1),
+    requires=FORWARD,
+    extra_cost=ExtraCost(lambda samples, **_: Cost(samples - 1), slow=True),
     score="prob",
     signed=True,
-    slow=True,
     presets={"lime": {"width": LIME_WIDTH * math.sqrt(2), "features": "superpixels", "removal": "mean"}},
 )
 def lime(
@@ -167,12 +166,10 @@ def _pairs(samples: int | None, features: int) -> int:
     family="perturbation",
     paper="Lundberg & Lee, 2017",
     output="image",
-    passes="forward",
-    more=_most_forwards,
-    at_most=True,
+    requires=FORWARD,
+    extra_cost=ExtraCost(_most_forwards, at_most=True, slow=True),
     score="prob",
     signed=True,
-    slow=True,
 )
 def kernelshap(
     trace: Trace,

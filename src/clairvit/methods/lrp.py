@@ -10,9 +10,11 @@ from torch import Tensor
 
 from clairvit.errors import BadInput, NotApplicable
 from clairvit.methods.aggregation import Product, Single
-from clairvit.methods.gradient import chosen_rules, input_x_gradient, per_patch
+from clairvit.methods.gradient import input_x_gradient, per_patch, token_gradients
 from clairvit.methods.layer_view import LayerView, mean_of_heads
-from clairvit.methods.registry import method, register
+from clairvit.methods.registry import Caveats, Requires, method, register
+from clairvit.tracing.recorders.patch_embedding import PatchEmbedding
+from clairvit.tracing.rules import ATTNLRP, DEEP_TAYLOR, LINEAR, RuleTable, rule_table
 from clairvit.tracing.trace import Trace
 
 LRP = Literal["lrp", "chefer"]  # which of the authors' two rule files
@@ -38,22 +40,23 @@ def relevance_of_tokens(
     return input_x_gradient(layer, level)
 
 
-def _with_numbers(plain: str, made: str) -> Callable[..., str]:
-    """Options -> rule table: the plain one as long as no number asks for more, so that its trace is shared."""
+def _requires_rules(base: RuleTable, parametric: str) -> Callable[..., Requires]:
+    """Return options -> Requires: the base table as long as all parameters are 0, so that its trace is shared."""
 
-    def table(
-        gamma_lin: float = 0.0, gamma_conv: float = 0.0, eps: float = 0.0, inside: bool = True, **_: object
-    ) -> str:
+    def requires(
+        level: str, gamma_lin: float = 0.0, gamma_conv: float = 0.0, eps: float = 0.0, inside: bool = True, **_: object
+    ) -> Requires:
         numbers = {"gamma_lin": gamma_lin, "gamma_conv": gamma_conv, "eps": eps}
         for name, value in numbers.items():
             if value < 0:
                 raise BadInput(f"{name}={value} was given; expected 0 or more, such as {name}=0.05.")
+        gradients = token_gradients(level)
         if not any(numbers.values()):
-            return plain
+            return Requires(rules=base, gradients=gradients)
         written = ",".join(f"{name}={value!r}" for name, value in (numbers | {"inside": float(inside)}).items())
-        return f"{made}({written})"
+        return Requires(rules=rule_table(f"{parametric}({written})"), gradients=gradients)
 
-    return table
+    return requires
 
 
 _VIT = {"gamma_lin": 0.05, "gamma_conv": 0.25}
@@ -64,8 +67,7 @@ register(
     paper="Ali et al., ICML 2022, eps 0 (= decompx)",
     output="tokens",
     aggregation=Single(0),
-    rules="linear",
-    table=_with_numbers("linear", "cp-lrp"),
+    requires=_requires_rules(LINEAR, "cp-lrp"),
     signed=True,
     presets={"vit": _VIT, "lxt": {**_VIT, "eps": 1e-6, "inside": False}},
 )
@@ -76,8 +78,7 @@ register(
     paper="Achtibat et al., ICML 2024, eps 0",
     output="tokens",
     aggregation=Single(0),
-    rules="attnlrp",
-    table=_with_numbers("attnlrp", "attnlrp"),
+    requires=_requires_rules(ATTNLRP, "attnlrp"),
     signed=True,
     presets={"vit": _VIT},
 )
@@ -89,11 +90,13 @@ register(
     paper="Chefer et al., CVPR 2021 (transformer attribution)",
     output="matrix",
     aggregation=Product(residual=1.0),
-    also="chefer",
-    also_table=chosen_rules,
+    requires=lambda rules, **_: Requires(second_rules=rule_table(rules)),
     presets={"evaluation": {"start_layer": 1}},
-    numerically_unstable=_DIVIDES,
-    weak_class_signal="the identity of the residual, which outweighs it where the head reads the patches themselves",
+    caveats=Caveats(
+        numerically_unstable=_DIVIDES,
+        weak_class_signal="the identity of the residual, which outweighs it where the head reads the patches "
+        "themselves",
+    ),
 )
 def transformer_attribution(layer: LayerView, rules: LRP = "chefer") -> Tensor:
     """prod_l (I + mean_h relu(G * R_A)), R_A the relevance of the attention: rollout over what matters to the class.
@@ -107,12 +110,8 @@ def transformer_attribution(layer: LayerView, rules: LRP = "chefer") -> Tensor:
     return mean_of_heads((layer.G * layer.A * layer.G_under(rules) / 2).clamp(min=0))  # [B, rows, N]
 
 
-def _rules_beside_plain(rules: str, gradient: bool, **_: object) -> str | None:
-    return rules if gradient else None
-
-
-def _rules_or_plain(rules: str, gradient: bool, **_: object) -> str:
-    return "plain" if gradient else rules
+def _requires_relevance(rules: str, gradient: bool, **_: object) -> Requires:
+    return Requires(second_rules=rule_table(rules)) if gradient else Requires(rules=rule_table(rules))
 
 
 def positive_attention_relevance(layer: LayerView, rules: LRP = "lrp", gradient: bool = False) -> Tensor:
@@ -134,11 +133,12 @@ register(
     paper="Voita et al., ACL 2019, as in Chefer et al., CVPR 2021 (lrp_last_layer)",
     output="matrix",
     aggregation=Single(-1),
-    rules="lrp",
-    table=_rules_or_plain,
-    also_table=_rules_beside_plain,
-    numerically_unstable=_DIVIDES,
-    zero_reason="its ReLU keeps what speaks for the target, and nothing that the last layer's attention carries does",
+    requires=_requires_relevance,
+    caveats=Caveats(
+        numerically_unstable=_DIVIDES,
+        zero_reason="its ReLU keeps what speaks for the target, and nothing that the last layer's attention carries "
+        "does",
+    ),
 )
 register(
     "lrp-rollout",
@@ -147,27 +147,25 @@ register(
     paper="Chefer et al., CVPR 2021 (code: method rollout)",
     output="matrix",
     aggregation=Product(residual=1.0),
-    rules="lrp",
-    table=_rules_or_plain,
-    also_table=_rules_beside_plain,
+    requires=_requires_relevance,
     presets={"evaluation": {"start_layer": 1}},
-    numerically_unstable=_DIVIDES,
+    caveats=Caveats(numerically_unstable=_DIVIDES),
 )
 
 
 def relevance_at_embedding(trace: Trace, level: Literal["patch", "pixel"]) -> Tensor:
     """[B, rows, cols]: relevance where the pixels become patches, or, by the z^B rule, [B, H, W] of the pixels."""
-    recording, c = trace.recording, trace.embedding_gradient
-    embedding = recording.embedding
-    if embedding is None or c is None:
+    recording, embedding = trace.recording, trace[PatchEmbedding]
+    output, c = embedding.output, embedding.gradient
+    if output is None or c is None:
         if trace.layers:
             _ = trace.layers[0].dx  # neither a convolution nor a first block was seen: say what is missing
         raise NotApplicable("The place where this model makes its patches was not seen. Use partial-lrp.")
     wide = torch.promote_types(c.dtype, torch.float32)
-    R = embedding.made.detach().to(wide) * c
+    R = output.to(wide) * c
     if level == "pixel":
         return embedding.to_pixels(R).sum(1)
-    if embedding.given is None:
+    if embedding.input is None:
         grid, prefix = trace.in_order.grid, trace.in_order.prefix
         return recording.as_tokens(R).sum(-1)[:, prefix:].reshape(-1, *grid)
     layout = recording.structure.layout
@@ -179,10 +177,9 @@ def relevance_at_embedding(trace: Trace, level: Literal["patch", "pixel"]) -> Te
     family="relevance",
     paper="Bach et al., 2015, as in Chefer et al., CVPR 2021 (full LRP)",
     output="image",
-    rules="lrp",
-    table=chosen_rules,
+    requires=lambda rules, **_: Requires(rules=rule_table(rules), recorders=(PatchEmbedding,)),
     signed=True,
-    numerically_unstable=_DIVIDES,
+    caveats=Caveats(numerically_unstable=_DIVIDES),
 )
 def full_lrp(trace: Trace, level: Literal["patch", "pixel"] = "patch", rules: LRP = "lrp") -> Tensor:
     """R sent from the class (as 1) through every layer to the patch embedding by z+ rules: each patch's share.
@@ -199,8 +196,10 @@ def full_lrp(trace: Trace, level: Literal["patch", "pixel"] = "patch", rules: LR
     family="relevance",
     paper="Montavon et al., Pattern Recognition 2017, carried over to ViTs",
     output="image",
-    rules="deep-taylor",
-    numerically_unstable="a mean over tokens has no rule of its own; signed shares of a mean near zero are large",
+    requires=Requires(rules=DEEP_TAYLOR, recorders=(PatchEmbedding,)),
+    caveats=Caveats(
+        numerically_unstable="a mean over tokens has no rule of its own; signed shares of a mean near zero are large"
+    ),
 )
 def deep_taylor(trace: Trace, level: Literal["patch", "pixel"] = "patch") -> Tensor:
     """R sent from the class (as 1) by positive contributions alone to the pixels (z+, z^B): never negative.

@@ -18,7 +18,7 @@ from clairvit.methods.aggregation import layer_index, reading
 from clairvit.methods.explanation import Cost
 from clairvit.methods.gradient import per_patch
 from clairvit.methods.layer_view import mean_of_heads
-from clairvit.methods.registry import method
+from clairvit.methods.registry import FORWARD, NOTHING, ExtraCost, Requires, method
 from clairvit.perturbation.batching import BatchBudget, in_batches
 from clairvit.perturbation.progress import report_progress
 from clairvit.perturbation.rng import image_seeds, make_generator
@@ -82,9 +82,8 @@ def at_least_one(name: str, value: int) -> None:
     family="gradient",
     paper="Smilkov et al., 2017",
     output="image",
-    passes="none",
-    more=lambda n, **_: Cost(n, n),
-    slow=True,
+    requires=NOTHING,
+    extra_cost=ExtraCost(lambda n, **_: Cost(n, n), slow=True),
 )
 def smoothgrad(
     trace: Trace,
@@ -144,10 +143,10 @@ def on_image(image: Tensor, trace: Trace, level: Level, how: Literal["sum", "mea
     family="gradient",
     paper="Sundararajan et al., ICML 2017",
     output="image",
-    passes="forward",
-    more=lambda steps, **_: Cost(steps + 1, steps),  # the baseline's own score is for the residual
+    requires=FORWARD,
+    # the baseline's own score is for the residual
+    extra_cost=ExtraCost(lambda steps, **_: Cost(steps + 1, steps), slow=True),
     signed=True,
-    slow=True,
 )
 def integrated_gradients(
     trace: Trace,
@@ -244,10 +243,11 @@ def residual(found: Tensor, rise: Tensor, closer: str) -> str:
     family="gradient × attention",
     paper="Yuan et al., 2021 (Transition Attention Maps)",
     output="image",
-    reads="last attention",
+    requires=Requires(gradients=("attention",), first_layer=-1),
     # alpha = 1 is the image itself, whose trace is there already
-    more=lambda steps, with_integral, **_: Cost(steps - 1, steps - 1) if with_integral else Cost(),
-    slow=True,
+    extra_cost=ExtraCost(
+        lambda steps, with_integral, **_: Cost(steps - 1, steps - 1) if with_integral else Cost(), slow=True
+    ),
 )
 def transition_attention(
     trace: Trace,

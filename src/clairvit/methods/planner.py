@@ -1,4 +1,4 @@
-"""Together: many methods and targets on one recording, with one backward for each target and rule table."""
+"""Planner: many methods and targets on one recording, with one backward per target and rule table."""
 
 from __future__ import annotations
 
@@ -14,23 +14,21 @@ from clairvit.models.model import Model
 from clairvit.targets.target import Target
 from clairvit.tracing.module_state import own_grad_mode
 from clairvit.tracing.recording import Recording, record
+from clairvit.tracing.rules import PLAIN, RuleTable
 from clairvit.tracing.structure import model_structure
 from clairvit.tracing.trace import GradientScope, Trace, run_backward
 
 
 def record_for(specs: Sequence[MethodSpec], model: Model, pixels: Tensor) -> Recording:
-    """One forward with all that these methods will ask of it."""
+    """Run one forward that records all that these methods require."""
     single = singles(specs)
     passable = not model_structure(model, pixels).barriers  # else methods that read gradients are refused, one by one
     return record(
         model,
         pixels,
-        tables=[table for table in by_trace(single) if table is not None] or ["plain"],
+        rules=[table for table in by_rules(single) if table is not None] or [PLAIN],
         differentiable=passable and any(spec.passes in ("backward", "local") for spec in single),
-        local=any(spec.passes == "local" for spec in single),
-        inside=any(spec.inside for spec in single),
-        middles=any(spec.middles for spec in single),
-        biases=sorted({spec.biases for spec in single if spec.biases is not None}) if passable else (),
+        recorders=dict.fromkeys(recorder for spec in single for recorder in spec.requires.recorders),
     )
 
 
@@ -43,82 +41,79 @@ def run_all(
     seed: int = 0,
     layers: bool = False,
 ) -> dict[str, list[Result]]:
-    """Method text -> one result for each target."""
+    """Return method text -> one result per target."""
     single = singles(specs)
-    groups = by_trace(single)
+    groups = by_rules(single)
     results: dict[str, list[Result]] = {spec.text: [] for spec in single}
     last = list(groups)[-1]
-    for goal in targets:
-        others: dict[str, Trace] = {}  # those that a method of another group reads too
+    for target in targets:
+        others: dict[RuleTable, Trace] = {}  # those that a method of another group reads too
         for table, group in groups.items():
-            # The last backward frees the graph, so that the walk over its N×N matrices has the room.
-            keep = not (goal is targets[-1] and table == last) or table is None
-            readers = [*group, *(spec for spec in single if spec.also == table is not None)]
+            # The last backward frees the graph, so that its memory is free for N×N matrices.
+            keep = not (target is targets[-1] and table == last) or table is None
+            readers = [*group, *(spec for spec in single if spec.second_rules == table is not None)]
             rules = None if recording.structure.barriers else table
-            trace = run_backward(
-                recording, goal, rules, keep=keep, reach=reach_of(readers, len(recording.inputs), layers)
-            )
+            scope = gradient_scope(readers, len(recording.inputs), layers)
+            trace = run_backward(recording, target, rules, keep=keep, reach=scope)
             for spec, result in zip(group, run(group, trace, others, seed=seed, layers=layers), strict=True):
                 results[spec.text].append(result)
             if len(readers) > len(group) and table is not None:
                 others[table] = trace
-            del trace  # its gradients should not lie beside the next one's
+            del trace  # free its gradients before the next backward
     for spec in specs:
         if spec.members:
-            columns = zip(*(results[one.text] for one in spec.members), strict=True)
-            results[spec.text] = [_joined(spec, column) for column in columns]
+            columns = zip(*(results[member.text] for member in spec.members), strict=True)
+            results[spec.text] = [_ensemble_result(spec, column) for column in columns]
     return results
 
 
 def spent_on(recording: Recording, specs: Sequence[MethodSpec], targets: int = 1) -> Cost:
-    """The passes of a recording that these methods were run on, with the backwards that local ones make themselves."""
+    """Return the passes of a recording that these methods were run on, with the backwards of single blocks."""
     local = targets * any(spec.passes == "local" for spec in singles(specs))
     return Cost(recording.forwards, recording.backwards + local)
 
 
 def singles(specs: Sequence[MethodSpec]) -> list[MethodSpec]:
-    """The methods to be run: an ensemble is its members, and none is run twice."""
-    return list({one.text: one for spec in specs for one in spec.members or (spec,)}.values())
+    """Return the methods to run: an ensemble is its members, and none is run twice."""
+    return list({single.text: single for spec in specs for single in spec.members or (spec,)}.values())
 
 
-def _joined(spec: MethodSpec, members: Sequence[Result]) -> Result:
-    """An ensemble's result for one target."""
-    found = Result(seconds=sum(one.seconds for one in members), notes=[n for one in members for n in one.notes])
-    found.more = sum((one.more for one in members), Cost())
-    found.blank = [any(marks) for marks in zip(*(one.blank for one in members), strict=True)]
-    found.error = next((one.error for one in members if one.error is not None), None)
-    maps = [one.maps for one in members if one.maps is not None]
-    if found.error is None:
+def _ensemble_result(spec: MethodSpec, members: Sequence[Result]) -> Result:
+    """Return an ensemble's result for one target."""
+    result = Result(
+        seconds=sum(member.seconds for member in members), notes=[note for member in members for note in member.notes]
+    )
+    result.more = sum((member.more for member in members), Cost())
+    result.blank = [any(marks) for marks in zip(*(member.blank for member in members), strict=True)]
+    result.error = next((member.error for member in members if member.error is not None), None)
+    maps = [member.maps for member in members if member.maps is not None]
+    if result.error is None:
         with torch.no_grad():
-            found.maps = spec.method.function(maps, **dict(spec.options))
-    return found
+            result.maps = spec.method.function(maps, **dict(spec.options))
+    return result
 
 
-def by_trace(specs: list[MethodSpec]) -> dict[str | None, list[MethodSpec]]:
-    """Group methods by the rule table of the trace they read, those with N×N matrices last.
+def by_rules(specs: Sequence[MethodSpec]) -> dict[RuleTable | None, list[MethodSpec]]:
+    """Group methods by the rule table of the trace they read.
 
     First come those that need the graph itself (None), last the plain table. What needs no backward joins the last.
     """
-    groups: dict[str | None, list[MethodSpec]] = {}
+    groups: dict[RuleTable | None, list[MethodSpec]] = {}
     local = [spec for spec in specs if spec.passes == "local"]
     if local:
         groups[None] = local
-    own = {table for spec in specs for table in (spec.rules, spec.also) if table is not None}
-    for table in sorted(own, key=lambda name: (name == "plain", name)):
+    tables = {table for spec in specs for table in spec.tables}
+    for table in sorted(tables, key=lambda table: (table == PLAIN, table.name)):
         groups[table] = [spec for spec in specs if spec.rules == table]
-    free = [spec for spec in specs if spec.passes in ("none", "forward")]
-    if free:
-        groups.setdefault(list(groups)[-1] if groups else None, []).extend(free)
+    without_backward = [spec for spec in specs if spec.passes in ("none", "forward")]
+    if without_backward:
+        groups.setdefault(list(groups)[-1] if groups else None, []).extend(without_backward)
     return groups
 
 
-def reach_of(group: list[MethodSpec], count: int, layers: bool) -> GradientScope:
-    """How far back the gradient must go for these methods."""
-    read = [spec for spec in group if spec.passes == "backward"]
-    first = 0 if layers else min((spec.first_layer(count) for spec in read if count), default=count)
-    return GradientScope(
-        first,
-        attention=any(spec.needs_attention for spec in read),
-        tokens=any(spec.needs_tokens for spec in read),
-        pixels=any(spec.needs_pixels for spec in read),
-    )
+def gradient_scope(specs: Sequence[MethodSpec], count: int, layers: bool) -> GradientScope:
+    """Return how far back the gradient must go for these methods, and where it is read."""
+    readers = [spec for spec in specs if spec.passes == "backward"]
+    first = 0 if layers else min((spec.first_layer(count) for spec in readers if count), default=count)
+    places = {place for spec in readers for place in spec.gradients}
+    return GradientScope(first, "attention" in places, "tokens" in places, "pixels" in places)

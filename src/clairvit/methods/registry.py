@@ -1,4 +1,4 @@
-"""Method: a layer map and an aggregation under a name. Once registered it is swept by the tests, listed, documented."""
+"""Methods: a layer map and an aggregation under a name. Whatever is registered is tested, listed and documented."""
 
 from __future__ import annotations
 
@@ -16,9 +16,12 @@ from clairvit.errors import UnknownName, did_you_mean
 from clairvit.methods.aggregation import Aggregation
 from clairvit.methods.discrepancies import KNOWN
 from clairvit.methods.explanation import Cost
+from clairvit.tracing.recorders.base import Recorder
+from clairvit.tracing.rules import PLAIN, RuleTable
 
 Output = Literal["matrix", "tokens", "image"]
 Passes = Literal["none", "forward", "backward", "local"]
+Place = Literal["attention", "tokens", "pixels"]
 
 COMBINATORS = {
     "plus": "sum over all layers",
@@ -33,110 +36,195 @@ COMBINATORS = {
 FAMILIES = ("attention", "gradient × attention", "gradient", "cam", "relevance", "decomposition", "perturbation")
 MATRIX_COMBINATORS = ("rollout", "flow")  # those that need an N×N matrix from each layer
 USUAL_PATCHES = 196  # of the costs in lists: 224 pixels in patches of 16
-_GIVEN = ("layer", "trace", "seed", "note", "aside")  # parameters of a method's function that are no options
+_INJECTED = ("layer", "trace", "seed", "note", "aside")  # parameters of a method's function that are no options
+
+
+@dataclass(frozen=True)
+class Requires:
+    """What a method needs of the shared trace, and of the model.
+
+    Args:
+        passes: "none", a "forward", a "backward", or "local": the graph itself, for gradients of single blocks.
+        rules: The rule table of the backward it reads.
+        second_rules: Another rule table whose backward it reads too.
+        recorders: What must be recorded beyond x dx q k v dO.
+        gradients: Where the backward must leave gradients; by default at the attention for a method that gives
+            matrices, at the tokens for one that gives tokens, at the pixels for one that gives an image.
+        first_layer: The layer nearest to the image that it reads; by default the aggregation's first one. Negative
+            numbers count from the end.
+        all_rows: The layer map cannot be computed for single query rows.
+        poolings: The only poolings it is defined for; none named: all.
+        structure: What a model must have beyond attention: "residual" (x + attention, decomposed), "middle" (that sum).
+    """
+
+    passes: Passes = "backward"
+    rules: RuleTable = PLAIN
+    second_rules: RuleTable | None = None
+    recorders: tuple[type[Recorder], ...] = ()
+    gradients: tuple[Place, ...] | None = None
+    first_layer: int | None = None
+    all_rows: bool = False
+    poolings: tuple[str, ...] = ()
+    structure: tuple[str, ...] = ()
+
+    @property
+    def tables(self) -> tuple[RuleTable, ...]:
+        """The rule tables whose backward passes it reads."""
+        first = (self.rules,) if self.passes == "backward" else ()
+        return first if self.second_rules is None else (*first, self.second_rules)
+
+    @property
+    def shared_cost(self) -> Cost:
+        """The passes it shares with other methods: scores and targets take a forward in any case."""
+        return Cost(1, (self.passes in ("backward", "local")) + (self.second_rules is not None))
+
+
+FORWARD = Requires(passes="forward")
+NOTHING = Requires(passes="none")
+
+
+@dataclass(frozen=True)
+class ExtraCost:
+    """What a method spends on top of the shared trace.
+
+    Args:
+        passes: A function of the options, and of `patches` if it has that parameter, to the passes for one target.
+        at_most: `passes` is an upper bound: the number is known only when it is done.
+        slow: It takes much longer than one trace, so `--method all` leaves it out.
+    """
+
+    passes: Callable[..., Cost] | None = None
+    at_most: bool = False
+    slow: bool = False
+
+
+@dataclass(frozen=True)
+class Caveats:
+    """What a reader of its maps must know.
+
+    Args:
+        zero_reason: Why its map is zero on whole kinds of models, for the warning.
+        weak_class_signal: Why what all classes share outweighs the class in its map on whole kinds of models.
+        numerically_unstable: Why round-off shows in its map (differences over near-zero sums).
+        discrepancies: Where papers and public code disagree, and what is done here.
+        note: A function (trace, layers, **options) of a run to a note, or None.
+    """
+
+    zero_reason: str = ""
+    weak_class_signal: str = ""
+    numerically_unstable: str = ""
+    discrepancies: str = ""
+    note: Callable[..., str | None] | None = None
+
+
+NO_CAVEATS = Caveats()
+
+
+@dataclass(frozen=True)
+class OptionOverrides:
+    """Options that are not simply the function's and the aggregation's.
+
+    Args:
+        aliases: A paper's word -> the aggregation's field.
+        combined: Defaults that change under a combinator.
+    """
+
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    combined: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def words(self) -> dict[str, str]:
+        """The aggregation's field -> the paper's word."""
+        return {name: word for word, name in self.aliases.items()}
 
 
 @dataclass(frozen=True)
 class Method:
-    """What `cv.list_methods()` lists."""
+    """A registered method, as `cv.list_methods()` lists it."""
 
     name: str
     family: str
     paper: str
     function: Callable[..., Tensor] = field(repr=False)
-    output: Output  # N×N matrix a layer, one number a token and layer, or a whole image at once
-    passes: Passes  # what it must see: nothing, a forward, a backward, or one block at a time
-    rules: str | None  # the rule table of its backward
-    aggregation: Aggregation | None
-    signed: bool
-    class_specific: bool
+    output: Output  # an N×N matrix per layer, one number per token and layer, or a whole image at once
+    aggregation: Aggregation | None = None
+    requires: Requires | Callable[..., Requires] = field(default=Requires(), repr=False)  # or a function of the options
+    signed: bool = False
+    class_specific: bool = True
     relu: bool = False  # the formula ends with a ReLU (dropped when recombined: SkipPLUS sums signed maps)
-    needs_all_rows: bool = False  # the layer map cannot be computed for single query rows
-    presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, repr=False)
-    option_aliases: Mapping[str, str] = field(
-        default_factory=dict, repr=False
-    )  # a paper's word -> the aggregation's field
-    combinator_defaults: Mapping[str, Any] = field(
-        default_factory=dict, repr=False
-    )  # options that change under a combinator
-    also: str | None = None  # a second rule table whose gradients it reads too
-    table: Callable[..., str] | None = field(default=None, repr=False)  # options -> rule table, where they choose it
-    also_table: Callable[..., str | None] | None = field(default=None, repr=False)  # options -> the second one
-    needs: tuple[
-        str, ...
-    ] = ()  # what a model must have beyond attention: "residual" (x + attention, taken apart), "middle" (that sum)
-    poolings: tuple[str, ...] = ()  # the only poolings it is defined for; none named: all
-    zero_reason: str = ""  # why its map is zero on whole kinds of models, in words for the warning
-    weak_class_signal: str = ""  # why what all classes share outweighs the class in its map on whole kinds of models
-    numerically_unstable: str = ""  # why round-off shows in its map (differences over near-zero sums), in words
-    forward_unless: tuple[str, Any] | None = field(default=None, repr=False)  # else it reads the film, no backward
-    discrepancies: str = ""  # where papers and public code disagree, and what we do, in one or two sentences
-    slow: bool = False  # takes much longer than one trace, so `--method all` leaves it out
-    # (options, and `patches` if it asks for them) -> passes of its own for one target
-    more: Callable[..., Cost] | None = field(default=None, repr=False)
-    at_most: bool = False  # `more` is a bound: how many it takes shows on the way
-    is_stochastic: bool = (
-        True  # False: it takes a seed for some removals only, and its default map does not depend on it
-    )
     score: str = "logit"  # which score it explains where the user names none
-    reads: Literal["pixels", "last attention"] = "pixels"  # the gradient it wants, if it gives an image
-    backward_if: tuple[str, Any] | None = field(default=None, repr=False)  # an option that makes it need a backward
-    reads_biases: Callable[..., str] | None = field(default=None, repr=False)  # options -> which biases it reads
-    note_fn: Callable[..., str | None] | None = field(default=None, repr=False)  # (trace, layers, **options) -> a note
+    is_stochastic: bool = True  # False: it takes a seed for some options only, and its default map ignores it
+    presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, repr=False)
+    option_overrides: OptionOverrides = field(default_factory=OptionOverrides, repr=False)
+    extra_cost: ExtraCost = field(default=ExtraCost(), repr=False)
+    caveats: Caveats = field(default=NO_CAVEATS, repr=False)
 
     @property
     def summary(self) -> str:
+        """The first line of its docstring."""
         return (inspect.getdoc(self.function) or "").split("\n")[0]
+
+    def requirements(self, **options: Any) -> Requires:
+        """Return what it needs of a trace with these options, the others at their defaults."""
+        if isinstance(self.requires, Requires):
+            return self.requires
+        return self.requires(**{name: p.default for name, p in parameters(self.function).items()} | options)
+
+    @property
+    def passes(self) -> Passes:
+        """What it must see of the shared trace, with the default options."""
+        return self.requirements().passes
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """The names of the rule tables whose backward passes it reads, with the default options."""
+        return tuple(map(str, self.requirements().tables))
 
     @property
     def cost(self) -> Cost:
         """Passes for one target, with the default options."""
-        return shared_cost(self.passes, self.also) + self.own_cost(**self.options)
+        return self.requirements().shared_cost + self.own_cost(**self.options)
 
     @property
-    def tables(self) -> tuple[str, ...]:
-        """The rule tables whose backwards it reads, with the default options."""
-        return tuple(name for name in (self.rules, self.also) if name is not None)
+    def slow(self) -> bool:
+        """Whether it takes much longer than one trace."""
+        return self.extra_cost.slow
 
     def own_cost(self, patches: int = USUAL_PATCHES, **options: Any) -> Cost:
-        """The passes that it makes itself, on top of the traces it shares with other methods."""
-        if self.more is None:
+        """Return the passes that it makes itself, on top of the traces it shares with other methods."""
+        count = self.extra_cost.passes
+        if count is None:
             return Cost()
-        asks = "patches" in inspect.signature(self.more).parameters
-        return self.more(**options, **({"patches": patches} if asks else {}))
+        by_patches = "patches" in inspect.signature(count).parameters
+        return count(**options, **({"patches": patches} if by_patches else {}))
 
     @property
     def options(self) -> dict[str, Any]:
         """Every option with its default."""
-        shown = {name: p.default for name, p in parameters(self.function).items()}
+        defaults = {name: p.default for name, p in parameters(self.function).items()}
         if self.aggregation is not None:
-            paper_words = {ours: theirs for theirs, ours in self.option_aliases.items()}
-            shown |= {
-                paper_words.get(name, name): getattr(self.aggregation, name)
-                for name in layer_options(self, self.aggregation)
+            words = self.option_overrides.words
+            defaults |= {
+                words.get(name, name): getattr(self.aggregation, name) for name in layer_options(self, self.aggregation)
             }
-        return shown | ({"relu": True} if self.relu else {})
+        return defaults | ({"relu": True} if self.relu else {})
 
     @property
     def combinators(self) -> tuple[str, ...]:
+        """The combinators that it may be followed by, such as "+plus"."""
         if self.output == "image":
             return ()
         return tuple(f"+{name}" for name in COMBINATORS if self.output == "matrix" or name not in MATRIX_COMBINATORS)
 
 
-def layer_options(method: Method, over: Aggregation | None) -> list[str]:
-    """The aggregation's fields that mean something to this method: one number for each token has no rows to choose."""
-    names = [] if over is None else [f.name for f in dataclasses.fields(over)]
+def layer_options(method: Method, aggregation: Aggregation | None) -> list[str]:
+    """Return the aggregation's fields that apply to this method: one number per token has no rows to choose."""
+    names = [] if aggregation is None else [f.name for f in dataclasses.fields(aggregation)]
     return [name for name in names if method.output == "matrix" or name != "rows"]
 
 
-def shared_cost(passes: Passes, also: str | None = None) -> Cost:
-    """What is spent on the traces that a method shares with others: scores and targets take a forward in any case."""
-    return Cost(1, (1 if passes in ("backward", "local") else 0) + (also is not None))
-
-
 _registry: dict[str, Method] = {}
-_HOMES = (
+_MODULES = (
     "attention",
     "gradient",
     "cam",
@@ -155,56 +243,48 @@ _HOMES = (
 )
 
 
-def register(
-    name: str,
-    function: Callable[..., Tensor],
-    *,
-    family: str,
-    paper: str,
-    output: Output,
-    aggregation: Aggregation | None = None,
-    passes: Passes = "backward",
-    rules: str = "plain",
-    signed: bool = False,
-    class_specific: bool = True,
-    **more: Any,
-) -> None:
-    """Give a layer map a name, an aggregation and its place in the lists."""
-    table = rules if passes == "backward" else None
-    more.setdefault("discrepancies", KNOWN.get(name, ""))
-    _registry[name] = Method(
-        name, family, paper, function, output, passes, table, aggregation, signed, class_specific, **more
-    )
+def register(name: str, function: Callable[..., Tensor], *, caveats: Caveats = NO_CAVEATS, **fields: Any) -> None:
+    """Register a method; `fields` are those of `Method`.
+
+    Args:
+        name: What users type.
+        function: A function of a `LayerView` (or, for `output="image"`, of a `Trace`) and its options to a tensor.
+        caveats: What a reader of its maps must know.
+        **fields: family, paper, output, aggregation, requires, … of `Method`.
+    """
+    if not caveats.discrepancies:
+        caveats = dataclasses.replace(caveats, discrepancies=KNOWN.get(name, ""))
+    _registry[name] = Method(name=name, function=function, caveats=caveats, **fields)
 
 
-def method(name: str, **what: Any) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
-    """`register` as a decorator."""
+def method(name: str, **fields: Any) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
+    """Return a decorator that registers a function as a method; arguments as for `register`."""
 
-    def enter(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        register(name, function, **what)
+    def decorate(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        register(name, function, **fields)
         return function
 
-    return enter
+    return decorate
 
 
 @functools.cache
 def load_all() -> None:
     """Import the modules that register something."""
-    for home in _HOMES:
-        importlib.import_module(f"clairvit.methods.{home}")
+    for module in _MODULES:
+        importlib.import_module(f"clairvit.methods.{module}")
 
 
 def list_methods() -> list[Method]:
-    """Every registered method."""
+    """Return every registered method."""
     load_all()
     return list(_registry.values())
 
 
 def by_family(families: Iterable[str]) -> list[int]:
-    """Positions in the order of `FAMILIES`, within a family as given; baselines last, unknown ones before."""
-    given = list(families)
-    known = (*FAMILIES, *dict.fromkeys(name for name in given if name not in (*FAMILIES, "baseline")), "baseline")
-    return sorted(range(len(given)), key=lambda place: known.index(given[place]))
+    """Return positions in the order of `FAMILIES`, within a family as given; baselines last, unknown ones before."""
+    names = list(families)
+    order = (*FAMILIES, *dict.fromkeys(name for name in names if name not in (*FAMILIES, "baseline")), "baseline")
+    return sorted(range(len(names)), key=lambda place: order.index(names[place]))
 
 
 # Names that papers, talks and other libraries use, and what the same thing is called here. They are suggested, never
@@ -237,6 +317,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
 
 
 def find_method(name: str) -> Method:
+    """Return a method by its name; raise UnknownName with a suggestion if there is none."""
     load_all()
     if name not in _registry:
         raise UnknownName(
@@ -248,5 +329,5 @@ def find_method(name: str) -> Method:
 
 @functools.cache
 def parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
-    """The options of a method's function."""
-    return {name: p for name, p in inspect.signature(function).parameters.items() if name not in _GIVEN}
+    """Return the options of a method's function."""
+    return {name: p for name, p in inspect.signature(function).parameters.items() if name not in _INJECTED}

@@ -14,7 +14,7 @@ from torch import Tensor
 from clairvit.errors import BadInput
 from clairvit.methods.explanation import Cost
 from clairvit.methods.multi_pass import at_least_one
-from clairvit.methods.registry import method
+from clairvit.methods.registry import FORWARD, ExtraCost, method
 from clairvit.perturbation.aside import MapResult
 from clairvit.perturbation.probe import probing
 from clairvit.perturbation.removal import Removal, on_pixels
@@ -85,10 +85,9 @@ def _pooled(table: Tensor, count: int) -> Tensor:
     family="perturbation",
     paper="Petsiuk et al., BMVC 2018",
     output="image",
-    passes="forward",
-    more=lambda samples, **_: Cost(samples),
+    requires=FORWARD,
+    extra_cost=ExtraCost(lambda samples, **_: Cost(samples), slow=True),
     score="prob",
-    slow=True,
 )
 def rise(
     trace: Trace,
@@ -188,13 +187,12 @@ def check_cells(cells: int) -> None:
     family="perturbation",
     paper="Zeiler & Fergus, ECCV 2014",
     output="image",
-    passes="forward",
-    more=lambda patches, **_: Cost(patches),  # a window starts at a patch: never more windows than patches
-    at_most=True,
+    requires=FORWARD,
+    # a window starts at a patch: never more windows than patches
+    extra_cost=ExtraCost(lambda patches, **_: Cost(patches), at_most=True, slow=True),
     score="prob",
     is_stochastic=False,
     signed=True,
-    slow=True,
 )
 def occlusion(
     trace: Trace,
@@ -262,12 +260,13 @@ def mean_over_boxes(values: Tensor, inside: Tensor) -> Tensor:
     family="perturbation",
     paper="Shi et al., 2023",
     output="image",
-    passes="forward",
-    more=lambda scales, **_: Cost(sum((2 * k + 1) ** 2 for k in range(1, scales + 1))),
-    at_most=True,  # on small grids windows of different scales are the same
+    requires=FORWARD,
+    # at most: on small grids windows of different scales are the same
+    extra_cost=ExtraCost(
+        lambda scales, **_: Cost(sum((2 * k + 1) ** 2 for k in range(1, scales + 1))), at_most=True, slow=True
+    ),
     score="prob",
     is_stochastic=False,
-    slow=True,
 )
 def pami(trace: Trace, *, aside: MapResult, scales: int = 4, removal: Removal = "blur", seed: int = 0) -> Tensor:
     """sum_k f(x with only part k) m_k / sum_k m_k: how well the parts that contain a patch do without all the rest.

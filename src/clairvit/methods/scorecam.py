@@ -21,15 +21,17 @@ from clairvit.methods.explanation import Cost
 from clairvit.methods.layer_view import laid_out, looked_at
 from clairvit.methods.multi_pass import Level, at_least_one, on_image
 from clairvit.methods.multi_pass import noise as normal_noise
-from clairvit.methods.registry import method
+from clairvit.methods.registry import ExtraCost, Requires, method
 from clairvit.perturbation.aside import MapResult
 from clairvit.perturbation.probe import Probe, probing
 from clairvit.perturbation.rng import image_seeds
 from clairvit.tracing.attention import widened
+from clairvit.tracing.recorders.last_norm import LastNorm
 from clairvit.tracing.trace import Trace
 
 Background = Literal["mean", "black", "blur", "gaussian-blur", "noise"]  # what shows through a mask that is half there
 USUAL_CHANNELS = 768  # of the costs in lists: a ViT-B
+ON_LAST_NORM = Requires(passes="forward", recorders=(LastNorm,))
 AT_ONCE = 64  # channels that are laid out on the image at the same time
 
 
@@ -67,13 +69,11 @@ def varied(cells: Tensor) -> Tensor:
     family="cam",
     paper="Wang et al., CVPR Workshops 2020",
     output="image",
-    passes="forward",
-    more=lambda top_k, **_: Cost(USUAL_CHANNELS if top_k is None else top_k),
-    at_most=True,
+    requires=ON_LAST_NORM,
+    extra_cost=ExtraCost(lambda top_k, **_: Cost(USUAL_CHANNELS if top_k is None else top_k), at_most=True, slow=True),
     is_stochastic=False,
     signed=True,
     relu=True,
-    slow=True,
     presets={"jacobgil": {"corners": True}},
 )
 def score_cam(
@@ -126,13 +126,15 @@ def masked_scores(probe: Probe, maps: Tensor, corners: bool) -> Tensor:
     family="perturbation",
     paper="Xie et al., IJCAI 2023 (ViT-CX)",
     output="image",
-    passes="forward",
-    more=lambda samples, repeats, causal, noise, **_: Cost(
-        (samples or USUAL_CHANNELS) * (1 if noise == 0 else repeats * (2 if causal else 1))
+    requires=ON_LAST_NORM,
+    extra_cost=ExtraCost(
+        lambda samples, repeats, causal, noise, **_: Cost(
+            (samples or USUAL_CHANNELS) * (1 if noise == 0 else repeats * (2 if causal else 1))
+        ),
+        at_most=True,
+        slow=True,
     ),
-    at_most=True,
     score="prob",
-    slow=True,
 )
 def vit_cx(
     trace: Trace,

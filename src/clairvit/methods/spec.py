@@ -1,4 +1,4 @@
-"""Method strings, settled: which method, with which options, over which layers.
+"""Method specs: which method, with which options, over which layers; resolved once from a method string.
 
 "rollout"   "rollout(fusion=max)"   "genatt+skipplus"   "decompx+from:6"   "ixg+layer:3"
 """
@@ -24,64 +24,63 @@ from clairvit.methods.registry import (
     USUAL_PATCHES,
     Method,
     Passes,
+    Place,
+    Requires,
     find_method,
     layer_options,
     list_methods,
     load_all,
     parameters,
-    shared_cost,
 )
+from clairvit.tracing.rules import RuleTable
 
 
 @dataclass(frozen=True)
 class MethodSpec:
-    """A method with its options and aggregation settled: what a run executes."""
+    """A method with its options and aggregation resolved: what a run executes."""
 
     method: Method
     options: tuple[tuple[str, Any], ...]  # of the function
     aggregation: Aggregation | None
     relu: bool
     text: str  # canonical: the same text always means the same map
-    members: tuple[MethodSpec, ...] = ()  # the methods whose maps it joins: it is an ensemble
+    members: tuple[MethodSpec, ...] = ()  # the methods whose maps it combines, if it is an ensemble
+
+    def __str__(self) -> str:
+        return self.text
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """Two bounds with the same key have the same layer map."""
+        """Two specs with the same key have the same layer map."""
         return (self.method.function, self.options)
+
+    @functools.cached_property
+    def requires(self) -> Requires:
+        """What it needs of the shared trace with these options."""
+        return self.method.requirements(**dict(self.options))
 
     @property
     def needs_all_rows(self) -> bool:
-        return self.method.needs_all_rows or (self.aggregation is not None and self.aggregation.needs_all_rows)
-
-    @property
-    def inside(self) -> bool:
-        """Does it look at what happens inside blocks, from a film of the forward?"""
-        unless = self.method.forward_unless
-        return "residual" in self.method.needs or (unless is not None and unless not in self.options)
-
-    @property
-    def middles(self) -> bool:
-        """Does it read the residual stream after attention?"""
-        return "middle" in self.method.needs
+        """Whether its layer maps are needed for all query rows, not only those the head reads."""
+        return self.requires.all_rows or (self.aggregation is not None and self.aggregation.needs_all_rows)
 
     @property
     def passes(self) -> Passes:
-        if self.method.forward_unless is not None and self.inside:
-            return "forward"
-        return "backward" if self.method.backward_if in self.options else self.method.passes
+        """What it must see of the shared trace."""
+        return self.requires.passes
 
     @property
     def reads_gradients(self) -> bool:
-        """Does it need a backward: of the shared trace, of single blocks, or of passes that it makes itself?"""
-        return self.passes in ("backward", "local") or self.also is not None or self.own_cost().backwards > 0
+        """Whether it needs a backward: of the shared trace, of single blocks, or of passes that it makes itself."""
+        return self.requires.shared_cost.backwards > 0 or self.own_cost().backwards > 0
 
     @property
     def backwards(self) -> int:
         """How many backwards of the shared traces it reads, for one target."""
         if self.members:
-            tables = {t for one in self.members for t in (one.rules, one.also)} - {None}
-            return len(tables) + any(one.passes == "local" for one in self.members)
-        return shared_cost(self.passes, self.also).backwards
+            tables = {table for member in self.members for table in member.tables}
+            return len(tables) + any(member.passes == "local" for member in self.members)
+        return self.requires.shared_cost.backwards
 
     @property
     def cost(self) -> Cost:
@@ -89,61 +88,46 @@ class MethodSpec:
         return self.cost_for(USUAL_PATCHES)
 
     def cost_for(self, patches: int) -> Cost:
-        """Passes for one target, on an image of so many patches."""
-        return Cost(shared_cost(self.passes).forwards, self.backwards) + self.own_cost(patches)
+        """Return the passes for one target, on an image of so many patches."""
+        return Cost(1, self.backwards) + self.own_cost(patches)
 
     def own_cost(self, patches: int = USUAL_PATCHES) -> Cost:
-        """The passes that it makes itself, on top of shared traces."""
-        return sum((one.method.own_cost(patches, **dict(one.options)) for one in self.members or (self,)), Cost())
+        """Return the passes that it makes itself, on top of shared traces."""
+        specs = self.members or (self,)
+        return sum((spec.method.own_cost(patches, **dict(spec.options)) for spec in specs), Cost())
 
     @property
-    def rules(self) -> str | None:
+    def tables(self) -> tuple[RuleTable, ...]:
+        """The rule tables whose backward passes it reads."""
+        return self.requires.tables
+
+    @property
+    def rules(self) -> RuleTable | None:
         """The rule table of the backward it reads, if it reads one."""
-        if self.passes != "backward":
-            return None
-        return (self.method.rules or "plain") if self.method.table is None else self.method.table(**dict(self.options))
+        return self.requires.rules if self.passes == "backward" else None
 
     @property
-    def also(self) -> str | None:
+    def second_rules(self) -> RuleTable | None:
         """The second rule table that it reads."""
-        return self.method.also if self.method.also_table is None else self.method.also_table(**dict(self.options))
+        return self.requires.second_rules
 
     @property
-    def biases(self) -> str | None:
-        """Which biases a backward must add up for it."""
-        return None if self.method.reads_biases is None else self.method.reads_biases(**dict(self.options))
-
-    @property
-    def needs_pixels(self) -> bool:
-        """Does it read the gradient at the pixels?"""
-        whole = self.aggregation is None and self.method.reads == "pixels"
-        return self.passes == "backward" and (whole or ("level", "pixel") in self.options)
-
-    @property
-    def needs_attention(self) -> bool:
-        """Does it read gradients at the attention?"""
-        return (
-            self.method.output == "matrix"
-            or self.method.reads == "last attention"
-            or self.method.backward_if in self.options
-        )
-
-    @property
-    def needs_tokens(self) -> bool:
-        """Does it read gradients at the blocks' inputs?"""
-        return self.method.output == "tokens"
+    def gradients(self) -> tuple[Place, ...]:
+        """Where it reads gradients."""
+        by_output: dict[str, Place] = {"matrix": "attention", "tokens": "tokens", "image": "pixels"}
+        declared = self.requires.gradients
+        return (by_output[self.method.output],) if declared is None else declared
 
     def first_layer(self, count: int) -> int:
-        """The layer nearest to the image that it reads: a backward need go no further."""
-        if ("reversed_gradients", True) in self.options:
-            return 0  # the last layer's partner is the first
-        if self.aggregation is None:
-            return count - 1 if self.method.reads == "last attention" else count
-        return self.aggregation.used(count).start
+        """Return the layer nearest to the image that it reads: a backward need go no further."""
+        declared = self.requires.first_layer
+        if declared is not None:
+            return declared % count
+        return count if self.aggregation is None else self.aggregation.used(count).start
 
     def notes(self, count: int) -> tuple[str, ...]:
-        """What a reader of the map should know: that a start which is meant to be searched was not."""
-        searched = SEARCHED in self.method.option_aliases and "+" not in self.text
+        """Return a note if a start layer that is meant to be searched was not."""
+        searched = SEARCHED in self.method.option_overrides.aliases and "+" not in self.text
         if not searched or not isinstance(self.aggregation, Total) or self.aggregation.start != "half":
             return ()
         start, name = self.aggregation.used(count).start, self.method.name
@@ -187,11 +171,11 @@ def resolve_method(text: str, **options: Any) -> MethodSpec:
             given = _preset(method, str(given.pop(word)), over, combinator) | given
     own = {key: p.default for key, p in parameters(method.function).items()}
     if combined:
-        own |= method.combinator_defaults
+        own |= method.option_overrides.combined
     relu = method.relu and not combined
     fields = layer_options(method, over)
     for key, value in given.items():
-        ours = method.option_aliases.get(key, key)
+        ours = method.option_overrides.aliases.get(key, key)
         if key in own:
             own[key] = checked(_hints(method.function)[key], key, value)
         elif ours in fields:
@@ -278,7 +262,7 @@ def _preset(method: Method, name: str, over: Aggregation | None, combinator: str
         )
     preset = dict(method.presets[name])
     own = {*parameters(method.function), *layer_options(method, over), "relu"}
-    replaced = [key for key in preset if method.option_aliases.get(key, key) not in own]
+    replaced = [key for key in preset if method.option_overrides.aliases.get(key, key) not in own]
     if replaced and combinator:
         raise NotApplicable(
             f"The preset '{name}' of '{method.name}' says how layers are combined ({', '.join(replaced)}), and "
@@ -296,7 +280,7 @@ def _hints(of: Any) -> dict[str, Any]:
 def option_hints(method: Method) -> dict[str, Any]:
     """Return the type annotation of each option of a method, under the names that users type."""
     own = {name: _hints(method.function)[name] for name in parameters(method.function)}
-    paper_words = {ours: theirs for theirs, ours in method.option_aliases.items()}
+    paper_words = method.option_overrides.words
     aggregation = {} if method.aggregation is None else _hints(type(method.aggregation))
     layers = {paper_words.get(name, name): aggregation[name] for name in layer_options(method, method.aggregation)}
     return own | layers | ({"relu": bool} if method.relu else {})
@@ -323,7 +307,7 @@ def checked(hint: Any, key: str, value: Any) -> Any:
 
 
 def _no_option(method: Method, key: str, over: Aggregation | None) -> str:
-    paper_words = {ours: theirs for theirs, ours in method.option_aliases.items()}
+    paper_words = method.option_overrides.words
     fields = [paper_words.get(name, name) for name in layer_options(method, over)]
     known = [*parameters(method.function), *fields, *(["relu"] if method.relu else [])]
     listed = ", ".join(known) or "none"
@@ -337,10 +321,10 @@ def _canonical(
     defaults = {key: p.default for key, p in parameters(method.function).items()}
     base, combined = _combined(method, combinator, plus_mode)
     if combined:
-        defaults |= method.combinator_defaults
+        defaults |= method.option_overrides.combined
     changed = {key: value for key, value in own.items() if value != defaults[key]}
     if over is not None and base is not None:
-        paper_words = {ours: theirs for theirs, ours in method.option_aliases.items()}
+        paper_words = method.option_overrides.words
         changed |= {
             paper_words.get(f.name, f.name): getattr(over, f.name)
             for f in dataclasses.fields(over)

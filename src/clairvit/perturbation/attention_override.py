@@ -10,15 +10,13 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from clairvit.tracing import ops
 from clairvit.tracing.attention import repeated, scaled_scores
-from clairvit.tracing.undispatched import undispatched
 
 Rewrite = Callable[[Tensor], Tensor]  # scores [B, H, queries, tokens] -> the same shape
-_SOFTMAX = (F.softmax, torch.softmax, Tensor.softmax)
 MOST_EXTRA_KEYS = 2  # a class token that joins in a pool after the layers
 
 
@@ -32,17 +30,17 @@ class Rewritten(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func is F.scaled_dot_product_attention:
+        kind = ops.kind_of(func)
+        if kind == ops.ATTENTION:
             return self._fused(func, args, kwargs)
-        if func in _SOFTMAX:
-            x = args[0] if args else kwargs["input"]
-            dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
-            if x.ndim >= 3 and dim in (-1, x.ndim - 1) and self._to_tokens(x.shape[0], x.shape[-1]):
+        if kind == ops.SOFTMAX and ops.is_over_last_axis(args, kwargs):
+            x = ops.first_argument(args, kwargs)
+            if self._to_tokens(x.shape[0], x.shape[-1]):
                 rest = {name: value for name, value in kwargs.items() if name != "input"}
                 return func(self._rewritten(x), *args[1:], **rest)
-        if func is F.multi_head_attention_forward:
+        if kind == ops.MULTI_HEAD:
             with self:  # the mode is off inside a handler
-                return undispatched(func)(*args, **kwargs)
+                return ops.without_dispatch(func)(*args, **kwargs)
         return func(*args, **kwargs)
 
     def _to_tokens(self, lead: int, keys: int) -> bool:
@@ -56,11 +54,11 @@ class Rewritten(TorchFunctionMode):
         return torch.cat([whole[..., :extra], own], -1).reshape(scores.shape)
 
     def _fused(self, func: Any, args: Any, kwargs: Any) -> Any:
-        call = dict(zip(("query", "key", "value", "attn_mask", "dropout_p", "is_causal"), args, strict=False)) | kwargs
+        call = ops.attention_arguments(args, kwargs)
         q, k, v = call["query"], call["key"], call["value"]
         if not self._to_tokens(q.shape[0], k.shape[-2]) or call.get("is_causal"):
             return func(*args, **kwargs)
-        scale = q.shape[-1] ** -0.5 if call.get("scale") is None else call["scale"]
+        scale = ops.attention_scale(q, call.get("scale"))
         scores = scaled_scores(q, repeated(k, q), scale, call.get("attn_mask"))
         return self._rewritten(scores).softmax(-1).to(v.dtype) @ repeated(v, q)
 

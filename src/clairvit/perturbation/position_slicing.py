@@ -9,17 +9,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from clairvit.tracing.undispatched import undispatched
+from clairvit.tracing import ops
 
-_BINARY = {
-    *(torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__, Tensor.__iadd__, Tensor.add_),
-    *(torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__, Tensor.__imul__, Tensor.mul_),
-    *(torch.sub, Tensor.sub, Tensor.__sub__, Tensor.__rsub__, torch.addcmul, torch.where),
-}
+_ELEMENTWISE = ops.SUMS | ops.DIFFERENCES | {ops.MULTIPLY, ops.MULTIPLY_IN_PLACE}
+_TERNARY = (torch.addcmul, torch.where)
 
 
 class Positions(TorchFunctionMode):
@@ -35,21 +31,21 @@ class Positions(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func in _BINARY:
+        kind = ops.kind_of(func)
+        if kind in _ELEMENTWISE or func in _TERNARY:
             tensors = [a for a in args if isinstance(a, Tensor)]
             args = tuple(self._fitted(a, tensors) if isinstance(a, Tensor) else a for a in args)
-        elif func is F.scaled_dot_product_attention:
-            names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
-            kwargs = dict(zip(names, args, strict=False)) | kwargs
+        elif kind == ops.ATTENTION:
+            kwargs = ops.attention_arguments(args, kwargs)
             mask = kwargs.get("attn_mask")
             if isinstance(mask, Tensor):
                 q, k = kwargs["query"], kwargs["key"]
                 shape = torch.Size((*q.shape[:-1], k.shape[-2]))
                 kwargs["attn_mask"] = self._cut(mask, shape)
             args = ()
-        elif func is F.multi_head_attention_forward:
+        elif kind == ops.MULTI_HEAD:
             with self:  # the mode is off inside a handler
-                return undispatched(func)(*args, **kwargs)
+                return ops.without_dispatch(func)(*args, **kwargs)
         return func(*args, **kwargs)
 
     def _fitted(self, tensor: Tensor, among: list[Tensor]) -> Tensor:

@@ -122,7 +122,7 @@ def halved(base: str) -> str:
     spec = resolve_method(base)
     if not isinstance(spec.aggregation, Total):
         return resolve_method(f"{base}+skipplus").text
-    word = {ours: theirs for theirs, ours in spec.method.option_aliases.items()}.get("start", "start")
+    word = spec.method.option_overrides.words.get("start", "start")
     return resolve_method(base, **{word: "half"}).text
 
 

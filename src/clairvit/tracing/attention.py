@@ -49,7 +49,7 @@ class AttentionCall:
         """Sequences in the batch: the images, or images × windows."""
         return int(self.v.shape[0])
 
-    def cut(self) -> None:
+    def detach(self) -> None:
         """Keep the values, leave the graph."""
         self.v, self.out = self.v.detach(), self.out.detach()
         for name in ("q", "k", "mask", "weights", "scores"):

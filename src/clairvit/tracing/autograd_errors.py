@@ -1,4 +1,4 @@
-"""What torch says about a way back that is blocked, in words about the user's model."""
+"""Translate autograd errors into messages about the user's model."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ CHECKPOINTED = (
 GRADIENT_METHODS = "ixg, saliency and gradcam"
 
 
-def raise_no_attention(stage: str, index: int) -> str:
-    """Of a layer of a CNN that was asked for its attention."""
+def no_attention(stage: str, index: int) -> str:
+    """Return the message for a layer of a CNN that was asked for its attention."""
     return (
         f"This model has no attention that can be read (a CNN, say): its layer {index} is the feature map of '{stage}'"
         f", and the method reads attention between image tokens. Use one that reads activations and gradients: "
@@ -28,7 +28,7 @@ def raise_no_attention(stage: str, index: int) -> str:
 
 @contextmanager
 def translate_autograd_errors() -> Iterator[None]:
-    """Around every backward through the user's model."""
+    """Translate errors of a backward through the user's model."""
     try:
         yield
     except CheckpointError as error:

@@ -1,8 +1,8 @@
-"""Inside a block: the residual stream after attention, and what each token's value adds to it.
+"""Decomposition of a block: the residual stream after attention, and what each token's value adds to it.
 
-x_mid = x + g(O), O = A v. From the film of the block: x_mid is the first sum after the attention that the block's input
-is a term of; what one head's values add is the linear part of the way from O to x_mid; and the values without bias are
-the linear part of the way from x to v. No library is known by name.
+x_mid = x + g(O), O = A v. From the `OpLog` of the block: x_mid is the first sum after the attention that the block's
+input is a term of; what one head's values add is the linear part of the path from O to x_mid; and the values without
+bias are the linear part of the path from x to v. No library is known by name.
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ import torch
 from torch import Tensor
 
 from clairvit.errors import NotApplicable
+from clairvit.tracing import ops
 from clairvit.tracing.attention import AttentionCall, widened
-from clairvit.tracing.capture import Capture, role
+from clairvit.tracing.capture import Capture
 from clairvit.tracing.linearised import Norm, PathStep, is_sum, linear_path, propagate, rerun
-from clairvit.tracing.recorders.op_log import Step
+from clairvit.tracing.recorders.op_log import OpLog, Step
+from clairvit.tracing.recorders.residual import no_residual
 from clairvit.tracing.recording import Recording
 
 Norms = Literal["none", "next", "attention", "block"]
@@ -51,27 +53,27 @@ class BlockDecomposition:
     to_values: tuple[PathStep, ...]  # the last of them is the attention
     to_sum: tuple[PathStep, ...]  # the last of them is the sum with the block's input
     after: tuple[Step, ...]  # the steps after that sum
-    made: dict[bool, Tensor] = field(default_factory=dict)  # what heads add, without and with the bias of values
+    _cache: dict[bool, Tensor] = field(default_factory=dict)  # what heads add, without and with the bias of values
 
     @staticmethod
     def of(recording: Recording, index: int) -> BlockDecomposition:
-        film = recording.film
-        assert film is not None, "recorded with inside=True"
-        block, attended = film.attended[index]
+        """Return the decomposition of a layer's block; raise NotApplicable if it has no such residual."""
+        log = recording[OpLog]
+        block, attended = log.attention_outputs[index]
         if recording.inputs[index] is None:
             raise no_residual(index)
-        start, first = film.starts[block]
-        following = min((i for b, (_, i) in enumerate(film.starts) if b > block and i > first), default=None)
-        steps = film.steps[first:]
-        at = next((i for i, step in enumerate(steps) if any(t is attended for t in step.made)), None)
+        start, first = log.block_inputs[block]
+        following = min((i for b, (_, i) in enumerate(log.block_inputs) if b > block and i > first), default=None)
+        steps = log.steps[first:]
+        at = next((i for i, step in enumerate(steps) if any(t is attended for t in step.outputs)), None)
         if at is None:
             raise no_residual(index)
         total = next((i for i, step in enumerate(steps) if i > at and _is_residual(step, start)), None)
         to_values = linear_path(steps[: at + 1], start, attended)
         if total is None or len(to_values) == 0 or len(to_values[-1].carriers) != 1:
             raise no_residual(index)
-        to_sum = linear_path(steps[at + 1 : total + 1], attended, steps[total].made[0])
-        if not to_sum or not _stands_alone(to_sum, _dependent(film.steps[: first + total + 1], start), start):
+        to_sum = linear_path(steps[at + 1 : total + 1], attended, steps[total].outputs[0])
+        if not to_sum or not _stands_alone(to_sum, _dependent(log.steps[: first + total + 1], start), start):
             raise no_residual(index)
         end = None if following is None else following - first
         return BlockDecomposition(
@@ -88,7 +90,7 @@ class BlockDecomposition:
     @property
     def total(self) -> Tensor:
         """x_mid as the model shapes it."""
-        return self.to_sum[-1].step.made[0]
+        return self.to_sum[-1].step.outputs[0]
 
     @functools.cached_property
     def x_mid(self) -> Tensor:
@@ -96,7 +98,7 @@ class BlockDecomposition:
         return widened(self.recording.as_tokens(self.total))
 
     def values(self, *, bias: bool) -> Tensor:
-        """v [B, H, N, dh]; without bias it is the linear part of the way from x: v minus W_v beta + b_v."""
+        """v [B, H, N, dh]; without bias it is the linear part of the path from x: v minus W_v beta + b_v."""
         if bias:
             return self.call.v.detach()
         *before, attention = self.to_values
@@ -106,16 +108,19 @@ class BlockDecomposition:
             return plain  # the model's v has the common form already
         capture = Capture(len(self.recording.pixels))
         with capture:  # how the model's v becomes [B, H, N, dh] is known to the capture
-            weights = [t for t in attention.step.given if t is not value]
-            fused = role(attention.step.function) == "fused"
-            stand_ins = {} if fused else {id(t): torch.zeros_like(t).softmax(-1) for t in weights}
+            weights = [t for t in attention.step.inputs if t is not value]
+            stand_ins = (
+                {}
+                if attention.step.kind == ops.ATTENTION
+                else {id(t): torch.zeros_like(t).softmax(-1) for t in weights}
+            )
             rerun(attention.step, {**stand_ins, id(value): plain})
         return capture.calls[0].v
 
     @functools.cached_property
     def spread(self) -> Tensor:
         """1/sigma of the norms between O and x_mid, [B, N, 1]."""
-        norms = [Norm.of(link.step) for link in self.to_sum if role(link.step.function) == "norm"]
+        norms = [Norm.of(link.step) for link in self.to_sum if link.step.kind == ops.NORM]
         return self._scale(norms)
 
     def vectors(self, *, value_bias: bool = False, ln: Norms = "none") -> Vectors:
@@ -128,19 +133,19 @@ class BlockDecomposition:
 
     def _added(self, value_bias: bool) -> Tensor:
         """What each head's values add to x_mid, [B, H, N, d]; made once for all methods."""
-        if value_bias not in self.made:
-            self.made[value_bias] = self._carried_heads(self.values(bias=value_bias))
-        return self.made[value_bias]
+        if value_bias not in self._cache:
+            self._cache[value_bias] = self._carried_heads(self.values(bias=value_bias))
+        return self._cache[value_bias]
 
     def _carried_heads(self, v: Tensor) -> Tensor:
-        """[B, H, N, dh] -> [B, H, N, d]: one head at a time on the way from O to x_mid."""
+        """Return what each head adds, [B, H, N, dh] -> [B, H, N, d]: one head at a time on the path from O to x_mid."""
         heads = v.shape[1]
         alone = torch.eye(heads, dtype=v.dtype, device=v.device)[:, None, :, None, None] * v  # [H, B, H, N, dh]
-        # The heads' form is a rearrangement, so its transpose is the way back to the model's own shape.
+        # The heads' form is a rearrangement, so its transpose restores the model's own shape.
         back = torch.func.vjp(self.call.heads, self.attended)[1]
-        placed = torch.func.vmap(lambda one: back(one)[0])(alone)
+        placed = torch.func.vmap(lambda head: back(head)[0])(alone)
         added = propagate(self.to_sum, self.attended, placed, self.total, spread=False)  # [H, as x_mid]
-        return widened(torch.stack([self.recording.as_tokens(one) for one in added], 1))
+        return widened(torch.stack([self.recording.as_tokens(head) for head in added], 1))
 
     def norms(self, which: Norms) -> list[Norm]:
         """Norms that x_mid goes through.
@@ -150,31 +155,31 @@ class BlockDecomposition:
         """
         if which == "none":
             return []
-        assert self.recording.film is not None
-        stream, found = [self.total], list[Norm]()  # the stream under all its names: views of it too
+        last = self.recording[OpLog].last_block_output
+        stream, norms = [self.total], list[Norm]()  # the stream under all its names: views of it too
         for number, step in enumerate(self.after):
-            if any(t is self.recording.film.last for t in stream):
+            if any(t is last for t in stream):
                 break  # what follows is the head
-            if not any(_reads(step, one) for one in stream):
+            if not any(_reads(step, t) for t in stream):
                 continue
-            if role(step.function) == "norm":
+            if step.kind == ops.NORM:
                 branch = any(is_sum(later) and any(_reads(later, t) for t in stream) for later in self.after[number:])
                 if which == "next":
                     return [Norm.of(step)]
                 if not branch:  # else it is the first step of the MLP
-                    found.append(Norm.of(step))
-                    stream = step.made
+                    norms.append(Norm.of(step))
+                    stream = step.outputs
             elif is_sum(step):
                 if which in ("attention", "next"):
                     break
-                stream = step.made
+                stream = step.outputs
             elif getattr(step.function, "__name__", "") in _SAME:
-                stream = [*stream, *step.made]
+                stream = [*stream, *step.outputs]
         if which == "next":
             raise NotApplicable(
                 "No norm reads the residual stream after this block's attention, and ln=next asks for it. Use ln=none."
             )
-        return found
+        return norms
 
     def resultant(self, norms: list[Norm]) -> Tensor:
         """x_mid after these norms, [B, N, d]: the true vector that the T_ij add up to, but for biases."""
@@ -189,47 +194,39 @@ class BlockDecomposition:
         x = self.recording.as_tokens(self.start)
         scale = widened(x.new_ones(*x.shape[:2], 1))
         for norm in norms:
-            found = norm.inverse_spread
-            if found.ndim < 3 or found.numel() != scale.numel():
+            spread = norm.inverse_spread
+            if spread.ndim < 3 or spread.numel() != scale.numel():
                 raise NotApplicable(
-                    f"A norm between attention and residual is over {list(found.shape)}, not over whole tokens; "
+                    f"A norm between attention and residual is over {list(spread.shape)}, not over whole tokens; "
                     "expected one spread for each token. Use globenc's gradient neighbours: genatt or decompx."
                 )
-            scale = scale * self.recording.as_tokens(found)
+            scale = scale * self.recording.as_tokens(spread)
         return scale
 
 
 def _is_residual(step: Step, start: Tensor) -> bool:
-    return is_sum(step) and step.made[0].shape == start.shape and _reads(step, start)
+    return is_sum(step) and step.outputs[0].shape == start.shape and _reads(step, start)
 
 
 def _reads(step: Step, tensor: Tensor) -> bool:
-    return any(t is tensor for t in step.given)
+    return any(t is tensor for t in step.inputs)
 
 
 def _dependent(steps: list[Step], start: Tensor) -> set[int]:
-    """Everything that was made of the block's input."""
-    found = {id(start)}
+    """Return the ids of all tensors that depend on the block's input."""
+    dependent = {id(start)}
     for step in steps:
-        if any(id(t) in found for t in step.given):
-            found.update(id(t) for t in step.made)
-    return found
+        if any(id(t) in dependent for t in step.inputs):
+            dependent.update(id(t) for t in step.outputs)
+    return dependent
 
 
 def _stands_alone(links: list[PathStep], dependent: set[int], start: Tensor) -> bool:
-    """Does nothing else of the tokens (a second attention, an MLP beside it, a gate) meet O before the residual?"""
+    """Return whether nothing else of the tokens (a second attention, a parallel MLP, a gate) meets O before the sum."""
     for link in links:
-        others = [t for t in link.step.given if all(t is not c for c in link.carriers)]
+        others = [t for t in link.step.inputs if all(t is not c for c in link.carriers)]
         if link is links[-1]:
             others = [t for t in others if t is not start]
         if any(id(t) in dependent for t in others):
             return False
     return True
-
-
-def no_residual(index: int) -> NotApplicable:
-    return NotApplicable(
-        f"Layer {index} does not add its attention to its own input (x + attention) as a step of its own; this method "
-        "takes that sum apart. Parallel branches, gated attention and blocks that are no modules have no such sum. Use "
-        "a method that needs attention and gradients only: genatt or rollout."
-    )

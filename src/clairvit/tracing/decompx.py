@@ -1,8 +1,8 @@
-"""Shares of a score: the tokens of a block carried forwards to the scores as a sum, biases shared out on the way.
+"""DecompX: the tokens of a block propagated to the scores as a sum, biases distributed on the way.
 
-D[j] is what has become of token j, for every tensor on the way; the D of all tokens and a constant C, made of biases,
-add up to the tensor itself. At each bias C is given to the tokens, by a rule, and is zero again (DecompX). Memory: N² d
-for an image, N tokens of N vectors.
+D[j] is the part of token j, for every tensor on the path; the D of all tokens and a constant C, made of biases, add up
+to the tensor itself. At each bias C is distributed to the tokens, by a rule, and is zero again. Memory: N² d per image,
+N tokens of N vectors.
 """
 
 from __future__ import annotations
@@ -14,83 +14,85 @@ import torch
 from torch import Tensor
 
 from clairvit.errors import NotApplicable
+from clairvit.tracing import ops
 from clairvit.tracing.block_decomposition import BlockDecomposition
-from clairvit.tracing.capture import role
 from clairvit.tracing.linearised import PathStep, applied, is_join, is_sum, last_uses, linear_path, shifted
+from clairvit.tracing.recorders.op_log import OpLog
 from clairvit.tracing.recording import Recording
 
 Sharing = Literal["none", "absdot", "abssim", "norm", "equal", "cls"]
-_ATTENTION = ("fused", "product", "einsum")
+_ATTENTION = (ops.ATTENTION, *ops.MATRIX_PRODUCTS)
+# Operations at which the search for the linear layer of the values ends: all that change values but these few
+_PASSED = (None, ops.CONV1D, ops.GROUP_NORM, ops.ADD_IN_PLACE, ops.MULTIPLY_IN_PLACE, ops.DIVIDE)
+_PASSED_THROUGH = frozenset({*_PASSED, *ops.DIFFERENCES, *ops.JOINS})
 
 
 def shares(recording: Recording, index: int, sharing: Sharing) -> Tensor:
-    """What each token of a layer's input adds to the scores, [N, B, C]; with all biases shared out they add up."""
-    film = recording.film
-    assert film is not None, "recorded with inside=True"
-    assert film.end is not None
-    block, _ = film.attended[index]
-    start, first = film.starts[block]
-    links = linear_path(film.steps[first:], start, film.end)
-    if not links:
+    """Return what each token of a layer's input adds to the scores, [N, B, C]; with biases distributed they add up."""
+    log = recording[OpLog]
+    assert log.scores is not None
+    block, _ = log.attention_outputs[index]
+    start, first = log.block_inputs[block]
+    path = linear_path(log.steps[first:], start, log.scores)
+    if not path:
         raise NotApplicable(
             f"Nothing was seen that leads from layer {index} to the scores; expected torch operations all the way. "
             "Use bias=none."
         )
-    later = _deferred(links, recording, index) if sharing != "none" else set[int]()
-    held = {id(start): _each_token_alone(recording, start)}
-    constants = {id(start): torch.zeros_like(start)}
-    last = last_uses(links)
-    for number, link in enumerate(links):
-        made = applied(link, tuple(held[id(t)] for t in link.carriers), stacked=True)
+    deferred = _deferred(path, recording, index) if sharing != "none" else set[int]()
+    parts = {id(start): _each_token_alone(recording, start)}  # D of each tensor
+    constants = {id(start): torch.zeros_like(start)}  # C of each tensor
+    last = last_uses(path)
+    for number, link in enumerate(path):
+        outputs = applied(link, tuple(parts[id(t)] for t in link.carriers), stacked=True)
         rest = shifted(link, tuple(constants[id(t)] for t in link.carriers))
-        if sharing != "none" and ((_brings_bias(link) and id(link) not in later) or link is links[-1]):
-            made = tuple(_settled(D, C, sharing) for D, C in zip(made, rest, strict=True))
+        if sharing != "none" and ((_brings_bias(link) and id(link) not in deferred) or link is path[-1]):
+            outputs = tuple(_distributed(D, C, sharing) for D, C in zip(outputs, rest, strict=True))
             rest = tuple(torch.zeros_like(C) for C in rest)
-        for t, D, C in zip(link.step.made, made, rest, strict=True):
-            held[id(t)], constants[id(t)] = D, C
-        for gone in [key for key in held if last.get(key, number) <= number and key != id(film.end)]:
-            del held[gone], constants[gone]
-    found = held[id(film.end)]
-    _check_sum(found, constants[id(film.end)], film.end)
-    return found
+        for t, D, C in zip(link.step.outputs, outputs, rest, strict=True):
+            parts[id(t)], constants[id(t)] = D, C
+        for unused in [key for key in parts if last.get(key, number) <= number and key != id(log.scores)]:
+            del parts[unused], constants[unused]
+    _check_sum(parts[id(log.scores)], constants[id(log.scores)], log.scores)
+    return parts[id(log.scores)]
 
 
 def _each_token_alone(recording: Recording, start: Tensor) -> Tensor:
-    """[N, as the block's input]: the tokens one by one, the others zero."""
+    """Return [N, as the block's input]: the tokens one by one, the others zero."""
     x = recording.as_tokens(start)  # [B, N, d]
-    one = torch.eye(x.shape[1], dtype=x.dtype, device=x.device)[:, None, :, None] * x  # [N, B, N, d]
-    return torch.stack([recording.from_tokens(tokens, like=start) for tokens in one])
+    alone = torch.eye(x.shape[1], dtype=x.dtype, device=x.device)[:, None, :, None] * x  # [N, B, N, d]
+    return torch.stack([recording.from_tokens(tokens, like=start) for tokens in alone])
 
 
 def _brings_bias(link: PathStep) -> bool:
-    return role(link.step.function) in ("linear", "norm") or is_sum(link.step) or is_join(link.step)
+    return link.step.kind in (ops.LINEAR, ops.NORM) or is_sum(link.step) or is_join(link.step)
 
 
-def _deferred(links: Sequence[PathStep], recording: Recording, first: int) -> set[int]:
-    """Links whose bias waits: that of values for their attention, that of attention for the sum with the residual.
+def _deferred(path: Sequence[PathStep], recording: Recording, first: int) -> set[int]:
+    """Return the links whose bias waits: that of values for their attention, that of attention for the residual sum.
 
-    So W_o b_v + b_o is shared by the vectors of the residual stream, as DecompX does it.
+    So W_o b_v + b_o is distributed over the vectors of the residual stream, as DecompX does it.
     """
-    # A step may hand back what it was given (contiguous, to): such a tensor was made before.
-    maker = {id(t): link for link in links for t in link.step.made if all(t is not own for own in link.carriers)}
-    found = set[int]()
-    for link in links:
-        if role(link.step.function) in _ATTENTION:
+    # A step may return its input (contiguous, to): such a tensor was made before.
+    maker = {id(t): link for link in path for t in link.step.outputs if all(t is not c for c in link.carriers)}
+    deferred = set[int]()
+    for link in path:
+        if link.step.kind in _ATTENTION:
             source: PathStep | None = link
-            while source is not None and (source is link or role(source.step.function) is None):
+            while source is not None and (source is link or source.step.kind in _PASSED_THROUGH):
                 source = maker.get(id(source.carriers[0]))
-            if source is not None and role(source.step.function) == "linear":
-                found.add(id(source))
-    steps = {id(link.step): link for link in links}
+            if source is not None and source.step.kind == ops.LINEAR:
+                deferred.add(id(source))
+    links = {id(link.step): link for link in path}
     for index in range(first, len(recording.calls)):
         for inner in BlockDecomposition.of(recording, index).to_sum[:-1]:
-            if id(inner.step) in steps and role(inner.step.function) != "norm":
-                found.add(id(steps[id(inner.step)]))
-    return found
+            if id(inner.step) in links and inner.step.kind != ops.NORM:
+                deferred.add(id(links[id(inner.step)]))
+    return deferred
 
 
-def _settled(D: Tensor, C: Tensor, sharing: Sharing) -> Tensor:
-    """D [N, …, d] with the constant C […, d] given to the N of them."""
+def _distributed(D: Tensor, C: Tensor, sharing: Sharing) -> Tensor:
+    """Return D [N, …, d] with the constant C […, d] distributed over the N of them."""
     if not C.any():
         return D
     weight = _weights(D, C, sharing)  # [N, …, 1]
@@ -114,10 +116,10 @@ def _weights(D: Tensor, C: Tensor, sharing: Sharing) -> Tensor:
 
 
 def _check_sum(D: Tensor, C: Tensor, true: Tensor) -> None:
-    """Something nonlinear without a rule of its own would show here."""
-    room = torch.finfo(true.dtype).eps ** 0.5 * (D.abs().sum(0) + C.abs()).max()
+    """Raise NotApplicable if parts and constant do not add up: some nonlinear operation has no rule."""
+    bound = torch.finfo(true.dtype).eps ** 0.5 * (D.abs().sum(0) + C.abs()).max()
     off = (D.sum(0) + C - true).abs().max()
-    if not off <= room:
+    if not off <= bound:
         raise NotApplicable(
             f"What the tokens add to the scores and the scores themselves differ by {float(off):.3g}; expected the "
             "model to be linear once attention, norms and activations are held fixed. Use bias=none."

@@ -1,4 +1,4 @@
-"""Grid: which axes of the tokens are rows and columns, and whether the tokens lie there."""
+"""Grid: which axes of the tokens are rows and columns, and whether the tokens lie there row by row."""
 
 from __future__ import annotations
 
@@ -10,21 +10,23 @@ from torch import Tensor
 from clairvit.models.layout import Layout
 from clairvit.tracing.autograd_errors import translate_autograd_errors
 
+MOST_PREFIX_TOKENS = 64  # CLS, distillation, registers: no model has more
+
 
 def channels_first(tokens: Tensor, image: tuple[int, int], *, tie: bool = False) -> bool:
-    """[B, d, h, w] or [B, h, w, d]? The grid is the pair of axes with the image's proportions; `tie` if both have."""
+    """Return whether it is [B, d, h, w], not [B, h, w, d]: the grid has the image's proportions; `tie` if both have."""
     _, a, b, c = tokens.shape
     first, last = off_proportion(b, c, image), off_proportion(a, b, image)
     return tie if first == last else first < last
 
 
 def off_proportion(rows: int, cols: int, image: tuple[int, int]) -> float:
-    """How far a grid is from the image's proportions."""
+    """Return how far a grid is from the image's proportions."""
     return abs(rows * image[1] - cols * image[0]) / (rows * image[1])
 
 
 def fits_image(rows: int, cols: int, image: tuple[int, int]) -> bool:
-    """Can rows × cols cells cover the image with one stride, give or take a cell on each side (padding, cropping)?
+    """Return whether rows × cols cells can cover the image with one stride, but for a cell on each side (padding).
 
     H / (rows ± 1) and W / (cols ± 1) are the strides that each side allows; the two ranges must overlap. So 7 × 7 and
     7 × 8 fit a square image, and 3137 × 19 (tokens × channels) does not.
@@ -36,14 +38,14 @@ def fits_image(rows: int, cols: int, image: tuple[int, int]) -> bool:
 
 
 def one_image(tokens: Tensor, image: tuple[int, int]) -> Tensor:
-    """[N, d] from [1, N, d], [N, 1, d], [1, h, w, d] or [1, d, h, w]."""
+    """Return [N, d] from [1, N, d], [N, 1, d], [1, h, w, d] or [1, d, h, w]."""
     if tokens.ndim == 3:
         return tokens.flatten(0, 1)
     return tokens[0].flatten(1).transpose(0, 1) if channels_first(tokens, image) else tokens[0].flatten(0, 1)
 
 
 def square_patches(count: int, image: tuple[int, int]) -> tuple[int, int] | None:
-    """(rows, cols) with rows * cols = count that cut the image into equal squares."""
+    """Return (rows, cols) with rows * cols = count that cut the image into equal squares."""
     for rows in range(1, count + 1):
         cols = count // rows
         if rows * cols == count and image[0] % rows == 0 and rows * image[1] == cols * image[0]:
@@ -52,7 +54,7 @@ def square_patches(count: int, image: tuple[int, int]) -> tuple[int, int] | None
 
 
 def in_order(tokens: Tensor, layout: Layout, pixels: Tensor) -> bool:
-    """Do patch tokens [N, d] see the pixels of their own cell? Some models sort them by windows, or put CLS last."""
+    """Return whether patch tokens [N, d] depend on the pixels of their own cell: some models sort them by windows."""
     if not tokens.requires_grad:
         return True  # nobody can tell
     rows, cols = layout.grid

@@ -8,12 +8,12 @@ from torch import Tensor
 
 from clairvit.errors import CaptureError, NotApplicable
 from clairvit.tracing.attention import AttentionCall
-from clairvit.tracing.autograd_errors import GRADIENT_METHODS, raise_no_attention
+from clairvit.tracing.autograd_errors import GRADIENT_METHODS, no_attention
 
 
 @dataclass(frozen=True, eq=False)
 class Layer:
-    """One block: its input and attention, and their gradients. A, G and S are derived on each access, never kept.
+    """One block: its input and attention, and their gradients. A, G and S are derived on each access.
 
     A CNN's layers are its stages: x is the stage's feature map, [B, h·w, C], and there is no attention.
     """
@@ -26,7 +26,6 @@ class Layer:
     tokens: Tensor | None  # [B, N, d]
     tokens_gradient: Tensor | None
     out_gradient: Tensor | None  # [B, H, N, dh]
-    middle: Tensor | None = None  # [B, N, d] x + attention, where it was asked for and seen
 
     def __repr__(self) -> str:
         """Return one line: place, tokens and attention."""
@@ -38,8 +37,9 @@ class Layer:
 
     @property
     def attention(self) -> AttentionCall:
+        """The block's attention; raise NotApplicable for a CNN."""
         if self.call is None:
-            raise NotApplicable(raise_no_attention(self.name, self.index))
+            raise NotApplicable(no_attention(self.name, self.index))
         return self.call
 
     @property
@@ -55,19 +55,22 @@ class Layer:
     @property
     def dx(self) -> Tensor:
         """dy/dx, [B, N, d]."""
-        _ = self.x  # where there are no tokens, say that
+        _ = self.x  # raises where there are no tokens
         return gradient_at(self.tokens_gradient, f"x of layer {self.index}")
 
     @property
     def q(self) -> Tensor:
-        return _seen(self.attention.q, "q")
+        """Queries, [B, H, N, dh]."""
+        return _required(self.attention.q, "q")
 
     @property
     def k(self) -> Tensor:
-        return _seen(self.attention.k, "k")
+        """Keys, [B, H, N, dh]."""
+        return _required(self.attention.k, "k")
 
     @property
     def v(self) -> Tensor:
+        """Values, [B, H, N, dh]."""
         return self.attention.v.detach()
 
     @property
@@ -91,28 +94,29 @@ class Layer:
         return self.between_tokens().G(self.dO)
 
     def between_tokens(self) -> AttentionCall:
-        """The attention, if it is one between all image tokens."""
+        """Return the attention, if it is one between all image tokens; else raise NotApplicable."""
         call = self.attention
         if call.kind != "tokens":
-            what = {
+            between = {
                 "window": "inside windows or stages",
                 "reduced": "from all tokens to fewer, spatially reduced keys",
                 "channel": "between channels",
             }.get(call.kind, "from a pool")
             raise NotApplicable(
-                f"This model attends {what} ({call.queries}×{call.keys} in layer {self.index}), not between all image "
-                f"tokens, which attention methods need. Use a gradient method: {GRADIENT_METHODS}."
+                f"This model attends {between} ({call.queries}×{call.keys} in layer {self.index}), not between all "
+                f"image tokens, which attention methods need. Use a gradient method: {GRADIENT_METHODS}."
             )
         return call
 
 
 def gradient_at(gradient: Tensor | None, of: str) -> Tensor:
+    """Return the gradient; raise CaptureError if the backward left none."""
     if gradient is None:
         raise CaptureError(f"The backward of this trace left no gradient at the {of}. Make one that does: cv.trace(…).")
     return gradient
 
 
-def _seen(tensor: Tensor | None, name: str) -> Tensor:
+def _required(tensor: Tensor | None, name: str) -> Tensor:
     if tensor is None:
         raise NotApplicable(
             f"The model computes its attention step by step and '{name}' was not seen. Use layer.A, layer.v."

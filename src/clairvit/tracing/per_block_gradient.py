@@ -1,7 +1,8 @@
-"""Local gradients: what one block alone does for the score, with the head reading that block's output (LeGrad).
+"""Per-block gradients: what one block alone adds to the score, with the head reading that block's output (LeGrad).
 
 For layer l the model's own head is run on the pooled output x^{l+1}, and the gradient of that score goes back through
-block l only, as one vector-Jacobian product on the graph that the forward has left.
+block l only, as one vector-Jacobian product on the graph of the forward. Needs `HeadReplay`; `LastLinear` makes it
+cheaper.
 """
 
 from __future__ import annotations
@@ -13,15 +14,15 @@ from torch.autograd.graph import GradientEdge, Node
 from clairvit.errors import NotApplicable, UnknownName, did_you_mean
 from clairvit.tracing.autograd_errors import translate_autograd_errors
 from clairvit.tracing.capture import Capture
-from clairvit.tracing.recording import LastLinear
-from clairvit.tracing.rules.table import RuleTable
+from clairvit.tracing.recorders.head_replay import HeadReplay, LastLinear, LinearEdges
+from clairvit.tracing.rules import PLAIN
 from clairvit.tracing.trace import Trace
 
 POOLS = ("mean", "model")
 
 
 def cotangents(trace: Trace, pool: str = "mean") -> list[Tensor]:
-    """d s^l / d x^{l+1} for each layer, [B, N, d]: the taped head, run on every layer's output."""
+    """Return d s^l / d x^{l+1} for each layer, [B, N, d]: the model's head, run on every layer's output."""
     if pool not in POOLS:
         raise UnknownName(f"There is no pool '{pool}'; expected 'mean' or 'model'.{did_you_mean(pool, POOLS)}")
     outputs = block_outputs(trace)
@@ -34,53 +35,56 @@ def cotangents(trace: Trace, pool: str = "mean") -> list[Tensor]:
 
 
 def through_block(trace: Trace, index: int, cotangent: Tensor) -> Tensor:
-    """d s^l / d O^l through block l alone, shaped as the model's attention output."""
+    """Return d s^l / d O^l through block l alone, shaped as the model's attention output."""
     recording = trace.recording
     if recording.switch is not None:
-        recording.switch.table = RuleTable()
-    out, attended = block_outputs(trace)[index], recording.calls[index].out
-    cheap = _split(out, recording.last_linears.get(index), cotangent)
-    outputs, cotangents = cheap if cheap is not None else ([out], [cotangent])
+        recording.switch.table = PLAIN
+    out, attention_out = block_outputs(trace)[index], recording.calls[index].out
+    linear = recording[LastLinear].edges(index) if LastLinear in recording.recorders else None
+    split = _split(out, linear, cotangent)
+    outputs, cotangents = split if split is not None else ([out], [cotangent])
     with translate_autograd_errors():
-        return torch.autograd.grad(outputs, attended, cotangents, retain_graph=True)[0]
+        return torch.autograd.grad(outputs, attention_out, cotangents, retain_graph=True)[0]
 
 
-def _split(out: Tensor, linear: LastLinear | None, cotangent: Tensor) -> tuple[list[GradientEdge], list[Tensor]] | None:
+def _split(
+    out: Tensor, linear: LinearEdges | None, cotangent: Tensor
+) -> tuple[list[GradientEdge], list[Tensor]] | None:
     """Where every token has the same cotangent, the block's last linear layer need only pass one of them back.
 
-    x^{l+1} = x_mid + f(y), y = W h: the way back starts at x_mid and at h, and W (a third of the block) is multiplied
-    by one row instead of N. None if the block is not built so: the ordinary way back is as right, only slower.
+    x^{l+1} = x_mid + f(y), y = W h: the backward starts at x_mid and at h, and W (a third of the block) is multiplied
+    by one row instead of N. None if the block is not built so: the ordinary backward is as right, only slower.
     """
     if linear is None or cotangent.stride(1) != 0 or out.grad_fn is None:
         return None
-    residual = _other_summand(out.grad_fn, linear.made.node)
+    residual = _other_summand(out.grad_fn, linear.output.node)
     if residual is None:
         return None
-    (at_linear,) = torch.autograd.grad(out, linear.made, cotangent, retain_graph=True)
+    (at_linear,) = torch.autograd.grad(out, linear.output, cotangent, retain_graph=True)
     if at_linear.ndim != 3 or not torch.equal(at_linear, at_linear[:, :1].expand_as(at_linear)):
         return None
     at_hidden = at_linear[:, :1] @ linear.weight
-    return [residual, linear.given], [cotangent, at_hidden.expand(-1, cotangent.shape[1], -1)]
+    return [residual, linear.input], [cotangent, at_hidden.expand(-1, cotangent.shape[1], -1)]
 
 
 def _other_summand(node: Node, branch: Node) -> GradientEdge | None:
-    """If `node` is a plain sum of two and `branch` alone feeds one of them (through scales, dropout), the other one."""
+    """Return the other summand if `node` is a plain sum and `branch` alone feeds one (through scales, dropout)."""
     edges = node.next_functions
     if node.name() != "AddBackward0" or len(edges) != 2 or getattr(node, "_saved_alpha", 1) != 1:
         return None
-    for (one, _), (other, number) in (edges, edges[::-1]):
+    for (summand, _), (other, number) in (edges, edges[::-1]):
         for _ in range(6):  # LayerScale, drop path, dropout: never more
-            if one is branch and other is not None:
+            if summand is branch and other is not None:
                 return GradientEdge(other, number)
-            before = [edge[0] for edge in one.next_functions if edge[0] is not None] if one is not None else []
+            before = [edge[0] for edge in summand.next_functions if edge[0] is not None] if summand is not None else []
             if len(before) != 1:
                 break
-            one = before[0]
+            summand = before[0]
     return None
 
 
 def block_outputs(trace: Trace) -> list[Tensor]:
-    """x^1 … x^L in the graph, [B, N, d] each."""
+    """Return x^1 … x^L in the graph, [B, N, d] each."""
     recording = trace.recording
     outputs = [*recording.inputs[1:], recording.end]
     for i in reversed(range(len(outputs) - 1)):
@@ -97,7 +101,7 @@ def block_outputs(trace: Trace) -> list[Tensor]:
 
 
 def _pooled_gradients(trace: Trace, pooled: Tensor) -> Tensor:
-    """d s / d z for one pooled vector z a layer and image, [L, B, d]: the head reads z at every place."""
+    """Return d s / d z for one pooled vector z per layer and image, [L, B, d]: the head reads z at every place."""
     layers, batch, width = pooled.shape
     try:
         return _tokens_gradient(trace, pooled.reshape(layers * batch, width), layers).reshape(pooled.shape)
@@ -122,17 +126,16 @@ def _head_gradient(trace: Trace, tokens: Tensor) -> Tensor:
 
 
 def _scores(trace: Trace, tokens: Tensor, layers: int) -> Tensor:
-    """The sum of the target's scores over layers and images; tokens [layers·B, n, d]."""
+    """Return the sum of the target's scores over layers and images; tokens [layers·B, n, d]."""
     recording = trace.recording
-    assert recording.tape is not None
     assert trace.target is not None
-    logits = recording.tape.replay(recording.from_tokens(tokens), recording.logits)
+    logits = recording[HeadReplay].replay(recording.from_tokens(tokens), recording.logits)
     return torch.stack([trace.target(part).sum() for part in logits.chunk(layers)]).sum()
 
 
 def pool_gradients(trace: Trace) -> list[Tensor]:
-    """Each layer's d s^l / d A_pool, [B, H, rows read, keys], where the model's attention pool reads x^{l+1}."""
-    found = []
+    """Return each layer's d s^l / d A_pool, [B, H, rows read, keys], where the model's attention pool reads x^{l+1}."""
+    gradients = []
     read = torch.tensor([index for index, _ in trace.layout.read], device=trace.pixels.device)
     for out in block_outputs(trace):
         capture = Capture(len(trace.pixels))
@@ -140,5 +143,5 @@ def pool_gradients(trace: Trace) -> list[Tensor]:
             score = _scores(trace, out.detach().requires_grad_(True), 1)
         last = capture.calls[-1]
         (gradient,) = torch.autograd.grad(score, last.out)
-        found.append(last.G(last.heads(gradient), read))
-    return found
+        gradients.append(last.G(last.heads(gradient), read))
+    return gradients

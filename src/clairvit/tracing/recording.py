@@ -2,40 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.utils.hooks import RemovableHandle
 
 from clairvit.errors import CaptureError, NotApplicable
 from clairvit.models.model import Model
+from clairvit.tracing import ops
 from clairvit.tracing.attention import AttentionCall
 from clairvit.tracing.autograd_errors import CHECKPOINTED, translate_autograd_errors
 from clairvit.tracing.capture import Capture
 from clairvit.tracing.gradient_barriers import blocked_gradient
 from clairvit.tracing.grid import channels_first
 from clairvit.tracing.module_state import frozen_eval, own_grad_mode, this_thread_only
-from clairvit.tracing.recorders.bias_maps import BiasMaps, drawn_on
-from clairvit.tracing.recorders.bias_terms import BiasAccumulator, watched
-from clairvit.tracing.recorders.head_replay import HeadReplay
-from clairvit.tracing.recorders.op_log import OpLog
-from clairvit.tracing.recorders.patch_embedding import Embedding
-from clairvit.tracing.recorders.residual import PostAttentionResidual
-from clairvit.tracing.rules.table import Switch, rule_table
-from clairvit.tracing.stages import Watcher
+from clairvit.tracing.recorders.base import Op, Recorder
+from clairvit.tracing.rules import RuleTable, Switch, rule_table
+from clairvit.tracing.stages import StageRecorder
 from clairvit.tracing.structure import ModelStructure, model_structure, tokens_among
 
-
-@dataclass(eq=False)
-class LastLinear:
-    """The last linear layer of a block, as places in the graph: the tensors themselves (4 N d each) are not kept."""
-
-    given: GradientEdge
-    weight: Tensor
-    made: GradientEdge
+R = TypeVar("R", bound=Recorder)
 
 
 @dataclass(eq=False)
@@ -46,20 +35,14 @@ class Recording:
     structure: ModelStructure
     pixels: Tensor  # [B, 3, H, W], a leaf
     logits: Tensor  # [B, C]
-    inputs: tuple[Tensor | None, ...]  # block inputs (a CNN's feature maps), one a layer, as the model shapes them
+    inputs: tuple[Tensor | None, ...]  # block inputs (a CNN's feature maps), one per layer, as the model shapes them
+    end: Tensor | None  # the last block's output; a CNN's last feature map
     calls: tuple[AttentionCall, ...]  # the attention of each layer
     pools: tuple[AttentionCall, ...]  # attention pools after the layers
-    last_linears: dict[int, LastLinear]  # layer -> the last linear layer of its block, if asked for
-    tape: HeadReplay | None  # from the last block's output to the logits
-    normed: Tensor | None  # the last block's normalised input; where patches are averaged, its normalised output
-    embedding: Embedding | None  # where the pixels become patches
     switch: Switch | None
-    tables: tuple[str, ...]
+    rules: tuple[RuleTable, ...]
     differentiable: bool
-    middles: dict[int, Tensor | None] = field(default_factory=dict)  # layer -> its stream after attention, if asked for
-    film: OpLog | None = None  # every operation from the first block on, if asked for; cut from the graph
-    ledgers: dict[str, BiasAccumulator] = field(default_factory=dict)  # what biases add, by kind, where asked for
-    bias_maps: BiasMaps | None = None
+    recorders: Mapping[type[Recorder], Recorder]
     forwards: int = field(default=1)  # passes over the batch, with those that `Trace.again` made for it
     backwards: int = field(default=0)
 
@@ -69,54 +52,55 @@ class Recording:
         pixels = tuple(self.pixels.shape)
         return f"Recording({self.model.name!r}, pixels {pixels}, {len(self.calls)} attention calls, {passes})"
 
+    def __getitem__(self, recorder: type[R]) -> R:
+        """Return the recorder of this class, as it is after the forward pass."""
+        return recorder_of(self.recorders, recorder)
+
     @property
-    def end(self) -> Tensor | None:
-        """The last block's output; a CNN's last feature map."""
-        if self.structure.stages:
-            return self.inputs[-1]
-        return None if self.tape is None else self.tape.start
+    def first_block_input(self) -> Tensor | None:
+        """The first input of a block that was seen; None for a CNN."""
+        return None if self.structure.stages else next((x for x in self.inputs if x is not None), None)
 
     def _channels_first(self, feature_map: Tensor) -> bool:
         image = (int(self.pixels.shape[-2]), int(self.pixels.shape[-1]))
         return channels_first(feature_map, image, tie=bool(self.structure.stages))
 
     def as_tokens(self, tensor: Tensor) -> Tensor:
-        """[B, N, d], also from [N, B, d] and from feature maps [B, h, w, d] or [B, d, h, w]."""
+        """Return [B, N, d], also from [N, B, d] and from feature maps [B, h, w, d] or [B, d, h, w]."""
         if tensor.ndim == 3:
             return tensor.transpose(0, 1) if self.structure.sequence_first else tensor
         return tensor.flatten(2).transpose(1, 2) if self._channels_first(tensor) else tensor.flatten(1, 2)
 
     def from_tokens(self, tokens: Tensor, like: Tensor | None = None) -> Tensor:
-        """[B, N, d] in the shape of the last block's output, or of `like`; the opposite of `as_tokens`."""
-        end = self.end if like is None else like
-        if end is None or end.ndim == 3:
+        """Return [B, N, d] in the shape of the last block's output, or of `like`; the inverse of `as_tokens`."""
+        model_shaped = self.end if like is None else like
+        if model_shaped is None or model_shaped.ndim == 3:
             return tokens.transpose(0, 1) if self.structure.sequence_first else tokens
-        if self._channels_first(end):
-            return tokens.transpose(1, 2).reshape(len(tokens), -1, *end.shape[2:])
-        return tokens.reshape(len(tokens), *end.shape[1:3], -1)
+        if self._channels_first(model_shaped):
+            return tokens.transpose(1, 2).reshape(len(tokens), -1, *model_shaped.shape[2:])
+        return tokens.reshape(len(tokens), *model_shaped.shape[1:3], -1)
 
-    def let_go(self) -> None:
-        """Free the graph; values stay. Tensors of the graph would keep all of it, so each is cut."""
+    def release_graph(self) -> None:
+        """Free the graph; values stay. One tensor of the graph would keep all of it, so each is detached."""
         self.differentiable = False
         self.logits = self.logits.detach()
         self.inputs = tuple(None if x is None else x.detach() for x in self.inputs)
+        self.end = self.inputs[-1] if self.structure.stages else None
         for call in (*self.calls, *self.pools):
-            call.cut()
-        if self.embedding is not None:
-            self.embedding.cut()
-        self.tape = self.normed = None
-        self.last_linears.clear()
+            call.detach()
+        for recorder in self.recorders.values():
+            recorder.release()
 
     def gradients(
-        self, score: Callable[[Tensor], Tensor], table: str, of: Sequence[Tensor], *, keep: bool
+        self, score: Callable[[Tensor], Tensor], rules: RuleTable, of: Sequence[Tensor], *, keep: bool
     ) -> tuple[Tensor | None, ...]:
-        """d(sum of the images' scores)/d(of), by one backward under a rule table."""
-        if not self.differentiable or table not in self.tables:
+        """Return d(sum of the images' scores)/d(of), by one backward under a rule table."""
+        if not self.differentiable or rules not in self.rules:
+            recorded = ", ".join(map(str, self.rules)) if self.differentiable else "no gradients"
             raise CaptureError(
-                f"This recording has a graph for {', '.join(self.tables) if self.differentiable else 'no gradients'}; "
-                f"'{table}' was asked of it. Record again with rules='{table}'."
+                f"This recording has a graph for {recorded}; '{rules}' was asked of it. "
+                f"Record again with rules='{rules}'."
             )
-        rules = rule_table(table)
         if self.switch is not None:
             self.switch.table = rules
         y = score(self.logits)
@@ -128,12 +112,22 @@ class Recording:
                 "model."
             )
         self.backwards += 1
-        for ledger in self.ledgers.values():
-            ledger.begin()
-        if self.bias_maps is not None:
-            self.bias_maps.begin()
+        for recorder in self.recorders.values():
+            recorder.before_backward()
         with translate_autograd_errors():
             return torch.autograd.grad(y, of, retain_graph=keep, allow_unused=True)
+
+
+def recorder_of(recorders: Mapping[type[Recorder], Recorder], kind: type[R]) -> R:
+    """Return the recorder of a class; raise CaptureError if it was not in use."""
+    recorder = recorders.get(kind)
+    if not isinstance(recorder, kind):
+        in_use = ", ".join(other.__name__ for other in recorders) or "none"
+        raise CaptureError(
+            f"{kind.__name__} was not recorded; recorders in use: {in_use}. Record with recorders=({kind.__name__},), "
+            f"or register the method with requires=Requires(recorders=({kind.__name__},))."
+        )
+    return recorder
 
 
 @own_grad_mode()
@@ -141,139 +135,162 @@ def record(
     model: Model,
     pixels: Tensor,
     *,
-    tables: Sequence[str] = ("plain",),
+    rules: Sequence[str | RuleTable] = ("plain",),
     differentiable: bool = True,
-    local: bool = False,
-    inside: bool = False,
-    middles: bool = False,
+    recorders: Iterable[type[Recorder]] = (),
     start: Tensor | None = None,
-    biases: Collection[str] = (),
 ) -> Recording:
     """Run the model once over `pixels` [B, 3, H, W].
 
-    `local=True` also notes what makes one-block gradients cheap, `inside=True` every operation of the blocks,
-    `middles=True` the residual stream after attention.
-    `start` takes the place of the first block's input (a CNN's first feature map), shaped as the model shapes it.
-    `biases` names what a backward shall add up beside gradients: "learned" biases, "implicit" ones too; "maps" of them.
+    Args:
+        model: The model.
+        pixels: Preprocessed images.
+        rules: The rule tables that backward passes may follow.
+        differentiable: Keep the graph for backward passes.
+        recorders: What to record beyond block inputs and attention; read it as `recording[OpLog]`.
+        start: Replaces the first block's input (a CNN's first feature map), shaped as the model shapes it.
+
+    Raises:
+        NotApplicable: The graph is asked for, and a layer of the model blocks the gradient.
+        CaptureError: The model took another path than on its first image of this size.
     """
-    plan = model_structure(model, pixels)
-    if differentiable and plan.barriers:
-        raise NotApplicable(blocked_gradient(plan.barriers, "A trace with a backward", attention=bool(plan.parts)))
+    structure = model_structure(model, pixels)
+    if differentiable and structure.barriers:
+        attention = bool(structure.sites)
+        raise NotApplicable(blocked_gradient(structure.barriers, "A trace with a backward", attention=attention))
     pixels = pixels.detach().clone().requires_grad_(differentiable)
-    switch = Switch.among(tables) if differentiable else None
-    capture = Capture(len(pixels), switch)
-    capture.sequence_first = plan.sequence_first
-    film = OpLog() if inside else None
-    capture.middles = PostAttentionResidual() if middles else None
-    ledgers = watched(capture, biases, plan, len(pixels))
-    bias_maps = drawn_on(capture, biases, pixels.shape)
-    layers = [i for i, part in enumerate(plan.parts) if part.kind not in ("pool", "aside")]
-    inputs: list[Tensor] = []
-    last_linears: dict[int, LastLinear] = {}
-    last_call = layers[-1] if layers else -1
-    reads_patches = plan.layout is not None and plan.layout.pooling == "avg"
+    tables = tuple(map(rule_table, rules))
+    used = {kind: kind() for kind in recorders}
+    forward = _ForwardPass(structure, pixels, Switch.among(tables) if differentiable else None, used.values(), start)
+    with frozen_eval(model.module), torch.set_grad_enabled(differentiable):
+        logits = forward.run(model)
+    calls = forward.checked_calls(differentiable)
+    layers = structure.layer_calls
+    inputs: tuple[Tensor | None, ...] = tuple(
+        None if structure.sites[i].block is None else forward.inputs[calls[i].block] for i in layers
+    )
+    recording = Recording(
+        model=model,
+        structure=structure,
+        pixels=pixels,
+        logits=logits,
+        inputs=inputs or forward.stages.maps(),
+        end=forward.end(),
+        calls=tuple(calls[i] for i in layers),
+        pools=tuple(call for call in calls[structure.last_layer_call + 1 :] if call.kind == "pool"),
+        switch=forward.switch,
+        rules=tables,
+        differentiable=differentiable,
+        recorders=used,
+    )
+    for recorder in used.values():
+        recorder.finish(recording)
+    return recording
 
-    def note_last_linear() -> None:
-        if local and differentiable and capture.last_linear is not None and capture.calls:
-            given, weight, made = capture.last_linear
-            if given.requires_grad and made.requires_grad and made.grad_fn is not None:
-                place = LastLinear(get_gradient_edge(given), weight, get_gradient_edge(made))
-                last_linears[capture.calls[-1].block] = place
 
-    def enter(module: Any, args: Any, kwargs: Any) -> Any:
-        tokens = tokens_among(args, kwargs)
-        if tokens is None:
-            return None
-        note_last_linear()
-        if start is not None and not inputs:
-            tokens.copy_(start)  # in place, so that a residual beside the module starts from it too
-        inputs.append(tokens)
-        watched = len(capture.calls) == last_call and not reads_patches
-        capture.enter_block(len(inputs) - 1, tokens, watch_norm=watched)
-        # A block that overwrites its input is given its own; ours must stay what it was.
-        own = tokens.clone() if plan.writes_in_place else tokens
-        if film is not None:
-            capture.film = film.entering(own)
-        if capture.middles is not None:
-            capture.middles.entering(own, len(capture.calls))
-        if own is tokens:
-            return None
-        capture.block_input = own if watched else None
-        return (
-            tuple(own if a is tokens else a for a in args),
-            {name: own if a is tokens else a for name, a in kwargs.items()},
+class _LastSum(Recorder):
+    """Where no module ends with the last block: its output is the last sum of the token stream."""
+
+    kinds = ops.SUMS
+
+    def __init__(self) -> None:
+        self.sums: dict[torch.Size, Tensor] = {}  # the last one of each shape
+
+    def on_op(self, op: Op) -> None:
+        if op.after_blocks and not op.nested:
+            self.sums[op.output.shape] = op.output
+
+
+class _ForwardPass:
+    """Hooks on the blocks, and the capture, of one forward pass."""
+
+    def __init__(
+        self,
+        structure: ModelStructure,
+        pixels: Tensor,
+        switch: Switch | None,
+        recorders: Collection[Recorder],
+        start: Tensor | None,
+    ) -> None:
+        self.structure, self.pixels, self.switch, self.start = structure, pixels, switch, start
+        self.inputs: list[Tensor] = []  # of each block
+        self.stages = StageRecorder(structure.stages, start)
+        last = structure.last_layer_call
+        self._last_block = structure.sites[last].block if last >= 0 else None
+        self._hooks_end = structure.whole_blocks and self._last_block is not None
+        self._ended = False
+        self._output: Tensor | None = None  # of the last block
+        self._last_sum = _LastSum()
+        for recorder in recorders:
+            recorder.start(structure, pixels)
+        self.capture = Capture(
+            len(pixels),
+            switch,
+            [*recorders, *([] if structure.whole_blocks else [self._last_sum])],
+            sequence_first=structure.sequence_first,
+            final_call=-1 if self._hooks_end or last < 0 else last + 1,
         )
 
-    def leave(module: Any, args: Any, out: Any) -> None:
-        if len(capture.calls) == last_call + 1 and capture.tape is None:
-            note_last_linear()
-            tokens = tokens_among((out,) if isinstance(out, Tensor) else tuple(out), {})
-            capture.tape = HeadReplay(start=tokens)
-            if reads_patches:
-                capture.block_input = tokens  # the final norm is the one that matters
-
-    stages = Watcher(plan.stages, start)
-    with frozen_eval(model.module), torch.set_grad_enabled(differentiable):
-        hooks = stages.hooks()
+    def run(self, model: Model) -> Tensor:
+        """Return the logits."""
+        hooks = self.stages.hooks()
         try:
-            blocks = {id(plan.parts[i].block): plan.parts[i].block for i in layers}
-            for block in blocks.values():
-                if block is not None:
-                    hooks.append(block.register_forward_pre_hook(this_thread_only(enter), with_kwargs=True))
-            last_block = plan.parts[last_call].block if layers else None
-            if plan.whole_blocks and last_block is not None:
-                hooks.append(last_block.register_forward_hook(this_thread_only(leave)))
-            elif layers:
-                capture.tape_after = last_call + 1
-            with capture:
-                logits = model.logits(pixels)
+            hooks += self._block_hooks()
+            with self.capture:
+                return model.logits(self.pixels)
         finally:
             for hook in hooks:
                 hook.remove()
-            capture.observer = None  # the two hold each other
 
-    calls = capture.calls
-    _check(plan, calls, differentiable)
-    for call, part in zip(calls, plan.parts, strict=True):
-        call.kind = part.kind
-    if last_block is None:
-        capture.tape = None  # nobody can say where the last block ends
-    elif capture.tape is not None and not plan.whole_blocks:
-        capture.tape.start_at_last_sum(inputs[-1].shape)
-    if film is not None:
-        last = None if capture.tape is None else capture.tape.start
-        film.seal([(calls[i].block, calls[i].out) for i in layers], last, logits)
-    return Recording(
-        model=model,
-        structure=plan,
-        pixels=pixels,
-        logits=logits,
-        inputs=tuple(inputs[calls[i].block] if plan.parts[i].block is not None else None for i in layers)
-        or stages.maps(),
-        calls=tuple(calls[i] for i in layers),
-        last_linears={
-            layer: last_linears[calls[i].block] for layer, i in enumerate(layers) if calls[i].block in last_linears
-        },
-        pools=tuple(call for call in calls[last_call + 1 :] if call.kind == "pool"),
-        tape=capture.tape,
-        normed=capture.normed,
-        embedding=Embedding.found(capture.first_conv, pixels, inputs[0] if inputs else None),
-        switch=switch,
-        tables=tuple(tables),
-        differentiable=differentiable,
-        film=film,
-        middles={} if capture.middles is None else {k: capture.middles.found.get(i) for k, i in enumerate(layers)},
-        ledgers=ledgers,
-        bias_maps=bias_maps,
-    )
+    def _block_hooks(self) -> list[RemovableHandle]:
+        blocks = {id(site.block): site.block for site in self.structure.layers if site.block is not None}
+        enter = this_thread_only(self._enter)
+        hooks = [block.register_forward_pre_hook(enter, with_kwargs=True) for block in blocks.values()]
+        if self._hooks_end and self._last_block is not None:
+            hooks.append(self._last_block.register_forward_hook(this_thread_only(self._leave)))
+        return hooks
 
-
-def _check(plan: ModelStructure, calls: list[AttentionCall], differentiable: bool) -> None:
-    if len(calls) != len(plan.parts):
-        raise CaptureError(
-            f"The model made {len(calls)} attention calls, {len(plan.parts)} on an earlier run of the same image size; "
-            "expected the same path every time. Switch off random depth or early exits, then trace again."
+    def _enter(self, module: Any, args: Any, kwargs: Any) -> Any:
+        tokens = tokens_among(args, kwargs)
+        if tokens is None:
+            return None
+        if self.start is not None and not self.inputs:
+            tokens.copy_(self.start)  # in place, so that a residual next to the module starts from it too
+        self.inputs.append(tokens)
+        # A block that overwrites its input is given a copy; ours must stay what it was.
+        given = tokens.clone() if self.structure.writes_in_place else tokens
+        self.capture.enter_block(given)
+        if given is tokens:
+            return None
+        return (
+            tuple(given if a is tokens else a for a in args),
+            {name: given if a is tokens else a for name, a in kwargs.items()},
         )
-    seeing = [call for call, part in zip(calls, plan.parts, strict=True) if part.kind != "aside"]
-    if differentiable and any(not call.out.requires_grad for call in seeing):
-        raise CaptureError(CHECKPOINTED)
+
+    def _leave(self, module: Any, args: Any, out: Any) -> None:
+        if len(self.capture.calls) == self.structure.last_layer_call + 1 and not self._ended:
+            self._ended = True
+            self._output = tokens_among((out,) if isinstance(out, Tensor) else tuple(out), {})
+            self.capture.end_blocks(self._output)
+
+    def end(self) -> Tensor | None:
+        """Return the last block's output; None where that block is no module."""
+        if self.structure.stages:
+            return self.stages.maps()[-1]
+        if self._last_block is None or self._hooks_end:
+            return self._output
+        return self._last_sum.sums.get(self.inputs[-1].shape, self.capture.calls[self.structure.last_layer_call].out)
+
+    def checked_calls(self, differentiable: bool) -> list[AttentionCall]:
+        """Return the attention calls, their kinds filled in; raise CaptureError if they are not those expected."""
+        calls, sites = self.capture.calls, self.structure.sites
+        if len(calls) != len(sites):
+            raise CaptureError(
+                f"The model made {len(calls)} attention calls, {len(sites)} on an earlier run of the same image size; "
+                "expected the same path every time. Switch off random depth or early exits, then trace again."
+            )
+        for call, site in zip(calls, sites, strict=True):
+            call.kind = site.kind
+        if differentiable and any(not call.out.requires_grad for call in calls if call.kind != "aside"):
+            raise CaptureError(CHECKPOINTED)
+        return calls

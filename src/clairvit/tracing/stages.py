@@ -1,8 +1,8 @@
 """Stages: where a network without attention keeps its feature maps, so that CNNs need no adapter either.
 
 A stage is the last feature map [B, C, h, w] of one resolution, and its tokens are the cells of that map. Modules that
-span several resolutions (`features`, `blocks`, the network itself) are looked into; those that change it once are a
-stage's own business (a residual block that halves the grid still has the old one inside).
+span several resolutions (`features`, `blocks`, the network itself) are opened; those that change it once belong to one
+stage (a residual block that halves the grid still has the old one inside).
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from clairvit.errors import CaptureError
-from clairvit.tracing.grid import channels_first, fits_image
+from clairvit.tracing.grid import MOST_PREFIX_TOKENS, channels_first, fits_image
 from clairvit.tracing.module_state import this_thread_only
-from clairvit.tracing.parts import MOST_PREFIX_TOKENS
 
 _GLOBAL_POOLS = (nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d)  # the head's reading, no feature map of its own
 Grid = tuple[int, int]
@@ -35,29 +34,29 @@ class Stage:
 
 
 @dataclass(eq=False)
-class StageOutput:
-    """One call of one module, without its tensors."""
+class ModuleCall:
+    """One call of one module: the grids of its tensors, not the tensors."""
 
     module: nn.Module
     call: int
-    grids: frozenset[Grid] = frozenset()  # of what it was given, and what its parts gave
-    grid: Grid | None = None  # of what it gave
-    tokens: int = 0  # what it gave, if that was a row of vectors
-    unchanged: bool = False  # it gave what it was given: nn.Identity
-    parts: list[StageOutput] = field(default_factory=list)
+    grids: frozenset[Grid] = frozenset()  # of its input, and of the outputs of its submodules
+    grid: Grid | None = None  # of its output
+    tokens: int = 0  # of its output, if that is a sequence of vectors
+    unchanged: bool = False  # its output is its input: nn.Identity
+    inner: list[ModuleCall] = field(default_factory=list)  # calls of its submodules
 
-    def gave(self, given: Tensor | None, made: Tensor | None, image: Grid, *, unchanged: bool) -> None:
+    def set_output(self, x: Tensor | None, out: Tensor | None, image: Grid, *, unchanged: bool) -> None:
         self.unchanged = unchanged
-        if made is not None and made.requires_grad:
-            self.grid, self.tokens = grid_of(made, image), int(made.shape[1]) if made.ndim == 3 else 0
-        inside = {part.grid for part in self.parts} | {None if given is None else grid_of(given, image)}
-        self.grids = frozenset(grid for grid in inside if grid is not None and grid != (1, 1))
+        if out is not None and out.requires_grad:
+            self.grid, self.tokens = grid_of(out, image), int(out.shape[1]) if out.ndim == 3 else 0
+        grids = {call.grid for call in self.inner} | {None if x is None else grid_of(x, image)}
+        self.grids = frozenset(grid for grid in grids if grid is not None and grid != (1, 1))
 
 
 def first_map(out: Any) -> Tensor | None:
-    """The first feature map among what a module gave."""
-    given = out if isinstance(out, tuple | list) else (out,)
-    return next((o for o in given if isinstance(o, Tensor) and o.ndim == 4 and o.is_floating_point()), None)
+    """Return the first feature map among a module's outputs."""
+    outputs = out if isinstance(out, tuple | list) else (out,)
+    return next((o for o in outputs if isinstance(o, Tensor) and o.ndim == 4 and o.is_floating_point()), None)
 
 
 def grid_of(feature_map: Tensor, image: Grid) -> Grid | None:
@@ -68,87 +67,88 @@ def grid_of(feature_map: Tensor, image: Grid) -> Grid | None:
     return (int(rows), int(cols)) if fits_image(int(rows), int(cols), image) else None
 
 
-def find_stages(network: nn.Module, parts: list[StageOutput]) -> tuple[Stage, ...]:
-    """First to last, the grid smaller each time; none if the model turns its maps into tokens."""
-    maps = [seen for seen in _laid_open(parts) if seen.grid and not isinstance(seen.module, _GLOBAL_POOLS)]
-    maps = [seen for seen in maps if seen.grid != (1, 1)] or maps
-    last: dict[Grid, StageOutput] = {}
-    for seen in maps:
-        assert seen.grid is not None
-        if not (seen.unchanged and seen.grid in last):
-            last.pop(seen.grid, None)  # a later one goes to the end of the row
-            last[seen.grid] = seen
-    kept: list[StageOutput] = []
-    for grid, seen in reversed(last.items()):
+def find_stages(network: nn.Module, calls: list[ModuleCall]) -> tuple[Stage, ...]:
+    """Return the stages, the grid smaller each time; none if the model turns its maps into tokens."""
+    maps = [call for call in _opened(calls) if call.grid and not isinstance(call.module, _GLOBAL_POOLS)]
+    maps = [call for call in maps if call.grid != (1, 1)] or maps
+    last: dict[Grid, ModuleCall] = {}
+    for call in maps:
+        assert call.grid is not None
+        if not (call.unchanged and call.grid in last):
+            last.pop(call.grid, None)  # a later one goes to the end
+            last[call.grid] = call
+    kept: list[ModuleCall] = []
+    for grid, call in reversed(last.items()):
         if not kept or _cells(grid) > _cells(kept[-1].grid):
-            kept.append(seen)
+            kept.append(call)
     kept.reverse()
-    if kept and any(_are_tokens(seen, _cells(kept[-1].grid)) for seen in _all(parts)):
-        return ()  # a Vision Transformer after all, whose attention was not seen
+    if kept and any(_are_tokens(call, _cells(kept[-1].grid)) for call in _all(calls)):
+        return ()  # a Vision Transformer after all, whose attention was not call
     names = {id(module): name for name, module in network.named_modules()}
     return tuple(Stage(names[id(s.module)], s.module, s.call, s.grid) for s in _without_stem(kept) if s.grid)
 
 
-def _laid_open(parts: Iterable[StageOutput]) -> Iterator[StageOutput]:
-    """The calls that may be stages, in the order they ended."""
-    for seen in parts:
-        if seen.parts and (seen.grid is None or len(seen.grids | {seen.grid}) > 2):
-            yield from _laid_open(seen.parts)
+def _opened(calls: Iterable[ModuleCall]) -> Iterator[ModuleCall]:
+    """Yield the calls that may be stages, in the order they ended."""
+    for call in calls:
+        if call.inner and (call.grid is None or len(call.grids | {call.grid}) > 2):
+            yield from _opened(call.inner)
         else:
-            yield seen
+            yield call
 
 
-def _without_stem(maps: list[StageOutput]) -> list[StageOutput]:
-    """Without single layers before the first module made of several: ResNet begins with layer1, not with a ReLU."""
-    first = next((i for i, seen in enumerate(maps) if seen.parts), 0)
+def _without_stem(maps: list[ModuleCall]) -> list[ModuleCall]:
+    """Drop single layers before the first module made of several: ResNet begins with layer1, not with a ReLU."""
+    first = next((i for i, call in enumerate(maps) if call.inner), 0)
     return maps[first:]
 
 
-def _are_tokens(seen: StageOutput, patches: int) -> bool:
-    return patches > 1 and patches <= seen.tokens <= patches + MOST_PREFIX_TOKENS
+def _are_tokens(call: ModuleCall, patches: int) -> bool:
+    return patches > 1 and patches <= call.tokens <= patches + MOST_PREFIX_TOKENS
 
 
-def _all(parts: Iterable[StageOutput]) -> Iterator[StageOutput]:
-    for seen in parts:
-        yield seen
-        yield from _all(seen.parts)
+def _all(calls: Iterable[ModuleCall]) -> Iterator[ModuleCall]:
+    for call in calls:
+        yield call
+        yield from _all(call.inner)
 
 
 def _cells(grid: Grid | None) -> int:
     return 0 if grid is None else grid[0] * grid[1]
 
 
-class Watcher:
-    """Keeps the stages' feature maps of one forward. `start` takes the place of the first one."""
+class StageRecorder:
+    """Record the stages' feature maps of one forward. `start` replaces the first one."""
 
     def __init__(self, stages: tuple[Stage, ...], start: Tensor | None) -> None:
         self.stages = stages
         self.start = start
-        self.found: dict[int, Tensor] = {}
-        self.called: Counter[nn.Module] = Counter()
+        self._maps: dict[int, Tensor] = {}
+        self._call_counts: Counter[nn.Module] = Counter()
 
     def hooks(self) -> list[RemovableHandle]:
         modules = {id(stage.module): stage.module for stage in self.stages}
         return [module.register_forward_hook(this_thread_only(self._leave)) for module in modules.values()]
 
     def _leave(self, module: nn.Module, args: Any, out: Any) -> None:
-        call = self.called[module]
-        self.called[module] += 1
+        call = self._call_counts[module]
+        self._call_counts[module] += 1
         for index, stage in enumerate(self.stages):
             if stage.module is module and stage.call == call:
-                made = first_map(out)
-                if made is None:
+                feature_map = first_map(out)
+                if feature_map is None:
                     continue
                 if index == 0 and self.start is not None:
-                    made.copy_(self.start)
+                    feature_map.copy_(self.start)
                 # The tensor itself: where the model goes on in place (ReLU), value and gradient are those after it.
-                self.found[index] = made
+                self._maps[index] = feature_map
 
     def maps(self) -> tuple[Tensor, ...]:
-        if len(self.found) != len(self.stages):
-            missing = ", ".join(stage.name for i, stage in enumerate(self.stages) if i not in self.found)
+        """Return one feature map per stage; raise CaptureError if one is missing."""
+        if len(self._maps) != len(self.stages):
+            missing = ", ".join(stage.name for i, stage in enumerate(self.stages) if i not in self._maps)
             raise CaptureError(
                 f"The model did not come to {missing}, as it had on an earlier run of the same image size; expected "
                 "the same path every time. Switch off random depth or early exits, then trace again."
             )
-        return tuple(self.found[index] for index in range(len(self.stages)))
+        return tuple(self._maps[index] for index in range(len(self.stages)))

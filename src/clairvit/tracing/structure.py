@@ -1,35 +1,61 @@
-"""Anatomy: one look at how a model is built, so that nobody has to say where its blocks, patches and class token are.
+"""Structure: how a model is built, so that nobody has to say where its blocks, patches and class token are.
 
-One forward of one image with every module watched. A block is the largest module that takes tokens and holds exactly
-one attention call. The grid comes from the patch embedding, the prefix from the token count, the pooling from which
-rows of the last attention the scores depend on. A model without attention has stages instead (`stages.py`).
+Found by one forward of one image with hooks on every module. A block is the largest module that takes tokens and holds
+exactly one attention call. The grid comes from the patch embedding, the prefix from the token count, the pooling from
+which rows of the last attention the scores depend on. A model without attention has stages instead (`stages.py`).
 """
 
 from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
-from clairvit.errors import BadInput
-from clairvit.models.layout import Layout
+from clairvit.errors import BadInput, CaptureError
+from clairvit.models.layout import Layout, Pooling
 from clairvit.models.model import Model
+from clairvit.tracing import ops
 from clairvit.tracing.attention import AttentionCall, Kind
+from clairvit.tracing.autograd_errors import CHECKPOINTED, translate_autograd_errors
 from clairvit.tracing.capture import Capture
 from clairvit.tracing.gradient_barriers import Barrier, BarrierFinder
-from clairvit.tracing.grid import channels_first, fits_image, in_order, one_image, square_patches
+from clairvit.tracing.grid import (
+    MOST_PREFIX_TOKENS,
+    channels_first,
+    fits_image,
+    in_order,
+    one_image,
+    square_patches,
+)
 from clairvit.tracing.module_state import frozen_eval, own_grad_mode, this_thread_only
-from clairvit.tracing.parts import MOST_PREFIX_TOKENS, AttentionSite
-from clairvit.tracing.pooling import with_pooling
-from clairvit.tracing.stages import Stage, StageOutput, find_stages
+from clairvit.tracing.recorders.base import Op, Recorder
+from clairvit.tracing.stages import ModuleCall, Stage, find_stages
+
+
+@dataclass(frozen=True)
+class AttentionSite:
+    """One attention call of the model: what kind it is and which module is its block."""
+
+    kind: Kind
+    block: nn.Module | None  # None: no called module holds this attention alone
+    grid: tuple[int, int] | None  # of the block's tokens
+    queries: int
+    keys: int
+
+    @property
+    def is_layer(self) -> bool:
+        """Whether it belongs to the token stream: no pool, and no attention that does not see the image."""
+        return self.kind not in ("pool", "aside")
 
 
 @dataclass(frozen=True)
@@ -37,7 +63,7 @@ class ModelStructure:
     """What a recording must know before it starts."""
 
     layout: Layout | None  # None: no patch tokens were found (a CNN, say)
-    parts: tuple[AttentionSite, ...]  # in the order of the calls
+    sites: tuple[AttentionSite, ...]  # in the order of the calls
     stages: tuple[Stage, ...]  # of a model without attention: its feature maps, first to last
     writes_in_place: bool  # a block changes its own input: recordings must keep a copy
     sequence_first: bool  # blocks take [N, B, d] (the original CLIP code)
@@ -45,24 +71,35 @@ class ModelStructure:
     in_order: bool  # patch tokens come row by row, after the prefix
     barriers: tuple[Barrier, ...] = ()  # layers that no gradient comes back through (quantised ones)
 
+    @cached_property
+    def layer_calls(self) -> tuple[int, ...]:
+        """Which attention calls are layers of the token stream."""
+        return tuple(index for index, site in enumerate(self.sites) if site.is_layer)
+
     @property
+    def last_layer_call(self) -> int:
+        """The attention call of the last layer; -1 if there is none."""
+        return self.layer_calls[-1] if self.layer_calls else -1
+
+    @cached_property
     def layers(self) -> tuple[AttentionSite, ...]:
         """The attention calls that are layers of the token stream."""
-        return tuple(part for part in self.parts if part.kind not in ("pool", "aside"))
+        return tuple(self.sites[index] for index in self.layer_calls)
 
 
-_known: WeakKeyDictionary[nn.Module, dict[tuple[Any, ...], ModelStructure]] = WeakKeyDictionary()
+_structures: WeakKeyDictionary[nn.Module, dict[tuple[Any, ...], ModelStructure]] = WeakKeyDictionary()
 
 
 @own_grad_mode()
 def model_structure(model: Model, pixels: Tensor) -> ModelStructure:
-    """Looked up, or found by one forward of the first image; remembered as long as the model is built the same."""
-    built = tuple(id(part) for part in model.module.modules()), getattr(model.module, "global_pool", None)
-    key = (tuple(pixels.shape[1:]), pixels.dtype, pixels.device, model.layout, built)
-    found = _known.setdefault(model.module, {})
-    if key not in found:
-        found[key] = _look(model, pixels[:1])
-    return found[key]
+    """Return the structure, found by one forward of the first image and cached while the model is built the same."""
+    modules = tuple(id(module) for module in model.module.modules())
+    pool = getattr(model.module, "global_pool", None)
+    key = (tuple(pixels.shape[1:]), pixels.dtype, pixels.device, model.layout, modules, pool)
+    cache = _structures.setdefault(model.module, {})
+    if key not in cache:
+        cache[key] = _find_structure(model, pixels[:1])
+    return cache[key]
 
 
 @dataclass(eq=False)
@@ -74,36 +111,47 @@ class _Visit:
     version: int
     first_call: int  # attention calls before it
     sees_image: bool  # the tokens depend on the pixels
-    seen: StageOutput
+    call: ModuleCall
     output: Tensor | None = None
     calls: int = 0  # attention calls inside it
     in_place: bool = False
 
 
-class _Watch:
-    """Hooks on every module and an eye on every function, for one forward."""
+class _ModuleVisits(Recorder):
+    """Hooks on every module, and the attention, convolutions and linear layers, of one forward."""
+
+    kinds = frozenset({ops.ATTENTION, ops.MATMUL, ops.EINSUM, ops.CONV, ops.LINEAR})
 
     def __init__(self, module: nn.Module, pixels: Tensor) -> None:
+        self.module = module
         self.pixels = pixels
         self.finder = BarrierFinder(module)
-        self.capture = Capture(1, observer=self._see)
+        self.calls: list[AttentionCall] = []  # of the capture, which shows its operations to this recorder
         self.stack: list[_Visit] = []
         self.visits: list[list[_Visit]] = []  # for each attention call, the modules around it, outermost first
         self.grids: list[tuple[int, int]] = []  # spatial sizes of the convolutions before the first attention
-        self.read_by_head: list[Tensor] = []  # what the last linear layers were given, one vector an image
-        self.outermost: list[StageOutput] = []  # every call of a module, as a tree
-        self.called: Counter[nn.Module] = Counter()
+        self.read_by_head: list[Tensor] = []  # what the last linear layers were given, one vector per image
+        self.outermost: list[ModuleCall] = []  # every call of a module, as a tree
+        self.call_counts: Counter[nn.Module] = Counter()
 
-    def _see(self, func: Callable[..., Any], args: Any, kwargs: Any, out: Any) -> None:
-        while len(self.visits) < len(self.capture.calls):
+    def on_op(self, op: Op) -> None:
+        while len(self.visits) < len(op.calls):
             self.visits.append(list(self.stack))
             self.read_by_head.clear()
-        if func in (F.conv2d, torch.conv2d) and not self.capture.calls:
-            self.grids.append((out.shape[-2], out.shape[-1]))
-        if func is F.linear and args and args[0].ndim == 2 and len(args[0]) == 1:
-            self.read_by_head.append(args[0])
+        if op.kind == ops.CONV and not op.calls:
+            self.grids.append((op.output.shape[-2], op.output.shape[-1]))
+        if op.kind == ops.LINEAR and op.args and op.args[0].ndim == 2 and len(op.args[0]) == 1:
+            self.read_by_head.append(op.args[0])
 
-    def enter(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+    def hooks(self) -> list[RemovableHandle]:
+        handles: list[RemovableHandle] = []
+        for module in self.module.modules():
+            if module is not self.module:
+                handles.append(module.register_forward_pre_hook(this_thread_only(self._enter), with_kwargs=True))
+                handles.append(module.register_forward_hook(this_thread_only(self._leave), with_kwargs=True))
+        return handles
+
+    def _enter(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         if self.finder.busy:
             return
         tokens = tokens_among(args, kwargs)
@@ -111,87 +159,85 @@ class _Watch:
             tokens = None
         version = 0 if tokens is None else tokens._version
         sees_image = tokens is not None and tokens.requires_grad
-        seen = StageOutput(module, self.called[module])
-        self.called[module] += 1
-        (self.stack[-1].seen.parts if self.stack else self.outermost).append(seen)
-        self.stack.append(_Visit(module, tokens, version, len(self.capture.calls), sees_image, seen))
+        call = ModuleCall(module, self.call_counts[module])
+        self.call_counts[module] += 1
+        (self.stack[-1].call.inner if self.stack else self.outermost).append(call)
+        self.stack.append(_Visit(module, tokens, version, len(self.calls), sees_image, call))
 
-    def leave(self, module: nn.Module, args: Any, kwargs: Any, out: Any) -> Any:
+    def _leave(self, module: nn.Module, args: Any, kwargs: Any, out: Any) -> Any:
         if self.finder.busy:
             return None
         visit = self.stack.pop()
         linked = self.finder.check(module, args, kwargs, out)
         out = out if linked is None else linked
-        visit.calls = len(self.capture.calls) - visit.first_call
-        visit.output = tokens_among((out,) if isinstance(out, Tensor) else tuple(out) if _listy(out) else (), {})
+        visit.calls = len(self.calls) - visit.first_call
+        outputs = (out,) if isinstance(out, Tensor) else tuple(out) if isinstance(out, tuple | list) else ()
+        visit.output = tokens_among(outputs, {})
         visit.in_place = visit.tokens is not None and visit.tokens._version != visit.version
         same = visit.output is visit.tokens and not visit.in_place
-        visit.seen.gave(visit.tokens, visit.output, (self.pixels.shape[-2], self.pixels.shape[-1]), unchanged=same)
+        image = (self.pixels.shape[-2], self.pixels.shape[-1])
+        visit.call.set_output(visit.tokens, visit.output, image, unchanged=same)
         return linked
 
 
-def _listy(out: Any) -> bool:
-    return isinstance(out, tuple | list)
-
-
 def tokens_among(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
-    """The first [B, N, d] or [B, h, w, d] float tensor a module is called with."""
+    """Return the first [B, N, d] or [B, h, w, d] float tensor a module is called with."""
     for value in (*args, *kwargs.values()):
         if isinstance(value, Tensor) and value.ndim in (3, 4) and value.is_floating_point():
             return value
     return None
 
 
-def _look(model: Model, pixels: Tensor) -> ModelStructure:
+def _find_structure(model: Model, pixels: Tensor) -> ModelStructure:
     module = model.module
     pixels = pixels.detach().clone().requires_grad_(True)
-    watch = _Watch(module, pixels)
+    watch = _ModuleVisits(module, pixels)
+    capture = Capture(1, recorders=(watch,))
+    calls = watch.calls = capture.calls
     with frozen_eval(module), torch.enable_grad():
-        hooks = []
+        hooks: list[RemovableHandle] = []
         try:
-            for part in module.modules():
-                if part is not module:
-                    hooks.append(part.register_forward_pre_hook(this_thread_only(watch.enter), with_kwargs=True))
-                    hooks.append(part.register_forward_hook(this_thread_only(watch.leave), with_kwargs=True))
-            with watch.capture, _first_forward(model, pixels):
+            hooks += watch.hooks()
+            with capture, _first_forward(model, pixels):
                 scores = model.logits(pixels)
         finally:
             for hook in hooks:
                 hook.remove()
-            watch.capture.observer = None  # the two hold each other; the graph should go when we do
-    calls = watch.capture.calls
-    seeing = [_sees_image(call, visits) for call, visits in zip(calls, watch.visits, strict=True)]
-    if not any(seeing):
-        seeing = [True] * len(calls)  # none at all is another matter, said elsewhere
-    blocks = [_block_of(visits) if sees else None for visits, sees in zip(watch.visits, seeing, strict=True)]
+    sees_image = [_sees_image(call, visits) for call, visits in zip(calls, watch.visits, strict=True)]
+    if not any(sees_image):
+        sees_image = [True] * len(calls)  # none at all is reported elsewhere
+    blocks = [_block_of(visits) if sees else None for visits, sees in zip(watch.visits, sees_image, strict=True)]
     image = (int(pixels.shape[-2]), int(pixels.shape[-1]))
-    parts, layout = _arrange(calls, seeing, blocks, watch.grids, image)
+    sites, layout = _classify(calls, sees_image, blocks, watch.grids, image)
     if model.layout is not None:
-        _check_given(model.layout, parts)
+        _check_layout(model.layout, sites)
     elif layout is not None:
-        layout = with_pooling(layout, calls, parts, [scores], watch.read_by_head)
-    sorted_tokens = model.layout is not None or layout is None or _in_order(layout, blocks, pixels)
-    in_place = any(visit is not None and visit.in_place for visit in blocks)
-    seen = [visit for visit in blocks if visit is not None]
-    # One image was looked at, so the axis of length 1 is the batch.
-    sequence_first = any(v.tokens is not None and v.tokens.ndim == 3 and v.tokens.shape[0] != 1 for v in seen)
-    stages = () if parts else find_stages(module, watch.outermost)
-    barriers = tuple(watch.finder.barriers)
+        layout = with_pooling(layout, calls, sites, [scores], watch.read_by_head)
+    visits = [visit for visit in blocks if visit is not None]
+    tokens = [visit.tokens for visit in visits]
     return ModelStructure(
-        model.layout or layout, parts, stages, in_place, sequence_first, _whole(seen), sorted_tokens, barriers
+        layout=model.layout or layout,
+        sites=sites,
+        stages=() if sites else find_stages(module, watch.outermost),
+        writes_in_place=any(visit.in_place for visit in visits),
+        # One image was looked at, so the axis of length 1 is the batch.
+        sequence_first=any(x is not None and x.ndim == 3 and x.shape[0] != 1 for x in tokens),
+        whole_blocks=_are_whole(visits),
+        in_order=model.layout is not None or layout is None or _are_in_order(layout, visits, pixels),
+        barriers=tuple(watch.finder.barriers),
     )
 
 
-def _in_order(layout: Layout, blocks: list[_Visit | None], pixels: Tensor) -> bool:
-    told = [v.tokens for v in blocks if v is not None and v.tokens is not None and not v.in_place]
-    streams = [one_image(tokens, (int(pixels.shape[-2]), int(pixels.shape[-1]))) for tokens in told]
+def _are_in_order(layout: Layout, blocks: list[_Visit], pixels: Tensor) -> bool:
+    inputs = [visit.tokens for visit in blocks if visit.tokens is not None and not visit.in_place]
+    streams = [one_image(tokens, (int(pixels.shape[-2]), int(pixels.shape[-1]))) for tokens in inputs]
     tokens = next((t for t in streams if len(t) == layout.tokens), None)  # [N, d]
     return tokens is None or in_order(tokens, layout, pixels)
 
 
 @contextmanager
 def _first_forward(model: Model, pixels: Tensor) -> Iterator[None]:
-    """The first forward of an image size is where a size that does not fit shows."""
+    """Translate errors of the first forward of an image size: that is where a size that does not fit shows."""
     try:
         yield
     except torch.OutOfMemoryError:
@@ -205,8 +251,8 @@ def _first_forward(model: Model, pixels: Tensor) -> Iterator[None]:
         ) from error
 
 
-def _check_given(layout: Layout, parts: tuple[AttentionSite, ...]) -> None:
-    counts = sorted({part.queries for part in parts if part.kind == "tokens"})
+def _check_layout(layout: Layout, sites: tuple[AttentionSite, ...]) -> None:
+    counts = sorted({site.queries for site in sites if site.kind == "tokens"})
     if counts and layout.tokens not in counts:
         rows, cols = layout.grid
         raise BadInput(
@@ -216,51 +262,51 @@ def _check_given(layout: Layout, parts: tuple[AttentionSite, ...]) -> None:
         )
 
 
-def _whole(blocks: list[_Visit]) -> bool:
-    """Is a block's output what the next block is given? Where no pair tells (one block), take it for granted."""
-    told = [
+def _are_whole(blocks: list[_Visit]) -> bool:
+    """Return whether a block's output is the next block's input; True where no pair of blocks can tell."""
+    same = [
         (a.output.data_ptr(), a.output.shape) == (b.tokens.data_ptr(), b.tokens.shape)
         for a, b in itertools.pairwise(blocks)
         if a.output is not None and b.tokens is not None
     ]
-    return any(told) or not told
+    return any(same) or not same
 
 
 def _sees_image(call: AttentionCall, visits: list[_Visit]) -> bool:
-    """Not so in a text tower, say. Under gradient checkpointing the output has no gradient, but the input has."""
+    """Return whether an attention depends on the image; under gradient checkpointing only its input shows it."""
     return call.out.requires_grad or any(visit.sees_image for visit in visits)
 
 
 def _block_of(visits: list[_Visit]) -> _Visit | None:
-    """Outermost first: the first module that takes tokens and holds this attention call alone."""
+    """Return the outermost module that takes tokens and holds this attention call alone."""
     return next((v for v in visits if v.calls == 1 and v.tokens is not None), None)
 
 
-def _arrange(
+def _classify(
     calls: list[AttentionCall],
-    seeing: list[bool],
+    sees_image: list[bool],
     blocks: list[_Visit | None],
     grids: list[tuple[int, int]],
     image: tuple[int, int],
 ) -> tuple[tuple[AttentionSite, ...], Layout | None]:
-    """Tell layers from pools, find each layer's grid, and the layout of the first one."""
-    parts: list[AttentionSite] = []
+    """Return each call's kind, block and grid, and the layout of the first layer."""
+    sites: list[AttentionSite] = []
     layout: Layout | None = None
-    for call, visit, sees_image in zip(calls, blocks, seeing, strict=True):
-        if not sees_image:
-            parts.append(AttentionSite("aside", None, None, call.queries, call.keys))
+    for call, visit, sees in zip(calls, blocks, sees_image, strict=True):
+        if not sees:
+            sites.append(AttentionSite("aside", None, None, call.queries, call.keys))
             continue
         tokens = None if visit is None or visit.tokens is None else visit.tokens
         count, grid = _count_tokens(tokens, call, image)
         if layout is None and (call.queries == call.keys or _reduces_keys(call, count)):
-            layout = _lay_out(count, grid, grids, image)
+            layout = _layout_of(count, grid, grids, image)
         width = None if tokens is None else tokens.numel() // count  # channels of a token: one image was looked at
         kind = _kind(call, count, width, layout)
         if grid is None and layout is not None and count == layout.tokens:
             grid = layout.grid
         grid = grid or square_patches(count, image)  # the later stages of a hierarchical model
-        parts.append(AttentionSite(kind, None if visit is None else visit.module, grid, call.queries, call.keys))
-    return tuple(parts), layout
+        sites.append(AttentionSite(kind, None if visit is None else visit.module, grid, call.queries, call.keys))
+    return tuple(sites), layout
 
 
 def _count_tokens(
@@ -291,11 +337,11 @@ def _kind(call: AttentionCall, count: int, width: int | None, layout: Layout | N
 
 
 def _reduces_keys(call: AttentionCall, count: int) -> bool:
-    """Does every token attend, to keys that were made fewer by a strided convolution or by pooling (SegFormer, PVT)?"""
+    """Return whether all tokens attend to keys made fewer by a strided convolution or pooling (SegFormer, PVT)."""
     return call.lead == 1 and call.queries == count and 1 < call.keys < count
 
 
-def _lay_out(
+def _layout_of(
     count: int, grid: tuple[int, int] | None, grids: list[tuple[int, int]], image: tuple[int, int]
 ) -> Layout | None:
     if grid is not None:
@@ -310,3 +356,89 @@ def _lay_out(
         if fit is not None:
             return Layout(fit, prefix, "avg")
     return None
+
+
+# Pooling: which rows of the last attention the head reads
+
+
+def with_pooling(
+    layout: Layout,
+    calls: list[AttentionCall],
+    sites: tuple[AttentionSite, ...],
+    scores: list[Tensor],
+    read_by_head: list[Tensor],
+) -> Layout:
+    """Return the layout with its pooling: rows of the last attention that have a gradient are those the head reads."""
+    layers = [i for i, site in enumerate(sites) if site.is_layer]
+    if not layers or sites[layers[-1]].kind != "tokens" or layout.tokens != sites[layers[-1]].queries:
+        return layout  # windows, stages or channels come last: nothing reads single rows
+    if not any(tensor.requires_grad for tensor in scores):
+        raise CaptureError(
+            "The model's output does not depend on its attention (detached output or torch.no_grad inside forward); "
+            "expected a differentiable forward. Remove the no_grad, or pass layout=cv.Layout(…) to cv.wrap."
+        )
+    if not all(call.out.requires_grad for call, site in zip(calls, sites, strict=True) if site.kind != "aside"):
+        raise CaptureError(CHECKPOINTED)
+    pools = [i for i in range(layers[-1] + 1, len(sites)) if sites[i].kind == "pool"]
+    # A new head is often all zeros and passes no gradient; then ask what its linear layers were given.
+    for outputs in (scores, read_by_head):
+        for i in reversed(pools):  # a pool that is built but not read has no gradient
+            rows = _rows_read(calls[i], outputs)
+            if rows is not None:
+                read = rows.nonzero().flatten().tolist()
+                return Layout(layout.grid, layout.prefix, "map", tuple((row, 1 / len(read)) for row in read))
+        rows = _rows_read(calls[layers[-1]], outputs)
+        if rows is not None:
+            return _layout_reading(layout, rows.nonzero().flatten().tolist(), rows)
+    return _usual_layout(layout)
+
+
+def _rows_read(call: AttentionCall, outputs: list[Tensor]) -> Tensor | None:
+    """Return how strongly the outputs depend on each row of an attention, [queries]; None if they do not at all."""
+    noise = torch.Generator().manual_seed(0)  # any direction will do, as long as it is not a special one
+    score = [(o * torch.randn(o.shape, generator=noise).to(o)).sum() for o in outputs if o.requires_grad]
+    if not score:
+        return None
+    with translate_autograd_errors():
+        (gradient,) = torch.autograd.grad(torch.stack(score).sum(), call.out, retain_graph=True, allow_unused=True)
+    if gradient is None or not gradient.any():
+        return None
+    return call.heads(gradient).float().abs().sum((0, 1, 3))
+
+
+def _layout_reading(layout: Layout, rows: list[int], weight: Tensor) -> Layout:
+    prefix = [row for row in rows if row < layout.prefix]
+    patches = [row for row in rows if row >= layout.prefix]
+    if not patches:
+        pooling: Pooling = "token" if len(prefix) == 1 else "distilled"
+        return Layout(layout.grid, layout.prefix, pooling, tuple((row, 1 / len(prefix)) for row in prefix))
+    every = range(layout.prefix, layout.tokens)
+    # CLS next to the patch mean (DINOv2 heads): one row then weighs as much as all patches together.
+    if prefix and float(weight[prefix].max()) > 4 * float(weight[patches].median()):
+        strong = [row for row in prefix if float(weight[row]) > 4 * float(weight[patches].median())]
+        of_prefix = tuple((row, 0.5 / len(strong)) for row in strong)
+        return Layout(layout.grid, layout.prefix, "mixed", of_prefix + tuple((row, 0.5 / len(every)) for row in every))
+    read = [*prefix, *every]
+    return Layout(layout.grid, layout.prefix, "avg", tuple((row, 1 / len(read)) for row in read))
+
+
+def _usual_layout(layout: Layout) -> Layout:
+    """Return the usual pooling, where no gradient reaches the last attention (a block that starts at zero)."""
+    if layout.prefix:
+        return Layout(layout.grid, layout.prefix, "token", ((0, 1.0),))
+    return Layout(layout.grid, 0, "avg", tuple((row, 1 / layout.patches) for row in range(layout.patches)))
+
+
+def pool_row(pools: tuple[AttentionCall, ...], layout: Layout) -> Tensor:
+    """Return how much an attention pool reads of each token, [B, N]; several class-attention layers (CaiT) add up."""
+    row: Tensor | None = None
+    for call in pools:
+        queries = call.A().mean(1)  # [B, queries, keys]
+        latent = sum(weight * queries[:, index] for index, weight in layout.read)
+        attention = latent if call is pools[-1] and isinstance(latent, Tensor) else queries.mean(1)
+        extra = attention.shape[1] - layout.tokens  # CLS among the keys
+        if extra < 0:  # a pool that is not given the prefix tokens reads nothing of them
+            attention, extra = F.pad(attention, (-extra, 0)), 0
+        row = attention[:, extra:] + (0 if row is None else attention[:, :extra].sum(1, keepdim=True) * row)
+    assert row is not None
+    return row

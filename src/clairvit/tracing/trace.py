@@ -1,22 +1,22 @@
 """Trace: what one forward and one backward pass recorded, under one rule table.
 
-tr = cv.trace(model, "cat.jpg", target="Bengal")
-tr.layers[3].A          # [B, H, N, N], derived when asked for
-tr.layers[3].G          # dy/dA, exact under fused kernels too
-tr.retarget("Persian")  # another backward, no other forward
+trace = cv.trace(model, "cat.jpg", target="Bengal")
+trace.layers[3].A          # [B, H, N, N], derived on access
+trace.layers[3].G          # dy/dA, exact under fused kernels too
+trace.retarget("Persian")  # another backward, no other forward
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from clairvit.errors import BadInput, NotApplicable, UnknownName, did_you_mean
+from clairvit.errors import BadInput, NotApplicable
 from clairvit.models.images import prepare
 from clairvit.models.layout import Layout
 from clairvit.models.model import Model
@@ -24,31 +24,38 @@ from clairvit.targets.target import Target, resolve
 from clairvit.tracing.attention import AttentionCall
 from clairvit.tracing.layer import Layer, gradient_at
 from clairvit.tracing.module_state import own_grad_mode
-from clairvit.tracing.parts import AttentionSite
-from clairvit.tracing.pooling import pool_row
-from clairvit.tracing.recorders.bias_terms import Biases
-from clairvit.tracing.recording import Recording, record
-from clairvit.tracing.rules import PARAMETRIC_TABLES, TABLES
+from clairvit.tracing.recorders.base import Recorder
+from clairvit.tracing.recording import R, Recording, record, recorder_of
+from clairvit.tracing.rules import PLAIN, RuleTable, rule_table
 from clairvit.tracing.stages import Stage
+from clairvit.tracing.structure import AttentionSite, pool_row
 
 
 @dataclass(frozen=True, eq=False)
 class Trace:
-    """Layers first to last, and what the gradient says at both ends of the network."""
+    """Layers first to last, and gradients at both ends of the network.
+
+    Attributes:
+        recording: The forward pass, which several traces may share.
+        target: What was differentiated; None for a forward only.
+        rules: The rule table of the backward pass; None if there was none.
+        layers: One per block, or per stage of a CNN.
+        pixels: The preprocessed images, [B, 3, H, W].
+        pixels_gradient: dy/dpixels, where the backward went so far.
+        final_tokens: The last block's output, [B, N, d].
+        final_gradient: Its gradient.
+        recorders: What recorders kept of this backward; read them as `trace[OpLog]`.
+    """
 
     recording: Recording
-    target: Target | None  # None: a forward only
-    rules: str | None  # None: no backward was made
+    target: Target | None
+    rules: RuleTable | None
     layers: tuple[Layer, ...]
-    pixels: Tensor  # [B, 3, H, W]
+    pixels: Tensor
     pixels_gradient: Tensor | None
-    embedding_gradient: Tensor | None  # shaped as recording.embedding.made
-    final_tokens: Tensor | None  # [B, N, d] the last block's output
+    final_tokens: Tensor | None
     final_gradient: Tensor | None
-    normed: Tensor | None  # [B, N, d] the last block's normalised input; where patches are averaged, its output
-    normed_gradient: Tensor | None
-    biases: Mapping[str, Biases] = field(default_factory=dict)  # what the layers' own biases add, where asked for
-    bias_maps: tuple[Tensor, Tensor] | None = None  # all biases as a picture [B, H, W], and their sum [B]
+    recorders: Mapping[type[Recorder], Recorder] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         """Return one line: model, images, layers, rules and target."""
@@ -58,12 +65,18 @@ class Trace:
             f"rules {self.rules}, {targets})"
         )
 
+    def __getitem__(self, recorder: type[R]) -> R:
+        """Return the recorder of this class, with its values of this backward pass."""
+        return recorder_of(self.recorders, recorder)
+
     @property
     def logits(self) -> Tensor:
+        """The model's output, [B, C], outside the graph."""
         return self.recording.logits.detach()
 
     @property
     def layout(self) -> Layout:
+        """Where the patch tokens are; raise NotApplicable if none were found."""
         layout, stages = self.recording.structure.layout, self.recording.structure.stages
         if layout is None and stages:
             return Layout(stages[-1].grid, 0, "avg")
@@ -76,7 +89,7 @@ class Trace:
 
     @property
     def in_order(self) -> Layout:
-        """The layout, if the patch tokens lie on it row by row."""
+        """The layout, if the patch tokens lie on it row by row; else raise NotApplicable."""
         if not self.recording.structure.in_order:
             raise NotApplicable(
                 "The patch tokens of this model do not come row by row after the prefix (a class token at the end, or "
@@ -91,26 +104,26 @@ class Trace:
 
     @functools.cached_property
     def blank(self) -> list[bool]:
-        """Images whose score has no gradient at all: nothing that is read off the gradient speaks of the target."""
-        own = [self.final_gradient] if self.final_gradient is not None else [x.out_gradient for x in self.layers]
-        batch = len(self.pixels)
-        found = [x.reshape(batch, -1).any(1) for x in own if x is not None and len(x) % batch == 0]
-        return torch.stack(found).any(0).logical_not().tolist() if found else [False] * batch
+        """For each image, whether its score has no gradient at all, so that gradients say nothing of the target."""
+        final, batch = self.final_gradient, len(self.pixels)
+        gradients = [layer.out_gradient for layer in self.layers] if final is None else [final]
+        nonzero = [g.reshape(batch, -1).any(1) for g in gradients if g is not None and len(g) % batch == 0]
+        return torch.stack(nonzero).any(0).logical_not().tolist() if nonzero else [False] * batch
 
     @functools.cached_property
     def read(self) -> Tensor:
-        """[1 or B, N]: how much the head reads of each token's row; rows of an N×N map are weighted so."""
+        """How much the head reads of each token, [1 or B, N]; rows of an N×N map are weighted by it."""
         layout = self.layout
         if layout.pooling == "map":
             return pool_row(self.recording.pools, layout)
-        row = self.logits.new_zeros(layout.tokens, dtype=_working(self.logits.dtype))
+        row = self.logits.new_zeros(layout.tokens, dtype=torch.promote_types(self.logits.dtype, torch.float32))
         for index, weight in layout.read:
             row[index] = weight
         return row[None]
 
     @functools.cached_property
     def read_rows(self) -> Tensor | None:
-        """The few rows the head reads, or None if it reads most of them."""
+        """The few rows the head reads; None if it reads most of them."""
         if self.layout.pooling == "map":
             return None
         rows = [index for index, _ in self.layout.read]
@@ -119,53 +132,73 @@ class Trace:
 
     @own_grad_mode()
     def retarget(self, target: Any, *, score: str | None = None) -> Trace:
-        """The same forward, another target: one more backward."""
+        """Return the trace of another target on the same forward: one more backward."""
         kind = score or (self.target.score if self.target else "logit")
-        return run_backward(
-            self.recording, one_target(self.recording, target, kind, single=len(self.pixels) == 1), self.rules
-        )
+        resolved = one_target(self.recording, target, kind, single=len(self.pixels) == 1)
+        return run_backward(self.recording, resolved, self.rules)
 
     @own_grad_mode()
-    def again(self, other: Tensor, rules: str | None = "plain", *, reach: GradientScope | None = None) -> Trace:
-        """The same model and target on other pixels [variants·B, 3, H, W]: all images of a variant, then the next.
+    def again(
+        self, other: Tensor, rules: str | RuleTable | None = PLAIN, *, reach: GradientScope | None = None
+    ) -> Trace:
+        """Return the trace of the same model and target on other inputs.
 
-        Or other tokens [variants·B, N, d] at the first block. Each variant costs a forward and a backward (just a
-        forward with `rules=None`), counted with this trace's own; the graph is freed.
+        These are pixels [variants·B, 3, H, W], all images of a variant, then the next; or tokens [variants·B, N, d] at
+        the first block. Each variant costs a forward and a backward (just a forward with `rules=None`), counted with
+        this trace's own; the graph is freed.
         """
         start = self.recording.from_tokens(other, like=self.recording.inputs[0]) if other.ndim == 3 else None
         pixels = other if start is None else self.pixels.repeat(len(other) // len(self.pixels), 1, 1, 1)
-        how = functools.partial(record, tables=(rules or "plain",), differentiable=rules is not None, start=start)
-        made, target = self.rerecorded(pixels, how)
+        recorded = functools.partial(record, rules=(rules or PLAIN,), differentiable=rules is not None, start=start)
+        recording, target = self.rerecorded(pixels, recorded)
         self.recording.backwards += len(pixels) // len(self.pixels) if rules is not None else 0
-        return run_backward(made, target, rules, keep=False, reach=reach or EVERYTHING)
+        return run_backward(recording, target, rules, keep=False, reach=reach or EVERYTHING)
 
-    def rerecorded(self, pixels: Tensor, how: Callable[[Model, Tensor], Recording]) -> tuple[Recording, Target]:
-        """A recording of other pixels as in `again`, with the target for it; its forwards are counted here."""
+    def rerecorded(self, pixels: Tensor, make: Callable[[Model, Tensor], Recording]) -> tuple[Recording, Target]:
+        """Return a recording of other pixels as in `again`, with the target for it; its forwards are counted here."""
         assert self.target is not None
         variants = len(pixels) // len(self.pixels)
         self.recording.forwards += variants
         target = self.target.take([*range(len(self.pixels))] * variants)
-        return how(self.recording.model, pixels.to(self.pixels.dtype)), target
+        return make(self.recording.model, pixels.to(self.pixels.dtype)), target
 
 
 @own_grad_mode()
-def trace(model: Model, images: Any, target: Any = None, rules: str = "plain", *, score: str = "logit") -> Trace:
-    """Run one forward and one backward pass over one image or a batch; the rule tables are in `tracing/rules`."""
-    check_rules(rules)
+def trace(
+    model: Model,
+    images: Any,
+    target: Any = None,
+    rules: str | RuleTable = PLAIN,
+    *,
+    score: str = "logit",
+    recorders: Iterable[type[Recorder]] = (),
+) -> Trace:
+    """Run one forward and one backward pass over one image or a batch.
+
+    Args:
+        model: The model.
+        images: A path, PIL image, array or tensor, or a list of them.
+        target: A class name or index, or a function of the output; None is the predicted class.
+        rules: A rule table of the backward, such as "plain", "linear" or "attnlrp".
+        score: "logit", "prob" or "logprob".
+        recorders: What to record beyond block inputs and attention; read it as `trace[OpLog]`.
+
+    Returns:
+        A Trace.
+
+    Example:
+        >>> cv.trace(cv.load("pets"), "demo").layers[3].A.shape[1]  # heads
+        6
+    """
+    table = rule_table(rules)
     batch = prepare(images, model)
-    recording = record(model, batch.pixels, tables=(rules,))
-    return run_backward(recording, one_target(recording, target, score, single=batch.single), rules)
-
-
-def check_rules(rules: str) -> None:
-    if rules.partition("(")[0] not in (PARAMETRIC_TABLES if "(" in rules else TABLES):
-        raise UnknownName(
-            f"There is no rule table '{rules}'; expected one of {', '.join(TABLES)}.{did_you_mean(rules, TABLES)}"
-        )
+    recording = record(model, batch.pixels, rules=(table,), recorders=recorders)
+    return run_backward(recording, one_target(recording, target, score, single=batch.single), table)
 
 
 def one_target(recording: Recording, target: Any, score: str, *, single: bool) -> Target:
-    found = resolve(
+    """Return the one target that is meant for a recording's images."""
+    targets = resolve(
         target,
         recording.logits.detach(),
         recording.model.labels,
@@ -174,12 +207,12 @@ def one_target(recording: Recording, target: Any, score: str, *, single: bool) -
         single=single,
         activation=recording.model.activation,
     )
-    if len(found) != 1:
+    if len(targets) != 1:
         raise BadInput(
-            f"{len(found)} targets were given for one trace; expected one for each image. "
+            f"{len(targets)} targets were given for one trace; expected one for each image. "
             "Call trace.retarget(target) for every further target: it costs a backward only."
         )
-    return found[0]
+    return targets[0]
 
 
 @dataclass(frozen=True)
@@ -191,6 +224,12 @@ class GradientScope:
     tokens: bool = True
     pixels: bool = True
 
+    def tensors(self, recording: Recording) -> list[Tensor]:
+        """Return the tensors of a recording at which gradients are wanted."""
+        wanted = [call.out for call in recording.calls[self.first :]] if self.attention else []
+        wanted += [x for x in recording.inputs[self.first :] if x is not None] if self.tokens else []
+        return wanted + ([recording.pixels] if self.pixels else [])
+
 
 EVERYTHING = GradientScope()
 
@@ -198,78 +237,72 @@ EVERYTHING = GradientScope()
 def run_backward(
     recording: Recording,
     target: Target | None,
-    rules: str | None = "plain",
+    rules: str | RuleTable | None = PLAIN,
     *,
     keep: bool = True,
     reach: GradientScope = EVERYTHING,
 ) -> Trace:
-    """The backward of one target through a recording; `rules=None` makes no backward, `keep=False` frees the graph."""
-    calls, plan = recording.calls, recording.structure
-    wanted = [call.out for call in calls[reach.first :]] if reach.attention else []
-    wanted += [x for x in recording.inputs[reach.first :] if x is not None] if reach.tokens else []
-    wanted += [recording.pixels] if reach.pixels else []
-    made = recording.embedding.made if reach.pixels and recording.embedding is not None else None
-    wanted += [made] if made is not None and made.requires_grad and all(made is not x for x in wanted) else []
-    ends = [t for t in (recording.end, recording.normed) if t is not None and not any(t is w for w in wanted)]
-    of: dict[int, Tensor | None] = {}
-    if target is not None and rules is not None and wanted:
-        asked = [*wanted, *ends]
-        # What does not depend on the image (a decoder's learned queries) has no gradient: zero, as where none arrives.
-        dependent = [tensor for tensor in asked if tensor.requires_grad]
-        gradients = recording.gradients(target, rules, dependent, keep=keep)
-        of = {id(tensor): None for tensor in asked}
-        of |= {id(tensor): gradient for tensor, gradient in zip(dependent, gradients, strict=True)}
-
-    def shaped(tensor: Tensor | None) -> Tensor | None:
-        return None if tensor is None else recording.as_tokens(tensor)
+    """Return the trace of one target; `rules=None` makes no backward, `keep=False` frees the graph."""
+    table = None if rules is None else rule_table(rules)
+    gradients = {} if target is None or table is None else _gradients(recording, target, table, reach, keep=keep)
 
     def gradient_of(tensor: Tensor | None) -> Tensor | None:
-        if tensor is None or id(tensor) not in of:
+        if tensor is None or id(tensor) not in gradients:
             return None
-        found = of[id(tensor)]
-        return torch.zeros_like(tensor) if found is None else found
+        gradient = gradients[id(tensor)]
+        return torch.zeros_like(tensor) if gradient is None else gradient
 
     def heads_gradient(call: AttentionCall) -> Tensor | None:
-        found = gradient_of(call.out)
-        return None if found is None else call.heads(found)
+        gradient = gradient_of(call.out)
+        return None if gradient is None else call.heads(gradient)
 
-    places: tuple[AttentionSite | Stage, ...] = plan.stages or plan.layers
+    def tokens_of(tensor: Tensor | None) -> Tensor | None:
+        return None if tensor is None else recording.as_tokens(tensor)
+
+    calls, structure = recording.calls, recording.structure
+    places: tuple[AttentionSite | Stage, ...] = structure.stages or structure.layers
     layers = tuple(
         Layer(
             index=index,
             count=len(recording.inputs),
             call=calls[index] if calls else None,
-            grid=part.grid,
-            name=part.name if isinstance(part, Stage) else "",
-            tokens=None if x is None else shaped(x.detach()),
-            tokens_gradient=shaped(gradient_of(x)),
+            grid=place.grid,
+            name=place.name if isinstance(place, Stage) else "",
+            tokens=None if x is None else tokens_of(x.detach()),
+            tokens_gradient=tokens_of(gradient_of(x)),
             out_gradient=heads_gradient(calls[index]) if calls else None,
-            middle=shaped(recording.middles.get(index)),
         )
-        for index, (x, part) in enumerate(zip(recording.inputs, places, strict=True))
+        for index, (x, place) in enumerate(zip(recording.inputs, places, strict=True))
     )
-    found_trace = Trace(
+    made = Trace(
         recording=recording,
         target=target,
-        rules=rules,
+        rules=table,
         layers=layers,
         pixels=recording.pixels.detach(),
         pixels_gradient=gradient_of(recording.pixels),
-        embedding_gradient=gradient_of(made),
-        final_tokens=shaped(None if recording.end is None else recording.end.detach()),
-        final_gradient=shaped(gradient_of(recording.end)),
-        normed=shaped(None if recording.normed is None else recording.normed.detach()),
-        normed_gradient=shaped(gradient_of(recording.normed)),
-        biases={
-            kind: ledger.by_layer([c.block for c in calls], recording.pixels)
-            for kind, ledger in recording.ledgers.items()
-        },
-        bias_maps=None if recording.bias_maps is None else recording.bias_maps.told(),
+        final_tokens=tokens_of(None if recording.end is None else recording.end.detach()),
+        final_gradient=tokens_of(gradient_of(recording.end)),
+        recorders={kind: r.after_backward(recording, gradient_of) for kind, r in recording.recorders.items()},
     )
     if not keep:
-        recording.let_go()
-    return found_trace
+        recording.release_graph()
+    return made
 
 
-def _working(dtype: torch.dtype) -> torch.dtype:
-    return torch.float64 if dtype == torch.float64 else torch.float32
+def _gradients(
+    recording: Recording, target: Target, rules: RuleTable, scope: GradientScope, *, keep: bool
+) -> dict[int, Tensor | None]:
+    """Return tensor id -> gradient, one backward; None where no gradient arrives."""
+    wanted = {id(tensor): tensor for tensor in scope.tensors(recording)}
+    if not wanted:
+        return {}
+    for recorder in recording.recorders.values():
+        wanted |= {id(tensor): tensor for tensor in recorder.differentiated(scope)}
+    if recording.end is not None:
+        wanted[id(recording.end)] = recording.end
+    # What does not depend on the image (a decoder's learned queries) has no gradient: zero, as where none arrives.
+    dependent = [tensor for tensor in wanted.values() if tensor.requires_grad]
+    gradients = recording.gradients(target, rules, dependent, keep=keep)
+    by_id: dict[int, Tensor | None] = dict.fromkeys(wanted)
+    return by_id | {id(tensor): gradient for tensor, gradient in zip(dependent, gradients, strict=True)}

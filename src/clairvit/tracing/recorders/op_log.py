@@ -1,14 +1,21 @@
-"""Film: every operation of a forward from the first block on, with its values, for methods that look inside blocks."""
+"""OpLog: every operation of a forward from the first block on, with its values, for methods that look inside blocks."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map
+
+from clairvit.tracing import ops
+from clairvit.tracing.attention import AttentionCall
+from clairvit.tracing.recorders.base import Op, Recorder
+
+if TYPE_CHECKING:
+    from clairvit.tracing.recording import Recording
 
 
 @dataclass(frozen=True, eq=False)
@@ -17,95 +24,99 @@ class Step:
 
     function: Callable[..., Any]
     args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    out: Any
+    kwargs: Mapping[str, Any]
+    output: Any
     versions: tuple[tuple[Tensor, int], ...] = ()
     stale: bool = False
 
     @functools.cached_property
-    def given(self) -> list[Tensor]:
+    def kind(self) -> str | None:
+        return ops.kind_of(self.function)
+
+    @functools.cached_property
+    def inputs(self) -> list[Tensor]:
         return _tensors((self.args, self.kwargs))
 
     @functools.cached_property
-    def made(self) -> list[Tensor]:
-        return _tensors(self.out)
+    def outputs(self) -> list[Tensor]:
+        return _tensors(self.output)
 
-    def argument(self, position: int, name: str, default: Any = None) -> Any:
-        return self.args[position] if len(self.args) > position else self.kwargs.get(name, default)
+    def replaced(self, change: Callable[[Any], Any], **fields: Any) -> Step:
+        """Return the step with every tensor changed."""
+        trees = (map_leaves(change, tree) for tree in (self.args, self.kwargs, self.output))
+        return Step(self.function, *trees, **fields)
 
 
-@dataclass(eq=False)
-class OpLog:
-    """Filled while a capture is on. `starts[b]` is the input of block b and how many steps came before it."""
+class OpLog(Recorder):
+    """Record every operation from the first block on; sealed after the forward pass, outside the graph."""
 
-    steps: list[Step] = field(default_factory=list)
-    starts: list[tuple[Tensor, int]] = field(default_factory=list)
-    attended: list[tuple[int, Tensor]] = field(default_factory=list)  # each layer's block and attention output
-    last: Tensor | None = None  # the last block's output
-    end: Tensor | None = None  # the scores
+    kinds = None
 
-    def entering(self, tokens: Tensor) -> OpLog:
-        self.starts.append((tokens, len(self.steps)))
-        return self
+    def __init__(self) -> None:
+        self.steps: list[Step] = []
+        self.block_inputs: list[tuple[Tensor, int]] = []  # each block's input, and how many steps came before it
+        self.attention_outputs: list[tuple[int, Tensor]] = []  # each layer's block and attention output
+        self.last_block_output: Tensor | None = None
+        self.scores: Tensor | None = None
+        self._args: tuple[Any, ...] = ()  # of the operation that is running
 
-    def before(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-        """The arguments as they are now: what an operation is about to overwrite is kept as a copy."""
-        if not (args and isinstance(args[0], Tensor) and _overwrites(function, kwargs)):
-            return args
-        written, kept = args[0], args[0].detach().clone()
+    def on_block(self, block: int, tokens: Tensor, calls: Sequence[AttentionCall]) -> None:
+        self.block_inputs.append((tokens, len(self.steps)))
 
-        def renewed(leaf: Any) -> Any:
-            return kept if leaf is written else leaf
+    def before_op(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Keep a copy of a tensor that the operation is about to overwrite, in all steps that have read it."""
+        self._args = args
+        if not (self.block_inputs and args and isinstance(args[0], Tensor) and ops.is_in_place(function, kwargs)):
+            return
+        written, copy = args[0], args[0].detach().clone()
+
+        def replaced(leaf: Any) -> Any:
+            return copy if leaf is written else leaf
 
         self.steps = [
-            Step(
-                step.function,
-                renew(renewed, step.args),
-                renew(renewed, step.kwargs),
-                renew(renewed, step.out),
-                tuple((kept, _version(kept)) if t is written else (t, v) for t, v in step.versions),
+            step.replaced(
+                replaced,
+                versions=tuple((copy, _version(copy)) if t is written else (t, v) for t, v in step.versions),
             )
             for step in self.steps
         ]
-        self.starts = [(renewed(tokens), index) for tokens, index in self.starts]
-        return (kept, *args[1:])
+        self.block_inputs = [(replaced(tokens), index) for tokens, index in self.block_inputs]
+        self._args = (copy, *args[1:])
 
-    def add(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-        made = _tensors(out)
-        if made:
-            seen = (*_tensors((args, kwargs)), *made)
-            self.steps.append(Step(function, args, kwargs, out, tuple((t, _version(t)) for t in seen)))
+    def on_op(self, op: Op) -> None:
+        if not self.block_inputs or op.kind == ops.MULTI_HEAD:  # its own operations are logged, one by one
+            return
+        outputs = _tensors(op.output)
+        if outputs:
+            tensors = (*_tensors((self._args, op.kwargs)), *outputs)
+            versions = tuple((t, _version(t)) for t in tensors)
+            self.steps.append(Step(op.function, self._args, op.kwargs, op.output, versions))
 
-    def seal(self, attended: list[tuple[int, Tensor]], last: Tensor | None, end: Tensor) -> None:
-        """Cut every tensor from the graph, so that the film does not keep it."""
-        cut: dict[int, Tensor] = {}
+    def finish(self, recording: Recording) -> None:
+        """Detach every tensor, so that the log does not keep the graph."""
+        detached_by_id: dict[int, Tensor] = {}
         alive: list[Tensor] = []  # an id is good for as long as its tensor lives
 
         def detached(leaf: Any) -> Any:
             if not isinstance(leaf, Tensor):
                 return leaf
-            if id(leaf) not in cut:
-                cut[id(leaf)] = leaf.detach()
+            if id(leaf) not in detached_by_id:
+                detached_by_id[id(leaf)] = leaf.detach()
                 alive.append(leaf)
-            return cut[id(leaf)]
+            return detached_by_id[id(leaf)]
 
         self.steps = [
-            Step(
-                step.function,
-                renew(detached, step.args),
-                renew(detached, step.kwargs),
-                renew(detached, step.out),
-                stale=any(_version(t) != version for t, version in step.versions),
-            )
+            step.replaced(detached, stale=any(_version(t) != version for t, version in step.versions))
             for step in self.steps
         ]
-        self.starts = [(detached(tokens), index) for tokens, index in self.starts]
-        self.attended = [(block, detached(out)) for block, out in attended]
-        self.last, self.end = detached(last), detached(end)
+        self.block_inputs = [(detached(tokens), index) for tokens, index in self.block_inputs]
+        self.attention_outputs = [(call.block, detached(call.out)) for call in recording.calls]
+        self.last_block_output, self.scores = detached(recording.end), detached(recording.logits)
+        self._args = ()
 
 
 def _tensors(tree: Any) -> list[Tensor]:
-    """By hand for what nearly every call is made of: torch's own walk through trees takes ten times as long."""
+    """Return the tensors of a tree; for the usual trees ten times as fast as torch's own walk."""
     if isinstance(tree, Tensor):
         return [tree]
     if type(tree) in (tuple, list):
@@ -115,24 +126,14 @@ def _tensors(tree: Any) -> list[Tensor]:
     return [leaf for leaf in tree_flatten(tree)[0] if isinstance(leaf, Tensor)] if isinstance(tree, tuple) else []
 
 
-def renew(change: Callable[[Any], Any], tree: Any) -> Any:
-    """The tree with every leaf changed, as torch's tree_map."""
+def map_leaves(change: Callable[[Any], Any], tree: Any) -> Any:
+    """Return the tree with every leaf changed, as torch's tree_map does."""
     if type(tree) in (tuple, list):
-        return type(tree)(renew(change, branch) for branch in tree)
+        return type(tree)(map_leaves(change, branch) for branch in tree)
     if type(tree) is dict:
-        return {name: renew(change, branch) for name, branch in tree.items()}
+        return {name: map_leaves(change, branch) for name, branch in tree.items()}
     return tree_map(change, tree) if isinstance(tree, tuple) else change(tree)
 
 
 def _version(tensor: Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
-
-
-def _overwrites(function: Callable[..., Any], kwargs: dict[str, Any]) -> bool:
-    """`x += y`, `x.add_(y)`, `relu(x, inplace=True)`."""
-    name = getattr(function, "__name__", "")
-    marked = name.endswith("_") and not name.endswith("__")
-    return marked or (name.startswith("__i") and name not in _NOT_IN_PLACE) or bool(kwargs.get("inplace"))
-
-
-_NOT_IN_PLACE = ("__init__", "__invert__", "__index__", "__int__", "__iter__")

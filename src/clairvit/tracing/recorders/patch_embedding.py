@@ -1,57 +1,81 @@
-"""Embedding: where the image becomes patches, and how relevance goes from there to the pixels."""
+"""PatchEmbedding: where the image becomes patches, and how relevance goes from there to the pixels."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+import copy
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from clairvit.errors import NotApplicable
+from clairvit.tracing import ops
+from clairvit.tracing.recorders.base import GradientOf, Op, Recorder
+
+if TYPE_CHECKING:
+    from clairvit.tracing.recording import Recording
+    from clairvit.tracing.trace import GradientScope
 
 
-@dataclass(eq=False)
-class Embedding:
-    """What the convolution that reads the pixels made; where patches are cut by hand, the first block's input."""
+class PatchEmbedding(Recorder):
+    """Record the convolution that reads the pixels; where patches are cut without one, the first block's input."""
 
-    made: Tensor  # in the graph: [B, d, h, w], or the tokens as the model shapes them
-    given: Tensor | None = None  # what the convolution read, [B, 3, H, W]
-    weight: Tensor | None = None
-    how: tuple[tuple[str, Any], ...] = ()  # its stride, padding, …
+    kinds = frozenset({ops.CONV})
 
-    @staticmethod
-    def found(conv: tuple[dict[str, Any], Tensor] | None, pixels: Tensor, first: Tensor | None) -> Embedding | None:
-        """From the model's first convolution, if that is the one; otherwise from the first block's input."""
-        if conv is not None and conv[0]["input"].shape == pixels.shape:
-            call, made = conv
-            how = tuple((name, value) for name, value in call.items() if name not in ("input", "weight", "bias"))
-            return Embedding(made, call["input"].detach(), call["weight"], how)
-        return None if first is None else Embedding(first)
+    def __init__(self) -> None:
+        self._first: Op | None = None  # the model's first convolution
+        self.output: Tensor | None = None  # [B, d, h, w], or the tokens as the model shapes them; None: not seen
+        self.gradient: Tensor | None = None  # of the same shape
+        self.input: Tensor | None = None  # what the convolution read, [B, 3, H, W]
+        self._weight: Tensor | None = None
+        self._geometry: dict[str, Any] = {}  # stride, padding, …
 
-    def cut(self) -> None:
-        """Keep the values, leave the graph."""
-        self.made = self.made.detach()
+    def on_op(self, op: Op) -> None:
+        self._first = self._first or op
+
+    def finish(self, recording: Recording) -> None:
+        if self._first is not None:
+            call = ops.conv_arguments(self._first.args, self._first.kwargs)
+            if call["input"].shape == recording.pixels.shape:
+                self.output, self.input, self._weight = self._first.output, call["input"].detach(), call["weight"]
+                self._geometry = {k: v for k, v in call.items() if k not in ("input", "weight", "bias")}
+        if self.output is None:
+            self.output = recording.first_block_input
+        self._first = None
+
+    def differentiated(self, scope: GradientScope) -> Sequence[Tensor]:
+        wanted = scope.pixels and self.output is not None and self.output.requires_grad
+        return (self.output,) if wanted and self.output is not None else ()
+
+    def after_backward(self, recording: Recording, gradient_of: GradientOf) -> Self:
+        value = copy.copy(self)
+        value.output = None if self.output is None else self.output.detach()
+        value.gradient = gradient_of(self.output)
+        return value
+
+    def release(self) -> None:
+        self.output = None if self.output is None else self.output.detach()
 
     def to_pixels(self, R: Tensor) -> Tensor:
-        """R [B, d, h, w] of what was made -> R of the pixels [B, 3, H, W], by the z^B rule.
+        """Return the relevance [B, 3, H, W] of the pixels for R [B, d, h, w] of the output, by the z^B rule.
 
         R_p = sum_i (x_p w_pi - l w⁺_pi - h w⁻_pi) / Z_i · R_i, l and h the image's darkest and brightest value. Every
         term is positive, so each output's relevance is handed down whole.
         """
-        if self.given is None or self.weight is None:
+        if self.input is None or self._weight is None:
             raise NotApplicable(
                 "This model cuts its patches by hand, so there is no convolution from which relevance could go down to "
                 "single pixels. Use level=patch."
             )
-        x, w = self.given.to(R.dtype), self.weight.to(R.dtype)
+        x, w = self.input.to(R.dtype), self._weight.to(R.dtype)
         low, high = (edge.expand_as(x) for edge in (x.amin((1, 2, 3), True), x.amax((1, 2, 3), True)))
-        parts = [(x, w), (-low, w.clamp(min=0)), (-high, w.clamp(max=0))]
+        terms = [(x, w), (-low, w.clamp(min=0)), (-high, w.clamp(max=0))]
         with torch.enable_grad():
-            inputs = [part.detach().requires_grad_(True) for part, _ in parts]
-            outs = [F.conv2d(part, weight, **dict(self.how)) for part, (_, weight) in zip(inputs, parts, strict=True)]
+            inputs = [term.detach().requires_grad_(True) for term, _ in terms]
+            outs = [F.conv2d(term, weight, **self._geometry) for term, (_, weight) in zip(inputs, terms, strict=True)]
             Z = outs[0] + outs[1] + outs[2]
         share = torch.where(Z == 0, torch.zeros_like(R), R / Z).detach()
         back = torch.autograd.grad(outs, inputs, [share] * 3)
-        return sum((part * g for part, g in zip(inputs, back, strict=True)), torch.zeros_like(x)).detach()
+        return sum((term * g for term, g in zip(inputs, back, strict=True)), torch.zeros_like(x)).detach()

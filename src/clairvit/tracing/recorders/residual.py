@@ -1,34 +1,66 @@
-"""Middles: the residual stream between a block's attention and its MLP, seen in passing."""
+"""PostAttentionResidual: the residual stream between a block's attention and its MLP."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
-_SUMS = (torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__)
-_IN_PLACE = (Tensor.__iadd__, Tensor.add_)  # the MLP will be added to the same tensor
+from clairvit.errors import NotApplicable
+from clairvit.tracing import ops
+from clairvit.tracing.attention import AttentionCall, widened
+from clairvit.tracing.recorders.base import Op, Recorder
+
+if TYPE_CHECKING:
+    from clairvit.tracing.recording import Recording
 
 
-class PostAttentionResidual:
-    """x_mid of each attention call: the first sum after it that the block's own input is a term of.
+class PostAttentionResidual(Recorder):
+    """Record x_mid = x + attention: the first sum after a block's attention that the block's input is a term of.
 
-    Nothing else is kept. A method that takes the sum apart needs a film of the block (see `inside.py`).
+    Nothing else is kept. A method that decomposes the sum needs the operations of the block (`OpLog`).
     """
 
+    kinds = ops.SUMS
+
     def __init__(self) -> None:
-        self.found: dict[int, Tensor] = {}  # attention call -> x_mid, cut from the graph
-        self._stream: Tensor | None = None
+        self._sums: dict[int, Tensor] = {}  # attention call -> x_mid, outside the graph
+        self._values: dict[int, Tensor] = {}  # layer -> the same
+        self._block_input: Tensor | None = None
         self._calls = 0
 
-    def entering(self, tokens: Tensor, calls: int) -> None:
-        self._stream, self._calls = tokens, calls
+    def on_block(self, block: int, tokens: Tensor, calls: Sequence[AttentionCall]) -> None:
+        self._block_input, self._calls = tokens, len(calls)
 
-    def see(self, function: Any, args: tuple[Any, ...], out: Any, calls: int) -> None:
-        stream = self._stream
-        if stream is None or calls != self._calls + 1 or function not in (*_SUMS, *_IN_PLACE):
+    def on_op(self, op: Op) -> None:
+        x = self._block_input
+        if x is None or len(op.calls) != self._calls + 1:
             return
-        if any(a is stream for a in args) and isinstance(out, Tensor) and out.shape == stream.shape:
-            self.found[calls - 1] = out.detach().clone() if function in _IN_PLACE else out.detach()
-            self._stream = None
+        if any(a is x for a in op.args) and isinstance(op.output, Tensor) and op.output.shape == x.shape:
+            total = op.output.detach()
+            # In place, the MLP will be added to the same tensor.
+            self._sums[len(op.calls) - 1] = total.clone() if op.kind == ops.ADD_IN_PLACE else total
+            self._block_input = None
+
+    def finish(self, recording: Recording) -> None:
+        calls = recording.structure.layer_calls
+        self._values = {layer: self._sums[call] for layer, call in enumerate(calls) if call in self._sums}
+        self._sums, self._block_input = {}, None
+
+    def at_layer(self, index: int, recording: Recording) -> Tensor | None:
+        """Return x_mid of a layer, [B, N, d]."""
+        value = self._values.get(index)
+        return None if value is None else widened(recording.as_tokens(value))
+
+    def missing(self, index: int) -> NotApplicable:
+        return no_residual(index)
+
+
+def no_residual(index: int) -> NotApplicable:
+    """Return the error for a block whose attention is not added to its input."""
+    return NotApplicable(
+        f"Layer {index} does not add its attention to its own input (x + attention) as a step of its own; this method "
+        "takes that sum apart. Parallel branches, gated attention and blocks that are no modules have no such sum. Use "
+        "a method that needs attention and gradients only: genatt or rollout."
+    )

@@ -1,12 +1,53 @@
-"""Every rule table there is, from the files that hold the rules."""
+"""Every rule table by name: frozen values, resolved from text once."""
 
 from __future__ import annotations
 
-from clairvit.tracing.rules.gamma import GAMMA_MADE, GAMMA_TABLES
-from clairvit.tracing.rules.lrp import LRP_TABLES
-from clairvit.tracing.rules.table import PARAMETRIC_TABLES, TABLES, rule_table
+import functools
+from collections.abc import Callable
 
-TABLES.update({**LRP_TABLES, **GAMMA_TABLES})
-PARAMETRIC_TABLES.update(GAMMA_MADE)
+from clairvit.errors import UnknownName, did_you_mean
+from clairvit.tracing.rules.gamma import ATTNLRP, attnlrp_rules, cp_lrp_rules
+from clairvit.tracing.rules.linear import LIBRA, LINEAR, RESIDUAL
+from clairvit.tracing.rules.lrp import CHEFER, DEEP_TAYLOR, LRP
+from clairvit.tracing.rules.table import PLAIN, Rule, RuleTable, Switch
 
-__all__ = ["PARAMETRIC_TABLES", "TABLES", "rule_table"]
+__all__ = [
+    "ATTNLRP",
+    "CHEFER",
+    "DEEP_TAYLOR",
+    "LIBRA",
+    "LINEAR",
+    "LRP",
+    "PLAIN",
+    "RESIDUAL",
+    "TABLES",
+    "RuleTable",
+    "Switch",
+    "rule_table",
+]
+
+TABLES = {table.name: table for table in (PLAIN, LINEAR, RESIDUAL, ATTNLRP, CHEFER, LRP, DEEP_TAYLOR, LIBRA)}
+# Tables with parameters: "attnlrp(gamma_lin=0.05,gamma_conv=0.25,eps=0.0,inside=1.0)"
+PARAMETRIC_TABLES: dict[str, Callable[..., dict[str, Rule]]] = {"cp-lrp": cp_lrp_rules, "attnlrp": attnlrp_rules}
+
+
+def rule_table(rules: str | RuleTable) -> RuleTable:
+    """Return the rule table of a name, or of a name with parameters such as "attnlrp(eps=0.01)".
+
+    Raises:
+        UnknownName: There is no such table.
+    """
+    return rules if isinstance(rules, RuleTable) else _from_text(rules)
+
+
+@functools.cache
+def _from_text(text: str) -> RuleTable:
+    base, parenthesis, inside = text.removesuffix(")").partition("(")
+    if base not in (PARAMETRIC_TABLES if parenthesis else TABLES):
+        raise UnknownName(
+            f"There is no rule table '{text}'; expected one of {', '.join(TABLES)}.{did_you_mean(text, TABLES)}"
+        )
+    if not parenthesis:
+        return TABLES[base]
+    parameters = (item.split("=") for item in inside.split(",") if item)
+    return RuleTable(text, PARAMETRIC_TABLES[base](**{key: float(value) for key, value in parameters}))

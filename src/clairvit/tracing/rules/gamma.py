@@ -1,19 +1,31 @@
-"""AttnLRP and CP-LRP with numbers in them: gamma and eps on linear layers, convolutions and attention's products."""
+"""AttnLRP and CP-LRP; with parameters: gamma and eps on linear layers, convolutions and attention's products.
+
+At eps 0 and gamma 0, AttnLRP is gradient × input with halves at every product of two activations.
+"""
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from clairvit.tracing.attention import scaled_scores
+from clairvit.tracing.rules.linear import DETACHED, LINEAR, uniform_half
 from clairvit.tracing.rules.lrp import Affine, ratio
-from clairvit.tracing.rules.table import TABLES, Call, Gradients, Rule, RuleTable, uniform_half
+from clairvit.tracing.rules.table import Call, Gradients, Rule, RuleTable
+
+
+def uniform_half_attention(call: Call, gradient: Tensor) -> Gradients:
+    """Each of the two matmuls gives each factor half: v once (1/2), q and k twice (1/4), and a mask as they."""
+    q, k, v, *mask = call.vjp(gradient)
+    return (_times(q, 0.25), _times(k, 0.25), _times(v, 0.5), *(_times(g, 0.25) for g in mask))
+
+
+def _times(gradient: Tensor | None, factor: float) -> Tensor | None:
+    return None if gradient is None else gradient * factor
 
 
 def epsilon_stabilise(c: Tensor, Z: Tensor, eps: float) -> Tensor:
-    """c · Z / (Z + eps · sign Z): what eps takes away from relevance that is divided by Z."""
+    """Return c · Z / (Z + eps · sign Z): relevance that is divided by Z, less what eps absorbs."""
     return c if not eps else c * torch.where(Z.isinf(), torch.ones_like(Z), Z / stabilise(Z, eps))
 
 
@@ -68,8 +80,8 @@ def stabilised_attention(eps: float) -> Rule:
         c_A = c_O @ v.to(S.dtype).transpose(-2, -1)
         c_S = epsilon_stabilise(A * (c_A - (A * c_A).sum(-1, keepdim=True)), S, eps / 2) / 2
         c_q, c_k = c_S @ k.to(S.dtype) * scale, c_S.transpose(-2, -1) @ q.to(S.dtype) * scale
-        found = (c_q, c_k, A.transpose(-2, -1) @ c_O, *(c_S.sum_to_size(m.shape) for m in mask))
-        return tuple(g.to(x.dtype) for g, x in zip(found, call.inputs, strict=True))
+        gradients = (c_q, c_k, A.transpose(-2, -1) @ c_O, *(c_S.sum_to_size(m.shape) for m in mask))
+        return tuple(g.to(x.dtype) for g, x in zip(gradients, call.inputs, strict=True))
 
     return rule
 
@@ -85,31 +97,37 @@ def stabilised_softmax(eps: float) -> Rule:
     )
 
 
-def cp_lrp(gamma_lin: float = 0.0, gamma_conv: float = 0.0, eps: float = 0.0, inside: float = 1.0) -> RuleTable:
-    """`linear` with gamma and eps on linear layers and convolutions."""
-    return RuleTable({**TABLES["linear"].rules, **_layers(gamma_lin, gamma_conv, eps, inside)})
+_ATTNLRP: dict[str, Rule] = {
+    **DETACHED,
+    "softmax": uniform_half,
+    "attention": uniform_half_attention,
+    "mix": uniform_half,
+    "product": uniform_half,
+}
+ATTNLRP = RuleTable("attnlrp", _ATTNLRP)
 
 
-def attnlrp(gamma_lin: float = 0.0, gamma_conv: float = 0.0, eps: float = 0.0, inside: float = 1.0) -> RuleTable:
-    """`attnlrp` with gamma and eps on linear layers and convolutions, and eps at the products of the attention."""
-    found = {**TABLES["attnlrp"].rules, **_layers(gamma_lin, gamma_conv, eps, inside)}
+def cp_lrp_rules(
+    gamma_lin: float = 0.0, gamma_conv: float = 0.0, eps: float = 0.0, inside: float = 1.0
+) -> dict[str, Rule]:
+    """Return the rules of `linear` with gamma and eps on linear layers and convolutions."""
+    return {**LINEAR.rules, **_affine_rules(gamma_lin, gamma_conv, eps, inside)}
+
+
+def attnlrp_rules(
+    gamma_lin: float = 0.0, gamma_conv: float = 0.0, eps: float = 0.0, inside: float = 1.0
+) -> dict[str, Rule]:
+    """Return the rules of `attnlrp` with gamma and eps on affine layers, and eps at the products of the attention."""
+    rules = {**_ATTNLRP, **_affine_rules(gamma_lin, gamma_conv, eps, inside)}
     if eps:
-        found |= {
+        rules |= {
             "attention": stabilised_attention(eps),
             "mix": stabilised_linear_mix(eps),
             "softmax": stabilised_softmax(eps),
         }
-    return RuleTable(found)
+    return rules
 
 
-def _layers(gamma_lin: float, gamma_conv: float, eps: float, inside: float) -> dict[str, Rule]:
-    numbers = {"linear": gamma_lin, "conv": gamma_conv}
-    return {role: gamma_rule(gamma, eps, bool(inside)) for role, gamma in numbers.items() if gamma or eps}
-
-
-# Names with numbers: "cp-lrp(gamma_lin=0.05,gamma_conv=0.25,eps=0.0,inside=1.0)"
-GAMMA_MADE: dict[str, Callable[..., RuleTable]] = {"cp-lrp": cp_lrp, "attnlrp": attnlrp}
-GAMMA_TABLES: dict[str, RuleTable] = {
-    # A gate and what it multiplies share: the one place where LibraGrad is not DecompX without bias.
-    "libra": RuleTable({**TABLES["linear"].rules, "product": uniform_half}),
-}
+def _affine_rules(gamma_lin: float, gamma_conv: float, eps: float, inside: float) -> dict[str, Rule]:
+    gammas = {"linear": gamma_lin, "conv": gamma_conv}
+    return {role: gamma_rule(gamma, eps, bool(inside)) for role, gamma in gammas.items() if gamma or eps}

@@ -16,38 +16,35 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from clairvit.tracing.attention import scaled_scores
-from clairvit.tracing.rules.table import (
-    Call,
-    Gradients,
-    Rule,
-    RuleTable,
+from clairvit.tracing.rules.linear import (
     activation_secant,
     detach_gate,
     l2_normalize_detach_norm,
     uniform_half,
     zero_gradient,
 )
+from clairvit.tracing.rules.table import Call, Gradients, Rule, RuleTable
 
 
 def ratio(over: Tensor, under: Tensor) -> Tensor:
-    """over / under, and 0 where there is nothing to divide by."""
-    found = torch.where(under == 0, torch.zeros_like(over), over / under)
-    return found.nan_to_num(nan=float("nan")) if found.dtype == torch.float16 else found  # float16: no infinity
+    """Return over / under, and 0 where `under` is 0."""
+    quotient = torch.where(under == 0, torch.zeros_like(over), over / under)
+    return quotient.nan_to_num(nan=float("nan")) if quotient.dtype == torch.float16 else quotient  # no infinity
 
 
 def saturating(rule: Rule) -> Rule:
-    """A float16 has no room for relevance that doubles from layer to layer: it stops at the edge, short of infinity."""
+    """Clamp a rule's relevance in float16, where doubling from layer to layer would overflow."""
 
     def bounded(c: Tensor) -> Tensor:
         if c.dtype != torch.float16:
             return c
-        edge = torch.finfo(c.dtype).max / 64  # room for the sums on the way to the next rule
+        edge = torch.finfo(c.dtype).max / 64  # a margin for the sums on the way to the next rule
         return c.clamp(-edge, edge)
 
-    def held(call: Call, c: Tensor) -> Gradients:
+    def saturated(call: Call, c: Tensor) -> Gradients:
         return tuple(None if g is None else bounded(g) for g in rule(call, bounded(c)))
 
-    return held
+    return saturated
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,7 +54,7 @@ class Affine:
     x: Tensor
     weight: Tensor
     bias: Tensor | None
-    how: dict[str, Any]  # stride, padding, … of a convolution
+    geometry: dict[str, Any]  # stride, padding, … of a convolution
 
     @staticmethod
     def of(call: Call) -> Affine:
@@ -65,7 +62,7 @@ class Affine:
         return Affine(call.inputs[0], call.arguments["weight"], call.arguments.get("bias"), rest)
 
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        return F.linear(x, weight, bias) if weight.ndim == 2 else F.conv2d(x, weight, bias, **self.how)
+        return F.linear(x, weight, bias) if weight.ndim == 2 else F.conv2d(x, weight, bias, **self.geometry)
 
     def back(self, s: Tensor, weight: Tensor) -> Tensor:
         """Wᵀ s."""
@@ -86,7 +83,7 @@ class Affine:
 
     @property
     def supports(self) -> tuple[Tensor, Tensor]:
-        """x⁺ W⁺ and x⁻ W⁻: what speaks for each output."""
+        """x⁺ W⁺ and x⁻ W⁻: the positive contributions to each output."""
         up, down = self.signs
         return self(self.x.clamp(min=0), up), self(self.x.clamp(max=0), down)
 
@@ -147,8 +144,8 @@ def _shared_attention(call: Call, c: Tensor, *, rescaled: bool) -> Gradients:
         c_S, c_masked = c_S * scales[0], c_S * scales[1]
     c_q, c_k = c_S @ k.to(S.dtype) * scale, c_S.transpose(-2, -1) @ q.to(S.dtype) * scale
     c_v = A.transpose(-2, -1) @ c_O / 2
-    found = (c_q, c_k, c_v, *(c_masked.sum_to_size(m.shape) for m in traced_mask))
-    return tuple(g.to(x.dtype) for g, x in zip(found, call.inputs, strict=True))
+    gradients = (c_q, c_k, c_v, *(c_masked.sum_to_size(m.shape) for m in traced_mask))
+    return tuple(g.to(x.dtype) for g, x in zip(gradients, call.inputs, strict=True))
 
 
 def rescaled_sum(call: Call, c: Tensor) -> Gradients:
@@ -164,7 +161,7 @@ def rescaled_sum(call: Call, c: Tensor) -> Gradients:
 
 
 def branch_scales(terms: tuple[Tensor, ...], c: Tensor, batch: int, axis: int = 0) -> list[Tensor]:
-    """For each of two terms of a sum, by what its relevance is multiplied: one number an image, to be broadcast."""
+    """For each of two terms of a sum, by what its relevance is multiplied: one number per image, to be broadcast."""
     # The whole is summed as (a + b) · c: two large totals of opposite sign would leave round-off.
     *totals, whole = (
         (x * c).movedim(axis, 0).reshape(batch, -1).sum(1) for x in (*terms, terms[0] + terms[1])
@@ -172,8 +169,8 @@ def branch_scales(terms: tuple[Tensor, ...], c: Tensor, batch: int, axis: int = 
     # |sum R_a| / (|sum R_a| + |sum R_b|) · sum R / sum R_a, without its division by sum R_a
     whole = ratio(whole, totals[0].abs() + totals[1].abs())
     shape = [-1 if i == axis else 1 for i in range(c.ndim)]
-    each = c.shape[axis] // batch  # windows of an image
-    return [(total.sign() * whole).repeat_interleave(each).reshape(shape) for total in totals]
+    windows = c.shape[axis] // batch  # per image
+    return [(total.sign() * whole).repeat_interleave(windows).reshape(shape) for total in totals]
 
 
 # Deep Taylor: every split by the positive contributions alone
@@ -233,23 +230,23 @@ _CHEFER: dict[str, Rule] = {
 }
 
 
-def _from_one(rules: dict[str, Rule]) -> RuleTable:
-    return RuleTable({role: saturating(rule) for role, rule in rules.items()}, unit=True)
+def _from_one(name: str, rules: dict[str, Rule]) -> RuleTable:
+    """Return a table whose relevance starts as 1 at the target."""
+    return RuleTable(name, {role: saturating(rule) for role, rule in rules.items()}, unit=True)
 
 
-LRP_TABLES: dict[str, RuleTable] = {
-    "chefer": _from_one({**_CHEFER, "linear": z_plus, "add": rescaled_sum, "attention": shared_rescaled_attention}),
-    "lrp": _from_one({**_CHEFER, "linear": z_plus_split_by_sign}),
-    "deep-taylor": _from_one(
-        {
-            **_CHEFER,
-            "linear": z_plus,
-            "conv": z_plus,
-            "softmax": zero_gradient,
-            "attention": positive_values,
-            "mix": positive_mix,
-            "product": detach_gate,
-            "add": positive_sum,
-        }
-    ),
-}
+CHEFER = _from_one("chefer", {**_CHEFER, "linear": z_plus, "add": rescaled_sum, "attention": shared_rescaled_attention})
+LRP = _from_one("lrp", {**_CHEFER, "linear": z_plus_split_by_sign})
+DEEP_TAYLOR = _from_one(
+    "deep-taylor",
+    {
+        **_CHEFER,
+        "linear": z_plus,
+        "conv": z_plus,
+        "softmax": zero_gradient,
+        "attention": positive_values,
+        "mix": positive_mix,
+        "product": detach_gate,
+        "add": positive_sum,
+    },
+)

@@ -1,0 +1,280 @@
+"""Torch operations: which callables are a sum, a product, a softmax, a norm; how their arguments are unpacked.
+
+The one table of its kind: capture, recorders, linearisation, token dropping and diagnostics ask `kind_of(function)`.
+Operators reach a torch function mode under several names (`a + b` as `Tensor.add`, `a += b` as `Tensor.add_`), so every
+spelling is listed.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+ATTENTION = "attention"  # fused
+MULTI_HEAD = "multi_head"  # torch's own multi-head attention, written in Python
+SOFTMAX = "softmax"
+MATMUL = "matmul"
+EINSUM = "einsum"
+LINEAR = "linear"
+CONV = "conv"
+CONV1D = "conv1d"
+NORM = "norm"  # LayerNorm, RMSNorm
+GROUP_NORM = "group_norm"
+BATCH_NORM = "batch_norm"
+NORMALIZE = "normalize"  # x / ||x||
+VECTOR_NORM = "vector_norm"  # ||x||
+ACTIVATION = "activation"  # f(z) = z · r(z)
+GATE = "gate"  # sigmoid, tanh, erf
+ADD = "add"
+ADD_IN_PLACE = "add_in_place"
+SUBTRACT = "subtract"
+REVERSED_SUBTRACT = "reversed_subtract"  # b - x
+MULTIPLY = "multiply"
+MULTIPLY_IN_PLACE = "multiply_in_place"
+DIVIDE = "divide"
+CONCATENATE = "concatenate"
+STACK = "stack"
+
+_FUNCTIONS: dict[str, tuple[Any, ...]] = {
+    ATTENTION: (F.scaled_dot_product_attention,),
+    MULTI_HEAD: (F.multi_head_attention_forward,),
+    SOFTMAX: (F.softmax, torch.softmax, Tensor.softmax),
+    MATMUL: (torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, Tensor.bmm),
+    EINSUM: (torch.einsum,),
+    LINEAR: (F.linear,),
+    CONV: (F.conv2d, torch.conv2d),
+    CONV1D: (F.conv1d, torch.conv1d),
+    NORM: (F.layer_norm, torch.layer_norm, F.rms_norm, torch.rms_norm),
+    GROUP_NORM: (F.group_norm, torch.group_norm),
+    BATCH_NORM: (F.batch_norm, torch.batch_norm),
+    NORMALIZE: (F.normalize,),
+    VECTOR_NORM: (Tensor.norm, torch.norm, torch.linalg.norm, torch.linalg.vector_norm),
+    ACTIVATION: (F.gelu, F.silu, F.mish, F.hardswish),
+    GATE: (torch.sigmoid, Tensor.sigmoid, F.sigmoid, torch.tanh, Tensor.tanh, torch.erf, Tensor.erf),
+    ADD: (torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__),
+    ADD_IN_PLACE: (Tensor.__iadd__, Tensor.add_),
+    SUBTRACT: (torch.sub, Tensor.sub, Tensor.__sub__),
+    REVERSED_SUBTRACT: (Tensor.__rsub__, torch.rsub),
+    MULTIPLY: (torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__),
+    MULTIPLY_IN_PLACE: (Tensor.__imul__, Tensor.mul_),
+    DIVIDE: (torch.div, Tensor.div, Tensor.__truediv__, Tensor.__rtruediv__),
+    CONCATENATE: (torch.cat, torch.concat, torch.concatenate),
+    STACK: (torch.stack,),
+}
+_KINDS: dict[Any, str] = {function: kind for kind, functions in _FUNCTIONS.items() for function in functions}
+
+SUMS = frozenset({ADD, ADD_IN_PLACE})
+DIFFERENCES = frozenset({SUBTRACT, REVERSED_SUBTRACT})
+MATRIX_PRODUCTS = frozenset({MATMUL, EINSUM})
+CONVOLUTIONS = frozenset({CONV, CONV1D})
+JOINS = frozenset({CONCATENATE, STACK})
+CHANNELS_SECOND = frozenset({BATCH_NORM, GROUP_NORM}) | CONVOLUTIONS  # [B, C, …] in and out
+
+INPLACE_SECOND = (F.silu, F.mish, F.hardswish)  # (input, inplace)
+HOMOGENEOUS = (F.relu, torch.relu, Tensor.relu, F.leaky_relu, F.relu6)  # activations that need no rule of their own
+# Smooth functions of one number that are none of the kinds above.
+SMOOTH = frozenset(
+    {
+        *(F.elu, F.softplus, torch.exp, Tensor.exp, Tensor.pow, Tensor.__pow__, torch.pow, torch.sqrt, Tensor.sqrt),
+        *(torch.rsqrt, Tensor.rsqrt, Tensor.square, torch.square),
+    }
+)
+_OUT_OF_PLACE: dict[Any, Any] = {
+    Tensor.__iadd__: torch.add,
+    Tensor.add_: torch.add,
+    Tensor.__isub__: torch.sub,
+    Tensor.sub_: torch.sub,
+    Tensor.__imul__: torch.mul,
+    Tensor.mul_: torch.mul,
+    Tensor.__itruediv__: torch.div,
+    Tensor.div_: torch.div,
+    Tensor.view: Tensor.reshape,  # tensors in the place of others may have other strides
+    F.relu_: F.relu,
+    torch.relu_: torch.relu,
+}
+_DUNDERS_NOT_IN_PLACE = ("__init__", "__invert__", "__index__", "__int__", "__iter__")
+
+
+def kind_of(function: Any) -> str | None:
+    """Return the kind of a torch callable, one of the constants above; None for any other."""
+    return _KINDS.get(function)
+
+
+def functions_of(kind: str) -> tuple[Any, ...]:
+    """Return the callables of a kind."""
+    return _FUNCTIONS[kind]
+
+
+def out_of_place(function: Any) -> Any:
+    """Return the form of an operation that does not write into its input: `torch.add` for `Tensor.add_`."""
+    return _OUT_OF_PLACE.get(function, function)
+
+
+def is_in_place(function: Callable[..., Any], kwargs: Mapping[str, Any]) -> bool:
+    """Return whether a call overwrites its first argument: `x += y`, `x.add_(y)`, `relu(x, inplace=True)`."""
+    name = getattr(function, "__name__", "")
+    marked = name.endswith("_") and not name.endswith("__")
+    return marked or (name.startswith("__i") and name not in _DUNDERS_NOT_IN_PLACE) or bool(kwargs.get("inplace"))
+
+
+# Arguments, by name whether they were passed by position or by keyword
+
+_ATTENTION = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+_LINEAR = ("input", "weight", "bias")
+_CONV = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
+_BATCH_NORM = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
+_NORMALIZE = ("input", "p", "dim", "eps")
+_GROUP_NORM = ("input", "num_groups", "weight", "bias", "eps")
+
+
+def _by_name(names: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    return dict(zip(names, args, strict=False)) | dict(kwargs)
+
+
+def attention_arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of `scaled_dot_product_attention` by name."""
+    return _by_name(_ATTENTION, args, kwargs)
+
+
+def linear_arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return input, weight and, where it was passed, bias."""
+    return _by_name(_LINEAR, args, kwargs)
+
+
+def conv_arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return input, weight, and bias, stride, padding, dilation, groups where they were passed."""
+    return _by_name(_CONV, args, kwargs)
+
+
+def batch_norm_arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of `batch_norm` by name."""
+    return _by_name(_BATCH_NORM, args, kwargs)
+
+
+def group_norm_arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of `group_norm` by name."""
+    return _by_name(_GROUP_NORM, args, kwargs)
+
+
+def first_argument(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor:
+    """Return the tensor that an operation of one input works on."""
+    return args[0] if args else kwargs["input"]  # type: ignore[no-any-return]
+
+
+def second_factor(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Return the right factor of a matrix product."""
+    return args[1] if len(args) > 1 else kwargs.get("mat2", kwargs.get("other"))
+
+
+def softmax_dim(args: Sequence[Any], kwargs: Mapping[str, Any]) -> int | None:
+    """Return the axis of a softmax."""
+    return kwargs.get("dim", args[1] if len(args) > 1 else None)
+
+
+def einsum_operands(args: Sequence[Any]) -> Sequence[Any]:
+    """Return the tensors of an einsum, also if they were passed as one list."""
+    return args[1] if len(args) == 2 and isinstance(args[1], list | tuple) else args[1:]  # type: ignore[no-any-return]
+
+
+def is_over_last_axis(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Return whether a softmax is over the last axis of three or more: attention, not class probabilities."""
+    x = first_argument(args, kwargs)
+    return x.ndim >= 3 and softmax_dim(args, kwargs) in (-1, x.ndim - 1)
+
+
+@dataclass(frozen=True, eq=False)
+class NormArguments:
+    """The arguments of a LayerNorm (`centred`) or RMSNorm, defaults filled in."""
+
+    x: Tensor
+    shape: Sequence[int]
+    weight: Tensor | None
+    bias: Tensor | None
+    eps: float
+    centred: bool
+
+    @staticmethod
+    def of(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> NormArguments:
+        centred = function in (F.layer_norm, torch.layer_norm)
+        names = ("input", "normalized_shape", "weight", *(("bias", "eps") if centred else ("eps",)))
+        call = _by_name(names, args, kwargs)
+        x, eps = call["input"], call.get("eps")
+        if eps is None:
+            eps = 1e-5 if centred else torch.finfo(x.dtype).eps
+        return NormArguments(x, call["normalized_shape"], call.get("weight"), call.get("bias"), eps, centred)
+
+
+@dataclass(frozen=True, eq=False)
+class NormalizeArguments:
+    """The arguments of x / max(||x||_p, eps)."""
+
+    x: Tensor
+    p: float
+    dim: int
+    eps: float
+
+    @staticmethod
+    def of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> NormalizeArguments:
+        call = _by_name(_NORMALIZE, args, kwargs)
+        return NormalizeArguments(call["input"], call.get("p", 2.0), call.get("dim", 1), call.get("eps", 1e-12))
+
+    def inverse_length(self, x: Tensor) -> Tensor:
+        """Return 1 / max(||x||_p, eps)."""
+        return 1 / x.norm(self.p, self.dim, keepdim=True).clamp_min(self.eps)
+
+
+def causal_mask(q: Tensor, k: Tensor) -> Tensor:
+    """Return the bool mask [queries, keys] of `is_causal=True`."""
+    return torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).tril()
+
+
+def attention_scale(q: Tensor, scale: float | None) -> float:
+    """Return the factor of q kᵀ, 1 / sqrt(d) unless another was passed."""
+    return q.shape[-1] ** -0.5 if scale is None else scale
+
+
+# Torch functions that are written in Python
+
+
+@functools.cache
+def without_dispatch(function: types.FunctionType) -> types.FunctionType:
+    """Return a copy of a Python torch function that runs its own body under a mode instead of dispatching to it."""
+    scope = {**function.__globals__, "has_torch_function": lambda *_: False}
+    copy = types.FunctionType(function.__code__, scope, function.__name__, function.__defaults__, function.__closure__)
+    copy.__kwdefaults__ = function.__kwdefaults__
+    return copy
+
+
+# Einsum equations
+
+
+def einsum_axes(equation: Any, operands: Sequence[Any]) -> tuple[str, str, str] | None:
+    """Return the axes of a product of two tensors: "...id, ...jd -> ...ij" gives ("BAid", "BAjd", "BAij")."""
+    if not isinstance(equation, str) or "->" not in equation or len(operands) != 2:
+        return None
+    sides, result = equation.replace(" ", "").split("->")
+    terms = sides.split(",")
+    dots = [x.ndim - len(term) + 3 if "..." in term else 0 for x, term in zip(operands, terms, strict=True)]
+    unused = [letter for letter in "HGFEDCBA" if letter not in equation]
+
+    def expanded(term: str, count: int) -> str:
+        return term.replace("...", "".join(unused[len(unused) - count :]))
+
+    return expanded(terms[0], dots[0]), expanded(terms[1], dots[1]), expanded(result, max(dots))
+
+
+def permute_axes(tensor: Tensor, axes: str, order: str, sizes: Mapping[str, int]) -> Tensor | None:
+    """Return the tensor with its axes in another order, expanded along axes that it lacks; None if it has too many."""
+    if set(axes) - set(order):
+        return None
+    out = torch.einsum(f"{axes}->{''.join(axis for axis in order if axis in axes)}", tensor)
+    for place, axis in enumerate(order):
+        out = out if axis in axes else out.unsqueeze(place)
+    return out.expand([sizes[axis] for axis in order])

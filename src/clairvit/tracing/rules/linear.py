@@ -1,0 +1,77 @@
+"""The linearised backward: attention, norms, gates and slopes held at the values they had.
+
+With gradient × input, `linear` is DecompX without bias (= CP-LRP at eps 0). `libra` lets a gate and what it multiplies
+share: the one place where LibraGrad is not DecompX without bias. `residual` is the plain gradient without the paths
+through attention: what reaches a layer came down the residual stream.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from clairvit.tracing.attention import scaled_scores
+from clairvit.tracing.rules.table import Call, Gradients, Rule, RuleTable
+
+
+def layernorm_detach_std(call: Call, gradient: Tensor) -> Gradients:
+    """LayerNorm or RMSNorm with its 1/std held fixed: only centring and the affine part pass the gradient on."""
+    x, weight, shape, eps = call.inputs[0], *(call.arguments[name] for name in ("weight", "shape", "eps"))
+    axes = tuple(range(-len(shape), 0))
+    if weight is not None:
+        gradient = gradient * weight
+    if not call.arguments["centred"]:
+        return (gradient * (x.square().mean(axes, keepdim=True) + eps).rsqrt(),)
+    spread = torch.native_layer_norm(x, shape, None, None, eps)[2]  # 1/std, many times faster than x.var()
+    gradient = gradient * spread.to(gradient.dtype)
+    return (gradient - gradient.mean(axes, keepdim=True),)
+
+
+def l2_normalize_detach_norm(call: Call, gradient: Tensor) -> Gradients:
+    """x / ||x|| with the length held fixed."""
+    return (gradient * call.arguments["inverse_length"](call.inputs[0]),)
+
+
+def activation_secant(call: Call, gradient: Tensor) -> Gradients:
+    """f(z) = z · r(z) with r held fixed."""
+    return (gradient * call.arguments["slope"](call.inputs[0]),)
+
+
+def zero_gradient(call: Call, gradient: Tensor) -> Gradients:
+    """A gate, a softmax, a length held fixed: nothing is passed on."""
+    return (None,) * len(call.inputs)
+
+
+def detach_attention(call: Call, gradient: Tensor) -> Gradients:
+    """Attention held fixed: O = A v passes the gradient to v alone."""
+    q, k, _, *mask = call.inputs
+    A = scaled_scores(q, k, call.arguments["scale"], call.arguments["mask"]).softmax(-1)
+    return (None, None, A.transpose(-2, -1).to(gradient.dtype) @ gradient, *(None for _ in mask))
+
+
+def detach_gate(call: Call, gradient: Tensor) -> Gradients:
+    """gate * x with the gate held fixed (the gate is the first input)."""
+    return (None, call.vjp(gradient)[1])
+
+
+def uniform_half(call: Call, gradient: Tensor) -> Gradients:
+    """A product of two activations gives each factor half; for a softmax, the half of the q kᵀ that fed it."""
+    return tuple(None if g is None else g * 0.5 for g in call.vjp(gradient))
+
+
+# Norms, lengths, activations and gates, whatever happens to attention
+DETACHED: dict[str, Rule] = {
+    "norm": layernorm_detach_std,
+    "length": l2_normalize_detach_norm,
+    "activation": activation_secant,
+    "gate": zero_gradient,
+}
+_LINEAR: dict[str, Rule] = {
+    **DETACHED,
+    "softmax": zero_gradient,
+    "attention": detach_attention,
+    "product": detach_gate,
+}
+LINEAR = RuleTable("linear", _LINEAR)
+LIBRA = RuleTable("libra", {**_LINEAR, "product": uniform_half})
+RESIDUAL = RuleTable("residual", {"attention": zero_gradient, "mix": zero_gradient})
