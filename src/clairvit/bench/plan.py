@@ -4,73 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
-from clairvit.data.dataset import ImageDataset, void_as_object
+from clairvit.bench.config import AT_ONCE
+from clairvit.bench.config import DataConfig as DataConfig
+from clairvit.bench.config import ModelConfig as ModelConfig
+from clairvit.data.dataset import ImageDataset
 from clairvit.data.hashing import digest
 from clairvit.errors import BadInput, ClairError
 from clairvit.methods.spec import resolve_method
 from clairvit.metrics.accumulator import BASELINES
 from clairvit.metrics.registry import resolve_metric
-from clairvit.models.model import Model
 
-AT_ONCE = 8  # images in a unit: what is lost when a run is killed
 USUAL_PATCHES = 196
 Lacking = tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]  # methods and the metrics that they lack
-
-
-@dataclass(frozen=True)
-class ModelConfig:
-    """A model as `cv.load` takes it."""
-
-    spec: str
-    arch: str | None = None
-    labels: str | tuple[str, ...] | None = None
-    pretrained: bool = True
-    activation: str | None = None  # None: what the model states
-    mean: tuple[float, ...] | None = None
-    std: tuple[float, ...] | None = None
-    resize: int | tuple[int, int] | None = None
-    crop: int | tuple[int, int] | None = None
-    interpolation: str | None = None
-
-    def load(self, device: str | None = None) -> Model:
-        from clairvit.models.load import load
-
-        labels = list(self.labels) if isinstance(self.labels, tuple) else self.labels
-        return load(
-            self.spec,
-            arch=self.arch,
-            labels=labels,
-            pretrained=self.pretrained,
-            device=device,
-            activation=self.activation,
-            mean=self.mean,
-            std=self.std,
-            resize=self.resize,
-            size=self.crop,
-            interpolation=self.interpolation,
-        )
-
-
-@dataclass(frozen=True)
-class DataConfig:
-    """Images as `open_data` takes them."""
-
-    spec: str
-    split: str | None = None
-    limit: int | None = None
-    masks: str | None = None
-    mask_kind: str = "nonzero"
-    void: Literal["nowhere", "object"] = "nowhere"  # where pixels count of which the masks say nothing
-
-    def open(self, seed: int) -> ImageDataset:
-        from clairvit.data.open import open_data
-
-        dataset = open_data(
-            self.spec, split=self.split, limit=self.limit, seed=seed, masks=self.masks, mask_kind=self.mask_kind
-        ).dataset
-        return void_as_object(dataset) if self.void == "object" else dataset
 
 
 @dataclass(frozen=True)
