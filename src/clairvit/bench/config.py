@@ -48,7 +48,7 @@ class ModelConfig:
         """Load the model."""
         from clairvit.models.load import load
 
-        values: dict[str, Any] = dict(vars(self))
+        values: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(ModelConfig)}
         labels, crop = values.pop("labels"), values.pop("crop")
         return load(
             values.pop("spec"),

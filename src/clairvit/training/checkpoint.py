@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from clairvit._io import atomic_write, beside
+from clairvit._io import atomic_write
 from clairvit.errors import BadInput
 
 _FORMAT = 1
@@ -56,12 +56,6 @@ def write_tensors(tensors: Mapping[str, Tensor], notes: Mapping[str, str], path:
 
     content = save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, dict(notes))
     atomic_write(path, *_ordered(content))
-
-
-def check_place(path: Path) -> None:
-    """A place that cannot be written to is found before the first epoch, not after it."""
-    with beside(path) as temporary:
-        temporary.touch()
 
 
 def _ordered(content: bytes) -> tuple[bytes, memoryview]:

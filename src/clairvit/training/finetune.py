@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from clairvit._io import check_writable
 from clairvit.data.dataset import Failed, ImageDataset
 from clairvit.errors import BadInput, ClairError
 from clairvit.models import notes
@@ -30,7 +31,6 @@ from clairvit.training.base_model import Wanted, begin
 from clairvit.training.checkpoint import (
     Epoch,
     Progress,
-    check_place,
     read_progress,
     restore,
     save_checkpoint,
@@ -159,7 +159,7 @@ def _finetune(
     seen = dataclasses.replace(own, resize=resize, keep_ratio=True)
     recipe = recipe.settled(start.pretrained, start.new_head)
     room = _Room(start.module.to(device).float(), seen, recipe, device)
-    check_place(path)
+    check_writable(path)
     settings = _settings(wanted, recipe, names, trained, kept, dtype)
     said = notes.write(start.arch, start.options, names, seen)
 
