@@ -11,14 +11,14 @@ from clairvit.bench.plan import DataConfig, ModelConfig
 from clairvit.errors import BadInput
 
 
-def wish(folder: Path, text: str) -> StudyConfig:
+def read(folder: Path, text: str) -> StudyConfig:
     (folder / "study.toml").write_text(text, encoding="utf-8")
     return read_config(folder / "study.toml")
 
 
 def refusal(folder: Path, text: str) -> str:
     with pytest.raises(BadInput) as caught:
-        wish(folder, text)
+        read(folder, text)
     return str(caught.value).removeprefix(str(folder / "study.toml"))
 
 
@@ -35,7 +35,7 @@ def test_everything_that_can_be_said(tmp_path: Path) -> None:
     maps = "abs"
     at_once = 4
     """
-    assert wish(tmp_path, text) == StudyConfig(
+    assert read(tmp_path, text) == StudyConfig(
         (ModelConfig("pets"), ModelConfig("file:a.safetensors", "timm:vit_tiny", ("a", "b"), False)),
         (DataConfig("pets:/p", "test", 3), DataConfig("folder:x", None, None, "m", "voc")),
         ("legrad", "rollout(fusion=max)"),
@@ -49,9 +49,15 @@ def test_everything_that_can_be_said(tmp_path: Path) -> None:
     )
 
 
+def test_one_number_stands_for_three_channels_and_void_pixels_may_count(tmp_path: Path) -> None:
+    config = read(tmp_path, 'models = {spec = "a", mean = 0.5}\ndata = {spec = "x", void = "object"}\n')
+    assert config.models == (ModelConfig("a", mean=0.5),)
+    assert config.data == (DataConfig("x", void="object"),)
+
+
 def test_tables_may_be_written_out_and_one_needs_no_list(tmp_path: Path) -> None:
     text = '[[models]]\nspec = "pets"\n[[models]]\nspec = "timm:a"\nlabels = "names.json"\n[data]\nspec = "folder:x"\n'
-    found = wish(tmp_path, text)
+    found = read(tmp_path, text)
     assert found.models == (ModelConfig("pets"), ModelConfig("timm:a", labels="names.json"))
     assert found.data == (DataConfig("folder:x"),)
     assert (found.methods, found.seed) == (None, None)
@@ -77,6 +83,11 @@ def test_tables_may_be_written_out_and_one_needs_no_list(tmp_path: Path) -> None
         ("seed = 1\nmodels = [3]\n", 2, "'models' is 3; expected a text such as"),
         ('models = {spec = "a", labels = [1]}\n', 1, "'labels' is 1; expected texts only."),
         ('models = {spec = "a", pretrained = "no"}\n', 1, "expected true or false"),
+        ("models = 3\n", 1, "'models' is 3; expected a text such as"),
+        ('models = {spec = "a", crop = [1, 2.5]}\n', 1, "'crop' is 2.5; expected whole numbers only."),
+        ('[[models]]\nspec = "a"\nresize = "x"\n', 3, "'resize' is 'x'; expected a whole number or a list."),
+        ('[data]\nspec = "a"\nvoid = "x"\n', 3, "'void' is 'x'; expected 'nowhere' or 'object'."),
+        ("seed = 1979-05-27\n", 1, "'seed' is datetime.date(1979, 5, 27); expected a whole number."),
     ],
 )
 def test_a_mistake_is_named_with_its_line(tmp_path: Path, text: str, line: int, words: str) -> None:

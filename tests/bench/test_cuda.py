@@ -10,8 +10,8 @@ import torch
 from PIL import Image
 
 import clairvit as cv
-from clairvit.bench.executors import local
-from clairvit.bench.run import in_process, run_study
+from clairvit.bench.executors import in_process, local
+from clairvit.bench.run import run_study
 from clairvit.bench.store import Store
 from clairvit.bench.worker import Worker
 from clairvit.data.dataset import ImageDataset, album_of

@@ -17,10 +17,17 @@ from typing import Any
 import pytest
 import torch
 
-from clairvit.bench.executors import Answer, WorkerProcess, local, share_of_cores
+from clairvit.bench.executors import (
+    Answer,
+    Executor,
+    WorkerProcess,
+    _actor_capacity,
+    local,
+    on_ray,
+    threads_per_worker,
+)
 from clairvit.bench.plan import Study, Unit
-from clairvit.bench.ray_executor import _room, on_ray
-from clairvit.bench.run import Engine, run_study
+from clairvit.bench.run import run_study
 from clairvit.bench.store import Store
 from clairvit.bench.worker import Worker
 from clairvit.errors import BadInput, ClairError
@@ -104,10 +111,10 @@ def test_a_worker_that_dies_in_the_middle_of_its_answer_is_dead() -> None:
             pass
 
     here, there = multiprocessing.Pipe()
-    os.write(there.fileno(), struct.pack("!i", 1000) + b"only the beginning")  # a length, as the wire has it
+    os.write(there.fileno(), struct.pack("!i", 1000) + b"only the beginning")  # a length, as the pipe has it
     there.close()
     process: Any = Dead()
-    assert WorkerProcess(process, here, UNIT).answer() is None
+    assert WorkerProcess(process, here, UNIT).receive() is None
 
 
 PARENT = """
@@ -160,9 +167,9 @@ def test_workers_end_when_their_parent_is_killed(tmp_path: Path) -> None:
 
 def test_cores_are_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
-    assert share_of_cores(2) is None  # OMP_NUM_THREADS is set
+    assert threads_per_worker(2) is None  # OMP_NUM_THREADS is set
     monkeypatch.delenv("OMP_NUM_THREADS")
-    assert [share_of_cores(workers) for workers in (1, 2, 3, 8, 20)] == [8, 4, 2, 1, 1]
+    assert [threads_per_worker(workers) for workers in (1, 2, 3, 8, 20)] == [8, 4, 2, 1, 1]
 
 
 def test_workers_that_make_no_sense() -> None:
@@ -184,11 +191,11 @@ def test_ray_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> 
         on_ray()
 
 
-def interrupted(engine: Engine, after: int, event: Callable[[], None]) -> Engine:
+def interrupted(executor: Executor, after: int, event: Callable[[], None]) -> Executor:
     """Something happens when so many units are done."""
 
     def run(own: Study, units: Iterable[Unit], worker: Worker) -> Iterator[Answer]:
-        for number, answer in enumerate(engine(own, units, worker), 1):
+        for number, answer in enumerate(executor(own, units, worker), 1):
             yield answer
             if number == after:
                 event()
@@ -270,10 +277,10 @@ class Nodes:
         return self.listed
 
 
-def test_room_is_on_single_nodes() -> None:
+def test_actors_fit_on_single_nodes() -> None:
     two = Nodes({"CPU": 8.0, "GPU": 1.0}, {"CPU": 2.0, "GPU": 1.0})
-    assert [_room(two, gpus) for gpus in (0, 0.1, 0.25, 1)] == [10, 8 + 2, 4 + 2, 2]
+    assert [_actor_capacity(two, gpus) for gpus in (0, 0.1, 0.25, 1)] == [10, 8 + 2, 4 + 2, 2]
     with pytest.raises(ClairError, match=r"1 CPU and 2 GPUs, and .*: 8 CPUs and 1 GPUs; 2 CPUs and 1 GPUs.*num_gpus"):
-        _room(two, 2)  # two in all, and no node has both
+        _actor_capacity(two, 2)  # two in all, and no node has both
     with pytest.raises(ClairError, match="1 CPU, and the nodes of the Ray cluster have: 0 CPUs and 0 GPUs"):
-        _room(Nodes({"memory": 5.0}), 0)
+        _actor_capacity(Nodes({"memory": 5.0}), 0)

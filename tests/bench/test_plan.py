@@ -43,9 +43,9 @@ def planned(own: Study, marks: Sequence[str], done: frozenset[Cell] = frozenset(
 
 def cells(own: Study, plan: Plan) -> list[Cell]:
     return [
-        Cell(unit.weights, mark, method, metric, settings_of(own), unit.among)
+        Cell(unit.weights, mark, method, metric, settings_of(own), unit.image_set)
         for unit in plan.units
-        for mark in unit.marks
+        for mark in unit.image_hashes
         for method in unit.methods
         for metric in unit.metrics
     ]
@@ -76,7 +76,7 @@ def test_images_that_move_to_other_units_are_not_computed_again() -> None:
     assert planned(own, "bde", everything).units == ()
     assert planned(study(at_once=5), "abcde", everything).units == ()
     (more,) = planned(own, "xabcde", everything).units
-    assert (more.marks, more.rows) == (("x",), (0,))
+    assert (more.image_hashes, more.rows) == (("x",), (0,))
 
 
 def test_an_image_that_changed_is_computed_alone() -> None:
@@ -128,7 +128,7 @@ def test_a_unit_has_another_key_if_any_of_its_numbers_may_differ(change: dict[st
 def test_a_metric_of_a_whole_set_is_of_that_set_only() -> None:
     own = study(metrics=("sparseness", "grid-pointing-game"))
     plan = planned(own, "abcde")
-    (whole,) = (unit for unit in plan.units if unit.among)
+    (whole,) = (unit for unit in plan.units if unit.image_set)
     assert (whole.rows, whole.metrics) == ((0, 1, 2, 3, 4), ("grid-pointing-game",))
     everything = frozenset(cells(own, plan))
     assert planned(own, "abcde", everything).units == ()
@@ -149,7 +149,7 @@ def test_an_image_that_is_not_there_costs_only_itself(error: Exception) -> None:
     everything = frozenset(cells(own, plan))
     assert make_plan(own, ["w"], [there], everything).units == ()
     (found,) = make_plan(own, ["w"], [dataset("abc")], everything).units  # now it is there
-    assert found.marks == ("b",)
+    assert found.image_hashes == ("b",)
 
 
 def test_the_hash_of_a_model_is_of_all_that_decides_what_it_says() -> None:

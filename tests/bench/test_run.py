@@ -16,8 +16,8 @@ import torch
 from PIL import Image
 
 import clairvit as cv
-import clairvit.bench.worker as work_room
-from clairvit.bench.plan import ModelConfig, Study, Unit, among_of, settings_of
+import clairvit.bench.worker as worker_module
+from clairvit.bench.plan import ModelConfig, Study, Unit, image_set_hash, settings_of
 from clairvit.bench.results import combinations, scores_of, unread
 from clairvit.bench.run import Outcome, run_study
 from clairvit.bench.store import Row, Store
@@ -132,8 +132,10 @@ def test_a_metric_of_a_whole_set_is_of_the_set_that_is_asked_for_or_of_the_large
     shared = {"model": "m", "model_hash": "w", "data": "d", "method": "legrad", "metric": metric, "settings": settings}
     known = {"predicted": 1, "probability": 0.5, "options": "{}", "better": "higher"}
     for key, marks, value in (("k1", "ab", 0.1), ("k2", "abcd", 0.2), ("k3", "bcd", 0.3)):
-        unit = Unit(key, "w", 0, 0, tuple(range(len(marks))), tuple(marks), ("legrad",), (metric,), 1, among_of(marks))
-        spent = {"unit": key, "among": unit.among, "value": value, "forwards": 1, "backwards": 0, "seconds": 0.1}
+        unit = Unit(
+            key, "w", 0, 0, tuple(range(len(marks))), tuple(marks), ("legrad",), (metric,), 1, image_set_hash(marks)
+        )
+        spent = {"unit": key, "among": unit.image_set, "value": value, "forwards": 1, "backwards": 0, "seconds": 0.1}
         store.write(unit, [{**shared, **known, **spent, "image": f"{one}.png", "image_hash": one} for one in marks])
     for marks, value in (("ab", 0.1), ("abcd", 0.2), ("bcd", 0.3), ("", 0.2)):
         images = [(f"{one}.png", one) for one in marks] or None
@@ -197,7 +199,7 @@ def test_a_damaged_part_is_computed_again(tmp_path: Path) -> None:
 def test_numbers_of_another_version_are_used_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own, store = study(tmp_path), Store.open(tmp_path / "store")
     with monkeypatch.context() as patched:
-        patched.setattr(work_room, "__version__", "0.0.9")
+        patched.setattr(worker_module, "__version__", "0.0.9")
         run(own, store)
     with pytest.warns(ClairWarning, match=r"has numbers of ClairViT 0\.0\.9, and this is .*use another folder"):
         assert run(own, store).computed == 0

@@ -25,7 +25,7 @@ def unit(key: str = "k1", marks: tuple[str, str] = ("a", "b")) -> Unit:
 
 def rows(own: Unit, value: float = 0.5) -> list[dict[str, Any]]:
     shared = {"unit": own.key, "model_hash": "w", "settings": "s", "method": "legrad", "metric": "deletion"}
-    return [{**shared, "image_hash": mark, "value": value, "y": [0.0, value]} for mark in own.marks]
+    return [{**shared, "image_hash": mark, "value": value, "y": [0.0, value]} for mark in own.image_hashes]
 
 
 @pytest.fixture
@@ -133,7 +133,7 @@ def test_a_store_may_be_shared(tmp_path: Path) -> None:
 
 
 def test_a_failure_is_kept_until_it_works(store: Store) -> None:
-    store.fail(unit(), "out of luck")
+    store.write_failure(unit(), "out of luck")
     (found,) = store.failures()
     assert (found["unit"], found["error"], found["rows"]) == ("k1", "out of luck", [0, 1])
     store.write(unit(), rows(unit()))
@@ -141,14 +141,14 @@ def test_a_failure_is_kept_until_it_works(store: Store) -> None:
 
 
 def test_a_claim_is_exclusive_and_leaves_nothing(store: Store) -> None:
-    lock = store.claim(unit())
+    lock = store.lock_unit(unit())
     assert lock is not None
-    assert store.claim(unit()) is None
-    assert store.claim(unit("k2")) is not None
-    store.release(unit(), lock)
+    assert store.lock_unit(unit()) is None
+    assert store.lock_unit(unit("k2")) is not None
+    store.unlock_unit(unit(), lock)
     assert not (store.path / "claims" / "k1").exists()
     (store.path / "claims" / "k1").touch()  # as a process that died leaves it: the file stays, the lock does not
-    assert store.claim(unit()) is not None
+    assert store.lock_unit(unit()) is not None
 
 
 def test_a_claim_that_is_taken_away_while_it_is_made_is_made_again(
@@ -164,11 +164,11 @@ def test_a_claim_that_is_taken_away_while_it_is_made_is_made_again(
             path.unlink()
 
     monkeypatch.setattr(Path, "touch", removed_once)
-    lock = store.claim(unit())
+    lock = store.lock_unit(unit())
     assert lock is not None
     assert lock.is_locked
     assert path.exists()
-    assert store.claim(unit()) is None
+    assert store.lock_unit(unit()) is None
 
 
 def test_a_claim_on_a_file_that_was_removed_after_it_was_opened_is_no_claim(
@@ -185,10 +185,10 @@ def test_a_claim_on_a_file_that_was_removed_after_it_was_opened_is_no_claim(
         return descriptor
 
     monkeypatch.setattr(os, "open", removed_once)
-    lock = store.claim(unit())
+    lock = store.lock_unit(unit())
     monkeypatch.undo()
     assert lock is None or path.exists()
-    again = store.claim(unit())
+    again = store.lock_unit(unit())
     assert (lock is None) != (again is None), "one of the two holds the claim"
 
 
@@ -203,7 +203,7 @@ def test_a_disk_without_locks_is_named(store: Store, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(FileLock, "_acquire", refuse)
     with pytest.raises(ClairError, match=r"cannot be locked \(No locks available\).*a disk of this machine"):
-        store.claim(unit())
+        store.lock_unit(unit())
     with pytest.raises(ClairError, match="No locks available"):
         store.remember(STUDY)
 
@@ -217,14 +217,14 @@ def test_a_lock_that_would_outlive_its_process_is_refused(store: Store, monkeypa
 
     monkeypatch.setattr(FileLock, "_acquire", turn_soft)
     with pytest.raises(ClairError, match=r"cannot be locked \(Function not implemented\)"):
-        store.claim(unit("k7"))
+        store.lock_unit(unit("k7"))
     with pytest.raises(ClairError, match=r"cannot be locked \(Function not implemented\)"):
         store.remember(STUDY)
 
 
 def test_windows_removes_a_claim_after_its_release(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """There a file that is open cannot be removed."""
-    lock = store.claim(unit())
+    lock = store.lock_unit(unit())
     assert lock is not None
     unlink = Path.unlink
 
@@ -234,7 +234,7 @@ def test_windows_removes_a_claim_after_its_release(store: Store, monkeypatch: py
         unlink(path, missing_ok=missing_ok)
 
     monkeypatch.setattr(Path, "unlink", refuse_open_files)
-    store.release(unit(), lock)
+    store.unlock_unit(unit(), lock)
     assert not lock.is_locked
     assert not (store.path / "claims" / "k1").exists()
 
@@ -281,7 +281,7 @@ def test_a_full_disk_ends_in_a_sentence_and_leaves_what_was_there(
     with pytest.raises(ClairError, match=r"cannot be written to \(No space left on device\).*goes on from there"):
         store.write(unit("k2"), rows(unit("k2")))
     with pytest.raises(ClairError, match="No space left"):
-        store.fail(unit("k3"), "error")
+        store.write_failure(unit("k3"), "error")
     monkeypatch.undo()
     assert store.query("select distinct unit from results")[1] == [("k1",)]
     assert list(store.path.rglob("*.tmp")) == []
@@ -299,11 +299,11 @@ def test_what_killed_processes_leave_is_swept_up(store: Store) -> None:
 def test_claims_that_nobody_holds_are_swept_up(store: Store) -> None:
     """As of a process that was killed between writing a unit and letting go of it: nobody would claim it again."""
     (store.path / "claims" / "k1").touch()
-    held = store.claim(unit("k2"))
+    held = store.lock_unit(unit("k2"))
     store.remember(STUDY)
     assert sorted(file.name for file in (store.path / "claims").iterdir()) == ["k2", "store"]
     assert held is not None
-    assert store.claim(unit("k2")) is None
+    assert store.lock_unit(unit("k2")) is None
 
 
 def test_a_wrong_query_says_what_there_is(store: Store) -> None:

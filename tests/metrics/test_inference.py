@@ -137,11 +137,10 @@ def test_a_share_of_hits_misses_the_truth_rarely() -> None:
 def toy(pairs: tuple[tuple[str, str], ...]) -> Paper:
     return Paper(
         *("toy", "Toy", "none", "none", "none", "3", "none"),
-        entrants=(MethodEntry("A", "rollout"), MethodEntry("B", "genatt"), MethodEntry("C", "legrad")),
+        methods=(MethodEntry("A", "rollout"), MethodEntry("B", "genatt"), MethodEntry("C", "legrad")),
         measures=(Measure("up", "insertion"), Measure("down", "deletion")),
         tables=(),
         gaps=(),
-        check=list,
         claims=(Claim("A is the best", "Table 1", pairs, ("up", "down")),),
     )
 

@@ -35,11 +35,14 @@ def score(method: str, metric: str, values: list[float], better: str = "higher")
 def preset(area: str | None = None, *claims: Claim) -> Paper:
     return Paper(
         *("toy", "Toy", "nobody", "none", "none", "3", "none"),
-        entrants=(MethodEntry("A", "rollout"), MethodEntry("B", "genatt"), MethodEntry("X", "legrad", extra=True)),
-        measures=(Measure("up", "iou", 100), Measure("down", "deletion"), Measure("turned", "insertion", turned=True)),
+        methods=(MethodEntry("A", "rollout"), MethodEntry("B", "genatt"), MethodEntry("X", "legrad", extra=True)),
+        measures=(
+            Measure("up", "iou", 100),
+            Measure("down", "deletion"),
+            Measure("complement", "insertion", complement=True),
+        ),
         tables=(Table("here", "Table 1", ("A", "B"), {"up": (10.0, 20.0), "down": (0.5, 0.2), "area": (0.0, 1.0)}),),
         gaps=(),
-        check=list,
         claims=claims,
         area=area,
     )
@@ -51,8 +54,8 @@ FOUND = {
     ("X", "up"): score("legrad", "iou", [0.9, 0.9, 0.9] * 3),
     ("A", "down"): score("rollout", "deletion", [0.1, 0.2, 0.6] * 3, "lower"),
     ("B", "down"): score("genatt", "deletion", [0.4, 0.4, 0.4] * 3, "lower"),
-    ("A", "turned"): score("rollout", "insertion", [0.1, 0.1, 0.4] * 3),
-    ("B", "turned"): score("genatt", "insertion", [0.3, 0.5, 0.4] * 3),
+    ("A", "complement"): score("rollout", "insertion", [0.1, 0.1, 0.4] * 3),
+    ("B", "complement"): score("genatt", "insertion", [0.3, 0.5, 0.4] * 3),
 }
 
 
@@ -92,7 +95,7 @@ def test_numbers_stand_beside_each_other_as_the_paper_writes_them() -> None:
     assert 10 <= low <= 20 <= high <= 30
     assert rows["A"]["down"].our_rank == 1
     assert rows["A"]["down"].paper_rank == 2, "lower is better"
-    turned = rows["B"]["turned"]
+    turned = rows["B"]["complement"]
     assert turned.ours == pytest.approx(0.6)
     assert turned.interval[0] <= turned.ours <= turned.interval[1], "turned round, low stays below high"
     assert math.isnan(turned.paper)
@@ -123,7 +126,7 @@ def test_the_area_of_ours() -> None:
 
 
 def test_the_radar_of_the_paper_is_of_its_numbers() -> None:
-    printed = Table("here", "Table 1", ("A", "B"), {"up": (10, 20), "down": (0.5, 0.2), "turned": (0.3, 0.9)})
+    printed = Table("here", "Table 1", ("A", "B"), {"up": (10, 20), "down": (0.5, 0.2), "complement": (0.3, 0.9)})
     rows = {row.entrant.name: row.cells for row in line_up(preset(), FOUND, printed)}
     assert radar_of(preset(), rows, ["A", "B"], paper=True) == {"A": (0.0, 0.0, 1.0), "B": (1.0, 1.0, 0.0)}
 
@@ -145,7 +148,7 @@ def test_claims_are_tested_by_paired_differences() -> None:
     assert (wrong.word, wrong.true, wrong.surely, wrong.surely_not) == ("does not hold", 0, 0, 1)
     unsure = said(claim("A", "B", "down"))
     assert (unsure.word, unsure.surely, unsure.surely_not) == ("holds", 0, 0), "0.3, 0.2, −0.2, three times: not known"
-    mixed = said(claim("B", "A", "up", "down", "turned"))
+    mixed = said(claim("B", "A", "up", "down", "complement"))
     assert (mixed.word, mixed.true, mixed.comparisons) == ("holds in part", 2, 3)
     lacking = said(claim("X", "A", "down"))
     assert (lacking.word, lacking.comparisons, lacking.missing) == ("cannot be said", 0, 1)

@@ -7,14 +7,26 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from clairvit.errors import BadInput, UnknownName
 from clairvit.methods.spec import resolve_method
 from clairvit.metrics.registry import resolve_metric
-from clairvit.papers import cmi, coporan, focusvit_numbers, joita, skipplus
-from clairvit.papers.paper import EFFORTS, NAMES, Finding, Measure, Paper, check_effort, find_paper, list_papers
+from clairvit.papers.checks import AREA, AXES, CHECKS, radar_areas
+from clairvit.papers.paper import (
+    EFFORTS,
+    NAMES,
+    Finding,
+    Measure,
+    Paper,
+    check_effort,
+    find_paper,
+    list_papers,
+    read_paper,
+)
 
 # FocusViT, Table 2 and 3, Flower, by method: faithfulness, sensitivity, sparseness, randomisation, area
 FLOWER = {
@@ -67,7 +79,7 @@ def test_flower_areas_are_half_the_product_of_two_sums() -> None:
         share = (value - min(columns[axis])) / (max(columns[axis]) - min(columns[axis]))
         return share if axis == 0 else 1 - share
 
-    computed = focusvit_numbers.areas(focusvit_numbers.TABLES[0], lost_sign=True)
+    computed = radar_areas(find_paper("focusvit").tables[0], lost_sign=True)
     for (name, row), area in zip(FLOWER.items(), computed, strict=True):
         r = [place(value, axis) for axis, value in enumerate(row[:4])]
         assert area == pytest.approx((r[0] + r[2]) * (r[1] + r[3]) / 2, abs=1e-12)
@@ -75,10 +87,10 @@ def test_flower_areas_are_half_the_product_of_two_sums() -> None:
 
 
 def test_flower_is_kept_as_it_is_printed() -> None:
-    table = focusvit_numbers.TABLES[0]
-    measures = (*focusvit_numbers.AXES, focusvit_numbers.AREA)
+    table = find_paper("focusvit").tables[0]
+    measures = (*AXES, AREA)
     for name, row in FLOWER.items():
-        assert [table.of(measure, name) for measure in measures] == [abs(value) for value in row]
+        assert [table.value(measure, name) for measure in measures] == [abs(value) for value in row]
 
 
 def test_focusvit_areas_that_follow_and_that_do_not() -> None:
@@ -88,7 +100,7 @@ def test_focusvit_areas_that_follow_and_that_do_not() -> None:
     assert set(holding(found, "The same with SHAP's faithfulness as it is printed").values()) == {False}
     assert set(holding(found, "AUR on ").values()) == {False}
     assert set(holding(found, "FocusViT has the largest AUR").values()) == {True}, "printed and computed"
-    computed = {table.data: focusvit_numbers.areas(table)[-1] for table in focusvit_numbers.TABLES}
+    computed = {table.data: radar_areas(table)[-1] for table in find_paper("focusvit").tables}
     expected = {"Dog": 1.5148, "MiT": 1.7836, "Caltech": 1.5266, "Pet": 1.8758}  # METRICS 1.5
     assert {data: round(computed[data], 4) for data in expected} == expected
 
@@ -113,25 +125,32 @@ def test_the_bound_is_reached_and_never_passed_by_areas_of_four_axes() -> None:
 
 
 def test_cmi_sums_and_means() -> None:
-    for name, printed in ((cmi.ROLLOUT, 0.382), (cmi.GRADIENT, 0.478)):
-        assert len(cmi.FAFS[name]) == len(cmi.BAFS[name]) == len(cmi.IMAGES) == 11
-        for faf, baf in zip(cmi.FAFS[name], cmi.BAFS[name], strict=True):
+    paper = find_paper("cmi")
+    (table,) = paper.tables
+    assert len(table.images) == 11
+    for name, printed in (("Attention Rollout", 0.382), ("Gradient Attention Rollout", 0.478)):
+        fafs, bafs = (table.per_image[measure][name] for measure in ("FAF", "BAF"))
+        assert len(fafs) == len(bafs) == 11
+        for faf, baf in zip(fafs, bafs, strict=True):
             assert faf + baf == pytest.approx(1, abs=1e-12)
-        assert f"{sum(cmi.FAFS[name]) / 11:.3f}" == f"{printed:.3f}" == f"{cmi.MEANS[name]:.3f}"
-    assert all(one.holds for one in cmi.check())
-    assert len(cmi.check()) == 5
+        assert f"{sum(fafs) / 11:.3f}" == f"{printed:.3f}" == f"{paper.printed['mean_faf'][name]:.3f}"
+    assert all(finding.holds for finding in paper.check())
+    assert len(paper.check()) == 5
 
 
-def test_cmi_check_sees_a_wrong_digit(monkeypatch: pytest.MonkeyPatch) -> None:
-    wrong = {**cmi.FAFS, cmi.ROLLOUT: (0.209, *cmi.FAFS[cmi.ROLLOUT][1:])}
-    monkeypatch.setattr(cmi, "FAFS", wrong)
-    found = cmi.check()
-    assert [one.holds for one in found] == [False, True, False, True, True]
-    assert "10 of 11" in found[0].seen
+def test_cmi_check_sees_a_wrong_digit() -> None:
+    paper = find_paper("cmi")
+    (table,) = paper.tables
+    faf = table.per_image["FAF"]
+    wrong = {**faf, "Attention Rollout": (0.209, *faf["Attention Rollout"][1:])}
+    altered = replace(paper, tables=(replace(table, per_image={**table.per_image, "FAF": wrong}),))
+    findings = altered.check()
+    assert [finding.holds for finding in findings] == [False, True, False, True, True]
+    assert "10 of 11" in findings[0].seen
 
 
 def test_coporan_bounds_and_counts() -> None:
-    found = coporan.check()
+    found = find_paper("coporan").check()
     assert len(found) == 7
     assert all(one.holds for one in found)
     assert [one.seen for one in found if "pointing" in one.what] == [
@@ -153,24 +172,26 @@ def test_two_class_overlap_is_at_least_half_of_the_accuracy() -> None:
 
 
 def test_joita_text_follows_from_its_table() -> None:
-    found = joita.check()
+    found = find_paper("joita").check()
     assert len(found) == 5
     assert all(one.holds for one in found)
 
 
 def test_skipplus_has_every_base_in_three_forms() -> None:
-    names = {one.name: one.method for one in skipplus.ENTRANTS}
-    for base in skipplus.BASES:
+    names = {one.name: one.method for one in find_paper("skipplus").methods}
+    bases = [name for name in names if "∘" not in name and name != "Rollout"]
+    assert len(bases) == 19
+    for base in bases:
         assert {base, f"{base}∘PLUS", f"{base}∘SkipPLUS"} <= set(names)
         assert names[f"{base}∘SkipPLUS"].endswith("+skipplus")
         assert names[f"{base}∘PLUS"].endswith("+plus")
     assert names["AttIxG"] == "attcat+layer:0"
     assert names["AttIxG∘PLUS"] == "attcat+plus"
-    assert all(one.holds for one in skipplus.check())
+    assert all(one.holds for one in find_paper("skipplus").check())
 
 
 def test_skipplus_prints_hundred_minus_x_for_two() -> None:
-    written = {one.name: one.written(0.25) for one in skipplus.PRESET.measures}
+    written = {one.name: one.as_printed(0.25) for one in find_paper("skipplus").measures}
     assert written == {
         "Deletion Accuracy": 75.0,
         "Deletion AOPC": 25.0,
@@ -178,7 +199,7 @@ def test_skipplus_prints_hundred_minus_x_for_two() -> None:
         "Insertion AOPC": 75.0,
         "AP": 25.0,
     }
-    assert {one.better for one in skipplus.PRESET.measures} == {"higher"}
+    assert {one.better for one in find_paper("skipplus").measures} == {"higher"}
 
 
 # Every preset
@@ -191,50 +212,53 @@ def preset(request: pytest.FixtureRequest) -> Paper:
 
 def test_methods_and_metrics_exist(preset: Paper) -> None:
     for effort in EFFORTS:
-        for one in preset.entrants:
-            assert resolve_method(preset.at(effort, one.method)).text
+        for one in preset.methods:
+            assert resolve_method(preset.at_effort(effort, one.method)).text
         for measure in preset.measures:
-            asked = resolve_metric(preset.at(effort, measure.metric))
+            asked = resolve_metric(preset.at_effort(effort, measure.metric))
             assert asked.better == resolve_metric(measure.metric).better
     for method in preset.sweep:
         assert resolve_method(f"{method}+from:1").text
 
 
 def test_no_method_or_measure_is_there_twice(preset: Paper) -> None:
-    names, methods = [one.name for one in preset.everyone], [resolve_method(one.method).text for one in preset.everyone]
+    names, methods = (
+        [one.name for one in preset.methods_and_baselines],
+        [resolve_method(one.method).text for one in preset.methods_and_baselines],
+    )
     assert len(set(names)) == len(names)
     assert len(set(methods)) == len(methods)
     measures = [resolve_metric(one.metric).text for one in preset.measures]
     assert len(set(measures)) == len(measures)
-    assert [one.name for one in preset.everyone[-2:]] == ["random", "center"]
+    assert [one.name for one in preset.methods_and_baselines[-2:]] == ["random", "center"]
 
 
 def test_tables_are_of_the_methods_and_measures(preset: Paper) -> None:
-    own = tuple(one.name for one in preset.entrants if not one.extra)
+    own = tuple(one.name for one in preset.methods if not one.extra)
     known = {one.name for one in preset.measures} | {preset.area}
     assert bool(preset.tables) == (preset.name != "skipplus")
     for table in preset.tables:
-        assert table.entrants == own
+        assert table.methods == own
         assert set(table.values) <= known
         assert table.source
         for measure, row in table.values.items():
             assert len(row) == len(own), measure
             assert all(map(math.isfinite, row))
-        assert math.isnan(table.of("no such measure", own[0]))
-        assert math.isnan(table.of(next(iter(table.values)), "no such method"))
+        assert math.isnan(table.value("no such measure", own[0]))
+        assert math.isnan(table.value(next(iter(table.values)), "no such method"))
 
 
 def test_efforts_change_what_is_there(preset: Paper) -> None:
-    texts = {one.method for one in preset.entrants} | {one.metric for one in preset.measures}
+    texts = {one.method for one in preset.methods} | {one.metric for one in preset.measures}
     for effort, changed in preset.efforts.items():
         assert effort in EFFORTS
         assert set(changed) <= texts
-        assert all(preset.at(effort, text) == less != text for text, less in changed.items())
-    assert all(preset.at("paper", text) == text for text in texts), "the paper's effort is the protocol itself"
+        assert all(preset.at_effort(effort, text) == less != text for text, less in changed.items())
+    assert all(preset.at_effort("paper", text) == text for text in texts), "the paper's effort is the protocol itself"
 
 
 def test_claims_name_methods_and_measures(preset: Paper) -> None:
-    names = {one.name for one in preset.everyone}
+    names = {one.name for one in preset.methods_and_baselines}
     known = {one.name for one in preset.measures} | {preset.area}
     assert preset.claims
     for claim in preset.claims:
@@ -250,12 +274,20 @@ def test_claims_are_what_the_tables_say(preset: Paper) -> None:
     for table in preset.tables:
         for claim in preset.claims:
             for (winner, loser), measure in itertools.product(claim.pairs, claim.measures):
-                gap = table.of(measure, winner) - table.of(measure, loser)
-                assert gap > 0 if better[measure] == "higher" else gap < 0, (table.data, claim.words, winner, loser)
+                gap = table.value(measure, winner) - table.value(measure, loser)
+                assert gap > 0 if better[measure] == "higher" else gap < 0, (table.data, claim.statement, winner, loser)
 
 
 def test_every_paper_says_what_differs(preset: Paper) -> None:
-    for words in (preset.title, preset.paper, preset.models, preset.data, preset.images, preset.protocol, *preset.gaps):
+    for words in (
+        preset.title,
+        preset.citation,
+        preset.models,
+        preset.data,
+        preset.images,
+        preset.protocol,
+        *preset.gaps,
+    ):
         assert words
     assert len(preset.gaps) >= 4
     for finding in preset.check():
@@ -276,11 +308,11 @@ def test_numbers_on_the_same_data_are_chosen() -> None:
 def test_directions_are_the_papers() -> None:
     assert [one.better for one in find_paper("focusvit").measures] == ["higher", "lower", "lower", "lower"]
     assert [one.better for one in find_paper("coporan").measures] == ["higher", "higher", "higher", "lower", "higher"]
-    assert Measure("x", "deletion", turned=True).better == "higher"
+    assert Measure("x", "deletion", complement=True).better == "higher"
 
 
 def test_confident_images_are_taken_for_all_but_the_pointing_game() -> None:
-    assert [one.above for one in find_paper("coporan").measures] == [0.85, 0.85, 0.85, 0.85, None]
+    assert [one.min_confidence for one in find_paper("coporan").measures] == [0.85, 0.85, 0.85, 0.85, None]
 
 
 def test_wrong_names_are_refused() -> None:
@@ -291,3 +323,63 @@ def test_wrong_names_are_refused() -> None:
     with pytest.raises(BadInput, match="quick, usual, paper"):
         check_effort("fast")
     assert [one.name for one in list_papers()] == list(NAMES)
+
+
+TOY = """
+name = "toy"
+title = "Toy"
+citation = "nobody"
+models = "none"
+data = "none"
+images = "3"
+protocol = "none"
+methods = [{name = "A", method = "rollout"}, {name = "B", method = "genatt"}, {name = "C", method = "legrad"}]
+measures = [{name = "overlap", metric = "iou"}]
+
+[[tables]]
+data = "here"
+source = "Table 1"
+methods = ["A", "B"]
+images = ["x", "y"]
+per_image = {overlap = {A = [0.25, 0.75], B = [1, 0.5]}}
+
+[[claims]]
+statement = "A is the best"
+source = "text"
+winners = ["A"]
+losers = "others"
+measures = ["overlap"]
+"""
+
+
+def test_a_paper_is_read_from_toml(tmp_path: Path) -> None:
+    (tmp_path / "toy.toml").write_text(TOY, encoding="utf-8")
+    paper = read_paper(tmp_path / "toy.toml")
+    assert paper.tables[0].values == {"overlap": (0.5, 0.75)}, "means over images"
+    assert paper.claims[0].pairs == (("A", "B"), ("A", "C"))
+    assert paper.check() == []
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ('name = "toy"', 'nam = "toy"', "name"),
+        ('metric = "iou"', "metric = 3", "measures.0.metric is 3"),
+        ('methods = ["A", "B"]', 'methods = ["A", "D"]', "'D'"),
+        ("[1, 0.5]", '[1, "x"]', "x"),
+        ('measures = ["overlap"]', 'measures = ["accuracy"]', "'accuracy', which the paper does not have"),
+        ('winners = ["A"]', 'winners = ["Z"]', "'Z', which the paper does not have"),
+        ('images = "3"', 'images = "3"\nefforts = {fast = {}}', "'fast' is no effort"),
+        ('images = "3"', 'images = "3"\nefforts = {quick = {ixg = "vanilla"}}', "'ixg', which is not used"),
+    ],
+)
+def test_a_paper_that_does_not_fit_together_is_refused(tmp_path: Path, old: str, new: str, words: str) -> None:
+    assert old in TOY
+    (tmp_path / "toy.toml").write_text(TOY.replace(old, new), encoding="utf-8")
+    with pytest.raises(BadInput, match=r"toy\.toml' is not a paper: ") as caught:
+        read_paper(tmp_path / "toy.toml")
+    assert words in str(caught.value)
+
+
+def test_every_packaged_paper_has_checks() -> None:
+    assert set(CHECKS) == set(NAMES)

@@ -28,11 +28,11 @@ from clairvit.papers.reproduce import (
     Reproduction,
     check_data,
     depth,
-    named,
+    named_scores,
     open_shown,
-    part,
     reproduce,
     study_of,
+    subset,
     sweep_methods,
 )
 from clairvit.papers.setup import LoadedData, ReproductionConfig, differences, instead
@@ -91,10 +91,10 @@ def test_every_number_is_there_or_explained(name: str, results: dict[str, Reprod
     assert not result.failed
     words = " ".join(sentence for _, sentence in result.differences)
     for row in result.rows:
-        method = resolve_method(preset.at("quick", row.entrant.method)).text
+        method = resolve_method(preset.at_effort("quick", row.entrant.method)).text
         for measure in preset.measures:
-            metric = resolve_metric(preset.at("quick", measure.metric)).text
-            nobody_sure = measure.above is not None and "0 of 3 are predicted with more than 85%" in words
+            metric = resolve_metric(preset.at_effort("quick", measure.metric)).text
+            nobody_sure = measure.min_confidence is not None and "0 of 3 are predicted with more than 85%" in words
             undefined = f"{metric} of {method} is undefined on 3 of 3 images" in words
             assert math.isfinite(row.cells[measure.name].ours) or nobody_sure or undefined, (method, metric)
 
@@ -103,7 +103,7 @@ def test_every_number_is_there_or_explained(name: str, results: dict[str, Reprod
 def test_the_papers_numbers_stand_beside_ours(name: str, results: dict[str, Reproduction]) -> None:
     result = results[name]
     preset = result.wish.preset
-    assert [row.entrant for row in result.rows] == list(preset.everyone)
+    assert [row.entrant for row in result.rows] == list(preset.methods_and_baselines)
     if result.table is None:
         assert name == "skipplus"
         assert all(math.isnan(cell.paper) for row in result.rows for cell in row.cells.values())
@@ -206,7 +206,7 @@ def test_confident_images_only(tmp_path: Path) -> None:
             tuple("012"),
             "m",
         )
-    found = named(own, every, (jaccard, pointing))
+    found = named_scores(own, every, (jaccard, pointing))
     assert found["CAM", "Jaccard Index"].values.tolist() == pytest.approx([0.1, 0.5])
     assert found["CAM", "Jaccard Index"].names == ("0", "2")
     assert len(found["CAM", "Pointing Game Accuracy"].values) == 3
@@ -277,12 +277,12 @@ def test_true_classes_are_asked_for() -> None:
 
 
 def test_targets_are_the_papers_unless_one_is_named() -> None:
-    assert wish("skipplus").aim == "label"
-    assert wish("skipplus", target="predicted").aim is None
-    assert wish("joita").aim is None
-    assert wish("joita", target="label").aim == "label"
+    assert wish("skipplus").study_target == "label"
+    assert wish("skipplus", target="predicted").study_target is None
+    assert wish("joita").study_target is None
+    assert wish("joita", target="label").study_target == "label"
     with pytest.raises(BadInput, match="expected one of predicted, label"):
-        _ = wish("joita", target="cat").aim
+        _ = wish("joita", target="cat").study_target
 
 
 def test_masks_that_changed_are_not_mixed_with_old_ones(tmp_path: Path) -> None:
@@ -303,7 +303,7 @@ def test_part_of_a_score_keeps_its_curve_and_counts() -> None:
     scores = cv.evaluate(MODEL, dataset(), ["ixg"], ["deletion", "iou(over=set)"])
     assert isinstance(scores, Scores)
     curve, overlap = scores.values()
-    kept, counted = part(curve, [True, False, True]), part(overlap, [False, True, True])
+    kept, counted = subset(curve, [True, False, True]), subset(overlap, [False, True, True])
     assert kept.curve is not None
     assert curve.curve is not None
     assert torch.equal(kept.curve.y, curve.curve.y[[0, 2]])
@@ -387,7 +387,7 @@ def test_an_image_that_cannot_be_read_costs_itself(tmp_path: Path) -> None:
 
 def test_other_methods_under_the_papers_names() -> None:
     preset = instead(find_paper("focusvit"), ["FocusViT=focusvit(m=1)", "SHAP=kernelshap(samples=9)"])
-    assert [one.name for one in preset.entrants] == [one.name for one in find_paper("focusvit").entrants]
+    assert [one.name for one in preset.methods] == [one.name for one in find_paper("focusvit").methods]
     study = study_of(replace(wish("focusvit"), preset=preset), preset.measures)
     assert study.methods[5] == "focusvit(m=1)"
     assert study.methods[1] == "kernelshap(samples=9)", "no effort changes what was asked for"
@@ -438,7 +438,7 @@ def test_constant_maps_are_said() -> None:
     own = wish("joita")
     said = differences(own, MODEL, LoadedData(dataset(2), "generated"), flat, own.preset.measures, None)
     found = [sentence for about, sentence in said if about == "constant"]
-    assert found == ["Maps of vanilla are constant on 1 of 2 images: the order of their patches is a lottery."]
+    assert found == ["Maps of vanilla are constant on 1 of 2 images: the order of their patches is arbitrary."]
 
 
 def test_sums_that_are_the_same_maths(results: dict[str, Reproduction]) -> None:

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from clairvit.bench.executors import in_process
 from clairvit.bench.plan import DataConfig, ModelConfig, Study
-from clairvit.bench.run import in_process, run_study
+from clairvit.bench.run import run_study
 from clairvit.bench.store import Store
 from clairvit.bench.worker import Worker
 from clairvit.cli import main

@@ -1,227 +1,283 @@
-"""Wish: a study as a person writes it, in a TOML file. What is wrong in it is said with its line."""
+"""Configuration of a study: models, data, methods and metrics, read from a TOML file. Errors name the line."""
 
 from __future__ import annotations
 
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from types import UnionType
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from clairvit.bench.plan import AT_ONCE, DataConfig, ModelConfig
+from pydantic import StrictBool, StrictFloat, StrictInt, StrictStr, TypeAdapter, ValidationError
+
+from clairvit.data.dataset import ImageDataset, void_as_object
 from clairvit.errors import BadInput, did_you_mean
 from clairvit.models.activation import check_activation
 from clairvit.models.preprocess import preprocess_options
 from clairvit.models.request import rows_columns
 
-Where = tuple[str | int, ...]  # the way to a value: keys, and places in lists
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
 
-MODEL: Mapping[str, type | UnionType] = {
-    "spec": str,
-    "arch": str,
-    "labels": str | list,
-    "pretrained": bool,
-    "activation": str,
-    "mean": int | float | list,
-    "std": int | float | list,
-    "resize": int | list,
-    "crop": int | list,
-    "interpolation": str,
-}
-DATA: Mapping[str, type | UnionType] = {"spec": str, "split": str, "limit": int, "masks": str, "mask_kind": str}
-STUDY: Mapping[str, type | UnionType] = {
-    "models": str | list | dict,
-    "data": str | list | dict,
-    "methods": str | list,
-    "metrics": str | list,
-    "split": str,
-    "limit": int,
-    "seed": int,
-    "target": str,
-    "maps": str,
-    "at_once": int,
-}
-SAID = {
-    str: "a text",
-    int: "a whole number",
-    float: "a number",
-    bool: "true or false",
-    list: "a list",
-    dict: "a table",
-}
+    from clairvit.models.model import Model
+
+AT_ONCE = 8  # images per unit: what is lost when a run is killed
+Location = tuple[str | int, ...]  # keys and list indices that lead to a value of the document
+_STRICT: Any = {"extra": "forbid"}  # pydantic: an unknown key is an error
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """A model as `cv.load` takes it."""
+
+    __pydantic_config__ = _STRICT
+
+    spec: StrictStr
+    arch: StrictStr | None = None
+    labels: StrictStr | tuple[StrictStr, ...] | None = None
+    pretrained: StrictBool = True
+    activation: StrictStr | None = None  # None: what the model states
+    mean: StrictFloat | tuple[StrictFloat, ...] | None = None
+    std: StrictFloat | tuple[StrictFloat, ...] | None = None
+    resize: StrictInt | tuple[StrictInt, ...] | None = None
+    crop: StrictInt | tuple[StrictInt, ...] | None = None
+    interpolation: StrictStr | None = None
+
+    def load(self, device: str | None = None) -> Model:
+        """Load the model."""
+        from clairvit.models.load import load
+
+        values: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(ModelConfig)}
+        labels, crop = values.pop("labels"), values.pop("crop")
+        return load(
+            values.pop("spec"),
+            labels=list(labels) if isinstance(labels, tuple) else labels,
+            size=crop,
+            device=device,
+            **values,
+        )
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Images as `open_data` takes them."""
+
+    __pydantic_config__ = _STRICT
+
+    spec: StrictStr
+    split: StrictStr | None = None
+    limit: StrictInt | None = None
+    masks: StrictStr | None = None
+    mask_kind: StrictStr = "nonzero"
+    void: Literal["nowhere", "object"] = "nowhere"  # where pixels count that the masks leave undefined
+
+    def open(self, seed: int) -> ImageDataset:
+        """Open the data set; `seed` draws the images where `limit` takes some of them."""
+        from clairvit.data.open import open_data
+
+        dataset = open_data(
+            self.spec, split=self.split, limit=self.limit, seed=seed, masks=self.masks, mask_kind=self.mask_kind
+        ).dataset
+        return void_as_object(dataset) if self.void == "object" else dataset
 
 
 @dataclass(frozen=True)
 class StudyConfig:
-    """What was asked for; None where nothing was said."""
+    """The content of a study's TOML file; None where it says nothing."""
+
+    __pydantic_config__ = _STRICT
 
     models: tuple[ModelConfig, ...] | None = None
     data: tuple[DataConfig, ...] | None = None
-    methods: tuple[str, ...] | None = None
-    metrics: tuple[str, ...] | None = None
-    split: str | None = None  # for data that says nothing itself
-    limit: int | None = None
-    seed: int | None = None
-    target: str | None = None
-    maps: str | None = None
-    at_once: int = AT_ONCE
+    methods: tuple[StrictStr, ...] | None = None
+    metrics: tuple[StrictStr, ...] | None = None
+    split: StrictStr | None = None  # for data that names none itself
+    limit: StrictInt | None = None
+    seed: StrictInt | None = None
+    target: StrictStr | None = None
+    maps: StrictStr | None = None
+    at_once: StrictInt = AT_ONCE
+
+
+_TABLES: Mapping[str, tuple[type, str]] = {  # key of the file -> its class, and an example of a spec
+    "models": (ModelConfig, "timm:vit_base_patch16_224"),
+    "data": (DataConfig, "folder:photos"),
+}
+_EXPECTED = {  # pydantic's type of an error -> the value that is expected, and the items if they are in a list
+    "string_type": ("a text", "texts only"),
+    "int_type": ("a whole number", "whole numbers only"),
+    "float_type": ("a number", "numbers only"),
+    "bool_type": ("true or false", "true or false only"),
+    "tuple_type": ("a list", "lists only"),
+}
 
 
 def read_config(path: Path) -> StudyConfig:
-    """A file such as
+    """Return the study in a TOML file such as
 
     models = ["pets", {spec = "file:mine.safetensors", arch = "timm:vit_small_patch16_224", resize = 256}]
     data = [{spec = "pets:../oxford-iiit-pet", limit = 200}]
     methods = ["legrad", "rollout(fusion=max)"]
     metrics = ["deletion", "insertion"]
+
+    Raises:
+        BadInput: If it cannot be read, is not TOML, or has an unknown key or a wrong value: with the line of it.
     """
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput(f"The study '{path}' cannot be read ({error}); expected a TOML file in UTF-8.") from error
     try:
-        found = tomllib.loads(text)
+        document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise BadInput(f"The study '{path}' is not TOML: {error}.") from error
-    page = _Page(path, text)
-    page.check(found, STUDY, ())
-    return StudyConfig(
-        models=_each(found, "models", page, MODEL, _model),
-        data=_each(found, "data", page, DATA, lambda given: DataConfig(**given)),
-        methods=page.texts(found, "methods"),
-        metrics=page.texts(found, "metrics"),
-        **{name: found[name] for name in ("split", "limit", "seed", "target", "maps", "at_once") if name in found},
-    )
+    source = _Source(path, text, document)
+    try:
+        config = TypeAdapter(StudyConfig).validate_python(_written_out(document))
+    except ValidationError as error:
+        raise source.translate(error.errors()) from error
+    for index, model in enumerate(config.models or ()):
+        source.check_values(model, ("models", index) if isinstance(document["models"], list) else ("models",))
+    return config
 
 
-def _model(given: Mapping[str, Any]) -> ModelConfig:
-    settled: dict[str, Any] = {key: tuple(one) if isinstance(one, list) else one for key, one in given.items()}
-    return ModelConfig(**settled)
-
-
-def _check_preprocessing(given: Mapping[str, Any], page: _Page, where: Where) -> None:
-    """Refuse numbers that no model takes, with their line."""
-    for key in ("mean", "std", "resize", "crop", "interpolation"):
-        value: Any = tuple(given[key]) if isinstance(given.get(key), list) else given.get(key)
-        options: dict[str, Any] = {} if key == "crop" else {key: value}
-        try:
-            rows_columns(value if key == "crop" else None)
-            preprocess_options(**options)
-        except BadInput as error:
-            raise page.error((*where, key), str(error)) from error
-
-
-def _each(found: Mapping[str, Any], name: str, page: _Page, known: Mapping[str, type | UnionType], make: Any) -> Any:
-    """A text, a table, or a list of them."""
-    if name not in found:
-        return None
-    given = found[name]
-    listed = given if isinstance(given, list) else [given]
-    made = []
-    for place, one in enumerate(listed):
-        where: Where = (name, place) if isinstance(given, list) else (name,)
-        if isinstance(one, str):
-            one = {"spec": one}
-        if not isinstance(one, dict):
-            raise page.wrong(where, one, f"a text such as '{_EXAMPLES[name]}', or a table with spec = …")
-        page.check(one, known, where)
-        if "spec" not in one:
-            raise page.error(where, f"'{name}' has a table without spec; expected spec = '{_EXAMPLES[name]}'.")
-        if isinstance(one.get("labels"), list):
-            page.texts(one, "labels", where)
-        if "activation" in one:
-            try:
-                check_activation(one["activation"])
-            except BadInput as error:
-                raise page.error((*where, "activation"), str(error)) from error
-        if name == "models":
-            _check_preprocessing(one, page, where)
-        made.append(make(one))
-    return tuple(made)
-
-
-_EXAMPLES = {"models": "timm:vit_base_patch16_224", "data": "folder:photos"}
+def _written_out(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Replace the short forms: a single value for a list of one, and a text for a table with that spec."""
+    full = dict(document)
+    for key in ("models", "data"):
+        if key in full:
+            entries = full[key] if isinstance(full[key], list) else [full[key]]
+            full[key] = [{"spec": entry} if isinstance(entry, str) else entry for entry in entries]
+    for key in ("methods", "metrics"):
+        if isinstance(full.get(key), str):
+            full[key] = [full[key]]
+    return full
 
 
 @dataclass(frozen=True)
-class _Page:
-    """The file as text, in which mistakes are found again."""
+class _Source:
+    """The text of a TOML file and its content, in which the lines of errors are found."""
 
     path: Path
     text: str
+    document: Mapping[str, Any]
 
-    def check(self, found: Mapping[str, Any], known: Mapping[str, type | UnionType], where: Where) -> None:
-        """Every key is known, every value of its kind."""
-        for key, value in found.items():
-            if key not in known:
-                near = did_you_mean(key, known)
-                raise self.error((*where, key), f"'{key}' is no key here.{near} Expected: {', '.join(known)}.")
-            kind = known[key]
-            if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-                raise self.wrong((*where, key), value, _said(kind))
+    def translate(self, errors: Sequence[ErrorDetails]) -> BadInput:
+        """Return pydantic's errors as one message: the first unknown key, else missing key, else wrong value."""
+        by_kind: dict[str, list[ErrorDetails]] = {}
+        for error in errors:
+            by_kind.setdefault(error["type"], []).append(error)
+        for error in by_kind.get("unexpected_keyword_argument", ()):
+            *parents, key = self._locate(error["loc"])
+            kind = _TABLES[str(parents[0])][0] if parents else StudyConfig
+            known = [field.name for field in fields(kind)]
+            near = did_you_mean(str(key), known)
+            return self._error((*parents, key), f"'{key}' is no key here.{near} Expected: {', '.join(known)}.")
+        for error in by_kind.get("missing", ()):
+            location = self._locate(error["loc"])
+            key, example = location[0], _TABLES[str(location[0])][1]
+            return self._error(location, f"'{key}' has a table without spec; expected spec = '{example}'.")
+        first = self._locate(errors[0]["loc"])
+        deepest = max(
+            (self._locate(e["loc"]) for e in errors if self._locate(e["loc"])[: len(first)] == first), key=len
+        )
+        same = [error for error in errors if self._locate(error["loc"]) == deepest]
+        key = next(step for step in reversed(deepest) if isinstance(step, str))
+        value = _lookup(self.document, deepest)
+        return self._error(deepest, f"'{key}' is {value!r}; expected {_expected(deepest, same)}.")
 
-    def texts(self, found: Mapping[str, Any], key: str, where: Where = ()) -> tuple[str, ...] | None:
-        """A text, or a list of texts."""
-        if key not in found:
-            return None
-        given = found[key]
-        listed = [given] if isinstance(given, str) else given
-        for place, one in enumerate(listed):
-            if not isinstance(one, str):
-                raise self.wrong((*where, key, place), one, "texts only")
-        return tuple(listed)
+    def check_values(self, model: ModelConfig, location: Location) -> None:
+        """Raise `BadInput` for an activation or preprocessing that no model takes."""
+        for key in ("activation", "mean", "std", "resize", "crop", "interpolation"):
+            value: Any = getattr(model, key)
+            if value is None:
+                continue
+            try:
+                if key == "activation":
+                    check_activation(value)
+                elif key == "crop":
+                    rows_columns(value)
+                else:
+                    options: dict[str, Any] = {key: value}
+                    preprocess_options(**options)
+            except BadInput as error:
+                raise self._error((*location, key), str(error)) from error
 
-    def wrong(self, where: Where, value: Any, expected: str) -> BadInput:
-        name = next(str(step) for step in reversed(where) if isinstance(step, str))
-        return self.error(where, f"'{name}' is {value!r}; expected {expected}.")
+    def _locate(self, steps: Sequence[str | int]) -> Location:
+        """Return the steps of a pydantic location that exist in the document.
 
-    def error(self, where: Where, sentence: str) -> BadInput:
-        return BadInput(f"{self.path}, line {self._line(where)}: {sentence}")
+        Others are members of a union, indices of a list that was a single value, and keys that are missing.
+        """
+        location: Location = ()
+        for step in steps:
+            if _contains(self.document, (*location, step)):
+                location = (*location, step)
+        return location
 
-    def _line(self, where: Where) -> int:
-        """The file is read line by line until what is meant is in it; then the line that names it is looked for."""
+    def _error(self, location: Location, message: str) -> BadInput:
+        return BadInput(f"{self.path}, line {self._line(location)}: {message}")
+
+    def _line(self, location: Location) -> int:
+        """Return the line of a value: that of its key, in the shortest beginning of the file that has the value."""
         lines = self.text.splitlines()
-        before = 0  # lines that are TOML, and in which it is not
+        before = 0  # lines that are valid TOML without the value
         for count in range(1, len(lines) + 1):
             try:
-                found = tomllib.loads("\n".join(lines[:count]))
+                beginning = tomllib.loads("\n".join(lines[:count]))
             except tomllib.TOMLDecodeError:
-                continue  # in the middle of a list or a text of several lines
-            if _is_in(found, where):
+                continue  # inside a list or a text of several lines
+            if _contains(beginning, location):
                 break
             before = count
         else:
             count = len(lines)
-        return _naming(lines[:count], before, where)
+        return _line_of_key(lines[:count], before, location)
 
 
-def _naming(lines: Sequence[str], before: int, where: Where) -> int:
-    """Of the lines after so many, the one that says the name: without it, it would not be there."""
-    *_, name = (step for step in where if isinstance(step, str))
-    pattern = re.compile(rf"(^|[\s\[{{,.\"'])({re.escape(name)})(?=[\"']?\s*[=\].])")
-    own = where[: max(place for place, step in enumerate(where) if step == name) + 1]
-    for place in range(before, len(lines)):
-        other = pattern.sub(r"\1\2_", lines[place])
+def _line_of_key(lines: Sequence[str], before: int, location: Location) -> int:
+    """Return the first line after so many whose key, once renamed, removes the value from the document."""
+    *_, key = (step for step in location if isinstance(step, str))
+    pattern = re.compile(rf"(^|[\s\[{{,.\"'])({re.escape(key)})(?=[\"']?\s*[=\].])")
+    location = location[: max(place for place, step in enumerate(location) if step == key) + 1]
+    for index in range(before, len(lines)):
+        renamed = pattern.sub(r"\1\2_", lines[index])
         try:
-            without = tomllib.loads("\n".join([*lines[:place], other, *lines[place + 1 :]]))
+            without = tomllib.loads("\n".join([*lines[:index], renamed, *lines[index + 1 :]]))
         except tomllib.TOMLDecodeError:
             continue
-        if not _is_in(without, own):
-            return place + 1
+        if not _contains(without, location):
+            return index + 1
     return before + 1
 
 
-def _is_in(found: Any, where: Sequence[str | int]) -> bool:
-    for step in where:
-        listed = isinstance(found, list) and isinstance(step, int) and step < len(found)
-        if not listed and not (isinstance(found, dict) and step in found):
+def _contains(document: Any, location: Location) -> bool:
+    for step in location:
+        in_list = isinstance(document, list) and isinstance(step, int) and step < len(document)
+        if not in_list and not (isinstance(document, dict) and step in document):
             return False
-        found = found[step]
+        document = document[step]
     return True
 
 
-def _said(kind: type | UnionType) -> str:
-    parts = kind.__args__ if isinstance(kind, UnionType) else (kind,)
-    return " or ".join(SAID[part] for part in parts)
+def _lookup(document: Any, location: Location) -> Any:
+    for step in location:
+        document = document[step]
+    return document
+
+
+def _expected(location: Location, errors: Sequence[ErrorDetails]) -> str:
+    """Return what was expected instead of a value, from all of pydantic's errors at its location."""
+    key = str(location[0])
+    if any(error["type"] == "dataclass_type" for error in errors):
+        return f"a text such as '{_TABLES[key][1]}', or a table with spec = …"
+    if key in ("methods", "metrics") and len(location) == 1:
+        return "a text or a list"
+    is_item = isinstance(location[-1], int)
+    choices = [
+        _EXPECTED[error["type"]][is_item]
+        if error["type"] in _EXPECTED
+        else str(error.get("ctx", {}).get("expected", error["msg"]))
+        for error in errors
+    ]
+    return " or ".join(dict.fromkeys(choices))

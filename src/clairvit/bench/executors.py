@@ -1,43 +1,61 @@
-"""Engines: who computes the units. Here other processes of this machine; cluster.py has the actors of a Ray cluster.
+"""Executors compute the units of a study: in this process, in other processes of this machine, or in Ray actors.
 
-Each keeps its models loaded and is handed one unit when it is free. Rows come back here, and only this process writes
-to the store: a worker that dies takes nothing with it but its unit, which another one is given.
+Each worker keeps its models loaded and gets one unit at a time. Rows come back to this process, which alone writes to
+the store: a worker that dies loses nothing but its unit, which another worker gets.
 """
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import os
 import signal
+import socket
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
+from typing import Any, Protocol
 
+from clairvit._registry import Registry
 from clairvit.bench.plan import Study, Unit
-from clairvit.bench.run import Engine
 from clairvit.bench.store import Row
-from clairvit.bench.worker import Worker, attempted
-from clairvit.errors import BadInput
+from clairvit.bench.worker import Worker, compute_rows
+from clairvit.errors import BadInput, ClairError, install
 
-TRIES = 2  # for a unit whose worker died: the second time it is the unit's own fault
-Answer = tuple[Unit, list[Row], str | None]
+ATTEMPTS = 2  # for a unit whose worker died
+CONNECT_TIMEOUT = 5.0  # seconds
+ROUNDING = 1e-9  # ten tenths of a GPU are one
+Answer = tuple[Unit, list[Row], str | None]  # rows, or the reason why there are none
+
+
+class Executor(Protocol):
+    """Compute units; yield each with its rows, or with the reason why there are none, in any order."""
+
+    def __call__(self, study: Study, units: Iterable[Unit], worker: Worker) -> Iterator[Answer]: ...
+
+
+def in_process(study: Study, units: Iterable[Unit], worker: Worker) -> Iterator[Answer]:
+    """Compute one unit after the other in this process."""
+    for unit in units:
+        yield unit, *compute_rows(worker, unit)
 
 
 @dataclass(frozen=True)
 class WorkerConfig:
-    """What each worker is told once."""
+    """What each worker needs to start."""
 
     study: Study
     device: str | None = None
     batch_size: int | None = None
-    threads: int | None = None  # None: as many as torch likes
+    threads: int | None = None  # None: torch's default
     folder: str | None = None  # where relative paths begin
 
-    def worker(self) -> Worker:
+    def start(self) -> Worker:
+        """Return the worker, in the process that calls this."""
         import torch
 
         if self.threads is not None:
@@ -47,19 +65,22 @@ class WorkerConfig:
         return Worker(self.study, self.device, self.batch_size)
 
 
-def local(workers: int, *, device: str | None = None, batch_size: int | None = None) -> Engine:
-    """So many processes of this machine, which share its cores."""
+# Processes
+
+
+def local(workers: int, *, device: str | None = None, batch_size: int | None = None) -> Executor:
+    """Return an executor with so many processes of this machine, which share its cores."""
     if workers < 1:
         raise BadInput(f"workers={workers} was given; expected 1 or more processes.")
 
-    def engine(study: Study, units: Iterable[Unit], worker: Worker) -> Iterator[Answer]:
-        return _in_processes(WorkerConfig(study, device, batch_size, share_of_cores(workers)), units, workers)
+    def execute(study: Study, units: Iterable[Unit], worker: Worker) -> Iterator[Answer]:
+        return _in_processes(WorkerConfig(study, device, batch_size, threads_per_worker(workers)), units, workers)
 
-    return engine
+    return execute
 
 
-def share_of_cores(workers: int) -> int | None:
-    """Threads for each of so many workers; whoever set OMP_NUM_THREADS knows better."""
+def threads_per_worker(workers: int) -> int | None:
+    """Return the threads of each of so many workers; None leaves them to OMP_NUM_THREADS, where it is set."""
     if "OMP_NUM_THREADS" in os.environ:
         return None
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -68,99 +89,245 @@ def share_of_cores(workers: int) -> int | None:
 
 @dataclass(eq=False)
 class WorkerProcess:
-    """A process with the wire to it, and the unit that it is at."""
+    """A process, the pipe to it, and the unit that it computes."""
 
     process: BaseProcess
-    wire: Connection
+    pipe: Connection
     unit: Unit
 
     @classmethod
-    def begin(cls, outfit: WorkerConfig, unit: Unit) -> WorkerProcess:
-        spawning = multiprocessing.get_context("spawn")  # a fork would inherit torch's threads and CUDA's state, broken
-        here, there = spawning.Pipe()
-        process = spawning.Process(target=_serve, args=(outfit, there), daemon=True)
+    def start(cls, config: WorkerConfig, unit: Unit) -> WorkerProcess:
+        context = multiprocessing.get_context("spawn")  # a fork would inherit torch's threads and CUDA's state, broken
+        ours, theirs = context.Pipe()
+        process = context.Process(target=_serve, args=(config, theirs), daemon=True)
         process.start()
-        there.close()  # so that this end notices when the process is gone
-        hand = cls(process, here, unit)
-        hand.give(unit)
-        return hand
+        theirs.close()  # so that this end notices when the process is gone
+        worker = cls(process, ours, unit)
+        worker.send(unit)
+        return worker
 
-    def give(self, unit: Unit) -> None:
+    def send(self, unit: Unit) -> None:
         self.unit = unit
-        with suppress(ConnectionError):  # it is dead: its answer will say so
-            self.wire.send(unit)
+        with suppress(ConnectionError):  # the process is dead: `receive` returns None
+            self.pipe.send(unit)
 
-    def answer(self) -> tuple[list[Row], str | None] | None:
-        """None: the process died."""
+    def receive(self) -> tuple[list[Row], str | None] | None:
+        """Return the rows or the error of the unit; None if the process died."""
         try:
-            found: tuple[list[Row], str | None] = self.wire.recv()
-        except (EOFError, OSError):  # also in the middle of its answer
+            answer: tuple[list[Row], str | None] = self.pipe.recv()
+        except (EOFError, OSError):  # also in the middle of an answer
             self.process.join()
             return None
-        return found
+        return answer
 
-    def end(self) -> None:
+    def stop(self) -> None:
         self.process.kill()  # nothing is lost: only the parent writes
         self.process.join()
-        self.wire.close()
+        self.pipe.close()
 
 
-def _in_processes(outfit: WorkerConfig, units: Iterable[Unit], workers: int) -> Iterator[Answer]:
-    waiting, died = iter(units), Counter[str]()
-    hands: list[WorkerProcess] = []
+def _in_processes(config: WorkerConfig, units: Iterable[Unit], count: int) -> Iterator[Answer]:
+    remaining, deaths = iter(units), Counter[str]()
+    workers: list[WorkerProcess] = []
     try:
-        while len(hands) < workers and (first := next(waiting, None)) is not None:
-            hands.append(WorkerProcess.begin(outfit, first))
-        while hands:
-            for wire in wait([hand.wire for hand in hands]):
-                hand = next(one for one in hands if one.wire is wire)
-                unit, answer = hand.unit, hand.answer()
+        while len(workers) < count and (first := next(remaining, None)) is not None:
+            workers.append(WorkerProcess.start(config, first))
+        while workers:
+            for pipe in wait([worker.pipe for worker in workers]):
+                worker = next(candidate for candidate in workers if candidate.pipe is pipe)
+                unit, answer = worker.unit, worker.receive()
                 if answer is None:
-                    died[unit.key] += 1
-                    answer = [], _death(hand.process.exitcode)
-                    hands.remove(hand)
-                    hand.end()
-                    further = unit if died[unit.key] < TRIES else next(waiting, None)
-                    if further is not None:
-                        hands.append(WorkerProcess.begin(outfit, further))
-                    if further is unit:
+                    deaths[unit.key] += 1
+                    answer = [], _death_message(worker.process.exitcode)
+                    workers.remove(worker)
+                    worker.stop()
+                    following = unit if deaths[unit.key] < ATTEMPTS else next(remaining, None)
+                    if following is not None:
+                        workers.append(WorkerProcess.start(config, following))
+                    if following is unit:
                         continue
-                elif (further := next(waiting, None)) is not None:
-                    hand.give(further)  # first, so that it works while the store is written to
+                elif (following := next(remaining, None)) is not None:
+                    worker.send(following)  # before the yield, so that it computes while the store is written to
                 else:
-                    hands.remove(hand)
-                    hand.end()
+                    workers.remove(worker)
+                    worker.stop()
                 yield unit, *answer
     finally:
-        for hand in hands:
-            hand.end()
+        for worker in workers:
+            worker.stop()
 
 
-def _death(status: int | None) -> str:
+def _death_message(status: int | None) -> str:
     if status is not None and status < 0:
         return (
-            f"The worker process was killed by {signal.Signals(-status).name} at this unit, {TRIES} times; perhaps "
+            f"The worker process was killed by {signal.Signals(-status).name} at this unit, {ATTEMPTS} times; perhaps "
             "memory ran out: use fewer workers or a smaller batch size."
         )
-    return f"The worker process ended with status {status} at this unit, {TRIES} times."
+    return f"The worker process ended with status {status} at this unit, {ATTEMPTS} times."
 
 
-def _serve(outfit: WorkerConfig, wire: Connection) -> None:
-    """What a worker process does until nobody wants anything more."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer
-    threading.Thread(target=_follow_parent, daemon=True).start()
-    worker = outfit.worker()
+def _serve(config: WorkerConfig, pipe: Connection) -> None:
+    """Compute units from the pipe until it is closed: the main function of a worker process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
+    worker = config.start()
     while True:
         try:
-            unit = wire.recv()
+            unit = pipe.recv()
         except (EOFError, ConnectionError):
             return
-        wire.send(attempted(worker, unit))
+        pipe.send(compute_rows(worker, unit))
 
 
-def _follow_parent() -> None:
-    """End with the parent, however it ended: a worker in the middle of a unit does not look at its wire."""
+def _exit_with_parent() -> None:
+    """End this process when the parent ends: a worker in the middle of a unit does not read its pipe."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         wait([parent.sentinel])
         os._exit(1)
+
+
+# Ray
+
+
+def on_ray(
+    workers: int | None = None,
+    *,
+    address: str | None = None,
+    num_gpus: float = 0.0,
+    device: str | None = None,
+    batch_size: int | None = None,
+) -> Executor:
+    """Return an executor with actors of a Ray cluster.
+
+    Args:
+        workers: Actors; None starts as many as the cluster has resources for.
+        address: Of the cluster; "auto" is the one that this machine belongs to, None starts one on this machine.
+        num_gpus: GPUs per actor, a fraction or whole ones.
+        device: Where models run; None is "cuda" for actors with GPUs.
+        batch_size: Images per forward pass; None chooses.
+    """
+    if workers is not None and workers < 1:
+        raise BadInput(f"workers={workers} was given; expected 1 or more actors.")
+    if num_gpus < 0 or (num_gpus > 1 and num_gpus != int(num_gpus)):
+        raise BadInput(
+            f"num_gpus={num_gpus:g} was given; expected a part of a GPU or whole ones for each actor, such as 0.5 or 1."
+        )
+    ray = _import_ray()
+
+    def execute(study: Study, units: Iterable[Unit], worker: Worker) -> Iterator[Answer]:
+        remaining = iter(units)
+        first = next(remaining, None)
+        if first is None:  # other processes compute all of them: no reason to start a cluster
+            return
+        connected = _connect(ray, address)
+        try:
+            config = WorkerConfig(study, device or ("cuda" if num_gpus else None), batch_size, folder=os.getcwd())
+            capacity = _actor_capacity(ray, num_gpus)  # checked in any case: actors without resources wait for ever
+            yield from _on_actors(ray, config, itertools.chain([first], remaining), workers or capacity, num_gpus)
+        finally:
+            if connected:
+                ray.shutdown()
+
+    return execute
+
+
+def _import_ray() -> Any:
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # an actor without GPUs leaves the variable alone
+    try:
+        import ray
+    except ImportError as error:
+        raise ClairError(
+            f"The engine 'ray' needs Ray, which cannot be imported ({error}); type: {install('ray')}"
+        ) from error
+    return ray
+
+
+def _connect(ray: Any, address: str | None) -> bool:
+    """Connect to a cluster, or start one; return False if this process was connected before."""
+    if ray.is_initialized():
+        return False
+    start = address is None and "RAY_ADDRESS" not in os.environ
+    options = {"include_dashboard": False} if start else {}
+    place = "local" if start else address  # with None, Ray connects to the last cluster started on this machine
+    try:
+        _check_connection(address or "")
+        ray.init(address=place, logging_level="ERROR", log_to_driver=False, **options)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise ClairError(
+            f"There is no Ray cluster at address {address!r} ({_line(error, 0)}); start one with "
+            "`ray start --head`, or leave the address out: then one is begun on this machine."
+        ) from error
+    return True
+
+
+def _check_connection(address: str) -> None:
+    """Raise OSError if nothing listens at HOST:PORT; Ray would try for minutes."""
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if colon and port.isdecimal():
+        socket.create_connection((host, int(port)), CONNECT_TIMEOUT).close()
+
+
+def _actor_capacity(ray: Any, num_gpus: float) -> int:
+    """Return how many actors the cluster has resources for; each takes a CPU and its GPUs of one node."""
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    resources = [(node.get("CPU", 0.0), node.get("GPU", 0.0)) for node in nodes]
+    count = sum(int(min(cpus, gpus / num_gpus + ROUNDING) if num_gpus else cpus) for cpus, gpus in resources)
+    if count < 1:
+        required = f"1 CPU and {num_gpus:g} GPUs" if num_gpus else "1 CPU"
+        available = "; ".join(f"{cpus:g} CPUs and {gpus:g} GPUs" for cpus, gpus in resources) or "nothing"
+        raise ClairError(
+            f"Each actor is to have {required}, and the nodes of the Ray cluster have: {available}. Expected a node "
+            "with these resources: add one to the cluster, or change num_gpus.",
+            parameters={"num_gpus": "N"},
+        )
+    return count
+
+
+class _Actor:
+    """A worker in a Ray actor."""
+
+    def __init__(self, config: WorkerConfig) -> None:
+        self.worker = config.start()
+
+    def compute(self, unit: Unit) -> tuple[list[Row], str | None]:
+        return compute_rows(self.worker, unit)
+
+
+def _on_actors(ray: Any, config: WorkerConfig, units: Iterable[Unit], count: int, num_gpus: float) -> Iterator[Answer]:
+    """Compute units on actors; Ray restarts an actor whose node died elsewhere, with the same unit."""
+    actor_class = ray.remote(num_cpus=1, num_gpus=num_gpus, max_restarts=-1, max_task_retries=ATTEMPTS - 1)(_Actor)
+    remaining = iter(units)
+    pending: dict[Any, tuple[Any, Unit]] = {}  # object reference -> actor and unit
+
+    def submit(actor: Any, unit: Unit) -> None:
+        pending[actor.compute.remote(unit)] = actor, unit
+
+    try:
+        while len(pending) < count and (unit := next(remaining, None)) is not None:
+            submit(actor_class.remote(config), unit)
+        while pending:
+            (reference, *_), _ = ray.wait(list(pending))
+            actor, done = pending.pop(reference)
+            try:
+                rows, error = ray.get(reference)
+            except ray.exceptions.RayError as failure:
+                rows, error = [], f"Ray: {_line(failure, -1)}"
+            following = next(remaining, None)
+            if following is not None:
+                submit(actor, following)
+            else:
+                ray.kill(actor)  # frees its resources for an actor that lost its node
+            yield done, rows, error
+    finally:
+        for actor, _ in pending.values():
+            ray.kill(actor)
+
+
+def _line(error: Exception, index: int) -> str:
+    """Return the first or last line of an error, or its type if it has no text."""
+    return (str(error).strip() or type(error).__name__).splitlines()[index]
+
+
+EXECUTORS: Registry[Callable[..., Executor]] = Registry("engine", {"local": local, "ray": on_ray})

@@ -1,93 +1,44 @@
-"""Plan: a study as units of work. What a unit is follows from its content alone, so that nothing is computed twice."""
+"""Plan: a study as units of work. A unit's key is a hash of its content, so that nothing is computed twice."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
-from clairvit.data.dataset import ImageDataset, void_as_object
+from clairvit.bench.config import AT_ONCE
+from clairvit.bench.config import DataConfig as DataConfig
+from clairvit.bench.config import ModelConfig as ModelConfig
+from clairvit.data.dataset import ImageDataset
 from clairvit.data.hashing import digest
 from clairvit.errors import BadInput, ClairError
 from clairvit.methods.spec import resolve_method
 from clairvit.metrics.accumulator import BASELINES
 from clairvit.metrics.registry import resolve_metric
-from clairvit.models.model import Model
 
-AT_ONCE = 8  # images in a unit: what is lost when a run is killed
-USUAL_PATCHES = 196
-Lacking = tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]  # methods and the metrics that they lack
-
-
-@dataclass(frozen=True)
-class ModelConfig:
-    """A model as `cv.load` takes it."""
-
-    spec: str
-    arch: str | None = None
-    labels: str | tuple[str, ...] | None = None
-    pretrained: bool = True
-    activation: str | None = None  # None: what the model states
-    mean: tuple[float, ...] | None = None
-    std: tuple[float, ...] | None = None
-    resize: int | tuple[int, int] | None = None
-    crop: int | tuple[int, int] | None = None
-    interpolation: str | None = None
-
-    def load(self, device: str | None = None) -> Model:
-        from clairvit.models.load import load
-
-        labels = list(self.labels) if isinstance(self.labels, tuple) else self.labels
-        return load(
-            self.spec,
-            arch=self.arch,
-            labels=labels,
-            pretrained=self.pretrained,
-            device=device,
-            activation=self.activation,
-            mean=self.mean,
-            std=self.std,
-            resize=self.resize,
-            size=self.crop,
-            interpolation=self.interpolation,
-        )
-
-
-@dataclass(frozen=True)
-class DataConfig:
-    """Images as `open_data` takes them."""
-
-    spec: str
-    split: str | None = None
-    limit: int | None = None
-    masks: str | None = None
-    mask_kind: str = "nonzero"
-    void: Literal["nowhere", "object"] = "nowhere"  # where pixels count of which the masks say nothing
-
-    def open(self, seed: int) -> ImageDataset:
-        from clairvit.data.open import open_data
-
-        dataset = open_data(
-            self.spec, split=self.split, limit=self.limit, seed=seed, masks=self.masks, mask_kind=self.mask_kind
-        ).dataset
-        return void_as_object(dataset) if self.void == "object" else dataset
+USUAL_PATCHES = 196  # of an image, by which costs are estimated
+MethodGroups = tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]  # methods, and the metrics that all of them lack
 
 
 @dataclass(frozen=True)
 class Study:
-    """What is to be known: every method by every metric, for each model on each set of images."""
+    """Every method by every metric, for each model on each set of images."""
 
     models: tuple[ModelConfig, ...]
     data: tuple[DataConfig, ...]
     methods: tuple[str, ...]
     metrics: tuple[str, ...]
     seed: int = 0
-    target: str | None = None  # None: what is predicted; "label": the true class
+    target: str | None = None  # None: the predicted class; "label": the true class
     maps: str = "raw"
     at_once: int = AT_ONCE
 
     def settled(self) -> Study:
-        """Names in their canonical form, the baselines among the methods; misspelt ones are refused."""
+        """Return the study with canonical names and the baselines among its methods.
+
+        Raises:
+            BadInput: If a name is unknown, or the study makes no sense.
+        """
         if not (self.models and self.data and self.methods and self.metrics):
             raise BadInput("A study needs models, data, methods and metrics; expected at least one of each.")
         if self.target not in (None, "label"):
@@ -106,11 +57,11 @@ class Cell(NamedTuple):  # there may be millions of them
     """One number of a study: what it depends on, and nothing else."""
 
     model: str  # hash of the weights, the preprocessing and the activation
-    image: str  # hash of the image and what is known of it
+    image: str  # hash of the image and its annotation
     method: str
     metric: str
-    settings: str  # seed, target, what is done to maps
-    among: str = ""  # hash of all images, for a metric of a whole set
+    settings: str  # seed, target, transformation of maps
+    image_set: str = ""  # hash of all images, for a metric of a whole set
 
 
 @dataclass(frozen=True)
@@ -119,14 +70,14 @@ class Unit:
 
     key: str  # a hash of all its cells
     weights: str  # hash of the model
-    model: int  # places in the study
+    model: int  # index in the study
     data: int
-    rows: tuple[int, ...]  # in the album
-    marks: tuple[str, ...]  # of the images
+    rows: tuple[int, ...]  # of the data set
+    image_hashes: tuple[str, ...]
     methods: tuple[str, ...]
     metrics: tuple[str, ...]
     forwards: int  # about
-    among: str = ""  # as a cell has it
+    image_set: str = ""  # as in `Cell`
 
     @property
     def cells(self) -> int:
@@ -135,100 +86,128 @@ class Unit:
 
 @dataclass(frozen=True)
 class Plan:
-    """The units that are still to be computed, and how many cells are there already."""
+    """The units that are still to be computed, and how many cells the store has already."""
 
     units: tuple[Unit, ...]
     cells: int
     done: int
     hashes: tuple[str, ...] = field(default=())  # of the models
-    images: tuple[tuple[tuple[str, str], ...], ...] = field(default=())  # of each data: name and mark
+    images: tuple[tuple[tuple[str, str], ...], ...] = field(default=())  # of each data set: name and hash
 
     @property
     def forwards(self) -> int:
         return sum(unit.forwards for unit in self.units)
 
 
+@dataclass(frozen=True)
+class StoredPlan:
+    """The plan of a study as the store keeps it: which weights, which images."""
+
+    study: Study
+    hashes: tuple[str, ...]  # of the models
+    images: tuple[tuple[str, ...], ...]  # of each data set: the hashes of its images
+
+    @classmethod
+    def of(cls, study: Study, plan: Plan) -> StoredPlan:
+        return cls(study, plan.hashes, tuple(tuple(hashed for _, hashed in images) for images in plan.images))
+
+    @classmethod
+    def from_document(cls, document: Mapping[str, Any], study: Study) -> StoredPlan:
+        """Return a plan from what `as_document` wrote, with the study that was read from it."""
+        return cls(study, tuple(document["models"]), tuple(tuple(images) for images in document["images"]))
+
+    def as_document(self) -> dict[str, Any]:
+        return {
+            "study": self.study.as_document(),
+            "models": list(self.hashes),
+            "images": [list(images) for images in self.images],
+        }
+
+
 def settings_of(study: Study) -> str:
-    """What every cell of a study depends on beside its method and metric."""
+    """Return what every cell of a study depends on besides its model, image, method and metric."""
     return f"seed={study.seed},target={study.target or 'predicted'},maps={study.maps}"
 
 
-def make_plan(study: Study, hashes: Sequence[str], albums: Sequence[ImageDataset], done: frozenset[Cell]) -> Plan:
-    """Units for all cells of a settled study that are not done."""
-    images = tuple(tuple((name, mark_of(dataset, row)) for row, name in enumerate(dataset.names)) for dataset in albums)
+def make_plan(study: Study, hashes: Sequence[str], datasets: Sequence[ImageDataset], done: frozenset[Cell]) -> Plan:
+    """Return units for all cells of a settled study that are not done; `hashes` are those of its models."""
+    images = tuple(
+        tuple((name, image_hash(dataset, row)) for row, name in enumerate(dataset.names)) for dataset in datasets
+    )
     units = [
         unit
         for model, weights in enumerate(hashes)
-        for data, own in enumerate(images)
-        for unit in _units(study, model, data, weights, [mark for _, mark in own], done)
+        for data, names in enumerate(images)
+        for unit in _units(study, model, data, weights, [hashed for _, hashed in names], done)
     ]
     cells = len(hashes) * sum(map(len, images)) * len(study.methods) * len(study.metrics)
     return Plan(tuple(units), cells, cells - sum(unit.cells for unit in units), tuple(hashes), images)
 
 
-def mark_of(dataset: ImageDataset, row: int) -> str:
-    """An image that is not there, or may not be read, costs only itself: once it can be, its mark is another one."""
+def image_hash(dataset: ImageDataset, row: int) -> str:
+    """Return the hash of an image; of one that cannot be read, a hash of the error, so that it is tried again later."""
     try:
         return dataset.mark(row)
     except (ClairError, OSError) as error:
         return digest(repr(("unread", dataset.names[row], str(error))).encode())
 
 
-def among_of(marks: Sequence[str]) -> str:
-    """A hash of a set of images, in its order."""
-    return digest(repr(tuple(marks)).encode())
+def image_set_hash(image_hashes: Sequence[str]) -> str:
+    """Return the hash of a set of images in its order."""
+    return digest(repr(tuple(image_hashes)).encode())
 
 
 def _units(
-    study: Study, model: int, data: int, weights: str, marks: Sequence[str], done: frozenset[Cell]
+    study: Study, model: int, data: int, weights: str, images: Sequence[str], done: frozenset[Cell]
 ) -> Iterator[Unit]:
-    """Images that lack the same, a few at a time; what is there of an image is not computed again."""
-    single = tuple(text for text in study.metrics if resolve_metric(text).metric.scope == "image")
-    whole = tuple(text for text in study.metrics if text not in single)
-    settings, everything = settings_of(study), tuple(range(len(marks)))
+    """Yield units of at most `study.at_once` images that lack the same cells, then those of metrics of whole sets."""
+    of_image = tuple(text for text in study.metrics if resolve_metric(text).metric.scope == "image")
+    of_set = tuple(text for text in study.metrics if text not in of_image)
+    settings, every_row = settings_of(study), tuple(range(len(images)))
 
-    def unit(rows: Sequence[int], methods: Sequence[str], metrics: Sequence[str], among: str) -> Unit:
-        own = tuple(marks[row] for row in rows)
-        key = digest(repr((weights, own, tuple(methods), tuple(metrics), settings, among)).encode())
+    def unit(rows: Sequence[int], methods: Sequence[str], metrics: Sequence[str], image_set: str) -> Unit:
+        hashes = tuple(images[row] for row in rows)
+        key = digest(repr((weights, hashes, tuple(methods), tuple(metrics), settings, image_set)).encode())
         forwards = len(rows) * forwards_of(methods, metrics)
-        return Unit(key, weights, model, data, tuple(rows), own, tuple(methods), tuple(metrics), forwards, among)
+        return Unit(key, weights, model, data, tuple(rows), hashes, tuple(methods), tuple(metrics), forwards, image_set)
 
-    for start in range(0, len(marks) if single else 0, study.at_once):
-        alike: dict[Lacking, list[int]] = {}
-        for row in everything[start : start + study.at_once]:
-            alike.setdefault(_lacking(study, weights, marks[row : row + 1], single, "", done), []).append(row)
-        for lacking, rows in alike.items():
-            yield from (unit(rows, methods, metrics, "") for methods, metrics in lacking)
-    if whole:
-        among = among_of(marks)
-        for methods, metrics in _lacking(study, weights, marks, whole, among, done):
-            yield unit(everything, methods, metrics, among)
+    for start in range(0, len(images) if of_image else 0, study.at_once):
+        rows_by_missing: dict[MethodGroups, list[int]] = {}
+        for row in every_row[start : start + study.at_once]:
+            missing = _missing(study, weights, images[row : row + 1], of_image, "", done)
+            rows_by_missing.setdefault(missing, []).append(row)
+        for missing, rows in rows_by_missing.items():
+            yield from (unit(rows, methods, metrics, "") for methods, metrics in missing)
+    if of_set:
+        image_set = image_set_hash(images)
+        for methods, metrics in _missing(study, weights, images, of_set, image_set, done):
+            yield unit(every_row, methods, metrics, image_set)
 
 
-def _lacking(
-    study: Study, weights: str, marks: Sequence[str], metrics: Sequence[str], among: str, done: frozenset[Cell]
-) -> Lacking:
-    """Methods that lack the same metrics, with those metrics: what one unit can do together."""
+def _missing(
+    study: Study, weights: str, images: Sequence[str], metrics: Sequence[str], image_set: str, done: frozenset[Cell]
+) -> MethodGroups:
+    """Return methods that lack the same metrics on any of the images, with those metrics: one unit each."""
     groups: dict[tuple[str, ...], list[str]] = {}
     settings = settings_of(study)
     for method in study.methods:
-        left = tuple(
+        missing = tuple(
             metric
             for metric in metrics
-            if any(Cell(weights, mark, method, metric, settings, among) not in done for mark in marks)
+            if any(Cell(weights, image, method, metric, settings, image_set) not in done for image in images)
         )
-        if left:
-            groups.setdefault(left, []).append(method)
-    return tuple((tuple(methods), left) for left, methods in groups.items())
+        if missing:
+            groups.setdefault(missing, []).append(method)
+    return tuple((tuple(methods), missing) for missing, methods in groups.items())
 
 
 def forwards_of(methods: Sequence[str], metrics: Sequence[str]) -> int:
-    """About how many forwards one image costs: the maps, then each metric for each map."""
+    """Return about how many forward passes one image costs: the maps, then each metric for each map."""
     maps = 1 + sum(resolve_method(text).own_cost(USUAL_PATCHES).forwards for text in methods)
-    again = 0
+    scores = 0
     for text in metrics:
-        asked = resolve_metric(text)
-        if asked.metric.cost is not None:
-            once = asked.metric.cost(patches=USUAL_PATCHES, **dict(asked.options)).forwards
-            again += once * maps if "methods" in asked.metric.needs else once * len(methods)
-    return maps + again
+        spec = resolve_metric(text)
+        if spec.metric.cost is not None:
+            forwards = spec.metric.cost(patches=USUAL_PATCHES, **dict(spec.options)).forwards
+            scores += forwards * maps if "methods" in spec.metric.needs else forwards * len(methods)
+    return maps + scores

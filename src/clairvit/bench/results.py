@@ -1,17 +1,17 @@
-"""Read: from a store back to scores, as `cv.evaluate` gives them."""
+"""Results: from a store back to the scores that `cv.evaluate` gives, and what a plan has and the store does not."""
 
 from __future__ import annotations
 
 import json
 import math
 import warnings
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from clairvit.bench.plan import among_of
+from clairvit.bench.plan import Cell, StoredPlan, image_set_hash, settings_of
 from clairvit.bench.store import Store
 from clairvit.errors import BadInput, ClairWarning
 from clairvit.methods.explanation import Cost
@@ -20,15 +20,17 @@ from clairvit.metrics.accumulator import BASELINES, Prediction, Scores
 from clairvit.metrics.registry import resolve_metric
 from clairvit.metrics.score import Curve, Score
 
-Groups = dict[tuple[str, str], list[dict[str, Any]]]  # method and metric -> rows
+Record = dict[str, Any]  # a row of the store
+Groups = dict[tuple[str, str], list[Record]]  # method and metric -> records
 FIELDS = (
     *("image", "label", "predicted", "probability", "value", "degenerate", "x", "y", "meaning", "across", "counts"),
     *("forwards", "backwards", "seconds", "note", "options", "better", "method", "metric"),
 )
+LISTED_METHODS = 6  # in a sentence; more of them are counted
 
 
 def combinations(store: Store) -> list[tuple[str, str, str, str]]:
-    """Model, its hash, data and settings of all that is in a store."""
+    """Return model, its hash, data and settings of all results in a store."""
     _, rows = store.query("select distinct model, model_hash, data, settings from results order by all")
     return [(str(a), str(b), str(c), str(d)) for a, b, c, d in rows]
 
@@ -36,124 +38,243 @@ def combinations(store: Store) -> list[tuple[str, str, str, str]]:
 def scores_of(
     store: Store, model_hash: str, data: str, settings: str, images: Sequence[tuple[str, str]] | None = None
 ) -> Scores:
-    """Every method and metric of one model on one set of images; images in the order of their names.
+    """Return the scores of every method and metric of one model, with images in the order of their names.
 
-    With `images` (name and mark of each, as a plan has them) they are those, wherever else they were seen before;
-    else all that `data` ever meant. An image that could not be read is in no score, a method that does not fit is in
-    `.skipped`.
+    An image that could not be read is in no score, a method that does not fit the model is in `.skipped`.
+
+    Args:
+        store: Where the results are.
+        model_hash: Which model.
+        data: Which data set, by its spec.
+        settings: As `settings_of` writes them.
+        images: Name and hash of each image, as `Plan.images` has them: their results, even if they were computed under
+            another name or in another data set. None: all images that `data` ever had.
     """
     records = _records(store, model_hash, settings, data, images)
     if images is not None:
-        known: dict[str, list[dict[str, Any]]] = {}
+        by_hash: dict[str, list[Record]] = {}
         for record in records:
-            known.setdefault(record["image_hash"], []).append(record)
-        records = [{**one, "image": name} for name, mark in sorted(images) for one in known.get(mark, ())]
+            by_hash.setdefault(record["image_hash"], []).append(record)
+        records = [{**record, "image": name} for name, hashed in sorted(images) for record in by_hash.get(hashed, ())]
     groups: Groups = {}
-    found = Scores()
-    found.model_record = {key: value for key, value in store.models().get(model_hash, {}).items() if key != "model"}
     for record in records:
         if record["predicted"] is not None:
             groups.setdefault((record["method"], record["metric"]), []).append(record)
-    seen = {
-        one["image"]: Prediction(one["image"], one["predicted"], one["probability"], one["label"])
-        for own in groups.values()
-        for one in own
+    predictions = {
+        record["image"]: Prediction(record["image"], record["predicted"], record["probability"], record["label"])
+        for group in groups.values()
+        for record in group
     }
-    found.seen = tuple(seen[image] for image in sorted(seen))
-    found.skipped = {
+    scores = Scores()
+    scores.model_record = {key: value for key, value in store.models().get(model_hash, {}).items() if key != "model"}
+    scores.seen = tuple(predictions[image] for image in sorted(predictions))
+    scores.skipped = {
         record["method"]: record["note"]
         for record in records
-        if record["predicted"] is None and record["image"] in seen and record["note"]
+        if record["predicted"] is None and record["image"] in predictions and record["note"]
     }
-    made = {key: _score(own, *key) for key, own in _understood(groups).items()}
-    for (method, metric), score in made.items():
-        luck = {name: made[name, metric] for name in BASELINES if (name, metric) in made}
-        found[method, metric] = replace(score, baselines=luck)
-    return found
+    by_key = {key: _score(group, *key) for key, group in _resolvable(groups).items()}
+    for (method, metric), score in by_key.items():
+        baselines = {name: by_key[name, metric] for name in BASELINES if (name, metric) in by_key}
+        scores[method, metric] = replace(score, baselines=baselines)
+    return scores
 
 
-def _understood(groups: Groups) -> Groups:
-    """Without methods and metrics that this ClairViT does not know, or not with these options; they are named."""
-    odd: dict[str, str] = {}
-    for texts, understand in (
-        ({one for one, _ in groups}, resolve_method),
-        ({one for _, one in groups}, resolve_metric),
+def _resolvable(groups: Groups) -> Groups:
+    """Return the groups whose method and metric this version has; warn about the others."""
+    unknown: dict[str, str] = {}
+    for texts, resolve in (
+        ({method for method, _ in groups}, resolve_method),
+        ({metric for _, metric in groups}, resolve_metric),
     ):
         for text in sorted(texts):
             try:
-                understand(text)
+                resolve(text)
             except BadInput as error:
-                odd[text] = str(error)
-    for text, why in odd.items():
+                unknown[text] = str(error)
+    for text, reason in unknown.items():
         warnings.warn(
-            f"'{text}' is in the store and left out here: {why} Another version of ClairViT, or a method of your own, "
-            "made these numbers; a query of the store shows them.",
+            f"'{text}' is in the store and left out here: {reason} Another version of ClairViT, or a method of your "
+            "own, made these numbers; a query of the store shows them.",
             ClairWarning,
             stacklevel=3,
         )
-    return {key: own for key, own in groups.items() if odd.keys().isdisjoint(key)}
+    return {key: group for key, group in groups.items() if unknown.keys().isdisjoint(key)}
 
 
 def unread(store: Store, model_hash: str, settings: str, images: Sequence[tuple[str, str]]) -> dict[str, str]:
-    """Which of the images have no score by any method, not even a baseline: they could not be read. And why."""
+    """Return image -> error, for images that have no score by any method, not even a baseline."""
     records = _records(store, model_hash, settings, "", images)
-    read = {one["image_hash"] for one in records if one["predicted"] is not None}
-    why = {one["image_hash"]: one["note"] for one in records if one["image_hash"] not in read}
-    return {name: why[mark] for name, mark in images if mark in why}
+    read = {record["image_hash"] for record in records if record["predicted"] is not None}
+    errors = {record["image_hash"]: record["note"] for record in records if record["image_hash"] not in read}
+    return {name: errors[hashed] for name, hashed in images if hashed in errors}
 
 
 def _records(
     store: Store, model_hash: str, settings: str, data: str, images: Sequence[tuple[str, str]] | None
-) -> list[dict[str, Any]]:
-    """Each cell once, in a settled order. Of a metric of whole sets: of this set, or of the largest there is."""
+) -> list[Record]:
+    """Return each cell once, in a fixed order; for a metric of whole sets: of these images, or of the largest set."""
     if images is None:
-        which, same = f"data = {_text(data)}", "image_hash, image"
-        among = "first_value(among) over (partition by metric order by size desc, among)"
+        where, same_image = f"data = {_sql_text(data)}", "image_hash, image"
+        image_set = "first_value(among) over (partition by metric order by size desc, among)"
     else:
-        marks = [mark for _, mark in images]
-        which, same = f"image_hash in ({', '.join(map(_text, dict.fromkeys(marks)))})", "image_hash"
-        among = _text(among_of(marks))
+        hashes = [hashed for _, hashed in images]
+        where = f"image_hash in ({', '.join(map(_sql_text, dict.fromkeys(hashes)))})"
+        same_image, image_set = "image_hash", _sql_text(image_set_hash(hashes))
     names, rows = store.query(
-        "with own as (select *, count(*) over (partition by metric, among) as size from results "
-        f"where model_hash = {_text(model_hash)} and settings = {_text(settings)} and {which}), "
-        f"fitting as (select *, {among} as wanted from own) "
-        f"select model, settings, image_hash, {', '.join(FIELDS)} from fitting where among is null or among = wanted "
-        f"qualify row_number() over (partition by {same}, method, metric order by unit, image) = 1 "
+        "with selected as (select *, count(*) over (partition by metric, among) as size from results "
+        f"where model_hash = {_sql_text(model_hash)} and settings = {_sql_text(settings)} and {where}), "
+        f"candidates as (select *, {image_set} as image_set from selected) "
+        f"select model, settings, image_hash, {', '.join(FIELDS)} from candidates "
+        "where among is null or among = image_set "
+        f"qualify row_number() over (partition by {same_image}, method, metric order by unit, image) = 1 "
         "order by metric, method, image, unit"
     )
     return [dict(zip(names, row, strict=True)) for row in rows]
 
 
-def _text(value: str) -> str:
-    """As SQL writes it."""
+def _sql_text(value: str) -> str:
     return "'" + value.replace("'", "''") + "'"
 
 
-def _score(rows: Sequence[dict[str, Any]], method: str, metric: str) -> Score:
-    first, asked = rows[0], resolve_metric(metric)
-    values = [math.nan if row["value"] is None else row["value"] for row in rows]
-    options, curve = json.loads(first["options"]), None
+def _score(records: Sequence[Record], method: str, metric: str) -> Score:
+    first, spec = records[0], resolve_metric(metric)
+    values = [math.nan if record["value"] is None else record["value"] for record in records]
+    options, curve, counts = json.loads(first["options"]), None, None
     if first["x"] is not None:
-        x, y = (torch.tensor(part, dtype=torch.float64) for part in (first["x"], [row["y"] for row in rows]))
+        x = torch.tensor(first["x"], dtype=torch.float64)
+        y = torch.tensor([record["y"] for record in records], dtype=torch.float64)
         curve = Curve(x, y, str(first["meaning"]), str(first["across"]))
-    counts = None
     if first["counts"] is not None:
-        counts = torch.tensor([row["counts"] for row in rows], dtype=torch.float64).reshape(len(rows), -1, 2)
-    seed = dict(part.split("=", 1) for part in str(first["settings"]).split(","))["seed"]
-    notes = dict.fromkeys(note for row in rows for note in (row["note"] or "").split("; ") if note)
+        counts = torch.tensor([record["counts"] for record in records], dtype=torch.float64)
+        counts = counts.reshape(len(records), -1, 2)
+    seed = dict(setting.split("=", 1) for setting in str(first["settings"]).split(","))["seed"]
+    notes = dict.fromkeys(note for record in records for note in (record["note"] or "").split("; ") if note)
     return Score(
         metric=metric,
         method=method,
         values=torch.tensor(values, dtype=torch.float64),
         better=first["better"],
-        span=asked.span_with(options),
-        degenerate=torch.tensor([bool(row["degenerate"]) for row in rows]),
-        names=tuple(row["image"] for row in rows),
+        span=spec.span_with(options),
+        degenerate=torch.tensor([bool(record["degenerate"]) for record in records]),
+        names=tuple(record["image"] for record in records),
         model=first["model"],
         settings=options,
         seed=int(seed),
-        cost=Cost(first["forwards"], first["backwards"], sum(row["seconds"] for row in rows)),
+        cost=Cost(first["forwards"], first["backwards"], sum(record["seconds"] for record in records)),
         curve=curve,
         counts=counts,
         notes=tuple(notes),
     )
+
+
+@dataclass(frozen=True)
+class Missing:
+    """One model on one data set of a study: how much of the plan is computed, and which scores are not."""
+
+    model: str  # as the study names it
+    model_hash: str
+    data: str
+    settings: str
+    images_done: int  # with every method and metric
+    images: int
+    cells_done: int
+    cells: int
+    methods: int  # baselines too
+    lacking: tuple[tuple[str, tuple[str, ...], int], ...]  # metric, methods, number of images without their scores
+
+    @property
+    def sentence(self) -> str:
+        where = f"{self.model} on {self.data}"
+        if not self.cells_done:
+            return f"{where}: nothing is computed (0 of {self.images} images)."
+        done = f"{self.images_done} of {self.images} images are complete, {self.cells_done} of {self.cells} scores"
+        return f"{where}: {done}. Not computed: {'; '.join(self._groups())}."
+
+    def _groups(self) -> Iterable[str]:
+        """Yield what is missing, with the metrics of the same methods and number of images together."""
+        groups: dict[tuple[tuple[str, ...], int], list[str]] = {}
+        for metric, methods, images in self.lacking:
+            groups.setdefault((methods, images), []).append(metric)
+        for (methods, images), metrics in groups.items():
+            more = len(methods) - LISTED_METHODS
+            names = ", ".join(methods[:LISTED_METHODS]) + (f" and {more} more" if more > 0 else "")
+            names = "every method" if len(methods) == self.methods else names
+            yield f"{', '.join(metrics)} of {names} on {images} image{'s' * (images != 1)}"
+
+    def as_records(self) -> list[dict[str, Any]]:
+        """Return a record for each metric with methods that lack it on the same number of images."""
+        shared = {
+            "model": self.model,
+            "model_hash": self.model_hash,
+            "data": self.data,
+            "settings": self.settings,
+            "images_done": self.images_done,
+            "images": self.images,
+            "scores_done": self.cells_done,
+            "scores": self.cells,
+        }
+        return [
+            {**shared, "metric": metric, "methods": ", ".join(methods), "images_missing": images}
+            for metric, methods, images in self.lacking
+        ]
+
+
+def missing_of(plan: StoredPlan, cells: frozenset[Cell]) -> list[Missing]:
+    """Return what the cells of a store lack of a plan, for each model and data set that is not complete."""
+    study = plan.study
+    every = [
+        _missing(plan, model, data, cells) for model in range(len(study.models)) for data in range(len(study.data))
+    ]
+    return [missing for missing in every if missing.cells_done < missing.cells]
+
+
+def _missing(plan: StoredPlan, model: int, data: int, cells: frozenset[Cell]) -> Missing:
+    study, weights, images = plan.study, plan.hashes[model], plan.images[data]
+    settings = settings_of(study)
+    missing_scores = dict.fromkeys(images, 0)
+    lacking: dict[tuple[str, int], list[str]] = {}  # metric and number of images -> methods
+    for metric in study.metrics:
+        image_set = image_set_hash(images) if resolve_metric(metric).metric.scope == "set" else ""
+        for method in study.methods:
+            without = [
+                image for image in images if Cell(weights, image, method, metric, settings, image_set) not in cells
+            ]
+            for image in without:
+                missing_scores[image] += 1
+            if without:
+                lacking.setdefault((metric, len(without)), []).append(method)
+    total = len(images) * len(study.methods) * len(study.metrics)
+    return Missing(
+        model=study.models[model].spec,
+        model_hash=weights,
+        data=study.data[data].spec,
+        settings=settings,
+        images_done=sum(missing_scores[image] == 0 for image in images),
+        images=len(images),
+        cells_done=total - sum(len(methods) * count for (_, count), methods in lacking.items()),
+        cells=total,
+        methods=len(study.methods),
+        lacking=tuple((metric, tuple(methods), count) for (metric, count), methods in lacking.items()),
+    )
+
+
+def warning_of(missing: Sequence[Missing], unplanned: int) -> tuple[str, ...]:
+    """Return the sentences that a reader of an incomplete study must see first; none if it is complete.
+
+    `unplanned`: studies whose plan is not in the store.
+    """
+    sentences = []
+    if missing:
+        sentences.append(
+            "This study is not complete: run it again to compute the rest. Images are computed in the order of their "
+            "names, so those that are there are no random sample of the planned ones."
+        )
+        sentences += [part.sentence for part in missing]
+    if unplanned:
+        count = "1 study has" if unplanned == 1 else f"{unplanned} studies have"
+        sentences.append(
+            f"{count} no plan in the store (an older version ran it, or it ended before it was planned), so that "
+            "what is missing is not known; run the study again to see."
+        )
+    return tuple(sentences)

@@ -1,33 +1,24 @@
-"""Run: plan a study, compute what is missing, store it. Stop at any moment and start again: it goes on."""
+"""Run a study: plan it, compute what its store lacks, store it. A run that was stopped continues when repeated."""
 
 from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from filelock import BaseFileLock
 
 from clairvit._version import __version__
-from clairvit.bench.missing import Planned
-from clairvit.bench.plan import Plan, Study, Unit, make_plan
-from clairvit.bench.store import Row, Store
-from clairvit.bench.worker import Worker, attempted
+from clairvit.bench.executors import Executor, in_process
+from clairvit.bench.plan import Plan, StoredPlan, Study, Unit, make_plan
+from clairvit.bench.store import Store
+from clairvit.bench.worker import Worker
 from clairvit.data.hashing import model_record
 from clairvit.errors import ClairWarning
 from clairvit.perturbation.progress import report_progress
 
-WAIT = 0.5  # seconds between looks at units that another process is at
-
-
-class Engine(Protocol):
-    """Who computes: yields each unit with its rows, or with the reason why there are none, in any order."""
-
-    def __call__(
-        self, study: Study, units: Iterable[Unit], worker: Worker
-    ) -> Iterator[tuple[Unit, list[Row], str | None]]: ...
+POLL = 0.5  # seconds between looks at units that another process computes
 
 
 @dataclass(frozen=True)
@@ -41,92 +32,93 @@ class Outcome:
 
 
 def planned(study: Study, store: Store | None, worker: Worker | None = None) -> tuple[Plan, Worker]:
-    """What is left to do for a settled study. Models are loaded and images hashed here, for a unit is its content."""
+    """Return the plan of a settled study, and the worker with its models loaded and its images hashed."""
     worker = worker or Worker(study)
     worker.open()
-    hashes = [worker.hash_of(place) for place in range(len(study.models))]
-    albums = [worker.dataset(place) for place in range(len(study.data))]
-    if store is not None and (older := [one for one in store.versions() if one != __version__]):
+    hashes = [worker.hash_of(index) for index in range(len(study.models))]
+    datasets = [worker.dataset(index) for index in range(len(study.data))]
+    if store is not None and (others := [version for version in store.versions() if version != __version__]):
         warnings.warn(
-            f"The store '{store.path}' has numbers of ClairViT {', '.join(older)}, and this is {__version__}: they are "
-            "used as they are. To compute them anew, use another folder.",
+            f"The store '{store.path}' has numbers of ClairViT {', '.join(others)}, and this is {__version__}: they "
+            "are used as they are. To compute them anew, use another folder.",
             ClairWarning,
             stacklevel=2,
         )
-    return make_plan(study, hashes, albums, frozenset() if store is None else store.cells()), worker
+    return make_plan(study, hashes, datasets, frozenset() if store is None else store.cells()), worker
 
 
-def in_process(study: Study, units: Iterable[Unit], worker: Worker) -> Iterator[tuple[Unit, list[Row], str | None]]:
-    """The engine of one process: unit after unit."""
-    for unit in units:
-        yield unit, *attempted(worker, unit)
-
-
-class Claims:
-    """Units that are ours: each is locked when an engine takes it. Others are `elsewhere`, with another process."""
+class LockedUnits:
+    """Iterate over units, each locked while it is computed; those that another process has locked are `elsewhere`."""
 
     def __init__(self, store: Store, units: Sequence[Unit]) -> None:
         self.store, self.units = store, units
         self.elsewhere: list[Unit] = []
-        self._held: dict[str, BaseFileLock] = {}
+        self._locks: dict[str, BaseFileLock] = {}
 
     def __iter__(self) -> Iterator[Unit]:
         for unit in self.units:
-            lock = self.store.claim(unit)
+            lock = self.store.lock_unit(unit)
             if lock is None:
                 self.elsewhere.append(unit)
-            elif self.store.has(unit):  # another process was quicker
-                self.store.release(unit, lock)
+            elif self.store.has(unit):  # another process computed it meanwhile
+                self.store.unlock_unit(unit, lock)
             else:
-                self._held[unit.key] = lock
+                self._locks[unit.key] = lock
                 yield unit
 
     def release(self, unit: Unit) -> None:
-        self.store.release(unit, self._held.pop(unit.key))
+        self.store.unlock_unit(unit, self._locks.pop(unit.key))
 
-    def __enter__(self) -> Claims:
+    def __enter__(self) -> LockedUnits:
         return self
 
     def __exit__(self, *_: object) -> None:
         for unit in self.units:
-            if unit.key in self._held:
+            if unit.key in self._locks:
                 self.release(unit)
 
 
 def run_study(
     study: Study,
     store: Store,
-    engine: Engine = in_process,
+    engine: Executor = in_process,
     worker: Worker | None = None,
     told: Callable[[Plan], None] = lambda plan: None,
 ) -> Outcome:
-    """Compute what the store lacks; `told` hears the plan before the work begins.
+    """Compute what the store lacks.
 
-    Units that another process is at are left to it and looked at again at the end: if it died, they are done here.
+    Units that another process computes are left to it and looked at again at the end: if it died, they are done here.
+
+    Args:
+        study: The study; names need not be canonical.
+        store: Where results are written.
+        engine: Which executor computes the units.
+        worker: A worker that has models or data loaded already.
+        told: Called with the plan before the work begins.
     """
     study = study.settled()
     store.remember(study)
     plan, worker = planned(study, store, worker)
-    models = {worker.hash_of(place): worker.model(place) for place in range(len(study.models))}
+    models = {worker.hash_of(index): worker.model(index) for index in range(len(study.models))}
     store.remember_models({key: {"model": model.name, **model_record(model)} for key, model in models.items()})
-    store.keep_plan(Planned.of(study, plan).as_document())
+    store.write_plan(StoredPlan.of(study, plan).as_document())
     told(plan)
     started, computed = time.monotonic(), 0
     failed: list[tuple[Unit, str]] = []
-    left = list(plan.units)
-    with report_progress("study", len(left)) as tell:
-        while left:
-            with Claims(store, left) as claims:
-                for unit, rows, error in engine(study, claims, worker):
+    remaining = list(plan.units)
+    with report_progress("study", len(remaining)) as tell:
+        while remaining:
+            with LockedUnits(store, remaining) as units:
+                for unit, rows, error in engine(study, units, worker):
                     if error is None:
                         store.write(unit, rows)
                         computed += 1
                     else:
-                        store.fail(unit, error)
+                        store.write_failure(unit, error)
                         failed.append((unit, error))
-                    claims.release(unit)
+                    units.release(unit)
                     tell(1)
-            left = claims.elsewhere
-            if left:
-                time.sleep(WAIT)
+            remaining = units.elsewhere
+            if remaining:
+                time.sleep(POLL)
     return Outcome(computed, tuple(failed), time.monotonic() - started, plan)

@@ -1,22 +1,21 @@
 """Store: a folder of Parquet parts, one for each unit, that any number of processes may write to and DuckDB reads.
 
 store/
-  store.json            the format, the studies that were run, and what is known of each model
-  parts/KEY-SUM.parquet the rows of one unit, written under another name and renamed: whole, or not there;
-                        SUM is a checksum of its bytes
-  plans/KEY.json        the weights and images that a study planned, by which a report knows what is missing
-  failed/KEY.json       what went wrong with a unit; gone once it works
-  claims/KEY            locked by the process that is at it; the lock dies with the process
-  broken/               parts that are not what was written
+  store.json            the format, the studies that were run, and a record of each model
+  parts/KEY-SUM.parquet the rows of one unit, written atomically; SUM is a checksum of its bytes
+  plans/KEY.json        the weights and images that a study planned, from which a report knows what is missing
+  failed/KEY.json       the error of a unit; removed once it is computed
+  claims/KEY            locked by the process that computes the unit; the lock ends with the process
+  broken/               parts whose checksum is wrong
 """
 
 from __future__ import annotations
 
 import errno
 import hashlib
+import io
 import json
 import os
-import secrets
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,163 +26,231 @@ from typing import Any
 
 from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
 
+from clairvit._io import replace_file
 from clairvit._version import __version__
 from clairvit.bench.plan import Cell, Study, Unit
-from clairvit.bench.schema import COLUMNS, ONE_CELL, declared, schema
 from clairvit.errors import BadInput, ClairError, ClairWarning
 
-FORMAT = 1
-STALE = 3600.0  # seconds; nobody writes a file for so long
-BEGUN = ("parts", "failed", "claims")  # with temporary files, what a process killed while it began a store leaves
+FORMAT = 1  # raised with every change of COLUMNS or of the folders
+STALE = 3600.0  # seconds after which a temporary file has no writer any more
+FOLDERS = (
+    "parts",
+    "failed",
+    "claims",
+)  # what a process killed while it created a store may leave, with temporary files
 POLL = 0.05  # seconds between attempts to lock a file that another process has locked
+COLUMNS = {
+    "unit": "string",
+    "model": "string",
+    "model_hash": "string",
+    "data": "string",
+    "image": "string",
+    "image_hash": "string",
+    "label": "int64",
+    "predicted": "int64",
+    "probability": "double",
+    "method": "string",
+    "metric": "string",
+    "settings": "string",
+    "options": "string",
+    "better": "string",
+    "value": "double",
+    "degenerate": "bool",
+    "x": "list<double>",
+    "y": "list<double>",
+    "meaning": "string",  # of y
+    "across": "string",  # meaning of x
+    "counts": "list<double>",
+    "forwards": "int64",
+    "backwards": "int64",
+    "seconds": "double",
+    "note": "string",
+    "among": "string",  # hash of the set of images, for a metric of a whole set
+    "version": "string",
+}
+# A cell and the names by which it was requested; two studies that ran at the same time may both have computed it.
+CELL_COLUMNS = ("model_hash", "data", "image", "image_hash", "method", "metric", "settings", "among")
 Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Store:
-    """What is known, in one folder."""
+    """The results of studies in one folder."""
 
     path: Path
 
     @classmethod
     def open(cls, path: str | Path, *, create: bool = True) -> Store:
-        """A store that is there, or a new one."""
+        """Return the store in a folder, or create it there."""
         check_place(path, create=create)
         store = cls(Path(path))
         if create:
-            with store._writing():
-                for name in BEGUN:
+            with store._os_errors():
+                for name in FOLDERS:
                     (store.path / name).mkdir(parents=True, exist_ok=True)
-            about = store.path / "store.json"
-            with store._locked("store"):  # another process may begin it too
-                if not about.exists():
-                    store._write_json(about, {"format": FORMAT, "clairvit": __version__, "studies": []})
+            with store._locked("store"):  # another process may create it too
+                if not store._index.exists():
+                    store._write_json(store._index, {"format": FORMAT, "clairvit": __version__, "studies": []})
         return store
 
+    @property
+    def _index(self) -> Path:
+        return self.path / "store.json"
+
+    # studies, models and plans
+
     def remember(self, study: Study) -> None:
-        """Note what was asked, once."""
-        about = self.path / "store.json"
+        """Add a study to the index, once; remove what processes that were killed have left."""
         with self._locked("store"):
-            self._sweep()
-            found = _read_json(about)
+            self._remove_leftovers()
+            index = _read_json(self._index)
             document = json.loads(json.dumps(study.as_document()))
-            if document not in found["studies"]:
-                found["studies"].append(document)
-                self._write_json(about, found)
+            if document not in index["studies"]:
+                index["studies"].append(document)
+                self._write_json(self._index, index)
+
+    def studies(self) -> list[dict[str, Any]]:
+        """Return what `remember` wrote."""
+        documents: list[dict[str, Any]] = _read_json(self._index)["studies"]
+        return documents
 
     def remember_models(self, records: Mapping[str, Mapping[str, Any]]) -> None:
-        """Note preprocessing and weights of models by the hash that their rows have as `model_hash`."""
-        about = self.path / "store.json"
+        """Add preprocessing and weights of models by the hash that their rows have as `model_hash`."""
         with self._locked("store"):
-            content = _read_json(about)
-            models = {**content.get("models", {}), **records}
-            if models != content.get("models"):
-                self._write_json(about, {**content, "models": models})
+            index = _read_json(self._index)
+            models = {**index.get("models", {}), **records}
+            if models != index.get("models"):
+                self._write_json(self._index, {**index, "models": models})
 
     def models(self) -> dict[str, dict[str, Any]]:
         """Return preprocessing, weights' hash and assumptions by `model_hash`; stores of earlier versions have none."""
-        records: dict[str, dict[str, Any]] = _read_json(self.path / "store.json").get("models", {})
+        records: dict[str, dict[str, Any]] = _read_json(self._index).get("models", {})
         return records
 
-    def keep_plan(self, document: Mapping[str, Any]) -> None:
+    def write_plan(self, document: Mapping[str, Any]) -> None:
         """Write which weights and images a study planned; one file for each study, the latest plan counts."""
-        with self._writing():
+        with self._os_errors():
             (self.path / "plans").mkdir(exist_ok=True)
         key = hashlib.blake2b(json.dumps(document["study"], sort_keys=True).encode(), digest_size=8).hexdigest()
         self._write_json(self.path / "plans" / f"{key}.json", document)
 
     def plans(self) -> list[dict[str, Any]]:
-        """Return what `keep_plan` wrote."""
+        """Return what `write_plan` wrote."""
         return [_read_json(file) for file in sorted((self.path / "plans").glob("*.json"))]
 
-    def _sweep(self) -> None:
-        """What processes that were killed have left behind: files half written, and claims on what they had done."""
-        for path in list((self.path / "claims").iterdir()):
-            if path.name != "store" and (lock := self._lock(path, blocking=False)) is not None:
-                _remove(lock, path)
-        for file in self.path.rglob(".*.tmp"):
-            with suppress(FileNotFoundError):  # its writer is alive and has just renamed it
-                if time.time() - file.stat().st_mtime > STALE:
-                    file.unlink()
-
-    def studies(self) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = _read_json(self.path / "store.json")["studies"]
-        return found
-
-    def parts(self) -> tuple[list[Path], list[Path]]:
-        """Those that are what was written, and those that are not: moved to broken/, so that they are made again."""
-        whole, broken = [], []
-        for file in sorted((self.path / "parts").glob("*.parquet")):
-            try:
-                if file.stem.rpartition("-")[2] == _checksum(file):
-                    whole.append(file)
-                    continue
-                broken.append(self._aside(file))
-            except FileNotFoundError:  # another process has moved it
-                continue
-            except OSError as error:
-                if error.errno != errno.EIO:  # no right to read it, too many open files: it may well be whole
-                    raise ClairError(
-                        f"'{file}' cannot be read ({error.strerror or error}) and was left where it is; get the right "
-                        "to read it, then type the same again."
-                    ) from error
-                broken.append(self._aside(file))
-        return whole, broken
-
-    def _aside(self, file: Path) -> Path:
-        aside = self.path / "broken" / file.name
-        with self._writing():
-            aside.parent.mkdir(exist_ok=True)
-            try:
-                os.replace(file, aside)
-            except FileNotFoundError:
-                return aside  # another process found the same, and has said so
-        message = f"'{file}' is damaged and was moved to '{aside}'; what was in it is computed again by the next run."
-        warnings.warn(message, ClairWarning, stacklevel=2)
-        return aside
-
-    def versions(self) -> list[str]:
-        """The versions of ClairViT that computed what is there."""
-        return [str(version) for (version,) in self.query("select distinct version from parts order by all")[1]]
-
-    def cells(self) -> frozenset[Cell]:
-        """What is computed."""
-        columns = "model_hash, image_hash, method, metric, settings, coalesce(among, '')"
-        _, rows = self.query(f"select distinct {columns} from parts")
-        return frozenset(map(Cell._make, rows))
+    # results
 
     def write(self, unit: Unit, rows: Sequence[Row]) -> Path:
-        """The rows of a unit, all or nothing."""
+        """Write the rows of a unit atomically."""
         import pyarrow as arrow
         import pyarrow.parquet as parquet
 
-        table = arrow.Table.from_pylist([{**dict.fromkeys(COLUMNS), **row} for row in rows], schema=schema())
-        with self._new(self.path / "parts") as temporary:
-            parquet.write_table(table, temporary, compression="zstd")
-            target = self.path / "parts" / f"{unit.key}-{_checksum(temporary)}.parquet"
-            _settle(temporary, target)
+        table = arrow.Table.from_pylist([{**dict.fromkeys(COLUMNS), **row} for row in rows], schema=_arrow_schema())
+        buffer = io.BytesIO()
+        parquet.write_table(table, buffer, compression="zstd")
+        content = buffer.getvalue()
+        target = self.path / "parts" / f"{unit.key}-{_checksum(content)}.parquet"
+        with self._os_errors():
+            replace_file(target, content)
             (self.path / "failed" / f"{unit.key}.json").unlink(missing_ok=True)
         return target
-
-    def fail(self, unit: Unit, error: str) -> None:
-        self._write_json(self.path / "failed" / f"{unit.key}.json", {"unit": unit.key, "error": error, **vars(unit)})
-
-    def failures(self) -> list[dict[str, Any]]:
-        return [_read_json(file) for file in sorted((self.path / "failed").glob("*.json"))]
 
     def has(self, unit: Unit) -> bool:
         return any((self.path / "parts").glob(f"{unit.key}-*.parquet"))
 
-    def claim(self, unit: Unit) -> BaseFileLock | None:
-        """Return a lock on a unit, to be released when it is done; None if another process has it.
+    def write_failure(self, unit: Unit, error: str) -> None:
+        self._write_json(self.path / "failed" / f"{unit.key}.json", {"unit": unit.key, "error": error, **vars(unit)})
 
-        The operating system holds the lock, so that a process that is killed lets go of it.
+    def failures(self) -> list[dict[str, Any]]:
+        """Return what `write_failure` wrote of units that still have no rows."""
+        return [_read_json(file) for file in sorted((self.path / "failed").glob("*.json"))]
+
+    def parts(self) -> tuple[list[Path], list[Path]]:
+        """Return the intact parts, and the damaged ones after moving them to broken/, so that they are computed again.
+
+        Raises:
+            ClairError: If a part cannot be read although the disk did not lose it.
+        """
+        intact, broken = [], []
+        for file in sorted((self.path / "parts").glob("*.parquet")):
+            try:
+                if file.stem.rpartition("-")[2] == _checksum(file.read_bytes()):
+                    intact.append(file)
+                    continue
+                broken.append(self._move_to_broken(file))
+            except FileNotFoundError:  # another process has moved it
+                continue
+            except OSError as error:
+                if error.errno != errno.EIO:  # no permission, too many open files: it may well be intact
+                    raise ClairError(
+                        f"'{file}' cannot be read ({error.strerror or error}) and was left where it is; get the right "
+                        "to read it, then type the same again."
+                    ) from error
+                broken.append(self._move_to_broken(file))
+        return intact, broken
+
+    def _move_to_broken(self, file: Path) -> Path:
+        target = self.path / "broken" / file.name
+        with self._os_errors():
+            target.parent.mkdir(exist_ok=True)
+            try:
+                os.replace(file, target)
+            except FileNotFoundError:
+                return target  # another process moved it, and warned
+        message = f"'{file}' is damaged and was moved to '{target}'; what was in it is computed again by the next run."
+        warnings.warn(message, ClairWarning, stacklevel=2)
+        return target
+
+    def versions(self) -> list[str]:
+        """Return the versions of ClairViT that computed the results."""
+        return [str(version) for (version,) in self.query("select distinct version from parts order by all")[1]]
+
+    def cells(self) -> frozenset[Cell]:
+        """Return the cells that are computed."""
+        columns = "model_hash, image_hash, method, metric, settings, coalesce(among, '')"
+        _, rows = self.query(f"select distinct {columns} from parts")
+        return frozenset(map(Cell._make, rows))
+
+    def query(self, sql: str) -> tuple[list[str], list[tuple[Any, ...]]]:
+        """Return column names and rows; the table `results` has each cell once, `parts` as often as it was computed."""
+        import duckdb
+
+        intact, _ = self.parts()
+        with duckdb.connect() as database:
+            if intact:
+                database.from_parquet([str(file) for file in intact]).create_view("parts")
+            else:
+                database.execute(f"create table parts ({_sql_columns()})")
+            once = f"row_number() over (partition by {', '.join(CELL_COLUMNS)} order by unit) = 1"
+            database.execute(f"create view results as select * from parts qualify {once}")
+            try:
+                result = database.execute(sql)
+                if result is None:
+                    raise BadInput("The query is empty; expected one such as 'select * from results limit 9'.")
+                names = [column[0] for column in result.description or ()]
+                return names, result.fetchall()
+            except duckdb.Error as error:
+                raise BadInput(
+                    f"The query failed: {' '.join(str(error).split())} The table is 'results' with the columns "
+                    f"{', '.join(COLUMNS)}."
+                ) from error
+
+    # locks
+
+    def lock_unit(self, unit: Unit) -> BaseFileLock | None:
+        """Return a lock on a unit, to be released by `unlock_unit`; None if another process has it.
+
+        The operating system holds the lock, so that it is released when the process is killed.
         """
         return self._lock(self.path / "claims" / unit.key, blocking=False)
 
+    def unlock_unit(self, unit: Unit, lock: BaseFileLock) -> None:
+        """Remove the lock of a unit and its file."""
+        _remove_lock(lock, self.path / "claims" / unit.key)
+
     def _lock(self, path: Path, *, blocking: bool) -> BaseFileLock | None:
         """Return the lock on a file, or None where another process holds it and `blocking` is false."""
-        with self._writing():
+        with self._os_errors():
             path.touch()
         lock: BaseFileLock = FileLock(path, thread_local=False)
         error: Exception = OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
@@ -206,34 +273,6 @@ class Store:
             "processes could not share the store; expected a folder on a disk of this machine."
         ) from error
 
-    def release(self, unit: Unit, lock: BaseFileLock) -> None:
-        """Remove a claim and its lock."""
-        _remove(lock, self.path / "claims" / unit.key)
-
-    def query(self, sql: str) -> tuple[list[str], list[tuple[Any, ...]]]:
-        """Column names and rows; the table is `results`, each cell once (`parts`: as often as it was made)."""
-        import duckdb
-
-        whole, _ = self.parts()
-        with duckdb.connect() as base:
-            if whole:
-                base.from_parquet([str(file) for file in whole]).create_view("parts")
-            else:
-                base.execute(f"create table parts ({declared()})")
-            once = f"row_number() over (partition by {', '.join(ONE_CELL)} order by unit) = 1"
-            base.execute(f"create view results as select * from parts qualify {once}")
-            try:
-                found = base.execute(sql)
-                if found is None:
-                    raise BadInput("The query is empty; expected one such as 'select * from results limit 9'.")
-                names = [column[0] for column in found.description or ()]
-                return names, found.fetchall()
-            except duckdb.Error as error:
-                raise BadInput(
-                    f"The query failed: {' '.join(str(error).split())} The table is 'results' with the columns "
-                    f"{', '.join(COLUMNS)}."
-                ) from error
-
     @contextmanager
     def _locked(self, name: str) -> Iterator[None]:
         lock = self._lock(self.path / "claims" / name, blocking=True)
@@ -243,66 +282,74 @@ class Store:
             if lock is not None:
                 lock.release()
 
+    def _remove_leftovers(self) -> None:
+        """Remove what processes that were killed have left: temporary files, and lock files that nobody holds."""
+        for path in list((self.path / "claims").iterdir()):
+            if path.name != "store" and (lock := self._lock(path, blocking=False)) is not None:
+                _remove_lock(lock, path)
+        for file in self.path.rglob(".*.tmp"):
+            with suppress(FileNotFoundError):  # its writer is alive and has just renamed it
+                if time.time() - file.stat().st_mtime > STALE:
+                    file.unlink()
+
+    # files
+
     @contextmanager
-    def _writing(self) -> Iterator[None]:
-        """A full disk or a folder that is read-only ends a run in a sentence."""
+    def _os_errors(self) -> Iterator[None]:
+        """Raise `ClairError` for a full disk or a folder that is read-only."""
         try:
             yield
         except OSError as error:
             raise ClairError(
                 f"The store '{self.path}' cannot be written to ({error.strerror or error}). What is in it is complete; "
-                "make room or get the right to write, then type the same again: it goes on from there."
+                "free some space or get the right to write, then type the same again: it goes on from there."
             ) from error
 
-    @contextmanager
-    def _new(self, folder: Path) -> Iterator[Path]:
-        """A temporary file, to be renamed; nothing of it is left otherwise."""
-        temporary = folder / f".{secrets.token_hex(8)}.tmp"  # others may read it as the umask says: stores are shared
-        with self._writing():
-            try:
-                yield temporary
-            finally:
-                temporary.unlink(missing_ok=True)
-
     def _write_json(self, target: Path, content: Mapping[str, Any]) -> None:
-        with self._new(target.parent) as temporary:
-            temporary.write_text(json.dumps(content, ensure_ascii=False, indent=1), encoding="utf-8")
-            _settle(temporary, target)
+        with self._os_errors():
+            replace_file(target, json.dumps(content, ensure_ascii=False, indent=1).encode())
 
 
 def check_place(path: str | Path, *, create: bool = True) -> None:
-    """Refuse a folder that is no store of ours, or of another format; nothing is made yet."""
+    """Raise `BadInput` for a folder that is no store, or one of another format; create nothing."""
     folder = Path(path)
-    about = folder / "store.json"
-    if about.exists():
-        found = _read_json(about)
-        if found.get("format") != FORMAT:
+    index_file = folder / "store.json"
+    if index_file.exists():
+        index = _read_json(index_file)
+        if index.get("format") != FORMAT:
             raise BadInput(
-                f"The store '{folder}' has format {found.get('format')} (ClairViT {found.get('clairvit')}), and "
+                f"The store '{folder}' has format {index.get('format')} (ClairViT {index.get('clairvit')}), and "
                 f"this is ClairViT {__version__} with format {FORMAT}; use that version, or another folder."
             )
-        if not isinstance(found.get("studies"), list):
-            raise ClairError(f"'{about}' has no list of studies; restore it, or begin a new store in another folder.")
+        if not isinstance(index.get("studies"), list):
+            raise ClairError(
+                f"'{index_file}' has no list of studies; restore it, or begin a new store in another folder."
+            )
     elif not create:
         raise BadInput(f"There is no store in '{folder}'; expected a folder that `clairvit bench` wrote.")
     elif folder.exists() and not folder.is_dir():
         raise BadInput(f"'{folder}' is a file; expected a new folder, or a store.")
-    elif folder.exists() and any(one.name not in BEGUN and one.suffix != ".tmp" for one in folder.iterdir()):
+    elif folder.exists() and any(file.name not in FOLDERS and file.suffix != ".tmp" for file in folder.iterdir()):
         raise BadInput(f"The folder '{folder}' is not empty and no store; expected a new folder, or a store.")
 
 
-def _checksum(file: Path) -> str:
-    return hashlib.blake2b(file.read_bytes(), digest_size=8).hexdigest()
+def _arrow_schema() -> Any:
+    import pyarrow as arrow
+
+    types = {"string": arrow.string(), "int64": arrow.int64(), "double": arrow.float64(), "bool": arrow.bool_()}
+    return arrow.schema([(name, types.get(kind) or arrow.list_(arrow.float64())) for name, kind in COLUMNS.items()])
 
 
-def _settle(temporary: Path, target: Path) -> None:
-    """Rename once the bytes are on the disk, or a power cut could leave a name without them."""
-    with temporary.open("rb+") as file:  # Windows flushes only what may be written
-        os.fsync(file.fileno())
-    os.replace(temporary, target)
+def _sql_columns() -> str:
+    types = {"string": "varchar", "int64": "bigint", "double": "double", "bool": "boolean"}
+    return ", ".join(f"{name} {types.get(kind, 'double[]')}" for name, kind in COLUMNS.items())
 
 
-def _remove(lock: BaseFileLock, path: Path) -> None:
+def _checksum(content: bytes) -> str:
+    return hashlib.blake2b(content, digest_size=8).hexdigest()
+
+
+def _remove_lock(lock: BaseFileLock, path: Path) -> None:
     """Remove the file of a lock while it is held, so that no other process's lock is removed, then release the lock.
 
     Windows removes no file that is open. There it is removed after the release, which fails, and may, where another
@@ -320,9 +367,9 @@ def _remove(lock: BaseFileLock, path: Path) -> None:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(found, dict):
-            raise ValueError(f"it holds a {type(found).__name__}, no table")
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(content, dict):
+            raise ValueError(f"it holds a {type(content).__name__}, no table")
     except (OSError, ValueError) as error:
         raise ClairError(f"'{path}' cannot be read ({error}); restore it, or begin a new store.") from error
-    return found
+    return content

@@ -1,16 +1,16 @@
-"""Work: from a unit to its rows. The same in this process, in another one and on another machine."""
+"""Worker: computes the rows of a unit, in this process, in another one or on another machine."""
 
 from __future__ import annotations
 
 import json
 import math
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from clairvit._version import __version__
-from clairvit.bench.plan import Study, Unit, mark_of, settings_of
+from clairvit.bench.plan import Study, Unit, image_hash, settings_of
 from clairvit.bench.store import Row
 from clairvit.data.dataset import ImageDataset
 from clairvit.data.hashing import weights_hash
@@ -23,7 +23,7 @@ from clairvit.models.model import Model
 
 @dataclass(eq=False)
 class Worker:
-    """Keeps the models and albums of a study, each opened when it is first needed."""
+    """Keeps the models and data sets of a study, each opened when it is first needed; indices are the study's."""
 
     study: Study
     device: str | None = None
@@ -32,33 +32,34 @@ class Worker:
     albums: dict[int, ImageDataset] = field(default_factory=dict)
     hashes: dict[int, str] = field(default_factory=dict)  # of the models
 
-    def model(self, place: int) -> Model:
-        if place not in self.models:
-            self.models[place] = self.study.models[place].load(self.device)
-        return self.models[place]
+    def model(self, index: int) -> Model:
+        if index not in self.models:
+            self.models[index] = self.study.models[index].load(self.device)
+        return self.models[index]
 
-    def dataset(self, place: int) -> ImageDataset:
-        if place not in self.albums:
-            self.albums[place] = self.study.data[place].open(self.study.seed)
-        return self.albums[place]
+    def dataset(self, index: int) -> ImageDataset:
+        if index not in self.albums:
+            self.albums[index] = self.study.data[index].open(self.study.seed)
+        return self.albums[index]
 
     def open(self) -> None:
-        """Everything, now; images first, which is quick."""
-        for place in range(len(self.study.data)):
-            self.dataset(place)
-        for place in range(len(self.study.models)):
-            self.hash_of(place)
+        """Open all data sets, then load all models."""
+        for index in range(len(self.study.data)):
+            self.dataset(index)
+        for index in range(len(self.study.models)):
+            self.hash_of(index)
 
-    def hash_of(self, place: int) -> str:
-        if place not in self.hashes:
-            self.hashes[place] = weights_hash(self.model(place))
-        return self.hashes[place]
+    def hash_of(self, index: int) -> str:
+        """Return the hash of a model's weights, preprocessing and activation."""
+        if index not in self.hashes:
+            self.hashes[index] = weights_hash(self.model(index))
+        return self.hashes[index]
 
     def rows(self, unit: Unit) -> list[Row]:
-        """Compute a unit. An image that cannot be read and a method that does not fit have rows too, with a note."""
+        """Compute a unit. An image that cannot be read and a method that does not fit have rows with a note."""
         model, dataset, study = self.model(unit.model), self.dataset(unit.data), self.study
-        self._check(unit, model, dataset)
-        unread: dict[str, str] = {}
+        self._check_hashes(unit, model, dataset)
+        errors: dict[str, str] = {}  # by image
         scores = evaluate(
             model,
             dataset.take(unit.rows),
@@ -68,7 +69,7 @@ class Worker:
             maps=study.maps,
             baselines=False,
             skip=True,
-            failed=lambda name, error: unread.update({name: str(error)}),
+            failed=lambda name, error: errors.update({name: str(error)}),
             seed=study.seed,
             batch_size=self.batch_size,
         )
@@ -79,14 +80,14 @@ class Worker:
             "model_hash": self.hash_of(unit.model),
             "data": study.data[unit.data].spec,
             "settings": settings_of(study),
-            "among": unit.among or None,
+            "among": unit.image_set or None,
             "version": __version__,
         }
-        marks = {dataset.names[row]: mark for row, mark in zip(unit.rows, unit.marks, strict=True)}
-        return [{**shared, **row} for row in _rows(unit, scores, marks, unread)]
+        hashes = {dataset.names[row]: hashed for row, hashed in zip(unit.rows, unit.image_hashes, strict=True)}
+        return [{**shared, **row} for row in _rows(unit, scores, hashes, errors)]
 
-    def _check(self, unit: Unit, model: Model, dataset: ImageDataset) -> None:
-        """What is behind the same names elsewhere, or later, may be something else: then nothing is stored."""
+    def _check_hashes(self, unit: Unit, model: Model, dataset: ImageDataset) -> None:
+        """Raise `ClairError` if the model or the images changed under the same name since the study was planned."""
         if self.hash_of(unit.model) != unit.weights:
             raise ClairError(
                 f"{model.name} has other weights here than where the study was planned; expected the same file or "
@@ -97,68 +98,68 @@ class Worker:
                 f"{self.study.data[unit.data].spec} has {len(dataset)} images here, fewer than where the study was "
                 "planned; expected the same files everywhere."
             )
-        for row, mark in zip(unit.rows, unit.marks, strict=True):
-            if mark_of(dataset, row) != mark:
+        for row, hashed in zip(unit.rows, unit.image_hashes, strict=True):
+            if image_hash(dataset, row) != hashed:
                 raise ClairError(
                     f"{dataset.names[row]} is not the image that it was when the study was planned; expected files "
                     "that stay as they are. Start the study again."
                 )
 
 
-def _rows(unit: Unit, scores: Scores, marks: dict[str, str], unread: dict[str, str]) -> list[Row]:
-    found: list[Row] = []
-    for metric in unit.metrics:
-        for method in unit.methods:
-            own = {"method": method, "metric": metric}
-            score = scores.get((method, metric))
-            why = scores.skipped.get(method, "") if score is None else ""
-            for image, mark in marks.items():
-                if image in unread or score is None:
-                    note = unread.get(image) or why
-                    found.append({**own, "image": image, "image_hash": mark, "note": note})
-            if score is not None:
-                found += [{**own, **row} for row in _of_score(score, scores.seen, marks)]
-    return found
-
-
-def _of_score(score: Score, seen: Sequence[Prediction], marks: dict[str, str]) -> list[Row]:
-    """A row for each image that could be read."""
-    found = []
-    for place, one in enumerate(seen):
-        value = float(score.values[place])
-        curve = score.curve
-        found.append(
-            {
-                "image": one.image,
-                "image_hash": marks[one.image],
-                "label": one.label,
-                "predicted": one.predicted,
-                "probability": one.probability,
-                "options": json.dumps(dict(score.settings), sort_keys=True, default=str),
-                "better": score.better,
-                "value": value if math.isfinite(value) else None,
-                "degenerate": bool(score.degenerate[place]),
-                "x": None if curve is None else curve.x.tolist(),
-                "y": None if curve is None else curve.y[place].tolist(),
-                "meaning": None if curve is None else curve.meaning,
-                "across": None if curve is None else curve.across,
-                "counts": None if score.counts is None else score.counts[place].flatten().tolist(),
-                "forwards": score.cost.forwards,
-                "backwards": score.cost.backwards,
-                "seconds": score.cost.seconds / len(seen),
-                "note": "; ".join(score.notes) or None,
-            }
-        )
-    return found
-
-
-def attempted(worker: Worker, unit: Unit) -> tuple[list[Row], str | None]:
-    """Rows, or the sentence that says why there are none: one unit that fails must not end the others."""
+def compute_rows(worker: Worker, unit: Unit) -> tuple[list[Row], str | None]:
+    """Return the rows of a unit, or no rows and the error: one unit that fails must not end the others."""
     try:
         return worker.rows(unit), None
     except ClairError as error:
         return [], str(error)
-    except Exception as error:  # a model of anybody's may raise anything, and memory may run out
+    except Exception as error:  # a user's model may raise anything, and memory may run out
         *_, last = traceback.extract_tb(error.__traceback__)
-        place = f"{Path(last.filename).name}, line {last.lineno}"  # a bug must be found, too
-        return [], f"{type(error).__name__}: {error} ({place})"
+        return [], f"{type(error).__name__}: {error} ({Path(last.filename).name}, line {last.lineno})"
+
+
+def _rows(unit: Unit, scores: Scores, hashes: Mapping[str, str], errors: Mapping[str, str]) -> list[Row]:
+    """Return one row per metric, method and image; `hashes` and `errors` are by image."""
+    rows: list[Row] = []
+    for metric in unit.metrics:
+        for method in unit.methods:
+            names = {"method": method, "metric": metric}
+            score = scores.get((method, metric))
+            reason = scores.skipped.get(method, "") if score is None else ""
+            for image, hashed in hashes.items():
+                if image in errors or score is None:
+                    note = errors.get(image) or reason
+                    rows.append({**names, "image": image, "image_hash": hashed, "note": note})
+            if score is not None:
+                rows += [{**names, **row} for row in _score_rows(score, scores.seen, hashes)]
+    return rows
+
+
+def _score_rows(score: Score, predictions: Sequence[Prediction], hashes: Mapping[str, str]) -> list[Row]:
+    """Return a row for each image that could be read."""
+    rows = []
+    curve = score.curve
+    for index, prediction in enumerate(predictions):
+        value = float(score.values[index])
+        rows.append(
+            {
+                "image": prediction.image,
+                "image_hash": hashes[prediction.image],
+                "label": prediction.label,
+                "predicted": prediction.predicted,
+                "probability": prediction.probability,
+                "options": json.dumps(dict(score.settings), sort_keys=True, default=str),
+                "better": score.better,
+                "value": value if math.isfinite(value) else None,
+                "degenerate": bool(score.degenerate[index]),
+                "x": None if curve is None else curve.x.tolist(),
+                "y": None if curve is None else curve.y[index].tolist(),
+                "meaning": None if curve is None else curve.meaning,
+                "across": None if curve is None else curve.across,
+                "counts": None if score.counts is None else score.counts[index].flatten().tolist(),
+                "forwards": score.cost.forwards,
+                "backwards": score.cost.backwards,
+                "seconds": score.cost.seconds / len(predictions),
+                "note": "; ".join(score.notes) or None,
+            }
+        )
+    return rows

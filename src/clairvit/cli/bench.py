@@ -16,13 +16,12 @@ from clairvit.cli.bench_config import METHODS, METRICS, data_of, models_of, stud
 from clairvit.cli.bench_table import print_plan, print_query, report
 from clairvit.cli.console import progress, remark, say
 from clairvit.cli.request import read_preprocess
-from clairvit.errors import BadInput, UnknownName, did_you_mean
+from clairvit.errors import BadInput
 
 if TYPE_CHECKING:
+    from clairvit.bench.executors import Executor
     from clairvit.bench.plan import Plan
-    from clairvit.bench.run import Engine
 
-ENGINES = ("local", "ray")
 OFTEN = 30.0  # seconds between two words on how far it is, where there is no bar
 EXAMPLES = """[bold]Examples[/bold]
 
@@ -171,15 +170,11 @@ def _gpu() -> str | None:
 
 def _engine(
     name: str, workers: int | None, address: str | None, num_gpus: float, device: str | None, batch_size: int | None
-) -> Engine | None:
+) -> Executor | None:
     """None: this process."""
-    from clairvit.bench.executors import local
-    from clairvit.bench.ray_executor import on_ray
+    from clairvit.bench.executors import EXECUTORS, local, on_ray
 
-    if name not in ENGINES:
-        raise UnknownName(
-            f"There is no engine '{name}'.{did_you_mean(name, ENGINES)} Expected one of: {', '.join(ENGINES)}."
-        )
+    EXECUTORS.resolve(name)
     if name == "ray":
         return on_ray(workers, address=address, num_gpus=num_gpus, device=device, batch_size=batch_size)
     if address is not None or num_gpus:

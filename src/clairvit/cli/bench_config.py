@@ -83,6 +83,7 @@ def data_of(
             _said(limit, one.limit, wish.limit),
             _said(masks, one.masks),
             one.mask_kind if mask_kind is None else mask_kind,
+            one.void,
         )
         for one in listed
     )

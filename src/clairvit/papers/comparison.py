@@ -1,42 +1,46 @@
-"""Beside: a paper's numbers and ours in one table, with ranks, how far they agree, and what became of its claims."""
+"""Comparison: a paper's numbers next to ours, with ranks, their agreement, and tests of the paper's claims."""
 
 from __future__ import annotations
 
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from clairvit.metrics.inference import LEVEL, fewest_values
 from clairvit.metrics.radar import area_under_radar, radar
 from clairvit.metrics.score import Score, leads
+from clairvit.numerics import average_ranks
 from clairvit.papers.paper import Claim, MethodEntry, Paper, Table
 from clairvit.selection import stats
 
-Found = Mapping[tuple[str, str], Score]  # (the paper's name of a method, of a measure) -> score of ours
-NOTHING = (math.nan, math.nan)
-ENOUGH = 5  # methods, for an order by one measure to be compared with that by another
+NamedScores = Mapping[tuple[str, str], Score]  # (the paper's name of a method, of a measure) -> our score
+MIN_METHODS = 5  # for the orders of two measures to be compared
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One number of the paper and ours, as the paper writes it; NaN where there is none."""
+    """One number of the paper and ours, in the paper's unit; NaN where there is none."""
 
     paper: float
     ours: float
     error: float = math.nan
-    interval: tuple[float, float] = NOTHING
+    interval: tuple[float, float] = (math.nan, math.nan)
     images: int = 0
     paper_rank: float = math.nan
     our_rank: float = math.nan
 
 
+Cells = Mapping[str, Mapping[str, Cell]]  # method -> measure -> cell
+
+
 @dataclass(frozen=True)
 class Row:
-    """A method: its cells by measure, the area last where the paper has one."""
+    """A method with its cells by measure, the area last where the paper has one."""
 
     entrant: MethodEntry
     cells: Mapping[str, Cell]
@@ -47,28 +51,29 @@ class Agreement:
     """How far two orders of the same methods agree."""
 
     measure: str
-    data: str  # the paper's numbers that are meant, or the other measure
+    data: str  # which numbers of the paper, or the other measure
     methods: int
-    alike: int  # of `pairs` that are no ties, those that both put in the same order
+    alike: int  # of `pairs` without ties, those that both orders rank the same way
     pairs: int
     rho: float  # Spearman's; NaN where all are equal, and of two methods, for which it is always 1 or −1
 
 
 @dataclass(frozen=True)
 class ClaimResult:
-    """What became of a claim: of so many comparisons, how many come out as it says, and how sure that is."""
+    """How many comparisons of a claim come out as it says, and how many of them significantly."""
 
     claim: Claim
     comparisons: int
     true: int
-    surely: int  # true, and significant: p < 5 % by `stats.corrected` over the claim's comparisons
-    surely_not: int
+    surely: int  # true and significant: p < 5 % by `stats.corrected` over the claim's comparisons
+    surely_not: int  # significant in the other direction
     missing: int  # without numbers of ours
     images: int = 0  # of the comparison with most of them
-    fewest: int = 0  # images from which on a comparison of this claim can be significant at all
+    fewest: int = 0  # images from which on a comparison of this claim can be significant
 
     @property
     def word(self) -> str:
+        """Return "holds", "holds in part", "does not hold", or "cannot be said" without any comparison."""
         if not self.comparisons:
             return "cannot be said"
         if self.true == self.comparisons:
@@ -77,134 +82,138 @@ class ClaimResult:
 
 
 def ranks(values: Sequence[float], better: str) -> list[float]:
-    """1 is the best; equal ones share the mean of their places; NaN has none."""
-    good = np.array(values, dtype=np.float64) * (1 if better == "higher" else -1)
-    return [float(one) for one in np.where(np.isnan(good), math.nan, stats.ranks(good))]
+    """Return ranks, 1 for the best; equal values share their mean rank, NaN has none."""
+    sign = -1 if better == "higher" else 1
+    return [float(rank) for rank in average_ranks(sign * torch.tensor(values, dtype=torch.float64))]
 
 
-def agreement(measure: str, data: str, one: Sequence[float], other: Sequence[float]) -> Agreement:
-    """Over the methods that have both numbers."""
-    both = [(a, b) for a, b in zip(one, other, strict=True) if not (math.isnan(a) or math.isnan(b))]
+def agreement(measure: str, data: str, first: Sequence[float], second: Sequence[float]) -> Agreement:
+    """Compare two orders of the methods that have both values."""
+    both = [(a, b) for a, b in zip(first, second, strict=True) if not (math.isnan(a) or math.isnan(b))]
     gaps = [((a - c), (b - d)) for (a, b), (c, d) in itertools.combinations(both, 2)]
-    untied = [(a > 0) == (b > 0) for a, b in gaps if a != 0 and b != 0]
-    rho = stats.spearman(np.array(one, dtype=np.float64), np.array(other, dtype=np.float64))
-    return Agreement(measure, data, len(both), sum(untied), len(untied), rho)
+    same = [(a > 0) == (b > 0) for a, b in gaps if a != 0 and b != 0]
+    rho = stats.spearman(np.array(first, dtype=np.float64), np.array(second, dtype=np.float64))
+    return Agreement(measure, data, len(both), sum(same), len(same), rho)
 
 
-def line_up(preset: Paper, scores: Found, table: Table | None) -> list[Row]:
-    """The paper's methods in its order, then what is shown for comparison; ranks are among the paper's methods."""
-    measures = [one for one in preset.measures if any(key[1] == one.name for key in scores)]
-    cells: dict[str, dict[str, Cell]] = {one.name: {} for one in preset.everyone}
-    own = [one.name for one in preset.entrants if not one.extra]
-    for measure in measures:
-        for entrant in preset.everyone:
-            printed = math.nan if table is None else table.of(measure.name, entrant.name)
-            cell = Cell(printed, math.nan)
-            score = scores.get((entrant.name, measure.name))
+def line_up(paper: Paper, scores: NamedScores, table: Table | None) -> list[Row]:
+    """Return the paper's methods in its order, then those for comparison; only the paper's methods have ranks."""
+    cells: dict[str, dict[str, Cell]] = {entry.name: {} for entry in paper.methods_and_baselines}
+    names = [entry.name for entry in paper.methods if not entry.extra]
+    for measure in paper.measures:
+        if not any(key[1] == measure.name for key in scores):
+            continue
+        for name in cells:
+            cell = Cell(math.nan if table is None else table.value(measure.name, name), math.nan)
+            score = scores.get((name, measure.name))
             if score is not None:
-                edges = sorted(measure.written(edge) for edge in score.interval)
+                low, high = sorted(measure.as_printed(edge) for edge in score.interval)
                 error = abs(measure.factor) * score.standard_error
-                cell = Cell(printed, measure.written(score.mean), error, (edges[0], edges[1]), score.n_valid)
-            cells[entrant.name][measure.name] = cell
-        _rank(cells, own, measure.name, measure.better)
-    if preset.area is not None:
-        ours = areas(preset, cells, own)
-        for name in own:
-            printed = math.nan if table is None else table.of(preset.area, name)
-            cells[name][preset.area] = Cell(printed, ours.get(name, math.nan))
-        _rank(cells, own, preset.area, "higher")
-    return [Row(one, cells[one.name]) for one in preset.everyone]
+                cell = Cell(cell.paper, measure.as_printed(score.mean), error, (low, high), score.n_valid)
+            cells[name][measure.name] = cell
+        _add_ranks(cells, names, measure.name, measure.better)
+    if paper.area is not None:
+        ours = areas(paper, cells, names)
+        for name in names:
+            printed = math.nan if table is None else table.value(paper.area, name)
+            cells[name][paper.area] = Cell(printed, ours.get(name, math.nan))
+        _add_ranks(cells, names, paper.area, "higher")
+    return [Row(entry, cells[entry.name]) for entry in paper.methods_and_baselines]
 
 
-def _rank(cells: dict[str, dict[str, Cell]], own: Sequence[str], measure: str, better: str) -> None:
-    printed = ranks([cells[name][measure].paper for name in own], better)
-    ours = ranks([cells[name][measure].ours for name in own], better)
-    for name, theirs, place in zip(own, printed, ours, strict=True):
-        old = cells[name][measure]
-        cells[name][measure] = Cell(old.paper, old.ours, old.error, old.interval, old.images, theirs, place)
+def _add_ranks(cells: dict[str, dict[str, Cell]], names: Sequence[str], measure: str, better: str) -> None:
+    """Set the ranks of the paper's values and of ours among the named methods."""
+    column = [cells[name][measure] for name in names]
+    paper_ranks = ranks([cell.paper for cell in column], better)
+    our_ranks = ranks([cell.ours for cell in column], better)
+    for name, cell, paper_rank, our_rank in zip(names, column, paper_ranks, our_ranks, strict=True):
+        cells[name][measure] = replace(cell, paper_rank=paper_rank, our_rank=our_rank)
 
 
-def radar_of(
-    preset: Paper, cells: Mapping[str, Mapping[str, Cell]], names: Sequence[str], paper: bool
-) -> Mapping[str, tuple[float, ...]]:
-    """name -> its place on each axis, 0 the worst of these and 1 the best; methods that lack one are left out."""
-    axes = [one for one in preset.measures if all(one.name in cells[name] for name in names)]
-    table = {
-        name: [cells[name][one.name].paper if paper else cells[name][one.name].ours for one in axes] for name in names
+def radar_of(preset: Paper, cells: Cells, names: Sequence[str], paper: bool) -> Mapping[str, tuple[float, ...]]:
+    """Return the radius of each method on each axis, 0 the worst of these methods and 1 the best.
+
+    `paper`: of the paper's values instead of ours. Methods that lack a value are left out.
+    """
+    axes = [measure for measure in preset.measures if all(measure.name in cells[name] for name in names)]
+    values = {
+        name: [cells[name][axis.name].paper if paper else cells[name][axis.name].ours for axis in axes]
+        for name in names
     }
-    whole = {name: row for name, row in table.items() if row and not any(map(math.isnan, row))}
-    if len(whole) < 2:
+    complete = {name: row for name, row in values.items() if row and not any(map(math.isnan, row))}
+    if len(complete) < 2:
         return {}
-    r = radar(
-        torch.tensor(list(whole.values()), dtype=torch.float64),
-        ["higher" if one.better == "higher" else "lower" for one in axes],
+    radii = radar(
+        torch.tensor(list(complete.values()), dtype=torch.float64),
+        ["higher" if axis.better == "higher" else "lower" for axis in axes],
     )
-    return dict(zip(whole, (tuple(row) for row in r.tolist()), strict=True))
+    return dict(zip(complete, (tuple(row) for row in radii.tolist()), strict=True))
 
 
-def areas(preset: Paper, cells: Mapping[str, Mapping[str, Cell]], names: Sequence[str]) -> dict[str, float]:
-    """Of ours; they depend on which methods there are."""
-    r = radar_of(preset, cells, names, paper=False)
-    if not r or len(next(iter(r.values()))) < 3:
+def areas(paper: Paper, cells: Cells, names: Sequence[str]) -> dict[str, float]:
+    """Return the area under the radar of our values; it depends on which methods are compared."""
+    radii = radar_of(paper, cells, names, paper=False)
+    if not radii or len(next(iter(radii.values()))) < 3:
         return {}
-    found = area_under_radar(torch.tensor(list(r.values()), dtype=torch.float64)).tolist()
-    return dict(zip(r, found, strict=True))
+    values = area_under_radar(torch.tensor(list(radii.values()), dtype=torch.float64)).tolist()
+    return dict(zip(radii, values, strict=True))
 
 
-def agreements(preset: Paper, rows: Sequence[Row]) -> list[Agreement]:
-    """Of ours with each of the paper's tables, measure by measure."""
-    own = [row for row in rows if not row.entrant.extra]
-    found = []
-    for table in preset.tables:
-        for measure in own[0].cells:
-            printed = [table.of(measure, row.entrant.name) for row in own]
-            ours = [row.cells[measure].ours for row in own]
-            one = agreement(measure, table.data, printed, ours)
-            if one.methods > 1:
-                found.append(one)
-    return found
+def agreements(paper: Paper, rows: Sequence[Row]) -> list[Agreement]:
+    """Compare our order of the methods with that of each of the paper's tables, for each measure."""
+    rows = [row for row in rows if not row.entrant.extra]
+    results = []
+    for table in paper.tables:
+        for measure in rows[0].cells:
+            printed = [table.value(measure, row.entrant.name) for row in rows]
+            result = agreement(measure, table.data, printed, [row.cells[measure].ours for row in rows])
+            if result.methods > 1:
+                results.append(result)
+    return results
 
 
-def among_measures(preset: Paper, rows: Sequence[Row]) -> list[Agreement]:
-    """How far two measures of ours put the paper's methods in the same order, best first; too few say nothing."""
-    own = [row.cells for row in rows if not row.entrant.extra]
-    if len(own) < ENOUGH:
+def among_measures(paper: Paper, rows: Sequence[Row]) -> list[Agreement]:
+    """Compare the orders that every two of our measures give; none with fewer than `MIN_METHODS` methods."""
+    cells = [row.cells for row in rows if not row.entrant.extra]
+    if len(cells) < MIN_METHODS:
         return []
-    names = [name for name in own[0] if name != preset.area]
+    measures = [name for name in cells[0] if name != paper.area]
     return [
-        agreement(one, other, [c[one].our_rank for c in own], [c[other].our_rank for c in own])
-        for one, other in itertools.combinations(names, 2)
+        agreement(first, second, [row[first].our_rank for row in cells], [row[second].our_rank for row in cells])
+        for first, second in itertools.combinations(measures, 2)
     ]
 
 
-def verdicts(preset: Paper, scores: Found, rows: Sequence[Row]) -> list[ClaimResult]:
-    values = {row.entrant.name: row.cells for row in rows}
-    return [_verdict(preset, claim, scores, values) for claim in preset.claims]
+def verdicts(paper: Paper, scores: NamedScores, rows: Sequence[Row]) -> list[ClaimResult]:
+    """Test each claim of the paper on our scores."""
+    cells = {row.entrant.name: row.cells for row in rows}
+    return [_test_claim(paper, claim, scores, cells) for claim in paper.claims]
 
 
-def _verdict(preset: Paper, claim: Claim, scores: Found, values: Mapping[str, Mapping[str, Cell]]) -> ClaimResult:
-    asked = [(pair, measure) for measure in claim.measures for pair in claim.pairs]
-    gaps: list[float] = []
-    tested: list[NDArray[np.float64]] = []  # paired differences by image, more is better for the claim
+def _test_claim(paper: Paper, claim: Claim, scores: NamedScores, cells: Cells) -> ClaimResult:
+    comparisons = [(pair, measure) for measure in claim.measures for pair in claim.pairs]
+    gaps: list[float] = []  # positive: as the claim says
+    tested: list[NDArray[np.float64]] = []  # paired differences by image
     seed = 0
-    for (winner, loser), measure in asked:
-        if measure == preset.area:  # one number for all images, so no test
-            gaps.append(values[winner][measure].ours - values[loser][measure].ours)
+    for (winner, loser), measure in comparisons:
+        if measure == paper.area:  # one number for all images, so no test
+            gaps.append(cells[winner][measure].ours - cells[loser][measure].ours)
         elif (winner, measure) in scores and (loser, measure) in scores:
             seed = scores[winner, measure].seed
-            own = leads(scores[winner, measure], scores[loser, measure])
-            gaps.append(float(own.mean()) if len(own) else math.nan)
-            if len(own):
-                tested.append(own)
-    known = [gap for gap in gaps if not math.isnan(gap)]
-    sure = [own.mean() > 0 for own, p in zip(tested, stats.corrected(tested, seed), strict=True) if p < stats.LEVEL]
+            differences = leads(scores[winner, measure], scores[loser, measure])
+            gaps.append(float(differences.mean()) if len(differences) else math.nan)
+            if len(differences):
+                tested.append(differences)
+    gaps = [gap for gap in gaps if not math.isnan(gap)]
+    p_values = stats.corrected(tested, seed)
+    significant = [differences.mean() > 0 for differences, p in zip(tested, p_values, strict=True) if p < LEVEL]
     return ClaimResult(
         claim=claim,
-        comparisons=len(known),
-        true=sum(gap > 0 for gap in known),
-        surely=int(sum(sure)),
-        surely_not=len(sure) - int(sum(sure)),
-        missing=len(asked) - len(known),
+        comparisons=len(gaps),
+        true=sum(gap > 0 for gap in gaps),
+        surely=int(sum(significant)),
+        surely_not=len(significant) - int(sum(significant)),
+        missing=len(comparisons) - len(gaps),
         images=max(map(len, tested), default=0),
-        fewest=stats.fewest_values(len(tested)) if tested else 0,
+        fewest=fewest_values(len(tested)) if tested else 0,
     )

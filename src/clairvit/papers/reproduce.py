@@ -1,4 +1,4 @@
-"""Reproduce: a paper's experiment on the data at hand, stored as a study, with the paper's numbers beside ours."""
+"""Reproduce a paper's experiment on the data at hand, stored as a study, with the paper's numbers next to ours."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 from clairvit.bench.plan import Plan, Study, settings_of
 from clairvit.bench.results import scores_of, unread
-from clairvit.bench.run import run_study
+from clairvit.bench.run import Outcome, run_study
 from clairvit.bench.store import Store
 from clairvit.bench.worker import Worker
 from clairvit.data.dataset import ImageDataset, parts, void_as_object
@@ -20,7 +20,7 @@ from clairvit.methods.planner import record_for
 from clairvit.methods.spec import resolve_method
 from clairvit.metrics.accumulator import Scores
 from clairvit.metrics.registry import resolve_metric
-from clairvit.metrics.score import Curve, Score
+from clairvit.metrics.score import Score
 from clairvit.models.model import Model
 from clairvit.papers.comparison import Agreement, ClaimResult, Row, agreements, among_measures, line_up, verdicts
 from clairvit.papers.paper import Measure, Paper, Table, check_effort
@@ -33,98 +33,98 @@ class Sweep:
 
     method: str
     measure: Measure
-    values: tuple[float, ...]  # by start layer, as the paper writes them
+    values: tuple[float, ...]  # by start layer, in the paper's unit
     best: int
-    middle: int  # SkipPLUS's choice
+    middle: int  # SkipPLUS's ceil(L/2)
 
 
 @dataclass(frozen=True, eq=False)
 class Reproduction:
-    """What came out."""
+    """The result of `reproduce`."""
 
     wish: ReproductionConfig
     model: str
     images: int
-    table: Table | None  # the paper's numbers that stand beside ours
+    table: Table | None  # the paper's numbers that ours are compared with
     rows: tuple[Row, ...]
     agreements: tuple[Agreement, ...]
     among: tuple[Agreement, ...]  # of our measures with each other
     verdicts: tuple[ClaimResult, ...]
     sweeps: tuple[Sweep, ...]
-    differences: tuple[tuple[str, str], ...]  # what about, and a sentence
-    failed: tuple[str, ...]  # units, and images that could not be read
+    differences: tuple[tuple[str, str], ...]  # topic and sentence
+    failed: tuple[str, ...]  # errors of units, and of images that could not be read
     seconds: float
     model_record: Mapping[str, Any] = field(default_factory=dict)  # preprocessing, weights' hash, assumptions
 
 
-def open_shown(wish: ReproductionConfig, model: Model) -> LoadedData:
-    """The data set with its own masks."""
+def open_shown(config: ReproductionConfig, model: Model) -> LoadedData:
+    """Open the data set of a configuration with its own masks."""
     from clairvit.data.open import open_data
 
-    data = wish.data
-    found = open_data(
-        data.spec, split=data.split, limit=data.limit, seed=wish.seed, masks=data.masks, mask_kind=data.mask_kind
+    data = config.data
+    index = open_data(
+        data.spec, split=data.split, limit=data.limit, seed=config.seed, masks=data.masks, mask_kind=data.mask_kind
     )
-    words = f"{found.title}, split {found.split}, {len(found)} of {found.total} images"
-    return LoadedData(found.dataset, words, data.masks or "", found.notes, found.unknown(model))
+    words = f"{index.title}, split {index.split}, {len(index)} of {index.total} images"
+    return LoadedData(index.dataset, words, data.masks or "", index.notes, index.unknown(model))
 
 
-def check_data(wish: ReproductionConfig, shown: LoadedData) -> tuple[Measure, ...]:
-    """The measures that can be taken of these images; what the paper cannot do without is asked for."""
-    preset = wish.preset
-    needed = [one.name for one in preset.measures if one.needs_masks and not one.optional]
-    if needed and not shown.dataset.has_masks:
+def check_data(config: ReproductionConfig, data: LoadedData) -> tuple[Measure, ...]:
+    """Return the measures that these images allow; raise `BadInput` if one that the paper needs is not possible."""
+    paper = config.preset
+    needed = [measure.name for measure in paper.measures if measure.needs_masks and not measure.optional]
+    if needed and not data.dataset.has_masks:
         raise BadInput(
-            f"'{preset.name}' compares maps with masks ({', '.join(needed)}), and {wish.data.spec} has none; expected "
+            f"'{paper.name}' compares maps with masks ({', '.join(needed)}), and {config.data.spec} has none; expected "
             "data with masks such as pets:PATH, or folder:PATH with a folder of masks or with 'mask-rcnn' for masks.",
             parameters={"data": "folder:PATH", "masks": "mask-rcnn"},
         )
-    if wish.aim == "label" and not shown.dataset.has_labels:
+    if config.study_target == "label" and not data.dataset.has_labels:
         raise BadInput(
-            f"'{preset.name}' explains the true class, and {wish.data.spec} has none; expected data with classes, or "
+            f"'{paper.name}' explains the true class, and {config.data.spec} has none; expected data with classes, or "
             "target='predicted'.",
             parameters={"target": "predicted"},
         )
-    if wish.aim == "label" and shown.unknown:
-        some = ", ".join(shown.unknown[:3]) + (", …" if len(shown.unknown) > 3 else "")
+    if config.study_target == "label" and data.unknown:
+        some = ", ".join(data.unknown[:3]) + (", …" if len(data.unknown) > 3 else "")
         raise BadInput(
-            f"'{preset.name}' explains the true class, and the model has no class {some} ({len(shown.unknown)} of the "
+            f"'{paper.name}' explains the true class, and the model has no class {some} ({len(data.unknown)} of the "
             "data's classes); expected a model of these classes, or target='predicted'.",
             parameters={"model": "NAME", "labels": "FILE", "target": "predicted"},
         )
-    return tuple(one for one in preset.measures if shown.dataset.has_masks or not one.needs_masks)
+    return tuple(measure for measure in paper.measures if data.dataset.has_masks or not measure.needs_masks)
 
 
 def depth(model: Model, dataset: ImageDataset) -> int:
-    """How many layers there are to start at; asked of the first image that can be read."""
-    for part in parts(dataset, model, 1, failed=lambda image, error: None):  # the study says what is wrong with it
-        return len(record_for([resolve_method("raw-attention")], model, part.pixels).calls)
+    """Return the number of layers of a model, counted on the first image that can be read."""
+    for batch in parts(dataset, model, 1, failed=lambda image, error: None):  # the study reports unreadable images
+        return len(record_for([resolve_method("raw-attention")], model, batch.pixels).calls)
     raise BadInput(f"None of the {len(dataset)} images can be read; expected at least one.")
 
 
-def sweep_methods(preset: Paper, layers: int) -> dict[str, list[str]]:
-    """method -> the same summed from layer 0, 1, … on."""
-    return {method: [f"{method}+from:{layer}" for layer in range(layers)] for method in preset.sweep}
+def sweep_methods(paper: Paper, layers: int) -> dict[str, list[str]]:
+    """Return method -> the same summed from layer 0, 1, … on."""
+    return {method: [f"{method}+from:{layer}" for layer in range(layers)] for method in paper.sweep}
 
 
-def study_of(wish: ReproductionConfig, measures: Iterable[Measure], layers: int = 0) -> Study:
-    """Everything that is asked, as one study."""
-    preset, effort = wish.preset, wish.effort
+def study_of(config: ReproductionConfig, measures: Iterable[Measure], layers: int = 0) -> Study:
+    """Return the study that computes everything a reproduction needs."""
+    paper, effort = config.preset, config.effort
     check_effort(effort)
-    methods = [preset.at(effort, one.method) for one in preset.entrants]
-    methods += [text for texts in sweep_methods(preset, layers).values() for text in texts]
+    methods = [paper.at_effort(effort, entry.method) for entry in paper.methods]
+    methods += [text for texts in sweep_methods(paper, layers).values() for text in texts]
     return Study(
-        models=(wish.model,),
-        data=(replace(wish.data, void=preset.void),),  # whoever opens it again sees what was scored
+        models=(config.model,),
+        data=(replace(config.data, void=paper.void),),  # stored, so that a report opens the same masks
         methods=tuple(methods),
-        metrics=tuple(preset.at(effort, one.metric) for one in measures),
-        seed=wish.seed,
-        target=wish.aim,
+        metrics=tuple(paper.at_effort(effort, measure.metric) for measure in measures),
+        seed=config.seed,
+        target=config.study_target,
     )
 
 
 def reproduce(
-    wish: ReproductionConfig,
+    config: ReproductionConfig,
     store: Store,
     *,
     model: Model | None = None,
@@ -133,87 +133,109 @@ def reproduce(
     batch_size: int | None = None,
     told: Callable[[Plan], None] = lambda plan: None,
 ) -> Reproduction:
-    """Run what the store lacks, and set it beside what the paper prints."""
-    check_effort(wish.effort)
-    preset = wish.preset
-    model = model or wish.model.load(device)
-    shown = shown or open_shown(wish, model)
-    measures = check_data(wish, shown)
-    dataset = void_as_object(shown.dataset) if preset.void == "object" else shown.dataset
-    layers = depth(model, dataset) if preset.sweep else 0
-    study = study_of(wish, measures, layers)
+    """Compute what the store lacks, and compare it with what the paper prints.
+
+    Args:
+        config: The paper, the model and the data.
+        store: Where scores are kept; those that it has are not computed again.
+        model: The loaded model; None loads `config.model`.
+        shown: The opened data; None opens `config.data`.
+        device: Where the model runs, if it is loaded here.
+        batch_size: Images per forward pass; None chooses.
+        told: Called with the plan before the work begins.
+
+    Raises:
+        BadInput: If the data lacks masks or classes that the paper needs, or nothing could be scored.
+    """
+    check_effort(config.effort)
+    paper = config.preset
+    model = model or config.model.load(device)
+    data = shown or open_shown(config, model)
+    measures = check_data(config, data)
+    dataset = void_as_object(data.dataset) if paper.void == "object" else data.dataset
+    layers = depth(model, dataset) if paper.sweep else 0
+    study = study_of(config, measures, layers)
     worker = Worker(study, device, batch_size, models={0: model}, albums={0: dataset})
     outcome = run_study(study, store, worker=worker, told=told)
-    images, settings = outcome.plan.images[0], settings_of(study)
-    scores = scores_of(store, worker.hash_of(0), wish.data.spec, settings, images)
-    if not scores:
-        why = dict.fromkeys(error for _, error in outcome.failed)
-        raise BadInput(f"Nothing could be scored: {' '.join(why) or 'none of the images could be read.'}")
-    reasons = unread(store, worker.hash_of(0), settings, images)
-    lost = [why if name in why else f"{name}: {why}" for name, why in reasons.items()]
-    failed = dict.fromkeys((*(error for _, error in outcome.failed), *lost))
-    found = named(wish, scores, measures)
-    table = preset.table_for(wish.data.spec)
-    rows = line_up(preset, found, table)
+    scores, failed = _scores_and_errors(store, worker, study, outcome)
+    by_name = named_scores(config, scores, measures)
+    table = paper.table_for(config.data.spec)
+    rows = line_up(paper, by_name, table)
     return Reproduction(
-        wish,
+        config,
         model.name,
         len(scores.seen),
         table,
         tuple(rows),
-        tuple(agreements(preset, rows)),
-        tuple(among_measures(preset, rows)),
-        tuple(verdicts(preset, found, rows)),
-        tuple(_sweeps(wish, scores, measures, layers)),
-        tuple(differences(wish, model, shown, scores, measures, table)),
-        tuple(failed),
+        tuple(agreements(paper, rows)),
+        tuple(among_measures(paper, rows)),
+        tuple(verdicts(paper, by_name, rows)),
+        tuple(_sweeps(config, scores, measures, layers)),
+        tuple(differences(config, model, data, scores, measures, table)),
+        failed,
         outcome.seconds,
         scores.model_record,
     )
 
 
-def part(score: Score, keep: Sequence[bool]) -> Score:
-    """Of some of its images."""
-    rows = torch.tensor([place for place, one in enumerate(keep) if one], dtype=torch.long)
-    curve = None if score.curve is None else Curve(score.curve.x, score.curve.y[rows], score.curve.meaning)
+def _scores_and_errors(store: Store, worker: Worker, study: Study, outcome: Outcome) -> tuple[Scores, tuple[str, ...]]:
+    """Return the scores of a study of one model and data set, and why units or images have none."""
+    images, settings = outcome.plan.images[0], settings_of(study)
+    scores = scores_of(store, worker.hash_of(0), study.data[0].spec, settings, images)
+    errors = list(dict.fromkeys(error for _, error in outcome.failed))
+    if not scores:
+        raise BadInput(f"Nothing could be scored: {' '.join(errors) or 'none of the images could be read.'}")
+    reasons = unread(store, worker.hash_of(0), settings, images)
+    errors += [reason if name in reason else f"{name}: {reason}" for name, reason in reasons.items()]
+    return scores, tuple(dict.fromkeys(errors))
+
+
+def subset(score: Score, keep: Sequence[bool]) -> Score:
+    """Return a score of some of its images."""
+    rows = torch.tensor([row for row, kept in enumerate(keep) if kept], dtype=torch.long)
+    curve = None if score.curve is None else replace(score.curve, y=score.curve.y[rows])
     return replace(
         score,
         values=score.values[rows],
         degenerate=score.degenerate[rows],
-        names=tuple(name for name, one in zip(score.names, keep, strict=True) if one),
+        names=tuple(name for name, kept in zip(score.names, keep, strict=True) if kept),
         curve=curve,
         counts=None if score.counts is None else score.counts[rows],
     )
 
 
-def named(wish: ReproductionConfig, scores: Scores, measures: Sequence[Measure]) -> dict[tuple[str, str], Score]:
-    """By the paper's names; the baselines by their own. Where the paper takes confident images only, so do we."""
-    preset, sure = wish.preset, {one.image: one.probability for one in scores.seen}
-    found = {}
+def named_scores(
+    config: ReproductionConfig, scores: Scores, measures: Sequence[Measure]
+) -> dict[tuple[str, str], Score]:
+    """Return scores by the paper's names of methods and measures, of confident images only where the paper does so."""
+    paper = config.preset
+    confidence = {prediction.image: prediction.probability or 0.0 for prediction in scores.seen}
+    by_name = {}
     for measure in measures:
-        metric = resolve_metric(preset.at(wish.effort, measure.metric)).text
-        for entrant in preset.everyone:
-            score = scores.get((resolve_method(preset.at(wish.effort, entrant.method)).text, metric))
+        metric = resolve_metric(paper.at_effort(config.effort, measure.metric)).text
+        for entry in paper.methods_and_baselines:
+            score = scores.get((resolve_method(paper.at_effort(config.effort, entry.method)).text, metric))
             if score is None:
                 continue
-            if measure.above is not None:
-                score = part(score, [(sure[name] or 0.0) > measure.above for name in score.names])
-            found[entrant.name, measure.name] = score
-    return found
+            if measure.min_confidence is not None:
+                score = subset(score, [confidence[name] > measure.min_confidence for name in score.names])
+            by_name[entry.name, measure.name] = score
+    return by_name
 
 
-def _sweeps(wish: ReproductionConfig, scores: Scores, measures: Sequence[Measure], layers: int) -> list[Sweep]:
-    found = []
-    for method, texts in sweep_methods(wish.preset, layers).items():
+def _sweeps(config: ReproductionConfig, scores: Scores, measures: Sequence[Measure], layers: int) -> list[Sweep]:
+    paper = config.preset
+    sweeps = []
+    for method, texts in sweep_methods(paper, layers).items():
         for measure in measures:
-            metric = resolve_metric(wish.preset.at(wish.effort, measure.metric)).text
-            own = [scores.get((resolve_method(text).text, metric)) for text in texts]
-            values = [math.nan if one is None else measure.written(one.mean) for one in own]
-            if measure.name not in wish.preset.sweep_measures or all(map(math.isnan, values)):
+            if measure.name not in paper.sweep_measures:
+                continue
+            metric = resolve_metric(paper.at_effort(config.effort, measure.metric)).text
+            by_start = [scores.get((resolve_method(text).text, metric)) for text in texts]
+            values = [math.nan if score is None else measure.as_printed(score.mean) for score in by_start]
+            if all(map(math.isnan, values)):
                 continue
             sign = 1 if measure.better == "higher" else -1
-            best = max(
-                range(layers), key=lambda layer: -math.inf if math.isnan(values[layer]) else sign * values[layer]
-            )
-            found.append(Sweep(method, measure, tuple(values), best, math.ceil(layers / 2)))
-    return found
+            upward = [-math.inf if math.isnan(value) else sign * value for value in values]
+            sweeps.append(Sweep(method, measure, tuple(values), upward.index(max(upward)), math.ceil(layers / 2)))
+    return sweeps

@@ -110,7 +110,7 @@ def _among(result: Reproduction) -> Sheet:
 def _claims(result: Reproduction) -> Sheet:
     rows = [
         (
-            one.claim.words,
+            one.claim.statement,
             one.claim.source,
             one.word,
             f"{one.true} of {one.comparisons}",
@@ -148,8 +148,8 @@ def _sweeps(result: Reproduction) -> Sheet:
 
 def _methods(result: Reproduction) -> Sheet:
     preset, effort = result.wish.preset, result.wish.effort
-    rows = [(one.name, preset.at(effort, one.method)) for one in preset.entrants]
-    rows += [(one.name, preset.at(effort, one.metric)) for one in preset.measures]
+    rows = [(one.name, preset.at_effort(effort, one.method)) for one in preset.methods]
+    rows += [(one.name, preset.at_effort(effort, one.metric)) for one in preset.measures]
     return Sheet("What is what", ("in the table", "in ClairViT"), tuple(rows))
 
 
@@ -163,7 +163,7 @@ def _measures(result: Reproduction) -> Iterable[tuple[str, str]]:
 
 
 def _method(result: Reproduction, row: Row) -> str:
-    return result.wish.preset.at(result.wish.effort, row.entrant.method)
+    return result.wish.preset.at_effort(result.wish.effort, row.entrant.method)
 
 
 def _number(value: float, digits: int = 4) -> str:
@@ -186,14 +186,14 @@ def _rank(value: float) -> str:
 def check_sheet(preset: Paper, findings: Sequence[Finding]) -> Sheet:
     rows = tuple(("yes" if one.holds else "NO", one.what, one.source, one.seen) for one in findings)
     held = sum(one.holds for one in findings)
-    title = f"{preset.paper}: {held} of {len(findings)} hold when computed again"
+    title = f"{preset.citation}: {held} of {len(findings)} hold when computed again"
     return Sheet(title, ("holds", "what", "where", "numbers"), rows)
 
 
 def markdown(result: Reproduction) -> str:
     """Every sheet, then what is not as in the paper."""
     preset = result.wish.preset
-    parts = [f"# {preset.title}\n\n{preset.paper}\n"]
+    parts = [f"# {preset.title}\n\n{preset.citation}\n"]
     parts += [_as_markdown(sheet) for sheet in sheets(result)]
     lines = [f"* **{about}**: {sentence}" for about, sentence in result.differences]
     lines += [f"* **failed**: {error}" for error in result.failed]
@@ -215,7 +215,7 @@ def document(result: Reproduction) -> dict[str, Any]:
     return {
         "clairvit": __version__,
         "command": "reproduce",
-        "paper": {"name": wish.preset.name, "title": wish.preset.title, "citation": wish.preset.paper},
+        "paper": {"name": wish.preset.name, "title": wish.preset.title, "citation": wish.preset.citation},
         "model": result.model,
         **result.model_record,
         "data": wish.data.spec,
@@ -240,7 +240,7 @@ def document(result: Reproduction) -> dict[str, Any]:
         ],
         "claims": [
             {
-                "claim": one.claim.words,
+                "claim": one.claim.statement,
                 "source": one.claim.source,
                 "verdict": one.word,
                 **{key: value for key, value in vars(one).items() if key != "claim"},

@@ -9,9 +9,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from clairvit.bench.missing import Missing, missing_of, planned_from, warning_of
-from clairvit.bench.plan import DataConfig, ModelConfig, Study
-from clairvit.bench.results import combinations, scores_of
+from clairvit.bench.plan import DataConfig, ModelConfig, StoredPlan, Study
+from clairvit.bench.results import Missing, combinations, missing_of, scores_of, warning_of
 from clairvit.bench.store import Store
 from clairvit.metrics.accumulator import BASELINES, Scores
 from clairvit.metrics.registry import resolve_metric
@@ -117,7 +116,9 @@ def gather(store: Store) -> Account:
 def _missing(store: Store, studies: Sequence[Study]) -> tuple[tuple[Missing, ...], int]:
     """Return what the plans in a store have and its results do not, and how many studies have no plan there."""
     plans = {
-        study: planned_from(document, study) for document in store.plans() if (study := study_from(document["study"]))
+        study: StoredPlan.from_document(document, study)
+        for document in store.plans()
+        if (study := study_from(document["study"]))
     }
     cells = store.cells() if plans else frozenset()
     missing = [one for study in studies if study in plans for one in missing_of(plans[study], cells)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from clairvit.bench.missing import Missing
+from clairvit.bench.results import Missing
 from clairvit.metrics.registry import resolve_metric
 from clairvit.report.blocks import Items, Section, Text
 from clairvit.report.charts import images

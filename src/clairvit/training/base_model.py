@@ -1,4 +1,4 @@
-"""Start: the model that is fine-tuned, with a head for its classes, and what its file will have to say about it."""
+"""Base model: the model that is fine-tuned, with a head for the classes, and what its file will say about it."""
 
 from __future__ import annotations
 
@@ -21,22 +21,11 @@ from clairvit.models.sources import timm as from_timm
 from clairvit.models.sources.hub import fetching, hub_blocked
 
 
-@dataclass(frozen=True, eq=False)
-class Start:
-    module: nn.Module
-    arch: str  # timm's name
-    options: Mapping[str, Any]  # beyond the number of classes and the image size
-    own: Preprocess  # of the model before
-    assumptions: tuple[str, ...] = ()  # about it
-    pretrained: bool = False  # weights, apart from a new head, were trained before
-    new_head: bool = True  # its weights were drawn from the seed
-
-
 @dataclass(frozen=True)
-class Wanted:
-    """Which model is asked for."""
+class ModelRequest:
+    """Which model is fine-tuned."""
 
-    spec: str  # timm:NAME or file:PATH
+    spec: str  # timm:NAME, file:PATH or a built-in name
     pretrained: bool = True
     arch: str | None = None  # for file:PATH, where the file does not say it
     options: Mapping[str, Any] | None = None  # of timm's create_model
@@ -44,91 +33,109 @@ class Wanted:
     preprocessing: PreprocessOptions = NOT_GIVEN
 
 
-def begin(wanted: Wanted, classes: tuple[str, ...], seed: int) -> Start:
-    """Weights that are not loaded (all, or the head's) are drawn from the seed; torch's own generator is used."""
-    source, rest = split(wanted.spec)
-    options = notes.check_options(wanted.options or {})
+@dataclass(frozen=True, eq=False)
+class BaseModel:
+    """A loaded model with a head for the classes."""
+
+    module: nn.Module
+    arch: str  # timm's name
+    options: Mapping[str, Any]  # besides the number of classes and the image size
+    preprocess: Preprocess  # of the model before training
+    assumptions: tuple[str, ...] = ()  # about the preprocessing
+    pretrained: bool = False  # all weights but those of a new head were trained before
+    new_head: bool = True  # its weights were drawn from the seed
+
+
+def load_base_model(request: ModelRequest, classes: tuple[str, ...], seed: int) -> BaseModel:
+    """Load a model; weights that are not loaded (all, or the head's) are drawn from torch's generator with `seed`.
+
+    Raises:
+        BadInput: If the model cannot be fine-tuned, or the options do not fit it.
+    """
+    source, rest = split(request.spec)
+    options = notes.check_options(request.options or {})
     torch.manual_seed(seed)
     if source == "timm":
-        return _from_timm(wanted, rest, options, len(classes))
+        return _from_timm(request, rest, options, len(classes))
     if source == "file":
         if options:
-            raise BadInput(f"'{wanted.spec}' has its shape already; expected no options of the model with a file.")
-        return _from_file(wanted, rest, classes)
+            raise BadInput(f"'{request.spec}' has its shape already; expected no options of the model with a file.")
+        return _from_file(request, rest, classes)
     if source in BUILT_IN:
-        return _from_built_in(wanted, source, classes)
+        return _from_built_in(request, source, classes)
     raise BadInput(
-        f"'{wanted.spec}' cannot be fine-tuned here; expected 'timm:NAME', 'file:PATH.safetensors', "
+        f"'{request.spec}' cannot be fine-tuned here; expected 'timm:NAME', 'file:PATH.safetensors', "
         f"or a built-in model ({', '.join(BUILT_IN)})."
     )
 
 
-def _from_timm(wanted: Wanted, name: str, options: dict[str, Any], classes: int) -> Start:
+def _from_timm(request: ModelRequest, name: str, options: dict[str, Any], classes: int) -> BaseModel:
     from_timm.check_name(name)
 
     def create() -> nn.Module:
         try:
             return from_timm.create(
-                name, pretrained=wanted.pretrained, size=wanted.size, num_classes=classes, **options
+                name, pretrained=request.pretrained, size=request.size, num_classes=classes, **options
             )
         except (TypeError, AssertionError) as error:
             raise BadInput(
                 f"timm cannot make '{name}' with {dict(options)} ({error}); expected options that this model takes."
             ) from error
 
-    if wanted.pretrained:
+    if request.pretrained:
         local = name.startswith("local-dir:")
-        with fetching(wanted.spec, None if local else hub_blocked(), local=local):
+        with fetching(request.spec, None if local else hub_blocked(), local=local):
             module = create()
     else:
         module = create()
-    preprocess = wanted.preprocessing.applied_to(from_timm.preprocess(module, wanted.size))
-    return Start(module, _architecture(module, name), options, preprocess, pretrained=wanted.pretrained)
+    preprocess = request.preprocessing.applied_to(from_timm.preprocess(module, request.size))
+    return BaseModel(module, _architecture(module, name), options, preprocess, pretrained=request.pretrained)
 
 
-def _from_file(wanted: Wanted, rest: str, classes: tuple[str, ...]) -> Start:
-    """A file that names these very classes keeps its head: training goes on."""
-    request = Request(
-        wanted.spec,
+def _from_file(request: ModelRequest, rest: str, classes: tuple[str, ...]) -> BaseModel:
+    """Load a file; if it names the same classes it keeps its head, so that training continues."""
+    file_request = Request(
+        request.spec,
         rest,
-        wanted.pretrained,
-        arch=wanted.arch,
-        size=wanted.size,
-        preprocessing=wanted.preprocessing,
+        request.pretrained,
+        arch=request.arch,
+        size=request.size,
+        preprocessing=request.preprocessing,
     )
-    model = from_file.build(request)
-    state, said = from_file.read_weights(Path(rest).expanduser(), wanted.spec)
-    name = from_file.architecture(request, said)
-    options = from_file.infer_options(name, state, said, wanted.spec)
+    model = from_file.build(file_request)
+    state, metadata = from_file.read_weights(Path(rest).expanduser(), request.spec)
+    name = from_file.architecture(file_request, metadata)
+    options = from_file.infer_options(name, state, metadata, request.spec)
     del options["num_classes"]
-    new_head: Any = getattr(model.module, "reset_classifier", None)
-    if new_head is None:
+    reset_classifier: Any = getattr(model.module, "reset_classifier", None)
+    if reset_classifier is None:
         raise BadInput(f"timm's '{name}' cannot be given a new head; expected a classifier, e.g. vit_base_patch16_224.")
-    if model.labels != classes:
-        new_head(len(classes))
-    return Start(
+    new_head = model.labels != classes
+    if new_head:
+        reset_classifier(len(classes))
+    return BaseModel(
         model.module,
         name,
         options,
         model.preprocess,
         model.assumptions,
-        pretrained=wanted.pretrained,
-        new_head=model.labels != classes,
+        pretrained=request.pretrained,
+        new_head=new_head,
     )
 
 
-def _from_built_in(wanted: Wanted, name: str, classes: tuple[str, ...]) -> Start:
-    """Start from a model inside this package: its weights are files for a timm architecture."""
-    if wanted.options:
+def _from_built_in(request: ModelRequest, name: str, classes: tuple[str, ...]) -> BaseModel:
+    """Load a model of this package: its weights are files for a timm architecture."""
+    if request.options:
         raise BadInput(f"'{name}' has its shape already; expected no options of the model with a built-in one.")
     with built_in_weights(name) as (path, arch):
-        start = _from_file(replace(wanted, arch=arch), str(path), classes)
-    preprocess = load(name, pretrained=wanted.pretrained, size=wanted.size).preprocess
-    return replace(start, own=wanted.preprocessing.applied_to(preprocess), assumptions=())
+        base = _from_file(replace(request, arch=arch), str(path), classes)
+    preprocess = load(name, pretrained=request.pretrained, size=request.size).preprocess
+    return replace(base, preprocess=request.preprocessing.applied_to(preprocess), assumptions=())
 
 
 def _architecture(module: nn.Module, name: str) -> str:
-    """Of a folder timm says what is in it."""
+    """Return timm's name of the architecture; for a hub or a folder it is in the config."""
     config = getattr(module, "pretrained_cfg", None) or {}
-    found = config.get("architecture") if ":" in name else None
-    return str(found or name)
+    architecture = config.get("architecture") if ":" in name else None
+    return str(architecture or name)

@@ -1,7 +1,6 @@
-"""Checkpoint: all that training needs to go on as if it had never stopped, in one safetensors file.
+"""Checkpoint: the complete state of a training, in one safetensors file, from which it continues exactly.
 
-Tensors are tensors, and the rest is JSON in the file's header: nothing is pickled, and one file is renamed into place
-at once, so that a checkpoint is there whole or not at all.
+Tensors are tensors, and the rest is JSON in the file's header: nothing is pickled. The file is written atomically.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from clairvit._io import atomic_write, beside
+from clairvit._io import atomic_write
 from clairvit.errors import BadInput
 
 _FORMAT = 1
@@ -24,55 +23,46 @@ _FORMAT = 1
 
 @dataclass(frozen=True)
 class Epoch:
-    """What one pass over the training images came to; the losses and accuracies are means over images."""
+    """The result of one epoch; losses and accuracies are means over images."""
 
     number: int  # from 1
     loss: float
-    trained: float  # accuracy on the images trained on, as they were shown
+    trained: float  # accuracy on the augmented training images
     accuracy: float  # on the validation images
     rate: float
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far training is."""
+    """The epochs that are done, and with which settings."""
 
-    settings: Mapping[str, Any]  # what must be the same for going on to make sense
+    settings: Mapping[str, Any]  # what must be the same for the training to continue
     history: tuple[Epoch, ...] = ()
 
     @property
     def best(self) -> Epoch:
-        """The first of the most accurate ones."""
+        """Return the most accurate epoch, the first of equal ones."""
         return max(self.history, key=lambda epoch: (epoch.accuracy, -epoch.number))
 
-    def over(self, patience: int) -> bool:
-        """So many epochs have gone by without a better one."""
+    def should_stop(self, patience: int) -> bool:
+        """Return whether so many epochs have passed without a better one."""
         return bool(self.history) and self.history[-1].number - self.best.number >= patience
 
 
-def write_tensors(tensors: Mapping[str, Tensor], notes: Mapping[str, str], path: Path) -> None:
-    """Whoever reads it, or kills us, finds a whole file."""
+def write_tensors(tensors: Mapping[str, Tensor], metadata: Mapping[str, str], path: Path) -> None:
+    """Write a safetensors file atomically: readers never see a partial file. Equal weights are equal bytes."""
     from safetensors.torch import save
 
-    content = save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, dict(notes))
-    atomic_write(path, *_ordered(content))
+    content = save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, dict(metadata))
+    atomic_write(path, *_sorted_metadata(content))
 
 
-def check_place(path: Path) -> None:
-    """A place that cannot be written to is found before the first epoch, not after it."""
-    with beside(path) as temporary:
-        temporary.touch()
-
-
-def _ordered(content: bytes) -> tuple[bytes, memoryview]:
-    """Header and data of a safetensors file; its notes come in any order, and here in that of their names.
-
-    So equal weights are equal bytes.
-    """
+def _sorted_metadata(content: bytes) -> tuple[bytes, memoryview]:
+    """Return header and data of a safetensors file with its metadata, which comes in any order, sorted by name."""
     length = int.from_bytes(content[:8], "little")
-    found = json.loads(content[8 : 8 + length])
-    found["__metadata__"] = dict(sorted(found.get("__metadata__", {}).items()))
-    text = json.dumps(found, separators=(",", ":"), ensure_ascii=False).encode()
+    header = json.loads(content[8 : 8 + length])
+    header["__metadata__"] = dict(sorted(header.get("__metadata__", {}).items()))
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)  # the data begin at a multiple of eight
     return len(text).to_bytes(8, "little") + text, memoryview(content)[8 + length :]
 
@@ -85,10 +75,11 @@ def save_checkpoint(
     schedule: torch.optim.lr_scheduler.LRScheduler,
     device: torch.device,
 ) -> None:
-    kept = optimiser.state_dict()
+    """Write the state of a training."""
+    optimiser_state = optimiser.state_dict()
     tensors = {f"model.{name}": tensor for name, tensor in module.state_dict().items()}
-    for place, state in kept["state"].items():
-        tensors |= {f"optimiser.{place}.{name}": tensor for name, tensor in state.items()}
+    for index, state in optimiser_state["state"].items():
+        tensors |= {f"optimiser.{index}.{name}": tensor for name, tensor in state.items()}
     tensors["random.cpu"] = torch.get_rng_state()
     if device.type == "cuda":
         tensors["random.cuda"] = torch.cuda.get_rng_state(device)
@@ -96,14 +87,14 @@ def save_checkpoint(
         "version": _FORMAT,
         "settings": progress.settings,
         "history": [vars(epoch) for epoch in progress.history],
-        "groups": kept["param_groups"],
+        "groups": optimiser_state["param_groups"],
         "schedule": schedule.state_dict(),
     }
     write_tensors(tensors, {"clairvit": json.dumps(content)}, path)
 
 
 def read_progress(path: Path) -> Progress:
-    """How far the training behind a checkpoint is."""
+    """Return the progress of the training that a checkpoint is of."""
     _, content = _open(path)
     return Progress(content["settings"], tuple(Epoch(**epoch) for epoch in content["history"]))
 
@@ -115,14 +106,14 @@ def restore(
     schedule: torch.optim.lr_scheduler.LRScheduler,
     device: torch.device,
 ) -> None:
-    """Put everything back as it was when the checkpoint was written."""
+    """Restore the state that `save_checkpoint` wrote."""
     tensors, content = _open(path)
     module.load_state_dict({key[6:]: value for key, value in tensors.items() if key.startswith("model.")})
     state: dict[int, dict[str, Tensor]] = {}
     for key, tensor in tensors.items():
         if key.startswith("optimiser."):
-            _, place, name = key.split(".")
-            state.setdefault(int(place), {})[name] = tensor
+            _, index, name = key.split(".")
+            state.setdefault(int(index), {})[name] = tensor
     optimiser.load_state_dict({"state": state, "param_groups": content["groups"]})
     schedule.load_state_dict(content["schedule"])
     torch.set_rng_state(tensors["random.cpu"])

@@ -1,4 +1,4 @@
-"""Fine-tune a timm model on an album with labels, so that it can be stopped at any moment and go on exactly.
+"""Fine-tune a timm model on labelled images; a run that was stopped continues exactly.
 
 Every choice of an epoch (order, crops, colours) is drawn from seed and epoch, and dropout from a generator whose state
 is in the checkpoint, so a run that was killed ends with the same bytes as one that was not (on one device, one torch).
@@ -7,6 +7,7 @@ is in the checkpoint, so a run that was killed ends with the same bytes as one t
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from clairvit._io import check_writable
 from clairvit.data.dataset import Failed, ImageDataset
 from clairvit.errors import BadInput, ClairError
 from clairvit.models import notes
@@ -25,26 +27,25 @@ from clairvit.models.model import Preprocess, first_scores
 from clairvit.models.preprocess import preprocess_options
 from clairvit.models.request import Size, rows_columns
 from clairvit.perturbation.progress import report_progress
-from clairvit.training.augment import batches, centred, draws, order, shaken
-from clairvit.training.base_model import Wanted, begin
+from clairvit.training.augment import augment, batches, center_crop, draw_augmentations, epoch_order
+from clairvit.training.base_model import ModelRequest, load_base_model
 from clairvit.training.checkpoint import (
     Epoch,
     Progress,
-    check_place,
     read_progress,
     restore,
     save_checkpoint,
     write_tensors,
 )
-from clairvit.training.image_cache import Pictures, class_names, numbered, read_pictures, split
+from clairvit.training.image_cache import ImageCache, cache_images, class_indices, class_names, stratified_split
 from clairvit.training.training_config import TrainingConfig
 
-Told = Callable[[Epoch], None]
+EpochCallback = Callable[[Epoch], None]
 
 
 @dataclass(frozen=True)
 class Trained:
-    """What came out; `path` holds the weights of the best epoch, for cv.load(f"file:{path}")."""
+    """The result of `finetune`; `path` has the weights of the best epoch, for cv.load(f"file:{path}")."""
 
     path: Path
     classes: tuple[str, ...]
@@ -54,39 +55,45 @@ class Trained:
     validated: int
     resumed: int  # epochs that an earlier run had done
     stopped_early: bool
-    preprocess: Preprocess  # what the images were trained with, also in the file's header
+    preprocess: Preprocess  # of the training images, also in the file's header
     assumptions: tuple[str, ...] = ()  # about it
 
 
 @dataclass(frozen=True, eq=False)
-class _Room:
-    """What the loops need: the model, where it runs, what it sees."""
+class _Trainer:
+    """The model that is trained, on which device, with which preprocessing and configuration."""
 
     module: nn.Module
-    seen: Preprocess
-    recipe: TrainingConfig
+    preprocess: Preprocess
+    config: TrainingConfig
     device: torch.device
 
-    def normalised(self, pictures: Tensor) -> Tensor:
-        mean, std = (torch.tensor(v, device=pictures.device)[:, None, None] for v in (self.seen.mean, self.seen.std))
-        return (pictures - mean) / std
+    def normalise(self, images: Tensor) -> Tensor:
+        channels = (self.preprocess.mean, self.preprocess.std)
+        mean, std = (torch.tensor(values, device=images.device)[:, None, None] for values in channels)
+        return (images - mean) / std
 
-    def scores(self, pictures: Tensor) -> Tensor:
-        """[B, 3, H, W] in 0..1 -> [B, classes] float32; in bfloat16 inside, on a GPU."""
-        rougher = torch.autocast("cuda", torch.bfloat16) if self.device.type == "cuda" else nullcontext()
-        with rougher:
-            found = first_scores(self.module(self.normalised(pictures)))
-        return found.float()
+    def logits(self, images: Tensor) -> Tensor:
+        """Return logits [B, classes] in float32 of images [B, 3, H, W] in 0..1; computed in bfloat16 on a GPU."""
+        precision = torch.autocast("cuda", torch.bfloat16) if self.device.type == "cuda" else nullcontext()
+        with precision:
+            logits = first_scores(self.module(self.normalise(images)))
+        return logits.float()
 
 
 @dataclass(frozen=True, eq=False)
-class _Set:
-    pictures: Pictures
-    rows: Tensor  # of `pictures`
-    numbers: Tensor  # class number of each row in `rows`
+class _Split:
+    """Some rows of an image cache, with the class index of each."""
+
+    cache: ImageCache
+    rows: Tensor
+    labels: Tensor
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    def images(self, batch: Tensor, device: torch.device) -> Tensor:
+        return self.cache.batch(self.rows[batch]).to(device)
 
 
 def finetune(
@@ -108,154 +115,184 @@ def finetune(
     fresh: bool = False,
     keep_state: bool = True,
     failed: Failed | None = None,
-    told: Told | None = None,
+    told: EpochCallback | None = None,
 ) -> Trained:
-    """Train `model` (timm:NAME or file:PATH) to name the album's classes; the best weights are written to `out`.
+    """Train a model to classify a data set, and write the weights of the best epoch.
 
-    A run that was interrupted goes on where it was, from the checkpoint beside `out`; `fresh` begins anew. Without
-    `validation`, a share of each class is held out. `options` are timm's (embed_dim=64, …), `classes` the names in
-    class order, `mean` and `std` what images are normalised by (the model's own unless given), `dtype` what is written
-    ("float16": half the size). `failed` is told of images that cannot be read.
-    The checkpoint (weights and two moments of each, three times the size) stays when training is complete, so that more
-    epochs go on exactly; `keep_state=False` removes it then.
+    A run that was interrupted continues from the checkpoint next to `out`.
+
+    Args:
+        dataset: Images with labels.
+        model: timm:NAME, file:PATH or a built-in model.
+        validation: Images to validate on; None holds out a share of each class.
+        recipe: How to train; None is `TrainingConfig()`.
+        out: Where the weights are written, a name that ends in .safetensors.
+        classes: Names in class order; None takes the labels.
+        pretrained: Start from pretrained weights.
+        arch: timm's architecture of a file that does not name it.
+        options: Of timm's model (embed_dim=64, …).
+        size: Of the input images; None is the model's own.
+        mean, std: By which images are normalised; None are the model's own.
+        device: Where to train; None chooses.
+        dtype: Of the written weights ("float16": half the size).
+        fresh: Start anew, even if there is a checkpoint.
+        keep_state: Keep the checkpoint (three times the size of the weights) when training is complete, so that more
+            epochs continue exactly.
+        failed: Called with each image that cannot be read; None raises the first error.
+        told: Called after each epoch.
     """
-    recipe, path = recipe or TrainingConfig(), Path(out).expanduser()
+    config, path = recipe or TrainingConfig(), Path(out).expanduser()
     if path.suffix != ".safetensors":
         raise BadInput(f"'{path}' ends in '{path.suffix}'; expected a name for weights that ends in .safetensors.")
     if dtype not in DTYPES:
         raise BadInput(f"dtype={dtype!r} was given for the weights; expected one of {', '.join(DTYPES)}.")
-    place = usable_device(device)
-    wanted = Wanted(model, pretrained, arch, options, rows_columns(size), preprocess_options(mean, std))
-    with torch.random.fork_rng([place] if place.type == "cuda" else []):
-        done = _finetune(dataset, validation, wanted, recipe, path, classes, place, dtype, fresh, failed, told)
+    request = ModelRequest(model, pretrained, arch, options, rows_columns(size), preprocess_options(mean, std))
+    used = usable_device(device)
+    with torch.random.fork_rng([used] if used.type == "cuda" else []):
+        result = _finetune(dataset, validation, request, config, path, classes, used, dtype, fresh, failed, told)
     if not keep_state:
         checkpoint_of(path).unlink(missing_ok=True)
-    return done
+    return result
 
 
 def _finetune(
     dataset: ImageDataset,
     validation: ImageDataset | None,
-    wanted: Wanted,
-    recipe: TrainingConfig,
+    request: ModelRequest,
+    config: TrainingConfig,
     path: Path,
     classes: Sequence[str] | None,
     device: torch.device,
     dtype: str,
     fresh: bool,
     failed: Failed | None,
-    told: Told | None,
+    on_epoch: EpochCallback | None,
 ) -> Trained:
-    # which images it takes is asked first, of a model without weights; the classes are known when they are read
-    own = begin(dataclasses.replace(wanted, pretrained=False), ("", ""), recipe.seed).own
-    box = recipe.box(own.size)
-    pictures = read_pictures(dataset, box, own.interpolation, failed, tuple(classes or ()))
-    names = tuple(classes) if classes is not None else class_names(pictures.labels)
+    # the image size is that of the model without weights; the classes are known once the images are read
+    preprocess = load_base_model(dataclasses.replace(request, pretrained=False), ("", ""), config.seed).preprocess
+    cover = config.cover(preprocess.size)
+    cache = cache_images(dataset, cover, preprocess.interpolation, failed, tuple(classes or ()))
+    names = tuple(classes) if classes is not None else class_names(cache.labels)
     if len(names) < 2:
         raise BadInput(f"All images are of class '{names[0]}'; expected at least two classes to tell apart.")
-    trained, kept = _sets(pictures, validation, names, box, own.interpolation, recipe, failed)
-    start = begin(wanted, names, recipe.seed)
-    resize: int | tuple[int, int] = box[0] if box[0] == box[1] else box
-    seen = dataclasses.replace(own, resize=resize, keep_ratio=True)
-    recipe = recipe.settled(start.pretrained, start.new_head)
-    room = _Room(start.module.to(device).float(), seen, recipe, device)
-    check_place(path)
-    settings = _settings(wanted, recipe, names, trained, kept, dtype)
-    said = notes.write(start.arch, start.options, names, seen)
+    validation_cache = (
+        None if validation is None else cache_images(validation, cover, preprocess.interpolation, failed, names)
+    )
+    training, held_out = _splits(cache, validation_cache, names, config)
+    base = load_base_model(request, names, config.seed)
+    resize: int | tuple[int, int] = cover[0] if cover[0] == cover[1] else cover
+    preprocess = dataclasses.replace(preprocess, resize=resize, keep_ratio=True)
+    config = config.settled(base.pretrained, base.new_head)
+    trainer = _Trainer(base.module.to(device).float(), preprocess, config, device)
+    check_writable(path)
+    settings = _settings(request, config, names, training, held_out, dtype)
+    metadata = notes.write(base.arch, base.options, names, preprocess)
 
     def write() -> None:
-        state = room.module.state_dict()
-        kind = DTYPES[dtype]
-        write_tensors({k: v.to(kind) if v.is_floating_point() else v for k, v in state.items()}, said, path)
+        state = trainer.module.state_dict()
+        cast = {k: v.to(DTYPES[dtype]) if v.is_floating_point() else v for k, v in state.items()}
+        write_tensors(cast, metadata, path)
 
-    progress, resumed = _train(room, trained, kept, Progress(settings), path, write, fresh, told)
-    early = progress.over(recipe.patience)
-    counts = len(trained), len(kept)
-    return Trained(path, names, progress.history, progress.best, *counts, resumed, early, seen, start.assumptions)
+    progress, resumed = _train(trainer, training, held_out, Progress(settings), path, write, fresh, on_epoch)
+    return Trained(
+        path,
+        names,
+        progress.history,
+        progress.best,
+        len(training),
+        len(held_out),
+        resumed,
+        progress.should_stop(config.patience),
+        preprocess,
+        base.assumptions,
+    )
 
 
 def checkpoint_of(path: Path) -> Path:
-    """'dogs.safetensors' -> 'dogs.training.safetensors'"""
+    """Return the checkpoint of a file of weights: dogs.safetensors -> dogs.training.safetensors."""
     return path.with_name(f"{path.stem}.training.safetensors")
 
 
-def _sets(
-    pictures: Pictures,
-    validation: ImageDataset | None,
-    names: tuple[str, ...],
-    box: tuple[int, int],
-    interpolation: str,
-    recipe: TrainingConfig,
-    failed: Failed | None,
-) -> tuple[_Set, _Set]:
-    numbers = numbered(pictures.labels, names)
+def _splits(
+    cache: ImageCache, validation: ImageCache | None, names: tuple[str, ...], config: TrainingConfig
+) -> tuple[_Split, _Split]:
+    """Return the images to train on and those to validate on."""
+    labels = class_indices(cache.labels, names)
     if validation is None:
-        rows, held = split(numbers, recipe.held_out, recipe.seed)
-        return _Set(pictures, rows, numbers[rows]), _Set(pictures, held, numbers[held])
-    others = read_pictures(validation, box, interpolation, failed, names)
-    every, each = torch.arange(len(pictures)), torch.arange(len(others))
-    return _Set(pictures, every, numbers), _Set(others, each, numbered(others.labels, names))
+        rows, held_out = stratified_split(labels, config.held_out, config.seed)
+        return _Split(cache, rows, labels[rows]), _Split(cache, held_out, labels[held_out])
+    validation_labels = class_indices(validation.labels, names)
+    return (
+        _Split(cache, torch.arange(len(cache)), labels),
+        _Split(validation, torch.arange(len(validation)), validation_labels),
+    )
 
 
 def _settings(
-    wanted: Wanted, recipe: TrainingConfig, names: tuple[str, ...], trained: _Set, kept: _Set, dtype: str
+    request: ModelRequest,
+    config: TrainingConfig,
+    names: tuple[str, ...],
+    training: _Split,
+    held_out: _Split,
+    dtype: str,
 ) -> dict[str, Any]:
-    """What must be the same for a run to go on; it may be longer or more patient than it was meant to be."""
-    how = {key: value for key, value in vars(recipe).items() if key not in ("epochs", "patience")}
+    """Return what must be the same for a run to continue; epochs and patience may change."""
     return {
-        "model": wanted.spec,
-        "pretrained": wanted.pretrained,
-        "arch": wanted.arch,
-        "options": dict(wanted.options or {}),
-        "size": list(wanted.size) if wanted.size else None,
-        "mean": list(wanted.preprocessing.mean) if wanted.preprocessing.mean else None,
-        "std": list(wanted.preprocessing.std) if wanted.preprocessing.std else None,
-        **how,
+        "model": request.spec,
+        "pretrained": request.pretrained,
+        "arch": request.arch,
+        "options": dict(request.options or {}),
+        "size": list(request.size) if request.size else None,
+        "mean": list(request.preprocessing.mean) if request.preprocessing.mean else None,
+        "std": list(request.preprocessing.std) if request.preprocessing.std else None,
+        **{key: value for key, value in vars(config).items() if key not in ("epochs", "patience")},
         "classes": list(names),
-        "images": trained.pictures.mark,
-        "validation": kept.pictures.mark,
+        "images": training.cache.content_hash,
+        "validation": held_out.cache.content_hash,
         "dtype": dtype,
     }
 
 
 def _train(
-    room: _Room,
-    trained: _Set,
-    kept: _Set,
+    trainer: _Trainer,
+    training: _Split,
+    held_out: _Split,
     progress: Progress,
     path: Path,
     write: Callable[[], None],
     fresh: bool,
-    told: Told | None,
+    on_epoch: EpochCallback | None,
 ) -> tuple[Progress, int]:
-    recipe, checkpoint = room.recipe, checkpoint_of(path)
-    optimiser = torch.optim.AdamW(_groups(room.module, recipe), weight_decay=recipe.decay)
-    steps = len(batches(order(len(trained), recipe.seed, 1), recipe.batch))  # of an epoch
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: recipe.factor(step, steps))
+    """Train until the last epoch or early stopping; return the progress, and how many epochs were done before."""
+    config, checkpoint = trainer.config, checkpoint_of(path)
+    optimiser = torch.optim.AdamW(_parameter_groups(trainer.module, config), weight_decay=config.decay)
+    steps = math.ceil(len(training) / config.batch)  # of an epoch
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: config.factor(step, steps))
     if checkpoint.exists() and not fresh:
         progress = _resumable(checkpoint, progress.settings, path)
-        restore(checkpoint, room.module, optimiser, schedule, room.device)
+        restore(checkpoint, trainer.module, optimiser, schedule, trainer.device)
     resumed = len(progress.history)
-    while len(progress.history) < recipe.epochs and not progress.over(recipe.patience):
+    while len(progress.history) < config.epochs and not progress.should_stop(config.patience):
         number = len(progress.history) + 1
         best = f", best {progress.best.accuracy:.1%}" if progress.history else ""
-        what = f"epoch {number} of {recipe.epochs}{best}"
-        loss, right, rate = _epoch(room, trained, optimiser, schedule, number, what)
-        done = Epoch(number, loss, right, _accuracy(room, kept), rate)
-        progress = dataclasses.replace(progress, history=(*progress.history, done))
-        if progress.best is done:
+        title = f"epoch {number} of {config.epochs}{best}"
+        loss, accuracy, rate = _epoch(trainer, training, optimiser, schedule, number, title)
+        epoch = Epoch(number, loss, accuracy, _accuracy(trainer, held_out), rate)
+        progress = dataclasses.replace(progress, history=(*progress.history, epoch))
+        if progress.best is epoch:
             write()  # before the checkpoint: killed in between, this epoch is done again, with the same result
-        save_checkpoint(checkpoint, progress, room.module, optimiser, schedule, room.device)
-        if told is not None:
-            told(done)
+        save_checkpoint(checkpoint, progress, trainer.module, optimiser, schedule, trainer.device)
+        if on_epoch is not None:
+            on_epoch(epoch)
     return progress, resumed
 
 
 def _resumable(checkpoint: Path, settings: Mapping[str, Any], path: Path) -> Progress:
+    """Return the progress of a checkpoint; raise `BadInput` if it is of another training."""
     progress = read_progress(checkpoint)
-    other = [key for key in settings if progress.settings.get(key) != settings[key]]
-    if other:
-        changes = ", ".join(_change(key, progress.settings.get(key), settings[key]) for key in other)
+    changed = [key for key in settings if progress.settings.get(key) != settings[key]]
+    if changed:
+        changes = ", ".join(_describe_change(key, progress.settings.get(key), settings[key]) for key in changed)
         raise BadInput(
             f"'{checkpoint}' is of another training ({changes}); expected the same settings to go on. Pass fresh=True "
             "to begin anew, or choose another out=.",
@@ -270,68 +307,68 @@ def _resumable(checkpoint: Path, settings: Mapping[str, Any], path: Path) -> Pro
     return progress
 
 
-def _change(key: str, before: Any, now: Any) -> str:
+def _describe_change(key: str, before: Any, now: Any) -> str:
     if key in ("images", "validation", "classes"):
         return f"other {key}"
     return f"{key} was {before}, now {now}"
 
 
-def _groups(module: nn.Module, recipe: TrainingConfig) -> list[dict[str, Any]]:
-    """Return the parameters in two groups with rates of their own: all but the head, and the head (it may be empty)."""
-    classifier: Any = getattr(module, "get_classifier", None)
-    heads = [one for one in [classifier() if classifier else None] if isinstance(one, nn.Module)]
-    head = {id(parameter) for one in heads for parameter in one.parameters()}
+def _parameter_groups(module: nn.Module, config: TrainingConfig) -> list[dict[str, Any]]:
+    """Return the parameters of the backbone and of the head, each with its learning rate; empty groups are left out."""
+    get_classifier: Any = getattr(module, "get_classifier", None)
+    head = get_classifier() if get_classifier else None
+    in_head = {id(parameter) for parameter in head.parameters()} if isinstance(head, nn.Module) else set()
     groups = [
-        {"params": [p for p in module.parameters() if id(p) not in head], "lr": recipe.rate},
-        {"params": [p for p in module.parameters() if id(p) in head], "lr": recipe.head_rate},
+        {"params": [p for p in module.parameters() if id(p) not in in_head], "lr": config.rate},
+        {"params": [p for p in module.parameters() if id(p) in in_head], "lr": config.head_rate},
     ]
     return [group for group in groups if group["params"]]
 
 
 def _epoch(
-    room: _Room,
-    trained: _Set,
+    trainer: _Trainer,
+    training: _Split,
     optimiser: torch.optim.Optimizer,
     schedule: torch.optim.lr_scheduler.LRScheduler,
     number: int,
-    what: str,
+    title: str,
 ) -> tuple[float, float, float]:
-    """One pass over the images; mean loss, accuracy, and the rate of the last step."""
-    recipe = room.recipe
-    sequence, lots = order(len(trained), recipe.seed, number), draws(len(trained), recipe.seed, number)
-    total, right, rate = 0.0, 0, 0.0
-    room.module.train()
-    with report_progress(what, len(trained)) as tell:
-        for chosen in batches(sequence, recipe.batch):
-            pictures = trained.pictures.some(trained.rows[chosen]).to(room.device)
-            truth = trained.numbers[chosen].to(room.device)
-            scores = room.scores(shaken(pictures, room.seen.size, recipe, lots[chosen]))
-            loss = F.cross_entropy(scores, truth)
+    """Train on each image once; return the mean loss, the accuracy, and the learning rate of the last step."""
+    config, count = trainer.config, len(training)
+    order, draws = epoch_order(count, config.seed, number), draw_augmentations(count, config.seed, number)
+    total, correct, rate = 0.0, 0, 0.0
+    trainer.module.train()
+    with report_progress(title, count) as tell:
+        for batch in batches(order, config.batch):
+            images, labels = training.images(batch, trainer.device), training.labels[batch].to(trainer.device)
+            logits = trainer.logits(augment(images, trainer.preprocess.size, config, draws[batch]))
+            loss = F.cross_entropy(logits, labels)
             if not bool(loss.isfinite()):
                 peak = float(optimiser.param_groups[0]["initial_lr"])
                 raise ClairError(
-                    f"The loss is {float(loss.detach())} in epoch {number}: training has come apart. Try a lower rate "
+                    f"The loss is {float(loss.detach())} in epoch {number}: training has diverged. Try a lower rate "
                     f"than {peak:g}, with fresh=True.",
                     parameters={"rate": f"{peak / 10:g}", "fresh": "True"},
                 )
             optimiser.zero_grad()
             torch.autograd.backward(loss)
-            if recipe.clip is not None:
-                nn.utils.clip_grad_norm_(room.module.parameters(), recipe.clip)
+            if config.clip is not None:
+                nn.utils.clip_grad_norm_(trainer.module.parameters(), config.clip)
             rate = float(schedule.get_last_lr()[0])
             optimiser.step()
             schedule.step()
-            total += float(loss.detach()) * len(chosen)
-            right += int((scores.argmax(1) == truth).sum())
-            tell(len(chosen))
-    return total / len(trained), right / len(trained), rate
+            total += float(loss.detach()) * len(batch)
+            correct += int((logits.argmax(1) == labels).sum())
+            tell(len(batch))
+    return total / count, correct / count, rate
 
 
 @torch.no_grad()
-def _accuracy(room: _Room, kept: _Set) -> float:
-    room.module.eval()
-    right = 0
-    for chosen in batches(torch.arange(len(kept)), max(room.recipe.batch, 64)):
-        pictures = centred(kept.pictures.some(kept.rows[chosen]).to(room.device), room.seen.size)
-        right += int((room.scores(pictures).argmax(1).cpu() == kept.numbers[chosen]).sum())
-    return right / len(kept)
+def _accuracy(trainer: _Trainer, held_out: _Split) -> float:
+    """Return the accuracy on the images that are held out."""
+    trainer.module.eval()
+    correct = 0
+    for batch in batches(torch.arange(len(held_out)), max(trainer.config.batch, 64)):
+        images = center_crop(held_out.images(batch, trainer.device), trainer.preprocess.size)
+        correct += int((trainer.logits(images).argmax(1).cpu() == held_out.labels[batch]).sum())
+    return correct / len(held_out)

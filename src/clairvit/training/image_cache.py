@@ -1,10 +1,11 @@
-"""Pictures: an album read once, as bytes at the size training cuts from, with a class number for each."""
+"""Image cache: a data set read once, as bytes at the size that training crops from, with a label for each image."""
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,117 +20,136 @@ from clairvit.models.model import Model, Preprocess
 from clairvit.perturbation.progress import report_progress
 from clairvit.perturbation.rng import make_generator
 
-IN_MEMORY = 4 << 30  # bytes; larger sets lie in a temporary file that the system reads and forgets as needed
-_AT_ONCE = 64
+IN_MEMORY = 4 << 30  # bytes; larger sets are in a temporary file, which the operating system pages
+_CHUNK = 64  # images that are read before progress is reported
 
 
 @dataclass(frozen=True, eq=False)
-class Pictures:
-    """A set to train or validate on."""
+class ImageCache:
+    """Images to train or validate on."""
 
     bytes: NDArray[np.uint8]  # [N, 3, R, C]
     labels: tuple[int | str, ...]
-    mark: str  # a hash of all images and labels
+    content_hash: str  # of all images and labels
 
     def __len__(self) -> int:
         return len(self.labels)
 
-    def some(self, rows: Tensor) -> Tensor:
-        """uint8 [len(rows), 3, R, C]"""
+    def batch(self, rows: Tensor) -> Tensor:
+        """Return images as uint8 [len(rows), 3, R, C]."""
         return torch.from_numpy(self.bytes[rows.numpy()])
 
 
-def read_pictures(
+_Image = tuple[Tensor, int | str, str]  # uint8 [3, R, C], label, hash
+
+
+def cache_images(
     dataset: ImageDataset,
-    box: tuple[int, int],
+    cover: tuple[int, int],
     interpolation: str,
     failed: Failed | None = None,
     classes: tuple[str, ...] = (),
-) -> Pictures:
-    """All pages of an album; `failed` is told of those that cannot be read, and without it the first one raises.
+) -> ImageCache:
+    """Read all images of a data set with labels.
 
-    Albums of data sets number an image's class by the names a model has for them, which are `classes`.
+    Args:
+        dataset: The images.
+        cover: (rows, columns) that each image is resized to cover, then cropped to.
+        interpolation: Of the resizing.
+        failed: Called with each image that cannot be read; None raises the first error.
+        classes: The names by which a data set numbers its classes.
     """
     if not dataset.has_labels:
-        raise BadInput("The images to train on have no classes; expected an album with labels, e.g. class folders.")
-    shape = (len(dataset), 3, *box)
+        raise BadInput("The images to train on have no classes; expected a data set with labels, e.g. class folders.")
+    shape = (len(dataset), 3, *cover)
     large = int(np.prod(shape, dtype=np.int64)) > IN_MEMORY
-    kept = _on_disk(shape) if large else np.empty(shape, np.uint8)
-    # as bytes between 0 and 1: the middle of each picture, resized just enough to cover the box
-    plain = Preprocess(box, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0), interpolation=interpolation)
-    reader = Model(nn.Identity(), "reader", plain, classes)
+    values = _memory_map(shape) if large else np.empty(shape, np.uint8)
+    labels: list[int | str] = []
+    hashes: list[str] = []
+    with closing(_read_images(dataset, cover, interpolation, classes)) as images:
+        for row, image in enumerate(images):
+            if isinstance(image, ClairError):
+                if failed is None:
+                    raise image
+                failed(dataset.names[row], image)
+                continue
+            pixels, label, content_hash = image
+            values[len(labels)] = pixels.numpy()
+            labels.append(label)
+            hashes.append(content_hash)
+    if not labels:
+        raise BadInput(f"None of the {len(dataset)} images can be read; expected images to train on.")
+    return ImageCache(values[: len(labels)], tuple(labels), digest(*hashes))
 
-    def page(row: int) -> tuple[Tensor, int | str, str] | ClairError:
+
+def _read_images(
+    dataset: ImageDataset, cover: tuple[int, int], interpolation: str, classes: tuple[str, ...]
+) -> Generator[_Image | ClairError, None, None]:
+    """Yield each image, or the error with which it was read, in the order of the data set."""
+    # no normalisation: the middle of each image in 0..1, resized just enough to cover the crop
+    preprocess = Preprocess(cover, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0), interpolation=interpolation)
+    reader = Model(nn.Identity(), "reader", preprocess, classes)
+
+    def read(row: int) -> _Image | ClairError:
         try:
-            found = dataset.read(row, reader)
-            if found.label is None:
+            sample = dataset.read(row, reader)
+            if sample.label is None:
                 raise BadInput(f"'{dataset.names[row]}' has no class; expected one for each image.")
-            if found.pixels.shape != shape[1:]:
+            if sample.pixels.shape != (3, *cover):
                 raise BadInput(
-                    f"'{dataset.names[row]}' is a tensor of shape {list(found.pixels.shape)}, which is taken as it is; "
-                    f"training crops pictures itself and expected {list(shape[1:])}. Pass paths or PIL images."
+                    f"'{dataset.names[row]}' is a tensor of shape {list(sample.pixels.shape)}, which is taken as it "
+                    f"is; training crops pictures itself and expected {[3, *cover]}. Pass paths or PIL images."
                 )
-            return (found.pixels * 255).round().to(torch.uint8), found.label, dataset.mark(row)
+            return (sample.pixels * 255).round().to(torch.uint8), sample.label, dataset.mark(row)
         except ClairError as error:
             return error
 
-    labels: list[int | str] = []
-    marks: list[str] = []
     with report_progress("reading images", len(dataset)) as tell, ThreadPoolExecutor() as threads:
-        for start in range(0, len(dataset), _AT_ONCE):
-            rows = range(start, min(start + _AT_ONCE, len(dataset)))
-            for row, found in zip(rows, threads.map(page, rows), strict=True):
-                if isinstance(found, ClairError):
-                    if failed is None:
-                        raise found
-                    failed(dataset.names[row], found)
-                    continue
-                picture, label, mark = found
-                kept[len(labels)] = picture.numpy()
-                labels.append(label)
-                marks.append(mark)
+        for start in range(0, len(dataset), _CHUNK):
+            rows = range(start, min(start + _CHUNK, len(dataset)))
+            yield from threads.map(read, rows)
             tell(len(rows))
-    if not labels:
-        raise BadInput(f"None of the {len(dataset)} images can be read; expected images to train on.")
-    return Pictures(kept[: len(labels)], tuple(labels), digest(*marks))
 
 
-def _on_disk(shape: tuple[int, ...]) -> NDArray[np.uint8]:
-    """An array in a file without a name, which is gone when the array is."""
+def _memory_map(shape: tuple[int, ...]) -> NDArray[np.uint8]:
+    """Return an array in a file without a name, which is removed with the array."""
     with tempfile.TemporaryFile() as file:
         return np.memmap(file, np.uint8, "w+", shape=shape)
 
 
 def class_names(labels: Sequence[int | str]) -> tuple[str, ...]:
-    """In the order of their numbers, or of their names."""
+    """Return the names of classes: numbers from 0 to the largest label, or the labels sorted."""
     if all(isinstance(label, int) for label in labels):
         return tuple(str(number) for number in range(max(int(label) for label in labels) + 1))
     return tuple(sorted({str(label) for label in labels}))
 
 
-def numbered(labels: Sequence[int | str], classes: Sequence[str]) -> Tensor:
-    """[N] class numbers; a label that is a number is one already."""
-    places: dict[int | str, int] = {name: place for place, name in enumerate(classes)}
-    places |= {place: place for place in range(len(classes))}
+def class_indices(labels: Sequence[int | str], classes: Sequence[str]) -> Tensor:
+    """Return the class index of each label, [N]; a label that is a number is one already."""
+    indices: dict[int | str, int] = {name: index for index, name in enumerate(classes)}
+    indices |= {index: index for index in range(len(classes))}
     for label in dict.fromkeys(labels):
-        if label not in places:
+        if label not in indices:
             near = did_you_mean(str(label), classes)
             raise BadInput(f"An image is of class '{label}', which is none of the {len(classes)} trained on.{near}")
-    return torch.tensor([places[label] for label in labels])
+    return torch.tensor([indices[label] for label in labels])
 
 
-def split(numbers: Tensor, share: float, seed: int) -> tuple[Tensor, Tensor]:
-    """Rows to train on and rows to validate on: that share of each class, at least one; one image is trained on."""
+def stratified_split(labels: Tensor, share: float, seed: int) -> tuple[Tensor, Tensor]:
+    """Return rows to train on and rows to validate on: that share of each class, at least one.
+
+    A class with a single image is trained on.
+    """
     trained: list[Tensor] = []
-    kept: list[Tensor] = []
-    for number in sorted(set(numbers.tolist())):
-        rows = (numbers == number).nonzero().flatten()
-        rows = rows[torch.randperm(len(rows), generator=make_generator(seed, -1 - number))]
+    held_out: list[Tensor] = []
+    for label in sorted(set(labels.tolist())):
+        rows = (labels == label).nonzero().flatten()
+        rows = rows[torch.randperm(len(rows), generator=make_generator(seed, -1 - label))]
         count = min(max(round(share * len(rows)), 1), len(rows) - 1)
-        kept.append(rows[:count])
+        held_out.append(rows[:count])
         trained.append(rows[count:])
-    if not sum(map(len, kept)):
+    if not sum(map(len, held_out)):
         raise BadInput(
             "Every class has a single image, so none is left to validate on; expected at least two images of a class."
         )
-    return torch.cat(trained).sort().values, torch.cat(kept).sort().values
+    return torch.cat(trained).sort().values, torch.cat(held_out).sort().values

@@ -1,4 +1,4 @@
-"""Recipe: how a model is fine-tuned. The default suits pretrained weights, "focusvit" is the paper's.
+"""Training configuration: how a model is fine-tuned. The default suits pretrained weights, "focusvit" is the paper's.
 
 FocusViT's single rate of 1e-4 from the first step on undoes a DINOv2 backbone within two steps: AdamW's first steps
 move every weight by the whole rate, whatever its gradient. So pretrained weights get a lower rate than a new head,
@@ -10,10 +10,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from clairvit.errors import BadInput, UnknownName, did_you_mean
+from clairvit._registry import Registry
+from clairvit.errors import BadInput
 
-PRETRAINED_RATE, DRAWN_RATE, HEAD_RATE = 1e-5, 1e-4, 1e-3
-RESIZED, CUT = 256, 224  # FocusViT's short side and crop; other input sizes keep their ratio
+PRETRAINED_RATE, SCRATCH_RATE, HEAD_RATE = 1e-5, 1e-4, 1e-3
+RESIZE, CROP = 256, 224  # FocusViT's short side and crop; other input sizes keep their ratio
 
 
 @dataclass(frozen=True)
@@ -26,10 +27,10 @@ class TrainingConfig:
 
     epochs: int = 50  # at most
     batch: int = 32
-    rate: float | None = None  # None: 1e-5 for pretrained weights, 1e-4 for weights that were drawn
+    rate: float | None = None  # None: 1e-5 for pretrained weights, 1e-4 for random ones
     decay: float = 0.01  # AdamW's weight decay; the paper names none, this is torch's own
-    gamma: float = 0.7  # the rate's factor …
-    every: int = 10  # … after so many epochs
+    gamma: float = 0.7  # the rate's factor after
+    every: int = 10  # so many epochs
     patience: int = 5  # epochs without a better accuracy after which training stops
     resize: int | None = None  # the short side before the crop; None: 256/224 of the model's own
     rotation: float = 15.0  # degrees to either side
@@ -67,8 +68,8 @@ class TrainingConfig:
             raise BadInput(f"held_out={self.held_out} was given for fine-tuning; expected a share between 0 and 1.")
 
     def settled(self, pretrained: bool, new_head: bool) -> TrainingConfig:
-        """Return the recipe with both rates as numbers, for weights that are pretrained or not."""
-        rate = self.rate if self.rate is not None else PRETRAINED_RATE if pretrained else DRAWN_RATE
+        """Return the configuration with both rates as numbers, for weights that are pretrained or not."""
+        rate = self.rate if self.rate is not None else PRETRAINED_RATE if pretrained else SCRATCH_RATE
         head_rate = self.head_rate
         if head_rate is None:
             head_rate = max(rate, min(HEAD_RATE, 100 * rate)) if pretrained and new_head else rate
@@ -79,12 +80,12 @@ class TrainingConfig:
         warm = self.warmup * steps
         return min(1.0, (step + 1) / (warm + 1)) * self.gamma ** (step // steps // self.every)
 
-    def box(self, size: tuple[int, int]) -> tuple[int, int]:
-        """What pictures are resized to cover before (rows, columns) are cut out of them."""
+    def cover(self, size: tuple[int, int]) -> tuple[int, int]:
+        """Return the (rows, columns) that images are resized to cover before `size` is cropped from them."""
         if self.resize is None:
-            # by a multiple of 4, so that the middle of the box is the middle of the picture, to the pixel: half a
-            # difference is rounded to even, in the box's crop as in the finished model's
-            rows, columns = (side + 4 * round(side * (RESIZED - CUT) / CUT / 4) for side in size)
+            # larger by a multiple of 4, so that the middle is the middle of the image to the pixel: half a difference
+            # is rounded to even, in this crop as in the trained model's
+            rows, columns = (side + 4 * round(side * (RESIZE - CROP) / CROP / 4) for side in size)
             return rows, columns
         short = min(size)
         if self.resize < short:
@@ -95,17 +96,17 @@ class TrainingConfig:
         return round(size[0] * self.resize / short), round(size[1] * self.resize / short)
 
 
-RECIPES = {
-    "default": TrainingConfig(),
-    # "AdamW … with a learning rate of 1×10⁻⁴, a StepLR scheduler (decay factor 0.7 every 10 epochs), and a batch size
-    # of 32 … early stopping … patience of 5": one rate for all weights, nothing else is named
-    "focusvit": TrainingConfig(rate=1e-4, head_rate=1e-4, warmup=0, clip=None),
-}
+RECIPES = Registry(
+    "recipe",
+    {
+        "default": TrainingConfig(),
+        # "AdamW … with a learning rate of 1×10⁻⁴, a StepLR scheduler (decay factor 0.7 every 10 epochs), and a batch
+        # size of 32 … early stopping … patience of 5": one rate for all weights, nothing else is named
+        "focusvit": TrainingConfig(rate=1e-4, head_rate=1e-4, warmup=0, clip=None),
+    },
+)
 
 
 def named_recipe(name: str) -> TrainingConfig:
-    """Return a recipe of `RECIPES` by its name."""
-    if name not in RECIPES:
-        known = ", ".join(RECIPES)
-        raise UnknownName(f"There is no recipe '{name}'; expected one of {known}.{did_you_mean(name, list(RECIPES))}")
-    return RECIPES[name]
+    """Return a configuration of `RECIPES` by its name."""
+    return RECIPES.resolve(name)
