@@ -9,6 +9,7 @@ from torch import Tensor
 
 from clairvit.methods.executor import Result, run
 from clairvit.methods.explanation import Cost
+from clairvit.methods.result import as_map_result
 from clairvit.methods.spec import MethodSpec
 from clairvit.models.model import Model
 from clairvit.targets.target import Target
@@ -90,7 +91,7 @@ def _joined(spec: MethodSpec, members: Sequence[Result]) -> Result:
     maps = [one.maps for one in members if one.maps is not None]
     if found.error is None:
         with torch.no_grad():
-            found.maps = spec.method.function(maps, **dict(spec.options))
+            found.maps = as_map_result(spec.method.function(maps, **dict(spec.options))).maps
     return found
 
 

@@ -8,15 +8,15 @@ import importlib
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
-
-from torch import Tensor
+from typing import Any, Literal, TypeVar
 
 from clairvit.errors import UnknownName, did_you_mean
 from clairvit.methods.aggregation import Aggregation
 from clairvit.methods.discrepancies import KNOWN
 from clairvit.methods.explanation import Cost
+from clairvit.methods.result import MapFunction
 
+F = TypeVar("F", bound=MapFunction)
 Output = Literal["matrix", "tokens", "image"]
 Passes = Literal["none", "forward", "backward", "local"]
 
@@ -33,7 +33,7 @@ COMBINATORS = {
 FAMILIES = ("attention", "gradient × attention", "gradient", "cam", "relevance", "decomposition", "perturbation")
 MATRIX_COMBINATORS = ("rollout", "flow")  # those that need an N×N matrix from each layer
 USUAL_PATCHES = 196  # of the costs in lists: 224 pixels in patches of 16
-_GIVEN = ("layer", "trace", "seed", "note", "aside")  # parameters of a method's function that are no options
+_GIVEN = ("layer", "trace", "seed")  # parameters of a method's function that are no options
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Method:
     name: str
     family: str
     paper: str
-    function: Callable[..., Tensor] = field(repr=False)
+    function: MapFunction = field(repr=False)
     output: Output  # N×N matrix a layer, one number a token and layer, or a whole image at once
     passes: Passes  # what it must see: nothing, a forward, a backward, or one block at a time
     rules: str | None  # the rule table of its backward
@@ -157,7 +157,7 @@ _HOMES = (
 
 def register(
     name: str,
-    function: Callable[..., Tensor],
+    function: MapFunction,
     *,
     family: str,
     paper: str,
@@ -177,10 +177,10 @@ def register(
     )
 
 
-def method(name: str, **what: Any) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
+def method(name: str, **what: Any) -> Callable[[F], F]:
     """`register` as a decorator."""
 
-    def enter(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def enter(function: F) -> F:
         register(name, function, **what)
         return function
 
