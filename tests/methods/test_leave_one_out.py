@@ -15,7 +15,6 @@ from torch.nn.functional import cosine_similarity
 import clairvit as cv
 from clairvit.errors import BadInput, NotApplicable
 from clairvit.methods.leave_one_out import suppressing, turned_down
-from clairvit.perturbation.aside import MapResult
 from clairvit.perturbation.probe import probing
 from dropping import logits_without
 from helpers.rounding import assert_same, growth, same
@@ -225,6 +224,6 @@ def test_the_engine_says_when_attention_was_not_changed() -> None:
     traced = cv.trace(cv.wrap(module, size=size), torch.randn(1, 3, *size), TARGET)
     with (
         pytest.raises(NotApplicable, match=r"Only 0 of the 4 attention calls .* Use leave-one-out"),
-        probing(traced, "mean", what="test", forwards=2, aside=MapResult()) as probe,
+        probing(traced, "mean", what="test", forwards=2) as probe,
     ):
         probe.score_with_attention(2, lambda images, ks: lambda scores: scores)

@@ -240,7 +240,7 @@ def test_rise_is_its_definition_on_a_vit(removal: str, by_sum: bool) -> None:
     own = holes(30, 3, 0.4, (32, 32), seed=2)
     smooth = own.on((4, 4))(range(30))
     trace = cv.trace(model, image, target=3)
-    with masks.probing(trace, removal, what="test", forwards=30, aside=masks.Aside(), seed=2) as probe:
+    with masks.probing(trace, removal, what="test", forwards=30, seed=2) as probe:
         if removal == "token":
             smooth = hardened(smooth, seed=2)
             scores = [probe.score_kept(keep.reshape(1, 1, -1)) for keep in smooth]
@@ -454,7 +454,7 @@ def test_pami_hides_all_but_one_part_by_blur() -> None:
     """By brute force on a ViT, with images pasted together by hand."""
     model, image = double("timm-vit", 1)
     made = cv.explain(model, image, "pami", 3)
-    with masks.probing(cv.trace(model, image), "blur", what="test", forwards=1, aside=masks.Aside()) as probe:
+    with masks.probing(cv.trace(model, image), "blur", what="test", forwards=1) as probe:
         blurred = probe.background
 
     def value(top: int, left: int, height: int, width: int) -> float:

@@ -19,7 +19,6 @@ import clairvit as cv
 from clairvit.errors import BadInput, ClairWarning
 from clairvit.methods import scorecam as masks
 from clairvit.methods.spec import resolve_method
-from clairvit.perturbation.aside import MapResult
 from clairvit.perturbation.probe import Probe, probing
 from clairvit.tracing.recorders.last_norm import LastNorm
 from clairvit.tracing.trace import Trace
@@ -57,7 +56,7 @@ def traced(kind: str, score: str = "logit") -> Trace:
 
 
 def probe_of(trace: Trace, removal: str = "mean") -> Probe:
-    with probing(trace, removal, what="test", forwards=1, aside=MapResult()) as probe:
+    with probing(trace, removal, what="test", forwards=1) as probe:
         return probe
 
 

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 import clairvit as cv
-from clairvit.perturbation.aside import MapResult
 from clairvit.perturbation.attention_override import Rewrite, Rewritten, hiding
 from clairvit.perturbation.probe import probing
 from clairvit.perturbation.token_dropping import DropStrategy, embedded, run_tokens
@@ -90,7 +89,7 @@ def test_a_probe_rewrites_each_variant_for_itself(name: str) -> None:
         shown[torch.arange(len(images)), tiny.prefix + images + variants] = False
         return hiding(shown)
 
-    with probing(trace, "token", what="test", forwards=4, aside=MapResult()) as probe:
+    with probing(trace, "token", what="test", forwards=4) as probe:
         found = probe.score_with_attention(4, rewrite)
     assert trace.recording.forwards == 5
     assert found.shape == (2, 4)

@@ -11,7 +11,6 @@ from torch import Tensor
 
 import clairvit as cv
 from clairvit.errors import BadInput
-from clairvit.perturbation.aside import MapResult
 from clairvit.perturbation.batching import GROWS_AFTER, BatchBudget, current_pace, execution_options, in_batches
 from clairvit.perturbation.probe import TOKENS_AT_ONCE, probing
 from clairvit.perturbation.progress import on_progress, report_progress
@@ -84,7 +83,7 @@ def test_a_variant_of_many_images_is_spread_over_passes() -> None:
             raise LINUX
 
     hook = model.module.blocks[1].register_forward_pre_hook(watch)
-    with probing(trace, "mean", what="test", forwards=3, aside=MapResult()) as probe:
+    with probing(trace, "mean", what="test", forwards=3) as probe:
         found = probe.score_images(3, lambda ks: probe.blend(torch.ones(1, len(ks), 32, 32) * 0.5))
         hook.remove()
         expected = probe.score_images(3, lambda ks: probe.blend(torch.ones(1, len(ks), 32, 32) * 0.5))
@@ -111,7 +110,7 @@ def random_keep(images: int, variants: int, seed: int = 0) -> Tensor:
 
 def kept(trace: Trace, keep: Tensor, removal: str = "token") -> tuple[Tensor, list[tuple[int, int, torch.dtype]]]:
     with (
-        probing(trace, removal, what="test", forwards=keep.shape[1], aside=MapResult()) as probe,
+        probing(trace, removal, what="test", forwards=keep.shape[1]) as probe,
         lengths(trace) as seen,
     ):
         return probe.score_kept(keep), seen
@@ -137,7 +136,7 @@ def test_no_pass_is_larger_than_the_batch_size(size: int, removal: str) -> None:
     with execution_options(batch_size=size):
         _, seen = kept(trace, random_keep(1, 20), removal)
         assert max(many for many, _, _ in seen) <= size
-        with probing(trace, "mean", what="test", forwards=5, aside=MapResult()) as probe, lengths(trace) as painted:
+        with probing(trace, "mean", what="test", forwards=5) as probe, lengths(trace) as painted:
             probe.score_images(5, lambda ks: probe.blend(torch.ones(1, len(ks), 32, 32)))
         assert max(many for many, _, _ in painted) <= size
         assert sum(many for many, _, _ in painted) == 15
@@ -147,7 +146,7 @@ def test_no_pass_is_larger_than_the_batch_size(size: int, removal: str) -> None:
 
 def test_images_of_a_batch_do_not_make_passes_smaller() -> None:
     trace = cv.trace(wrapped("timm-vit"), pixels("timm-vit", 8), target=3)
-    with probing(trace, "mean", what="test", forwards=100, aside=MapResult()) as probe, lengths(trace) as seen:
+    with probing(trace, "mean", what="test", forwards=100) as probe, lengths(trace) as seen:
         probe.score_images(100, lambda ks: probe.blend(torch.ones(1, len(ks), 32, 32)))
     most = TOKENS_AT_ONCE["cpu"] // 17
     assert seen[0][0] == most // 8 * 8

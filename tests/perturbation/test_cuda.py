@@ -10,7 +10,6 @@ from torch import Tensor
 
 import clairvit as cv
 from clairvit.perturbation import probe as engine
-from clairvit.perturbation.aside import MapResult
 from clairvit.perturbation.batching import execution_options
 from clairvit.perturbation.probe import probing
 from clairvit.perturbation.removal import REMOVALS
@@ -41,7 +40,7 @@ def some(variants: int) -> Tensor:
 def test_scores_equal_those_of_the_cpu(removal: str) -> None:
     found = {}
     for device in ("cpu", "cuda"):
-        with probing(traced(device), removal, what="test", forwards=6, aside=MapResult()) as probe:
+        with probing(traced(device), removal, what="test", forwards=6) as probe:
             found[device] = probe.score_kept(some(6)).cpu()
     assert (found["cuda"] - found["cpu"]).abs().max() <= 1e-3 * found["cpu"].abs().max()
 
@@ -49,14 +48,14 @@ def test_scores_equal_those_of_the_cpu(removal: str) -> None:
 def test_memory_that_runs_out_halves_the_batch_and_changes_nothing() -> None:
     trace = traced("cuda", "timm:vit_base_patch16_224", batch=1)
     keep = some(512)
-    with probing(trace, "mean", what="test", forwards=512, aside=MapResult()) as probe:
+    with probing(trace, "mean", what="test", forwards=512) as probe:
         expected = probe.score_kept(keep)
     torch.cuda.empty_cache()
     held, total = torch.cuda.memory_allocated(), torch.cuda.get_device_properties(0).total_memory
     room = held + 400 * 2**20  # not enough for 512 images of a ViT-B at once
     torch.cuda.set_per_process_memory_fraction(room / total)
     try:
-        with execution_options(512), probing(trace, "mean", what="test", forwards=512, aside=MapResult()) as probe:
+        with execution_options(512), probing(trace, "mean", what="test", forwards=512) as probe:
             found = probe.score_kept(keep)
             assert probe._room.now < probe._room.most
     finally:
@@ -70,7 +69,7 @@ def test_rougher_passes_are_rougher_and_resemble() -> None:
     for precision in (None, "bfloat16"):
         with (
             execution_options(autocast=precision),
-            probing(trace, "token", what="test", forwards=64, aside=MapResult()) as probe,
+            probing(trace, "token", what="test", forwards=64) as probe,
         ):
             found.append(probe.score_kept(keep))
     exact, rough = found

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 import clairvit as cv
 from clairvit.errors import BadInput
 from clairvit.perturbation import token_dropping as tokens
-from clairvit.perturbation.aside import MapResult
 from clairvit.perturbation.attention_override import hiding
 from clairvit.perturbation.batching import execution_options
 from clairvit.perturbation.probe import Probe, probing
@@ -42,10 +41,8 @@ def some(name: str, images: int = B, variants: int = V) -> Tensor:
     return torch.rand(images, variants, patches, generator=torch.Generator().manual_seed(0)) < 0.5
 
 
-def asked(
-    trace: Trace, how: Callable[[Probe], Tensor], removal: str = "token", aside: MapResult | None = None
-) -> Tensor:
-    with probing(trace, removal, what="test", forwards=V, aside=aside or MapResult()) as probe:
+def asked(trace: Trace, how: Callable[[Probe], Tensor], removal: str = "token") -> Tensor:
+    with probing(trace, removal, what="test", forwards=V) as probe:
         return how(probe)
 
 
@@ -104,7 +101,7 @@ def test_everything_kept_is_the_original_score() -> None:
     for name in KINDS:
         trace = traced(name, torch.float64)
         keep = torch.ones(1, 1, ZOO[name].grid[0] * ZOO[name].grid[1], dtype=torch.bool)
-        with probing(trace, "token", what="test", forwards=1, aside=MapResult()) as probe:
+        with probing(trace, "token", what="test", forwards=1) as probe:
             assert (probe.score_kept(keep)[:, 0] - probe.original).abs().max() < 1e-12
             assert torch.equal(probe.original, trace.logits[:, 3])
 
@@ -234,9 +231,8 @@ def test_an_interrupted_probe_has_cost_what_it_passed() -> None:
 def test_it_says_what_was_done_instead_of_dropping() -> None:
     said = {}
     for name in KINDS:
-        aside = MapResult()
-        asked(traced(name), lambda probe, name=name: probe.score_kept(some(name)), aside=aside)
-        said[name] = " ".join(aside.notes)
+        with probing(traced(name), "token", what="test", forwards=V) as probe:
+            said[name] = " ".join(probe.notes)
     assert not said["timm-vit"]
     assert not said["timm-eva02"]
     assert not said["timm-siglip-map"]
@@ -248,14 +244,12 @@ def test_a_score_that_never_moves_is_told() -> None:
     model = wrapped("timm-vit")
     nn.init.zeros_(model.module.head.weight)
     for variants in (V, 1):
-        aside, keep = MapResult(), some("timm-vit", 1, variants)
+        keep = some("timm-vit", 1, variants)
         still = cv.trace(model, pixels("timm-vit", B), target=3)
-        asked(still, lambda probe, keep=keep: probe.score_kept(keep), aside=aside)
-        assert aside.unmoved == [True] * B
-        asked(traced("timm-vit"), lambda probe, keep=keep: probe.score_kept(keep), aside=aside)
-        assert aside.unmoved == [False] * B
-        asked(still, lambda probe, keep=keep: probe.score_kept(keep), aside=aside)
-        assert aside.unmoved == [False] * B  # what an earlier probe saw move has moved
+        for trace, unmoved in ((still, True), (traced("timm-vit"), False)):
+            with probing(trace, "token", what="test", forwards=variants) as probe:
+                probe.score_kept(keep)
+                assert probe.unmoved() == [unmoved] * B
 
 
 def test_masks_must_be_booleans_of_the_right_shape() -> None:
@@ -346,7 +340,7 @@ def test_nothing_is_kept_when_the_work_is_done(name: str, removal: str) -> None:
         one = torch.zeros(1, 1, some(name).shape[2], dtype=torch.bool)
         one[..., 3] = True
         stream = embedded(trace.recording)
-        with probing(trace, removal, what="test", forwards=1, aside=MapResult()) as probe:
+        with probing(trace, removal, what="test", forwards=1) as probe:
             probe.score_kept(some(name))
             probe.score_kept(one)
         watched = [

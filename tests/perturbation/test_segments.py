@@ -11,7 +11,6 @@ from torch import Tensor
 import clairvit as cv
 from clairvit.errors import BadInput
 from clairvit.models.model import Preprocess
-from clairvit.perturbation.aside import MapResult
 from clairvit.perturbation.probe import Probe, probing
 from clairvit.perturbation.segments import (
     Segmentation,
@@ -110,9 +109,7 @@ def test_superpixels_of_the_same_image_are_found_once(monkeypatch: pytest.Monkey
 
 
 def probe_on(kind: str, removal: str, image: Tensor) -> Probe:
-    with probing(
-        cv.trace(wrapped(kind), image, target=3), removal, what="test", forwards=1, aside=MapResult()
-    ) as probe:
+    with probing(cv.trace(wrapped(kind), image, target=3), removal, what="test", forwards=1) as probe:
         return probe
 
 
@@ -136,7 +133,7 @@ def test_scores_are_of_the_pixels_that_are_left() -> None:
     image, model = two_kinds().double(), wrapped("timm-vit", torch.float64)
     segments = [in_order((image[0, 0] > 0).long()), torch.zeros(32, 32, dtype=torch.long)]
     kept = [torch.tensor([[True, False], [False, True], [False, False]]), torch.tensor([[False]])]
-    with probing(cv.trace(model, image, target=3), "mean", what="test", forwards=3, aside=MapResult()) as probe:
+    with probing(cv.trace(model, image, target=3), "mean", what="test", forwards=3) as probe:
         groups = [Segmentation(own, probe.grid, pixels=True) for own in segments]
         first, second = scores_keeping(probe, groups, kept)
     by_hand = torch.stack([image[0] * (image[0, 0] < 0), image[0] * (image[0, 0] > 0), torch.zeros_like(image[0])])
@@ -151,7 +148,7 @@ def test_scores_are_of_the_pixels_that_are_left() -> None:
 def test_cells_are_patches_together() -> None:
     """A cell that goes is its patches that go."""
     (model, image), kept = double("timm-vit"), torch.tensor([[True, False, True, True]])
-    with probing(cv.trace(model, image, target=3), "token", what="test", forwards=2, aside=MapResult()) as probe:
+    with probing(cv.trace(model, image, target=3), "token", what="test", forwards=2) as probe:
         (found,) = scores_keeping(probe, groups_of(probe, "patches", 2), [kept])
         by_hand = torch.ones(4, 4, dtype=torch.bool)
         by_hand[:2, 2:] = False

@@ -13,8 +13,8 @@ from clairvit.methods.explanation import Cost
 from clairvit.methods.multi_pass import at_least_one
 from clairvit.methods.planner import record_for, run_all
 from clairvit.methods.registry import FORWARD, Caveats, ExtraCost, method
+from clairvit.methods.result import MapResult
 from clairvit.methods.spec import resolve_method
-from clairvit.perturbation.aside import MapResult
 from clairvit.perturbation.probe import Probe, probing
 from clairvit.perturbation.removal import Removal
 from clairvit.targets.target import Target, class_name
@@ -41,14 +41,13 @@ DECIMALS = 4  # of logits, when patches are ordered: round-off between equal pat
 def counterfactual(
     trace: Trace,
     *,
-    aside: MapResult,
     removal: Removal = "token",
     search: Literal["greedy", "map"] = "greedy",
     along: str = ALONE,
     candidates: int = 16,
     effort: int = 20,
     seed: int = 0,
-) -> Tensor:
+) -> MapResult:
     """margin(x without S∖i) − margin(x without S), i in S: S is a small set of patches whose removal flips the answer.
 
     The margin is the target's logit minus the highest other one (a − b for a contrast), whatever the score, and the
@@ -68,22 +67,23 @@ def counterfactual(
     assert trace.target is not None
     margins = margins_of(trace.target)
     images, patches = len(trace.pixels), trace.layout.patches
-    order = None if along == ALONE else _map_along(along, trace, aside, seed)  # [B, patches]
+    order, notes = (None, ()) if along == ALONE else _map_along(along, trace, seed)  # [B, patches]
     maps = torch.zeros(images, patches, dtype=torch.float64)
     chosen = torch.zeros(images, patches, dtype=torch.bool)
     unmoved = []
-    with probing(trace, removal, what=NAME, forwards=effort * patches, aside=aside, seed=seed) as probe:
+    with probing(trace, removal, what=NAME, forwards=effort * patches, seed=seed) as probe:
+        notes = (*notes, *probe.notes)
         for image in range(images):
             ask = FlipSearch(probe, image, margins, effort * patches)
             found = flipping(ask, search, None if order is None else order[image], candidates)
             if found is not None:
                 chosen[image], maps[image] = found
             unmoved.append(ask.unmoved)
-            aside.note(f"{NAME}{f' of image {image + 1}' * (images > 1)}: {ask.story(chosen[image])}")
-    aside.unmoved = unmoved
-    aside.chosen = chosen.reshape(images, *trace.layout.grid)
+            notes += (f"{NAME}{f' of image {image + 1}' * (images > 1)}: {ask.story(chosen[image])}",)
     dtype = torch.float64 if trace.logits.dtype == torch.float64 else torch.float32
-    return maps.reshape(images, *trace.layout.grid).to(trace.pixels.device, dtype)
+    grid = (images, *trace.layout.grid)
+    on_device = maps.reshape(grid).to(trace.pixels.device, dtype)
+    return MapResult(on_device, chosen=chosen.reshape(grid), notes=notes, unmoved=unmoved)
 
 
 def _cost(patches: int, effort: int, along: str) -> Cost:
@@ -273,8 +273,8 @@ def firsts(order: list[int], patches: int) -> Tensor:
     return sets
 
 
-def _map_along(along: str, trace: Trace, aside: MapResult, seed: int) -> Tensor:
-    """The map of another method, [B, patches], each over its own largest value."""
+def _map_along(along: str, trace: Trace, seed: int) -> tuple[Tensor, tuple[str, ...]]:
+    """Return the maps of another method, [B, patches], each over its own largest value, and their notes."""
     inner = resolve_method(along)
     if inner.method.name == NAME:
         raise BadInput(f"along={along} was given; expected another method than {NAME} itself, such as legrad.")
@@ -286,12 +286,10 @@ def _map_along(along: str, trace: Trace, aside: MapResult, seed: int) -> Tensor:
     if result.error is not None:
         raise result.error
     assert result.maps is not None
-    for note in result.notes:
-        aside.note(note)
     if tuple(result.maps.shape[1:]) != trace.layout.grid:
         raise NotApplicable(
             f"The map of '{inner.text}' has {' × '.join(map(str, result.maps.shape[1:]))} values and the image "
             f"{' × '.join(map(str, trace.layout.grid))} patches; expected one for each. Use along={ALONE}."
         )
     flat = result.maps.detach().flatten(1).double().cpu()
-    return flat / flat.abs().amax(1, keepdim=True).clamp(min=1e-300)
+    return flat / flat.abs().amax(1, keepdim=True).clamp(min=1e-300), tuple(result.notes)

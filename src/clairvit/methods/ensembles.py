@@ -17,10 +17,11 @@ from clairvit.errors import BadInput, NotApplicable, UnknownName, did_you_mean
 from clairvit.methods.aggregation import Product, Single, Suffixes, Total
 from clairvit.methods.executor import Result
 from clairvit.methods.explanation import Cost
-from clairvit.methods.multi_pass import Note, at_least_one, by_variant, noisy_images, several
+from clairvit.methods.multi_pass import at_least_one, by_variant, noisy_images, several
 from clairvit.methods.parsing import ParsedSpec, parse_spec
 from clairvit.methods.planner import record_for, run_all
 from clairvit.methods.registry import FORWARD, NOTHING, Caveats, ExtraCost, Method, parameters
+from clairvit.methods.result import MapResult
 from clairvit.methods.spec import MethodSpec, checked, resolve_method, wraps
 from clairvit.numerics import average_ranks
 from clairvit.tracing.trace import Trace
@@ -59,9 +60,7 @@ def starts(method: str, count: int) -> list[str]:
     return [resolve_method(method, **{word: m}).text for m in range(count)]
 
 
-def smoothed(
-    inner: MethodSpec, trace: Trace, n: int = 20, sigma: float = 0.1, seed: int = 0, note: Note = str
-) -> Tensor:
+def smoothed(inner: MethodSpec, trace: Trace, n: int = 20, sigma: float = 0.1, seed: int = 0) -> MapResult:
     """mean_k M(x + e_k): a method averaged over noisy images, so that what depends on single pixels cancels.
 
     The noise has std sigma·(max − min) of the normalised image, as in SmoothGrad; n forwards, and n of each backward
@@ -80,11 +79,8 @@ def smoothed(
     refused = next((result.error for result in found if result.error is not None), None)
     if refused is not None:
         raise refused
-    for said in dict.fromkeys(said for result in found for said in result.notes):
-        note(said)
-    return (
-        torch.stack([by_variant(result.maps, trace).sum(0) for result in found if result.maps is not None]).sum(0) / n
-    )
+    sums = [by_variant(result.maps, trace).sum(0) for result in found if result.maps is not None]
+    return MapResult(torch.stack(sums).sum(0) / n, notes=tuple(note for result in found for note in result.notes))
 
 
 def joined(maps: Sequence[Tensor], by: By = "rank") -> Tensor:

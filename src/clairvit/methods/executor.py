@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
@@ -16,8 +16,8 @@ from clairvit.errors import BadInput, ClairError, NotApplicable
 from clairvit.methods.aggregation import Aggregation, reading
 from clairvit.methods.explanation import Cost
 from clairvit.methods.layer_view import LayerView, NotStackable, RunContext, laid_out, several
+from clairvit.methods.result import MapFunction, as_map_result
 from clairvit.methods.spec import MethodSpec
-from clairvit.perturbation.aside import MapResult
 from clairvit.tracing.attention import AttentionCall, widened
 from clairvit.tracing.gradient_barriers import blocked_gradient
 from clairvit.tracing.layer import Layer
@@ -186,7 +186,9 @@ class _LayerPass:
         """Take what the method says of a layer, or of several at once."""
         used = [place for place, index in enumerate(indices) if index in self.used]
         try:
-            said = view.once(self.spec.key, lambda: self.spec.method.function(view, **dict(self.spec.options)))
+            said = view.once(
+                self.spec.key, lambda: as_map_result(self.spec.method.function(view, **dict(self.spec.options))).maps
+            )
         except (NotApplicable, BadInput):
             if used:
                 raise
@@ -233,24 +235,24 @@ class _LayerPass:
 
 
 def _whole_image(spec: MethodSpec, trace: Trace, seed: int, result: Result) -> None:
-    options, aside = dict(spec.options), MapResult(result.notes)
-    offered = {"seed": seed, "note": aside.note, "aside": aside}
+    options = dict(spec.options)
     if trace.target is not None and spec.method.score != "logit":
         trace = replace(trace, target=trace.target.preferring(spec.method.score))
         result.score = trace.target.score if trace.target is not None else None
-    asked = _asked(spec.method.function)
-    options |= {name: value for name, value in offered.items() if name in asked}
+    if "seed" in _parameters(spec.method.function):
+        options["seed"] = seed
     forwards, backwards = trace.recording.forwards, trace.recording.backwards
-    maps = spec.method.function(trace, **options)
+    output = as_map_result(spec.method.function(trace, **options))
     result.more = Cost(trace.recording.forwards - forwards, trace.recording.backwards - backwards)
     dtype = widened(trace.logits).dtype
-    result.maps = (maps.clamp(min=0) if spec.relu else maps).to(dtype)
-    result.standard_error = None if aside.standard_error is None else aside.standard_error.to(dtype)
-    result.blank, result.chosen = aside.unmoved, aside.chosen
+    result.maps = (output.maps.clamp(min=0) if spec.relu else output.maps).to(dtype)
+    result.standard_error = None if output.standard_error is None else output.standard_error.to(dtype)
+    result.blank, result.chosen = output.unmoved, output.chosen
+    result.notes += dict.fromkeys(output.notes)
 
 
 @functools.cache
-def _asked(function: Callable[..., Tensor]) -> Mapping[str, inspect.Parameter]:
+def _parameters(function: MapFunction) -> Mapping[str, inspect.Parameter]:
     return inspect.signature(function).parameters
 
 

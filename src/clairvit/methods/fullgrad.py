@@ -10,8 +10,9 @@ from torch import Tensor
 from clairvit.errors import BadInput
 from clairvit.methods.aggregation import Single, Total
 from clairvit.methods.layer_view import LayerView
-from clairvit.methods.multi_pass import Level, Note, on_image, scores
+from clairvit.methods.multi_pass import Level, on_image, scores
 from clairvit.methods.registry import Caveats, ExtraCost, OptionOverrides, Requires, method, register
+from clairvit.methods.result import MapResult
 from clairvit.tracing.attention import widened
 from clairvit.tracing.recorders.bias_terms import BiasMaps, BiasTerms, ImplicitBiasTerms, LearnedBiasTerms, rescaled
 from clairvit.tracing.rules import rule_table
@@ -117,7 +118,7 @@ register("fullgrad-plus", full_gradient_plus, paper="SkipPLUS (FullGrad+)", aggr
     requires=Requires(recorders=(BiasMaps,)),
     extra_cost=ExtraCost(slow=True),  # a map of the image for every channel of every bias
 )
-def full_gradient_on_pixels(trace: Trace, level: Level = "patch", note: Note = str) -> Tensor:
+def full_gradient_on_pixels(trace: Trace, level: Level = "patch") -> MapResult:
     """psi(x·dy/dx) + sum_b psi(b·dy/db), psi |·| scaled to 0…1: pixels and the biases of convolutions, as a picture.
 
     FullGrad as its authors made it for CNNs: biases of convolutions and BatchNorms (beta − gamma·mean/std), each map
@@ -126,10 +127,11 @@ def full_gradient_on_pixels(trace: Trace, level: Level = "patch", note: Note = s
     """
     product = widened(trace.pixels) * widened(trace.dpixels)  # [B, 3, H, W]
     image = rescaled(product).sum(1)
+    notes: tuple[str, ...] = ()
     maps = trace[BiasMaps]
     if maps.image is not None and maps.total is not None:
         image, total = image + maps.image, maps.total
         if not trace.recording.calls:  # no attention: images come first in every activation
             found = product.sum((1, 2, 3)) + total
-            note(f"fullgrad-pixel: {in_words(found.tolist(), scores(trace).tolist(), what='pixels')}")
-    return on_image(image, trace, level, "mean")
+            notes = (f"fullgrad-pixel: {in_words(found.tolist(), scores(trace).tolist(), what='pixels')}",)
+    return MapResult(on_image(image, trace, level, "mean"), notes=notes)

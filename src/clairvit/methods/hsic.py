@@ -12,8 +12,8 @@ from torch import Tensor
 from clairvit.methods.explanation import Cost
 from clairvit.methods.gradient import per_patch
 from clairvit.methods.registry import FORWARD, ExtraCost, method
+from clairvit.methods.result import MapResult
 from clairvit.methods.rise import check_cells, check_samples
-from clairvit.perturbation.aside import MapResult
 from clairvit.perturbation.probe import Probe, probing
 from clairvit.perturbation.removal import Removal, on_pixels
 from clairvit.perturbation.rng import make_generator
@@ -35,14 +35,13 @@ NARROW = 0.5  # spreads of the outputs: a narrower kernel ranks even a linear mo
 def hsic(
     trace: Trace,
     *,
-    aside: MapResult,
     samples: int = 500,
     cells: int = 8,
     design: Design = "sobol",
     width: Width = "outputs",
     removal: Removal = "mean",
     seed: int = 0,
-) -> Tensor:
+) -> MapResult:
     """(1/n) sum (HKH)·(HLH): how much the score depends on whether a cell is shown, whichever way it moves it.
 
     The image is cut into cells × cells; each of `samples` masks shows about half of them. K compares the masks in one
@@ -53,19 +52,19 @@ def hsic(
     """
     check_samples(samples)
     check_cells(cells)
-    with probing(trace, removal, what="hsic", forwards=samples, aside=aside, seed=seed) as probe:
+    with probing(trace, removal, what="hsic", forwards=samples, seed=seed) as probe:
         finest = probe.size if probe.paints else probe.grid
         sides = (min(cells, finest[0]), min(cells, finest[1]))
         shown = binary_design(design, samples, sides[0] * sides[1], seed).to(probe.pixels.device)  # [n, cells²]
-        _tell_what_goes_together(shown, aside)
+        notes = _aliased_cells_notes(shown)
         outputs = _outputs(probe, shown, sides)  # [B, n]
     widths = kernel_widths(outputs.double(), width)
     if bool((widths.abs() < NARROW * outputs.double().std(1)).any()) and width == "outputs":
-        aside.note(
+        notes.append(
             "hsic: the median of the outputs is near zero beside their spread; width=distances suits them better"
         )
     scores = torch.stack([dependence(shown, own, wide) for own, wide in zip(outputs.double(), widths, strict=True)])
-    return _on_patches(scores.reshape(-1, *sides), probe).to(outputs.dtype)
+    return MapResult.from_probe(_on_patches(scores.reshape(-1, *sides), probe).to(outputs.dtype), probe, notes=notes)
 
 
 def dependence(shown: Tensor, outputs: Tensor, width: Tensor) -> Tensor:
@@ -109,15 +108,14 @@ def binary_design(design: Design, samples: int, cells: int, seed: int) -> Tensor
     return (torch.from_numpy(points >= 0.5) ^ turned)[:, torch.randperm(cells, generator=make_generator(seed, 1))]
 
 
-def _tell_what_goes_together(shown: Tensor, aside: MapResult) -> None:
+def _aliased_cells_notes(shown: Tensor) -> list[str]:
     """Few Sobol points give cells that are always shown, or always hidden, together: they get the same score."""
     same = shown ^ shown[:1]  # a cell and its opposite look alike
     different = len(set(map(tuple, same.T.tolist())))
-    if different < shown.shape[1]:
-        aside.note(
-            f"hsic: {len(shown)} masks tell {different} of {shown.shape[1]} cells apart; the others share scores. "
-            "Use more samples or fewer cells"
-        )
+    if different == shown.shape[1]:
+        return []
+    apart = f"{len(shown)} masks tell {different} of {shown.shape[1]} cells apart; the others share scores"
+    return [f"hsic: {apart}. Use more samples or fewer cells"]
 
 
 def _outputs(probe: Probe, shown: Tensor, sides: tuple[int, int]) -> Tensor:

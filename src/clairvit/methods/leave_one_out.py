@@ -8,7 +8,7 @@ from torch import Tensor
 from clairvit.errors import BadInput, NotApplicable
 from clairvit.methods.explanation import Cost
 from clairvit.methods.registry import FORWARD, ExtraCost, method
-from clairvit.perturbation.aside import MapResult
+from clairvit.methods.result import MapResult
 from clairvit.perturbation.attention_override import Rewrite
 from clairvit.perturbation.probe import probing
 from clairvit.perturbation.removal import Removal
@@ -26,15 +26,16 @@ from clairvit.tracing.trace import Trace
     is_stochastic=False,
     signed=True,
 )
-def leave_one_out(trace: Trace, *, aside: MapResult, removal: Removal = "token", seed: int = 0) -> Tensor:
+def leave_one_out(trace: Trace, *, removal: Removal = "token", seed: int = 0) -> MapResult:
     """f(x) − f(x without patch i): the exact effect of do(remove i), one forward a patch.
 
     What every other method guesses at, for one patch at a time: two patches that say the same do not matter alone.
     """
     patches = trace.layout.patches
-    with probing(trace, removal, what="leave-one-out", forwards=patches, aside=aside, seed=seed) as probe:
+    with probing(trace, removal, what="leave-one-out", forwards=patches, seed=seed) as probe:
         scores = probe.score_kept(~torch.eye(patches, dtype=torch.bool)[None])  # [B, patches]
-        return (probe.original[:, None] - scores).reshape(-1, *probe.grid)
+        drops = probe.original[:, None] - scores
+        return MapResult.from_probe(drops.reshape(-1, *probe.grid), probe)
 
 
 @method(
@@ -47,9 +48,7 @@ def leave_one_out(trace: Trace, *, aside: MapResult, removal: Removal = "token",
     score="logprob",
     signed=True,
 )
-def atman(
-    trace: Trace, *, aside: MapResult, factor: float = 0.1, threshold: float | None = 0.6, shift_min: bool = True
-) -> Tensor:
+def atman(trace: Trace, *, factor: float = 0.1, threshold: float | None = 0.6, shift_min: bool = True) -> MapResult:
     """f(x) − f(x, attention to patch i turned down in every layer): the rise of the target's cross-entropy, f = log p.
 
     In each row of scores S the keys of patch i and of patches that look like it become (S − min S)·m, with m = factor
@@ -71,11 +70,12 @@ def atman(
     weights = turned_down(trace.layers[0].x[:, layout.prefix :], factor, threshold)  # [B, patches, patches]
     weights = torch.nn.functional.pad(weights, (layout.prefix, 0), value=1.0)  # [B, patches, tokens]
     # Nothing is removed from the image, so any removal that needs no tokens to be dropped will do.
-    with probing(trace, "mean", what="atman", forwards=layout.patches, aside=aside) as probe:
+    with probing(trace, "mean", what="atman", forwards=layout.patches) as probe:
         scores = probe.score_with_attention(
             layout.patches, lambda images, ks: suppressing(weights[images, ks], shift_min)
         )
-        return (probe.original[:, None] - scores).reshape(-1, *probe.grid)
+        drops = probe.original[:, None] - scores
+        return MapResult.from_probe(drops.reshape(-1, *probe.grid), probe)
 
 
 def turned_down(tokens: Tensor, factor: float, threshold: float | None) -> Tensor:

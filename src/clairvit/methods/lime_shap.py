@@ -17,7 +17,7 @@ from torch import Tensor
 from clairvit.errors import BadInput
 from clairvit.methods.explanation import Cost
 from clairvit.methods.registry import FORWARD, ExtraCost, method
-from clairvit.perturbation.aside import MapResult
+from clairvit.methods.result import MapResult
 from clairvit.perturbation.coalitions import Coalitions, coalitions, halves
 from clairvit.perturbation.probe import Probe, probing
 from clairvit.perturbation.removal import Removal
@@ -92,7 +92,6 @@ def standard_errors(found: Fit, chance: Tensor, onto: Tensor, base: Tensor | flo
 def lime(
     trace: Trace,
     *,
-    aside: MapResult,
     samples: int = 1000,
     width: float = LIME_WIDTH,
     alpha: float = 1.0,
@@ -100,7 +99,7 @@ def lime(
     cells: int | None = None,
     removal: Removal = "token",
     seed: int = 0,
-) -> Tensor:
+) -> MapResult:
     """argmin_b sum_z exp(−D(z)²/w²) (f(z) − a − b·z)² + alpha |b|²: a ridge fit to random halves of the image.
 
     Each feature is kept with probability 1/2; D is the cosine distance from everything kept, which is the first sample.
@@ -110,19 +109,19 @@ def lime(
     _check_samples(samples, "samples=1000")
     _check_positive("width", width, width > 0, "more than 0, such as width=0.25")
     _check_positive("alpha", alpha, alpha >= 0, "0 (least squares) or more, such as alpha=1")
-    with probing(trace, removal, what="lime", forwards=samples - 1, aside=aside, seed=seed) as probe:
+    with probing(trace, removal, what="lime", forwards=samples - 1, seed=seed) as probe:
         groups = groups_of(probe, features, cells)
         kept = [halves(samples - 1, own.count, seed) for own in groups]
-        parts = []
-        for own, keep, found, original in _asked(probe, groups, kept, aside, "lime"):
+        parts, notes = [], _single_feature_notes(groups, "lime")
+        for own, keep, found, original in _asked(probe, groups, kept):
             if samples < own.count:
-                aside.note(
+                notes.append(
                     f"lime: {samples} samples are fewer than the {own.count} features, so that the ridge decides much; "
                     "raise samples, or use cells=7"
                 )
             seen = torch.cat([torch.ones(1, own.count), keep]).double()  # [n, M]
             parts.append(local_fit(seen, torch.cat([original[:, None], found], 1), own.shares, width, alpha))
-    return _on_grid(parts, probe, aside)
+    return _on_grid(parts, probe, notes)
 
 
 def closeness(seen: Tensor, width: float) -> Tensor:
@@ -174,13 +173,12 @@ def _pairs(samples: int | None, features: int) -> int:
 def kernelshap(
     trace: Trace,
     *,
-    aside: MapResult,
     samples: int | None = None,
     features: Features = "patches",
     cells: int | None = None,
     removal: Removal = "token",
     seed: int = 0,
-) -> Tensor:
+) -> MapResult:
     """argmin_v sum_S k(|S|) (f(S) − f(∅) − v(S))², sum v = f(x) − f(∅): each feature's fair share of the score.
 
     k is the Shapley kernel. `samples` coalitions, in pairs with their complements (None: 2 · features + 2048, as shap
@@ -192,23 +190,23 @@ def kernelshap(
         _check_samples(samples, "samples=2048")
     patches = trace.layout.patches
     forwards = _most_forwards(samples, patches, features, cells).forwards
-    with probing(trace, removal, what="kernelshap", forwards=forwards, aside=aside, seed=seed) as probe:
+    with probing(trace, removal, what="kernelshap", forwards=forwards, seed=seed) as probe:
         groups = groups_of(probe, features, cells)
         drawn = [coalitions(own.count, _pairs(samples, min(own.count, patches)), seed) for own in groups]
         kept = [torch.cat([own.sets.new_zeros(1, own.sets.shape[1]), own.sets, ~own.sets]) for own in drawn]
-        parts = []
-        for index, (own, _, found, original) in enumerate(_asked(probe, groups, kept, aside, "kernelshap")):
+        parts, notes = [], _single_feature_notes(groups, "kernelshap")
+        for index, (own, _, found, original) in enumerate(_asked(probe, groups, kept)):
             count = len(drawn[index].sets)
             halved = (found[:, 1 : 1 + count] - found[:, 1 + count :]) / 2
             values, errors, rank = fair_fit(drawn[index], halved, original - found[:, 0], own.shares)
             if rank < own.count - 1:
-                aside.note(
+                notes.append(
                     f"kernelshap: {2 * count} samples tell {rank} of the {own.count - 1} differences between features; "
                     "what they leave open is shared equally, and there is no standard error. "
                     f"Raise samples to {4 * own.count} or more, or use cells=7"
                 )
             parts.append((values, errors))
-    return _on_grid(parts, probe, aside)
+    return _on_grid(parts, probe, notes)
 
 
 def fair_fit(asked: Coalitions, halved: Tensor, total: Tensor, onto: Tensor) -> tuple[Tensor, Tensor, int]:
@@ -233,22 +231,26 @@ def fair_fit(asked: Coalitions, halved: Tensor, total: Tensor, onto: Tensor) -> 
 
 
 def _asked(
-    probe: Probe, groups: list[Segmentation], kept: list[Tensor], aside: MapResult, what: str
+    probe: Probe, groups: list[Segmentation], kept: list[Tensor]
 ) -> Iterator[tuple[Segmentation, Tensor, Tensor, Tensor]]:
     """Groups, what was kept of them, scores [B, V] and the original score [B]; image by image where they differ."""
     scores = scores_keeping(probe, groups, kept)
     originals = [probe.original] if len(groups) == 1 else list(probe.original[:, None])
     for own, keep, found, original in zip(groups, kept, scores, originals, strict=True):
-        if own.count == 1:
-            aside.note(f"{what}: there is one feature only, so the map is flat; use features=patches, or more cells")
         yield own, keep, found.double().cpu(), original.double().cpu()
 
 
-def _on_grid(parts: list[tuple[Tensor, Tensor]], probe: Probe, aside: MapResult) -> Tensor:
-    """Maps [B, rows, cols]; their standard errors go beside them, where any is known."""
+def _single_feature_notes(groups: list[Segmentation], what: str) -> list[str]:
+    single = any(segmentation.count == 1 for segmentation in groups)
+    note = f"{what}: there is one feature only, so the map is flat; use features=patches, or more cells"
+    return [note] if single else []
+
+
+def _on_grid(parts: list[tuple[Tensor, Tensor]], probe: Probe, notes: list[str]) -> MapResult:
+    """Return maps [B, rows, cols] with their standard errors, where any is known."""
     values, errors = (torch.cat(one).reshape(-1, *probe.grid).to(probe.original) for one in zip(*parts, strict=True))
-    aside.standard_error = errors if errors.isfinite().any() else None
-    return values
+    error = errors if errors.isfinite().any() else None
+    return MapResult.from_probe(values, probe, standard_error=error, notes=notes)
 
 
 def _check_samples(samples: int, such_as: str) -> None:

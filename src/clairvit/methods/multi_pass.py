@@ -19,13 +19,13 @@ from clairvit.methods.explanation import Cost
 from clairvit.methods.gradient import per_patch
 from clairvit.methods.layer_view import mean_of_heads
 from clairvit.methods.registry import FORWARD, NOTHING, ExtraCost, Requires, method
+from clairvit.methods.result import MapResult
 from clairvit.perturbation.batching import BatchBudget, in_batches
 from clairvit.perturbation.progress import report_progress
 from clairvit.perturbation.rng import image_seeds, make_generator
 from clairvit.tracing.attention import widened
 from clairvit.tracing.trace import GradientScope, Trace
 
-Note = Callable[[str], object]  # str as a default: nobody listens
 Made = TypeVar("Made")
 Level = Literal["patch", "pixel"]
 Rule = Literal["midpoint", "crowded", "right", "trapezoid", "gauss"]
@@ -155,8 +155,7 @@ def integrated_gradients(
     path: Literal["pixel", "token"] = "pixel",
     baseline: Literal["zero", "black", "white"] = "zero",
     level: Level = "patch",
-    note: Note = str,
-) -> Tensor:
+) -> MapResult:
     """(x − x')·mean_k dy/dx(x' + alpha_k (x − x')): what each patch adds to the score on the way from x' to the image.
 
     x' is the mean colour (zero in normalised space), black or white. `path=token` goes from zeros at the patch tokens
@@ -189,8 +188,9 @@ def integrated_gradients(
     shares = (x - start) * slope
     rise = scores(trace) - scores(trace.again(start.to(trace.pixels.dtype), None))
     closer = "more steps" if path == "pixel" or rule == "crowded" else "rule=crowded or more steps"
-    note(residual(shares.flatten(1).sum(1), rise, closer))
-    return on_grid(shares.sum(-1), trace) if path == "token" else on_image(shares.sum(1), trace, level, "sum")
+    note = residual(shares.flatten(1).sum(1), rise, closer)
+    maps = on_grid(shares.sum(-1), trace) if path == "token" else on_image(shares.sum(1), trace, level, "sum")
+    return MapResult(maps, notes=(note,))
 
 
 def quadrature(rule: Rule, steps: int) -> tuple[list[float], list[float]]:
@@ -255,8 +255,7 @@ def transition_attention(
     start_layer: int = 4,
     with_integral: bool = True,
     first_state: bool = False,
-    note: Note = str,
-) -> Tensor:
+) -> MapResult:
     """s * mean_h relu(mean_k G(alpha_k x)), s = A prod_l (A + I): the last attention, carried down the layers.
 
     A are head means, G the last layer's gradient at paler images (alpha_k = 0 … 1, zero is the mean colour), both read
@@ -276,16 +275,20 @@ def transition_attention(
         G = G / steps
     weight = reading(mean_of_heads(G.clamp(min=0)), picked)  # [B, N]
     state = reading(mean_of_heads(last.A(rows)), picked)
+    notes: tuple[str, ...] = ()
     if not first_state:
-        for index in reversed(range(chain_start(start_layer, count, note), count - 1)):
+        start, notes = chain_start(start_layer, count)
+        for index in reversed(range(start, count - 1)):
             state = state + reading(mean_of_heads(trace.layers[index].A), state)
-    return on_grid(state * weight, trace)
+    return MapResult(on_grid(state * weight, trace), notes=notes)
 
 
-def chain_start(start_layer: int, count: int, note: Note) -> int:
-    """A shallow model has no layer 4 to end the chain at: it ends at the last layer that is in a chain at all."""
+def chain_start(start_layer: int, count: int) -> tuple[int, tuple[str, ...]]:
+    """Return the lowest layer of TAM's chain, and a note where a model of `count` layers is too shallow for it."""
     deepest = max(count - 2, 0)
     start = layer_index(start_layer, count) if start_layer < 0 else start_layer
-    if start > deepest:
-        note(f"tam: start_layer={start_layer} leaves no chain in {count} layers; it was taken down to layer {deepest}")
-    return min(start, deepest)
+    if start <= deepest:
+        return start, ()
+    return deepest, (
+        f"tam: start_layer={start_layer} leaves no chain in {count} layers; it was taken down to layer {deepest}",
+    )

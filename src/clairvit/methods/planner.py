@@ -9,6 +9,7 @@ from torch import Tensor
 
 from clairvit.methods.executor import Result, run
 from clairvit.methods.explanation import Cost
+from clairvit.methods.result import as_map_result
 from clairvit.methods.spec import MethodSpec
 from clairvit.models.model import Model
 from clairvit.targets.target import Target
@@ -89,7 +90,7 @@ def _ensemble_result(spec: MethodSpec, members: Sequence[Result]) -> Result:
     maps = [member.maps for member in members if member.maps is not None]
     if result.error is None:
         with torch.no_grad():
-            result.maps = spec.method.function(maps, **dict(spec.options))
+            result.maps = as_map_result(spec.method.function(maps, **dict(spec.options))).maps
     return result
 
 

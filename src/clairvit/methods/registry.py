@@ -8,17 +8,17 @@ import importlib
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
-
-from torch import Tensor
+from typing import Any, Literal, TypeVar
 
 from clairvit.errors import UnknownName, did_you_mean
 from clairvit.methods.aggregation import Aggregation
 from clairvit.methods.discrepancies import KNOWN
 from clairvit.methods.explanation import Cost
+from clairvit.methods.result import MapFunction
 from clairvit.tracing.recorders.base import Recorder
 from clairvit.tracing.rules import PLAIN, RuleTable
 
+F = TypeVar("F", bound=MapFunction)
 Output = Literal["matrix", "tokens", "image"]
 Passes = Literal["none", "forward", "backward", "local"]
 Place = Literal["attention", "tokens", "pixels"]
@@ -36,7 +36,7 @@ COMBINATORS = {
 FAMILIES = ("attention", "gradient × attention", "gradient", "cam", "relevance", "decomposition", "perturbation")
 MATRIX_COMBINATORS = ("rollout", "flow")  # those that need an N×N matrix from each layer
 USUAL_PATCHES = 196  # of the costs in lists: 224 pixels in patches of 16
-_INJECTED = ("layer", "trace", "seed", "note", "aside")  # parameters of a method's function that are no options
+_INJECTED = ("layer", "trace", "seed")  # parameters of a method's function that are no options
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ class Method:
     name: str
     family: str
     paper: str
-    function: Callable[..., Tensor] = field(repr=False)
+    function: MapFunction = field(repr=False)
     output: Output  # an N×N matrix per layer, one number per token and layer, or a whole image at once
     aggregation: Aggregation | None = None
     requires: Requires | Callable[..., Requires] = field(default=Requires(), repr=False)  # or a function of the options
@@ -243,12 +243,13 @@ _MODULES = (
 )
 
 
-def register(name: str, function: Callable[..., Tensor], *, caveats: Caveats = NO_CAVEATS, **fields: Any) -> None:
+def register(name: str, function: MapFunction, *, caveats: Caveats = NO_CAVEATS, **fields: Any) -> None:
     """Register a method; `fields` are those of `Method`.
 
     Args:
         name: What users type.
-        function: A function of a `LayerView` (or, for `output="image"`, of a `Trace`) and its options to a tensor.
+        function: A function of a `LayerView` (or, for `output="image"`, of a `Trace`) and its options to a tensor or a
+            `MapResult`.
         caveats: What a reader of its maps must know.
         **fields: family, paper, output, aggregation, requires, … of `Method`.
     """
@@ -257,10 +258,10 @@ def register(name: str, function: Callable[..., Tensor], *, caveats: Caveats = N
     _registry[name] = Method(name=name, function=function, caveats=caveats, **fields)
 
 
-def method(name: str, **fields: Any) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
+def method(name: str, **fields: Any) -> Callable[[F], F]:
     """Return a decorator that registers a function as a method; arguments as for `register`."""
 
-    def decorate(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def decorate(function: F) -> F:
         register(name, function, **fields)
         return function
 

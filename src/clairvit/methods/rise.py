@@ -15,7 +15,7 @@ from clairvit.errors import BadInput
 from clairvit.methods.explanation import Cost
 from clairvit.methods.multi_pass import at_least_one
 from clairvit.methods.registry import FORWARD, ExtraCost, method
-from clairvit.perturbation.aside import MapResult
+from clairvit.methods.result import MapResult
 from clairvit.perturbation.probe import probing
 from clairvit.perturbation.removal import Removal, on_pixels
 from clairvit.perturbation.rng import make_generator
@@ -92,7 +92,6 @@ def _pooled(table: Tensor, count: int) -> Tensor:
 def rise(
     trace: Trace,
     *,
-    aside: MapResult,
     samples: int = 4000,
     cells: int = 7,
     p: float = 0.5,
@@ -100,7 +99,7 @@ def rise(
     normalise_by_mask_sum: bool = False,
     level: Literal["patch", "pixel"] = "patch",
     seed: int = 0,
-) -> Tensor:
+) -> MapResult:
     """sum_i f(x·M_i) M_i / (N p): the mean score of images seen through random masks, where these let through.
 
     A mask is a grid of cells × cells, each open with chance p, enlarged without edges and shifted at random. What it
@@ -112,7 +111,7 @@ def rise(
     check_cells(cells)
     if not 0 < p < 1:
         raise BadInput(f"p={p} was given; expected a chance between 0 and 1 that a cell is open, such as p=0.5.")
-    with probing(trace, removal, what="rise", forwards=samples, aside=aside, seed=seed) as probe:
+    with probing(trace, removal, what="rise", forwards=samples, seed=seed) as probe:
         fine = holes(samples, cells, p, probe.size, seed).to(probe.pixels.device)
         masks: Callable[[range], Tensor] = fine if level == "pixel" else fine.on(probe.grid)
         if probe.paints:
@@ -122,8 +121,7 @@ def rise(
             scores = probe.score_kept(keep.flatten(1)[None])
             masks = _cut_out(keep, probe.size if level == "pixel" else probe.grid)
         found, error = seen_through(scores, masks, None if normalise_by_mask_sum else p)
-    aside.standard_error = error.to(scores.dtype)
-    return found.to(scores.dtype)
+    return MapResult.from_probe(found.to(scores.dtype), probe, standard_error=error.to(scores.dtype))
 
 
 def hardened(masks: Tensor, seed: int) -> Tensor:
@@ -197,13 +195,12 @@ def check_cells(cells: int) -> None:
 def occlusion(
     trace: Trace,
     *,
-    aside: MapResult,
     window: int = 3,
     stride: int = 1,
     share: bool = True,
     removal: Removal = "mean",
     seed: int = 0,
-) -> Tensor:
+) -> MapResult:
     """mean of f(x) − f(x without W) over the windows W that cover a patch: what is lost behind a sliding grey square.
 
     `window` and `stride` count patches; the last window is cut off at the border. The loss of a window is shared among
@@ -219,14 +216,16 @@ def occlusion(
             f"are never covered. Use stride={window}."
         )
     sides = tuple(min(window, max(1, side - 1)) for side in trace.layout.grid)  # something must be left to see
+    notes = []
     if max(sides) < window:
-        aside.note(f"occlusion: a window of {window} patches leaves nothing to see here; it was cut to {max(sides)}")
+        notes.append(f"occlusion: a window of {window} patches leaves nothing to see here; it was cut to {max(sides)}")
     boxes = sliding(trace.layout.grid, (sides[0], sides[1]), stride)
     covered = in_boxes(boxes, trace.layout.grid)  # [V, rows, cols]
-    with probing(trace, removal, what="occlusion", forwards=len(boxes), aside=aside, seed=seed) as probe:
+    with probing(trace, removal, what="occlusion", forwards=len(boxes), seed=seed) as probe:
         scores = probe.score_kept(~covered.flatten(1)[None])  # [B, V]
         lost = (probe.original[:, None] - scores).double()
-    return mean_over_boxes(lost / covered.flatten(1).sum(1).to(lost) if share else lost, covered).to(scores.dtype)
+    maps = mean_over_boxes(lost / covered.flatten(1).sum(1).to(lost) if share else lost, covered)
+    return MapResult.from_probe(maps.to(scores.dtype), probe, notes=notes)
 
 
 def sliding(grid: tuple[int, int], window: tuple[int, int], stride: int) -> list[Box]:
@@ -268,7 +267,7 @@ def mean_over_boxes(values: Tensor, inside: Tensor) -> Tensor:
     score="prob",
     is_stochastic=False,
 )
-def pami(trace: Trace, *, aside: MapResult, scales: int = 4, removal: Removal = "blur", seed: int = 0) -> Tensor:
+def pami(trace: Trace, *, scales: int = 4, removal: Removal = "blur", seed: int = 0) -> MapResult:
     """sum_k f(x with only part k) m_k / sum_k m_k: how well the parts that contain a patch do without all the rest.
 
     The parts are our choice, as no code was released: at scale s = 1 … `scales` windows of 1/(s+1) of each side, 2s+1
@@ -277,9 +276,9 @@ def pami(trace: Trace, *, aside: MapResult, scales: int = 4, removal: Removal = 
     at_least_one("scales", scales)
     boxes = parts(trace.layout.grid, scales)
     inside = in_boxes(boxes, trace.layout.grid)  # [V, rows, cols]
-    with probing(trace, removal, what="pami", forwards=len(boxes), aside=aside, seed=seed) as probe:
+    with probing(trace, removal, what="pami", forwards=len(boxes), seed=seed) as probe:
         scores = probe.score_kept(inside.flatten(1)[None])  # [B, V]
-    return mean_over_boxes(scores.double(), inside).to(scores.dtype)
+    return MapResult.from_probe(mean_over_boxes(scores.double(), inside).to(scores.dtype), probe)
 
 
 def parts(grid: tuple[int, int], scales: int) -> list[Box]:

@@ -22,7 +22,7 @@ from clairvit.methods.layer_view import laid_out, looked_at
 from clairvit.methods.multi_pass import Level, at_least_one, on_image
 from clairvit.methods.multi_pass import noise as normal_noise
 from clairvit.methods.registry import ExtraCost, Requires, method
-from clairvit.perturbation.aside import MapResult
+from clairvit.methods.result import MapResult
 from clairvit.perturbation.probe import Probe, probing
 from clairvit.perturbation.rng import image_seeds
 from clairvit.tracing.attention import widened
@@ -79,13 +79,12 @@ def varied(cells: Tensor) -> Tensor:
 def score_cam(
     trace: Trace,
     *,
-    aside: MapResult,
     top_k: int | None = None,
     weights: Literal["softmax", "plain"] = "softmax",
     corners: bool = False,
     removal: Background = "mean",
     seed: int = 0,
-) -> Tensor:
+) -> MapResult:
     """relu(sum_k w_k a_k), w = softmax_k f(x · mask_k): channels weighted by the score that their own mask leaves.
 
     mask_k is a_k on the image, scaled to 0…1; where it is 0 the image is replaced as `removal` says. One forward a
@@ -100,13 +99,13 @@ def score_cam(
     if top_k is not None and top_k < maps.shape[1]:
         chosen = maps.flatten(2).var(2).argsort(dim=1, descending=True, stable=True)[:, :top_k]  # [B, k]
         maps = maps[torch.arange(len(maps), device=maps.device)[:, None], chosen]
-    with probing(trace, removal, what="scorecam", forwards=maps.shape[1], aside=aside, seed=seed) as probe:
+    with probing(trace, removal, what="scorecam", forwards=maps.shape[1], seed=seed) as probe:
         scores = masked_scores(probe, maps, corners)  # [B, d]
     if weights == "softmax":
         scores = scores.softmax(1)
     else:  # the authors leave out maps that are the same everywhere
         scores = scores * varied(maps)
-    return torch.einsum("bk,bkrc->brc", scores.to(maps), maps)
+    return MapResult.from_probe(torch.einsum("bk,bkrc->brc", scores.to(maps), maps), probe)
 
 
 def masked_scores(probe: Probe, maps: Tensor, corners: bool) -> Tensor:
@@ -139,7 +138,6 @@ def masked_scores(probe: Probe, maps: Tensor, corners: bool) -> Tensor:
 def vit_cx(
     trace: Trace,
     *,
-    aside: MapResult,
     samples: int | None = None,
     threshold: float = 0.1,
     noise: float = 0.1,
@@ -148,7 +146,7 @@ def vit_cx(
     coverage: bool = True,
     level: Level = "patch",
     seed: int = 0,
-) -> Tensor:
+) -> MapResult:
     """(1/n) sum_i p_i M_i / sum_k M_k, p_i = f(x M_i + Z_i (1 − M_i)) − f(x + Z_i (1 − M_i)) + f(x): what masks leave.
 
     The masks are feature maps on the image, scaled to 0…1; those closer than `threshold` (cosine distance, complete
@@ -164,11 +162,11 @@ def vit_cx(
     found = [mask_cells(maps, size, threshold, samples) for maps in every]
     passes = repeats * (2 if causal and noise > 0 else 1) * sum(len(cells) for cells, _ in found)
     forwards = math.ceil(passes / len(every))
-    drawn = []  # for each image [repeats, H, W]
-    with probing(trace, "mean", what="vit-cx", forwards=forwards, aside=aside, seed=seed) as probe:
+    drawn, notes = [], []  # for each image [repeats, H, W]
+    with probing(trace, "mean", what="vit-cx", forwards=forwards, seed=seed) as probe:
         for image, (cells, first) in enumerate(found):
             if not first:
-                aside.note("vit-cx: every feature map is the same everywhere, so there is no mask; the map is zero")
+                notes.append("vit-cx: every feature map is the same everywhere, so there is no mask; the map is zero")
                 drawn.append(cells.new_zeros(repeats, *size))
                 continue
             # A mask's noise is that of its first channel, so it stays when other masks change.
@@ -177,9 +175,8 @@ def vit_cx(
             drawn.append(seen_through(p, cells, size, coverage))
     pixels = torch.stack(drawn, 1)  # [repeats, B, H, W]
     maps = torch.stack([on_image(one, trace, level, "mean") for one in pixels])
-    if repeats > 1:
-        aside.standard_error = maps.std(0) / repeats**0.5
-    return maps.mean(0)
+    error = maps.std(0) / repeats**0.5 if repeats > 1 else None
+    return MapResult.from_probe(maps.mean(0), probe, standard_error=error, notes=notes)
 
 
 def _check_vit_cx(samples: int | None, threshold: float, noise: float, repeats: int) -> None:

@@ -21,7 +21,6 @@ from clairvit.methods.planner import record_for, run_all, spent_on
 from clairvit.methods.spec import MethodSpec
 from clairvit.metrics.threshold import min_max
 from clairvit.models.model import Model
-from clairvit.perturbation.aside import MapResult
 from clairvit.perturbation.probe import Probe, probing
 from clairvit.perturbation.rng import image_seeds, make_generator
 from clairvit.targets.target import SCORES, Target
@@ -32,6 +31,17 @@ Upsampling = Literal["nearest", "bilinear", "bicubic"]
 ScoreKind = Literal["prob", "logit", "logprob"]
 NORMALISED_BY = "full image − nothing left"
 MapShape = Literal["raw", "abs", "relu", "min-max", "over-largest"]
+
+
+@dataclass(eq=False)
+class Notes:
+    """The notes of one metric, each once."""
+
+    notes: list[str] = field(default_factory=list)
+
+    def note(self, text: str) -> None:
+        if text not in self.notes:
+            self.notes.append(text)
 
 
 @dataclass(eq=False)
@@ -47,7 +57,7 @@ class EvalContext:
     others: tuple[int | None, ...] | None = None  # classes of other objects in the images
     shape: str = "raw"  # what is done to each map first; `raw` holds the result
     seed: int = 0
-    aside: MapResult = field(default_factory=MapResult)
+    aside: Notes = field(default_factory=Notes)
     settings: dict[str, str] = field(default_factory=dict)  # what a metric used in place of what its options say
     _emptied: dict[str, Tensor] = field(default_factory=dict, repr=False)  # [B] by removal: scores with nothing left
 
@@ -192,7 +202,9 @@ class EvalContext:
 
     @contextmanager
     def probe(self, removal: str, what: str, forwards: int) -> Iterator[Probe]:
-        with probing(self.trace, removal, what=what, forwards=forwards, aside=self.aside, seed=self.seed) as probe:
+        with probing(self.trace, removal, what=what, forwards=forwards, seed=self.seed) as probe:
+            for note in probe.notes:
+                self.aside.note(note)
             yield probe
 
     def left(self, keep: Tensor, removal: str, score: str, what: str) -> Tensor:

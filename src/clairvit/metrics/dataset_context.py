@@ -12,8 +12,8 @@ from clairvit.data.dataset import ImageDataset
 from clairvit.methods.explanation import Cost
 from clairvit.methods.planner import record_for, run_all, spent_on
 from clairvit.methods.spec import MethodSpec
+from clairvit.metrics.context import Notes
 from clairvit.models.model import Model
-from clairvit.perturbation.aside import MapResult
 from clairvit.targets.target import resolve
 
 
@@ -28,7 +28,7 @@ class DatasetContext:
     logits: Tensor  # [N, C]
     labels: tuple[int | None, ...] | None  # [N], the true classes
     seed: int
-    aside: MapResult
+    aside: Notes
     spent: Cost = field(default_factory=Cost)
 
     def __len__(self) -> int:

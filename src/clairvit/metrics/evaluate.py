@@ -17,12 +17,11 @@ from clairvit.methods.explanation import Explanation
 from clairvit.methods.planner import record_for, run_all
 from clairvit.methods.spec import MethodSpec, resolve_method
 from clairvit.metrics.accumulator import BASELINES, ScoreAccumulator, Scores
-from clairvit.metrics.context import EvalContext, shaped
+from clairvit.metrics.context import EvalContext, Notes, shaped
 from clairvit.metrics.dataset_context import DatasetContext
 from clairvit.metrics.registry import Metric, MetricSpec, resolve_metric
 from clairvit.metrics.score import Score
 from clairvit.models.model import Model
-from clairvit.perturbation.aside import MapResult
 from clairvit.perturbation.batching import execution_options
 from clairvit.perturbation.progress import report_progress
 from clairvit.perturbation.rng import check_seed
@@ -168,7 +167,7 @@ def _evaluated(request: _Request) -> Scores:
     if every and len(single) < len(request.asked):
         known = tuple(labels) if request.dataset.has_labels else None
         shelf = DatasetContext(
-            request.model, request.dataset, every, tuple(rows), torch.cat(logits), known, request.seed, MapResult()
+            request.model, request.dataset, every, tuple(rows), torch.cat(logits), known, request.seed, Notes()
         )
         for one in request.asked:
             if one.metric.scope == "set":

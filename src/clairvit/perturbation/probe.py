@@ -1,6 +1,6 @@
 """Probe: what does the model say when only these patches are left? The one question under every sampling method.
 
-with probing(trace, "token", what="lime", forwards=1000, seed=0, aside=aside) as probe:
+with probing(trace, "token", what="lime", forwards=1000, seed=0) as probe:
     scores = probe.keeping(keep)             # bool [B or 1, V, patches] -> [B, V]
 """
 
@@ -16,7 +16,6 @@ from torch import Tensor
 
 from clairvit.errors import BadInput, NotApplicable
 from clairvit.models.layout import Layout
-from clairvit.perturbation.aside import MapResult
 from clairvit.perturbation.attention_override import Rewrite, Rewritten
 from clairvit.perturbation.batching import BatchBudget, current_pace, in_batches
 from clairvit.perturbation.progress import report_progress
@@ -35,7 +34,7 @@ TOKENS_AT_ONCE = {"cpu": 16 * 197, "cuda": 512 * 197}  # keeps the processor bus
 class Probe:
     """Scores of a trace's target under removals. Counts its passes with the trace's own."""
 
-    def __init__(self, trace: Trace, removal: str, seed: int, tell: Callable[[int], None]) -> None:
+    def __init__(self, trace: Trace, removal: str, seed: int, tell: Callable[[int], None], what: str) -> None:
         assert trace.target is not None
         self.trace, self.removal, self.seed, self.tell = trace, removal, seed, tell
         self.target: Target = trace.target
@@ -44,6 +43,8 @@ class Probe:
         self.layout: Layout = trace.layout
         self.passed = 0  # images that went through the model
         self.way: DropStrategy = way_of(trace.recording) if removal == "token" else NO_WAY
+        substituted = removal == "token" and self.way.how != "drop"
+        self.notes: tuple[str, ...] = (f"{what}: {_instead(self.way)}",) if substituted else ()
         self.tokens = embedded(trace.recording) if self.way.how != "none" else None
         self._room = BatchBudget(TOKENS_AT_ONCE.get(self.pixels.device.type, TOKENS_AT_ONCE["cuda"]))
         self._background: Tensor | None = None
@@ -230,20 +231,14 @@ class Probe:
 
 
 @contextmanager
-def probing(
-    trace: Trace, removal: str, *, what: str, forwards: int, aside: MapResult, seed: int = 0
-) -> Iterator[Probe]:
+def probing(trace: Trace, removal: str, *, what: str, forwards: int, seed: int = 0) -> Iterator[Probe]:
     """A probe for about `forwards` variants of each image, with a progress bar called `what`."""
     check_removal(removal)
     images = len(trace.pixels)
     with report_progress(what, forwards * images) as tell, torch.no_grad():
-        probe = Probe(trace, removal, seed, tell)
-        if removal == "token" and probe.way.how != "drop":
-            aside.note(f"{what}: {_instead(probe.way)}")
+        probe = Probe(trace, removal, seed, tell, what)
         try:
             yield probe
-            now = probe.unmoved()
-            aside.unmoved = [a and b for a, b in zip(aside.unmoved or now, now, strict=True)]  # by all of its probes
         finally:
             trace.recording.forwards += math.ceil(probe.passed / images)
 

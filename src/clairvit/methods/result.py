@@ -1,0 +1,36 @@
+"""MapResult: what a method returns when it has more to say than its map."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from clairvit.perturbation.probe import Probe
+
+
+@dataclass(frozen=True, eq=False)
+class MapResult:
+    """A method's maps with what goes with them; a method that has the maps only returns them as a tensor."""
+
+    maps: Tensor  # [B, rows, cols]
+    standard_error: Tensor | None = None  # [B, rows, cols], of maps that are estimated from random samples
+    chosen: Tensor | None = None  # bool [B, rows, cols]: the patches that a search selected
+    notes: tuple[str, ...] = ()
+    unmoved: Sequence[bool] = ()  # [B] or empty: images whose score stayed the same whatever was removed
+
+    @classmethod
+    def from_probe(
+        cls, maps: Tensor, probe: Probe, *, standard_error: Tensor | None = None, notes: Sequence[str] = ()
+    ) -> MapResult:
+        """Return the result of a method that removed patches: the probe's notes come first."""
+        return cls(maps, standard_error, notes=(*probe.notes, *notes), unmoved=probe.unmoved())
+
+
+MapFunction = Callable[..., Tensor | MapResult]  # a layer's map (a tensor), or the map of a whole trace
+
+
+def as_map_result(output: Tensor | MapResult) -> MapResult:
+    """Return what a method returned as a MapResult."""
+    return output if isinstance(output, MapResult) else MapResult(output)
