@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from clairvit.execution import ExecutionOptions
 from clairvit.methods.executor import Result, run
 from clairvit.methods.explanation import Cost
 from clairvit.methods.spec import MethodSpec
@@ -18,11 +19,13 @@ from clairvit.tracing.structure import model_structure
 from clairvit.tracing.trace import GradientScope, Trace, run_backward
 
 
-def record_for(specs: Sequence[MethodSpec], model: Model, pixels: Tensor) -> Recording:
-    """One forward with all that these methods will ask of it."""
+def record_for(
+    specs: Sequence[MethodSpec], model: Model, pixels: Tensor, options: ExecutionOptions | None = None
+) -> Recording:
+    """One forward with all that these methods will ask of it; `options` are for the perturbed passes that follow."""
     single = singles(specs)
     passable = not model_structure(model, pixels).barriers  # else methods that read gradients are refused, one by one
-    return record(
+    recording = record(
         model,
         pixels,
         tables=[table for table in by_trace(single) if table is not None] or ["plain"],
@@ -32,6 +35,8 @@ def record_for(specs: Sequence[MethodSpec], model: Model, pixels: Tensor) -> Rec
         middles=any(spec.middles for spec in single),
         biases=sorted({spec.biases for spec in single if spec.biases is not None}) if passable else (),
     )
+    recording.options = options or recording.options
+    return recording
 
 
 @own_grad_mode()

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from clairvit.errors import CaptureError, NotApplicable
+from clairvit.execution import ExecutionOptions
 from clairvit.models.model import Model
 from clairvit.tracing.attention import AttentionCall
 from clairvit.tracing.autograd_errors import CHECKPOINTED, translate_autograd_errors
@@ -62,6 +63,7 @@ class Recording:
     bias_maps: BiasMaps | None = None
     forwards: int = field(default=1)  # passes over the batch, with those that `Trace.again` made for it
     backwards: int = field(default=0)
+    options: ExecutionOptions = field(default_factory=ExecutionOptions)  # how perturbed inputs of it are run
 
     def __repr__(self) -> str:
         """Return one line: model, images and passes."""
