@@ -16,7 +16,7 @@ import clairvit as cv
 from clairvit.errors import BadInput, NotApplicable
 from clairvit.methods.lime_shap import closeness
 from clairvit.methods.rise import holes, parts
-from clairvit.perturbation.coalitions import halves
+from clairvit.perturbation.segments import halves
 from helpers.rounding import assert_same
 from linear import LinearPatches, effects
 from tiny import ZOO, build, pixels

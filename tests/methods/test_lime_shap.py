@@ -21,9 +21,8 @@ from clairvit.errors import BadInput
 from clairvit.methods.explanation import Explanation
 from clairvit.methods.lime_shap import LIME_WIDTH, closeness, fair_fit, local_fit
 from clairvit.methods.spec import resolve_method
-from clairvit.perturbation.coalitions import coalitions, halves
 from clairvit.perturbation.probe import Probe, probing
-from clairvit.perturbation.segments import groups_of
+from clairvit.perturbation.segments import coalitions, groups_of, halves
 from helpers.rounding import assert_same, growth, same
 from linear import effects, linear
 from tiny import double, pixels, shaken, wrapped
@@ -211,8 +210,8 @@ def test_superpixels_of_a_linear_model(method: str) -> None:
     weights = model.module.weights[1].detach().repeat_interleave(16, 0).repeat_interleave(16, 1) / 256
     for row, own in enumerate(groups):
         pixel = images[row].mean(0) * weights  # what each pixel adds
-        effect = pixel.new_zeros(own.count).scatter_add_(0, own.of.flatten(), pixel.flatten())
-        expected = effect[own.of].reshape(4, 16, 4, 16).mean((1, 3))
+        effect = pixel.new_zeros(own.count).scatter_add_(0, own.labels.flatten(), pixel.flatten())
+        expected = effect[own.labels].reshape(4, 16, 4, 16).mean((1, 3))
         assert_same(made.maps[row], expected, magnitude=float(pixel.abs().sum()))
     alone = cv.explain(
         model, images[1:], method, 1, score="logit", removal="mean", features="superpixels", samples=200, **options
@@ -229,7 +228,7 @@ def test_superpixels_of_tokens_are_patches() -> None:
         (own,) = groups_of(probe, "superpixels", None)
     assert 1 < own.count < 16
     for feature in range(own.count):
-        assert made.maps[0][own.of == feature].unique().numel() == 1
+        assert made.maps[0][own.labels == feature].unique().numel() == 1
 
 
 # Chance
@@ -244,7 +243,7 @@ def test_the_draws_know_neither_batch_nor_image(text: str, monkeypatch: pytest.M
         asked.append(keep)
         return keeping(probe, keep)
 
-    monkeypatch.setattr(Probe, "keeping", noting)
+    monkeypatch.setattr(Probe, "score_kept", noting)
     for images, size in ((1, 1), (3, 7), (3, 64)):
         cv.explain(wrapped("timm-vit"), pixels("timm-vit", images, seed=images), text, TARGET, seed=4, batch_size=size)
     assert len(asked) == 3

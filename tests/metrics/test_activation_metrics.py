@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import clairvit as cv
 from clairvit.errors import BadInput, NotApplicable
 from clairvit.metrics.context import NORMALISED_BY
-from clairvit.perturbation.segments import on_patches, superpixels_of
+from clairvit.perturbation.segments import segments_on_patches, superpixels_of
 from helpers.rounding import assert_same
 from linear import LinearPatches, effects
 
@@ -162,7 +162,7 @@ def test_road(known: Known) -> None:
 
 def test_irof(known: Known) -> None:
     (segments,) = superpixels_of(known.image, known.model.preprocess)
-    groups = on_patches(segments, GRID).flatten()
+    groups = segments_on_patches(segments, GRID).flatten()
     count = int(groups.max()) + 1
     means = [float(known.map.flatten()[groups == g].mean()) for g in range(count)]
     left, curve = torch.ones(PATCHES, dtype=torch.bool), []

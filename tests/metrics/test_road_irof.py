@@ -15,9 +15,9 @@ import clairvit as cv
 from clairvit.errors import BadInput
 from clairvit.metrics.registry import resolve_metric
 from clairvit.metrics.road_irof import _after_groups, _best_factor, _blocks
+from clairvit.perturbation.removal import impute
 from clairvit.perturbation.rng import image_seeds
-from clairvit.perturbation.road import imputed
-from clairvit.perturbation.segments import on_patches, superpixels
+from clairvit.perturbation.segments import segments_on_patches, superpixels
 from helpers.rounding import assert_same, rounding_bound
 from linear import effects, linear
 from metric_cases import case_of
@@ -78,7 +78,7 @@ def test_roads_patches_are_imputed_and_its_score_is_the_confidence() -> None:
     edge = BEST.flatten().sort(descending=True).values[31]  # half of 64
     top = edge <= BEST
     gone = top.repeat_interleave(PATCH, 0).repeat_interleave(PATCH, 1)[None]
-    filled = imputed(IMAGE, gone, image_seeds(IMAGE, 0))
+    filled = impute(IMAGE, gone, image_seeds(IMAGE, 0))
     with torch.no_grad():
         expected = MODEL.module(filled).softmax(-1)[0, TARGET]
     assert_same(score.mean, expected)
@@ -108,7 +108,7 @@ def test_imputation_takes_away_what_stands_out() -> None:
 
 def test_irof_by_hand() -> None:
     """Superpixels in the order of the mean effect of their patches; the curve added up, the area by the trapezoid."""
-    groups = on_patches(superpixels(IMAGE[0], MODEL.preprocess), GRID)
+    groups = segments_on_patches(superpixels(IMAGE[0], MODEL.preprocess), GRID)
     count = int(groups.max()) + 1
     assert count >= 3, "the image must have something to order"
     for maps in (BEST, LUCK):
@@ -126,7 +126,7 @@ def test_irof_by_hand() -> None:
 def test_images_of_a_batch_have_superpixels_of_their_own() -> None:
     """As many as each has: the batch asks for a ragged lot of variants, and each image's score is its own."""
     images = torch.cat([IMAGE, IMAGE.flip(3) + torch.linspace(-3, 1, 64), IMAGE + torch.linspace(-3, 2, 64)[:, None]])
-    counts = {int(on_patches(superpixels(one, MODEL.preprocess), GRID).max()) + 1 for one in images}
+    counts = {int(segments_on_patches(superpixels(one, MODEL.preprocess), GRID).max()) + 1 for one in images}
     assert len(counts) > 1
     assert min(counts) > 1
     together = cv.evaluate(MODEL, images, "ixg", "irof", target=TARGET)

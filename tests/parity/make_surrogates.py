@@ -24,7 +24,7 @@ from lime.lime_image import LimeImageExplainer
 from torch import Tensor
 
 import clairvit as cv
-from clairvit.perturbation.coalitions import coalitions, halves
+from clairvit.perturbation.segments import coalitions, halves
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 CELLS, SEEDS, SAMPLES, WIDTH = 7, 4, 1000, 0.25

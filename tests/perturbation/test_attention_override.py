@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import clairvit as cv
-from clairvit.perturbation.attention_override import Rewrite, Rewritten, hiding
+from clairvit.perturbation.attention_override import AttentionOverride, Rewrite, mask_tokens
 from clairvit.perturbation.probe import probing
 from clairvit.perturbation.token_dropping import DropStrategy, embedded, run_tokens
 from helpers.rounding import assert_same, rounding_bound
@@ -29,10 +29,10 @@ def test_every_layer_is_seen_and_unchanged_scores_change_nothing(name: str) -> N
 
     with torch.no_grad():
         plain = model.logits(image)
-        with Rewritten(3, tiny.tokens, look) as rewritten:
+        with AttentionOverride(3, tiny.tokens, look) as rewritten:
             found = model.logits(image)
     assert_same(found, plain)
-    assert rewritten.seen == len(shapes) == tiny.layers + tiny.pools
+    assert rewritten.calls == len(shapes) == tiny.layers + tiny.pools
     assert all(shape[0] == 3 and shape[-1] == tiny.tokens for shape in shapes)
     assert all(shape[-2] == tiny.tokens for shape in shapes[: tiny.layers])
 
@@ -49,7 +49,7 @@ def test_nobody_sees_a_hidden_token(name: str) -> None:
     other[0, :, :8, :8] += 1
     other[1, :, :8, 8:16] += 1
     with torch.no_grad():
-        with Rewritten(2, tiny.tokens, hiding(shown)):
+        with AttentionOverride(2, tiny.tokens, mask_tokens(shown)):
             first, second = model.logits(image), model.logits(other)
         assert_same(first, second)
         assert (model.logits(image) - model.logits(other)).abs().max() > 1e-3
@@ -69,7 +69,7 @@ def _mean_of_the_others(name: str) -> None:
     shown[0, tiny.prefix] = False
     other = image.clone()
     other[0, :, :8, :8] += 1
-    with torch.no_grad(), Rewritten(1, tiny.tokens, hiding(shown)):
+    with torch.no_grad(), AttentionOverride(1, tiny.tokens, mask_tokens(shown)):
         model.logits(image)
         model.logits(other)
     first, second = (trace.recording.as_tokens(out)[0] for out in seen)
@@ -87,7 +87,7 @@ def test_a_probe_rewrites_each_variant_for_itself(name: str) -> None:
     def rewrite(images: Tensor, variants: Tensor) -> Rewrite:
         shown = torch.ones(len(images), tiny.tokens, dtype=torch.bool)
         shown[torch.arange(len(images)), tiny.prefix + images + variants] = False
-        return hiding(shown)
+        return mask_tokens(shown)
 
     with probing(trace, "token", what="test", forwards=4) as probe:
         found = probe.score_with_attention(4, rewrite)
@@ -97,19 +97,19 @@ def test_a_probe_rewrites_each_variant_for_itself(name: str) -> None:
         for v in range(4):
             shown = torch.ones(1, tiny.tokens, dtype=torch.bool)
             shown[0, tiny.prefix + b + v] = False
-            with torch.no_grad(), Rewritten(1, tiny.tokens, hiding(shown)):
+            with torch.no_grad(), AttentionOverride(1, tiny.tokens, mask_tokens(shown)):
                 alone = model.logits(image[b : b + 1])[0, 3]
             assert_same(found[b, v], alone)
 
 
 def test_pools_get_the_class_token_that_joins_late_and_windows_are_left_alone() -> None:
     model, image = wrapped("timm-cait", torch.float64), pixels("timm-cait", 2, dtype=torch.float64)
-    with torch.no_grad(), Rewritten(2, 16, same) as rewritten:
+    with torch.no_grad(), AttentionOverride(2, 16, same) as rewritten:
         model.logits(image)
-    assert rewritten.seen == 4  # two layers of 16 × 16, two pools whose 17th key is the class token
-    with torch.no_grad(), Rewritten(2, 9, lambda scores: scores * 0) as nothing:
+    assert rewritten.calls == 4  # two layers of 16 × 16, two pools whose 17th key is the class token
+    with torch.no_grad(), AttentionOverride(2, 9, lambda scores: scores * 0) as nothing:
         model.logits(image)
-    assert nothing.seen == 0
+    assert nothing.calls == 0
 
 
 def test_hidden_tokens_are_hidden_from_handed_tokens_too() -> None:
@@ -118,7 +118,7 @@ def test_hidden_tokens_are_hidden_from_handed_tokens_too() -> None:
     assert tokens is not None
     shown = torch.rand(2, 17, generator=torch.Generator().manual_seed(0)) < 0.5
     shown[:, 0] = True
-    with torch.no_grad(), Rewritten(2, 17, hiding(shown)):
+    with torch.no_grad(), AttentionOverride(2, 17, mask_tokens(shown)):
         found = run_tokens(trace.recording, DropStrategy("drop"), tokens, None)
         expected = trace.recording.model.logits(trace.pixels)
     assert_same(found, expected)

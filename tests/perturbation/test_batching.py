@@ -11,10 +11,13 @@ from torch import Tensor
 
 import clairvit as cv
 from clairvit.errors import BadInput
-from clairvit.perturbation.batching import GROWS_AFTER, BatchBudget, current_pace, execution_options, in_batches
+from clairvit.execution import ExecutionOptions
+from clairvit.methods.planner import record_for
+from clairvit.methods.spec import resolve_method
+from clairvit.perturbation.batching import GROWS_AFTER, BatchBudget, in_batches
 from clairvit.perturbation.probe import TOKENS_AT_ONCE, probing
 from clairvit.perturbation.progress import on_progress, report_progress
-from clairvit.tracing.trace import Trace
+from clairvit.tracing.trace import Trace, one_target, run_backward
 from helpers.rounding import assert_same
 from tiny import double, pixels, wrapped
 
@@ -108,9 +111,11 @@ def random_keep(images: int, variants: int, seed: int = 0) -> Tensor:
     return torch.rand(images, variants, 16, generator=torch.Generator().manual_seed(seed)) < 0.5
 
 
-def kept(trace: Trace, keep: Tensor, removal: str = "token") -> tuple[Tensor, list[tuple[int, int, torch.dtype]]]:
+def kept(
+    trace: Trace, keep: Tensor, removal: str = "token", options: ExecutionOptions | None = None
+) -> tuple[Tensor, list[tuple[int, int, torch.dtype]]]:
     with (
-        probing(trace, removal, what="test", forwards=keep.shape[1]) as probe,
+        probing(trace, removal, what="test", forwards=keep.shape[1], options=options) as probe,
         lengths(trace) as seen,
     ):
         return probe.score_kept(keep), seen
@@ -133,13 +138,16 @@ def test_passes_are_of_one_length_and_as_few_as_can_be() -> None:
 @pytest.mark.parametrize("size", [1, 4, 7])
 def test_no_pass_is_larger_than_the_batch_size(size: int, removal: str) -> None:
     trace = cv.trace(wrapped("timm-vit"), pixels("timm-vit", 3), target=3)
-    with execution_options(batch_size=size):
-        _, seen = kept(trace, random_keep(1, 20), removal)
-        assert max(many for many, _, _ in seen) <= size
-        with probing(trace, "mean", what="test", forwards=5) as probe, lengths(trace) as painted:
-            probe.score_images(5, lambda ks: probe.blend(torch.ones(1, len(ks), 32, 32)))
-        assert max(many for many, _, _ in painted) <= size
-        assert sum(many for many, _, _ in painted) == 15
+    options = ExecutionOptions(batch_size=size)
+    _, seen = kept(trace, random_keep(1, 20), removal, options)
+    assert max(many for many, _, _ in seen) <= size
+    with (
+        probing(trace, "mean", what="test", forwards=5, options=options) as probe,
+        lengths(trace) as painted,
+    ):
+        probe.score_images(5, lambda ks: probe.blend(torch.ones(1, len(ks), 32, 32)))
+    assert max(many for many, _, _ in painted) <= size
+    assert sum(many for many, _, _ in painted) == 15
     _, free = kept(trace, random_keep(1, 20), removal)
     assert len(free) < len(seen)
 
@@ -157,8 +165,7 @@ def test_autocast_is_for_the_passes_and_the_scores_stay_wide() -> None:
     keep = random_keep(1, 20)
     exact, seen = kept(trace, keep)
     assert {dtype for _, _, dtype in seen} == {torch.float32}
-    with execution_options(autocast="bfloat16"):
-        rough, seen = kept(trace, keep)
+    rough, seen = kept(trace, keep, options=ExecutionOptions(autocast="bfloat16"))
     assert {dtype for _, _, dtype in seen} == {torch.bfloat16}
     assert rough.dtype == torch.float64
     assert 0 < (rough - exact).abs().max() < 0.1 * exact.abs().max()
@@ -178,17 +185,33 @@ def test_the_caller_s_own_autocast_reaches_the_passes(name: str) -> None:
     assert torch.cosine_similarity(found.maps.flatten(1), expected.maps.flatten(1)).min() > 0.9
 
 
-def test_pace_is_put_back_and_nests() -> None:
-    usual = current_pace()
-    with execution_options(batch_size=3):
-        with pytest.raises(ZeroDivisionError), execution_options(autocast="float16"):
-            _fail_if((current_pace().batch_size, current_pace().autocast) == (3, "float16"))
-        assert (current_pace().batch_size, current_pace().autocast) == (3, None)
-    assert current_pace() == usual
-    with pytest.raises(BadInput, match="batch_size=0 was given; expected 1 or more"), execution_options(batch_size=0):
-        pass
-    with pytest.raises(BadInput, match="expected bfloat16 or float16"), execution_options(autocast="int8"):
-        pass
+def test_options_are_checked() -> None:
+    with pytest.raises(BadInput, match="batch_size=0 was given; expected 1 or more"):
+        ExecutionOptions(batch_size=0)
+    with pytest.raises(BadInput, match="expected bfloat16 or float16"):
+        ExecutionOptions(autocast="int8")
+
+
+def test_options_of_a_verb_note_the_caller_s_autocast() -> None:
+    assert ExecutionOptions.from_caller(3, "float16") == ExecutionOptions(3, "float16")
+    with torch.autocast("cpu", torch.bfloat16):
+        options = ExecutionOptions.from_caller()
+    assert options.caller_autocast == (("cpu", torch.bfloat16),)
+    with options.precision(torch.device("cpu")):
+        assert torch.get_autocast_dtype("cpu") == torch.bfloat16
+        assert torch.is_autocast_enabled("cpu")
+    assert not torch.is_autocast_enabled("cpu")
+
+
+def test_options_travel_with_the_recording() -> None:
+    model, images = wrapped("timm-vit"), pixels("timm-vit", 2)
+    options = ExecutionOptions(batch_size=3)
+    recording = record_for([resolve_method("leave-one-out")], model, images, options)
+    assert recording.options is options
+    trace = run_backward(recording, one_target(recording, 3, "logit", single=False), None)
+    _, seen = kept(trace, random_keep(1, 20))
+    assert max(many for many, _, _ in seen) == 3
+    assert record_for([resolve_method("leave-one-out")], model, images).options == ExecutionOptions()
 
 
 # Progress
@@ -202,8 +225,8 @@ def _fail_if(true: bool) -> None:
 def test_a_watcher_sees_every_pass_and_the_end_once() -> None:
     trace = cv.trace(wrapped("timm-vit"), pixels("timm-vit", 3), target=3)
     told: list[tuple[str, int, int]] = []
-    with on_progress(lambda *news: told.append(news)), execution_options(batch_size=8):
-        _, seen = kept(trace, random_keep(1, 20))
+    with on_progress(lambda *news: told.append(news)):
+        _, seen = kept(trace, random_keep(1, 20), options=ExecutionOptions(batch_size=8))
     assert [done for _, done, _ in told] == sorted({done for _, done, _ in told})
     assert {(what, steps) for what, _, steps in told} == {("test", 60)}
     assert told[-1] == ("test", 60, 60)

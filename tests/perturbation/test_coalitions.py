@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from clairvit.perturbation.coalitions import coalitions, halves
+from clairvit.perturbation.segments import coalitions, halves
 from helpers.rounding import assert_same
 
 

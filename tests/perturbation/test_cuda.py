@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 import clairvit as cv
+from clairvit.execution import ExecutionOptions
 from clairvit.perturbation import probe as engine
-from clairvit.perturbation.batching import execution_options
 from clairvit.perturbation.probe import probing
 from clairvit.perturbation.removal import REMOVALS
 from clairvit.tracing.trace import Trace
@@ -55,9 +55,10 @@ def test_memory_that_runs_out_halves_the_batch_and_changes_nothing() -> None:
     room = held + 400 * 2**20  # not enough for 512 images of a ViT-B at once
     torch.cuda.set_per_process_memory_fraction(room / total)
     try:
-        with execution_options(512), probing(trace, "mean", what="test", forwards=512) as probe:
+        options = ExecutionOptions(512)
+        with probing(trace, "mean", what="test", forwards=512, options=options) as probe:
             found = probe.score_kept(keep)
-            assert probe._room.now < probe._room.most
+            assert probe.budget.current < probe.budget.limit
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
     assert (found - expected).abs().max() <= 1e-4 * expected.abs().max()
@@ -67,10 +68,8 @@ def test_rougher_passes_are_rougher_and_resemble() -> None:
     trace, keep = traced("cuda"), some(64)
     found = []
     for precision in (None, "bfloat16"):
-        with (
-            execution_options(autocast=precision),
-            probing(trace, "token", what="test", forwards=64) as probe,
-        ):
+        options = ExecutionOptions(autocast=precision)
+        with probing(trace, "token", what="test", forwards=64, options=options) as probe:
             found.append(probe.score_kept(keep))
     exact, rough = found
     assert rough.dtype == torch.float64

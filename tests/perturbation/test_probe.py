@@ -15,11 +15,11 @@ from torch import Tensor, nn
 
 import clairvit as cv
 from clairvit.errors import BadInput
+from clairvit.execution import ExecutionOptions
 from clairvit.perturbation import token_dropping as tokens
-from clairvit.perturbation.attention_override import hiding
-from clairvit.perturbation.batching import execution_options
+from clairvit.perturbation.attention_override import mask_tokens
 from clairvit.perturbation.probe import Probe, probing
-from clairvit.perturbation.token_dropping import embedded, way_of
+from clairvit.perturbation.token_dropping import drop_strategy, embedded
 from clairvit.tracing.trace import Trace
 from fingerprint import differences, fingerprint, surroundings
 from helpers.rounding import DEFAULT_GROWTH, assert_same, growth
@@ -41,8 +41,13 @@ def some(name: str, images: int = B, variants: int = V) -> Tensor:
     return torch.rand(images, variants, patches, generator=torch.Generator().manual_seed(0)) < 0.5
 
 
-def asked(trace: Trace, how: Callable[[Probe], Tensor], removal: str = "token") -> Tensor:
-    with probing(trace, removal, what="test", forwards=V) as probe:
+def asked(
+    trace: Trace,
+    how: Callable[[Probe], Tensor],
+    removal: str = "token",
+    options: ExecutionOptions | None = None,
+) -> Tensor:
+    with probing(trace, removal, what="test", forwards=V, options=options) as probe:
         return how(probe)
 
 
@@ -54,7 +59,7 @@ def painted(probe: Probe) -> Tensor:
 def rewritten(probe: Probe) -> Tensor:
     shown = torch.cat([torch.ones(V, probe.layout.prefix, dtype=torch.bool), some("timm-vit", 1)[0]], 1)
     shown[:, probe.layout.prefix] = True
-    return probe.score_with_attention(V, lambda images, variants: hiding(shown[variants]))
+    return probe.score_with_attention(V, lambda images, variants: mask_tokens(shown[variants]))
 
 
 # The same scores
@@ -68,8 +73,8 @@ def test_the_batch_size_changes_nothing(name: str, how: str) -> None:
     for dtype, roundings in ((torch.float64, DEFAULT_GROWTH), (torch.float32, growth(2 * 8, 192))):
         found = []
         for size in (1, 7, 64):
-            with execution_options(batch_size=size):
-                found.append(asked(traced(name, dtype), ways[how], "mean" if how == "painting" else "token"))
+            removal = "mean" if how == "painting" else "token"
+            found.append(asked(traced(name, dtype), ways[how], removal, ExecutionOptions(batch_size=size)))
         assert found[0].shape == (B, V)
         assert found[0].dtype == torch.float64  # differences between scores are small beside them
         for other in found[1:]:
@@ -133,7 +138,7 @@ def test_images_may_lie_in_memory_as_they_like() -> None:
 def every_logit(name: str) -> Tensor:
     """[B, V, C], in float64."""
     return asked(
-        traced(name, torch.float64), lambda probe: probe.score_kept(some(name), value=lambda logits, images: logits)
+        traced(name, torch.float64), lambda probe: probe.score_kept(some(name), score=lambda logits, images: logits)
     )
 
 
@@ -145,8 +150,7 @@ def test_a_function_that_knows_images_by_their_place(size: int) -> None:
 
     trace, logits = traced("timm-vit", torch.float64, target=own), every_logit("timm-vit")
     expected = logits[range(B), :, [1, 4, 2]] ** 2 - logits[..., 0]
-    with execution_options(batch_size=size):
-        found = asked(trace, lambda probe: probe.score_kept(some("timm-vit")))
+    found = asked(trace, lambda probe: probe.score_kept(some("timm-vit")), options=ExecutionOptions(batch_size=size))
     assert_same(found, expected)
     assert (asked(trace, painted, "mean").std(1) > 0).all()
 
@@ -184,15 +188,18 @@ def test_an_embedding_is_compared_with_a_text() -> None:
 
 def every_logit_of_embedding(name: str) -> Tensor:
     trace = traced(name, torch.float64, 0)
-    return asked(trace, lambda probe: probe.score_kept(some(name), value=lambda logits, images: logits))
+    return asked(trace, lambda probe: probe.score_kept(some(name), score=lambda logits, images: logits))
 
 
 def test_a_value_is_told_which_images_it_sees() -> None:
     def value(logits: Tensor, images: list[int]) -> Tensor:
         return torch.stack([logits[:, 0], torch.tensor(images, dtype=logits.dtype)], 1)
 
-    with execution_options(batch_size=4):
-        found = asked(traced("timm-vit", torch.float64), lambda probe: probe.score_kept(some("timm-vit"), value))
+    found = asked(
+        traced("timm-vit", torch.float64),
+        lambda probe: probe.score_kept(some("timm-vit"), value),
+        options=ExecutionOptions(batch_size=4),
+    )
     assert found.shape == (B, V, 2)
     assert torch.equal(found[..., 1], torch.arange(B, dtype=torch.float64)[:, None].expand(-1, V))
     assert (found[..., 0] - every_logit("timm-vit")[..., 0]).abs().max() < 1e-12
@@ -203,7 +210,7 @@ def test_a_value_is_told_which_images_it_sees() -> None:
 
 def test_the_cost_is_what_went_through_the_model() -> None:
     trace = traced("timm-vit")
-    way_of(trace.recording)  # found once for each model, and not counted
+    drop_strategy(trace.recording)  # found once for each model, and not counted
     passed: list[int] = []
     module = trace.recording.model.module
     module.blocks[0].register_forward_hook(lambda m, args, out: passed.append(len(out)))
@@ -287,21 +294,21 @@ def test_ctrl_c_inside_a_block_leaves_the_model_as_it_was(name: str, how: str, m
     for after in (1, 2, 3, 5, 8, 13, 21):
         model = cv.wrap(module, name=name, size=ZOO[name].size)
         trace = cv.trace(model, pixels(name, B, dtype=torch.float64), target=3)
-        monkeypatch.setattr(tokens, "_known", weakref.WeakKeyDictionary())
+        monkeypatch.setattr(tokens, "_strategies", weakref.WeakKeyDictionary())
         block = trace.recording.structure.layers[-1].block
         assert block is not None
         hook, left = interrupting(after)
         handle = block.register_forward_pre_hook(hook)
         before, around = fingerprint(module), surroundings()
-        with execution_options(batch_size=4):
-            if after <= 13:
-                with pytest.raises(KeyboardInterrupt):
-                    asked(trace, ways[how])
-                interrupted += 1
-            else:
-                left[0] = -1
-                found = asked(trace, ways[how])
-                assert_same(found, expected)
+        options = ExecutionOptions(batch_size=4)
+        if after <= 13:
+            with pytest.raises(KeyboardInterrupt):
+                asked(trace, ways[how], options=options)
+            interrupted += 1
+        else:
+            left[0] = -1
+            found = asked(trace, ways[how], options=options)
+            assert_same(found, expected)
         assert differences(before, fingerprint(module)) == []
         assert differences(around, surroundings()) == []
         handle.remove()
@@ -358,7 +365,7 @@ def test_two_threads_on_one_model(monkeypatch: pytest.MonkeyPatch) -> None:
     before = fingerprint(model.module)
     images = pixels("timm-vit", 4, dtype=torch.float64)
     alone = [asked(cv.trace(model, x, target=3), lambda p: p.score_kept(some("timm-vit", 1))) for x in images]
-    monkeypatch.setattr(tokens, "_known", weakref.WeakKeyDictionary())
+    monkeypatch.setattr(tokens, "_strategies", weakref.WeakKeyDictionary())
     found: dict[int, Tensor] = {}
 
     def work(k: int) -> None:

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 import clairvit as cv
-from clairvit.perturbation import road
+from clairvit.perturbation import removal
 from clairvit.perturbation.probe import probing
-from clairvit.perturbation.road import NOISE, imputed
+from clairvit.perturbation.removal import ROAD_NOISE, impute
 from helpers.rounding import assert_same
 from tiny import pixels, wrapped
 
@@ -23,7 +23,7 @@ THEIRS = np.load(Path(__file__).parent.parent / "fixtures" / "road.npz")
 
 @pytest.fixture
 def silent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(road, "NOISE", 0.0)
+    monkeypatch.setattr(removal, "ROAD_NOISE", 0.0)
 
 
 def image(rows: int, cols: int, count: int = 1) -> Tensor:
@@ -35,7 +35,7 @@ def image(rows: int, cols: int, count: int = 1) -> Tensor:
 def test_the_same_as_pytorch_grad_cam(mask: str) -> None:
     """Also at the border: it renormalises the weights of the neighbours that exist, as we do."""
     gone = torch.from_numpy(THEIRS[f"{mask} gone"])
-    found = imputed(torch.from_numpy(THEIRS["image"]).double()[None], gone[None], [0])[0]
+    found = impute(torch.from_numpy(THEIRS["image"]).double()[None], gone[None], [0])[0]
     np.testing.assert_allclose(found.numpy(), THEIRS[mask], atol=1e-6)
 
 
@@ -61,15 +61,15 @@ def test_each_gap_is_the_weighted_mean_of_the_neighbours_that_it_has() -> None:
             for (v, u), weight in around.items():
                 system[here, v * cols + u] = -weight / sum(around.values())
     expected = np.linalg.solve(system, right).T.reshape(3, rows, cols)
-    found = imputed(torch.from_numpy(photo)[None], torch.from_numpy(gone)[None], [0])[0]
+    found = impute(torch.from_numpy(photo)[None], torch.from_numpy(gone)[None], [0])[0]
     assert_same(found, expected)
 
 
 def test_nothing_removed_is_the_image_and_everything_removed_the_mean_colour() -> None:
     photo = image(12, 10)
     nothing, everything = (torch.full((1, 12, 10), gone) for gone in (False, True))
-    assert torch.equal(imputed(photo, nothing, [0]), photo)
-    assert imputed(photo, everything, [0]).abs().max() < 6 * NOISE
+    assert torch.equal(impute(photo, nothing, [0]), photo)
+    assert impute(photo, everything, [0]).abs().max() < 6 * ROAD_NOISE
 
 
 def test_one_factorisation_serves_all_channels_and_all_images_of_a_mask(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,21 +83,21 @@ def test_one_factorisation_serves_all_channels_and_all_images_of_a_mask(monkeypa
     monkeypatch.setattr(scipy.sparse.linalg, "splu", counted)
     dice = torch.Generator().manual_seed(0)
     two = torch.rand(2, 12, 10, generator=dice) < 0.5
-    together = imputed(image(12, 10, 4), two[[0, 1, 0, 1]], [1, 2, 3, 4])
+    together = impute(image(12, 10, 4), two[[0, 1, 0, 1]], [1, 2, 3, 4])
     assert calls == [int(mask.sum()) for mask in two]
     for k in range(4):
-        alone = imputed(image(12, 10, 4)[k : k + 1], two[k % 2][None], [k + 1])
+        alone = impute(image(12, 10, 4)[k : k + 1], two[k % 2][None], [k + 1])
         assert_same(alone[0], together[k])  # the noise too
 
 
 def test_noise_is_small_fixed_and_only_on_the_gaps(monkeypatch: pytest.MonkeyPatch) -> None:
     photo = image(64, 64)
     gone = torch.rand(1, 64, 64, generator=torch.Generator().manual_seed(0)) < 0.5
-    first, again, other = (imputed(photo, gone, [mark]) for mark in (5, 5, 6))
+    first, again, other = (impute(photo, gone, [mark]) for mark in (5, 5, 6))
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
-    monkeypatch.setattr(road, "NOISE", 0.0)
-    noise = (first - imputed(photo, gone, [5]))[0]
+    monkeypatch.setattr(removal, "ROAD_NOISE", 0.0)
+    noise = (first - impute(photo, gone, [5]))[0]
     assert not noise[:, ~gone[0]].any()
     grains = noise[:, gone[0]]
     assert abs(grains.std() / 0.01 - 1) < 4 / (2 * grains.numel()) ** 0.5
@@ -116,4 +116,4 @@ def test_the_probe_imputes_the_patches_that_are_not_kept() -> None:
     gone = torch.zeros(2, 32, 32, dtype=torch.bool)
     gone[0, 8:16, 8:16] = gone[1, 8:16, 16:24] = True
     assert torch.equal(seen[0] != trace.pixels, gone[:, None].expand(-1, 3, -1, -1))
-    assert torch.equal(seen[0], imputed(trace.pixels, gone, probe._marks))
+    assert torch.equal(seen[0], impute(trace.pixels, gone, probe.image_seeds))

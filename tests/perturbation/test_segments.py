@@ -14,11 +14,11 @@ from clairvit.models.model import Preprocess
 from clairvit.perturbation.probe import Probe, probing
 from clairvit.perturbation.segments import (
     Segmentation,
-    cells_of,
+    grid_cells,
     groups_of,
-    in_order,
-    on_patches,
+    relabel,
     scores_keeping,
+    segments_on_patches,
     superpixels,
     superpixels_of,
 )
@@ -37,13 +37,13 @@ def halved(height: int = 64, width: int = 64, edge: int = 20) -> Tensor:
 
 
 def test_cells() -> None:
-    assert torch.equal(cells_of((2, 3), None), torch.arange(6).reshape(2, 3))
-    assert cells_of((4, 6), 2).tolist() == [[0, 0, 0, 1, 1, 1]] * 2 + [[2, 2, 2, 3, 3, 3]] * 2
-    assert cells_of((3, 5), 2).tolist() == [[0, 0, 0, 1, 1]] * 2 + [[2, 2, 2, 3, 3]]
-    assert torch.equal(cells_of((2, 3), 7), torch.arange(6).reshape(2, 3))  # never finer than patches
-    assert cells_of((14, 14), 7).unique().numel() == 49
+    assert torch.equal(grid_cells((2, 3), None), torch.arange(6).reshape(2, 3))
+    assert grid_cells((4, 6), 2).tolist() == [[0, 0, 0, 1, 1, 1]] * 2 + [[2, 2, 2, 3, 3, 3]] * 2
+    assert grid_cells((3, 5), 2).tolist() == [[0, 0, 0, 1, 1]] * 2 + [[2, 2, 2, 3, 3]]
+    assert torch.equal(grid_cells((2, 3), 7), torch.arange(6).reshape(2, 3))  # never finer than patches
+    assert grid_cells((14, 14), 7).unique().numel() == 49
     with pytest.raises(BadInput, match=r"cells=0 was given; expected 1 or more cells in a row, such as cells=7"):
-        cells_of((4, 4), 0)
+        grid_cells((4, 4), 0)
 
 
 def test_shares_are_areas() -> None:
@@ -52,8 +52,8 @@ def test_shares_are_areas() -> None:
     segments[6:, 6:] = 2
     shares = Segmentation(segments, (2, 2), pixels=True).shares
     assert shares.tolist() == [[0.75, 0.25, 0], [0, 1, 0], [0.75, 0.25, 0], [0, 0.75, 0.25]]
-    cells = Segmentation(cells_of((2, 4), 2), (2, 4))
-    assert torch.equal(cells.shares.argmax(1).reshape(2, 4), cells.of)
+    cells = Segmentation(grid_cells((2, 4), 2), (2, 4))
+    assert torch.equal(cells.shares.argmax(1).reshape(2, 4), cells.labels)
     assert torch.equal(cells.shares.sum(1), torch.ones(8, dtype=torch.float64))
 
 
@@ -61,9 +61,9 @@ def test_a_patch_goes_to_who_has_most_of_it() -> None:
     segments = torch.zeros(8, 8, dtype=torch.long)
     segments[:, 3:] = 1
     segments[6:, 6:] = 2  # has most of no patch
-    assert on_patches(segments, (2, 2)).tolist() == [[0, 1], [0, 1]]
+    assert segments_on_patches(segments, (2, 2)).tolist() == [[0, 1], [0, 1]]
     segments[:, :3] = 5
-    assert in_order(segments).unique().tolist() == [0, 1, 2]
+    assert relabel(segments).unique().tolist() == [0, 1, 2]
 
 
 def test_superpixels_follow_colours() -> None:
@@ -122,8 +122,8 @@ def test_superpixels_are_pixels_where_paint_goes_and_patches_where_tokens_go() -
     dropped = groups_of(probe_on("timm-vit", "token", two_kinds()), "superpixels", None)
     imputed = groups_of(probe_on("timm-vit", "road", two_kinds()), "superpixels", None)
     assert [own.pixels for own in (*painted, *dropped, *imputed)] == [True, True, False, False, False, False]
-    assert painted[0].of.shape == (32, 32)
-    assert dropped[0].of.shape == imputed[0].of.shape == (4, 4)
+    assert painted[0].labels.shape == (32, 32)
+    assert dropped[0].labels.shape == imputed[0].labels.shape == (4, 4)
     with pytest.raises(BadInput, match=r"features=superpixels and cells=3 were given.*Leave one of them out"):
         groups_of(probe_on("timm-vit", "mean", two_kinds()), "superpixels", 3)
 
@@ -131,7 +131,7 @@ def test_superpixels_are_pixels_where_paint_goes_and_patches_where_tokens_go() -
 def test_scores_are_of_the_pixels_that_are_left() -> None:
     """Painted by hand; images of a batch may have different numbers of features and of variants."""
     image, model = two_kinds().double(), wrapped("timm-vit", torch.float64)
-    segments = [in_order((image[0, 0] > 0).long()), torch.zeros(32, 32, dtype=torch.long)]
+    segments = [relabel((image[0, 0] > 0).long()), torch.zeros(32, 32, dtype=torch.long)]
     kept = [torch.tensor([[True, False], [False, True], [False, False]]), torch.tensor([[False]])]
     with probing(cv.trace(model, image, target=3), "mean", what="test", forwards=3) as probe:
         groups = [Segmentation(own, probe.grid, pixels=True) for own in segments]

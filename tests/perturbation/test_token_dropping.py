@@ -14,9 +14,16 @@ import transformers as hf
 from torch import Tensor, nn
 
 import clairvit as cv
-from clairvit.perturbation.attention_override import Rewritten, hiding
+from clairvit.perturbation.attention_override import AttentionOverride, mask_tokens
 from clairvit.perturbation.probe import Probe, probing
-from clairvit.perturbation.token_dropping import NO_WAY, DropStrategy, embedded, run_tokens, select_strategy, way_of
+from clairvit.perturbation.token_dropping import (
+    NO_DROPPING,
+    DropStrategy,
+    drop_strategy,
+    embedded,
+    run_tokens,
+    select_strategy,
+)
 from clairvit.tracing.recording import Recording, record
 from fingerprint import differences, fingerprint
 from helpers.rounding import assert_same, growth
@@ -35,7 +42,7 @@ DROPPING = [name for name in TINY if name not in WINDOWED | WITHOUT_BLOCKS]
 
 def known_way(name: str) -> DropStrategy:
     if name in WITHOUT_BLOCKS:
-        return NO_WAY
+        return NO_DROPPING
     return DropStrategy("zero") if name in WINDOWED else DropStrategy("drop", positions=name in KNOW_PLACES)
 
 
@@ -89,7 +96,7 @@ def test_the_way_is_found_in_half_precision_too(name: str, dtype: torch.dtype) -
 
 @pytest.mark.parametrize("name", TINY)
 def test_each_model_is_dropped_from_in_the_way_that_its_architecture_asks_for(name: str) -> None:
-    assert way_of(recorded(name)) == known_way(name)
+    assert drop_strategy(recorded(name)) == known_way(name)
 
 
 @pytest.mark.parametrize("name", [name for name in TINY if name not in WITHOUT_BLOCKS])
@@ -99,10 +106,10 @@ def test_keeping_all_tokens_is_the_plain_forward(name: str) -> None:
     assert tokens is not None
     with torch.no_grad():
         plain = recording.model.logits(recording.pixels)
-    assert_same(run_tokens(recording, way_of(recording), tokens, None), plain)
+    assert_same(run_tokens(recording, drop_strategy(recording), tokens, None), plain)
     everything = torch.arange(ZOO[name].tokens).expand(3, -1)
     if name in DROPPING:
-        assert_same(run_tokens(recording, way_of(recording), tokens, everything), plain)
+        assert_same(run_tokens(recording, drop_strategy(recording), tokens, everything), plain)
 
 
 @pytest.mark.parametrize("count", [1, 6])
@@ -116,11 +123,11 @@ def test_dropping_is_attention_that_looks_away(name: str, count: int) -> None:
     assert tokens is not None
 
     def looking_away() -> Tensor:
-        with torch.no_grad(), Rewritten(3, tiny.tokens, hiding(shown)):
+        with torch.no_grad(), AttentionOverride(3, tiny.tokens, mask_tokens(shown)):
             return recording.model.logits(recording.pixels)
 
     def dropping() -> Tensor:
-        return run_tokens(recording, way_of(recording), tokens, kept)
+        return run_tokens(recording, drop_strategy(recording), tokens, kept)
 
     if tiny.pooling in ("token", "distilled", "map"):
         assert_same(dropping(), looking_away(), **rounded(name))
@@ -135,7 +142,7 @@ def test_the_order_of_kept_tokens_does_not_matter(name: str) -> None:
     tokens, (_, kept) = embedded(recording), some(name, 6)
     assert tokens is not None
     turned = torch.cat([kept[:, :prefix], kept[:, prefix:].flip(1)], 1)
-    way = way_of(recording)
+    way = drop_strategy(recording)
     expected = run_tokens(recording, way, tokens, kept)
     assert_same(run_tokens(recording, way, tokens, turned), expected, **rounded(name))
 
@@ -147,7 +154,7 @@ def test_positions_go_with_their_tokens(name: str) -> None:
     tokens, (_, kept) = embedded(recording), some(name, 6)
     assert tokens is not None
     turned = torch.cat([kept[:, :prefix], kept[:, prefix:].flip(1)], 1)
-    way = way_of(recording)
+    way = drop_strategy(recording)
     assert_same(run_tokens(recording, way, tokens, turned), run_tokens(recording, way, tokens, kept))
     moved = (kept[:, prefix:] - prefix + 1) % (ZOO[name].tokens - prefix) + prefix  # the same content, one place on
     shifted = tokens.clone()
@@ -185,7 +192,7 @@ def test_a_mean_is_the_mean_of_the_kept_tokens() -> None:
     expected = m.head(m.fc_norm(x[:, 1:].mean(1)))
     tokens = embedded(recording)
     assert tokens is not None
-    assert_same(run_tokens(recording, way_of(recording), tokens, kept), expected)
+    assert_same(run_tokens(recording, drop_strategy(recording), tokens, kept), expected)
 
 
 def turned_by(x: Tensor, angles: tuple[Tensor, Tensor], pairs: bool) -> Tensor:
@@ -235,7 +242,7 @@ def test_rotary_angles_are_those_of_the_kept_patches(name: str, pairs: bool) -> 
     expected = m.head(m.fc_norm(m.norm(x)[:, tiny.prefix :].mean(1)))
     tokens = embedded(recording)
     assert tokens is not None
-    assert_same(run_tokens(recording, way_of(recording), tokens, kept), expected)
+    assert_same(run_tokens(recording, drop_strategy(recording), tokens, kept), expected)
 
 
 @torch.no_grad()
@@ -260,7 +267,7 @@ def test_relative_biases_are_those_between_the_kept_tokens() -> None:
     expected = m.head(m.fc_norm(x[:, 1:].mean(1)))
     tokens = embedded(recording)
     assert tokens is not None
-    assert_same(run_tokens(recording, way_of(recording), tokens, kept), expected)
+    assert_same(run_tokens(recording, drop_strategy(recording), tokens, kept), expected)
 
 
 # What it costs, and what is left when nothing is
@@ -311,7 +318,7 @@ def test_without_patches_there_is_no_mean_and_tokens_are_zeroed(name: str) -> No
     assert tokens is not None
     zeroed = tokens.clone()
     zeroed[:, ZOO[name].prefix :] = 0
-    expected = run_tokens(probe.trace.recording, probe.way, zeroed, None)[:, 3]
+    expected = run_tokens(probe.trace.recording, probe.strategy, zeroed, None)[:, 3]
     assert_same(found[:, 0], expected)
     assert_same(found[:, 2], expected)
     alone, _ = probed(name, keep[:, 1:2])
@@ -343,11 +350,11 @@ def way_on(module: nn.Module, size: tuple[int, int]) -> DropStrategy:
 
 @pytest.mark.parametrize("name", STRANGE)
 def test_windows_stages_and_channels_are_zeroed(name: str) -> None:
-    assert way_on(strange(STRANGE[name].make), STRANGE[name].size).how == "zero"
+    assert way_on(strange(STRANGE[name].make), STRANGE[name].size).mode == "zero"
 
 
 def test_a_cnn_has_no_tokens() -> None:
-    assert way_on(strange(cnn), (32, 32)) == NO_WAY
+    assert way_on(strange(cnn), (32, 32)) == NO_DROPPING
 
 
 SMALL: dict[str, Any] = {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 40}
@@ -419,7 +426,7 @@ def test_the_caller_s_autocast_does_not_blur_the_trial() -> None:
 def test_convit_keeps_what_it_made_for_its_own_number_of_tokens() -> None:
     """It makes its relative places anew whenever the number of tokens is another one: no other number suits it."""
     small = {"img_size": 32, "patch_size": 8, "embed_dim": 12, "depth": 3, "local_up_to_layer": 2, "num_classes": 7}
-    assert way_on(shaken(timm.create_model("convit_tiny", **small), 0), (32, 32)).how != "drop"
+    assert way_on(shaken(timm.create_model("convit_tiny", **small), 0), (32, 32)).mode != "drop"
 
 
 class Remembering(MatmulAttention):
@@ -445,7 +452,7 @@ def test_what_a_model_remembers_of_shorter_sequences_is_forgotten() -> None:
     before, lengths = fingerprint(module), [list(block.attention.by_length) for block in module.blocks]
     keep = torch.rand(1, 9, 16, generator=torch.Generator().manual_seed(0)) < 0.5
     with probing(trace, "token", what="test", forwards=9) as probe:
-        assert probe.way == DropStrategy("drop")
+        assert probe.strategy == DropStrategy("drop")
         probe.score_kept(keep)
     assert differences(before, fingerprint(module)) == []
     assert [list(block.attention.by_length) for block in module.blocks] == lengths == [[17], [17]]
@@ -479,7 +486,7 @@ def test_a_stream_that_is_never_handed_over_cannot_be_replaced(says_the_same: bo
     module = shaken(NormOutside(), 0)
     if says_the_same:
         nn.init.zeros_(module.head.weight)
-    assert way_on(module, (32, 32)) == NO_WAY
+    assert way_on(module, (32, 32)) == NO_DROPPING
 
 
 class FirstPlaces(HomeMade):
@@ -492,10 +499,10 @@ class FirstPlaces(HomeMade):
 
 
 def test_a_model_that_takes_dropped_tokens_for_others_is_found_out() -> None:
-    assert way_on(shaken(FirstPlaces(), 0), (32, 32)).how == "zero"
+    assert way_on(shaken(FirstPlaces(), 0), (32, 32)).mode == "zero"
 
 
-def test_a_foreign_error_is_no_way_and_a_lack_of_memory_no_verdict() -> None:
+def test_errors_of_a_shorter_sequence_rule_a_strategy_out_and_others_are_raised() -> None:
     class Strict(HomeMade):
         def __init__(self, error: type[Exception]) -> None:
             super().__init__(lambda: Block(MatmulAttention))
@@ -510,3 +517,5 @@ def test_a_foreign_error_is_no_way_and_a_lack_of_memory_no_verdict() -> None:
     assert way_on(shaken(Strict(ZeroDivisionError), 0), (32, 32)) == DropStrategy("zero")
     with pytest.raises(torch.OutOfMemoryError):
         way_on(shaken(Strict(torch.OutOfMemoryError), 0), (32, 32))
+    with pytest.raises(AttributeError, match="a shorter sequence"):  # no error of a length: it is the user's to see
+        way_on(shaken(Strict(AttributeError), 0), (32, 32))

@@ -279,7 +279,7 @@ def _map_along(along: str, trace: Trace, seed: int) -> tuple[Tensor, tuple[str, 
     if inner.method.name == NAME:
         raise BadInput(f"along={along} was given; expected another method than {NAME} itself, such as legrad.")
     assert trace.target is not None
-    recording = record_for([inner], trace.recording.model, trace.pixels)
+    recording = record_for([inner], trace.recording.model, trace.pixels, trace.recording.options)
     (result,) = run_all([inner], recording, [trace.target], seed=seed)[inner.text]
     trace.recording.forwards += 1 + result.more.forwards
     trace.recording.backwards += inner.backwards + result.more.backwards

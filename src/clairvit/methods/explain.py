@@ -18,6 +18,7 @@ from torch import Tensor
 
 from clairvit.data.hashing import state_hash
 from clairvit.errors import BadInput, ClairError, ClairWarning
+from clairvit.execution import ExecutionOptions
 from clairvit.methods.advised import advised
 from clairvit.methods.executor import Result
 from clairvit.methods.explanation import Cost, Explanation
@@ -28,7 +29,6 @@ from clairvit.methods.registry import list_methods as registered_methods
 from clairvit.methods.spec import MethodSpec, resolve_method
 from clairvit.models.images import Batch, prepare
 from clairvit.models.model import Model
-from clairvit.perturbation.batching import execution_options
 from clairvit.perturbation.rng import check_seed
 from clairvit.targets.target import Target, resolve
 from clairvit.tracing.module_state import own_grad_mode
@@ -107,8 +107,10 @@ def explain(
     cv.explain(model, "cat.jpg", "focusvit(m=auto)", recipe="recipe.json")
     """
     spec = resolve_method(advised(model, method, recipe), **options)
-    with execution_options(batch_size, autocast):
-        found = _explain_all(model, images, [spec], target, score, seed, layers, skip=False, by_head=by_head, once=True)
+    execution = ExecutionOptions.from_caller(batch_size, autocast)
+    found = _explain_all(
+        model, images, [spec], target, score, seed, layers, execution, skip=False, by_head=by_head, once=True
+    )
     return next(iter(found.values()))
 
 
@@ -154,8 +156,8 @@ def compare(
         )
     skip = skip or ALL in listed
     specs = [resolve_method(text) for text in expand_all(listed)]
-    with execution_options(batch_size, autocast):
-        return _explain_all(model, images, specs, target, score, seed, layers, skip=skip)
+    execution = ExecutionOptions.from_caller(batch_size, autocast)
+    return _explain_all(model, images, specs, target, score, seed, layers, execution, skip=skip)
 
 
 def expand_all(texts: Sequence[str]) -> list[str]:
@@ -179,6 +181,7 @@ def _explain_all(
     score: str | None,
     seed: int,
     layers: bool,
+    execution: ExecutionOptions,
     *,
     skip: bool,
     by_head: bool = False,
@@ -189,7 +192,7 @@ def _explain_all(
     seed = check_seed(seed)
     batch = prepare(images, model)
     started = time.perf_counter()
-    recording = record_for(specs, model, batch.pixels)
+    recording = record_for(specs, model, batch.pixels, execution)
     targets = (
         resolve(
             target,

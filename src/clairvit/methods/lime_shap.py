@@ -18,10 +18,17 @@ from clairvit.errors import BadInput
 from clairvit.methods.explanation import Cost
 from clairvit.methods.registry import FORWARD, ExtraCost, method
 from clairvit.methods.result import MapResult
-from clairvit.perturbation.coalitions import Coalitions, coalitions, halves
 from clairvit.perturbation.probe import Probe, probing
 from clairvit.perturbation.removal import Removal
-from clairvit.perturbation.segments import Features, Segmentation, groups_of, scores_keeping
+from clairvit.perturbation.segments import (
+    Coalitions,
+    Features,
+    Segmentation,
+    coalitions,
+    groups_of,
+    halves,
+    scores_keeping,
+)
 from clairvit.tracing.trace import Trace
 
 LIME_WIDTH = 0.25

@@ -52,7 +52,8 @@ def several(trace: Trace, count: int, run: Callable[[range], Made], what: str) -
     # The user's own function may know the images of the batch by their place.
     alone = trace.target is not None and trace.target.together
     with report_progress(what, count) as tell:
-        for ks, made in in_batches(count, BatchBudget(each if alone else AT_ONCE), each, run, together=images):
+        budget = BatchBudget(each if alone else AT_ONCE, trace.recording.options.batch_size)
+        for ks, made in in_batches(count, budget, each, run, images_per_variant=images):
             yield ks, made
             tell(len(ks))
 

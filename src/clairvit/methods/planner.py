@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from clairvit.execution import ExecutionOptions
 from clairvit.methods.executor import Result, run
 from clairvit.methods.explanation import Cost
 from clairvit.methods.result import as_map_result
@@ -20,17 +21,21 @@ from clairvit.tracing.structure import model_structure
 from clairvit.tracing.trace import GradientScope, Trace, run_backward
 
 
-def record_for(specs: Sequence[MethodSpec], model: Model, pixels: Tensor) -> Recording:
-    """Run one forward that records all that these methods require."""
+def record_for(
+    specs: Sequence[MethodSpec], model: Model, pixels: Tensor, options: ExecutionOptions | None = None
+) -> Recording:
+    """Run one forward that records all that these methods require; `options` are for perturbed passes that follow."""
     single = singles(specs)
     passable = not model_structure(model, pixels).barriers  # else methods that read gradients are refused, one by one
-    return record(
+    recording = record(
         model,
         pixels,
         rules=[table for table in by_rules(single) if table is not None] or [PLAIN],
         differentiable=passable and any(spec.passes in ("backward", "local") for spec in single),
         recorders=dict.fromkeys(recorder for spec in single for recorder in spec.requires.recorders),
     )
+    recording.options = options or recording.options
+    return recording
 
 
 @own_grad_mode()

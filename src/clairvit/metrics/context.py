@@ -220,7 +220,9 @@ class EvalContext:
     ) -> Tensor:
         """[M, V·B, rows, cols]: the same methods on other pixels [V·B, 3, H, W], another model or other targets [B]."""
         self._check_can_explain()
-        recording = record_for(self.specs, model or self.model, pixels.to(self.trace.pixels.dtype))
+        recording = record_for(
+            self.specs, model or self.model, pixels.to(self.trace.pixels.dtype), self.trace.recording.options
+        )
         images = len(self.trace.pixels)
         goal = (target or self.target).take([*range(images)] * (len(pixels) // images))
         found = run_all(self.specs, recording, [goal], seed=self.seed if seed is None else seed)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from clairvit.data.dataset import ImageDataset
+from clairvit.execution import ExecutionOptions
 from clairvit.methods.explanation import Cost
 from clairvit.methods.planner import record_for, run_all, spent_on
 from clairvit.methods.spec import MethodSpec
@@ -30,6 +31,7 @@ class DatasetContext:
     seed: int
     aside: Notes
     spent: Cost = field(default_factory=Cost)
+    options: ExecutionOptions = field(default_factory=ExecutionOptions)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -41,7 +43,7 @@ class DatasetContext:
 
     def explained(self, pixels: Tensor, classes: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Maps [M, T, rows, cols] of one image [3, H, W] for T classes, and its logits [C]."""
-        recording = record_for(self.specs, self.model, pixels[None])
+        recording = record_for(self.specs, self.model, pixels[None], self.options)
         targets = resolve(
             list(classes),
             recording.logits.detach(),

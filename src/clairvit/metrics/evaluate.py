@@ -12,6 +12,7 @@ from torch import Tensor
 from clairvit.data.dataset import Failed, ImageDataset, SampleBatch, album_of, parts
 from clairvit.data.hashing import model_record
 from clairvit.errors import BadInput
+from clairvit.execution import ExecutionOptions
 from clairvit.methods.executor import Result
 from clairvit.methods.explanation import Explanation
 from clairvit.methods.planner import record_for, run_all
@@ -22,7 +23,6 @@ from clairvit.metrics.dataset_context import DatasetContext
 from clairvit.metrics.registry import Metric, MetricSpec, resolve_metric
 from clairvit.metrics.score import Score
 from clairvit.models.model import Model
-from clairvit.perturbation.batching import execution_options
 from clairvit.perturbation.progress import report_progress
 from clairvit.perturbation.rng import check_seed
 from clairvit.targets.target import Target, find_class, resolve
@@ -49,6 +49,7 @@ class _Request:
     skip: bool
     failed: Failed | None
     seed: int
+    execution: ExecutionOptions
 
 
 def evaluate(
@@ -104,9 +105,9 @@ def evaluate(
         skip,
         failed,
         check_seed(seed),
+        ExecutionOptions.from_caller(batch_size, autocast),
     )
-    with execution_options(batch_size, autocast):
-        found = _evaluated(request)
+    found = _evaluated(request)
     if alone and not found:
         raise BadInput("None of the images could be read; expected at least one that can.")
     return next(iter(found.values())) if alone else found
@@ -146,7 +147,7 @@ def _evaluated(request: _Request) -> Scores:
     labels: list[int | None] = []
     with report_progress("images", len(request.dataset)) as tell:
         for part in parts(request.dataset, request.model, AT_ONCE.get(request.model.device.type, 8), request.failed):
-            recording = record_for(every, request.model, part.pixels)
+            recording = record_for(every, request.model, part.pixels, request.execution)
             goal = _targets(recording, part, request)
             if single:
                 made = run_all(every, recording, [goal], seed=request.seed)
@@ -167,7 +168,15 @@ def _evaluated(request: _Request) -> Scores:
     if every and len(single) < len(request.asked):
         known = tuple(labels) if request.dataset.has_labels else None
         shelf = DatasetContext(
-            request.model, request.dataset, every, tuple(rows), torch.cat(logits), known, request.seed, Notes()
+            request.model,
+            request.dataset,
+            every,
+            tuple(rows),
+            torch.cat(logits),
+            known,
+            request.seed,
+            Notes(),
+            options=request.execution,
         )
         for one in request.asked:
             if one.metric.scope == "set":

@@ -239,7 +239,7 @@ def _adds_up(case: EvalContext, removal: str, score: str, upsampling: Upsampling
     with case.probe(removal, "completeness", 1) as probe:
         check_paints(probe)
         emptied = torch.cat([probe.background[:, :1], probe.pixels[:, 1:]], 1)[:, None]
-        found = probe.score_images(1, lambda ks: emptied, value=case.value(score))[:, 0]
+        found = probe.score_images(1, lambda ks: emptied, score=case.value(score))[:, 0]
     own = case.trace.pixels.dtype
     rise = (case.original(score).to(own) - found.to(own)).double()
     largest = [maps.abs().amax((1, 2), keepdim=True) for maps in case.fine(upsampling)]

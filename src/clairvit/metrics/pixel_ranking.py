@@ -95,7 +95,7 @@ def without(case: EvalContext, rank: Tensor, first: Tensor, end: Tensor, removal
             gone = (place >= first[step]) & (place < end[step])
             return painted(probe, gone.transpose(0, 1))
 
-        found = probe.score_images(methods * steps, variant, value=case.value(score)).double()
+        found = probe.score_images(methods * steps, variant, score=case.value(score)).double()
     return found.reshape(-1, methods, steps).transpose(0, 1)
 
 
@@ -152,7 +152,7 @@ def scores_without_values(case: EvalContext, places: Tensor, removal: str, score
             copies.scatter_(2, own, under.expand(-1, len(ks), -1).gather(2, own))
             return copies.reshape(len(whole), len(ks), *probe.pixels.shape[1:])
 
-        return probe.score_images(runs, variant, value=case.value(score)).double()
+        return probe.score_images(runs, variant, score=case.value(score)).double()
 
 
 def sums_at_values(case: EvalContext, places: Tensor, upsampling: Upsampling) -> Tensor:

@@ -17,7 +17,7 @@ from clairvit.metrics.pixel_ranking import check_paints, painted, squares
 from clairvit.metrics.registry import MetricOutput, metric
 from clairvit.perturbation.removal import Removal
 from clairvit.perturbation.rng import make_generator
-from clairvit.perturbation.segments import on_patches, superpixels_of
+from clairvit.perturbation.segments import segments_on_patches, superpixels_of
 
 RoadOrder = Literal["combined", "morf", "lerf"]
 # Streams of an image's chance that no other metric draws from: all of them share `case.marks`.
@@ -89,7 +89,7 @@ def irof(case: EvalContext, removal: Removal = "mean", score: ScoreKind = "prob"
     raw scores the share is (f(x_k) − f(nothing left)) / |f(x) − f(nothing left)|; undefined where a share divides by 0.
     """
     segments = superpixels_of(case.trace.pixels, case.model.preprocess)
-    groups = [on_patches(own, case.trace.layout.grid) for own in segments]
+    groups = [segments_on_patches(own, case.trace.layout.grid) for own in segments]
     keep, images = [], []
     for image, own in enumerate(groups):
         left = _after_groups(case, image, own)  # [M, L, patches]
@@ -189,7 +189,7 @@ def _walk(case: EvalContext, side: int, removal: str, score: str, upsampling: Up
         drops = case.original(score)[:, None] - probe.score_images(
             count,
             lambda ks: painted(probe, (own <= torch.tensor(list(ks), device=own.device)[:, None])[None]),
-            value=case.value(score),
+            score=case.value(score),
         )
         change = (probe.pixels - probe.background).double().sum(1).flatten(1)  # [B, H·W]
     by_square = [

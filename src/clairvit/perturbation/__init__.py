@@ -1,1 +1,1 @@
-"""Perturb: the same model and target on other inputs. One engine for sampling methods and faithfulness metrics."""
+"""Perturbation: run the model on other inputs for the same target, for sampling methods and faithfulness metrics."""

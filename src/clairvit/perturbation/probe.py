@@ -1,7 +1,7 @@
-"""Probe: what does the model say when only these patches are left? The one question under every sampling method.
+"""Probe: score the target while patches are removed, images replaced or attention changed.
 
 with probing(trace, "token", what="lime", forwards=1000, seed=0) as probe:
-    scores = probe.keeping(keep)             # bool [B or 1, V, patches] -> [B, V]
+    scores = probe.score_kept(keep)          # bool [B or 1, V, patches] -> [B, V]
 """
 
 from __future__ import annotations
@@ -15,40 +15,118 @@ import torch
 from torch import Tensor
 
 from clairvit.errors import BadInput, NotApplicable
+from clairvit.execution import ExecutionOptions
 from clairvit.models.layout import Layout
-from clairvit.perturbation.attention_override import Rewrite, Rewritten
-from clairvit.perturbation.batching import BatchBudget, current_pace, in_batches
+from clairvit.perturbation.attention_override import AttentionOverride, Rewrite
+from clairvit.perturbation.batching import BatchBudget, in_batches
 from clairvit.perturbation.progress import report_progress
-from clairvit.perturbation.removal import background, check_removal, on_pixels
+from clairvit.perturbation.removal import background, check_removal, impute, on_pixels
 from clairvit.perturbation.rng import image_seeds
-from clairvit.perturbation.road import imputed
-from clairvit.perturbation.score_collector import Found, ScoreCollector, Value, in_order
-from clairvit.perturbation.token_dropping import NO_WAY, DropStrategy, embedded, run_tokens, way_of
+from clairvit.perturbation.token_dropping import NO_DROPPING, DropStrategy, drop_strategy, embedded, run_tokens
 from clairvit.targets.target import Target
+from clairvit.tracing.attention import widened
 from clairvit.tracing.module_state import frozen_eval
 from clairvit.tracing.trace import Trace
 
+ScoreFunction = Callable[[Tensor, list[int]], Tensor]  # (logits [n, C], images [n]) -> [n, …]
+Parts = list[tuple[Tensor, Tensor]]  # indices [n], and the values [n, …] that belong there
 TOKENS_AT_ONCE = {"cpu": 16 * 197, "cuda": 512 * 197}  # keeps the processor busy, and its caches warm
 
 
-class Probe:
-    """Scores of a trace's target under removals. Counts its passes with the trace's own."""
+class ScoreCollector:
+    """Turn the logits of variants of a batch into the target's scores; note which scores never changed."""
 
-    def __init__(self, trace: Trace, removal: str, seed: int, tell: Callable[[int], None], what: str) -> None:
+    def __init__(self, target: Target, logits: Tensor) -> None:
+        self.target, self.logits = target, logits  # [B, C], of the images themselves
+        self._ranges: list[Tensor] = []  # lowest and highest score per image, [2, B]
+
+    @functools.cached_property
+    def original(self) -> Tensor:
+        """The scores of the images themselves, [B]."""
+        return self._target_scores(self.target, self.logits)
+
+    def values(self, logits: Tensor, images: Tensor, score: ScoreFunction | None) -> Tensor:
+        """Return what is kept of a pass with logits [n, C] of variants of `images` [n]: scores [n, …], or logits."""
+        if score is not None:
+            return score(widened(logits), images.tolist())
+        if self.target.together:
+            return widened(logits)  # the user's own function takes all images at once, in their order
+        return self._target_scores(self.target.take(images.tolist()), logits)
+
+    @staticmethod
+    def _target_scores(target: Target, logits: Tensor) -> Tensor:
+        """Return scores [n] in float64, as removals change them little; the user's functions get the model's dtype."""
+        is_class = all(isinstance(row, tuple) for row in target.rows)
+        return target(logits.double() if is_class else widened(logits)).double()
+
+    def by_image(self, values: Tensor, variants: int, images: Tensor | None = None) -> Tensor:
+        """Return scores [rows, V] of values [rows·V, …]; rows are the whole batch, or variants of these `images`."""
+        values = values.reshape(-1, variants, *values.shape[1:])
+        if self.target.together and variants:
+            values = torch.stack([self._score_together(values[:, v], images) for v in range(variants)], 1)
+        if values.numel():
+            self._note_range(values, images)
+        return values
+
+    def _score_together(self, logits: Tensor, images: Tensor | None) -> Tensor:
+        """Return scores [rows] by the user's function; logits [rows, C] of `images` replace those of the batch."""
+        if images is None:
+            return self.target(logits).double()
+        batch_logits = widened(self.logits)
+        replaced = [batch_logits.index_put((images[i],), logits[i]) for i in range(len(images))]
+        return torch.stack([self.target(whole)[image].double() for whole, image in zip(replaced, images, strict=True)])
+
+    def _note_range(self, scores: Tensor, images: Tensor | None) -> None:
+        """Note the lowest and highest of scores [rows, V] per image; ±infinity for images without a row."""
+        count = len(self.logits)
+        rows = torch.arange(count, device=scores.device) if images is None else images
+        low, high = (scores.new_full((count,), bound) for bound in (math.inf, -math.inf))
+        low = low.scatter_reduce(0, rows, scores.amin(1), "amin")
+        self._ranges.append(torch.stack([low, high.scatter_reduce(0, rows, scores.amax(1), "amax")]))
+
+    def unmoved(self) -> list[bool]:
+        """Return which images kept exactly their score under everything that was tried."""
+        if not self._ranges:
+            return [False] * len(self.logits)
+        low, high = torch.stack(self._ranges).unbind(1)
+        unchanged: list[bool] = ((low.amin(0) == self.original) & (high.amax(0) == self.original)).tolist()
+        return unchanged
+
+
+def concatenate(parts: Parts) -> Tensor:
+    """Return the values of all parts, in the order of their indices."""
+    order = torch.cat([indices for indices, _ in parts]).argsort()
+    return torch.cat([values for _, values in parts])[order]
+
+
+class Probe:
+    """Score a trace's target under removals. Passes are counted with the trace's own."""
+
+    def __init__(
+        self,
+        trace: Trace,
+        removal: str,
+        seed: int,
+        advance: Callable[[int], None],
+        options: ExecutionOptions,
+        what: str,
+    ) -> None:
         assert trace.target is not None
-        self.trace, self.removal, self.seed, self.tell = trace, removal, seed, tell
+        self.trace, self.removal, self.seed, self.options = trace, removal, seed, options
         self.target: Target = trace.target
         self.pixels = trace.pixels
         self.size = (int(self.pixels.shape[-2]), int(self.pixels.shape[-1]))
         self.layout: Layout = trace.layout
-        self.passed = 0  # images that went through the model
-        self.way: DropStrategy = way_of(trace.recording) if removal == "token" else NO_WAY
-        substituted = removal == "token" and self.way.how != "drop"
-        self.notes: tuple[str, ...] = (f"{what}: {_instead(self.way)}",) if substituted else ()
-        self.tokens = embedded(trace.recording) if self.way.how != "none" else None
-        self._room = BatchBudget(TOKENS_AT_ONCE.get(self.pixels.device.type, TOKENS_AT_ONCE["cuda"]))
+        self.images_run = 0  # images that went through the model
+        self.strategy: DropStrategy = drop_strategy(trace.recording) if removal == "token" else NO_DROPPING
+        self.tokens = embedded(trace.recording) if self.strategy.mode != "none" else None
+        limit = TOKENS_AT_ONCE.get(self.pixels.device.type, TOKENS_AT_ONCE["cuda"])
+        self.budget = BatchBudget(limit, options.batch_size)
+        self._advance = advance
+        substituted = removal == "token" and self.strategy.mode != "drop"
+        self.notes: tuple[str, ...] = (f"{what}: {_fallback_note(self.strategy)}",) if substituted else ()
         self._background: Tensor | None = None
-        self._tally = ScoreCollector(trace.target, trace.logits)
+        self._collector = ScoreCollector(trace.target, trace.logits)
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -60,34 +138,35 @@ class Probe:
 
     @property
     def paints(self) -> bool:
-        """Are patches painted over with a background, so that they can also be half gone?"""
+        """Whether patches are painted over with a background, so that they can also be removed in part."""
         return self.tokens is None and self.removal != "road"
 
     @property
     def background(self) -> Tensor:
-        """[B, 3, H, W]"""
+        """What is painted over removed patches, [B, 3, H, W]."""
         if self._background is None:
             self._background = background(self.removal, self.pixels, self.trace.recording.model.preprocess, self.seed)
         return self._background
 
     @functools.cached_property
-    def _marks(self) -> list[int]:
+    def image_seeds(self) -> list[int]:
+        """One seed per image, from its content."""
         return image_seeds(self.pixels, self.seed)
 
     @property
     def original(self) -> Tensor:
-        """The score of each image as it is, [B]; the trace knows it already."""
-        return self._tally.original
+        """The scores of the images themselves, [B], from the trace."""
+        return self._collector.original
 
-    def score_kept(self, keep: Tensor, value: Value | None = None) -> Tensor:
-        """[B, V] scores, in float64, when only the patches of `keep`, bool [B or 1, V, patches], are left.
+    def score_kept(self, keep: Tensor, score: ScoreFunction | None = None) -> Tensor:
+        """Return scores [B, V] in float64 when only the patches of `keep`, bool [B or 1, V, patches], are left.
 
-        `value(logits [n, C], images [n])` -> [n, …] takes the place of the target's score.
+        `score(logits [n, C], images [n])` -> [n, …] replaces the target's score.
         """
         images = len(self.pixels)
         keep = keep.to(self.pixels.device)
-        shaped = keep.ndim == 3 and keep.shape[2] == self.patches and len(keep) in (1, images)
-        if not shaped or keep.dtype != torch.bool:
+        fits = keep.ndim == 3 and keep.shape[2] == self.patches and len(keep) in (1, images)
+        if not fits or keep.dtype != torch.bool:
             raise BadInput(
                 f"keep is {keep.dtype} of shape {list(keep.shape)}; expected booleans of shape [{images} images or 1, "
                 f"variants, {self.patches} patches]."
@@ -96,154 +175,170 @@ class Probe:
         if not variants:
             return self.original.new_zeros(images, 0)
         flat = keep.expand(images, -1, -1).reshape(-1, self.patches)  # image by image
-        values = self.score_pairs(torch.arange(len(flat), device=keep.device) // variants, flat, value)
-        if value is not None:
+        values = self.score_pairs(torch.arange(len(flat), device=keep.device) // variants, flat, score)
+        if score is not None:
             return values.reshape(images, variants, *values.shape[1:])
-        return self._tally.by_image(values, variants)
+        return self._collector.by_image(values, variants)
 
-    def score_pairs(self, images: Tensor, keep: Tensor, value: Value | None = None) -> Tensor:
-        """[n, …] as `keeping`, of any images [n] with any patches `keep` [n, patches] left.
+    def score_pairs(self, images: Tensor, keep: Tensor, score: ScoreFunction | None = None) -> Tensor:
+        """Return [n, …] as `score_kept`, for images [n] with the patches `keep` [n, patches] left.
 
-        For searches, which ask more of one image than of another. Without `value`, a function of the user's own gets
-        no say: logits come back.
+        For searches that need more passes for one image than for another. Without `score`, targets that are functions
+        of the whole batch are not applied: logits are returned.
         """
         counts = keep.sum(1) if self._drops else keep.new_full((len(keep),), self.patches, dtype=torch.long)
-        found: Found = []
+        parts: Parts = []
         for count in sorted(set(counts.tolist())):
-            places = (counts == count).nonzero()[:, 0]
-            each = (count or self.patches) + self.layout.prefix  # none: all are there, as zeros
+            rows = (counts == count).nonzero()[:, 0]
+            length = (count or self.patches) + self.layout.prefix  # with no patch left, all are run as zeros
 
-            def run(ks: range, places: Tensor = places) -> Tensor:
-                own = places[ks.start : ks.stop]
-                return self._patches_left(images[own], keep[own])
+            def run(ks: range, rows: Tensor = rows) -> Tensor:
+                batch = rows[ks.start : ks.stop]
+                return self._logits_of_kept(images[batch], keep[batch])
 
-            for ks, logits in in_batches(len(places), self._room, each, run):
+            for ks, logits in in_batches(len(rows), self.budget, length, run):
                 self._count(len(ks))
-                own = places[ks.start : ks.stop]
-                found.append((own, self._tally.valued(logits, images[own], value)))
-        return in_order(found)
+                batch = rows[ks.start : ks.stop]
+                parts.append((batch, self._collector.values(logits, images[batch], score)))
+        return concatenate(parts)
 
     def score_images(
         self,
         count: int,
         variant: Callable[[range], Tensor],
         images: Sequence[int] | None = None,
-        value: Value | None = None,
+        score: ScoreFunction | None = None,
     ) -> Tensor:
-        """[rows, V] scores of images that a method paints itself: variant(ks) -> [rows, len(ks), 3, H, W].
+        """Return scores [rows, V] of images that the caller makes: variant(ks) -> [rows, len(ks), 3, H, W].
 
-        `images` are those that the rows are variants of, where they are not the whole batch in its order. `value` as in
-        `keeping`.
+        `images` are those that the rows are variants of, where they are not the whole batch in its order. `score` as in
+        `score_kept`.
         """
-        own = torch.tensor(range(len(self.pixels)) if images is None else images, device=self.pixels.device)
+        sources = torch.tensor(range(len(self.pixels)) if images is None else images, device=self.pixels.device)
         if not count:
-            return self.original.new_zeros(len(own), 0)
-        found: Found = []
+            return self.original.new_zeros(len(sources), 0)
+        parts: Parts = []
 
         def run(ks: range) -> Tensor:
-            painted = variant(ks).flatten(0, 1)
-            parts = torch.split(painted, self._room.holds(self.layout.tokens))
-            return torch.cat([self._logits(part) for part in parts])
+            batches = torch.split(variant(ks).flatten(0, 1), self.budget.capacity(self.layout.tokens))
+            return torch.cat([self._logits(batch) for batch in batches])
 
-        for ks, logits in in_batches(count, self._room, self.layout.tokens, run, together=len(own)):
+        for ks, logits in in_batches(count, self.budget, self.layout.tokens, run, images_per_variant=len(sources)):
             self._count(len(logits))
-            at = torch.arange(ks.start, ks.stop, device=logits.device)
-            places = (torch.arange(len(own), device=at.device)[:, None] * count + at).flatten()
-            found.append((places, self._tally.valued(logits, own[places // count], value)))
-        if value is not None:
-            return in_order(found).reshape(len(own), count, -1).squeeze(-1)
-        return self._tally.by_image(in_order(found), count, None if images is None else own)
+            variants = torch.arange(ks.start, ks.stop, device=logits.device)
+            indices = (torch.arange(len(sources), device=variants.device)[:, None] * count + variants).flatten()
+            parts.append((indices, self._collector.values(logits, sources[indices // count], score)))
+        if score is not None:
+            return concatenate(parts).reshape(len(sources), count, -1).squeeze(-1)
+        return self._collector.by_image(concatenate(parts), count, None if images is None else sources)
 
     def blend(self, masks: Tensor) -> Tensor:
-        """Images seen through masks [B or 1, k, H, W] in 0…1, the background where they are 0: [B, k, 3, H, W]."""
+        """Return [B, k, 3, H, W]: images where masks [B or 1, k, H, W] are 1, the background where they are 0."""
         masks = masks[:, :, None].to(self.pixels)
         return torch.lerp(self.background[:, None], self.pixels[:, None], masks)
 
-    def score_with_attention(self, count: int, rewrite: Callable[[Tensor, Tensor], Rewrite]) -> Tensor:
-        """[B, V] scores with changed attention: rewrite(images [n], variants [n]) says how, for n of them at once."""
-        found: Found = []
-        every = torch.arange(len(self.pixels) * count, device=self.pixels.device)
+    def score_with_attention(self, count: int, transform: Callable[[Tensor, Tensor], Rewrite]) -> Tensor:
+        """Return scores [B, V] with changed attention: transform(images [n], variants [n]) changes that of n of them.
+
+        Raises:
+            NotApplicable: Some attention calls of the model cannot be changed.
+        """
+        parts: Parts = []
+        pairs = torch.arange(len(self.pixels) * count, device=self.pixels.device)
 
         def run(ks: range) -> Tensor:
-            own = every[ks.start : ks.stop]
-            images = own // count
-            with Rewritten(len(own), self.layout.tokens, rewrite(images, own % count)) as mode:
+            batch = pairs[ks.start : ks.stop]
+            images = batch // count
+            with AttentionOverride(len(batch), self.layout.tokens, transform(images, batch % count)) as override:
                 if self.tokens is None:
                     logits = self._logits(self.pixels[images])
                 else:
-                    with current_pace().precision(self.pixels.device):
-                        logits = run_tokens(self.trace.recording, self.way, self.tokens[images], None)
-            if mode.seen < max(1, len(self.trace.layers)):
+                    with self.options.precision(self.pixels.device):
+                        logits = run_tokens(self.trace.recording, self.strategy, self.tokens[images], None)
+            if override.calls < max(1, len(self.trace.layers)):
                 raise NotApplicable(
-                    f"Only {mode.seen} of the {len(self.trace.layers)} attention calls of this model could be changed "
-                    "(others are inside windows, or run outside torch). Use leave-one-out, which takes patches out."
+                    f"Only {override.calls} of the {len(self.trace.layers)} attention calls of this model could be "
+                    "changed (others are inside windows, or run outside torch). Use leave-one-out, which takes patches "
+                    "out."
                 )
             return logits
 
-        for ks, logits in in_batches(len(every), self._room, self.layout.tokens, run):
+        for ks, logits in in_batches(len(pairs), self.budget, self.layout.tokens, run):
             self._count(len(ks))
-            own = every[ks.start : ks.stop]
-            found.append((own, self._tally.valued(logits, own // count, None)))
-        return self._tally.by_image(in_order(found), count)
+            batch = pairs[ks.start : ks.stop]
+            parts.append((batch, self._collector.values(logits, batch // count, None)))
+        return self._collector.by_image(concatenate(parts), count)
 
     def unmoved(self) -> list[bool]:
-        """Images whose score stayed exactly what it was under all that was tried."""
-        return self._tally.unmoved()
+        """Return which images kept exactly their score under everything that was tried."""
+        return self._collector.unmoved()
 
     @property
     def _drops(self) -> bool:
-        return self.way.how == "drop"
+        return self.strategy.mode == "drop"
 
     @property
-    def _alone_suffices(self) -> bool:
-        """Does the head read prefix tokens only, so that it can do without patches?"""
+    def _reads_prefix_only(self) -> bool:
+        """Whether the head reads prefix tokens only, so that it can do without patches."""
         return self.layout.pooling in ("token", "distilled")
 
-    def _patches_left(self, images: Tensor, keep: Tensor) -> Tensor:
-        """Logits of images [n] with only `keep` [n, patches]; as many in each where tokens are dropped."""
+    def _logits_of_kept(self, images: Tensor, keep: Tensor) -> Tensor:
+        """Return logits of images [n] with only `keep` [n, patches]; as many in each where tokens are dropped."""
         if self.tokens is None:
             return self._logits(self._painted(images, keep))
         prefix, tokens = self.layout.prefix, self.tokens[images]
-        lead = torch.arange(prefix, device=keep.device).expand(len(keep), -1)
-        with current_pace().precision(self.pixels.device):
-            if not self._drops or not (self._alone_suffices or keep.any()):  # there is no mean of nothing
-                shown = torch.cat([keep.new_ones(len(keep), prefix), keep], 1)
-                return run_tokens(self.trace.recording, self.way, tokens * shown[..., None], None)
+        with self.options.precision(self.pixels.device):
+            if not self._drops or not (self._reads_prefix_only or keep.any()):  # a mean over no tokens is undefined
+                visible = torch.cat([keep.new_ones(len(keep), prefix), keep], 1)
+                return run_tokens(self.trace.recording, self.strategy, tokens * visible[..., None], None)
+            lead = torch.arange(prefix, device=keep.device).expand(len(keep), -1)
             kept = torch.cat([lead, keep.nonzero()[:, 1].reshape(len(keep), -1) + prefix], 1)  # [n, K]
-            whole = kept.shape[1] == self.layout.tokens
-            return run_tokens(self.trace.recording, self.way, tokens, None if whole else kept)
+            keeps_all = kept.shape[1] == self.layout.tokens
+            return run_tokens(self.trace.recording, self.strategy, tokens, None if keeps_all else kept)
 
     def _painted(self, images: Tensor, keep: Tensor) -> Tensor:
-        shown = on_pixels(keep.reshape(-1, *self.grid), self.size)  # [n, H, W]
+        """Return images [n, 3, H, W] whose patches outside `keep` are imputed or painted over."""
+        visible = on_pixels(keep.reshape(-1, *self.grid), self.size)  # [n, H, W]
         if self.removal == "road":
-            return imputed(self.pixels[images], shown == 0, [self._marks[i] for i in images.tolist()])
-        return torch.where(shown[:, None] > 0, self.pixels[images], self.background[images])
+            return impute(self.pixels[images], visible == 0, [self.image_seeds[i] for i in images.tolist()])
+        return torch.where(visible[:, None] > 0, self.pixels[images], self.background[images])
 
     @torch.no_grad()
     def _logits(self, pixels: Tensor) -> Tensor:
         model = self.trace.recording.model
-        with frozen_eval(model.module), current_pace().precision(pixels.device):
+        with frozen_eval(model.module), self.options.precision(pixels.device):
             return model.logits(pixels.to(self.pixels.dtype))
 
     def _count(self, images: int) -> None:
-        self.passed += images
-        self.tell(images)
+        self.images_run += images
+        self._advance(images)
 
 
 @contextmanager
-def probing(trace: Trace, removal: str, *, what: str, forwards: int, seed: int = 0) -> Iterator[Probe]:
-    """A probe for about `forwards` variants of each image, with a progress bar called `what`."""
+def probing(
+    trace: Trace,
+    removal: str,
+    *,
+    what: str,
+    forwards: int,
+    seed: int = 0,
+    options: ExecutionOptions | None = None,
+) -> Iterator[Probe]:
+    """Yield a probe for about `forwards` variants per image; progress is reported under the label `what`.
+
+    `options` replaces the execution options of the recording.
+    """
     check_removal(removal)
     images = len(trace.pixels)
-    with report_progress(what, forwards * images) as tell, torch.no_grad():
-        probe = Probe(trace, removal, seed, tell, what)
+    with report_progress(what, forwards * images) as advance, torch.no_grad():
+        probe = Probe(trace, removal, seed, advance, options or trace.recording.options, what)
         try:
             yield probe
         finally:
-            trace.recording.forwards += math.ceil(probe.passed / images)
+            trace.recording.forwards += math.ceil(probe.images_run / images)
 
 
-def _instead(way: DropStrategy) -> str:
-    if way.how == "zero":
+def _fallback_note(strategy: DropStrategy) -> str:
+    if strategy.mode == "zero":
         return "tokens cannot be dropped from this model (windows, or a fixed number of them); they were set to zero"
     return "this model has no token stream to drop patches from; they were painted with the mean colour (removal=mean)"

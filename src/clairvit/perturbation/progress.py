@@ -1,4 +1,4 @@
-"""Watch: long work says how far it is. Nobody listens in library use; the command line shows a bar."""
+"""Report the progress of long work to a listener, if there is one: the command line's bar, the web server's jobs."""
 
 from __future__ import annotations
 
@@ -8,43 +8,44 @@ from contextvars import ContextVar
 from typing import TypeVar
 
 Item = TypeVar("Item")
-Watcher = Callable[[str, int, int], None]  # what is done, steps done, steps in all
+ProgressListener = Callable[[str, int, int], None]  # (label, steps done, steps in all)
 
-_watcher: ContextVar[Watcher | None] = ContextVar("watcher", default=None)
+_listener: ContextVar[ProgressListener | None] = ContextVar("progress_listener", default=None)
 
 
 @contextmanager
-def on_progress(watcher: Watcher) -> Iterator[None]:
-    """Tell `watcher` of each step of long work inside the block."""
-    before = _watcher.set(watcher)
+def on_progress(listener: ProgressListener) -> Iterator[None]:
+    """Call `listener(label, done, steps)` after each step of long work inside the block."""
+    token = _listener.set(listener)
     try:
         yield
     finally:
-        _watcher.reset(before)
+        _listener.reset(token)
 
 
 @contextmanager
-def report_progress(what: str, steps: int) -> Iterator[Callable[[int], None]]:
-    """A function to call with the number of steps just done; whoever watches is told how far the work is.
+def report_progress(label: str, steps: int) -> Iterator[Callable[[int], None]]:
+    """Yield a function that takes the number of steps just done and reports the sum to the listener.
 
-    Work that turns out shorter than `steps` is over at the end of the block, work that turns out longer stays at it.
+    Work that takes fewer than `steps` is reported as complete at the end of the block; work that takes more stays
+    below it until then.
     """
-    watcher, done = _watcher.get(), 0
+    listener, done = _listener.get(), 0
 
-    def tell(further: int) -> None:
+    def advance(further: int) -> None:
         nonlocal done
         done += further
-        if watcher is not None and done < steps:
-            watcher(what, done, steps)
+        if listener is not None and done < steps:
+            listener(label, done, steps)
 
-    yield tell
-    if watcher is not None and steps > 0:
-        watcher(what, steps, steps)
+    yield advance
+    if listener is not None and steps > 0:
+        listener(label, steps, steps)
 
 
-def track(items: Sequence[Item], what: str) -> Iterator[Item]:
-    """The items, one after the other; whoever watches is told after each."""
-    with report_progress(what, len(items)) as tell:
+def track(items: Sequence[Item], label: str) -> Iterator[Item]:
+    """Yield the items one by one; report progress after each."""
+    with report_progress(label, len(items)) as advance:
         for item in items:
             yield item
-            tell(1)
+            advance(1)

@@ -1,4 +1,4 @@
-"""Removal: what it means to take a patch away. Either its token goes, or its pixels are painted over.
+"""Removal: what replaces a patch. Either its token is dropped, or its pixels are painted over.
 
 token           the patch's token is dropped after the position embedding: the model sees a shorter sequence
 mean            zero in normalised space: the mean colour of the data the model was trained on
@@ -7,13 +7,14 @@ minimum         the smallest value of the image itself, in every channel: what Q
 blur            RISE's 11 × 11 kernel (nearly a box; its zero padding fades the border into the mean colour)
 gaussian-blur   a true Gaussian, sigma 5 pixels
 noise           normal noise with the mean and spread of the training data, fixed by seed and image
-road            noisy linear imputation: each pixel the weighted mean of its neighbours (see road.py)
+road            noisy linear imputation: each pixel the weighted mean of its neighbours (`impute`)
 """
 
 from __future__ import annotations
 
 import functools
-from typing import Literal, get_args
+import zlib
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -27,9 +28,15 @@ from clairvit.perturbation.rng import image_seeds, make_generator
 Removal = Literal["token", "mean", "black", "minimum", "blur", "gaussian-blur", "noise", "road"]
 REMOVALS: tuple[str, ...] = get_args(Removal)
 SIGMA = 5.0  # pixels, of both blurs
+ROAD_NOISE = 0.01  # standard deviation, in normalised space
+# Neighbours with their weights: adjacent pixels twice as much as diagonal ones; together 1.
+_NEIGHBOURS = [
+    (dy, dx, 1 / 6 if dy == 0 or dx == 0 else 1 / 12) for dy in (-1, 0, 1) for dx in (-1, 0, 1) if (dy, dx) != (0, 0)
+]
 
 
 def check_removal(name: str) -> None:
+    """Raise UnknownName unless this is a removal."""
     if name not in REMOVALS:
         raise UnknownName(
             f"There is no removal '{name}'; expected one of {', '.join(REMOVALS)}.{did_you_mean(name, REMOVALS)}"
@@ -37,7 +44,7 @@ def check_removal(name: str) -> None:
 
 
 def background(removal: str, pixels: Tensor, preprocess: Preprocess, seed: int) -> Tensor:
-    """What lies under the patches that are taken away, [B, 3, H, W], normalised as the images are."""
+    """Return what replaces removed patches, [B, 3, H, W], normalised as the images are."""
     if removal == "black":
         black = [-mean / std for mean, std in zip(preprocess.mean, preprocess.std, strict=True)]
         return pixels.new_tensor(black)[:, None, None].expand_as(pixels)
@@ -49,23 +56,23 @@ def background(removal: str, pixels: Tensor, preprocess: Preprocess, seed: int) 
     if removal == "gaussian-blur":
         return gaussian_blur(pixels)
     if removal == "noise":
-        marks = image_seeds(pixels, seed)
-        return torch.stack([torch.randn(pixels.shape[1:], generator=make_generator(mark)) for mark in marks]).to(pixels)
-    return torch.zeros_like(pixels)  # mean; road where nothing is left to look at
+        generators = [make_generator(image_seed) for image_seed in image_seeds(pixels, seed)]
+        return torch.stack([torch.randn(pixels.shape[1:], generator=generator) for generator in generators]).to(pixels)
+    return torch.zeros_like(pixels)  # mean; road where no pixel is left to impute from
 
 
 @functools.cache
 def rise_kernel() -> Tensor:
-    """[11, 11]: a point, smoothed with sigma 5 inside its own window, whose borders reflect."""
+    """Return RISE's kernel [11, 11]: a point, smoothed with sigma 5 inside its own window, whose borders reflect."""
     from scipy.ndimage import gaussian_filter
 
-    point = np.zeros((11, 11))
-    point[5, 5] = 1
-    return torch.from_numpy(gaussian_filter(point, SIGMA))
+    impulse = np.zeros((11, 11))
+    impulse[5, 5] = 1
+    return torch.from_numpy(gaussian_filter(impulse, SIGMA))
 
 
 def gaussian_blur(pixels: Tensor) -> Tensor:
-    """Four sigmas each way, borders reflected."""
+    """Return the images blurred with a Gaussian that is cut at four sigmas; borders are reflected."""
     for axis, size in ((-1, pixels.shape[-1]), (-2, pixels.shape[-2])):
         radius = min(int(4 * SIGMA), size - 1)
         distance = torch.arange(-radius, radius + 1, dtype=torch.float64)
@@ -78,6 +85,68 @@ def gaussian_blur(pixels: Tensor) -> Tensor:
 
 
 def on_pixels(cells: Tensor, size: tuple[int, int]) -> Tensor:
-    """[n, rows, cols] -> [n, H, W]: every pixel has its patch's value, in float32 at least."""
+    """Return [n, H, W] of [n, rows, cols]: every pixel has its patch's value, in float32 at least."""
     wide = cells.to(torch.promote_types(cells.dtype, torch.float32))
     return F.interpolate(wide[:, None], size=size, mode="nearest-exact")[:, 0]
+
+
+# ROAD (Rong et al., ICML 2022)
+
+
+def impute(images: Tensor, removed: Tensor, seeds: list[int]) -> Tensor:
+    """Return images [n, 3, H, W] with the pixels of `removed`, bool [n, H, W], imputed as in ROAD.
+
+    A removed pixel is the weighted mean of its eight neighbours plus noise, which is drawn from the image's seed. All
+    removed pixels of a mask form one sparse linear system. It depends on the mask alone, so that one factorisation
+    serves all channels, and all images with the same mask.
+    """
+    filled = images.clone()
+    rows_of_mask: dict[bytes, list[int]] = {}
+    masks = removed.cpu().numpy()
+    for row, mask in enumerate(masks):
+        rows_of_mask.setdefault(np.packbits(mask).tobytes(), []).append(row)
+    for key, rows in rows_of_mask.items():
+        mask = masks[rows[0]]
+        values = torch.from_numpy(_solve(images[rows].double().cpu().numpy(), mask)).to(images)  # [k, 3, gaps]
+        gaps = torch.from_numpy(mask).to(images.device)
+        for row, value in zip(rows, values, strict=True):
+            noise = torch.randn(value.shape, generator=make_generator(zlib.crc32(key, seeds[row]))).to(value)
+            filled[row, :, gaps] = value + ROAD_NOISE * noise
+    return filled
+
+
+def _solve(images: np.ndarray[Any, Any], removed: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return the values [k, 3, gaps] of removed pixels, in reading order; 0, the mean colour, if all are removed.
+
+    For each gap i: sum_j w_ij v_i − sum_{j removed} w_ij v_j = sum_{j kept} w_ij x_j over its neighbours j.
+    """
+    from scipy.sparse import csc_matrix, identity
+    from scipy.sparse.linalg import splu
+
+    k, channels, height, width = images.shape
+    gaps = int(removed.sum())
+    if gaps in (0, removed.size):
+        return np.zeros((k, channels, gaps))
+    number = np.full(removed.shape, -1)
+    number[removed] = np.arange(gaps)
+    y, x = np.nonzero(removed)
+    diagonal, right_side = np.zeros(gaps), np.zeros((gaps, k * channels))
+    flat = images.reshape(k * channels, height, width)
+    rows, cols, weights = [], [], []
+    for dy, dx, weight in _NEIGHBOURS:
+        ny, nx = y + dy, x + dx
+        inside = (ny >= 0) & (ny < height) & (nx >= 0) & (nx < width)
+        gap = np.nonzero(inside)[0]
+        neighbour = number[ny[gap], nx[gap]]
+        diagonal[gap] += weight
+        is_gap = neighbour >= 0
+        rows.append(gap[is_gap])
+        cols.append(neighbour[is_gap])
+        weights.append(np.full(int(is_gap.sum()), -weight))
+        at_edge = gap[~is_gap]
+        right_side[at_edge] += weight * flat[:, ny[at_edge], nx[at_edge]].T
+    entries = (np.concatenate(weights), (np.concatenate(rows), np.concatenate(cols)))
+    system = csc_matrix(entries, shape=(gaps, gaps)) + identity(gaps, format="csc").multiply(diagonal).tocsc()
+    options = {"SymmetricMode": True}
+    values = splu(system, permc_spec="MMD_AT_PLUS_A", diag_pivot_thresh=0.0, options=options).solve(right_side)
+    return np.ascontiguousarray(values.T).reshape(k, channels, gaps)

@@ -1,41 +1,60 @@
-"""Chance that can be repeated: noise is drawn from the seed and the image itself, whatever the batch or the device."""
+"""Reproducible randomness: noise depends on the seed and the image itself, not on the batch or the device."""
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import numbers
 import zlib
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from clairvit.errors import BadInput
 
-_STRIDE, _MODULUS = 2654435761, 2**31 - 1  # a multiplicative hash: neighbouring places get far-away weights
+Distribution = Literal["uniform", "normal"]  # in ±1, or standard normal
+_STRIDE, _MODULUS = 2654435761, 2**31 - 1  # a multiplicative hash: neighbouring positions get distant weights
 
 
 def check_seed(seed: Any) -> int:
-    """Return a seed as an int; anything but a whole number is refused."""
+    """Return a seed as an int; raise BadInput for anything but a whole number."""
     if isinstance(seed, bool) or not isinstance(seed, numbers.Integral):
         raise BadInput(f"seed={seed!r} is a {type(seed).__name__}; expected a whole number, such as 0.")
     return int(seed)
 
 
 def image_seeds(images: Tensor, seed: int) -> list[int]:
-    """One number an image, of its content: it gets the same noise in any batch and, being rounded first, precision."""
+    """Return one seed per image [B, C, H, W], from its content: the same in any batch, device and precision.
+
+    Pixels are rounded to bfloat16 and summed as whole numbers, which is exact everywhere.
+    """
     bits = images.bfloat16().contiguous().view(torch.int16).flatten(1).long()  # [B, n]
-    places = torch.arange(1, bits.shape[1] + 1, device=images.device) * _STRIDE % _MODULUS
-    sums = (bits * places).remainder_(_MODULUS).sum(1).tolist()  # whole numbers: exact on every device
+    weights = torch.arange(1, bits.shape[1] + 1, device=images.device) * _STRIDE % _MODULUS
+    sums = (bits * weights).remainder_(_MODULUS).sum(1).tolist()
     return [zlib.crc32(number.to_bytes(8, "little"), seed & 0xFFFFFFFF) for number in sums]
 
 
-def make_generator(mark: int, k: int = 0) -> torch.Generator:
-    """The k-th generator of a fingerprint, or of a seed. It draws on the CPU, so that all devices see the same.
+def make_generator(seed: int, stream: int = 0) -> torch.Generator:
+    """Return the generator of a seed and stream. It draws on the CPU, so that all devices get the same numbers.
 
-    Mark and k are hashed as two things: a checksum mixes them so that (0, 1) and (1, 0) are one, and then the samples
-    of two seeds are the same ones in another order.
+    Seed and stream are hashed as a pair: a checksum gives (0, 1) and (1, 0) the same value, and then two seeds have
+    the same samples in another order.
     """
     return torch.Generator().manual_seed(
-        int.from_bytes(hashlib.blake2b(f"{mark} {k}".encode(), digest_size=8).digest())
+        int.from_bytes(hashlib.blake2b(f"{seed} {stream}".encode(), digest_size=8).digest())
     )
+
+
+def image_noise(images: Tensor, seeds: list[int], distribution: Distribution) -> Iterator[Tensor]:
+    """Yield noise [B, 3, H, W] without end, image by image from `seeds`: the same for an image in any batch."""
+    for k in itertools.count():
+        noise = [_draw(images.shape[1:], distribution, make_generator(seed, k)) for seed in seeds]
+        yield torch.stack(noise).to(images)
+
+
+def _draw(shape: torch.Size, distribution: Distribution, generator: torch.Generator) -> Tensor:
+    if distribution == "uniform":
+        return 2 * torch.rand(shape, generator=generator) - 1
+    return torch.randn(shape, generator=generator)

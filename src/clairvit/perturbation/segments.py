@@ -1,11 +1,12 @@
-"""Groups: the features of a surrogate model. Patches, coarser cells of patches, or superpixels of each image.
+"""Features of surrogate models and coalitions of them: patches, coarser cells of patches, or superpixels per image.
 
-groups = groups_of(probe, "patches", cells=7)           # one for all images, or one for each
-scores = scores_keeping(probe, groups, [kept])          # bool [V, features] -> [[B, V]]
+segmentations = groups_of(probe, "patches", cells=7)           # one for all images, or one per image
+scores = scores_keeping(probe, segmentations, [coalitions])    # bool [V, features] -> [[B, V]]
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from clairvit.errors import BadInput
 from clairvit.models.model import Preprocess
 from clairvit.perturbation.probe import Probe
 from clairvit.perturbation.removal import on_pixels
+from clairvit.perturbation.rng import make_generator
 from clairvit.tracing.attention import widened
 
 Features = Literal["patches", "superpixels"]
@@ -29,40 +31,40 @@ QUICKSHIFT: dict[str, Any] = {"kernel_size": 4, "max_dist": 200, "ratio": 0.2}  
 
 @dataclass(frozen=True, eq=False)
 class Segmentation:
-    """Which feature each patch, or each pixel, belongs to."""
+    """The feature that each patch, or each pixel, belongs to."""
 
-    of: Tensor  # whole numbers 0 … count - 1, [rows, cols] for patches or [H, W] for pixels
+    labels: Tensor  # whole numbers 0 … count - 1, [rows, cols] for patches or [H, W] for pixels
     grid: tuple[int, int]
-    pixels: bool = False  # `of` tells it of pixels
+    pixels: bool = False  # `labels` are of pixels
 
     @property
     def count(self) -> int:
-        return int(self.of.max()) + 1
+        return int(self.labels.max()) + 1
 
-    def shown(self, kept: Tensor) -> Tensor:
-        """bool [V, features] -> bool [V, rows, cols] or [V, H, W]: what is left to see."""
-        return kept[:, self.of]
+    def visible(self, kept: Tensor) -> Tensor:
+        """Return bool [V, rows, cols] or [V, H, W] of kept features, bool [V, features]."""
+        return kept[:, self.labels]
 
     @property
     def shares(self) -> Tensor:
-        """[patches, features]: how much of each patch is each feature's. Rows add up to 1."""
+        """The share of each patch that each feature covers, [patches, features]. Rows sum to 1."""
         patches = self.grid[0] * self.grid[1]
         patch = torch.arange(patches, dtype=torch.float64).reshape(1, *self.grid)
         if self.pixels:
-            patch = on_pixels(patch, (int(self.of.shape[0]), int(self.of.shape[1])))
-        places = patch.flatten().long() * self.count + self.of.flatten()
-        found = torch.bincount(places, minlength=patches * self.count).reshape(patches, self.count).double()
-        return found / found.sum(1, keepdim=True)
+            patch = on_pixels(patch, (int(self.labels.shape[0]), int(self.labels.shape[1])))
+        pairs = patch.flatten().long() * self.count + self.labels.flatten()
+        areas = torch.bincount(pairs, minlength=patches * self.count).reshape(patches, self.count).double()
+        return areas / areas.sum(1, keepdim=True)
 
 
 def groups_of(probe: Probe, features: str, cells: int | None) -> list[Segmentation]:
-    """One for all images where features are patches or cells, one for each where they are its superpixels.
+    """Return one segmentation for all images where features are patches or cells; of superpixels one per image.
 
-    Superpixels are exact to the pixel where the removal paints. A token is there or not: for token dropping, and for
-    road, whose imputation looks at neighbouring patches, they are rounded to patches.
+    Superpixels are exact to the pixel where the removal paints. For token dropping, and for road, whose imputation
+    reads neighbouring patches, they are rounded to patches.
     """
     if features == "patches":
-        return [Segmentation(cells_of(probe.grid, cells), probe.grid)]
+        return [Segmentation(grid_cells(probe.grid, cells), probe.grid)]
     if cells is not None:
         raise BadInput(
             f"features=superpixels and cells={cells} were given; cells are groups of patches, superpixels come from "
@@ -70,12 +72,12 @@ def groups_of(probe: Probe, features: str, cells: int | None) -> list[Segmentati
         )
     segments = superpixels_of(probe.pixels, probe.trace.recording.model.preprocess)
     if probe.paints:
-        return [Segmentation(own, probe.grid, pixels=True) for own in segments]
-    return [Segmentation(on_patches(own, probe.grid), probe.grid) for own in segments]
+        return [Segmentation(labels, probe.grid, pixels=True) for labels in segments]
+    return [Segmentation(segments_on_patches(labels, probe.grid), probe.grid) for labels in segments]
 
 
-def cells_of(grid: tuple[int, int], cells: int | None) -> Tensor:
-    """[rows, cols] -> a coarser grid of cells × cells, never finer than the patches; None: one a patch."""
+def grid_cells(grid: tuple[int, int], cells: int | None) -> Tensor:
+    """Return labels [rows, cols] of a grid of cells × cells, never finer than the patches; None: one per patch."""
     if cells is not None and cells < 1:
         raise BadInput(f"cells={cells} was given; expected 1 or more cells in a row, such as cells=7.")
     rows, cols = grid if cells is None else (min(cells, grid[0]), min(cells, grid[1]))
@@ -85,61 +87,133 @@ def cells_of(grid: tuple[int, int], cells: int | None) -> Tensor:
 
 
 def superpixels_of(images: Iterable[Tensor], preprocess: Preprocess) -> list[Tensor]:
-    """Those of each image: a third of a second each on one core, so that all the cores torch may use share them."""
+    """Return the superpixels of each image, on all the threads torch may use: an image takes a third of a second."""
     with ThreadPoolExecutor(torch.get_num_threads()) as pool:
         return list(pool.map(partial(superpixels, preprocess=preprocess), images))
 
 
 def superpixels(image: Tensor, preprocess: Preprocess) -> Tensor:
-    """Quickshift on the image [3, H, W] as a person sees it, with lime's own settings: [H, W], 0 … count - 1."""
+    """Return labels [H, W] by quickshift, with lime's settings, of the image [3, H, W] in display colours."""
     colours = widened(image).cpu().double()
     mean, std = (
         torch.tensor(values, dtype=torch.float64)[:, None, None] for values in (preprocess.mean, preprocess.std)
     )
-    seen = ((colours * std + mean).clamp(0, 1) * 255).round().byte()  # eight bits: the same in every precision
-    return in_order(torch.from_numpy(_segments(seen.permute(1, 2, 0).numpy().tobytes(), seen.shape[1:])).long())
+    image8 = ((colours * std + mean).clamp(0, 1) * 255).round().byte()  # eight bits: the same in every precision
+    return relabel(torch.from_numpy(_quickshift(image8.permute(1, 2, 0).numpy().tobytes(), image8.shape[1:])).long())
 
 
-@lru_cache(maxsize=32)  # a study asks for the same images again for each model it randomises; 7 MB at 224 pixels
-def _segments(colours: bytes, shape: tuple[int, int]) -> np.ndarray[Any, Any]:
+@lru_cache(maxsize=32)  # the same images come again for each randomised model; 7 MB at 224 pixels
+def _quickshift(colours: bytes, shape: tuple[int, int]) -> np.ndarray[Any, Any]:
     from skimage.segmentation import quickshift
 
-    found: np.ndarray[Any, Any] = quickshift(
-        np.frombuffer(colours, np.uint8).reshape(*shape, 3) / 255, rng=0, **QUICKSHIFT
-    )
-    return found.astype(np.min_scalar_type(found.max()))
+    image = np.frombuffer(colours, np.uint8).reshape(*shape, 3) / 255
+    labels: np.ndarray[Any, Any] = quickshift(image, rng=0, **QUICKSHIFT)
+    return labels.astype(np.min_scalar_type(labels.max()))
 
 
-def on_patches(segments: Tensor, grid: tuple[int, int]) -> Tensor:
-    """Each patch goes to the superpixel that has most of it, [H, W] -> [rows, cols]; some may be left with none."""
+def segments_on_patches(segments: Tensor, grid: tuple[int, int]) -> Tensor:
+    """Return labels [rows, cols] of segments [H, W]: each patch gets the superpixel that covers most of it."""
     shares = Segmentation(segments, grid, pixels=True).shares
-    return in_order(shares.argmax(1).reshape(grid))
+    return relabel(shares.argmax(1).reshape(grid))
 
 
-def in_order(labels: Tensor) -> Tensor:
-    """The same groups, numbered 0 … count - 1."""
+def relabel(labels: Tensor) -> Tensor:
+    """Return the same segments, numbered 0 … count - 1."""
     numbers = np.unique(labels.numpy(), return_inverse=True)[1]
     return torch.from_numpy(numbers).reshape(labels.shape)
 
 
 def scores_keeping(probe: Probe, groups: Sequence[Segmentation], kept: Sequence[Tensor]) -> list[Tensor]:
-    """Scores when only the features of `kept`, bool [V, features] for each of the groups, are left.
+    """Return scores when only the features of `kept`, bool [V, features] per segmentation, are left.
 
-    One [B, V] where one group is all images', else a [1, V] for each image; each image may have its own V.
+    One [B, V] if one segmentation is for all images, else one [1, V] per image; each image may have its own V.
     """
-    counts = [len(own) for own in kept]
-    shown = [_padded(own.shown(keep), max(counts)) for own, keep in zip(groups, kept, strict=True)]
-    masks = torch.stack(shown)  # [1 or B, V, …]
+    counts = [len(coalitions) for coalitions in kept]
+    masks = torch.stack(
+        [_padded(group.visible(coalitions), max(counts)) for group, coalitions in zip(groups, kept, strict=True)]
+    )  # [1 or B, V, …]
     if groups[0].pixels:
         masks = masks.to(probe.pixels.device)
-        found = probe.score_images(max(counts), lambda ks: probe.blend(masks[:, ks.start : ks.stop]))
+        scores = probe.score_images(max(counts), lambda ks: probe.blend(masks[:, ks.start : ks.stop]))
     else:
-        found = probe.score_kept(masks.flatten(2))
+        scores = probe.score_kept(masks.flatten(2))
     if len(groups) == 1:
-        return [found]
-    return [row[None, :count] for row, count in zip(found, counts, strict=True)]
+        return [scores]
+    return [row[None, :count] for row, count in zip(scores, counts, strict=True)]
 
 
-def _padded(shown: Tensor, count: int) -> Tensor:
-    """An image with fewer variants than its neighbours in the batch is looked at whole in the others' time."""
-    return F.pad(shown, (0, 0, 0, 0, 0, count - len(shown)), value=True)
+def _padded(visible: Tensor, count: int) -> Tensor:
+    """Return [count, …]: an image with fewer variants than others in the batch is run whole in the remaining ones."""
+    return F.pad(visible, (0, 0, 0, 0, 0, count - len(visible)), value=True)
+
+
+# Coalitions: which features are kept. They are drawn from the seed alone, so that all images share them.
+
+
+def halves(count: int, features: int, seed: int) -> Tensor:
+    """Return random coalitions, bool [count, features], each feature with probability 1/2 (LIME)."""
+    return torch.rand(count, features, generator=make_generator(seed)) < 0.5
+
+
+@dataclass(frozen=True, eq=False)
+class Coalitions:
+    """Sets of features; each stands for itself and its complement (KernelSHAP)."""
+
+    sets: Tensor  # bool [n, M]
+    weights: Tensor  # [n] of the Shapley kernel
+    unseen: Tensor  # [n] the share of all sets of its size that was not taken; 0: all were, without randomness
+
+
+def coalitions(features: int, pairs: int, seed: int) -> Coalitions:
+    """Return all pairs of the smallest sizes while the samples cover them, then random ones of the other sizes.
+
+    A size k (with M − k) weighs W_k = (M − 1)/(k(M − k)), once for each side. Enumerated pairs have the weight W_k over
+    their number. Of the sizes that remain, each gets as many pairs as its share of W, none twice, with equal weights:
+    the kernel is already in how often they are drawn.
+    """
+    sizes = range(1, features // 2 + 1)
+    weight = {k: (features - 1) / (k * (features - k)) * (1 if 2 * k == features else 2) for k in sizes}
+    number = {k: math.comb(features, k) // (2 if 2 * k == features else 1) for k in sizes}
+    sets: list[Tensor] = []
+    weights: list[float] = []
+    unseen: list[float] = []
+    left = list(sizes)
+    while left and (pairs - len(sets)) * weight[left[0]] >= number[left[0]] * sum(weight[k] for k in left) * (1 - 1e-9):
+        k = left.pop(0)
+        sets += _all_of_size(features, k)
+        weights += [weight[k] / number[k]] * number[k]
+        unseen += [0.0] * number[k]
+    random_pairs = pairs - len(sets) if left else 0
+    if random_pairs:
+        total = sum(weight[k] for k in left)
+        generator = make_generator(seed)
+        ends = torch.tensor([weight[k] for k in left], dtype=torch.float64).cumsum(0) * (random_pairs / total)
+        ends[-1] = random_pairs
+        positions = torch.arange(random_pairs) + torch.rand((), generator=generator, dtype=torch.float64)
+        counts = torch.bincount(torch.searchsorted(ends, positions, right=True), minlength=len(left))
+        for k, count in zip(left, counts.tolist(), strict=True):
+            sets += _random_of_size(features, k, count, generator)
+            unseen += [1 - count / number[k]] * count
+        weights += [total / random_pairs] * random_pairs
+    stacked = torch.stack(sets) if sets else torch.zeros(0, features, dtype=torch.bool)
+    return Coalitions(stacked, *(torch.tensor(values, dtype=torch.float64) for values in (weights, unseen)))
+
+
+def _all_of_size(features: int, size: int) -> list[Tensor]:
+    """Return every set of this size, bool [M]; of two complements only the one with the first feature."""
+    members = torch.combinations(torch.arange(features), size)
+    if 2 * size == features:
+        members = members[members[:, 0] == 0]
+    return list(torch.zeros(len(members), features, dtype=torch.bool).scatter_(1, members, True))
+
+
+def _random_of_size(features: int, size: int, count: int, generator: torch.Generator) -> list[Tensor]:
+    """Return so many different random sets of this size, bool [M]."""
+    subsets: dict[bytes, Tensor] = {}
+    while len(subsets) < count:
+        subset = torch.zeros(features, dtype=torch.bool)
+        subset[torch.randperm(features, generator=generator)[:size]] = True
+        if 2 * size == features and not subset[0]:
+            subset = ~subset
+        subsets.setdefault(subset.numpy().tobytes(), subset)
+    return list(subsets.values())

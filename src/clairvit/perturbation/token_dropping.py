@@ -1,9 +1,8 @@
-"""Tokens: a patch is taken away by taking its token away. Embed once, add positions, drop, run the shorter sequence.
+"""Remove patches by dropping their tokens: embed once, add positions, drop tokens, run the shorter sequence.
 
-The model runs its own forward on a stand-in image; where its first block is handed tokens, it gets ours instead. That
-is done without an adapter, so it is tried out first: `select_strategy` compares what comes out with the plain forward
-and with attention that does not look at the dropped tokens,
-and settles for zeroed tokens, or nothing, where they differ.
+The model runs its own forward on a placeholder image; the input of its first block is replaced by the given tokens. As
+there is no adapter per model, `select_strategy` tests this first: it compares the result with the plain forward and
+with attention that is masked at the dropped tokens. Where they differ, tokens are set to zero, or not touched at all.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from clairvit.models.layout import Layout
 from clairvit.models.model import first_scores
-from clairvit.perturbation.attention_override import Rewritten, hiding
+from clairvit.perturbation.attention_override import AttentionOverride, mask_tokens
 from clairvit.perturbation.batching import out_of_memory
-from clairvit.perturbation.position_slicing import Positions
+from clairvit.perturbation.position_slicing import PositionSlicing
 from clairvit.tracing.module_state import frozen_eval, this_thread_only
 from clairvit.tracing.recording import Recording, record
 from clairvit.tracing.structure import ModelStructure, tokens_among
@@ -30,112 +29,118 @@ from clairvit.tracing.structure import ModelStructure, tokens_among
 
 @dataclass(frozen=True)
 class DropStrategy:
-    """How patches are taken out of this model's token stream."""
+    """How patches are removed from this model's token sequence."""
 
-    how: Literal["drop", "zero", "none"] = "drop"
-    positions: bool = False  # rotary or relative positions must be cut to the kept tokens
-    whole_batch: bool = False  # the model counts its images before the first block: the stand-in is a whole batch
+    mode: Literal["drop", "zero", "none"] = "drop"
+    positions: bool = False  # rotary or relative positions must be sliced to the kept tokens
+    whole_batch: bool = False  # the model reads its batch size before the first block: the placeholder is a whole batch
 
 
-NO_WAY = DropStrategy("none")
-_WAYS = (
+NO_DROPPING = DropStrategy("none")
+_STRATEGIES = (
     *(DropStrategy("drop", positions, whole) for whole in (False, True) for positions in (False, True)),
     *(DropStrategy("zero", False, whole) for whole in (False, True)),
 )
-_known: WeakKeyDictionary[nn.Module, dict[ModelStructure, DropStrategy]] = WeakKeyDictionary()
+# What a model can raise when it is run on fewer tokens than it was built for: shapes that do not match (RuntimeError),
+# its own checks (AssertionError, ValueError), a grid side that is no whole number (TypeError, ZeroDivisionError), and
+# tables indexed by the number of tokens (LookupError).
+_WRONG_LENGTH = (RuntimeError, ValueError, TypeError, AssertionError, LookupError, ZeroDivisionError)
+_strategies: WeakKeyDictionary[nn.Module, dict[ModelStructure, DropStrategy]] = WeakKeyDictionary()
 
 
-def way_of(recording: Recording) -> DropStrategy:
-    """Looked up, or found by trying; remembered as long as the model is built the same.
+def drop_strategy(recording: Recording) -> DropStrategy:
+    """Return the model's strategy, selected once per module and structure.
 
-    Its few passes of two images are the model's price and not a method's: no method counts them.
+    The few passes of the selection belong to the model: no method counts them.
     """
-    found = _known.setdefault(recording.model.module, {})
-    if recording.structure not in found:
-        found[recording.structure] = select_strategy(recording)
-    return found[recording.structure]
+    strategies = _strategies.setdefault(recording.model.module, {})
+    if recording.structure not in strategies:
+        strategies[recording.structure] = select_strategy(recording)
+    return strategies[recording.structure]
 
 
 def embedded(recording: Recording) -> Tensor | None:
-    """The first block's input [B, N, d], where its tokens are the layout's; None: no token stream to drop from."""
-    plan, first = recording.structure, recording.inputs[0] if recording.inputs else None
-    if plan.layout is None or first is None or not plan.layers or not plan.in_order:
+    """Return the first block's input [B, N, d] where its tokens are the layout's; None: no tokens can be dropped."""
+    structure, first_input = recording.structure, recording.inputs[0] if recording.inputs else None
+    if structure.layout is None or first_input is None or not structure.layers or not structure.in_order:
         return None
-    tokens = recording.as_tokens(first.detach())
-    return tokens if tokens.shape[1] == plan.layout.tokens else None
+    tokens = recording.as_tokens(first_input.detach())
+    return tokens if tokens.shape[1] == structure.layout.tokens else None
 
 
 @torch.no_grad()
-def run_tokens(recording: Recording, way: DropStrategy, tokens: Tensor, kept: Tensor | None) -> Tensor:
-    """Logits [V, C] of token fields [V, N, d]: those of `kept` [V, K], in order, or all of them."""
-    module, plan = recording.model.module, recording.structure
-    assert plan.layout is not None
+def run_tokens(recording: Recording, strategy: DropStrategy, tokens: Tensor, kept: Tensor | None) -> Tensor:
+    """Return logits [V, C] for tokens [V, N, d] of which only `kept` [V, K], in order, are run; None is all of them."""
+    module, structure = recording.model.module, recording.structure
+    layout = structure.layout
+    assert layout is not None
     if kept is not None:
         tokens = tokens.gather(1, kept[..., None].expand(-1, -1, tokens.shape[-1]))  # [V, K, d]
-    positions = Positions(kept, plan.layout.tokens, plan.layout.prefix) if way.positions and kept is not None else None
-    stand_in = recording.pixels.detach()[:1]
-    stand_in = stand_in.expand(len(tokens), -1, -1, -1) if way.whole_batch else stand_in
-    given = recording.from_tokens(tokens, like=recording.inputs[0])
-    if plan.writes_in_place:
-        given = given.clone()  # the caller's tokens stay what they are
-    cut = positions or nullcontext()
+    positions = PositionSlicing(kept, layout.tokens, layout.prefix) if strategy.positions and kept is not None else None
+    placeholder = recording.pixels.detach()[:1]
+    placeholder = placeholder.expand(len(tokens), -1, -1, -1) if strategy.whole_batch else placeholder
+    block_input = recording.from_tokens(tokens, like=recording.inputs[0])
+    if structure.writes_in_place:
+        block_input = block_input.clone()  # the caller's tokens are not changed
     with (
         frozen_eval(module),
-        _as_it_was(module),
-        _marked(given, positions) as marked,
-        _starting_from(marked, plan, positions),
+        _restore_attributes(module),
+        _with_gradient_if_ambiguous(block_input, positions) as start,
+        _replace_block_input(start, structure, positions),
         _attention_of_any_length(tokens),
-        cut,
+        positions or nullcontext(),
     ):
-        return first_scores(module(stand_in)).detach()
+        return first_scores(module(placeholder)).detach()
 
 
 def _attention_of_any_length(tokens: Tensor) -> AbstractContextManager[None]:
-    """cuDNN plans its attention anew for every sequence length, which takes longer than the passes themselves."""
+    """Return a context without cuDNN's attention, whose planning per sequence length takes longer than the pass."""
     if not tokens.is_cuda:
         return nullcontext()
     return sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])
 
 
 @contextmanager
-def _marked(given: Tensor, positions: Positions | None) -> Iterator[Tensor]:
-    """Where lengths do not tell, what depends on the tokens has a gradient; it is never asked for."""
+def _with_gradient_if_ambiguous(block_input: Tensor, positions: PositionSlicing | None) -> Iterator[Tensor]:
+    """Yield the block input; where lengths are ambiguous with requires_grad, which then marks what depends on it."""
     if positions is None or not positions.ambiguous:
-        yield given
+        yield block_input
         return
     with torch.inference_mode(False), torch.enable_grad():
-        yield given.clone().requires_grad_().clone()  # no leaf: blocks may write in place
+        yield block_input.clone().requires_grad_().clone()  # not a leaf: blocks may write in place
 
 
 @contextmanager
-def _starting_from(given: Tensor, plan: ModelStructure, positions: Positions | None) -> Iterator[None]:
-    """The first block gets `given`; every block gets its position arguments cut to what is kept."""
+def _replace_block_input(
+    block_input: Tensor, structure: ModelStructure, positions: PositionSlicing | None
+) -> Iterator[None]:
+    """Give the first block `block_input`, and every block position arguments that are sliced to the kept tokens."""
     started = False
 
-    def enter(module: nn.Module, args: Any, kwargs: Any) -> Any:
+    def replace_arguments(module: nn.Module, args: Any, kwargs: Any) -> Any:
         nonlocal started
-        own = tokens_among(args, kwargs)
-        if own is None:
+        tokens = tokens_among(args, kwargs)
+        if tokens is None:
             return None
-        new = own
+        replacement = tokens
         if not started:
             started = True
-            if plan.whole_blocks:
-                new = given
+            if structure.whole_blocks:
+                replacement = block_input
             else:
-                own.data = given.detach()  # the very tensor, so that a residual beside the module starts from it too
-                own.requires_grad_(given.requires_grad)
+                tokens.data = block_input.detach()  # the same tensor object: a residual outside the module sees it too
+                tokens.requires_grad_(block_input.requires_grad)
 
-        def put(value: Any) -> Any:
-            if value is own:
-                return new
-            return value if positions is None else positions.handed(value)
+        def replaced(value: Any) -> Any:
+            if value is tokens:
+                return replacement
+            return value if positions is None else positions.slice_argument(value)
 
-        return tuple(map(put, args)), {name: put(value) for name, value in kwargs.items()}
+        return tuple(map(replaced, args)), {name: replaced(value) for name, value in kwargs.items()}
 
-    blocks = {id(part.block): part.block for part in plan.layers if part.block is not None}
-    wanted = list(blocks.values()) if positions is not None else list(blocks.values())[:1]
-    hooks = [block.register_forward_pre_hook(this_thread_only(enter), with_kwargs=True) for block in wanted]
+    blocks = {id(site.block): site.block for site in structure.layers if site.block is not None}
+    hooked = list(blocks.values()) if positions is not None else list(blocks.values())[:1]
+    hooks = [block.register_forward_pre_hook(this_thread_only(replace_arguments), with_kwargs=True) for block in hooked]
     try:
         yield
     finally:
@@ -143,159 +148,161 @@ def _starting_from(given: Tensor, plan: ModelStructure, positions: Positions | N
             hook.remove()
 
 
-# Trying out
+# Selection of the strategy
 
 
 @torch.no_grad()
 def select_strategy(recording: Recording) -> DropStrategy:
-    """The first way that gives what it must on two images of noise; the user's own may be blank, and show nothing."""
+    """Return the first strategy whose results are right on two noise images; the user's own may be blank."""
     if embedded(recording) is None:
-        return NO_WAY
-    own = recording.pixels
-    dice = torch.Generator().manual_seed(0)
-    two = torch.randn(2, *own.shape[1:], generator=dice).to(own)  # neither is the stand-in
-    quiet = torch.autocast(own.device.type, enabled=False)  # what rounding hides cannot be told apart
-    with frozen_eval(recording.model.module), quiet:  # our hooks see nobody else's passes
-        truth = record(recording.model, two, differentiable=False)
-        tokens = embedded(truth)
+        return NO_DROPPING
+    pixels = recording.pixels
+    noise = torch.randn(2, *pixels.shape[1:], generator=torch.Generator().manual_seed(0)).to(pixels)
+    full_precision = torch.autocast(pixels.device.type, enabled=False)  # rounding would hide differences
+    with frozen_eval(recording.model.module), full_precision:  # our hooks see no other thread's passes
+        reference = record(recording.model, noise, differentiable=False)
+        tokens = embedded(reference)
         assert tokens is not None
-        for way in _WAYS:
-            if _works(recording, way, tokens, truth):
-                return way
-    return NO_WAY
+        for strategy in _STRATEGIES:
+            if _is_correct(recording, strategy, tokens, reference):
+                return strategy
+    return NO_DROPPING
 
 
-def _some_of(layout: Layout, count: int, device: torch.device) -> Tensor:
-    """[2, prefix + count]: two different sets of patches, behind the prefix."""
-    dice = torch.Generator().manual_seed(0)
-    sets = [torch.randperm(layout.patches, generator=dice)[:count].sort().values for _ in range(2)]
+def _two_subsets(layout: Layout, count: int, device: torch.device) -> Tensor:
+    """Return token indices [2, prefix + count]: the prefix and two different sets of patches."""
+    generator = torch.Generator().manual_seed(0)
+    subsets = [torch.randperm(layout.patches, generator=generator)[:count].sort().values for _ in range(2)]
     prefix = torch.arange(layout.prefix)
-    return torch.stack([torch.cat([prefix, layout.prefix + own]) for own in sets]).to(device)
+    return torch.stack([torch.cat([prefix, layout.prefix + subset]) for subset in subsets]).to(device)
 
 
-def _works(recording: Recording, way: DropStrategy, tokens: Tensor, truth: Recording) -> bool:
+def _is_correct(recording: Recording, strategy: DropStrategy, tokens: Tensor, reference: Recording) -> bool:
+    """Return whether a strategy reproduces the plain forward and, where it drops tokens, masked attention."""
     try:
-        if not _changes_nothing(recording, way, tokens, truth):
+        if not _reproduces_forward(recording, strategy, tokens, reference):
             return False
-        if way.how == "zero":
+        if strategy.mode == "zero":
             return True
-        layout = truth.structure.layout
+        layout = reference.structure.layout
         assert layout is not None
         half = max(1, layout.patches // 2 - (layout.patches > 4))  # a number that is no square
-        counts = (half, 1) if way.positions else (half,)  # one patch alone fits what is as long as all of them, too
-        return all(_drops(recording, way, tokens, _some_of(layout, count, tokens.device)) for count in counts)
-    except Exception as error:  # whatever a stranger's model raises: it cannot take them so, and the next way is tried
+        counts = (half, 1) if strategy.positions else (half,)  # a length of one broadcasts, so it is tested by itself
+        subsets = [_two_subsets(layout, count, tokens.device) for count in counts]
+        return all(_drops_correctly(recording, strategy, tokens, kept) for kept in subsets)
+    except _WRONG_LENGTH as error:
         if out_of_memory(error):
             raise
-        return False
+        return False  # the model cannot be run in this way: the next strategy is tried
 
 
-def _changes_nothing(recording: Recording, way: DropStrategy, tokens: Tensor, truth: Recording) -> bool:
-    """Does a model that is handed all of an image's tokens make of them what it makes of the image?"""
-    plain, handed = _Ends(recording), _Ends(recording)
+def _reproduces_forward(recording: Recording, strategy: DropStrategy, tokens: Tensor, reference: Recording) -> bool:
+    """Return whether running all tokens of an image gives the logits and the last block's output of the image."""
+    plain, rerun = _LastBlockOutput(recording), _LastBlockOutput(recording)
     with frozen_eval(recording.model.module), plain:
-        recording.model.logits(truth.pixels)
-    with handed:
-        whole = run_tokens(recording, way, tokens, None)
-    # A head of zeros says the same of everything, so that the last block is asked as well.
-    return _alike(whole, truth.logits) and _alike(handed.last, plain.last)
+        recording.model.logits(reference.pixels)
+    with rerun:
+        logits = run_tokens(recording, strategy, tokens, None)
+    # A head of zeros gives the same logits for everything, so that the last block is compared as well.
+    return _is_close(logits, reference.logits) and _is_close(rerun.value, plain.value)
 
 
-def _drops(recording: Recording, way: DropStrategy, tokens: Tensor, kept: Tensor) -> bool:
-    """Does a model that is handed the kept tokens make of them what it does when nobody looks at the others?"""
-    ends = _Ends(recording)
-    with ends:
-        short = run_tokens(recording, way, tokens, kept)
-    if len(short) != len(tokens):
+def _drops_correctly(recording: Recording, strategy: DropStrategy, tokens: Tensor, kept: Tensor) -> bool:
+    """Return whether running the kept tokens alone equals attention that is masked at the others."""
+    output = _LastBlockOutput(recording)
+    with output:
+        logits = run_tokens(recording, strategy, tokens, kept)
+    if len(logits) != len(tokens):
         return False
-    if _alike(recording.as_tokens(ends.last), _looking_away(recording, way, tokens, kept)):
+    if _is_close(recording.as_tokens(output.value), _output_with_masked_attention(recording, strategy, tokens, kept)):
         return True
-    # Heads that are mixed after the softmax (CaiT) look at hidden tokens all the same. A model whose blocks know no
-    # places has nothing that dropping could get wrong.
-    return not way.positions and _knows_no_places(recording, way, tokens, kept)
+    # Heads that are mixed after the softmax (CaiT) attend to masked tokens all the same. Blocks that do not depend on
+    # positions leave nothing that dropping could get wrong.
+    return not strategy.positions and _is_permutation_equivariant(recording, strategy, tokens, kept)
 
 
-def _looking_away(recording: Recording, way: DropStrategy, tokens: Tensor, kept: Tensor) -> Tensor:
-    """What the last block makes of the kept tokens when nobody looks at the others, [2, K, d]."""
-    shown = torch.zeros(tokens.shape[:2], dtype=torch.bool, device=tokens.device).scatter_(1, kept, True)
-    with _Ends(recording) as ends, Rewritten(len(tokens), tokens.shape[1], hiding(shown)):
-        run_tokens(recording, replace(way, positions=False), tokens, None)
-    end = recording.as_tokens(ends.last)
-    return end.gather(1, kept[..., None].expand(-1, -1, end.shape[-1]))
+def _output_with_masked_attention(recording: Recording, strategy: DropStrategy, tokens: Tensor, kept: Tensor) -> Tensor:
+    """Return the last block's output at the kept tokens [2, K, d] while no token attends to the others."""
+    visible = torch.zeros(tokens.shape[:2], dtype=torch.bool, device=tokens.device).scatter_(1, kept, True)
+    with _LastBlockOutput(recording) as output, AttentionOverride(len(tokens), tokens.shape[1], mask_tokens(visible)):
+        run_tokens(recording, replace(strategy, positions=False), tokens, None)
+    values = recording.as_tokens(output.value)
+    return values.gather(1, kept[..., None].expand(-1, -1, values.shape[-1]))
 
 
-def _knows_no_places(recording: Recording, way: DropStrategy, tokens: Tensor, kept: Tensor) -> bool:
-    """Does the order of the patch tokens not matter, neither of all nor of some?"""
+def _is_permutation_equivariant(recording: Recording, strategy: DropStrategy, tokens: Tensor, kept: Tensor) -> bool:
+    """Return whether reversing the patch tokens, all or the kept ones, only reverses the last block's output."""
     assert recording.structure.layout is not None
     prefix = recording.structure.layout.prefix
 
-    def turned(rows: Tensor) -> Tensor:
+    def reversed_patches(rows: Tensor) -> Tensor:
         return torch.cat([rows[:, :prefix], rows[:, prefix:].flip(1)], 1)
 
-    def end(tokens: Tensor, kept: Tensor | None) -> Tensor:
-        with _Ends(recording) as ends:
-            run_tokens(recording, way, tokens, kept)
-        return recording.as_tokens(ends.last)
+    def last_output(tokens: Tensor, kept: Tensor | None) -> Tensor:
+        with _LastBlockOutput(recording) as output:
+            run_tokens(recording, strategy, tokens, kept)
+        return recording.as_tokens(output.value)
 
-    return _alike(end(turned(tokens), None), turned(end(tokens, None))) and _alike(
-        end(tokens, turned(kept)), turned(end(tokens, kept))
-    )
+    return _is_close(
+        last_output(reversed_patches(tokens), None), reversed_patches(last_output(tokens, None))
+    ) and _is_close(last_output(tokens, reversed_patches(kept)), reversed_patches(last_output(tokens, kept)))
 
 
-class _Ends:
-    """Notes what the last block gives."""
+class _LastBlockOutput:
+    """Record the output of the last block inside the `with`."""
 
     def __init__(self, recording: Recording) -> None:
         block = recording.structure.layers[-1].block
         assert block is not None
-        self.block, self.seen = block, list[Tensor]()
+        self.block, self.outputs = block, list[Tensor]()
 
     @property
-    def last(self) -> Tensor:
-        return self.seen[-1]
+    def value(self) -> Tensor:
+        return self.outputs[-1]
 
-    def __enter__(self) -> _Ends:
-        self.hook = self.block.register_forward_hook(this_thread_only(self._leave))
+    def __enter__(self) -> _LastBlockOutput:
+        self.hook = self.block.register_forward_hook(this_thread_only(self._store))
         return self
 
     def __exit__(self, *error: object) -> None:
         self.hook.remove()
 
-    def _leave(self, module: nn.Module, args: Any, out: Any) -> None:
-        tokens = tokens_among((out,) if isinstance(out, Tensor) else tuple(out), {})
+    def _store(self, module: nn.Module, args: Any, output: Any) -> None:
+        tokens = tokens_among((output,) if isinstance(output, Tensor) else tuple(output), {})
         if tokens is not None:
-            self.seen.append(tokens)
+            self.outputs.append(tokens)
 
 
-def _alike(found: Tensor, expected: Tensor) -> bool:
-    if found.shape != expected.shape:
+def _is_close(values: Tensor, expected: Tensor) -> bool:
+    """Return whether two tensors agree to 0.1 % of the largest value; 10 % in half precision."""
+    if values.shape != expected.shape:
         return False
-    slack = 1e-3 if expected.dtype in (torch.float32, torch.float64) else 0.1
-    gap = (found.float() - expected.float()).abs().max()
-    return bool(gap <= slack * expected.float().abs().max())
+    tolerance = 1e-3 if expected.dtype in (torch.float32, torch.float64) else 0.1
+    error = (values.float() - expected.float()).abs().max()
+    return bool(error <= tolerance * expected.float().abs().max())
 
 
 @contextmanager
-def _as_it_was(module: nn.Module) -> Iterator[None]:
-    """Some models keep what they made for a number of tokens; afterwards all is as it was before.
+def _restore_attributes(module: nn.Module) -> Iterator[None]:
+    """Restore attributes that the block changes: some models cache what they computed for a number of tokens.
 
-    Only what changed is touched, so that an interruption on the way out leaves a whole model.
+    Only what changed is written, so that an interruption on the way out leaves a complete model.
     """
-    # Torch's own layers, most of a model's modules, keep nothing.
-    parts = [part for part in module.modules() if not type(part).__module__.startswith("torch.nn.")]
-    before = [(part.__dict__, dict(part.__dict__)) for part in parts]
-    before += [
+    # Torch's own layers, most of a model's modules, cache nothing.
+    modules = [part for part in module.modules() if not type(part).__module__.startswith("torch.nn.")]
+    saved = [(part.__dict__, dict(part.__dict__)) for part in modules]
+    saved += [
         (value, dict(value))
-        for _, attributes in before
+        for _, attributes in saved
         for name, value in attributes.items()
         if type(value) is dict and name not in ("_parameters", "_modules") and not name.endswith("hooks")
     ]
     try:
         yield
     finally:
-        for now, then in before:
-            for name in [name for name in now if name not in then]:
-                del now[name]
-            for name, value in then.items():
-                if name not in now or now[name] is not value:
-                    now[name] = value
+        for current, before in saved:
+            for name in [name for name in current if name not in before]:
+                del current[name]
+            for name, value in before.items():
+                if name not in current or current[name] is not value:
+                    current[name] = value

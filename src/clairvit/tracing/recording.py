@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from clairvit.errors import CaptureError, NotApplicable
+from clairvit.execution import ExecutionOptions
 from clairvit.models.model import Model
 from clairvit.tracing import ops
 from clairvit.tracing.attention import AttentionCall
@@ -45,6 +46,7 @@ class Recording:
     recorders: Mapping[type[Recorder], Recorder]
     forwards: int = field(default=1)  # passes over the batch, with those that `Trace.again` made for it
     backwards: int = field(default=0)
+    options: ExecutionOptions = field(default_factory=ExecutionOptions)  # how perturbed inputs of it are run
 
     def __repr__(self) -> str:
         """Return one line: model, images and passes."""

@@ -17,6 +17,7 @@ from PIL import Image
 from torch import Tensor
 
 from clairvit.errors import BadInput
+from clairvit.execution import ExecutionOptions
 from clairvit.methods.explain import Comparison, compare, explain
 from clairvit.methods.explanation import Explanation
 from clairvit.methods.planner import record_for, run_all
@@ -25,7 +26,6 @@ from clairvit.metrics.context import EvalContext
 from clairvit.metrics.curves import Walk, area, falling, rising
 from clairvit.models.images import Batch
 from clairvit.models.model import Model
-from clairvit.perturbation.batching import execution_options
 from clairvit.perturbation.rng import make_generator
 from clairvit.plotting.labels import guesses
 from clairvit.plotting.overlay import photo_of
@@ -161,13 +161,14 @@ def attention_of(model: Model, photos: UploadStore, layer: int, asked: TraceAske
 
 def curve_of(model: Model, photo: Upload, spec: MethodSpec, asked: CurveAsked) -> CurveReply:
     """The score as the patches go and come in the map's order, and in a few orders by lot."""
-    with execution_options(most_at_once(model)):
-        return _curve_of(model, photo, spec, asked)
+    return _curve_of(model, photo, spec, asked, ExecutionOptions.from_caller(most_at_once(model)))
 
 
 @own_grad_mode()
-def _curve_of(model: Model, photo: Upload, spec: MethodSpec, asked: CurveAsked) -> CurveReply:
-    recording = record_for([spec], model, photo.pixels[model.name])
+def _curve_of(
+    model: Model, photo: Upload, spec: MethodSpec, asked: CurveAsked, execution: ExecutionOptions
+) -> CurveReply:
+    recording = record_for([spec], model, photo.pixels[model.name], execution)
     target: Any = None if asked.target is None else class_of(asked.target)
     logits = recording.logits.detach()
     (goal,) = resolve(target, logits, model.labels, classifier=model.classifier, activation=model.activation)
