@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import inspect
-import json
-import math
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from clairvit._io import dumps_json
 from clairvit.cli.console import line, table
 from clairvit.cli.options import AsJson
 
@@ -33,7 +32,7 @@ def metrics_command(
 
     chosen = in_order() if name is None else [resolve_metric(name).metric]
     if as_json:
-        print(json.dumps([_plain(one) for one in chosen], ensure_ascii=False, indent=1, default=str))
+        print(dumps_json([_plain(one) for one in chosen], default=str))
     elif name is None:
         _print_all(chosen)
     else:
@@ -86,7 +85,7 @@ def _plain(metric: Metric) -> dict[str, Any]:
         "summary": metric.summary,
         "paper": metric.paper,
         "better": metric.better,
-        "span": [edge if math.isfinite(edge) else None for edge in metric.span],
+        "span": list(metric.span),
         "needs": list(metric.needs),
         "orders": metric.orders,
         "cost": {"forwards": forwards(metric)},

@@ -74,10 +74,10 @@ def _effort(row: Row) -> str:
 
 def document(pick: Selection, file: Path, failures: list[Failure]) -> dict[str, Any]:
     """Everything that is known, for machines."""
+    from clairvit._io import to_json
     from clairvit.methods.explain import versions
-    from clairvit.methods.recipe import plain
 
-    found: dict[str, Any] = plain(
+    found: dict[str, Any] = to_json(
         {
             "clairvit": __version__,
             "command": "choose",

@@ -215,18 +215,19 @@ def checked(preset: Paper, as_json: bool, quiet: bool) -> None:
 
     findings = preset.check()
     if as_json:
+        from clairvit._io import dumps_json
         from clairvit._version import __version__
-        from clairvit.plotting.save import dumps
 
         found = [vars(one) for one in findings]
-        print(dumps({"clairvit": __version__, "command": "reproduce", "paper": preset.name, "check": found}))
+        print(dumps_json({"clairvit": __version__, "command": "reproduce", "paper": preset.name, "check": found}))
     elif not quiet:
         print_sheet(check_sheet(preset, findings))
 
 
 def write(result: Reproduction, folder: Path) -> list[Path]:
     """NAME.md, NAME.json and, where there are measures enough, NAME-radar.png."""
-    from clairvit.plotting.save import write_figure, write_json, write_text
+    from clairvit._io import write_json, write_text
+    from clairvit.plotting.save import write_figure
     from clairvit.report.reproduction import document, markdown, radar_picture
 
     name = result.wish.preset.name
@@ -242,9 +243,9 @@ def show(result: Reproduction, files: list[Path], as_json: bool, quiet: bool) ->
     from clairvit.report.reproduction import document, sheets
 
     if as_json:
-        from clairvit.plotting.save import dumps
+        from clairvit._io import dumps_json
 
-        print(dumps({**document(result), "files": [str(file) for file in files]}))
+        print(dumps_json({**document(result), "files": [str(file) for file in files]}))
     elif not quiet:
         for sheet in sheets(result):
             print_sheet(sheet)

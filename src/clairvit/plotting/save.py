@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import io
-import json
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from clairvit._io import atomic_write
+from clairvit._io import atomic_write, dumps_json, to_json, write_json
 from clairvit.data.hashing import plain_preprocess
 from clairvit.errors import BadInput
 from clairvit.methods.explanation import FUSIONS, Explanation, Heads
@@ -39,7 +37,7 @@ def save(explanation: Explanation, path: Path | str, **display: Any) -> Path:
         return write_figure(draw(explanation, chosen), path, chosen)
     if check_suffix(path) == ".json":
         return write_json(record(explanation), path)
-    return atomic_write(Path(path), _npz({"": explanation}))
+    return atomic_write(path, _npz({"": explanation}))
 
 
 def save_comparison(explanations: Mapping[str, Explanation], path: Path | str, **display: Any) -> Path:
@@ -51,7 +49,7 @@ def save_comparison(explanations: Mapping[str, Explanation], path: Path | str, *
         return write_figure(comparison_figure(explanations, chosen), path, chosen)
     if check_suffix(path) == ".json":
         return write_json({name: record(explanation) for name, explanation in explanations.items()}, path)
-    return atomic_write(Path(path), _npz(explanations))
+    return atomic_write(path, _npz(explanations))
 
 
 def explanation_png(explanation: Explanation) -> bytes:
@@ -92,8 +90,8 @@ def record(explanation: Explanation, values: bool = True) -> dict[str, Any]:
         "names": list(explanation.names),
         "targets": list(explanation.targets),
         "classes": list(explanation.classes),
-        "probabilities": _plain(list(explanation.probabilities)),
-        "class_scores": _plain(list(explanation.class_scores)),
+        "probabilities": list(explanation.probabilities),
+        "class_scores": list(explanation.class_scores),
         "top": [[vars(guess) for guess in guesses(explanation, item)] for item in items],
         "statistics": [statistics(explanation.maps[item]) for item in items],
         "standard_error": None
@@ -108,12 +106,12 @@ def record(explanation: Explanation, values: bool = True) -> dict[str, Any]:
         "heads": None if explanation.heads is None else _about_heads(explanation.heads),
     }
     if values:
-        content["maps"] = _plain(numbers(explanation.maps).tolist())
+        content["maps"] = numbers(explanation.maps).tolist()
         if explanation.standard_error is not None:
-            content["standard_error_maps"] = _plain(numbers(explanation.standard_error).tolist())
+            content["standard_error_maps"] = numbers(explanation.standard_error).tolist()
         if explanation.layers is not None:
-            content["layer_maps"] = _plain(numbers(explanation.layers).tolist())
-    return content
+            content["layer_maps"] = numbers(explanation.layers).tolist()
+    return dict(to_json(content))
 
 
 def _about_heads(heads: Heads) -> dict[str, Any]:
@@ -127,22 +125,9 @@ def _about_heads(heads: Heads) -> dict[str, Any]:
     }
 
 
-def write_json(content: Any, path: Path | str) -> Path:
-    return atomic_write(Path(path), (dumps(content) + "\n").encode())
-
-
-def write_text(text: str, path: Path | str) -> Path:
-    return atomic_write(Path(path), text.encode())
-
-
-def dumps(content: Any) -> str:
-    """JSON that every reader accepts: no NaN, no Infinity."""
-    return json.dumps(content, ensure_ascii=False, allow_nan=False, indent=1)
-
-
 def write_figure(figure: Figure, path: Path | str, chosen: PlotStyle | None = None) -> Path:
     """A matplotlib figure to .png, .jpg, .pdf or .svg."""
-    return atomic_write(Path(path), figure_bytes(figure, check_suffix(path), chosen))
+    return atomic_write(path, figure_bytes(figure, check_suffix(path), chosen))
 
 
 def figure_bytes(figure: Figure, suffix: str, chosen: PlotStyle | None = None) -> bytes:
@@ -178,17 +163,10 @@ def _npz(explanations: Mapping[str, Explanation]) -> bytes:
             arrays[f"{start}fused"] = numbers(explanation.heads.fused).astype(np.float32)
             if explanation.heads.whole is not None:
                 arrays[f"{start}fused_whole"] = numbers(explanation.heads.whole).astype(np.float32)
-        arrays[f"{start}about"] = np.array(dumps(record(explanation, values=False)))
+        arrays[f"{start}about"] = np.array(dumps_json(record(explanation, values=False)))
     buffer = io.BytesIO()
     np.savez_compressed(buffer, **arrays)
     return buffer.getvalue()
-
-
-def _plain(values: Any) -> Any:
-    """Nested lists with null for what is not finite, because JSON has no NaN."""
-    if isinstance(values, list):
-        return [_plain(value) for value in values]
-    return None if values is None or not math.isfinite(values) else values
 
 
 def check_suffix(path: Path | str) -> str:
