@@ -11,7 +11,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 import clairvit as cv
-from clairvit.plotting.canvas import SMALL, shortened, text_width
+from clairvit.plotting.canvas import SMALL, shorten_name, text_width
 from clairvit.plotting.comparison import comparison_figure
 from clairvit.plotting.figures import explanation_figure, layers_figure
 from clairvit.plotting.heads import heads_figure
@@ -53,9 +53,9 @@ def test_every_line_fits_the_figure(method: str, dpi: int) -> None:
 
 
 def test_the_middle_of_a_name_is_left_out() -> None:
-    whole = shortened("legrad · ", "pets", " · explains the logit", 5.0, SMALL)
+    whole = shorten_name("legrad · ", "pets", " · explains the logit", 5.0, SMALL)
     assert whole == "legrad · pets · explains the logit"
-    text = shortened("legrad · ", LONG, " · explains the logit", 4.0, SMALL)
+    text = shorten_name("legrad · ", LONG, " · explains the logit", 4.0, SMALL)
     assert text.startswith("legrad · file:")
     assert text.endswith("epoch-30.safetensors · explains the logit")
     assert text.count("…") == 1

@@ -11,7 +11,7 @@ from matplotlib.transforms import Bbox
 
 from clairvit.errors import BadInput
 from clairvit.methods.explanation import Cost, Explanation, Heads
-from clairvit.plotting.canvas import fit, text_width, ticks
+from clairvit.plotting.canvas import fit, text_width, tick_labels
 from clairvit.plotting.comparison import arranged, comparison_figure, rows_needed
 from clairvit.plotting.figures import explanation_figure, layers_figure
 from clairvit.plotting.heads import heads_figure
@@ -258,10 +258,10 @@ def test_text_that_does_not_fit_is_made_smaller_then_cut() -> None:
 
 
 def test_bars_share_a_power_of_ten() -> None:
-    assert ticks([0.0, 0.00056, 0.00112]) == (["0", "0.56", "1.12"], "×10⁻³")
-    assert ticks([1.2e5, 3e4]) == (["1.20", "0.30"], "×10⁵")
-    assert ticks([-2.5, 0.0, 2.5]) == (["−2.50", "0", "2.50"], "")
-    assert ticks([0.0]) == (["0"], "")
+    assert tick_labels([0.0, 0.00056, 0.00112]) == (["0", "0.56", "1.12"], "×10⁻³")
+    assert tick_labels([1.2e5, 3e4]) == (["1.20", "0.30"], "×10⁵")
+    assert tick_labels([-2.5, 0.0, 2.5]) == (["−2.50", "0", "2.50"], "")
+    assert tick_labels([0.0]) == (["0"], "")
 
 
 def test_words() -> None:

@@ -28,7 +28,7 @@ def metrics_command(
     clairvit metrics deletion
     """
     from clairvit.metrics.registry import resolve_metric
-    from clairvit.plotting.measures import in_order
+    from clairvit.plotting.labels import in_order
 
     chosen = in_order() if name is None else [resolve_metric(name).metric]
     if as_json:
@@ -40,7 +40,7 @@ def metrics_command(
 
 
 def _print_all(metrics: list[Metric]) -> None:
-    from clairvit.plotting.measures import ARROWS, forwards, needs, span
+    from clairvit.plotting.labels import ARROWS, forwards, needs, span
 
     rows = [
         (one.family, one.name, ARROWS[one.better], span(one), ", ".join(needs(one)), str(forwards(one)), one.paper)
@@ -54,7 +54,7 @@ def _print_all(metrics: list[Metric]) -> None:
 
 
 def _print_one(metric: Metric) -> None:
-    from clairvit.plotting.measures import forwards, needs, span
+    from clairvit.plotting.labels import forwards, needs, span
 
     line(f"{metric.name} — {metric.paper}\n")
     line(f"{inspect.getdoc(metric.function) or metric.summary}\n")
@@ -77,7 +77,7 @@ def _print_one(metric: Metric) -> None:
 
 
 def _plain(metric: Metric) -> dict[str, Any]:
-    from clairvit.plotting.measures import forwards
+    from clairvit.plotting.labels import forwards
 
     return {
         "name": metric.name,

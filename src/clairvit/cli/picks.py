@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def print_pick(pick: Selection) -> None:
     """The ranking, the starts, and the answer in words."""
-    from clairvit.plotting.measures import ARROWS
+    from clairvit.plotting.labels import ARROWS
 
     others = [metric for metric in pick.metrics if metric != pick.by]
     columns = ("    method", f"{pick.by} {ARROWS[pick.better]}", "gap to best", "p", *others)

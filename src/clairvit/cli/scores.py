@@ -34,7 +34,7 @@ def by_metric(scores: Mapping[tuple[str, str], Score]) -> Rows:
 
 def print_scores(rows: Rows, methods: Sequence[str]) -> None:
     """A row a method, a column a metric: mean ± standard error and, below, the interval."""
-    from clairvit.plotting.measures import ARROWS
+    from clairvit.plotting.labels import ARROWS
 
     metrics = list(rows)
     some = next(iter(next(iter(rows.values())).values()))

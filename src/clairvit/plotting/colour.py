@@ -55,13 +55,13 @@ class Scale:
         return np.asarray(matplotlib.colormaps[self.cmap](self.position(values)), dtype=np.float64)[..., :3]
 
 
-def scale_of(values: Array, signed: bool, look: PlotStyle | None = None) -> Scale:
+def scale_of(values: Array, signed: bool, style: PlotStyle | None = None) -> Scale:
     """The scale that fits these values (one map, or several that share it)."""
-    look = look or PlotStyle()
+    style = style or PlotStyle()
     finite = values[np.isfinite(values)]
-    low, high = _limits(finite, signed, look.robust)
+    low, high = _limits(finite, signed, style.robust)
     beyond = (bool((finite < low).any()), bool((finite > high).any()))
-    return Scale(low, high, _known(look.cmap or (DIVERGING if signed else SEQUENTIAL)), signed, beyond)
+    return Scale(low, high, _known(style.cmap or (DIVERGING if signed else SEQUENTIAL)), signed, beyond)
 
 
 def _limits(finite: Array, signed: bool, robust: float) -> tuple[float, float]:

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from clairvit.errors import BadInput
 from clairvit.methods.explanation import Explanation
-from clairvit.plotting.canvas import BAR, GAP, HEADING, MARGIN, PALE, SMALL, TITLE, Page
+from clairvit.plotting.canvas import BAR, GAP, HEADING, MARGIN, PALE, SMALL, TITLE, Canvas
 from clairvit.plotting.colour import Scale
 from clairvit.plotting.labels import CLASS_AGNOSTIC, guesses, named
 from clairvit.plotting.overlay import numbers, overlay
@@ -45,42 +45,42 @@ class Sheet:
         """Left and top of a tile's heading."""
         return MARGIN + column * (self.tile + self.side), MARGIN + row * (self.tall + HEADING + GAP)
 
-    def page(self, foot: float = FOOT) -> Page:
+    def canvas(self, foot: float = FOOT) -> Canvas:
         width = 2 * MARGIN + self.columns * (self.tile + self.side) - (GAP if self.side == GAP else 0)
-        return Page(width, 2 * MARGIN + self.rows * (self.tall + HEADING + GAP) - GAP + foot)
+        return Canvas(width, 2 * MARGIN + self.rows * (self.tall + HEADING + GAP) - GAP + foot)
 
 
-def explanation_figure(explanation: Explanation, look: PlotStyle | None = None) -> Figure:
+def explanation_figure(explanation: Explanation, style: PlotStyle | None = None) -> Figure:
     """Photo and overlays with their colour bars: targets side by side, one row for each image.
 
     Where patches were chosen they are outlined, and a further picture shows the photo without them.
     """
-    look = look or PlotStyle()
+    style = style or PlotStyle()
     groups = same_image(explanation)
     check_rows(len(groups))
-    scales = scales_for(explanation, numbers(explanation.maps), look)
+    scales = scales_for(explanation, numbers(explanation.maps), style)
     columns = max(len(group) for group in groups)
     side = BAR if explanation.chosen is None else BAR + TILE + GAP
     sheet = Sheet(len(groups), columns, TILE, TILE * aspect_of(explanation), side)
     shift = TILE + GAP  # the photo's column, which needs no colour bar
-    body = sheet.page()
-    page = Page(body.width + shift, body.height)
+    body = sheet.canvas()
+    canvas = Canvas(body.width + shift, body.height)
     for row, group in enumerate(groups):
         left, top = sheet.corner(row, 0)
-        _photo_tile(page, explanation, group[0], left, top, sheet)
+        _photo_tile(canvas, explanation, group[0], left, top, sheet)
         for column, item in enumerate(group):
             left, top = sheet.corner(row, column)
-            _map_tile(page, explanation, item, scales[item], look, left + shift, top, sheet)
-            page.bar(scales[item], look.opacity, left + shift + sheet.tile + 0.06, top + HEADING, sheet.tall)
+            _map_tile(canvas, explanation, item, scales[item], style, left + shift, top, sheet)
+            canvas.colour_bar(scales[item], style.opacity, left + shift + sheet.tile + 0.06, top + HEADING, sheet.tall)
             if explanation.chosen is not None:
-                _rest_tile(page, explanation, item, left + shift + sheet.tile + BAR, top, sheet)
-    page.caption(*source_line(explanation), MARGIN, page.height - FOOT + 0.04, page.width - 2 * MARGIN)
-    return page.figure
+                _rest_tile(canvas, explanation, item, left + shift + sheet.tile + BAR, top, sheet)
+    canvas.caption(*source_line(explanation), MARGIN, canvas.height - FOOT + 0.04, canvas.width - 2 * MARGIN)
+    return canvas.figure
 
 
-def layers_figure(explanation: Explanation, look: PlotStyle | None = None) -> Figure:
+def layers_figure(explanation: Explanation, style: PlotStyle | None = None) -> Figure:
     """What each layer says: a strip of small overlays with layer numbers, one strip for each map."""
-    look = look or PlotStyle()
+    style = style or PlotStyle()
     if explanation.layers is None:
         raise BadInput(
             f"'{explanation.method}' was computed without its layers; ask for them with cv.explain(…, layers=True) "
@@ -95,17 +95,17 @@ def layers_figure(explanation: Explanation, look: PlotStyle | None = None) -> Fi
     tile, label, title = 1.15, 0.19, 0.26
     tall = tile * aspect_of(explanation)
     block = title + lines * (tall + label + 0.06)
-    page = Page(2 * MARGIN + columns * (tile + GAP) - GAP, 2 * MARGIN + maps * (block + GAP) - GAP + FOOT)
+    canvas = Canvas(2 * MARGIN + columns * (tile + GAP) - GAP, 2 * MARGIN + maps * (block + GAP) - GAP + FOOT)
     for item in range(maps):
         top = MARGIN + item * (block + GAP)
-        page.write(
-            titled(explanation, item), MARGIN, top + 0.03, page.width - 2 * MARGIN, TITLE, bold=True, align="left"
+        canvas.write(
+            titled(explanation, item), MARGIN, top + 0.03, canvas.width - 2 * MARGIN, TITLE, bold=True, align="left"
         )
         photo, whole = photo_in(explanation, item), numbers(explanation.maps[item])
-        scales = [*scales_for(explanation, layers[:, item], look), scale_for(explanation, whole, look)]
+        scales = [*scales_for(explanation, layers[:, item], style), scale_for(explanation, whole, style)]
         names = [*(f"layer {layer}" for layer in range(count)), explanation.method]
         pictures = [
-            overlay(photo, values, scale, look.opacity, look.smooth)
+            overlay(photo, values, scale, style.opacity, style.smooth)
             for values, scale in zip([*layers[:, item], whole], scales, strict=True)
         ]
         for number, (name, picture) in enumerate(
@@ -113,47 +113,47 @@ def layers_figure(explanation: Explanation, look: PlotStyle | None = None) -> Fi
         ):
             row, column = divmod(number, columns)
             left, down = MARGIN + column * (tile + GAP), top + title + row * (tall + label + 0.06)
-            page.write(name, left, down + 0.04, tile, SMALL, PALE)
-            page.picture(picture, left, down + label, tile, tall)
-    note = "one colour scale for all layers" if look.shared else "each layer on its own colour scale"
+            canvas.write(name, left, down + 0.04, tile, SMALL, PALE)
+            canvas.image(picture, left, down + label, tile, tall)
+    note = "one colour scale for all layers" if style.shared else "each layer on its own colour scale"
     first, model, last = source_line(explanation)
-    page.caption(first, model, f"{last} · {note}", MARGIN, page.height - FOOT + 0.04, page.width - 2 * MARGIN)
-    return page.figure
+    canvas.caption(first, model, f"{last} · {note}", MARGIN, canvas.height - FOOT + 0.04, canvas.width - 2 * MARGIN)
+    return canvas.figure
 
 
-def _photo_tile(page: Page, explanation: Explanation, item: int, left: float, top: float, sheet: Sheet) -> None:
+def _photo_tile(canvas: Canvas, explanation: Explanation, item: int, left: float, top: float, sheet: Sheet) -> None:
     """The photo; its heading names the image and the classes the model considers."""
     best = [named(guess.name, guess.probability, guess.score) for guess in guesses(explanation, item, 2)]
-    page.heading(short_name(explanation, item), " · ".join(best), left, top, sheet.tile)
-    page.picture(photo_in(explanation, item), left, top + HEADING, sheet.tile, sheet.tall)
+    canvas.heading(short_name(explanation, item), " · ".join(best), left, top, sheet.tile)
+    canvas.image(photo_in(explanation, item), left, top + HEADING, sheet.tile, sheet.tall)
 
 
 def _map_tile(
-    page: Page,
+    canvas: Canvas,
     explanation: Explanation,
     item: int,
     scale: Scale,
-    look: PlotStyle,
+    style: PlotStyle,
     left: float,
     top: float,
     sheet: Sheet,
 ) -> None:
-    page.heading(titled(explanation, item), explanation.method, left, top, sheet.tile)
+    canvas.heading(titled(explanation, item), explanation.method, left, top, sheet.tile)
     values = numbers(explanation.maps[item])
-    picture = overlay(photo_in(explanation, item), values, scale, look.opacity, look.smooth)
-    axes = page.picture(picture, left, top + HEADING, sheet.tile, sheet.tall)
+    picture = overlay(photo_in(explanation, item), values, scale, style.opacity, style.smooth)
+    axes = canvas.image(picture, left, top + HEADING, sheet.tile, sheet.tall)
     outline(axes, chosen_in(explanation, item), picture.shape[:2], sheet.tile)
     if not explanation.class_specific:
-        page.badges([CLASS_AGNOSTIC], left + sheet.tile - 0.05, top + HEADING + 0.05)
+        canvas.badges([CLASS_AGNOSTIC], left + sheet.tile - 0.05, top + HEADING + 0.05)
 
 
-def _rest_tile(page: Page, explanation: Explanation, item: int, left: float, top: float, sheet: Sheet) -> None:
+def _rest_tile(canvas: Canvas, explanation: Explanation, item: int, left: float, top: float, sheet: Sheet) -> None:
     """The photo without the chosen patches."""
     chosen = chosen_in(explanation, item)
     assert chosen is not None
-    page.heading(*removed_in_words(explanation, item, chosen), left, top, sheet.tile)
+    canvas.heading(*removed_in_words(explanation, item, chosen), left, top, sheet.tile)
     rest = without(photo_in(explanation, item), chosen)
-    axes = page.picture(rest, left, top + HEADING, sheet.tile, sheet.tall)
+    axes = canvas.image(rest, left, top + HEADING, sheet.tile, sheet.tall)
     outline(axes, chosen, rest.shape[:2], sheet.tile)
 
 

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from clairvit.errors import BadInput
 from clairvit.methods.explanation import FUSIONS, Explanation, Heads
-from clairvit.plotting.canvas import MARGIN, PALE, SMALL, TITLE, Page
+from clairvit.plotting.canvas import MARGIN, PALE, SMALL, TITLE, Canvas
 from clairvit.plotting.colour import Array, Scale, scale_of
 from clairvit.plotting.labels import CLASS_AGNOSTIC
 from clairvit.plotting.overlay import numbers, overlay
@@ -55,9 +55,9 @@ class Grid:
         return TITLED + self.rows_high + (AISLE + self.tall if self.whole else 0.0)
 
 
-def heads_figure(explanation: Explanation, look: PlotStyle | None = None) -> Figure:
+def heads_figure(explanation: Explanation, style: PlotStyle | None = None) -> Figure:
     """A row for each layer, a column for each head, then min, mean and max over the heads; last the whole method."""
-    look = look or PlotStyle()
+    style = style or PlotStyle()
     heads = explanation.heads
     if heads is None:
         raise BadInput(
@@ -74,15 +74,15 @@ def heads_figure(explanation: Explanation, look: PlotStyle | None = None) -> Fig
             f"{TALLEST:.0f}); write one file an image, or ask for fewer classes.",
             parameters={"out": "DIR"},
         )
-    page = Page(grid.wide, height)
+    canvas = Canvas(grid.wide, height)
     for number, item in enumerate(items):
-        _block(page, explanation, heads, item, grid, look, MARGIN + number * (grid.high + AISLE))
-    note = "one colour scale for all" if look.shared else "each map on its own colour scale"
+        _block(canvas, explanation, heads, item, grid, style, MARGIN + number * (grid.high + AISLE))
+    note = "one colour scale for all" if style.shared else "each map on its own colour scale"
     agnostic = "" if _class_specific(explanation, heads) else f" · {CLASS_AGNOSTIC} the same for all classes"
     last = f" · rows as the model's head reads them · {note}{agnostic}"
-    first, width = f"{heads.method}, head by head · ", page.width - 2 * MARGIN
-    page.caption(first, explanation.model, last, MARGIN, page.height - FOOT + 0.04, width)
-    return page.figure
+    first, width = f"{heads.method}, head by head · ", canvas.width - 2 * MARGIN
+    canvas.caption(first, explanation.model, last, MARGIN, canvas.height - FOOT + 0.04, width)
+    return canvas.figure
 
 
 def arranged(heads: Heads, aspect: float) -> Grid:
@@ -104,40 +104,42 @@ def _class_specific(explanation: Explanation, heads: Heads) -> bool:
 
 
 def _block(
-    page: Page, explanation: Explanation, heads: Heads, item: int, grid: Grid, look: PlotStyle, top: float
+    canvas: Canvas, explanation: Explanation, heads: Heads, item: int, grid: Grid, style: PlotStyle, top: float
 ) -> None:
     maps, fused = numbers(heads.maps[:, :, item]), numbers(heads.fused[:, :, item])  # [L, H, rows, cols], [L, 3, …]
     whole = None if heads.whole is None else numbers(heads.whole[:, item])[None]  # [1, 3, rows, cols]
     everything = [maps, fused] if whole is None else [maps, fused, whole]
-    together = scale_of(np.concatenate([part.ravel() for part in everything]), _signed(everything), look)
-    photo = _smaller(photo_in(explanation, item), math.ceil(grid.tile * look.dpi))
+    together = scale_of(np.concatenate([part.ravel() for part in everything]), _signed(everything), style)
+    photo = _smaller(photo_in(explanation, item), math.ceil(grid.tile * style.dpi))
 
     def picture(parts: Array, left: float, down: float) -> None:
         rows, columns = parts.shape[:2]
-        image = mosaic(photo, parts, together if look.shared else None, look, SEAM / grid.tile)
-        page.picture(image, left, down, columns * (grid.tile + SEAM) - SEAM, rows * (grid.tall + SEAM) - SEAM)
+        image = mosaic(photo, parts, together if style.shared else None, style, SEAM / grid.tile)
+        canvas.image(image, left, down, columns * (grid.tile + SEAM) - SEAM, rows * (grid.tall + SEAM) - SEAM)
 
     name = short_name(explanation, item)
     if _class_specific(explanation, heads):
         name += f" · {titled(explanation, item)}"
-    page.write(f"{name} · {heads.method}", MARGIN, top + 0.02, page.width - 2 * MARGIN, TITLE, bold=True, align="left")
+    canvas.write(
+        f"{name} · {heads.method}", MARGIN, top + 0.02, canvas.width - 2 * MARGIN, TITLE, bold=True, align="left"
+    )
     start, down = MARGIN + NAMES, top + TITLED
-    _numbers(page, [f"head {head}" for head in range(grid.heads)], start, down - 0.15, grid.tile)
-    _numbers(page, FUSIONS, grid.fused_left, down - 0.15, grid.tile)
+    _numbers(canvas, [f"head {head}" for head in range(grid.heads)], start, down - 0.15, grid.tile)
+    _numbers(canvas, FUSIONS, grid.fused_left, down - 0.15, grid.tile)
     for layer in range(grid.layers):
         middle = down + layer * (grid.tall + SEAM) + grid.tall / 2 - 0.05
-        page.write(f"layer {layer}", MARGIN, middle, NAMES - 0.08, SMALL, PALE, align="right")
+        canvas.write(f"layer {layer}", MARGIN, middle, NAMES - 0.08, SMALL, PALE, align="right")
     picture(maps, start, down)
     picture(fused, grid.fused_left, down)
     if whole is not None:
         last = down + grid.rows_high + AISLE
         across = grid.fused_left - MARGIN - 0.08
         words, middle = f"{heads.method} over all its layers, heads fused in each", last + grid.tall / 2 - 0.05
-        page.write(words, MARGIN, middle, across, SMALL, PALE, align="right")
+        canvas.write(words, MARGIN, middle, across, SMALL, PALE, align="right")
         picture(whole, grid.fused_left, last)
 
 
-def mosaic(photo: Array, maps: Array, scale: Scale | None, look: PlotStyle, seam: float) -> Array:
+def mosaic(photo: Array, maps: Array, scale: Scale | None, style: PlotStyle, seam: float) -> Array:
     """[R, C, rows, cols] -> one picture of R × C overlays, white between them. Hundreds of axes would take minutes."""
     high, wide = photo.shape[:2]
     gap = max(1, round(seam * wide))
@@ -145,15 +147,15 @@ def mosaic(photo: Array, maps: Array, scale: Scale | None, look: PlotStyle, seam
     sheet = np.ones((rows * (high + gap) - gap, columns * (wide + gap) - gap, 3))
     for row, column in np.ndindex(rows, columns):
         values = maps[row, column]
-        own = scale or scale_of(values, _signed([values]), look)
+        own = scale or scale_of(values, _signed([values]), style)
         down, left = row * (high + gap), column * (wide + gap)
-        sheet[down : down + high, left : left + wide] = overlay(photo, values, own, look.opacity, look.smooth)
+        sheet[down : down + high, left : left + wide] = overlay(photo, values, own, style.opacity, style.smooth)
     return sheet
 
 
-def _numbers(page: Page, names: Sequence[str], left: float, top: float, tile: float) -> None:
+def _numbers(canvas: Canvas, names: Sequence[str], left: float, top: float, tile: float) -> None:
     for place, name in enumerate(names):
-        page.write(name, left + place * (tile + SEAM), top, tile, SMALL, PALE)
+        canvas.write(name, left + place * (tile + SEAM), top, tile, SMALL, PALE)
 
 
 def _signed(parts: Sequence[Array]) -> bool:

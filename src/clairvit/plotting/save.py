@@ -13,7 +13,7 @@ from clairvit._io import atomic_write, dumps_json, to_json, write_json
 from clairvit.data.hashing import plain_preprocess
 from clairvit.errors import BadInput
 from clairvit.methods.explanation import FUSIONS, Explanation, Heads
-from clairvit.plotting.labels import guesses, statistics
+from clairvit.plotting.labels import guesses, map_statistics
 from clairvit.plotting.overlay import numbers
 from clairvit.plotting.style import PlotStyle, plot_style
 
@@ -93,16 +93,16 @@ def record(explanation: Explanation, values: bool = True) -> dict[str, Any]:
         "probabilities": list(explanation.probabilities),
         "class_scores": list(explanation.class_scores),
         "top": [[vars(guess) for guess in guesses(explanation, item)] for item in items],
-        "statistics": [statistics(explanation.maps[item]) for item in items],
+        "statistics": [map_statistics(explanation.maps[item]) for item in items],
         "standard_error": None
         if explanation.standard_error is None
-        else [statistics(explanation.standard_error[item]) for item in items],
+        else [map_statistics(explanation.standard_error[item]) for item in items],
         "chosen": None
         if explanation.chosen is None
         else [one.nonzero().tolist() for one in explanation.chosen],  # (row, column) of each
         "layer_statistics": None
         if explanation.layers is None
-        else [[statistics(layer[item]) for item in items] for layer in explanation.layers],
+        else [[map_statistics(layer[item]) for item in items] for layer in explanation.layers],
         "heads": None if explanation.heads is None else _about_heads(explanation.heads),
     }
     if values:

@@ -31,15 +31,15 @@ def same_image(explanation: Explanation) -> list[list[int]]:
     return groups
 
 
-def scales_for(explanation: Explanation, maps: Array, look: PlotStyle) -> list[Scale]:
+def scales_for(explanation: Explanation, maps: Array, style: PlotStyle) -> list[Scale]:
     """One scale for each map, or the same for all of them."""
-    if look.shared:
-        return [scale_for(explanation, maps, look)] * len(maps)
-    return [scale_for(explanation, values, look) for values in maps]
+    if style.shared:
+        return [scale_for(explanation, maps, style)] * len(maps)
+    return [scale_for(explanation, values, style) for values in maps]
 
 
-def scale_for(explanation: Explanation, values: Array, look: PlotStyle) -> Scale:
-    return scale_of(values, explanation.signed, look)
+def scale_for(explanation: Explanation, values: Array, style: PlotStyle) -> Scale:
+    return scale_of(values, explanation.signed, style)
 
 
 def photo_in(explanation: Explanation, item: int) -> Array:
