@@ -16,7 +16,7 @@ from clairvit.plotting.comparison import comparison_figure
 from clairvit.plotting.figures import explanation_figure, layers_figure
 from clairvit.plotting.heads import heads_figure
 from clairvit.plotting.labels import CLASS_AGNOSTIC
-from clairvit.plotting.save import DRAWN, record
+from clairvit.plotting.save import RC_PARAMS, record
 from tiny import pixels, wrapped
 
 LONG = f"file:/home/somebody/{'projects/' * 12}run-7/epoch-30.safetensors"
@@ -38,7 +38,7 @@ def test_every_line_fits_the_figure(method: str, dpi: int) -> None:
     for draw in (explanation_figure, layers_figure, heads_figure):
         figure = draw(made)
         figure.set_dpi(dpi)
-        with matplotlib.rc_context(DRAWN):
+        with matplotlib.rc_context(RC_PARAMS):
             canvas, inside = figure.canvas, figure.bbox
             assert isinstance(canvas, FigureCanvasAgg)
             for text in figure.texts:

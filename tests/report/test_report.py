@@ -107,6 +107,12 @@ def test_nothing_is_fetched_and_only_our_script_may_run(document: Document, page
     assert policy == f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{seal}'"
 
 
+def test_a_report_is_reproducible(store: Store, document: Document) -> None:
+    again = build_report(store, ReportOptions(open_worker=worker_of))
+    assert to_html(again) == to_html(document)
+    assert to_markdown(again) == to_markdown(document)
+
+
 def test_what_comes_from_files_is_text_and_nothing_else(document: Document, page: Reader) -> None:
     examples = page.all("figure", "example")
     assert examples

@@ -16,8 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 from matplotlib.textpath import text_to_path
 
-from clairvit.plotting.colour import Array, Scale
-from clairvit.plotting.overlay import blend
+from clairvit.plotting.overlay import Array, Scale, blend
 
 INK = "#1a1a1a"
 PALE = "#6b6b6b"
@@ -134,7 +133,7 @@ class Canvas:
         axes.imshow(_ramp(scale, opacity)[::-1, None], aspect="auto", interpolation="bilinear", extent=(0, 1, 0, 1))
         middle = scale.low / 2 + scale.high / 2
         labels, unit = tick_labels([middle] if scale.flat else [scale.low, middle, scale.high])
-        below, above = scale.beyond
+        below, above = scale.clipped
         labels[0], labels[-1] = ("≤" * below) + labels[0], ("≥" * above) + labels[-1]
         axes.yaxis.tick_right()
         axes.set_yticks([0.5] if scale.flat else [0.0, 0.5, 1.0])

@@ -1,4 +1,4 @@
-"""Write an explanation as its suffix says: a picture, a record or the raw maps. A file is whole or not there."""
+"""Write explanations as figures, JSON records or arrays, as the suffix of the file says."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PICTURES = (".png", ".jpg", ".jpeg", ".pdf", ".svg")
-DRAWN = {"pdf.fonttype": 42, "svg.hashsalt": "clairvit", "text.hinting": "none"}  # matplotlib's settings
+RC_PARAMS = {"pdf.fonttype": 42, "svg.hashsalt": "clairvit", "text.hinting": "none"}
 SUFFIXES = (*PICTURES, ".json", ".npz")
 NOTEBOOK_IMAGES = 4  # of a comparison, in a notebook cell
 
@@ -69,7 +69,7 @@ def comparison_png(explanations: Mapping[str, Explanation]) -> bytes:
 
 
 def record(explanation: Explanation, values: bool = True) -> dict[str, Any]:
-    """Everything worth keeping, as plain JSON values under the names of `Explanation`; lists have one entry a map."""
+    """Return an explanation as JSON values under the names of `Explanation`; lists have one entry per map."""
     items = range(len(explanation))
     content = {
         "method": explanation.method,
@@ -103,7 +103,7 @@ def record(explanation: Explanation, values: bool = True) -> dict[str, Any]:
         "layer_statistics": None
         if explanation.layers is None
         else [[map_statistics(layer[item]) for item in items] for layer in explanation.layers],
-        "heads": None if explanation.heads is None else _about_heads(explanation.heads),
+        "heads": None if explanation.heads is None else _describe_heads(explanation.heads),
     }
     if values:
         content["maps"] = numbers(explanation.maps).tolist()
@@ -114,8 +114,8 @@ def record(explanation: Explanation, values: bool = True) -> dict[str, Any]:
     return dict(to_json(content))
 
 
-def _about_heads(heads: Heads) -> dict[str, Any]:
-    """What the arrays of a .npz are: `heads` [layers, heads, …], `fused` [layers, fusions, …], `fused_whole`."""
+def _describe_heads(heads: Heads) -> dict[str, Any]:
+    """Describe the arrays of a .npz: `heads` [layers, heads, …], `fused` [layers, fusions, …], `fused_whole`."""
     return {
         "method": heads.method,
         "layers": heads.maps.shape[0],
@@ -126,7 +126,7 @@ def _about_heads(heads: Heads) -> dict[str, Any]:
 
 
 def write_figure(figure: Figure, path: Path | str, chosen: PlotStyle | None = None) -> Path:
-    """A matplotlib figure to .png, .jpg, .pdf or .svg."""
+    """Write a matplotlib figure to .png, .jpg, .pdf or .svg."""
     return atomic_write(path, figure_bytes(figure, check_suffix(path), chosen))
 
 
@@ -136,9 +136,9 @@ def figure_bytes(figure: Figure, suffix: str, chosen: PlotStyle | None = None) -
 
     buffer = io.BytesIO()
     # Type 42: real fonts, which journals ask for. No date and a fixed salt: the same map gives the same file.
-    # No hinting: it sets small letters up to a fifth wider than the page has measured them (`page.text_width`).
+    # No hinting: it sets small letters up to a fifth wider than `canvas.text_width` measures them.
     undated = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}}
-    with matplotlib.rc_context(DRAWN):
+    with matplotlib.rc_context(RC_PARAMS):
         figure.savefig(
             buffer, format=suffix[1:], dpi=(chosen or PlotStyle()).dpi, facecolor="white", metadata=undated.get(suffix)
         )
@@ -146,7 +146,7 @@ def figure_bytes(figure: Figure, suffix: str, chosen: PlotStyle | None = None) -
 
 
 def _npz(explanations: Mapping[str, Explanation]) -> bytes:
-    """`maps`, `layers`, `heads`, `logits`, `about` (JSON), …; in a comparison each name begins with 'METHOD/'."""
+    """Return arrays `maps`, `layers`, `heads`, `logits`, `about` (JSON), …; of a comparison as 'METHOD/maps'."""
     arrays: dict[str, Any] = {}
     for name, explanation in explanations.items():
         start = f"{name}/" if name else ""
@@ -170,9 +170,9 @@ def _npz(explanations: Mapping[str, Explanation]) -> bytes:
 
 
 def check_suffix(path: Path | str) -> str:
-    """The suffix in lower case, if it is one we can write."""
+    """Return the suffix in lower case; raise BadInput if it is none that can be written."""
     suffix = Path(path).suffix.lower()
     if suffix not in SUFFIXES:
-        seen = f"ends in '{suffix}'" if suffix else "has no suffix"
-        raise BadInput(f"'{path}' {seen}; write to a name that ends in {', '.join(SUFFIXES)}.")
+        problem = f"ends in '{suffix}'" if suffix else "has no suffix"
+        raise BadInput(f"'{path}' {problem}; write to a name that ends in {', '.join(SUFFIXES)}.")
     return suffix

@@ -20,9 +20,8 @@ from clairvit.methods.explanation import Explanation
 from clairvit.metrics.accumulator import Prediction
 from clairvit.models.images import Batch
 from clairvit.models.model import Model
-from clairvit.plotting.colour import Array, scale_of
 from clairvit.plotting.labels import decimals_for, format_number, named
-from clairvit.plotting.overlay import numbers, overlay, photo_of
+from clairvit.plotting.overlay import Array, numbers, overlay, photo_of, scale_of
 from clairvit.report.blocks import Example, Tile
 from clairvit.report.ranking import higher_is_better
 from clairvit.report.study_results import StudyResults

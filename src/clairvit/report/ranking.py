@@ -86,7 +86,7 @@ def radar_data(scores: Scores, methods: Sequence[str], metrics: Sequence[str]) -
             f"{_count(len(complete), 'has', 'have')} a score on all {len(axes)} axes here."
         )
     values = torch.tensor([[_mean(scores, method, axis) for axis in axes] for method in complete], dtype=torch.float64)
-    r = radar(values, [scores[complete[0], axis].better for axis in axes])
+    r = radar(values, ["higher" if scores[complete[0], axis].better == "higher" else "lower" for axis in axes])
     left_out = tuple(method for method in methods if method not in complete)
     focusvit = has_four and len(axes) == len(FOCUSVIT)
     return RadarData(axes, complete, r.numpy(), area_under_radar(r).numpy(), left_out, focusvit)

@@ -76,7 +76,9 @@ def _plain_elements(element: Element, markers: Mapping[str, str]) -> Iterator[El
     elif tag == "path":
         yield Element("path", {"d": _rounded(attributes["d"]), "style": _css(attributes.get("style", ""))})
     elif tag == "text":
-        kept = {name: _rounded(attributes[name]) for name in ("x", "y", "transform") if name in attributes}
+        kept: dict[str, str] = {
+            name: _rounded(attributes[name]) for name in ("x", "y", "transform") if name in attributes
+        }
         if kept.get("transform", "").startswith("rotate(-0 "):
             del kept["transform"]
         text = Element("text", {**kept, "style": _css(attributes.get("style", ""))})

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from clairvit.errors import BadInput, UnknownName
-from clairvit.plotting.colour import DIVERGING, SEQUENTIAL, scale_of
+from clairvit.plotting.overlay import DIVERGING, SEQUENTIAL, scale_of
 from clairvit.plotting.style import PlotStyle, plot_style
 
 
@@ -45,9 +45,9 @@ def test_values_that_are_not_finite_do_not_stretch_the_scale() -> None:
 def test_robust_limits_ignore_a_single_hot_patch() -> None:
     values = np.append(np.linspace(0, 1, 199), 1000.0)
     whole, robust = (scale_of(values, signed=False, style=PlotStyle(robust=percent)) for percent in (0, 1))
-    assert (whole.high, whole.beyond) == (1000.0, (False, False))
+    assert (whole.high, whole.clipped) == (1000.0, (False, False))
     assert robust.high < 2.0
-    assert robust.beyond == (True, True)
+    assert robust.clipped == (True, True)
 
 
 @pytest.mark.parametrize("signed", [True, False])
