@@ -54,6 +54,7 @@ def draw_curves(axes: Any, scores: Sequence[Score], styles: Mapping[str, LineSty
     axes.xaxis.set_major_locator(round_ticks(5))
     axes.yaxis.set_major_locator(round_ticks(5))
     axes.grid(axis="y", color=LINE, linewidth=0.4)
+    axes.set_axisbelow(True)
     axes.tick_params(labelsize=SMALL, labelcolor=PALE, length=0)
     axes.spines["bottom"].set(visible=True, color=LINE)
     axes.margins(x=0.01)
