@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 
 from clairvit.metrics.registry import Metric
-from clairvit.plotting.measures import ARROWS, forwards, in_order, needs, span
+from clairvit.plotting.labels import ARROWS, forwards, in_order, needs, span
 
 COLUMNS = ("metric", "better", "range", "needs", "forwards", "formula", "paper")
 INTRODUCTION = """# Metrics

@@ -14,9 +14,10 @@ import pytest
 import torch
 
 import clairvit as cv
+from clairvit._io import to_json
 from clairvit.data.hashing import weights_hash
 from clairvit.errors import BadInput, ClairError, ClairWarning
-from clairvit.methods.recipe import KIND, Recipe, plain, read_recipe, recipe_of
+from clairvit.methods.recipe import KIND, Recipe, read_recipe, recipe_of
 from clairvit.selection.result import Selection
 from tiny import build, pixels, wrapped
 
@@ -67,7 +68,7 @@ def test_numbers_that_are_none_become_null(tmp_path: Path) -> None:
     odd = replace(pick().recipe, settings={"a": math.nan, "b": [math.inf, 1.5], "c": (1, "x", None, True)})
     stored = json.loads(odd.save(tmp_path / "r.json").read_text(encoding="utf-8"))
     assert stored["settings"] == {"a": None, "b": [None, 1.5], "c": [1, "x", None, True]}
-    assert plain({1: {2: -math.inf}}) == {"1": {"2": None}}
+    assert to_json({1: {2: -math.inf}}) == {"1": {"2": None}}
 
 
 def test_a_place_that_cannot_be_written_to(tmp_path: Path) -> None:

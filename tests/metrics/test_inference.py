@@ -27,7 +27,7 @@ from clairvit.metrics.inference import (
 from clairvit.metrics.score import Score, contributions, differences, lead, pooled
 from clairvit.papers.comparison import line_up, verdicts
 from clairvit.papers.paper import Claim, Measure, MethodEntry, Paper
-from clairvit.report.sections import against_luck
+from clairvit.report.sections import compare_with_random
 from clairvit.selection.stats import corrected, corrected_after_picking, holm, holm_after_picking
 from helpers.rounding import assert_same
 from made_scores import made
@@ -177,7 +177,9 @@ def test_few_images_are_never_sure(n: int) -> None:
     preset = toy((("A", "B"), ("A", "C")))
     (found,) = verdicts(preset, scores, line_up(preset, scores, None))
     assert (found.true, found.surely, found.surely_not, found.fewest) == (4, 0, 0, 8)
-    verdict = against_luck({"a": made("a", [0.0] * n), "b": made("b", [0.0] * n), "random": made("random", [1.0] * n)})
+    verdict = compare_with_random(
+        {"a": made("a", [0.0] * n), "b": made("b", [0.0] * n), "random": made("random", [1.0] * n)}
+    )
     expected = "better" if 2 * smallest_p(n) < LEVEL else "unclear"
     assert {word for word, _ in verdict.values()} == {expected}
 

@@ -36,7 +36,7 @@ from clairvit.papers.reproduce import (
     sweep_methods,
 )
 from clairvit.papers.setup import LoadedData, ReproductionConfig, differences, instead
-from clairvit.report.study_results import gather
+from clairvit.report.study_results import read_store
 from tiny import ZOO, wrapped
 
 MODEL = wrapped("timm-vit", torch.float64)
@@ -250,7 +250,7 @@ def test_whoever_opens_the_study_again_sees_what_was_scored(tmp_path: Path) -> N
         plans: list[Plan] = []
         store = Store.open(tmp_path / name)
         reproduce(own, store, model=MODEL, told=plans.append)
-        (study,) = gather(store).studies
+        (study,) = read_store(store).studies
         assert (study.data[0].open(study.seed).mark(0),) == plans[0].units[0].marks
 
 

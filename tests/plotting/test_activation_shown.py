@@ -20,7 +20,7 @@ from clairvit.plotting.figures import explanation_figure
 from clairvit.plotting.labels import guesses, named, score_text
 from clairvit.plotting.save import record
 from clairvit.plotting.style import PlotStyle
-from clairvit.plotting.tiles import source_line, titled
+from clairvit.plotting.tiles import source_line, target_label
 from helpers.rounding import assert_same
 from plotting.fakes import fake
 from small_study import ARCHITECTURE, photos, study, weights
@@ -51,7 +51,7 @@ def test_names_with_what_is_known() -> None:
 
 
 def test_titles_and_captions_of_raw_scores() -> None:
-    assert titled(raw(), 0) == "age (score 37.0)"
+    assert target_label(raw(), 0) == "age (score 37.0)"
     assert source_line(raw())[-1].endswith("explains the score")
     assert source_line(fake())[-1].endswith("explains the logit")
     assert source_line(replace(raw(), activation="sigmoid"))[-1].endswith("explains the logit")

@@ -11,12 +11,12 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 import clairvit as cv
-from clairvit.plotting.canvas import SMALL, shortened, text_width
+from clairvit.plotting.canvas import SMALL, shorten_name, text_width
 from clairvit.plotting.comparison import comparison_figure
 from clairvit.plotting.figures import explanation_figure, layers_figure
 from clairvit.plotting.heads import heads_figure
 from clairvit.plotting.labels import CLASS_AGNOSTIC
-from clairvit.plotting.save import DRAWN, record
+from clairvit.plotting.save import RC_PARAMS, record
 from tiny import pixels, wrapped
 
 LONG = f"file:/home/somebody/{'projects/' * 12}run-7/epoch-30.safetensors"
@@ -38,7 +38,7 @@ def test_every_line_fits_the_figure(method: str, dpi: int) -> None:
     for draw in (explanation_figure, layers_figure, heads_figure):
         figure = draw(made)
         figure.set_dpi(dpi)
-        with matplotlib.rc_context(DRAWN):
+        with matplotlib.rc_context(RC_PARAMS):
             canvas, inside = figure.canvas, figure.bbox
             assert isinstance(canvas, FigureCanvasAgg)
             for text in figure.texts:
@@ -53,9 +53,9 @@ def test_every_line_fits_the_figure(method: str, dpi: int) -> None:
 
 
 def test_the_middle_of_a_name_is_left_out() -> None:
-    whole = shortened("legrad · ", "pets", " · explains the logit", 5.0, SMALL)
+    whole = shorten_name("legrad · ", "pets", " · explains the logit", 5.0, SMALL)
     assert whole == "legrad · pets · explains the logit"
-    text = shortened("legrad · ", LONG, " · explains the logit", 4.0, SMALL)
+    text = shorten_name("legrad · ", LONG, " · explains the logit", 4.0, SMALL)
     assert text.startswith("legrad · file:")
     assert text.endswith("epoch-30.safetensors · explains the logit")
     assert text.count("…") == 1

@@ -14,7 +14,8 @@ from matplotlib.figure import Figure
 from clairvit.errors import BadInput
 from clairvit.metrics.score import Curve, Score
 from clairvit.plotting.canvas import PALE
-from clairvit.plotting.curves import COLOURS, curves_figure, mean_line
+from clairvit.plotting.curves import curves_figure, mean_line
+from clairvit.plotting.series import COLOURS
 
 LINES = torch.tensor([[1.0, 0.5, 0.0], [0.6, 0.3, 0.4], [9.0, 9.0, 9.0]], dtype=torch.float64)
 

@@ -11,8 +11,8 @@ from matplotlib.transforms import Bbox
 
 from clairvit.errors import BadInput
 from clairvit.methods.explanation import Cost, Explanation, Heads
-from clairvit.plotting.canvas import fit, text_width, ticks
-from clairvit.plotting.comparison import arranged, comparison_figure, rows_needed
+from clairvit.plotting.canvas import fit, text_width, tick_labels
+from clairvit.plotting.comparison import arrange_cells, comparison_figure, rows_needed
 from clairvit.plotting.figures import explanation_figure, layers_figure
 from clairvit.plotting.heads import heads_figure
 from clairvit.plotting.labels import effort, guesses, percent
@@ -122,14 +122,14 @@ def test_the_strip_has_a_picture_for_each_layer_with_its_number() -> None:
 
 
 def test_a_figure_too_tall_to_read_is_refused() -> None:
-    with pytest.raises(BadInput, match=r"100 rows.*one file an image"):
+    with pytest.raises(BadInput, match=r"100 rows.*one file per image"):
         explanation_figure(fake(100, names=[str(number) for number in range(100)]))
 
 
 @pytest.mark.parametrize("classes", [1, 2, 3, 5])
 @pytest.mark.parametrize("methods", range(1, 60))
 def test_grids_are_nearly_full_and_no_wider_than_a_page(methods: int, classes: int) -> None:
-    cell, rows, columns = arranged(methods, 1, classes, 1.0, grouped=True)
+    cell, rows, columns = arrange_cells(methods, 1, classes, 1.0, grouped=True)
     assert 0 <= rows * columns - (methods + 1) <= 3
     assert columns * cell.wide <= 14
     assert cell.tile >= (1.2 if classes == 1 else 0.9), "large enough to see something"
@@ -152,7 +152,7 @@ def test_families_stand_under_their_names() -> None:
 def test_a_family_that_goes_on_in_the_next_row_is_named_again() -> None:
     many = of_families(**{f"a{i}": "attention" for i in range(25)}, ixg="gradient")
     names = [text for text in written(comparison_figure(many)) if text in ("attention", "gradient")]
-    assert names.count("attention") == arranged(26, 1, 1, 1.0, grouped=True)[1]
+    assert names.count("attention") == arrange_cells(26, 1, 1, 1.0, grouped=True)[1]
     assert names[-1] == "gradient"
 
 
@@ -258,10 +258,10 @@ def test_text_that_does_not_fit_is_made_smaller_then_cut() -> None:
 
 
 def test_bars_share_a_power_of_ten() -> None:
-    assert ticks([0.0, 0.00056, 0.00112]) == (["0", "0.56", "1.12"], "×10⁻³")
-    assert ticks([1.2e5, 3e4]) == (["1.20", "0.30"], "×10⁵")
-    assert ticks([-2.5, 0.0, 2.5]) == (["−2.50", "0", "2.50"], "")
-    assert ticks([0.0]) == (["0"], "")
+    assert tick_labels([0.0, 0.00056, 0.00112]) == (["0", "0.56", "1.12"], "×10⁻³")
+    assert tick_labels([1.2e5, 3e4]) == (["1.20", "0.30"], "×10⁵")
+    assert tick_labels([-2.5, 0.0, 2.5]) == (["−2.50", "0", "2.50"], "")
+    assert tick_labels([0.0]) == (["0"], "")
 
 
 def test_words() -> None:

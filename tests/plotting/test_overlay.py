@@ -4,8 +4,7 @@ import numpy as np
 import torch
 
 from clairvit.models.model import Preprocess
-from clairvit.plotting.colour import scale_of
-from clairvit.plotting.overlay import enlarge, overlay, photo_of
+from clairvit.plotting.overlay import enlarge, overlay, photo_of, scale_of
 from helpers.rounding import assert_same
 
 

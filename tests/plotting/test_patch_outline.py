@@ -18,7 +18,7 @@ from clairvit.methods.explanation import Explanation
 from clairvit.plotting.comparison import comparison_figure
 from clairvit.plotting.figures import explanation_figure
 from clairvit.plotting.parts import part
-from clairvit.plotting.patch_outline import PAPER, STRIPE, edges, without
+from clairvit.plotting.patch_outline import PAPER, STRIPE, boundary_segments, photo_without
 from plotting.fakes import fake
 
 GRID, SIZE = (3, 5), (48, 80)
@@ -47,14 +47,14 @@ def written(figure: Figure) -> list[str]:
 
 
 def test_edges_are_the_sides_without_a_chosen_neighbour() -> None:
-    found = {tuple(sorted(segment)) for segment in edges(CHOSEN.numpy(), SIZE)}
+    found = {tuple(sorted(segment)) for segment in boundary_segments(CHOSEN.numpy(), SIZE)}
     two = {((31.5, 15.5), (47.5, 15.5)), ((47.5, 15.5), (63.5, 15.5)), ((31.5, 31.5), (47.5, 31.5))}
     two |= {((47.5, 31.5), (63.5, 31.5)), ((31.5, 15.5), (31.5, 31.5)), ((63.5, 15.5), (63.5, 31.5))}
     corner = {((63.5, -0.5), (79.5, -0.5)), ((63.5, 15.5), (79.5, 15.5))}
     corner |= {((63.5, -0.5), (63.5, 15.5)), ((79.5, -0.5), (79.5, 15.5))}
     assert found == two | corner
-    assert len(edges(CHOSEN.numpy(), SIZE)) == 10, "none is drawn twice"
-    assert edges(np.zeros(GRID, dtype=bool), SIZE) == []
+    assert len(boundary_segments(CHOSEN.numpy(), SIZE)) == 10, "none is drawn twice"
+    assert boundary_segments(np.zeros(GRID, dtype=bool), SIZE) == []
 
 
 @pytest.mark.parametrize("brightness", [-3.0, 0.0, 3.0])
@@ -94,11 +94,11 @@ def test_a_comparison_shows_the_outline_on_its_tile_only() -> None:
 
 def test_the_photo_without_them_lacks_them_and_nothing_else() -> None:
     photo = np.random.default_rng(0).random((*SIZE, 3))
-    rest = without(photo, CHOSEN.numpy())
+    rest = photo_without(photo, CHOSEN.numpy())
     gone = CHOSEN.numpy().repeat(16, 0).repeat(16, 1)
     assert np.array_equal(rest[~gone], photo[~gone])
     assert set(np.unique(rest[gone])) == {PAPER, STRIPE}
-    uneven = without(np.zeros((50, 70, 3)), CHOSEN.numpy())  # patches that are no whole number of pixels
+    uneven = photo_without(np.zeros((50, 70, 3)), CHOSEN.numpy())  # patches that are no whole number of pixels
     assert (uneven[20, 30] > 0).all()
     assert (uneven[20, 20] == 0).all()
 

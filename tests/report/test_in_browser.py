@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from clairvit.report.compose import ReportOptions, compose
-from clairvit.report.html_page import to_html
+from clairvit.report.build import ReportOptions, build_report
+from clairvit.report.render import to_html
 from helpers.browser import find_chromium
 from study_page import NASTY, Reader, run, worker_of
 
@@ -50,7 +50,9 @@ def visit(file: Path, tmp_path: Path) -> Visit:
 
 def test_a_report_is_silent_and_sorts(tmp_path: Path) -> None:
     file = tmp_path / "report.html"
-    file.write_text(to_html(compose(run(tmp_path / "run"), ReportOptions(open_worker=worker_of))), encoding="utf-8")
+    file.write_text(
+        to_html(build_report(run(tmp_path / "run"), ReportOptions(open_worker=worker_of))), encoding="utf-8"
+    )
     found = visit(file, tmp_path)
     assert found.console == []
     assert found.requests == []

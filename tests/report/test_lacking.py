@@ -9,9 +9,8 @@ import torch
 
 from clairvit.bench.plan import Study
 from clairvit.bench.store import Store
-from clairvit.report.compose import ReportOptions, compose
-from clairvit.report.html_page import to_html
-from clairvit.report.markdown import to_markdown
+from clairvit.report.build import ReportOptions, build_report
+from clairvit.report.render import to_html, to_markdown
 from study_page import (
     NAMES,
     Reader,
@@ -26,14 +25,14 @@ def only(path: Path, study: Study | None = None) -> Reader:
     store = Store.open(path)
     if study is not None:
         store.remember(study)
-    return Reader(to_html(compose(store)))
+    return Reader(to_html(build_report(store)))
 
 
 def test_an_empty_store_has_a_page(tmp_path: Path) -> None:
     found = only(tmp_path / "run")
     assert "The store is empty" in found.section("What was run")
     assert [text for _, text in found.all("h2")] == ["What was run", "Environment"]
-    assert to_markdown(compose(Store.open(tmp_path / "run"))).startswith("# ")
+    assert to_markdown(build_report(Store.open(tmp_path / "run"))).startswith("# ")
 
 
 def test_a_study_without_results_says_what_was_asked(tmp_path: Path) -> None:
@@ -44,29 +43,33 @@ def test_a_study_without_results_says_what_was_asked(tmp_path: Path) -> None:
 
 def test_a_store_without_an_image_that_can_be_read(tmp_path: Path) -> None:
     images = unreadable(("x.png", "<i>.png"))
-    found = Reader(to_html(compose(run(tmp_path / "run", images=images), ReportOptions(open_worker=worker_of))))
+    found = Reader(to_html(build_report(run(tmp_path / "run", images=images), ReportOptions(open_worker=worker_of))))
     assert "None of the images could be scored" in found.section("Ranking")
     assert "<i>.png could not be read: <i>.png is no image." in found.section("Warnings")
 
 
 def test_one_method(tmp_path: Path) -> None:
-    found = Reader(to_html(compose(run(tmp_path / "run", study_of(("legrad",))), ReportOptions(open_worker=worker_of))))
+    found = Reader(
+        to_html(build_report(run(tmp_path / "run", study_of(("legrad",))), ReportOptions(open_worker=worker_of)))
+    )
     assert "legrad is the only method that was scored." in found.section("Ranking")
     assert "compares two methods or more" in found.section("Radar")
     assert "over three methods or more" in found.section("Agreement between metrics")
-    assert len(found.all("path", "s0")) > 0
+    assert any("var(--s0)" in attributes["style"] for attributes, _ in found.all("path"))
 
 
 def test_one_metric(tmp_path: Path) -> None:
     store = run(tmp_path / "run", study_of(metrics=("sparseness",)))
-    found = Reader(to_html(compose(store, ReportOptions(open_worker=worker_of))))
+    found = Reader(to_html(build_report(store, ReportOptions(open_worker=worker_of))))
     assert "by sparseness" in found.section("Ranking")
     assert "needs three metrics or more; 1 has scores here" in found.section("Radar")
     assert "read off a curve" in found.section("Curves")
 
 
 def test_only_baselines(tmp_path: Path) -> None:
-    found = Reader(to_html(compose(run(tmp_path / "run", study_of(("random",))), ReportOptions(open_worker=worker_of))))
+    found = Reader(
+        to_html(build_report(run(tmp_path / "run", study_of(("random",))), ReportOptions(open_worker=worker_of)))
+    )
     assert "No method but the baselines was scored" in found.section("Ranking")
     assert "random" in found.section("Cost")
 
@@ -74,7 +77,7 @@ def test_only_baselines(tmp_path: Path) -> None:
 def test_a_metric_without_masks_is_a_failed_unit_and_the_page_says_so(tmp_path: Path) -> None:
     store = run(tmp_path / "run", study_of(metrics=("iou",)))
     assert store.failures()
-    document = compose(store, ReportOptions(open_worker=worker_of))
+    document = build_report(store, ReportOptions(open_worker=worker_of))
     said = Reader(to_html(document)).section("Environment")
     assert "failed:" in said
     assert "mask" in said
@@ -86,23 +89,23 @@ def test_a_metric_without_masks_is_a_failed_unit_and_the_page_says_so(tmp_path: 
 def test_methods_that_do_not_fit_and_constant_maps_are_warned_of(tmp_path: Path) -> None:
     from dataclasses import replace
 
-    from clairvit.report.study_results import gather
-    from clairvit.report.study_warnings import cautions
+    from clairvit.report.study_results import read_store
+    from clairvit.report.study_warnings import study_warnings
 
-    (findings,) = gather(run(tmp_path / "run", study_of(("legrad",)))).findings
-    score = findings.scores["legrad", "deletion"]
+    (results,) = read_store(run(tmp_path / "run", study_of(("legrad",)))).results
+    score = results.scores["legrad", "deletion"]
     values = score.values.clone()
     values[:2] = math.nan
     flat = torch.tensor([True] + [False] * 5)
-    findings.scores["legrad", "deletion"] = replace(score, values=values, degenerate=flat, notes=("A note.",))
-    findings.scores["legrad", "insertion"] = replace(
-        findings.scores["legrad", "insertion"], values=values[:4], names=NAMES[:4]
+    results.scores["legrad", "deletion"] = replace(score, values=values, degenerate=flat, notes=("A note.",))
+    results.scores["legrad", "insertion"] = replace(
+        results.scores["legrad", "insertion"], values=values[:4], names=NAMES[:4]
     )
     grids = replace(score, metric="grid-pointing-game", values=values)
-    findings.scores["legrad", "grid-pointing-game"] = grids
-    findings = replace(findings, metrics=(*findings.metrics, "grid-pointing-game"))
-    findings.scores.skipped = {"tam": "It needs more layers."}
-    said = {(kind, about): words for kind, about, words in cautions(findings)}
+    results.scores["legrad", "grid-pointing-game"] = grids
+    results = replace(results, metrics=(*results.metrics, "grid-pointing-game"))
+    results.scores.skipped = {"tam": "It needs more layers."}
+    said = {(warning.kind, warning.subject): warning.text for warning in study_warnings(results)}
     assert said["undefined", "deletion"] == "undefined for 2 images of 6, of legrad"
     assert "(images that are in no grid, because" in said["undefined", "grid-pointing-game"]
     assert said["incomplete", "random"] == "not scored by grid-pointing-game"
@@ -116,25 +119,25 @@ def test_warnings_cut_folders_off_images_and_nothing_off_metrics_and_methods(tmp
     from dataclasses import replace
 
     from clairvit.report.blocks import Items
-    from clairvit.report.study_results import gather
+    from clairvit.report.study_results import read_store
     from clairvit.report.study_warnings import warnings_section
 
-    (findings,) = gather(run(tmp_path / "run", study_of(("legrad",)))).findings
-    findings.scores.skipped = {"tam": "It needs more layers."}
-    score = findings.scores["legrad", "deletion"]
-    findings.scores["legrad", "deletion"] = replace(score, notes=("A note.",))
+    (results,) = read_store(run(tmp_path / "run", study_of(("legrad",)))).results
+    results.scores.skipped = {"tam": "It needs more layers."}
+    score = results.scores["legrad", "deletion"]
+    results.scores["legrad", "deletion"] = replace(score, notes=("A note.",))
     marks = {f"photos/all/{name}.png": ("0",) for name in "ab"}
-    found = warnings_section(replace(findings, marks=marks, unread={"photos/all/a.png": "It is torn."}))
+    found = warnings_section(replace(results, image_hashes=marks, unreadable={"photos/all/a.png": "It is torn."}))
     (items,) = found.blocks
     assert isinstance(items, Items)
-    assert [item.partition("\t")[0] for item in items.items] == ["a.png", "tam", "deletion"]
+    assert [item.term for item in items.items] == ["a.png", "tam", "deletion"]
 
 
 def test_broken_parts_and_several_versions_are_warned_of(tmp_path: Path) -> None:
     store = run(tmp_path / "run", study_of(("legrad",), ("sparseness",)))
     (store.path / "broken").mkdir()
     (store.path / "broken" / "0123456789.parquet").write_bytes(b"half")
-    said = Reader(to_html(compose(store, ReportOptions(gallery=False)))).section("Environment")
+    said = Reader(to_html(build_report(store, ReportOptions(gallery=False)))).section("Environment")
     assert "Part 01234567 could not be read" in said
 
 
@@ -144,5 +147,5 @@ def test_two_settings_of_one_model_have_two_sections(tmp_path: Path) -> None:
     study = study_of(("legrad",), ("sparseness",))
     store = run(tmp_path / "run", study)
     run(tmp_path / "run", replace(study, seed=1))
-    heads = [text for _, text in Reader(to_html(compose(store, ReportOptions(gallery=False)))).all("h2")]
+    heads = [text for _, text in Reader(to_html(build_report(store, ReportOptions(gallery=False)))).all("h2")]
     assert sum("seed=0" in head for head in heads) == sum("seed=1" in head for head in heads) == 1

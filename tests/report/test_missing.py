@@ -18,9 +18,8 @@ from clairvit.bench.run import run_study
 from clairvit.bench.store import Store
 from clairvit.bench.worker import Worker
 from clairvit.cli import main
-from clairvit.report.compose import ReportOptions, compose
-from clairvit.report.html_page import to_html
-from clairvit.report.markdown import to_csv, to_markdown
+from clairvit.report.build import ReportOptions, build_report
+from clairvit.report.render import to_csv, to_html, to_markdown
 from study_page import MODEL, Reader, dataset, study_of, worker_of
 
 METHODS, METRICS = ("legrad", "rollout"), ("sparseness", "deletion")
@@ -57,7 +56,7 @@ def half(tmp_path: Path) -> tuple[Store, Study, Worker]:
 
 def test_what_is_missing_is_said_at_the_top_and_in_the_warnings(half: tuple[Store, Study, Worker]) -> None:
     store, _, worker = half
-    document = compose(store, ReportOptions(open_worker=lambda study: worker))
+    document = build_report(store, ReportOptions(open_worker=lambda study: worker))
     page = to_html(document)
     first = (
         "tiny on folder:one: 2 of 6 images are complete, 16 of 48 scores. Not computed: sparseness, deletion of every "
@@ -80,7 +79,7 @@ def test_markdown_csv_and_json_say_it_too(
     half: tuple[Store, Study, Worker], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     store, _, _ = half
-    document = compose(store, ReportOptions(gallery=False))
+    document = build_report(store, ReportOptions(gallery=False))
     text = to_markdown(document)
     assert text.index("This study is not complete") < text.index("## What was run")
     assert "2 of 6 images are complete" in text
@@ -106,7 +105,7 @@ def test_markdown_csv_and_json_say_it_too(
 def test_a_study_that_went_on_has_nothing_missing(half: tuple[Store, Study, Worker]) -> None:
     store, study, worker = half
     run_study(study, store, worker=worker)
-    document = compose(store, ReportOptions(gallery=False))
+    document = build_report(store, ReportOptions(gallery=False))
     assert document.warnings == ()
     assert "missing" not in document.tables()
     assert 'class="warning"' not in to_html(document)
@@ -117,7 +116,7 @@ def test_a_second_model_that_was_never_reached(tmp_path: Path) -> None:
     study = replace(study_of(METHODS, METRICS), models=(ModelConfig("tiny"), ModelConfig("other")))
     worker = Worker(study, models={0: MODEL, 1: MODEL}, albums={0: dataset(NAMES)}, hashes={1: "other weights"})
     store = interrupted(tmp_path / "run", 1, study, worker)
-    warnings = compose(store, ReportOptions(gallery=False)).warnings
+    warnings = build_report(store, ReportOptions(gallery=False)).warnings
     assert warnings[1:] == ("other on folder:photos: nothing is computed (0 of 6 images).",)
 
 
@@ -126,7 +125,7 @@ def test_methods_that_were_added_later_are_named(tmp_path: Path) -> None:
     run_study(study_of(METHODS, METRICS), store, worker=worker_of(study_of(METHODS, METRICS)))
     more = study_of((*METHODS, "genatt"), METRICS)
     interrupted(tmp_path / "run", 0, more, worker_of(more))
-    _, sentence = compose(store, ReportOptions(gallery=False)).warnings
+    _, sentence = build_report(store, ReportOptions(gallery=False)).warnings
     assert sentence == (
         "tiny on folder:photos: 0 of 6 images are complete, 48 of 60 scores. Not computed: sparseness, deletion of "
         "genatt on 6 images."
@@ -140,12 +139,12 @@ def test_a_study_without_a_plan_is_named(tmp_path: Path) -> None:
     run_study(study, store, worker=worker_of(study))
     for file in (store.path / "plans").iterdir():
         file.unlink()
-    (warning,) = compose(store, ReportOptions(gallery=False)).warnings
+    (warning,) = build_report(store, ReportOptions(gallery=False)).warnings
     assert warning.startswith("1 study has no plan in the store")
 
 
 def test_the_cost_is_of_the_patches_that_the_model_has(half: tuple[Store, Study, Worker]) -> None:
     """NEWCOMER B9: '196 patches' for a model of 256."""
-    page = to_html(compose(half[0], ReportOptions(gallery=False)))
+    page = to_html(build_report(half[0], ReportOptions(gallery=False)))
     assert "for an image of 16 patches." in page, "32 pixels in patches of 8"
     assert "196" not in Reader(page).section("Cost")

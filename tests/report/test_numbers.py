@@ -1,9 +1,8 @@
-"""What a report ranks and draws, against scipy, intervals of differences and sums by hand."""
+"""What a report ranks, against scipy, intervals of differences and sums by hand."""
 
 from __future__ import annotations
 
 import math
-import re
 
 import numpy as np
 import pytest
@@ -12,13 +11,12 @@ from scipy.stats import spearmanr
 
 from clairvit.metrics.accumulator import Scores
 from clairvit.metrics.inference import mean_interval
-from clairvit.metrics.score import Curve, Score, lead
+from clairvit.metrics.score import Score, lead
+from clairvit.plotting.labels import decimals_for, format_number, format_seconds
 from clairvit.report.blocks import Text
-from clairvit.report.charts import curves_chart, intervals_chart, radar_chart, strokes
-from clairvit.report.numbers import places_for, seconds, short, ticks
-from clairvit.report.ranking import FOCUSVIT, RadarData, agreement, by_class, mean_ranks, ranks, star
-from clairvit.report.sections import against_luck, parted, radar_section
-from clairvit.report.study_results import Findings
+from clairvit.report.ranking import FOCUSVIT, agreement, class_means, mean_ranks, radar_data, ranks
+from clairvit.report.sections import compare_with_random, radar_section, split_metrics
+from clairvit.report.study_results import StudyResults
 from made_scores import made
 from study_page import (
     noise,
@@ -85,7 +83,7 @@ def test_a_lead_of_pooled_scores_is_over_images_that_have_a_score() -> None:
     assert gap == pytest.approx(float(parts[0][0] / parts[0][1] - parts[1][0] / parts[1][1]), rel=1e-12)
 
 
-def test_against_luck_says_better_worse_or_unclear() -> None:
+def test_compare_with_random_says_better_worse_or_unclear() -> None:
     luck = made("random", [0.5, 0.6, 0.4, 0.55] * 2)
     scores = {
         "good": made("good", [0.1, 0.2] * 4),  # lower is better
@@ -93,10 +91,10 @@ def test_against_luck_says_better_worse_or_unclear() -> None:
         "odd": made("odd", [0.1, 0.9] * 4),
         "random": luck,
     }
-    verdicts = against_luck(scores)
+    verdicts = compare_with_random(scores)
     assert {name: word for name, (word, _) in verdicts.items()} == {"good": "better", "bad": "worse", "odd": "unclear"}
     assert verdicts["good"][1] == 3 * 2 / 2**8, "the smallest p of 8 images, times 3 methods"
-    assert against_luck({"good": scores["good"]}) == {}
+    assert compare_with_random({"good": scores["good"]}) == {}
 
 
 def test_agreement_is_spearmans() -> None:
@@ -124,24 +122,13 @@ def test_a_radar_is_focusvits_where_its_four_metrics_were_run() -> None:
         for method, own in values.items()
         for metric, value in zip(better, own, strict=True)
     } | {(method, "deletion"): made(method, [0.5]) for method in values}
-    found = star(table(rows), "abc", ("deletion", *better))
+    found = radar_data(table(rows), "abc", ("deletion", *better))
     assert not isinstance(found, str)
     assert found.axes == FOCUSVIT
     assert found.focusvit
     r = np.array([[1, 1, 0, 1], [0, 0, 1, 0], [0.5, 0.5, 0.5, 0.5]])
     np.testing.assert_allclose(found.r, r, atol=1e-12)
     np.testing.assert_allclose(found.areas, [(1 + 0) * (1 + 1) / 2, 0, 0.5], atol=1e-12)
-
-
-def test_names_of_axes_stand_clear_of_the_rim() -> None:
-    axes = ("deletion(steps=3)", "iou", "sparseness", "insertion(steps=3)")
-    found = RadarData(axes, ("a", "b"), np.eye(4)[:2], np.zeros(2), (), False)
-    drawing = radar_chart(found, dict.fromkeys(axes, "↑"), strokes(["a", "b"])).drawing
-    places = {text: float(y) for y, text in re.findall(r'<text [^>]*y="([\d.]+)"[^>]*>([^<]*)<', drawing)}
-    top, rim = places["(steps=3)"], 40
-    assert places["deletion ↑"] < top
-    assert min(float(y) for y, text in re.findall(r'y="([\d.]+)"[^>]*>(\(steps=3\))<', drawing)) < rim - 3
-    assert places["sparseness ↑"] > 240 + 3
 
 
 @pytest.mark.parametrize(("better", "said"), [("higher", True), ("lower", False)])
@@ -151,7 +138,7 @@ def test_an_area_with_sparseness_the_other_way_round_is_not_focusvits(better: st
         for place, method in enumerate("ab")
         for column, metric in enumerate(FOCUSVIT)
     }
-    section = radar_section(Findings("m", "0", "d", "s", table(rows), ("a", "b"), FOCUSVIT, {}, {}))
+    section = radar_section(StudyResults("m", "0", "d", "s", table(rows), ("a", "b"), FOCUSVIT, {}, {}))
     words = section.blocks[0]
     assert isinstance(words, Text)
     assert "over FocusViT's four metrics" in words.text
@@ -164,7 +151,7 @@ def test_a_radar_leaves_out_methods_without_a_score_and_metrics_nobody_has() -> 
     for m in "abc":
         rows[m, "iou"] = made(m, [math.nan], "iou")
     del rows["c", "insertion"]
-    found = star(table(rows), "abc", metrics)
+    found = radar_data(table(rows), "abc", metrics)
     assert not isinstance(found, str)
     assert found.axes == metrics[:3]
     assert found.methods == ("a", "b")
@@ -175,73 +162,24 @@ def test_a_radar_leaves_out_methods_without_a_score_and_metrics_nobody_has() -> 
 def test_classes_pool_what_was_counted() -> None:
     counts = torch.tensor([[[1.0, 2.0]], [[3.0, 10.0]], [[5.0, 5.0]]], dtype=torch.float64)
     score = made("a", [0.5, 0.3, math.nan], counts=counts)
-    found = by_class(score, {"0.jpg": 4, "1.jpg": 4, "2.jpg": 7})
+    found = class_means(score, {"0.jpg": 4, "1.jpg": 4, "2.jpg": 7})
     assert found[4] == (pytest.approx(4 / 12), 2)
     assert math.isnan(found[7][0])
     assert found[7][1] == 0
 
 
 def test_numbers_are_printed_alike_in_a_column() -> None:
-    assert [places_for([v]) for v in (0.0, 0.02, 0.5, 3.0, 31.0, 4000.0, 1e-9)] == [3, 4, 3, 3, 2, 0, 6]
-    assert short(-0.0001, 3) == "0.000"
-    assert short(-1.5, 2) == "−1.50"
-    assert short(math.nan) == "–"
-    assert short(2.5e9) == "2.50e+09"
-    assert short(1e-7) == "1.00e−07"
-    assert ticks([0.0, 0.25, 0.5]) == ["0.00", "0.25", "0.50"]
-    assert ticks([0.0, 20.0]) == ["0", "20"]
-    assert [seconds(v) for v in (0.4, 42.2, 200, 7500)] == ["0.40 s", "42 s", "3 min 20 s", "2 h 05 min"]
+    assert [decimals_for([v]) for v in (0.0, 0.02, 0.5, 3.0, 31.0, 4000.0, 1e-9)] == [3, 4, 3, 3, 2, 0, 6]
+    assert format_number(-0.0001, 3) == "0.000"
+    assert format_number(-1.5, 2) == "−1.50"
+    assert format_number(math.nan) == "–"
+    assert format_number(2.5e9) == "2.50e+09"
+    assert format_number(1e-7) == "1.00e−07"
+    assert [format_seconds(v) for v in (0.4, 42.2, 200, 7500)] == ["0.40 s", "42 s", "3 min 20 s", "2 h 05 min"]
 
 
-def curved(method: str, lines: list[list[float]]) -> Score:
-    curve = Curve(torch.tensor([0.0, 0.5, 1.0]), torch.tensor(lines, dtype=torch.float64), "prob")
-    return made(method, [0.5] * len(lines), curve=curve)
-
-
-def test_curves_go_through_the_means_and_luck_is_dashed() -> None:
-    scores = {"a": curved("a", [[1.0, 0.5, 0.0], [1.0, 0.7, 0.0]]), "random": curved("random", [[1.0, 1.0, 1.0]] * 2)}
-    figure = curves_chart(scores, strokes(["a"]))
-    assert figure is not None
-    (line,) = re.findall(r'<path class="line s0" d="M([^"]+)"', figure.drawing)
-    points = [tuple(map(float, point.split())) for point in line.split("L")]
-    assert points[0] == (46.0, 10.0)
-    assert points[-1] == (362.0, 190.0)
-    assert points[1] == (204.0, 82.0)  # 0.6 of the way up
-    assert '<path class="line luck"' in figure.drawing
-    assert '<path class="band s0"' in figure.drawing
-    assert [key.text for key in figure.keys] == ["a", "random (baseline)"]
-    assert curves_chart({"a": made("a", [0.5])}, strokes(["a"])) is None
-
-
-def test_many_methods_leave_most_of_them_grey() -> None:
-    scores = {f"m{i}": curved(f"m{i}", [[1.0, 0.5, 0.1 * i]]) for i in range(9)}
-    figure = curves_chart(scores, strokes(list(scores)))
-    assert figure is not None
-    assert figure.drawing.count('class="line other"') == 3
-    assert figure.keys[-1].text == "3 other methods"
-    assert "nan" not in figure.drawing.lower()
-
-
-def test_intervals_are_drawn_where_there_are_images_enough_and_names_are_escaped() -> None:
-    scores = {
-        "<b>": made("<b>", [0.1, 0.2, 0.3] * 2),
-        "one": made("one", [0.4] * 5),
-        "random": made("random", [0.5, 0.6] * 3),
-    }
-    figure = intervals_chart(scores, strokes(["<b>", "one"]))
-    assert figure is not None
-    assert figure.drawing.count("whisker") == 2
-    assert figure.drawing.count("<circle") == 3
-    assert "&lt;b&gt;" in figure.drawing
-    assert "<b>" not in figure.drawing
-    same = intervals_chart({"a": made("a", [0.5, 0.5])}, strokes(["a"]))
-    assert same is not None
-    assert "nan" not in same.drawing
-    assert intervals_chart({"a": made("a", [math.nan])}, strokes(["a"])) is None
-
-
-def test_metrics_are_parted_into_tables_of_about_the_same_width() -> None:
-    assert [len(part) for part in parted("abcde")] == [3, 2]
-    assert [len(part) for part in parted("abcdefgh")] == [4, 4]
-    assert [len(part) for part in parted("abcdefghi")] == [3, 3, 3]
-    assert parted("") == []
+def test_metrics_are_split_into_tables_of_about_the_same_width() -> None:
+    assert [len(part) for part in split_metrics("abcde")] == [3, 2]
+    assert [len(part) for part in split_metrics("abcdefgh")] == [4, 4]
+    assert [len(part) for part in split_metrics("abcdefghi")] == [3, 3, 3]
+    assert split_metrics("") == []

@@ -23,14 +23,13 @@ from clairvit.bench.results import combinations, scores_of
 from clairvit.bench.store import Store
 from clairvit.bench.worker import Worker
 from clairvit.errors import BadInput
+from clairvit.plotting.labels import decimals_for, format_number
 from clairvit.report.blocks import Document
-from clairvit.report.compose import ReportOptions, compose
-from clairvit.report.gallery import pick
-from clairvit.report.html_page import to_html
-from clairvit.report.markdown import to_csv, to_markdown
-from clairvit.report.numbers import places_for, short
-from clairvit.report.sections import _score_cell
-from clairvit.report.study_results import study_from
+from clairvit.report.build import ReportOptions, build_report
+from clairvit.report.gallery import select_examples
+from clairvit.report.render import to_csv, to_html, to_markdown
+from clairvit.report.sections import _MetricColumn
+from clairvit.report.study_results import parse_study
 from helpers.rounding import assert_same
 from made_scores import made
 from study_page import (
@@ -54,7 +53,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
 
 @pytest.fixture(scope="module")
 def document(store: Store) -> Document:
-    return compose(store, ReportOptions(open_worker=worker_of))
+    return build_report(store, ReportOptions(open_worker=worker_of))
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +88,7 @@ def test_tables_have_scopes_and_captions_figures_have_captions_and_pictures_have
     assert len(page.all("caption")) == len(page.all("table")) > 5
     assert len(page.all("figcaption")) == len(page.all("figure")) > 8
     assert all(attributes["alt"] for attributes, _ in page.all("img"))
-    drawings = [attributes for attributes, _ in page.all("svg") if attributes["class"] != "swatch"]
+    drawings = [attributes for attributes, _ in page.all("svg") if attributes.get("class") != "swatch"]
     assert len(drawings) == 6
     assert all(one["role"] == "img" and one["aria-label"] for one in drawings)
     assert page.all("html")[0][0]["lang"] == "en"
@@ -108,6 +107,12 @@ def test_nothing_is_fetched_and_only_our_script_may_run(document: Document, page
     assert policy == f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{seal}'"
 
 
+def test_a_report_is_reproducible(store: Store, document: Document) -> None:
+    again = build_report(store, ReportOptions(open_worker=worker_of))
+    assert to_html(again) == to_html(document)
+    assert to_markdown(again) == to_markdown(document)
+
+
 def test_what_comes_from_files_is_text_and_nothing_else(document: Document, page: Reader) -> None:
     examples = page.all("figure", "example")
     assert examples
@@ -119,7 +124,7 @@ def test_what_comes_from_files_is_text_and_nothing_else(document: Document, page
 
 def test_a_model_or_data_with_a_bad_name_is_text_too(tmp_path: Path) -> None:
     study = study_of(("legrad",), ("sparseness",), spec="folder:<b onclick=x>&amp;")
-    found = Reader(to_html(compose(run(tmp_path / "run", study), ReportOptions(open_worker=worker_of))))
+    found = Reader(to_html(build_report(run(tmp_path / "run", study), ReportOptions(open_worker=worker_of))))
     assert f"{MODEL.name} on folder:<b onclick=x>&amp;" in [text for _, text in found.all("h2")]
 
 
@@ -155,9 +160,9 @@ def test_the_best_of_each_metric_is_bold_with_its_interval(document: Document, p
     for metric in METRICS:
         own = [record for record in records if record["metric"] == metric]
         best = (max if own[0]["better"] == "higher" else min)(own, key=lambda record: record["mean"])
-        digits = places_for(record["mean"] for record in document.tables()["ranking"] if record["metric"] == metric)
-        said = f"[{short(best['low'], digits)}, {short(best['high'], digits)}]"
-        assert any(text.startswith(short(best["mean"], digits)) and said in text for text in bold)
+        digits = decimals_for(record["mean"] for record in document.tables()["ranking"] if record["metric"] == metric)
+        said = f"[{format_number(best['low'], digits)}, {format_number(best['high'], digits)}]"
+        assert any(text.startswith(format_number(best["mean"], digits)) and said in text for text in bold)
 
 
 def test_what_is_not_better_than_random_is_marked(document: Document, page: Reader) -> None:
@@ -165,7 +170,8 @@ def test_what_is_not_better_than_random_is_marked(document: Document, page: Read
     cells = [text.split("[")[0] for _, text in page.all("td", "number")]
     assert sum(text.endswith("†") for text in cells) == said.count("unclear") > 0
     assert sum(text.endswith("‡") for text in cells) == said.count("worse")
-    assert _score_cell(made("a", [0.4] * 9), 2, math.nan, "worse").text == "0.40\u00a0‡"
+    column = _MetricColumn("deletion", {"a": made("a", [0.4] * 9)}, math.nan, 2, {"a": ("worse", 0.01)})
+    assert column.cell("a").text == "0.40\u00a0‡"
     assert said.count(None) == 2 * len(METRICS)  # the baselines themselves
 
 
@@ -195,20 +201,20 @@ def test_examples_have_the_photo_and_a_map_for_each_method(page: Reader) -> None
 
 
 def test_examples_are_those_that_the_scores_say(store: Store) -> None:
-    from clairvit.report.study_results import gather
+    from clairvit.report.study_results import read_store
 
-    (findings,) = gather(store).findings
-    chosen = {example.image: example.reasons for example in pick(findings)}
-    score = findings.scores[findings.methods[0], "deletion"]
+    (results,) = read_store(store).results
+    chosen = {example.image: example.reasons for example in select_examples(results)}
+    score = results.scores[results.methods[0], "deletion"]
     best = score.names[int(score.values.argmin())]  # lower is better
-    assert f"best deletion of {findings.methods[0]}" in chosen[best]
+    assert f"best deletion of {results.methods[0]}" in chosen[best]
     worst = score.names[int(score.values.argmax())]
-    assert f"worst deletion of {findings.methods[0]}" in chosen[worst]
-    values = torch.stack([findings.scores[method, "deletion"].values for method in findings.methods])
+    assert f"worst deletion of {results.methods[0]}" in chosen[worst]
+    values = torch.stack([results.scores[method, "deletion"].values for method in results.methods])
     most = values.std(0, correction=0).topk(2).indices.tolist()
     said = {image for image, reasons in chosen.items() if "methods disagree most by deletion" in reasons}
     assert said == {score.names[place] for place in most}
-    wrong = [one for one in findings.scores.seen if one.label != one.predicted]
+    wrong = [one for one in results.scores.seen if one.label != one.predicted]
     surest = max(wrong, key=lambda one: one.probability)
     assert "surest wrong prediction" in chosen[surest.image]
 
@@ -216,18 +222,18 @@ def test_examples_are_those_that_the_scores_say(store: Store) -> None:
 def test_the_map_shown_is_of_the_studys_target_and_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import clairvit as cv
     from clairvit.report import gallery
-    from clairvit.report.study_results import gather
+    from clairvit.report.study_results import read_store
 
     drawn: list[np.ndarray] = []
     monkeypatch.setattr(gallery, "overlay", lambda photo, values, scale: drawn.append(values) or photo)
     study = replace(study_of(("rise(samples=8)", "genatt"), ("sparseness",)), seed=5, target="label")
-    (findings,) = gather(run(tmp_path / "run", study)).findings
-    wrong = next(one for one in findings.scores.seen if one.predicted != one.label)
-    source = gallery.find_source(findings, [study], worker_of)
+    (results,) = read_store(run(tmp_path / "run", study)).results
+    wrong = next(one for one in results.scores.seen if one.predicted != one.label)
+    source = gallery.load_source(results, [study], worker_of)
     assert isinstance(source, gallery.Source)
-    gallery.show(findings, [gallery.Example(wrong.image, ("it is wrong",))], source)
+    gallery.draw_examples(results, [gallery.SelectedImage(wrong.image, ("it is wrong",))], source)
     image = source.dataset.read(NAMES.index(wrong.image), MODEL).pixels[None]
-    for values, method in zip(drawn, findings.methods, strict=True):
+    for values, method in zip(drawn, results.methods, strict=True):
         known = cv.explain(MODEL, image, method, target=wrong.label, seed=5).maps[0]
         assert_same(values, known, magnitude=1.0)
 
@@ -236,18 +242,18 @@ def test_the_map_shown_is_the_studys(store: Store, monkeypatch: pytest.MonkeyPat
     """The same pixels and method as `cv.explain` would get."""
     import clairvit as cv
     from clairvit.report import gallery
-    from clairvit.report.study_results import gather
+    from clairvit.report.study_results import read_store
 
     drawn: list[np.ndarray] = []
     monkeypatch.setattr(gallery, "overlay", lambda photo, values, scale: drawn.append(values) or photo)
-    (findings,) = gather(store).findings
+    (results,) = read_store(store).results
     study = study_of()
-    source = gallery.find_source(findings, [study], worker_of)
+    source = gallery.load_source(results, [study], worker_of)
     assert isinstance(source, gallery.Source)
-    gallery.show(findings, [gallery.Example(NAMES[4], ("it is nice",))], source)
+    gallery.draw_examples(results, [gallery.SelectedImage(NAMES[4], ("it is nice",))], source)
     place = 4
     image = source.dataset.read(place, MODEL).pixels[None]
-    wanted = [cv.explain(MODEL, image, method).maps[0] for method in findings.methods]
+    wanted = [cv.explain(MODEL, image, method).maps[0] for method in results.methods]
     assert len(drawn) == len(METHODS)
     for one, other in zip(drawn, wanted, strict=True):
         assert_same(one, other, magnitude=1.0)
@@ -261,7 +267,7 @@ def test_without_the_data_the_report_says_so_and_goes_on(store: Store) -> None:
 
         return Lost(study, models={0: MODEL})
 
-    found = Reader(to_html(compose(store, ReportOptions(open_worker=nothing))))
+    found = Reader(to_html(build_report(store, ReportOptions(open_worker=nothing))))
     assert "cannot be loaded here: There is no folder 'photos'." in found.section("Examples")
     assert not found.all("img")
     assert len(found.all("table")) > 5
@@ -273,7 +279,7 @@ def test_without_the_model_the_report_says_so(store: Store) -> None:
     def another(study: Study) -> Worker:
         return Worker(study, models={0: wrapped("timm-vit-avg")}, albums={0: dataset()})
 
-    found = Reader(to_html(compose(store, ReportOptions(open_worker=another))))
+    found = Reader(to_html(build_report(store, ReportOptions(open_worker=another))))
     assert "has other weights now than when the study was run" in found.section("Examples")
 
 
@@ -285,32 +291,32 @@ def test_an_image_that_changed_or_went_away_is_not_shown(store: Store) -> None:
         return worker_of(study, dataset(("other.png",)))
 
     assert "its picture, mask or class is not the one that was scored" in Reader(
-        to_html(compose(store, ReportOptions(open_worker=changed)))
+        to_html(build_report(store, ReportOptions(open_worker=changed)))
     ).section("Examples")
-    found = Reader(to_html(compose(store, ReportOptions(open_worker=fewer))))
+    found = Reader(to_html(build_report(store, ReportOptions(open_worker=fewer))))
     assert "is no longer in folder:photos" in found.section("Examples")
     assert not found.all("img")
 
 
 def test_the_cost_of_scoring_a_map_is_that_of_all_its_metrics(store: Store) -> None:
-    from clairvit.report.costs import cost_section
-    from clairvit.report.study_results import gather
+    from clairvit.report.sections import cost_section
+    from clairvit.report.study_results import read_store
 
-    (findings,) = gather(store).findings
-    records = [record for table in cost_section(findings).blocks for record in table.records]
+    (results,) = read_store(store).results
+    records = [record for table in cost_section(results).blocks for record in table.records]
     (found,) = [record for record in records if record["name"] == "genatt"]
-    own = [score.cost for (method, _), score in findings.scores.items() if method == "genatt"]
+    own = [score.cost for (method, _), score in results.scores.items() if method == "genatt"]
     assert found["scoring_forwards"] == sum(one.forwards for one in own) > max(one.forwards for one in own)
     assert found["seconds"] == pytest.approx(sum(one.seconds for one in own), rel=1e-9)
     (deletion,) = [record for record in records if record["name"] == "deletion"]
-    assert deletion["forwards"] == findings.scores["genatt", "deletion"].cost.forwards
+    assert deletion["forwards"] == results.scores["genatt", "deletion"].cost.forwards
 
 
 def test_no_gallery_loads_nothing(store: Store) -> None:
     def never(study: Study) -> Worker:
         raise AssertionError("loaded")
 
-    found = Reader(to_html(compose(store, ReportOptions(gallery=False, open_worker=never))))
+    found = Reader(to_html(build_report(store, ReportOptions(gallery=False, open_worker=never))))
     assert "--no-gallery" in found.section("Examples")
     assert not found.all("img")
 
@@ -334,7 +340,9 @@ def test_without_labels_classes_are_the_predicted_ones(tmp_path: Path) -> None:
     images = dataset(labels=None)
     found = Reader(
         to_html(
-            compose(run(tmp_path / "run", study, images), ReportOptions(open_worker=lambda s: worker_of(s, images)))
+            build_report(
+                run(tmp_path / "run", study, images), ReportOptions(open_worker=lambda s: worker_of(s, images))
+            )
         )
     )
     assert "predicted class" in found.section("Classes")
@@ -375,4 +383,4 @@ def test_a_study_comes_back_from_its_document() -> None:
         target="label",
         maps="abs",
     ).settled()
-    assert study_from(json.loads(json.dumps(study.as_document()))) == study
+    assert parse_study(json.loads(json.dumps(study.as_document()))) == study

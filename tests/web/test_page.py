@@ -15,8 +15,7 @@ import pytest
 from PIL import Image
 
 import clairvit as cv
-from clairvit.plotting.colour import scale_of
-from clairvit.plotting.overlay import numbers, overlay, photo_of
+from clairvit.plotting.overlay import numbers, overlay, photo_of, scale_of
 from tab import WAIT, browser, changes, method, needs_a_browser, picture, settled, sync_api, visit
 
 __all__ = ["browser", "visit"]  # fixtures

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -154,18 +153,9 @@ def _failures(study: Study, outcome: Outcome) -> list[Failure]:
 
 def print_query(names: Sequence[str], rows: Sequence[Sequence[Any]], as_json: bool) -> None:
     if as_json:
-        _print({"columns": list(names), "rows": [[_plain(value) for value in row] for row in rows]})
+        _print({"columns": list(names), "rows": rows})
         return
     table(f"{len(rows)} row{'s' * (len(rows) != 1)}", names, [[_said(value) for value in row] for row in rows])
-
-
-def _plain(value: Any) -> Any:
-    """As JSON has it; NaN and infinity are null, dates and decimals text."""
-    if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    return value if value is None or isinstance(value, bool | int | str) else str(value)
 
 
 def _said(value: Any) -> str:
@@ -175,6 +165,6 @@ def _said(value: Any) -> str:
 
 
 def _print(content: Mapping[str, Any]) -> None:
-    from clairvit.plotting.save import dumps
+    from clairvit._io import dumps_json
 
-    print(dumps({"clairvit": __version__, "command": "bench", **content}))
+    print(dumps_json({"clairvit": __version__, "command": "bench", **content}, default=str))

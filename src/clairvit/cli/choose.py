@@ -170,6 +170,6 @@ def _check(by: str, metrics: list[MetricSpec] | None, maps: str, out: str) -> No
 
 
 def _print_json(content: dict[str, Any]) -> None:
-    from clairvit.plotting.save import dumps
+    from clairvit._io import dumps_json
 
-    print(dumps(content))
+    print(dumps_json(content))

@@ -129,7 +129,7 @@ def _images(diagnosis: Diagnosis) -> str:
 
 
 def _print_json(diagnosis: Diagnosis, failures: list[Failure]) -> None:
-    from clairvit.plotting.save import dumps
+    from clairvit._io import dumps_json
 
     content: dict[str, Any] = {"clairvit": __version__, "command": "doctor", **diagnosis.to_dict()}
-    print(dumps({**content, "failed": [vars(failure) for failure in failures]}))
+    print(dumps_json({**content, "failed": [vars(failure) for failure in failures]}))

@@ -139,9 +139,9 @@ def evaluate(
     content |= {**scores.model_record, "foreground": dataset.detected, "skipped": scores.skipped}
     files = write(where, rows, content)
     if as_json:
-        from clairvit.plotting.save import dumps
+        from clairvit._io import dumps_json
 
-        print(dumps({**content, "files": [str(file) for file in files]}))
+        print(dumps_json({**content, "files": [str(file) for file in files]}))
     elif not quiet:
         print_scores(rows, methods)
         print_left_out(scores.skipped)
@@ -210,7 +210,7 @@ def notes(
 
 def write(where: Place, rows: Mapping[str, Mapping[str, Score]], content: Mapping[str, object]) -> list[Path]:
     """One file, or the folder's: scores.json, scores.csv and a picture for each metric with curves."""
-    from clairvit.plotting.save import write_json, write_text
+    from clairvit._io import write_json, write_text
 
     if where.is_file and where.path.suffix.lower() == ".json":
         return [write_json(content, where.path)]

@@ -193,9 +193,9 @@ def finetune(
             told=told,
         )
     if as_json:
-        from clairvit.plotting.save import dumps
+        from clairvit._io import dumps_json
 
-        print(dumps(document(done, failures, time.monotonic() - begun)))
+        print(dumps_json(document(done, failures, time.monotonic() - begun)))
     elif not quiet:
         print_result(done)
     for failure in failures:

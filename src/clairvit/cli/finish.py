@@ -16,10 +16,10 @@ MOST_LINES = 40  # of a table nobody asked for
 
 
 def print_json(command: str, results: Sequence[Mapping[str, Any]], failures: Sequence[Failure]) -> None:
-    from clairvit.plotting.save import dumps
+    from clairvit._io import dumps_json
 
     document = {"clairvit": __version__, "command": command, "results": list(results)}
-    print(dumps({**document, "failed": [vars(failure) for failure in failures]}))
+    print(dumps_json({**document, "failed": [vars(failure) for failure in failures]}))
 
 
 def print_classes(results: Sequence[Delivered]) -> None:

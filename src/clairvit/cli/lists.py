@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import fnmatch
 import inspect
-import json
 from types import UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
 
 import typer
 
+from clairvit._io import dumps_json
 from clairvit.cli import options
 from clairvit.cli.console import line, table
 from clairvit.cli.options import AsJson
@@ -36,7 +36,7 @@ def methods_command(
 
     chosen = list_methods() if name is None else [resolve_method(name).method]
     if as_json:
-        print(json.dumps([_plain(method) for method in chosen], ensure_ascii=False, indent=1, default=str))
+        print(dumps_json([_plain(method) for method in chosen], default=str))
     elif name is None:
         _print_all(chosen)
     else:
@@ -208,7 +208,7 @@ def models_command(
     if as_json:
         fields = ("name", "description", "example", "activation")
         rows = [dict(zip(fields, source, strict=True)) for source in found]
-        print(json.dumps(rows, ensure_ascii=False, indent=1))
+        print(dumps_json(rows))
     elif wanted is None:
         table("Models", ("name", "what it is", "example"), [source[:3] for source in found])
         meanings = [(source.spec, source.activation) for source in found]
@@ -256,7 +256,7 @@ def classes_command(
         )
     if as_json:
         rows = [{"index": index, "name": name} for index, name in matches]
-        print(json.dumps(rows, ensure_ascii=False, indent=1))
+        print(dumps_json(rows))
     else:
         title = f"{len(matches)} of {len(net.labels)} classes of {net.name}"
         table(title, ("number", "name"), [(str(index), name) for index, name in matches], right=("number",))

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import inspect
-import json
-import math
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from clairvit._io import dumps_json
 from clairvit.cli.console import line, table
 from clairvit.cli.options import AsJson
 
@@ -29,11 +28,11 @@ def metrics_command(
     clairvit metrics deletion
     """
     from clairvit.metrics.registry import resolve_metric
-    from clairvit.plotting.measures import in_order
+    from clairvit.plotting.labels import in_order
 
     chosen = in_order() if name is None else [resolve_metric(name).metric]
     if as_json:
-        print(json.dumps([_plain(one) for one in chosen], ensure_ascii=False, indent=1, default=str))
+        print(dumps_json([_plain(one) for one in chosen], default=str))
     elif name is None:
         _print_all(chosen)
     else:
@@ -41,7 +40,7 @@ def metrics_command(
 
 
 def _print_all(metrics: list[Metric]) -> None:
-    from clairvit.plotting.measures import ARROWS, forwards, needs, span
+    from clairvit.plotting.labels import ARROWS, forwards, needs, span
 
     rows = [
         (one.family, one.name, ARROWS[one.better], span(one), ", ".join(needs(one)), str(forwards(one)), one.paper)
@@ -55,7 +54,7 @@ def _print_all(metrics: list[Metric]) -> None:
 
 
 def _print_one(metric: Metric) -> None:
-    from clairvit.plotting.measures import forwards, needs, span
+    from clairvit.plotting.labels import forwards, needs, span
 
     line(f"{metric.name} — {metric.paper}\n")
     line(f"{inspect.getdoc(metric.function) or metric.summary}\n")
@@ -78,7 +77,7 @@ def _print_one(metric: Metric) -> None:
 
 
 def _plain(metric: Metric) -> dict[str, Any]:
-    from clairvit.plotting.measures import forwards
+    from clairvit.plotting.labels import forwards
 
     return {
         "name": metric.name,
@@ -86,7 +85,7 @@ def _plain(metric: Metric) -> dict[str, Any]:
         "summary": metric.summary,
         "paper": metric.paper,
         "better": metric.better,
-        "span": [edge if math.isfinite(edge) else None for edge in metric.span],
+        "span": list(metric.span),
         "needs": list(metric.needs),
         "orders": metric.orders,
         "cost": {"forwards": forwards(metric)},

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def print_pick(pick: Selection) -> None:
     """The ranking, the starts, and the answer in words."""
-    from clairvit.plotting.measures import ARROWS
+    from clairvit.plotting.labels import ARROWS
 
     others = [metric for metric in pick.metrics if metric != pick.by]
     columns = ("    method", f"{pick.by} {ARROWS[pick.better]}", "gap to best", "p", *others)
@@ -74,10 +74,10 @@ def _effort(row: Row) -> str:
 
 def document(pick: Selection, file: Path, failures: list[Failure]) -> dict[str, Any]:
     """Everything that is known, for machines."""
+    from clairvit._io import to_json
     from clairvit.methods.explain import versions
-    from clairvit.methods.recipe import plain
 
-    found: dict[str, Any] = plain(
+    found: dict[str, Any] = to_json(
         {
             "clairvit": __version__,
             "command": "choose",

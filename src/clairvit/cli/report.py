@@ -56,19 +56,19 @@ def report(
 
     store = Store.open(run, create=False)
     from clairvit.bench.worker import Worker
-    from clairvit.report.compose import ReportOptions, compose
+    from clairvit.report.build import ReportOptions, build_report
 
     with progress("report", 1, hidden=as_json or quiet):
-        document = compose(store, ReportOptions(not no_gallery, lambda study: Worker(study, device)))
+        document = build_report(store, ReportOptions(not no_gallery, lambda study: Worker(study, device)))
     files = write(document, base, wanted)
     for sentence in document.warnings:  # also with --quiet: the numbers must not be taken for the whole study's
         say(f"warning: {sentence}")
     if as_json:
-        from clairvit.plotting.save import dumps
+        from clairvit._io import dumps_json
 
         about: dict[str, Any] = {"clairvit": __version__, "command": "report", "store": str(store.path)}
         about["warnings"] = list(document.warnings)
-        print(dumps({**about, "files": [str(file) for file in files], "tables": document.tables()}))
+        print(dumps_json({**about, "files": [str(file) for file in files], "tables": document.tables()}))
     elif not quiet:
         for file in files:
             line(f"Wrote {file}")
@@ -102,9 +102,8 @@ def where(out: str, formats: str | None) -> tuple[Path, list[str]]:
 
 def write(document: Document, base: Path, wanted: list[str]) -> list[Path]:
     """report.html, report.md, report-ranking.csv, report-classes.csv, …"""
-    from clairvit.plotting.save import write_text
-    from clairvit.report.html_page import to_html
-    from clairvit.report.markdown import to_csv, to_markdown
+    from clairvit._io import write_text
+    from clairvit.report.render import to_csv, to_html, to_markdown
 
     files = []
     if "html" in wanted:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from clairvit.papers.paper import Paper
     from clairvit.papers.reproduce import Reproduction
     from clairvit.papers.setup import LoadedData, ReproductionConfig
-    from clairvit.report.reproduction import Sheet
+    from clairvit.report.blocks import Table
 
 EXAMPLES = """[bold]Examples[/bold]
 
@@ -211,43 +211,45 @@ def found_objects(wish: ReproductionConfig, known: Annotations, model: Model) ->
 
 def checked(preset: Paper, as_json: bool, quiet: bool) -> None:
     """What the paper prints, computed again; a finding that does not hold is no failure of ours."""
-    from clairvit.report.reproduction import check_sheet
+    from clairvit.report.reproduction import check_table
 
     findings = preset.check()
     if as_json:
+        from clairvit._io import dumps_json
         from clairvit._version import __version__
-        from clairvit.plotting.save import dumps
 
         found = [vars(one) for one in findings]
-        print(dumps({"clairvit": __version__, "command": "reproduce", "paper": preset.name, "check": found}))
+        print(dumps_json({"clairvit": __version__, "command": "reproduce", "paper": preset.name, "check": found}))
     elif not quiet:
-        print_sheet(check_sheet(preset, findings))
+        print_table(check_table(preset, findings))
 
 
 def write(result: Reproduction, folder: Path) -> list[Path]:
     """NAME.md, NAME.json and, where there are measures enough, NAME-radar.png."""
-    from clairvit.plotting.save import write_figure, write_json, write_text
-    from clairvit.report.reproduction import document, markdown, radar_picture
+    from clairvit._io import write_json, write_text
+    from clairvit.plotting.save import write_figure
+    from clairvit.report.render import to_markdown
+    from clairvit.report.reproduction import reproduction_json, reproduction_radar, reproduction_report
 
     name = result.wish.preset.name
     files = [
-        write_text(markdown(result), folder / f"{name}.md"),
-        write_json(document(result), folder / f"{name}.json"),
+        write_text(to_markdown(reproduction_report(result)), folder / f"{name}.md"),
+        write_json(reproduction_json(result), folder / f"{name}.json"),
     ]
-    figure = radar_picture(result)
+    figure = reproduction_radar(result)
     return files if figure is None else [*files, write_figure(figure, folder / f"{name}-radar.png")]
 
 
 def show(result: Reproduction, files: list[Path], as_json: bool, quiet: bool) -> None:
-    from clairvit.report.reproduction import document, sheets
+    from clairvit.report.reproduction import reproduction_json, result_tables
 
     if as_json:
-        from clairvit.plotting.save import dumps
+        from clairvit._io import dumps_json
 
-        print(dumps({**document(result), "files": [str(file) for file in files]}))
+        print(dumps_json({**reproduction_json(result), "files": [str(file) for file in files]}))
     elif not quiet:
-        for sheet in sheets(result):
-            print_sheet(sheet)
+        for result_table in result_tables(result):
+            print_table(result_table)
         line("What is not as in the paper:")
         for about, sentence in result.differences:
             line(f"  {about}: {sentence}")
@@ -257,5 +259,9 @@ def show(result: Reproduction, files: list[Path], as_json: bool, quiet: bool) ->
             line("Nothing was kept; --out DIR keeps the numbers, the tables and the radar.")
 
 
-def print_sheet(sheet: Sheet) -> None:
-    table(sheet.title, sheet.columns, sheet.rows, sheet.right, sheet.grouped)
+def print_table(content: Table) -> None:
+    """Print a table of a reproduction."""
+    columns = [column.title for column in content.columns]
+    right = [column.title for column in content.columns if column.number]
+    rows = [[cell.text for cell in row.cells] for row in content.rows]
+    table(content.caption, columns, rows, right, content.grouped)

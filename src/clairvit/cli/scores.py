@@ -34,7 +34,7 @@ def by_metric(scores: Mapping[tuple[str, str], Score]) -> Rows:
 
 def print_scores(rows: Rows, methods: Sequence[str]) -> None:
     """A row a method, a column a metric: mean ± standard error and, below, the interval."""
-    from clairvit.plotting.measures import ARROWS
+    from clairvit.plotting.labels import ARROWS
 
     metrics = list(rows)
     some = next(iter(next(iter(rows.values())).values()))
@@ -101,14 +101,14 @@ def _record(score: Score, baseline: bool) -> dict[str, Any]:
         "metric": score.metric,
         "baseline": baseline,
         "better": score.better,
-        "span": [_number(edge) for edge in score.span],
-        "mean": _number(score.mean),
-        "standard_error": _number(score.standard_error),
-        "interval": [_number(edge) for edge in score.interval],
+        "span": list(score.span),
+        "mean": score.mean,
+        "standard_error": score.standard_error,
+        "interval": list(score.interval),
         "n_valid": score.n_valid,
         "n_invalid": score.n_invalid,
         "n_degenerate": score.n_degenerate,
-        "values": [_number(value) for value in score.values.tolist()],
+        "values": score.values.tolist(),
         "settings": dict(score.settings),
         "cost": vars(score.cost),
         "curve": _curve(score),
@@ -127,13 +127,9 @@ def _curve(score: Score) -> dict[str, Any] | None:
         "meaning": score.curve.meaning,
         "across": score.curve.across,
         "x": score.curve.x.tolist(),
-        "mean": [_number(value) for value in mean.tolist()],
-        "standard_error": [_number(value) for value in error.tolist()],
+        "mean": mean.tolist(),
+        "standard_error": error.tolist(),
     }
-
-
-def _number(value: float) -> float | None:
-    return value if math.isfinite(value) else None
 
 
 def long_form(rows: Rows) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
@@ -11,7 +10,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from clairvit._io import atomic_write
+from clairvit._io import dumps_json, write_text
 from clairvit._version import __version__
 from clairvit.data.hashing import weights_hash
 from clairvit.errors import BadInput, ClairWarning
@@ -93,21 +92,8 @@ class Recipe:
         place = Path(path)
         if place.suffix.lower() != ".json":
             raise BadInput(f"'{path}' is no name for a recipe; expected one that ends in .json, such as recipe.json.")
-        content = json.dumps(
-            plain({"kind": KIND, "format": FORMAT, **asdict(self)}), indent=2, ensure_ascii=False, allow_nan=False
-        )
-        return atomic_write(place, (content + "\n").encode())
-
-
-def plain(value: Any) -> Any:
-    """JSON values only; a number that is not finite becomes null."""
-    if isinstance(value, Mapping):
-        return {str(key): plain(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(one) for one in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
+        content = dumps_json({"kind": KIND, "format": FORMAT, **asdict(self)}, indent=2)
+        return write_text(content + "\n", place)
 
 
 def read_recipe(path: PathLike[str] | str) -> Recipe:

@@ -1,4 +1,4 @@
-"""Many methods on the same images: a tile for each, families under their names, marks for what a map is."""
+"""Comparison of many methods on the same images: a tile per method, grouped by family."""
 
 from __future__ import annotations
 
@@ -12,13 +12,21 @@ from matplotlib.figure import Figure
 
 from clairvit.errors import BadInput
 from clairvit.methods.explanation import Explanation
-from clairvit.plotting.canvas import GAP, HEADING, MARGIN, PALE, SMALL, Page
-from clairvit.plotting.colour import scale_of
-from clairvit.plotting.labels import CLASS_AGNOSTIC, SIGNED, effort, guesses, marks, named
-from clairvit.plotting.overlay import numbers, overlay
-from clairvit.plotting.patch_outline import chosen_in, outline
+from clairvit.plotting.canvas import GAP, HEADING, MARGIN, PALE, SMALL, Canvas
+from clairvit.plotting.labels import CLASS_AGNOSTIC, SIGNED, effort, guesses, map_marks, named
+from clairvit.plotting.overlay import numbers, overlay, scale_of
+from clairvit.plotting.patch_outline import chosen_patches, draw_outline
 from clairvit.plotting.style import PlotStyle
-from clairvit.plotting.tiles import FOOT, aspect_of, check_rows, photo_in, same_image, scale_for, short_name, titled
+from clairvit.plotting.tiles import (
+    FOOT,
+    aspect_ratio,
+    check_rows,
+    explanation_photo,
+    map_scale,
+    same_image,
+    short_name,
+    target_label,
+)
 
 LARGE, USUAL, SMALLEST = 1.6, 1.2, 0.9  # inches, width of a tile; the smallest where a page of classes is crowded
 CROWDED = 60  # tiles
@@ -31,7 +39,7 @@ SEAM = 0.04  # between the classes of one method
 
 @dataclass(frozen=True)
 class Cell:
-    """A method's place on the page: its heading, and under it one tile for each class."""
+    """The place of one method: its heading, and under it one tile per class."""
 
     tiles: int
     tile: float
@@ -51,19 +59,20 @@ class Cell:
         return self.band + HEADING + self.label + self.tall
 
     def corner(self, row: int, column: int) -> tuple[float, float]:
-        """Left and top of its heading."""
+        """Return left and top of its heading."""
         return MARGIN + column * (self.wide + GAP), MARGIN + row * (self.high + GAP) + self.band
 
-    def page(self, rows: int, columns: int, foot: float) -> Page:
-        return Page(2 * MARGIN + columns * (self.wide + GAP) - GAP, 2 * MARGIN + rows * (self.high + GAP) - GAP + foot)
+    def canvas(self, rows: int, columns: int, foot: float) -> Canvas:
+        width = 2 * MARGIN + columns * (self.wide + GAP) - GAP
+        return Canvas(width, 2 * MARGIN + rows * (self.high + GAP) - GAP + foot)
 
 
-def comparison_figure(explanations: Mapping[str, Explanation], look: PlotStyle | None = None) -> Figure:
-    """A tile for each method, wrapped; several classes stand side by side within a method.
+def comparison_figure(explanations: Mapping[str, Explanation], style: PlotStyle | None = None) -> Figure:
+    """Return a figure with a tile per method, wrapped; several classes stand side by side within a method.
 
     Several images with one map each are rows, as long as the methods fit on one line; otherwise a block each.
     """
-    look = look or PlotStyle()
+    style = style or PlotStyle()
     if not explanations:
         raise BadInput("There is no explanation to compare; give at least one method that fits the model.")
     methods = list(explanations.items())
@@ -73,54 +82,56 @@ def comparison_figure(explanations: Mapping[str, Explanation], look: PlotStyle |
         raise BadInput(f"The methods explain different numbers of maps ({sizes}); compare them on the same images.")
     groups = same_image(first)
     classes = max(len(group) for group in groups)
-    cell, rows, columns = arranged(len(methods), len(groups), classes, aspect_of(first), bool(families(methods)))
+    cell, rows, columns = arrange_cells(
+        len(methods), len(groups), classes, aspect_ratio(first), bool(families(methods))
+    )
     check_rows(rows * len(groups))
     shown = list(explanations.values())
-    page = cell.page(rows * len(groups), columns, FOOT * (2 + bool(_legend(shown))))
+    canvas = cell.canvas(rows * len(groups), columns, FOOT * (2 + bool(_legend(shown))))
     for block, group in enumerate(groups):
         top = block * rows
-        _photo_cell(page, _about(shown), group, cell, top)
+        _photo_cell(canvas, _heading_explanation(shown), group, cell, top)
         for number, (name, explanation) in enumerate(methods, start=1):
             row, column = divmod(number, columns)
-            _method_cell(page, name, explanation, group, cell, look, top + row, column)
+            _method_cell(canvas, name, explanation, group, cell, style, top + row, column)
         for row in range(rows if cell.band else 0):
-            _bands(page, families(methods), cell, row, columns, top)
-    _keys(page, shown, look)
-    page.write(first.model, MARGIN, page.height - FOOT + 0.04, page.width - 2 * MARGIN, SMALL, PALE)
-    return page.figure
+            _bands(canvas, families(methods), cell, row, columns, top)
+    _draw_keys(canvas, shown, style)
+    canvas.write(first.model, MARGIN, canvas.height - FOOT + 0.04, canvas.width - 2 * MARGIN, SMALL, PALE)
+    return canvas.figure
 
 
-def _about(explanations: Sequence[Explanation]) -> Explanation:
-    """Return the one whose targets head the page: the first that explains a class, if there is one."""
+def _heading_explanation(explanations: Sequence[Explanation]) -> Explanation:
+    """Return the explanation whose targets are the headings: the first that is class-specific, if there is one."""
     return next((one for one in explanations if one.class_specific), explanations[0])
 
 
 def rows_needed(methods: int, images: int, classes: int) -> int:
-    """How many rows of tiles a comparison of square images will have."""
-    return images * arranged(methods, images, classes, 1.0, grouped=True)[1]
+    """Return how many rows of tiles a comparison of square images will have."""
+    return images * arrange_cells(methods, images, classes, 1.0, grouped=True)[1]
 
 
-def arranged(methods: int, images: int, classes: int, aspect: float, grouped: bool) -> tuple[Cell, int, int]:
-    """A cell, and how many rows (for one image) and columns of them."""
+def arrange_cells(methods: int, images: int, classes: int, aspect: float, grouped: bool) -> tuple[Cell, int, int]:
+    """Return a cell, and how many rows (for one image) and columns of them."""
     band = BAND if grouped else 0.0
     least = SMALLEST if classes > 1 and (methods + 1) * classes > CROWDED else USUAL
     small = Cell(classes, least, least * aspect, band)
     in_rows = images > 1 and (methods + 1) * (small.wide + GAP) <= WIDEST
     most = max(1, int((WIDE + GAP) // (small.wide + GAP)))
     columns = methods + 1 if in_rows else _columns(methods + 1, most, small)
-    room = (WIDE + GAP) / columns - GAP + SEAM
-    tile = max(least, min(LARGE, room / classes - SEAM))
+    width = (WIDE + GAP) / columns - GAP + SEAM
+    tile = max(least, min(LARGE, width / classes - SEAM))
     return Cell(classes, tile, tile * aspect, band), math.ceil((methods + 1) / columns), columns
 
 
 def _columns(cells: int, most: int, cell: Cell) -> int:
-    """A page about as high as wide or flatter, and no lonely tile in the last row if that can be helped."""
+    """Return the columns of a figure about as high as wide or flatter, with few empty places in the last row."""
     if cells * (cell.wide + GAP) <= WIDE / 1.5:
         return min(cells, most)
     least = min(most, max(1, round(math.sqrt(cells * (cell.high + GAP) / (cell.wide + GAP)))))
 
     def left_over(columns: int) -> tuple[int, int]:
-        """Empty places in the last row; where there are few columns to choose from, three of them do no harm."""
+        """Return the empty places in the last row; where there are few columns to choose from, three do not count."""
         empty = -cells % columns
         return empty if cell.tiles == 1 else max(0, empty - 3), -columns
 
@@ -128,80 +139,80 @@ def _columns(cells: int, most: int, cell: Cell) -> int:
 
 
 def families(methods: Sequence[tuple[str, Explanation]]) -> list[str]:
-    """The family of each method, if they come one family after the other and there is more than one; else none."""
+    """Return the family of each method, if there are several and each is a run of neighbours; else none."""
     named_families = [explanation.family for _, explanation in methods]
     runs = [family for family, _ in groupby(named_families)]
-    together = len(runs) == len(set(runs)) > 1
-    return named_families if together and all(runs) else []
+    contiguous = len(runs) == len(set(runs)) > 1
+    return named_families if contiguous and all(runs) else []
 
 
-def _photo_cell(page: Page, explanation: Explanation, group: Sequence[int], cell: Cell, row: int) -> None:
-    """The photo; its heading names the target (or the image) and the classes the model considers."""
+def _photo_cell(canvas: Canvas, explanation: Explanation, group: Sequence[int], cell: Cell, row: int) -> None:
+    """Draw the photo; its heading names the target (or the image) and the highest classes."""
     left, top = cell.corner(row, 0)
     best = [named(guess.name, guess.probability, guess.score) for guess in guesses(explanation, group[0], 3)]
-    title = titled(explanation, group[0]) if len(group) == 1 else short_name(explanation, group[0])
-    page.heading(title, " · ".join([name for name in best if name != title][:2]), left, top, cell.wide)
+    title = target_label(explanation, group[0]) if len(group) == 1 else short_name(explanation, group[0])
+    canvas.heading(title, " · ".join([name for name in best if name != title][:2]), left, top, cell.wide)
     middle = left + (cell.wide - cell.tile) / 2
-    page.picture(photo_in(explanation, group[0]), middle, top + HEADING + cell.label, cell.tile, cell.tall)
+    canvas.image(explanation_photo(explanation, group[0]), middle, top + HEADING + cell.label, cell.tile, cell.tall)
 
 
 def _method_cell(
-    page: Page,
+    canvas: Canvas,
     name: str,
     explanation: Explanation,
     group: Sequence[int],
     cell: Cell,
-    look: PlotStyle,
+    style: PlotStyle,
     row: int,
     column: int,
 ) -> None:
     left, top = cell.corner(row, column)
-    page.heading(name, effort(explanation.cost), left, top, cell.wide)
+    canvas.heading(name, effort(explanation.cost), left, top, cell.wide)
     down = top + HEADING + cell.label
     once = not explanation.class_specific  # the same for all targets: drawn once, in the middle
     for place, item in enumerate(group[:1] if once else group):
         start = left + ((cell.wide - cell.tile) / 2 if once else place * (cell.tile + SEAM))
         if cell.label:
-            page.write(titled(explanation, item), start, top + HEADING, cell.tile, SMALL, PALE)
+            canvas.write(target_label(explanation, item), start, top + HEADING, cell.tile, SMALL, PALE)
         values = numbers(explanation.maps[item])
-        scale = scale_for(explanation, values, look)
-        picture = overlay(photo_in(explanation, item), values, scale, look.opacity, look.smooth)
-        axes = page.picture(picture, start, down, cell.tile, cell.tall)
-        outline(axes, chosen_in(explanation, item), picture.shape[:2], cell.tile)
+        scale = map_scale(explanation, values, style)
+        picture = overlay(explanation_photo(explanation, item), values, scale, style.opacity, style.smooth)
+        axes = canvas.image(picture, start, down, cell.tile, cell.tall)
+        draw_outline(axes, chosen_patches(explanation, item), picture.shape[:2], cell.tile)
     right = left + (cell.wide + cell.tile) / 2 if once else left + cell.wide
-    page.badges(marks(explanation), right - 0.05, down + 0.05)
+    canvas.badges(map_marks(explanation), right - 0.05, down + 0.05)
 
 
-def _bands(page: Page, names: Sequence[str], cell: Cell, row: int, columns: int, top: int) -> None:
-    """The names of the families over one row of tiles, each with a line as long as its tiles."""
+def _bands(canvas: Canvas, names: Sequence[str], cell: Cell, row: int, columns: int, top: int) -> None:
+    """Write the names of the families over one row of tiles, each with a line as long as its tiles."""
     start = row * columns
     on_row = [(place, names[place - 1]) for place in range(max(1, start), min(start + columns, len(names) + 1))]
     for family, members in groupby(on_row, key=lambda entry: entry[1]):
         places = [place for place, _ in members]
         left, down = cell.corner(top + row, places[0] - start)
-        page.band(family, left, down - cell.band + 0.02, len(places) * (cell.wide + GAP) - GAP)
+        canvas.group_heading(family, left, down - cell.band + 0.02, len(places) * (cell.wide + GAP) - GAP)
 
 
 def _legend(explanations: Sequence[Explanation]) -> list[tuple[str, str]]:
-    """Marks that occur in the figure, with their meaning."""
+    """Return the marks that occur in the figure, with their meaning."""
     meanings = {SIGNED: "signed: evidence for and against", CLASS_AGNOSTIC: "class-agnostic: one map for all classes"}
-    seen = {mark for explanation in explanations for mark in marks(explanation)}
-    return [(mark, meaning) for mark, meaning in meanings.items() if mark in seen]
+    used = {mark for explanation in explanations for mark in map_marks(explanation)}
+    return [(mark, meaning) for mark, meaning in meanings.items() if mark in used]
 
 
-def _keys(page: Page, explanations: Sequence[Explanation], look: PlotStyle) -> None:
-    """Under the tiles: which end of the colours means what, and what the marks mean."""
+def _draw_keys(canvas: Canvas, explanations: Sequence[Explanation], style: PlotStyle) -> None:
+    """Draw the meaning of the colours and of the marks under the tiles."""
     words = {False: ("least relevant", "most relevant"), True: ("against the class", "for the class")}
     kinds = sorted({explanation.signed for explanation in explanations})
     legend = _legend(explanations)
-    top = page.height - FOOT * (2 + bool(legend)) + 0.06
-    width = min(3.4, (page.width - 2 * MARGIN) / len(kinds))
-    left = (page.width - width * len(kinds)) / 2
+    top = canvas.height - FOOT * (2 + bool(legend)) + 0.06
+    width = min(3.4, (canvas.width - 2 * MARGIN) / len(kinds))
+    left = (canvas.width - width * len(kinds)) / 2
     for number, signed in enumerate(kinds):
-        scale = scale_of(np.array([0.0, 1.0]), signed, replace(look, robust=0.0))
-        page.key(scale, look.opacity, *words[signed], left + number * width, top, width)
+        scale = scale_of(np.array([0.0, 1.0]), signed, replace(style, robust=0.0))
+        canvas.colour_key(scale, style.opacity, *words[signed], left + number * width, top, width)
     if legend:
-        width = min(2.6, (page.width - 2 * MARGIN) / len(legend))
-        left = (page.width - width * len(legend)) / 2
+        width = min(2.6, (canvas.width - 2 * MARGIN) / len(legend))
+        left = (canvas.width - width * len(legend)) / 2
         for number, (mark, meaning) in enumerate(legend):
-            page.mark(mark, meaning, left + number * width, top + FOOT, width)
+            canvas.legend_mark(mark, meaning, left + number * width, top + FOOT, width)

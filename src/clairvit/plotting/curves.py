@@ -1,27 +1,23 @@
-"""Curves: what a metric was read off, the mean over images with its uncertainty, one line a method."""
+"""Curves of a metric, such as deletion: the mean over images with its standard error, one line per method."""
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from clairvit.errors import BadInput
 from clairvit.metrics.score import Score
-from clairvit.plotting.canvas import INK, LINE, PALE, SMALL, TITLE, fit, text_width
-from clairvit.plotting.measures import ARROWS
+from clairvit.plotting.canvas import INK, LINE, PALE, SMALL, TITLE, Canvas, fit, text_width
+from clairvit.plotting.labels import ARROWS
+from clairvit.plotting.series import BASELINE, RANDOM, LineStyle, line_styles, round_ticks
 
 Array = NDArray[np.float64]
-LUCK = "random"  # the baseline that is drawn beside the methods
-# Okabe and Ito's, which colour-blind readers tell apart; without black and yellow.
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")
-STROKES = ("-", (0, (5, 1.5)), (0, (1, 1)), (0, (5, 1.5, 1, 1.5)))  # when the colours have been used up
 LEFT, TOP, WIDTH, HEIGHT, BELOW = 0.57, 0.48, 2.85, 2.1, 0.45  # inches: the axes and what is around them
 KEY = 0.5  # from the axes to the names
 NAME = 3.2  # the widest name; longer ones are cut short
@@ -29,86 +25,79 @@ PITCH = 0.138  # of the names
 
 
 def mean_line(score: Score) -> tuple[Array, Array]:
-    """[S] and [S]: the mean over the images that have a score, and its standard error (NaN for a single image)."""
+    """Return the mean over the images that have a score [S], and its standard error [S] (NaN for a single image)."""
     assert score.curve is not None
     lines = score.curve.y.detach().double().cpu().numpy()
     lines = lines[np.isfinite(score.values.double().cpu().numpy())]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # numpy complains of a mean of nothing, which is NaN here
+        warnings.simplefilter("ignore", RuntimeWarning)  # the mean of no line is NaN
         mean = lines.mean(0)
         error = lines.std(0, ddof=1) / math.sqrt(len(lines)) if len(lines) > 1 else np.full(lines.shape[1], np.nan)
     return mean, error
 
 
+def draw_curves(axes: Any, scores: Sequence[Score], styles: Mapping[str, LineStyle]) -> None:
+    """Draw mean lines with bands of ± 1 standard error, the first on top; methods without a style are baselines."""
+    for place, score in enumerate(scores):
+        assert score.curve is not None
+        style, order = styles.get(score.method, BASELINE), 2 + (len(scores) - place) / len(scores)
+        x, (mean, error) = score.curve.x.double().cpu().numpy(), mean_line(score)
+        line = {"color": style.colour, "linestyle": style.dash, "linewidth": style.width}
+        axes.plot(x, mean, **line, label=_label(score), zorder=order)
+        if style.band and np.isfinite(error).any():
+            axes.fill_between(x, mean - error, mean + error, color=style.colour, alpha=0.18, linewidth=0, zorder=order)
+    curve = scores[0].curve
+    assert curve is not None
+    axes.set_xlabel(curve.across, fontsize=SMALL + 0.5, color=INK, parse_math=False)
+    meaning = {"prob": "probability"}.get(curve.meaning, curve.meaning)
+    axes.set_ylabel(meaning, fontsize=SMALL + 0.5, color=INK, parse_math=False)
+    axes.xaxis.set_major_locator(round_ticks(5))
+    axes.yaxis.set_major_locator(round_ticks(5))
+    axes.grid(axis="y", color=LINE, linewidth=0.4)
+    axes.set_axisbelow(True)
+    axes.tick_params(labelsize=SMALL, labelcolor=PALE, length=0)
+    axes.spines["bottom"].set(visible=True, color=LINE)
+    axes.margins(x=0.01)
+
+
 def curves_figure(scores: Sequence[Score]) -> Figure:
-    """One metric of several methods on the same images. 'random' is grey and dashed, other baselines are left out."""
-    drawn = [one for one in scores if one.curve is not None]
-    if not drawn:
+    """Return the curves of one metric by several methods on the same images, with a title and a legend.
+
+    'random' is grey and dashed, other baselines are left out.
+    """
+    curves = [score for score in scores if score.curve is not None]
+    if not curves:
         raise BadInput("None of the scores has a curve; expected those of a metric with one, such as deletion.")
-    first = drawn[0]
-    assert first.curve is not None
-    baselines = {*first.baselines, *(name for one in drawn for name in one.baselines)}
-    methods = [one for one in drawn if one.baselines or one.method not in baselines]
-    luck = [one for one in (first.baselines.get(LUCK),) if one is not None and LUCK not in {m.method for m in methods}]
-    names = [_label(one) for one in (*methods, *luck)]
-    widest = 1.05 * max(text_width(name) for name in names) * SMALL / 72  # small letters are set a little wider
-    width = LEFT + WIDTH + KEY + widest + 0.1
-    height = TOP + BELOW + max(HEIGHT, PITCH * len(names))
-    figure = Figure(figsize=(width, height), facecolor="white")
-    FigureCanvasAgg(figure)
-    box = (LEFT / width, BELOW / height, WIDTH / width, 1 - (TOP + BELOW) / height)
-    axes = figure.add_axes(box)
-    for place, score in enumerate(methods):
-        stroke = STROKES[place // len(COLOURS) % len(STROKES)]
-        _draw(axes, score, COLOURS[place % len(COLOURS)], stroke, 1.5)
-    for score in luck:
-        _draw(axes, score, PALE, "--", 1.0)
-    _dress(axes, first.curve.meaning, first.curve.across)
-    room = width - LEFT - 0.1
-    title, size = fit(f"{first.metric} {ARROWS[first.better]}", room, TITLE, "bold")
-    figure.text(LEFT / width, 1 - 0.2 / height, title, fontsize=size, color=INK, weight="bold")
-    about = f"{_of_images([*methods, *luck])} · {first.better} is better · {first.model}"
-    text, size = fit(about, room, SMALL)
-    figure.text(LEFT / width, 1 - 0.37 / height, text, fontsize=size, color=PALE)
-    return figure
+    first = curves[0]
+    baselines = {*first.baselines, *(name for score in curves for name in score.baselines)}
+    methods = [score for score in curves if score.baselines or score.method not in baselines]
+    styles = line_styles([score.method for score in methods])
+    random = first.baselines.get(RANDOM)
+    drawn = methods if random is None or RANDOM in styles else [*methods, random]
+    widest = 1.05 * max(text_width(_label(score)) for score in drawn) * SMALL / 72  # small letters are set wider
+    high = max(HEIGHT, PITCH * len(drawn))
+    canvas = Canvas(LEFT + WIDTH + KEY + widest + 0.1, TOP + high + BELOW)
+    axes = canvas.axes(LEFT, TOP, WIDTH, high, ticks=True)
+    draw_curves(axes, drawn, styles)
+    corner = (1.02, 1 + 0.06 / HEIGHT)
+    axes.legend(
+        loc="upper left", bbox_to_anchor=corner, fontsize=SMALL, frameon=False, labelcolor=INK, handlelength=2.2
+    )
+    room = canvas.width - LEFT - 0.1
+    canvas.write(f"{first.metric} {ARROWS[first.better]}", LEFT, 0.08, room, TITLE, INK, bold=True, align="left")
+    subtitle = f"{describe_mean(drawn)} · {first.better} is better · {first.model}"
+    canvas.write(subtitle, LEFT, 0.28, room, SMALL, PALE, align="left")
+    return canvas.figure
 
 
 def _label(score: Score) -> str:
-    """'legrad  0.235'"""
+    """Return 'legrad  0.235'."""
     name, _ = fit(score.method, NAME, SMALL / 0.75)  # what fits a quarter smaller fits at SMALL
     return f"{name}  {score.mean:.3g}"
 
 
-def _of_images(scores: Sequence[Score]) -> str:
-    """'mean of 5 images, band ± 1 standard error'; '3 to 5' where methods have scores for different ones."""
-    fewest, most = (pick(one.n_valid for one in scores) for pick in (min, max))
+def describe_mean(scores: Sequence[Score]) -> str:
+    """Return 'mean of 5 images, band ± 1 standard error'; '3 to 5' where methods have scores for different ones."""
+    fewest, most = min(score.n_valid for score in scores), max(score.n_valid for score in scores)
     count = str(most) if fewest == most else f"{fewest} to {most}"
     return f"mean of {count} image" + "s" * (most != 1) + (", band ± 1 standard error" if most > 1 else "")
-
-
-def _draw(axes: Axes, score: Score, colour: str, stroke: object, width: float) -> None:
-    """The mean, and a band of a standard error to each side where there are images enough to say."""
-    assert score.curve is not None
-    x = score.curve.x.cpu().numpy()
-    mean, error = mean_line(score)
-    axes.plot(x, mean, color=colour, linestyle=stroke, linewidth=width, label=_label(score))
-    if np.isfinite(error).any():
-        axes.fill_between(x, mean - error, mean + error, color=colour, alpha=0.18, linewidth=0)
-
-
-def _dress(axes: Axes, meaning: str, across: str) -> None:
-    axes.set_xlabel(across, fontsize=SMALL + 0.5, color=INK)
-    axes.set_ylabel({"prob": "probability"}.get(meaning, meaning), fontsize=SMALL + 0.5, color=INK)
-    axes.tick_params(labelsize=SMALL, color=LINE, labelcolor=INK, length=2.5)
-    for side, spine in axes.spines.items():
-        spine.set_visible(side in ("left", "bottom"))
-        spine.set_color(LINE)
-    axes.margins(x=0.01)
-    axes.legend(
-        loc="upper left",
-        bbox_to_anchor=(1.02, 1 + 0.06 / HEIGHT),
-        fontsize=SMALL,
-        frameon=False,
-        labelcolor=INK,
-        handlelength=2.2,
-    )

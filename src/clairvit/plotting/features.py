@@ -1,4 +1,4 @@
-"""Feature maps as pictures.
+"""Feature maps: the strongest channels of each layer.
 
 features_figure(features(model, "cat.jpg")).savefig("features.png")
 """
@@ -12,9 +12,8 @@ from matplotlib.figure import Figure
 
 from clairvit.errors import BadInput
 from clairvit.methods.features import Features, LayerFeatures
-from clairvit.plotting.canvas import GAP, MARGIN, PALE, SMALL, TITLE, Page
-from clairvit.plotting.colour import scale_of
-from clairvit.plotting.overlay import enlarge, numbers, photo_of
+from clairvit.plotting.canvas import GAP, MARGIN, PALE, SMALL, TITLE, Canvas
+from clairvit.plotting.overlay import enlarge, numbers, photo_of, scale_of
 from clairvit.plotting.style import PlotStyle
 from clairvit.plotting.tiles import FOOT, check_rows
 
@@ -23,40 +22,44 @@ LABEL = 0.17  # the number of a channel above its tile
 COLOURS = "viridis"  # features have no sign that means for or against
 
 
-def features_figure(found: Sequence[Features], look: PlotStyle | None = None) -> Figure:
-    """Image by image: the photo, then a row for each layer with the mean and the strongest channels."""
-    if not found:
+def features_figure(images: Sequence[Features], style: PlotStyle | None = None) -> Figure:
+    """Return a figure with the photo and, per layer, the mean and the strongest channels, image by image."""
+    if not images:
         raise BadInput("There are no features to draw; expected what features(model, images) gives.")
-    look = look or PlotStyle(cmap=COLOURS, smooth=False)
-    check_rows(sum(len(one.layers) for one in found))
-    size = (int(found[0].pixels.shape[-2]), int(found[0].pixels.shape[-1]))
+    style = style or PlotStyle(cmap=COLOURS, smooth=False)
+    check_rows(sum(len(image.layers) for image in images))
+    size = (int(images[0].pixels.shape[-2]), int(images[0].pixels.shape[-1]))
     tall = TILE * size[0] / size[1]
     line = LABEL + LABEL + tall + 0.06
-    columns = 2 + max(len(layer.channels) for one in found for layer in one.layers)
-    lines = sum(len(one.layers) for one in found)
-    page = Page(2 * MARGIN + columns * (TILE + GAP) - GAP, 2 * MARGIN + lines * line + (len(found) - 1) * GAP + FOOT)
+    columns = 2 + max(len(layer.channels) for image in images for layer in image.layers)
+    lines = sum(len(image.layers) for image in images)
+    canvas = Canvas(
+        2 * MARGIN + columns * (TILE + GAP) - GAP, 2 * MARGIN + lines * line + (len(images) - 1) * GAP + FOOT
+    )
     top = MARGIN
-    for one in found:
-        page.write(PurePath(one.name).name or one.name, MARGIN, top + LABEL + 0.02, TILE, SMALL, PALE)
-        page.picture(photo_of(one.pixels, one.preprocess), MARGIN, top + 2 * LABEL, TILE, tall)
-        for layer in one.layers:
-            _row(page, layer, top, size, tall, look)
+    for image in images:
+        canvas.write(PurePath(image.name).name or image.name, MARGIN, top + LABEL + 0.02, TILE, SMALL, PALE)
+        canvas.image(photo_of(image.pixels, image.preprocess), MARGIN, top + 2 * LABEL, TILE, tall)
+        for layer in image.layers:
+            _row(canvas, layer, top, size, tall, style)
             top += line
         top += GAP
-    ranking = "mean |activation|" if found[0].by == "activation" else "mean |gradient × activation|"
-    foot = f"feature maps · {found[0].model} · strongest channels by {ranking} · each on its own colour scale"
-    page.write(foot, MARGIN, page.height - FOOT + 0.04, page.width - 2 * MARGIN, SMALL, PALE)
-    return page.figure
+    ranking = "mean |activation|" if images[0].by == "activation" else "mean |gradient × activation|"
+    foot = f"feature maps · {images[0].model} · strongest channels by {ranking} · each on its own colour scale"
+    canvas.write(foot, MARGIN, canvas.height - FOOT + 0.04, canvas.width - 2 * MARGIN, SMALL, PALE)
+    return canvas.figure
 
 
-def _row(page: Page, layer: LayerFeatures, top: float, size: tuple[int, int], tall: float, look: PlotStyle) -> None:
+def _row(
+    canvas: Canvas, layer: LayerFeatures, top: float, size: tuple[int, int], tall: float, style: PlotStyle
+) -> None:
     left = MARGIN + TILE + GAP
     rows, cols = layer.mean.shape
     title = f"{layer.name} · {rows} × {cols} · {layer.width} channels"
-    page.write(title, left, top + 0.02, page.width - left - MARGIN, TITLE, bold=True, align="left")
+    canvas.write(title, left, top + 0.02, canvas.width - left - MARGIN, TITLE, bold=True, align="left")
     for label, tile in [("mean", layer.mean), *((f"channel {k}", channel) for k, channel in layer.channels)]:
         values = numbers(tile)
-        page.write(label, left, top + LABEL + 0.02, TILE, SMALL, PALE)
-        scale = scale_of(values, signed=False, look=look)
-        page.picture(scale.colours(enlarge(values, size, look.smooth)), left, top + 2 * LABEL, TILE, tall)
+        canvas.write(label, left, top + LABEL + 0.02, TILE, SMALL, PALE)
+        scale = scale_of(values, signed=False, style=style)
+        canvas.image(scale.colours(enlarge(values, size, style.smooth)), left, top + 2 * LABEL, TILE, tall)
         left += TILE + GAP

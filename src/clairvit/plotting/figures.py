@@ -1,39 +1,39 @@
-"""Figures a person would put in a paper. Each function returns a matplotlib Figure; `save` writes it."""
+"""Figures of one method: the map over the photo, and the maps of its layers. `save` writes them."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from matplotlib.figure import Figure
 
 from clairvit.errors import BadInput
 from clairvit.methods.explanation import Explanation
-from clairvit.plotting.canvas import BAR, GAP, HEADING, MARGIN, PALE, SMALL, TITLE, Page
-from clairvit.plotting.colour import Scale
+from clairvit.plotting.canvas import BAR, GAP, HEADING, MARGIN, PALE, SMALL, TITLE, Canvas
 from clairvit.plotting.labels import CLASS_AGNOSTIC, guesses, named
-from clairvit.plotting.overlay import numbers, overlay
-from clairvit.plotting.patch_outline import chosen_in, outline, removed_in_words, without
+from clairvit.plotting.overlay import Array, Scale, numbers, overlay
+from clairvit.plotting.patch_outline import chosen_patches, draw_outline, photo_without, removal_labels
 from clairvit.plotting.style import PlotStyle
 from clairvit.plotting.tiles import (
     FOOT,
-    aspect_of,
+    aspect_ratio,
     check_rows,
-    photo_in,
+    explanation_photo,
+    map_scale,
+    map_scales,
     same_image,
-    scale_for,
-    scales_for,
     short_name,
     source_line,
-    titled,
+    target_label,
 )
 
 TILE = 2.1  # inches, width of a picture
 
 
 @dataclass(frozen=True)
-class Sheet:
-    """Where tile (row, column) lies when every tile is `tile` wide, `tall` high and followed by `side` inches."""
+class TileGrid:
+    """The places of tiles that are `tile` wide, `tall` high and followed by `side` inches."""
 
     rows: int
     columns: int
@@ -42,45 +42,45 @@ class Sheet:
     side: float = GAP
 
     def corner(self, row: int, column: int) -> tuple[float, float]:
-        """Left and top of a tile's heading."""
+        """Return left and top of a tile's heading."""
         return MARGIN + column * (self.tile + self.side), MARGIN + row * (self.tall + HEADING + GAP)
 
-    def page(self, foot: float = FOOT) -> Page:
+    def canvas(self, foot: float = FOOT) -> Canvas:
         width = 2 * MARGIN + self.columns * (self.tile + self.side) - (GAP if self.side == GAP else 0)
-        return Page(width, 2 * MARGIN + self.rows * (self.tall + HEADING + GAP) - GAP + foot)
+        return Canvas(width, 2 * MARGIN + self.rows * (self.tall + HEADING + GAP) - GAP + foot)
 
 
-def explanation_figure(explanation: Explanation, look: PlotStyle | None = None) -> Figure:
-    """Photo and overlays with their colour bars: targets side by side, one row for each image.
+def explanation_figure(explanation: Explanation, style: PlotStyle | None = None) -> Figure:
+    """Return a figure with the photo and overlays with their colour bars: one row per image, targets side by side.
 
-    Where patches were chosen they are outlined, and a further picture shows the photo without them.
+    Chosen patches are outlined, and a further tile shows the photo without them.
     """
-    look = look or PlotStyle()
+    style = style or PlotStyle()
     groups = same_image(explanation)
     check_rows(len(groups))
-    scales = scales_for(explanation, numbers(explanation.maps), look)
+    scales = map_scales(explanation, numbers(explanation.maps), style)
     columns = max(len(group) for group in groups)
     side = BAR if explanation.chosen is None else BAR + TILE + GAP
-    sheet = Sheet(len(groups), columns, TILE, TILE * aspect_of(explanation), side)
+    grid = TileGrid(len(groups), columns, TILE, TILE * aspect_ratio(explanation), side)
     shift = TILE + GAP  # the photo's column, which needs no colour bar
-    body = sheet.page()
-    page = Page(body.width + shift, body.height)
+    body = grid.canvas()
+    canvas = Canvas(body.width + shift, body.height)
     for row, group in enumerate(groups):
-        left, top = sheet.corner(row, 0)
-        _photo_tile(page, explanation, group[0], left, top, sheet)
+        left, top = grid.corner(row, 0)
+        _photo_tile(canvas, explanation, group[0], left, top, grid)
         for column, item in enumerate(group):
-            left, top = sheet.corner(row, column)
-            _map_tile(page, explanation, item, scales[item], look, left + shift, top, sheet)
-            page.bar(scales[item], look.opacity, left + shift + sheet.tile + 0.06, top + HEADING, sheet.tall)
+            left, top = grid.corner(row, column)
+            _map_tile(canvas, explanation, item, scales[item], style, left + shift, top, grid)
+            canvas.colour_bar(scales[item], style.opacity, left + shift + grid.tile + 0.06, top + HEADING, grid.tall)
             if explanation.chosen is not None:
-                _rest_tile(page, explanation, item, left + shift + sheet.tile + BAR, top, sheet)
-    page.caption(*source_line(explanation), MARGIN, page.height - FOOT + 0.04, page.width - 2 * MARGIN)
-    return page.figure
+                _removal_tile(canvas, explanation, item, left + shift + grid.tile + BAR, top, grid)
+    canvas.caption(*source_line(explanation), MARGIN, canvas.height - FOOT + 0.04, canvas.width - 2 * MARGIN)
+    return canvas.figure
 
 
-def layers_figure(explanation: Explanation, look: PlotStyle | None = None) -> Figure:
-    """What each layer says: a strip of small overlays with layer numbers, one strip for each map."""
-    look = look or PlotStyle()
+def layers_figure(explanation: Explanation, style: PlotStyle | None = None) -> Figure:
+    """Return a figure with a strip of small overlays per map, one overlay per layer."""
+    style = style or PlotStyle()
     if explanation.layers is None:
         raise BadInput(
             f"'{explanation.method}' was computed without its layers; ask for them with cv.explain(…, layers=True) "
@@ -89,74 +89,77 @@ def layers_figure(explanation: Explanation, look: PlotStyle | None = None) -> Fi
         )
     layers = numbers(explanation.layers)  # [L, B, rows, cols]
     count, maps = layers.shape[:2]
-    columns = _strip(count + 2)  # the photo, the layers, the map they make together
+    columns = _strip_columns(count + 2)  # the photo, the layers, the map they make together
     lines = math.ceil((count + 2) / columns)
     check_rows(lines * maps)
     tile, label, title = 1.15, 0.19, 0.26
-    tall = tile * aspect_of(explanation)
+    tall = tile * aspect_ratio(explanation)
     block = title + lines * (tall + label + 0.06)
-    page = Page(2 * MARGIN + columns * (tile + GAP) - GAP, 2 * MARGIN + maps * (block + GAP) - GAP + FOOT)
+    canvas = Canvas(2 * MARGIN + columns * (tile + GAP) - GAP, 2 * MARGIN + maps * (block + GAP) - GAP + FOOT)
     for item in range(maps):
         top = MARGIN + item * (block + GAP)
-        page.write(
-            titled(explanation, item), MARGIN, top + 0.03, page.width - 2 * MARGIN, TITLE, bold=True, align="left"
-        )
-        photo, whole = photo_in(explanation, item), numbers(explanation.maps[item])
-        scales = [*scales_for(explanation, layers[:, item], look), scale_for(explanation, whole, look)]
-        names = [*(f"layer {layer}" for layer in range(count)), explanation.method]
-        pictures = [
-            overlay(photo, values, scale, look.opacity, look.smooth)
-            for values, scale in zip([*layers[:, item], whole], scales, strict=True)
-        ]
-        for number, (name, picture) in enumerate(
-            zip([short_name(explanation, item), *names], [photo, *pictures], strict=True)
-        ):
+        heading, width = target_label(explanation, item), canvas.width - 2 * MARGIN
+        canvas.write(heading, MARGIN, top + 0.03, width, TITLE, bold=True, align="left")
+        for number, (name, picture) in enumerate(_layer_tiles(explanation, layers[:, item], item, style)):
             row, column = divmod(number, columns)
             left, down = MARGIN + column * (tile + GAP), top + title + row * (tall + label + 0.06)
-            page.write(name, left, down + 0.04, tile, SMALL, PALE)
-            page.picture(picture, left, down + label, tile, tall)
-    note = "one colour scale for all layers" if look.shared else "each layer on its own colour scale"
+            canvas.write(name, left, down + 0.04, tile, SMALL, PALE)
+            canvas.image(picture, left, down + label, tile, tall)
+    note = "one colour scale for all layers" if style.shared else "each layer on its own colour scale"
     first, model, last = source_line(explanation)
-    page.caption(first, model, f"{last} · {note}", MARGIN, page.height - FOOT + 0.04, page.width - 2 * MARGIN)
-    return page.figure
+    canvas.caption(first, model, f"{last} · {note}", MARGIN, canvas.height - FOOT + 0.04, canvas.width - 2 * MARGIN)
+    return canvas.figure
 
 
-def _photo_tile(page: Page, explanation: Explanation, item: int, left: float, top: float, sheet: Sheet) -> None:
-    """The photo; its heading names the image and the classes the model considers."""
+def _layer_tiles(
+    explanation: Explanation, layer_maps: Array, item: int, style: PlotStyle
+) -> Iterator[tuple[str, Array]]:
+    """Yield the names and images of a strip: the photo, the layers [L, rows, cols], the whole map."""
+    photo, whole = explanation_photo(explanation, item), numbers(explanation.maps[item])
+    yield short_name(explanation, item), photo
+    scales = map_scales(explanation, layer_maps, style)
+    for layer, (values, scale) in enumerate(zip(layer_maps, scales, strict=True)):
+        yield f"layer {layer}", overlay(photo, values, scale, style.opacity, style.smooth)
+    scale = map_scale(explanation, whole, style)
+    yield explanation.method, overlay(photo, whole, scale, style.opacity, style.smooth)
+
+
+def _photo_tile(canvas: Canvas, explanation: Explanation, item: int, left: float, top: float, grid: TileGrid) -> None:
+    """Draw the photo; its heading names the image and the highest classes."""
     best = [named(guess.name, guess.probability, guess.score) for guess in guesses(explanation, item, 2)]
-    page.heading(short_name(explanation, item), " · ".join(best), left, top, sheet.tile)
-    page.picture(photo_in(explanation, item), left, top + HEADING, sheet.tile, sheet.tall)
+    canvas.heading(short_name(explanation, item), " · ".join(best), left, top, grid.tile)
+    canvas.image(explanation_photo(explanation, item), left, top + HEADING, grid.tile, grid.tall)
 
 
 def _map_tile(
-    page: Page,
+    canvas: Canvas,
     explanation: Explanation,
     item: int,
     scale: Scale,
-    look: PlotStyle,
+    style: PlotStyle,
     left: float,
     top: float,
-    sheet: Sheet,
+    grid: TileGrid,
 ) -> None:
-    page.heading(titled(explanation, item), explanation.method, left, top, sheet.tile)
+    canvas.heading(target_label(explanation, item), explanation.method, left, top, grid.tile)
     values = numbers(explanation.maps[item])
-    picture = overlay(photo_in(explanation, item), values, scale, look.opacity, look.smooth)
-    axes = page.picture(picture, left, top + HEADING, sheet.tile, sheet.tall)
-    outline(axes, chosen_in(explanation, item), picture.shape[:2], sheet.tile)
+    picture = overlay(explanation_photo(explanation, item), values, scale, style.opacity, style.smooth)
+    axes = canvas.image(picture, left, top + HEADING, grid.tile, grid.tall)
+    draw_outline(axes, chosen_patches(explanation, item), picture.shape[:2], grid.tile)
     if not explanation.class_specific:
-        page.badges([CLASS_AGNOSTIC], left + sheet.tile - 0.05, top + HEADING + 0.05)
+        canvas.badges([CLASS_AGNOSTIC], left + grid.tile - 0.05, top + HEADING + 0.05)
 
 
-def _rest_tile(page: Page, explanation: Explanation, item: int, left: float, top: float, sheet: Sheet) -> None:
-    """The photo without the chosen patches."""
-    chosen = chosen_in(explanation, item)
+def _removal_tile(canvas: Canvas, explanation: Explanation, item: int, left: float, top: float, grid: TileGrid) -> None:
+    """Draw the photo without the chosen patches."""
+    chosen = chosen_patches(explanation, item)
     assert chosen is not None
-    page.heading(*removed_in_words(explanation, item, chosen), left, top, sheet.tile)
-    rest = without(photo_in(explanation, item), chosen)
-    axes = page.picture(rest, left, top + HEADING, sheet.tile, sheet.tall)
-    outline(axes, chosen, rest.shape[:2], sheet.tile)
+    canvas.heading(*removal_labels(explanation, item, chosen), left, top, grid.tile)
+    rest = photo_without(explanation_photo(explanation, item), chosen)
+    axes = canvas.image(rest, left, top + HEADING, grid.tile, grid.tall)
+    draw_outline(axes, chosen, rest.shape[:2], grid.tile)
 
 
-def _strip(tiles: int) -> int:
-    """At most eight in a line, lines as equal as they can be."""
+def _strip_columns(tiles: int) -> int:
+    """Return the columns of a strip: at most eight, in lines as equal as they can be."""
     return math.ceil(tiles / math.ceil(tiles / 8))

@@ -1,4 +1,4 @@
-"""Layers × heads: what each head says, and beside it what the heads of a layer are fused to by min, mean and max."""
+"""Maps of single heads, layers × heads, next to the heads of a layer fused by min, mean and max."""
 
 from __future__ import annotations
 
@@ -12,25 +12,24 @@ from matplotlib.figure import Figure
 
 from clairvit.errors import BadInput
 from clairvit.methods.explanation import FUSIONS, Explanation, Heads
-from clairvit.plotting.canvas import MARGIN, PALE, SMALL, TITLE, Page
-from clairvit.plotting.colour import Array, Scale, scale_of
+from clairvit.plotting.canvas import MARGIN, PALE, SMALL, TITLE, Canvas
 from clairvit.plotting.labels import CLASS_AGNOSTIC
-from clairvit.plotting.overlay import numbers, overlay
+from clairvit.plotting.overlay import Array, Scale, numbers, overlay, scale_of
 from clairvit.plotting.style import PlotStyle
-from clairvit.plotting.tiles import FOOT, aspect_of, photo_in, same_image, short_name, titled
+from clairvit.plotting.tiles import FOOT, aspect_ratio, explanation_photo, same_image, short_name, target_label
 
 WIDE, HIGH = 13.0, 13.0  # inches for the tiles of a row or a column, if they can be that small
 LARGE, SMALLEST = 1.15, 0.5  # inches, width of a tile
 SEAM = 0.04  # between tiles
-AISLE = 0.2  # between the heads and what they are fused to
+GUTTER = 0.2  # between the heads and their fusions
 NAMES = 0.55  # on the left, for the layers
 TITLED = 0.44  # over a block: whose heads, and their numbers
-TALLEST = 80.0  # inches; a taller picture is no figure any more
+TALLEST = 80.0  # inches; a taller figure cannot be read
 
 
 @dataclass(frozen=True)
 class Grid:
-    """Where the tiles of one block lie; every block is one image, or one class of it."""
+    """The places of the tiles of one block; every block is one image, or one class of it."""
 
     layers: int
     heads: int
@@ -40,7 +39,7 @@ class Grid:
 
     @property
     def fused_left(self) -> float:
-        return MARGIN + NAMES + self.heads * (self.tile + SEAM) - SEAM + AISLE
+        return MARGIN + NAMES + self.heads * (self.tile + SEAM) - SEAM + GUTTER
 
     @property
     def wide(self) -> float:
@@ -52,12 +51,12 @@ class Grid:
 
     @property
     def high(self) -> float:
-        return TITLED + self.rows_high + (AISLE + self.tall if self.whole else 0.0)
+        return TITLED + self.rows_high + (GUTTER + self.tall if self.whole else 0.0)
 
 
-def heads_figure(explanation: Explanation, look: PlotStyle | None = None) -> Figure:
-    """A row for each layer, a column for each head, then min, mean and max over the heads; last the whole method."""
-    look = look or PlotStyle()
+def heads_figure(explanation: Explanation, style: PlotStyle | None = None) -> Figure:
+    """Return a figure with a row per layer, a column per head, then min, mean and max; last the whole method."""
+    style = style or PlotStyle()
     heads = explanation.heads
     if heads is None:
         raise BadInput(
@@ -65,103 +64,105 @@ def heads_figure(explanation: Explanation, look: PlotStyle | None = None) -> Fig
             "(a model that attends inside windows has none to show).",
             parameters={"by_head": "True"},
         )
-    items = _worth_showing(explanation, heads)
-    grid = arranged(heads, aspect_of(explanation))
-    height = 2 * MARGIN + len(items) * (grid.high + AISLE) - AISLE + FOOT
+    items = _distinct_items(explanation, heads)
+    grid = arrange_grid(heads, aspect_ratio(explanation))
+    height = 2 * MARGIN + len(items) * (grid.high + GUTTER) - GUTTER + FOOT
     if height > TALLEST:
         raise BadInput(
             f"The heads of {len(items)} maps make a figure {height:.0f} inches tall, too tall to read (at most "
-            f"{TALLEST:.0f}); write one file an image, or ask for fewer classes.",
+            f"{TALLEST:.0f}); write one file per image, or ask for fewer classes.",
             parameters={"out": "DIR"},
         )
-    page = Page(grid.wide, height)
+    canvas = Canvas(grid.wide, height)
     for number, item in enumerate(items):
-        _block(page, explanation, heads, item, grid, look, MARGIN + number * (grid.high + AISLE))
-    note = "one colour scale for all" if look.shared else "each map on its own colour scale"
+        _block(canvas, explanation, heads, item, grid, style, MARGIN + number * (grid.high + GUTTER))
+    note = "one colour scale for all" if style.shared else "each map on its own colour scale"
     agnostic = "" if _class_specific(explanation, heads) else f" · {CLASS_AGNOSTIC} the same for all classes"
     last = f" · rows as the model's head reads them · {note}{agnostic}"
-    first, width = f"{heads.method}, head by head · ", page.width - 2 * MARGIN
-    page.caption(first, explanation.model, last, MARGIN, page.height - FOOT + 0.04, width)
-    return page.figure
+    first, width = f"{heads.method}, head by head · ", canvas.width - 2 * MARGIN
+    canvas.caption(first, explanation.model, last, MARGIN, canvas.height - FOOT + 0.04, width)
+    return canvas.figure
 
 
-def arranged(heads: Heads, aspect: float) -> Grid:
+def arrange_grid(heads: Heads, aspect: float) -> Grid:
     layers, count = heads.maps.shape[:2]
     tile = min(LARGE, WIDE / (count + len(FUSIONS)) - SEAM, (HIGH / (layers + 1) - SEAM) / aspect)
     tile = max(SMALLEST, tile)
     return Grid(layers, count, tile, tile * aspect, heads.whole is not None)
 
 
-def _worth_showing(explanation: Explanation, heads: Heads) -> list[int]:
-    """One block for each map; heads that are the same for all classes of an image are drawn once."""
+def _distinct_items(explanation: Explanation, heads: Heads) -> list[int]:
+    """Return the items to draw; heads that are the same for all classes of an image are drawn once."""
     specific = _class_specific(explanation, heads)
     return [item for group in same_image(explanation) for item in (group if specific else group[:1])]
 
 
 def _class_specific(explanation: Explanation, heads: Heads) -> bool:
-    """The attention's own heads know of no class, whatever the method."""
+    """Return whether the maps differ between classes: attention weights do not, whatever the method."""
     return explanation.class_specific and heads.method == explanation.method
 
 
 def _block(
-    page: Page, explanation: Explanation, heads: Heads, item: int, grid: Grid, look: PlotStyle, top: float
+    canvas: Canvas, explanation: Explanation, heads: Heads, item: int, grid: Grid, style: PlotStyle, top: float
 ) -> None:
     maps, fused = numbers(heads.maps[:, :, item]), numbers(heads.fused[:, :, item])  # [L, H, rows, cols], [L, 3, …]
     whole = None if heads.whole is None else numbers(heads.whole[:, item])[None]  # [1, 3, rows, cols]
     everything = [maps, fused] if whole is None else [maps, fused, whole]
-    together = scale_of(np.concatenate([part.ravel() for part in everything]), _signed(everything), look)
-    photo = _smaller(photo_in(explanation, item), math.ceil(grid.tile * look.dpi))
+    together = scale_of(np.concatenate([part.ravel() for part in everything]), _signed(everything), style)
+    photo = _downscaled(explanation_photo(explanation, item), math.ceil(grid.tile * style.dpi))
 
     def picture(parts: Array, left: float, down: float) -> None:
         rows, columns = parts.shape[:2]
-        image = mosaic(photo, parts, together if look.shared else None, look, SEAM / grid.tile)
-        page.picture(image, left, down, columns * (grid.tile + SEAM) - SEAM, rows * (grid.tall + SEAM) - SEAM)
+        image = mosaic(photo, parts, together if style.shared else None, style, SEAM / grid.tile)
+        canvas.image(image, left, down, columns * (grid.tile + SEAM) - SEAM, rows * (grid.tall + SEAM) - SEAM)
 
     name = short_name(explanation, item)
     if _class_specific(explanation, heads):
-        name += f" · {titled(explanation, item)}"
-    page.write(f"{name} · {heads.method}", MARGIN, top + 0.02, page.width - 2 * MARGIN, TITLE, bold=True, align="left")
+        name += f" · {target_label(explanation, item)}"
+    canvas.write(
+        f"{name} · {heads.method}", MARGIN, top + 0.02, canvas.width - 2 * MARGIN, TITLE, bold=True, align="left"
+    )
     start, down = MARGIN + NAMES, top + TITLED
-    _numbers(page, [f"head {head}" for head in range(grid.heads)], start, down - 0.15, grid.tile)
-    _numbers(page, FUSIONS, grid.fused_left, down - 0.15, grid.tile)
+    _write_names(canvas, [f"head {head}" for head in range(grid.heads)], start, down - 0.15, grid.tile)
+    _write_names(canvas, FUSIONS, grid.fused_left, down - 0.15, grid.tile)
     for layer in range(grid.layers):
         middle = down + layer * (grid.tall + SEAM) + grid.tall / 2 - 0.05
-        page.write(f"layer {layer}", MARGIN, middle, NAMES - 0.08, SMALL, PALE, align="right")
+        canvas.write(f"layer {layer}", MARGIN, middle, NAMES - 0.08, SMALL, PALE, align="right")
     picture(maps, start, down)
     picture(fused, grid.fused_left, down)
     if whole is not None:
-        last = down + grid.rows_high + AISLE
+        last = down + grid.rows_high + GUTTER
         across = grid.fused_left - MARGIN - 0.08
-        words, middle = f"{heads.method} over all its layers, heads fused in each", last + grid.tall / 2 - 0.05
-        page.write(words, MARGIN, middle, across, SMALL, PALE, align="right")
+        text, middle = f"{heads.method} over all its layers, heads fused in each", last + grid.tall / 2 - 0.05
+        canvas.write(text, MARGIN, middle, across, SMALL, PALE, align="right")
         picture(whole, grid.fused_left, last)
 
 
-def mosaic(photo: Array, maps: Array, scale: Scale | None, look: PlotStyle, seam: float) -> Array:
-    """[R, C, rows, cols] -> one picture of R × C overlays, white between them. Hundreds of axes would take minutes."""
+def mosaic(photo: Array, maps: Array, scale: Scale | None, style: PlotStyle, seam: float) -> Array:
+    """Return R × C overlays as one image, [R, C, rows, cols] -> [H, W, 3]: hundreds of axes would take minutes."""
     high, wide = photo.shape[:2]
     gap = max(1, round(seam * wide))
     rows, columns = maps.shape[:2]
-    sheet = np.ones((rows * (high + gap) - gap, columns * (wide + gap) - gap, 3))
+    image = np.ones((rows * (high + gap) - gap, columns * (wide + gap) - gap, 3))
     for row, column in np.ndindex(rows, columns):
         values = maps[row, column]
-        own = scale or scale_of(values, _signed([values]), look)
+        map_scale = scale or scale_of(values, _signed([values]), style)
         down, left = row * (high + gap), column * (wide + gap)
-        sheet[down : down + high, left : left + wide] = overlay(photo, values, own, look.opacity, look.smooth)
-    return sheet
+        image[down : down + high, left : left + wide] = overlay(photo, values, map_scale, style.opacity, style.smooth)
+    return image
 
 
-def _numbers(page: Page, names: Sequence[str], left: float, top: float, tile: float) -> None:
+def _write_names(canvas: Canvas, names: Sequence[str], left: float, top: float, tile: float) -> None:
     for place, name in enumerate(names):
-        page.write(name, left + place * (tile + SEAM), top, tile, SMALL, PALE)
+        canvas.write(name, left + place * (tile + SEAM), top, tile, SMALL, PALE)
 
 
 def _signed(parts: Sequence[Array]) -> bool:
     return any(bool((part < 0).any()) for part in parts)
 
 
-def _smaller(photo: Array, width: int) -> Array:
-    """[H, W, 3] no wider than it will be drawn."""
+def _downscaled(photo: Array, width: int) -> Array:
+    """Return a photo [H, W, 3] no wider than it will be drawn."""
     if photo.shape[1] <= width:
         return photo
     size = (max(1, round(photo.shape[0] * width / photo.shape[1])), width)

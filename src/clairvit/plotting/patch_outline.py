@@ -1,4 +1,4 @@
-"""Chosen patches: outlined on a picture, and taken out of the photo."""
+"""Chosen patches: outlined on an image, and removed from the photo."""
 
 from __future__ import annotations
 
@@ -9,67 +9,69 @@ from matplotlib.collections import LineCollection
 from numpy.typing import NDArray
 
 from clairvit.methods.explanation import Explanation
-from clairvit.plotting.colour import Array
+from clairvit.plotting.overlay import Array
 
 Patches: TypeAlias = NDArray[np.bool_]  # [rows, cols]
 Segment: TypeAlias = tuple[tuple[float, float], tuple[float, float]]  # (x, y) to (x, y), in pixels
 
-UNDER, OVER = ("black", 2.4), ("white", 1.1)  # points on a tile 2.1 inches wide: dark beside light shows on any photo
+UNDER, OVER = ("black", 2.4), ("white", 1.1)  # points on a tile 2.1 inches wide: dark next to light shows on any photo
 USUAL_TILE = 2.1
 NARROWEST = 0.5  # of those widths, on small tiles
-PAPER, STRIPE = 0.93, 0.68  # grey of what is taken out, and of the stripes across it: no photo looks so
-STRIPES = 24  # along the longer side of the picture
+PAPER, STRIPE = 0.93, 0.68  # grey of removed patches, and of the stripes across them
+STRIPES = 24  # along the longer side of the image
 
 
-def chosen_in(explanation: Explanation, item: int) -> Patches | None:
-    """The patches that were chosen for one map, if its method chooses any."""
+def chosen_patches(explanation: Explanation, item: int) -> Patches | None:
+    """Return the patches that were chosen for one map; None if its method chooses none."""
     if explanation.chosen is None:
         return None
     return np.asarray(explanation.chosen[item].detach().cpu().numpy(), dtype=np.bool_)
 
 
-def edges(chosen: Patches, size: tuple[int, ...]) -> list[Segment]:
-    """The sides of chosen patches that have no chosen patch beside them, on a picture of `size` (H, W) pixels."""
+def boundary_segments(chosen: Patches, size: tuple[int, ...]) -> list[Segment]:
+    """Return the sides of chosen patches without a chosen neighbour, on an image of `size` (H, W) pixels."""
     rows, cols = chosen.shape
     high, wide = size[0] / rows, size[1] / cols
-    around = np.pad(chosen, 1)
-    # A pixel's centre has whole coordinates, so the picture begins half a pixel before 0.
-    level = [
+    padded = np.pad(chosen, 1)
+    # A pixel's centre has whole coordinates, so the image begins half a pixel before 0.
+    horizontal = [
         ((c * wide - 0.5, r * high - 0.5), ((c + 1) * wide - 0.5, r * high - 0.5))
-        for r, c in np.argwhere(around[:-1, 1:-1] != around[1:, 1:-1]).tolist()
+        for r, c in np.argwhere(padded[:-1, 1:-1] != padded[1:, 1:-1]).tolist()
     ]
-    upright = [
+    vertical = [
         ((c * wide - 0.5, r * high - 0.5), (c * wide - 0.5, (r + 1) * high - 0.5))
-        for r, c in np.argwhere(around[1:-1, :-1] != around[1:-1, 1:]).tolist()
+        for r, c in np.argwhere(padded[1:-1, :-1] != padded[1:-1, 1:]).tolist()
     ]
-    return level + upright
+    return horizontal + vertical
 
 
-def outline(axes: Any, chosen: Patches | None, size: tuple[int, ...], tile: float) -> None:
-    """A white line with black beside it around the chosen patches, thinner on small tiles."""
+def draw_outline(axes: Any, chosen: Patches | None, size: tuple[int, ...], tile: float) -> None:
+    """Draw a white line with black edges around the chosen patches, thinner on small tiles."""
     if chosen is None or not chosen.any():
         return
     scale = max(NARROWEST, min(1.0, tile / USUAL_TILE))
     for colour, width in (UNDER, OVER):
-        lines = LineCollection(edges(chosen, size), colors=colour, linewidths=width * scale, capstyle="projecting")
+        lines = LineCollection(
+            boundary_segments(chosen, size), colors=colour, linewidths=width * scale, capstyle="projecting"
+        )
         lines.set_clip_on(False)  # at the border of the photo the line would be half as wide
         axes.add_collection(lines, autolim=False)
 
 
-def without(photo: Array, chosen: Patches) -> Array:
-    """[H, W, 3] with grey stripes where the chosen patches were."""
+def photo_without(photo: Array, chosen: Patches) -> Array:
+    """Return a photo [H, W, 3] with grey stripes where the chosen patches were."""
     height, width = photo.shape[:2]
     y, x = np.mgrid[:height, :width]
-    gone = chosen[y * chosen.shape[0] // height, x * chosen.shape[1] // width]
+    removed = chosen[y * chosen.shape[0] // height, x * chosen.shape[1] // width]
     wide = max(1, round(max(height, width) / (2 * STRIPES)))
     stripes = np.where((x + y) // wide % 2 == 0, PAPER, STRIPE)[..., None]
-    return np.where(gone[..., None], stripes, photo)
+    return np.where(removed[..., None], stripes, photo)
 
 
-def removed_in_words(explanation: Explanation, item: int, chosen: Patches) -> tuple[str, str]:
-    """Title and subtitle of the photo without them."""
+def removal_labels(explanation: Explanation, item: int, chosen: Patches) -> tuple[str, str]:
+    """Return title and subtitle of the photo without the chosen patches."""
     count, target = int(chosen.sum()), explanation.targets[item]
     if not count:
         return "no patch taken out", "no set was found, or none was needed"
-    what = f"without {count} of {chosen.size} patches"
-    return what, f"no longer {target}" if explanation.classes[item] is not None else f"{target} is no longer above 0"
+    title = f"without {count} of {chosen.size} patches"
+    return title, f"no longer {target}" if explanation.classes[item] is not None else f"{target} is no longer above 0"

@@ -1,21 +1,19 @@
-"""Write an explanation as its suffix says: a picture, a record or the raw maps. A file is whole or not there."""
+"""Write explanations as figures, JSON records or arrays, as the suffix of the file says."""
 
 from __future__ import annotations
 
 import io
-import json
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from clairvit._io import atomic_write
+from clairvit._io import atomic_write, dumps_json, to_json, write_json
 from clairvit.data.hashing import plain_preprocess
 from clairvit.errors import BadInput
 from clairvit.methods.explanation import FUSIONS, Explanation, Heads
-from clairvit.plotting.labels import guesses, statistics
+from clairvit.plotting.labels import guesses, map_statistics
 from clairvit.plotting.overlay import numbers
 from clairvit.plotting.style import PlotStyle, plot_style
 
@@ -23,7 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PICTURES = (".png", ".jpg", ".jpeg", ".pdf", ".svg")
-DRAWN = {"pdf.fonttype": 42, "svg.hashsalt": "clairvit", "text.hinting": "none"}  # matplotlib's settings
+RC_PARAMS = {"pdf.fonttype": 42, "svg.hashsalt": "clairvit", "text.hinting": "none"}
 SUFFIXES = (*PICTURES, ".json", ".npz")
 NOTEBOOK_IMAGES = 4  # of a comparison, in a notebook cell
 
@@ -39,7 +37,7 @@ def save(explanation: Explanation, path: Path | str, **display: Any) -> Path:
         return write_figure(draw(explanation, chosen), path, chosen)
     if check_suffix(path) == ".json":
         return write_json(record(explanation), path)
-    return atomic_write(Path(path), _npz({"": explanation}))
+    return atomic_write(path, _npz({"": explanation}))
 
 
 def save_comparison(explanations: Mapping[str, Explanation], path: Path | str, **display: Any) -> Path:
@@ -51,7 +49,7 @@ def save_comparison(explanations: Mapping[str, Explanation], path: Path | str, *
         return write_figure(comparison_figure(explanations, chosen), path, chosen)
     if check_suffix(path) == ".json":
         return write_json({name: record(explanation) for name, explanation in explanations.items()}, path)
-    return atomic_write(Path(path), _npz(explanations))
+    return atomic_write(path, _npz(explanations))
 
 
 def explanation_png(explanation: Explanation) -> bytes:
@@ -71,7 +69,7 @@ def comparison_png(explanations: Mapping[str, Explanation]) -> bytes:
 
 
 def record(explanation: Explanation, values: bool = True) -> dict[str, Any]:
-    """Everything worth keeping, as plain JSON values under the names of `Explanation`; lists have one entry a map."""
+    """Return an explanation as JSON values under the names of `Explanation`; lists have one entry per map."""
     items = range(len(explanation))
     content = {
         "method": explanation.method,
@@ -92,32 +90,32 @@ def record(explanation: Explanation, values: bool = True) -> dict[str, Any]:
         "names": list(explanation.names),
         "targets": list(explanation.targets),
         "classes": list(explanation.classes),
-        "probabilities": _plain(list(explanation.probabilities)),
-        "class_scores": _plain(list(explanation.class_scores)),
+        "probabilities": list(explanation.probabilities),
+        "class_scores": list(explanation.class_scores),
         "top": [[vars(guess) for guess in guesses(explanation, item)] for item in items],
-        "statistics": [statistics(explanation.maps[item]) for item in items],
+        "statistics": [map_statistics(explanation.maps[item]) for item in items],
         "standard_error": None
         if explanation.standard_error is None
-        else [statistics(explanation.standard_error[item]) for item in items],
+        else [map_statistics(explanation.standard_error[item]) for item in items],
         "chosen": None
         if explanation.chosen is None
         else [one.nonzero().tolist() for one in explanation.chosen],  # (row, column) of each
         "layer_statistics": None
         if explanation.layers is None
-        else [[statistics(layer[item]) for item in items] for layer in explanation.layers],
-        "heads": None if explanation.heads is None else _about_heads(explanation.heads),
+        else [[map_statistics(layer[item]) for item in items] for layer in explanation.layers],
+        "heads": None if explanation.heads is None else _describe_heads(explanation.heads),
     }
     if values:
-        content["maps"] = _plain(numbers(explanation.maps).tolist())
+        content["maps"] = numbers(explanation.maps).tolist()
         if explanation.standard_error is not None:
-            content["standard_error_maps"] = _plain(numbers(explanation.standard_error).tolist())
+            content["standard_error_maps"] = numbers(explanation.standard_error).tolist()
         if explanation.layers is not None:
-            content["layer_maps"] = _plain(numbers(explanation.layers).tolist())
-    return content
+            content["layer_maps"] = numbers(explanation.layers).tolist()
+    return dict(to_json(content))
 
 
-def _about_heads(heads: Heads) -> dict[str, Any]:
-    """What the arrays of a .npz are: `heads` [layers, heads, …], `fused` [layers, fusions, …], `fused_whole`."""
+def _describe_heads(heads: Heads) -> dict[str, Any]:
+    """Describe the arrays of a .npz: `heads` [layers, heads, …], `fused` [layers, fusions, …], `fused_whole`."""
     return {
         "method": heads.method,
         "layers": heads.maps.shape[0],
@@ -127,22 +125,9 @@ def _about_heads(heads: Heads) -> dict[str, Any]:
     }
 
 
-def write_json(content: Any, path: Path | str) -> Path:
-    return atomic_write(Path(path), (dumps(content) + "\n").encode())
-
-
-def write_text(text: str, path: Path | str) -> Path:
-    return atomic_write(Path(path), text.encode())
-
-
-def dumps(content: Any) -> str:
-    """JSON that every reader accepts: no NaN, no Infinity."""
-    return json.dumps(content, ensure_ascii=False, allow_nan=False, indent=1)
-
-
 def write_figure(figure: Figure, path: Path | str, chosen: PlotStyle | None = None) -> Path:
-    """A matplotlib figure to .png, .jpg, .pdf or .svg."""
-    return atomic_write(Path(path), figure_bytes(figure, check_suffix(path), chosen))
+    """Write a matplotlib figure to .png, .jpg, .pdf or .svg."""
+    return atomic_write(path, figure_bytes(figure, check_suffix(path), chosen))
 
 
 def figure_bytes(figure: Figure, suffix: str, chosen: PlotStyle | None = None) -> bytes:
@@ -151,9 +136,9 @@ def figure_bytes(figure: Figure, suffix: str, chosen: PlotStyle | None = None) -
 
     buffer = io.BytesIO()
     # Type 42: real fonts, which journals ask for. No date and a fixed salt: the same map gives the same file.
-    # No hinting: it sets small letters up to a fifth wider than the page has measured them (`page.text_width`).
+    # No hinting: it sets small letters up to a fifth wider than `canvas.text_width` measures them.
     undated = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}}
-    with matplotlib.rc_context(DRAWN):
+    with matplotlib.rc_context(RC_PARAMS):
         figure.savefig(
             buffer, format=suffix[1:], dpi=(chosen or PlotStyle()).dpi, facecolor="white", metadata=undated.get(suffix)
         )
@@ -161,7 +146,7 @@ def figure_bytes(figure: Figure, suffix: str, chosen: PlotStyle | None = None) -
 
 
 def _npz(explanations: Mapping[str, Explanation]) -> bytes:
-    """`maps`, `layers`, `heads`, `logits`, `about` (JSON), …; in a comparison each name begins with 'METHOD/'."""
+    """Return arrays `maps`, `layers`, `heads`, `logits`, `about` (JSON), …; of a comparison as 'METHOD/maps'."""
     arrays: dict[str, Any] = {}
     for name, explanation in explanations.items():
         start = f"{name}/" if name else ""
@@ -178,23 +163,16 @@ def _npz(explanations: Mapping[str, Explanation]) -> bytes:
             arrays[f"{start}fused"] = numbers(explanation.heads.fused).astype(np.float32)
             if explanation.heads.whole is not None:
                 arrays[f"{start}fused_whole"] = numbers(explanation.heads.whole).astype(np.float32)
-        arrays[f"{start}about"] = np.array(dumps(record(explanation, values=False)))
+        arrays[f"{start}about"] = np.array(dumps_json(record(explanation, values=False)))
     buffer = io.BytesIO()
     np.savez_compressed(buffer, **arrays)
     return buffer.getvalue()
 
 
-def _plain(values: Any) -> Any:
-    """Nested lists with null for what is not finite, because JSON has no NaN."""
-    if isinstance(values, list):
-        return [_plain(value) for value in values]
-    return None if values is None or not math.isfinite(values) else values
-
-
 def check_suffix(path: Path | str) -> str:
-    """The suffix in lower case, if it is one we can write."""
+    """Return the suffix in lower case; raise BadInput if it is none that can be written."""
     suffix = Path(path).suffix.lower()
     if suffix not in SUFFIXES:
-        seen = f"ends in '{suffix}'" if suffix else "has no suffix"
-        raise BadInput(f"'{path}' {seen}; write to a name that ends in {', '.join(SUFFIXES)}.")
+        problem = f"ends in '{suffix}'" if suffix else "has no suffix"
+        raise BadInput(f"'{path}' {problem}; write to a name that ends in {', '.join(SUFFIXES)}.")
     return suffix

@@ -1,4 +1,4 @@
-"""Look: how a map is drawn. Nothing here changes what is stored."""
+"""Display options. Nothing here changes what is stored."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from clairvit.errors import BadInput, UnknownName, did_you_mean
 
 @dataclass(frozen=True)
 class PlotStyle:
-    """Display options of `save` and the figures; the defaults are what we would print in a paper."""
+    """Display options of `save` and the figures."""
 
     cmap: str | None = None  # a matplotlib name; None: sequential or diverging, as the method is signed or not
-    robust: float = 1.0  # per cent cut off at each end of the colour scale, lest one hot patch hide the rest; 0: none
+    robust: float = 1.0  # per cent clipped at each end of the colour scale, against single extreme patches; 0: none
     opacity: float = 0.8  # of the strongest patch; weaker ones are more transparent
     smooth: bool = True  # bilinear; False shows the patches themselves
     shared: bool = False  # one colour scale for all maps of the figure instead of one for each
@@ -32,7 +32,7 @@ class PlotStyle:
 
 
 def plot_style(options: Mapping[str, Any]) -> PlotStyle:
-    """A Look from keyword options; a misspelt one is refused by name."""
+    """Return the style of keyword options; raise UnknownName for a misspelt one."""
     known = [field.name for field in fields(PlotStyle)]
     for name in options:
         if name not in known:

@@ -1,4 +1,4 @@
-"""What the figures share: titles, photos, colour scales, and how tall a figure may be."""
+"""Parts that figures of explanations share: labels, photos, colour scales, and the largest number of rows."""
 
 from __future__ import annotations
 
@@ -6,17 +6,16 @@ from pathlib import PurePath
 
 from clairvit.errors import BadInput
 from clairvit.methods.explanation import Explanation
-from clairvit.plotting.colour import Array, Scale, scale_of
 from clairvit.plotting.labels import named
-from clairvit.plotting.overlay import photo_of
+from clairvit.plotting.overlay import Array, Scale, photo_of, scale_of
 from clairvit.plotting.style import PlotStyle
 
 FOOT = 0.24  # inches, the line under a figure
-MOST_ROWS = 40  # a taller picture is no figure any more
+MOST_ROWS = 40  # of tiles; a taller figure cannot be read
 
 
 def same_image(explanation: Explanation) -> list[list[int]]:
-    """Maps of the same image, which stand in one row: neighbours with the same name and the same pixels."""
+    """Return the items of each image: neighbours with the same name and the same pixels, which share a row."""
     groups: list[list[int]] = []
     for item, name in enumerate(explanation.names):
         previous = groups[-1][-1] if groups else None
@@ -31,33 +30,36 @@ def same_image(explanation: Explanation) -> list[list[int]]:
     return groups
 
 
-def scales_for(explanation: Explanation, maps: Array, look: PlotStyle) -> list[Scale]:
-    """One scale for each map, or the same for all of them."""
-    if look.shared:
-        return [scale_for(explanation, maps, look)] * len(maps)
-    return [scale_for(explanation, values, look) for values in maps]
+def map_scales(explanation: Explanation, maps: Array, style: PlotStyle) -> list[Scale]:
+    """Return one scale per map, or the same for all of them."""
+    if style.shared:
+        return [map_scale(explanation, maps, style)] * len(maps)
+    return [map_scale(explanation, values, style) for values in maps]
 
 
-def scale_for(explanation: Explanation, values: Array, look: PlotStyle) -> Scale:
-    return scale_of(values, explanation.signed, look)
+def map_scale(explanation: Explanation, values: Array, style: PlotStyle) -> Scale:
+    """Return the scale of one map, or of several that share it."""
+    return scale_of(values, explanation.signed, style)
 
 
-def photo_in(explanation: Explanation, item: int) -> Array:
+def explanation_photo(explanation: Explanation, item: int) -> Array:
+    """Return the photo of one map, [H, W, 3] from 0 to 1."""
     return photo_of(explanation.pixels[item], explanation.preprocess)
 
 
-def titled(explanation: Explanation, item: int) -> str:
+def target_label(explanation: Explanation, item: int) -> str:
+    """Return the target of one map with its probability or score."""
     score = explanation.class_scores[item] if explanation.classifier else None
     return named(explanation.targets[item], explanation.probabilities[item], score)
 
 
 def short_name(explanation: Explanation, item: int) -> str:
-    """The file without its folders."""
+    """Return the name of the image without its folders."""
     return PurePath(explanation.names[item]).name or explanation.names[item]
 
 
 def source_line(explanation: Explanation) -> tuple[str, str, str]:
-    """Return method, model and what is explained; the model's name is what may be shortened."""
+    """Return method, model and what is explained; the model's name may be shortened."""
     words = {"prob": "probability", "logprob": "log probability"}
     if explanation.activation == "raw":
         words["logit"] = "score"  # a raw score is no logit: no probability belongs to it
@@ -68,14 +70,16 @@ def source_line(explanation: Explanation) -> tuple[str, str, str]:
     return f"{explanation.method} · ", explanation.model, f" · {explained}"
 
 
-def aspect_of(explanation: Explanation) -> float:
+def aspect_ratio(explanation: Explanation) -> float:
+    """Return height / width of the images."""
     height, width = explanation.pixels.shape[-2:]
     return float(height / width)
 
 
 def check_rows(rows: int) -> None:
+    """Raise BadInput for a figure of too many rows."""
     if rows > MOST_ROWS:
         raise BadInput(
-            f"A figure of {rows} rows is too tall to read (at most {MOST_ROWS}); write one file an image.",
+            f"A figure of {rows} rows is too tall to read (at most {MOST_ROWS}); write one file per image.",
             parameters={"out": "DIR"},
         )

@@ -1,111 +1,149 @@
-"""Blocks: what a report is made of before it becomes HTML, Markdown or CSV. All text is plain, to be escaped."""
+"""The content of a report before it becomes HTML, Markdown or CSV. All text is plain; templates escape it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from itertools import groupby
+from typing import Any, ClassVar, TypeAlias
+
+from clairvit._io import to_json
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One place of a table; `more` is set smaller under the text, `order` is what a column is sorted by."""
+    """A table cell; `detail` is set smaller under the text, columns are sorted by `sort_key`."""
 
     text: str
-    more: str = ""
+    detail: str = ""
     best: bool = False
-    order: float | None = None
-    tint: float = 0.0  # -1 … 1, of a matrix
+    sort_key: float | None = None
+    tint: float = 0.0  # -1 … 1, background of a cell of a matrix
 
 
 @dataclass(frozen=True)
 class Column:
+    """A column heading; `note` is set smaller under the title."""
+
     title: str
     number: bool = True  # right-aligned
-    note: str = ""  # smaller, under the title
+    note: str = ""
 
 
 @dataclass(frozen=True)
 class Row:
-    cells: tuple[Cell, ...]  # the first is what the row is about
-    apart: bool = False  # below a line of its own: a baseline
+    """A table row; the first cell is its heading, baselines stand below a line of their own."""
+
+    cells: tuple[Cell, ...]
+    baseline: bool = False
 
 
 @dataclass(frozen=True)
 class Table:
-    """`records` hold the same numbers unrounded; tables of one `kind` share a CSV file."""
+    """A table; `records` hold the same numbers unrounded, and tables of one `kind` share a CSV file."""
 
+    block: ClassVar[str] = "table"
     kind: str
     caption: str
     columns: tuple[Column, ...]
     rows: tuple[Row, ...]
     records: tuple[Mapping[str, Any], ...] = ()
     notes: tuple[str, ...] = ()
+    grouped: bool = False  # rows with the same first cell belong together
+
+    @property
+    def row_groups(self) -> list[tuple[bool, list[Row]]]:
+        """Return neighbouring rows that are baselines, or are not, together."""
+        return [(baseline, list(rows)) for baseline, rows in groupby(self.rows, key=lambda row: row.baseline)]
 
 
 @dataclass(frozen=True)
 class Text:
+    """A paragraph; `lead` marks the sentence that sums up a section."""
+
+    block: ClassVar[str] = "text"
     text: str
-    lead: bool = False  # the sentence a hurried reader reads
+    lead: bool = False
+
+
+@dataclass(frozen=True)
+class Item:
+    """A list item that may begin with a term, set bold."""
+
+    text: str
+    term: str = ""
 
 
 @dataclass(frozen=True)
 class Items:
-    """A list; the words before a '\\t' are set bold."""
+    """A bulleted list, with records as a table has them."""
 
-    items: tuple[str, ...]
+    block: ClassVar[str] = "items"
+    items: tuple[Item, ...]
     kind: str = ""
-    records: tuple[Mapping[str, Any], ...] = ()  # as a table has them
+    records: tuple[Mapping[str, Any], ...] = ()
 
 
 @dataclass(frozen=True)
 class Facts:
-    """Terms and what they are here."""
+    """Pairs of a term and its value."""
 
+    block: ClassVar[str] = "facts"
     pairs: tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True)
 class Tile:
-    """One picture of an example."""
+    """A small image with a name and a value; `source` is a data URI."""
 
-    source: str  # a data URI
+    source: str
     alternative: str
     text: str
-    more: str = ""
+    detail: str = ""
 
 
 @dataclass(frozen=True)
-class Key:
-    """One line of a chart's legend: which stroke is whose."""
+class Example:
+    """Images side by side: a photo and its maps."""
 
-    stroke: str  # a class of the style sheet
+    block: ClassVar[str] = "example"
+    caption: str
+    tiles: tuple[Tile, ...]
+
+
+@dataclass(frozen=True)
+class LegendEntry:
+    """A line of a chart's legend; `style` is CSS for its stroke."""
+
+    style: str
     text: str
-    more: str = ""
+    value: str = ""
 
 
 @dataclass(frozen=True)
-class Figure:
-    """A drawing (SVG of our own making, all its text escaped) or tiles, and what they show."""
+class Chart:
+    """An inline SVG, its caption and its legend."""
 
     caption: str
-    drawing: str = ""
-    keys: tuple[Key, ...] = ()
-    tiles: tuple[Tile, ...] = ()
+    svg: str
+    legend: tuple[LegendEntry, ...] = ()
 
 
 @dataclass(frozen=True)
-class Figures:
-    """Charts side by side where there is room."""
+class Charts:
+    """Charts side by side where the page is wide enough."""
 
-    figures: tuple[Figure, ...]
+    block: ClassVar[str] = "charts"
+    charts: tuple[Chart, ...]
 
 
-Block: TypeAlias = "Table | Text | Items | Facts | Figure | Figures"
+Block: TypeAlias = "Table | Text | Items | Facts | Example | Charts"
 
 
 @dataclass(frozen=True)
 class Section:
+    """A heading, blocks, and sections below it."""
+
     title: str
     blocks: Sequence[Block] = ()
     sections: Sequence[Section] = field(default=())
@@ -113,19 +151,21 @@ class Section:
 
 @dataclass(frozen=True)
 class Document:
+    """A whole report; `warnings` are shown before everything else."""
+
     title: str
     about: str
     sections: tuple[Section, ...]
-    warnings: tuple[str, ...] = ()  # shown before everything else: the study is not complete
+    warnings: tuple[str, ...] = ()
 
-    def tables(self) -> dict[str, list[Mapping[str, Any]]]:
-        """Kind -> records, of all sections."""
-        found: dict[str, list[Mapping[str, Any]]] = {}
-        waiting = list(self.sections)
-        while waiting:
-            section = waiting.pop(0)
-            waiting = [*section.sections, *waiting]
+    def tables(self) -> dict[str, list[dict[str, Any]]]:
+        """Return the records of all sections by kind, None for numbers that are not finite."""
+        records: dict[str, list[dict[str, Any]]] = {}
+        remaining = list(self.sections)
+        while remaining:
+            section = remaining.pop(0)
+            remaining = [*section.sections, *remaining]
             for block in section.blocks:
                 if isinstance(block, Table | Items) and block.kind:
-                    found.setdefault(block.kind, []).extend(block.records)
-        return found
+                    records.setdefault(block.kind, []).extend(to_json(record) for record in block.records)
+        return records

@@ -1,4 +1,4 @@
-"""Gallery: images that are worth a look, explained again by the study's own model."""
+"""Example images of a report, chosen by their scores and explained again by the study's own model."""
 
 from __future__ import annotations
 
@@ -20,23 +20,21 @@ from clairvit.methods.explanation import Explanation
 from clairvit.metrics.accumulator import Prediction
 from clairvit.models.images import Batch
 from clairvit.models.model import Model
-from clairvit.plotting.colour import Array, scale_of
-from clairvit.plotting.labels import named
-from clairvit.plotting.overlay import numbers, overlay, photo_of
-from clairvit.report.blocks import Figure, Tile
-from clairvit.report.numbers import places_for, short
-from clairvit.report.ranking import turned
-from clairvit.report.study_results import Findings
+from clairvit.plotting.labels import decimals_for, format_number, named
+from clairvit.plotting.overlay import Array, numbers, overlay, photo_of, scale_of
+from clairvit.report.blocks import Example, Tile
+from clairvit.report.ranking import higher_is_better
+from clairvit.report.study_results import StudyResults
 
-MOST_METHODS = 6  # tiles beside the photo
-SIDE = 176  # pixels of a tile
-QUALITY = 82
-Opener = Callable[[Study], Worker]
+MOST_METHODS = 6  # tiles next to the photo
+TILE_SIZE = 176  # pixels
+JPEG_QUALITY = 82
+WorkerFactory = Callable[[Study], Worker]
 
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """The model and images that findings are about."""
+    """The model and images of a study."""
 
     study: Study
     model: Model
@@ -44,38 +42,38 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Example:
+class SelectedImage:
     """An image and why it is shown."""
 
     image: str
     reasons: tuple[str, ...]
 
 
-def find_source(findings: Findings, studies: Sequence[Study], open_worker: Opener) -> Source | str:
-    """Load what findings are about; or the sentence that says why this cannot be done."""
-    fitting = [
+def load_source(results: StudyResults, studies: Sequence[Study], open_worker: WorkerFactory) -> Source | str:
+    """Return the model and images of some results; or the sentence that says why they cannot be loaded."""
+    candidates = [
         (study, place)
         for study in studies
-        if settings_of(study) == findings.settings
-        for place, wish in enumerate(study.data)
-        if wish.spec == findings.data
+        if settings_of(study) == results.settings
+        for place, config in enumerate(study.data)
+        if config.spec == results.data
     ]
-    why = "no study in the store names this data"
-    for study, place in fitting:
+    reason = "no study in the store names this data"
+    for study, place in candidates:
         worker = open_worker(study)
         for model in range(len(study.models)):
             try:
-                if worker.hash_of(model) == findings.model_hash:
+                if worker.hash_of(model) == results.model_hash:
                     return Source(study, worker.model(model), worker.dataset(place))
-                why = f"{study.models[model].spec} has other weights now than when the study was run"
-            except (ClairError, OSError, RuntimeError, ValueError) as error:  # a report goes on without pictures
-                why = str(error)
-    return why
+                reason = f"{study.models[model].spec} has other weights now than when the study was run"
+            except (ClairError, OSError, RuntimeError, ValueError) as error:  # a report goes on without images
+                reason = str(error)
+    return reason
 
 
-def pick(findings: Findings) -> list[Example]:
-    """Best and worst for the leading method, most disagreement between methods, surest right and wrong answers."""
-    metric, methods = findings.key_metric, findings.methods
+def select_examples(results: StudyResults) -> list[SelectedImage]:
+    """Return the images on which the best method does best and worst, methods disagree, or the model is surest."""
+    metric, methods = results.key_metric, results.methods
     if metric is None or not methods:
         return []
     reasons: dict[str, list[str]] = {}
@@ -84,117 +82,112 @@ def pick(findings: Findings) -> list[Example]:
         for image in images:
             reasons.setdefault(image, []).append(reason)
 
-    own = _values(findings, methods[0], metric)
-    order = sorted(own, key=lambda image: (-own[image], image))
+    values = _image_values(results, methods[0], metric)
+    order = sorted(values, key=lambda image: (-values[image], image))
     count = min(2, len(order) // 2) or min(1, len(order))
     add(order[:count], f"best {metric} of {methods[0]}")
     if len(order) > 1:
         add(order[::-1][:count], f"worst {metric} of {methods[0]}")
-        spread = _spreads(findings, metric)
+        spread = _standard_deviations(results, metric)
         add(sorted(spread, key=lambda image: (-spread[image], image))[:2], f"methods disagree most by {metric}")
-    known = [one for one in findings.scores.seen if one.label is not None]
-    sure = [
-        (one.probability, one) for one in known if one.probability is not None
-    ]  # raw scores are not sure of a class
-    surest = [one for _, one in sorted(sure, key=lambda pair: (-pair[0], pair[1].image))]
+    surest = _by_confidence(results.scores.seen)
     add([one.image for one in surest if one.predicted == one.label][:1], "surest right prediction")
     add([one.image for one in surest if one.predicted != one.label][:2], "surest wrong prediction")
-    return [Example(image, tuple(why)) for image, why in reasons.items()]
+    return [SelectedImage(image, tuple(why)) for image, why in reasons.items()]
 
 
-def _values(findings: Findings, method: str, metric: str) -> dict[str, float]:
-    """Image -> value, turned so that more is better."""
-    score = findings.scores.get((method, metric))
+def _by_confidence(predictions: Iterable[Prediction]) -> list[Prediction]:
+    """Return the predictions whose true class and probability are known, the surest first."""
+    known = [(one.probability, one) for one in predictions if one.label is not None and one.probability is not None]
+    return [one for _, one in sorted(known, key=lambda pair: (-pair[0], pair[1].image))]
+
+
+def _image_values(results: StudyResults, method: str, metric: str) -> dict[str, float]:
+    """Return image -> value, oriented so that higher is better."""
+    score = results.scores.get((method, metric))
     if score is None:
         return {}
     pairs = zip(score.names, score.values.tolist(), strict=True)
-    return {image: turned(score, value) for image, value in pairs if math.isfinite(value)}
+    return {image: higher_is_better(score, value) for image, value in pairs if math.isfinite(value)}
 
 
-def _spreads(findings: Findings, metric: str) -> dict[str, float]:
-    """Image -> the standard deviation over methods; only where there are two or more."""
+def _standard_deviations(results: StudyResults, metric: str) -> dict[str, float]:
+    """Return image -> the standard deviation over methods, where two or more have a value."""
     by_image: dict[str, list[float]] = {}
-    for method in findings.methods:
-        for image, value in _values(findings, method, metric).items():
+    for method in results.methods:
+        for image, value in _image_values(results, method, metric).items():
             by_image.setdefault(image, []).append(value)
     return {image: float(np.std(values)) for image, values in by_image.items() if len(values) > 1}
 
 
-def show(findings: Findings, examples: Sequence[Example], source: Source) -> tuple[list[Figure], list[str]]:
-    """A row of pictures for each example, and sentences on those that cannot be shown."""
-    figures, missing = [], []
-    seen = {one.image: one for one in findings.scores.seen}
-    places = {name: place for place, name in enumerate(source.dataset.names)}
-    methods = list(findings.methods[:MOST_METHODS])
-    for example in examples:
-        if example.image not in places:
-            missing.append(f"{findings.shown(example.image)} is no longer in {findings.data}.")
-            continue
+def draw_examples(
+    results: StudyResults, selected: Sequence[SelectedImage], source: Source
+) -> tuple[list[Example], list[str]]:
+    """Return a row of images per selected image, and sentences on those that cannot be shown."""
+    examples, problems = [], []
+    rows = {name: row for row, name in enumerate(source.dataset.names)}
+    for one in selected:
+        name = results.short_name(one.image)
         try:
-            if source.dataset.mark(places[example.image]) not in findings.marks[example.image]:
-                missing.append(
-                    f"{findings.shown(example.image)} is not shown: its picture, mask or class is not the one that was "
-                    "scored."
-                )
-                continue
-            figures.append(_figure(findings, example, seen[example.image], source, places[example.image], methods))
+            if one.image not in rows:
+                problems.append(f"{name} is no longer in {results.data}.")
+            elif source.dataset.mark(rows[one.image]) not in results.image_hashes[one.image]:
+                problems.append(f"{name} is not shown: its picture, mask or class is not the one that was scored.")
+            else:
+                examples.append(_example(results, one, source, rows[one.image]))
         except (ClairError, OSError) as error:
-            missing.append(f"{findings.shown(example.image)} cannot be shown: {error}")
-    return figures, missing
+            problems.append(f"{name} cannot be shown: {error}")
+    return examples, problems
 
 
-def _figure(
-    findings: Findings, example: Example, seen: Prediction, source: Source, place: int, methods: Sequence[str]
-) -> Figure:
-    model = source.model
-    pixels = source.dataset.read(place, model).pixels[None].to(model.device, model.dtype)
-    target = seen.label if source.study.target == "label" else None
-    batch = Batch(pixels, (example.image,), single=False)
-    maps = compare(model, batch, methods, target, seed=source.study.seed, skip=True)
+def _example(results: StudyResults, selected: SelectedImage, source: Source, row: int) -> Example:
+    """Return the photo and the maps of the best methods, computed with the study's target and seed."""
+    model, name = source.model, results.short_name(selected.image)
+    methods = list(results.methods[:MOST_METHODS])
+    prediction = next(one for one in results.scores.seen if one.image == selected.image)
+    pixels = source.dataset.read(row, model).pixels[None].to(model.device, model.dtype)
+    target = prediction.label if source.study.target == "label" else None
+    batch = Batch(pixels, (selected.image,), single=False)
+    explanations = compare(model, batch, methods, target, seed=source.study.seed, skip=True)
     photo = photo_of(pixels[0], model.preprocess)
-    tiles = [
-        Tile(
-            data_uri(photo),
-            f"The photo {findings.shown(example.image)} as the model sees it",
-            "photo",
-            _said(findings, seen),
-        )
+    values = {method: _value(results, method, selected.image) for method in methods}
+    decimals = decimals_for(values.values())
+    alternative = f"The photo {name} as the model sees it"
+    tiles = [Tile(data_uri(photo), alternative, "photo", _prediction_text(results, prediction))]
+    tiles += [
+        _map_tile(name, method, explanation, photo, format_number(values[method], decimals))
+        for method, explanation in explanations.items()
     ]
-    metric = findings.key_metric or ""
-    own = {method: _value(findings, method, metric, example.image) for method in methods}
-    digits = places_for(own.values())
-    for method, explanation in maps.items():
-        tiles.append(_tile(findings.shown(example.image), method, explanation, photo, short(own[method], digits)))
-    said = "; ".join(example.reasons)
-    return Figure(f"{findings.shown(example.image)}: {said}.", tiles=tuple(tiles))
+    return Example(f"{name}: {'; '.join(selected.reasons)}.", tuple(tiles))
 
 
-def _said(findings: Findings, seen: Prediction) -> str:
-    """'Beagle 92% ✓' or 'Beagle 92%, is Pug'"""
-    guess = named(findings.class_name(seen.predicted), seen.probability)
-    if seen.label is None:
-        return guess
-    return f"{guess} ✓" if seen.label == seen.predicted else f"{guess}, is {findings.class_name(seen.label)}"
+def _prediction_text(results: StudyResults, prediction: Prediction) -> str:
+    """Return 'Beagle 92% ✓' or 'Beagle 92%, is Pug'."""
+    text = named(results.class_name(prediction.predicted), prediction.probability)
+    if prediction.label is None:
+        return text
+    correct = prediction.label == prediction.predicted
+    return f"{text} ✓" if correct else f"{text}, is {results.class_name(prediction.label)}"
 
 
-def _value(findings: Findings, method: str, metric: str, image: str) -> float:
-    score = findings.scores.get((method, metric))
+def _value(results: StudyResults, method: str, image: str) -> float:
+    """Return the value of the key metric on one image; NaN where there is none."""
+    score = results.scores.get((method, results.key_metric or ""))
     if score is None or image not in score.names:
         return math.nan
     return float(score.values[score.names.index(image)])
 
 
-def _tile(image: str, method: str, explanation: Explanation, photo: Array, value: str) -> Tile:
+def _map_tile(image: str, method: str, explanation: Explanation, photo: Array, value: str) -> Tile:
     values = numbers(explanation.maps[0])
     picture = overlay(photo, values, scale_of(values, explanation.signed))
-    what = f"Map of {method} for {explanation.targets[0]} on {image}"
-    return Tile(data_uri(picture), what, method, value)
+    return Tile(data_uri(picture), f"Map of {method} for {explanation.targets[0]} on {image}", method, value)
 
 
 def data_uri(picture: Array) -> str:
-    """[H, W, 3] from 0 to 1 -> a small JPEG in the page itself."""
+    """Return an image [H, W, 3] from 0 to 1 as a small JPEG inside a URI."""
     image = Image.fromarray((picture * 255).round().astype(np.uint8))
-    image.thumbnail((SIDE, SIDE), Image.Resampling.LANCZOS)
+    image.thumbnail((TILE_SIZE, TILE_SIZE), Image.Resampling.LANCZOS)
     buffer = io.BytesIO()
-    image.save(buffer, "JPEG", quality=QUALITY, optimize=True)
+    image.save(buffer, "JPEG", quality=JPEG_QUALITY, optimize=True)
     return "data:image/jpeg;base64," + base64.b64encode(buffer.getvalue()).decode()

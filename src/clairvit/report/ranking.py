@@ -1,4 +1,4 @@
-"""Ranking: who is better than whom, by how much, and whether the metrics agree. Pure functions of scores."""
+"""Ranks of methods, agreement of metrics and radar data. Pure functions of scores."""
 
 from __future__ import annotations
 
@@ -21,44 +21,46 @@ FOCUSVIT = ("faithfulness-correlation", "max-sensitivity", "sparseness", "mprt")
 
 
 def ranks(scores: Scores, methods: Sequence[str], metrics: Sequence[str]) -> Array:
-    """[methods, metrics]: 1 is the best, ties share their mean, NaN where there is no mean."""
-    found = np.full((len(methods), len(metrics)), np.nan)
+    """Return [methods, metrics]: 1 is the best, ties share their mean, NaN where there is no mean."""
+    table = np.full((len(methods), len(metrics)), np.nan)
     for column, metric in enumerate(metrics):
-        own = [scores.get((method, metric)) for method in methods]
-        good = np.array([math.nan if one is None else turned(one, one.mean) for one in own])
-        found[:, column] = np.where(np.isfinite(good), stats.ranks(good), np.nan)
-    return found
+        column_scores = [scores.get((method, metric)) for method in methods]
+        values = np.array(
+            [math.nan if score is None else higher_is_better(score, score.mean) for score in column_scores]
+        )
+        table[:, column] = np.where(np.isfinite(values), stats.ranks(values), np.nan)
+    return table
 
 
-def mean_ranks(found: Array) -> Array:
-    """[methods, metrics] -> [methods], over the metrics that a method has a score by."""
-    there = np.isfinite(found)
+def mean_ranks(table: Array) -> Array:
+    """Return [methods] from [methods, metrics]: the mean over the metrics that a method has a score by."""
+    defined = np.isfinite(table)
     with np.errstate(invalid="ignore", divide="ignore"):
-        return np.asarray(np.where(there, found, 0).sum(1) / there.sum(1))
+        return np.asarray(np.where(defined, table, 0).sum(1) / defined.sum(1))
 
 
-def turned(score: Score, value: float) -> float:
-    """So that more is better."""
+def higher_is_better(score: Score, value: float) -> float:
+    """Return the value, negated where lower is better."""
     return value if score.better == "higher" else -value
 
 
-def differs(interval: tuple[float, float]) -> bool:
-    """Does it leave out 0?"""
+def excludes_zero(interval: tuple[float, float]) -> bool:
+    """Return whether 0 is outside the interval."""
     return interval[0] > 0 or interval[1] < 0
 
 
 def agreement(scores: Scores, methods: Sequence[str], metrics: Sequence[str]) -> Array:
-    """[metrics, metrics]: Spearman's correlation over methods; NaN where fewer than 3 have both.
+    """Return [metrics, metrics]: Spearman's correlation over methods; NaN where fewer than 3 have both.
 
-    `metrics` are turned so that more is better: 1 means that two metrics order the methods alike.
+    Metrics are oriented so that higher is better: 1 means that two metrics order the methods alike.
     """
     columns = ranks(scores, methods, metrics).T
-    return np.array([[stats.spearman(one, other) for other in columns] for one in columns])
+    return np.array([[stats.spearman(column, other) for other in columns] for column in columns])
 
 
 @dataclass(frozen=True, eq=False)
 class RadarData:
-    """A radar chart's numbers."""
+    """The numbers of a radar chart."""
 
     axes: tuple[str, ...]  # metrics
     methods: tuple[str, ...]
@@ -68,26 +70,26 @@ class RadarData:
     focusvit: bool  # the axes are FocusViT's four
 
 
-def star(scores: Scores, methods: Sequence[str], metrics: Sequence[str]) -> RadarData | str:
-    """FocusViT's four metrics where all were run, else all there are; or the sentence that says why there is none."""
-    named = {resolve_metric(metric).metric.name: metric for metric in reversed(metrics)}
-    four = all(name in named for name in FOCUSVIT)
-    axes = tuple(named[name] for name in FOCUSVIT) if four else tuple(metrics)
-    # An axis on which nobody has a score would leave out everybody.
+def radar_data(scores: Scores, methods: Sequence[str], metrics: Sequence[str]) -> RadarData | str:
+    """Return radar data of FocusViT's four metrics where all were run, else of all; or why there is no radar."""
+    by_name = {resolve_metric(metric).metric.name: metric for metric in reversed(metrics)}
+    has_four = all(name in by_name for name in FOCUSVIT)
+    axes = tuple(by_name[name] for name in FOCUSVIT) if has_four else tuple(metrics)
+    # An axis on which no method has a score would leave out all methods.
     axes = tuple(axis for axis in axes if any(_mean(scores, method, axis) is not None for method in methods))
     if len(axes) < 3:
         return f"A radar chart needs three metrics or more; {_count(len(axes), 'has', 'have')} scores here."
-    whole = tuple(m for m in methods if all(_mean(scores, m, axis) is not None for axis in axes))
-    if len(whole) < 2:
+    complete = tuple(method for method in methods if all(_mean(scores, method, axis) is not None for axis in axes))
+    if len(complete) < 2:
         return (
             "A radar chart compares two methods or more, for each axis goes from the worst to the best of them; "
-            f"{_count(len(whole), 'has', 'have')} a score on all {len(axes)} axes here."
+            f"{_count(len(complete), 'has', 'have')} a score on all {len(axes)} axes here."
         )
-    values = torch.tensor([[_mean(scores, method, axis) for axis in axes] for method in whole], dtype=torch.float64)
-    better = [scores[whole[0], axis].better for axis in axes]
-    r = radar(values, ["higher" if word == "higher" else "lower" for word in better])
-    left = tuple(method for method in methods if method not in whole)
-    return RadarData(axes, whole, r.numpy(), area_under_radar(r).numpy(), left, four and len(axes) == len(FOCUSVIT))
+    values = torch.tensor([[_mean(scores, method, axis) for axis in axes] for method in complete], dtype=torch.float64)
+    r = radar(values, ["higher" if scores[complete[0], axis].better == "higher" else "lower" for axis in axes])
+    left_out = tuple(method for method in methods if method not in complete)
+    focusvit = has_four and len(axes) == len(FOCUSVIT)
+    return RadarData(axes, complete, r.numpy(), area_under_radar(r).numpy(), left_out, focusvit)
 
 
 def _mean(scores: Scores, method: str, metric: str) -> float | None:
@@ -95,16 +97,15 @@ def _mean(scores: Scores, method: str, metric: str) -> float | None:
     return None if score is None or not math.isfinite(score.mean) else score.mean
 
 
-def _count(count: int, one: str, several: str) -> str:
-    return f"{count or 'none'} {one if count == 1 else several}"
+def _count(count: int, singular: str, plural: str) -> str:
+    return f"{count or 'none'} {singular if count == 1 else plural}"
 
 
-def by_class(score: Score, classes: Mapping[str, int]) -> dict[int, tuple[float, int]]:
-    """Class -> the mean of its images that have a score, and how many these are."""
-    counted = score.parts
-    there = np.isfinite(score.values.double().cpu().numpy())
-    found = {}
-    for number in sorted(set(classes.values())):
-        own = [place for place, name in enumerate(score.names) if classes.get(name) == number and there[place]]
-        found[number] = (float(pooled(counted[own].sum(0))) if own else math.nan, len(own))
-    return found
+def class_means(score: Score, classes: Mapping[str, int]) -> dict[int, tuple[float, int]]:
+    """Return class -> the mean of its images that have a score, and how many these are."""
+    defined = np.isfinite(score.values.double().cpu().numpy())
+    means = {}
+    for index in sorted(set(classes.values())):
+        rows = [row for row, name in enumerate(score.names) if classes.get(name) == index and defined[row]]
+        means[index] = (float(pooled(score.parts[rows].sum(0))) if rows else math.nan, len(rows))
+    return means

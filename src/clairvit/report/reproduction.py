@@ -1,159 +1,183 @@
-"""A reproduction as sheets of text (for a terminal or Markdown), as one JSON document, and as a picture."""
+"""A reproduction of a paper as tables, as a document, as JSON values and as a radar chart."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from matplotlib.figure import Figure
 
 from clairvit._version import __version__
-from clairvit.papers.comparison import Cell, ClaimResult, Row, radar_of
+from clairvit.papers.comparison import Cell as Comparison
+from clairvit.papers.comparison import ClaimResult, radar_of
+from clairvit.papers.comparison import Row as MethodRow
 from clairvit.papers.paper import Finding, Paper
 from clairvit.papers.reproduce import Reproduction
-from clairvit.plotting.measures import ARROWS
+from clairvit.plotting.labels import ARROWS, UNDEFINED
+from clairvit.plotting.radar import radar_figure
+from clairvit.report.blocks import Block, Cell, Chart, Charts, Column, Document, Item, Items, Row, Section, Table
+from clairvit.report.svg import inline_svg
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-DRAWN = 8  # polygons in one circle; more cannot be told apart
-
-
-@dataclass(frozen=True)
-class Sheet:
-    """A table of text."""
-
-    title: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    right: tuple[str, ...] = ()
-    grouped: bool = False  # rows with the same first cell belong together
+MOST_POLYGONS = 8  # in one radar; more cannot be told apart
 
 
-def sheets(result: Reproduction) -> list[Sheet]:
-    """Numbers, agreement, claims, sweeps."""
-    found = [_beside(result) if result.table is not None else _alone(result)]
+def reproduction_report(result: Reproduction) -> Document:
+    """Return every table, the radar, and what differs from the paper."""
+    preset = result.wish.preset
+    blocks: list[Block] = list(result_tables(result))
+    figure = reproduction_radar(result)
+    if figure is not None:
+        svg = inline_svg(figure, f"Radar chart of {preset.name}", "The numbers are in the tables.")
+        blocks.append(Charts((Chart("The outer ring is the best of these methods, the centre the worst.", svg),)))
+    items = [Item(sentence, f"{about}:") for about, sentence in result.differences]
+    items += [Item(error, "failed:") for error in result.failed]
+    differences = Section("What is not as in the paper", [Items(tuple(items))])
+    return Document(preset.title, preset.citation, (Section("Results", blocks), differences))
+
+
+def result_tables(result: Reproduction) -> Iterator[Table]:
+    """Yield the tables of numbers, agreement, claims, start layers and names."""
+    yield _paper_table(result) if result.table is not None else _own_table(result)
     if result.agreements:
-        found.append(_agreement(result))
+        yield _agreement_table(result)
     if result.among:
-        found.append(_among(result))
+        yield _metric_agreement_table(result)
     if result.verdicts:
-        found.append(_claims(result))
+        yield _claims_table(result)
     if result.sweeps:
-        found.append(_sweeps(result))
-    return [*found, _methods(result)]
+        yield _start_layer_table(result)
+    yield _names_table(result)
 
 
-def _beside(result: Reproduction) -> Sheet:
+def check_table(preset: Paper, findings: Sequence[Finding]) -> Table:
+    """Return which of the numbers that a paper prints hold when they are computed again."""
+    rows = [("yes" if one.holds else "NO", one.what, one.source, one.seen) for one in findings]
+    held = sum(one.holds for one in findings)
+    caption = f"{preset.citation}: {held} of {len(findings)} hold when computed again"
+    return _table(caption, ("holds", "what", "where", "numbers"), rows)
+
+
+def _table(
+    caption: str,
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    right: Sequence[str] = (),
+    grouped: bool = False,
+) -> Table:
+    """Return a table of text; the columns named in `right` are aligned as numbers."""
+    headings = tuple(Column(title, number=title in right) for title in columns)
+    return Table("", caption, headings, tuple(Row(tuple(map(Cell, row))) for row in rows), grouped=grouped)
+
+
+def _paper_table(result: Reproduction) -> Table:
+    """Return the paper's numbers next to ours, a row per measure and method."""
     assert result.table is not None
-    rows = []
-    for measure, arrow in _measures(result):
-        for row in result.rows:
-            if measure in row.cells:
-                cell = row.cells[measure]
-                rows.append(
-                    (
-                        f"{measure} {arrow}",
-                        row.entrant.name,
-                        _number(cell.paper),
-                        _rank(cell.paper_rank),
-                        _ours(cell),
-                        _rank(cell.our_rank),
-                    )
-                )
+    rows = [
+        (
+            f"{measure} {arrow}",
+            row.entrant.name,
+            _number(row.cells[measure].paper),
+            _rank(row.cells[measure].paper_rank),
+            _own_number(row.cells[measure]),
+            _rank(row.cells[measure].our_rank),
+        )
+        for measure, arrow in _measures(result)
+        for row in result.rows
+        if measure in row.cells
+    ]
     columns = ("measure", "method", "paper", "rank", "ours", "our rank")
-    title = f"{result.wish.preset.title}: {result.images} images, {result.model}; the paper on {result.table.data}"
-    return Sheet(title, columns, tuple(rows), ("paper", "rank", "our rank"), grouped=True)
+    caption = f"{result.wish.preset.title}: {result.images} images, {result.model}; the paper on {result.table.data}"
+    return _table(caption, columns, rows, ("paper", "rank", "our rank"), grouped=True)
 
 
-def _alone(result: Reproduction) -> Sheet:
-    """A paper without printed numbers: a row a method, with its rank by each measure."""
+def _own_table(result: Reproduction) -> Table:
+    """Return a row per method, with its rank by each measure: of a paper without printed numbers."""
     measures = list(_measures(result))
     rows = []
     for row in result.rows:
         cells = [row.cells.get(measure) for measure, _ in measures]
-        shown = [
-            "–" if cell is None else f"{_number(cell.ours)} ± {_number(cell.error, 2)} ({_rank(cell.our_rank)})"
+        texts = [
+            UNDEFINED if cell is None else f"{_number(cell.ours)} ± {_number(cell.error, 2)} ({_rank(cell.our_rank)})"
             for cell in cells
         ]
         ranks = [cell.our_rank for cell in cells if cell is not None]
         mean = sum(ranks) / len(ranks) if ranks else math.nan
-        rows.append((row.entrant.name, *shown, _number(mean, 3)))
+        rows.append((row.entrant.name, *texts, _number(mean, 3)))
     columns = ("method", *(f"{measure} {arrow}" for measure, arrow in measures), "mean rank")
-    title = f"{result.wish.preset.title}: {result.images} images, {result.model}; value ± standard error (rank)"
-    return Sheet(title, columns, tuple(rows), ("mean rank",))
+    caption = f"{result.wish.preset.title}: {result.images} images, {result.model}; value ± standard error (rank)"
+    return _table(caption, columns, rows, ("mean rank",))
 
 
-def _agreement(result: Reproduction) -> Sheet:
+def _agreement_table(result: Reproduction) -> Table:
     rows = []
     for one in result.agreements:
-        beside = "beside ours above" if result.table is not None and one.data == result.table.data else ""
+        note = "next to ours above" if result.table is not None and one.data == result.table.data else ""
         alike = f"{one.alike} of {one.pairs}"
-        rows.append((one.data, one.measure, str(one.methods), alike, _number(one.rho, 2), beside))
+        rows.append((one.data, one.measure, str(one.methods), alike, _number(one.rho, 2), note))
     columns = ("the paper on", "measure", "methods", "pairs in the same order", "Spearman's ρ", "")
-    title = "Do the paper's order of the methods and ours agree?"
-    return Sheet(title, columns, tuple(rows), ("methods", "pairs in the same order", "Spearman's ρ"), grouped=True)
+    caption = "Do the paper's order of the methods and ours agree?"
+    return _table(caption, columns, rows, columns[2:5], grouped=True)
 
 
-def _among(result: Reproduction) -> Sheet:
+def _metric_agreement_table(result: Reproduction) -> Table:
     rows = [
         (one.measure, one.data, str(one.methods), f"{one.alike} of {one.pairs}", _number(one.rho, 2))
         for one in result.among
     ]
     columns = ("measure", "and", "methods", "pairs in the same order", "Spearman's ρ")
     remark = f" (The paper, {result.wish.preset.remark}.)" if result.wish.preset.remark else ""
-    return Sheet(
-        f"Do the measures agree with each other here?{remark}", columns, tuple(rows), columns[2:], grouped=True
-    )
+    return _table(f"Do the measures agree with each other here?{remark}", columns, rows, columns[2:], grouped=True)
 
 
-def _claims(result: Reproduction) -> Sheet:
+def _claims_table(result: Reproduction) -> Table:
     rows = [
         (
             one.claim.statement,
             one.claim.source,
             one.word,
             f"{one.true} of {one.comparisons}",
-            *_sure(one),
+            *_significant(one),
         )
         for one in result.verdicts
     ]
     columns = ("the paper says", "where", "here", "comparisons so", "surely so", "surely not")
-    title = (
+    caption = (
         "What the paper says, tested here (surely: p < 0.05 in a paired test, corrected for the claim's comparisons)"
     )
-    return Sheet(title, columns, tuple(rows), columns[3:])
+    return _table(caption, columns, rows, columns[3:])
 
 
-def _sure(one: ClaimResult) -> tuple[str, str]:
+def _significant(claim: ClaimResult) -> tuple[str, str]:
     """Return how many comparisons are significant either way, or why none can be."""
-    if not one.fewest:
-        return "–", "–"  # no comparison is of values by image
-    if one.images < one.fewest:
-        return (f"too few images (< {one.fewest})",) * 2
-    return str(one.surely), str(one.surely_not)
+    if not claim.fewest:
+        return UNDEFINED, UNDEFINED  # no comparison is of values by image
+    if claim.images < claim.fewest:
+        return (f"too few images (< {claim.fewest})",) * 2
+    return str(claim.surely), str(claim.surely_not)
 
 
-def _sweeps(result: Reproduction) -> Sheet:
-    layers = len(result.sweeps[0].values)
+def _start_layer_table(result: Reproduction) -> Table:
+    first = result.sweeps[0]
     rows = []
-    for one in result.sweeps:
-        lost = abs(one.values[one.best] - one.values[one.middle])
-        cells = [_number(value, 3) for value in one.values]
-        rows.append((one.method, one.measure.name, *cells, str(one.best), _number(lost, 2)))
-    last = f"lost by starting at {result.sweeps[0].middle}"
-    columns = ("method", "measure", *(str(layer) for layer in range(layers)), "best", last)
-    return Sheet("Summed from which layer on?", columns, tuple(rows), columns[2:], grouped=True)
+    for sweep in result.sweeps:
+        lost = abs(sweep.values[sweep.best] - sweep.values[sweep.middle])
+        values = [_number(value, 3) for value in sweep.values]
+        rows.append((sweep.method, sweep.measure.name, *values, str(sweep.best), _number(lost, 2)))
+    layers = [str(layer) for layer in range(len(first.values))]
+    columns = ("method", "measure", *layers, "best", f"lost by starting at {first.middle}")
+    return _table("Summed from which layer on?", columns, rows, columns[2:], grouped=True)
 
 
-def _methods(result: Reproduction) -> Sheet:
+def _names_table(result: Reproduction) -> Table:
     preset, effort = result.wish.preset, result.wish.effort
     rows = [(one.name, preset.at_effort(effort, one.method)) for one in preset.methods]
     rows += [(one.name, preset.at_effort(effort, one.metric)) for one in preset.measures]
-    return Sheet("What is what", ("in the table", "in ClairViT"), tuple(rows))
+    return _table("What is what", ("in the table", "in ClairViT"), rows)
 
 
-def _measures(result: Reproduction) -> Iterable[tuple[str, str]]:
+def _measures(result: Reproduction) -> Iterator[tuple[str, str]]:
+    """Yield the name and the arrow of each measure that has numbers, the area last."""
     preset = result.wish.preset
     for one in preset.measures:
         if any(one.name in row.cells for row in result.rows):
@@ -162,15 +186,16 @@ def _measures(result: Reproduction) -> Iterable[tuple[str, str]]:
         yield preset.area, ARROWS["higher"]
 
 
-def _method(result: Reproduction, row: Row) -> str:
-    return result.wish.preset.at_effort(result.wish.effort, row.entrant.method)
-
-
 def _number(value: float, digits: int = 4) -> str:
-    return "–" if math.isnan(value) else f"{value:.{digits}g}"
+    return UNDEFINED if math.isnan(value) else f"{value:.{digits}g}"
 
 
-def _ours(cell: Cell) -> str:
+def _rank(value: float) -> str:
+    return UNDEFINED if math.isnan(value) else f"{value:g}"
+
+
+def _own_number(cell: Comparison) -> str:
+    """Return '42.9 ± 1.2 [40.1, 45.2]'."""
     if math.isnan(cell.ours):
         return "undefined"
     if math.isnan(cell.interval[0]):
@@ -179,38 +204,8 @@ def _ours(cell: Cell) -> str:
     return f"{_number(cell.ours)} ± {_number(cell.error, 2)} [{_number(low, 3)}, {_number(high, 3)}]"
 
 
-def _rank(value: float) -> str:
-    return "–" if math.isnan(value) else f"{value:g}"
-
-
-def check_sheet(preset: Paper, findings: Sequence[Finding]) -> Sheet:
-    rows = tuple(("yes" if one.holds else "NO", one.what, one.source, one.seen) for one in findings)
-    held = sum(one.holds for one in findings)
-    title = f"{preset.citation}: {held} of {len(findings)} hold when computed again"
-    return Sheet(title, ("holds", "what", "where", "numbers"), rows)
-
-
-def markdown(result: Reproduction) -> str:
-    """Every sheet, then what is not as in the paper."""
-    preset = result.wish.preset
-    parts = [f"# {preset.title}\n\n{preset.citation}\n"]
-    parts += [_as_markdown(sheet) for sheet in sheets(result)]
-    lines = [f"* **{about}**: {sentence}" for about, sentence in result.differences]
-    lines += [f"* **failed**: {error}" for error in result.failed]
-    parts.append("## What is not as in the paper\n\n" + "\n".join(lines) + "\n")
-    return "\n".join(parts)
-
-
-def _as_markdown(sheet: Sheet) -> str:
-    def line(cells: Sequence[str]) -> str:
-        return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
-
-    rule = ["--:" if column in sheet.right else "---" for column in sheet.columns]
-    return "\n".join([f"## {sheet.title}\n", line(sheet.columns), line(rule), *map(line, sheet.rows)]) + "\n"
-
-
-def document(result: Reproduction) -> dict[str, Any]:
-    """All that is known, null where there is no number."""
+def reproduction_json(result: Reproduction) -> dict[str, Any]:
+    """Return everything that is known; `dumps_json` writes null where there is no number."""
     wish = result.wish
     return {
         "clairvit": __version__,
@@ -224,18 +219,10 @@ def document(result: Reproduction) -> dict[str, Any]:
         "seed": wish.seed,
         "numbers_on": None if result.table is None else result.table.data,
         "source": None if result.table is None else result.table.source,
-        "rows": [
-            {
-                "method": row.entrant.name,
-                "ours": _method(result, row),
-                "in_paper": not row.entrant.extra,
-                "cells": {measure: _cell(cell) for measure, cell in row.cells.items()},
-            }
-            for row in result.rows
-        ],
-        "agreement": [{**vars(one), "rho": _plain(one.rho)} for one in result.agreements],
+        "rows": [_row_json(result, row) for row in result.rows],
+        "agreement": [dict(vars(one)) for one in result.agreements],
         "among_measures": [
-            {"measure": one.measure, "other": one.data, "alike": one.alike, "pairs": one.pairs, "rho": _plain(one.rho)}
+            {"measure": one.measure, "other": one.data, "alike": one.alike, "pairs": one.pairs, "rho": one.rho}
             for one in result.among
         ],
         "claims": [
@@ -251,7 +238,7 @@ def document(result: Reproduction) -> dict[str, Any]:
             {
                 "method": one.method,
                 "measure": one.measure.name,
-                "values": [_plain(value) for value in one.values],
+                "values": list(one.values),
                 "best": one.best,
                 "middle": one.middle,
             }
@@ -263,29 +250,31 @@ def document(result: Reproduction) -> dict[str, Any]:
     }
 
 
-def _cell(cell: Cell) -> dict[str, Any]:
+def _row_json(result: Reproduction, row: MethodRow) -> dict[str, Any]:
     return {
-        "paper": _plain(cell.paper),
-        "ours": _plain(cell.ours),
-        "standard_error": _plain(cell.error),
-        "interval": [_plain(edge) for edge in cell.interval],
-        "images": cell.images,
-        "paper_rank": _plain(cell.paper_rank),
-        "our_rank": _plain(cell.our_rank),
+        "method": row.entrant.name,
+        "ours": result.wish.preset.at_effort(result.wish.effort, row.entrant.method),
+        "in_paper": not row.entrant.extra,
+        "cells": {
+            measure: {
+                "paper": cell.paper,
+                "ours": cell.ours,
+                "standard_error": cell.error,
+                "interval": list(cell.interval),
+                "images": cell.images,
+                "paper_rank": cell.paper_rank,
+                "our_rank": cell.our_rank,
+            }
+            for measure, cell in row.cells.items()
+        },
     }
 
 
-def _plain(value: float) -> float | None:
-    return value if math.isfinite(value) else None
-
-
-def radar_picture(result: Reproduction) -> Figure | None:
-    """Ours, and the paper's numbers where it has them all; None where there are too few measures or methods."""
-    from clairvit.plotting.radar import radar_figure
-
+def reproduction_radar(result: Reproduction) -> Figure | None:
+    """Return radars of our numbers and of the paper's where it has all; None where measures or methods are too few."""
     preset = result.wish.preset
     cells = {row.entrant.name: row.cells for row in result.rows}
-    names = _best(result)
+    names = _best_methods(result)
     ours = radar_of(preset, cells, names, paper=False)
     axes = [measure for measure, _ in _measures(result) if measure != preset.area]
     if not ours or len(axes) < 3:
@@ -297,13 +286,13 @@ def radar_picture(result: Reproduction) -> Figure | None:
     return radar_figure(panels, axes, f"{preset.name}: outside is the best of these methods, the middle the worst")
 
 
-def _best(result: Reproduction) -> list[str]:
-    """The paper's methods; where there are many, those with the best mean rank."""
-    own = [row for row in result.rows if not row.entrant.extra]
+def _best_methods(result: Reproduction) -> list[str]:
+    """Return the paper's methods; where there are many, those with the best mean rank."""
+    rows = [row for row in result.rows if not row.entrant.extra]
 
-    def mean_rank(row: Row) -> float:
+    def mean_rank(row: MethodRow) -> float:
         ranks = [cell.our_rank for cell in row.cells.values()]
         return math.inf if not ranks or any(map(math.isnan, ranks)) else sum(ranks) / len(ranks)
 
-    chosen = own if len(own) <= DRAWN else sorted(own, key=mean_rank)[:DRAWN]
-    return [row.entrant.name for row in chosen]
+    shown = rows if len(rows) <= MOST_POLYGONS else sorted(rows, key=mean_rank)[:MOST_POLYGONS]
+    return [row.entrant.name for row in shown]

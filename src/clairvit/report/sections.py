@@ -1,294 +1,436 @@
-"""Sections: from findings to the blocks of a report. One function a section; each says in words what it cannot show."""
+"""The sections of a report on one model and data. One function per section; each says in words what it cannot show."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
+from clairvit.methods.explanation import Cost
+from clairvit.methods.registry import USUAL_PATCHES
+from clairvit.methods.spec import resolve_method
 from clairvit.metrics.accumulator import BASELINES
 from clairvit.metrics.inference import FEWEST
 from clairvit.metrics.registry import resolve_metric
 from clairvit.metrics.score import Score, lead, leads
-from clairvit.plotting.curves import LUCK
-from clairvit.plotting.measures import ARROWS
-from clairvit.report.blocks import Block, Cell, Column, Figures, Row, Section, Table, Text
-from clairvit.report.charts import curves_chart, images, intervals_chart, radar_chart, strokes
-from clairvit.report.numbers import NOTHING, edges, places_for, plain, short
-from clairvit.report.ranking import FOCUSVIT, RadarData, agreement, by_class, differs, mean_ranks, ranks, star
-from clairvit.report.study_results import Findings
+from clairvit.plotting.labels import (
+    ARROWS,
+    UNDEFINED,
+    count_images,
+    decimals_for,
+    format_interval,
+    format_number,
+    format_seconds,
+)
+from clairvit.plotting.series import RANDOM, highlighted_styles
+from clairvit.report.blocks import Block, Cell, Charts, Column, Row, Section, Table, Text
+from clairvit.report.charts import curves_chart, intervals_chart, radar_chart
+from clairvit.report.ranking import (
+    FOCUSVIT,
+    RadarData,
+    agreement,
+    class_means,
+    excludes_zero,
+    mean_ranks,
+    radar_data,
+    ranks,
+)
+from clairvit.report.study_results import StudyResults
 from clairvit.selection import stats
 
-SIDE_BY_SIDE = 4  # metrics in one table: what a sheet of paper holds
-MOST_CLASSES = 60  # lines of a table; the CSV has all
-DOUBT, WORSE = "†", "‡"
+METRICS_PER_TABLE = 4  # what a sheet of paper holds
+MOST_CLASSES = 60  # rows of a table; the CSV has all
+UNCLEAR, WORSE = "†", "‡"
+PASSES = ("forwards", "backwards")
 
 
-def ranking(findings: Findings) -> Section:
-    """Means with intervals, the best of each metric in bold, baselines apart."""
-    if not findings.methods:
+# Ranking
+
+
+def ranking_section(results: StudyResults) -> Section:
+    """Return means with intervals, the best of each metric in bold, baselines apart."""
+    if not results.methods:
         return Section("Ranking", [Text("No method but the baselines was scored.")])
-    order = ranks(findings.scores, findings.methods, findings.metrics)
-    mean = dict(zip(findings.methods, mean_ranks(order).tolist(), strict=True))
-    blocks: list[Block] = [Text(_verdict(findings, mean), lead=True)]
-    parts = parted(findings.metrics)
-    for number, part in enumerate(parts):
-        blocks.append(_ranking_table(findings, part, mean, number, len(parts)))
-    classes = strokes(findings.methods)
-    charts = [intervals_chart(findings.of(metric), classes) for metric in findings.metrics]
-    blocks.append(Figures(tuple(one for one in charts if one is not None)))
+    table = ranks(results.scores, results.methods, results.metrics)
+    mean = dict(zip(results.methods, mean_ranks(table).tolist(), strict=True))
+    blocks: list[Block] = [Text(_summary(results, mean), lead=True)]
+    groups = split_metrics(results.metrics)
+    for number, metrics in enumerate(groups, start=1):
+        part = f" ({number} of {len(groups)})" if len(groups) > 1 else ""
+        blocks.append(_ranking_table(results, metrics, mean, f"Mean over images with 95 % interval{part}"))
+    styles = highlighted_styles(results.methods)
+    charts = [intervals_chart(results.by_method(metric), styles) for metric in results.metrics]
+    blocks.append(Charts(tuple(chart for chart in charts if chart is not None)))
     return Section("Ranking", blocks)
 
 
-def parted(metrics: Sequence[str]) -> list[Sequence[str]]:
-    """As few tables as can be, of about the same width: five metrics are three and two."""
-    wide = math.ceil(len(metrics) / math.ceil(len(metrics) / SIDE_BY_SIDE)) if metrics else 1
-    return [metrics[at : at + wide] for at in range(0, len(metrics), wide)]
+def split_metrics(metrics: Sequence[str]) -> list[Sequence[str]]:
+    """Split metrics into as few tables as can be, of about the same width: five metrics are three and two."""
+    width = math.ceil(len(metrics) / math.ceil(len(metrics) / METRICS_PER_TABLE)) if metrics else 1
+    return [metrics[start : start + width] for start in range(0, len(metrics), width)]
 
 
-def _verdict(findings: Findings, mean: dict[str, float]) -> str:
-    """Who leads, and whether that is more than luck."""
-    best, *others = findings.methods
-    seen = images(len(findings.scores.seen))
-    metric = findings.key_metric
+def _summary(results: StudyResults, mean: Mapping[str, float]) -> str:
+    """Return which method is the best, and whether its difference to the next is significant."""
+    best, *others = results.methods
+    image_count = count_images(len(results.scores.seen))
+    metric = results.key_metric
     if metric is None:
-        return f"None of the metrics is defined on these {seen}."
-    said = f"On {seen}, {best} "
-    if not others:
-        said += "is the only method that was scored."
-        rival: str | None = LUCK if (LUCK, metric) in findings.scores else None
+        return f"None of the metrics is defined on these {image_count}."
+    if others:
+        by = f"over {len(results.metrics)} metrics" if len(results.metrics) > 1 else f"by {metric}"
+        rank = f"has the best mean rank of {len(results.methods)} methods ({mean[best]:.1f} {by})."
+        text, rival = f"On {image_count}, {best} {rank}", others[0]
     else:
-        count = len(findings.metrics)
-        by = f"over {count} metrics" if count > 1 else f"by {metric}"
-        said += f"has the best mean rank of {len(findings.methods)} methods ({mean[best]:.1f} {by})."
-        rival = others[0]
-    pair = findings.scores.get((best, metric)), findings.scores.get((rival or "", metric))
-    if pair[0] is None or pair[1] is None:
-        return said
-    gap, (low, high) = lead(pair[0], pair[1])
-    digits = places_for((gap, low, high), 2)
-    word = "ahead of" if gap >= 0 else "behind"
-    numbers = f"{short(abs(gap), digits)} {word} {rival}"
+        text, rival = f"On {image_count}, {best} is the only method that was scored.", RANDOM
+    score, rival_score = results.scores.get((best, metric)), results.scores.get((rival, metric))
+    if score is None or rival_score is None:
+        return text
+    gap, (low, high) = lead(score, rival_score)
+    decimals = decimals_for((gap, low, high), 2)
+    distance = f"{format_number(abs(gap), decimals)} {'ahead of' if gap >= 0 else 'behind'} {rival}"
     if math.isnan(low):
-        return f"{said} By {metric} it is {numbers}; with fewer than {FEWEST} images nothing says how sure that is."
-    said += f" By {metric} it is {numbers}, 95 % interval {' to '.join(edges(low, high, digits))}"
+        return f"{text} By {metric} it is {distance}; with fewer than {FEWEST} images nothing says how sure that is."
+    text += f" By {metric} it is {distance}, 95 % interval {' to '.join(format_interval(low, high, decimals))}"
     if not others:
-        return f"{said}{'' if differs((low, high)) else ': no clear difference'}."
-    p = after_picking(findings, best, metric)[others[0]]
-    sure = "" if p < stats.LEVEL else ": no clear difference"
-    return f"{said}, p = {p:.2g} corrected for having picked the best of {len(findings.methods)}{sure}."
+        return f"{text}{'' if excludes_zero((low, high)) else ': no clear difference'}."
+    p = corrected_p_values(results, best, metric)[rival]
+    unclear = "" if p < stats.LEVEL else ": no clear difference"
+    return f"{text}, p = {p:.2g} corrected for having picked the best of {len(results.methods)}{unclear}."
 
 
-def after_picking(findings: Findings, best: str, metric: str) -> dict[str, float]:
-    """Return the p-values of the best method against each other one, corrected for having picked it on these images."""
-    own = findings.of(metric)
-    rivals = [method for method in findings.methods if method != best and method in own]
-    return dict(zip(rivals, stats.corrected_after_picking([leads(own[best], own[one]) for one in rivals]), strict=True))
+def corrected_p_values(results: StudyResults, best: str, metric: str) -> dict[str, float]:
+    """Return the p-values of the best method against each other one, corrected for its selection on these images."""
+    scores = results.by_method(metric)
+    rivals = [method for method in results.methods if method != best and method in scores]
+    differences = [leads(scores[best], scores[rival]) for rival in rivals]
+    return dict(zip(rivals, stats.corrected_after_picking(differences), strict=True))
 
 
-def _ranking_table(findings: Findings, metrics: Sequence[str], mean: dict[str, float], part: int, parts: int) -> Table:
-    columns = [Column("method", number=False), Column("mean rank")]
-    best, digits = {}, {}
-    for metric in metrics:
-        own = findings.of(metric)
-        some = next(iter(own.values()))
-        columns.append(Column(f"{metric}\u00a0{ARROWS[some.better]}", note=resolve_metric(metric).metric.family))
-        means = {m: own[m].mean for m in findings.methods if m in own and own[m].n_valid}
-        pick = max if some.better == "higher" else min
-        best[metric] = pick(means.values()) if len(means) > 1 else math.nan
-        digits[metric] = places_for(one.mean for one in own.values())
-    verdicts = {metric: against_luck(findings.of(metric)) for metric in metrics}
+@dataclass(frozen=True, eq=False)
+class _MetricColumn:
+    """What the cells of one metric's column share."""
+
+    metric: str
+    scores: Mapping[str, Score]
+    best: float  # mean; NaN where a single method has one
+    decimals: int
+    against_random: Mapping[str, tuple[str, float]]
+
+    def cell(self, method: str) -> Cell:
+        """Return the mean, its interval, and a mark where it is not better than random."""
+        score = self.scores.get(method)
+        if score is None or not score.n_valid:
+            return Cell(UNDEFINED, "undefined" if score is not None else "not run")
+        verdict, _ = self.against_random.get(method, ("", math.nan))
+        low, high = score.interval
+        detail = "" if math.isnan(low) else f"[{', '.join(format_interval(low, high, self.decimals))}]"
+        detail += f" n = {score.n_valid}" if score.n_invalid else ""
+        mark = {"unclear": f"\u00a0{UNCLEAR}", "worse": f"\u00a0{WORSE}"}.get(verdict, "")
+        is_best = method not in BASELINES and score.mean == self.best
+        return Cell(format_number(score.mean, self.decimals) + mark, detail.strip(), is_best, score.mean)
+
+    def record(self, method: str, rank: float) -> dict[str, object]:
+        """Return the numbers of a cell."""
+        score = self.scores[method]
+        low, high = score.interval
+        verdict, p = self.against_random.get(method, (None, None))
+        return {
+            "method": score.method,
+            "metric": score.metric,
+            "better": score.better,
+            "baseline": method in BASELINES,
+            "mean": score.mean,
+            "low": low,
+            "high": high,
+            "standard_error": score.standard_error,
+            "n": score.n_valid,
+            "n_invalid": score.n_invalid,
+            "n_degenerate": score.n_degenerate,
+            "mean_rank": rank,
+            "against_random": verdict,
+            "p_against_random": p,
+        }
+
+
+def _metric_column(results: StudyResults, metric: str) -> _MetricColumn:
+    scores = results.by_method(metric)
+    means = [scores[method].mean for method in results.methods if method in scores and scores[method].n_valid]
+    best = (max if _better(scores) == "higher" else min)(means) if len(means) > 1 else math.nan
+    decimals = decimals_for(score.mean for score in scores.values())
+    return _MetricColumn(metric, scores, best, decimals, compare_with_random(scores))
+
+
+def _better(scores: Mapping[str, Score]) -> str:
+    return next(iter(scores.values())).better
+
+
+def _ranking_table(results: StudyResults, metrics: Sequence[str], mean: Mapping[str, float], caption: str) -> Table:
+    columns = [_metric_column(results, metric) for metric in metrics]
     rows, records = [], []
-    for method in (*findings.methods, *findings.baselines):
-        apart = method not in mean
-        rank = math.nan if apart else mean[method]
-        cells = [Cell(method), Cell(NOTHING if math.isnan(rank) else f"{rank:.1f}", order=rank)]
-        for metric in metrics:
-            score = findings.scores.get((method, metric))
-            against, p = verdicts[metric].get(method, (None, None))
-            cells.append(_score_cell(score, digits[metric], math.nan if apart else best[metric], against))
-            if score is not None:
-                records.append({**findings.names(), **_record(score, apart, rank, against, p)})
-        rows.append(Row(tuple(cells), apart))
-    caption = "Mean over images with 95 % interval" + (f" ({part + 1} of {parts})" if parts > 1 else "")
+    for method in (*results.methods, *results.baselines):
+        rank = mean.get(method, math.nan)
+        rank_cell = Cell(UNDEFINED if math.isnan(rank) else f"{rank:.1f}", sort_key=rank)
+        cells = (Cell(method), rank_cell, *(column.cell(method) for column in columns))
+        rows.append(Row(cells, method in results.baselines))
+        records += [results.record(**column.record(method, rank)) for column in columns if method in column.scores]
+    headings = [
+        Column(
+            f"{column.metric}\u00a0{ARROWS[_better(column.scores)]}", note=resolve_metric(column.metric).metric.family
+        )
+        for column in columns
+    ]
+    notes = _ranking_notes(results, rows, columns)
+    heads = (Column("method", number=False), Column("mean rank"), *headings)
+    return Table("ranking", caption, heads, tuple(rows), tuple(records), tuple(notes))
+
+
+def _ranking_notes(results: StudyResults, rows: Sequence[Row], columns: Sequence[_MetricColumn]) -> list[str]:
+    """Return the explanations of arrows and marks, and what so few images cannot show."""
     notes = [
         "↑ higher is better, ↓ lower is better; the best of each metric is bold. Mean rank weighs all metrics alike."
     ]
-    n = max((score.n_valid for metric in metrics for score in findings.of(metric).values()), default=0)
+    texts = [cell.text for row in rows for cell in row.cells]
     test = "p < 0.05 in a paired test, corrected for the methods of the column"
-    if any(cell.text.endswith(WORSE) for row in rows for cell in row.cells):
+    if any(text.endswith(WORSE) for text in texts):
         notes.append(f"{WORSE} worse than random on the same images ({test}).")
-    if any(cell.text.endswith(DOUBT) for row in rows for cell in row.cells):
-        notes.append(f"{DOUBT} not told apart from random on the same images (not {test}).")
-    fewest = stats.fewest_values(len(findings.methods))
+    if any(text.endswith(UNCLEAR) for text in texts):
+        notes.append(f"{UNCLEAR} not told apart from random on the same images (not {test}).")
+    n = max((score.n_valid for column in columns for score in column.scores.values()), default=0)
+    needed = stats.fewest_values(len(results.methods))
     if n < FEWEST:
         notes.append(f"Intervals, and any claim, take {FEWEST} images or more; here are {n}.")
-    if n < fewest and LUCK in findings.baselines:
+    if n < needed and RANDOM in results.baselines:
         notes.append(
-            f"{images(n)} cannot tell {len(findings.methods)} methods from random, whatever they score: that takes "
-            f"{fewest}."
+            f"{count_images(n)} cannot tell {len(results.methods)} methods from random, whatever they score: that "
+            f"takes {needed}."
         )
-    return Table("ranking", caption, tuple(columns), tuple(rows), tuple(records), tuple(notes))
+    return notes
 
 
-def against_luck(scores: Mapping[str, Score]) -> dict[str, tuple[str, float]]:
+def compare_with_random(scores: Mapping[str, Score]) -> dict[str, tuple[str, float]]:
     """Return 'better', 'worse' or 'unclear' than random, and the corrected p, of each method by one metric.
 
     Paired differences on the same images, `stats.corrected` over the methods.
     """
-    luck = scores.get(LUCK)
-    methods = [name for name in scores if name not in BASELINES]
-    if luck is None:
+    random = scores.get(RANDOM)
+    if random is None:
         return {}
-    gaps = [leads(scores[name], luck) for name in methods]
+    methods = [name for name in scores if name not in BASELINES]
+    differences = [leads(scores[name], random) for name in methods]
     verdicts = {}
-    for name, gap, p in zip(methods, gaps, stats.corrected(gaps, luck.seed).tolist(), strict=True):
-        word = "unclear" if p >= stats.LEVEL else "better" if gap.mean() > 0 else "worse"
+    for name, difference, p in zip(
+        methods, differences, stats.corrected(differences, random.seed).tolist(), strict=True
+    ):
+        word = "unclear" if p >= stats.LEVEL else "better" if difference.mean() > 0 else "worse"
         verdicts[name] = (word, p)
     return verdicts
 
 
-def _score_cell(score: Score | None, digits: int, best: float, against: str | None) -> Cell:
-    if score is None or not score.n_valid:
-        return Cell(NOTHING, "undefined" if score is not None else "not run")
-    low, high = score.interval
-    more = "" if math.isnan(low) else f"[{', '.join(edges(low, high, digits))}]"
-    more += f" n = {score.n_valid}" if score.n_invalid else ""
-    text = short(score.mean, digits) + {"unclear": f"\u00a0{DOUBT}", "worse": f"\u00a0{WORSE}"}.get(against or "", "")
-    return Cell(text, more.strip(), score.mean == best, score.mean)
+# Radar and curves
 
 
-def _record(score: Score, baseline: bool, rank: float, against: str | None, p: float | None) -> dict[str, object]:
-    low, high = score.interval
-    return {
-        "method": score.method,
-        "metric": score.metric,
-        "better": score.better,
-        "baseline": baseline,
-        "mean": plain(score.mean),
-        "low": plain(low),
-        "high": plain(high),
-        "standard_error": plain(score.standard_error),
-        "n": score.n_valid,
-        "n_invalid": score.n_invalid,
-        "n_degenerate": score.n_degenerate,
-        "mean_rank": plain(rank),
-        "against_random": against,
-        "p_against_random": p,
-    }
-
-
-def radar_section(findings: Findings) -> Section:
-    found = star(findings.scores, findings.methods, findings.metrics)
-    if isinstance(found, str):
-        return Section("Radar", [Text(found)])
-    arrows = {axis: ARROWS[findings.scores[found.methods[0], axis].better] for axis in found.axes}
-    which = "FocusViT's four metrics" if found.focusvit else f"{len(found.axes)} metrics, not FocusViT's four"
-    warning = (
-        f"Area under radar (AUR) over {which}. The area depends on which methods are compared, on the order of the "
-        "axes and on outliers, which flatten the rest of their axis: read it beside the ranking, never alone. "
+def radar_section(results: StudyResults) -> Section:
+    """Return the radar chart with the areas, or why there is none."""
+    data = radar_data(results.scores, results.methods, results.metrics)
+    if isinstance(data, str):
+        return Section("Radar", [Text(data)])
+    arrows = {axis: ARROWS[results.scores[data.methods[0], axis].better] for axis in data.axes}
+    axes = "FocusViT's four metrics" if data.focusvit else f"{len(data.axes)} metrics, not FocusViT's four"
+    text = (
+        f"Area under radar (AUR) over {axes}. The area depends on which methods are compared, on the order of the "
+        "axes and on outliers, which flatten the rest of their axis: read it next to the ranking, never alone. "
         "Baselines are not among the methods."
     )
-    if found.focusvit and arrows[found.axes[FOCUSVIT.index("sparseness")]] == ARROWS["higher"]:
-        warning += (
+    if data.focusvit and arrows[data.axes[FOCUSVIT.index("sparseness")]] == ARROWS["higher"]:
+        text += (
             " Sparseness is good when high here, and when low in FocusViT (direction=lower): areas do not compare with "
             "its table."
         )
-    blocks: list[Block] = [Text(warning), Figures((radar_chart(found, arrows, strokes(findings.methods)),))]
-    blocks.append(_areas(findings, found))
-    if found.left_out:
-        blocks.append(Text(f"Without a score on one of the axes, so not in the chart: {', '.join(found.left_out)}."))
+    chart = radar_chart(data, arrows, highlighted_styles(results.methods))
+    blocks: list[Block] = [Text(text), Charts((chart,)), _areas_table(results, data)]
+    if data.left_out:
+        blocks.append(Text(f"Without a score on one of the axes, so not in the chart: {', '.join(data.left_out)}."))
     return Section("Radar", blocks)
 
 
-def _areas(findings: Findings, found: RadarData) -> Table:
-    order = sorted(range(len(found.methods)), key=lambda place: -found.areas[place])
-    best = float(found.areas.max())
+def _areas_table(results: StudyResults, data: RadarData) -> Table:
+    best = float(data.areas.max())
     rows, records = [], []
-    for place in order:
-        area, r = float(found.areas[place]), found.r[place].tolist()
-        cells = [Cell(short(one, 2), order=one) for one in r]
-        rows.append(Row((Cell(found.methods[place]), Cell(short(area, 3), best=area == best, order=area), *cells)))
-        own = {"method": found.methods[place], "area_under_radar": area}
-        records.append({**findings.names(), **own, **dict(zip(found.axes, r, strict=True))})
-    columns = (Column("method", number=False), Column("AUR"), *(Column(axis) for axis in found.axes))
-    return Table(
-        "radar", "Area under radar, and each axis from 0 (worst) to 1 (best)", columns, tuple(rows), tuple(records)
-    )
+    for place in sorted(range(len(data.methods)), key=lambda place: -data.areas[place]):
+        method, area, r = data.methods[place], float(data.areas[place]), data.r[place].tolist()
+        area_cell = Cell(format_number(area, 3), best=area == best, sort_key=area)
+        rows.append(Row((Cell(method), area_cell, *(Cell(format_number(value, 2), sort_key=value) for value in r))))
+        axes = dict(zip(data.axes, r, strict=True))
+        records.append({**results.record(method=method, area_under_radar=area), **axes})
+    columns = (Column("method", number=False), Column("AUR"), *(Column(axis) for axis in data.axes))
+    caption = "Area under radar, and each axis from 0 (worst) to 1 (best)"
+    return Table("radar", caption, columns, tuple(rows), tuple(records))
 
 
-def curves_section(findings: Findings) -> Section:
-    classes = strokes(findings.methods)
-    charts = [curves_chart(findings.of(metric), classes) for metric in findings.metrics]
-    drawn = tuple(one for one in charts if one is not None)
+def curves_section(results: StudyResults) -> Section:
+    """Return a chart per metric that is read off a curve."""
+    styles = highlighted_styles(results.methods)
+    charts = [curves_chart(results.by_method(metric), styles) for metric in results.metrics]
+    drawn = tuple(chart for chart in charts if chart is not None)
     if not drawn:
         return Section("Curves", [Text("None of the metrics that were run is read off a curve.")])
-    return Section("Curves", [Figures(drawn)])
+    return Section("Curves", [Charts(drawn)])
 
 
-def classes_section(findings: Findings) -> Section:
-    """By true class where it is known for all images, else by predicted class."""
-    metric, seen = findings.key_metric, findings.scores.seen
+# Classes
+
+
+@dataclass(frozen=True, eq=False)
+class _ClassGroups:
+    """Images grouped by true class where it is known for all of them, else by predicted class."""
+
+    by_image: Mapping[str, int]
+    correct: Mapping[str, bool]
+    true_classes: bool
+
+    @property
+    def indices(self) -> list[int]:
+        """Return the classes, the one with most images first."""
+        assigned = list(self.by_image.values())
+        return sorted(set(assigned), key=lambda index: (-assigned.count(index), index))
+
+    def images(self, index: int) -> list[str]:
+        """Return the images of one class."""
+        return [image for image, assigned in self.by_image.items() if assigned == index]
+
+    def accuracy(self, index: int) -> float | None:
+        """Return the share of correct predictions; None where the true classes are not known."""
+        images = self.images(index)
+        return sum(self.correct[image] for image in images) / len(images) if self.true_classes else None
+
+
+def _class_groups(results: StudyResults) -> _ClassGroups:
+    predictions = results.scores.seen
+    true_classes = all(one.label is not None for one in predictions)
+    by_image = {one.image: one.predicted if one.label is None or not true_classes else one.label for one in predictions}
+    return _ClassGroups(by_image, {one.image: one.predicted == one.label for one in predictions}, true_classes)
+
+
+def classes_section(results: StudyResults) -> Section:
+    """Return the means by class of the key metric, of the best methods and random."""
+    metric = results.key_metric
     if metric is None:
         return Section("Classes", [Text("None of the metrics is defined on these images.")])
-    true = all(one.label is not None for one in seen)
-    classes = {one.image: one.predicted if one.label is None or not true else one.label for one in seen}
-    right = {one.image: one.predicted == one.label for one in seen}
-    own = findings.of(metric)
-    found = {method: by_class(score, classes) for method, score in own.items()}
-    shown = [method for method in own if method in findings.methods[:5] or method == LUCK]
-    numbers = sorted(set(classes.values()), key=lambda one: (-sum(c == one for c in classes.values()), one))
-    digits = places_for(found[method][number][0] for method in shown for number in numbers)
+    groups, scores = _class_groups(results), results.by_method(metric)
+    means = {method: class_means(score, groups.by_image) for method, score in scores.items()}
+    shown = [method for method in scores if method in results.methods[:5] or method == RANDOM]
+    decimals = decimals_for(means[method][index][0] for method in shown for index in groups.indices)
     rows, records = [], []
-    for number in numbers:
-        inside = [image for image, one in classes.items() if one == number]
-        share = sum(right[image] for image in inside) / len(inside)
-        cells = [Cell(findings.class_name(number)), Cell(str(len(inside)), order=len(inside))]
-        cells += [Cell(f"{100 * share:.0f} %", order=share)] if true else []
-        means = [found[method][number][0] for method in shown]
-        ours = [m for m, name in zip(means, shown, strict=True) if name != LUCK and math.isfinite(m)]
-        best = (max if own[shown[0]].better == "higher" else min)(ours) if len(ours) > 1 else math.nan
-        cells += [
-            Cell(short(m, digits), best=m == best and n != LUCK, order=m) for m, n in zip(means, shown, strict=True)
-        ]
+    for index in groups.indices:
+        name, count, accuracy = results.class_name(index), len(groups.images(index)), groups.accuracy(index)
+        cells = [Cell(name), Cell(str(count), sort_key=count)]
+        cells += [] if accuracy is None else [Cell(f"{100 * accuracy:.0f} %", sort_key=accuracy)]
+        cells += _class_cells({method: means[method][index][0] for method in shown}, _better(scores), decimals)
         rows.append(Row(tuple(cells)))
-        for method, by in found.items():
-            about = {"class": number, "name": findings.class_name(number), "images": len(inside)}
-            about |= {"accuracy": share if true else None, "metric": metric, "method": method}
-            records.append({**findings.names(), **about, "mean": plain(by[number][0]), "n": by[number][1]})
-    kind = "true" if true else "predicted"
-    columns = [Column(f"{kind} class", number=False), Column("images"), *([Column("accuracy")] if true else [])]
-    columns += [Column(method) for method in shown]
-    arrow = ARROWS[own[shown[0]].better]
-    notes = [] if len(numbers) <= MOST_CLASSES else [f"The {MOST_CLASSES} classes with most images of {len(numbers)}."]
-    if not true:
-        notes.append(
-            "The true classes are not known (of all images), so images are grouped by what the model predicts."
-        )
-    if len(shown) < len(own):
-        notes.append("The methods with the best mean ranks, and random; --format csv has all.")
-    caption = f"Mean {metric} {arrow} by {kind} class"
-    table = Table("classes", caption, tuple(columns), tuple(rows[:MOST_CLASSES]), tuple(records), tuple(notes))
+        for method, by_class in means.items():
+            about = {"class": index, "name": name, "images": count, "accuracy": accuracy}
+            mean, n = by_class[index]
+            records.append(results.record(**about, metric=metric, method=method, mean=mean, n=n))
+    kind = "true" if groups.true_classes else "predicted"
+    columns = [Column(f"{kind} class", number=False), Column("images")]
+    columns += [Column("accuracy")] * groups.true_classes + [Column(method) for method in shown]
+    caption = f"Mean {metric} {ARROWS[_better(scores)]} by {kind} class"
+    notes = _class_notes(groups, len(shown) < len(scores))
+    table = Table("classes", caption, tuple(columns), tuple(rows[:MOST_CLASSES]), tuple(records), notes)
     return Section("Classes", [table])
 
 
-def agreement_section(findings: Findings) -> Section:
-    """Spearman's correlation over methods, for each pair of metrics."""
+def _class_cells(means: Mapping[str, float], better: str, decimals: int) -> list[Cell]:
+    """Return the means of one class, the best of the methods in bold."""
+    candidates = [mean for method, mean in means.items() if method != RANDOM and math.isfinite(mean)]
+    best = (max if better == "higher" else min)(candidates) if len(candidates) > 1 else math.nan
+    return [
+        Cell(format_number(mean, decimals), best=mean == best and method != RANDOM, sort_key=mean)
+        for method, mean in means.items()
+    ]
+
+
+def _class_notes(groups: _ClassGroups, more_methods: bool) -> tuple[str, ...]:
+    count, notes = len(groups.indices), []
+    if count > MOST_CLASSES:
+        notes.append(f"The {MOST_CLASSES} classes with most images of {count}.")
+    if not groups.true_classes:
+        notes.append(
+            "The true classes are not known (of all images), so images are grouped by what the model predicts."
+        )
+    if more_methods:
+        notes.append("The methods with the best mean ranks, and random; --format csv has all.")
+    return tuple(notes)
+
+
+# Agreement
+
+
+def agreement_section(results: StudyResults) -> Section:
+    """Return Spearman's correlation over methods, for each pair of metrics."""
     title = "Agreement between metrics"
-    if len(findings.metrics) < 2 or len(findings.methods) < 3:
+    if len(results.metrics) < 2 or len(results.methods) < 3:
         return Section(title, [Text("Agreement is between two metrics or more over three methods or more.")])
-    matrix = agreement(findings.scores, findings.methods, findings.metrics)
+    matrix = agreement(results.scores, results.methods, results.metrics)
     rows, records = [], []
-    for place, metric in enumerate(findings.metrics):
-        line = matrix[place].tolist()
-        cells = [Cell(short(rho, 2), order=rho, tint=0.0 if math.isnan(rho) else rho) for rho in line]
+    for metric, line in zip(results.metrics, matrix.tolist(), strict=True):
+        cells = [Cell(format_number(rho, 2), sort_key=rho, tint=0.0 if math.isnan(rho) else rho) for rho in line]
         rows.append(Row((Cell(metric), *cells)))
-        for other, rho in zip(findings.metrics, line, strict=True):
-            records.append({**findings.names(), "metric": metric, "other": other, "spearman": plain(rho)})
-    columns = (Column("metric", number=False), *(Column(metric) for metric in findings.metrics))
-    count = len(findings.methods)
+        for other, rho in zip(results.metrics, line, strict=True):
+            records.append(results.record(metric=metric, other=other, spearman=rho))
+    columns = (Column("metric", number=False), *(Column(metric) for metric in results.metrics))
+    count = len(results.methods)
     note = (
         f"Spearman's correlation of the ranks of {count} methods (without baselines, where both are defined): 1 where "
         "two metrics order them alike, −1 where they order them the other way round."
     )
-    few = ["With so few methods a correlation says little."] if count < 6 else []
+    few = ("With so few methods a correlation says little.",) if count < 6 else ()
     return Section(title, [Table("agreement", "Rank agreement", columns, tuple(rows), tuple(records), (note, *few))])
+
+
+# Cost
+
+
+def cost_section(results: StudyResults) -> Section:
+    """Return the passes through the model and the seconds that maps and scores take."""
+    return Section("Cost", [_method_costs(results), _metric_costs(results)])
+
+
+def _method_costs(results: StudyResults) -> Table:
+    """Return the cost of a map alone, as the method declares it, and of all its scores, as they were counted."""
+    patches = max((int(score.settings.get("patches", 0)) for score in results.scores.values()), default=0)
+    rows, records = [], []
+    for method in (*results.methods, *results.baselines):
+        map_cost = resolve_method(method).cost_for(patches or USUAL_PATCHES)
+        scoring = [score.cost for (other, _), score in results.scores.items() if other == method]
+        passes = {word: getattr(map_cost, word) for word in PASSES}
+        passes |= {f"scoring_{word}": sum(getattr(cost, word) for cost in scoring) for word in PASSES}
+        seconds = sum(cost.seconds for cost in scoring)
+        rows.append(Row((Cell(method), *_cost_cells(passes.values(), seconds)), method in results.baselines))
+        records.append(results.record(what="method", name=method, seconds=seconds, **passes))
+    columns = [Column(word, note=note) for note in ("one map", "scoring it") for word in PASSES]
+    size = f"{patches} patches" if patches else f"{USUAL_PATCHES} patches (how many the model has is not in the store)"
+    note = (
+        f"One map: what a method takes alone, for an image of {size}. Scoring it: what all metrics together took for "
+        "one map, as counted. What methods share is divided among them, in passes and in seconds."
+    )
+    heads = (Column("method", number=False), *columns, Column("time", note="all images"))
+    return Table("cost", "Cost of the methods", heads, tuple(rows), tuple(records), (note,))
+
+
+def _metric_costs(results: StudyResults) -> Table:
+    rows, records = [], []
+    for metric in results.metrics:
+        costs: list[Cost] = [score.cost for (_, other), score in results.scores.items() if other == metric]
+        passes = {word: max(getattr(cost, word) for cost in costs) for word in PASSES}
+        seconds = sum(cost.seconds for cost in costs)
+        rows.append(Row((Cell(metric), *_cost_cells(passes.values(), seconds))))
+        records.append(results.record(what="metric", name=metric, seconds=seconds, **passes))
+    columns = [Column(word, note="one map") for word in PASSES]
+    heads = (Column("metric", number=False), *columns, Column("time", note="all maps"))
+    return Table("cost", "Cost of the metrics", heads, tuple(rows), tuple(records))
+
+
+def _cost_cells(passes: Iterable[int], seconds: float) -> list[Cell]:
+    return [*(Cell(str(count), sort_key=count) for count in passes), Cell(format_seconds(seconds), sort_key=seconds)]

@@ -1,10 +1,10 @@
-"""Findings: all that a store knows, gathered for a report: scores, images, failures, versions."""
+"""All that a store knows, read for a report: scores, images, failures, versions."""
 
 from __future__ import annotations
 
 import posixpath
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,8 @@ from clairvit.report.ranking import mean_ranks, ranks
 
 
 @dataclass(frozen=True, eq=False)
-class Findings:
-    """One model on one set of images."""
+class StudyResults:
+    """The results of one model on one set of images."""
 
     model: str
     model_hash: str
@@ -29,48 +29,52 @@ class Findings:
     scores: Scores
     methods: tuple[str, ...]  # the best mean rank first; without baselines
     metrics: tuple[str, ...]
-    marks: Mapping[str, tuple[str, ...]]  # image -> the hash of its content; several if it has changed
-    unread: Mapping[str, str]  # image -> why
-    classes: tuple[str, ...] = ()  # names by number, where they are known
+    image_hashes: Mapping[str, tuple[str, ...]]  # image -> the hash of its content; several if it has changed
+    unreadable: Mapping[str, str]  # image -> reason
+    classes: tuple[str, ...] = ()  # names by index, where they are known
 
     @property
     def baselines(self) -> tuple[str, ...]:
+        """Return the baselines that have scores."""
         scored = {method for method, _ in self.scores}
         return tuple(name for name in BASELINES if name in scored)
 
     @property
     def key_metric(self) -> str | None:
-        """The metric by which examples and classes are looked at: the first of faithfulness, else the first."""
-        some = [metric for metric in self.metrics if any(one.n_valid for one in self.of(metric).values())]
-        faithful = [metric for metric in some if resolve_metric(metric).metric.family == "faithfulness"]
-        return next(iter([*faithful, *some]), None)
+        """Return the metric by which examples and classes are compared: the first of faithfulness, else the first."""
+        defined = [metric for metric in self.metrics if any(score.n_valid for score in self.by_method(metric).values())]
+        faithful = [metric for metric in defined if resolve_metric(metric).metric.family == "faithfulness"]
+        return next(iter([*faithful, *defined]), None)
 
-    def of(self, metric: str) -> dict[str, Score]:
-        """Method -> score, methods first and baselines last."""
-        listed = (*self.methods, *self.baselines)
-        return {method: self.scores[method, metric] for method in listed if (method, metric) in self.scores}
+    def by_method(self, metric: str) -> dict[str, Score]:
+        """Return the scores by method, baselines last."""
+        methods = (*self.methods, *self.baselines)
+        return {method: self.scores[method, metric] for method in methods if (method, metric) in self.scores}
 
-    def shown(self, name: str) -> str:
-        """An image's name without the folder that it shares with all others; any other name as it is."""
-        if name in self.marks and len(self.marks) > 1 and all("/" in image for image in self.marks):
-            return name[len(posixpath.commonpath(list(self.marks))) :].lstrip("/") or name
+    def short_name(self, name: str) -> str:
+        """Return an image's name without the folder that it shares with all others; any other name as it is."""
+        images = self.image_hashes
+        if name in images and len(images) > 1 and all("/" in image for image in images):
+            return name[len(posixpath.commonpath(list(images))) :].lstrip("/") or name
         return name
 
-    def class_name(self, number: int) -> str:
-        return self.classes[number] if number < len(self.classes) else f"class {number}"
+    def class_name(self, index: int) -> str:
+        """Return the name of a class, or 'class 3' where names are not known."""
+        return self.classes[index] if index < len(self.classes) else f"class {index}"
 
-    def names(self) -> dict[str, str]:
-        """What every record of this model and data begins with."""
-        return {"model": self.model, "model_hash": self.model_hash, "data": self.data, "settings": self.settings}
+    def record(self, **values: Any) -> dict[str, Any]:
+        """Return a record that begins with the model and data."""
+        names = {"model": self.model, "model_hash": self.model_hash, "data": self.data, "settings": self.settings}
+        return {**names, **values}
 
 
 @dataclass(frozen=True, eq=False)
-class Account:
-    """A whole store."""
+class StoreContents:
+    """The results of all studies in a store."""
 
     path: Path
     studies: tuple[Study, ...]
-    findings: tuple[Findings, ...]
+    results: tuple[StudyResults, ...]
     failures: tuple[Mapping[str, Any], ...]
     broken: tuple[str, ...]  # parts that could not be read
     versions: tuple[str, ...]  # of ClairViT, that wrote the results
@@ -80,36 +84,35 @@ class Account:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What is missing, in sentences; none if every study is complete."""
+        """Return sentences about what is missing; none if every study is complete."""
         return warning_of(self.missing, self.unplanned)
 
 
-def gather(store: Store) -> Account:
-    """Everything that is in a store."""
-    studies = tuple(study_from(document) for document in store.studies())
-    known: dict[tuple[str, str, str], dict[str, tuple[list[str], str | None]]] = {}
+def read_store(store: Store) -> StoreContents:
+    """Return everything that is in a store."""
+    studies = tuple(parse_study(document) for document in store.studies())
+    images: dict[tuple[str, str, str], dict[str, tuple[list[str], str | None]]] = {}
     _, rows = store.query(
         "select model_hash, data, settings, image, list(distinct image_hash order by image_hash), "
         "case when count(predicted) = 0 then coalesce(min(note), '') end from results group by all"
     )
-    for model_hash, data, settings, image, marks, why in rows:
-        known.setdefault((model_hash, data, settings), {})[image] = (marks, why)
-    found = []
-    for model, model_hash, data, settings in combinations(store):
-        images = known[model_hash, data, settings]
-        found.append(_findings(store, studies, (model, model_hash, data, settings), images))
+    for model_hash, data, settings, image, hashes, reason in rows:
+        images.setdefault((model_hash, data, settings), {})[image] = (hashes, reason)
+    results = [_study_results(store, studies, names, images[names[1:]]) for names in combinations(store)]
     _, versions = store.query("select distinct version from results order by version")
     whole, _ = store.parts()
     latest = max((file.stat().st_mtime for file in whole), default=None)
-    return Account(
+    missing, unplanned = _missing(store, studies)
+    return StoreContents(
         store.path,
         studies,
-        tuple(found),
+        tuple(results),
         tuple(store.failures()),
         tuple(sorted(file.name for file in (store.path / "broken").glob("*.parquet"))),
-        tuple(str(one) for (one,) in versions if one),
+        tuple(str(version) for (version,) in versions if version),
         None if latest is None else datetime.fromtimestamp(latest, UTC),
-        *_missing(store, studies),
+        missing,
+        unplanned,
     )
 
 
@@ -118,48 +121,49 @@ def _missing(store: Store, studies: Sequence[Study]) -> tuple[tuple[Missing, ...
     plans = {
         study: StoredPlan.from_document(document, study)
         for document in store.plans()
-        if (study := study_from(document["study"]))
+        if (study := parse_study(document["study"]))
     }
     cells = store.cells() if plans else frozenset()
-    missing = [one for study in studies if study in plans for one in missing_of(plans[study], cells)]
+    missing = [entry for study in studies if study in plans for entry in missing_of(plans[study], cells)]
     return tuple(missing), sum(study not in plans for study in studies)
 
 
-def _findings(
+def _study_results(
     store: Store,
     studies: Sequence[Study],
-    name: tuple[str, str, str, str],
+    names: tuple[str, str, str, str],
     images: Mapping[str, tuple[list[str], str | None]],
-) -> Findings:
-    model, model_hash, data, settings = name
+) -> StudyResults:
+    """Return the results of one model on one set of images, methods in the order of their mean ranks."""
+    model, model_hash, data, settings = names
     scores = scores_of(store, model_hash, data, settings)
-    asked_methods = [*(one for study in studies for one in study.methods), *sorted({method for method, _ in scores})]
-    asked_metrics = [*(one for study in studies for one in study.metrics), *sorted({metric for _, metric in scores})]
-    methods = [one for one in dict.fromkeys(asked_methods) if any(one == method for method, _ in scores)]
-    metrics = tuple(one for one in dict.fromkeys(asked_metrics) if any(one == metric for _, metric in scores))
-    ours = [one for one in methods if one not in BASELINES]
-    mean = mean_ranks(ranks(scores, ours, metrics))
-    order = sorted(range(len(ours)), key=lambda place: (mean[place] != mean[place], mean[place]))  # NaN comes last
-    return Findings(
-        *(model, model_hash, data, settings, scores),
-        tuple(ours[place] for place in order),
+    scored_methods, scored_metrics = {method for method, _ in scores}, {metric for _, metric in scores}
+    study_methods = [*(method for study in studies for method in study.methods), *sorted(scored_methods)]
+    study_metrics = [*(metric for study in studies for metric in study.metrics), *sorted(scored_metrics)]
+    methods = [one for one in dict.fromkeys(study_methods) if one in scored_methods and one not in BASELINES]
+    metrics = tuple(metric for metric in dict.fromkeys(study_metrics) if metric in scored_metrics)
+    mean = mean_ranks(ranks(scores, methods, metrics))
+    order = sorted(range(len(methods)), key=lambda place: (mean[place] != mean[place], mean[place]))  # NaN comes last
+    return StudyResults(
+        model,
+        model_hash,
+        data,
+        settings,
+        scores,
+        tuple(methods[place] for place in order),
         metrics,
-        {image: tuple(marks) for image, (marks, _) in images.items()},
-        {image: why for image, (_, why) in sorted(images.items()) if why is not None},
+        {image: tuple(hashes) for image, (hashes, _) in images.items()},
+        {image: reason for image, (_, reason) in sorted(images.items()) if reason is not None},
     )
 
 
-def study_from(document: Mapping[str, Any]) -> Study:
-    """A study from what `Study.as_document` wrote."""
-    models = tuple(ModelConfig(**{key: _settled(value) for key, value in one.items()}) for one in document["models"])
+def parse_study(document: Mapping[str, Any]) -> Study:
+    """Return the study that `Study.as_document` wrote."""
+    models = tuple(ModelConfig(**{key: _hashable(value) for key, value in one.items()}) for one in document["models"])
     data = tuple(DataConfig(**one) for one in document["data"])
-    rest = {name: _settled(value) for name, value in document.items() if name not in ("models", "data")}
+    rest = {name: _hashable(value) for name, value in document.items() if name not in ("models", "data")}
     return Study(models=models, data=data, **rest)
 
 
-def _settled(value: Any) -> Any:
+def _hashable(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
-
-
-def with_classes(findings: Findings, classes: Sequence[str]) -> Findings:
-    return replace(findings, classes=tuple(classes))

@@ -1,102 +1,122 @@
-"""Cautions: what a reader must know before trusting the numbers, each said once."""
+"""What a reader must know before trusting the numbers of a study."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from clairvit.bench.results import Missing
 from clairvit.metrics.registry import resolve_metric
-from clairvit.report.blocks import Items, Section, Text
-from clairvit.report.charts import images
-from clairvit.report.study_results import Account, Findings
+from clairvit.plotting.labels import count_images
+from clairvit.report.blocks import Item, Items, Section, Text
+from clairvit.report.study_results import StoreContents, StudyResults
 
-MOST = 20  # of a list
+MOST_LISTED = 20  # warnings in a list; the CSV has all
 
 
-def warnings_section(findings: Findings, missing: Sequence[Missing] = ()) -> Section:
-    """`missing`: of the whole store; those of this model and data come first."""
-    mine = (findings.model_hash, findings.data, findings.settings)
-    found = [
-        ("incomplete", "Not complete:", one.sentence)
-        for one in missing
-        if (one.model_hash, one.data, one.settings) == mine
+@dataclass(frozen=True)
+class StudyWarning:
+    """A sentence about an image, a method, a metric or a part of the store."""
+
+    kind: str
+    subject: str
+    text: str
+
+
+def warnings_section(results: StudyResults, missing: Sequence[Missing] = ()) -> Section:
+    """Return the warnings of one model and data; `missing` is of the whole store, and its own entries come first."""
+    key = (results.model_hash, results.data, results.settings)
+    warnings = [
+        StudyWarning("incomplete", "Not complete:", entry.sentence)
+        for entry in missing
+        if (entry.model_hash, entry.data, entry.settings) == key
     ]
-    found += cautions(findings)
-    if not found:
+    warnings += study_warnings(results)
+    if not warnings:
         return Section("Warnings", [Text("None.")])
-    records = tuple({**findings.names(), "kind": kind, "about": about, "warning": said} for kind, about, said in found)
-    items = tuple(f"{findings.shown(about)}\t{said}" for _, about, said in found)
-    return Section("Warnings", [Items(_some(items), "warnings", records)])
+    records = tuple(results.record(kind=one.kind, about=one.subject, warning=one.text) for one in warnings)
+    items = [Item(one.text, results.short_name(one.subject)) for one in warnings]
+    return Section("Warnings", [Items(_first(items), "warnings", records)])
 
 
-def cautions(findings: Findings) -> list[tuple[str, str, str]]:
-    """(kind, what it is about, sentence)"""
-    found = [("unreadable", image, f"could not be read: {why}") for image, why in findings.unread.items()]
-    found += [("skipped", method, f"does not fit the model: {why}") for method, why in findings.scores.skipped.items()]
-    for image, marks in findings.marks.items():
-        if len(marks) > 1:
-            found.append(
-                ("changed", image, f"is in the store with {len(marks)} different contents, each of them counted")
-            )
-    every = len(findings.scores.seen)
-    for metric in findings.metrics:
-        own = findings.of(metric)
-        invalid = {method: score.n_invalid for method, score in own.items() if score.n_invalid}
+def study_warnings(results: StudyResults) -> list[StudyWarning]:
+    """Return the warnings about images, metrics and methods of one model and data."""
+    return [*_image_warnings(results), *_metric_warnings(results), *_method_warnings(results)]
+
+
+def _image_warnings(results: StudyResults) -> Iterator[StudyWarning]:
+    for image, reason in results.unreadable.items():
+        yield StudyWarning("unreadable", image, f"could not be read: {reason}")
+    for method, reason in results.scores.skipped.items():
+        yield StudyWarning("skipped", method, f"does not fit the model: {reason}")
+    for image, hashes in results.image_hashes.items():
+        if len(hashes) > 1:
+            text = f"is in the store with {len(hashes)} different contents, each of them counted"
+            yield StudyWarning("changed", image, text)
+
+
+def _metric_warnings(results: StudyResults) -> Iterator[StudyWarning]:
+    total = len(results.scores.seen)
+    for metric in results.metrics:
+        scores = results.by_method(metric)
+        undefined = {method: score.n_invalid for method, score in scores.items() if score.n_invalid}
         reason = resolve_metric(metric).metric.undefined
         because = f" ({reason})" if reason else ""
-        found += _grouped("undefined", metric, f"undefined for {{}} of {every}{because}", invalid, len(own))
-        short = {method: every - len(score.values) for method, score in own.items() if len(score.values) < every}
-        found += _grouped("incomplete", metric, f"not computed yet for {{}} of {every}", short, len(own))
-        notes = dict.fromkeys(note for score in own.values() for note in score.notes)
-        found += [("note", metric, note) for note in notes]
-    flat: dict[str, int] = {}
-    for (method, _), score in findings.scores.items():
-        flat[method] = max(flat.get(method, 0), score.n_degenerate)
-    for method, count in flat.items():
+        yield from _by_count("undefined", metric, f"undefined for {{}} of {total}{because}", undefined, len(scores))
+        lacking = {method: total - len(score.values) for method, score in scores.items() if len(score.values) < total}
+        yield from _by_count("incomplete", metric, f"not computed yet for {{}} of {total}", lacking, len(scores))
+        for note in dict.fromkeys(note for score in scores.values() for note in score.notes):
+            yield StudyWarning("note", metric, note)
+
+
+def _method_warnings(results: StudyResults) -> Iterator[StudyWarning]:
+    constant: dict[str, int] = {}
+    for (method, _), score in results.scores.items():
+        constant[method] = max(constant.get(method, 0), score.n_degenerate)
+    total = len(results.scores.seen)
+    for method, count in constant.items():
         if count:
-            found.append(
-                ("degenerate", method, f"{images(count)} of {every} have a constant map, whose order is a lottery")
-            )
-    there = {method for method, _ in findings.scores}
-    for method in sorted(there):
-        lacking = [metric for metric in findings.metrics if (method, metric) not in findings.scores]
+            text = f"{count_images(count)} of {total} have a constant map, whose patches are in random order"
+            yield StudyWarning("degenerate", method, text)
+    for method in sorted({method for method, _ in results.scores}):
+        lacking = [metric for metric in results.metrics if (method, metric) not in results.scores]
         if lacking:
-            found.append(("incomplete", method, f"not scored by {', '.join(lacking)}"))
-    return found
+            yield StudyWarning("incomplete", method, f"not scored by {', '.join(lacking)}")
 
 
-def _grouped(
-    kind: str, metric: str, sentence: str, counts: Mapping[str, int], methods: int
-) -> list[tuple[str, str, str]]:
-    """One line for all methods with the same count."""
-    found = []
+def _by_count(
+    kind: str, metric: str, sentence: str, counts: Mapping[str, int], method_count: int
+) -> Iterator[StudyWarning]:
+    """Yield one warning for all methods with the same count."""
     for count in sorted(set(counts.values())):
-        own = [method for method, one in counts.items() if one == count]
-        who = "every method" if len(own) == methods else ", ".join(own)
-        found.append((kind, metric, f"{sentence.format(images(count))}, of {who}"))
-    return found
+        methods = [method for method, its_count in counts.items() if its_count == count]
+        listed = "every method" if len(methods) == method_count else ", ".join(methods)
+        yield StudyWarning(kind, metric, f"{sentence.format(count_images(count))}, of {listed}")
 
 
-def _some(items: Sequence[str]) -> tuple[str, ...]:
-    """Not more than a page of them."""
-    left = len(items) - MOST
-    return tuple(items) if left <= 1 else (*items[:MOST], f"… and {left} more; --format csv lists all of them.")
+def _first(items: Sequence[Item]) -> tuple[Item, ...]:
+    """Return the first items, and how many there are more."""
+    left = len(items) - MOST_LISTED
+    if left <= 1:
+        return tuple(items)
+    return (*items[:MOST_LISTED], Item(f"… and {left} more; --format csv lists all of them."))
 
 
-def store_warnings(account: Account) -> Items | None:
-    """What went wrong with the store itself."""
-    found: list[tuple[str, str, str]] = []
-    for failure in account.failures:
+def store_warnings(contents: StoreContents) -> Items | None:
+    """Return what went wrong with the store itself; None if nothing did."""
+    warnings = []
+    for failure in contents.failures:
         methods, metrics = (", ".join(failure.get(word, ())) for word in ("methods", "metrics"))
-        size = images(len(failure.get("rows", ())))
-        said = f"failed: {failure.get('error')} ({size}; {methods}; {metrics})"
-        found.append(("failed", f"Unit {str(failure.get('unit', '?'))[:8]}", said))
-    for name in account.broken:
-        said = "could not be read and was moved to broken/; run the study again to make it anew"
-        found.append(("broken", f"Part {name[:8]}", said))
-    if len(account.versions) > 1:
-        found.append(("versions", "Results", f"were written by several versions: {', '.join(account.versions)}"))
-    if not found:
+        size = count_images(len(failure.get("rows", ())))
+        text = f"failed: {failure.get('error')} ({size}; {methods}; {metrics})"
+        warnings.append(StudyWarning("failed", f"Unit {str(failure.get('unit', '?'))[:8]}", text))
+    for name in contents.broken:
+        text = "could not be read and was moved to broken/; run the study again to compute it anew"
+        warnings.append(StudyWarning("broken", f"Part {name[:8]}", text))
+    if len(contents.versions) > 1:
+        text = f"were written by several versions: {', '.join(contents.versions)}"
+        warnings.append(StudyWarning("versions", "Results", text))
+    if not warnings:
         return None
-    records = tuple({"kind": kind, "about": about, "warning": said} for kind, about, said in found)
-    return Items(_some([f"{about}\t{said}" for _, about, said in found]), "warnings", records)
+    records = tuple({"kind": one.kind, "about": one.subject, "warning": one.text} for one in warnings)
+    return Items(_first([Item(one.text, one.subject) for one in warnings]), "warnings", records)

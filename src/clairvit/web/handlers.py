@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import io
-import json
 import math
 import tempfile
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from clairvit._io import dumps_json
 from clairvit.errors import BadInput
 from clairvit.execution import ExecutionOptions
 from clairvit.methods.explain import Comparison, compare, explain
@@ -29,7 +29,7 @@ from clairvit.models.model import Model
 from clairvit.perturbation.rng import make_generator
 from clairvit.plotting.labels import guesses
 from clairvit.plotting.overlay import photo_of
-from clairvit.plotting.save import dumps, record
+from clairvit.plotting.save import record
 from clairvit.targets.target import resolve
 from clairvit.tracing.module_state import own_grad_mode
 from clairvit.tracing.trace import run_backward
@@ -120,7 +120,7 @@ def as_file(found: Comparison, kind: str) -> bytes:
     """The record (.json) or the arrays (.npz) of one explanation, as `clairvit explain --out` writes them."""
     one = next(iter(found.values()))
     if kind == "record":
-        return dumps(record(one)).encode()
+        return dumps_json(record(one)).encode()
     with tempfile.TemporaryDirectory(prefix="clairvit-") as folder:
         return one.save(Path(folder) / "maps.npz").read_bytes()
 
@@ -220,4 +220,4 @@ def _known(value: float) -> float | None:
 
 def line(content: dict[str, Any]) -> bytes:
     """One line of a streamed reply."""
-    return json.dumps(content, ensure_ascii=False, allow_nan=False).encode() + b"\n"
+    return dumps_json(content, indent=None).encode() + b"\n"

@@ -4,18 +4,18 @@ import numpy as np
 import pytest
 
 from clairvit.errors import BadInput, UnknownName
-from clairvit.plotting.colour import DIVERGING, SEQUENTIAL, scale_of
+from clairvit.plotting.overlay import DIVERGING, SEQUENTIAL, scale_of
 from clairvit.plotting.style import PlotStyle, plot_style
 
 
 def test_unsigned_maps_run_from_lowest_to_highest() -> None:
-    scale = scale_of(np.array([[2.0, 3.0], [5.0, 4.0]]), signed=False, look=PlotStyle(robust=0))
+    scale = scale_of(np.array([[2.0, 3.0], [5.0, 4.0]]), signed=False, style=PlotStyle(robust=0))
     assert (scale.low, scale.high, scale.cmap) == (2.0, 5.0, SEQUENTIAL)
     assert scale.position(np.array([2.0, 3.5, 5.0])).tolist() == [0.0, 0.5, 1.0]
 
 
 def test_signed_maps_are_symmetric_around_zero() -> None:
-    scale = scale_of(np.array([-1.0, 0.0, 4.0]), signed=True, look=PlotStyle(robust=0))
+    scale = scale_of(np.array([-1.0, 0.0, 4.0]), signed=True, style=PlotStyle(robust=0))
     assert (scale.low, scale.high, scale.cmap) == (-4.0, 4.0, DIVERGING)
     assert scale.position(np.array([0.0])) == 0.5
     assert scale.strength(np.array([-2.0])) == scale.strength(np.array([2.0])) == 0.5
@@ -37,17 +37,17 @@ def test_a_constant_map_lights_up_nothing_and_divides_by_nothing(value: float, s
 
 def test_values_that_are_not_finite_do_not_stretch_the_scale() -> None:
     values = np.array([0.0, 1.0, np.nan, np.inf])
-    scale = scale_of(values, signed=False, look=PlotStyle(robust=0))
+    scale = scale_of(values, signed=False, style=PlotStyle(robust=0))
     assert (scale.low, scale.high) == (0.0, 1.0)
     assert scale.position(values).tolist() == [0.0, 1.0, 0.0, 1.0]
 
 
 def test_robust_limits_ignore_a_single_hot_patch() -> None:
     values = np.append(np.linspace(0, 1, 199), 1000.0)
-    whole, robust = (scale_of(values, signed=False, look=PlotStyle(robust=percent)) for percent in (0, 1))
-    assert (whole.high, whole.beyond) == (1000.0, (False, False))
+    whole, robust = (scale_of(values, signed=False, style=PlotStyle(robust=percent)) for percent in (0, 1))
+    assert (whole.high, whole.clipped) == (1000.0, (False, False))
     assert robust.high < 2.0
-    assert robust.beyond == (True, True)
+    assert robust.clipped == (True, True)
 
 
 @pytest.mark.parametrize("signed", [True, False])
@@ -58,14 +58,14 @@ def test_a_single_patch_is_a_map_and_not_an_outlier(signed: bool) -> None:
 
 
 def test_huge_values_do_not_overflow() -> None:
-    scale = scale_of(np.array([-1.7e308, 1.7e308]), signed=True, look=PlotStyle(robust=0))
+    scale = scale_of(np.array([-1.7e308, 1.7e308]), signed=True, style=PlotStyle(robust=0))
     with np.errstate(all="raise"):
         assert scale.position(np.array([-1.7e308, 0.0, 1.7e308])).tolist() == [0.0, 0.5, 1.0]
 
 
 def test_an_unknown_colour_map_is_refused_with_a_suggestion() -> None:
     with pytest.raises(UnknownName, match=r"'viridi' is not a matplotlib colour map.*Did you mean 'viridis'"):
-        scale_of(np.zeros(2), signed=False, look=PlotStyle(cmap="viridi"))
+        scale_of(np.zeros(2), signed=False, style=PlotStyle(cmap="viridi"))
 
 
 def test_display_options_are_checked() -> None:
