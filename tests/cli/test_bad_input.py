@@ -137,7 +137,7 @@ def test_wrong_classes_options_and_places(here: Path, capsys: Captured) -> None:
     assert "could be any of" in refusal(capsys, "demo", "--target", "B")
     assert "fusion=sum" in refusal(capsys, "demo", "--method", "rollout(fusion=sum)")
     assert "needs" in refusal(capsys, "demo", "--method", "rollout+from:x")
-    assert "never closes it" in _compare(capsys, "demo", "--methods", "rollout(fusion=max")
+    assert "never closes it" in _compare(capsys, "demo", "--method", "rollout(fusion=max")
     assert "ends in '.bmp'" in refusal(capsys, "demo", "--out", "cat.bmp")
     assert "cannot be used here" in refusal(capsys, "demo", "--device", "tpu")
     (here / "file").write_text("")

@@ -18,7 +18,7 @@ from PIL import Image
 from clairvit.bench.store import Store
 from clairvit.bench.worker import Worker
 from clairvit.cli import main
-from clairvit.cli.bench import _speaker, duration
+from clairvit.cli.bench import format_duration, progress_reporter
 from small_study import ARCHITECTURE, photos, table, weights
 
 Captured = pytest.CaptureFixture[str]
@@ -349,7 +349,7 @@ def test_ctrl_c_leaves_a_store_that_goes_on(home: Path, capsys: Captured) -> Non
 def test_a_log_says_now_and_then_how_far_it_is() -> None:
     heard: list[str] = []
     now = 100.0
-    watch = _speaker(heard.append, lambda: now)
+    watch = progress_reporter(heard.append, lambda: now)
     for done, moment in ((0, 101.0), (1, 110.0), (2, 120.0), (4, 140.0), (9, 190.0), (10, 300.0)):
         now = moment
         watch("study", done, 10)
@@ -359,4 +359,11 @@ def test_a_log_says_now_and_then_how_far_it_is() -> None:
         "4 of 10 units, about 60 s left if the rest is as fast.",
         "9 of 10 units, about 10 s left if the rest is as fast.",
     ]
-    assert [duration(seconds) for seconds in (0.4, 99, 100, 5999, 7200)] == ["0 s", "99 s", "2 min", "100 min", "2.0 h"]
+    texts = [format_duration(seconds) for seconds in (0.4, 99, 100, 5999, 7200)]
+    assert texts == [
+        "0 s",
+        "99 s",
+        "2 min",
+        "100 min",
+        "2.0 h",
+    ]

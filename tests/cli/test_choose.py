@@ -15,7 +15,7 @@ from PIL import Image
 import clairvit as cv
 from clairvit.bench.plan import DataConfig
 from clairvit.cli import main
-from clairvit.cli.annotations import data_set, sampled
+from clairvit.cli.annotations import data_set, sample_images
 from clairvit.data.dataset import ImageDataset, album_of
 from clairvit.errors import BadInput
 from small_study import ARCHITECTURE, weights
@@ -185,10 +185,10 @@ def test_what_is_a_data_set() -> None:
 
 def test_a_sample_is_by_seed_and_in_order() -> None:
     names = [f"{number:02}" for number in range(30)]
-    some = sampled(names, 10, 1)
+    some = sample_images(names, 10, 1)
     assert len(set(some)) == 10
-    assert some == sorted(some) == sampled(names, 10, 1) != sampled(names, 10, 2)
-    assert sampled(names, 99, 1) == names
+    assert some == sorted(some) == sample_images(names, 10, 1) != sample_images(names, 10, 2)
+    assert sample_images(names, 99, 1) == names
 
 
 @pytest.mark.parametrize(

@@ -99,7 +99,7 @@ def test_layers_are_drawn_beside_the_map(photos: Path, capsys: Captured) -> None
     with np.load(photos / "out" / "demo-genatt.npz") as stored:
         assert stored["layers"].shape == (12, 1, 14, 14)
     assert main(["explain", "demo", "--method", "center", "--layers"]) == 0
-    assert "center does not speak layer by layer" in capsys.readouterr().out
+    assert "center has no maps of single layers" in capsys.readouterr().out
 
 
 def test_json_is_one_document_and_nothing_else(photos: Path, capsys: Captured) -> None:
@@ -123,7 +123,7 @@ def test_quiet_is_quiet(photos: Path, capsys: Captured) -> None:
 
 def test_compare_draws_a_grid_and_prints_classes_and_costs(photos: Path, capsys: Captured) -> None:
     methods = "rollout(fusion=max,start_layer=1),ixg+plus,decompx"
-    assert main(["compare", "demo", "--methods", methods, "--out", "grid.png"]) == 0
+    assert main(["compare", "demo", "--method", methods, "--out", "grid.png"]) == 0
     assert Image.open(photos / "grid.png").width > 500
     printed = capsys.readouterr().out
     for word in (
@@ -141,7 +141,7 @@ def test_compare_draws_a_grid_and_prints_classes_and_costs(photos: Path, capsys:
 
 
 def test_compare_in_a_folder_and_as_json(photos: Path, capsys: Captured) -> None:
-    assert main(["compare", "photos", "--methods", "rollout,genatt", "--target", "Bengal", "--json"]) == 0
+    assert main(["compare", "photos", "--method", "rollout,genatt", "--target", "Bengal", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert [list(result["methods"]) for result in document["results"]] == [["rollout", "genatt"]] * 2
     assert document["results"][0]["methods"]["genatt"]["targets"] == ["Bengal"]
@@ -153,7 +153,7 @@ def test_compare_in_a_folder_and_as_json(photos: Path, capsys: Captured) -> None
 
 def test_compare_all_leaves_out_what_does_not_fit(photos: Path, capsys: Captured) -> None:
     model = ["--model", "timm:swin_tiny_patch4_window7_224", "--no-pretrained"]
-    assert main(["compare", "demo", "--methods", "all", "--out", "swin.png", *model]) == 0
+    assert main(["compare", "demo", "--method", "all", "--out", "swin.png", *model]) == 0
     printed = capsys.readouterr().out
     (refused,) = (text for text in printed.splitlines() if text.startswith("Left out") and "rollout" in text)
     assert "attends inside windows" in refused
@@ -195,7 +195,7 @@ def test_layers_are_in_the_record_too(photos: Path, capsys: Captured) -> None:
 def test_too_many_images_for_one_picture_are_refused_before_the_work(
     photos: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("clairvit.cli.image_job.each_image", lambda *_: pytest.fail("the work was begun"))
+    monkeypatch.setattr("clairvit.cli.image_job.explain_images", lambda *_: pytest.fail("the work was begun"))
     for i in range(45):
         (photos / "photos" / f"{i}.jpg").write_bytes((photos / "photos" / "cat.jpg").read_bytes())
     assert main(["explain", "photos", "--out", "all.png"]) == 2
@@ -204,7 +204,7 @@ def test_too_many_images_for_one_picture_are_refused_before_the_work(
 
 def test_all_one_trace_methods_share_their_passes_family_by_family(photos: Path, capsys: Captured) -> None:
     """Through the cost meter, as a script would read it: one forward, one backward for each rule table in use."""
-    assert main(["compare", "demo", "--methods", "all", "--json"]) == 0
+    assert main(["compare", "demo", "--method", "all", "--json"]) == 0
     (result,) = json.loads(capsys.readouterr().out)["results"]
     run = [resolve_method(name).method for name in result["methods"]]
     skipped = {"cam"}  # the built-in model reads a class token
@@ -221,7 +221,7 @@ def test_all_one_trace_methods_share_their_passes_family_by_family(photos: Path,
 
 
 def test_compare_says_what_is_signed_and_what_knows_no_class(photos: Path, capsys: Captured) -> None:
-    assert main(["compare", "demo", "--methods", "rollout,ixg", "--out", "two.json"]) == 0
+    assert main(["compare", "demo", "--method", "rollout,ixg", "--out", "two.json"]) == 0
     printed = capsys.readouterr().out
     lines = {name: next(line for line in printed.splitlines() if f" {name} " in line) for name in ("rollout", "ixg")}
     assert "any class ∀" in lines["rollout"]
@@ -230,7 +230,7 @@ def test_compare_says_what_is_signed_and_what_knows_no_class(photos: Path, capsy
 
 
 def test_compare_shows_classes_side_by_side(photos: Path, capsys: Captured) -> None:
-    command = ["compare", "demo", "--methods", "rollout,genatt", "--target", "Egyptian Mau,Abyssinian", "--json"]
+    command = ["compare", "demo", "--method", "rollout,genatt", "--target", "Egyptian Mau,Abyssinian", "--json"]
     assert main(command) == 0
     (result,) = json.loads(capsys.readouterr().out)["results"]
     rollout, genatt = (np.array(result["methods"][name]["maps"]) for name in ("rollout", "genatt"))

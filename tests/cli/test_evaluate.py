@@ -16,9 +16,10 @@ from PIL import Image
 
 import clairvit as cv
 from clairvit.cli import main
-from clairvit.cli.evaluate import check_table, notes, wanted_methods, wanted_metrics
-from clairvit.cli.image_job import place
-from clairvit.cli.scores import print_scores
+from clairvit.cli.arguments import resolve_methods, resolve_metrics
+from clairvit.cli.evaluate import check_suffix
+from clairvit.cli.image_job import output_path
+from clairvit.cli.output import print_scores, score_notes
 from clairvit.errors import BadInput
 from clairvit.metrics.registry import list_metrics
 from helpers.rounding import assert_same
@@ -332,7 +333,7 @@ def test_masks_that_a_detector_finds(photos: Path, capsys: Captured, monkeypatch
 def test_classes_that_were_found_equally_often_are_listed_by_name() -> None:
     """Whatever the hash seed: as many names as would be in this order by chance once in 40,000."""
     names = ["ant", "bee", "cat", "dog", "elk", "fox", "gnu", "hen"]
-    (note,) = notes({}, [], None, {"photo.png": [(name, 0.5) for name in names]})
+    (note,) = score_notes({}, [], None, {"photo.png": [(name, 0.5) for name in names]})
     listed = ", ".join(f"{name} (1)" for name in names)
     assert note == f"Foreground found in the images: {listed}; none in 0, which have no score by masks."
 
@@ -348,8 +349,8 @@ def test_all_methods_that_fit(photos: Path, capsys: Captured) -> None:
 
 
 def test_what_is_named_twice_is_done_once() -> None:
-    assert wanted_methods("rollout, legrad,rollout(),") == ["rollout", "legrad"]
-    assert [one.text for one in wanted_metrics("deletion,deletion(steps=9),deletion(steps=3)")] == [
+    assert resolve_methods("rollout, legrad,rollout(),") == ["rollout", "legrad"]
+    assert [one.text for one in resolve_metrics("deletion,deletion(steps=9),deletion(steps=3)")] == [
         "deletion",
         "deletion(steps=3)",
     ]
@@ -393,12 +394,12 @@ def test_a_missing_image(capsys: Captured) -> None:
 
 
 def test_where_scores_go(photos: Path) -> None:
-    assert not place("out/", check_table).is_file
-    assert not place("out", check_table).is_file
-    assert not place("photos", check_table).is_file
-    assert place("a/b.JSON", check_table).is_file
+    assert not output_path("out/", check_suffix).is_file
+    assert not output_path("out", check_suffix).is_file
+    assert not output_path("photos", check_suffix).is_file
+    assert output_path("a/b.JSON", check_suffix).is_file
     with pytest.raises(BadInput, match=r"ends in '\.npz'"):
-        place("b.npz", check_table)
+        output_path("b.npz", check_suffix)
 
 
 # metrics --------------------------------------------------------------------------------------------------------------
@@ -456,8 +457,8 @@ def test_an_unknown_metric(capsys: Captured) -> None:
 @pytest.mark.parametrize("text", [f"{one.name}(preset={preset})" for one in list_metrics() for preset in one.presets])
 def test_a_preset_is_the_same_metric_when_its_full_name_is_read_again(text: str) -> None:
     """The command hands full names on, and prints them for people to type."""
-    (asked,) = wanted_metrics(text)
-    (again,) = wanted_metrics(asked.text)
+    (asked,) = resolve_metrics(text)
+    (again,) = resolve_metrics(asked.text)
     assert (again.text, again.options) == (asked.text, asked.options)
 
 

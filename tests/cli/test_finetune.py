@@ -20,7 +20,17 @@ from clairvit.data.scenes import CLASSES
 from clairvit.errors import BadInput
 
 Captured = pytest.CaptureFixture[str]
-TINY = ["--model", "timm:vit_tiny_patch16_224", "--no-pretrained", "--size", "32", "--batch", "8", "--rate", "3e-3"]
+TINY = [
+    "--model",
+    "timm:vit_tiny_patch16_224",
+    "--no-pretrained",
+    "--size",
+    "32",
+    "--batch-size",
+    "8",
+    "--rate",
+    "3e-3",
+]
 SHAPE = ["--with", "patch_size=8,embed_dim=16,depth=2,num_heads=2,drop_rate=0.1"]
 DISCARD = ["--discard-state"]
 COLOURS = {"red": (220, 30, 30), "blue": (30, 30, 220), "green": (30, 200, 30)}

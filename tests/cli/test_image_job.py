@@ -5,63 +5,75 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
-from clairvit.cli.image_job import Failure, Ready, Result, _explain, file_name, place, stems
+from clairvit.cli.image_job import (
+    Failure,
+    ImageResult,
+    LoadedImage,
+    explain_or_split,
+    file_stems,
+    output_path,
+    safe_file_name,
+)
 from clairvit.errors import BadInput, ClairError, UnknownName
 from clairvit.models.images import Batch
+from clairvit.models.model import Model
 from clairvit.plotting.parts import joined, part
 from plotting.fakes import fake
 
+MODEL = Model(nn.Identity(), "none")
 
-def ready(*names: str) -> list[Ready]:
+
+def ready(*names: str) -> list[LoadedImage]:
     grey = [torch.full((1, 3, 64, 64), float(shade)) for shade in range(len(names))]
-    return [Ready(f"photos/{name}", Batch(grey[i], (name,))) for i, name in enumerate(names)]
+    return [LoadedImage(f"photos/{name}", Batch(grey[i], (name,))) for i, name in enumerate(names)]
 
 
-def sound(batch: Batch, target: Any) -> dict[str, Any]:
+def sound(model: Model, batch: Batch, target: Any) -> dict[str, Any]:
     return {"legrad": fake(len(batch), names=batch.names)}
 
 
 def test_every_image_gets_its_own_part_and_name() -> None:
-    results = _explain(ready("a.jpg", "b.jpg"), [], sound, worked=False)
+    results = explain_or_split(MODEL, ready("a.jpg", "b.jpg"), [], sound, any_succeeded=False)
     assert [outcome.image for outcome in results] == ["photos/a.jpg", "photos/b.jpg"]
-    assert isinstance(results[1], Result)
+    assert isinstance(results[1], ImageResult)
     assert results[1].explanations["legrad"].names == ("b.jpg",)
     assert len(results[1].explanations["legrad"]) == 1
 
 
 def test_an_image_that_breaks_its_batch_is_left_out_alone() -> None:
-    def fussy(batch: Batch, target: Any) -> dict[str, Any]:
+    def fussy(model: Model, batch: Batch, target: Any) -> dict[str, Any]:
         if (batch.pixels == 1).any():
             raise ClairError("NaN came out.")
-        return sound(batch, target)
+        return sound(model, batch, target)
 
-    outcomes = _explain(ready("a", "b", "c"), [], fussy, worked=False)
-    assert [type(outcome) for outcome in outcomes] == [Result, Failure, Result]
+    outcomes = explain_or_split(MODEL, ready("a", "b", "c"), [], fussy, any_succeeded=False)
+    assert [type(outcome) for outcome in outcomes] == [ImageResult, Failure, ImageResult]
     assert outcomes[1] == Failure("photos/b", "NaN came out.")
 
 
 def test_a_request_that_never_works_is_one_error_not_a_list_of_failures() -> None:
     calls = []
 
-    def wrong(batch: Batch, target: Any) -> dict[str, Any]:
+    def wrong(model: Model, batch: Batch, target: Any) -> dict[str, Any]:
         calls.append(len(batch))
         raise UnknownName("There is no class 'Cow'.")
 
     with pytest.raises(UnknownName, match="Cow"):
-        _explain(ready("a", "b"), ["Cow"], wrong, worked=False)
+        explain_or_split(MODEL, ready("a", "b"), ["Cow"], wrong, any_succeeded=False)
     assert calls == [2, 1, 1]
-    assert len(_explain(ready("a", "b"), ["Cow"], wrong, worked=True)) == 2
+    assert len(explain_or_split(MODEL, ready("a", "b"), ["Cow"], wrong, any_succeeded=True)) == 2
 
 
 def test_several_targets_stay_together() -> None:
-    def two(batch: Batch, target: Any) -> dict[str, Any]:
+    def two(model: Model, batch: Batch, target: Any) -> dict[str, Any]:
         assert target == ["Bengal", "Egyptian Mau"]
         assert batch.single
         return {"legrad": fake(2, targets=target, names=batch.names * 2)}
 
-    (result,) = _explain(ready("a"), ["Bengal", "Egyptian Mau"], two, worked=False)
-    assert isinstance(result, Result)
+    (result,) = explain_or_split(MODEL, ready("a"), ["Bengal", "Egyptian Mau"], two, any_succeeded=False)
+    assert isinstance(result, ImageResult)
     assert result.explanations["legrad"].names == ("a", "a")
 
 
@@ -80,15 +92,15 @@ def test_parts_and_wholes() -> None:
 
 def test_a_suffix_makes_a_file_and_anything_else_a_folder(tmp_path: Path) -> None:
     (tmp_path / "v1.2").mkdir()
-    assert place("cat.PDF").is_file
+    assert output_path("cat.PDF").is_file
     for folder in ("out", "out/", "maps.v2/", str(tmp_path / "v1.2")):
-        assert not place(folder).is_file
+        assert not output_path(folder).is_file
     with pytest.raises(BadInput, match=r"ends in '\.bmp'; write to a name that ends in"):
-        place("cat.bmp")
+        output_path("cat.bmp")
 
 
 def test_images_with_the_same_name_do_not_overwrite_each_other() -> None:
-    assert list(stems(["a/cat.jpg", "b/Cat.png", "cat-2.jpg", "demo"], "legrad").values()) == [
+    assert list(file_stems(["a/cat.jpg", "b/Cat.png", "cat-2.jpg", "demo"], "legrad").values()) == [
         "cat-legrad",
         "Cat-2-legrad",
         "cat-2-2-legrad",
@@ -97,5 +109,5 @@ def test_images_with_the_same_name_do_not_overwrite_each_other() -> None:
 
 
 def test_methods_become_file_names() -> None:
-    assert file_name("rollout(fusion=max)+skipplus") == "rollout_fusion=max_+skipplus"
-    assert file_name("genatt+from:6") == "genatt+from_6"
+    assert safe_file_name("rollout(fusion=max)+skipplus") == "rollout_fusion=max_+skipplus"
+    assert safe_file_name("genatt+from:6") == "genatt+from_6"

@@ -14,7 +14,7 @@ from PIL import Image
 import clairvit as cv
 from clairvit.bench.store import Store
 from clairvit.cli import main
-from clairvit.cli.request import read_preprocess
+from clairvit.cli.arguments import read_preprocess
 from clairvit.data.hashing import state_hash
 from clairvit.errors import BadInput
 from clairvit.models import load as sources
@@ -77,7 +77,7 @@ def test_explain_keeps_preprocessing_and_weights(capsys: Captured, here: Path) -
 
 def test_compare_evaluate_and_choose_keep_them_too(capsys: Captured, here: Path) -> None:
     options = [*MODEL, *STATED]
-    (compared,) = printed(capsys, "compare", "photos/0/000.png", *options, "--methods", "ixg,saliency")["results"]
+    (compared,) = printed(capsys, "compare", "photos/0/000.png", *options, "--method", "ixg,saliency")["results"]
     assert {json.dumps(one["preprocess"]) for one in compared["methods"].values()} == {json.dumps(SEEN)}
     scored = printed(capsys, "evaluate", "photos", *options, "--method", "ixg", "--metric", "sparseness")
     assert scored["preprocess"] == SEEN
@@ -194,7 +194,7 @@ def test_crop_is_the_models_image_size(capsys: Captured) -> None:
 
 def test_finetune_trains_with_the_mean_it_is_given_and_writes_it(capsys: Captured, here: Path) -> None:
     shape = ["--no-pretrained", "--with", "patch_size=8,embed_dim=16,depth=1,num_heads=2", "--size", "32"]
-    how = ["--epochs", "1", "--batch", "4", "--mean", "0.1,0.2,0.3", "--std", "0.4,0.5,0.6", "--held-out", "0.5"]
+    how = ["--epochs", "1", "--batch-size", "4", "--mean", "0.1,0.2,0.3", "--std", "0.4,0.5,0.6", "--held-out", "0.5"]
     assert main(["finetune", "photos", "--model", "timm:vit_tiny_patch16_224", *shape, *how, "-q"]) == 0
     model = cv.load("file:model.safetensors")
     assert model.preprocess.mean == (0.1, 0.2, 0.3)
@@ -284,7 +284,7 @@ def test_hidden_folders_and_files_are_skipped_by_every_command(capsys: Captured,
     benched = printed(capsys, "bench", *model, *work)["results"][0]
     assert sorted(f"photos/{name}" for name in benched["images"]) == names
     shape = ["--no-pretrained", "--with", "patch_size=8,embed_dim=16,depth=1,num_heads=2", "--size", "32"]
-    how = ["--epochs", "1", "--batch", "4", "--held-out", "0.5"]
+    how = ["--epochs", "1", "--batch-size", "4", "--held-out", "0.5"]
     trained = printed(capsys, "finetune", "photos", "--model", "timm:vit_tiny_patch16_224", *shape, *how)
     assert (trained["classes"], trained["images"] + trained["validation_images"]) == (["0", "1", "2"], 6)
     hidden = printed(capsys, "explain", "photos/.ipynb_checkpoints", *model, "--method", "ixg")  # named, so meant
@@ -300,7 +300,7 @@ def test_a_large_picture_is_explained_quietly(capsys: Captured, here: Path) -> N
 
 
 def test_finetune_says_what_it_assumed_of_a_file(capsys: Captured) -> None:
-    how = ["--epochs", "1", "--batch", "4", "--held-out", "0.5"]
+    how = ["--epochs", "1", "--batch-size", "4", "--held-out", "0.5"]
     done = printed(capsys, "finetune", "photos", *MODEL, *how)
     assert done["assumptions"][0].startswith("mean, std, resize and interpolation were assumed: timm's for test_vit")
     assert done["preprocess"]["mean"] == list(cv.load("file:model.safetensors").preprocess.mean)

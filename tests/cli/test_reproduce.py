@@ -15,7 +15,7 @@ import clairvit as cv
 from clairvit.bench.plan import DataConfig, ModelConfig
 from clairvit.cli import main
 from clairvit.cli.annotations import Annotations
-from clairvit.cli.reproduce import found_objects
+from clairvit.cli.reproduce import detected_data
 from clairvit.data.detector import Detector
 from clairvit.errors import BadInput
 from clairvit.papers.paper import NAMES, find_paper
@@ -193,8 +193,8 @@ def test_mask_rcnn_finds_the_foreground(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(places, "load_detector", lambda *_, **__: Detector(nn.Identity(), "tiny", ("cat",)))
     monkeypatch.setattr(places, "foreground", lambda *_, **__: found)
     wish = ReproductionConfig(find_paper("cmi"), ModelConfig("tiny"), DataConfig("folder:photos", limit=2))
-    shown = found_objects(wish, Annotations("mask-rcnn", "nonzero", None, None), wrapped("timm-vit"))
-    other = found_objects(wish, Annotations("mask-rcnn(score=0.7)", "nonzero", None, None), wrapped("timm-vit"))
+    shown = detected_data(wish, Annotations("mask-rcnn", "nonzero", None, None), wrapped("timm-vit"))
+    other = detected_data(wish, Annotations("mask-rcnn(score=0.7)", "nonzero", None, None), wrapped("timm-vit"))
     assert len(shown.dataset) == 2
     page = shown.dataset.read(0, wrapped("timm-vit"))
     assert page.mask is not None
@@ -203,4 +203,4 @@ def test_mask_rcnn_finds_the_foreground(monkeypatch: pytest.MonkeyPatch) -> None
     assert shown.words == "a folder of images, 2 of 3 images"
     nowhere = ReproductionConfig(wish.preset, wish.model, DataConfig("folder:nowhere"))
     with pytest.raises(BadInput, match="There is no folder 'nowhere'"):
-        found_objects(nowhere, Annotations("mask-rcnn", "nonzero", None, None), wrapped("timm-vit"))
+        detected_data(nowhere, Annotations("mask-rcnn", "nonzero", None, None), wrapped("timm-vit"))

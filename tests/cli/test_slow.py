@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from clairvit.cli import console as paper
-from clairvit.cli import main
-from clairvit.cli.compare import choose
+from clairvit.cli import console, main
+from clairvit.cli.arguments import expand_all_methods
 from clairvit.methods.registry import list_methods
 from clairvit.perturbation.progress import track
 
@@ -23,17 +22,17 @@ WINDOWS = ["--model", "timm:swin_tiny_patch4_window7_224", "--no-pretrained"]
 
 def test_all_is_all_but_the_slow_ones() -> None:
     assert "attention-flow" in SLOW
-    wanted, left_out = choose(["all"], list_methods())
+    wanted, left_out = expand_all_methods(["all"], list_methods())
     assert sorted(wanted) == sorted(OTHERS)
     assert left_out == {name: f"it is slow; --method all,{name} adds it." for name in SLOW}
 
 
 def test_slow_ones_come_by_name() -> None:
-    wanted, left_out = choose(["all", "attention-flow"], list_methods())
+    wanted, left_out = expand_all_methods(["all", "attention-flow"], list_methods())
     assert sorted(wanted) == sorted([*OTHERS, "attention-flow"])
     assert wanted[:3] == ["raw-attention", "rollout", "attention-flow"], "among its family"
     assert "attention-flow" not in left_out
-    assert choose(["attention-flow", "rollout"], list_methods()) == (["attention-flow", "rollout"], {})
+    assert expand_all_methods(["attention-flow", "rollout"], list_methods()) == (["attention-flow", "rollout"], {})
 
 
 def test_what_was_left_out_is_printed_with_what_to_type(
@@ -63,9 +62,9 @@ def shown(monkeypatch: pytest.MonkeyPatch, capsys: Captured, *, terminal: bool, 
     """What is written to stderr while one image with long work in it is explained."""
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("FORCE_COLOR", "1")  # rich asks for a terminal in its own way
-    monkeypatch.setattr(paper, "LONG", long)
+    monkeypatch.setattr(console, "INNER_BAR_AFTER", long)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
-    with paper.progress("images", 1, hidden=hidden) as advance:
+    with console.progress_bar("images", 1, hidden=hidden) as advance:
         for _ in range(2):  # the same work twice
             for _ in track(range(5), "flow, image 1 of 1"):
                 pass
@@ -81,11 +80,11 @@ def test_a_bar_for_long_work_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch,
 
 def test_the_bar_says_how_far_the_work_is(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    monkeypatch.setattr(paper, "LONG", -1)
+    monkeypatch.setattr(console, "INNER_BAR_AFTER", -1)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("FORCE_COLOR", "1")
     written, end = "", time.monotonic() + 60
-    with paper.progress("images", 1):
+    with console.progress_bar("images", 1):
         for step in track(range(3), "flow, image 1 of 1"):
             while step == 2 and "2/3" not in written and time.monotonic() < end:  # a thread draws the bar
                 written += capsys.readouterr().err

@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 
 import clairvit as cv
 from clairvit.bench.config import read_config
-from clairvit.cli.bench_config import data_of, models_of, study_of
+from clairvit.cli.bench_config import StudyOptions, study_of
+from clairvit.cli.options import DataOptions
 from clairvit.methods.spec import MethodSpec, resolve_method
 from clairvit.metrics.registry import resolve_metric
 from clairvit.web.app import create_app
@@ -163,10 +164,8 @@ def test_studies(tmp_path: Path, request: pytest.FixtureRequest) -> None:
         path = tmp_path / "study.toml"
         path.write_text(text, encoding="utf-8")
         with cases.case():
-            wish = read_config(path)
-            models = models_of(wish, None, None, False, None)
-            data = data_of(wish, None if wish.data else "folder:x", None, None, None, None)
-            study = study_of(wish, models, data, None, None, None, None, None)
+            config = read_config(path)
+            study = study_of(config, StudyOptions(data=DataOptions(None if config.data else ["folder:x"])))
             json.dumps(study.settled().as_document())
 
     run_family("studies", request, read, text=strategies.studies())

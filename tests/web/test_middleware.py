@@ -11,7 +11,7 @@ import pytest
 from fastapi.testclient import TestClient
 from starlette.websockets import WebSocketDisconnect
 
-from clairvit.cli.serve import guard_rules, is_loopback
+from clairvit.cli.serve import access_rules, is_loopback
 from clairvit.errors import BadInput
 from clairvit.web import middleware as security
 from clairvit.web.app import STATIC, create_app
@@ -234,16 +234,16 @@ def test_loopback_needs_no_token_and_everything_else_gets_one() -> None:
     assert is_loopback("localhost")
     assert not is_loopback("0.0.0.0")
     assert not is_loopback("gpu-box")
-    assert guard_rules("127.0.0.1", None).token is None
-    assert "127.0.0.1" in guard_rules("127.0.0.1", None).hosts
-    made = guard_rules("0.0.0.0", None).token
+    assert access_rules("127.0.0.1", None).token is None
+    assert "127.0.0.1" in access_rules("127.0.0.1", None).hosts
+    made = access_rules("0.0.0.0", None).token
     assert made is not None
     assert len(made) >= 32
-    assert guard_rules("0.0.0.0", SECRET).token == SECRET
+    assert access_rules("0.0.0.0", SECRET).token == SECRET
     with pytest.raises(BadInput, match="8 or more"):
-        guard_rules("127.0.0.1", "abc")
+        access_rules("127.0.0.1", "abc")
     with pytest.raises(BadInput, match="letters, digits"):
-        guard_rules("127.0.0.1", "abc; Path=/ def")
+        access_rules("127.0.0.1", "abc; Path=/ def")
 
 
 def test_the_static_files_are_in_the_package() -> None:

@@ -1,16 +1,17 @@
-"""What is known of the images on the command line: where the objects are, and of which classes they are."""
+"""Images of `evaluate` and `choose` with their annotations: masks, and true classes."""
 
 from __future__ import annotations
 
 import csv
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clairvit.cli.image_job import Failure, find
+from clairvit.cli import options
+from clairvit.cli.image_job import Failure, find_image_files
 from clairvit.errors import BadInput
 
 if TYPE_CHECKING:
@@ -23,46 +24,60 @@ if TYPE_CHECKING:
 MASK_RCNN = "mask-rcnn"
 FOLDERS = "folders"
 DETECTION: dict[str, Any] = {"score": int | float, "mask": int | float, "classes": str}
+Detections = dict[str, list[tuple[str, float]]]  # image -> classes of its objects, with their scores
 
 
 @dataclass(frozen=True)
 class AnnotatedImages:
-    """Images with what is known of them; `detected` fills while they are read."""
+    """Images with their annotations; `detected` fills while they are read."""
 
     images: ImageDataset
-    detected: dict[str, list[tuple[str, float]]] = field(default_factory=dict)
+    detected: Detections = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class Annotations:
-    """The options as they were typed."""
+class Annotations(options.OptionGroup):
+    """Where masks and true classes come from."""
 
-    masks: str | None
-    mask_kind: str
-    weights: str | None
-    truth: str | None
+    masks: options.Masks = None
+    mask_kind: options.MaskKind = "nonzero"
+    weights: options.Weights = None
+    truth: options.Truth = None
 
     @property
     def detects(self) -> bool:
-        """Objects are to be found by Mask R-CNN."""
+        """Return whether Mask R-CNN finds the objects."""
         return self.masks is not None and self.masks.split("(")[0] == MASK_RCNN
 
     def check(self, metrics: Sequence[MetricSpec], target: str | None) -> None:
-        """Refuse what cannot be done before a model is loaded."""
+        """Raise BadInput for options that cannot work together, before a model is loaded."""
+        self._check_metrics(metrics)
+        self._check_masks()
+        if target == "label" and self.truth is None:
+            raise BadInput(f"--target label needs the true classes; expected --truth FILE, or --truth {FOLDERS}.")
+        if self.truth not in (None, FOLDERS) and not Path(str(self.truth)).is_file():
+            raise BadInput(
+                f"--truth {self.truth} is not a file; expected a CSV with the columns image and class, or the word "
+                f"{FOLDERS}."
+            )
+
+    def _check_metrics(self, metrics: Sequence[MetricSpec]) -> None:
         from clairvit.data.masks import check_kind
 
         check_kind(self.mask_kind)
-        for asked in metrics:
-            if "masks" in asked.metric.needs and self.masks is None:
+        for spec in metrics:
+            if "masks" in spec.metric.needs and self.masks is None:
                 raise BadInput(
-                    f"'{asked.metric.name}' compares maps with masks, and none were given; expected a folder with a "
+                    f"'{spec.metric.name}' compares maps with masks, and none were given; expected a folder with a "
                     f"mask for each image: --masks DIR, or --masks {MASK_RCNN}."
                 )
-            if "others" in asked.metric.needs and self.truth in (None, FOLDERS):
+            if "others" in spec.metric.needs and self.truth in (None, FOLDERS):
                 raise BadInput(
-                    f"'{asked.metric.name}' compares two objects in an image, and their classes were not given; "
+                    f"'{spec.metric.name}' compares two objects in an image, and their classes were not given; "
                     "expected --truth FILE, a CSV with the columns image, class and other."
                 )
+
+    def _check_masks(self) -> None:
         if self.detects:
             detection_options(str(self.masks))
         if self.masks is not None and not self.detects and not Path(self.masks).is_dir():
@@ -72,42 +87,25 @@ class Annotations:
             )
         if self.weights is not None and not self.detects:
             raise BadInput(f"--weights {self.weights} are Mask R-CNN's; expected --masks {MASK_RCNN} with them.")
-        if target == "label" and self.truth is None:
-            raise BadInput(f"--target label needs the true classes; expected --truth FILE, or --truth {FOLDERS}.")
-        if self.truth not in (None, FOLDERS) and not Path(str(self.truth)).is_file():
-            raise BadInput(
-                f"--truth {self.truth} is not a file; expected a CSV with the columns image and class, or the word "
-                f"{FOLDERS}."
-            )
 
     def dataset(self, images: Sequence[str], model: Model, by_label: bool = False) -> AnnotatedImages:
-        """The images, read when their turn comes; `by_label`: one without a true class cannot be used."""
+        """Return the images, read one at a time; with `by_label` an image without a true class raises BadInput."""
         from clairvit.data.dataset import album_of
 
-        detected: dict[str, list[tuple[str, float]]] = {}
+        detected: Detections = {}
         masks: Any = None
         if self.detects:
-            from clairvit.data.foreground import foreground, load_detector
-
-            detector = load_detector(self.weights, device=str(model.device))
-            how = detection_options(str(self.masks))
-
-            def look(name: str, picture: Image.Image) -> Image.Image:
-                found = foreground(detector, picture, **how)
-                detected[name] = list(found.classes)
-                return found.mask
-
-            masks = look
+            masks = self._detector(model, detected)
         elif self.masks is not None:
             masks = mask_files([Path(image) for image in images], Path(self.masks))
         labels, others = self._classes(images)
         dataset = album_of(list(images), model, masks=masks, mask_kind=self.mask_kind, labels=labels, others=others)
         if labels is None or not by_label:
             return AnnotatedImages(dataset, detected)
-        known = labels
+        image_labels = labels
 
         def read(row: int, net: Model) -> Sample:
-            if known[row] is None:
+            if image_labels[row] is None:
                 raise BadInput(
                     f"There is no class for '{images[row]}' in --truth {self.truth}; expected a line with it."
                 )
@@ -115,20 +113,35 @@ class Annotations:
 
         return AnnotatedImages(replace(dataset, read=read), detected)
 
+    def _detector(self, model: Model, detected: Detections) -> Callable[[str, Image.Image], Image.Image]:
+        """Return the function that finds the mask of an image and stores its classes in `detected`."""
+        from clairvit.data.foreground import foreground, load_detector
+
+        detector = load_detector(self.weights, device=str(model.device))
+        settings = detection_options(str(self.masks))
+
+        def find_mask(name: str, picture: Image.Image) -> Image.Image:
+            objects = foreground(detector, picture, **settings)
+            detected[name] = list(objects.classes)
+            return objects.mask
+
+        return find_mask
+
     def _classes(self, images: Sequence[str]) -> tuple[list[str | None] | None, list[str | None] | None]:
+        """Return the true class of each image, and the class of a second object in it."""
         if self.truth is None:
             return None, None
         if self.truth == FOLDERS:
             return [Path(image).resolve().parent.name for image in images], None
         rows = read_truth(Path(self.truth))
-        found = [_row(rows, image) for image in images]
-        labels = [one.get("class") or None for one in found]
-        others = [one.get("other") or None for one in found]
+        image_rows = [_row(rows, image) for image in images]
+        labels = [row.get("class") or None for row in image_rows]
+        others = [row.get("other") or None for row in image_rows]
         return labels, others if any("other" in row for row in rows.values()) else None
 
 
-def fetch(spec: str, split: str | None = None) -> None:
-    """--download: what is there already is not fetched again."""
+def download_data(spec: str, split: str | None = None) -> None:
+    """Download a data set; files that are there already are not fetched again."""
     from clairvit.data.open import open_data
 
     open_data(spec, split=split, download=True)
@@ -136,7 +149,7 @@ def fetch(spec: str, split: str | None = None) -> None:
 
 @dataclass(frozen=True)
 class ImageSource:
-    """Images of the command line, or one data set with what it knows; opened once the model is there."""
+    """Images of the command line, or one data set with its annotations; opened once the model is loaded."""
 
     paths: Sequence[str]
     dataset: str | None
@@ -147,92 +160,102 @@ class ImageSource:
 
     @property
     def is_empty(self) -> bool:
-        """None of the images that were named is there."""
+        """Return whether none of the images that were named exists."""
         return self.dataset is None and not self.paths
 
     def open(self, model: Model, by_label: bool) -> AnnotatedImages:
-        """Return the images, read when their turn comes; `by_label`: those without a true class cannot be used."""
+        """Return the images, read one at a time; with `by_label` an image without a true class raises BadInput."""
         if self.dataset is None:
             return self.annotations.dataset(self.paths, model, by_label)
         from clairvit.bench.plan import DataConfig
 
-        return AnnotatedImages(DataConfig(self.dataset, self.split, self.limit).open(self.seed))
+        known = self.annotations
+        config = DataConfig(self.dataset, self.split, self.limit, known.masks, known.mask_kind)
+        return AnnotatedImages(config.open(self.seed))
 
 
 def image_source(
-    images: list[str],
+    images: Sequence[str] | None,
+    data: options.DataOptions,
     annotations: Annotations,
     metrics: Sequence[MetricSpec],
     target: str | None,
-    split: str | None,
-    limit: int | None,
-    download: bool,
     seed: int,
 ) -> tuple[ImageSource, list[Failure]]:
-    """Find the images (files, folders, globs, or one data set such as pets:PATH) and those that are not there.
+    """Return the images (files, folders, globs, or one data set such as pets:PATH) and those that do not exist.
 
     Everything that can be refused without a model is refused here.
     """
-    dataset = data_set(images)
+    spec = data.single_spec()
+    if spec is not None and images:
+        raise BadInput(f"--data {spec} was given with {images[0]}; expected images or a data set, not both.")
+    if spec is None and not images:
+        raise BadInput("Which images? Expected files, folders or globs, or --data NAME:PATH.")
+    paths = list(images or [])
+    dataset = spec if spec is not None else data_set(paths)
     if dataset is not None:
-        if annotations.masks is not None or annotations.truth is not None:
-            raise BadInput(
-                f"{dataset} has its own masks and classes; expected --masks and --truth with folders of images."
-            )
-        if download:
-            fetch(dataset, split)
-        return ImageSource((), dataset, annotations, split, limit, seed), []
+        _check_data_set(dataset, annotations)
+        if data.download:
+            download_data(dataset, data.split)
+        return ImageSource((), dataset, annotations, data.split, data.limit, seed), []
     annotations.check(metrics, target)
-    if split is not None or download:
-        typed = "--download" if split is None else f"--split {split}"
-        raise BadInput(f"{typed} is of a data set, such as pets:PATH; {images[0]} is none.")
-    paths, failures = find(images)
-    kept = paths if limit is None else sampled(paths, limit, seed)
-    return ImageSource(kept, None, annotations, split, limit, seed), failures
+    if data.split is not None or data.download:
+        typed = "--download" if data.split is None else f"--split {data.split}"
+        raise BadInput(f"{typed} is of a data set, such as pets:PATH; {paths[0]} is none.")
+    files, failures = find_image_files(paths)
+    sampled = files if data.limit is None else sample_images(files, data.limit, seed)
+    return ImageSource(sampled, None, annotations, data.split, data.limit, seed), failures
 
 
-def data_set(images: list[str]) -> str | None:
-    """Return the data set that is named, such as 'pets:PATH'; a file that is called so is none."""
-    named = (one for one in images if ":" in one and "://" not in one)  # an address is refused where images are found
-    marked = [one for one in named if not Path(one).exists() and not Path(one).drive]
-    if marked and len(images) > 1:
-        raise BadInput(f"{marked[0]} and {len(images) - 1} more were given; expected one data set, or images.")
-    return marked[0] if marked else None
+def _check_data_set(spec: str, annotations: Annotations) -> None:
+    """Raise BadInput for annotations that a data set has itself; folder:PATH has no masks."""
+    is_folder = spec.partition(":")[0] == "folder"
+    if annotations.truth is not None or annotations.detects or (annotations.masks is not None and not is_folder):
+        raise BadInput(f"{spec} has its own masks and classes; expected --masks and --truth with folders of images.")
 
 
-def sampled(images: list[str], limit: int, seed: int) -> list[str]:
-    """Return `limit` of the images, drawn by the seed, in their order."""
+def data_set(images: Sequence[str]) -> str | None:
+    """Return the data set that is named, such as 'pets:PATH'; a file with such a name is none."""
+    named = (text for text in images if ":" in text and "://" not in text)  # URLs are refused where images are found
+    specs = [text for text in named if not Path(text).exists() and not Path(text).drive]
+    if specs and len(images) > 1:
+        raise BadInput(f"{specs[0]} and {len(images) - 1} more were given; expected one data set, or images.")
+    return specs[0] if specs else None
+
+
+def sample_images(images: list[str], limit: int, seed: int) -> list[str]:
+    """Return a random sample of `limit` images, in their order."""
     import numpy as np
 
-    kept = np.random.default_rng(seed).permutation(len(images))[:limit]
-    return [images[place] for place in sorted(kept.tolist())]
+    rows = np.random.default_rng(seed).permutation(len(images))[:limit]
+    return [images[row] for row in sorted(rows.tolist())]
 
 
 def mask_files(images: Sequence[Path], folder: Path) -> list[Path | None]:
-    """The mask of each image: folders below the one that all images share have masks in folders of the same names."""
+    """Return the mask of each image; subfolders of the images have masks in subfolders of the same names."""
     from clairvit.data.masks import masks_for
 
-    whole = [image.absolute() for image in images]
-    found, _ = masks_for(whole, folder, Path(os.path.commonpath([image.parent for image in whole])))
-    return [found.get(image) for image in whole]
+    paths = [image.absolute() for image in images]
+    masks, _ = masks_for(paths, folder, Path(os.path.commonpath([path.parent for path in paths])))
+    return [masks.get(path) for path in paths]
 
 
 def detection_options(text: str) -> dict[str, Any]:
-    """'mask-rcnn(score=0.7,classes=dog)' -> how objects are found."""
+    """Return the detector's options in 'mask-rcnn(score=0.7,classes=dog)'."""
     from clairvit.methods.parsing import parse_spec
 
-    given = dict(parse_spec(text).options)
-    for name, value in given.items():
+    settings = dict(parse_spec(text).options)
+    for name, value in settings.items():
         if name not in DETECTION or not isinstance(value, DETECTION[name]):
             raise BadInput(
                 f"--masks {text} sets {name}={value}; expected score= and mask= (thresholds from 0 to 1) or classes= "
                 f"(a COCO class), such as {MASK_RCNN}(score=0.7,classes=dog)."
             )
-    return given
+    return settings
 
 
 def read_truth(path: Path) -> dict[str, dict[str, str]]:
-    """image -> its line of the file."""
+    """Return the rows of the CSV file by image."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.DictReader(file)
@@ -240,26 +263,28 @@ def read_truth(path: Path) -> dict[str, dict[str, str]]:
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise BadInput(f"--truth {path} cannot be read ({error}); expected a CSV in UTF-8.") from error
     if not lines or not {"image", "class"} <= set(columns):
-        seen = f"the columns {', '.join(columns)}" if lines else "no lines below its first"
+        content = f"the columns {', '.join(columns)}" if lines else "no lines below its first"
         raise BadInput(
-            f"--truth {path} has {seen}; expected image and class (and other) in its first line, and a line an image."
+            f"--truth {path} has {content}; expected image and class (and other) in its first line, and a line per "
+            "image."
         )
-    longer = next((line["image"] for line in lines if None in line), None)  # csv's key for what is beyond the columns
-    if longer is not None:
+    too_long = next((line["image"] for line in lines if None in line), None)  # csv's key for cells beyond the columns
+    if too_long is not None:
         raise BadInput(
-            f"--truth {path} has more than {len(columns)} cells in the line of '{longer}'; expected a class with a "
+            f"--truth {path} has more than {len(columns)} cells in the line of '{too_long}'; expected a class with a "
             'comma in quotes: "husky, Siberian".'
         )
     counts = Counter(line["image"] for line in lines)
-    twice = next((image for image, count in counts.items() if count > 1), None)
-    if twice is not None:
+    repeated = next((image for image, count in counts.items() if count > 1), None)
+    if repeated is not None:
         raise BadInput(
-            f"--truth {path} has {counts[twice]} lines for '{twice}'; expected one, with its second class as other."
+            f"--truth {path} has {counts[repeated]} lines for '{repeated}'; expected one, with its second class as "
+            "other."
         )
     return {line["image"]: line for line in lines}
 
 
 def _row(rows: dict[str, dict[str, str]], image: str) -> dict[str, str]:
-    """By the whole path, the file's name or its stem."""
+    """Return the row of an image by its path, its file name or its stem."""
     path = Path(image)
     return next((rows[key] for key in (image, path.name, path.stem) if key in rows), {})

@@ -1,4 +1,4 @@
-"""`clairvit …`: the commands, and what the shell sees when one of them fails."""
+"""`clairvit …`: the commands, their exit status, and how errors and warnings are printed."""
 
 from __future__ import annotations
 
@@ -17,18 +17,26 @@ from clairvit._version import __version__
 from clairvit.cli.bench import bench
 from clairvit.cli.choose import choose
 from clairvit.cli.compare import compare
-from clairvit.cli.console import print_note, say
+from clairvit.cli.console import print_message, print_note
 from clairvit.cli.doctor import doctor
 from clairvit.cli.evaluate import evaluate
 from clairvit.cli.explain import explain
 from clairvit.cli.finetune import finetune
 from clairvit.cli.hints import with_options
-from clairvit.cli.lists import classes_command, methods_command, models_command
-from clairvit.cli.metrics import metrics_command
+from clairvit.cli.lists import classes_command, methods_command, metrics_command, models_command
+from clairvit.cli.options import expand_groups
 from clairvit.cli.report import report
 from clairvit.cli.reproduce import reproduce
 from clairvit.cli.serve import serve
 from clairvit.errors import ClairError, ClairWarning
+
+HIDDEN_ALIASES = {"methods": "method", "metrics": "metric", "batch": "batch-size"}  # names of the first edition
+
+
+def _current_name(name: str) -> str:
+    """Return the present name of an option that was renamed."""
+    return HIDDEN_ALIASES.get(name, name)
+
 
 app = typer.Typer(
     name="clairvit",
@@ -36,33 +44,27 @@ app = typer.Typer(
     epilog="Start with:  clairvit compare demo",
     no_args_is_help=True,
     add_completion=False,
-    pretty_exceptions_enable=False,  # a bug shows Python's own traceback, a mistake one sentence (see main)
+    pretty_exceptions_enable=False,  # a bug shows Python's own traceback, a wrong input one sentence (see main)
     rich_markup_mode="rich",
+    context_settings={"token_normalize_func": _current_name},
 )
-app.command("explain", no_args_is_help=True)(explain)
-app.command("compare", no_args_is_help=True)(compare)
-app.command("evaluate", no_args_is_help=True)(evaluate)
-app.command("choose", no_args_is_help=True)(choose)
-app.command("doctor", no_args_is_help=True)(doctor)
-app.command("bench", no_args_is_help=True)(bench)
-app.command("report", no_args_is_help=True)(report)
-app.command("reproduce", no_args_is_help=True)(reproduce)
-app.command("finetune", no_args_is_help=True)(finetune)
-app.command("serve")(serve)
+for _command_function in (explain, compare, evaluate, choose, doctor, bench, report, reproduce, finetune):
+    app.command(_command_function.__name__, no_args_is_help=True)(expand_groups(_command_function))
+app.command("serve")(expand_groups(serve))
 app.command("methods")(methods_command)
 app.command("metrics")(metrics_command)
 app.command("models")(models_command)
 app.command("classes")(classes_command)
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _version(requested: bool) -> None:
+    if requested:
         print(f"clairvit {__version__}")
         raise typer.Exit
 
 
 @app.callback()
-def _everything(
+def _global_options(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and stop.")
     ] = False,
@@ -71,31 +73,31 @@ def _everything(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; returns the exit status.
+    """Run a command and return the exit status.
 
-    0: done, 1: a check of `doctor` failed, 2: could not be done as asked, 130: stopped by the user.
+    0: done, 1: a check of `doctor` failed, 2: bad input or a failure, 130: stopped by the user.
     """
-    given = list(sys.argv[1:] if arguments is None else arguments)
+    typed = list(sys.argv[1:] if arguments is None else arguments)
     try:
         with _warnings_as_notes(), _closed_pipe_ignored():
-            app(args=given, prog_name="clairvit")
-    except SystemExit as end:  # typer ends every command this way
-        return _finish(_status(end.code))
+            app(args=typed, prog_name="clairvit")
+    except SystemExit as exit_:  # typer ends every command this way
+        return _finish(_status(exit_.code))
     except ClairError as error:
-        message = with_options(error, _command(given) if error.parameters else None)
-        if "--json" in given:
+        message = with_options(error, _command(typed) if error.parameters else None)
+        if "--json" in typed:
             print(json.dumps({"error": message}, ensure_ascii=False))
-        say(message)
+        print_message(message)
         return _finish(2)
     except KeyboardInterrupt:
         return _finish(130)
     return _finish(0)
 
 
-def _command(given: Sequence[str]) -> click.Command | None:
-    """Return the command that was typed; None for none that there is."""
+def _command(typed: Sequence[str]) -> click.Command | None:
+    """Return the command that was typed; None if there is no such command."""
     group = typer.main.get_command(app)
-    return next((group.commands[name] for name in given if name in group.commands), None)  # type: ignore[attr-defined]
+    return next((group.commands[name] for name in typed if name in group.commands), None)  # type: ignore[attr-defined]
 
 
 def _status(code: object) -> int:
@@ -104,12 +106,12 @@ def _status(code: object) -> int:
 
 def _finish(status: int) -> int:
     if status == 130:
-        say("stopped; what was written until now is complete.")
+        print_message("stopped; what was written until now is complete.")
     return status
 
 
 class _PipeWriter:
-    """Standard output whose reader may go away (`clairvit methods | head -1`): the rest is written to nowhere."""
+    """Standard output whose reader may go away (`clairvit methods | head -1`): the rest is discarded."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -133,7 +135,7 @@ class _PipeWriter:
 
 @contextmanager
 def _closed_pipe_ignored() -> Iterator[None]:
-    """Let the command finish, with its own exit status, when the reader of its output has gone away."""
+    """Let the command finish with its own exit status when the reader of its output is gone."""
     before = sys.stdout
     sys.stdout = _PipeWriter(before)
     try:
@@ -145,16 +147,16 @@ def _closed_pipe_ignored() -> Iterator[None]:
 
 @contextmanager
 def _warnings_as_notes() -> Iterator[None]:
-    """Our own warnings become one line on stderr; other libraries' warnings stay as they are."""
+    """Print warnings of ClairViT as one line on stderr each; other libraries' warnings stay as they are."""
     with warnings.catch_warnings():
         warnings.simplefilter("default", ClairWarning)
-        usual = warnings.showwarning
+        default = warnings.showwarning
 
-        def show(message: Warning | str, category: type[Warning], *where: object) -> None:
+        def show(message: Warning | str, category: type[Warning], *location: object) -> None:
             if issubclass(category, ClairWarning):
                 print_note(str(message))
             else:
-                usual(message, category, *where)  # type: ignore[arg-type]
+                default(message, category, *location)  # type: ignore[arg-type]
 
         warnings.showwarning = show  # type: ignore[assignment]
         yield

@@ -1,39 +1,157 @@
-"""Lists in one argument: methods whose options contain commas, classes whose names do."""
+"""Parse what was typed: lists of methods, metrics, data sets, classes and numbers.
+
+An option that takes a list may be repeated, and each value may be a list separated by commas.
+"""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from clairvit.errors import BadInput
 from clairvit.methods.parsing import split_at_commas
 
+if TYPE_CHECKING:
+    from clairvit.methods.registry import Method
+    from clairvit.metrics.registry import MetricSpec
+    from clairvit.models.model import Model
 
-def split_methods(text: str) -> list[str]:
-    """'rollout(fusion=max,alpha=0.5),genatt' -> two methods: commas inside parentheses belong to a method."""
-    depths = [0, *itertools.accumulate((letter == "(") - (letter == ")") for letter in text)]
-    if min(depths) < 0 or depths[-1] > 0:
-        wrong = "closes a parenthesis that was never opened" if min(depths) < 0 else "opens one and never closes it"
-        raise BadInput(f"'{text}' {wrong}; write e.g. 'rollout(fusion=max),genatt'.")
-    methods = [part.strip() for part in split_at_commas(text) if part.strip()]
+ALL = "all"
+SLOW = "it is slow"  # the beginning of the reason for which "all" leaves a method out
+
+
+def split_methods(*texts: str) -> list[str]:
+    """Return the methods in 'rollout(fusion=max,alpha=0.5),genatt', each once; parentheses protect commas."""
+    methods: list[str] = []
+    for text in texts:
+        depths = [0, *itertools.accumulate((letter == "(") - (letter == ")") for letter in text)]
+        if min(depths) < 0 or depths[-1] > 0:
+            problem = (
+                "closes a parenthesis that was never opened" if min(depths) < 0 else "opens one and never closes it"
+            )
+            raise BadInput(f"'{text}' {problem}; write e.g. 'rollout(fusion=max),genatt'.")
+        methods += [part.strip() for part in split_at_commas(text) if part.strip()]
     if not methods:
         raise BadInput("No method was given; write e.g. --method rollout,legrad or --method all.")
     return list(dict.fromkeys(methods))
 
 
+def single_method(texts: Sequence[str] | None, command: str) -> str | None:
+    """Return the one method that was typed, None if there is none; raise BadInput for several."""
+    if not texts:
+        return None
+    methods = split_methods(*texts)
+    if len(methods) > 1:
+        raise BadInput(
+            f"{command} takes one method, and {len(methods)} were given: {', '.join(methods)}. Expected one; "
+            "`clairvit compare` draws several side by side."
+        )
+    return methods[0]
+
+
+def expand_all_methods(methods: Sequence[str], registered: Sequence[Method]) -> tuple[list[str], dict[str, str]]:
+    """Return the methods with 'all' replaced by those that are not slow, and why slow ones were left out of it."""
+    from clairvit.methods.explain import expand_all
+
+    expanded = expand_all(methods)
+    slow = [entry.name for entry in registered if entry.slow and entry.name not in expanded] if ALL in methods else []
+    return expanded, {name: f"{SLOW}; --method {ALL},{name} adds it." for name in slow}
+
+
+def resolve_methods(*texts: str) -> list[str]:
+    """Return the canonical text of each method that was typed, each once, with 'all' expanded."""
+    from clairvit.methods.registry import list_methods
+    from clairvit.methods.spec import resolve_method
+
+    if not any(text.strip(" ,") for text in texts):
+        raise BadInput("No method was given; write e.g. --method legrad,rollout.")
+    expanded, _ = expand_all_methods(split_methods(*texts), list_methods())
+    return list(dict.fromkeys(resolve_method(text).text for text in expanded))
+
+
+def resolve_metrics(*texts: str) -> list[MetricSpec]:
+    """Return the metrics that were typed, each once."""
+    from clairvit.metrics.registry import resolve_metric
+
+    if not any(text.strip(" ,") for text in texts):
+        raise BadInput("No metric was given; write e.g. --metric deletion,insertion.")
+    return list({spec.text: spec for spec in map(resolve_metric, split_methods(*texts))}.values())
+
+
+def with_method_options(methods: Sequence[str], **options: Any) -> list[str]:
+    """Return each method with those of the options that it has; options typed with a method itself win."""
+    from clairvit.methods.parsing import parse_spec
+    from clairvit.methods.spec import resolve_method
+
+    typed = {name: value for name, value in options.items() if value is not None}
+    used: set[str] = set()
+    resolved = []
+    for text in methods:
+        accepted = {name: value for name, value in typed.items() if name in resolve_method(text).method.options}
+        used |= set(accepted)
+        explicit = parse_spec(text).options
+        spec = resolve_method(text, **{name: value for name, value in accepted.items() if name not in explicit})
+        resolved.append(spec.text)
+    for name in typed:
+        if name not in used:
+            raise BadInput(
+                f"--{name} {typed[name]} was given, and none of the methods takes {name}; expected one that draws "
+                "variants of the image among --method, such as lime or kernelshap."
+            )
+    return resolved
+
+
+def split_names(texts: Iterable[str], option: str) -> list[str]:
+    """Return the names in the values of an option, separated by commas; raise BadInput if a value has none."""
+    names: list[str] = []
+    for text in texts:
+        parts = [part.strip() for part in text.split(",") if part.strip()]
+        if not parts:
+            raise BadInput(f"{option} '{text}' names nothing; expected one or more, separated by commas.")
+        names += parts
+    return list(dict.fromkeys(names))
+
+
+def data_specs(texts: Iterable[str]) -> list[str]:
+    """Return the values of --data as 'NAME:PATH' each; a folder without a name is 'folder:PATH'."""
+    return [
+        f"folder:{spec}" if ":" not in spec and Path(spec).is_dir() else spec for spec in split_names(texts, "--data")
+    ]
+
+
 def split_targets(texts: Iterable[str], labels: Collection[str]) -> list[str]:
-    """Class names or numbers, separated by commas; a class whose own name has a comma may be written out in full."""
-    whole = {label.casefold() for label in labels}
+    """Return class names or numbers separated by commas; a class with a comma in its name may be written in full."""
+    known = {label.casefold() for label in labels}
     targets: list[str] = []
     for text in texts:
-        pieces = [text] if text.strip().casefold() in whole else text.split(",")
-        named = [piece.strip() for piece in pieces if piece.strip()]
-        if not named:
+        pieces = [text] if text.strip().casefold() in known else text.split(",")
+        names = [piece.strip() for piece in pieces if piece.strip()]
+        if not names:
             raise BadInput(f"--target '{text}' names no class; write e.g. --target 'Bengal,Sphynx' or --target 3,17.")
-        targets += named
+        targets += names
     return targets
+
+
+def read_targets(target: Sequence[str] | None, contrast: tuple[str, str] | None, model: Model) -> list[Any]:
+    """Return the targets of --target and --contrast, in that order; an empty list is the predicted class."""
+    import clairvit as cv
+
+    targets: list[Any] = list(split_targets(target or [], model.labels))
+    if contrast is not None:
+        targets.append(cv.contrast(*contrast))
+    return targets
+
+
+def read_single_target(target: str | None, model: Model) -> Any:
+    """Return the class by which every image is scored, 'label' for the true one, None for the predicted one."""
+    if target is None or target == "label":
+        return target
+    targets = read_targets([target], None, model)
+    if len(targets) > 1:
+        raise BadInput(f"--target {target} names {len(targets)} classes; expected one, by which every image is scored.")
+    return targets[0]
 
 
 def split_numbers(text: str, option: str, kind: type[int] | type[float]) -> tuple[Any, ...]:
@@ -41,14 +159,37 @@ def split_numbers(text: str, option: str, kind: type[int] | type[float]) -> tupl
     try:
         return tuple(kind(part) for part in text.split(","))
     except ValueError as error:
-        wanted = (
+        expected = (
             "R,G,B such as 0.485,0.456,0.406" if kind is float else "a number of pixels such as 256, or ROWS,COLUMNS"
         )
-        raise BadInput(f"{option} {text} was given; expected {wanted}.") from error
+        raise BadInput(f"{option} {text} was given; expected {expected}.") from error
+
+
+def read_preprocess(
+    mean: str | None, std: str | None, resize: str | None, crop: str | None, interpolation: str | None
+) -> dict[str, Any]:
+    """Return the options of preprocessing as arguments of `cv.load`, checked before a model is loaded."""
+    from clairvit.models.preprocess import preprocess_options
+    from clairvit.models.request import rows_columns
+
+    arguments: dict[str, Any] = {"interpolation": interpolation} if interpolation is not None else {}
+    options: tuple[tuple[str, str, str | None, type[int] | type[float]], ...] = (
+        ("mean", "--mean", mean, float),
+        ("std", "--std", std, float),
+        ("resize", "--resize", resize, int),
+        ("size", "--crop", crop, int),
+    )
+    for name, option, text, kind in options:
+        if text is not None:
+            numbers = split_numbers(text, option, kind)
+            arguments[name] = numbers[0] if len(numbers) == 1 else numbers
+    preprocess_options(**{name: value for name, value in arguments.items() if name != "size"})
+    rows_columns(arguments.get("size"))
+    return arguments
 
 
 def split_labels(text: str) -> str | list[str]:
-    """'a photo of a cat,a photo of a dog' -> two labels; anything without a comma, or that exists, is a file."""
+    """Return the labels in 'a cat,a dog'; a text without a comma, or with the name of a file, is a path."""
     if "," not in text or Path(text).exists():
         return text
     return [label.strip() for label in text.split(",") if label.strip()]

@@ -1,28 +1,31 @@
-"""`clairvit bench`: models × data × methods × metrics into a store that goes on where it was stopped."""
+"""`clairvit bench`: models × data × methods × metrics into a store; a run that was stopped can be resumed."""
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from clairvit.cli import options
-from clairvit.cli.annotations import fetch
-from clairvit.cli.bench_config import METHODS, METRICS, data_of, models_of, study_of
-from clairvit.cli.bench_table import print_plan, print_query, report
-from clairvit.cli.console import progress, remark, say
-from clairvit.cli.request import read_preprocess
+from clairvit.cli.annotations import download_data
+from clairvit.cli.bench_config import StudyOptions, study_of
+from clairvit.cli.console import print_data_notes, print_message, progress_bar
+from clairvit.cli.evaluate import METHODS, METRICS
+from clairvit.cli.output import print_plan, print_query, print_study
 from clairvit.errors import BadInput
 
 if TYPE_CHECKING:
     from clairvit.bench.executors import Executor
-    from clairvit.bench.plan import Plan
+    from clairvit.bench.plan import Plan, Study
+    from clairvit.bench.worker import Worker
 
-OFTEN = 30.0  # seconds between two words on how far it is, where there is no bar
+REPORT_INTERVAL = 30.0  # seconds between two progress messages where there is no bar
 EXAMPLES = """[bold]Examples[/bold]
 
 clairvit bench --data folder:photos/ --method legrad,rollout,genatt --metric deletion,insertion --out study/
@@ -35,52 +38,13 @@ clairvit bench --out study/ --sql "select method, metric, avg(value) from result
 """
 
 
-def bench(
-    study: Annotated[
-        Path | None, typer.Argument(metavar="STUDY.toml", help="The study as a file; options win over it.")
-    ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option("--model", "-m", metavar="A,B,…", help="Models, as everywhere.", show_default="pets"),
-    ] = None,
-    data: Annotated[
-        str | None,
-        typer.Option(metavar="NAME:PATH,…", help="Images: folder:PATH, pets:PATH, …", show_default=False),
-    ] = None,
-    method: Annotated[
-        str | None,
-        typer.Option(
-            metavar="A,B,…",
-            help="Methods; 'all' are those that fit the model and are not slow. random and center run beside them.",
-            show_default=METHODS,
-        ),
-    ] = None,
-    metric: Annotated[str | None, typer.Option(metavar="A,B,…", help="Metrics.", show_default=METRICS)] = None,
-    limit: options.Limit = None,
-    download: options.Download = False,
-    split: options.Split = None,
-    masks: options.MaskFolder = None,
-    mask_kind: Annotated[str | None, options.MASK_KIND] = None,
-    target: Annotated[
-        str | None,
-        typer.Option("--target", "-t", help="'label': the true class; default: the prediction."),
-    ] = None,
-    maps: Annotated[str | None, options.MAPS] = None,
-    seed: Annotated[int | None, typer.Option(help="For all that draws lots.", show_default="0")] = None,
-    arch: options.Arch = None,
-    no_pretrained: options.NoPretrained = False,
-    labels: options.Labels = None,
-    activation: options.Activation = None,
-    mean: options.Mean = None,
-    std: options.Std = None,
-    resize: options.Resize = None,
-    crop: options.Crop = None,
-    interpolation: options.Interpolation = None,
-    device: Annotated[
-        str | None,
-        typer.Option(help="cpu, cuda, cuda:1.", show_default="a GPU if there is one", rich_help_panel="Engine"),
-    ] = None,
-    engine: Annotated[str, typer.Option(metavar="local|ray", help="Who computes.", rich_help_panel="Engine")] = "local",
+@dataclass(frozen=True)
+class EngineOptions(options.OptionGroup):
+    """Which processes compute."""
+
+    engine: Annotated[
+        str, typer.Option(metavar="local|ray", help="What computes the units.", rich_help_panel="Engine")
+    ] = "local"
     workers: Annotated[
         int | None,
         typer.Option(
@@ -89,16 +53,64 @@ def bench(
             show_default="this process; for ray as many as the cluster has room for",
             rich_help_panel="Engine",
         ),
-    ] = None,
+    ] = None
     address: Annotated[
         str | None,
         typer.Option(
             help="Of the Ray cluster: auto, or HOST:PORT.", show_default="one of its own", rich_help_panel="Engine"
         ),
-    ] = None,
+    ] = None
     num_gpus: Annotated[
         float, typer.Option(min=0, help="GPUs for each Ray actor, such as 1 or 0.5.", rich_help_panel="Engine")
-    ] = 0.0,
+    ] = 0.0
+
+    def create(self, device: str | None, batch_size: int | None) -> Executor | None:
+        """Return the engine; None is this process."""
+        from clairvit.bench.executors import EXECUTORS, local, on_ray
+
+        EXECUTORS.resolve(self.engine)
+        if self.engine == "ray":
+            return on_ray(
+                self.workers, address=self.address, num_gpus=self.num_gpus, device=device, batch_size=batch_size
+            )
+        if self.address is not None or self.num_gpus:
+            raise BadInput("--address and --num-gpus were given without --engine ray; expected them with it only.")
+        if self.workers is None or self.workers == 1:
+            return None
+        return local(self.workers, device=device, batch_size=batch_size)
+
+
+def bench(
+    study: Annotated[
+        Path | None, typer.Argument(metavar="STUDY.toml", help="The study as a file; options win over it.")
+    ] = None,
+    *,
+    model: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--model", "-m", metavar="A,B,…", help="Models, separated by commas or repeated.", show_default="pets"
+        ),
+    ] = None,
+    method: Annotated[
+        list[str] | None,
+        options.method_list(f"{options.METHODS_HELP} random and center are scored as baselines.", METHODS),
+    ] = None,
+    metric: Annotated[list[str] | None, options.metric_list(options.METRICS_HELP, METRICS)] = None,
+    data: options.DataOptions,
+    masks: options.MaskFolder = None,
+    mask_kind: Annotated[str | None, options.MASK_KIND] = None,
+    target: Annotated[
+        str | None,
+        typer.Option("--target", "-t", help="'label': the true class; default: the prediction."),
+    ] = None,
+    maps: Annotated[str | None, options.MAPS] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of everything random.", show_default="0")] = None,
+    model_options: options.ModelOptions,
+    device: Annotated[
+        str | None,
+        typer.Option(help="cpu, cuda, cuda:1.", show_default="a GPU if there is one", rich_help_panel="Engine"),
+    ] = None,
+    engine_options: EngineOptions,
     out: Annotated[
         str | None,
         typer.Option("--out", "-o", metavar="STORE", help="The folder of the store.", rich_help_panel="Result"),
@@ -106,60 +118,78 @@ def bench(
     plan: Annotated[bool, typer.Option("--plan", help="Show the plan and stop.", rich_help_panel="Result")] = False,
     sql: Annotated[
         str | None,
-        typer.Option(metavar="QUERY", help="Ask the store (the table is 'results').", rich_help_panel="Result"),
+        typer.Option(metavar="QUERY", help="Query the store (the table is 'results').", rich_help_panel="Result"),
     ] = None,
-    as_json: options.AsJson = False,
-    quiet: options.Quiet = False,
+    output: options.OutputOptions,
     batch_size: options.BatchSize = None,
 ) -> None:
     from clairvit.bench.config import StudyConfig, read_config
-    from clairvit.bench.run import planned, run_study
     from clairvit.bench.store import Store, check_place
     from clairvit.bench.worker import Worker
 
     if out is None:
         raise BadInput("Where is the store? Expected --out STORE, a folder; it is made if it is not there.")
     if sql is not None:
-        print_query(*Store.open(out, create=False).query(sql), as_json)
+        print_query(*Store.open(out, create=False).query(sql), output.as_json)
         return
-    wish = read_config(study) if study is not None else StudyConfig()
-    how_seen = read_preprocess(mean, std, resize, crop, interpolation)
-    models = models_of(wish, model, arch, no_pretrained, labels, activation, how_seen)
-    images = data_of(wish, data, limit, split, masks, mask_kind)
-    asked = study_of(wish, models, images, method, metric, target, maps, seed)
-    where = device if device is not None or engine == "ray" else _gpu()
-    who = _engine(engine, workers, address, num_gpus, where, batch_size)
-    settled = asked.settled()
+    config = read_config(study) if study is not None else StudyConfig()
+    typed = StudyOptions(model, model_options, data, masks, mask_kind, method, metric, target, maps, seed)
+    requested = study_of(config, typed)
+    device = device if device is not None or engine_options.engine == "ray" else _gpu()
+    engine = engine_options.create(device, batch_size)
+    settled = requested.settled()
     check_place(out)
-    for one in images if download else ():
-        fetch(one.spec, one.split)
-    worker = Worker(settled, where if who is None else None, batch_size)  # others compute: it only plans
-
-    def told(made: Plan) -> None:
-        if not (as_json or quiet):
-            print_plan(settled, made)
-        if who is not None:
-            worker.models.clear()  # each of the others has its own
-
+    for entry in requested.data if data.download else ():
+        download_data(entry.spec, entry.split)
+    worker = Worker(settled, device if engine is None else None, batch_size)  # with an engine it only plans
     if plan:
-        store = Store.open(out, create=False) if (Path(out) / "store.json").exists() else None
-        made, _ = planned(settled, store, worker)
-        if as_json:
-            print_plan(settled, made, as_json=True)
-        else:
-            told(made)
-        return
-    worker.open()  # before a store is begun: what is wrong with models or images is found here
-    assumed = (note for place in range(len(models)) for note in worker.model(place).assumptions)
-    remark(assumed, as_json or quiet)
-    remark((note for place in range(len(images)) for note in worker.dataset(place).notes), as_json or quiet)
-    store = Store.open(out)
-    with progress("study", 1, hidden=as_json or quiet), _words(as_json or quiet):
-        outcome = run_study(settled, store, worker=worker, told=told, **({} if who is None else {"engine": who}))
-    report(store, settled, asked.methods, outcome, as_json, quiet)
+        _plan_only(settled, worker, Path(out), output)
+    else:
+        _run(settled, requested.methods, worker, engine, out, output)
 
 
 bench.__doc__ = f"Run a study: every method by every metric, for each model on each set of images.\n\n{EXAMPLES}"
+
+
+def _plan_only(study: Study, worker: Worker, out: Path, output: options.OutputOptions) -> None:
+    """Print what a run would compute."""
+    from clairvit.bench.run import planned
+    from clairvit.bench.store import Store
+
+    store = Store.open(out, create=False) if (out / "store.json").exists() else None
+    plan, _ = planned(study, store, worker)
+    if output.as_json or not output.quiet:
+        print_plan(study, plan, output.as_json)
+
+
+def _run(
+    study: Study,
+    methods: tuple[str, ...],
+    worker: Worker,
+    engine: Executor | None,
+    out: str,
+    output: options.OutputOptions,
+) -> None:
+    """Compute what the store lacks and print the scores; `methods` are those of the study without baselines."""
+    from clairvit.bench.executors import in_process
+    from clairvit.bench.run import run_study
+    from clairvit.bench.store import Store
+
+    worker.open()  # before a store is created: this finds what is wrong with models or images
+    assumptions = (note for row in range(len(study.models)) for note in worker.model(row).assumptions)
+    print_data_notes(assumptions, output.hidden)
+    print_data_notes((note for row in range(len(study.data)) for note in worker.dataset(row).notes), output.hidden)
+
+    def on_plan(plan: Plan) -> None:
+        if not output.hidden:
+            print_plan(study, plan)
+        if engine is not None:
+            worker.models.clear()  # each worker of the engine has its own
+
+    store = Store.open(out)
+    with progress_bar("study", 1, hidden=output.hidden), _progress_messages(output.hidden):
+        outcome = run_study(study, store, worker=worker, told=on_plan, engine=engine or in_process)
+    print_study(store, study, methods, outcome, output.as_json, output.quiet)
 
 
 def _gpu() -> str | None:
@@ -168,50 +198,35 @@ def _gpu() -> str | None:
     return "cuda" if torch.cuda.is_available() else None
 
 
-def _engine(
-    name: str, workers: int | None, address: str | None, num_gpus: float, device: str | None, batch_size: int | None
-) -> Executor | None:
-    """None: this process."""
-    from clairvit.bench.executors import EXECUTORS, local, on_ray
-
-    EXECUTORS.resolve(name)
-    if name == "ray":
-        return on_ray(workers, address=address, num_gpus=num_gpus, device=device, batch_size=batch_size)
-    if address is not None or num_gpus:
-        raise BadInput("--address and --num-gpus were given without --engine ray; expected them with it only.")
-    return local(workers, device=device, batch_size=batch_size) if workers is not None and workers > 1 else None
-
-
 @contextmanager
-def _words(hidden: bool) -> Iterator[None]:
-    """Where no bar is drawn, in a log, a line now and then says how far it is."""
-    import sys
-
+def _progress_messages(hidden: bool) -> Iterator[None]:
+    """Print a line every `REPORT_INTERVAL` seconds where stderr is no terminal and so has no bar."""
     from clairvit.perturbation.progress import on_progress
 
     if hidden or sys.stderr.isatty():
         yield
         return
-    with on_progress(_speaker(say, time.monotonic)):
+    with on_progress(progress_reporter(print_message, time.monotonic)):
         yield
 
 
-def _speaker(speak: Callable[[str], None], clock: Callable[[], float]) -> Callable[[str, int, int], None]:
-    begun, last = clock(), -OFTEN
+def progress_reporter(report: Callable[[str], None], clock: Callable[[], float]) -> Callable[[str, int, int], None]:
+    """Return a progress callback that reports the steps done and the time remaining, at most once per interval."""
+    started, last = clock(), -REPORT_INTERVAL
 
-    def watch(what: str, done: int, steps: int) -> None:
+    def update(title: str, done: int, steps: int) -> None:
         nonlocal last
         now = clock()
-        if what == "study" and 0 < done < steps and now - max(last, begun - OFTEN) >= OFTEN:
+        if title == "study" and 0 < done < steps and now - max(last, started - REPORT_INTERVAL) >= REPORT_INTERVAL:
             last = now
-            remaining = duration((now - begun) / done * (steps - done))
-            speak(f"{done} of {steps} units, about {remaining} left if the rest is as fast.")
+            remaining = format_duration((now - started) / done * (steps - done))
+            report(f"{done} of {steps} units, about {remaining} left if the rest is as fast.")
 
-    return watch
+    return update
 
 
-def duration(seconds: float) -> str:
-    """'40 s', '12 min', '3.5 h'."""
+def format_duration(seconds: float) -> str:
+    """Return '40 s', '12 min' or '3.5 h'."""
     if seconds < 100:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"

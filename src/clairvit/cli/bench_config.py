@@ -1,137 +1,114 @@
-"""What was typed and what the file says, as a study: options win."""
+"""The study of `clairvit bench`: what was typed and what the file says; options win."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeVar
 
-from clairvit.cli.arguments import split_labels, split_methods
-from clairvit.cli.evaluate import wanted_methods, wanted_metrics
+from clairvit.cli.arguments import resolve_methods, resolve_metrics
+from clairvit.cli.evaluate import METHODS, METRICS
+from clairvit.cli.options import DataOptions, ModelOptions, model_names
 from clairvit.errors import BadInput
 
 if TYPE_CHECKING:
     from clairvit.bench.config import StudyConfig
     from clairvit.bench.plan import DataConfig, ModelConfig, Study
 
-METHODS, METRICS = "legrad,rollout", "deletion,insertion,sparseness"  # as `clairvit evaluate` has them
 Value = TypeVar("Value")
 
 
-def models_of(
-    wish: StudyConfig,
-    model: str | None,
-    arch: str | None,
-    no_pretrained: bool,
-    labels: str | None,
-    activation: str | None = None,
-    preprocess: Mapping[str, Any] | None = None,
-) -> tuple[ModelConfig, ...]:
-    from clairvit.models.activation import check_activation
+@dataclass(frozen=True)
+class StudyOptions:
+    """The options of the command line that define a study; None where nothing was typed."""
 
-    if model is None and wish.models is not None:
-        if arch is not None or no_pretrained or labels is not None or activation is not None or preprocess:
-            raise BadInput(
-                "--arch, --no-pretrained, --labels, --activation and preprocessing belong to --model; expected them in "
-                "the file, or both."
-            )
-        return wish.models
-    if activation is not None:
-        check_activation(activation)
-    names = split_labels(labels) if labels is not None else None
-    specs = split_methods(model or "pets")
-    if preprocess and len(specs) > 1:
-        raise BadInput(
-            f"Preprocessing is of one model, and {len(specs)} were given; expected a study file in which each has its "
-            "own."
-        )
-    files = [spec for spec in specs if spec.startswith("file:")] or specs  # else loading says what --arch is for
-    return tuple(
-        model_config(spec, arch if spec in files else None, names, not no_pretrained, activation, preprocess or {})
-        for spec in specs
-    )
+    model: list[str] | None = None
+    model_options: ModelOptions = field(default_factory=ModelOptions)
+    data: DataOptions = field(default_factory=DataOptions)
+    masks: str | None = None
+    mask_kind: str | None = None
+    method: list[str] | None = None
+    metric: list[str] | None = None
+    target: str | None = None
+    maps: str | None = None
+    seed: int | None = None
 
 
-def model_config(
-    spec: str,
-    arch: str | None,
-    labels: str | list[str] | None,
-    pretrained: bool,
-    activation: str | None,
-    preprocess: Mapping[str, Any],
-) -> ModelConfig:
-    """Return a model as a study keeps it; `preprocess` as `read_preprocess` returns it."""
-    from clairvit.bench.plan import ModelConfig
-
-    seen = {"crop" if name == "size" else name: value for name, value in preprocess.items()}
-    names = tuple(labels) if isinstance(labels, list) else labels
-    return ModelConfig(spec, arch, names, pretrained, activation, **seen)
-
-
-def data_of(
-    wish: StudyConfig, data: str | None, limit: int | None, split: str | None, masks: str | None, mask_kind: str | None
-) -> tuple[DataConfig, ...]:
-    """Options win over what the file says of single sets, and that over what it says of all of them."""
-    from clairvit.bench.plan import DataConfig
-
-    if data is None and wish.data is None:
-        raise BadInput("Which images? Expected --data folder:PATH (or pets:PATH, …), or data = … in the file.")
-    listed = wish.data or () if data is None else tuple(map(DataConfig, _parts(data, "--data")))
-    return tuple(
-        DataConfig(
-            one.spec,
-            _said(split, one.split, wish.split),
-            _said(limit, one.limit, wish.limit),
-            _said(masks, one.masks),
-            one.mask_kind if mask_kind is None else mask_kind,
-            one.void,
-        )
-        for one in listed
-    )
-
-
-def _said(*values: Value | None) -> Value | None:
-    """The first that was said at all: 0 and nothing are two things."""
-    return next((value for value in values if value is not None), None)
-
-
-def _parts(text: str, option: str) -> list[str]:
-    found = [part.strip() for part in text.split(",") if part.strip()]
-    if not found:
-        raise BadInput(f"{option} '{text}' names nothing; expected one or more, separated by commas.")
-    return found
-
-
-def study_of(
-    wish: StudyConfig,
-    models: tuple[ModelConfig, ...],
-    data: tuple[DataConfig, ...],
-    method: str | None,
-    metric: str | None,
-    target: str | None,
-    maps: str | None,
-    seed: int | None,
-) -> Study:
+def study_of(config: StudyConfig, typed: StudyOptions) -> Study:
+    """Return the study of a file and the options."""
     from clairvit.bench.plan import Study
     from clairvit.metrics.context import check_shape
 
-    methods = wanted_methods(_named("methods", method, wish.methods, METHODS))
-    metrics = wanted_metrics(_named("metrics", metric, wish.metrics, METRICS))
-    shape = _said(maps, wish.maps) or "raw"
-    check_shape(shape)
+    models, data = model_configs(config, typed), data_configs(config, typed)
+    methods = resolve_methods(*_names("methods", typed.method, config.methods, METHODS))
+    metrics = resolve_metrics(*_names("metrics", typed.metric, config.metrics, METRICS))
+    maps = _first(typed.maps, config.maps) or "raw"
+    check_shape(maps)
     return Study(
         models,
         data,
         tuple(methods),
-        tuple(one.text for one in metrics),
-        seed=_said(seed, wish.seed) or 0,
-        target=_said(target, wish.target),
-        maps=shape,
-        at_once=wish.at_once,
+        tuple(spec.text for spec in metrics),
+        seed=_first(typed.seed, config.seed) or 0,
+        target=_first(typed.target, config.target),
+        maps=maps,
+        at_once=config.at_once,
     )
 
 
-def _named(what: str, typed: str | None, listed: Sequence[str] | None, usual: str) -> str:
-    """Names separated by commas: what was typed, what the file lists, or the usual ones."""
-    if typed is None and listed is not None and not listed:
-        raise BadInput(f"{what} = [] in the file names nothing; expected one or more, or no such line: {usual}.")
-    return typed if typed is not None else ",".join(listed or (usual,))
+def model_configs(config: StudyConfig, typed: StudyOptions) -> tuple[ModelConfig, ...]:
+    """Return the models that were typed, else those of the file."""
+    from clairvit.models.activation import check_activation
+
+    options = typed.model_options
+    preprocess = options.preprocess()
+    if typed.model is None and config.models is not None:
+        if options.typed() or options.no_pretrained:
+            raise BadInput(
+                "--arch, --no-pretrained, --labels, --activation and preprocessing belong to --model; expected them in "
+                "the file, or both."
+            )
+        return config.models
+    if options.activation is not None:
+        check_activation(options.activation)
+    names = model_names(typed.model)
+    if preprocess and len(names) > 1:
+        raise BadInput(
+            f"Preprocessing is of one model, and {len(names)} were given; expected a study file in which each has its "
+            "own."
+        )
+    # --arch belongs to files of weights; without any, loading a model explains what it is for
+    files = [name for name in names if name.startswith("file:")] or names
+    return tuple(options.config(name, options.arch if name in files else None) for name in names)
+
+
+def data_configs(config: StudyConfig, typed: StudyOptions) -> tuple[DataConfig, ...]:
+    """Return the data sets; options win over the file's entry of a data set, and that over the file's defaults."""
+    from clairvit.bench.plan import DataConfig
+
+    options = typed.data
+    if options.data is None and config.data is None:
+        raise BadInput("Which images? Expected --data folder:PATH (or pets:PATH, …), or data = … in the file.")
+    entries = config.data or () if options.data is None else tuple(map(DataConfig, options.specs()))
+    return tuple(
+        DataConfig(
+            entry.spec,
+            _first(options.split, entry.split, config.split),
+            _first(options.limit, entry.limit, config.limit),
+            _first(typed.masks, entry.masks),
+            entry.mask_kind if typed.mask_kind is None else typed.mask_kind,
+        )
+        for entry in entries
+    )
+
+
+def _first(*values: Value | None) -> Value | None:
+    """Return the first value that is not None; 0 is a value."""
+    return next((value for value in values if value is not None), None)
+
+
+def _names(key: str, typed: Sequence[str] | None, listed: Sequence[str] | None, default: str) -> Sequence[str]:
+    """Return the names that were typed, those that the file lists, or the default."""
+    if not typed and listed is not None and not listed:
+        raise BadInput(f"{key} = [] in the file names nothing; expected one or more, or no such line: {default}.")
+    return typed or listed or [default]

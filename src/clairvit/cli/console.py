@@ -1,66 +1,68 @@
-"""What is printed for people: sentences on stderr, tables on stdout. Rich is imported when something is printed."""
+"""Printing for people: messages on stderr, tables on stdout, a progress bar. Rich is imported when it is needed."""
 
 from __future__ import annotations
 
-import re
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
+
+from clairvit.cli.hints import parameters_as_options
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-LONG = 1.0  # seconds after which work inside a step gets a bar of its own
-# What is said of a method in tables, in as few words as can be: is it class-specific, is it signed?
+INNER_BAR_AFTER = 1.0  # seconds after which work inside a step gets a bar of its own
+# Short labels in tables: is the method class-specific, is its map signed?
 EXPLAINS = {True: "class", False: "any class ∀"}
 SHOWS = {True: "for/against ±", False: "relevance"}
-WIDE = 140  # columns where nobody says how wide the paper is (a pipe, a log file)
+DEFAULT_WIDTH = 140  # columns where stdout is no terminal (a pipe, a log file)
+
+Advance = Callable[[int], None]  # the number of steps that were just completed
 
 
-class Advance(Protocol):
-    def __call__(self, steps: int, /) -> None: ...
-
-
-def say(sentence: str) -> None:
-    """One line on stderr, marked as ours; where it names a Python argument, with the option that sets it here."""
-    print(f"clairvit: {with_option(sentence)}", file=sys.stderr)
-
-
-def with_option(sentence: str) -> str:
-    """Return a library's sentence that names an argument (mask_kind='trimap') with the option (--mask-kind trimap)."""
-    return re.sub(r"\b(mask_kind)='(\w+)'", lambda m: f"--{m[1].replace('_', '-')} {m[2]}", sentence)
+def print_message(sentence: str) -> None:
+    """Print one line on stderr that begins with the program's name; Python parameters in it become options."""
+    print(f"clairvit: {parameters_as_options(sentence)}", file=sys.stderr)
 
 
 _printed_notes: list[str] = []  # of this process, so that a note which was a warning is not printed again
 
 
 def print_note(note: str) -> None:
-    """Print a note on stderr and remember it: `is_printed` is then true of it."""
+    """Print a note on stderr and remember it: `is_printed` is then true for it."""
     _printed_notes.append(note)
-    say(f"note: {note}")
+    print_message(f"note: {note}")
 
 
 def is_printed(note: str) -> bool:
-    """Return whether this note is on stderr already."""
+    """Return whether `print_note` printed this note before."""
     return note in _printed_notes
 
 
-def remark(notes: Iterable[str], hidden: bool) -> None:
-    """What is odd about the data, each said once."""
+def print_data_notes(notes: Iterable[str], hidden: bool) -> None:
+    """Print notes about models and data on stderr, each once."""
     for note in () if hidden else dict.fromkeys(notes):
-        say(f"note: {note}")
+        print_message(f"note: {note}")
 
 
-def console() -> Console:
+def print_line(text: str) -> None:
+    """Print one line on stdout."""
+    _stdout().print(text, markup=False, soft_wrap=True)
+
+
+def print_json(content: Mapping[str, Any] | Sequence[Any]) -> None:
+    """Print one JSON document on stdout; numbers that are not finite become null."""
+    from clairvit._io import dumps_json
+
+    print(dumps_json(content, default=str))
+
+
+def _stdout() -> Console:
     from rich.console import Console
 
-    return Console(width=None if sys.stdout.isatty() else WIDE, highlight=False)
-
-
-def line(text: str) -> None:
-    console().print(text, markup=False, soft_wrap=True)
+    return Console(width=None if sys.stdout.isatty() else DEFAULT_WIDTH, highlight=False)
 
 
 def table(
@@ -70,33 +72,38 @@ def table(
     right: Sequence[str] = (),
     grouped: bool = False,
 ) -> None:
-    """A table on stdout. Cells are plain text: a file called '[red].jpg' stays what it is.
+    """Print a table on stdout. Cells are plain text: a file called '[red].jpg' is printed as it is.
 
-    `grouped`: rows that begin with the same cell stand together, and only the first of them says it.
+    Args:
+        title: The line above the table.
+        columns: The headings.
+        rows: One cell per column; a cell may have several lines.
+        right: The columns that are aligned to the right.
+        grouped: Print the first cell of consecutive rows only once, and an empty row between groups.
     """
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
-    paper = Table(title=Text(title), title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    grid = Table(title=Text(title), title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
     for number, column in enumerate(columns):
-        whole = number <= grouped  # never broken into lines: what a row is about
+        is_key = number <= grouped  # the columns that name the row are never broken into lines
         longest = max((len(word) for word in column.split()), default=0)  # words of a heading are never broken
         justify: Literal["left", "right"] = "right" if column in right else "left"
-        paper.add_column(column, justify=justify, overflow="fold", no_wrap=whole, min_width=longest)
+        grid.add_column(column, justify=justify, overflow="fold", no_wrap=is_key, min_width=longest)
     previous: str | None = None
     for first, *rest in rows:
-        again = grouped and first == previous
-        if grouped and not again and previous is not None:
-            paper.add_row()
-        paper.add_row(*(Text(cell) for cell in ("" if again else first, *rest)))
+        repeated = grouped and first == previous
+        if grouped and not repeated and previous is not None:
+            grid.add_row()
+        grid.add_row(*(Text(cell) for cell in ("" if repeated else first, *rest)))
         previous = first
-    console().print(paper)
+    _stdout().print(grid)
 
 
 @contextmanager
-def progress(what: str, total: int, hidden: bool = False) -> Iterator[Advance]:
-    """A bar on stderr for more than one step, and one for long work inside a step; only where stderr is a terminal."""
+def progress_bar(title: str, total: int, hidden: bool = False) -> Iterator[Advance]:
+    """Show a bar on stderr for more than one step, and one for long work inside a step, if stderr is a terminal."""
     if hidden or not sys.stderr.isatty():
         yield lambda steps: None
         return
@@ -114,19 +121,20 @@ def progress(what: str, total: int, hidden: bool = False) -> Iterator[Advance]:
         transient=True,
         speed_estimate_period=600.0,  # seconds; steps that take minutes have a speed too
     )
-    inner: dict[str, TaskID] = {}
-    begun: dict[str, float] = {}
+    tasks: dict[str, TaskID] = {}
+    started: dict[str, float] = {}
 
-    def watch(part: str, done: int, steps: int) -> None:
-        if time.monotonic() - begun.setdefault(part, time.monotonic()) > LONG and part not in inner:
-            inner[part] = bar.add_task(part, total=steps)
-        if part in inner:
-            bar.update(inner[part], completed=done)
+    def update(part: str, done: int, steps: int) -> None:
+        is_long = time.monotonic() - started.setdefault(part, time.monotonic()) > INNER_BAR_AFTER
+        if is_long and part not in tasks:
+            tasks[part] = bar.add_task(part, total=steps)
+        if part in tasks:
+            bar.update(tasks[part], completed=done)
         if done == steps:
-            begun.pop(part)
-            if part in inner:
-                bar.remove_task(inner.pop(part))
+            started.pop(part)
+            if part in tasks:
+                bar.remove_task(tasks.pop(part))
 
-    with bar, on_progress(watch):
-        task = bar.add_task(what, total=total, visible=total > 1)
+    with bar, on_progress(update):
+        task = bar.add_task(title, total=total, visible=total > 1)
         yield lambda steps: bar.advance(task, steps)

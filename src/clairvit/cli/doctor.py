@@ -1,17 +1,16 @@
-"""`clairvit doctor`: can this model be explained as it is?"""
+"""`clairvit doctor`: check whether a model can be explained as it is."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from clairvit._version import __version__
 from clairvit.cli import options
-from clairvit.cli.console import line, progress, table
-from clairvit.cli.finish import end
-from clairvit.cli.image_job import Failure, find
-from clairvit.cli.request import load, read_preprocess
+from clairvit.cli.arguments import single_method
+from clairvit.cli.console import print_line, progress_bar, table
+from clairvit.cli.finish import exit_on_failures, print_document
+from clairvit.cli.image_job import Failure, find_image_files
 from clairvit.errors import BadInput
 
 if TYPE_CHECKING:
@@ -49,49 +48,40 @@ def doctor(
             show_default=False,
         ),
     ] = None,
+    *,
     method: Annotated[
-        str | None,
-        typer.Option(
-            help="The method whose maps are compared with random ones.",
-            show_default="attnlrp+plus, or another that applies",
-            rich_help_panel="What is explained",
+        list[str] | None,
+        options.method_list(
+            "The method whose maps are compared with random ones.", "attnlrp+plus, or another that applies"
         ),
     ] = None,
-    arch: options.Arch = None,
-    no_pretrained: options.NoPretrained = False,
-    labels: options.Labels = None,
-    device: options.Device = None,
-    activation: options.Activation = None,
-    mean: options.Mean = None,
-    std: options.Std = None,
-    resize: options.Resize = None,
-    crop: options.Crop = None,
-    interpolation: options.Interpolation = None,
+    model_options: options.ModelOptions,
     seed: options.Seed = 0,
     strict: Annotated[
         bool, typer.Option("--strict", help="Exit with status 1 on warnings too.", rich_help_panel="Result")
     ] = False,
-    as_json: options.AsJson = False,
-    quiet: options.Quiet = False,
+    output: options.OutputOptions,
 ) -> None:
     import clairvit as cv
     from clairvit.methods.spec import resolve_method
 
-    if method is not None:
-        resolve_method(method)  # what is misspelt is refused before a model is loaded
-    preprocess = read_preprocess(mean, std, resize, crop, interpolation)
-    paths, failures = find(images) if images else ([], [])
-    net = load(model, arch, no_pretrained, labels, device, activation, preprocess)
+    # What is misspelt is refused before a model is loaded.
+    chosen = single_method(method, "doctor")
+    if chosen is not None:
+        resolve_method(chosen)
+    model_options.preprocess()
+    paths, failures = find_image_files(images) if images else ([], [])
+    net = model_options.load(model)
     readable = _readable(paths, net, failures)
     if images and not readable:
-        end(readable, failures, "read")
-    with progress("doctor", 1, hidden=as_json or quiet):
-        diagnosis = cv.doctor(net, readable or None, method=method, seed=seed)
-    if as_json:
-        _print_json(diagnosis, failures)
-    elif not quiet:
+        exit_on_failures(0, failures, "read")
+    with progress_bar("doctor", 1, hidden=output.hidden):
+        diagnosis = cv.doctor(net, readable or None, method=chosen, seed=seed)
+    if output.as_json:
+        print_document("doctor", diagnosis.to_dict(), failures)
+    elif not output.quiet:
         _print_checks(diagnosis)
-    end(readable, failures, "read")
+    exit_on_failures(len(readable), failures, "read")
     if not diagnosis.ok or (strict and diagnosis.warnings):
         raise typer.Exit(1)
 
@@ -119,17 +109,7 @@ def _print_checks(diagnosis: Diagnosis) -> None:
         (check.status, check.name, f"{check.finding}\n→ {check.advice}" if check.advice else check.finding)
         for check in diagnosis.checks
     ]
-    table(f"{diagnosis.model} on {_images(diagnosis)}", ("", "check", "finding"), rows)
-    line(diagnosis.summary())
-
-
-def _images(diagnosis: Diagnosis) -> str:
     count = len(diagnosis.images)
-    return diagnosis.images[0] if count == 1 else f"{count} images"
-
-
-def _print_json(diagnosis: Diagnosis, failures: list[Failure]) -> None:
-    from clairvit._io import dumps_json
-
-    content: dict[str, Any] = {"clairvit": __version__, "command": "doctor", **diagnosis.to_dict()}
-    print(dumps_json({**content, "failed": [vars(failure) for failure in failures]}))
+    images = diagnosis.images[0] if count == 1 else f"{count} images"
+    table(f"{diagnosis.model} on {images}", ("", "check", "finding"), rows)
+    print_line(diagnosis.summary())

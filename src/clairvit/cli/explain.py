@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from clairvit.cli import options
-from clairvit.cli.console import line
-from clairvit.cli.finish import end, print_classes, print_files, print_json, print_notes, print_statistics
-from clairvit.cli.image_job import file_name
-from clairvit.cli.request import Request, read_preprocess
+from clairvit.cli.arguments import single_method
+from clairvit.cli.console import print_line
+from clairvit.cli.finish import (
+    exit_on_failures,
+    print_document,
+    print_files,
+    print_notes,
+    print_predictions,
+    print_statistics,
+)
+from clairvit.cli.image_job import ImageJob, WrittenResult, safe_file_name
 
 if TYPE_CHECKING:
     from clairvit.methods.explanation import Explanation
     from clairvit.methods.recipe import Recipe
+    from clairvit.methods.spec import MethodSpec
     from clairvit.models.images import Batch
     from clairvit.models.model import Model
 
@@ -42,124 +50,95 @@ clairvit explain cat.jpg --model torchvision:resnet50 --method gradcam --feature
 
 def explain(
     images: options.Images,
+    *,
     method: Annotated[
-        str | None,
-        typer.Option(
-            "--method",
-            help="Any of 'clairvit methods', e.g. legrad, 'rollout(fusion=max)+skipplus'.",
-            show_default="legrad, or the recipe's",
+        list[str] | None,
+        options.method_list(
+            "One of 'clairvit methods', e.g. legrad, 'rollout(fusion=max)+skipplus'.", "legrad, or the recipe's"
         ),
     ] = None,
     recipe: Annotated[
         str | None,
         typer.Option(
             metavar="FILE",
-            help="What 'clairvit choose' found best for the model; with --method 'focusvit(m=auto)' its start layer.",
+            help="The file of 'clairvit choose'; its method is the default, and 'focusvit(m=auto)' its start layer.",
         ),
     ] = None,
     model: options.ModelName = "pets",
-    arch: options.Arch = None,
-    no_pretrained: options.NoPretrained = False,
-    labels: options.Labels = None,
-    activation: options.Activation = None,
-    device: options.Device = None,
-    mean: options.Mean = None,
-    std: options.Std = None,
-    resize: options.Resize = None,
-    crop: options.Crop = None,
-    interpolation: options.Interpolation = None,
-    target: options.Target = None,
-    contrast: options.Contrast = None,
-    score: options.Score = None,
-    seed: options.Seed = 0,
-    samples: options.Samples = None,
-    removal: options.Removal = None,
-    autocast: options.Autocast = None,
-    layers: Annotated[bool, typer.Option("--layers", help="Draw what each layer says, too.")] = False,
+    model_options: options.ModelOptions,
+    targets: options.TargetOptions,
+    run_options: options.RunOptions,
+    sampling: options.SamplingOptions,
+    layers: Annotated[bool, typer.Option("--layers", help="Draw the map of each layer, too.")] = False,
     features: Annotated[
         bool,
         typer.Option("--features", help="Draw feature maps, too: the strongest channels of a CNN's stages or blocks."),
     ] = False,
-    heads: Annotated[bool, typer.Option("--heads", help="Draw what each head of each layer says, too.")] = False,
+    heads: Annotated[bool, typer.Option("--heads", help="Draw the map of each head of each layer, too.")] = False,
     out: options.Out = "out/",
-    as_json: options.AsJson = False,
-    quiet: options.Quiet = False,
-    batch_size: options.BatchSize = None,
+    output: options.OutputOptions,
 ) -> None:
-    import clairvit as cv
     from clairvit.methods.advised import USUAL
+    from clairvit.methods.recipe import read_recipe
     from clairvit.methods.spec import resolve_method
-    from clairvit.perturbation.batching import check_pace
 
-    own = {name: value for name, value in (("samples", samples), ("removal", removal)) if value is not None}
-    advice = None if recipe is None else _read(recipe)
-    chosen = USUAL if method is None else method
-    spec = resolve_method(
-        chosen if advice is None else advice.method_for(method), **own
-    )  # misspelt: refused before a model
-    check_pace(batch_size, autocast)
-    asked = Request(
+    typed = single_method(method, "explain")
+    chosen = None if recipe is None else read_recipe(recipe)
+    # Misspelt methods are refused before a model is loaded.
+    spec = resolve_method((typed or USUAL) if chosen is None else chosen.method_for(typed), **sampling.typed())
+    run_options.check()
+    by_layer: dict[str, Any] = {"layers": layers, "by_head": heads, "score": targets.score}
+    job = ImageJob(
         images,
         model,
-        arch,
-        no_pretrained,
-        labels,
-        device,
-        target,
-        contrast,
-        out,
-        as_json,
-        quiet,
-        batch_size,
-        activation,
-        preprocess=read_preprocess(mean, std, resize, crop, interpolation),
+        model_options,
+        targets,
+        run_options,
+        output,
+        explain=_explain_batch(spec, chosen, {**by_layer, **run_options.arguments()}),
+        save=_save_with_features if features else _save,
+        out=out,
+        suffix=safe_file_name(spec.text),
+        title=spec.text,
     )
-
-    unchecked = [] if advice is None else [advice]
-
-    def verb(net: Model, batch: Batch, aim: Any) -> dict[str, Explanation]:
-        while unchecked:
-            unchecked.pop().check(net)  # once, not for each batch
-        made = cv.explain(
-            net,
-            batch,
-            spec.text,
-            aim,
-            score=score,
-            seed=seed,
-            layers=layers,
-            by_head=heads,
-            batch_size=batch_size,
-            autocast=autocast,
-        )
-        return {spec.text: made}
-
-    save = _save_with_features if features else _save
-    results, failures = asked.carry_out(verb, save, spec.text, file_name(spec.text))
-    if as_json:
-        entries = [{"image": one.image, "files": [str(f) for f in one.files], **one.first} for one in results]
-        print_json("explain", entries, failures)
-    elif not quiet:
-        print_classes(results)
+    results, failures = job.run()
+    if output.as_json:
+        print_document("explain", {"results": [_entry(result) for result in results]}, failures)
+    elif not output.quiet:
+        print_predictions(results)
         print_statistics(results)
         print_notes(results)
         if layers and results and results[0].first["layers"] is None:
-            line(f"Note: {spec.text} does not speak layer by layer, so there is no strip of layers.")
+            print_line(f"Note: {spec.text} has no maps of single layers, so there is no strip of layers.")
         print_files(results)
-    end(results, failures)
+    exit_on_failures(len(results), failures)
 
 
 explain.__doc__ = f"Show where a model looked, by one method.\n\n{EXAMPLES}"
 
 
-def _read(recipe: str) -> Recipe:
-    from clairvit.methods.recipe import read_recipe
+def _explain_batch(
+    spec: MethodSpec, recipe: Recipe | None, arguments: Mapping[str, Any]
+) -> Callable[[Model, Batch, Any], dict[str, Explanation]]:
+    """Return the function that explains one batch; it checks once that the recipe belongs to the model."""
+    import clairvit as cv
 
-    return read_recipe(recipe)
+    unchecked = [] if recipe is None else [recipe]
+
+    def explain_batch(model: Model, batch: Batch, target: Any) -> dict[str, Explanation]:
+        while unchecked:
+            unchecked.pop().check(model)
+        return {spec.text: cv.explain(model, batch, spec.text, target, **arguments)}
+
+    return explain_batch
+
+
+def _entry(result: WrittenResult) -> dict[str, Any]:
+    return {"image": result.image, "files": [str(file) for file in result.files], **result.first}
 
 
 def _save(_: Model, explanations: Mapping[str, Explanation], path: Path) -> list[Path]:
-    """The file itself and, where they were asked for, 'cat-layers.png' and 'cat-heads.png' beside 'cat.png'."""
+    """Write the file itself and, if there are layers or heads, 'cat-layers.png' and 'cat-heads.png'."""
     from clairvit.plotting.save import PICTURES
 
     (explanation,) = explanations.values()
@@ -172,7 +151,7 @@ def _save(_: Model, explanations: Mapping[str, Explanation], path: Path) -> list
 
 
 def _save_with_features(model: Model, explanations: Mapping[str, Explanation], path: Path) -> list[Path]:
-    """The same and the feature maps: 'cat-features.png' beside 'cat.png', numbered where one file has many images."""
+    """Write the same and the feature maps, 'cat-features.png', numbered if one file has several images."""
     from clairvit.methods.features import features
     from clairvit.plotting.features import features_figure
     from clairvit.plotting.save import PICTURES, write_figure
@@ -181,9 +160,9 @@ def _save_with_features(model: Model, explanations: Mapping[str, Explanation], p
     files = _save(model, explanations, path)
     if path.suffix.lower() in PICTURES:
         (explanation,) = explanations.values()
-        first = [group[0] for group in same_image(explanation)]  # an image with several targets has its features once
-        found = features(model, explanation.pixels[first], names=[explanation.names[item] for item in first])
-        for number, one in enumerate(found, 1):
-            ending = "features" if len(found) == 1 else f"features-{number}"
-            files.append(write_figure(features_figure([one]), path.with_stem(f"{path.stem}-{ending}")))
+        first = [rows[0] for rows in same_image(explanation)]  # an image with several targets has one set of features
+        feature_maps = features(model, explanation.pixels[first], names=[explanation.names[row] for row in first])
+        for number, image_features in enumerate(feature_maps, 1):
+            suffix = "features" if len(feature_maps) == 1 else f"features-{number}"
+            files.append(write_figure(features_figure([image_features]), path.with_stem(f"{path.stem}-{suffix}")))
     return files

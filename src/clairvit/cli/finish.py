@@ -1,4 +1,4 @@
-"""How a command ends: the JSON document, or tables; then the failures; then the exit status."""
+"""How a command ends: tables, notes and files on stdout, failures on stderr, the exit status."""
 
 from __future__ import annotations
 
@@ -8,22 +8,21 @@ from typing import Any
 import typer
 
 from clairvit._version import __version__
-from clairvit.cli.console import is_printed, line, say, table
-from clairvit.cli.image_job import Delivered, Failure
+from clairvit.cli.arguments import SLOW
+from clairvit.cli.console import is_printed, print_json, print_line, print_message, table
+from clairvit.cli.image_job import Failure, WrittenResult
 
-SLOW = "it is slow"  # how the reason begins for which "all" leaves a method out
-MOST_LINES = 40  # of a table nobody asked for
-
-
-def print_json(command: str, results: Sequence[Mapping[str, Any]], failures: Sequence[Failure]) -> None:
-    from clairvit._io import dumps_json
-
-    document = {"clairvit": __version__, "command": command, "results": list(results)}
-    print(dumps_json({**document, "failed": [vars(failure) for failure in failures]}))
+MAX_ROWS = 40  # images in the table of predictions
 
 
-def print_classes(results: Sequence[Delivered]) -> None:
-    """One image: its most probable classes, or highest scores. Several: the predicted class of each."""
+def print_document(command: str, content: Mapping[str, Any], failures: Sequence[Failure] | None = None) -> None:
+    """Print the JSON document of a command; `failures` are the images that could not be used."""
+    failed = {} if failures is None else {"failed": [vars(failure) for failure in failures]}
+    print_json({"clairvit": __version__, "command": command, **content, **failed})
+
+
+def print_predictions(results: Sequence[WrittenResult]) -> None:
+    """Print the most probable classes (or highest scores) of one image, or the predicted class of each of several."""
     from clairvit.plotting.labels import named, percent
 
     if len(results) == 1:
@@ -32,86 +31,88 @@ def print_classes(results: Sequence[Delivered]) -> None:
             return
         title = f"What {results[0].first['model']} sees in {results[0].image}"
         if results[0].first["activation"] == "raw":
-            table(title, ("output", "score"), [(one["name"], f"{one['score']:.4g}") for one in top], right=("score",))
+            rows = [(guess["name"], f"{guess['score']:.4g}") for guess in top]
+            table(title, ("output", "score"), rows, right=("score",))
         else:
-            rows = [(one["name"], percent(one["probability"]), _bar(one["probability"])) for one in top]
-            table(title, ("class", "probability", ""), rows, right=("probability",))
+            bars = [(guess["name"], percent(guess["probability"]), _bar(guess["probability"])) for guess in top]
+            table(title, ("class", "probability", ""), bars, right=("probability",))
         return
     lines = []
-    for result in results[:MOST_LINES]:
-        best = [named(one["name"], one["probability"], one["score"]) for one in result.first["top"][0][:2]]
+    for result in results[:MAX_ROWS]:
+        best = [named(guess["name"], guess["probability"], guess["score"]) for guess in result.first["top"][0][:2]]
         lines.append((result.image, *best, *[""] * (2 - len(best)), ", ".join(dict.fromkeys(result.first["targets"]))))
     if lines:
         table(f"{len(results)} images", ("image", "predicted", "then", "explained"), lines)
-    if len(results) > MOST_LINES:
-        line(f"… and {len(results) - MOST_LINES} more images; --json lists all of them.")
+    if len(results) > MAX_ROWS:
+        print_line(f"… and {len(results) - MAX_ROWS} more images; --json lists all of them.")
 
 
-def print_statistics(results: Sequence[Delivered]) -> None:
-    """One image: lowest, mean and highest value of each of its maps, and of each layer where layers were asked for."""
+def print_statistics(results: Sequence[WrittenResult]) -> None:
+    """Print the lowest, mean and highest value of each map, and layer if there are layers, of a single image."""
     if len(results) != 1:
         return
     record = results[0].first
-    rows = [(target, *_three(one)) for target, one in zip(record["targets"], record["statistics"], strict=True)]
-    for target, one in zip(record["targets"], record["standard_error"] or [], strict=False):
-        rows.append((f"{target}, standard error", *_three(one)))
-    for layer, ones in enumerate(record["layer_statistics"] or []):
-        for target, one in zip(record["targets"], ones, strict=True):
-            rows.append((f"{target}, layer {layer}", *_three(one)))
+    targets = record["targets"]
+    rows = [(target, *_min_mean_max(values)) for target, values in zip(targets, record["statistics"], strict=True)]
+    for target, values in zip(targets, record["standard_error"] or [], strict=False):
+        rows.append((f"{target}, standard error", *_min_mean_max(values)))
+    for layer, layer_maps in enumerate(record["layer_statistics"] or []):
+        for target, values in zip(targets, layer_maps, strict=True):
+            rows.append((f"{target}, layer {layer}", *_min_mean_max(values)))
     table(f"Values of the {record['method']} map", ("map", "min", "mean", "max"), rows, ("min", "mean", "max"))
     print_cost(record)
 
 
 def print_cost(record: Mapping[str, Any]) -> None:
-    """What a method spent that makes passes of its own."""
+    """Print the passes and seconds of a method that runs the model more than once."""
     from clairvit.methods.explanation import Cost
     from clairvit.plotting.labels import effort
 
     cost = Cost(**record["cost"])
     if cost.forwards > 1:
-        line(f"It took {effort(cost)} and {cost.seconds:.1f} seconds.")
+        print_line(f"It took {effort(cost)} and {cost.seconds:.1f} seconds.")
 
 
-def _three(statistics: Mapping[str, float | None]) -> list[str]:
+def _min_mean_max(statistics: Mapping[str, float | None]) -> list[str]:
     return ["–" if statistics[name] is None else f"{statistics[name]:.4g}" for name in ("min", "mean", "max")]
 
 
-def print_left_out(left_out: Mapping[str, str]) -> None:
+def print_skipped(skipped: Mapping[str, str]) -> None:
     """Print which methods were left out and why, one line per reason; all slow ones are one line."""
     groups: dict[str, list[str]] = {}
-    for name, reason in left_out.items():
+    for name, reason in skipped.items():
         shared = f"{SLOW}; --method all,NAME adds one." if reason.startswith(SLOW) else reason
         groups.setdefault(shared, []).append(name)
     for reason, names in groups.items():
-        line(f"Left out {', '.join(names)}: {reason}")
+        print_line(f"Left out {', '.join(names)}: {reason}")
 
 
-def print_notes(results: Sequence[Delivered]) -> None:
-    """Fallbacks that methods took, each said once."""
+def print_notes(results: Sequence[WrittenResult]) -> None:
+    """Print the notes of all methods, each once."""
     notes = [note for result in results for record in result.records.values() for note in record["notes"]]
     for note in dict.fromkeys(notes):
         if not is_printed(note):
-            line(f"Note: {note}")
+            print_line(f"Note: {note}")
 
 
-def print_files(results: Sequence[Delivered]) -> None:
-    """Where to look."""
+def print_files(results: Sequence[WrittenResult]) -> None:
+    """Print the files that were written, or their number and folder if they are many."""
     files = list(dict.fromkeys(file for result in results for file in result.files))
     if len(files) > 4:
-        line(f"Wrote {len(files)} files to {files[0].parent}/")
+        print_line(f"Wrote {len(files)} files to {files[0].parent}/")
     else:
         for file in files:
-            line(f"Wrote {file}")
+            print_line(f"Wrote {file}")
 
 
-def end(results: Sequence[Any], failures: Sequence[Failure], what: str = "explained") -> None:
-    """Failures come last, where they are seen, and make the exit status 2."""
+def exit_on_failures(succeeded: int, failures: Sequence[Failure], participle: str = "explained") -> None:
+    """Print the failures on stderr and end with exit status 2; return if there are none."""
     if not failures:
         return
-    if results or len(failures) > 1:
-        say(f"{len(failures)} of {len(results) + len(failures)} could not be {what}:")
+    if succeeded or len(failures) > 1:
+        print_message(f"{len(failures)} of {succeeded + len(failures)} could not be {participle}:")
     for failure in failures:
-        say(failure.error if failure.image in failure.error else f"{failure.image}: {failure.error}")
+        print_message(failure.error if failure.image in failure.error else f"{failure.image}: {failure.error}")
     raise typer.Exit(2)
 
 

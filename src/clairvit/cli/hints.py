@@ -1,7 +1,8 @@
-"""Hints: what a library error advises in terms of Python, as options of the command that was typed."""
+"""Hints: translate what library errors advise in terms of Python into options of the command that was typed."""
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping
 
@@ -20,7 +21,7 @@ COMMANDS: Mapping[str, str] = {
     "choose": "`clairvit choose IMAGES --out {}`",
     "tune_start": "`clairvit choose IMAGES --tune-start {} --out recipe.json`",
 }
-EXTRA: Mapping[str, str] = {"others": " with a column 'other'"}
+SUFFIXES: Mapping[str, str] = {"others": " with a column 'other'"}
 
 
 def with_options(error: Exception, command: click.Command | None = None) -> str:
@@ -43,11 +44,16 @@ def option_of(parameter: str) -> str:
     return OPTIONS.get(parameter, "--" + parameter.replace("_", "-"))
 
 
+def parameters_as_options(sentence: str) -> str:
+    """Return a sentence of the library with `mask_kind='trimap'` written as `--mask-kind trimap`."""
+    return re.sub(r"\b(mask_kind)='(\w+)'", lambda match: f"{option_of(match[1])} {match[2]}", sentence)
+
+
 def _hint(parameter: str, value: str, command: click.Command | None) -> str:
     if parameter in COMMANDS:
         return COMMANDS[parameter].format(shlex.quote(value))
     option = option_of(parameter)
-    if command is None or not any(option in given.opts for given in command.params):
+    if command is None or not any(option in declared.opts for declared in command.params):
         return ""
-    flag = value in ("True", "False")
-    return option + ("" if flag else f" {shlex.quote(value)}") + EXTRA.get(parameter, "")
+    is_flag = value in ("True", "False")
+    return option + ("" if is_flag else f" {shlex.quote(value)}") + SUFFIXES.get(parameter, "")

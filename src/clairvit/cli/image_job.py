@@ -1,4 +1,7 @@
-"""From what the user typed to one result an image: find, read, explain, and carry on when one of them is broken."""
+"""Explain images one batch at a time, as `explain` and `compare` do: find, read, explain, write.
+
+An image that cannot be used becomes a `Failure`; the others are explained all the same.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from clairvit.cli.arguments import read_targets
+from clairvit.cli.console import progress_bar
 from clairvit.cli.hints import with_options
+from clairvit.cli.options import ModelOptions, OutputOptions, RunOptions, TargetOptions
 from clairvit.errors import BadInput, ClairError
 
 if TYPE_CHECKING:
-    from clairvit.cli.console import Advance
     from clairvit.methods.explanation import Cost, Explanation
     from clairvit.models.images import Batch
     from clairvit.models.model import Model
+
+DEFAULT_BATCH_SIZE = 8
+ExplainBatch = Callable[["Model", "Batch", Any], Mapping[str, "Explanation"]]  # model, images, target -> by method
+SaveResult = Callable[["Model", Mapping[str, "Explanation"], Path], list[Path]]  # model, explanations, path -> files
 
 
 @dataclass(frozen=True)
@@ -26,8 +35,8 @@ class Failure:
 
 
 @dataclass(frozen=True)
-class Result:
-    """What was found for one image: method -> explanation with one map for each target."""
+class ImageResult:
+    """The explanations of one image by method, with one map per target."""
 
     image: str
     explanations: Mapping[str, Explanation]
@@ -36,8 +45,8 @@ class Result:
 
 
 @dataclass(frozen=True)
-class Delivered:
-    """What is left of a result once its files are written: small enough to keep for thousands of images."""
+class WrittenResult:
+    """The files and JSON records of one image: small enough to keep for thousands of images."""
 
     image: str
     files: tuple[Path, ...]
@@ -47,32 +56,111 @@ class Delivered:
 
     @property
     def first(self) -> Mapping[str, Any]:
+        """Return the record of the first method."""
         return next(iter(self.records.values()))
 
 
-Verb = Callable[["Batch", Any], Mapping[str, "Explanation"]]  # images, target -> explanations by method
-Save = Callable[[Mapping[str, "Explanation"], Path], list[Path]]
+@dataclass(frozen=True)
+class OutputPath:
+    """Where results are written: one file that the user named, or a folder with several files per image."""
+
+    path: Path
+    is_file: bool
+
+    def files(self, stem: str) -> list[Path]:
+        """Return the files of one image in the folder."""
+        return [self.path / f"{stem}{suffix}" for suffix in (".png", ".json", ".npz")]
 
 
 @dataclass(frozen=True)
-class Job:
-    """What `explain` and `compare` do with images: `verb` explains a batch, `save` writes one file of the result."""
+class ImageJob:
+    """The options of `explain` and `compare`, and what they do with a batch of images.
 
-    model: Model
-    targets: Sequence[Any]
-    verb: Verb
-    save: Save
-    out: Place
-    ending: str  # of the file names in a folder
-    batch_size: int
-    values: bool  # keep the maps in the records, not only in the files
-    methods: int = 1  # side by side in one picture
+    Args:
+        images: Files, folders and globs.
+        model: The name of the model.
+        explain: Explains a batch.
+        save: Writes one file, and files next to it.
+        out: A file or a folder.
+        suffix: The end of the file names in a folder.
+        title: The title of the progress bar.
+        methods: The number of methods side by side in one picture.
+    """
+
+    images: Sequence[str]
+    model: str
+    model_options: ModelOptions
+    targets: TargetOptions
+    run_options: RunOptions
+    output: OutputOptions
+    explain: ExplainBatch
+    save: SaveResult
+    out: str
+    suffix: str
+    title: str
+    methods: int = 1
+
+    def run(self) -> tuple[list[WrittenResult], list[Failure]]:
+        """Load the model once, then explain and write image by image."""
+        out = output_path(self.out)  # refused before a model is loaded
+        self.model_options.preprocess()
+        paths, failures = find_image_files(self.images)
+        if not paths:  # each failure has its reason; no model is needed
+            return [], failures
+        model = self.model_options.load(self.model)
+        targets = read_targets(self.targets.target, self.targets.contrast, model)
+        self._check_rows(out, len(paths), len(targets))
+        results: list[WrittenResult] = []
+        kept: list[ImageResult] = []  # written into one file at the end
+        stems = file_stems(paths, self.suffix)
+        with progress_bar(self.title, len(paths), hidden=self.output.hidden) as advance:
+            for outcome in explain_images(paths, model, targets, self.batch_size, self.explain):
+                advance(1)
+                if isinstance(outcome, Failure):
+                    failures.append(outcome)
+                    continue
+                files = [] if out.is_file else out.files(stems[outcome.image])
+                results.append(self._write(model, outcome, files))
+                kept += [outcome] if out.is_file else []
+            if kept:
+                shared = self._write_together(model, kept, out.path)
+                results = [replace(result, files=shared) for result in results]
+        return results, failures
+
+    @property
+    def batch_size(self) -> int:
+        """Return the number of images per pass."""
+        return self.run_options.batch_size or DEFAULT_BATCH_SIZE
+
+    def _check_rows(self, out: OutputPath, images: int, targets: int) -> None:
+        """Raise BadInput if one picture of all images would be too tall, before the work and not after it."""
+        from clairvit.plotting.comparison import rows_needed
+        from clairvit.plotting.save import PICTURES, check_suffix
+        from clairvit.plotting.tiles import check_rows
+
+        if out.is_file and check_suffix(out.path) in PICTURES:
+            check_rows(images if self.methods == 1 else rows_needed(self.methods, images, max(1, targets)))
+
+    def _write(self, model: Model, result: ImageResult, paths: Sequence[Path]) -> WrittenResult:
+        from clairvit.plotting.save import record
+
+        files = tuple(file for path in paths for file in self.save(model, result.explanations, path))
+        values = self.output.as_json  # keep the maps in the records, not only in the files
+        records = {name: record(explanation, values) for name, explanation in result.explanations.items()}
+        return WrittenResult(result.image, files, records, result.skipped, result.cost)
+
+    def _write_together(self, model: Model, results: Sequence[ImageResult], path: Path) -> tuple[Path, ...]:
+        from clairvit.plotting.parts import joined
+
+        methods = results[0].explanations
+        together = {name: joined([result.explanations[name] for result in results]) for name in methods}
+        return tuple(self.save(model, together, path))
 
 
-def find(arguments: Sequence[str]) -> tuple[list[str], list[Failure]]:
-    """Every image the arguments name, and the arguments that name none. A single wrong argument is simply an error.
+def find_image_files(arguments: Sequence[str]) -> tuple[list[str], list[Failure]]:
+    """Return every image that the arguments name, and a failure for each argument or file that cannot be read.
 
-    Files that are not there are found here, before a model is loaded for them.
+    A single wrong argument raises BadInput.
     """
     from clairvit.models.images import check_file, find_images
 
@@ -95,143 +183,111 @@ def find(arguments: Sequence[str]) -> tuple[list[str], list[Failure]]:
     return readable, failures
 
 
-def carry_out(job: Job, images: Sequence[str], failures: list[Failure], advance: Advance) -> list[Delivered]:
-    """Explain and write image by image; images that cannot be used are added to `failures`."""
-    from clairvit.plotting.parts import joined
-    from clairvit.plotting.save import PICTURES, check_suffix, record
-
-    if job.out.is_file and check_suffix(job.out.path) in PICTURES:
-        from clairvit.plotting.comparison import rows_needed
-        from clairvit.plotting.tiles import check_rows
-
-        several = rows_needed(job.methods, len(images), max(1, len(job.targets)))
-        check_rows(len(images) if job.methods == 1 else several)  # before the work, not after it
-    names = stems(images, job.ending)
-    kept: list[Result] = []
-    done: list[Delivered] = []
-    for outcome in each_image(images, job.model, job.targets, job.batch_size, job.verb):
-        advance(1)
-        if isinstance(outcome, Failure):
-            failures.append(outcome)
-            continue
-        files: tuple[Path, ...] = ()
-        if job.out.is_file:
-            kept.append(outcome)
-        else:
-            paths = job.out.files(names[outcome.image])
-            files = tuple(file for path in paths for file in job.save(outcome.explanations, path))
-        records = {name: record(one, job.values) for name, one in outcome.explanations.items()}
-        done.append(Delivered(outcome.image, files, records, outcome.skipped, outcome.cost))
-    if kept:
-        together = {name: joined([result.explanations[name] for result in kept]) for name in kept[0].explanations}
-        shared = tuple(job.save(together, job.out.path))
-        done = [replace(one, files=shared) for one in done]
-    return done
-
-
-def each_image(
-    images: Sequence[str], model: Model, targets: Sequence[Any], batch_size: int, verb: Verb
-) -> Iterator[Result | Failure]:
-    """Explain in batches; one broken image costs only itself. Several targets are explained image by image."""
-    from clairvit.models.images import prepare
-
-    size = 1 if len(targets) > 1 else batch_size
-    worked = False
-    for start in range(0, len(images), size):
-        ready: list[Ready] = []
-        for image in images[start : start + size]:
-            try:
-                ready.append(Ready(image, prepare([image], model)))
-            except BadInput as error:
-                yield Failure(image, with_options(error))
-        for outcome in _explain(ready, targets, verb, worked):
-            worked = worked or isinstance(outcome, Result)
-            yield outcome
-
-
 @dataclass(frozen=True)
-class Ready:
+class LoadedImage:
     """An image as the model takes it."""
 
     image: str
     batch: Batch  # of one
 
 
-def _explain(ready: Sequence[Ready], targets: Sequence[Any], verb: Verb, worked: bool) -> list[Result | Failure]:
-    """A batch that fails is tried again image by image; if none works, the request is wrong and not the images."""
-    if not ready:
+def explain_images(
+    images: Sequence[str], model: Model, targets: Sequence[Any], batch_size: int, explain: ExplainBatch
+) -> Iterator[ImageResult | Failure]:
+    """Explain in batches and yield one outcome per image; several targets are explained image by image."""
+    from clairvit.models.images import prepare
+
+    size = 1 if len(targets) > 1 else batch_size
+    any_succeeded = False
+    for start in range(0, len(images), size):
+        loaded: list[LoadedImage] = []
+        for image in images[start : start + size]:
+            try:
+                loaded.append(LoadedImage(image, prepare([image], model)))
+            except BadInput as error:
+                yield Failure(image, with_options(error))
+        for outcome in explain_or_split(model, loaded, targets, explain, any_succeeded):
+            any_succeeded = any_succeeded or isinstance(outcome, ImageResult)
+            yield outcome
+
+
+def explain_or_split(
+    model: Model, images: Sequence[LoadedImage], targets: Sequence[Any], explain: ExplainBatch, any_succeeded: bool
+) -> list[ImageResult | Failure]:
+    """Explain a batch, or image by image if that fails; raise the error if no image ever succeeded."""
+    if not images:
         return []
     try:
-        return list(_together(ready, targets, verb))
+        return list(_explain_batch(model, images, targets, explain))
     except ClairError as error:
-        if len(ready) == 1:
-            outcomes: list[Result | Failure] = [Failure(ready[0].image, with_options(error))]
+        if len(images) == 1:
+            outcomes: list[ImageResult | Failure] = [Failure(images[0].image, with_options(error))]
         else:
-            outcomes = [outcome for one in ready for outcome in _explain([one], targets, verb, worked=True)]
-        if not worked and all(isinstance(outcome, Failure) for outcome in outcomes):
+            outcomes = [
+                outcome for image in images for outcome in explain_or_split(model, [image], targets, explain, True)
+            ]
+        if not any_succeeded and all(isinstance(outcome, Failure) for outcome in outcomes):
             raise
         return outcomes
 
 
-def _together(ready: Sequence[Ready], targets: Sequence[Any], verb: Verb) -> Iterator[Result]:
+def _explain_batch(
+    model: Model, images: Sequence[LoadedImage], targets: Sequence[Any], explain: ExplainBatch
+) -> Iterator[ImageResult]:
     import torch
 
     from clairvit.models.images import Batch
     from clairvit.plotting.parts import part
 
     several = len(targets) > 1
-    pixels = torch.cat([one.batch.pixels for one in ready])
-    names = tuple(name for one in ready for name in one.batch.names)
-    notes = tuple(dict.fromkeys(note for one in ready for note in one.batch.notes))
+    pixels = torch.cat([image.batch.pixels for image in images])
+    names = tuple(name for image in images for name in image.batch.names)
+    notes = tuple(dict.fromkeys(note for image in images for note in image.batch.notes))
     batch = Batch(pixels, names, single=several, notes=notes)
-    found = verb(batch, list(targets) if several else targets[0] if targets else None)
-    skipped, cost = getattr(found, "skipped", {}), getattr(found, "cost", None)
-    for position, one in enumerate(ready):
-        own = {method: whole if several else part(whole, [position]) for method, whole in found.items()}
-        yield Result(one.image, own, skipped, cost)
+    explanations = explain(model, batch, list(targets) if several else targets[0] if targets else None)
+    skipped, cost = getattr(explanations, "skipped", {}), getattr(explanations, "cost", None)
+    for position, image in enumerate(images):
+        by_method = {
+            method: explanation if several else part(explanation, [position])
+            for method, explanation in explanations.items()
+        }
+        yield ImageResult(image.image, by_method, skipped, cost)
 
 
-@dataclass(frozen=True)
-class Place:
-    """Where results go: into one file the user named, or into a folder, several files an image."""
+def output_path(out: str, check: Callable[[Path], object] | None = None) -> OutputPath:
+    """Return 'cat.png' as a file, and 'out', 'out/' and every folder that exists as a folder.
 
-    path: Path
-    is_file: bool
-
-    def files(self, stem: str) -> list[Path]:
-        """The files of one image."""
-        return [self.path / f"{stem}{suffix}" for suffix in (".png", ".json", ".npz")]
-
-
-def place(out: str, check: Callable[[Path], object] | None = None) -> Place:
-    """'cat.png' is a file, 'out', 'out/' and every folder that exists are folders; `check` refuses other suffixes."""
+    Args:
+        out: What was typed.
+        check: Raises BadInput for file names that cannot be written; None takes those of explanations.
+    """
     path = Path(out)
     if out.endswith(("/", "\\")) or path.is_dir() or not path.suffix:
-        return Place(path, is_file=False)
+        return OutputPath(path, is_file=False)
     if check is None:
         from clairvit.plotting.save import check_suffix
 
         check = check_suffix
     check(path)
-    return Place(path, is_file=True)
+    return OutputPath(path, is_file=True)
 
 
-def stems(images: Sequence[str], ending: str) -> dict[str, str]:
-    """A file name without suffix for each image; 'a/cat.jpg' and 'b/cat.jpg' become 'cat-…' and 'cat-2-…'."""
-    taken: set[str] = set()
-    chosen: dict[str, str] = {}
+def file_stems(images: Sequence[str], suffix: str) -> dict[str, str]:
+    """Return a unique file name without extension per image; 'a/cat.jpg', 'b/cat.jpg' are 'cat-…', 'cat-2-…'."""
+    used: set[str] = set()
+    stems: dict[str, str] = {}
     for image in images:
         stem = Path(image).stem or "image"
         candidate, number = stem, 1
-        while candidate.casefold() in taken:  # some file systems do not tell Cat from cat
+        while candidate.casefold() in used:  # some file systems do not distinguish Cat and cat
             number += 1
             candidate = f"{stem}-{number}"
-        taken.add(candidate.casefold())
-        chosen[image] = f"{candidate}-{ending}"
-    return chosen
+        used.add(candidate.casefold())
+        stems[image] = f"{candidate}-{suffix}"
+    return stems
 
 
-def file_name(method: str) -> str:
-    """'rollout(fusion=max)+skipplus' -> 'rollout_fusion=max_+skipplus', which every file system takes."""
-    kept = "".join(letter if letter.isalnum() or letter in "+-=." else "_" for letter in method)
-    return kept.strip("_") or "method"
+def safe_file_name(method: str) -> str:
+    """Return 'rollout(fusion=max)+skipplus' as 'rollout_fusion=max_+skipplus', which every file system accepts."""
+    letters = "".join(letter if letter.isalnum() or letter in "+-=." else "_" for letter in method)
+    return letters.strip("_") or "method"

@@ -1,29 +1,30 @@
-"""`clairvit methods` and `clairvit models`: what there is to choose from."""
+"""`clairvit methods`, `metrics`, `models` and `classes`: the names that the other commands take."""
 
 from __future__ import annotations
 
 import fnmatch
 import inspect
+from collections.abc import Mapping
 from types import UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
 
 import typer
 
-from clairvit._io import dumps_json
 from clairvit.cli import options
-from clairvit.cli.console import line, table
-from clairvit.cli.options import AsJson
+from clairvit.cli.console import print_json, print_line, table
+from clairvit.cli.options import AsJson, ModelOptions
 from clairvit.errors import BadInput, UnknownName, did_you_mean
 
 if TYPE_CHECKING:
     from clairvit.methods.registry import Method
+    from clairvit.metrics.registry import Metric
 
 
 def methods_command(
     name: Annotated[str | None, typer.Argument(help="One method, with its formula and options.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the methods, or tell everything about one of them.
+    """List the methods, or describe one of them.
 
     [bold]Examples[/bold]
 
@@ -36,18 +37,18 @@ def methods_command(
 
     chosen = list_methods() if name is None else [resolve_method(name).method]
     if as_json:
-        print(dumps_json([_plain(method) for method in chosen], default=str))
+        print_json([_method_record(method) for method in chosen])
     elif name is None:
-        _print_all(chosen)
+        _print_methods(chosen)
     else:
-        _print_one(chosen[0])
+        _print_method(chosen[0])
 
 
-def _print_all(methods: list[Method]) -> None:
+def _print_methods(methods: list[Method]) -> None:
     from clairvit.methods.registry import by_family
     from clairvit.plotting.labels import CLASS_AGNOSTIC, SIGNED
 
-    ordered = [methods[place] for place in by_family(method.family for method in methods)]
+    ordered = [methods[row] for row in by_family(method.family for method in methods)]
     rows = [
         (
             method.family,
@@ -63,25 +64,24 @@ def _print_all(methods: list[Method]) -> None:
     ]
     columns = ("family", "method", "", "rules", "forwards", "backwards", "mind", "paper")
     table(f"{len(methods)} methods", columns, rows, right=("forwards", "backwards"), grouped=True)
-    line(f"{SIGNED} signed: evidence for and against.  {CLASS_AGNOSTIC} class-agnostic: one map for all classes.")
-    line("mind: slow ones are left out of --method all; delicate: round-off shows; or what a model must have.")
-    line("Recombine the layers: genatt+skipplus, ixg+plus, rollout+layer:3.  Set options: 'rollout(fusion=max)'.")
-    line("More about one of them: clairvit methods rollout")
+    print_line(f"{SIGNED} signed: evidence for and against.  {CLASS_AGNOSTIC} class-agnostic: one map for all classes.")
+    print_line("mind: slow ones are left out of --method all; delicate: round-off shows; or what a model must have.")
+    print_line("Recombine the layers: genatt+skipplus, ixg+plus, rollout+layer:3.  Set options: 'rollout(fusion=max)'.")
+    print_line("More about one of them: clairvit methods rollout")
 
 
 def _conditions(method: Method) -> list[str]:
-    """What to know before using it, a word each."""
-    found = [
-        word for word, so in (("slow", method.slow), ("delicate", bool(method.caveats.numerically_unstable))) if so
-    ]
-    found += ["often zero"] if method.caveats.zero_reason else []
-    found += [f"{'/'.join(method.requirements().poolings)} pooling"] if method.requirements().poolings else []
-    return [*found, *method.requirements().structure]
+    """Return the restrictions of a method in one or two words each."""
+    caveats, requires = method.caveats, method.requirements()
+    flags = (("slow", method.slow), ("delicate", caveats.numerically_unstable), ("often zero", caveats.zero_reason))
+    words = [word for word, applies in flags if applies]
+    words += [f"{'/'.join(requires.poolings)} pooling"] if requires.poolings else []
+    return [*words, *requires.structure]
 
 
-def _print_one(method: Method) -> None:
-    line(f"{method.name} — {method.paper}\n")
-    line(f"{inspect.getdoc(method.function) or method.summary}\n")
+def _print_method(method: Method) -> None:
+    print_line(f"{method.name} — {method.paper}\n")
+    print_line(f"{inspect.getdoc(method.function) or method.summary}\n")
     facts = [
         ("family", method.family),
         ("explains", _explains(method)),
@@ -101,16 +101,21 @@ def _print_one(method: Method) -> None:
     table("", ("", ""), facts)
     if method.options:
         choices = option_choices(method)
-        rows = [(key, _value(value), choices.get(key, "")) for key, value in method.options.items()]
+        rows = [(key, str(value), choices.get(key, "")) for key, value in method.options.items()]
         table("Options", ("name", "default", "choices"), rows)
-    if method.presets:
-        presets = [(key, ", ".join(f"{k}={v}" for k, v in value.items())) for key, value in method.presets.items()]
-        table(f"Presets, e.g. '{method.name}(preset={next(iter(method.presets))})'", ("name", "sets"), presets)
+    _print_presets(method.name, method.presets)
     if method.combinators:
         from clairvit.methods.registry import COMBINATORS
 
-        meanings = [(mark, COMBINATORS.get(mark.removeprefix("+"), "")) for mark in method.combinators]
+        meanings = [(suffix, COMBINATORS.get(suffix.removeprefix("+"), "")) for suffix in method.combinators]
         table(f"Recombinations, e.g. {method.name}+skipplus", ("ending", "meaning"), meanings)
+
+
+def _print_presets(name: str, presets: Mapping[str, Mapping[str, Any]]) -> None:
+    if presets:
+        settings = {key: ", ".join(f"{k}={v}" for k, v in preset.items()) for key, preset in presets.items()}
+        rows = [(key, text or "nothing: the defaults") for key, text in settings.items()]
+        table(f"Presets, e.g. '{name}(preset={next(iter(presets))})'", ("name", "sets"), rows)
 
 
 def option_choices(method: Method) -> dict[str, str]:
@@ -152,11 +157,7 @@ def _sign(method: Method) -> str:
     return "evidence for and against (signed)" if method.signed else "relevance (not negative)"
 
 
-def _value(value: Any) -> str:
-    return value if isinstance(value, str) else str(value)
-
-
-def _plain(method: Method) -> dict[str, Any]:
+def _method_record(method: Method) -> dict[str, Any]:
     requires = method.requirements()
     return {
         "name": method.name,
@@ -186,8 +187,95 @@ def _plain(method: Method) -> dict[str, Any]:
     }
 
 
+def metrics_command(
+    name: Annotated[str | None, typer.Argument(help="One metric, with its formula and options.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the metrics, or describe one of them.
+
+    [bold]Examples[/bold]
+
+    clairvit metrics
+
+    clairvit metrics deletion
+    """
+    from clairvit.metrics.registry import resolve_metric
+    from clairvit.plotting.labels import in_order
+
+    chosen = in_order() if name is None else [resolve_metric(name).metric]
+    if as_json:
+        print_json([_metric_record(metric) for metric in chosen])
+    elif name is None:
+        _print_metrics(chosen)
+    else:
+        _print_metric(chosen[0])
+
+
+def _print_metrics(metrics: list[Metric]) -> None:
+    from clairvit.plotting.labels import ARROWS, forwards, needs, span
+
+    rows = [
+        (
+            metric.family,
+            metric.name,
+            ARROWS[metric.better],
+            span(metric),
+            ", ".join(needs(metric)),
+            str(forwards(metric)),
+            metric.paper,
+        )
+        for metric in metrics
+    ]
+    columns = ("family", "metric", "better", "range", "needs", "forwards", "paper")
+    table(f"{len(metrics)} metrics", columns, rows, right=("forwards",), grouped=True)
+    print_line("↑ higher is better.  ↓ lower is better.  forwards: per map of 14 × 14 patches, its own excluded.")
+    print_line(
+        "explains again: the method is run on other images or models; passes beyond one forward per run are extra."
+    )
+    print_line("Set options: 'deletion(removal=mean)'.  More about one of them: clairvit metrics deletion")
+
+
+def _print_metric(metric: Metric) -> None:
+    from clairvit.plotting.labels import forwards, needs, span
+
+    print_line(f"{metric.name} — {metric.paper}\n")
+    print_line(f"{inspect.getdoc(metric.function) or metric.summary}\n")
+    facts = [
+        ("family", metric.family),
+        ("better", metric.better),
+        ("range", span(metric)),
+        *([("needs", ", ".join(needs(metric)))] if metric.needs else []),
+        ("forwards", f"{forwards(metric)} for a map of 14 × 14 patches"),
+        *([("reads", "the order of the patches only; the order of a constant map is random")] if metric.orders else []),
+        *([("papers differ", metric.discrepancies)] if metric.discrepancies else []),
+    ]
+    table("", ("", ""), facts)
+    if metric.options:
+        table("Options", ("name", "default"), [(key, str(value)) for key, value in metric.options.items()])
+    _print_presets(metric.name, metric.presets)
+
+
+def _metric_record(metric: Metric) -> dict[str, Any]:
+    from clairvit.plotting.labels import forwards
+
+    return {
+        "name": metric.name,
+        "family": metric.family,
+        "summary": metric.summary,
+        "paper": metric.paper,
+        "better": metric.better,
+        "span": list(metric.span),
+        "needs": list(metric.needs),
+        "orders": metric.orders,
+        "cost": {"forwards": forwards(metric)},
+        "options": metric.options,
+        "presets": {name: dict(preset) for name, preset in metric.presets.items()},
+        "discrepancies": metric.discrepancies,
+    }
+
+
 def models_command(
-    wanted: Annotated[
+    pattern: Annotated[
         str | None, typer.Argument(metavar="FILTER", help="Part of a name or a glob: siglip, 'timm:vit_tiny*'.")
     ] = None,
     as_json: AsJson = False,
@@ -202,28 +290,27 @@ def models_command(
     """
     from clairvit.models.load import sources
 
-    found = sources(wanted)
-    if not found:
-        raise UnknownName(f"No model matches '{wanted}'; type 'clairvit models' for the kinds of names there are.")
+    models = sources(pattern)
+    if not models:
+        raise UnknownName(f"No model matches '{pattern}'; type 'clairvit models' for the kinds of names there are.")
     if as_json:
         fields = ("name", "description", "example", "activation")
-        rows = [dict(zip(fields, source, strict=True)) for source in found]
-        print(dumps_json(rows))
-    elif wanted is None:
-        table("Models", ("name", "what it is", "example"), [source[:3] for source in found])
-        meanings = [(source.spec, source.activation) for source in found]
-        table("What scores mean, unless --activation says otherwise", ("name", "activation"), meanings)
-        line("Names that contain a word: clairvit models siglip")
+        print_json([dict(zip(fields, source, strict=True)) for source in models])
+    elif pattern is None:
+        table("Models", ("name", "description", "example"), [source[:3] for source in models])
+        activations = [(source.spec, source.activation) for source in models]
+        table("What scores mean, unless --activation says otherwise", ("name", "activation"), activations)
+        print_line("Names that contain a word: clairvit models siglip")
     else:
         table(
-            f"{len(found)} model{'s' * (len(found) != 1)}",
+            f"{len(models)} model{'s' * (len(models) != 1)}",
             ("name", "note", "activation"),
-            [(one.spec, one.description, one.activation) for one in found],
+            [(source.spec, source.description, source.activation) for source in models],
         )
 
 
 def classes_command(
-    wanted: Annotated[
+    pattern: Annotated[
         str | None, typer.Argument(metavar="FILTER", help="Part of a name or a glob: terrier, 'B*'.")
     ] = None,
     model: options.ModelName = "pets",
@@ -240,23 +327,22 @@ def classes_command(
 
     clairvit classes terrier --model torchvision:vit_b_16 --no-pretrained
     """
-    from clairvit.cli.request import load
-
-    net = load(model, arch, no_pretrained, labels, None)
+    net = ModelOptions(arch=arch, no_pretrained=no_pretrained, labels=labels).load(model)
     if not net.labels:
         raise BadInput(
             f"{net.name} has no class names; give --target a number, or load it with --labels FILE (a JSON list)."
         )
-    pattern = "*" if wanted is None else wanted if any(c in wanted for c in "*?[") else f"*{wanted}*"
-    matches = [(i, name) for i, name in enumerate(net.labels) if fnmatch.fnmatchcase(name.lower(), pattern.lower())]
+    glob = "*" if pattern is None else pattern if any(letter in pattern for letter in "*?[") else f"*{pattern}*"
+    matches = [
+        (index, name) for index, name in enumerate(net.labels) if fnmatch.fnmatchcase(name.lower(), glob.lower())
+    ]
     if not matches:
         raise UnknownName(
-            f"No class of {net.name} matches '{wanted}'.{did_you_mean(str(wanted), net.labels)} "
+            f"No class of {net.name} matches '{pattern}'.{did_you_mean(str(pattern), net.labels)} "
             "Type 'clairvit classes' without a filter for all of them."
         )
     if as_json:
-        rows = [{"index": index, "name": name} for index, name in matches]
-        print(dumps_json(rows))
+        print_json([{"index": index, "name": name} for index, name in matches])
     else:
         title = f"{len(matches)} of {len(net.labels)} classes of {net.name}"
         table(title, ("number", "name"), [(str(index), name) for index, name in matches], right=("number",))

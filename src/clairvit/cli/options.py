@@ -1,10 +1,24 @@
-"""Options that several commands share, so that they mean and say the same everywhere."""
+"""Options that several commands share, and the groups in which they travel: `ModelOptions`, `RunOptions`, ….
+
+A command takes a group as one parameter; `expand_groups` turns it into one command-line option per field.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
+
+from clairvit.cli.arguments import data_specs, read_preprocess, split_labels, split_names
+from clairvit.errors import BadInput
+
+if TYPE_CHECKING:
+    from clairvit.bench.plan import ModelConfig
+    from clairvit.models.model import Model
 
 Images = Annotated[
     list[str],
@@ -14,24 +28,28 @@ Images = Annotated[
         show_default=False,
     ),
 ]
-ImagesOrData = Annotated[
-    list[str],
+OptionalImages = Annotated[
+    list[str] | None,
     typer.Argument(
         metavar="IMAGE|DATA",
         help="Files, folders or globs; or one data set, e.g. pets:PATH, with the masks and classes it has.",
         show_default=False,
     ),
 ]
-Methods = Annotated[
-    str | None,
-    typer.Option(
-        "--method",
-        "--methods",
-        metavar="A,B,…",
-        help="Methods separated by commas; 'all' are those that fit the model and are not slow.",
-        show_default="eleven well-known ones",
-    ),
-]
+
+
+def method_list(help_text: str, default: str) -> Any:
+    """Return the option --method, which is repeatable and takes lists separated by commas."""
+    return typer.Option("--method", metavar="A,B,…", help=help_text, show_default=default)
+
+
+def metric_list(help_text: str, default: str) -> Any:
+    """Return the option --metric, which is repeatable and takes lists separated by commas."""
+    return typer.Option("--metric", metavar="A,B,…", help=help_text, show_default=default)
+
+
+METHODS_HELP = "Methods, separated by commas or repeated; 'all' are those that fit the model and are not slow."
+METRICS_HELP = "Metrics, separated by commas or repeated: any of 'clairvit metrics'."
 ModelName = Annotated[
     str,
     typer.Option(
@@ -72,7 +90,7 @@ Mean = Annotated[
     str | None,
     typer.Option(
         metavar="R,G,B",
-        help="What is subtracted from pixels in 0..1, e.g. 0.485,0.456,0.406.",
+        help="Subtracted from pixels in 0..1, e.g. 0.485,0.456,0.406.",
         show_default="the model's own",
         rich_help_panel="Preprocessing",
     ),
@@ -81,7 +99,7 @@ Std = Annotated[
     str | None,
     typer.Option(
         metavar="R,G,B",
-        help="By what they are divided then, e.g. 0.229,0.224,0.225.",
+        help="Pixels are divided by it afterwards, e.g. 0.229,0.224,0.225.",
         show_default="the model's own",
         rich_help_panel="Preprocessing",
     ),
@@ -120,7 +138,7 @@ Target = Annotated[
         "-t",
         metavar="CLASS,…",
         help="Class names (or unique beginnings) or numbers, side by side; default: the predicted class.",
-        rich_help_panel="What is explained",
+        rich_help_panel="Target",
     ),
 ]
 OneTarget = Annotated[
@@ -130,29 +148,27 @@ OneTarget = Annotated[
         "-t",
         metavar="CLASS",
         help="A class name (or its unique beginning) or number, or 'label': the true class; default: the prediction.",
-        rich_help_panel="What is explained",
+        rich_help_panel="Target",
     ),
 ]
 Contrast = Annotated[
     tuple[str, str] | None,
-    typer.Option(
-        metavar="CLASS CLASS", help="Why the first class rather than the second.", rich_help_panel="What is explained"
-    ),
+    typer.Option(metavar="CLASS CLASS", help="Why the first class rather than the second.", rich_help_panel="Target"),
 ]
 Score = Annotated[
     str | None,
     typer.Option(
         help="logit, prob or logprob.",
-        show_default="the method's own: logit, or prob where patches are taken away",
-        rich_help_panel="What is explained",
+        show_default="the method's own: logit, or prob where patches are removed",
+        rich_help_panel="Target",
     ),
 ]
 # Where a command has to know whether the option was typed, it takes MAPS or MASK_KIND with None as the default.
 MAPS = typer.Option(
     metavar="raw|abs|relu|min-max|over-largest",
-    help="What is done to each map before it is scored.",
+    help="Normalisation of each map before it is scored.",
     show_default="raw",
-    rich_help_panel="What is explained",
+    rich_help_panel="Target",
 )
 Maps = Annotated[str, MAPS]
 Masks = Annotated[
@@ -160,7 +176,7 @@ Masks = Annotated[
     typer.Option(
         metavar="DIR|mask-rcnn",
         help="A folder with a mask for each image, 'cat.png' for 'cat.jpg', or mask-rcnn to find objects.",
-        rich_help_panel="What is known",
+        rich_help_panel="Annotations",
     ),
 ]
 MaskFolder = Annotated[
@@ -169,36 +185,36 @@ MaskFolder = Annotated[
         "--masks",
         metavar="DIR",
         help="With folder:PATH: a folder with a mask for each image, 'cat.png' for 'cat.jpg'.",
-        rich_help_panel="What is known",
+        rich_help_panel="Annotations",
     ),
 ]
 MASK_KIND = typer.Option(
     metavar="nonzero|trimap|voc",
-    help="What the object is: not zero; 1 of a trimap (Oxford-IIIT Pet); neither 0 nor 255 (Pascal VOC).",
+    help="Which pixels are the object: not zero; 1 of a trimap (Oxford-IIIT Pet); neither 0 nor 255 (Pascal VOC).",
     show_default="nonzero",
-    rich_help_panel="What is known",
+    rich_help_panel="Annotations",
 )
 MaskKind = Annotated[str, MASK_KIND]
 Weights = Annotated[
     str | None,
-    typer.Option(metavar="FILE", help="Mask R-CNN's weights, else from the hub.", rich_help_panel="What is known"),
+    typer.Option(metavar="FILE", help="Weights of Mask R-CNN, else from the hub.", rich_help_panel="Annotations"),
 ]
 Truth = Annotated[
     str | None,
     typer.Option(
         metavar="FILE|folders",
         help="True classes: a CSV with the columns image, class (and other), or the folders' names.",
-        rich_help_panel="What is known",
+        rich_help_panel="Annotations",
     ),
 ]
 Split = Annotated[
     str | None,
-    typer.Option(help="The part of a data set: test, val, …", show_default="its first", rich_help_panel="Data"),
+    typer.Option(help="Split of a data set: test, val, …", show_default="its first one", rich_help_panel="Data"),
 ]
 Limit = Annotated[
     int | None,
     typer.Option(
-        min=1, metavar="N", help="At most so many images, drawn by the seed from all classes.", rich_help_panel="Data"
+        min=1, metavar="N", help="Number of images, sampled with the seed from all classes.", rich_help_panel="Data"
     ),
 ]
 Download = Annotated[
@@ -221,7 +237,7 @@ Samples = Annotated[
 Removal = Annotated[
     str | None,
     typer.Option(
-        help="How patches are taken away: token, mean, black, minimum, blur, gaussian-blur, noise or road.",
+        help="How patches are removed: token, mean, black, minimum, blur, gaussian-blur, noise or road.",
         show_default="the method's own",
         rich_help_panel="Perturbation",
     ),
@@ -230,11 +246,11 @@ Autocast = Annotated[
     str | None,
     typer.Option(
         metavar="bfloat16|float16",
-        help="Run the perturbed images rougher and faster.",
+        help="Run the perturbed images in half precision: faster, less exact.",
         rich_help_panel="Perturbation",
     ),
 ]
-Seed = Annotated[int, typer.Option(help="For methods that draw lots.", rich_help_panel="What is explained")]
+Seed = Annotated[int, typer.Option(help="Seed of everything random.", rich_help_panel="Target")]
 Out = Annotated[
     str,
     typer.Option(
@@ -258,3 +274,185 @@ BatchSize = Annotated[
         rich_help_panel="Result",
     ),
 ]
+Data = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME:PATH,…",
+        help="A data set: pets:PATH, voc:PATH, folder:PATH, scenes, …; a folder alone is folder:PATH.",
+        show_default=False,
+        rich_help_panel="Data",
+    ),
+]
+
+
+@dataclass(frozen=True)
+class OptionGroup:
+    """Base class of frozen dataclasses whose fields are command-line options."""
+
+
+@dataclass(frozen=True)
+class ModelOptions(OptionGroup):
+    """How a model is loaded: everything but its name."""
+
+    arch: Arch = None
+    no_pretrained: NoPretrained = False
+    labels: Labels = None
+    activation: Activation = None
+    device: Device = None
+    mean: Mean = None
+    std: Std = None
+    resize: Resize = None
+    crop: Crop = None
+    interpolation: Interpolation = None
+
+    def preprocess(self) -> dict[str, Any]:
+        """Return the preprocessing as arguments of `cv.load`; raise BadInput before a model is loaded."""
+        return read_preprocess(self.mean, self.std, self.resize, self.crop, self.interpolation)
+
+    def label_names(self) -> str | list[str] | None:
+        """Return the labels themselves, or the path of their file."""
+        return None if self.labels is None else split_labels(self.labels)
+
+    def load(self, name: str) -> Model:
+        """Load the model of that name."""
+        import clairvit as cv
+
+        return cv.load(
+            name,
+            pretrained=not self.no_pretrained,
+            arch=self.arch,
+            labels=self.label_names(),
+            device=self.device,
+            activation=self.activation,
+            **self.preprocess(),
+        )
+
+    def config(self, name: str, arch: str | None = None) -> ModelConfig:
+        """Return the model of that name as a study stores it."""
+        from clairvit.bench.plan import ModelConfig
+
+        settings = {"crop" if key == "size" else key: value for key, value in self.preprocess().items()}
+        names = self.label_names()
+        labels = tuple(names) if isinstance(names, list) else names
+        return ModelConfig(name, arch, labels, not self.no_pretrained, self.activation, **settings)
+
+    def typed(self) -> list[str]:
+        """Return the options that belong to the model itself as they were typed: ['--arch', 'timm:…']."""
+        names = ("arch", "labels", "activation", "mean", "std", "resize", "crop", "interpolation")
+        values = {f"--{name}": getattr(self, name) for name in names}
+        return [part for name, value in values.items() if value is not None for part in (name, value)]
+
+
+@dataclass(frozen=True)
+class TargetOptions(OptionGroup):
+    """Which output of the model is explained."""
+
+    target: Target = None
+    contrast: Contrast = None
+    score: Score = None
+
+
+@dataclass(frozen=True)
+class SamplingOptions(OptionGroup):
+    """Options of methods that perturb the image, handed to those methods that have them."""
+
+    samples: Samples = None
+    removal: Removal = None
+
+    def typed(self) -> dict[str, Any]:
+        """Return the options that were typed, by name."""
+        return {name: value for name, value in vars(self).items() if value is not None}
+
+
+@dataclass(frozen=True)
+class RunOptions(OptionGroup):
+    """How the passes are run."""
+
+    seed: Seed = 0
+    autocast: Autocast = None
+    batch_size: BatchSize = None
+
+    def check(self) -> None:
+        """Raise BadInput before a model is loaded."""
+        from clairvit.perturbation.batching import check_pace
+
+        check_pace(self.batch_size, self.autocast)
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the arguments of `cv.explain`, `cv.compare`, `cv.evaluate` and `cv.choose`."""
+        return dict(vars(self))
+
+
+@dataclass(frozen=True)
+class OutputOptions(OptionGroup):
+    """What is printed."""
+
+    as_json: AsJson = False
+    quiet: Quiet = False
+
+    @property
+    def hidden(self) -> bool:
+        """Return whether nothing is printed for people."""
+        return self.as_json or self.quiet
+
+
+@dataclass(frozen=True)
+class DataOptions(OptionGroup):
+    """Which data set, and how much of it."""
+
+    data: Data = None
+    split: Split = None
+    limit: Limit = None
+    download: Download = False
+
+    def specs(self) -> list[str]:
+        """Return the data sets as 'NAME:PATH' each."""
+        return data_specs(self.data or [])
+
+    def single_spec(self) -> str | None:
+        """Return the one data set, None if there is none; raise BadInput for several."""
+        specs = self.specs()
+        if len(specs) > 1:
+            raise BadInput(f"--data names {len(specs)} data sets ({', '.join(specs)}); expected one.")
+        return specs[0] if specs else None
+
+
+def model_names(texts: list[str] | None) -> list[str]:
+    """Return the values of a repeatable --model, 'pets' if there are none."""
+    return split_names(texts or ["pets"], "--model")
+
+
+def expand_groups(command: Callable[..., None]) -> Callable[..., None]:
+    """Return the command with one option per field in place of each parameter that is an `OptionGroup`.
+
+    A parameter of the command itself replaces a field of the same name; its value goes into the group as well.
+    """
+    parameters = inspect.signature(command).parameters
+    hints = get_type_hints(command, include_extras=True)
+    groups = {name: hint for name, hint in hints.items() if inspect.isclass(hint) and issubclass(hint, OptionGroup)}
+    own = [name for name in parameters if name not in groups]
+    expanded: dict[str, inspect.Parameter] = {}
+    for name, parameter in parameters.items():
+        if name not in groups:
+            expanded[name] = parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[name])
+            continue
+        field_hints = get_type_hints(groups[name], include_extras=True)
+        for field in fields(groups[name]):
+            if field.name not in own:
+                expanded[field.name] = inspect.Parameter(
+                    field.name,
+                    inspect.Parameter.KEYWORD_ONLY,
+                    default=field.default,
+                    annotation=field_hints[field.name],
+                )
+
+    @functools.wraps(command)
+    def run(**values: Any) -> None:
+        arguments = {name: values[name] for name in own}
+        for name, group in groups.items():
+            arguments[name] = group(**{field.name: values[field.name] for field in fields(group)})
+        command(**arguments)
+
+    run.__signature__ = inspect.Signature(list(expanded.values()))  # type: ignore[attr-defined]
+    run.__annotations__ = {name: parameter.annotation for name, parameter in expanded.items()}
+    return run

@@ -1,4 +1,4 @@
-"""`clairvit reproduce`: a paper's experiment on your data, with the paper's numbers beside yours."""
+"""`clairvit reproduce`: a paper's experiment on your data, with the paper's numbers next to yours."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from clairvit.cli import options
-from clairvit.cli.annotations import Annotations, fetch
-from clairvit.cli.arguments import split_labels
-from clairvit.cli.bench_config import model_config
-from clairvit.cli.console import line, progress, remark, say, table
-from clairvit.cli.request import load, read_preprocess
+from clairvit.cli.annotations import Annotations, download_data
+from clairvit.cli.arguments import split_methods
+from clairvit.cli.console import print_data_notes, print_json, print_line, print_message, progress_bar, table
+from clairvit.cli.finish import print_document
 from clairvit.errors import BadInput
 
 if TYPE_CHECKING:
     from clairvit.bench.plan import Plan
+    from clairvit.bench.store import Store
     from clairvit.models.model import Model
     from clairvit.papers.paper import Paper
     from clairvit.papers.reproduce import Reproduction
@@ -43,29 +43,13 @@ def reproduce(
             metavar="focusvit|cmi|coporan|skipplus|joita", help="Whose experiment is repeated.", show_default=False
         ),
     ],
-    data: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME:PATH", help="Your images: pets:PATH, voc:PATH, folder:PATH, …", rich_help_panel="Data"
-        ),
-    ] = None,
-    split: options.Split = None,
-    limit: options.Limit = None,
-    download: options.Download = False,
+    *,
+    data: options.DataOptions,
     masks: options.Masks = None,
     mask_kind: options.MaskKind = "nonzero",
     weights: options.Weights = None,
     model: options.ModelName = "pets",
-    arch: options.Arch = None,
-    no_pretrained: options.NoPretrained = False,
-    labels: options.Labels = None,
-    activation: options.Activation = None,
-    device: options.Device = None,
-    mean: options.Mean = None,
-    std: options.Std = None,
-    resize: options.Resize = None,
-    crop: options.Crop = None,
-    interpolation: options.Interpolation = None,
+    model_options: options.ModelOptions,
     target: Annotated[
         str | None,
         typer.Option(
@@ -74,30 +58,25 @@ def reproduce(
             metavar="predicted|label",
             help="Which class is explained.",
             show_default="the paper's choice",
-            rich_help_panel="What is explained",
+            rich_help_panel="Target",
         ),
     ] = None,
     method: Annotated[
         list[str] | None,
         typer.Option(
             "--method",
-            metavar="NAME=METHOD",
-            help="Another method of ours under a name of the paper, such as 'FocusViT=focusvit(m=8)'; may be repeated.",
+            metavar="NAME=METHOD,…",
+            help="Another method under a name of the paper, such as 'FocusViT=focusvit(m=8)'; commas or repeated.",
             show_default=False,
-            rich_help_panel="What is explained",
         ),
     ] = None,
     effort: Annotated[
         str,
-        typer.Option(
-            metavar="quick|usual|paper",
-            help="How many samples are drawn where the protocol asks for very many.",
-            rich_help_panel="What is explained",
-        ),
+        typer.Option(metavar="quick|usual|paper", help="How many samples are drawn where the protocol needs many."),
     ] = "usual",
     seed: options.Seed = 0,
     check: Annotated[
-        bool, typer.Option("--check", help="Only compute again what the paper prints; needs no data.")
+        bool, typer.Option("--check", help="Only recompute what the paper prints; needs no data.")
     ] = False,
     out: Annotated[
         str | None,
@@ -105,12 +84,11 @@ def reproduce(
             "--out",
             "-o",
             metavar="DIR",
-            help="Keep the store, the tables and the radar there; a run that was stopped goes on.",
+            help="Keep the store, the tables and the radar there; a run that was stopped can be resumed.",
             rich_help_panel="Result",
         ),
     ] = None,
-    as_json: options.AsJson = False,
-    quiet: options.Quiet = False,
+    output: options.OutputOptions,
     batch_size: options.BatchSize = None,
 ) -> None:
     from clairvit.papers.paper import check_effort, find_paper
@@ -118,114 +96,121 @@ def reproduce(
     preset = find_paper(paper)
     check_effort(effort)
     if check:
-        checked(preset, as_json, quiet)
+        print_check(preset, output)
         return
-    if data is None:
+    spec = data.single_spec()
+    if spec is None:
         raise BadInput(
             f"No images were given to reproduce '{preset.name}' on; expected --data NAME:PATH, such as --data "
             "pets:/data/oxford-iiit-pet, or --check to compute the paper's own numbers again."
         )
     from clairvit.bench.plan import DataConfig
-    from clairvit.papers.reproduce import check_data, open_shown
-    from clairvit.papers.reproduce import reproduce as run
     from clairvit.papers.setup import ReproductionConfig, instead
     from clairvit.perturbation.batching import check_pace
 
-    preset = instead(preset, method or [])
-    known = Annotations(masks, mask_kind, weights, None)
-    known.check([], None)
+    preset = instead(preset, split_methods(*method) if method else [])
+    annotations = Annotations(masks, mask_kind, weights, None)
+    annotations.check([], None)
     check_pace(batch_size, None)
-    how_seen = read_preprocess(mean, std, resize, crop, interpolation)
-    names = split_labels(labels) if labels is not None else None
-    wish = ReproductionConfig(
+    config = ReproductionConfig(
         preset,
-        model_config(model, arch, names, not no_pretrained, activation, how_seen),
-        DataConfig(data, split, limit, masks, mask_kind),
+        model_options.config(model, model_options.arch),
+        DataConfig(spec, data.split, data.limit, masks, mask_kind),
         effort,
         target,
         seed,
     )
-    wish.check_target()  # before a model is loaded
-    hidden = as_json or quiet
-    if download:
-        fetch(data, split)
+    config.check_target()  # before a model is loaded
+    if data.download:
+        download_data(spec, data.split)
+    net = model_options.load(model)
+    print_data_notes(net.assumptions, output.hidden)
+    result = _run(config, annotations, net, model_options.device, batch_size, out, output)
+    files = write(result, Path(out)) if out is not None else []
+    print_result(result, files, output)
+    if result.failed:
+        for error in result.failed:
+            print_message(f"some numbers could not be computed: {error}")
+        raise typer.Exit(2)
 
-    def told(plan: Plan) -> None:
-        if not hidden:
-            say(
+
+reproduce.__doc__ = f"Repeat a paper's experiment on your data, its numbers next to yours.\n\n{EXAMPLES}"
+
+
+def _run(
+    config: ReproductionConfig,
+    annotations: Annotations,
+    model: Model,
+    device: str | None,
+    batch_size: int | None,
+    out: str | None,
+    output: options.OutputOptions,
+) -> Reproduction:
+    from clairvit.papers.reproduce import check_data, open_shown
+    from clairvit.papers.reproduce import reproduce as run
+
+    def on_plan(plan: Plan) -> None:
+        if not output.hidden:
+            print_message(
                 f"{plan.cells} numbers, {plan.done} of them there already; {len(plan.units)} units of work, about "
                 f"{plan.forwards} forwards."
             )
 
-    net = load(model, arch, no_pretrained, labels, device, activation, how_seen)
-    remark(net.assumptions, hidden)
-    shown = found_objects(wish, known, net) if known.detects else open_shown(wish, net)
-    check_data(wish, shown)  # before a store is begun
-    with _store(out, preset) as store, progress(f"reproduce {preset.name}", 1, hidden=hidden):
-        result = run(wish, store, model=net, shown=shown, device=device, batch_size=batch_size, told=told)
-    files = write(result, Path(out)) if out is not None else []
-    show(result, files, as_json, quiet)
-    if result.failed:
-        for error in result.failed:
-            say(f"some numbers could not be computed: {error}")
-        raise typer.Exit(2)
-
-
-reproduce.__doc__ = f"Repeat a paper's experiment on your data, its numbers beside yours.\n\n{EXAMPLES}"
+    data = detected_data(config, annotations, model) if annotations.detects else open_shown(config, model)
+    check_data(config, data)  # before a store is created
+    name = config.preset.name
+    with _store(out, name) as store, progress_bar(f"reproduce {name}", 1, hidden=output.hidden):
+        return run(config, store, model=model, shown=data, device=device, batch_size=batch_size, told=on_plan)
 
 
 @contextmanager
-def _store(out: str | None, preset: Paper) -> Iterator[Any]:
-    """In the folder that was named, or in one that is gone afterwards."""
+def _store(out: str | None, name: str) -> Iterator[Store]:
+    """Open a store in the folder that was named, or in a temporary one."""
     from clairvit.bench.store import Store
 
     if out is not None:
-        yield Store.open(Path(out) / f"{preset.name}-store")
+        yield Store.open(Path(out) / f"{name}-store")
         return
     with tempfile.TemporaryDirectory() as folder:
         yield Store.open(Path(folder) / "store")
 
 
-def found_objects(wish: ReproductionConfig, known: Annotations, model: Model) -> LoadedData:
-    """A folder's images, with Mask R-CNN's masks of the whole pictures."""
+def detected_data(config: ReproductionConfig, annotations: Annotations, model: Model) -> LoadedData:
+    """Return the images of a folder with Mask R-CNN's masks of the whole pictures."""
     from dataclasses import replace
 
     from clairvit.data.hashing import digest
     from clairvit.data.open import open_data
     from clairvit.papers.setup import LoadedData
 
-    if wish.data.spec.partition(":")[0] != "folder":
+    if config.data.spec.partition(":")[0] != "folder":
         raise BadInput(
-            f"--masks {known.masks} was given with --data {wish.data.spec}; expected --data folder:PATH, whose "
+            f"--masks {annotations.masks} was given with --data {config.data.spec}; expected --data folder:PATH, whose "
             "pictures are searched for objects, or the data set with its own masks."
         )
-    found = open_data(wish.data.spec, split=wish.data.split, limit=wish.data.limit, seed=wish.seed)
-    images = [str(found.root / name) for name in found.dataset.names]
-    dataset = known.dataset(images, model).images
-    # what the detector finds follows from the picture, its options and its weights
-    how = (str(known.masks).encode(), None if known.weights is None else Path(known.weights))
-    marked = replace(dataset, mark=lambda row: digest(dataset.mark(row), *how))
-    words = f"{found.title}, {len(found)} of {found.total} images"
-    return LoadedData(marked, words, f"{known.masks}, trained on COCO", found.notes)
+    data = open_data(config.data.spec, split=config.data.split, limit=config.data.limit, seed=config.seed)
+    images = [str(data.root / name) for name in data.dataset.names]
+    dataset = annotations.dataset(images, model).images
+    # the masks depend on the picture, the detector's options and its weights
+    detector = (str(annotations.masks).encode(), None if annotations.weights is None else Path(annotations.weights))
+    hashed = replace(dataset, mark=lambda row: digest(dataset.mark(row), *detector))
+    title = f"{data.title}, {len(data)} of {data.total} images"
+    return LoadedData(hashed, title, f"{annotations.masks}, trained on COCO", data.notes)
 
 
-def checked(preset: Paper, as_json: bool, quiet: bool) -> None:
-    """What the paper prints, computed again; a finding that does not hold is no failure of ours."""
+def print_check(preset: Paper, output: options.OutputOptions) -> None:
+    """Print the paper's own numbers, computed again; a finding that does not hold is no failure."""
     from clairvit.report.reproduction import check_table
 
     findings = preset.check()
-    if as_json:
-        from clairvit._io import dumps_json
-        from clairvit._version import __version__
-
-        found = [vars(one) for one in findings]
-        print(dumps_json({"clairvit": __version__, "command": "reproduce", "paper": preset.name, "check": found}))
-    elif not quiet:
+    if output.as_json:
+        print_document("reproduce", {"paper": preset.name, "check": [vars(finding) for finding in findings]})
+    elif not output.quiet:
         print_table(check_table(preset, findings))
 
 
 def write(result: Reproduction, folder: Path) -> list[Path]:
-    """NAME.md, NAME.json and, where there are measures enough, NAME-radar.png."""
+    """Write NAME.md, NAME.json and, if there are enough measures, NAME-radar.png."""
     from clairvit._io import write_json, write_text
     from clairvit.plotting.save import write_figure
     from clairvit.report.render import to_markdown
@@ -240,23 +225,22 @@ def write(result: Reproduction, folder: Path) -> list[Path]:
     return files if figure is None else [*files, write_figure(figure, folder / f"{name}-radar.png")]
 
 
-def show(result: Reproduction, files: list[Path], as_json: bool, quiet: bool) -> None:
+def print_result(result: Reproduction, files: list[Path], output: options.OutputOptions) -> None:
+    """Print the tables, the differences from the paper's set-up, and the files."""
     from clairvit.report.reproduction import reproduction_json, result_tables
 
-    if as_json:
-        from clairvit._io import dumps_json
-
-        print(dumps_json({**reproduction_json(result), "files": [str(file) for file in files]}))
-    elif not quiet:
+    if output.as_json:
+        print_json({**reproduction_json(result), "files": [str(file) for file in files]})
+    elif not output.quiet:
         for result_table in result_tables(result):
             print_table(result_table)
-        line("What is not as in the paper:")
+        print_line("What is not as in the paper:")
         for about, sentence in result.differences:
-            line(f"  {about}: {sentence}")
+            print_line(f"  {about}: {sentence}")
         for file in files:
-            line(f"Wrote {file}")
+            print_line(f"Wrote {file}")
         if not files:
-            line("Nothing was kept; --out DIR keeps the numbers, the tables and the radar.")
+            print_line("Nothing was kept; --out DIR keeps the numbers, the tables and the radar.")
 
 
 def print_table(content: Table) -> None:

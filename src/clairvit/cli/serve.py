@@ -1,4 +1,4 @@
-"""`clairvit serve`: a page in the browser to look inside a model."""
+"""`clairvit serve`: a web page that explains what a model predicts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from clairvit.cli import options
-from clairvit.cli.console import line, remark, say
+from clairvit.cli.console import print_data_notes, print_line, print_message
 from clairvit.errors import BadInput, ClairError, install
 
 if TYPE_CHECKING:
@@ -21,40 +21,33 @@ AUTO = "auto"
 
 
 def serve(
+    *,
     model: Annotated[
         list[str] | None,
         typer.Option(
             "--model",
             "-m",
-            help="As in explain; several: -m pets -m timm:vit_base_patch16_224.",
+            metavar="A,B,…",
+            help="Models, separated by commas or repeated: -m pets -m timm:vit_base_patch16_224.",
             show_default="pets",
             rich_help_panel="Model",
         ),
     ] = None,
-    arch: options.Arch = None,
-    no_pretrained: options.NoPretrained = False,
-    labels: options.Labels = None,
-    activation: options.Activation = None,
-    device: options.Device = None,
-    mean: options.Mean = None,
-    std: options.Std = None,
-    resize: options.Resize = None,
-    crop: options.Crop = None,
-    interpolation: options.Interpolation = None,
-    host: Annotated[str, typer.Option(help="The address to listen at; the usual one is this machine only.")] = (
+    model_options: options.ModelOptions,
+    host: Annotated[str, typer.Option(help="The address to listen at; the default is this machine only.")] = (
         "127.0.0.1"
     ),
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free.")] = 8000,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free port.")] = 8000,
     token: Annotated[
         str | None,
         typer.Option(
             metavar="SECRET|auto",
             envvar="CLAIRVIT_TOKEN",
-            help="Ask visitors for it (shared machines; other users can see command lines, so use the variable).",
-            show_default="none; made up where --host is not this machine",
+            help="Clients must send it (shared machines; other users can see command lines, so use the variable).",
+            show_default="none; generated where --host is not this machine",
         ),
     ] = None,
-    time_limit: Annotated[float, typer.Option(min=1, help="Seconds that one request may work.")] = 120.0,
+    time_limit: Annotated[float, typer.Option(min=1, help="Seconds that one request may take.")] = 120.0,
 ) -> None:
     """Open a web page to look inside a model: drop a photo in, click a class, move a slider.
 
@@ -70,38 +63,39 @@ def serve(
         from clairvit.web.server import run
     except ModuleNotFoundError as error:
         raise ClairError(f"The web page needs {error.name}, which is not installed; type: {install('web')}") from error
-    from clairvit.cli.request import load, read_preprocess
     from clairvit.web.state import create_state
 
-    names = list(dict.fromkeys(model or ["pets"]))
-    how_seen = read_preprocess(mean, std, resize, crop, interpolation)
-    if len(names) > 1 and (arch or labels or how_seen):
+    names = options.model_names(model)
+    if len(names) > 1 and (model_options.arch or model_options.labels or model_options.preprocess()):
         raise BadInput(
             "--arch, --labels and preprocessing are of one model, and several were given; serve them one by one."
         )
-    rules = guard_rules(host, token)
+    model_options.preprocess()
+    rules = access_rules(host, token)
     with listen(host, port) as listener:
-        models = [load(name, arch, no_pretrained, labels, device, activation, how_seen) for name in names]
-        remark((note for one in models for note in one.assumptions), hidden=False)
+        models = [model_options.load(name) for name in names]
+        print_data_notes((note for net in models for note in net.assumptions), hidden=False)
         state = create_state(models, time_limit)
-        line(f"Open {address_of(host, listener.getsockname()[1], rules.token)}  (Ctrl-C stops)")
+        print_line(f"Open {address_of(host, listener.getsockname()[1], rules.token)}  (Ctrl-C stops)")
         if not is_loopback(host):
-            say("note: other machines can reach this server, without encryption; on networks you share use HTTPS.")
+            print_message(
+                "note: other machines can reach this server, without encryption; on networks you share use HTTPS."
+            )
         run(state, rules, listener)
 
 
 def address_of(host: str, port: int, token: str | None) -> str:
-    """The token is after the #: browsers do not send that part, so it is in no log, and no other server hears of it."""
+    """Return the URL. The token is in the fragment, which browsers never send, so it is in no log."""
     name = socket.gethostname() if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host
     return f"http://{name}:{port}/{f'#token={token}' if token else ''}"
 
 
-def guard_rules(host: str, token: str | None) -> Rules:
-    """Loopback: only by its own names. Elsewhere: never without a token."""
+def access_rules(host: str, token: str | None) -> Rules:
+    """Return which host names and which token are accepted: loopback names only, elsewhere never without a token."""
     from clairvit.web.middleware import Rules
 
     if token is not None and token != AUTO and len(token) < 8:
-        raise BadInput(f"--token has {len(token)} characters; expected 8 or more, or 'auto' to have one made up.")
+        raise BadInput(f"--token has {len(token)} characters; expected 8 or more, or 'auto' to have one generated.")
     if token is not None and not all(letter.isascii() and (letter.isalnum() or letter in "-_.~") for letter in token):
         raise BadInput("--token has characters that do not fit into an address; expected letters, digits and - _ . ~")
     local = is_loopback(host)
@@ -111,6 +105,7 @@ def guard_rules(host: str, token: str | None) -> Rules:
 
 
 def is_loopback(host: str) -> bool:
+    """Return whether only this machine can reach the host."""
     if host.lower() == "localhost":
         return True
     try:
@@ -120,12 +115,12 @@ def is_loopback(host: str) -> bool:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Take the port before models are loaded: one that is taken is told at once."""
+    """Bind the port before models are loaded, so that a port in use is reported at once."""
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return socket.create_server((host, port), family=family, backlog=128)
     except OSError as error:
         is_about_port = error.errno in (errno.EADDRINUSE, errno.EACCES)
-        other = "--port 0 takes any that is free" if is_about_port else "--host 127.0.0.1 is this machine"
-        why = str(error.strerror or error).partition(" (")[0]  # Python repeats the address in brackets
-        raise BadInput(f"Cannot listen at {host}, port {port} ({why}); {other}.") from error
+        advice = "--port 0 takes any that is free" if is_about_port else "--host 127.0.0.1 is this machine"
+        reason = str(error.strerror or error).partition(" (")[0]  # Python repeats the address in brackets
+        raise BadInput(f"Cannot listen at {host}, port {port} ({reason}); {advice}.") from error
