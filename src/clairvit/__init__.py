@@ -31,14 +31,14 @@ if TYPE_CHECKING:
     from clairvit.models.load import wrap as wrap
     from clairvit.models.model import Model as Model
     from clairvit.selection.choose import choose as choose
-    from clairvit.targets.target import contrast as contrast
+    from clairvit.targets.contrast import contrast as contrast
     from clairvit.tracing.trace import trace as trace
 
 # The verbs, imported when first used: `clairvit --help` must not wait for torch.
 _PLACES = {
     "load": "clairvit.models.load",
     "wrap": "clairvit.models.load",
-    "contrast": "clairvit.targets.target",
+    "contrast": "clairvit.targets.contrast",
     "Layout": "clairvit.models.layout",
     "Model": "clairvit.models.model",
     "explain": "clairvit.methods.explain",

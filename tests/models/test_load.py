@@ -17,7 +17,7 @@ from clairvit.models import load as sources
 from clairvit.models.images import prepare
 from clairvit.models.layout import Layout
 from clairvit.models.sources import torchvision as from_torchvision
-from clairvit.targets.target import top
+from clairvit.targets.resolve import top
 
 
 def scores(model: cv.Model) -> torch.Tensor:

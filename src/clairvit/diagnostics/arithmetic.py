@@ -15,7 +15,7 @@ from clairvit.diagnostics.report import Check
 from clairvit.errors import NotApplicable
 from clairvit.methods.fullgrad import totals
 from clairvit.models.model import Model
-from clairvit.tracing.attention import widened
+from clairvit.numerics import widened
 from clairvit.tracing.module_state import frozen_eval, own_grad_mode, this_thread_only
 from clairvit.tracing.recording import record
 from clairvit.tracing.structure import ModelStructure, model_structure, tokens_among

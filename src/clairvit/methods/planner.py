@@ -11,7 +11,7 @@ from clairvit.methods.executor import Result, run
 from clairvit.methods.explanation import Cost
 from clairvit.methods.spec import MethodSpec
 from clairvit.models.model import Model
-from clairvit.targets.target import Target
+from clairvit.targets.base import Target
 from clairvit.tracing.module_state import own_grad_mode
 from clairvit.tracing.recording import Recording, record
 from clairvit.tracing.structure import model_structure

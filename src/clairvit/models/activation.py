@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import Any, Literal, NamedTuple, get_args
 
-import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, logsigmoid, multilabel_soft_margin_loss
 
 from clairvit.errors import BadInput, did_you_mean
+from clairvit.numerics import widened
 
 Activation = Literal["softmax", "sigmoid", "raw"]
 ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
@@ -79,9 +79,9 @@ def probabilities(logits: Tensor, activation: Activation) -> Tensor | None:
     """Return softmax or sigmoid of logits [..., C], in their shape; None where the scores are raw."""
     match activation_for(activation, logits.shape[-1]):
         case "softmax":
-            return _wide(logits).softmax(-1)
+            return widened(logits).softmax(-1)
         case "sigmoid":
-            return _wide(logits).sigmoid()
+            return widened(logits).sigmoid()
         case "raw":
             return None
 
@@ -90,9 +90,9 @@ def log_probabilities(logits: Tensor, activation: Activation) -> Tensor | None:
     """Return the logarithm of `probabilities`, accurate where these are near 0; None where the scores are raw."""
     match activation_for(activation, logits.shape[-1]):
         case "softmax":
-            return _wide(logits).log_softmax(-1)
+            return widened(logits).log_softmax(-1)
         case "sigmoid":
-            return logsigmoid(_wide(logits))
+            return logsigmoid(widened(logits))
         case "raw":
             return None
 
@@ -198,8 +198,3 @@ def _of_loss(value: Any) -> Stated | None:
         reason = f"the module holds the loss {name}, which takes probabilities, so its outputs are taken as they are"
         return Stated("raw", reason, activated=True)
     return None
-
-
-def _wide(logits: Tensor) -> Tensor:
-    """Return half-precision logits as float32: they are too coarse for probabilities."""
-    return logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits

@@ -25,7 +25,7 @@ from clairvit.perturbation.rng import image_seeds
 from clairvit.perturbation.road import imputed
 from clairvit.perturbation.score_collector import Found, ScoreCollector, Value, in_order
 from clairvit.perturbation.token_dropping import NO_WAY, DropStrategy, embedded, run_tokens, way_of
-from clairvit.targets.target import Target
+from clairvit.targets.base import Target
 from clairvit.tracing.module_state import frozen_eval
 from clairvit.tracing.trace import Trace
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from clairvit.targets.target import Target
+from clairvit.targets.base import Target
 from clairvit.tracing.attention import widened
 
 Value = Callable[[Tensor, list[int]], Tensor]  # (logits [n, C], images [n]) -> [n, …]

@@ -11,7 +11,7 @@ import torch
 from clairvit.methods.explanation import Cost, Explanation
 from clairvit.models.activation import probabilities
 from clairvit.plotting.overlay import numbers
-from clairvit.targets.target import class_name
+from clairvit.targets.base import class_name
 
 SIGNED = "±"
 CLASS_AGNOSTIC = "∀"  # one map for all classes
