@@ -19,7 +19,8 @@ from clairvit.data.dataset import parts
 from clairvit.data.drawing import BODIES, FINE, INKS, IntRng, disc, plane
 from clairvit.data.scenes import CLASSES, SIZE, Plan, Scene, draw, plan, scene, scenes, with_class
 from clairvit.errors import BadInput
-from clairvit.models.model import Model, Preprocess
+from clairvit.models.model import Model
+from clairvit.models.preprocess import Preprocess
 
 PLAIN = Model(nn.Identity(), "plain", Preprocess((SIZE, SIZE), (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)))
 SEVERAL = range(24)

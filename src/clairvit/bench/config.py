@@ -13,8 +13,7 @@ from typing import Any
 from clairvit.bench.plan import AT_ONCE, DataConfig, ModelConfig
 from clairvit.errors import BadInput, did_you_mean
 from clairvit.models.activation import check_activation
-from clairvit.models.preprocess import preprocess_options
-from clairvit.models.request import rows_columns
+from clairvit.models.preprocess import preprocess_options, rows_columns
 
 Where = tuple[str | int, ...]  # the way to a value: keys, and places in lists
 

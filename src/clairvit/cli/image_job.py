@@ -74,7 +74,7 @@ def find(arguments: Sequence[str]) -> tuple[list[str], list[Failure]]:
 
     Files that are not there are found here, before a model is loaded for them.
     """
-    from clairvit.models.images import check_file, find_images
+    from clairvit.models.image_files import check_file, find_images
 
     images: list[str] = []
     failures: list[Failure] = []

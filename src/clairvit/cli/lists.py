@@ -185,7 +185,7 @@ def models_command(
 
     clairvit models 'timm:vit_tiny*'
     """
-    from clairvit.models.load import sources
+    from clairvit.models.sources.registry import sources
 
     found = sources(wanted)
     if not found:

@@ -17,7 +17,8 @@ from torch import Tensor
 from clairvit.data.hashing import digest
 from clairvit.data.masks import check_kind, prepare_mask, read_mask
 from clairvit.errors import BadInput, ClairError
-from clairvit.models.images import Batch, expanded, name_of, prepare, read_image
+from clairvit.models.image_files import read_image
+from clairvit.models.images import Batch, image_name, list_images, prepare
 from clairvit.models.model import Model
 
 Failed = Callable[[str, ClairError], None]
@@ -144,7 +145,7 @@ def album_of(
     _check_count("labels", labels, len(items))
     _check_count("others", others, len(items))
     _check_count("masks", None if callable(masks) else masks, len(items))
-    names = images.names if isinstance(images, Batch) else tuple(name_of(item, i) for i, item in enumerate(items))
+    names = images.names if isinstance(images, Batch) else tuple(image_name(item, i) for i, item in enumerate(items))
 
     def read(row: int, net: Model) -> Sample:
         own: Any = masks if masks is None or callable(masks) else masks[row]
@@ -167,7 +168,7 @@ def _items(images: Any, model: Model) -> Sequence[Any]:
         return list(prepare(images, model).pixels)
     if isinstance(images, Tensor) and images.is_floating_point():
         return list(prepare(images, model).pixels)
-    return expanded(images)[0]
+    return list_images(images)[0]
 
 
 def _check_count(what: str, given: Any, count: int) -> None:

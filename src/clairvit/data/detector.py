@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from clairvit.errors import BadInput, ModelUnavailable, did_you_mean
 from clairvit.models.load import usable_device
-from clairvit.models.request import seeded
+from clairvit.models.load_options import seeded
 from clairvit.models.sources.file import SUFFIXES, read_weights
 from clairvit.models.sources.hub import first_line, no_pickles
 from clairvit.models.sources.torchvision import choose_weights, download_blocked

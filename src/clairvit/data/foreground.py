@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from clairvit.data.detector import Detector as Detector
 from clairvit.data.detector import load_detector as load_detector
 from clairvit.errors import BadInput, UnknownName, did_you_mean
-from clairvit.models.images import read_image
+from clairvit.models.image_files import read_image
 
 MOST = 1333  # pixels of the longer side: what the detector was trained on, and shrinks larger pictures to
 Pictures = list[Image.Image] | tuple[Image.Image, ...]

@@ -17,7 +17,8 @@ from PIL import Image
 from torch import Tensor, nn
 
 from clairvit.errors import BadInput
-from clairvit.models.model import Model, Preprocess
+from clairvit.models.model import Model
+from clairvit.models.preprocess import Preprocess
 
 
 def digest(*parts: Any) -> str:

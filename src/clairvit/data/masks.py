@@ -15,8 +15,9 @@ from PIL import Image
 from torch import Tensor
 
 from clairvit.errors import BadInput, ClairWarning
-from clairvit.models.images import find_images, framed, open_image, upright
-from clairvit.models.model import Preprocess
+from clairvit.models.image_files import find_images, open_image, upright
+from clairvit.models.images import resize_and_crop
+from clairvit.models.preprocess import Preprocess
 
 MaskKind = Literal["nonzero", "trimap", "voc"]
 MASK_KINDS: tuple[str, ...] = get_args(MaskKind)
@@ -155,5 +156,5 @@ def _some(values: NDArray[Any]) -> str:
 
 def prepare_mask(mask: Image.Image, how: Preprocess) -> tuple[Tensor, Tensor]:
     """Object and void, bool [rows, columns], as the model sees them: the image's resize and crop, nearest pixels."""
-    seen = torch.from_numpy(np.array(framed(mask, how, "nearest")))
+    seen = torch.from_numpy(np.array(resize_and_crop(mask, how, "nearest")))
     return seen == OBJECT, seen == VOID

@@ -17,7 +17,8 @@ from clairvit.data.formats.registry import DataRequest, Dataset, find_root, not_
 from clairvit.data.hashing import digest
 from clairvit.data.masks import check_kind, prepare_mask, read_mask
 from clairvit.errors import BadInput, ClairError, UnknownName, did_you_mean
-from clairvit.models.images import prepare, read_image
+from clairvit.models.image_files import read_image
+from clairvit.models.images import prepare
 from clairvit.models.model import Model
 
 _LAYOUTS = (  # in the order in which they are listed

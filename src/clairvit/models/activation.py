@@ -46,7 +46,7 @@ _PROBLEM_TYPES: dict[str, Activation] = {
 _TRANSPARENT = (nn.Identity, nn.Dropout, nn.Flatten, nn.Unflatten)  # a last module that leaves the values as they are
 
 
-class Stated(NamedTuple):
+class StatedActivation(NamedTuple):
     """An activation, and what it was read from."""
 
     activation: Activation
@@ -97,29 +97,29 @@ def log_probabilities(logits: Tensor, activation: Activation) -> Tensor | None:
             return None
 
 
-def infer_activation(module: nn.Module, *, classifier: bool = True) -> Stated:
+def infer_activation(module: nn.Module, *, classifier: bool = True) -> StatedActivation:
     """Return what a module states about its scores.
 
-    In this order: an embedding is raw; `module.stated_activation` (a `Stated`); `config.problem_type` of transformers;
-    a last module nn.Sigmoid or nn.Softmax (its outputs are taken as they are); a loss that the module or a part of it
-    holds; a single output column is raw; everything else is softmax.
+    In this order: an embedding is raw; `module.stated_activation` (a `StatedActivation`); `config.problem_type` of
+    transformers; a last module nn.Sigmoid or nn.Softmax (its outputs are taken as they are); a loss that the module or
+    a submodule holds; a single output column is raw; everything else is softmax.
     """
     if not classifier:
-        return Stated("raw", "the output is an embedding")
+        return StatedActivation("raw", "the output is an embedding")
     stated = getattr(module, "stated_activation", None)
-    if isinstance(stated, Stated):
+    if isinstance(stated, StatedActivation):
         return stated
     columns = output_columns(module)
     config = getattr(module, "config", None)
     problem = getattr(config, "problem_type", None)
     if problem in _PROBLEM_TYPES:
         activation = activation_for(_PROBLEM_TYPES[problem], columns or 2)
-        return Stated(activation, f"config.problem_type is {problem}")
+        return StatedActivation(activation, f"config.problem_type is {problem}")
     return (
         _from_last_module(module)
         or _from_loss(module)
-        or (Stated("raw", "the model has a single output") if columns == 1 else None)
-        or Stated("softmax", "nothing else is stated")
+        or (StatedActivation("raw", "the model has a single output") if columns == 1 else None)
+        or StatedActivation("softmax", "nothing else is stated")
     )
 
 
@@ -162,20 +162,20 @@ def _last(module: nn.Module) -> nn.Module:
     return module
 
 
-def _from_last_module(module: nn.Module) -> Stated | None:
+def _from_last_module(module: nn.Module) -> StatedActivation | None:
     children = [child for child in module.children() if not isinstance(child, (*_TRANSPARENT, nn.modules.loss._Loss))]
     last = _last(module) if isinstance(module, nn.Sequential) else _last(children[-1]) if children else module
     if isinstance(last, nn.Sigmoid | nn.Softmax):
         reason = f"the module ends in nn.{type(last).__name__}, so its outputs are taken as they are"
-        return Stated("raw", reason, activated=True)
+        return StatedActivation("raw", reason, activated=True)
     if isinstance(last, nn.LogSoftmax):
-        return Stated("softmax", "the module ends in nn.LogSoftmax, which a softmax leaves as it is")
+        return StatedActivation("softmax", "the module ends in nn.LogSoftmax, which a softmax leaves as it is")
     return None
 
 
-def _from_loss(module: nn.Module) -> Stated | None:
+def _from_loss(module: nn.Module) -> StatedActivation | None:
     """Return what the losses that a module and its parts hold agree on."""
-    named: dict[str, Stated] = {}
+    named: dict[str, StatedActivation] = {}
     for part in module.modules():
         for value in (part, *vars(part).values()):
             stated = _of_loss(value)
@@ -184,17 +184,17 @@ def _from_loss(module: nn.Module) -> Stated | None:
     return next(iter(named.values())) if len(named) == 1 else None
 
 
-def _of_loss(value: Any) -> Stated | None:
+def _of_loss(value: Any) -> StatedActivation | None:
     name = type(value).__name__ if isinstance(value, nn.Module) else ""
     if value is binary_cross_entropy_with_logits or value is multilabel_soft_margin_loss:
-        return Stated("sigmoid", f"the module holds the loss {value.__name__}")
+        return StatedActivation("sigmoid", f"the module holds the loss {value.__name__}")
     if name in _SIGMOID_LOSSES:
-        return Stated("sigmoid", f"the module holds the loss {name}")
+        return StatedActivation("sigmoid", f"the module holds the loss {name}")
     if name in _SOFTMAX_LOSSES:
-        return Stated("softmax", f"the module holds the loss {name}")
+        return StatedActivation("softmax", f"the module holds the loss {name}")
     if name in _RAW_LOSSES:
-        return Stated("raw", f"the module holds the loss {name}")
+        return StatedActivation("raw", f"the module holds the loss {name}")
     if name in _ACTIVATED_LOSSES:
         reason = f"the module holds the loss {name}, which takes probabilities, so its outputs are taken as they are"
-        return Stated("raw", reason, activated=True)
+        return StatedActivation("raw", reason, activated=True)
     return None

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from clairvit.errors import BadInput, NotApplicable
-from clairvit.models.layout import Layout
+from clairvit.models.model import Layout
 from clairvit.perturbation.aside import MapResult
 from clairvit.perturbation.attention_override import Rewrite, Rewritten
 from clairvit.perturbation.batching import BatchBudget, current_pace, in_batches

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clairvit.models.model import Preprocess
+from clairvit.models.preprocess import Preprocess
 from clairvit.plotting.colour import Array, Scale
 
 GREY = np.array([0.299, 0.587, 0.114])  # luma weights

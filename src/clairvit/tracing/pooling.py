@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from clairvit.errors import CaptureError
-from clairvit.models.layout import Layout, Pooling
+from clairvit.models.model import Layout, Pooling
 from clairvit.tracing.attention import AttentionCall
 from clairvit.tracing.autograd_errors import CHECKPOINTED, translate_autograd_errors
 from clairvit.tracing.parts import AttentionSite

@@ -20,8 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from clairvit.errors import BadInput
-from clairvit.models.layout import Layout
-from clairvit.models.model import Model
+from clairvit.models.model import Layout, Model
 from clairvit.tracing.attention import AttentionCall, Kind
 from clairvit.tracing.capture import Capture
 from clairvit.tracing.gradient_barriers import Barrier, BarrierFinder

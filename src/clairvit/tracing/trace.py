@@ -18,8 +18,7 @@ from torch import Tensor
 
 from clairvit.errors import BadInput, NotApplicable, UnknownName, did_you_mean
 from clairvit.models.images import prepare
-from clairvit.models.layout import Layout
-from clairvit.models.model import Model
+from clairvit.models.model import Layout, Model
 from clairvit.targets.base import Target
 from clairvit.targets.resolve import resolve
 from clairvit.tracing.attention import AttentionCall

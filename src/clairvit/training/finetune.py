@@ -19,11 +19,10 @@ from torch import Tensor, nn
 
 from clairvit.data.dataset import Failed, ImageDataset
 from clairvit.errors import BadInput, ClairError
-from clairvit.models import notes
 from clairvit.models.load import DTYPES, usable_device
-from clairvit.models.model import Preprocess, first_scores
-from clairvit.models.preprocess import preprocess_options
-from clairvit.models.request import Size, rows_columns
+from clairvit.models.model import first_scores
+from clairvit.models.preprocess import Preprocess, Size, preprocess_options, rows_columns
+from clairvit.models.sources import weights_header
 from clairvit.perturbation.progress import report_progress
 from clairvit.training.augment import batches, centred, draws, order, shaken
 from clairvit.training.base_model import Wanted, begin
@@ -161,7 +160,7 @@ def _finetune(
     room = _Room(start.module.to(device).float(), seen, recipe, device)
     check_place(path)
     settings = _settings(wanted, recipe, names, trained, kept, dtype)
-    said = notes.write(start.arch, start.options, names, seen)
+    said = weights_header.write(start.arch, start.options, names, seen)
 
     def write() -> None:
         state = room.module.state_dict()

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from clairvit.data.dataset import Failed, ImageDataset
 from clairvit.data.hashing import digest
 from clairvit.errors import BadInput, ClairError, did_you_mean
-from clairvit.models.model import Model, Preprocess
+from clairvit.models.model import Model
+from clairvit.models.preprocess import Preprocess
 from clairvit.perturbation.progress import report_progress
 from clairvit.perturbation.rng import make_generator
 

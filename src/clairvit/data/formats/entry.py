@@ -13,8 +13,8 @@ from PIL import Image
 
 from clairvit.data.masks import OBJECT, VOID
 from clairvit.errors import BadInput
-from clairvit.models.folders import files_below
-from clairvit.models.folders import folders_in as folders_in
+from clairvit.models.image_files import files_below
+from clairvit.models.image_files import folders_in as folders_in
 
 Mask = NDArray[np.bool_]  # [rows, columns] of the whole image
 Source = Path | Callable[[], Image.Image]

@@ -9,7 +9,7 @@ import numpy as np
 from clairvit.data.formats.entry import Annotation, DatasetIndex, Entry, Size, entry, mat_of
 from clairvit.data.formats.registry import DataRequest, dataset
 from clairvit.errors import BadInput
-from clairvit.models.images import read_image
+from clairvit.models.image_files import read_image
 
 TREE = """
 jpg/

@@ -8,7 +8,7 @@ from clairvit.data.formats.entry import Annotation, DatasetIndex, Entry, Size, e
 from clairvit.data.formats.registry import DataRequest, dataset
 from clairvit.data.masks import masks_for, read_mask
 from clairvit.errors import BadInput
-from clairvit.models.images import find_images
+from clairvit.models.image_files import find_images
 
 TREE = """
 cat/                          folders are classes, if every image is in one

@@ -9,7 +9,7 @@ from clairvit.data.formats import imagenet_classes as thousand
 from clairvit.data.formats.entry import DatasetIndex, entry, files_in, folders_in, lines_of, mat_of, some
 from clairvit.data.formats.registry import DataRequest, dataset
 from clairvit.errors import BadInput
-from clairvit.models.folders import files_below
+from clairvit.models.image_files import files_below
 
 TREE = """
 val/  (train/)

@@ -10,7 +10,7 @@ from clairvit.data.formats import imagenet_classes as thousand
 from clairvit.data.formats.entry import Annotation, DatasetIndex, Entry, files_in, folders_in, lines_of, some
 from clairvit.data.formats.registry import DataRequest, dataset
 from clairvit.errors import BadInput
-from clairvit.models.images import open_image
+from clairvit.models.image_files import open_image
 
 TREE = """
 validation/

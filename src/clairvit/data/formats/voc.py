@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from clairvit.data.formats.entry import Annotation, DatasetIndex, Entry, lines_of
 from clairvit.data.formats.registry import DataRequest, dataset
 from clairvit.errors import BadInput
-from clairvit.models.images import open_image
+from clairvit.models.image_files import open_image
 
 TREE = """
 JPEGImages/

@@ -9,10 +9,11 @@ import torch
 from torch import nn
 
 from clairvit.errors import NotApplicable, UnknownName, did_you_mean
-from clairvit.models.model import Model, Preprocess
-from clairvit.models.request import Request, seeded
+from clairvit.models.load_options import Request, seeded
+from clairvit.models.model import Model
+from clairvit.models.preprocess import Preprocess
+from clairvit.models.sources.adapters import ZeroShot
 from clairvit.models.sources.hub import extra, fetching, hub_blocked, some
-from clairvit.models.sources.zero_shot import ZeroShot
 
 
 def build(request: Request) -> Model:

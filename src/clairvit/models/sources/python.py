@@ -13,9 +13,10 @@ from typing import Any
 from torch import nn
 
 from clairvit.errors import BadInput, ClairError, ModelUnavailable, UnknownName, did_you_mean
+from clairvit.models.load_options import Request
 from clairvit.models.model import Model
 from clairvit.models.preprocess import NOT_GIVEN, for_size
-from clairvit.models.request import Request
+from clairvit.models.wrap import with_activation, wrap
 
 
 def is_python_name(name: str) -> bool:
@@ -29,8 +30,6 @@ def build(request: Request) -> Model:
 
     The attribute is an nn.Module, a cv.Model, or a callable that returns one when called without arguments.
     """
-    from clairvit.models.load import with_activation, wrap
-
     if not request.pretrained:
         raise BadInput(
             f"pretrained=False was given for '{request.spec}', whose weights come from your own code; expected it "

@@ -9,8 +9,10 @@ from typing import Any
 from torch import nn
 
 from clairvit.errors import UnknownName, did_you_mean
-from clairvit.models.model import Model, Preprocess
-from clairvit.models.request import Request, fit_labels, seeded
+from clairvit.models.labels import fit_labels
+from clairvit.models.load_options import Request, seeded
+from clairvit.models.model import Model
+from clairvit.models.preprocess import Preprocess
 from clairvit.models.sources.hub import fetching, hub_blocked, some
 
 

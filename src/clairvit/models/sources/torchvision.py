@@ -7,8 +7,10 @@ from typing import Any
 from urllib.parse import urlparse
 
 from clairvit.errors import BadInput, UnknownName, did_you_mean
-from clairvit.models.model import Model, Preprocess
-from clairvit.models.request import Request, fit_labels, seeded
+from clairvit.models.labels import fit_labels
+from clairvit.models.load_options import Request, seeded
+from clairvit.models.model import Model
+from clairvit.models.preprocess import Preprocess
 from clairvit.models.sources.hub import fetching, not_downloaded, url_blocked
 
 

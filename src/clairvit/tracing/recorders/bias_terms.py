@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from clairvit.errors import NotApplicable
-from clairvit.models.layout import Layout
+from clairvit.models.model import Layout
 from clairvit.tracing.bias_contributions import CHANNELS_SECOND, bias_term, is_matrix_product
 from clairvit.tracing.capture import Capture
 from clairvit.tracing.parts import MOST_PREFIX_TOKENS
