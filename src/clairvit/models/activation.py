@@ -47,7 +47,7 @@ _TRANSPARENT = (nn.Identity, nn.Dropout, nn.Flatten, nn.Unflatten)  # a last mod
 
 
 class StatedActivation(NamedTuple):
-    """An activation, and what it was read from."""
+    """An activation, and where it was stated."""
 
     activation: Activation
     reason: str
@@ -55,7 +55,7 @@ class StatedActivation(NamedTuple):
 
 
 def check_activation(activation: Any, columns: int | None = None) -> Activation:
-    """Return the activation if it is one; softmax over a single column is refused, it is 1 for any image."""
+    """Return the activation; raise BadInput for an unknown one, or for softmax over a single column (always 1)."""
     if activation not in ACTIVATIONS:
         near = did_you_mean(activation, ACTIVATIONS) if isinstance(activation, str) else ""
         raise BadInput(
@@ -71,7 +71,7 @@ def check_activation(activation: Any, columns: int | None = None) -> Activation:
 
 
 def activation_for(activation: Activation, columns: int) -> Activation:
-    """Return the activation of scores with so many columns: the softmax of a single one says nothing, so it is raw."""
+    """Return the activation of scores with so many columns: a single one with softmax is raw, as its softmax is 1."""
     return "raw" if activation == "softmax" and columns == 1 else activation
 
 
@@ -117,16 +117,16 @@ def infer_activation(module: nn.Module, *, classifier: bool = True) -> StatedAct
         return StatedActivation(activation, f"config.problem_type is {problem}")
     return (
         _from_last_module(module)
-        or _from_loss(module)
+        or _from_losses(module)
         or (StatedActivation("raw", "the model has a single output") if columns == 1 else None)
         or StatedActivation("softmax", "nothing else is stated")
     )
 
 
 def output_columns(module: nn.Module) -> int | None:
-    """Return how many scores a module gives for an image, where that can be read off it; None where it cannot.
+    """Return how many scores a module gives per image; None if neither its head nor its configuration says so.
 
-    The head's own shape comes first: people replace heads and leave `num_classes` or `config.num_labels` as they were.
+    The shape of the head comes first: users replace heads and leave `num_classes` or `config.num_labels` as they were.
     """
     outputs = head_outputs(module)
     if outputs is not None:
@@ -140,19 +140,19 @@ def output_columns(module: nn.Module) -> int | None:
 
 
 def head_outputs(module: nn.Module) -> int | None:
-    """Return the number of outputs of the layer that is called a head; None where there is no such linear layer."""
-    get_head: Any = getattr(module, "get_classifier", None)  # timm's, which also finds heads inside heads
-    head = get_head() if callable(get_head) else None
-    first = head[0] if isinstance(head, tuple | list) and head else head
+    """Return the number of outputs of the linear layer called head, fc or classifier; None if there is none."""
+    get_classifier: Any = getattr(module, "get_classifier", None)  # timm's, which also finds nested heads
+    classifier = get_classifier() if callable(get_classifier) else None
+    first = classifier[0] if isinstance(classifier, tuple | list) and classifier else classifier
     names = ("head", "fc", "classifier", "cls_classifier", "heads")
-    for part in (first, *(getattr(module, name, None) for name in names), module):
-        last = _last(part) if isinstance(part, nn.Module) else None
+    for head in (first, *(getattr(module, name, None) for name in names), module):
+        last = _last_module(head) if isinstance(head, nn.Module) else None
         if isinstance(last, nn.Linear):
             return last.out_features
     return None
 
 
-def _last(module: nn.Module) -> nn.Module:
+def _last_module(module: nn.Module) -> nn.Module:
     """Return the module whose output a module, or a sequence of modules, returns unchanged."""
     while isinstance(module, nn.Sequential):
         parts = [part for part in module if not isinstance(part, _TRANSPARENT)]
@@ -163,8 +163,12 @@ def _last(module: nn.Module) -> nn.Module:
 
 
 def _from_last_module(module: nn.Module) -> StatedActivation | None:
+    """Return what a last nn.Sigmoid, nn.Softmax or nn.LogSoftmax says about the outputs."""
     children = [child for child in module.children() if not isinstance(child, (*_TRANSPARENT, nn.modules.loss._Loss))]
-    last = _last(module) if isinstance(module, nn.Sequential) else _last(children[-1]) if children else module
+    if isinstance(module, nn.Sequential):
+        last = _last_module(module)
+    else:
+        last = _last_module(children[-1]) if children else module
     if isinstance(last, nn.Sigmoid | nn.Softmax):
         reason = f"the module ends in nn.{type(last).__name__}, so its outputs are taken as they are"
         return StatedActivation("raw", reason, activated=True)
@@ -173,18 +177,19 @@ def _from_last_module(module: nn.Module) -> StatedActivation | None:
     return None
 
 
-def _from_loss(module: nn.Module) -> StatedActivation | None:
-    """Return what the losses that a module and its parts hold agree on."""
-    named: dict[str, StatedActivation] = {}
+def _from_losses(module: nn.Module) -> StatedActivation | None:
+    """Return the activation that all losses held by a module and its submodules agree on."""
+    by_activation: dict[str, StatedActivation] = {}
     for part in module.modules():
         for value in (part, *vars(part).values()):
-            stated = _of_loss(value)
+            stated = _from_loss(value)
             if stated is not None:
-                named.setdefault(stated.activation, stated)
-    return next(iter(named.values())) if len(named) == 1 else None
+                by_activation.setdefault(stated.activation, stated)
+    return next(iter(by_activation.values())) if len(by_activation) == 1 else None
 
 
-def _of_loss(value: Any) -> StatedActivation | None:
+def _from_loss(value: Any) -> StatedActivation | None:
+    """Return the activation that a loss is made for; None for what is no known loss."""
     name = type(value).__name__ if isinstance(value, nn.Module) else ""
     if value is binary_cross_entropy_with_logits or value is multilabel_soft_margin_loss:
         return StatedActivation("sigmoid", f"the module holds the loss {value.__name__}")
