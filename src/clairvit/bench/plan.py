@@ -169,7 +169,7 @@ def make_plan(study: Study, hashes: Sequence[str], albums: Sequence[ImageDataset
 def mark_of(dataset: ImageDataset, row: int) -> str:
     """An image that is not there, or may not be read, costs only itself: once it can be, its mark is another one."""
     try:
-        return dataset.mark(row)
+        return dataset.content_hash(row)
     except (ClairError, OSError) as error:
         return digest(repr(("unread", dataset.names[row], str(error))).encode())
 

@@ -204,7 +204,7 @@ def found_objects(wish: ReproductionConfig, known: Annotations, model: Model) ->
     dataset = known.dataset(images, model).images
     # what the detector finds follows from the picture, its options and its weights
     how = (str(known.masks).encode(), None if known.weights is None else Path(known.weights))
-    marked = replace(dataset, mark=lambda row: digest(dataset.mark(row), *how))
+    marked = replace(dataset, content_hash=lambda row: digest(dataset.content_hash(row), *how))
     words = f"{found.title}, {len(found)} of {found.total} images"
     return LoadedData(marked, words, f"{known.masks}, trained on COCO", found.notes)
 

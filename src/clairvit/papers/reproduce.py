@@ -97,7 +97,7 @@ def check_data(wish: ReproductionConfig, shown: LoadedData) -> tuple[Measure, ..
 
 def depth(model: Model, dataset: ImageDataset) -> int:
     """How many layers there are to start at; asked of the first image that can be read."""
-    for part in parts(dataset, model, 1, failed=lambda image, error: None):  # the study says what is wrong with it
+    for part in parts(dataset, model, 1, on_error=lambda image, error: None):  # the study says what is wrong with it
         return len(record_for([resolve_method("raw-attention")], model, part.pixels).calls)
     raise BadInput(f"None of the {len(dataset)} images can be read; expected at least one.")
 

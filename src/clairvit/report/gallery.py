@@ -131,7 +131,7 @@ def show(findings: Findings, examples: Sequence[Example], source: Source) -> tup
             missing.append(f"{findings.shown(example.image)} is no longer in {findings.data}.")
             continue
         try:
-            if source.dataset.mark(places[example.image]) not in findings.marks[example.image]:
+            if source.dataset.content_hash(places[example.image]) not in findings.marks[example.image]:
                 missing.append(
                     f"{findings.shown(example.image)} is not shown: its picture, mask or class is not the one that was "
                     "scored."

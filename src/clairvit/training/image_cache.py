@@ -70,7 +70,7 @@ def read_pictures(
                     f"'{dataset.names[row]}' is a tensor of shape {list(found.pixels.shape)}, which is taken as it is; "
                     f"training crops pictures itself and expected {list(shape[1:])}. Pass paths or PIL images."
                 )
-            return (found.pixels * 255).round().to(torch.uint8), found.label, dataset.mark(row)
+            return (found.pixels * 255).round().to(torch.uint8), found.label, dataset.content_hash(row)
         except ClairError as error:
             return error
 
