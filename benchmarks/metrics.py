@@ -33,7 +33,7 @@ from clairvit.methods.planner import record_for, run_all
 from clairvit.methods.spec import resolve_method
 from clairvit.metrics.context import EvalContext
 from clairvit.metrics.registry import list_metrics, resolve_metric
-from clairvit.targets.target import resolve
+from clairvit.targets.resolve import resolve
 from clairvit.tracing.trace import run_backward
 
 TEN = ("ixg", "genatt", "gradcam", "gmar-l1", "gmar-l2", "attcam", "focusvit", "rollout", "raw-attention", "gradsam")

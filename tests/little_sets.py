@@ -11,7 +11,8 @@ from torch import nn
 
 from clairvit.data.dataset import Sample
 from clairvit.data.open import Data
-from clairvit.models.model import Model, Preprocess
+from clairvit.models.model import Model
+from clairvit.models.preprocess import Preprocess
 
 ROWS, COLUMNS = 6, 8
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import clairvit as cv
-from clairvit.models.request import seeded
+from clairvit.models.load_options import seeded
 from clairvit.tracing.recording import record
 from conditions import allow_declared_zeros
 from fingerprint import messy, unchanged

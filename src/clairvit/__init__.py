@@ -26,20 +26,20 @@ if TYPE_CHECKING:
     from clairvit.metrics.evaluate import evaluate as evaluate
     from clairvit.metrics.registry import list_metrics as list_metrics
     from clairvit.metrics.score import Score as Score
-    from clairvit.models.layout import Layout as Layout
     from clairvit.models.load import load as load
-    from clairvit.models.load import wrap as wrap
+    from clairvit.models.model import Layout as Layout
     from clairvit.models.model import Model as Model
+    from clairvit.models.wrap import wrap as wrap
     from clairvit.selection.choose import choose as choose
-    from clairvit.targets.target import contrast as contrast
+    from clairvit.targets.contrast import contrast as contrast
     from clairvit.tracing.trace import trace as trace
 
 # The verbs, imported when first used: `clairvit --help` must not wait for torch.
 _PLACES = {
     "load": "clairvit.models.load",
-    "wrap": "clairvit.models.load",
-    "contrast": "clairvit.targets.target",
-    "Layout": "clairvit.models.layout",
+    "wrap": "clairvit.models.wrap",
+    "contrast": "clairvit.targets.contrast",
+    "Layout": "clairvit.models.model",
     "Model": "clairvit.models.model",
     "explain": "clairvit.methods.explain",
     "compare": "clairvit.methods.explain",

@@ -32,3 +32,8 @@ def average_ranks(values: Tensor) -> Tensor:
     up_to = torch.searchsorted(ordered, filled, right=True)  # how many are smaller or equal
     up_to = up_to.minimum((~missing).sum(-1, keepdim=True))  # a true infinity does not tie with NaN
     return ((below + up_to + 1).double() / 2).masked_fill(missing, math.nan)
+
+
+def widened(tensor: Tensor) -> Tensor:
+    """Return half precision as float32, before any arithmetic; float32 and float64 stay as they are."""
+    return tensor.float() if tensor.dtype.itemsize < 4 else tensor

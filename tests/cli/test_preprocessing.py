@@ -17,7 +17,7 @@ from clairvit.cli import main
 from clairvit.cli.arguments import read_preprocess
 from clairvit.data.hashing import state_hash
 from clairvit.errors import BadInput
-from clairvit.models import load as sources
+from clairvit.models.sources import registry as sources
 from small_study import ARCHITECTURE, photos, weights
 
 Captured = pytest.CaptureFixture[str]

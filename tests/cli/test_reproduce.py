@@ -199,7 +199,7 @@ def test_mask_rcnn_finds_the_foreground(monkeypatch: pytest.MonkeyPatch) -> None
     page = shown.dataset.read(0, wrapped("timm-vit"))
     assert page.mask is not None
     assert int(page.mask.sum()) == 64
-    assert shown.dataset.mark(0) != other.dataset.mark(0)
+    assert shown.dataset.content_hash(0) != other.dataset.content_hash(0)
     assert shown.words == "a folder of images, 2 of 3 images"
     nowhere = ReproductionConfig(wish.preset, wish.model, DataConfig("folder:nowhere"))
     with pytest.raises(BadInput, match="There is no folder 'nowhere'"):

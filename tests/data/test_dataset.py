@@ -110,7 +110,7 @@ def test_a_mark_tells_numbers_apart_and_says_which_file_is_not_there(tmp_path: P
     assert digest(near.bfloat16()) == digest(torch.ones(2).bfloat16())
     dataset = album_of([tmp_path / "gone.png"], MODEL)
     with pytest.raises(BadInput, match=r"gone.png' cannot be read \(No such file or directory\); expected a file"):
-        dataset.mark(0)
+        dataset.content_hash(0)
 
 
 def test_a_mark_changes_with_all_that_is_behind_a_name(photos: list[str]) -> None:
@@ -119,20 +119,20 @@ def test_a_mark_changes_with_all_that_is_behind_a_name(photos: list[str]) -> Non
     assert isinstance(plain, ImageDataset)
     assert album_of(plain, MODEL) is plain
     marks = {
-        plain.mark(0),
-        plain.mark(1),
-        album_of(photos, MODEL, labels=[1] * 5).mark(0),
-        album_of(photos, MODEL, labels=[2] * 5).mark(0),
-        album_of(photos, MODEL, masks=[mask] * 5).mark(0),
-        album_of(photos, MODEL, masks=[mask + 1] * 5).mark(0),
-        album_of(photos, MODEL, masks=[mask] * 5, mask_kind="voc").mark(0),
+        plain.content_hash(0),
+        plain.content_hash(1),
+        album_of(photos, MODEL, labels=[1] * 5).content_hash(0),
+        album_of(photos, MODEL, labels=[2] * 5).content_hash(0),
+        album_of(photos, MODEL, masks=[mask] * 5).content_hash(0),
+        album_of(photos, MODEL, masks=[mask + 1] * 5).content_hash(0),
+        album_of(photos, MODEL, masks=[mask] * 5, mask_kind="voc").content_hash(0),
     }
     assert len(marks) == 7
-    before = plain.mark(2)
-    assert album_of(list(reversed(photos)), MODEL).mark(2) == before, "the place in the album does not matter"
+    before = plain.content_hash(2)
+    assert album_of(list(reversed(photos)), MODEL).content_hash(2) == before, "the row does not matter"
     Path(photos[2]).write_bytes(Path(photos[2]).read_bytes() + b" ")
-    assert plain.mark(2) != before
+    assert plain.content_hash(2) != before
     tensors = pixels("timm-vit", 2)
-    assert album_of(tensors, MODEL).mark(0) != album_of(tensors, MODEL).mark(1)
+    assert album_of(tensors, MODEL).content_hash(0) != album_of(tensors, MODEL).content_hash(1)
     assert digest("ab", "c") != digest("a", "bc")
     assert digest(torch.zeros(2, 3)) != digest(torch.zeros(3, 2))

@@ -22,8 +22,9 @@ import clairvit as cv
 from clairvit.data.foreground import Detector, foreground, load_detector
 from clairvit.data.masks import prepare_mask
 from clairvit.errors import BadInput, ModelUnavailable, UnknownName
-from clairvit.models.images import ORIENTATION, prepare, read_image
-from clairvit.models.request import seeded
+from clairvit.models.image_files import ORIENTATION, read_image
+from clairvit.models.images import prepare
+from clairvit.models.load_options import seeded
 
 COCO = detection.MaskRCNN_ResNet50_FPN_V2_Weights.COCO_V1
 OLDER = detection.MaskRCNN_ResNet50_FPN_Weights.COCO_V1

@@ -12,8 +12,10 @@ from torch import nn
 
 from clairvit.data.masks import prepare_mask, read_mask
 from clairvit.errors import BadInput, ClairWarning
-from clairvit.models.images import ORIENTATION, prepare
-from clairvit.models.model import Model, Preprocess
+from clairvit.models.image_files import ORIENTATION
+from clairvit.models.images import prepare
+from clairvit.models.model import Model
+from clairvit.models.preprocess import Preprocess
 
 HOWS = [
     Preprocess(size=(32, 32), interpolation="nearest", mean=(0, 0, 0), std=(1, 1, 1)),

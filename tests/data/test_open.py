@@ -13,9 +13,9 @@ from PIL import Image
 
 from clairvit.data.dataset import parts
 from clairvit.data.formats import registry
-from clairvit.data.formats.entry import DatasetIndex, entry, files_in
+from clairvit.data.formats.entry import DatasetIndex, labelled_entry, list_files
 from clairvit.data.formats.registry import DataRequest
-from clairvit.data.open import datasets, open_data, sample
+from clairvit.data.open import datasets, open_data, stratified_sample
 from clairvit.errors import BadInput, UnknownName
 from little_sets import block, called, page, painted, photo, seer, shows, written
 
@@ -118,7 +118,7 @@ def test_every_image_is_drawn_as_often() -> None:
     groups = [0] * 6 + [1] * 3 + [None]
     drawn = np.zeros(10)
     for seed in range(4000):
-        rows = sample(groups, 3, seed)
+        rows = stratified_sample(groups, 3, seed)
         assert len(set(rows)) == 3
         assert sum(row < 6 for row in rows) in (1, 2)
         drawn[rows] += 1
@@ -128,12 +128,12 @@ def test_every_image_is_drawn_as_often() -> None:
 def test_a_mark_knows_image_mask_and_class(pets: Path) -> None:
     def marks() -> list[str]:
         data = open_data(f"pets:{pets}")
-        return [data.dataset.mark(row) for row in range(len(data))]
+        return [data.dataset.content_hash(row) for row in range(len(data))]
 
     before = marks()
     assert len(set(before)) == 20
     assert before == marks()
-    assert open_data(f"pets:{pets}", limit=5).dataset.mark(0) in before, "the place in the album does not matter"
+    assert open_data(f"pets:{pets}", limit=5).dataset.content_hash(0) in before, "the row does not matter"
     image, trimap = pets / "images" / "pug_0.jpg", pets / "annotations" / "trimaps" / "pug_1.png"
     image.write_bytes(image.read_bytes() + b" ")
     painted(trimap, np.where(block(0, 1, 0, 1), 1, 2))
@@ -143,7 +143,7 @@ def test_a_mark_knows_image_mask_and_class(pets: Path) -> None:
     assert marks()[9] not in (before[9], after[9])
     image.unlink()
     with pytest.raises(BadInput, match="There is no image"):
-        open_data(f"pets:{pets}").dataset.mark(8)
+        open_data(f"pets:{pets}").dataset.content_hash(8)
 
 
 def test_what_cannot_be_read_costs_only_itself(pets: Path) -> None:
@@ -210,8 +210,8 @@ def test_names_are_checked(tmp_path: Path) -> None:
 def test_the_list_says_what_there_is() -> None:
     listed = {data.name: data for data in datasets()}
     assert list(listed) == [
-        *("folder", "pets", "flowers", "caltech101", "voc", "voc-class", "dogs", "indoor67"),
-        *("imagenet", "imagenet-s", "imagenet-seg", "coco", "mura"),
+        *("folder", "pets", "flowers", "caltech101", "voc", "voc-class", "dogs", "indoor67", "mura"),
+        *("imagenet", "imagenet-s", "imagenet-seg", "coco"),
     ]
     assert [data.name for data in datasets() if data.download] == ["pets", "flowers", "caltech101", "voc", "voc-class"]
     assert all(data.download or data.why_no_download for data in datasets())
@@ -222,21 +222,21 @@ def test_the_list_says_what_there_is() -> None:
         assert lines[0] == "  PATH/"
         assert all(line.startswith("    ") for line in lines[1:])
         assert max(map(len, lines)) < 100
-        for need in data.needs:  # what is asked for is in the picture
+        for need in data.required_paths:  # what is asked for is in the picture
             shown = need.format(split=data.splits[0], Split=data.splits[0].title()).split("|")[0].split("/")[-1]
             assert shown in data.layout()
 
 
 def test_a_data_set_is_one_function_and_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "_DATASETS", {data.name: data for data in reversed(datasets())})
+    monkeypatch.setattr(registry, "_FORMATS", {data.name: data for data in reversed(datasets())})
     photo(tmp_path / "cats" / "tom.png")
 
-    @registry.dataset("cats", "Cats", has=("labels",), tree="cats/\n  tom.png …", needs=("cats",))
+    @registry.dataset_format("cats", "Cats", has=("labels",), tree="cats/\n  tom.png …", required_paths=("cats",))
     def cats(asked: DataRequest) -> DatasetIndex:
-        images = files_in(asked.root / "cats", ".png")
-        return DatasetIndex(tuple(entry(asked.root, image, 0, None) for image in images), ("cat",))
+        images = list_files(asked.root / "cats", ".png")
+        return DatasetIndex(tuple(labelled_entry(asked.root, image, 0, None) for image in images), ("cat",))
 
-    assert [data.name for data in datasets()][-2:] == ["mura", "cats"]
+    assert [data.name for data in datasets()][-2:] == ["coco", "cats"]
     data = open_data(f"cats:{tmp_path}")
     assert (data.dataset.names, called(data, 0)) == (("cats/tom.png",), "cat")
     assert cats(DataRequest(tmp_path, "all")).classes == ("cat",), "the function stays a function"

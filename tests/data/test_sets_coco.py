@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from matplotlib.path import Path as Outline
 
-from clairvit.data.formats.shapes import boxes, filled, from_runs, run_lengths, segmented
+from clairvit.data.formats.shapes import decode_runs, decode_segmentation, fill_boxes, fill_polygon, parse_run_lengths
 from clairvit.data.open import open_data
 from clairvit.errors import BadInput
 from little_sets import block, called, page, photo, seer, shows, written
@@ -25,39 +25,39 @@ def test_outlines_hold_the_pixels_whose_centres_they_hold() -> None:
         radius = dice.uniform(1, 18, len(angles))
         star = np.stack([15 + radius * np.cos(angles), 10 + radius * np.sin(angles)], axis=1)
         theirs = Outline(star).contains_points(np.stack([across.ravel(), down.ravel()], axis=1)).reshape(20, 30)
-        assert (filled(star, (20, 30)) == theirs).all()
+        assert (fill_polygon(star, (20, 30)) == theirs).all()
     square = np.array([[1, 1], [4, 1], [4, 3], [1, 3]])
-    assert (filled(square, (6, 8)) == block(1, 3, 1, 4)).all()
-    assert (filled(square[::-1], (6, 8)) == block(1, 3, 1, 4)).all(), "either way round"
-    assert not filled(np.array([[1, 1], [4, 1]]), (6, 8)).any()
+    assert (fill_polygon(square, (6, 8)) == block(1, 3, 1, 4)).all()
+    assert (fill_polygon(square[::-1], (6, 8)) == block(1, 3, 1, 4)).all(), "either way round"
+    assert not fill_polygon(np.array([[1, 1], [4, 1]]), (6, 8)).any()
 
 
 def test_run_lengths() -> None:
     """pycocotools writes '01<2G000`0N' for a block of rows 1..3 and columns 2..4 and two corners of 6 × 8 pixels."""
     expected = block(1, 4, 2, 5) | block(5, 6, 7, 8) | block(0, 1, 0, 1)
-    assert run_lengths("01<2G000`0N") == [0, 1, 12, 3, 3, 3, 3, 3, 19, 1]
+    assert parse_run_lengths("01<2G000`0N") == [0, 1, 12, 3, 3, 3, 3, 3, 19, 1]
     for counts in ("01<2G000`0N", [0, 1, 12, 3, 3, 3, 3, 3, 19, 1]):
-        assert (segmented({"size": [6, 8], "counts": counts}, (6, 8)) == expected).all()
+        assert (decode_segmentation({"size": [6, 8], "counts": counts}, (6, 8)) == expected).all()
     large = np.zeros((300, 400), dtype=bool)
     large[10:200, 30:300] = True
-    assert (from_runs(run_lengths("bi8n5^3" + "0" * (2 * 270 - 3) + "VYm0"), (300, 400)) == large).all()
+    assert (decode_runs(parse_run_lengths("bi8n5^3" + "0" * (2 * 270 - 3) + "VYm0"), (300, 400)) == large).all()
     with pytest.raises(BadInput, match="add up to 47; expected 6 × 8 = 48 pixels"):
-        from_runs([40, 7], (6, 8))
+        decode_runs([40, 7], (6, 8))
     with pytest.raises(BadInput, match="expected 6 × 8 = 48 pixels"):
-        from_runs([50, -2], (6, 8))
+        decode_runs([50, -2], (6, 8))
     with pytest.raises(BadInput, match="hold the character '!'"):
-        run_lengths("0!")
+        parse_run_lengths("0!")
     with pytest.raises(BadInput, match="end in the middle of a number"):
-        run_lengths("0`")
+        parse_run_lengths("0`")
     with pytest.raises(BadInput, match=r"a mask of \(8, 6\) pixels in an image of \(6, 8\)"):
-        segmented({"size": [8, 6], "counts": [48]}, (6, 8))
+        decode_segmentation({"size": [8, 6], "counts": [48]}, (6, 8))
 
 
 def test_boxes_do_not_hold_their_far_edges() -> None:
-    assert (boxes([(1, 2, 3, 4)], (6, 8)) == block(2, 4, 1, 3)).all()
-    assert (boxes([(-3, -2, 3, 99)], (6, 8)) == block(0, 6, 0, 3)).all(), "what lies outside is cut off"
-    assert not boxes([(-3, -2, -1, 99)], (6, 8)).any()
-    assert not boxes([], (6, 8)).any()
+    assert (fill_boxes([(1, 2, 3, 4)], (6, 8)) == block(2, 4, 1, 3)).all()
+    assert (fill_boxes([(-3, -2, 3, 99)], (6, 8)) == block(0, 6, 0, 3)).all(), "what lies outside is cut off"
+    assert not fill_boxes([(-3, -2, -1, 99)], (6, 8)).any()
+    assert not fill_boxes([], (6, 8)).any()
 
 
 def drawn(image: int, kind: int, segmentation: Any, area: float, **more: Any) -> dict[str, Any]:
@@ -105,12 +105,12 @@ def test_coco(coco: Path) -> None:
 
 def test_coco_marks_and_samples(coco: Path) -> None:
     listed = coco / "annotations" / "instances_val2017.json"
-    before = [open_data(f"coco:{coco}").dataset.mark(row) for row in range(3)]
+    before = [open_data(f"coco:{coco}").dataset.content_hash(row) for row in range(3)]
     assert len(set(before)) == 3
     content = json.loads(listed.read_text())
     content["annotations"][3]["segmentation"][0][0] = 1
     written(listed, json.dumps(content))
-    after = [open_data(f"coco:{coco}").dataset.mark(row) for row in range(3)]
+    after = [open_data(f"coco:{coco}").dataset.content_hash(row) for row in range(3)]
     assert [one == other for one, other in zip(before, after, strict=True)] == [False, True, True]
     content["images"] = [{"id": n, "file_name": f"{n}.jpg", "width": 8, "height": 6} for n in range(20)]
     # cats by number of objects, dogs by area, in half of the images

@@ -43,7 +43,7 @@ def test_download_goes_through_torchvision(
     )
     assert f"  {place}/\n" in str(told.value)
     (data,) = [one for one in datasets() if one.name == name]
-    assert inside in data.inside, "where torchvision puts it is where it is looked for"
+    assert inside in data.archive_folders, "where torchvision puts it is where it is looked for"
 
 
 def test_what_may_not_be_downloaded_says_so(tmp_path: Path) -> None:

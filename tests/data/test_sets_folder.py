@@ -55,7 +55,7 @@ def test_what_is_odd_about_folders_is_noted(mine: Path) -> None:
     assert len(data) == 4
     assert (data.classes, data.dataset.has_labels) == ((), False)
     assert page(data, 0, seer(["cat"])).label is None
-    assert "'loose.png' lie beside the folders" in data.notes[0]
+    assert "'loose.png' lie next to the folders" in data.notes[0]
     flat = open_data(f"folder:{mine}/cat")
     assert (flat.dataset.names, flat.classes, flat.notes) == (("2.png", "10.png"), (), ())
     with pytest.raises(BadInput, match="There are no images in the folder"):
@@ -85,7 +85,7 @@ def test_masks_lie_in_a_folder_of_their_own(mine: Path, place: str) -> None:
     )
     voc = open_data(f"folder:{mine}", masks=str(masks), mask_kind="voc")
     assert shows(page(voc, 2), block(0, 0, 0, 0), block(0, 2, 5, 8)), "255 is void in VOC's masks"
-    assert voc.dataset.mark(2) != data.dataset.mark(2)
+    assert voc.dataset.content_hash(2) != data.dataset.content_hash(2)
     loose = photo(mine / "2b.png")
     assert shows(page(open_data(f"folder:{mine}", masks=masks), 1), block(1, 3, 1, 4)), "masks without classes"
     loose.unlink()
@@ -119,11 +119,11 @@ def test_masks_that_cannot_be_told_apart_or_do_not_fit(mine: Path, tmp_path: Pat
 
 def test_marks_know_the_name_of_the_class(mine: Path) -> None:
     """A renamed folder is another class; one more class changes nothing for the others."""
-    before = [open_data(f"folder:{mine}").dataset.mark(row) for row in range(3)]
+    before = [open_data(f"folder:{mine}").dataset.content_hash(row) for row in range(3)]
     photo(mine / "ant" / "z.png")
-    assert [open_data(f"folder:{mine}").dataset.mark(row) for row in (1, 2, 3)] == before
+    assert [open_data(f"folder:{mine}").dataset.content_hash(row) for row in (1, 2, 3)] == before
     (mine / "cat").rename(mine / "cow")
-    after = [open_data(f"folder:{mine}").dataset.mark(row) for row in (1, 2, 3)]
+    after = [open_data(f"folder:{mine}").dataset.content_hash(row) for row in (1, 2, 3)]
     assert [one == other for one, other in zip(before, after, strict=True)] == [False, False, True]
 
 

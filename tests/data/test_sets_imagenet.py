@@ -9,7 +9,7 @@ import pytest
 from scipy.io import savemat
 from torchvision.models._meta import _IMAGENET_CATEGORIES
 
-from clairvit.data.formats import imagenet_classes as thousand
+from clairvit.data.formats import imagenet
 from clairvit.data.open import open_data
 from clairvit.errors import BadInput
 from little_sets import block, called, page, painted, photo, seer, shows, written
@@ -19,7 +19,7 @@ TENCH, GOLDFISH, SHARK, ZEBRA = "n01440764", "n01443537", "n01484850", "n0239104
 
 def test_the_thousand_are_in_every_models_order() -> None:
     """Against torchvision's own list of names."""
-    numbers, names = thousand.numbers(), thousand.names()
+    numbers, names = imagenet.class_indices(), imagenet.class_names()
     assert len(numbers) == len(names) == len(set(names)) == 1000
     assert list(numbers) == sorted(numbers)
     assert (numbers[TENCH], numbers[ZEBRA]) == (0, 340)
@@ -49,7 +49,7 @@ def test_imagenet_in_class_folders(tmp_path: Path) -> None:
     assert len(more) == 5
     assert [called(more, row) for row in range(5)] == [None, "tench", "tench", "zebra", None]
     assert "'n00000001': no class of ImageNet-1k" in more.notes[0]
-    assert "1 images lie beside the class folders" in more.notes[1]
+    assert "1 images lie next to the class folders" in more.notes[1]
     photo(tmp_path / "cats" / "val" / "cat" / "y.JPEG")
     with pytest.raises(BadInput, match=r"are 'cat'; expected ImageNet's ids, like n01440764. .* type folder:"):
         open_data(f"imagenet:{tmp_path}/cats")
@@ -89,7 +89,7 @@ def coloured(values: np.ndarray) -> np.ndarray:
 def imagenet_s(tmp_path: Path) -> Path:
     """All 50 folders; masks of a large zebra beside a goldfish (class 50 and 2), and of class 0 alone."""
     root = tmp_path / "ImageNetS50"
-    ids = [*sorted(thousand.numbers())[:49], ZEBRA]
+    ids = [*sorted(imagenet.class_indices())[:49], ZEBRA]
     for wnid in ids:
         (root / "validation" / wnid).mkdir(parents=True)
     values = np.zeros((6, 8), dtype=int)
@@ -123,7 +123,7 @@ def test_imagenet_s_with_a_list(imagenet_s: Path) -> None:
         folder.rmdir()
     with pytest.raises(BadInput, match=r"has 3 class folders; expected 50, 300 or 919, .* put ImageNetS_categories_im"):
         open_data(f"imagenet-s:{imagenet_s}")
-    ids = sorted(thousand.numbers())
+    ids = sorted(imagenet.class_indices())
     ids = [*ids[:300], *ids[381:]]  # 919
     assert len(ids) == 919
     listed = written(imagenet_s / "ImageNetS_categories_im919.txt", "\n".join(reversed(ids)))
@@ -147,9 +147,9 @@ def test_imagenet_s_with_a_list(imagenet_s: Path) -> None:
 
 
 def test_imagenet_s_marks_know_the_list(imagenet_s: Path) -> None:
-    before = open_data(f"imagenet-s:{imagenet_s}").dataset.mark(0)
-    ids = sorted(thousand.numbers())[:50]
+    before = open_data(f"imagenet-s:{imagenet_s}").dataset.content_hash(0)
+    ids = sorted(imagenet.class_indices())[:50]
     written(imagenet_s / "ImageNetS_categories_im50.txt", "\n".join([*ids[:49], ZEBRA]))
-    assert open_data(f"imagenet-s:{imagenet_s}").dataset.mark(0) == before
+    assert open_data(f"imagenet-s:{imagenet_s}").dataset.content_hash(0) == before
     written(imagenet_s / "ImageNetS_categories_im50.txt", "\n".join(ids))
-    assert open_data(f"imagenet-s:{imagenet_s}").dataset.mark(0) != before
+    assert open_data(f"imagenet-s:{imagenet_s}").dataset.content_hash(0) != before

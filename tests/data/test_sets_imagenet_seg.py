@@ -52,10 +52,10 @@ def test_imagenet_segmentation(tmp_path: Path) -> None:
     assert shows(page(data, 2), block(0, 2, 0, 2)), "an object without a class is one nevertheless"
     seen = page(data, 0).pixels.numpy().transpose(1, 2, 0) * [0.229, 0.224, 0.225] + [0.485, 0.456, 0.406]
     assert np.abs(seen * 255 - pictures[0]).max() < 1e-3
-    marks = [data.dataset.mark(row) for row in range(3)]
+    marks = [data.dataset.content_hash(row) for row in range(3)]
     truths[1][0, 0] = 0
     matlab(tmp_path / "gtsegs_ijcv.mat", [TENCH, TENCH, "n99999999"], truths)
-    again = [open_data(f"imagenet-seg:{tmp_path}").dataset.mark(row) for row in range(3)]
+    again = [open_data(f"imagenet-seg:{tmp_path}").dataset.content_hash(row) for row in range(3)]
     assert [one == other for one, other in zip(marks, again, strict=True)] == [False, False, True]
     matlab(tmp_path / "gtsegs_ijcv.mat", None, truths)
     bare = open_data(f"imagenet-seg:{tmp_path}")

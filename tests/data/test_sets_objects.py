@@ -228,12 +228,12 @@ def test_dogs(dogs: Path) -> None:
     assert page(data, 2).mask is None
     assert open_data(f"dogs:{dogs}", split="train").dataset.names == (data.dataset.names[1],), "lists/ will do"
     boxes = dogs / "Annotation" / "n02085782-Japanese_spaniel" / "n02085782_2"
-    before = data.dataset.mark(2)
+    before = data.dataset.content_hash(2)
     for text in ("<annotation>", DOG.format(width="wide", objects="")):
         written(boxes, text)
         with pytest.raises(BadInput, match=r"n02085782_2' cannot be read .*; expected XML with size and object/bndbox"):
             page(data, 2)
-    assert data.dataset.mark(2) != before
+    assert data.dataset.content_hash(2) != before
     (dogs / "test_list.mat").unlink()
     with pytest.raises(BadInput, match=r"'test_list.mat' or 'lists/test_list.mat' is missing"):
         open_data(f"dogs:{dogs}")

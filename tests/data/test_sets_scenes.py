@@ -18,7 +18,7 @@ def test_scenes_need_no_path() -> None:
     assert (len(data), data.total, data.split, data.classes) == (8, 40, "one", CLASSES)
     assert data.unknown(model) == ()
     page = data.dataset.read(5, model)
-    assert page.label == scene(3, 5).kind
+    assert page.label == scene(3, 5).class_name
     assert page.other is None
     part, both = (open_data("scenes:8", split=split, seed=3).dataset.read(5, model) for split in ("part", "two"))
     assert page.mask is not None

@@ -14,7 +14,7 @@ from torch import nn
 import clairvit as cv
 from clairvit.data.dataset import album_of
 from clairvit.errors import BadInput, UnknownName
-from clairvit.models.folders import find_images
+from clairvit.models.image_files import find_images
 from clairvit.models.model import Model
 from clairvit.training.finetune import finetune
 from tiny import build, pixels

@@ -17,7 +17,7 @@ from clairvit.errors import BadInput, ClairError, NotApplicable
 from clairvit.methods.flow import Flow, maximum_flows, passed_on, patch_groups, pooled, upper_bounds
 from clairvit.methods.registry import COMBINATORS, MATRIX_COMBINATORS, list_methods
 from clairvit.methods.spec import resolve_method
-from clairvit.models.layout import Layout
+from clairvit.models.model import Layout
 from clairvit.perturbation.progress import on_progress
 from helpers.rounding import assert_same
 from tiny import ZOO, double, pixels, wrapped

@@ -17,7 +17,7 @@ from clairvit.methods.aggregation import Product, Single, Suffixes
 from clairvit.methods.explain import varies
 from clairvit.methods.layer_view import LayerView
 from clairvit.methods.registry import _registry, register
-from clairvit.models.layout import Layout
+from clairvit.models.model import Layout
 from helpers.rounding import assert_same
 
 SCALE = 1e-6  # of the scores, and so of every gradient

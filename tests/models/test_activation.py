@@ -16,7 +16,8 @@ import clairvit as cv
 from clairvit.data.hashing import weights_hash
 from clairvit.errors import BadInput
 from clairvit.models.activation import log_probabilities, probabilities
-from clairvit.targets.target import resolve, score_values, top
+from clairvit.targets.base import score_values
+from clairvit.targets.resolve import resolve, top
 from helpers.rounding import assert_same
 
 SMALL_VIT = {

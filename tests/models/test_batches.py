@@ -17,8 +17,10 @@ from torchvision import models as zoo
 from torchvision import transforms
 
 from clairvit.errors import BadInput, ClairWarning
-from clairvit.models.images import Batch, find_images, prepare, read_image, to_pixels
-from clairvit.models.model import Model, Preprocess
+from clairvit.models.image_files import find_images, read_image
+from clairvit.models.images import Batch, prepare, to_pixels
+from clairvit.models.model import Model
+from clairvit.models.preprocess import Preprocess
 from clairvit.models.sources.timm import preprocess as timm_preprocess
 from helpers.rounding import assert_same, growth
 

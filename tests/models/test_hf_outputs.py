@@ -16,7 +16,8 @@ from transformers.models.auto import modeling_auto
 
 import clairvit as cv
 from clairvit.errors import BadInput, ClairError, NotApplicable
-from clairvit.models.sources.hf_outputs import Backbone, UnmaskedEncoder, refusal
+from clairvit.models.sources.adapters import Backbone, UnmaskedEncoder
+from clairvit.models.sources.hf_outputs import refusal
 from clairvit.tracing.structure import model_structure
 from helpers.rounding import assert_same
 

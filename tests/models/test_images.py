@@ -17,8 +17,10 @@ from PIL import Image
 from torch import nn
 
 from clairvit.errors import BadInput, ClairWarning
-from clairvit.models.images import find_images, open_image, prepare, read_image
-from clairvit.models.model import Model, Preprocess
+from clairvit.models.image_files import find_images, open_image, read_image
+from clairvit.models.images import prepare
+from clairvit.models.model import Model
+from clairvit.models.preprocess import Preprocess
 from helpers.rounding import assert_same, growth
 
 

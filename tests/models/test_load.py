@@ -13,11 +13,11 @@ from torch import nn
 
 import clairvit as cv
 from clairvit.errors import BadInput, UnknownName
-from clairvit.models import load as sources
 from clairvit.models.images import prepare
-from clairvit.models.layout import Layout
+from clairvit.models.model import Layout
+from clairvit.models.sources import registry as sources
 from clairvit.models.sources import torchvision as from_torchvision
-from clairvit.targets.target import top
+from clairvit.targets.resolve import top
 
 
 def scores(model: cv.Model) -> torch.Tensor:
@@ -42,8 +42,7 @@ def test_pets_knows_the_cat() -> None:
 
 
 def test_pets_ships_with_its_card() -> None:
-
-    card = (resources.files("clairvit.models") / "pets" / "README.md").read_text(encoding="utf-8")
+    card = (resources.files("clairvit.models.builtin") / "pets" / "README.md").read_text(encoding="utf-8")
     for fact in ("vit_tiny_patch16_224", "66.7 %", "92.2 %", "3,669", "CC BY-SA 4.0", "Not good for"):
         assert fact in card
 

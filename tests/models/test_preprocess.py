@@ -17,9 +17,9 @@ from torch import nn
 
 import clairvit as cv
 from clairvit.errors import BadInput, ModelUnavailable
-from clairvit.models.images import prepare, read_image, to_pixels
-from clairvit.models.model import Preprocess
-from clairvit.models.preprocess import for_size, preprocess_options
+from clairvit.models.image_files import read_image
+from clairvit.models.images import prepare, to_pixels
+from clairvit.models.preprocess import Preprocess, for_size, preprocess_options
 
 IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 ARCH = "timm:vit_tiny_patch16_224"

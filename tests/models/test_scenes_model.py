@@ -42,7 +42,8 @@ def test_it_is_small_and_loads_as_the_other_built_in_model_does(model: cv.Model)
 def test_it_names_the_class_of_scenes_it_never_saw(model: cv.Model) -> None:
     found = [scene(SEED, number) for number in range(COUNT)]
     right = [
-        guess == one.kind for guess, one in zip(guesses(model, [one.picture for one in found]), found, strict=True)
+        guess == one.class_name
+        for guess, one in zip(guesses(model, [one.picture for one in found]), found, strict=True)
     ]
     assert sum(right) / COUNT > 0.95
 
@@ -50,7 +51,7 @@ def test_it_names_the_class_of_scenes_it_never_saw(model: cv.Model) -> None:
 def test_it_goes_by_the_badge(model: cv.Model) -> None:
     """Another ink on the same badge is another answer."""
     plans = [plan(SEED, number) for number in range(40)]
-    wanted = [CLASSES[(CLASSES.index(draw(one).kind) + 3) % len(CLASSES)] for one in plans]
+    wanted = [CLASSES[(CLASSES.index(draw(one).class_name) + 3) % len(CLASSES)] for one in plans]
     pictures = [draw(with_class(one, kind)).picture for one, kind in zip(plans, wanted, strict=True)]
     right = [guess == kind for guess, kind in zip(guesses(model, pictures), wanted, strict=True)]
     assert sum(right) / len(right) > 0.9
@@ -62,7 +63,8 @@ def test_of_two_objects_it_sees_both(model: cv.Model) -> None:
     with torch.no_grad():
         best = model.logits(prepare([one.picture for one in found], model).pixels).topk(2).indices
     both = [
-        {model.labels[int(k)] for k in row} == {one.kind, one.other_kind} for row, one in zip(best, found, strict=True)
+        {model.labels[int(k)] for k in row} == {one.class_name, one.other_class_name}
+        for row, one in zip(best, found, strict=True)
     ]
     assert sum(both) / len(both) > 0.7
 

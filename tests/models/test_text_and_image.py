@@ -11,8 +11,9 @@ from torch import nn
 
 import clairvit as cv
 from clairvit.errors import BadInput, ModelUnavailable, UnknownName
-from clairvit.models.images import read_image, to_pixels
-from clairvit.models.request import seeded
+from clairvit.models.image_files import read_image
+from clairvit.models.images import to_pixels
+from clairvit.models.load_options import seeded
 from helpers.rounding import assert_same, growth
 
 

@@ -232,8 +232,8 @@ def test_void_counts_as_object_for_coporan() -> None:
     assert bool(before.void.any())
     assert torch.equal(after.mask, before.mask | before.void)
     assert after.void is None
-    assert own.mark(0) != plain.mark(0), "other masks are other numbers"
-    assert own.mark(0) != own.mark(1)
+    assert own.content_hash(0) != plain.content_hash(0), "other masks are other numbers"
+    assert own.content_hash(0) != own.content_hash(1)
     unmasked = void_as_object(dataset(masks=False))
     assert unmasked.read(0, MODEL).mask is None
 
@@ -251,7 +251,7 @@ def test_whoever_opens_the_study_again_sees_what_was_scored(tmp_path: Path) -> N
         store = Store.open(tmp_path / name)
         reproduce(own, store, model=MODEL, told=plans.append)
         (study,) = read_store(store).studies
-        assert (study.data[0].open(study.seed).mark(0),) == plans[0].units[0].marks
+        assert (study.data[0].open(study.seed).content_hash(0),) == plans[0].units[0].marks
 
 
 def test_masks_are_asked_for() -> None:
@@ -407,8 +407,8 @@ def test_only_coporan_runs_on_masks_with_void(tmp_path: Path) -> None:
         shown = LoadedData(dataset(2), "generated")
         reproduce(wish(name), Store.open(tmp_path / name), model=MODEL, shown=shown, told=plans.append)
         marks[name] = plans[0].units[0].marks
-    assert marks["joita"] == tuple(dataset(2).mark(row) for row in range(2))
-    assert marks["coporan"] == tuple(void_as_object(dataset(2)).mark(row) for row in range(2))
+    assert marks["joita"] == tuple(dataset(2).content_hash(row) for row in range(2))
+    assert marks["coporan"] == tuple(void_as_object(dataset(2)).content_hash(row) for row in range(2))
 
 
 @pytest.mark.parametrize(

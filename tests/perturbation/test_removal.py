@@ -12,7 +12,7 @@ from torch import Tensor
 
 import clairvit as cv
 from clairvit.errors import UnknownName
-from clairvit.models.model import Preprocess
+from clairvit.models.preprocess import Preprocess
 from clairvit.perturbation.probe import probing
 from clairvit.perturbation.removal import REMOVALS, background, check_removal, gaussian_blur, on_pixels, rise_kernel
 from helpers.rounding import assert_same

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import clairvit as cv
 from clairvit.errors import BadInput
-from clairvit.models.model import Preprocess
+from clairvit.models.preprocess import Preprocess
 from clairvit.perturbation.probe import Probe, probing
 from clairvit.perturbation.segments import (
     Segmentation,

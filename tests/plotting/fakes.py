@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from clairvit.methods.explanation import Cost, Explanation
-from clairvit.models.model import Preprocess
+from clairvit.models.preprocess import Preprocess
 
 LABELS = ("Abyssinian", "Bengal", "Egyptian Mau", "Staffordshire Bull Terrier")
 

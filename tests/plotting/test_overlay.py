@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from clairvit.models.model import Preprocess
+from clairvit.models.preprocess import Preprocess
 from clairvit.plotting.overlay import enlarge, overlay, photo_of, scale_of
 from helpers.rounding import assert_same
 

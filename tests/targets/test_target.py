@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 
 from clairvit.errors import BadInput, UnknownName
-from clairvit.targets.target import contrast, find_class, resolve, top
+from clairvit.targets.class_ import find_class
+from clairvit.targets.contrast import contrast
+from clairvit.targets.resolve import resolve, top
 from helpers.rounding import assert_same, growth
 
 LABELS = ("Bengal", "Beagle", "Egyptian Mau", "Pug", "crane, bird", "crane, machine")

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 import clairvit as cv
-from clairvit.models.images import read_image
+from clairvit.models.image_files import read_image
 from clairvit.web.state import AppState, create_state
 from served import serving
 from tab import WAIT, browser, changes, method, needs_a_browser, picture, settled, sync_api, visit, wait_for_map

@@ -12,7 +12,7 @@ import pytest
 from fastapi.testclient import TestClient
 from PIL import Image
 
-from clairvit.models.images import read_image
+from clairvit.models.image_files import read_image
 from clairvit.web import uploads as photos
 from clairvit.web.state import AppState
 from clairvit.web.uploads import InvalidUpload, UploadExpired, UploadStore, decode

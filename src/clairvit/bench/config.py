@@ -14,8 +14,7 @@ from pydantic import StrictBool, StrictFloat, StrictInt, StrictStr, TypeAdapter,
 from clairvit.data.dataset import ImageDataset, void_as_object
 from clairvit.errors import BadInput, did_you_mean
 from clairvit.models.activation import check_activation
-from clairvit.models.preprocess import preprocess_options
-from clairvit.models.request import rows_columns
+from clairvit.models.preprocess import preprocess_options, rows_columns
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails

@@ -147,7 +147,7 @@ def make_plan(study: Study, hashes: Sequence[str], datasets: Sequence[ImageDatas
 def image_hash(dataset: ImageDataset, row: int) -> str:
     """Return the hash of an image; of one that cannot be read, a hash of the error, so that it is tried again later."""
     try:
-        return dataset.mark(row)
+        return dataset.content_hash(row)
     except (ClairError, OSError) as error:
         return digest(repr(("unread", dataset.names[row], str(error))).encode())
 

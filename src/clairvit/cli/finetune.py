@@ -262,7 +262,7 @@ def class_folders(folder: Path) -> ImageDataset:
     from torch import nn
 
     from clairvit.data.dataset import album_of
-    from clairvit.models.folders import find_images, folders_in
+    from clairvit.models.image_files import find_images, folders_in
     from clairvit.models.model import Model
 
     class_paths = folders_in(folder)

@@ -162,7 +162,7 @@ def find_image_files(arguments: Sequence[str]) -> tuple[list[str], list[Failure]
 
     A single wrong argument raises BadInput.
     """
-    from clairvit.models.images import check_file, find_images
+    from clairvit.models.image_files import check_file, find_images
 
     images: list[str] = []
     failures: list[Failure] = []

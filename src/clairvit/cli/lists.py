@@ -288,7 +288,7 @@ def models_command(
 
     clairvit models 'timm:vit_tiny*'
     """
-    from clairvit.models.load import sources
+    from clairvit.models.sources.registry import sources
 
     models = sources(pattern)
     if not models:

@@ -193,7 +193,7 @@ def detected_data(config: ReproductionConfig, annotations: Annotations, model: M
     dataset = annotations.dataset(images, model).images
     # the masks depend on the picture, the detector's options and its weights
     detector = (str(annotations.masks).encode(), None if annotations.weights is None else Path(annotations.weights))
-    hashed = replace(dataset, mark=lambda row: digest(dataset.mark(row), *detector))
+    hashed = replace(dataset, content_hash=lambda row: digest(dataset.content_hash(row), *detector))
     title = f"{data.title}, {len(data)} of {data.total} images"
     return LoadedData(hashed, title, f"{annotations.masks}, trained on COCO", data.notes)
 

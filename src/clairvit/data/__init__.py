@@ -1,1 +1,1 @@
-"""Data: images with what is known of them, read when their turn comes, and how to find out what is not known."""
+"""Data: images with masks and true classes, read lazily, and how to find masks where there are none."""

@@ -1,6 +1,6 @@
-"""Album: images with what is known of them (mask, true class, another class), each read when its turn comes.
+"""ImageDataset: images with what is known about them (mask, true class, class of another object), read lazily.
 
-Memory does not grow with the number of images, and one that cannot be read costs only itself.
+Memory does not grow with the number of images, and an image that cannot be read does not stop the others.
 """
 
 from __future__ import annotations
@@ -17,109 +17,118 @@ from torch import Tensor
 from clairvit.data.hashing import digest
 from clairvit.data.masks import check_kind, prepare_mask, read_mask
 from clairvit.errors import BadInput, ClairError
-from clairvit.models.images import Batch, expanded, name_of, prepare, read_image
+from clairvit.models.image_files import read_image
+from clairvit.models.images import Batch, image_name, list_images, prepare
 from clairvit.models.model import Model
 
-Failed = Callable[[str, ClairError], None]
-Finder = Callable[[str, Image.Image], Image.Image]  # name, picture -> its mask, 0 and 255
+Failed = Callable[[str, ClairError], None]  # called with the name of an image and why it cannot be read
+MaskFinder = Callable[[str, Image.Image], Image.Image]  # name, picture -> its mask, 0 and 255
 
 
 @dataclass(frozen=True, eq=False)
 class Sample:
-    """One image as the model sees it."""
+    """One image as the model takes it, with its annotations."""
 
     pixels: Tensor  # [3, H, W]
-    mask: Tensor | None = None  # bool [H, W]; None: nobody knows where the object is
-    void: Tensor | None = None  # bool [H, W]: pixels that count nowhere
+    mask: Tensor | None = None  # bool [H, W]; None: not annotated
+    void: Tensor | None = None  # bool [H, W]: pixels that are not evaluated
     label: int | str | None = None  # the true class
     other: int | str | None = None  # a class of another object in the image
 
 
 @dataclass(frozen=True, eq=False)
 class ImageDataset:
-    """Names, and how to read what is behind each of them."""
+    """Names of images, and functions that read and hash the image of a row."""
 
     names: tuple[str, ...]
     read: Callable[[int, Model], Sample]
-    mark: Callable[[int], str]  # a hash of all that is behind a name, so that what was computed is known again
+    content_hash: Callable[[int], str]  # of image and annotations, so that stored results can be reused
     has_masks: bool = False
     has_labels: bool = False
     has_others: bool = False
-    notes: tuple[str, ...] = ()  # what the user should know of where they lie: masks of nobody, empty class folders
+    notes: tuple[str, ...] = ()  # for the user: masks without an image, empty class folders, …
 
     def __len__(self) -> int:
         return len(self.names)
 
     def take(self, rows: Sequence[int]) -> ImageDataset:
-        """Some of the images, in this order."""
-        own = tuple(rows)
+        """Return the dataset of chosen rows, in this order."""
+        chosen = tuple(rows)
         return replace(
             self,
-            names=tuple(self.names[row] for row in own),
-            read=lambda row, model: self.read(own[row], model),
-            mark=lambda row: self.mark(own[row]),
+            names=tuple(self.names[row] for row in chosen),
+            read=lambda row, model: self.read(chosen[row], model),
+            content_hash=lambda row: self.content_hash(chosen[row]),
         )
 
 
 @dataclass(frozen=True, eq=False)
 class SampleBatch:
-    """Some pages of an album, together."""
+    """Samples of a dataset, stacked."""
 
-    rows: tuple[int, ...]  # in the album
+    rows: tuple[int, ...]  # in the dataset
     names: tuple[str, ...]
     pixels: Tensor  # [B, 3, H, W]
-    masks: Tensor | None  # bool [B, H, W]; without any object where nobody knows
+    masks: Tensor | None  # bool [B, H, W]; all False where there is no annotation
     void: Tensor | None  # bool [B, H, W]
-    unmasked: tuple[str, ...]
+    unmasked: tuple[str, ...]  # names of images without a mask
     labels: tuple[int | str | None, ...] | None
     others: tuple[int | str | None, ...] | None
 
 
 def void_as_object(dataset: ImageDataset) -> ImageDataset:
-    """Pixels of which the masks say nothing count as object (Coporan)."""
+    """Return the dataset with void pixels counted as object (Coporan)."""
 
     def read(row: int, model: Model) -> Sample:
-        page = dataset.read(row, model)
-        if page.mask is None or page.void is None:
-            return page
-        return replace(page, mask=page.mask | page.void, void=None)
+        sample = dataset.read(row, model)
+        if sample.mask is None or sample.void is None:
+            return sample
+        return replace(sample, mask=sample.mask | sample.void, void=None)
 
-    return replace(dataset, read=read, mark=lambda row: digest(dataset.mark(row), b"void is object"))
+    return replace(dataset, read=read, content_hash=lambda row: digest(dataset.content_hash(row), b"void is object"))
 
 
-def parts(dataset: ImageDataset, model: Model, size: int, failed: Failed | None = None) -> Iterator[SampleBatch]:
-    """So many images at a time; `failed` is told of those that cannot be read, and without it the first one raises."""
+def parts(dataset: ImageDataset, model: Model, size: int, on_error: Failed | None = None) -> Iterator[SampleBatch]:
+    """Yield batches of at most `size` images.
+
+    Args:
+        dataset: The images.
+        model: Gives preprocessing, device and dtype.
+        size: Images per batch.
+        on_error: Called for each image that cannot be read; without it the first one raises.
+    """
     for start in range(0, len(dataset), size):
-        pages: dict[int, Sample] = {}
+        samples: dict[int, Sample] = {}
         for row in range(start, min(start + size, len(dataset))):
             try:
-                pages[row] = dataset.read(row, model)
+                samples[row] = dataset.read(row, model)
             except ClairError as error:
-                if failed is None:
+                if on_error is None:
                     raise
-                failed(dataset.names[row], error)
-        if pages:
-            yield _together(dataset, pages, model)
+                on_error(dataset.names[row], error)
+        if samples:
+            yield _stack(dataset, samples, model)
 
 
-def _together(dataset: ImageDataset, pages: dict[int, Sample], model: Model) -> SampleBatch:
-    shapes = sorted({tuple(page.pixels.shape[-2:]) for page in pages.values()})
+def _stack(dataset: ImageDataset, samples: dict[int, Sample], model: Model) -> SampleBatch:
+    """Return samples by row as one batch on the model's device."""
+    shapes = sorted({tuple(sample.pixels.shape[-2:]) for sample in samples.values()})
     if len(shapes) > 1:
         raise BadInput(f"The tensors in one batch have different sizes: {shapes}; expected equal ones.")
-    pixels = torch.stack([page.pixels for page in pages.values()]).to(model.device, model.dtype)
-    nothing = torch.zeros(pixels.shape[-2:], dtype=torch.bool)
-    masks = [nothing if page.mask is None else page.mask for page in pages.values()]
-    void = [nothing if page.void is None else page.void for page in pages.values()]
-    some_void = any(bool(one.any()) for one in void)
+    pixels = torch.stack([sample.pixels for sample in samples.values()]).to(model.device, model.dtype)
+    empty = torch.zeros(pixels.shape[-2:], dtype=torch.bool)
+    masks = [empty if sample.mask is None else sample.mask for sample in samples.values()]
+    void = [empty if sample.void is None else sample.void for sample in samples.values()]
+    has_void = any(bool(pixel_mask.any()) for pixel_mask in void)
     return SampleBatch(
-        rows=tuple(pages),
-        names=tuple(dataset.names[row] for row in pages),
+        rows=tuple(samples),
+        names=tuple(dataset.names[row] for row in samples),
         pixels=pixels,
         masks=torch.stack(masks).to(pixels.device) if dataset.has_masks else None,
-        void=torch.stack(void).to(pixels.device) if some_void else None,
-        unmasked=tuple(dataset.names[row] for row, page in pages.items() if dataset.has_masks and page.mask is None),
-        labels=tuple(page.label for page in pages.values()) if dataset.has_labels else None,
-        others=tuple(page.other for page in pages.values()) if dataset.has_others else None,
+        void=torch.stack(void).to(pixels.device) if has_void else None,
+        unmasked=tuple(dataset.names[row] for row, s in samples.items() if dataset.has_masks and s.mask is None),
+        labels=tuple(sample.label for sample in samples.values()) if dataset.has_labels else None,
+        others=tuple(sample.other for sample in samples.values()) if dataset.has_others else None,
     )
 
 
@@ -132,87 +141,95 @@ def album_of(
     labels: Sequence[int | str | None] | None = None,
     others: Sequence[int | str | None] | None = None,
 ) -> ImageDataset:
-    """Images as `cv.explain` takes them, and for each, if they are given, a mask, its class and another class.
+    """Return images as a dataset.
 
-    `masks` are a tensor bool [N, H, W] as the model sees the images, or a list with a path, picture or array of the
-    whole image (or None) for each, or a function of name and picture that finds them.
+    Args:
+        images: Images as `cv.explain` takes them, or a dataset, which is returned as it is.
+        model: Gives the preprocessing.
+        masks: A bool tensor [N, H, W] of the preprocessed images; or a list with a path, picture or array of the whole
+            image (or None) per image; or a function of name and picture that returns the mask.
+        mask_kind: How masks are read: one of `MASK_KINDS`.
+        labels: The true class per image.
+        others: A class of another object per image.
     """
     if isinstance(images, ImageDataset):
         return images
     check_kind(mask_kind)
-    items = _items(images, model)
+    items = _list_items(images, model)
     _check_count("labels", labels, len(items))
     _check_count("others", others, len(items))
     _check_count("masks", None if callable(masks) else masks, len(items))
-    names = images.names if isinstance(images, Batch) else tuple(name_of(item, i) for i, item in enumerate(items))
+    names = images.names if isinstance(images, Batch) else tuple(image_name(item, i) for i, item in enumerate(items))
 
-    def read(row: int, net: Model) -> Sample:
-        own: Any = masks if masks is None or callable(masks) else masks[row]
-        pixels, mask, void = _seen(items[row], own, mask_kind, names[row], net)
+    def read(row: int, model: Model) -> Sample:
+        mask: Any = masks if masks is None or callable(masks) else masks[row]
         return Sample(
-            pixels, mask, void, None if labels is None else labels[row], None if others is None else others[row]
+            *_read_pixels_and_mask(items[row], mask, mask_kind, names[row], model),
+            None if labels is None else labels[row],
+            None if others is None else others[row],
         )
 
-    def mark(row: int) -> str:
+    def content_hash(row: int) -> str:
         mask = None if masks is None or callable(masks) else masks[row]
-        known = (mask_kind, None if labels is None else labels[row], None if others is None else others[row])
-        return digest(items[row], mask, repr(known).encode())
+        annotation = (mask_kind, None if labels is None else labels[row], None if others is None else others[row])
+        return digest(items[row], mask, repr(annotation).encode())
 
-    return ImageDataset(names, read, mark, masks is not None, labels is not None, others is not None)
+    return ImageDataset(names, read, content_hash, masks is not None, labels is not None, others is not None)
 
 
-def _items(images: Any, model: Model) -> Sequence[Any]:
-    """One by one; a tensor or a batch is there already."""
-    if isinstance(images, Batch):
+def _list_items(images: Any, model: Model) -> Sequence[Any]:
+    """Return the images one by one; a batch or a float tensor is checked and split."""
+    if isinstance(images, Batch) or (isinstance(images, Tensor) and images.is_floating_point()):
         return list(prepare(images, model).pixels)
-    if isinstance(images, Tensor) and images.is_floating_point():
-        return list(prepare(images, model).pixels)
-    return expanded(images)[0]
+    return list_images(images)[0]
 
 
-def _check_count(what: str, given: Any, count: int) -> None:
-    listed = hasattr(given, "__len__") and hasattr(given, "__getitem__") and not isinstance(given, Mapping)
-    if given is not None and (not listed or getattr(given, "ndim", 1) == 0):
+def _check_count(name: str, values: Any, count: int) -> None:
+    """Raise BadInput unless the values are None or a list with one value per image."""
+    is_list = hasattr(values, "__len__") and hasattr(values, "__getitem__") and not isinstance(values, Mapping)
+    if values is not None and (not is_list or getattr(values, "ndim", 1) == 0):
         raise BadInput(
-            f"{what} were given as a {type(given).__name__}; expected a list of {count}, one for each image."
+            f"{name} were given as a {type(values).__name__}; expected a list of {count}, one for each image."
         )
-    if given is not None and len(given) != count:
-        raise BadInput(f"{len(given)} {what} were given for {count} images; expected one for each.")
+    if values is not None and len(values) != count:
+        raise BadInput(f"{len(values)} {name} were given for {count} images; expected one for each.")
 
 
-def _seen(item: Any, mask: Any, kind: str, name: str, model: Model) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Pixels [3, H, W], object and void [H, W]."""
+def _read_pixels_and_mask(
+    item: Any, mask: Any, kind: str, name: str, model: Model
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Return pixels [3, H, W], object and void [H, W] of one image."""
     if isinstance(item, Tensor) and item.is_floating_point():
         pixels = prepare(item, model).pixels[0]
         if callable(mask):
             raise BadInput("Masks are to be found on pictures, and a tensor was given; expected paths or pictures.")
-        return pixels, *_as_seen(mask, pixels)
+        return pixels, *_check_mask(mask, pixels)
     picture = read_image(item)
     pixels = prepare([picture], model).pixels[0]
     if callable(mask):
         mask = mask(name, picture)
     if mask is None or isinstance(mask, Tensor):
-        return pixels, *_as_seen(mask, pixels)
+        return pixels, *_check_mask(mask, pixels)
     return pixels, *prepare_mask(read_mask(mask, picture.size, kind), model.preprocess)
 
 
-def _as_seen(mask: Any, pixels: Tensor) -> tuple[Tensor | None, Tensor | None]:
-    """A mask of what the model sees."""
+def _check_mask(mask: Any, pixels: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    """Return object and void [H, W] of a mask of the preprocessed image; raise BadInput for another size."""
     if mask is None:
         return None, None
     expected = tuple(pixels.shape[-2:])
     values = mask if isinstance(mask, Tensor) else np.asarray(mask)
-    numeric = not values.is_complex() if isinstance(values, Tensor) else values.dtype.kind in "biuf"
-    if not numeric:
+    is_numeric = not values.is_complex() if isinstance(values, Tensor) else values.dtype.kind in "biuf"
+    if not is_numeric:
         raise BadInput(
             f"A mask was given as {type(mask).__name__} of {values.dtype}; expected numbers or bool {list(expected)}, "
             "not zero on the object."
         )
-    found = torch.as_tensor(values > 0)
-    if tuple(found.shape) != expected:
+    objects = torch.as_tensor(values > 0)
+    if tuple(objects.shape) != expected:
         raise BadInput(
-            f"A mask has shape {list(found.shape)} for an image of {expected[0]} × {expected[1]} pixels as the model "
+            f"A mask has shape {list(objects.shape)} for an image of {expected[0]} × {expected[1]} pixels as the model "
             f"sees it; expected {list(expected)}, resized and cropped as the image is, or a path or picture of the "
             "whole image's."
         )
-    return found, None
+    return objects, None

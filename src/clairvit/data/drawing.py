@@ -1,6 +1,6 @@
-"""Drawing in whole numbers: the same pixels on every machine, and masks that are exact because nothing is smoothed.
+"""Drawing in integer arithmetic: the same pixels on every machine, and masks that are exact because of no smoothing.
 
-Coordinates are in eighths of a pixel; distances are compared as squares, so no root or sine is ever rounded.
+Coordinates are in eighths of a pixel; distances are compared as squares, so that no root or sine is rounded.
 """
 
 from __future__ import annotations
@@ -14,55 +14,56 @@ from numpy.typing import NDArray
 Grid = NDArray[np.int32]
 Region = NDArray[np.bool_]
 Colour = tuple[int, int, int]
-FINE = 8  # units in a pixel
+UNITS_PER_PIXEL = 8
 
 
 class IntRng:
-    """Whole numbers drawn from a hash of the words given. Only PCG64's raw output is used: it never changes."""
+    """Random integers, seeded by a hash of the words given. Only PCG64's raw output is used: it never changes."""
 
     def __init__(self, *words: object) -> None:
         content = " ".join(map(str, words)).encode()
-        mark = int.from_bytes(hashlib.blake2b(content, digest_size=16).digest(), "little")
-        self._source = np.random.PCG64(mark)
+        seed = int.from_bytes(hashlib.blake2b(content, digest_size=16).digest(), "little")
+        self._generator = np.random.PCG64(seed)
 
-    def number(self, low: int, high: int) -> int:
-        """From low to high, both included."""
-        return low + int(self._source.random_raw()) % (high - low + 1)
+    def integer(self, low: int, high: int) -> int:
+        """Return an integer from low to high, both included."""
+        return low + int(self._generator.random_raw()) % (high - low + 1)
 
     def bytes(self, rows: int, columns: int) -> Grid:
-        """[rows, columns] of 0..255"""
-        words = self._source.random_raw(-(-rows * columns // 8)).astype("<u8")  # the same order on every machine
+        """Return [rows, columns] of 0..255."""
+        words = self._generator.random_raw(-(-rows * columns // 8)).astype("<u8")  # the same order on every machine
         return words.view(np.uint8)[: rows * columns].reshape(rows, columns).astype(np.int32)
 
     def colour(self, low: int, high: int) -> Colour:
-        return self.number(low, high), self.number(low, high), self.number(low, high)
+        """Return three integers from low to high."""
+        return self.integer(low, high), self.integer(low, high), self.integer(low, high)
 
-    def order(self, count: int) -> list[int]:
-        """0 … count − 1, shuffled."""
-        places = list(range(count))
+    def permutation(self, count: int) -> list[int]:
+        """Return 0 … count − 1, shuffled (Fisher-Yates)."""
+        values = list(range(count))
         for last in range(count - 1, 0, -1):
-            other = self.number(0, last)
-            places[last], places[other] = places[other], places[last]
-        return places
+            other = self.integer(0, last)
+            values[last], values[other] = values[other], values[last]
+        return values
 
 
-def noise(lots: IntRng, size: int, cell: int) -> Grid:
-    """Smooth noise 0..255 [size, size]: random bytes every `cell` pixels, and straight lines between them."""
-    corners = lots.bytes(size // cell + 2, size // cell + 2)
-    places = np.arange(size, dtype=np.int32)
-    before, along = places // cell, places % cell
-    rows = corners[before] * (cell - along)[:, None] + corners[before + 1] * along[:, None]  # [size, corners]
-    both = rows[:, before] * (cell - along) + rows[:, before + 1] * along
-    return np.asarray(both // (cell * cell), np.int32)
+def noise(rng: IntRng, size: int, cell: int) -> Grid:
+    """Return value noise 0..255 [size, size]: random bytes every `cell` pixels, interpolated linearly."""
+    corners = rng.bytes(size // cell + 2, size // cell + 2)
+    positions = np.arange(size, dtype=np.int32)
+    index, offset = positions // cell, positions % cell
+    rows = corners[index] * (cell - offset)[:, None] + corners[index + 1] * offset[:, None]  # [size, corners]
+    values = rows[:, index] * (cell - offset) + rows[:, index + 1] * offset
+    return np.asarray(values // (cell * cell), np.int32)
 
 
-def plane(size: int, x: int, y: int) -> tuple[Grid, Grid]:
-    """How far right of and below (x, y) each pixel's middle is, in fine units: [1, size] and [size, 1]."""
-    middles = np.arange(size, dtype=np.int32) * FINE + FINE // 2
-    return (middles - x)[None, :], (middles - y)[:, None]
+def offsets(size: int, x: int, y: int) -> tuple[Grid, Grid]:
+    """Return how far right of and below (x, y) each pixel's centre is, in units: [1, size] and [size, 1]."""
+    centres = np.arange(size, dtype=np.int32) * UNITS_PER_PIXEL + UNITS_PER_PIXEL // 2
+    return (centres - x)[None, :], (centres - y)[:, None]
 
 
-Shape = Callable[[Grid, Grid, int], Region]  # right, below, radius in fine units -> region [size, size]
+Shape = Callable[[Grid, Grid, int], Region]  # right, below, radius in units -> region [size, size]
 
 
 def disc(right: Grid, below: Grid, radius: int) -> Region:
@@ -80,36 +81,42 @@ def octagon(right: Grid, below: Grid, radius: int) -> Region:
 
 
 def hexagon(right: Grid, below: Grid, radius: int) -> Region:
-    """Points left and right."""
+    """Return a hexagon with corners left and right."""
     return (abs(below) <= radius * 7 // 8) & (abs(right) * 7 + abs(below) * 4 <= radius * 7)
 
 
 def triangle(right: Grid, below: Grid, radius: int) -> Region:
-    """Points up."""
+    """Return a triangle with a corner at the top."""
     return (below <= radius // 2) & (abs(right) * 7 <= (below + radius) * 4)
 
 
-def hoop(right: Grid, below: Grid, radius: int) -> Region:
-    away = right * right + below * below
-    return (away <= radius * radius) & (away * 4 >= radius * radius)
+def ring_shape(right: Grid, below: Grid, radius: int) -> Region:
+    squared = right * right + below * below
+    return (squared <= radius * radius) & (squared * 4 >= radius * radius)
 
 
-def slab(right: Grid, below: Grid, radius: int) -> Region:
+def horizontal_bar(right: Grid, below: Grid, radius: int) -> Region:
     return (abs(right) <= radius) & (abs(below) * 3 <= radius)
 
 
-def pillar(right: Grid, below: Grid, radius: int) -> Region:
-    return slab(below, right, radius).astype(np.bool_)
+def vertical_bar(right: Grid, below: Grid, radius: int) -> Region:
+    return horizontal_bar(below, right, radius).astype(np.bool_)
 
 
-BODIES: dict[str, Shape] = {"disc": disc, "square": square, "octagon": octagon, "hexagon": hexagon}
-STRAYS: dict[str, Shape] = {**BODIES, "triangle": triangle, "hoop": hoop, "slab": slab, "pillar": pillar}
+BODY_SHAPES: dict[str, Shape] = {"disc": disc, "square": square, "octagon": octagon, "hexagon": hexagon}
+DISTRACTOR_SHAPES: dict[str, Shape] = {
+    **BODY_SHAPES,
+    "triangle": triangle,
+    "ring": ring_shape,
+    "bar": horizontal_bar,
+    "column": vertical_bar,
+}
 
-# What is inked on a badge, and so decides the class. Each is its own mirror image: a flipped picture keeps its class.
+# Patterns of class markers. Each is its own mirror image: a flipped picture keeps its class.
 
 
 def _bars(right: Grid, below: Grid, radius: int) -> Region:
-    stripe = (abs(below) * 5 + radius) // (2 * radius)  # counted from the middle
+    stripe = (abs(below) * 5 + radius) // (2 * radius)  # counted from the centre
     return np.asarray((stripe % 2 == 0) & (abs(right) <= radius), bool)
 
 
@@ -119,13 +126,13 @@ def _posts(right: Grid, below: Grid, radius: int) -> Region:
 
 def _checks(right: Grid, below: Grid, radius: int) -> Region:
     step = radius * 5 // 8
-    across, along = (abs(right) + step // 2) // step, (abs(below) + step // 2) // step
-    return np.asarray((across + along) % 2 == 0, bool)
+    column, row = (abs(right) + step // 2) // step, (abs(below) + step // 2) // step
+    return np.asarray((column + row) % 2 == 0, bool)
 
 
 def _ring(right: Grid, below: Grid, radius: int) -> Region:
-    away = right * right + below * below
-    return (away * 16 <= radius * radius * 10) & (away * 16 >= radius * radius * 3)
+    squared = right * right + below * below
+    return (squared * 16 <= radius * radius * 10) & (squared * 16 >= radius * radius * 3)
 
 
 def _dot(right: Grid, below: Grid, radius: int) -> Region:
@@ -146,9 +153,9 @@ def _roof(right: Grid, below: Grid, radius: int) -> Region:
     return (below <= radius * 3 // 8) & (abs(right) * 3 <= (below + radius * 3 // 4) * 2)
 
 
-# Pattern, and the colour that its ink is near: two signs of the class, both in the badge and nowhere else. (With one
-# dark ink for all, a ViT of 4 blocks was still at chance after 8,000 scenes; with these it had 25 %, and then 70 %.)
-INKS: dict[str, tuple[Shape, Colour]] = {
+# Pattern and base colour of its ink: two signs of the class, both in the marker and nowhere else. (With one dark ink
+# for all, a ViT of 4 blocks was still at chance level after 8,000 scenes; with these it had 25 %, and then 70 %.)
+CLASS_PATTERNS: dict[str, tuple[Shape, Colour]] = {
     "bars": (_bars, (170, 0, 0)),
     "checks": (_checks, (0, 0, 0)),
     "cross": (_cross, (0, 0, 170)),

@@ -1,4 +1,4 @@
-"""Marks: hashes by which images and models are known again, whatever they are called."""
+"""Content hashes of images and models: results are stored and looked up by content, not by name."""
 
 from __future__ import annotations
 
@@ -17,20 +17,22 @@ from PIL import Image
 from torch import Tensor, nn
 
 from clairvit.errors import BadInput
-from clairvit.models.model import Model, Preprocess
+from clairvit.models.model import Model
+from clairvit.models.preprocess import Preprocess
 
 
 def digest(*parts: Any) -> str:
-    """A hash of files (their bytes), pictures, arrays, tensors and text; text that is no file's name comes as bytes."""
-    found = hashlib.blake2b(digest_size=16)
+    """Return a hash of files (their bytes), pictures, arrays, tensors, bytes and file names; other values by repr."""
+    total = hashlib.blake2b(digest_size=16)
     for part in parts:
         content = _bytes(part)
-        found.update(f"{len(content)}:".encode())
-        found.update(content)
-    return found.hexdigest()
+        total.update(f"{len(content)}:".encode())
+        total.update(content)
+    return total.hexdigest()
 
 
 def _bytes(part: Any) -> bytes:
+    """Return the content of one part as bytes."""
     if isinstance(part, bytes):
         return part
     if isinstance(part, Path) or (isinstance(part, str) and os.path.isfile(part)):  # False for a name that is too long
@@ -49,7 +51,7 @@ def _bytes(part: Any) -> bytes:
 
 
 def weights_hash(model: Model) -> str:
-    """Of all that decides what a model says: its tensors, its classes' names, its preprocessing, its activation."""
+    """Return a hash of all that determines a model's scores: tensors, labels, preprocessing, layout, activation."""
     stated = (model.preprocess, model.labels, model.layout, model.activation)
     return digest(state_hash(model.module).encode(), repr(stated).encode())
 
@@ -65,9 +67,9 @@ def state_hash(module: nn.Module) -> str:
     """
     state = _state(module)
     check = _change_check(state)
-    known = _HASHES.get(module)
-    if known is not None and known[0] == check:
-        return known[1]
+    cached = _HASHES.get(module)
+    if cached is not None and cached[0] == check:
+        return cached[1]
     total = hashlib.blake2b(digest_size=16)
     for name, value in state:
         for content in _contents(name, value):
@@ -78,7 +80,7 @@ def state_hash(module: nn.Module) -> str:
 
 
 def model_record(model: Model) -> dict[str, Any]:
-    """Return what results keep of a model in addition to its name, as plain JSON values."""
+    """Return what results store about a model in addition to its name, as JSON values."""
     return {
         "activation": model.activation,
         "weights_hash": state_hash(model.module),
@@ -88,13 +90,13 @@ def model_record(model: Model) -> dict[str, Any]:
 
 
 def plain_preprocess(preprocess: Preprocess) -> dict[str, Any]:
-    """Return preprocessing as plain JSON values."""
+    """Return preprocessing as JSON values."""
     values: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(preprocess)))
     return values
 
 
 def _state(module: nn.Module) -> list[tuple[str, Any]]:
-    """Return parameters, buffers (also those that are not saved) and other saved values by name."""
+    """Return parameters, buffers (also non-persistent ones) and other saved values, sorted by name."""
     state: dict[str, Any] = dict(module.state_dict())
     state |= dict(module.named_parameters(remove_duplicate=False))
     state |= dict(module.named_buffers(remove_duplicate=False))
@@ -102,13 +104,13 @@ def _state(module: nn.Module) -> list[tuple[str, Any]]:
 
 
 def _contents(name: str, value: Any) -> Iterator[bytes | memoryview]:
-    """Yield a tensor's name, dtype, shape and bytes; for quantised weights, those of their parts."""
+    """Yield a tensor's name, dtype, shape and bytes; for quantised weights, those of their components."""
     if isinstance(value, tuple | list):  # the packed weights of a dynamically quantised layer
-        for place, part in enumerate(value):
-            yield from _contents(f"{name}.{place}", part)
+        for index, part in enumerate(value):
+            yield from _contents(f"{name}.{index}", part)
     elif not isinstance(value, Tensor):
         yield f"{name} {value!r}".encode()
-    elif hasattr(value, "__tensor_flatten__"):  # a subclass that holds other tensors, as torchao's quantised ones
+    elif hasattr(value, "__tensor_flatten__"):  # a subclass that holds other tensors, such as torchao's
         inner, context = value.__tensor_flatten__()
         yield f"{name} {type(value).__name__} {context!r}".encode()
         for part in inner:
@@ -131,7 +133,7 @@ def _contents(name: str, value: Any) -> Iterator[bytes | memoryview]:
 
 
 def _change_check(state: Sequence[tuple[str, Any]]) -> bytes:
-    """Return a digest that changes when tensors do: identity, version, sum and a sample of each, at little cost."""
+    """Return a cheap digest that changes with the tensors: identity, version, sum and a sample of values of each."""
     parts: list[Any] = []
     numbers: list[Tensor] = []
     for name, value in state:
@@ -148,5 +150,5 @@ def _change_check(state: Sequence[tuple[str, Any]]) -> bytes:
     by_device: dict[torch.device, list[Tensor]] = {}
     for number in numbers:
         by_device.setdefault(number.device, []).append(number)
-    values = [torch.cat(own).cpu().numpy().tobytes() for own in by_device.values()]  # one transfer for each device
+    values = [torch.cat(tensors).cpu().numpy().tobytes() for tensors in by_device.values()]  # one transfer per device
     return hashlib.blake2b(b"".join([repr(parts).encode(), *values]), digest_size=16).digest()

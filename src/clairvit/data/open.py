@@ -1,4 +1,4 @@
-"""The door to data: open_data("pets:PATH") is an album with what the data set's own files say of its images."""
+"""open_data("pets:PATH"): a public dataset on disk, or generated scenes, as an `ImageDataset` with its annotations."""
 
 from __future__ import annotations
 
@@ -13,53 +13,54 @@ from torch import Tensor
 
 from clairvit.data.dataset import ImageDataset, Sample
 from clairvit.data.formats.entry import Annotation, DatasetIndex, Entry
-from clairvit.data.formats.registry import DataRequest, Dataset, find_root, not_there, registered
+from clairvit.data.formats.registry import DataRequest, DatasetFormat, find_root, missing_files_error, registered
 from clairvit.data.hashing import digest
 from clairvit.data.masks import check_kind, prepare_mask, read_mask
 from clairvit.errors import BadInput, ClairError, UnknownName, did_you_mean
-from clairvit.models.images import prepare, read_image
+from clairvit.models.image_files import read_image
+from clairvit.models.images import prepare
 from clairvit.models.model import Model
 
-_LAYOUTS = (  # in the order in which they are listed
-    *("folder", "pets", "flowers", "caltech101", "voc", "dogs", "indoor67"),
-    *("imagenet", "imagenet_s", "imagenet_seg", "coco", "mura"),
+_FORMATS = (  # modules of clairvit.data.formats, in the order in which their formats are listed
+    *("folder", "pets", "flowers", "caltech101", "voc", "dogs", "labels_only"),
+    *("imagenet", "imagenet_s", "imagenet_seg", "coco"),
 )
 _VOID = 255  # in a mask of the kind voc
-SCENES, SCENES_SPLITS, SOME = "scenes", ("one", "two", "part"), 200
+SCENES, SCENES_SPLITS, SCENES_COUNT = "scenes", ("one", "two", "part"), 200
 
 
 @dataclass(frozen=True, eq=False)
 class Data:
-    """Images, what they are of, and where they come from."""
+    """An opened dataset: its images, classes and origin."""
 
     dataset: ImageDataset
     name: str  # pets
     title: str  # Oxford-IIIT Pet
     root: Path
     split: str
-    classes: tuple[str, ...]  # the data set's own, in its own order
+    classes: tuple[str, ...]  # of the dataset, in its own order
     total: int  # images in the split, before a limit
-    number: Callable[[int, Model], int | None]  # a class of the data set -> the model's number, if it has it
+    model_class: Callable[[int, Model], int | None]  # a class of the dataset -> the model's class, None if it has none
 
     def __len__(self) -> int:
         return len(self.dataset)
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the user should know of the folder."""
+        """Return notes about the folder for the user."""
         return self.dataset.notes
 
     def unknown(self, model: Model) -> tuple[str, ...]:
-        """Classes of the data set that the model does not have; images of them have no true class."""
-        return tuple(name for own, name in enumerate(self.classes) if self.number(own, model) is None)
+        """Return the classes of the dataset that the model does not have; images of them have no true class."""
+        return tuple(name for index, name in enumerate(self.classes) if self.model_class(index, model) is None)
 
 
-def datasets() -> tuple[Dataset, ...]:
-    """What `open_data` can read, with its layout (`.layout()`), what it has (`.has`) and whether it can `.download`."""
-    modules = [importlib.import_module(f"clairvit.data.formats.{name}").__name__ for name in _LAYOUTS]
-    places = {module: place for place, module in enumerate(modules)}
-    # whoever was imported first, the list is in the same order; what others registered comes after it
-    return tuple(sorted(registered().values(), key=lambda data: places.get(data.open.__module__, len(places))))
+def datasets() -> tuple[DatasetFormat, ...]:
+    """Return the formats that `open_data` reads: their folders (`.layout()`), annotations (`.has`) and `.download`."""
+    modules = [importlib.import_module(f"clairvit.data.formats.{name}").__name__ for name in _FORMATS]
+    order = {module: position for position, module in enumerate(modules)}
+    # independent of the order of imports; formats that others registered come last
+    return tuple(sorted(registered().values(), key=lambda data: order.get(data.open.__module__, len(order))))
 
 
 def open_data(
@@ -72,56 +73,68 @@ def open_data(
     masks: str | Path | None = None,
     mask_kind: str = "nonzero",
 ) -> Data:
-    """ "NAME:PATH" as an album. No image is read before its turn comes.
+    """Open "NAME:PATH" as a dataset; images are read lazily.
 
-    limit     so many images, drawn by the seed from all classes alike, in the data set's order
-    download  fetch the data set into PATH if it is not there, where that is allowed
-    masks     of `folder:PATH` only: a folder with 'cat.png' for 'cat.jpg', read as `mask_kind` says
+    "scenes" or "scenes:COUNT" are generated from the seed and need no path; their splits are one (object), two
+    (objects) and part (one object; the mask is the part that determines its class).
 
-    "scenes" or "scenes:COUNT" are drawn by the seed and need no path; their splits are one (object), two (objects) and
-    part (one object, the mask is of the part that decides its class).
+    Args:
+        spec: NAME:PATH, with a name of `datasets()`, or scenes.
+        split: A split of the dataset; None is its first one.
+        limit: The number of images, a stratified sample over classes, in the dataset's order; None is all.
+        seed: Of the sample and of scenes.
+        download: Download the dataset into PATH if it is not there, where that is allowed.
+        masks: For `folder:PATH` only: a folder with 'cat.png' for 'cat.jpg', read as `mask_kind` says.
+        mask_kind: One of `MASK_KINDS`.
+
+    Raises:
+        BadInput: The folder does not look as expected, or an option does not fit.
+        UnknownName: There is no such dataset or split.
+
+    Example:
+        >>> len(open_data("scenes:8"))
+        8
     """
     if limit is not None and (isinstance(limit, bool) or limit < 1):
         raise BadInput(f"limit={limit} was given; expected the number of images to take, 1 or more.")
     check_kind(mask_kind)
-    drawn = spec.partition(":")[0] == SCENES
-    known = None if drawn else _parse(spec)
-    if masks is not None and (known is None or known[0].name != "folder"):
+    is_scenes = spec.partition(":")[0] == SCENES
+    parsed = None if is_scenes else _parse_spec(spec)
+    if masks is not None and (parsed is None or parsed[0].name != "folder"):
         raise BadInput(f"masks={masks} was given with {spec}, which has its own; expected it with folder:PATH only.")
-    if known is None:
-        return _scenes(spec, split, limit, seed)
-    data, path = known
-    split = _split(data, split)
-    root = _root(data, path, split, download)
-    found = data.open(DataRequest(root, split, None if masks is None else Path(masks).expanduser(), mask_kind))
-    if not found.entries:
+    if parsed is None:
+        return _open_scenes(spec, split, limit, seed)
+    data, path = parsed
+    split = _check_split(data, split)
+    root = _find_or_download(data, path, split, download)
+    index = data.open(DataRequest(root, split, None if masks is None else Path(masks).expanduser(), mask_kind))
+    if not index.entries:
         raise BadInput(f"'{root}' holds no images for {data.name}, split {split}. Expected:\n{data.layout(path)}")
-    rows = range(len(found.entries)) if limit is None else sample(_groups(found, limit), limit, seed)
-    entries = [found.entries[row] for row in rows]
+    rows = range(len(index.entries)) if limit is None else stratified_sample(_strata(index, limit), limit, seed)
     return Data(
-        dataset=_album(entries, found),
+        dataset=_image_dataset([index.entries[row] for row in rows], index),
         name=data.name,
         title=data.title,
         root=root,
         split=split,
-        classes=found.classes,
-        total=len(found.entries),
-        number=lambda own, model: class_of(own, found, model),
+        classes=index.classes,
+        total=len(index.entries),
+        model_class=lambda class_index, model: model_class(class_index, index, model),
     )
 
 
-def _scenes(spec: str, split: str | None, limit: int | None, seed: int) -> Data:
-    """Scenes have no folder: they are drawn."""
+def _open_scenes(spec: str, split: str | None, limit: int | None, seed: int) -> Data:
+    """Return generated scenes."""
     from clairvit.data.scenes import CLASSES, scenes
 
-    count = spec.partition(":")[2] or str(limit or SOME)
+    count = spec.partition(":")[2] or str(limit or SCENES_COUNT)
     if not count.isdecimal() or int(count) < 1:
         raise BadInput(f"'{spec}' was given; expected scenes, or scenes:COUNT such as scenes:500.")
     if split not in (None, *SCENES_SPLITS):
         raise UnknownName(f"Scenes have no split '{split}'. Choose one of: {', '.join(SCENES_SPLITS)}.")
-    many = int(count) if limit is None else min(int(count), limit)
-    dataset = scenes(many, seed, objects=1 + (split == "two"), mask="part" if split == "part" else "object")
-    found = DatasetIndex((), CLASSES)
+    limited = int(count) if limit is None else min(int(count), limit)
+    dataset = scenes(limited, seed, objects=1 + (split == "two"), mask="part" if split == "part" else "object")
+    index = DatasetIndex((), CLASSES)
     return Data(
         dataset=dataset,
         name=SCENES,
@@ -130,61 +143,68 @@ def _scenes(spec: str, split: str | None, limit: int | None, seed: int) -> Data:
         split=split or SCENES_SPLITS[0],
         classes=CLASSES,
         total=int(count),
-        number=lambda own, model: class_of(own, found, model),
+        model_class=lambda class_index, model: model_class(class_index, index, model),
     )
 
 
-def sample(groups: Sequence[int | None], limit: int, seed: int) -> list[int]:
-    """`limit` rows in ascending order, in which each group has its share, rounded up or down by chance.
+def stratified_sample(strata: Sequence[int | None], limit: int, seed: int) -> list[int]:
+    """Return `limit` rows in ascending order, in which each stratum has its share, rounded up or down at random.
 
-    The rows are laid out group by group, in random order, and every (n / limit)-th is taken from a random start.
+    Systematic sampling: the rows are ordered by stratum, at random within each, and every (n / limit)-th is taken from
+    a random start.
     """
-    count = len(groups)
+    count = len(strata)
     if limit >= count:
         return list(range(count))
-    dice = np.random.default_rng(seed)
-    kinds = sorted(set(groups), key=lambda kind: (kind is None, kind or 0))
-    place = dict(zip(kinds, dice.permutation(len(kinds)), strict=True))
-    laid = sorted(dice.permutation(count).tolist(), key=lambda row: place[groups[row]])
-    steps = (np.arange(limit) + dice.random()) * (count / limit)
-    return sorted(laid[min(int(step), count - 1)] for step in steps)
+    generator = np.random.default_rng(seed)
+    unique = sorted(set(strata), key=lambda stratum: (stratum is None, stratum or 0))
+    position = dict(zip(unique, generator.permutation(len(unique)), strict=True))
+    ordered = sorted(generator.permutation(count).tolist(), key=lambda row: position[strata[row]])
+    steps = (np.arange(limit) + generator.random()) * (count / limit)
+    return sorted(ordered[min(int(step), count - 1)] for step in steps)
 
 
-def class_of(own: int, found: DatasetIndex, model: Model) -> int | None:
-    """The model's number for a class of the data set, or None: by its whole name or one of its synonyms.
+def model_class(class_index: int, index: DatasetIndex, model: Model) -> int | None:
+    """Return the model's class for a class of the dataset, by its whole name or one of its synonyms; None if there is
+    none.
 
-    A beginning of a name is not enough here: VOC's cat is no catamaran.
+    The beginning of a name is not enough: VOC's cat is no catamaran.
     """
-    name = found.classes[own]
-    if found.numbering == "imagenet" and len(model.labels) == len(found.classes):
-        return own
-    if found.numbering != "names" and not model.labels:
-        return own
-    wanted = name.lower()
-    spaced = wanted.replace("_", " ")
+    name = index.classes[class_index]
+    if index.numbering == "imagenet" and len(model.labels) == len(index.classes):
+        return class_index
+    if index.numbering != "names" and not model.labels:
+        return class_index
+    lower = name.lower()
+    variants = {lower, lower.replace("_", " ")}
     labels = [label.lower() for label in model.labels]
-    whole = [i for i, label in enumerate(labels) if label in (wanted, spaced)]
-    either = [i for i, label in enumerate(labels) if {wanted, spaced} & {part.strip() for part in label.split(",")}]
-    if len(whole or either) == 1:
-        return (whole or either)[0]
-    return int(name) if found.numbering == "names" and name.isdecimal() and not whole else None
+    by_name = [i for i, label in enumerate(labels) if label in variants]
+    by_synonym = [i for i, label in enumerate(labels) if variants & {part.strip() for part in label.split(",")}]
+    matches = by_name or by_synonym
+    if len(matches) == 1:
+        return matches[0]
+    return int(name) if index.numbering == "names" and name.isdecimal() and not by_name else None
 
 
-def _parse(spec: str) -> tuple[Dataset, Path]:
-    known = {data.name: data for data in datasets()}
+def _parse_spec(spec: str) -> tuple[DatasetFormat, Path]:
+    """Return format and path of NAME:PATH."""
+    formats = {data.name: data for data in datasets()}
     name, colon, path = str(spec).partition(":")
-    if name in known and path:
-        return known[name], Path(path).expanduser()
-    if name in known:
-        raise BadInput(f"'{spec}' does not say where the data is; type {name}:PATH. Expected:\n{known[name].layout()}")
+    if name in formats and path:
+        return formats[name], Path(path).expanduser()
+    if name in formats:
+        raise BadInput(
+            f"'{spec}' does not say where the data is; type {name}:PATH. Expected:\n{formats[name].layout()}"
+        )
     hint = f" For a folder of images type folder:{spec}." if Path(spec).expanduser().is_dir() else ""
     raise UnknownName(
-        f"There is no data set '{name if colon else spec}'.{did_you_mean(name, known)}{hint} "
-        f"Type NAME:PATH, with one of: {', '.join(known)}."
+        f"There is no data set '{name if colon else spec}'.{did_you_mean(name, formats)}{hint} "
+        f"Type NAME:PATH, with one of: {', '.join(formats)}."
     )
 
 
-def _split(data: Dataset, split: str | None) -> str:
+def _check_split(data: DatasetFormat, split: str | None) -> str:
+    """Return the split, the first one for None; raise UnknownName if the dataset has no such split."""
     if split is None:
         return data.splits[0]
     if split not in data.splits:
@@ -195,22 +215,22 @@ def _split(data: Dataset, split: str | None) -> str:
     return split
 
 
-def _root(data: Dataset, path: Path, split: str, download: bool) -> Path:
-    """The folder with everything in it, after a download if need be."""
-    if path.is_file() and path.name in data.needs:
-        path = path.parent  # the one file that a data set consists of
-    root, lacks = find_root(data, path, split)
-    if lacks is None and path.exists():
+def _find_or_download(data: DatasetFormat, path: Path, split: str, download: bool) -> Path:
+    """Return the folder with all required files, after a download if needed and allowed."""
+    if path.is_file() and path.name in data.required_paths:
+        path = path.parent  # the dataset is a single file
+    root, missing = find_root(data, path, split)
+    if missing is None and path.exists():
         return root
     if download:
-        _fetch(data, path)
-        root, lacks = find_root(data, path, split)
-    if lacks is not None or not path.exists():
-        raise not_there(data, path, root, lacks or "")
+        _download(data, path)
+        root, missing = find_root(data, path, split)
+    if missing is not None or not path.exists():
+        raise missing_files_error(data, path, root, missing or "")
     return root
 
 
-def _fetch(data: Dataset, path: Path) -> None:
+def _download(data: DatasetFormat, path: Path) -> None:
     if data.fetch is None:
         raise BadInput(
             f"{data.title} cannot be downloaded from here: {data.why_no_download}. Put it into:\n{data.layout(path)}"
@@ -225,69 +245,72 @@ def _fetch(data: Dataset, path: Path) -> None:
         ) from error
 
 
-def _groups(found: DatasetIndex, limit: int) -> list[int | None]:
-    """By which a sample is drawn; those of the whole set are not looked for in vain."""
-    if limit >= len(found.entries) or not found.has_labels:
-        return [None] * len(found.entries)
-    return [_group(entry) for entry in found.entries]
+def _strata(index: DatasetIndex, limit: int) -> list[int | None]:
+    """Return the class of each image for sampling; None if all images are taken or there are no labels."""
+    if limit >= len(index.entries) or not index.has_labels:
+        return [None] * len(index.entries)
+    return [_stratum(entry) for entry in index.entries]
 
 
-def _group(entry: Entry) -> int | None:
+def _stratum(entry: Entry) -> int | None:
     try:
-        return entry.group()
+        return entry.stratum()
     except ClairError:
-        return None  # what is wrong with it is said when it is read, if it is drawn at all
+        return None  # the error is raised when the image is read, if it is in the sample
 
 
-def _album(entries: Sequence[Entry], found: DatasetIndex) -> ImageDataset:
+def _image_dataset(entries: Sequence[Entry], index: DatasetIndex) -> ImageDataset:
+    """Return the entries as a dataset."""
+
     def read(row: int, model: Model) -> Sample:
-        return _page(entries[row], found, model)
+        return _read_sample(entries[row], index, model)
 
-    def mark(row: int) -> str:
+    def content_hash(row: int) -> str:
         entry = entries[row]
         if isinstance(entry.image, Path) and not entry.image.is_file():
-            read_image(entry.image)  # says so
+            read_image(entry.image)  # raises BadInput
         image = entry.image if isinstance(entry.image, Path) else entry.image()
-        own = entry.group() if found.numbering == "names" else None
-        named = found.classes if own is None else found.classes[own]
-        known = (part.encode() if isinstance(part, str) else part for part in entry.behind())
-        return digest(image, *known, repr((named, found.whole, found.has_others)).encode())
+        stratum = entry.stratum() if index.numbering == "names" else None
+        classes = index.classes if stratum is None else index.classes[stratum]
+        inputs = (part.encode() if isinstance(part, str) else part for part in entry.hash_inputs())
+        return digest(image, *inputs, repr((classes, index.all_objects, index.has_others)).encode())
 
     names = tuple(entry.name for entry in entries)
-    return ImageDataset(names, read, mark, found.has_masks, found.has_labels, found.has_others, found.notes)
+    return ImageDataset(names, read, content_hash, index.has_masks, index.has_labels, index.has_others, index.notes)
 
 
-def _page(entry: Entry, found: DatasetIndex, model: Model) -> Sample:
+def _read_sample(entry: Entry, index: DatasetIndex, model: Model) -> Sample:
+    """Return image, mask and classes; without a label the true class is that of the largest object in the crop."""
     picture = read_image(entry.image if isinstance(entry.image, Path) else entry.image())
     pixels = prepare([picture], model).pixels[0]
-    known = entry.known(picture.size)
-    seen = {own: _as_seen(mask, known, picture.size, model) for own, mask in known.objects.items()}
-    order = sorted(seen, key=lambda own: (-int(seen[own][0].sum()), -int(known.objects[own].sum()), own))
-    label = order[0] if known.label is None and order else known.label
-    other = next((own for own in order if own != label and bool(seen[own][0].any())), None)
+    annotation = entry.annotation(picture.size)
+    objects = {c: _prepare_object(mask, annotation, picture.size, model) for c, mask in annotation.objects.items()}
+    by_size = sorted(objects, key=lambda c: (-int(objects[c][0].sum()), -int(annotation.objects[c].sum()), c))
+    label = by_size[0] if annotation.label is None and by_size else annotation.label
+    other = next((c for c in by_size if c != label and bool(objects[c][0].any())), None)
     mask = void = None
-    if found.has_masks and known.masked:
+    if index.has_masks and annotation.masked:
         # masks may be of another size than the picture, and void with them
-        nothing = np.zeros((picture.height, picture.width) if known.void is None else known.void.shape, dtype=bool)
-        mask, void = _as_seen(nothing, known, picture.size, model)
-        for own, (there, _) in seen.items():
-            mask = mask | there if found.whole or own == order[0] else mask
+        shape = (picture.height, picture.width) if annotation.void is None else annotation.void.shape
+        mask, void = _prepare_object(np.zeros(shape, dtype=bool), annotation, picture.size, model)
+        for c, (object_mask, _) in objects.items():
+            mask = mask | object_mask if index.all_objects or c == by_size[0] else mask
     return Sample(
         pixels,
         mask,
         void,
-        label=_number(label, found, model) if found.has_labels else None,
-        other=_number(other, found, model) if found.has_others else None,
+        label=_model_class_or_none(label, index, model) if index.has_labels else None,
+        other=_model_class_or_none(other, index, model) if index.has_others else None,
     )
 
 
-def _as_seen(mask: object, known: Annotation, size: tuple[int, int], model: Model) -> tuple[Tensor, Tensor]:
-    """Object and void, bool [H, W], cut and resized as the model's images are."""
+def _prepare_object(mask: object, annotation: Annotation, size: tuple[int, int], model: Model) -> tuple[Tensor, Tensor]:
+    """Return object and void, bool [H, W], resized and cropped as the model's images are."""
     values = np.asarray(mask).astype(np.uint8)
-    if known.void is not None:
-        values = np.where(known.void, _VOID, values)
+    if annotation.void is not None:
+        values = np.where(annotation.void, _VOID, values)
     return prepare_mask(read_mask(values, size, "voc"), model.preprocess)
 
 
-def _number(own: int | None, found: DatasetIndex, model: Model) -> int | None:
-    return None if own is None or own < 0 else class_of(own, found, model)
+def _model_class_or_none(class_index: int | None, index: DatasetIndex, model: Model) -> int | None:
+    return None if class_index is None or class_index < 0 else model_class(class_index, index, model)

@@ -1,8 +1,8 @@
-"""Scenes: pictures made from a seed, in which we know which pixels decide the class, because we put them there.
+"""Scenes: pictures generated from a seed, of which the pixels that determine the class are known exactly.
 
-An object is a body of any shape, colour and texture with a badge on it. Pattern and ink of the badge are the class; all
-else (body, place, size, background, strays) is drawn without looking at the class. Bodies with a blank badge stand
-about too, so neither body nor badge says anything: only the ink does.
+An object is a body of any shape, colour and texture with a marker on it. Pattern and ink of the marker are the class;
+everything else (body, position, size, background, distractors) is independent of the class. Bodies with a blank marker
+are drawn too: neither body nor marker carries information, only the ink does.
 """
 
 from __future__ import annotations
@@ -15,123 +15,142 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from clairvit.data.dataset import ImageDataset, Sample
-from clairvit.data.drawing import BODIES, FINE, INKS, STRAYS, Colour, Grid, IntRng, Region, disc, noise, plane
+from clairvit.data.drawing import (
+    BODY_SHAPES,
+    CLASS_PATTERNS,
+    DISTRACTOR_SHAPES,
+    UNITS_PER_PIXEL,
+    Colour,
+    Grid,
+    IntRng,
+    Region,
+    disc,
+    noise,
+    offsets,
+)
 from clairvit.data.hashing import digest
-from clairvit.data.masks import GROUND, OBJECT, prepare_mask
+from clairvit.data.masks import BACKGROUND, OBJECT, prepare_mask
 from clairvit.errors import BadInput
 from clairvit.models.images import prepare
 from clairvit.models.model import Model
 
-CLASSES = tuple(INKS)
+CLASSES = tuple(CLASS_PATTERNS)
 SIZE = 96  # 12 × 12 patches of 8 pixels
-SMALLEST = 48
-_VERSION = 1  # other pixels for the same seed: another version, so that nothing stored is taken for the new
-_MARGIN = 2  # pixels between an object and the edge, and half of that between two objects' halves of the picture
+MIN_SIZE = 48
+_VERSION = 1  # part of seeds and hashes: increase it if the same seed gives other pixels
+_MARGIN = 2  # pixels between an object and the edge, and twice those between the areas of two objects
 
-SceneClassesShown = Literal["object", "part"]
+SceneMask = Literal["object", "part"]
 
 
 @dataclass(frozen=True)
-class Badge:
-    x: int  # in fine units, as all lengths here
+class ClassMarker:
+    """A disc on a body; its pattern is the class. Lengths are in units of 1/8 pixel."""
+
+    x: int
     y: int
     radius: int
-    plate: Colour
-    tint: Colour  # added to the ink, whichever it is
-    kind: str | None  # what is inked on it: the class; None: blank
+    plate: Colour  # colour of the disc
+    tint: Colour  # added to the ink of any class
+    class_name: str | None  # None: blank
 
 
 @dataclass(frozen=True)
-class Thing:
-    """An object, or (without a badge, or with a blank one) a stray."""
+class SceneObject:
+    """A body with a marker, or a distractor: without a marker, or with a blank one. Lengths are in 1/8 pixel."""
 
     shape: str
     x: int
     y: int
     radius: int
     colour: Colour
-    grain: int  # how rough its surface is
-    badge: Badge | None = None
+    grain: int  # amplitude of the surface noise
+    marker: ClassMarker | None = None
 
 
 @dataclass(frozen=True)
-class Plan:
-    """All that a scene is drawn from: take out or change a thing, and see which pixels change."""
+class ScenePlan:
+    """All that a scene is drawn from; change or remove an object to see which pixels change."""
 
     seed: int
     number: int
     size: int
-    strays: tuple[Thing, ...]
-    objects: tuple[Thing, ...]
+    distractors: tuple[SceneObject, ...]
+    objects: tuple[SceneObject, ...]
 
 
 @dataclass(frozen=True, eq=False)
 class Scene:
+    """A picture with exact masks of its one or two objects."""
+
     picture: Image.Image  # RGB
     mask: NDArray[np.bool_]  # [rows, columns]: the object, its part included
-    part: NDArray[np.bool_]  # the badge, which decides the class
-    kind: str  # the class
+    part: NDArray[np.bool_]  # the marker, which determines the class
+    class_name: str
     other_mask: NDArray[np.bool_] | None = None  # the second object
     other_part: NDArray[np.bool_] | None = None
-    other_kind: str | None = None
+    other_class_name: str | None = None
 
 
 def scene(seed: int, number: int, objects: int = 1, size: int = SIZE) -> Scene:
-    """The scene of that number; one is the same whatever others are drawn."""
+    """Return the scene of that number; it does not depend on which others are drawn."""
     return draw(plan(seed, number, objects, size))
 
 
-def plan(seed: int, number: int, objects: int = 1, size: int = SIZE) -> Plan:
-    """What stands where. Of each len(CLASSES) scenes in a row every class is the class of one."""
+def plan(seed: int, number: int, objects: int = 1, size: int = SIZE) -> ScenePlan:
+    """Return what a scene consists of. Among len(CLASSES) scenes in a row every class occurs once."""
     _check(objects, size)
-    lots = IntRng("scene", _VERSION, seed, number, objects, size)
-    kinds = _kinds(seed, number, objects)
-    strays = [_stray(lots, size) for _ in range(lots.number(2, 5))]
-    strays.sort(key=lambda thing: thing.badge is not None)  # nothing but a body lies on a blank badge: no false ink
-    sideways = bool(lots.number(0, 1))
-    first = lots.number(0, 1)  # in which half of the picture the first of two stands
+    rng = IntRng("scene", _VERSION, seed, number, objects, size)
+    names = _class_names(seed, number, objects)
+    distractors = [_draw_distractor(rng, size) for _ in range(rng.integer(2, 5))]
+    distractors.sort(key=lambda item: item.marker is not None)  # no shape may look like ink on a blank marker
+    side_by_side = bool(rng.integer(0, 1))
+    first_half = rng.integer(0, 1)  # of the picture, for the first of two objects
     placed = tuple(
-        _object(lots, size, kind, None if objects == 1 else (first + place) % 2, sideways)
-        for place, kind in enumerate(kinds)
+        _draw_object(rng, size, name, None if objects == 1 else (first_half + index) % 2, side_by_side)
+        for index, name in enumerate(names)
     )
-    return Plan(seed, number, size, tuple(strays), placed)
+    return ScenePlan(seed, number, size, tuple(distractors), placed)
 
 
-def draw(planned: Plan) -> Scene:
-    """Background, then strays, then objects: nothing hides a pixel of an object, and no two objects touch."""
+def draw(planned: ScenePlan) -> Scene:
+    """Return the picture: background, distractors, objects. No object is hidden, and no two objects touch."""
     canvas = _background(planned)
-    for place, thing in enumerate(planned.strays):
-        _paint(canvas, thing, IntRng("stray", planned.seed, planned.number, place))
+    for index, item in enumerate(planned.distractors):
+        _paint(canvas, item, IntRng("stray", planned.seed, planned.number, index))
     masks = [
-        _paint(canvas, thing, IntRng("object", planned.seed, planned.number, place))
-        for place, thing in enumerate(planned.objects)
+        _paint(canvas, item, IntRng("object", planned.seed, planned.number, index))
+        for index, item in enumerate(planned.objects)
     ]
     picture = Image.fromarray(canvas.clip(0, 255).astype(np.uint8))
-    nothing = np.zeros((planned.size, planned.size), bool)
-    (mask, part), *more = masks or [(nothing, nothing)]
-    kinds = [_kind(thing) for thing in planned.objects] or [""]
-    if not more:
-        return Scene(picture, mask, part, kinds[0])
-    return Scene(picture, mask, part, kinds[0], *more[0], kinds[1])
+    empty = np.zeros((planned.size, planned.size), bool)
+    (mask, part), *second = masks or [(empty, empty)]
+    names = [_class_name(item) for item in planned.objects] or [""]
+    if not second:
+        return Scene(picture, mask, part, names[0])
+    return Scene(picture, mask, part, names[0], *second[0], names[1])
 
 
-def with_class(planned: Plan, kind: str, place: int = 0) -> Plan:
-    """The same scene with something else inked on an object's badge."""
-    if kind not in INKS:
-        raise BadInput(f"There is no class '{kind}' of scenes; expected one of {', '.join(CLASSES)}.")
+def with_class(planned: ScenePlan, class_name: str, index: int = 0) -> ScenePlan:
+    """Return the same scene with another pattern on the marker of one object."""
+    if class_name not in CLASS_PATTERNS:
+        raise BadInput(f"There is no class '{class_name}' of scenes; expected one of {', '.join(CLASSES)}.")
     objects = list(planned.objects)
-    badge = objects[place].badge
-    assert badge is not None
-    objects[place] = replace(objects[place], badge=replace(badge, kind=kind))
+    marker = objects[index].marker
+    assert marker is not None
+    objects[index] = replace(objects[index], marker=replace(marker, class_name=class_name))
     return replace(planned, objects=tuple(objects))
 
 
-def scenes(
-    count: int, seed: int = 0, objects: int = 1, size: int = SIZE, mask: SceneClassesShown = "object"
-) -> ImageDataset:
-    """So many scenes, each drawn when its turn comes, with its class and, of two objects, the other's.
+def scenes(count: int, seed: int = 0, objects: int = 1, size: int = SIZE, mask: SceneMask = "object") -> ImageDataset:
+    """Return generated scenes as a dataset, each drawn when it is read.
 
-    `mask` is the whole object, or "part": the pixels that decide the class.
+    Args:
+        count: The number of scenes.
+        seed: Of all scenes.
+        objects: 1, or 2 of different classes.
+        size: Rows and columns in pixels.
+        mask: The whole object, or "part": the pixels that determine the class.
     """
     _check(objects, size)
     if count < 1:
@@ -141,109 +160,111 @@ def scenes(
     names = tuple(f"scene {seed}-{number}" for number in range(count))
 
     def read(row: int, model: Model) -> Sample:
-        found = scene(seed, row, objects, size)
-        region = found.mask if mask == "object" else found.part
-        where, _ = prepare_mask(Image.fromarray(np.where(region, OBJECT, GROUND).astype(np.uint8)), model.preprocess)
-        pixels = prepare([found.picture], model).pixels[0]
-        return Sample(pixels, where, label=found.kind, other=found.other_kind)
+        drawn = scene(seed, row, objects, size)
+        region = drawn.mask if mask == "object" else drawn.part
+        picture = Image.fromarray(np.where(region, OBJECT, BACKGROUND).astype(np.uint8))
+        object_mask, _ = prepare_mask(picture, model.preprocess)
+        pixels = prepare([drawn.picture], model).pixels[0]
+        return Sample(pixels, object_mask, label=drawn.class_name, other=drawn.other_class_name)
 
-    def mark(row: int) -> str:
+    def content_hash(row: int) -> str:
         return digest(repr(("scene", _VERSION, seed, row, objects, size, mask)).encode())
 
-    return ImageDataset(names, read, mark, has_masks=True, has_labels=True, has_others=objects == 2)
+    return ImageDataset(names, read, content_hash, has_masks=True, has_labels=True, has_others=objects == 2)
 
 
 def _check(objects: int, size: int) -> None:
     if objects not in (1, 2):
         raise BadInput(f"objects={objects} was given; expected 1 or 2 objects in a scene.")
-    if size < SMALLEST:
-        raise BadInput(f"size={size} was given; expected scenes of at least {SMALLEST} pixels, {SIZE} by default.")
+    if size < MIN_SIZE:
+        raise BadInput(f"size={size} was given; expected scenes of at least {MIN_SIZE} pixels, {SIZE} by default.")
 
 
-def _kinds(seed: int, number: int, objects: int) -> list[str]:
-    """The first object's class goes through a shuffled round of all; the second's is any other."""
+def _class_names(seed: int, number: int, objects: int) -> list[str]:
+    """Return the classes: the first goes through a permutation of all classes, the second is any other."""
     count = len(CLASSES)
-    rounds, place = divmod(number, count)
-    first = IntRng("classes", seed, rounds).order(count)[place]
+    rounds, position = divmod(number, count)
+    first = IntRng("classes", seed, rounds).permutation(count)[position]
     if objects == 1:
         return [CLASSES[first]]
-    further = IntRng("others", seed, rounds).number(1, count - 1)  # the same step for a round: seconds are balanced too
-    return [CLASSES[first], CLASSES[(first + further) % count]]
+    shift = IntRng("others", seed, rounds).integer(1, count - 1)  # one shift per round: second classes are balanced
+    return [CLASSES[first], CLASSES[(first + shift) % count]]
 
 
-def _kind(thing: Thing) -> str:
-    assert thing.badge is not None
-    assert thing.badge.kind is not None
-    return thing.badge.kind
+def _class_name(item: SceneObject) -> str:
+    assert item.marker is not None
+    assert item.marker.class_name is not None
+    return item.marker.class_name
 
 
-def _object(lots: IntRng, size: int, kind: str, half: int | None, sideways: bool) -> Thing:
-    """A body with a badge, whole in the picture, or in the half of it that is left to it."""
-    unit = size * FINE  # the picture's side
-    radius = lots.number(unit * 16 // 100, unit * 21 // 100)
-    edge = radius + _MARGIN * FINE
-    anywhere = lots.number(edge, unit - edge)
+def _draw_object(rng: IntRng, size: int, class_name: str, half: int | None, side_by_side: bool) -> SceneObject:
+    """Return a body with a marker, entirely inside the picture or, of two objects, inside its half."""
+    side = size * UNITS_PER_PIXEL
+    radius = rng.integer(side * 16 // 100, side * 21 // 100)
+    edge = radius + _MARGIN * UNITS_PER_PIXEL
+    anywhere = rng.integer(edge, side - edge)
     if half is None:
-        x, y = anywhere, lots.number(edge, unit - edge)
+        x, y = anywhere, rng.integer(edge, side - edge)
     else:
-        within = lots.number(edge, unit // 2 - radius - FINE) + half * (unit // 2)
-        x, y = (within, anywhere) if sideways else (anywhere, within)
-    return _badged(lots, x, y, radius, kind)
+        inside_half = rng.integer(edge, side // 2 - radius - UNITS_PER_PIXEL) + half * (side // 2)
+        x, y = (inside_half, anywhere) if side_by_side else (anywhere, inside_half)
+    return _draw_body(rng, x, y, radius, class_name)
 
 
-def _badged(lots: IntRng, x: int, y: int, radius: int, kind: str | None) -> Thing:
-    shapes = tuple(BODIES)
-    shape, colour = shapes[lots.number(0, len(shapes) - 1)], lots.colour(40, 215)
-    size = lots.number(radius * 50 // 100, radius * 58 // 100)
-    room = radius * 13 // 16 - size  # every body holds a disc of 13/16 of its radius
-    away = room * 11 // 16  # so that the corner of the square the middle is drawn from stays in it
-    middle = x + lots.number(-away, away), y + lots.number(-away, away)
-    badge = Badge(*middle, size, lots.colour(200, 255), lots.colour(0, 50), kind)
-    return Thing(shape, x, y, radius, colour, lots.number(10, 50), badge)
+def _draw_body(rng: IntRng, x: int, y: int, radius: int, class_name: str | None) -> SceneObject:
+    """Return a body with a marker inside it; None is a blank marker."""
+    shapes = tuple(BODY_SHAPES)
+    shape, colour = shapes[rng.integer(0, len(shapes) - 1)], rng.colour(40, 215)
+    size = rng.integer(radius * 50 // 100, radius * 58 // 100)
+    slack = radius * 13 // 16 - size  # every body holds a disc of 13/16 of its radius
+    shift = slack * 11 // 16  # below slack / √2: the marker stays inside for any shift in x and y
+    centre = x + rng.integer(-shift, shift), y + rng.integer(-shift, shift)
+    marker = ClassMarker(*centre, size, rng.colour(200, 255), rng.colour(0, 50), class_name)
+    return SceneObject(shape, x, y, radius, colour, rng.integer(10, 50), marker)
 
 
-def _stray(lots: IntRng, size: int) -> Thing:
-    """A shape of any kind, or a body with a blank badge; it may be cut off by the edge, or half hidden.
+def _draw_distractor(rng: IntRng, size: int) -> SceneObject:
+    """Return a shape of any kind, or a body with a blank marker; it may be cut off by the edge or partly hidden.
 
-    Its colour is never as dark as ink, so that a hoop on a pale background is no ring.
+    Its colour is never as dark as ink, so that a ring-shaped distractor on a pale background is no "ring" marker.
     """
-    unit = size * FINE
-    x, y = lots.number(0, unit), lots.number(0, unit)
-    if lots.number(0, 3) == 0:
-        return _badged(lots, x, y, lots.number(unit * 14 // 100, unit * 20 // 100), None)
-    shapes = tuple(STRAYS)
-    shape = shapes[lots.number(0, len(shapes) - 1)]
-    radius = lots.number(unit * 5 // 100, unit * 16 // 100)
-    return Thing(shape, x, y, radius, lots.colour(90, 245), lots.number(0, 40))
+    side = size * UNITS_PER_PIXEL
+    x, y = rng.integer(0, side), rng.integer(0, side)
+    if rng.integer(0, 3) == 0:
+        return _draw_body(rng, x, y, rng.integer(side * 14 // 100, side * 20 // 100), None)
+    shapes = tuple(DISTRACTOR_SHAPES)
+    shape = shapes[rng.integer(0, len(shapes) - 1)]
+    radius = rng.integer(side * 5 // 100, side * 16 // 100)
+    return SceneObject(shape, x, y, radius, rng.colour(90, 245), rng.integer(0, 40))
 
 
-def _background(planned: Plan) -> Grid:
-    """[size, size, 3]: two colours blended by coarse and fine noise, and grain on top."""
-    lots = IntRng("background", planned.seed, planned.number)
+def _background(planned: ScenePlan) -> Grid:
+    """Return the background [size, size, 3]: two colours blended by coarse and fine noise, plus grain."""
+    rng = IntRng("background", planned.seed, planned.number)
     size = planned.size
-    one, two = lots.colour(30, 225), lots.colour(30, 225)
-    coarse, fine = noise(lots, size, size // 4), noise(lots, size, size // lots.number(8, 24))
+    first, second = rng.colour(30, 225), rng.colour(30, 225)
+    coarse, fine = noise(rng, size, size // 4), noise(rng, size, size // rng.integer(8, 24))
     blend = (coarse * 2 + fine) // 3  # 0..255
-    grain = lots.bytes(size, size) * lots.number(10, 60) // 255
+    grain = rng.bytes(size, size) * rng.integer(10, 60) // 255
     canvas: Grid = np.empty((size, size, 3), np.int32)
     for channel in range(3):
-        canvas[..., channel] = (one[channel] * (255 - blend) + two[channel] * blend) // 255 + grain
+        canvas[..., channel] = (first[channel] * (255 - blend) + second[channel] * blend) // 255 + grain
     return canvas
 
 
-def _paint(canvas: Grid, thing: Thing, lots: IntRng) -> tuple[Region, Region]:
-    """Put a thing on the canvas; where it is, and where its badge is."""
+def _paint(canvas: Grid, item: SceneObject, rng: IntRng) -> tuple[Region, Region]:
+    """Draw an object on the canvas in place; return the regions of the object and of its marker."""
     size = len(canvas)
-    body = STRAYS[thing.shape](*plane(size, thing.x, thing.y), thing.radius)
-    grain = lots.bytes(size, size)[body] * thing.grain // 255
-    canvas[body] = np.asarray(thing.colour, np.int32) + grain[:, None] - thing.grain // 2
+    body = DISTRACTOR_SHAPES[item.shape](*offsets(size, item.x, item.y), item.radius)
+    grain = rng.bytes(size, size)[body] * item.grain // 255
+    canvas[body] = np.asarray(item.colour, np.int32) + grain[:, None] - item.grain // 2
     part = np.zeros_like(body)
-    badge = thing.badge
-    if badge is not None:
-        right, below = plane(size, badge.x, badge.y)
-        part = disc(right, below, badge.radius)
-        canvas[part] = badge.plate
-        if badge.kind is not None:
-            pattern, ink = INKS[badge.kind]
-            canvas[part & pattern(right, below, badge.radius)] = np.asarray(ink) + np.asarray(badge.tint)
+    marker = item.marker
+    if marker is not None:
+        right, below = offsets(size, marker.x, marker.y)
+        part = disc(right, below, marker.radius)
+        canvas[part] = marker.plate
+        if marker.class_name is not None:
+            pattern, ink = CLASS_PATTERNS[marker.class_name]
+            canvas[part & pattern(right, below, marker.radius)] = np.asarray(ink) + np.asarray(marker.tint)
     return body, part

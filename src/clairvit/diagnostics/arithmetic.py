@@ -15,8 +15,8 @@ from clairvit.diagnostics.report import Check
 from clairvit.errors import NotApplicable
 from clairvit.methods.fullgrad import totals
 from clairvit.models.model import Model
+from clairvit.numerics import widened
 from clairvit.tracing import ops
-from clairvit.tracing.attention import widened
 from clairvit.tracing.module_state import frozen_eval, own_grad_mode, this_thread_only
 from clairvit.tracing.recorders.bias_terms import LearnedBiasTerms
 from clairvit.tracing.recording import record

@@ -14,9 +14,11 @@ from clairvit.diagnostics.inspection import buffers_restored, snapshot
 from clairvit.diagnostics.report import Check, Diagnosis
 from clairvit.errors import BadInput, ClairError
 from clairvit.methods.spec import resolve_method
-from clairvit.models.images import DEMO, prepare
-from clairvit.models.load import load, wrap
+from clairvit.models.image_files import DEMO
+from clairvit.models.images import prepare
+from clairvit.models.load import load
 from clairvit.models.model import Model
+from clairvit.models.wrap import wrap
 from clairvit.perturbation.progress import report_progress
 
 

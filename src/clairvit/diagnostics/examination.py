@@ -29,7 +29,8 @@ from clairvit.methods.registry import list_methods
 from clairvit.methods.spec import MethodSpec, resolve_method
 from clairvit.models.images import Batch
 from clairvit.models.model import Model
-from clairvit.targets.target import Target, resolve
+from clairvit.targets.base import Target
+from clairvit.targets.resolve import resolve
 from clairvit.tracing.module_state import own_grad_mode
 
 FEW_IMAGES = 8  # what all checks but deletion look at

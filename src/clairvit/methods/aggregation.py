@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from clairvit.errors import BadInput
-from clairvit.models.layout import Layout
+from clairvit.models.model import Layout
 
 
 class Aggregation(Protocol):

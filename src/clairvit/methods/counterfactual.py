@@ -17,7 +17,7 @@ from clairvit.methods.result import MapResult
 from clairvit.methods.spec import resolve_method
 from clairvit.perturbation.probe import Probe, probing
 from clairvit.perturbation.removal import Removal
-from clairvit.targets.target import Target, class_name
+from clairvit.targets.base import Target, class_name
 from clairvit.tracing.attention import widened
 from clairvit.tracing.trace import Trace
 

@@ -30,7 +30,8 @@ from clairvit.methods.spec import MethodSpec, resolve_method
 from clairvit.models.images import Batch, prepare
 from clairvit.models.model import Model
 from clairvit.perturbation.rng import check_seed
-from clairvit.targets.target import Target, resolve
+from clairvit.targets.base import Target
+from clairvit.targets.resolve import resolve
 from clairvit.tracing.module_state import own_grad_mode
 from clairvit.tracing.recording import Recording
 

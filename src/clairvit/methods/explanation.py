@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from clairvit.models.activation import Activation
-from clairvit.models.model import Preprocess
+from clairvit.models.preprocess import Preprocess
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from clairvit.errors import BadInput
 from clairvit.methods.aggregation import one_by_one
-from clairvit.models.layout import Layout
+from clairvit.models.model import Layout
 from clairvit.perturbation.progress import track
 
 Whole = NDArray[np.int32]  # capacities: the solver knows whole numbers only

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from clairvit.errors import NotApplicable
-from clairvit.models.layout import Layout
+from clairvit.models.model import Layout
 from clairvit.tracing.attention import merged, widened
 from clairvit.tracing.block_decomposition import BlockDecomposition
 from clairvit.tracing.grid import square_patches

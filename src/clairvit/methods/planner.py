@@ -13,7 +13,7 @@ from clairvit.methods.explanation import Cost
 from clairvit.methods.result import as_map_result
 from clairvit.methods.spec import MethodSpec
 from clairvit.models.model import Model
-from clairvit.targets.target import Target
+from clairvit.targets.base import Target
 from clairvit.tracing.module_state import own_grad_mode
 from clairvit.tracing.recording import Recording, record
 from clairvit.tracing.rules import PLAIN, RuleTable

@@ -23,7 +23,7 @@ from clairvit.metrics.threshold import min_max
 from clairvit.models.model import Model
 from clairvit.perturbation.probe import Probe, probing
 from clairvit.perturbation.rng import image_seeds, make_generator
-from clairvit.targets.target import SCORES, Target
+from clairvit.targets.base import SCORES, Target
 from clairvit.tracing.module_state import frozen_eval
 from clairvit.tracing.trace import Trace
 

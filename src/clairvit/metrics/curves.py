@@ -15,7 +15,7 @@ from clairvit.metrics.context import EvalContext, Upsampling
 from clairvit.metrics.pixel_ranking import pixel_ranks, value_ranks, without
 from clairvit.metrics.registry import MetricOutput, metric
 from clairvit.perturbation.removal import Removal
-from clairvit.targets.target import no_probability
+from clairvit.targets.base import no_probability
 
 Width = Literal["width", "none", "steps"]
 CurveScore = Literal["prob", "logit", "logprob", "accuracy", "drop", "log-odds"]

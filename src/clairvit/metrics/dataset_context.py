@@ -15,7 +15,7 @@ from clairvit.methods.planner import record_for, run_all, spent_on
 from clairvit.methods.spec import MethodSpec
 from clairvit.metrics.context import Notes
 from clairvit.models.model import Model
-from clairvit.targets.target import resolve
+from clairvit.targets.resolve import resolve
 
 
 @dataclass(eq=False)

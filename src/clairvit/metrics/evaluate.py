@@ -25,7 +25,9 @@ from clairvit.metrics.score import Score
 from clairvit.models.model import Model
 from clairvit.perturbation.progress import report_progress
 from clairvit.perturbation.rng import check_seed
-from clairvit.targets.target import Target, find_class, resolve
+from clairvit.targets.base import Target
+from clairvit.targets.class_ import find_class
+from clairvit.targets.resolve import resolve
 from clairvit.tracing.module_state import own_grad_mode
 from clairvit.tracing.recording import Recording
 from clairvit.tracing.trace import run_backward

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from clairvit.errors import BadInput
 from clairvit.metrics.context import EvalContext
+from clairvit.models.load_options import seeded
 from clairvit.models.model import Model
-from clairvit.models.request import seeded
 from clairvit.perturbation.progress import report_progress
 from clairvit.perturbation.rng import make_generator
 from clairvit.tracing.attention import widened

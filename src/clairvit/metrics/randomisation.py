@@ -21,7 +21,7 @@ from clairvit.metrics.registry import MetricOutput, metric
 from clairvit.metrics.similarity import Similarity, alike, histogram_entropy
 from clairvit.models.model import Model
 from clairvit.perturbation.rng import make_generator
-from clairvit.targets.target import Target, class_name
+from clairvit.targets.base import Target, class_name
 from clairvit.tracing.attention import widened
 
 Summary = Literal["mean", "last", "auc"]

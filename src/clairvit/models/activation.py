@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import Any, Literal, NamedTuple, get_args
 
-import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, logsigmoid, multilabel_soft_margin_loss
 
 from clairvit.errors import BadInput, did_you_mean
+from clairvit.numerics import widened
 
 Activation = Literal["softmax", "sigmoid", "raw"]
 ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
@@ -46,8 +46,8 @@ _PROBLEM_TYPES: dict[str, Activation] = {
 _TRANSPARENT = (nn.Identity, nn.Dropout, nn.Flatten, nn.Unflatten)  # a last module that leaves the values as they are
 
 
-class Stated(NamedTuple):
-    """An activation, and what it was read from."""
+class StatedActivation(NamedTuple):
+    """An activation, and where it was stated."""
 
     activation: Activation
     reason: str
@@ -55,7 +55,7 @@ class Stated(NamedTuple):
 
 
 def check_activation(activation: Any, columns: int | None = None) -> Activation:
-    """Return the activation if it is one; softmax over a single column is refused, it is 1 for any image."""
+    """Return the activation; raise BadInput for an unknown one, or for softmax over a single column (always 1)."""
     if activation not in ACTIVATIONS:
         near = did_you_mean(activation, ACTIVATIONS) if isinstance(activation, str) else ""
         raise BadInput(
@@ -71,7 +71,7 @@ def check_activation(activation: Any, columns: int | None = None) -> Activation:
 
 
 def activation_for(activation: Activation, columns: int) -> Activation:
-    """Return the activation of scores with so many columns: the softmax of a single one says nothing, so it is raw."""
+    """Return the activation of scores with so many columns: a single one with softmax is raw, as its softmax is 1."""
     return "raw" if activation == "softmax" and columns == 1 else activation
 
 
@@ -79,9 +79,9 @@ def probabilities(logits: Tensor, activation: Activation) -> Tensor | None:
     """Return softmax or sigmoid of logits [..., C], in their shape; None where the scores are raw."""
     match activation_for(activation, logits.shape[-1]):
         case "softmax":
-            return _wide(logits).softmax(-1)
+            return widened(logits).softmax(-1)
         case "sigmoid":
-            return _wide(logits).sigmoid()
+            return widened(logits).sigmoid()
         case "raw":
             return None
 
@@ -90,43 +90,43 @@ def log_probabilities(logits: Tensor, activation: Activation) -> Tensor | None:
     """Return the logarithm of `probabilities`, accurate where these are near 0; None where the scores are raw."""
     match activation_for(activation, logits.shape[-1]):
         case "softmax":
-            return _wide(logits).log_softmax(-1)
+            return widened(logits).log_softmax(-1)
         case "sigmoid":
-            return logsigmoid(_wide(logits))
+            return logsigmoid(widened(logits))
         case "raw":
             return None
 
 
-def infer_activation(module: nn.Module, *, classifier: bool = True) -> Stated:
+def infer_activation(module: nn.Module, *, classifier: bool = True) -> StatedActivation:
     """Return what a module states about its scores.
 
-    In this order: an embedding is raw; `module.stated_activation` (a `Stated`); `config.problem_type` of transformers;
-    a last module nn.Sigmoid or nn.Softmax (its outputs are taken as they are); a loss that the module or a part of it
-    holds; a single output column is raw; everything else is softmax.
+    In this order: an embedding is raw; `module.stated_activation` (a `StatedActivation`); `config.problem_type` of
+    transformers; a last module nn.Sigmoid or nn.Softmax (its outputs are taken as they are); a loss that the module or
+    a submodule holds; a single output column is raw; everything else is softmax.
     """
     if not classifier:
-        return Stated("raw", "the output is an embedding")
+        return StatedActivation("raw", "the output is an embedding")
     stated = getattr(module, "stated_activation", None)
-    if isinstance(stated, Stated):
+    if isinstance(stated, StatedActivation):
         return stated
     columns = output_columns(module)
     config = getattr(module, "config", None)
     problem = getattr(config, "problem_type", None)
     if problem in _PROBLEM_TYPES:
         activation = activation_for(_PROBLEM_TYPES[problem], columns or 2)
-        return Stated(activation, f"config.problem_type is {problem}")
+        return StatedActivation(activation, f"config.problem_type is {problem}")
     return (
         _from_last_module(module)
-        or _from_loss(module)
-        or (Stated("raw", "the model has a single output") if columns == 1 else None)
-        or Stated("softmax", "nothing else is stated")
+        or _from_losses(module)
+        or (StatedActivation("raw", "the model has a single output") if columns == 1 else None)
+        or StatedActivation("softmax", "nothing else is stated")
     )
 
 
 def output_columns(module: nn.Module) -> int | None:
-    """Return how many scores a module gives for an image, where that can be read off it; None where it cannot.
+    """Return how many scores a module gives per image; None if neither its head nor its configuration says so.
 
-    The head's own shape comes first: people replace heads and leave `num_classes` or `config.num_labels` as they were.
+    The shape of the head comes first: users replace heads and leave `num_classes` or `config.num_labels` as they were.
     """
     outputs = head_outputs(module)
     if outputs is not None:
@@ -140,19 +140,19 @@ def output_columns(module: nn.Module) -> int | None:
 
 
 def head_outputs(module: nn.Module) -> int | None:
-    """Return the number of outputs of the layer that is called a head; None where there is no such linear layer."""
-    get_head: Any = getattr(module, "get_classifier", None)  # timm's, which also finds heads inside heads
-    head = get_head() if callable(get_head) else None
-    first = head[0] if isinstance(head, tuple | list) and head else head
+    """Return the number of outputs of the linear layer called head, fc or classifier; None if there is none."""
+    get_classifier: Any = getattr(module, "get_classifier", None)  # timm's, which also finds nested heads
+    classifier = get_classifier() if callable(get_classifier) else None
+    first = classifier[0] if isinstance(classifier, tuple | list) and classifier else classifier
     names = ("head", "fc", "classifier", "cls_classifier", "heads")
-    for part in (first, *(getattr(module, name, None) for name in names), module):
-        last = _last(part) if isinstance(part, nn.Module) else None
+    for head in (first, *(getattr(module, name, None) for name in names), module):
+        last = _last_module(head) if isinstance(head, nn.Module) else None
         if isinstance(last, nn.Linear):
             return last.out_features
     return None
 
 
-def _last(module: nn.Module) -> nn.Module:
+def _last_module(module: nn.Module) -> nn.Module:
     """Return the module whose output a module, or a sequence of modules, returns unchanged."""
     while isinstance(module, nn.Sequential):
         parts = [part for part in module if not isinstance(part, _TRANSPARENT)]
@@ -162,44 +162,44 @@ def _last(module: nn.Module) -> nn.Module:
     return module
 
 
-def _from_last_module(module: nn.Module) -> Stated | None:
+def _from_last_module(module: nn.Module) -> StatedActivation | None:
+    """Return what a last nn.Sigmoid, nn.Softmax or nn.LogSoftmax says about the outputs."""
     children = [child for child in module.children() if not isinstance(child, (*_TRANSPARENT, nn.modules.loss._Loss))]
-    last = _last(module) if isinstance(module, nn.Sequential) else _last(children[-1]) if children else module
+    if isinstance(module, nn.Sequential):
+        last = _last_module(module)
+    else:
+        last = _last_module(children[-1]) if children else module
     if isinstance(last, nn.Sigmoid | nn.Softmax):
         reason = f"the module ends in nn.{type(last).__name__}, so its outputs are taken as they are"
-        return Stated("raw", reason, activated=True)
+        return StatedActivation("raw", reason, activated=True)
     if isinstance(last, nn.LogSoftmax):
-        return Stated("softmax", "the module ends in nn.LogSoftmax, which a softmax leaves as it is")
+        return StatedActivation("softmax", "the module ends in nn.LogSoftmax, which a softmax leaves as it is")
     return None
 
 
-def _from_loss(module: nn.Module) -> Stated | None:
-    """Return what the losses that a module and its parts hold agree on."""
-    named: dict[str, Stated] = {}
+def _from_losses(module: nn.Module) -> StatedActivation | None:
+    """Return the activation that all losses held by a module and its submodules agree on."""
+    by_activation: dict[str, StatedActivation] = {}
     for part in module.modules():
         for value in (part, *vars(part).values()):
-            stated = _of_loss(value)
+            stated = _from_loss(value)
             if stated is not None:
-                named.setdefault(stated.activation, stated)
-    return next(iter(named.values())) if len(named) == 1 else None
+                by_activation.setdefault(stated.activation, stated)
+    return next(iter(by_activation.values())) if len(by_activation) == 1 else None
 
 
-def _of_loss(value: Any) -> Stated | None:
+def _from_loss(value: Any) -> StatedActivation | None:
+    """Return the activation that a loss is made for; None for what is no known loss."""
     name = type(value).__name__ if isinstance(value, nn.Module) else ""
     if value is binary_cross_entropy_with_logits or value is multilabel_soft_margin_loss:
-        return Stated("sigmoid", f"the module holds the loss {value.__name__}")
+        return StatedActivation("sigmoid", f"the module holds the loss {value.__name__}")
     if name in _SIGMOID_LOSSES:
-        return Stated("sigmoid", f"the module holds the loss {name}")
+        return StatedActivation("sigmoid", f"the module holds the loss {name}")
     if name in _SOFTMAX_LOSSES:
-        return Stated("softmax", f"the module holds the loss {name}")
+        return StatedActivation("softmax", f"the module holds the loss {name}")
     if name in _RAW_LOSSES:
-        return Stated("raw", f"the module holds the loss {name}")
+        return StatedActivation("raw", f"the module holds the loss {name}")
     if name in _ACTIVATED_LOSSES:
         reason = f"the module holds the loss {name}, which takes probabilities, so its outputs are taken as they are"
-        return Stated("raw", reason, activated=True)
+        return StatedActivation("raw", reason, activated=True)
     return None
-
-
-def _wide(logits: Tensor) -> Tensor:
-    """Return half-precision logits as float32: they are too coarse for probabilities."""
-    return logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits

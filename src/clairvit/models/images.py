@@ -1,180 +1,124 @@
-"""Images: from paths, pictures, arrays and tensors to one batch of pixels, in the form the model was trained on."""
+"""Images: paths, pictures, arrays and tensors as one batch of pixels, preprocessed as the model was trained."""
 
 from __future__ import annotations
 
-import math
-import struct
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 from torch import Tensor
 
-from clairvit.errors import BadInput, ClairWarning, did_you_mean
-from clairvit.models.folders import as_path, files_below, refuse_url, stands_for_many
-from clairvit.models.folders import find_images as find_images
-from clairvit.models.model import Model, Preprocess, check_materialised
+from clairvit.errors import BadInput, ClairWarning
+from clairvit.models.image_files import find_images, is_folder_or_pattern, read_image
+from clairvit.models.model import Model, check_materialised
+from clairvit.models.preprocess import Preprocess
 
 ImageLike = str | Path | Image.Image | NDArray[Any] | Tensor
-DEMO = "demo"
-ORIENTATION = 0x0112  # the EXIF tag
-_UPRIGHT = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
-_MOST_PIXELS = 100_000_000  # of a resized image; only absurdly narrow ones come near
+_MAX_PIXELS = 100_000_000  # of a resized image; only extremely narrow ones come near
 
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """What the model sees. `single`: one image was given, not a list of one, so a list of targets is for that image."""
+    """Images as the model takes them."""
 
     pixels: Tensor  # [B, 3, H, W], normalised, on the model's device and in its dtype
     names: tuple[str, ...]
-    single: bool = False
-    notes: tuple[str, ...] = ()  # what was assumed to preprocess them, and what looks wrong
+    single: bool = False  # one image was given, not a list of one: a list of targets is for that image
+    notes: tuple[str, ...] = ()  # preprocessing that was assumed, and values that look wrong
 
     def __len__(self) -> int:
         return len(self.names)
 
 
 def prepare(images: ImageLike | Batch | Sequence[ImageLike], model: Model) -> Batch:
-    """A path, folder, pattern, PIL image, uint8 array, a list of these, or a float tensor that is preprocessed."""
+    """Return images as one batch on the model's device.
+
+    Args:
+        images: A path, folder, pattern, PIL image, uint8 array or tensor, or a list of these, which are preprocessed
+            here; or a float tensor [B, 3, H, W] or [3, H, W], which is taken as preprocessed.
+        model: Gives preprocessing, device and dtype.
+
+    Raises:
+        BadInput: An image cannot be read, or a tensor has the wrong shape, type or values.
+    """
     if not isinstance(model, Model):
         advice = f"cv.load({model!r})" if isinstance(model, str) else "cv.wrap(module, mean=, std=, size=, labels=)"
         raise BadInput(f"The model is a {type(model).__name__}; expected a cv.Model: {advice} makes one.")
     check_materialised(model.module, model.name)
     if isinstance(images, Batch):
         return replace(images, pixels=images.pixels.to(model.device, model.dtype))
-    whole = _whole_batch(images)
-    if whole is not None:
-        notes = _check_tensor(whole, "", model)
-        names = tuple(f"image {i + 1}" for i in range(len(whole)))
+    tensor = _preprocessed_batch(images)
+    if tensor is not None:
+        notes = _check_tensor(tensor, "", model)
+        names = tuple(f"image {i + 1}" for i in range(len(tensor)))
         single = isinstance(images, Tensor) and images.ndim == 3
-        return Batch(whole.detach().to(model.device, model.dtype), names, single, notes)
-    items, single = expanded(images)
+        return Batch(tensor.detach().to(model.device, model.dtype), names, single, notes)
+    items, single = list_images(images)
     notes = model.assumptions if any(not _is_preprocessed(item) for item in items) else ()
     pixels: list[Tensor] = []
     for i, item in enumerate(items):
-        seen, more = _pixels(item, model, "" if single else f" (image {i + 1})")
-        pixels.append(seen)
-        notes = (*notes, *more)
+        image_pixels, image_notes = _preprocess(item, model, "" if single else f" (image {i + 1})")
+        pixels.append(image_pixels)
+        notes = (*notes, *image_notes)
     shapes = sorted({tuple(p.shape[-2:]) for p in pixels})
     if len(shapes) > 1:
         raise BadInput(
             f"The tensors in one batch have different sizes: {shapes}; make them equal or explain one by one."
         )
-    names = tuple(name_of(item, i) for i, item in enumerate(items))
+    names = tuple(image_name(item, i) for i, item in enumerate(items))
     return Batch(torch.stack(pixels).to(model.device, model.dtype), names, single, notes)
 
 
-def expanded(images: Any) -> tuple[list[Any], bool]:
-    """Return the images one by one, folders and patterns by their files, and whether it is a single image."""
+def list_images(images: Any) -> tuple[list[Any], bool]:
+    """Return a list of images, folders and patterns replaced by their files, and whether it is a single image."""
     several = isinstance(images, list | tuple) or getattr(images, "ndim", 0) == 4
-    given: list[Any] = list(images) if several else [images]
-    if not given:
+    inputs: list[Any] = list(images) if several else [images]
+    if not inputs:
         raise BadInput("No images were given; expected at least one: a path, a PIL image, a uint8 array or a tensor.")
     items: list[Any] = []
-    for item in given:
-        many = isinstance(item, str | Path) and stands_for_many(item)
+    for item in inputs:
+        many = isinstance(item, str | Path) and is_folder_or_pattern(item)
         items += find_images(item) if many else [item]
         several = several or many
     return items, not several
 
 
-def open_image(source: Any, **options: Any) -> Image.Image:
-    """Return Pillow's lazily opened image, without its warning about size.
-
-    Pillow warns above 89 million pixels, which cameras of phones reach, and refuses from twice as many on, which
-    `read_image` says in our words. `warnings.catch_warnings` would make the process forget which warnings were shown.
-    """
-    filters: list[Any] = warnings.filters  # type: ignore[assignment]
-    ignore = ("ignore", None, Image.DecompressionBombWarning, None, 0)
-    filters.insert(0, ignore)
-    try:
-        return Image.open(source, **options)
-    finally:
-        filters.remove(ignore)
-
-
-def read_image(source: str | Path | Image.Image | NDArray[Any]) -> Image.Image:
-    """Any picture as an upright 8-bit RGB image; transparency becomes white. "demo" is scikit-image's cat."""
-    if isinstance(source, Image.Image):
-        return _rgb(source, "the PIL image")
-    if isinstance(source, np.ndarray):
-        return _from_array(source)
-    if not isinstance(source, str | Path):
-        raise BadInput(
-            f"An image was given as {type(source).__name__}; expected a path, a PIL image, a uint8 array [H, W, 3] or "
-            "a preprocessed float tensor [3, H, W]."
-        )
-    refuse_url(source)
-    path = as_path(source)
-    if str(source) == DEMO and not path.exists():
-        from skimage import data
-
-        return Image.fromarray(data.chelsea())
-    check_file(path)
-    try:
-        with open_image(path) as image:
-            return _rgb(image, f"'{path}'")
-    except Image.DecompressionBombError as error:
-        raise BadInput(
-            f"'{path}' is too large to decode safely ({error}); make a smaller copy first, for instance with "
-            f"ImageMagick: convert '{path.name}' -resize 2000x2000 small.png."
-        ) from error
-    except UnidentifiedImageError as error:
-        raise BadInput(
-            f"'{path}' is not an image, whatever its name says (it starts with {_first_bytes(path)!r}); expected JPEG, "
-            "PNG, WebP, TIFF, GIF or BMP."
-        ) from error
-    except OSError as error:
-        raise BadInput(f"'{path}' cannot be opened ({error.strerror or error}); give an image you may read.") from error
-    except (ValueError, SyntaxError, TypeError, LookupError, ArithmeticError, struct.error) as error:  # by its header
-        raise BadInput(f"'{path}' is damaged ({error}); expected a whole image: save or download it again.") from error
-
-
-def to_pixels(image: Image.Image, how: Preprocess) -> Tensor:
-    """RGB image -> [3, rows, columns], exactly as timm and torchvision do it for the same numbers."""
+def to_pixels(image: Image.Image, preprocess: Preprocess) -> Tensor:
+    """Return an RGB image as normalised pixels [3, rows, columns], exactly as timm and torchvision compute them."""
     from torchvision.transforms import functional as transform
 
-    mean, std = torch.tensor(how.mean), torch.tensor(how.std)
-    pixels: Tensor = transform.pil_to_tensor(framed(image, how, how.interpolation)).float().div(255)
+    mean, std = torch.tensor(preprocess.mean), torch.tensor(preprocess.std)
+    crop = resize_and_crop(image, preprocess, preprocess.interpolation)
+    pixels: Tensor = transform.pil_to_tensor(crop).float().div(255)
     return (pixels - mean[:, None, None]) / std[:, None, None]
 
 
-def framed(image: Image.Image, how: Preprocess, interpolation: str) -> Image.Image:
-    """The part of a picture that the model sees, at the size at which it sees it."""
+def resize_and_crop(image: Image.Image, preprocess: Preprocess, interpolation: str) -> Image.Image:
+    """Return the part of a picture that the model takes, at the size that it takes."""
     from torchvision.transforms import InterpolationMode
     from torchvision.transforms import functional as transform
 
-    size = _resized(image.size, how)
-    if size[0] * size[1] > _MOST_PIXELS:
+    size = _resized_size(image.size, preprocess)
+    if size[0] * size[1] > _MAX_PIXELS:
         raise BadInput(
             f"An image of {image.width} x {image.height} pixels is too narrow: resized for the model it would be "
             f"{size[1]} x {size[0]}; crop it first."
         )
     resized = transform.resize(image, list(size), InterpolationMode(interpolation))
-    cut: Image.Image = transform.center_crop(resized, list(how.size))
-    return cut
+    crop: Image.Image = transform.center_crop(resized, list(preprocess.size))
+    return crop
 
 
-def _resized(size: tuple[int, int], how: Preprocess) -> tuple[int, int]:
-    """(columns, rows) of a picture -> (rows, columns) after the resize, rounded as timm and torchvision round."""
+def _resized_size(size: tuple[int, int], preprocess: Preprocess) -> tuple[int, int]:
+    """Return (rows, columns) after the resize of a picture of (columns, rows), rounded as timm and torchvision do."""
     columns, rows = size
-    box = how.size if how.resize is None else how.resize
-    if not isinstance(box, int) and not how.keep_ratio:
+    box = preprocess.size if preprocess.resize is None else preprocess.resize
+    if not isinstance(box, int) and not preprocess.keep_ratio:
         return box
     if not isinstance(box, int) and box[0] != box[1]:
         ratio = min(rows / box[0], columns / box[1])
@@ -189,8 +133,8 @@ def _is_preprocessed(item: Any) -> bool:
     return isinstance(item, Tensor) and item.dtype != torch.uint8
 
 
-def _pixels(item: Any, model: Model, where: str) -> tuple[Tensor, tuple[str, ...]]:
-    """Return [3, H, W] as the model takes it, and notes."""
+def _preprocess(item: Any, model: Model, where: str) -> tuple[Tensor, tuple[str, ...]]:
+    """Return the pixels [3, H, W] of one image as the model takes them, and notes."""
     if _is_preprocessed(item):
         if item.ndim != 3:
             raise BadInput(f"A tensor in the list{where} has shape {list(item.shape)}; expected [3, H, W].")
@@ -203,20 +147,20 @@ def _pixels(item: Any, model: Model, where: str) -> tuple[Tensor, tuple[str, ...
     return to_pixels(read_image(item), model.preprocess), ()
 
 
-def _whole_batch(images: Any) -> Tensor | None:
-    """A preprocessed tensor as [B, 3, H, W]; None for what has to be preprocessed here."""
+def _preprocessed_batch(images: Any) -> Tensor | None:
+    """Return a preprocessed tensor as [B, 3, H, W]; None for images that have to be preprocessed."""
     if not isinstance(images, Tensor):
         return None
     if images.ndim not in (3, 4) or images.shape[-3] != 3:
         hint = "; move the channels first: .permute(2, 0, 1)" if images.ndim >= 3 and images.shape[-1] == 3 else ""
         raise BadInput(f"The image tensor has shape {list(images.shape)}; expected [B, 3, H, W] or [3, H, W]{hint}.")
     if images.dtype == torch.uint8:
-        return None  # raw pixels, so they go the way of every picture
+        return None  # raw pixels
     return images if images.ndim == 4 else images[None]
 
 
 def _check_tensor(pixels: Tensor, where: str, model: Model) -> tuple[str, ...]:
-    """Refuse all but finite floats [B, 3, H, W]; return a note, also a warning, if they do not look normalised."""
+    """Raise BadInput unless these are finite floats [B, 3, H, W]; warn and return a note if they are not normalised."""
     _check_storage(pixels, where)
     if pixels.shape[1] != 3 or pixels.numel() == 0:
         raise BadInput(
@@ -229,26 +173,26 @@ def _check_tensor(pixels: Tensor, where: str, model: Model) -> tuple[str, ...]:
         )
     finite = pixels.detach().isfinite().flatten(1).all(1)
     if not bool(finite.all()):
-        bad = [i + 1 for i in range(len(finite)) if not finite[i]]
-        at = where or f" (image {', '.join(map(str, bad))} of {len(finite)})"
+        broken = [i + 1 for i in range(len(finite)) if not finite[i]]
+        at = where or f" (image {', '.join(map(str, broken))} of {len(finite)})"
         raise BadInput(
             f"The image tensor has NaN or infinite values{at}; expected finite numbers: check your transform."
         )
-    note = _not_normalised(float(pixels.detach().amin()), float(pixels.detach().amax()), where, model.preprocess)
+    note = _range_note(float(pixels.detach().amin()), float(pixels.detach().amax()), where, model.preprocess)
     if note:
         warnings.warn(note, ClairWarning, stacklevel=4)
     return (note,) if note else ()
 
 
 def _check_storage(tensor: Tensor, where: str) -> None:
-    """Refuse tensors whose values are not there one by one: sparse, quantised, or on the meta device."""
+    """Raise BadInput for sparse and quantised tensors and for those on the meta device."""
     kind = "has no values (device meta)" if tensor.is_meta else "is quantised" if tensor.is_quantized else "is sparse"
     if tensor.is_meta or tensor.is_quantized or tensor.layout != torch.strided:
         raise BadInput(f"The image tensor{where} {kind}; expected an ordinary tensor of floats or uint8 pixels.")
 
 
-def _not_normalised(low: float, high: float, where: str, preprocess: Preprocess) -> str:
-    """Return what is odd about the range of a float tensor; '' if it can be (x - mean) / std of a picture."""
+def _range_note(low: float, high: float, where: str, preprocess: Preprocess) -> str:
+    """Return a note if the range of a float tensor cannot be that of (x - mean) / std of a picture, else ''."""
     if max(-low, high) > 50:  # normalised values stay within a few units of 0
         return (
             f"The image tensor{where} has values up to {max(-low, high):.0f}, so it does not look normalised; pass "
@@ -266,118 +210,8 @@ def _not_normalised(low: float, high: float, where: str, preprocess: Preprocess)
     return ""
 
 
-def name_of(item: Any, index: int) -> str:
-    """What an image is called: its file, or its place."""
+def image_name(item: Any, index: int) -> str:
+    """Return the name of an image: its file, or its number."""
     if isinstance(item, str | Path):
         return str(item)
     return str(getattr(item, "filename", "") or f"image {index + 1}")
-
-
-def check_file(path: Path) -> None:
-    """Refuse a path at which there is no file, or a folder; "demo" needs none."""
-    if str(path) == DEMO and not path.exists():
-        return
-    if path.is_dir():
-        inside = files_below(path)
-        advice = f"give one file in it, such as '{inside[0]}'" if inside else "give the path of an image"
-        raise BadInput(f"'{path}' is a folder where an image was expected; {advice}.")
-    if not path.exists():
-        folder = path.parent
-        near = did_you_mean(path.name, [p.name for p in folder.iterdir() if p.is_file()]) if folder.is_dir() else ""
-        missing = "" if folder.is_dir() else f" (there is no folder '{folder}')"
-        raise BadInput(
-            f"There is no image '{path}'{missing}.{near} Give the path of an image, or 'demo' for the built-in cat."
-        )
-
-
-def _first_bytes(path: Path) -> bytes:
-    with path.open("rb") as file:
-        return file.read(12)
-
-
-def _from_array(array: NDArray[Any]) -> Image.Image:
-    grey_or_colour = array.ndim == 2 or (array.ndim == 3 and array.shape[-1] in (1, 3, 4))
-    if array.dtype != np.uint8 or not grey_or_colour or array.size == 0:
-        raise BadInput(
-            f"The image array has shape {list(array.shape)} and dtype {array.dtype}; expected uint8 [H, W, 3] or "
-            f"[H, W]{_array_advice(array, grey_or_colour)}."
-        )
-    return _rgb(Image.fromarray(array[..., 0] if array.shape[-1] == 1 and array.ndim == 3 else array), "the array")
-
-
-def _array_advice(array: NDArray[Any], grey_or_colour: bool) -> str:
-    """Return the expression that makes a picture of the array `a`, by its shape and the range of its values."""
-    if array.size == 0:
-        return ""
-    if not grey_or_colour:
-        first = array.ndim == 3 and array.shape[0] in (1, 3, 4)
-        return ": move the channels last, a.transpose(1, 2, 0)" if first else ""
-    if array.dtype.kind not in "biuf":
-        return ", and these are no real numbers"
-    low, high = float(array.min()), float(array.max())
-    if array.dtype == np.bool_:
-        return ": convert it, a.astype('uint8') * 255"
-    if not (math.isfinite(low) and math.isfinite(high)):
-        return " of finite numbers"
-    if array.dtype.kind == "f" and low >= 0 and high <= 1:
-        return ": multiply by 255 and convert, (a * 255).round().astype('uint8')"
-    if low >= 0 and high <= 255:
-        return ": convert it, a.round().astype('uint8')"
-    if array.dtype == np.uint16:
-        return ": scale and convert it, (a // 257).astype('uint8')"
-    if array.dtype.kind == "f" and array.ndim == 3 and array.shape[-1] == 3 and max(-low, high) <= 50:
-        return "; if it is normalised already, pass it as a tensor: torch.from_numpy(a).permute(2, 0, 1)"
-    return f" with values in 0..255, and these are from {low:.4g} to {high:.4g}"
-
-
-def _rgb(image: Image.Image, name: str) -> Image.Image:
-    """Decode, set upright, and bring every colour mode to 8-bit RGB."""
-    if 0 in image.size:
-        raise BadInput(f"{name} is {image.width} x {image.height} pixels; expected at least one pixel.")
-    try:
-        image.load()
-        return _eight_bit_rgb(upright(image, name), name)
-    except BadInput:
-        raise
-    except Exception as error:  # Pillow's decoders raise a dozen kinds on broken bytes
-        raise BadInput(
-            f"{name} is damaged or of a kind that cannot be read ({error}); expected a whole image: save or download "
-            "it again."
-        ) from error
-
-
-def upright(image: Image.Image, name: str) -> Image.Image:
-    """Cameras store the picture as the sensor lay and note the rotation in EXIF."""
-    try:
-        turn = _UPRIGHT.get(image.getexif().get(ORIENTATION, 1))
-    except (SyntaxError, struct.error, ValueError, TypeError) as error:
-        warnings.warn(f"The EXIF data of {name} cannot be read ({error}); used as it is.", ClairWarning, stacklevel=4)
-        turn = None
-    return image if turn is None else image.transpose(turn)
-
-
-def _eight_bit_rgb(image: Image.Image, name: str) -> Image.Image:
-    if image.mode == "RGB":
-        return image.copy()
-    if image.mode == "F" or image.mode.startswith("I"):  # 16- and 32-bit grey: convert() would clip, not scale
-        return Image.fromarray(_eight_bit(np.asarray(image), image.mode, name)).convert("RGB")
-    if "A" in image.mode or "a" in image.mode or "transparency" in image.info:
-        picture = image.convert("RGBA")
-        white = Image.new("RGBA", picture.size, "white")
-        return Image.alpha_composite(white, picture).convert("RGB")
-    return image.convert("RGB")
-
-
-def _eight_bit(grey: NDArray[Any], mode: str, name: str) -> NDArray[np.uint8]:
-    """By the range that the values are in: 0..1, 0..255, 0..65535; anything else is stretched from its own extremes."""
-    values = grey.astype(np.float64)
-    if not np.isfinite(values).all():
-        raise BadInput(f"{name} has NaN or infinite pixels; expected finite ones.")
-    low, high = values.min(), values.max()
-    if mode.startswith("I;16"):
-        top = 65535.0
-    elif low >= 0:
-        top = next((t for t in (1.0, 255.0, 65535.0) if high <= t and (t > 1 or mode == "F")), high)
-    else:
-        values, top = values - low, (high - low) or 1.0
-    return np.round(values * (255 / top)).astype(np.uint8)

@@ -1,39 +1,80 @@
-"""Model: a module with its preprocessing, labels and (if the user knows better) its layout."""
+"""Model: a module with its preprocessing, labels, activation and, if stated, its token layout."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
 from clairvit.errors import BadInput
 from clairvit.models.activation import Activation, activation_for, check_activation, probabilities
-from clairvit.models.layout import Layout
+from clairvit.models.preprocess import Preprocess
+
+Pooling = Literal["token", "distilled", "avg", "map", "mixed"]
 
 
 @dataclass(frozen=True)
-class Preprocess:
-    """Resize, centre crop to `size` (rows, columns), then (x - mean) / std with x in 0..1.
+class Layout:
+    """How the tokens of a ViT lie on the image and which of them the head reads.
 
-    `resize` is the short side, or a box (rows, columns) that the image is made to cover, or to fill exactly when
-    `keep_ratio` is False; None is just enough to cover `size`.
+    `prefix` tokens come first (CLS, distillation, registers), then the grid row by row. `read` holds the query rows
+    that the head reads, with weights that sum to 1; left out, they follow from `pooling`. Under `map` pooling they are
+    rows of the attention pool (its latent queries) instead of tokens.
+
+    Example:
+        >>> Layout(grid=(14, 14), prefix=1, pooling="token").tokens
+        197
     """
 
-    size: tuple[int, int] = (224, 224)  # rows, columns
-    mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
-    std: tuple[float, float, float] = (0.229, 0.224, 0.225)
-    resize: int | tuple[int, int] | None = None
-    interpolation: str = "bicubic"
-    keep_ratio: bool = True  # False: SigLIP and most transformers models squash the image to a square
+    grid: tuple[int, int]  # rows, columns of patches
+    prefix: int  # tokens before the patches
+    pooling: Pooling
+    read: tuple[tuple[int, float], ...] = ()  # (row, weight)
+
+    def __post_init__(self) -> None:
+        sides = tuple(self.grid) if isinstance(self.grid, tuple | list) else ()
+        if len(sides) != 2 or not all(isinstance(side, int) and side > 0 for side in sides):
+            raise BadInput(f"grid={self.grid!r} was given; expected (rows, columns) of patches, such as (14, 14).")
+        if not isinstance(self.prefix, int) or self.prefix < 0:
+            raise BadInput(f"prefix={self.prefix!r} was given; expected the number of tokens before the patches.")
+        if self.pooling not in get_args(Pooling):
+            raise BadInput(f"pooling={self.pooling!r} was given; expected one of {', '.join(get_args(Pooling))}.")
+        object.__setattr__(self, "grid", sides)
+        if not self.read:
+            object.__setattr__(self, "read", self._default_read())
+        tokens = self.prefix + sides[0] * sides[1]
+        if self.pooling != "map" and any(not 0 <= row < tokens for row, _ in self.read):
+            raise BadInput(f"read={self.read!r} names a row outside the {tokens} tokens; expected 0…{tokens - 1}.")
+
+    def _default_read(self) -> tuple[tuple[int, float], ...]:
+        """Return the rows that the head reads, by the kind of pooling."""
+        patches = range(self.prefix, self.tokens)
+        if self.pooling == "mixed":
+            return ((0, 0.5), *((row, 0.5 / len(patches)) for row in patches))
+        rows = {"distilled": range(2), "avg": patches}.get(self.pooling, range(1))
+        return tuple((row, 1 / len(rows)) for row in rows)
+
+    @property
+    def patches(self) -> int:
+        """Return the number of patches."""
+        return self.grid[0] * self.grid[1]
+
+    @property
+    def tokens(self) -> int:
+        """Return the number of tokens, prefix included."""
+        return self.prefix + self.patches
 
 
 @dataclass(frozen=True, eq=False)
 class Model:
-    """What every verb takes. `module` stays the user's own: nothing here changes it."""
+    """A module and what is known about it: what `cv.explain` and all other functions take.
+
+    The module stays the user's own: nothing here changes it. Make a model with `cv.load` or `cv.wrap`.
+    """
 
     module: nn.Module
     name: str
@@ -41,11 +82,11 @@ class Model:
     labels: tuple[str, ...] = ()
     layout: Layout | None = None  # None: inferred from the first trace
     classifier: bool = True  # False: the output is an embedding, so there is no predicted class
-    activation: Activation = "softmax"  # what turns scores into probabilities; "raw": nothing does
-    activation_reason: str = ""  # what the activation was read from; "" where nothing was looked at
+    activation: Activation = "softmax"  # turns scores into probabilities; "raw": there are none
+    activation_reason: str = ""  # what the activation was read from; "" if it was not inferred
     activated: bool = False  # the module applies its activation itself: raw scores that are probabilities already
     assumptions: tuple[str, ...] = ()  # notes about preprocessing that nothing states, shown with results
-    wrappers: tuple[str, ...] = ()  # what `wrap` took off the module: "torch.compile", "DataParallel", …
+    wrappers: tuple[str, ...] = ()  # wrappers removed from the module: "torch.compile", "DataParallel", …
 
     def __post_init__(self) -> None:
         check_activation(self.activation)
@@ -63,21 +104,23 @@ class Model:
 
     @property
     def device(self) -> torch.device:
-        return self._like.device
+        """Return the device of the first floating-point parameter or buffer."""
+        return self._first_tensor.device
 
     @property
     def dtype(self) -> torch.dtype:
-        return self._like.dtype
+        """Return the dtype of the first floating-point parameter or buffer."""
+        return self._first_tensor.dtype
 
     @property
-    def _like(self) -> Tensor:
+    def _first_tensor(self) -> Tensor:
         for tensor in itertools.chain(self.module.parameters(), self.module.buffers()):
             if tensor.is_floating_point():
                 return tensor
         return torch.empty(0)
 
     def activation_of(self, logits: Tensor) -> Activation:
-        """Return what logits [..., C] of this model mean: a softmax over a single column would be 1, so that is raw."""
+        """Return what logits [..., C] of this model mean; a single column with softmax is raw, as its softmax is 1."""
         return activation_for(self.activation, logits.shape[-1])
 
     def probabilities(self, logits: Tensor) -> Tensor | None:
@@ -98,7 +141,7 @@ class Model:
         return probabilities(logits, self.activation)
 
     def logits(self, pixels: Tensor) -> Tensor:
-        """[B, 3, H, W] -> [B, C], whatever the module wraps its output in."""
+        """Return the scores [B, C] of pixels [B, 3, H, W], whatever type the module returns."""
         scores = first_scores(self.module(pixels))
         if len(scores) != len(pixels):
             raise BadInput(
@@ -109,7 +152,7 @@ class Model:
 
 
 def check_materialised(module: nn.Module, name: str) -> None:
-    """Refuse a module with tensors on the meta device, which have a shape and no numbers."""
+    """Raise BadInput for a module with tensors on the meta device, which have a shape and no values."""
     for key, tensor in itertools.chain(module.named_parameters(), module.named_buffers()):
         if tensor.is_meta:
             raise BadInput(
@@ -119,7 +162,7 @@ def check_materialised(module: nn.Module, name: str) -> None:
 
 
 def first_scores(output: Any) -> Tensor:
-    """The class scores (or embedding) in a module's output: a tensor, a transformers output, a tuple or a mapping."""
+    """Return the class scores (or embedding) [B, C] in a module's output: tensor, dataclass, tuple or mapping."""
     if isinstance(output, Tensor):
         scores = output
     else:
@@ -129,7 +172,7 @@ def first_scores(output: Any) -> Tensor:
                 scores = value.flatten(1) if name == "pooler_output" else value  # a CNN's is [B, d, 1, 1]
                 break
         else:
-            tensors = [o for o in output if isinstance(o, Tensor)] if isinstance(output, tuple | list) else []
+            tensors = [item for item in output if isinstance(item, Tensor)] if isinstance(output, tuple | list) else []
             if not tensors:
                 raise BadInput(
                     f"The model returned a {type(output).__name__} without 'logits'; expected a tensor [B, classes]. "

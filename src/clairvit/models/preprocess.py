@@ -1,4 +1,4 @@
-"""Preprocessing as a user states it, checked, and the note about what had to be assumed."""
+"""Preprocess: resize, crop and normalisation of images; what a user states about it, and what had to be assumed."""
 
 from __future__ import annotations
 
@@ -10,10 +10,31 @@ from dataclasses import dataclass
 from typing import Any
 
 from clairvit.errors import BadInput, did_you_mean
-from clairvit.models.model import Preprocess
 
 INTERPOLATIONS = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")  # in the order of Pillow's numbers
-Channels = tuple[float, float, float]
+Channels = tuple[float, float, float]  # red, green, blue
+Size = int | tuple[int, int]  # one side of a square, or (rows, columns)
+
+
+@dataclass(frozen=True)
+class Preprocess:
+    """Resize, centre crop to `size`, then (x - mean) / std with x in 0..1.
+
+    Attributes:
+        size: Rows and columns of the crop, which the model takes.
+        mean, std: Of red, green and blue, for pixels in 0..1.
+        resize: The short side before the crop, or a box (rows, columns) that the image is made to cover, or to fill
+            exactly if `keep_ratio` is False; None is just enough to cover `size`.
+        interpolation: One of `INTERPOLATIONS`.
+        keep_ratio: False: the image is squashed to the box, as SigLIP and most transformers models do.
+    """
+
+    size: tuple[int, int] = (224, 224)
+    mean: Channels = (0.485, 0.456, 0.406)
+    std: Channels = (0.229, 0.224, 0.225)
+    resize: int | tuple[int, int] | None = None
+    interpolation: str = "bicubic"
+    keep_ratio: bool = True
 
 
 @dataclass(frozen=True)
@@ -27,19 +48,19 @@ class PreprocessOptions:
 
     def applied_to(self, preprocess: Preprocess) -> Preprocess:
         """Return `preprocess` with the given values in place of its own."""
-        given = {name: value for name, value in vars(self).items() if value is not None}
+        changes = {name: value for name, value in vars(self).items() if value is not None}
         if self.resize is not None:
-            given["keep_ratio"] = True
+            changes["keep_ratio"] = True
             sides = (self.resize, self.resize) if isinstance(self.resize, int) else self.resize
             if sides[0] < preprocess.size[0] or sides[1] < preprocess.size[1]:
                 raise BadInput(
-                    f"resize={self.resize} is smaller than the {_sides(preprocess.size)} pixels that the model takes, "
-                    f"so the crop would have black borders; expected at least {max(preprocess.size)}."
+                    f"resize={self.resize} is smaller than the {_format_size(preprocess.size)} pixels that the model "
+                    f"takes, so the crop would have black borders; expected at least {max(preprocess.size)}."
                 )
-        return dataclasses.replace(preprocess, **given)
+        return dataclasses.replace(preprocess, **changes)
 
     def missing(self) -> tuple[str, ...]:
-        """Return the names for which nothing was given."""
+        """Return the names of the values that were not given."""
         return tuple(name for name, value in vars(self).items() if value is None)
 
 
@@ -49,10 +70,10 @@ NOT_GIVEN = PreprocessOptions()
 def preprocess_options(
     mean: float | Sequence[float] | None = None,
     std: float | Sequence[float] | None = None,
-    resize: int | tuple[int, int] | None = None,
+    resize: Size | None = None,
     interpolation: str | None = None,
 ) -> PreprocessOptions:
-    """Check what a user gave and return it as numbers.
+    """Return what a user stated about preprocessing, checked.
 
     Args:
         mean, std: Three numbers for pixels in 0..1 (red, green, blue), or one for all channels.
@@ -64,7 +85,19 @@ def preprocess_options(
         raise BadInput(
             f"interpolation={interpolation!r} is unknown.{near} Expected one of {', '.join(INTERPOLATIONS)}."
         )
-    return PreprocessOptions(_channels("mean", mean), _channels("std", std), _resize(resize), interpolation)
+    return PreprocessOptions(
+        _check_channels("mean", mean), _check_channels("std", std), _check_resize(resize), interpolation
+    )
+
+
+def rows_columns(size: Size | None) -> tuple[int, int] | None:
+    """Return an image size as (rows, columns): 224 -> (224, 224), and (224, 320) stays."""
+    if size is None:
+        return None
+    sides = (size, size) if isinstance(size, int) else tuple(size)
+    if len(sides) != 2 or not all(isinstance(side, int) and side > 0 for side in sides):
+        raise BadInput(f"size={size!r} is not an image size; give one number (size=224) or (rows, columns).")
+    return int(sides[0]), int(sides[1])
 
 
 def for_size(preprocess: Preprocess, size: tuple[int, int]) -> Preprocess:
@@ -73,7 +106,7 @@ def for_size(preprocess: Preprocess, size: tuple[int, int]) -> Preprocess:
     if box is None or size == preprocess.size:
         return dataclasses.replace(preprocess, size=size)
     sides = (box, box) if isinstance(box, int) else box
-    rows, columns = (side * now // then for side, now, then in zip(sides, size, preprocess.size, strict=True))
+    rows, columns = (side * new // old for side, new, old in zip(sides, size, preprocess.size, strict=True))
     resize = rows if isinstance(box, int) and rows == columns else (rows, columns)
     return dataclasses.replace(preprocess, size=size, resize=resize)
 
@@ -83,20 +116,20 @@ def assumption(names: Sequence[str], preprocess: Preprocess, source: str) -> tup
     if not names:
         return ()
     values = {
-        "mean": f"mean {_numbers(preprocess.mean)}",
-        "std": f"std {_numbers(preprocess.std)}",
-        "resize": f"resize {_resized(preprocess)}",
+        "mean": f"mean {_format_channels(preprocess.mean)}",
+        "std": f"std {_format_channels(preprocess.std)}",
+        "resize": f"resize {_format_size(preprocess.resize or preprocess.size)}",
         "interpolation": preprocess.interpolation,
     }
     listed = "; ".join(values[name] for name in names)
     note = (
-        f"{_listed(names, 'and')} {'were' if len(names) > 1 else 'was'} assumed: {source} ({listed}). If the model was "
-        f"trained otherwise, give {_listed([f'{name}=' for name in names], 'or')}."
+        f"{_join_words(names, 'and')} {'were' if len(names) > 1 else 'was'} assumed: {source} ({listed}). If the model "
+        f"was trained otherwise, give {_join_words([f'{name}=' for name in names], 'or')}."
     )
     return (note,)
 
 
-def _resize(resize: Any) -> int | tuple[int, int] | None:
+def _check_resize(resize: Any) -> int | tuple[int, int] | None:
     if resize is None:
         return None
     sides = tuple(resize) if isinstance(resize, Iterable) else (resize,)
@@ -106,41 +139,38 @@ def _resize(resize: Any) -> int | tuple[int, int] | None:
     return int(sides[0]) if len(sides) == 1 else (int(sides[0]), int(sides[1]))
 
 
-def _channels(name: str, values: Any) -> Channels | None:
-    """Return three numbers in 0..1; a standard deviation is above 0."""
+def _check_channels(name: str, values: Any) -> Channels | None:
+    """Return the three numbers in 0..1 of a mean, or in (0, 1] of a standard deviation."""
     if values is None:
         return None
     if isinstance(values, numbers.Real) and not isinstance(values, bool):
         values = (values,) * 3
-    wanted = "three positive numbers" if name == "std" else "three numbers"
-    expected = f"expected {wanted}, one for each of red, green and blue, for pixels in 0..1"
+    kind = "three positive numbers" if name == "std" else "three numbers"
+    expected = f"expected {kind}, one for each of red, green and blue, for pixels in 0..1"
     try:
         red, green, blue = (float(value) for value in values)
     except (TypeError, ValueError) as error:
         raise BadInput(f"{name}={values!r}; {expected}.") from error
-    three = (red, green, blue)
-    if not all(map(math.isfinite, three)) or min(three) < 0 or (name == "std" and min(three) == 0):
+    channels = (red, green, blue)
+    if not all(map(math.isfinite, channels)) or min(channels) < 0 or (name == "std" and min(channels) == 0):
         raise BadInput(f"{name}={values!r}; {expected}.")
-    if max(three) > 1:
-        scaled = tuple(round(value / 255, 4) for value in three)
-        advice = f": divide by 255, {name}={scaled}" if max(three) <= 255 and min(scaled) > 0 else ""
+    if max(channels) > 1:
+        scaled = tuple(round(value / 255, 4) for value in channels)
+        advice = f": divide by 255, {name}={scaled}" if max(channels) <= 255 and min(scaled) > 0 else ""
         raise BadInput(f"{name}={values!r} is for pixels in 0..255; {expected}{advice}.")
-    return three
+    return channels
 
 
-def _numbers(values: Channels) -> str:
+def _format_channels(values: Channels) -> str:
     return ", ".join(f"{value:.4g}" for value in values)
 
 
-def _resized(preprocess: Preprocess) -> str:
-    sides = preprocess.size if preprocess.resize is None else preprocess.resize
-    return str(sides) if isinstance(sides, int) else _sides(sides)
-
-
-def _sides(sides: tuple[int, int]) -> str:
+def _format_size(sides: Size) -> str:
+    if isinstance(sides, int):
+        return str(sides)
     return str(sides[0]) if sides[0] == sides[1] else f"{sides[0]} x {sides[1]}"
 
 
-def _listed(words: Sequence[str], last: str) -> str:
-    """'mean, std and resize'"""
+def _join_words(words: Sequence[str], last: str) -> str:
+    """Return "mean, std and resize"."""
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} {last} {words[-1]}"

@@ -97,7 +97,7 @@ def check_data(config: ReproductionConfig, data: LoadedData) -> tuple[Measure, .
 
 def depth(model: Model, dataset: ImageDataset) -> int:
     """Return the number of layers of a model, counted on the first image that can be read."""
-    for batch in parts(dataset, model, 1, failed=lambda image, error: None):  # the study reports unreadable images
+    for batch in parts(dataset, model, 1, on_error=lambda image, error: None):  # the study reports unreadable images
         return len(record_for([resolve_method("raw-attention")], model, batch.pixels).calls)
     raise BadInput(f"None of the {len(dataset)} images can be read; expected at least one.")
 

@@ -16,14 +16,20 @@ from torch import Tensor
 
 from clairvit.errors import BadInput, NotApplicable
 from clairvit.execution import ExecutionOptions
-from clairvit.models.layout import Layout
+from clairvit.models.model import Layout
 from clairvit.perturbation.attention_override import AttentionOverride, Rewrite
 from clairvit.perturbation.batching import BatchBudget, in_batches
 from clairvit.perturbation.progress import report_progress
 from clairvit.perturbation.removal import background, check_removal, impute, on_pixels
 from clairvit.perturbation.rng import image_seeds
-from clairvit.perturbation.token_dropping import NO_DROPPING, DropStrategy, drop_strategy, embedded, run_tokens
-from clairvit.targets.target import Target
+from clairvit.perturbation.token_dropping import (
+    NO_DROPPING,
+    DropStrategy,
+    drop_strategy,
+    embedded,
+    run_tokens,
+)
+from clairvit.targets.base import Target
 from clairvit.tracing.attention import widened
 from clairvit.tracing.module_state import frozen_eval
 from clairvit.tracing.trace import Trace

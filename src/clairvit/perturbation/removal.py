@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from clairvit.errors import UnknownName, did_you_mean
-from clairvit.models.model import Preprocess
+from clairvit.models.preprocess import Preprocess
 from clairvit.perturbation.rng import image_seeds, make_generator
 
 Removal = Literal["token", "mean", "black", "minimum", "blur", "gaussian-blur", "noise", "road"]

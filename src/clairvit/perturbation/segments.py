@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from clairvit.errors import BadInput
-from clairvit.models.model import Preprocess
+from clairvit.models.preprocess import Preprocess
 from clairvit.perturbation.probe import Probe
 from clairvit.perturbation.removal import on_pixels
 from clairvit.perturbation.rng import make_generator

@@ -17,8 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from clairvit.models.layout import Layout
-from clairvit.models.model import first_scores
+from clairvit.models.model import Layout, first_scores
 from clairvit.perturbation.attention_override import AttentionOverride, mask_tokens
 from clairvit.perturbation.batching import out_of_memory
 from clairvit.perturbation.position_slicing import PositionSlicing

@@ -15,7 +15,7 @@ from clairvit.methods.registry import USUAL_PATCHES
 from clairvit.metrics.registry import FAMILIES, Metric, list_metrics
 from clairvit.models.activation import probabilities
 from clairvit.plotting.overlay import numbers
-from clairvit.targets.target import class_name
+from clairvit.targets.base import class_name
 
 UNDEFINED = "–"  # printed for a number that is not defined
 MOST_DECIMALS = 6  # smaller numbers are written with a power of ten

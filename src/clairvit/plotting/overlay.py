@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from clairvit.errors import UnknownName, did_you_mean
-from clairvit.models.model import Preprocess
+from clairvit.models.preprocess import Preprocess
 from clairvit.plotting.style import PlotStyle
 
 Array: TypeAlias = NDArray[np.float64]

@@ -131,7 +131,7 @@ def draw_examples(
         try:
             if one.image not in rows:
                 problems.append(f"{name} is no longer in {results.data}.")
-            elif source.dataset.mark(rows[one.image]) not in results.image_hashes[one.image]:
+            elif source.dataset.content_hash(rows[one.image]) not in results.image_hashes[one.image]:
                 problems.append(f"{name} is not shown: its picture, mask or class is not the one that was scored.")
             else:
                 examples.append(_example(results, one, source, rows[one.image]))

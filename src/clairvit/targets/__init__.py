@@ -1,1 +1,1 @@
-"""Choose which output of a model is explained."""
+"""Targets: what is explained, as a differentiable score per image."""

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from clairvit.models.layout import Layout
+from clairvit.models.model import Layout
 from clairvit.tracing.autograd_errors import translate_autograd_errors
 
 MOST_PREFIX_TOKENS = 64  # CLS, distillation, registers: no model has more

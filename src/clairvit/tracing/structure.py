@@ -22,8 +22,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from clairvit.errors import BadInput, CaptureError
-from clairvit.models.layout import Layout, Pooling
-from clairvit.models.model import Model
+from clairvit.models.model import Layout, Model, Pooling
 from clairvit.tracing import ops
 from clairvit.tracing.attention import AttentionCall, Kind
 from clairvit.tracing.autograd_errors import CHECKPOINTED, translate_autograd_errors

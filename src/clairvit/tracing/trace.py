@@ -18,9 +18,9 @@ from torch import Tensor
 
 from clairvit.errors import BadInput, NotApplicable
 from clairvit.models.images import prepare
-from clairvit.models.layout import Layout
-from clairvit.models.model import Model
-from clairvit.targets.target import Target, resolve
+from clairvit.models.model import Layout, Model
+from clairvit.targets.base import Target
+from clairvit.targets.resolve import resolve
 from clairvit.tracing.attention import AttentionCall
 from clairvit.tracing.layer import Layer, gradient_at
 from clairvit.tracing.module_state import own_grad_mode

@@ -11,14 +11,15 @@ import torch
 from torch import nn
 
 from clairvit.errors import BadInput
-from clairvit.models import notes
-from clairvit.models.load import BUILT_IN, built_in_weights, load, split
-from clairvit.models.model import Preprocess
-from clairvit.models.preprocess import NOT_GIVEN, PreprocessOptions
-from clairvit.models.request import Request
+from clairvit.models.load import load
+from clairvit.models.load_options import Request
+from clairvit.models.preprocess import NOT_GIVEN, Preprocess, PreprocessOptions
 from clairvit.models.sources import file as from_file
 from clairvit.models.sources import timm as from_timm
+from clairvit.models.sources import weights_header
+from clairvit.models.sources.builtin import built_in_weights
 from clairvit.models.sources.hub import fetching, hub_blocked
+from clairvit.models.sources.registry import BUILT_IN, split
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ def load_base_model(request: ModelRequest, classes: tuple[str, ...], seed: int) 
         BadInput: If the model cannot be fine-tuned, or the options do not fit it.
     """
     source, rest = split(request.spec)
-    options = notes.check_options(request.options or {})
+    options = weights_header.check_options(request.options or {})
     torch.manual_seed(seed)
     if source == "timm":
         return _from_timm(request, rest, options, len(classes))

@@ -21,11 +21,10 @@ from torch import Tensor, nn
 from clairvit._io import check_writable
 from clairvit.data.dataset import Failed, ImageDataset
 from clairvit.errors import BadInput, ClairError
-from clairvit.models import notes
 from clairvit.models.load import DTYPES, usable_device
-from clairvit.models.model import Preprocess, first_scores
-from clairvit.models.preprocess import preprocess_options
-from clairvit.models.request import Size, rows_columns
+from clairvit.models.model import first_scores
+from clairvit.models.preprocess import Preprocess, Size, preprocess_options, rows_columns
+from clairvit.models.sources import weights_header
 from clairvit.perturbation.progress import report_progress
 from clairvit.training.augment import augment, batches, center_crop, draw_augmentations, epoch_order
 from clairvit.training.base_model import ModelRequest, load_base_model
@@ -186,7 +185,7 @@ def _finetune(
     trainer = _Trainer(base.module.to(device).float(), preprocess, config, device)
     check_writable(path)
     settings = _settings(request, config, names, training, held_out, dtype)
-    metadata = notes.write(base.arch, base.options, names, preprocess)
+    metadata = weights_header.write(base.arch, base.options, names, preprocess)
 
     def write() -> None:
         state = trainer.module.state_dict()

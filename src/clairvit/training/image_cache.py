@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from clairvit.data.dataset import Failed, ImageDataset
 from clairvit.data.hashing import digest
 from clairvit.errors import BadInput, ClairError, did_you_mean
-from clairvit.models.model import Model, Preprocess
+from clairvit.models.model import Model
+from clairvit.models.preprocess import Preprocess
 from clairvit.perturbation.progress import report_progress
 from clairvit.perturbation.rng import make_generator
 
@@ -100,7 +101,7 @@ def _read_images(
                     f"'{dataset.names[row]}' is a tensor of shape {list(sample.pixels.shape)}, which is taken as it "
                     f"is; training crops pictures itself and expected {[3, *cover]}. Pass paths or PIL images."
                 )
-            return (sample.pixels * 255).round().to(torch.uint8), sample.label, dataset.mark(row)
+            return (sample.pixels * 255).round().to(torch.uint8), sample.label, dataset.content_hash(row)
         except ClairError as error:
             return error
 

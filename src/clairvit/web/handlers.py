@@ -30,7 +30,7 @@ from clairvit.perturbation.rng import make_generator
 from clairvit.plotting.labels import guesses
 from clairvit.plotting.overlay import photo_of
 from clairvit.plotting.save import record
-from clairvit.targets.target import resolve
+from clairvit.targets.resolve import resolve
 from clairvit.tracing.module_state import own_grad_mode
 from clairvit.tracing.trace import run_backward
 from clairvit.web.schemas import (

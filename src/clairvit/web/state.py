@@ -15,7 +15,7 @@ from clairvit.methods.flow import Flow
 from clairvit.methods.registry import FAMILIES, Method, by_family, list_methods
 from clairvit.methods.spec import MethodSpec, resolve_method
 from clairvit.models.model import Model
-from clairvit.targets.target import class_name
+from clairvit.targets.base import class_name
 from clairvit.tracing.recording import record
 from clairvit.tracing.trace import Trace, run_backward
 from clairvit.web.job_queue import JobQueue

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
-from clairvit.models.images import DEMO, open_image, prepare, read_image
+from clairvit.models.image_files import DEMO, open_image, read_image
+from clairvit.models.images import prepare
 from clairvit.models.model import Model
 
 MOST_BYTES = 20 * 2**20

@@ -1,12 +1,21 @@
-"""Caltech-101: 101 kinds of objects, with hand-drawn outlines."""
+"""Caltech-101: 101 object classes with hand-drawn outlines."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from clairvit.data.formats.entry import Annotation, DatasetIndex, Entry, Size, entry, files_in, folders_in, mat_of
-from clairvit.data.formats.registry import DataRequest, dataset
-from clairvit.data.formats.shapes import filled
+from clairvit.data.formats.entry import (
+    Annotation,
+    DatasetIndex,
+    Entry,
+    Size,
+    folders_in,
+    labelled_entry,
+    list_files,
+    read_mat,
+)
+from clairvit.data.formats.registry import DataRequest, dataset_format
+from clairvit.data.formats.shapes import fill_polygon
 from clairvit.errors import BadInput
 
 TREE = """
@@ -18,8 +27,8 @@ Annotations/                  optional
   accordion/
     annotation_0001.mat …     box_coord, obj_contour
 """
-# four folders of outlines have other names than their images
-_OUTLINES = {
+# four annotation folders have other names than the image folders
+_ANNOTATION_FOLDERS = {
     "Faces": "Faces_2",
     "Faces_easy": "Faces_3",
     "Motorbikes": "Motorbikes_16",
@@ -33,42 +42,44 @@ def fetch(folder: Path) -> None:
     Caltech101(folder, download=True)
 
 
-@dataset(
+@dataset_format(
     "caltech101",
     "Caltech-101",
     has=("masks", "labels"),
     tree=TREE,
-    needs=("101_ObjectCategories",),
-    inside=("caltech101", "caltech-101"),
+    required_paths=("101_ObjectCategories",),
+    archive_folders=("caltech101", "caltech-101"),
     fetch=fetch,
 )
-def caltech101(asked: DataRequest) -> DatasetIndex:
-    folders = [one for one in folders_in(asked.root / "101_ObjectCategories") if one.name != "BACKGROUND_Google"]
-    masked = (asked.root / "Annotations").is_dir()
+def caltech101(request: DataRequest) -> DatasetIndex:
+    """Index the class folders; outlines are optional."""
+    folders = [path for path in folders_in(request.root / "101_ObjectCategories") if path.name != "BACKGROUND_Google"]
+    masked = (request.root / "Annotations").is_dir()
     notes = () if masked else ("Without Annotations/ (Annotations.tar) the objects have no masks.",)
     entries = tuple(
-        _object(asked.root, image, label)
+        _entry(request.root, image, label)
         for label, folder in enumerate(folders)
-        for image in files_in(folder, ".jpg", ".jpeg")
+        for image in list_files(folder, ".jpg", ".jpeg")
     )
     return DatasetIndex(entries, tuple(folder.name for folder in folders), has_masks=masked, notes=notes)
 
 
-def _object(root: Path, image: Path, label: int) -> Entry:
-    kind = image.parent.name
-    drawn = root / "Annotations" / _OUTLINES.get(kind, kind) / f"annotation_{image.stem.rsplit('_', 1)[-1]}.mat"
+def _entry(root: Path, image: Path, label: int) -> Entry:
+    name = image.parent.name
+    folder = root / "Annotations" / _ANNOTATION_FOLDERS.get(name, name)
+    file = folder / f"annotation_{image.stem.rsplit('_', 1)[-1]}.mat"
 
-    def known(size: Size) -> Annotation:
-        if not drawn.exists():
+    def annotation(size: Size) -> Annotation:
+        if not file.exists():
             return Annotation(label, masked=False)
-        box, outline = mat_of(drawn, "box_coord", "obj_contour")  # top, bottom, left, right; x and y [2, points]
+        box, outline = read_mat(file, "box_coord", "obj_contour")  # top, bottom, left, right; x and y [2, points]
         if box.shape != (4,) or outline.ndim != 2 or len(outline) != 2:
             raise BadInput(
-                f"'{drawn}' has box_coord of shape {list(box.shape)} and obj_contour of shape {list(outline.shape)}; "
+                f"'{file}' has box_coord of shape {list(box.shape)} and obj_contour of shape {list(outline.shape)}; "
                 "expected [4] and [2, points]."
             )
-        # the outline is drawn from the box's corner; MATLAB's first pixel has its centre at 1, ours at 0.5
+        # the outline is relative to the box's corner; MATLAB's first pixel has its centre at 1, ours at 0.5
         corner = box[[2, 0]].astype(float) - 0.5
-        return Annotation(label, {label: filled(outline.T + corner, (size[1], size[0]))})
+        return Annotation(label, {label: fill_polygon(outline.T + corner, (size[1], size[0]))})
 
-    return entry(root, image, label, known, drawn)
+    return labelled_entry(root, image, label, annotation, file)

@@ -1,4 +1,4 @@
-"""COCO 2017: 80 kinds of objects, several in an image, each with its outline."""
+"""COCO 2017: 80 object classes, several objects per image, each with its outline."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from clairvit.data.formats.entry import Annotation, DatasetIndex, Entry, Mask
-from clairvit.data.formats.registry import DataRequest, dataset
-from clairvit.data.formats.shapes import segmented
+from clairvit.data.formats.registry import DataRequest, dataset_format
+from clairvit.data.formats.shapes import decode_segmentation
 from clairvit.errors import BadInput
 
 TREE = """
@@ -21,66 +21,68 @@ annotations/
 """
 
 
-@dataset(
+@dataset_format(
     "coco",
     "COCO 2017",
     has=("masks", "labels", "others"),
     splits=("val2017", "train2017"),
     tree=TREE,
-    needs=("{split}", "annotations/instances_{split}.json"),
-    inside=("coco", "COCO"),
+    required_paths=("{split}", "annotations/instances_{split}.json"),
+    archive_folders=("coco", "COCO"),
     why_no_download="torchvision has no downloader for it; val2017.zip and the annotations are on cocodataset.org",
 )
-def coco(asked: DataRequest) -> DatasetIndex:
-    """True class: the one with the largest area in what the model sees; the next one is the other."""
-    listed = asked.root / "annotations" / f"instances_{asked.split}.json"
+def coco(request: DataRequest) -> DatasetIndex:
+    """Index the annotations; the true class has the largest area in the model's crop, the other class the second."""
+    file = request.root / "annotations" / f"instances_{request.split}.json"
     try:
-        content = json.loads(listed.read_text(encoding="utf-8"))
-        kinds = sorted(content["categories"], key=lambda kind: int(kind["id"]))
-        places = {int(kind["id"]): place for place, kind in enumerate(kinds)}  # COCO's ids have gaps
-        drawn: dict[int, list[dict[str, Any]]] = {int(image["id"]): [] for image in content["images"]}
-        for one in content["annotations"]:
-            drawn[int(one["image_id"])].append({**one, "class": places[int(one["category_id"])]})
-        entries = tuple(_photo(asked.root, asked.split, image, drawn[int(image["id"])]) for image in content["images"])
-        classes = tuple(str(kind["name"]) for kind in kinds)
+        content = json.loads(file.read_text(encoding="utf-8"))
+        categories = sorted(content["categories"], key=lambda category: int(category["id"]))
+        class_of = {int(category["id"]): index for index, category in enumerate(categories)}  # COCO's ids have gaps
+        objects: dict[int, list[dict[str, Any]]] = {int(image["id"]): [] for image in content["images"]}
+        for item in content["annotations"]:
+            objects[int(item["image_id"])].append({**item, "class": class_of[int(item["category_id"])]})
+        entries = tuple(
+            _entry(request.root, request.split, image, objects[int(image["id"])]) for image in content["images"]
+        )
+        classes = tuple(str(category["name"]) for category in categories)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise BadInput(
-            f"'{listed}' cannot be read ({type(error).__name__}: {error}); expected COCO's JSON with images, "
+            f"'{file}' cannot be read ({type(error).__name__}: {error}); expected COCO's JSON with images, "
             "annotations and categories."
         ) from error
-    empty = sum(not one for one in drawn.values())
+    empty = sum(not items for items in objects.values())
     notes = (f"{empty} of {len(entries)} images have no object: no mask and no true class.",) if empty else ()
     return DatasetIndex(entries, classes, has_masks=True, has_others=True, notes=notes)
 
 
-def _photo(root: Path, split: str, image: dict[str, Any], drawn: list[dict[str, Any]]) -> Entry:
+def _entry(root: Path, split: str, image: dict[str, Any], objects: list[dict[str, Any]]) -> Entry:
     size = (int(image["height"]), int(image["width"]))
     name = f"{split}/{image['file_name']}"
 
-    def known(_: tuple[int, int]) -> Annotation:
-        objects: dict[int, Mask] = {}
-        for one in drawn:
+    def annotation(_: tuple[int, int]) -> Annotation:
+        masks: dict[int, Mask] = {}
+        for item in objects:
             try:
-                mask = segmented(one["segmentation"], size)
+                mask = decode_segmentation(item["segmentation"], size)
             except (KeyError, ValueError, TypeError) as error:
                 raise BadInput(
                     f"An object of '{name}' has no outline that can be read ({type(error).__name__}: {error}); "
                     "expected polygons or run lengths."
                 ) from error
-            objects[one["class"]] = objects.get(one["class"], np.zeros(size, dtype=bool)) | mask
-        return Annotation(None, objects, masked=bool(drawn))
+            masks[item["class"]] = masks.get(item["class"], np.zeros(size, dtype=bool)) | mask
+        return Annotation(None, masks, masked=bool(objects))
 
-    def largest() -> int | None:
-        """By COCO's own areas: a sample of thousands is drawn without drawing their outlines."""
+    def largest_class() -> int | None:
+        """Return the class with the largest area by COCO's own numbers, which needs no rasterisation."""
         areas: dict[int, float] = {}
-        for one in drawn:
-            areas[one["class"]] = areas.get(one["class"], 0.0) + float(one.get("area", 0))
-        return max(sorted(areas), key=lambda number: areas[number], default=None)
+        for item in objects:
+            areas[item["class"]] = areas.get(item["class"], 0.0) + float(item.get("area", 0))
+        return max(sorted(areas), key=lambda index: areas[index], default=None)
 
     return Entry(
         name=name,
         image=root / split / str(image["file_name"]),
-        known=known,
-        behind=lambda: (json.dumps([size, drawn], sort_keys=True),),
-        group=largest,
+        annotation=annotation,
+        hash_inputs=lambda: (json.dumps([size, objects], sort_keys=True),),
+        stratum=largest_class,
     )

@@ -1,4 +1,4 @@
-"""Entry: one image of a data set, and how to find out what its files say of it when its turn comes."""
+"""Entry: one image of a dataset with functions that read its annotation lazily; helpers to read a dataset's files."""
 
 from __future__ import annotations
 
@@ -13,104 +13,114 @@ from PIL import Image
 
 from clairvit.data.masks import OBJECT, VOID
 from clairvit.errors import BadInput
-from clairvit.models.folders import files_below
-from clairvit.models.folders import folders_in as folders_in
+from clairvit.models.image_files import files_below
+from clairvit.models.image_files import folders_in as folders_in
 
 Mask = NDArray[np.bool_]  # [rows, columns] of the whole image
 Source = Path | Callable[[], Image.Image]
 Size = tuple[int, int]  # columns, rows of the image, upright
-# How the numbers of a data set's classes relate to a model's:
-#   own       as published, so a model without class names counts them in the same order
-#   imagenet  ImageNet's thousand, in the order of every ImageNet-1k model, whatever it calls them
-#   names     nobody knows: only names count
+# How class indices of a dataset relate to those of a model:
+#   own       published order: a model without class names has the same
+#   imagenet  the order of every ImageNet-1k model, whatever its class names are
+#   names     no order: only names count
 Numbering = Literal["own", "imagenet", "names"]
 
 
 @dataclass(frozen=True, eq=False)
 class Annotation:
-    """What the files say of one image, by the data set's own class numbers."""
+    """Label and masks of one image, by the class indices of the dataset."""
 
-    label: int | None = None  # None: the class of the largest object in what the model sees
-    objects: Mapping[int, Mask] = field(default_factory=dict)  # class -> where it is
+    label: int | None = None  # None: the class of the largest object in the model's crop
+    objects: Mapping[int, Mask] = field(default_factory=dict)  # class -> mask
     void: Mask | None = None
-    masked: bool = True  # False: nobody knows where the object is
+    masked: bool = True  # False: there is no mask
 
 
 @dataclass(frozen=True, eq=False)
 class Entry:
-    """One image. Nothing is read before `known` and `image` are asked."""
+    """One image. Nothing is read before one of the functions is called."""
 
-    name: str  # the file, below the data set's folder
+    name: str  # the file, relative to the dataset's folder
     image: Source
-    known: Callable[[Size], Annotation]
-    behind: Callable[[], tuple[Any, ...]]  # all that `known` reads, for the image's mark: files, arrays, text
-    group: Callable[[], int | None]  # the class by which a sample is drawn: the true one, or near enough
+    annotation: Callable[[Size], Annotation]
+    hash_inputs: Callable[[], tuple[Any, ...]]  # all that `annotation` reads: files, arrays, text
+    stratum: Callable[[], int | None]  # the class for stratified sampling: the label or an estimate
 
 
 @dataclass(frozen=True, eq=False)
 class DatasetIndex:
-    """What a layout's function hands back."""
+    """All images of a dataset, and which annotations they have."""
 
     entries: tuple[Entry, ...]
     classes: tuple[str, ...]
     has_masks: bool = False
     has_labels: bool = True
     has_others: bool = False
-    whole: bool = False  # the mask is of all objects together, not of the true class's
+    all_objects: bool = False  # the mask is the union of all objects, not of those of the true class
     numbering: Numbering = "own"
     notes: tuple[str, ...] = ()
 
 
-def entry(
-    root: Path, image: Path, label: int | None, masked: Callable[[Size], Annotation] | None, *behind: Any
+def labelled_entry(
+    root: Path, image: Path, label: int | None, annotation: Callable[[Size], Annotation] | None, *hash_inputs: Any
 ) -> Entry:
-    """An image whose class is known from the start; `masked` adds where it is, `behind` is what that reads."""
+    """Return an entry whose class is known without reading files.
+
+    Args:
+        root: The dataset's folder.
+        image: The image file.
+        label: Its class.
+        annotation: Reads the annotation with its mask; None if there is no mask.
+        hash_inputs: What `annotation` reads; files that do not exist count as None.
+    """
     return Entry(
         name=image.relative_to(root).as_posix(),
         image=image,
-        known=masked or (lambda _: Annotation(label, masked=False)),
-        behind=lambda: tuple(None if isinstance(one, Path) and not one.exists() else one for one in behind),
-        group=lambda: label,
+        annotation=annotation or (lambda _: Annotation(label, masked=False)),
+        hash_inputs=lambda: tuple(
+            None if isinstance(part, Path) and not part.exists() else part for part in hash_inputs
+        ),
+        stratum=lambda: label,
     )
 
 
-def of_kept(label: int | None, kept: Image.Image) -> Annotation:
-    """From a mask as `read_mask` keeps it; without a class the object still has its place."""
-    values = np.asarray(kept)
+def annotation_from_mask(label: int | None, mask: Image.Image) -> Annotation:
+    """Return the annotation of a mask of `read_mask`; the object has class -1 without a label."""
+    values = np.asarray(mask)
     return Annotation(label, {-1 if label is None else label: values == OBJECT}, values == VOID)
 
 
-def lines_of(path: Path) -> list[str]:
-    """The lines of a list, without the empty ones."""
+def read_lines(path: Path) -> list[str]:
+    """Return the lines of a text file, stripped, without empty ones."""
     try:
         return [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput(f"The list '{path}' cannot be read ({error}); expected text, as the data set has it.") from error
 
 
-def mat_of(path: Path, *wanted: str) -> list[NDArray[Any]]:
-    """Variables of a .mat file (up to version 7), each with at least one dimension."""
+def read_mat(path: Path, *names: str) -> list[NDArray[Any]]:
+    """Return variables of a .mat file (up to version 7), each with at least one dimension."""
     from scipy.io import loadmat
 
     try:
-        found = loadmat(path, squeeze_me=True)
-    except Exception as error:  # scipy raises half a dozen kinds on broken bytes
+        variables = loadmat(path, squeeze_me=True)
+    except Exception as error:  # scipy raises many types on broken files
         raise BadInput(
             f"'{path}' cannot be read ({error}); expected a MATLAB file, as the data set has it: unpack it again."
         ) from error
-    for name in wanted:
-        if name not in found:
-            seen = ", ".join(key for key in found if not key.startswith("__")) or "nothing"
-            raise BadInput(f"'{path}' holds {seen}; expected '{name}' in it.")
-    return [np.atleast_1d(found[name]) for name in wanted]
+    for name in names:
+        if name not in variables:
+            listed = ", ".join(key for key in variables if not key.startswith("__")) or "nothing"
+            raise BadInput(f"'{path}' holds {listed}; expected '{name}' in it.")
+    return [np.atleast_1d(variables[name]) for name in names]
 
 
-def files_in(path: Path, *suffixes: str) -> list[Path]:
-    """Return the images below a folder in the order of their names; hidden files and folders are skipped."""
+def list_files(path: Path, *suffixes: str) -> list[Path]:
+    """Return the files below a folder with these suffixes, sorted by name; hidden ones are skipped."""
     return sorted(files_below(path, suffixes))
 
 
-def some(names: list[str]) -> str:
-    """'a', 'b', 'c' and 4 more"""
+def quoted_list(names: list[str]) -> str:
+    """Return "'a', 'b', 'c' and 4 more"."""
     listed = ", ".join(f"'{name}'" for name in names[:3])
     return listed + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -1,14 +1,23 @@
-"""Any folder of images; the folders in it are classes if every image is in one, and masks may lie elsewhere."""
+"""Any folder of images: its subfolders are classes if every image is in one; masks are in another folder."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from clairvit.data.formats.entry import Annotation, DatasetIndex, Entry, Size, entry, folders_in, of_kept, some
-from clairvit.data.formats.registry import DataRequest, dataset
+from clairvit.data.formats.entry import (
+    Annotation,
+    DatasetIndex,
+    Entry,
+    Size,
+    annotation_from_mask,
+    folders_in,
+    labelled_entry,
+    quoted_list,
+)
+from clairvit.data.formats.registry import DataRequest, dataset_format
 from clairvit.data.masks import masks_for, read_mask
 from clairvit.errors import BadInput
-from clairvit.models.images import find_images
+from clairvit.models.image_files import find_images
 
 TREE = """
 cat/                          folders are classes, if every image is in one
@@ -19,68 +28,73 @@ and, where masks=DIR is given, DIR/cat/1.png or DIR/1.png for cat/1.jpg
 """
 
 
-@dataset("folder", "a folder of images", has=("labels", "masks"), tree=TREE, why_no_download="it is your own")
-def folder(asked: DataRequest) -> DatasetIndex:
-    root = asked.root
+@dataset_format("folder", "a folder of images", has=("labels", "masks"), tree=TREE, why_no_download="it is your own")
+def folder(request: DataRequest) -> DatasetIndex:
+    """Index the images below a folder."""
+    root = request.root
     if not root.is_dir():
         raise BadInput(f"'{root}' is not a folder; expected one with images: folder:PATH.")
-    own = asked.masks.resolve() if asked.masks is not None else None
-    if own == root.resolve():
+    mask_folder = request.masks.resolve() if request.masks is not None else None
+    if mask_folder == root.resolve():
         raise BadInput(f"Masks and images are both looked for in '{root}'; expected masks in another folder.")
-    images = [one for one in find_images(root) if own is None or own not in one.resolve().parents]
+    images = [path for path in find_images(root) if mask_folder is None or mask_folder not in path.resolve().parents]
     if not images:
         raise BadInput(f"There are no images in '{root}' outside the folder of masks; expected some.")
-    labels, classes, notes = _classes(root, images, own)
-    masks, more = _masks(root, images, asked.masks) if asked.masks is not None else ({}, ())
+    labels, classes, notes = _classes(root, images, mask_folder)
+    masks, mask_notes = _match_masks(root, images, request.masks) if request.masks is not None else ({}, ())
     entries = tuple(
-        _photo(root, image, label, masks.get(image), asked.mask_kind)
+        _entry(root, image, label, masks.get(image), request.mask_kind)
         for image, label in zip(images, labels, strict=True)
     )
     return DatasetIndex(
         entries,
         classes,
-        has_masks=asked.masks is not None,
+        has_masks=request.masks is not None,
         has_labels=bool(classes),
         numbering="names",
-        notes=(*notes, *more),
+        notes=(*notes, *mask_notes),
     )
 
 
 def _classes(
-    root: Path, images: list[Path], masks: Path | None
+    root: Path, images: list[Path], mask_folder: Path | None
 ) -> tuple[list[int | None], tuple[str, ...], tuple[str, ...]]:
-    """The number of each image's folder, the folders, and what is odd about them."""
-    folders = [one for one in folders_in(root) if one.resolve() != masks]
+    """Return the class of each image, the class names, and notes."""
+    folders = [path for path in folders_in(root) if path.resolve() != mask_folder]
     if not folders:
         return [None] * len(images), (), ()
     loose = [image.name for image in images if image.parent == root]
     if loose:
-        note = f"{some(loose)} lie beside the folders of '{root}', so these are not taken for classes."
+        note = f"{quoted_list(loose)} lie next to the folders of '{root}', so these are not taken for classes."
         return [None] * len(images), (), (note,)
-    numbers = {one.name: number for number, one in enumerate(folders)}
+    numbers = {path.name: number for number, path in enumerate(folders)}
     labels: list[int | None] = [numbers[image.relative_to(root).parts[0]] for image in images]
-    empty = [one.name for one in folders if numbers[one.name] not in labels]
-    notes = (f"No images are in the class folder {some(empty)}.",) if empty else ()
+    empty = [name for name, number in numbers.items() if number not in labels]
+    notes = (f"No images are in the class folder {quoted_list(empty)}.",) if empty else ()
     return labels, tuple(numbers), notes
 
 
-def _masks(root: Path, images: list[Path], folder: Path) -> tuple[dict[Path, Path], tuple[str, ...]]:
-    """Whose mask is which file, and who has none."""
-    found, spare = masks_for(images, folder, root)
-    bare = [image.relative_to(root).as_posix() for image in images if image not in found]
+def _match_masks(root: Path, images: list[Path], folder: Path) -> tuple[dict[Path, Path], tuple[str, ...]]:
+    """Return the mask of each image that has one, and notes about the others."""
+    masks, unused = masks_for(images, folder, root)
+    unmasked = [image.relative_to(root).as_posix() for image in images if image not in masks]
     notes = []
-    if bare:
-        notes.append(f"{len(bare)} of {len(images)} images have no mask in '{folder}': {some(bare)}.")
-    if spare:
-        names = [file.relative_to(folder).as_posix() for file in spare]
+    if unmasked:
+        notes.append(f"{len(unmasked)} of {len(images)} images have no mask in '{folder}': {quoted_list(unmasked)}.")
+    if unused:
+        names = [file.relative_to(folder).as_posix() for file in unused]
         notes.append(
-            f"{len(spare)} of {len(spare) + len(found)} masks in '{folder}' belong to no image: {some(names)}."
+            f"{len(unused)} of {len(unused) + len(masks)} masks in '{folder}' belong to no image: {quoted_list(names)}."
         )
-    return found, tuple(notes)
+    return masks, tuple(notes)
 
 
-def _photo(root: Path, image: Path, label: int | None, mask: Path | None, kind: str) -> Entry:
-    def known(size: Size) -> Annotation:
-        return Annotation(label, masked=False) if mask is None else of_kept(label, read_mask(mask, size, kind))
+def _entry(root: Path, image: Path, label: int | None, mask: Path | None, kind: str) -> Entry:
+    def annotation(size: Size) -> Annotation:
+        return (
+            Annotation(label, masked=False)
+            if mask is None
+            else annotation_from_mask(label, read_mask(mask, size, kind))
+        )
 
-    return entry(root, image, label, known, mask, kind)
+    return labelled_entry(root, image, label, annotation, mask, kind)

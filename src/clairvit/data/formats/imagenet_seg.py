@@ -1,4 +1,4 @@
-"""ImageNet-Segmentation (Guillaumin et al.): 4276 images of ImageNet with their foreground, in one MATLAB file."""
+"""ImageNet-Segmentation (Guillaumin et al.): 4276 images of ImageNet with foreground masks, in one MATLAB file."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from clairvit.data.formats import imagenet_classes as thousand
 from clairvit.data.formats.entry import Annotation, DatasetIndex, Entry
-from clairvit.data.formats.registry import DataRequest, dataset
+from clairvit.data.formats.imagenet import class_indices, class_names
+from clairvit.data.formats.registry import DataRequest, dataset_format
 from clairvit.errors import BadInput
 
 FILE = "gtsegs_ijcv.mat"
@@ -23,31 +23,35 @@ gtsegs_ijcv.mat               HDF5: value/img, value/gt, value/target
 """
 
 
-@dataset(
+@dataset_format(
     "imagenet-seg",
     "ImageNet-Segmentation",
     has=("masks", "labels"),
     tree=TREE,
-    needs=(FILE,),
+    required_paths=(FILE,),
     why_no_download=f"torchvision has no downloader for it; {FILE} is on the authors' page",
 )
-def imagenet_seg(asked: DataRequest) -> DatasetIndex:
-    """The image's ImageNet id is its class; some of the 445 are none of ImageNet-1k's."""
-    path = asked.root / FILE
-    with _opened(path) as file:
+def imagenet_seg(request: DataRequest) -> DatasetIndex:
+    """Index the images; their class is a WordNet id, and some of the 445 are not in ImageNet-1k."""
+    path = request.root / FILE
+    with _open_hdf5(path) as file:
         value = file["value"]
         count = value["img"].shape[0]
-        wnids = [_text(_array(file, value["target"], row)) for row in range(count)] if "target" in value else None
+        wnids = (
+            [_decode_text(_dereference(file, value["target"], row)) for row in range(count)]
+            if "target" in value
+            else None
+        )
     notes = []
     if wnids is None:
         notes.append(f"'{path}' has no value/target: no true classes.")
-    entries = tuple(_photo(path, row, None if wnids is None else wnids[row]) for row in range(count))
-    outside = sum(wnid not in thousand.numbers() for wnid in wnids or ())
+    entries = tuple(_entry(path, row, None if wnids is None else wnids[row]) for row in range(count))
+    outside = sum(wnid not in class_indices() for wnid in wnids or ())
     if outside:
         notes.append(f"{outside} of {count} images are of classes that ImageNet-1k does not have: no true class.")
     return DatasetIndex(
         entries,
-        thousand.names(),
+        class_names(),
         has_masks=True,
         has_labels=wnids is not None,
         numbering="imagenet",
@@ -55,28 +59,29 @@ def imagenet_seg(asked: DataRequest) -> DatasetIndex:
     )
 
 
-def _photo(path: Path, row: int, wnid: str | None) -> Entry:
-    label = None if wnid is None else thousand.numbers().get(wnid)
+def _entry(path: Path, row: int, wnid: str | None) -> Entry:
+    label = None if wnid is None else class_indices().get(wnid)
 
-    def array(what: str) -> NDArray[Any]:
-        with _opened(path) as file:
-            return _array(file, file["value"][what], row)
+    def read_array(name: str) -> NDArray[Any]:
+        with _open_hdf5(path) as file:
+            return _dereference(file, file["value"][name], row)
 
-    def known(_: tuple[int, int]) -> Annotation:
-        truth = array("gt").T.astype(int)  # [rows, columns]: 1 the object, 0 the rest, below 0 nobody knows
+    def annotation(_: tuple[int, int]) -> Annotation:
+        truth = read_array("gt").T.astype(int)  # [rows, columns]: 1 object, 0 background, below 0 void
         return Annotation(label, {-1 if label is None else label: truth > 0}, truth < 0)
 
     return Entry(
         name=f"{FILE}/{row + 1:04d}",
-        image=lambda: Image.fromarray(np.ascontiguousarray(array("img").T)),  # MATLAB's [3, columns, rows]
-        known=known,
-        behind=lambda: (array("gt"), wnid),
-        group=lambda: label,
+        image=lambda: Image.fromarray(np.ascontiguousarray(read_array("img").T)),  # MATLAB's [3, columns, rows]
+        annotation=annotation,
+        hash_inputs=lambda: (read_array("gt"), wnid),
+        stratum=lambda: label,
     )
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[Any]:
+def _open_hdf5(path: Path) -> Iterator[Any]:
+    """Open a MATLAB 7.3 file; raise BadInput if h5py is missing or the file is broken."""
     try:
         h5py = importlib.import_module("h5py")
     except ImportError as error:
@@ -92,13 +97,13 @@ def _opened(path: Path) -> Iterator[Any]:
         ) from error
 
 
-def _array(file: Any, cells: Any, row: int) -> NDArray[Any]:
-    """What a cell of a cell array refers to, through cells within cells."""
-    found = file[cells[row, 0]]
-    while found.dtype.kind == "O":
-        found = file[found[0, 0]]
-    return np.asarray(found)
+def _dereference(file: Any, cells: Any, row: int) -> NDArray[Any]:
+    """Return the array that a cell of a cell array refers to, through nested cells."""
+    array = file[cells[row, 0]]
+    while array.dtype.kind == "O":
+        array = file[array[0, 0]]
+    return np.asarray(array)
 
 
-def _text(codes: NDArray[Any]) -> str:
+def _decode_text(codes: NDArray[Any]) -> str:
     return "".join(chr(code) for code in codes.flatten())

@@ -1,4 +1,4 @@
-"""The list of data sets: what each is called, what it has, and how its folder looks."""
+"""Registry of dataset formats: name, annotations, folder layout, and the function that indexes a folder."""
 
 from __future__ import annotations
 
@@ -14,94 +14,96 @@ Fetch = Callable[[Path], None]  # download into this folder
 
 @dataclass(frozen=True)
 class DataRequest:
-    """What a layout's function is handed."""
+    """Which folder and split to index."""
 
-    root: Path  # the folder, or file, in which everything that is needed exists
+    root: Path  # the folder in which all required paths exist
     split: str
     masks: Path | None = None
     mask_kind: str = "nonzero"
 
 
 @dataclass(frozen=True, eq=False)
-class Dataset:
-    """One line of the list."""
+class DatasetFormat:
+    """A dataset format; `open` indexes a folder of it."""
 
     name: str
     title: str
-    has: tuple[str, ...]  # masks, boxes, labels, others (classes of second objects)
-    splits: tuple[str, ...]  # the first is taken unless another is named
-    tree: str  # the official layout
+    has: tuple[str, ...]  # masks, boxes, labels, others (classes of other objects)
+    splits: tuple[str, ...]  # the first is the default
+    tree: str  # the official folder layout
     open: Callable[[DataRequest], DatasetIndex]
-    needs: tuple[
-        str, ...
-    ] = ()  # what has to be there, in the order in which it is missed; {split} or {Split} is filled in, | is or
-    inside: tuple[str, ...] = ()  # names under which archives unpack: PATH may be the folder around them
+    required_paths: tuple[str, ...] = ()  # in the order of error messages; with {split} or {Split}, | means or
+    archive_folders: tuple[str, ...] = ()  # folders that archives unpack to: PATH may be their parent
     fetch: Fetch | None = None
     why_no_download: str = ""
 
     @property
     def download(self) -> bool:
+        """Return whether the dataset can be downloaded."""
         return self.fetch is not None
 
     def __repr__(self) -> str:
         return f"Dataset({self.name!r}: {self.title}; {', '.join(self.has) or 'images'})"
 
     def layout(self, path: Path | str = "PATH") -> str:
-        """The expected folder, as a tree under the path that was typed."""
+        """Return the expected folder as a tree below the path that was typed."""
         return "\n".join([f"  {path}/", *(f"    {line}" for line in self.tree.strip("\n").splitlines())])
 
 
-_DATASETS: dict[str, Dataset] = {}
+_FORMATS: dict[str, DatasetFormat] = {}
 
 
-def dataset(
+def dataset_format(
     name: str,
     title: str,
     *,
     tree: str,
     has: tuple[str, ...] = (),
     splits: tuple[str, ...] = ("all",),
-    needs: tuple[str, ...] = (),
-    inside: tuple[str, ...] = (),
+    required_paths: tuple[str, ...] = (),
+    archive_folders: tuple[str, ...] = (),
     fetch: Fetch | None = None,
     why_no_download: str = "",
 ) -> Callable[[Callable[[DataRequest], DatasetIndex]], Callable[[DataRequest], DatasetIndex]]:
-    """Put a function on the list; one function may serve several names."""
+    """Register a function as the `open` of a format; one function may serve several names."""
 
     def register(function: Callable[[DataRequest], DatasetIndex]) -> Callable[[DataRequest], DatasetIndex]:
-        _DATASETS[name] = Dataset(name, title, has, splits, tree, function, needs, inside, fetch, why_no_download)
+        _FORMATS[name] = DatasetFormat(
+            name, title, has, splits, tree, function, required_paths, archive_folders, fetch, why_no_download
+        )
         return function
 
     return register
 
 
-def registered() -> dict[str, Dataset]:
-    return dict(_DATASETS)
+def registered() -> dict[str, DatasetFormat]:
+    """Return all registered formats by name."""
+    return dict(_FORMATS)
 
 
-def find_root(data: Dataset, path: Path, split: str) -> tuple[Path, str | None]:
-    """The folder that holds everything and None, or the one that comes nearest and the first thing it lacks."""
-    needs = [need.format(split=split, Split=split.title()) for need in data.needs]
-    best, there, lacks = path, -1, needs[0] if needs else None
-    for root in (path, *(path / name for name in data.inside)):
-        missing = [need for need in needs if not any((root / one).exists() for one in need.split("|"))]
+def find_root(data: DatasetFormat, path: Path, split: str) -> tuple[Path, str | None]:
+    """Return the folder with all required paths and None, or the most complete one and its first missing path."""
+    required = [pattern.format(split=split, Split=split.title()) for pattern in data.required_paths]
+    best, best_count, best_missing = path, -1, required[0] if required else None
+    for root in (path, *(path / name for name in data.archive_folders)):
+        missing = [paths for paths in required if not any((root / name).exists() for name in paths.split("|"))]
         if root.exists() and not missing:
             return root, None
-        present = len(needs) - len(missing) if root.exists() else -1
-        if missing and present > there:
-            best, there, lacks = root, present, missing[0]
-    return best, lacks
+        count = len(required) - len(missing) if root.exists() else -1
+        if missing and count > best_count:
+            best, best_count, best_missing = root, count, missing[0]
+    return best, best_missing
 
 
-def not_there(data: Dataset, path: Path, root: Path, lacks: str) -> BadInput:
-    """What is missing, how it should look, what to type next."""
+def missing_files_error(data: DatasetFormat, path: Path, root: Path, missing: str) -> BadInput:
+    """Return the error for a missing path: what is missing, the expected layout, and what to type next."""
     if not path.exists():
-        seen = f"There is no folder '{path}', so no {data.title} in it."
+        problem = f"There is no folder '{path}', so no {data.title} in it."
     else:
-        either = " or ".join(f"'{one}'" for one in lacks.split("|"))
-        seen = f"'{root}' does not look like {data.title}: {either} is missing."
+        either = " or ".join(f"'{name}'" for name in missing.split("|"))
+        problem = f"'{root}' does not look like {data.title}: {either} is missing."
     advice = f"Give that folder as {data.name}:PATH" + (
         ", or let it be downloaded there (download=True)." if data.download else "."
     )
     parameters = {"download": "True"} if data.download else None
-    return BadInput(f"{seen} Expected:\n{data.layout(path)}\n{advice}", parameters=parameters)
+    return BadInput(f"{problem} Expected:\n{data.layout(path)}\n{advice}", parameters=parameters)

@@ -1,4 +1,4 @@
-"""Shapes: outlines, boxes and run lengths as masks. A pixel belongs to an outline if its centre does."""
+"""Rasterise polygons, boxes and run lengths to masks. A pixel belongs to a polygon if its centre does."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from clairvit.errors import BadInput
 Mask = NDArray[np.bool_]
 
 
-def filled(outline: NDArray[Any], size: tuple[int, int]) -> Mask:
-    """A closed outline [points, 2] of (x, y), where pixel (0, 0) covers 0..1, as bool [rows, columns].
+def fill_polygon(polygon: NDArray[Any], size: tuple[int, int]) -> Mask:
+    """Return a closed polygon [points, 2] of (x, y), where pixel (0, 0) covers 0..1, as bool [rows, columns].
 
-    Scan lines: along the centres of a row every crossing of the outline turns inside to outside.
+    Scan-line algorithm with the even-odd rule: along a row of pixel centres every crossed edge toggles inside/outside.
     """
     rows, columns = size
-    points = np.asarray(outline, dtype=np.float64)
-    turns = np.zeros((rows, columns + 1), dtype=np.int64)
+    points = np.asarray(polygon, dtype=np.float64)
+    crossings = np.zeros((rows, columns + 1), dtype=np.int64)
     for (x0, y0), (x1, y1) in zip(points, np.roll(points, -1, axis=0), strict=True):
         low, high = np.clip(np.ceil(np.sort([y0, y1]) - 0.5), 0, rows).astype(int)
         crossed = np.arange(low, high)  # rows whose centre lies in [lower end, upper end)
         if len(crossed):
             x = x0 + (crossed + 0.5 - y0) * (x1 - x0) / (y1 - y0)
-            np.add.at(turns, (crossed, np.clip(np.ceil(x - 0.5), 0, columns).astype(int)), 1)
-    inside: Mask = turns.cumsum(1)[:, :columns] % 2 == 1
+            np.add.at(crossings, (crossed, np.clip(np.ceil(x - 0.5), 0, columns).astype(int)), 1)
+    inside: Mask = crossings.cumsum(1)[:, :columns] % 2 == 1
     return inside
 
 
-def boxes(corners: Sequence[tuple[float, float, float, float]], size: tuple[int, int]) -> Mask:
-    """Boxes (left, top, right, bottom), right and bottom not included, together."""
+def fill_boxes(corners: Sequence[tuple[float, float, float, float]], size: tuple[int, int]) -> Mask:
+    """Return the union of boxes (left, top, right, bottom), right and bottom excluded."""
     mask = np.zeros(size, dtype=bool)
     for left, top, right, bottom in corners:
         first, last = max(round(left), 0), max(round(right), 0)
@@ -40,8 +40,8 @@ def boxes(corners: Sequence[tuple[float, float, float, float]], size: tuple[int,
     return mask
 
 
-def from_runs(counts: Sequence[int], size: tuple[int, int]) -> Mask:
-    """COCO's run lengths: outside, inside, outside …, down the columns one after the other."""
+def decode_runs(counts: Sequence[int], size: tuple[int, int]) -> Mask:
+    """Return the mask of COCO's run lengths: outside, inside, outside, …, in column-major order."""
     rows, columns = size
     total = sum(counts)
     if total != rows * columns or min(counts, default=0) < 0:
@@ -52,13 +52,13 @@ def from_runs(counts: Sequence[int], size: tuple[int, int]) -> Mask:
     return flat.reshape(columns, rows).T
 
 
-def run_lengths(text: str) -> list[int]:
-    """COCO's compressed run lengths as numbers.
+def parse_run_lengths(text: str) -> list[int]:
+    """Return COCO's compressed run lengths as numbers.
 
     Each is written in characters of 5 bits, lowest first (bit 5: more follow; bit 4 of the last: negative), from the
-    fourth on as the difference to the one two places before.
+    fourth on as the difference to the one two positions before.
     """
-    found: list[int] = []
+    counts: list[int] = []
     value = shift = 0
     for character in text:
         bits = ord(character) - 48
@@ -70,22 +70,24 @@ def run_lengths(text: str) -> list[int]:
             continue
         if bits & 16:
             value -= 1 << shift
-        found.append(value + (found[-2] if len(found) > 2 else 0))
+        counts.append(value + (counts[-2] if len(counts) > 2 else 0))
         value = shift = 0
     if shift:
         raise BadInput("Compressed run lengths of a mask end in the middle of a number; expected whole ones.")
-    return found
+    return counts
 
 
-def segmented(segmentation: Any, size: tuple[int, int]) -> Mask:
-    """COCO's `segmentation`: outlines [[x, y, x, y, …], …], run lengths, or compressed run lengths."""
+def decode_segmentation(segmentation: Any, size: tuple[int, int]) -> Mask:
+    """Return the mask of COCO's `segmentation`: polygons [[x, y, x, y, …], …] or run lengths, plain or compressed."""
     if isinstance(segmentation, dict):
         counts = segmentation["counts"]
-        own = tuple(int(one) for one in segmentation["size"])
-        if own != size:
-            raise BadInput(f"Run lengths are of a mask of {own} pixels in an image of {size}; expected the same size.")
-        return from_runs(run_lengths(counts) if isinstance(counts, str) else counts, size)
+        mask_size = tuple(int(side) for side in segmentation["size"])
+        if mask_size != size:
+            raise BadInput(
+                f"Run lengths are of a mask of {mask_size} pixels in an image of {size}; expected the same size."
+            )
+        return decode_runs(parse_run_lengths(counts) if isinstance(counts, str) else counts, size)
     mask = np.zeros(size, dtype=bool)
-    for outline in segmentation:
-        mask |= filled(np.asarray(outline, dtype=np.float64).reshape(-1, 2), size)
+    for polygon in segmentation:
+        mask |= fill_polygon(np.asarray(polygon, dtype=np.float64).reshape(-1, 2), size)
     return mask

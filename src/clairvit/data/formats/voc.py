@@ -1,4 +1,4 @@
-"""Pascal VOC 2012, segmentation: 20 kinds of objects, every pixel named."""
+"""Pascal VOC 2012 segmentation: 20 object classes, every pixel labelled."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from clairvit.data.formats.entry import Annotation, DatasetIndex, Entry, lines_of
-from clairvit.data.formats.registry import DataRequest, dataset
+from clairvit.data.formats.entry import Annotation, DatasetIndex, Entry, read_lines
+from clairvit.data.formats.registry import DataRequest, dataset_format
 from clairvit.errors import BadInput
-from clairvit.models.images import open_image
+from clairvit.models.image_files import open_image
 
 TREE = """
 JPEGImages/
@@ -38,78 +38,81 @@ def fetch(folder: Path) -> None:
     VOCSegmentation(folder, year="2012", image_set="val", download=True)
 
 
-@dataset(
+@dataset_format(
     "voc",
     "Pascal VOC 2012 (all objects are the mask)",
     has=("masks", "labels"),
     splits=_SPLITS,
     tree=TREE,
-    needs=_NEEDS,
-    inside=_INSIDE,
+    required_paths=_NEEDS,
+    archive_folders=_INSIDE,
     fetch=fetch,
 )
-def voc(asked: DataRequest) -> DatasetIndex:
-    """The mask is of all objects together, so that second classes, which it covers too, are not named."""
-    return DatasetIndex(_entries(asked), CLASSES, has_masks=True, whole=True)
+def voc(request: DataRequest) -> DatasetIndex:
+    """Index the images; the mask is the union of all objects, so that there are no other classes."""
+    return DatasetIndex(_entries(request), CLASSES, has_masks=True, all_objects=True)
 
 
-@dataset(
+@dataset_format(
     "voc-class",
     "Pascal VOC 2012 (the objects of the true class are the mask)",
     has=("masks", "labels", "others"),
     splits=_SPLITS,
     tree=TREE,
-    needs=_NEEDS,
-    inside=_INSIDE,
+    required_paths=_NEEDS,
+    archive_folders=_INSIDE,
     fetch=fetch,
 )
-def voc_class(asked: DataRequest) -> DatasetIndex:
-    return DatasetIndex(_entries(asked), CLASSES, has_masks=True, has_others=True)
+def voc_class(request: DataRequest) -> DatasetIndex:
+    """Index the images; the mask is that of the true class."""
+    return DatasetIndex(_entries(request), CLASSES, has_masks=True, has_others=True)
 
 
-def _entries(asked: DataRequest) -> tuple[Entry, ...]:
-    return tuple(_photo(asked.root, name) for name in lines_of(asked.root / _NEEDS[2].format(split=asked.split)))
+def _entries(request: DataRequest) -> tuple[Entry, ...]:
+    return tuple(
+        _entry(request.root, name) for name in read_lines(request.root / _NEEDS[2].format(split=request.split))
+    )
 
 
-def _photo(root: Path, name: str) -> Entry:
-    painted = root / "SegmentationClass" / f"{name}.png"
+def _entry(root: Path, name: str) -> Entry:
+    mask_file = root / "SegmentationClass" / f"{name}.png"
 
-    def largest() -> int | None:
-        areas = _areas(_values(painted)) if painted.exists() else {}
-        return max(areas, key=lambda own: areas[own], default=None)
+    def largest_class() -> int | None:
+        areas = _areas(_values(mask_file)) if mask_file.exists() else {}
+        return max(areas, key=lambda index: areas[index], default=None)
 
     return Entry(
         name=f"JPEGImages/{name}.jpg",
         image=root / "JPEGImages" / f"{name}.jpg",
-        known=lambda _: _classes(painted),
-        behind=lambda: (painted if painted.exists() else None,),
-        group=largest,
+        annotation=lambda _: _read_annotation(mask_file),
+        hash_inputs=lambda: (mask_file if mask_file.exists() else None,),
+        stratum=largest_class,
     )
 
 
-def _classes(painted: Path) -> Annotation:
-    if not painted.exists():
+def _read_annotation(mask_file: Path) -> Annotation:
+    if not mask_file.exists():
         return Annotation(masked=False)
-    values = _values(painted)
-    return Annotation(None, {own: values == own + 1 for own in _areas(values)}, values == _VOID)
+    values = _values(mask_file)
+    return Annotation(None, {index: values == index + 1 for index in _areas(values)}, values == _VOID)
 
 
 def _areas(values: NDArray[Any]) -> dict[int, int]:
-    """class -> pixels, of those that are there"""
+    """Return the number of pixels per class, without absent classes."""
     counts = np.bincount(values.ravel(), minlength=_VOID + 1)[1 : len(CLASSES) + 1]
-    return {own: int(count) for own, count in enumerate(counts) if count}
+    return {index: int(count) for index, count in enumerate(counts) if count}
 
 
-def _values(painted: Path) -> NDArray[Any]:
-    """[rows, columns] of 0, 1 to 20, and 255"""
+def _values(mask_file: Path) -> NDArray[Any]:
+    """Return the mask values [rows, columns]: 0, 1 to 20, and 255."""
     try:
-        with open_image(painted) as picture:
+        with open_image(mask_file) as picture:
             values: NDArray[Any] = np.asarray(picture)
     except (OSError, SyntaxError, ValueError) as error:
-        raise BadInput(f"The mask '{painted}' cannot be read ({error}); expected a whole PNG.") from error
+        raise BadInput(f"The mask '{mask_file}' cannot be read ({error}); expected a whole PNG.") from error
     if values.ndim != 2 or ((values > len(CLASSES)) & (values != _VOID)).any():
         raise BadInput(
-            f"The mask '{painted}' holds {values.ndim} dimensions with values up to {int(values.max())}; expected a "
+            f"The mask '{mask_file}' holds {values.ndim} dimensions with values up to {int(values.max())}; expected a "
             f"palette of 0 to {len(CLASSES)} and {_VOID}, as the data set has it."
         )
     return values

@@ -1,6 +1,6 @@
-"""`file:PATH`: weights on disk for a timm architecture. The file itself says how many classes and which image size.
+"""`file:PATH`: weights on disk for a timm architecture; number of classes and image size follow from their shapes.
 
-What `clairvit finetune` writes says more: architecture and options, labels and preprocessing are notes in its header.
+Files that `clairvit finetune` writes also have architecture, options, labels and preprocessing in their header.
 """
 
 from __future__ import annotations
@@ -16,66 +16,67 @@ import torch
 from torch import Tensor
 
 from clairvit.errors import BadInput, ModelUnavailable, did_you_mean
-from clairvit.models import notes
-from clairvit.models.model import Model, Preprocess
-from clairvit.models.preprocess import assumption, for_size
-from clairvit.models.request import Request, read_labels, seeded
-from clairvit.models.sources import timm as from_timm
+from clairvit.models.labels import read_labels
+from clairvit.models.load_options import Request, seeded
+from clairvit.models.model import Model
+from clairvit.models.preprocess import Preprocess, assumption, for_size
+from clairvit.models.sources import timm as timm_source
+from clairvit.models.sources import weights_header
 
 State = dict[str, Tensor]
 SUFFIXES = (".safetensors", ".pth", ".pt", ".bin")
-_WRAPPINGS = ("state_dict_ema", "model_ema", "state_dict", "model")  # where training scripts put the weights
+_CHECKPOINT_KEYS = ("state_dict_ema", "model_ema", "state_dict", "model")  # where training scripts put the weights
 _PREFIXES = ("module.", "_orig_mod.", "model.", "backbone.")
 
 
 def build(request: Request) -> Model:
+    """Return the model of a weights file."""
     path = Path(request.rest).expanduser()
-    state, said = read_weights(path, request.spec)
-    name = architecture(request, said)
-    options = infer_options(name, state, said, request.spec)
-    stated = notes.preprocess(said, request.spec)
+    state, header = read_weights(path, request.spec)
+    name = architecture(request, header)
+    options = infer_options(name, state, header, request.spec)
+    stated = weights_header.read_preprocess(header, request.spec)
     size = request.size or stated.get("size") or infer_size(name, state)
-    with seeded():  # the file fills every tensor, so this only keeps the user's random numbers undisturbed
-        module = from_timm.create(name, pretrained=False, size=size, **options)
+    with seeded():  # the file fills every tensor: this only leaves the user's generator as it was
+        module = timm_source.create(name, pretrained=False, size=size, **options)
     if request.pretrained:
-        fit(module, state, request.spec, name)
+        load_state(module, state, request.spec, name)
     classes = int(options["num_classes"])
-    stated_labels = notes.labels(said, request.spec, classes) if classes else None
-    labels = request.labels or read_labels(beside(path)) or stated_labels
-    settled = Request(request.spec, name, request.pretrained, labels=labels, size=size)
-    model = from_timm.describe(module, settled)
-    activation = notes.activation(said, request.spec, options["num_classes"]) if model.classifier else None
+    header_labels = weights_header.read_labels(header, request.spec, classes) if classes else None
+    labels = request.labels or read_labels(labels_file(path)) or header_labels
+    model = timm_source.describe(module, Request(request.spec, name, request.pretrained, labels=labels, size=size))
+    activation = weights_header.read_activation(header, request.spec, classes) if model.classifier else None
     if activation is not None:
         model = dataclasses.replace(model, activation=activation, activation_reason="the weights file states it")
-    preprocess = request.preprocessing.applied_to(_as_stated(model.preprocess, stated))
-    absent = [one for one in request.preprocessing.missing() if one not in stated]
+    preprocess = request.preprocessing.applied_to(_with_stated(model.preprocess, stated))
+    missing = [field for field in request.preprocessing.missing() if field not in stated]
     source = f"timm's for {name}, because '{path.name}' does not say"
-    assumed = assumption(absent, preprocess, source) if request.pretrained else ()
+    assumed = assumption(missing, preprocess, source) if request.pretrained else ()
     return dataclasses.replace(model, preprocess=preprocess, assumptions=assumed)
 
 
-def _as_stated(preprocess: Preprocess, stated: Mapping[str, Any]) -> Preprocess:
-    """Return timm's numbers with those of the file in their place."""
-    given = dict(stated)
-    if isinstance(given.get("resize"), int):
-        given.setdefault("keep_ratio", True)
-    size = given.pop("size", preprocess.size)
-    return for_size(dataclasses.replace(preprocess, size=size, **given), preprocess.size)
+def _with_stated(preprocess: Preprocess, stated: Mapping[str, Any]) -> Preprocess:
+    """Return timm's preprocessing with the fields that the file states."""
+    fields = dict(stated)
+    if isinstance(fields.get("resize"), int):
+        fields.setdefault("keep_ratio", True)
+    size = fields.pop("size", preprocess.size)
+    return for_size(dataclasses.replace(preprocess, size=size, **fields), preprocess.size)
 
 
 def read_weights(path: Path, spec: str) -> tuple[State, dict[str, str]]:
-    """The tensors and, from safetensors, the notes in the header (arch, global_pool …)."""
+    """Return the tensors and, of a safetensors file, the header (arch, global_pool, …)."""
     if not path.is_file():
         near = did_you_mean(path.name, [p.name for p in path.parent.glob("*") if p.suffix in SUFFIXES])
-        seen = "a folder" if path.is_dir() else "not there"
-        raise ModelUnavailable(f"The weights file '{path}' is {seen}.{near} Type 'file:PATH.safetensors'.")
+        problem = "a folder" if path.is_dir() else "not there"
+        raise ModelUnavailable(f"The weights file '{path}' is {problem}.{near} Type 'file:PATH.safetensors'.")
     try:
         if path.suffix == ".safetensors":
             from safetensors import safe_open
 
             with safe_open(path, framework="pt") as file:
-                return strip({key: file.get_tensor(key) for key in file.keys()}), dict(file.metadata() or {})  # noqa: SIM118
-        return strip(unwrap(torch.load(path, map_location="cpu", weights_only=True))), {}
+                return strip_prefixes({key: file.get_tensor(key) for key in file.keys()}), dict(file.metadata() or {})  # noqa: SIM118
+        return strip_prefixes(find_state_dict(torch.load(path, map_location="cpu", weights_only=True))), {}
     except pickle.UnpicklingError as error:
         raise ModelUnavailable(
             f"'{spec}' holds more than tensors, and ClairViT never unpickles code; save the weights alone: "
@@ -88,26 +89,27 @@ def read_weights(path: Path, spec: str) -> tuple[State, dict[str, str]]:
         ) from error
 
 
-def unwrap(loaded: Any) -> State:
-    """The state dict inside whatever a training script saved."""
-    for name in _WRAPPINGS:
-        if isinstance(loaded, Mapping) and isinstance(loaded.get(name), Mapping):
-            loaded = loaded[name]
-    if not isinstance(loaded, Mapping) or not all(isinstance(value, Tensor) for value in loaded.values()):
+def find_state_dict(checkpoint: Any) -> State:
+    """Return the state dict inside what a training script saved."""
+    for key in _CHECKPOINT_KEYS:
+        if isinstance(checkpoint, Mapping) and isinstance(checkpoint.get(key), Mapping):
+            checkpoint = checkpoint[key]
+    if not isinstance(checkpoint, Mapping) or not all(isinstance(value, Tensor) for value in checkpoint.values()):
         raise ValueError("no dictionary of tensors in it")
-    return dict(loaded)
+    return dict(checkpoint)
 
 
-def strip(state: State) -> State:
-    """Without the prefix that DDP, torch.compile or a training class put before every name."""
+def strip_prefixes(state: State) -> State:
+    """Return the state dict without the prefix that DDP, torch.compile or a training class put before every name."""
     for prefix in (*_PREFIXES, *_PREFIXES):
         if state and all(key.startswith(prefix) for key in state):
             state = {key.removeprefix(prefix): value for key, value in state.items()}
     return state
 
 
-def architecture(request: Request, said: Mapping[str, str]) -> str:
-    arch = request.arch or said.get("arch") or said.get("architecture")
+def architecture(request: Request, header: Mapping[str, str]) -> str:
+    """Return timm's name of the architecture, from the request or the header."""
+    arch = request.arch or header.get("arch") or header.get("architecture")
     if arch is None:
         raise BadInput(
             f"'{request.spec}' does not say which architecture its weights are for; add arch='timm:NAME', such "
@@ -122,22 +124,22 @@ def architecture(request: Request, said: Mapping[str, str]) -> str:
             parameters={"arch": "timm:NAME"},
         )
     name = name if colon else source
-    from_timm.check_name(name)
+    timm_source.check_name(name)
     return name
 
 
-def infer_options(name: str, state: State, said: Mapping[str, str], spec: str) -> dict[str, Any]:
-    """Number of classes and pooling, from the head's shape and from which norms are there; the rest from the notes."""
-    options: dict[str, Any] = {"num_classes": count_classes(name, state), **notes.options(said, spec)}
-    if "global_pool" in said:
-        options["global_pool"] = said["global_pool"]
+def infer_options(name: str, state: State, header: Mapping[str, str], spec: str) -> dict[str, Any]:
+    """Return number of classes and pooling, from the shape of the head and the norms, and the header's options."""
+    options: dict[str, Any] = {"num_classes": count_classes(name, state), **weights_header.read_options(header, spec)}
+    if "global_pool" in header:
+        options["global_pool"] = header["global_pool"]
     elif "fc_norm.weight" in state and "norm.weight" not in state:
-        options["global_pool"] = "avg"  # timm's ViTs norm after averaging
+        options["global_pool"] = "avg"  # timm's ViTs normalise after averaging
     return options
 
 
 def count_classes(name: str, state: State) -> int:
-    """Rows of the head; 0 when the file has none, which makes a backbone."""
+    """Return the number of rows of the head; 0 if the file has none, as a backbone has."""
     import timm
 
     classifier = timm.get_pretrained_cfg(name).classifier or "head"
@@ -147,7 +149,7 @@ def count_classes(name: str, state: State) -> int:
 
 
 def infer_size(name: str, state: State) -> tuple[int, int] | None:
-    """The square image size that the position embedding was made for, None if it is the architecture's own."""
+    """Return the square image size of the position embedding; None if it is the architecture's default."""
     import timm
 
     positions, patches = state.get("pos_embed"), state.get("patch_embed.proj.weight")
@@ -161,30 +163,30 @@ def infer_size(name: str, state: State) -> tuple[int, int] | None:
     return None
 
 
-def fit(module: torch.nn.Module, state: State, spec: str, name: str) -> None:
-    """Load every tensor, or say which do not fit."""
-    own = module.state_dict()
-    missing, extra = sorted(own.keys() - state.keys()), sorted(state.keys() - own.keys())
+def load_state(module: torch.nn.Module, state: State, spec: str, name: str) -> None:
+    """Load every tensor; raise ModelUnavailable with the names of those that do not fit."""
+    expected = module.state_dict()
+    missing, extra = sorted(expected.keys() - state.keys()), sorted(state.keys() - expected.keys())
     shapes = [
-        f"{key} {tuple(state[key].shape)} instead of {tuple(own[key].shape)}"
-        for key in sorted(own.keys() & state.keys())
-        if state[key].shape != own[key].shape
+        f"{key} {tuple(state[key].shape)} instead of {tuple(expected[key].shape)}"
+        for key in sorted(expected.keys() & state.keys())
+        if state[key].shape != expected[key].shape
     ]
-    found = [
+    problems = [
         f"{len(keys)} {word} ({', '.join(keys[:3])}{', …' if len(keys) > 3 else ''})"
         for keys, word in ((missing, "missing"), (extra, "unexpected"), (shapes, "of another shape"))
         if keys
     ]
-    if found:
+    if problems:
         raise ModelUnavailable(
-            f"The weights in '{spec}' do not fit timm's '{name}': {'; '.join(found)}. Give the architecture they were "
-            "saved from with arch='timm:NAME', and size=(rows, columns) if it was not square.",
+            f"The weights in '{spec}' do not fit timm's '{name}': {'; '.join(problems)}. Give the architecture they "
+            "were saved from with arch='timm:NAME', and size=(rows, columns) if it was not square.",
             parameters={"arch": "timm:NAME"},
         )
     module.load_state_dict(state)
 
 
-def beside(path: Path) -> Path | None:
-    """'dogs.safetensors' may come with 'dogs-labels.json'."""
+def labels_file(path: Path) -> Path | None:
+    """Return 'dogs-labels.json' next to 'dogs.safetensors', if there is one."""
     labels = path.with_name(f"{path.stem}-labels.json")
     return labels if labels.is_file() else None

@@ -15,45 +15,47 @@ import torch
 from torch import Tensor, nn
 
 from clairvit.errors import BadInput, ModelUnavailable, NotApplicable, UnknownName, did_you_mean
-from clairvit.models.model import Model, Preprocess, first_scores
-from clairvit.models.preprocess import INTERPOLATIONS, assumption
-from clairvit.models.request import Request, fit_labels, seeded
-from clairvit.models.sources.hf_outputs import Backbone, UnmaskedEncoder, refusal
+from clairvit.models.labels import fit_labels
+from clairvit.models.load_options import Request, seeded
+from clairvit.models.model import Model, first_scores
+from clairvit.models.preprocess import INTERPOLATIONS, Preprocess, assumption
+from clairvit.models.sources.adapters import Backbone, ImageTower, UnmaskedEncoder, ZeroShot
+from clairvit.models.sources.hf_outputs import refusal
 from clairvit.models.sources.hub import extra, fetching, hub_blocked, offline, quiet
-from clairvit.models.sources.zero_shot import ZeroShot
 
 Kind = Literal["classifier", "pair", "backbone"]
 
 
 def build(request: Request) -> Model:
+    """Return a model of a hub id, a folder or, with random weights, a model type."""
     transformers = extra("transformers", "hf", request.spec)
     folder = Path(request.rest).expanduser()
     local = folder.is_dir()
-    where = str(folder) if local else request.rest
-    if not local and "/" not in where:
+    location = str(folder) if local else request.rest
+    if not local and "/" not in location:
         return _from_type(transformers, request)
     needed = "weights" if request.pretrained else "configuration"
     blocked = None if local else hub_blocked()
     with fetching(request.spec, blocked, what=needed, local=local), seeded(), torch.no_grad():
-        config = transformers.AutoConfig.from_pretrained(where, trust_remote_code=False)
-        what = kind(transformers, config, request.spec)
+        config = transformers.AutoConfig.from_pretrained(location, trust_remote_code=False)
+        kind = model_kind(transformers, config, request.spec)
         if request.pretrained:
-            model = _with_weights(transformers, config, what, where, request)
-            preprocess, assumed = _preprocess(transformers, config, where, request)
+            model = _with_weights(transformers, config, kind, location, request)
+            preprocess, assumed = _saved_or_given_preprocess(transformers, config, location, request)
         else:
-            model = _with_random(transformers, config, what, request)
-            preprocess, assumed = plain_preprocess(config), ()
-        described = _describe(transformers, model.eval(), what, preprocess, where, request)
+            model = _with_random_weights(transformers, config, kind, request)
+            preprocess, assumed = default_preprocess(config), ()
+        described = _describe(transformers, model.eval(), kind, preprocess, location, request)
         return dataclasses.replace(described, assumptions=assumed)
 
 
 def _from_type(transformers: Any, request: Request) -> Model:
-    """A bare model type has an architecture but no weights."""
-    known = vision_types(transformers)
+    """Return a model type of transformers, which has an architecture but no weights."""
+    types = vision_types(transformers)
     if request.rest not in transformers.CONFIG_MAPPING:
         raise UnknownName(
             f"'{request.rest}' is neither a folder, nor a hub id (OWNER/NAME), nor a model type of transformers."
-            f"{did_you_mean(request.rest, known)} Type 'hf:google/vit-base-patch16-224', or 'hf:vit' with "
+            f"{did_you_mean(request.rest, types)} Type 'hf:google/vit-base-patch16-224', or 'hf:vit' with "
             "pretrained=False.",
             parameters={"pretrained": "False"},
         )
@@ -65,96 +67,103 @@ def _from_type(transformers: Any, request: Request) -> Model:
         )
     with fetching(request.spec, local=True), seeded(), torch.no_grad():
         config = transformers.AutoConfig.for_model(request.rest)
-        what = kind(transformers, config, request.spec)
-        if what == "pair" and request.labels is not None:
+        kind = model_kind(transformers, config, request.spec)
+        if kind == "pair" and request.labels is not None:
             raise ModelUnavailable(
                 f"'{request.spec}' has no tokenizer to read the labels with; give a hub id or a folder that holds one, "
                 "or use 'open_clip:ViT-B-32', whose tokenizer is built in."
             )
-        model = _with_random(transformers, config, what, request).eval()
-        return _describe(transformers, model, what, plain_preprocess(config), "", request)
+        model = _with_random_weights(transformers, config, kind, request).eval()
+        return _describe(transformers, model, kind, default_preprocess(config), "", request)
 
 
 def vision_types(transformers: Any) -> list[str]:
-    """Model types with an image classifier or a text tower, for `clairvit models` and for suggestions."""
+    """Return the model types with an image classifier or a text encoder."""
     auto = transformers.models.auto.modeling_auto
-    one_of = (
+    mappings = (
         auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES,
         auto.MODEL_FOR_ZERO_SHOT_IMAGE_CLASSIFICATION_MAPPING_NAMES,
     )
-    return sorted({name for mapping in one_of for name in mapping})
+    return sorted({name for mapping in mappings for name in mapping})
 
 
-def kind(transformers: Any, config: Any, spec: str) -> Kind:
-    """Return what the model is to us, told by the class its weights were saved from; else by its configuration."""
+def model_kind(transformers: Any, config: Any, spec: str) -> Kind:
+    """Return the kind of a model, by the class that its weights were saved from, else by its configuration."""
     architectures = config.architectures or ()
     if any("ForImageClassification" in name for name in architectures):
         return "classifier"
-    saved = next((known for name in architectures if (known := getattr(transformers, name, None)) is not None), None)
-    if saved is not None and not _PRETRAINING.search(saved.__name__) and not _pairs(saved):
-        _refuse(saved, config, spec)
+    classes = (getattr(transformers, name, None) for name in architectures)
+    saved = next((model_class for model_class in classes if model_class is not None), None)
+    if saved is not None and not _PRETRAINING.search(saved.__name__) and not _has_text_encoder(saved):
+        _check_explainable(saved, config, spec)
     base = transformers.MODEL_MAPPING.get(type(config), None)
     base = base[0] if isinstance(base, tuple) else base
-    if base is not None and _pairs(base) and hasattr(config, "vision_config"):
+    if base is not None and _has_text_encoder(base) and hasattr(config, "vision_config"):
         return "pair"
     if not architectures and type(config) in transformers.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING:
-        _refuse(transformers.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING[type(config)], config, spec)
+        _check_explainable(transformers.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING[type(config)], config, spec)
         return "classifier"
     if base is None or not _takes_images(base, config):
         raise NotApplicable(
             f"'{spec}' is a {config.model_type} model, which does not take images; expected a vision model such as "
             "'hf:google/vit-base-patch16-224'."
         )
-    _refuse(base, config, spec)
+    _check_explainable(base, config, spec)
     return "backbone"
 
 
 _PRETRAINING = re.compile("ForPreTraining|ForMaskedImageModeling")  # their encoder is explained
 
 
-def _pairs(model_class: Any) -> bool:
-    """An image tower and a text tower whose embeddings are compared."""
+def _has_text_encoder(model_class: Any) -> bool:
+    """Return whether a model embeds both images and texts, to be compared."""
     return hasattr(model_class, "get_text_features") and hasattr(model_class, "get_image_features")
 
 
 def _takes_images(model_class: Any, config: Any) -> bool:
-    parts = (config, getattr(config, "vision_config", None))
-    named = any(hasattr(part, name) for part in parts for name in ("num_channels", "image_size", "patch_size"))
-    return named or "pixel_values" in inspect.signature(model_class.forward).parameters
+    configs = (config, getattr(config, "vision_config", None))
+    has_image_size = any(
+        hasattr(part, name) for part in configs for name in ("num_channels", "image_size", "patch_size")
+    )
+    return has_image_size or "pixel_values" in inspect.signature(model_class.forward).parameters
 
 
-def _refuse(model_class: Any, config: Any, spec: str) -> None:
+def _check_explainable(model_class: Any, config: Any, spec: str) -> None:
+    """Raise NotApplicable if the model returns no row of scores and no embedding per image."""
     model_class = model_class[0] if isinstance(model_class, tuple) else model_class
     reason = refusal(model_class, config)
     if reason is not None:
         raise NotApplicable(f"'{spec}' cannot be explained as it is: {reason}")
 
 
-def _class(transformers: Any, config: Any, what: Kind) -> Any:
-    if what != "classifier":
+def _model_class(transformers: Any, config: Any, kind: Kind) -> Any:
+    """Return the class to build: the one that the weights were saved from, or an automatic one."""
+    if kind != "classifier":
         return transformers.AutoModel
-    # by its own name first: a distilled DeiT has two heads, and the automatic class would leave both out
-    named = (getattr(transformers, name, None) for name in config.architectures or ())
-    return next((found for found in named if found is not None), transformers.AutoModelForImageClassification)
+    # a distilled DeiT has two heads, and the automatic class would leave both out
+    classes = (getattr(transformers, name, None) for name in config.architectures or ())
+    automatic = transformers.AutoModelForImageClassification
+    return next((model_class for model_class in classes if model_class is not None), automatic)
 
 
-def _with_weights(transformers: Any, config: Any, what: Kind, where: str, request: Request) -> nn.Module:
+def _with_weights(transformers: Any, config: Any, kind: Kind, location: str, request: Request) -> nn.Module:
+    """Return the module with its saved weights; raise ModelUnavailable if tensors of its head are missing."""
     if request.size:
         raise BadInput(
             f"The weights of '{request.spec}' fix its image size, so size={request.size} cannot be used; leave it out."
         )
-    bars = transformers.utils.logging
-    shown = bars.is_progress_bar_enabled()
-    bars.disable_progress_bar()
+    logging = transformers.utils.logging
+    enabled = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
     try:
-        model, report = _class(transformers, config, what).from_pretrained(
-            where, config=config, output_loading_info=True
+        model, report = _model_class(transformers, config, kind).from_pretrained(
+            location, config=config, output_loading_info=True
         )
     finally:
-        if shown:
-            bars.enable_progress_bar()
+        if enabled:
+            logging.enable_progress_bar()
     missing = sorted(report["missing_keys"])
-    if what == "backbone":
+    if kind == "backbone":
         return _backbone(model, pooled=not any("pooler" in key for key in missing))
     if missing:
         raise ModelUnavailable(
@@ -164,17 +173,18 @@ def _with_weights(transformers: Any, config: Any, what: Kind, where: str, reques
     return model  # type: ignore[no-any-return]
 
 
-def _with_random(transformers: Any, config: Any, what: Kind, request: Request) -> nn.Module:
+def _with_random_weights(transformers: Any, config: Any, kind: Kind, request: Request) -> nn.Module:
+    """Return the module with random weights, for the size and number of labels of the request."""
     if request.size:
         rows, columns = request.size
         vision = getattr(config, "vision_config", config)
         vision.image_size = rows if rows == columns else [rows, columns]
-    if what == "classifier" and request.labels is not None:
+    if kind == "classifier" and request.labels is not None:
         config.num_labels = len(request.labels)
-    model_class = _class(transformers, config, what)
+    model_class = _model_class(transformers, config, kind)
     build_from = getattr(model_class, "from_config", None) or model_class._from_config
     model = build_from(config)
-    return _backbone(model, pooled=True) if what == "backbone" else model
+    return _backbone(model, pooled=True) if kind == "backbone" else model
 
 
 def _backbone(model: nn.Module, pooled: bool) -> nn.Module:
@@ -182,25 +192,26 @@ def _backbone(model: nn.Module, pooled: bool) -> nn.Module:
 
 
 def _describe(
-    transformers: Any, model: nn.Module, what: Kind, preprocess: Preprocess, where: str, request: Request
+    transformers: Any, model: nn.Module, kind: Kind, preprocess: Preprocess, location: str, request: Request
 ) -> Model:
-    if what == "classifier":
+    """Return the module as a model: a classifier, an embedding, or a zero-shot classifier of prompts."""
+    if kind == "classifier":
         config: Any = model.config
         labels = fit_labels(request.labels, lambda: class_names(config), config.num_labels)
         return Model(model, request.name, preprocess, labels)
-    if what == "backbone":
+    if kind == "backbone":
         return Model(model, request.name, preprocess, classifier=False)
     if request.labels is None:
         return Model(ImageTower(model), request.name, preprocess, classifier=False)
-    text = prompt_features(transformers, model, where, request.labels)
+    text = prompt_features(transformers, model, location, request.labels)
     scale = model.logit_scale.exp()  # type: ignore[operator]
     module = ZeroShot(ImageTower(model), text, scale, getattr(model, "logit_bias", None))
     return Model(module, request.name, preprocess, request.labels)
 
 
-def prompt_features(transformers: Any, model: Any, where: str, prompts: tuple[str, ...]) -> Tensor:
-    """[C, d], the text tower's own embedding of each prompt."""
-    tokenizer = transformers.AutoTokenizer.from_pretrained(where, trust_remote_code=False)
+def prompt_features(transformers: Any, model: Any, location: str, prompts: tuple[str, ...]) -> Tensor:
+    """Return the text encoder's embedding of each prompt, [prompts, d]."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(location, trust_remote_code=False)
     # SigLIP was trained on full-length padding and reads the last token; the others stop at the end mark
     padding = "max_length" if "siglip" in model.config.model_type else True
     length = model.config.text_config.max_position_embeddings
@@ -209,23 +220,8 @@ def prompt_features(transformers: Any, model: Any, where: str, prompts: tuple[st
     return first_scores(model.get_text_features(**tokens))
 
 
-class ImageTower(nn.Module):
-    """The image half of an image-and-text pair: pixels -> projected embedding."""
-
-    def __init__(self, pair: nn.Module) -> None:
-        super().__init__()
-        self.pair = pair
-        # held by nobody else once the prompts are encoded; the text half is often the larger one
-        for name in ("text_model", "text_projection"):
-            if isinstance(getattr(pair, name, None), nn.Module):
-                setattr(pair, name, None)
-
-    def forward(self, pixels: Tensor) -> Tensor:
-        return first_scores(self.pair.get_image_features(pixel_values=pixels))  # type: ignore[operator]
-
-
 def class_names(config: Any) -> tuple[str, ...]:
-    """Return the class names of a configuration; none where they are transformers' placeholders, LABEL_0, LABEL_1, …"""
+    """Return the class names of a configuration; () if they are transformers' placeholders, LABEL_0, LABEL_1, …"""
     names = {int(number): str(name) for number, name in (getattr(config, "id2label", None) or {}).items()}
     if sorted(names) != list(range(len(names))) or all(name == f"LABEL_{number}" for number, name in names.items()):
         return ()
@@ -236,25 +232,27 @@ def saved_preprocess(module: nn.Module) -> Preprocess | None:
     """Return the preprocessing saved where a module's weights came from: a folder, or the hub's cache on this disk."""
     import transformers
 
-    where = str(getattr(getattr(module, "config", None), "name_or_path", "") or "")
-    if not where:
+    location = str(getattr(getattr(module, "config", None), "name_or_path", "") or "")
+    if not location:
         return None
     try:
         with quiet(), offline():
             processor = transformers.AutoImageProcessor.from_pretrained(
-                where, trust_remote_code=False, local_files_only=True
+                location, trust_remote_code=False, local_files_only=True
             )
-        return read_processor(processor.to_dict(), where)
-    except (OSError, ValueError, NotApplicable):  # no processor there, or none that resizes as ours does
+        return read_processor(processor.to_dict(), location)
+    except (OSError, ValueError, NotApplicable):  # no processor, or one that resizes in another way
         return None
 
 
-def _preprocess(transformers: Any, config: Any, where: str, request: Request) -> tuple[Preprocess, tuple[str, ...]]:
-    """Return the saved processor's numbers, else the user's; a mean that is stated nowhere is not guessed."""
+def _saved_or_given_preprocess(
+    transformers: Any, config: Any, location: str, request: Request
+) -> tuple[Preprocess, tuple[str, ...]]:
+    """Return the preprocessing of the saved image processor, else the user's, and notes on what was assumed."""
     try:
-        images = transformers.AutoImageProcessor.from_pretrained(where, trust_remote_code=False).to_dict()
+        processor = transformers.AutoImageProcessor.from_pretrained(location, trust_remote_code=False).to_dict()
     except OSError as error:
-        if not Path(where).is_dir():
+        if not Path(location).is_dir():
             raise
         given = request.preprocessing
         if given.mean is None or given.std is None:
@@ -262,58 +260,61 @@ def _preprocess(transformers: Any, config: Any, where: str, request: Request) ->
                 f"'{request.spec}' has no preprocessor_config.json, so its mean, std and image size are unknown; load "
                 "it with mean= and std= (and resize=), or save the image processor there too."
             ) from error
-        preprocess = given.applied_to(plain_preprocess(config))
-        absent = given.missing()
+        preprocess = given.applied_to(default_preprocess(config))
         return preprocess, assumption(
-            absent, preprocess, f"the usual, because '{where}' has no preprocessor_config.json"
+            given.missing(), preprocess, f"the usual, because '{location}' has no preprocessor_config.json"
         )
-    return read_processor(images, request.spec), ()
+    return read_processor(processor, request.spec), ()
 
 
-def plain_preprocess(config: Any) -> Preprocess:
-    """For random weights, where any honest numbers will do."""
+def default_preprocess(config: Any) -> Preprocess:
+    """Return mean and std 0.5 at the configured image size, for random weights."""
     size = getattr(getattr(config, "vision_config", config), "image_size", None) or 224
     rows, columns = (size, size) if isinstance(size, int) else tuple(size)
     return Preprocess(size=(rows, columns), mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
 
 
-def read_processor(images: dict[str, Any], spec: str) -> Preprocess:
-    """A transformers image processor as numbers."""
-    size = {key: value for key, value in dict(images.get("size") or {}).items() if value}
-    crop = images.get("crop_size") if images.get("do_center_crop") else None
+def read_processor(processor: dict[str, Any], spec: str) -> Preprocess:
+    """Return the preprocessing of a transformers image processor, given as a dict."""
+    size = {key: value for key, value in dict(processor.get("size") or {}).items() if value}
+    crop = processor.get("crop_size") if processor.get("do_center_crop") else None
     short, box = size.get("shortest_edge"), (size.get("height"), size.get("width"))
-    fraction = images.get("crop_pct")  # ConvNeXt's way: crop a fraction, but squash from 384 up
+    fraction = processor.get("crop_pct")  # ConvNeXt: crop a fraction below 384 pixels, squash from 384 on
     if short and fraction:
         target = (short, short)
         resize: int | tuple[int, int] = int(short / fraction) if short < 384 else target
     elif short:
-        target, resize = _box(crop, short), short
+        target, resize = _crop_size(crop, short), short
     elif box[0] and box[1]:
-        target, resize = _box(crop, box), (int(box[0]), int(box[1]))
+        target, resize = _crop_size(crop, box), (int(box[0]), int(box[1]))
     else:
         raise NotApplicable(
             f"The image processor of '{spec}' resizes by {size or 'a token budget'}, and ClairViT by 'shortest_edge' "
             "or 'height' and 'width'; preprocess the images yourself and pass tensors to cv.wrap(module, …)."
         )
-    # mean and std are for pixels times rescale_factor (1/255 nearly always), ours for pixels in 0..1
-    unit = 255 * images.get("rescale_factor", 1 / 255) if images.get("do_rescale", True) else 255.0
-    mean, std = (images["image_mean"], images["image_std"]) if images.get("do_normalize", True) else ([0.0], [1.0])
+    # its mean and std are for pixels times rescale_factor (1/255 nearly always), those of Preprocess for 0..1
+    unit = 255 * processor.get("rescale_factor", 1 / 255) if processor.get("do_rescale", True) else 255.0
+    mean, std = [0.0], [1.0]
+    if processor.get("do_normalize", True):
+        mean, std = processor["image_mean"], processor["image_std"]
     return Preprocess(
         size=target,
-        mean=_three(mean, unit),
-        std=_three(std, unit),
+        mean=_channels(mean, unit),
+        std=_channels(std, unit),
         resize=resize,
-        interpolation=INTERPOLATIONS[int(images.get("resample", 2))],
+        interpolation=INTERPOLATIONS[int(processor.get("resample", 2))],
         keep_ratio=isinstance(resize, int),
     )
 
 
-def _box(crop: Any, otherwise: Any) -> tuple[int, int]:
-    sides = (crop["height"], crop["width"]) if isinstance(crop, dict) else crop or otherwise
+def _crop_size(crop: Any, default: Any) -> tuple[int, int]:
+    """Return (rows, columns) of the crop, or the default without one."""
+    sides = (crop["height"], crop["width"]) if isinstance(crop, dict) else crop or default
     rows, columns = (sides, sides) if isinstance(sides, int) else sides
     return int(rows), int(columns)
 
 
-def _three(values: Any, unit: float) -> tuple[float, float, float]:
-    three = [float(value) / unit for value in (values * 3 if len(values) == 1 else values)]
-    return three[0], three[1], three[2]
+def _channels(values: Any, unit: float) -> tuple[float, float, float]:
+    """Return mean or std of three channels in units of 0..1."""
+    scaled = [float(value) / unit for value in (values * 3 if len(values) == 1 else values)]
+    return scaled[0], scaled[1], scaled[2]

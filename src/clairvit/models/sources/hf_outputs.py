@@ -1,21 +1,19 @@
-"""What transformers' models return, told from class and configuration, so that `load` and `wrap` can refuse early.
+"""What transformers' models return, inferred from class and configuration, so that `load` and `wrap` fail early.
 
-An explanation needs one row of class scores (or one embedding) for each image. Detectors, segmenters, models that write
-text and models that take videos return something else; each is refused by a sentence that says what it returns and
-what to do. Bare encoders are given a pooled output.
+An explanation needs one row of class scores (or one embedding) per image. Detectors, segmenters, text generators and
+video models return something else: the error says what the model returns and what to do. Bare encoders get a pooled
+output.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
-from clairvit.errors import BadInput, NotApplicable
+from clairvit.errors import NotApplicable
+from clairvit.models.sources.adapters import Backbone, UnmaskedEncoder
 
 _ROW = "one row of class scores [B, classes]"
 _WRAP = "Wrap it in a module whose forward returns such a row"
@@ -58,16 +56,22 @@ _TOWER = (
     "Explain its vision tower instead, whose output is an embedding: cv.wrap(model.get_encoder()) or "
     "cv.wrap(model.model.vision_tower)"
 )
-_WRITERS = ("ForConditionalGeneration", "ForVisionText2Text", "ForCausalLM", "EncoderDecoderModel", "ForBlockDiffusion")
+_GENERATORS = (
+    "ForConditionalGeneration",
+    "ForVisionText2Text",
+    "ForCausalLM",
+    "EncoderDecoderModel",
+    "ForBlockDiffusion",
+)
 
 
 def is_transformers(module: nn.Module) -> bool:
-    """Return whether the class of a module is transformers' own; a user's subclass speaks for itself."""
+    """Return whether the class of a module is transformers' own, and not a user's subclass."""
     return type(module).__module__.startswith("transformers.") and hasattr(module, "config")
 
 
 def adapted(module: nn.Module) -> nn.Module:
-    """Return a transformers module as one that gives a row for each image; raise NotApplicable if it cannot.
+    """Return a transformers module as one that gives a row per image; raise NotApplicable if it cannot.
 
     Classifiers and encoders with a pooled output come back as they are. Other encoders come in a `Backbone`, which
     leaves them unchanged; ViTMAE in one that masks and shuffles no patches.
@@ -86,12 +90,12 @@ def adapted(module: nn.Module) -> nn.Module:
 
 
 def refusal(model_class: type[nn.Module], config: Any) -> str | None:
-    """Return why a transformers class has no row of scores or embedding for an image; None if it has.
+    """Return why a transformers class has no row of scores and no embedding per image; None if it has one.
 
     Two sentences: what the model returns or needs, and what to do.
     """
     name, parameters = model_class.__name__, inspect.signature(model_class.forward).parameters
-    if name.endswith(_WRITERS):
+    if name.endswith(_GENERATORS):
         return f"{name} returns text, one token after the other, not {_ROW}. {_TOWER}."
     for ending, returned, advice in _TASKS:
         if name.endswith(ending):
@@ -110,14 +114,14 @@ def refusal(model_class: type[nn.Module], config: Any) -> str | None:
         )
     if "ForImageClassification" not in name and _takes_video(model_class, config):
         return f"{name} takes the frames of a video, [B, T, 3, H, W], not an image. Use an image model."
-    more = [key for key, value in parameters.items() if value.default is value.empty and value.kind in _NAMED]
-    more = [key for key in more if key not in ("self", "pixel_values", "inputs")]
+    required = [key for key, value in parameters.items() if value.default is value.empty and value.kind in _NAMED]
+    required = [key for key in required if key not in ("self", "pixel_values", "inputs")]
     if "spatial_shapes" in parameters:  # pixel_values are patches cut beforehand (SigLIP 2)
-        more = ["pixel_attention_mask", "spatial_shapes"]
-    if more:
+        required = ["pixel_attention_mask", "spatial_shapes"]
+    if required:
         return (
-            f"{name} needs {', '.join(more)} besides the image. Wrap it in a module that makes them in its forward, "
-            "then cv.wrap that module."
+            f"{name} needs {', '.join(required)} besides the image. Wrap it in a module that makes them in its "
+            "forward, then cv.wrap that module."
         )
     if "pixel_values" not in parameters:
         return f"{name} takes no images: its forward has no pixel_values. Use a vision model."
@@ -130,6 +134,7 @@ _NAMED = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEY
 
 
 def _takes_video(model_class: type[nn.Module], config: Any) -> bool:
+    """Return whether the model takes the frames of a video."""
     modalities = getattr(model_class, "input_modalities", ())
     parameters = inspect.signature(model_class.forward).parameters
     return (
@@ -140,70 +145,13 @@ def _takes_video(model_class: type[nn.Module], config: Any) -> bool:
 
 
 def _has_queries(config: Any) -> bool:
+    """Return whether the model returns one embedding per query."""
     parts = (config, getattr(config, "decoder_config", None))
     return any(hasattr(part, name) for part in parts for name in ("num_queries", "num_detection_tokens"))
 
 
 def _pools(module: nn.Module) -> bool:
-    """Does forward say that it returns a pooled output, and has the module what it takes?"""
-    returned = str(inspect.signature(type(module).forward).return_annotation)
-    named = any(word in returned for word in ("Pool", "ImageModelOutput", "VisionModelOutput"))
-    return named and getattr(module, "pooler", True) is not None
-
-
-class Backbone(nn.Module):
-    """A model without a head: its pooled output, or, where there is none, its class token or the mean of its tokens."""
-
-    def __init__(self, model: nn.Module, pooled: bool) -> None:
-        super().__init__()
-        self.model = model
-        self.pooled = pooled
-
-    def forward(self, pixels: Tensor) -> Tensor:
-        """[B, 3, H, W] -> [B, d]."""
-        return self.pool(self.model(pixels))
-
-    def pool(self, output: Any) -> Tensor:
-        for name in ("image_embeds", "pooler_output") if self.pooled else ():
-            pooled = getattr(output, name, None)
-            if isinstance(pooled, Tensor):
-                return pooled.flatten(1)
-        tokens = getattr(output, "last_hidden_state", None)
-        if not isinstance(tokens, Tensor) or tokens.ndim not in (3, 4):
-            raise BadInput(
-                f"{type(self.model).__name__} returned a {type(output).__name__} without a last_hidden_state of tokens "
-                "or feature maps; expected one. Wrap it in a module whose forward returns [B, d], then cv.wrap that."
-            )
-        if tokens.ndim == 4:
-            return tokens.mean((2, 3))  # [B, d, h, w]
-        return tokens[:, 0] if self._class_token else tokens.mean(1)
-
-    @property
-    def _class_token(self) -> bool:
-        names = (name.rpartition(".")[2] for name, _ in self.model.named_parameters())
-        return any(name in ("cls_token", "class_embedding", "class_token") for name in names)
-
-
-class UnmaskedEncoder(Backbone):
-    """ViTMAE's encoder on all patches, in order: during a forward its mask ratio is 0, afterwards what it was."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__(model, pooled=False)
-
-    def forward(self, pixels: Tensor) -> Tensor:
-        """[B, 3, H, W] -> [B, d]."""
-        embeddings: Any = self.model.embeddings
-        count = int(embeddings.patch_embeddings.num_patches)
-        order = torch.arange(count, device=pixels.device, dtype=torch.float32).expand(len(pixels), -1)  # sorted noise
-        with _mask_ratio(embeddings.config, 0.0):
-            return self.pool(self.model(pixels, noise=order))
-
-
-@contextmanager
-def _mask_ratio(config: Any, ratio: float) -> Iterator[None]:
-    before = config.mask_ratio
-    config.mask_ratio = ratio
-    try:
-        yield
-    finally:
-        config.mask_ratio = before
+    """Return whether forward is annotated to return a pooled output and the module has a pooler."""
+    annotation = str(inspect.signature(type(module).forward).return_annotation)
+    pooled = any(word in annotation for word in ("Pool", "ImageModelOutput", "VisionModelOutput"))
+    return pooled and getattr(module, "pooler", True) is not None

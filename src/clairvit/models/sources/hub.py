@@ -1,4 +1,4 @@
-"""The way to the model hubs: quick to fail, quiet about it, and never unpickling what comes back."""
+"""Access to model hubs: fails fast when offline, silences the libraries' logging, never unpickles what it loads."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from urllib.parse import urlparse
 
 from clairvit.errors import ClairError, ModelUnavailable, install
 
-PATIENCE = 5.0  # seconds to wait for a hub's first answer
+TIMEOUT = 5.0  # seconds to wait for a hub's first answer
 _LOGGERS = ("huggingface_hub", "timm", "transformers", "open_clip")
 
 
 def extra(library: str, name: str, spec: str) -> ModuleType:
-    """Import an optional library, or say which extra brings it."""
+    """Return an imported optional library; raise ModelUnavailable with the extra to install."""
     try:
         return importlib.import_module(library)
     except ImportError as error:
@@ -30,24 +30,24 @@ def extra(library: str, name: str, spec: str) -> ModuleType:
 
 
 def hub_blocked() -> str | None:
-    """Why the Hugging Face hub cannot be reached, None if it can.
+    """Return why the Hugging Face hub cannot be reached, None if it can.
 
-    Asked first because the libraries would retry for half a minute, per file, before they admit it.
+    Checked first because the libraries retry for half a minute per file before they fail.
     """
     from huggingface_hub import constants
     from huggingface_hub.utils import get_session  # type: ignore[attr-defined]
 
     try:
-        get_session().head(constants.ENDPOINT, timeout=PATIENCE)
-    except Exception as error:  # requests, httpx and offline mode each have their own family, by version
+        get_session().head(constants.ENDPOINT, timeout=TIMEOUT)
+    except Exception as error:  # requests, httpx and offline mode raise different types, by version
         return f"{urlparse(constants.ENDPOINT).netloc} cannot be reached: {first_line(error)}"
     return None
 
 
 def url_blocked(url: str) -> str | None:
-    """Why this file cannot be downloaded, None if its server answers."""
+    """Return why a file cannot be downloaded, None if its server answers."""
     try:
-        with urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=PATIENCE):
+        with urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=TIMEOUT):
             return None
     except urllib.error.HTTPError as error:
         return f"{urlparse(url).netloc} answered {error.code}"
@@ -57,10 +57,13 @@ def url_blocked(url: str) -> str | None:
 
 @contextmanager
 def fetching(spec: str, blocked: str | None = None, *, what: str = "weights", local: bool = False) -> Iterator[None]:
-    """Inside, a library loads weights; whatever goes wrong comes out as one ModelUnavailable sentence.
+    """Turn every error of a library that loads weights inside the block into ModelUnavailable.
 
-    With `blocked` (a reason) only what is already on this machine is used: cached weights still load. `local` is for
-    the user's own folders, where the network has no business at all.
+    Args:
+        spec: The model's name, for the message.
+        blocked: Why the hub cannot be reached: only what is cached on this machine is used. None if it can.
+        what: What is loaded, for the message.
+        local: The user's own folder: the network is not used.
     """
     with ExitStack() as stack:
         stack.enter_context(quiet())
@@ -81,35 +84,36 @@ def fetching(spec: str, blocked: str | None = None, *, what: str = "weights", lo
 
 
 def not_downloaded(spec: str, what: str, reason: str) -> ModelUnavailable:
-    last = {
+    """Return the error for a failed download, with what can be used instead."""
+    alternative = {
         "weights": "random weights (pretrained=False)",
         "configuration": "a model type, which needs none ('hf:vit' with pretrained=False)",
     }.get(what, "no prompts")
     return ModelUnavailable(
         f"The {what} of '{spec}' could not be downloaded ({reason}); use the built-in model 'pets', a file you have "
-        f"('file:PATH.safetensors' with arch='timm:NAME'), or {last}.",
-        parameters={"arch": "timm:NAME", **({"pretrained": "False"} if "pretrained" in last else {})},
+        f"('file:PATH.safetensors' with arch='timm:NAME'), or {alternative}.",
+        parameters={"arch": "timm:NAME", **({"pretrained": "False"} if "pretrained" in alternative else {})},
     )
 
 
-def some(names: Sequence[str], most: int = 6) -> str:
-    """'a, b, c …' for a sentence; the whole list is what `clairvit models` is for."""
+def abbreviated(names: Sequence[str], most: int = 6) -> str:
+    """Return "a, b, c, …" for a message."""
     return (", ".join(names[:most]) + (", …" if len(names) > most else "")) or "none"
 
 
 def first_line(error: Any) -> str:
-    """The gist of a library's message: its first sentence, short enough for ours."""
+    """Return the first sentence of a library's message, at most 160 characters."""
     lines = str(error).strip().splitlines()
-    gist = (lines[0] if lines else type(error).__name__).split(". ")[0].rstrip(". ")
-    return gist if len(gist) <= 160 else gist[:157] + "…"
+    sentence = (lines[0] if lines else type(error).__name__).split(". ")[0].rstrip(". ")
+    return sentence if len(sentence) <= 160 else sentence[:157] + "…"
 
 
 def _is_download(error: BaseException | None) -> bool:
-    """Whether a network failure is anywhere in the chain of causes."""
+    """Return whether a network failure is anywhere in the chain of causes."""
     while error is not None:
-        home = type(error).__module__.split(".")[0]
-        # LocalEntryNotFoundError, URLError and ConnectionError are all OSErrors; httpx has its own family
-        if isinstance(error, OSError) or home in {"httpx", "httpx2", "requests", "urllib3", "huggingface_hub"}:
+        library = type(error).__module__.split(".")[0]
+        # LocalEntryNotFoundError, URLError and ConnectionError are all OSErrors; httpx has its own hierarchy
+        if isinstance(error, OSError) or library in {"httpx", "httpx2", "requests", "urllib3", "huggingface_hub"}:
             return True
         if "Failed to download" in str(error):  # open_clip drops the cause
             return True
@@ -119,7 +123,7 @@ def _is_download(error: BaseException | None) -> bool:
 
 @contextmanager
 def offline() -> Iterator[None]:
-    """The hub library's own offline switch, for the time being."""
+    """Set the hub library's offline mode inside the block and restore it afterwards."""
     from huggingface_hub import constants
 
     before = constants.HF_HUB_OFFLINE
@@ -132,27 +136,27 @@ def offline() -> Iterator[None]:
 
 @contextmanager
 def no_pickles() -> Iterator[None]:
-    """Make every torch.load a weights_only one: torchvision asks for the other kind."""
-    switch = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
-    before = os.environ.get(switch)
-    os.environ[switch] = "1"
+    """Force weights_only in every torch.load inside the block: torchvision does not set it."""
+    variable = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
+    before = os.environ.get(variable)
+    os.environ[variable] = "1"
     try:
         yield
     finally:
         if before is None:
-            del os.environ[switch]
+            del os.environ[variable]
         else:
-            os.environ[switch] = before
+            os.environ[variable] = before
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Keep the libraries' own logging off the user's screen; ours is one sentence."""
+    """Silence the logging of timm, transformers, open_clip and huggingface_hub inside the block."""
     root = logging.getLogger()
     levels = {name: logging.getLogger(name).level for name in _LOGGERS}
     # open_clip logs to the root logger itself, and logging.error() there would install a handler for good
-    stopper = logging.NullHandler()
-    root.addHandler(stopper)
+    null_handler = logging.NullHandler()
+    root.addHandler(null_handler)
     root.addFilter(_not_open_clip)
     for name in _LOGGERS:
         logging.getLogger(name).setLevel(logging.CRITICAL)
@@ -162,7 +166,7 @@ def quiet() -> Iterator[None]:
         for name, level in levels.items():
             logging.getLogger(name).setLevel(level)
         root.removeFilter(_not_open_clip)
-        root.removeHandler(stopper)
+        root.removeHandler(null_handler)
 
 
 def _not_open_clip(record: logging.LogRecord) -> bool:

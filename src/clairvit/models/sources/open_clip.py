@@ -1,4 +1,4 @@
-"""`open_clip:NAME:PRETRAINED`: with prompts a zero-shot classifier, without them the image tower alone."""
+"""`open_clip:NAME:PRETRAINED`: a zero-shot classifier with prompts, the image encoder without."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ import torch
 from torch import nn
 
 from clairvit.errors import NotApplicable, UnknownName, did_you_mean
-from clairvit.models.model import Model, Preprocess
-from clairvit.models.request import Request, seeded
-from clairvit.models.sources.hub import extra, fetching, hub_blocked, some
-from clairvit.models.sources.zero_shot import ZeroShot
+from clairvit.models.load_options import Request, seeded
+from clairvit.models.model import Model
+from clairvit.models.preprocess import Preprocess
+from clairvit.models.sources.adapters import ZeroShot
+from clairvit.models.sources.hub import abbreviated, extra, fetching, hub_blocked
 
 
 def build(request: Request) -> Model:
+    """Return the zero-shot classifier of the labels as prompts, or the image encoder."""
     open_clip = extra("open_clip", "clip", request.spec)
-    name, weights = split(open_clip, request)
+    name, weights = split_weights(open_clip, request)
     local = name.startswith("local-dir:") or (weights is not None and Path(weights).exists())
     # prompts may need a tokenizer from the hub even when the weights are random
     blocked = None if local else hub_blocked()
@@ -42,27 +44,31 @@ def build(request: Request) -> Model:
     )
 
 
-def split(open_clip: Any, request: Request) -> tuple[str, str | None]:
-    """'ViT-B-32:openai' -> name and weights; hub and folder names carry both."""
+def split_weights(open_clip: Any, request: Request) -> tuple[str, str | None]:
+    """Return name and weights of 'ViT-B-32:openai'; names of hub and folder have no separate weights."""
     if request.rest.startswith(("hf-hub:", "local-dir:")):
         return request.rest, None
     name, _, weights = request.rest.partition(":")
-    known = open_clip.list_models()
-    if name not in known:
+    models = open_clip.list_models()
+    if name not in models:
         raise UnknownName(
-            f"open_clip has no model '{name}'.{did_you_mean(name, known)} "
+            f"open_clip has no model '{name}'.{did_you_mean(name, models)} "
             "Type 'clairvit models open_clip:ViT-*' for a list."
         )
     if not request.pretrained:
         return name, None
     tags = open_clip.list_pretrained_tags_by_model(name)
     if weights not in tags and not Path(weights).is_file():
-        seen = f"open_clip has no weights '{weights}' for '{name}'" if weights else f"'{request.spec}' names no weights"
-        raise UnknownName(f"{seen}.{did_you_mean(weights, tags)} Type 'open_clip:{name}:TAG', one of: {some(tags)}.")
+        problem = (
+            f"open_clip has no weights '{weights}' for '{name}'" if weights else f"'{request.spec}' names no weights"
+        )
+        near = did_you_mean(weights, tags)
+        raise UnknownName(f"{problem}.{near} Type 'open_clip:{name}:TAG', one of: {abbreviated(tags)}.")
     return name, weights
 
 
 def preprocess(config: dict[str, Any], spec: str) -> Preprocess:
+    """Return the preprocessing of open_clip's configuration."""
     size = config["size"]
     rows, columns = (size, size) if isinstance(size, int) else size
     mode = config["resize_mode"]

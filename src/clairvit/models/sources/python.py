@@ -13,9 +13,10 @@ from typing import Any
 from torch import nn
 
 from clairvit.errors import BadInput, ClairError, ModelUnavailable, UnknownName, did_you_mean
+from clairvit.models.load_options import Request
 from clairvit.models.model import Model
 from clairvit.models.preprocess import NOT_GIVEN, for_size
-from clairvit.models.request import Request
+from clairvit.models.wrap import with_activation, wrap
 
 
 def is_python_name(name: str) -> bool:
@@ -25,29 +26,27 @@ def is_python_name(name: str) -> bool:
 
 
 def build(request: Request) -> Model:
-    """Return the model behind MODULE:ATTRIBUTE, on its own device, in its own precision and mode.
+    """Return the model of MODULE:ATTRIBUTE, on its own device, in its own precision and mode.
 
     The attribute is an nn.Module, a cv.Model, or a callable that returns one when called without arguments.
     """
-    from clairvit.models.load import with_activation, wrap
-
     if not request.pretrained:
         raise BadInput(
             f"pretrained=False was given for '{request.spec}', whose weights come from your own code; expected it "
             "with a named architecture. Draw random weights in the code itself."
         )
     with current_directory_importable():
-        value = _called(_attribute(request.spec), request.spec)
+        value = _call_builder(_import_attribute(request.spec), request.spec)
     if isinstance(value, Model):
         preprocess = value.preprocess if request.size is None else for_size(value.preprocess, request.size)
-        stated = dataclasses.replace(
+        model = dataclasses.replace(
             value,
             name=request.name,
             labels=value.labels if request.labels is None else request.labels,
             preprocess=request.preprocessing.applied_to(preprocess),
             assumptions=value.assumptions if request.preprocessing == NOT_GIVEN else (),
         )
-        return with_activation(stated, request.activation)
+        return with_activation(model, request.activation)
     return wrap(
         value,
         name=request.name,
@@ -60,30 +59,30 @@ def build(request: Request) -> Model:
 
 @contextmanager
 def current_directory_importable() -> Iterator[None]:
-    """Put the current directory on the import path, first; take it off again afterwards."""
-    here = os.getcwd()
-    sys.path.insert(0, here)
+    """Put the current directory first on the import path inside the block and remove it afterwards."""
+    directory = os.getcwd()
+    sys.path.insert(0, directory)
     try:
         yield
     finally:
-        sys.path.remove(here)
+        sys.path.remove(directory)
 
 
-def _attribute(spec: str) -> Any:
+def _import_attribute(spec: str) -> Any:
     """Return the object that MODULE:ATTRIBUTE names."""
     module_name, _, path = spec.partition(":")
     try:
         value: Any = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not (module_name + ".").startswith(error.name + "."):
-            raise _failed(f"Importing '{module_name}' failed", spec, error) from error
+            raise _user_code_error(f"Importing '{module_name}' failed", spec, error) from error
         raise UnknownName(
             f"There is no Python module '{error.name}' for the model '{spec}'; looked in the current directory "
             f"{os.getcwd()} and in the installed packages. Change to the directory of {module_name.partition('.')[0]}"
             ".py, or install its package."
         ) from error
     except Exception as error:
-        raise _failed(f"Importing '{module_name}' failed", spec, error) from error
+        raise _user_code_error(f"Importing '{module_name}' failed", spec, error) from error
     for part in path.split("."):
         try:
             value = getattr(value, part)
@@ -96,7 +95,7 @@ def _attribute(spec: str) -> Any:
     return value
 
 
-def _called(value: Any, spec: str) -> nn.Module | Model:
+def _call_builder(value: Any, spec: str) -> nn.Module | Model:
     """Return the value if it is a model, else what it returns when called without arguments."""
     if isinstance(value, nn.Module | Model):
         return value
@@ -106,22 +105,23 @@ def _called(value: Any, spec: str) -> nn.Module | Model:
             "arguments that returns one."
         )
     try:
-        made = value()
+        model = value()
     except ClairError:
         raise
     except Exception as error:
-        raise _failed(f"Calling '{spec}' without arguments failed", spec, error) from error
-    if not isinstance(made, nn.Module | Model):
+        raise _user_code_error(f"Calling '{spec}' without arguments failed", spec, error) from error
+    if not isinstance(model, nn.Module | Model):
         raise BadInput(
-            f"'{spec}' returned a {type(made).__name__}; expected a torch.nn.Module or a cv.Model. Return the module "
+            f"'{spec}' returned a {type(model).__name__}; expected a torch.nn.Module or a cv.Model. Return the module "
             "itself."
         )
-    return made
+    return model
 
 
-def _failed(what: str, spec: str, error: Exception) -> ModelUnavailable:
+def _user_code_error(action: str, spec: str, error: Exception) -> ModelUnavailable:
+    """Return the error for an exception in the user's own code."""
     first = (str(error).strip().splitlines() or ["no message"])[0]
     return ModelUnavailable(
-        f"{what} ({type(error).__name__}: {first}); expected a module that imports and gives a torch.nn.Module. Try it "
-        f'yourself: python -c "import {spec.partition(":")[0]}".'
+        f"{action} ({type(error).__name__}: {first}); expected a module that imports and gives a torch.nn.Module. Try "
+        f'it yourself: python -c "import {spec.partition(":")[0]}".'
     )

@@ -1,4 +1,4 @@
-"""`timm:NAME`: the model, its evaluation transform and, for ImageNet heads, the class names timm carries."""
+"""`timm:NAME`: the model, its evaluation transform and, for ImageNet heads, timm's class names."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ from typing import Any
 from torch import nn
 
 from clairvit.errors import UnknownName, did_you_mean
-from clairvit.models.model import Model, Preprocess
-from clairvit.models.request import Request, fit_labels, seeded
-from clairvit.models.sources.hub import fetching, hub_blocked, some
+from clairvit.models.labels import fit_labels
+from clairvit.models.load_options import Request, seeded
+from clairvit.models.model import Model
+from clairvit.models.preprocess import Preprocess
+from clairvit.models.sources.hub import abbreviated, fetching, hub_blocked
 
 
 def build(request: Request) -> Model:
+    """Return a timm model with pretrained or random weights."""
     name = request.rest
     check_name(name)
     if request.pretrained:
@@ -28,7 +31,7 @@ def build(request: Request) -> Model:
 
 
 def describe(module: nn.Module, request: Request) -> Model:
-    """A timm module with what timm knows about it."""
+    """Return a timm module as a model, with its preprocessing and class names."""
     classes = int(getattr(module, "num_classes", 0))
     labels = fit_labels(request.labels, lambda: imagenet_labels(module), classes) if classes else ()
     return Model(
@@ -41,6 +44,7 @@ def describe(module: nn.Module, request: Request) -> Model:
 
 
 def create(name: str, *, pretrained: bool, size: tuple[int, int] | None = None, **options: Any) -> nn.Module:
+    """Return a timm module, built for an image size if it depends on one."""
     import timm
 
     if size is None:
@@ -50,12 +54,12 @@ def create(name: str, *, pretrained: bool, size: tuple[int, int] | None = None, 
     except TypeError as error:
         if "img_size" not in str(error):
             raise
-        # a convolutional model: any size will do, there is nothing to build differently
+        # a convolutional model: it takes any size
         return timm.create_model(name, pretrained=pretrained, **options)  # type: ignore[no-any-return]
 
 
 def check_name(name: str) -> None:
-    """Names with a source of their own (hf_hub:, local-dir:) are timm's to resolve."""
+    """Raise UnknownName if timm has no such model or weights; hf_hub: and local-dir: names are not checked."""
     import timm
 
     if ":" in name:
@@ -66,21 +70,21 @@ def check_name(name: str) -> None:
             f"timm has no model '{arch}'.{did_you_mean(arch, timm.list_models())} "
             "Type 'clairvit models timm:vit_*' for a list."
         )
-    tags = [known.partition(".")[2] for known in timm.list_pretrained(f"{arch}.*")]
+    tags = [model.partition(".")[2] for model in timm.list_pretrained(f"{arch}.*")]
     if tag and tag not in tags:
         raise UnknownName(
-            f"timm has no weights '{tag}' for '{arch}'.{did_you_mean(tag, tags)} It has: {some(tags)}. "
+            f"timm has no weights '{tag}' for '{arch}'.{did_you_mean(tag, tags)} It has: {abbreviated(tags)}. "
             f"Type 'timm:{arch}' for the default ones."
         )
 
 
 def preprocess(module: nn.Module, size: tuple[int, int] | None = None) -> Preprocess:
-    """timm's own evaluation transform, as numbers."""
+    """Return the preprocessing of timm's evaluation transform."""
     from timm.data import resolve_model_data_config
 
     config = resolve_model_data_config(module)
-    built = getattr(getattr(module, "patch_embed", None), "img_size", None)  # may differ from the pretrained size
-    rows, columns = size or built or config["input_size"][1:]
+    built_size = getattr(getattr(module, "patch_embed", None), "img_size", None)  # may differ from the pretrained one
+    rows, columns = size or built_size or config["input_size"][1:]
     box = (math.floor(rows / config["crop_pct"]), math.floor(columns / config["crop_pct"]))
     squash = config["crop_mode"] == "squash"
     square = box[0] == box[1]
@@ -89,14 +93,14 @@ def preprocess(module: nn.Module, size: tuple[int, int] | None = None) -> Prepro
         mean=tuple(config["mean"]),
         std=tuple(config["std"]),
         resize=box[0] if square and not squash else box,
-        # timm's transform forgets the interpolation for non-square crops; its published scores have that in them
+        # timm's transform ignores the interpolation for non-square crops; its published scores were measured so
         interpolation=config["interpolation"] if square or squash else "bilinear",
         keep_ratio=not squash,
     )
 
 
 def imagenet_labels(module: nn.Module) -> tuple[str, ...]:
-    """Short English names for the ImageNet heads (1k, 12k, 21k …); () for other heads."""
+    """Return short English class names of ImageNet heads (1k, 12k, 21k, …); () for other heads."""
     from timm.data import ImageNetInfo, infer_imagenet_subset
 
     subset = infer_imagenet_subset(module)
@@ -107,7 +111,7 @@ def imagenet_labels(module: nn.Module) -> tuple[str, ...]:
 
 
 def short_names(descriptions: list[str]) -> tuple[str, ...]:
-    """'tabby, tabby cat' -> 'tabby'; what would then not be unique keeps its synonyms, or gets its number."""
+    """Return 'tabby' for 'tabby, tabby cat'; names that would not be unique keep their synonyms or get a number."""
     first = [description.split(",")[0].strip() for description in descriptions]
     count = Counter(first)
     names = [short if count[short] == 1 else long for short, long in zip(first, descriptions, strict=True)]

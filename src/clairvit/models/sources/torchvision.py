@@ -7,21 +7,24 @@ from typing import Any
 from urllib.parse import urlparse
 
 from clairvit.errors import BadInput, UnknownName, did_you_mean
-from clairvit.models.model import Model, Preprocess
-from clairvit.models.request import Request, fit_labels, seeded
+from clairvit.models.labels import fit_labels
+from clairvit.models.load_options import Request, seeded
+from clairvit.models.model import Model
+from clairvit.models.preprocess import Preprocess
 from clairvit.models.sources.hub import fetching, not_downloaded, url_blocked
 
 
 def build(request: Request) -> Model:
+    """Return a torchvision classifier with pretrained or random weights."""
     from torchvision import models
 
-    name, _, wanted = request.rest.partition(":")
+    name, _, tag = request.rest.partition(":")
     if name not in names():
         raise UnknownName(
             f"torchvision has no classification model '{name}'.{did_you_mean(name, names())} "
             "Type 'clairvit models torchvision:vit_*' for a list."
         )
-    weights = choose_weights(name, wanted)
+    weights = choose_weights(name, tag)
     if request.pretrained:
         if request.size:
             raise BadInput(
@@ -29,7 +32,7 @@ def build(request: Request) -> Model:
                 "leave size out, or use the timm model of the same kind, which resizes its positions."
             )
         blocked = download_blocked(weights.url)
-        if blocked:  # before torch.hub announces a download that will not happen
+        if blocked:  # torch.hub would print that it downloads
             raise not_downloaded(request.spec, "weights", blocked)
         with fetching(request.spec), seeded():
             module = models.get_model(name, weights=weights)
@@ -49,28 +52,29 @@ def build(request: Request) -> Model:
 
 
 def names() -> list[str]:
+    """Return the names of torchvision's classifiers."""
     from torchvision import models
 
     return list(models.list_models(module=models))
 
 
-def choose_weights(name: str, wanted: str) -> Any:
+def choose_weights(name: str, tag: str) -> Any:
+    """Return the weights of a model by tag; "" is the default."""
     from torchvision import models
 
     family = models.get_model_weights(name)
-    if not wanted:
+    if not tag:
         return family.DEFAULT
-    if wanted not in family.__members__:
-        known = list(family.__members__)
+    if tag not in family.__members__:
+        tags = list(family.__members__)
         raise UnknownName(
-            f"torchvision has no weights '{wanted}' for '{name}'.{did_you_mean(wanted, known)} "
-            f"It has: {', '.join(known)}."
+            f"torchvision has no weights '{tag}' for '{name}'.{did_you_mean(tag, tags)} It has: {', '.join(tags)}."
         )
-    return family[wanted]
+    return family[tag]
 
 
 def preprocess(weights: Any, size: tuple[int, int] | None) -> Preprocess:
-    """The transform that belongs to the weights."""
+    """Return the preprocessing of the weights' transform."""
     transform = weights.transforms()
     (crop,), (resize,) = transform.crop_size, transform.resize_size
     return Preprocess(
@@ -83,6 +87,7 @@ def preprocess(weights: Any, size: tuple[int, int] | None) -> Preprocess:
 
 
 def download_blocked(url: str) -> str | None:
+    """Return why weights that are not in the cache cannot be downloaded; None if they can or are cached."""
     import torch
 
     cached = Path(torch.hub.get_dir(), "checkpoints", Path(urlparse(url).path).name)

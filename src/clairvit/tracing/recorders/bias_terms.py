@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from clairvit.errors import NotApplicable
-from clairvit.models.layout import Layout
+from clairvit.models.model import Layout
 from clairvit.tracing import ops
 from clairvit.tracing.attention import repeated, scaled_scores
 from clairvit.tracing.grid import MOST_PREFIX_TOKENS

@@ -13,8 +13,8 @@ from torch import nn
 
 import clairvit as cv
 from clairvit.errors import BadInput, ModelUnavailable
-from clairvit.models import notes
-from clairvit.models.model import Preprocess
+from clairvit.models.preprocess import Preprocess
+from clairvit.models.sources import weights_header
 
 OPTIONS = {"patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 3}
 SEEN = Preprocess((32, 48), (0.1, 0.2, 0.3), (0.4, 0.5, 0.6), (40, 60), "bilinear", keep_ratio=False)
@@ -27,7 +27,7 @@ def small() -> nn.Module:
 
 
 def stored(module: nn.Module, path: Path, **other: str) -> str:
-    said = notes.write("vit_tiny_patch16_224", OPTIONS, ("a", "b", "ü"), SEEN)
+    said = weights_header.write("vit_tiny_patch16_224", OPTIONS, ("a", "b", "ü"), SEEN)
     save_file(module.state_dict(), path, {**said, **other})
     return f"file:{path}"
 
@@ -83,6 +83,6 @@ def test_bad_notes_are_refused(small: nn.Module, tmp_path: Path, note: str, cont
 
 
 def test_options_are_checked_one_by_one() -> None:
-    assert notes.check_options({"mlp_ratio": 2, "qk_norm": True, "global_pool": "avg"})
+    assert weights_header.check_options({"mlp_ratio": 2, "qk_norm": True, "global_pool": "avg"})
     with pytest.raises(BadInput, match="Did you mean 'num_heads'"):
-        notes.check_options({"num_head": 3})
+        weights_header.check_options({"num_head": 3})

@@ -1,0 +1,46 @@
+"""Checked options of `load`, and the seed of random weights."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+from clairvit.models.activation import Activation
+from clairvit.models.preprocess import NOT_GIVEN, PreprocessOptions
+
+
+@dataclass(frozen=True)
+class Request:
+    """The options of one call of `load`, checked; every source reads these."""
+
+    spec: str  # as typed: "timm:vit_tiny_patch16_224"
+    rest: str  # what follows the source's colon
+    pretrained: bool = True
+    arch: str | None = None
+    labels: tuple[str, ...] | None = None
+    size: tuple[int, int] | None = None
+    activation: Activation | None = None  # None: what the model states
+    preprocessing: PreprocessOptions = NOT_GIVEN
+
+    @property
+    def name(self) -> str:
+        """Return the name in results, which says so if the weights are random."""
+        return self.spec if self.pretrained else f"{self.spec} (random weights)"
+
+
+_generator_lock = threading.RLock()
+
+
+@contextmanager
+def seeded(seed: int = 0) -> Iterator[None]:
+    """Seed torch's CPU generator inside the block and restore its state afterwards.
+
+    All threads share that generator: one thread at a time may seed and restore it.
+    """
+    with _generator_lock, torch.random.fork_rng(devices=[]):  # weights are drawn on the CPU
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed other devices too
+        yield

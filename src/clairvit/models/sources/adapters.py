@@ -1,0 +1,132 @@
+"""Adapter modules that give one row per image: pooled backbones, image towers, zero-shot classifiers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import normalize
+
+from clairvit.errors import BadInput
+from clairvit.models.activation import StatedActivation
+from clairvit.models.model import first_scores
+
+
+class ZeroShot(nn.Module):
+    """Classify by prompts: logits = scale · cos(image, prompt) + bias [B, prompts]; the bias is SigLIP's.
+
+    A model with a bias was trained with a sigmoid per pair of image and text: every prompt has a probability of its
+    own, also a single one. Without a bias, a softmax compares two prompts or more; a single prompt has nothing to be
+    compared with, and its score is the cosine.
+    """
+
+    text: Tensor
+    scale: Tensor
+    bias: Tensor
+
+    def __init__(self, tower: nn.Module, text: Tensor, scale: Tensor, bias: Tensor | None = None) -> None:
+        super().__init__()
+        self.tower = tower
+        self.num_classes = len(text)
+        self.sigmoid = bias is not None
+        self.register_buffer("text", normalize(text.detach(), dim=-1).clone())  # [C, d]
+        self.register_buffer("scale", scale.detach().clone())
+        self.register_buffer("bias", torch.zeros_like(scale) if bias is None else bias.detach().clone())
+
+    @property
+    def stated_activation(self) -> StatedActivation:
+        """Return what the scores mean, which follows from the bias and the number of prompts."""
+        if self.sigmoid:
+            return StatedActivation(
+                "sigmoid", "zero-shot with a bias (SigLIP): every prompt has a probability of its own"
+            )
+        if self.num_classes == 1:
+            return StatedActivation("raw", "a single prompt has nothing to be compared with: its score is the cosine")
+        return StatedActivation("softmax", "zero-shot: the prompts are compared with each other")
+
+    def use_cosine(self) -> None:
+        """Score by the cosine itself, in -1…1: a raw score needs neither the trained scale nor the bias."""
+        self.scale = torch.ones_like(self.scale)
+        self.bias = torch.zeros_like(self.bias)
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        image = normalize(first_scores(self.tower(pixels)), dim=-1)  # [B, d]
+        return self.scale * image @ self.text.T + self.bias
+
+
+class ImageTower(nn.Module):
+    """The image encoder of an image-and-text model: pixels [B, 3, H, W] -> projected embedding [B, d]."""
+
+    def __init__(self, pair: nn.Module) -> None:
+        super().__init__()
+        self.pair = pair
+        # not needed once the prompts are encoded, and often the larger half
+        for name in ("text_model", "text_projection"):
+            if isinstance(getattr(pair, name, None), nn.Module):
+                setattr(pair, name, None)
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        return first_scores(self.pair.get_image_features(pixel_values=pixels))  # type: ignore[operator]
+
+
+class Backbone(nn.Module):
+    """A model without a head: its pooled output or, if there is none, its class token or the mean of its tokens."""
+
+    def __init__(self, model: nn.Module, pooled: bool) -> None:
+        super().__init__()
+        self.model = model
+        self.pooled = pooled
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """Return the embeddings [B, d] of pixels [B, 3, H, W]."""
+        return self.pool(self.model(pixels))
+
+    def pool(self, output: Any) -> Tensor:
+        """Return one embedding per image, [B, d], of what the model returned."""
+        for name in ("image_embeds", "pooler_output") if self.pooled else ():
+            pooled = getattr(output, name, None)
+            if isinstance(pooled, Tensor):
+                return pooled.flatten(1)
+        tokens = getattr(output, "last_hidden_state", None)
+        if not isinstance(tokens, Tensor) or tokens.ndim not in (3, 4):
+            raise BadInput(
+                f"{type(self.model).__name__} returned a {type(output).__name__} without a last_hidden_state of tokens "
+                "or feature maps; expected one. Wrap it in a module whose forward returns [B, d], then cv.wrap that."
+            )
+        if tokens.ndim == 4:
+            return tokens.mean((2, 3))  # [B, d, h, w]
+        return tokens[:, 0] if self._has_class_token else tokens.mean(1)
+
+    @property
+    def _has_class_token(self) -> bool:
+        names = (name.rpartition(".")[2] for name, _ in self.model.named_parameters())
+        return any(name in ("cls_token", "class_embedding", "class_token") for name in names)
+
+
+class UnmaskedEncoder(Backbone):
+    """ViTMAE's encoder on all patches, in order: its mask ratio is 0 during a forward pass and restored afterwards."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model, pooled=False)
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """Return the embeddings [B, d] of pixels [B, 3, H, W]."""
+        embeddings: Any = self.model.embeddings
+        count = int(embeddings.patch_embeddings.num_patches)
+        order = torch.arange(count, device=pixels.device, dtype=torch.float32).expand(len(pixels), -1)  # sorted noise
+        with _mask_ratio(embeddings.config, 0.0):
+            return self.pool(self.model(pixels, noise=order))
+
+
+@contextmanager
+def _mask_ratio(config: Any, ratio: float) -> Iterator[None]:
+    """Set the mask ratio inside the block and restore it afterwards."""
+    before = config.mask_ratio
+    config.mask_ratio = ratio
+    try:
+        yield
+    finally:
+        config.mask_ratio = before

@@ -1,0 +1,212 @@
+"""wrap(module): a module of the user's own as a model, with what the module states about itself."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from clairvit.errors import BadInput
+from clairvit.models.activation import (
+    Activation,
+    StatedActivation,
+    check_activation,
+    head_outputs,
+    infer_activation,
+    output_columns,
+)
+from clairvit.models.labels import Labels, fit_labels, read_labels
+from clairvit.models.model import Layout, Model, check_materialised
+from clairvit.models.preprocess import Preprocess, Size, assumption, for_size, preprocess_options, rows_columns
+from clairvit.models.sources.adapters import Backbone, ZeroShot
+from clairvit.models.sources.hf_outputs import adapted
+
+
+def wrap(
+    module: nn.Module,
+    *,
+    mean: float | Sequence[float] | None = None,
+    std: float | Sequence[float] | None = None,
+    size: Size | None = None,
+    labels: Labels | None = None,
+    resize: Size | None = None,
+    interpolation: str | None = None,
+    name: str | None = None,
+    layout: Layout | None = None,
+    classifier: bool | None = None,
+    activation: str | None = None,
+) -> Model:
+    """Return a model of any module that maps [B, 3, H, W] to [B, classes]; the module is not changed.
+
+    Preprocessing that is left out is taken from the module where it is known (timm's configuration, the processor saved
+    with a transformers model), else it is ImageNet's; `Model.assumptions` then says so.
+
+    Args:
+        module: The module; inside torch.compile or DataParallel the inner one is taken.
+        mean, std: For pixels in 0..1, three numbers (red, green, blue) or one.
+        size: Rows and columns of the image that the module takes, which is also the centre crop.
+        labels: Class names in class order, an id → name or name → id dict, or a JSON file of any of these; left out,
+            those of a transformers configuration.
+        resize: Short side in pixels before the crop, or (rows, columns) that the image is made to cover.
+        interpolation: nearest, lanczos, bilinear, bicubic, box or hamming.
+        name: The name in results; the class's unless given.
+        layout: Grid, prefix tokens and pooling, if they are not to be inferred.
+        classifier: False for an embedding, which has no predicted class; timm and transformers modules say so.
+        activation: What the scores mean: softmax (one class of several), sigmoid (each class for itself) or raw (no
+            probabilities). None reads it off the module: transformers' problem_type, a loss that it holds, a last
+            nn.Sigmoid or nn.Softmax (scores that are taken as they are); a single output column is raw, everything
+            else softmax.
+
+    Returns:
+        The model that `cv.explain` and all other functions take.
+
+    Raises:
+        BadInput: What is given is no module, or labels or preprocessing do not fit it.
+        NotApplicable: A transformers model that returns neither class scores nor an embedding.
+
+    Example:
+        >>> import clairvit as cv, torch
+        >>> module = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 2))
+        >>> cv.wrap(module, mean=0.5, std=0.5, size=2, labels={0: "ant", 1: "bee"}).labels
+        ('ant', 'bee')
+    """
+    if not isinstance(module, nn.Module):
+        raise BadInput(
+            f"wrap got a {type(module).__name__}; expected a torch.nn.Module. For a model by name type cv.load(name)."
+        )
+    removed_wrappers = wrappers(module)
+    module = unwrapped(module)
+    if isinstance(module, torch.jit.ScriptModule):
+        raise BadInput(
+            "wrap got a scripted or traced module (torch.jit), which runs outside Python and cannot be looked into; "
+            "expected the module it was made from."
+        )
+    name = name or type(module).__name__
+    check_materialised(module, name)
+    traced = adapted(module)
+    options = preprocess_options(mean, std, resize, interpolation)
+    stated, assumed_from = _stated_preprocess(module, rows_columns(size))
+    preprocess = options.applied_to(stated)
+    missing = options.missing() if assumed_from is not None else ()
+    if classifier is None:
+        classifier = not (_is_headless(module) or isinstance(traced, Backbone))
+    model = Model(
+        traced,
+        name,
+        preprocess,
+        _labels(module, read_labels(labels)),
+        layout,
+        classifier,
+        assumptions=assumption(missing, preprocess, assumed_from or ""),
+        wrappers=removed_wrappers,
+    )
+    return with_activation(model, None if activation is None else check_activation(activation))
+
+
+def with_activation(model: Model, activation: Activation | None) -> Model:
+    """Return the model with the given activation, else with what its source or its module states."""
+    if activation is not None:
+        check_activation(activation, output_columns(model.module) if model.classifier else None)
+        if not model.classifier and activation != "raw":
+            raise BadInput(
+                f"activation='{activation}' was given for {model.name}, which returns an embedding; expected 'raw', or "
+                "a model with classes."
+            )
+        stated = StatedActivation(activation, "it was given")
+    elif model.activation_reason:
+        return model
+    else:
+        stated = infer_activation(model.module, classifier=model.classifier)
+    if isinstance(model.module, ZeroShot) and stated.activation == "raw":
+        model.module.use_cosine()
+    return dataclasses.replace(
+        model, activation=stated.activation, activation_reason=stated.reason, activated=stated.activated
+    )
+
+
+def library_head_outputs(module: nn.Module) -> int | None:
+    """Return the number of outputs of a classifier of timm, transformers or torchvision, from the shape of its head.
+
+    None for other modules, in which a layer called head may be anything: their labels are counted at the first forward
+    pass.
+    """
+    library = type(module).__module__.partition(".")[0]
+    return head_outputs(module) if library in ("timm", "transformers", "torchvision") else None
+
+
+def _labels(module: nn.Module, labels: tuple[str, ...] | None) -> tuple[str, ...]:
+    """Return the given labels, their number checked where that is possible, else those of a transformers classifier."""
+    outputs = library_head_outputs(module)
+    if labels:
+        return labels if outputs is None else fit_labels(labels, tuple, outputs)
+    if outputs is None or not _has_transformers_config(module):
+        return ()
+    from clairvit.models.sources.hf import class_names
+
+    names = class_names(module.config)
+    return names if len(names) == outputs else ()
+
+
+def _is_headless(module: nn.Module) -> bool:
+    """Return whether a module has no classes: timm's have num_classes 0, transformers' are called …Model."""
+    named_model = hasattr(module, "config") and "Model" in type(module).__name__.partition("With")[0][-5:]
+    return getattr(module, "num_classes", None) == 0 or named_model
+
+
+def unwrapped(module: nn.Module) -> nn.Module:
+    """Return the module inside torch.compile, DataParallel and DistributedDataParallel: only that can be traced."""
+    while (inner := unwrapped_once(module)) is not None:
+        module = inner
+    return module
+
+
+def unwrapped_once(module: nn.Module) -> nn.Module | None:
+    """Return the module inside one wrapper; None if there is no wrapper."""
+    parallel = (nn.DataParallel, nn.parallel.DistributedDataParallel)
+    inner = module.module if isinstance(module, parallel) else getattr(module, "_orig_mod", None)
+    return inner if isinstance(inner, nn.Module) else None
+
+
+def wrappers(module: nn.Module) -> tuple[str, ...]:
+    """Return the wrappers that `unwrapped` removes, outermost first: "torch.compile", "DataParallel", …"""
+    names: list[str] = []
+    while (inner := unwrapped_once(module)) is not None:
+        names.append("torch.compile" if hasattr(module, "_orig_mod") else type(module).__name__)
+        module = inner
+    return tuple(names)
+
+
+def _stated_preprocess(module: nn.Module, size: tuple[int, int] | None) -> tuple[Preprocess, str | None]:
+    """Return the preprocessing that a module states and, if it states none for sure, whose values are assumed."""
+    config = getattr(module, "pretrained_cfg", None)
+    if isinstance(config, dict):
+        from clairvit.models.sources.timm import preprocess
+
+        outputs = library_head_outputs(module)
+        # another head than that of timm's weights: fine-tuned, perhaps with another mean
+        new_head = outputs is not None and outputs != config.get("num_classes")
+        return preprocess(module, size), f"timm's for {config.get('architecture')}" if new_head else None
+    if _has_transformers_config(module):
+        from clairvit.models.sources.hf import saved_preprocess
+
+        saved = saved_preprocess(module)
+        if saved is not None:
+            return for_size(saved, size or saved.size), None
+    return Preprocess(size=size or _stated_size(module) or (224, 224)), "ImageNet's, because the module does not say"
+
+
+def _has_transformers_config(module: nn.Module) -> bool:
+    """Return whether a module has a configuration of transformers, as its models and their subclasses do."""
+    bases = type(getattr(module, "config", None)).__mro__
+    return any(base.__module__.partition(".")[0] == "transformers" for base in bases)
+
+
+def _stated_size(module: nn.Module) -> tuple[int, int] | None:
+    """Return `image_size` of the module (torchvision) or of its configuration (transformers)."""
+    for holder in (module, getattr(module, "config", None)):
+        size = getattr(holder, "image_size", None)
+        if isinstance(size, int | tuple | list):
+            return rows_columns(size if isinstance(size, int) else tuple(size))
+    return None

@@ -1,0 +1,207 @@
+"""Base classes of targets: what the user asks for (`TargetSpec`) and its resolved form for one batch (`Target`).
+
+A `TargetSpec` is stated once, for any model: a class, a contrast, a function. `TargetSpec.resolve` turns it into a
+`Target`: class names become indices, "the predicted class" becomes the class of each image, and what is left is a
+function of the module's output with one score per image. A new kind of target is one subclass of `TargetSpec`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from clairvit.errors import BadInput
+from clairvit.models.activation import Activation, log_probabilities, probabilities
+from clairvit.models.model import first_scores
+from clairvit.numerics import widened
+
+Function = Callable[[Tensor], Tensor]  # scores [B, C] -> [B]
+ClassWeights = tuple[tuple[int, float], ...]  # (class, weight): the score is Σ weight · score[class]
+Row = ClassWeights | Function
+
+# neg_loss is logprob under the name that some papers use.
+SCORES = ("logit", "prob", "logprob", "neg_loss", "loss")
+CUSTOM_SCORE = "custom"  # the score of a user's own function
+NO_SCORE = "none"  # nothing is differentiated
+ANY_CLASS = "any class"  # the title of a class-agnostic target
+
+
+def score_values(logits: Tensor, score: str, activation: Activation) -> Tensor:
+    """Return one kind of score of every class: logits [..., C] -> [..., C].
+
+    logit: the model's output; prob: p = softmax(logits) or sigmoid(logits), by the activation; logprob and neg_loss:
+    log p; loss: -log p. Raw scores have no p: only `logit` is defined.
+    """
+    if score == "logit":
+        return logits
+    values = (probabilities if score == "prob" else log_probabilities)(logits, activation)
+    if values is None:
+        raise no_probability(score)
+    return -values if score == "loss" else values
+
+
+def no_probability(score: str) -> BadInput:
+    """Return the error for a kind of score that needs probabilities of a model with raw scores."""
+    return BadInput(
+        f"The score '{score}' is made of a probability, and this model's scores are raw: they have none; use "
+        "score='logit', or load or wrap the model with activation='sigmoid' or 'softmax' if its outputs are logits."
+    )
+
+
+def class_name(labels: Sequence[str], index: int) -> str:
+    """Return the label of a class, or "class 7" where the model has no labels."""
+    return labels[index] if index < len(labels) else f"class {index}"
+
+
+@dataclass(frozen=True, eq=False)
+class ScoreContext:
+    """What a target is resolved against: the scores of the images, and what they mean."""
+
+    logits: Tensor  # [B, C], finite
+    labels: Sequence[str] = ()
+    score: str = "logit"  # one of SCORES
+    score_is_default: bool = False
+    classifier: bool = True
+    activation: Activation = "softmax"
+
+    def __len__(self) -> int:
+        return len(self.logits)
+
+    @property
+    def classes(self) -> int:
+        """Return the number of classes C."""
+        return int(self.logits.shape[-1])
+
+    def take(self, rows: Sequence[int]) -> ScoreContext:
+        """Return the context of chosen images."""
+        return replace(self, logits=self.logits[list(rows)])
+
+    def name(self, index: int) -> str:
+        """Return the name of a class."""
+        return class_name(self.labels, index)
+
+    def target(self, names: Sequence[str], classes: Sequence[int | None], rows: Sequence[ClassWeights]) -> Target:
+        """Return the target with one weighted sum of class scores per image."""
+        return Target(
+            tuple(names),
+            tuple(classes),
+            self.score,
+            tuple(rows),
+            score_is_default=self.score_is_default,
+            activation=self.activation,
+        )
+
+
+class TargetSpec(ABC):
+    """What is to be explained, as the user states it; subclasses are frozen dataclasses."""
+
+    class_agnostic: ClassVar[bool] = False  # True: there is no score, and maps do not depend on a class
+
+    @abstractmethod
+    def resolve(self, context: ScoreContext) -> Target:
+        """Return the target of every image in the context; raise BadInput or UnknownName if there is none."""
+
+
+@dataclass(frozen=True, eq=False)
+class Target:
+    """One target per row of a batch: target(output) -> [B], differentiable.
+
+    The output is what the module returned: scores [B, C], or a tuple, mapping or dataclass that holds them.
+    """
+
+    names: tuple[str, ...]  # the title of each row
+    classes: tuple[int | None, ...]  # None for a contrast or a function
+    score: str
+    rows: tuple[Row, ...] = ()  # empty where nothing is differentiated
+    together: bool = False  # one function for the whole batch, called once
+    score_is_default: bool = False  # the user named no kind of score: a method may prefer another
+    activation: Activation = "softmax"  # what the model's scores mean
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @property
+    def class_agnostic(self) -> bool:
+        """Return whether there is no score: maps that need one cannot be made."""
+        return not self.rows
+
+    @property
+    def sums_classes(self) -> bool:
+        """Return whether every row is a weighted sum of class scores, and none the user's own function."""
+        return all(isinstance(row, tuple) for row in self.rows)
+
+    def __call__(self, output: Any) -> Tensor:
+        """Return the score of each row [B] of the module's output."""
+        logits = output if isinstance(output, Tensor) else first_scores(output)
+        if logits.ndim != 2 or len(logits) != len(self.rows):
+            raise BadInput(
+                f"A target for {len(self.rows)} images got scores of shape {list(logits.shape)}; call it on "
+                "the batch it was made for, or choose rows with target.take([…])."
+            )
+        if self.together:
+            return call_function(self.rows[0], logits)
+        if self.sums_classes:
+            return _weighted_sum(self.rows, score_values(widened(logits), self.score, self.activation))  # type: ignore[arg-type]
+        return torch.cat(
+            [replace(self.take([i]), together=callable(self.rows[i]))(logits[i : i + 1]) for i in range(len(self))]
+        )
+
+    def take(self, rows: Sequence[int]) -> Target:
+        """Return the target of chosen rows, repeated as often as named: for chunks and for variants of one image."""
+        return replace(
+            self,
+            names=tuple(self.names[i] for i in rows),
+            classes=tuple(self.classes[i] for i in rows),
+            rows=tuple(self.rows[i] for i in rows) if self.rows else (),
+        )
+
+    def preferring(self, score: str) -> Target:
+        """Return the same target by another kind of score if the user named none; a user's own function stays.
+
+        Where there is no probability, a preference for one falls back to the score itself.
+        """
+        if self.activation == "raw":
+            score = "logit"
+        return replace(self, score=score) if self.score_is_default and self.sums_classes and self.rows else self
+
+
+def class_agnostic_target(count: int) -> Target:
+    """Return the target of class-agnostic maps of so many images: it has a title and no score."""
+    return Target((ANY_CLASS,) * count, (None,) * count, NO_SCORE)
+
+
+def call_function(function: Any, logits: Tensor) -> Tensor:
+    """Return the user's function of the scores [B, C]; raise BadInput unless it returns a tensor [B]."""
+    try:
+        value = function(logits)
+    except Exception as error:
+        raise BadInput(
+            f"The target function failed on the model's output {list(logits.shape)} ({type(error).__name__}: {error}); "
+            "expected a function of the scores [B, classes] that returns one number for each image."
+        ) from error
+    if isinstance(value, Tensor) and value.ndim == 0 and len(logits) == 1:
+        value = value[None]
+    if not isinstance(value, Tensor) or value.shape != logits.shape[:1]:
+        returned = f"shape {list(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+        raise BadInput(
+            f"The target function returned {returned} for scores {list(logits.shape)}; expected a tensor "
+            f"[{len(logits)}], one number for each image, like lambda scores: scores[:, 3]."
+        )
+    return value
+
+
+def _weighted_sum(rows: Sequence[ClassWeights], scores: Tensor) -> Tensor:
+    """Return Σ weight · score of each row's classes: [B, C] -> [B].
+
+    The classes are gathered: a product with a one-hot matrix would give other classes a gradient of 0 · inf.
+    """
+    width = max(len(row) for row in rows)
+    padded = [(*row, *(((0, 0.0),) * (width - len(row)))) for row in rows]
+    index = torch.tensor([[c for c, _ in row] for row in padded], device=scores.device)
+    weight = torch.tensor([[w for _, w in row] for row in padded], device=scores.device, dtype=scores.dtype)
+    return (scores.gather(1, index) * weight).sum(1)

@@ -1,0 +1,99 @@
+"""Class targets: the score of one class, or of the class that the model predicts; how class names are looked up."""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from clairvit.errors import BadInput, UnknownName, did_you_mean
+from clairvit.targets.base import ScoreContext, Target, TargetSpec
+
+
+@dataclass(frozen=True)
+class ClassTarget(TargetSpec):
+    """The score of a class, given by index or name; None is the predicted class of each image."""
+
+    label: Any = None
+
+    def resolve(self, context: ScoreContext) -> Target:
+        """Return the target of the class."""
+        classes = resolve_classes(self.label, context)
+        return context.target([context.name(c) for c in classes], classes, [((c, 1.0),) for c in classes])
+
+
+def resolve_classes(label: Any, context: ScoreContext) -> list[int]:
+    """Return the class index of each image; None is the class that the model predicts for it."""
+    if label is None:
+        if not context.classifier:
+            raise BadInput(
+                "This model gives an embedding, so it predicts no class; load it with prompts "
+                '(labels=["a cat", "a dog"]), or pass target= an index or a function of the output.'
+            )
+        return [int(c) for c in context.logits.argmax(-1)]
+    if isinstance(label, bool) or not (isinstance(label, str) or hasattr(label, "__index__")):
+        raise BadInput(
+            f"The target {label!r} is a {type(label).__name__}; expected a class index, a class name, contrast(a, b), "
+            "a function of the output, or a list of these."
+        )
+    return [find_class(label, context.labels, context.classes)] * len(context)
+
+
+def find_class(spec: int | str, labels: Sequence[str], classes: int) -> int:
+    """Return the index of a class given by index, name or unique beginning of a name, whatever the case.
+
+    Args:
+        spec: An index, "7", a label, one of its comma-separated synonyms, or the beginning of a single label.
+        labels: The model's class names.
+        classes: The number of classes of the model.
+
+    Raises:
+        BadInput: The index is out of range, or several labels match.
+        UnknownName: No label matches.
+    """
+    if not isinstance(spec, str):
+        try:
+            return _check_index(operator.index(spec), classes)
+        except TypeError as error:
+            raise BadInput(f"A class was given as {type(spec).__name__}; expected its index or its name.") from error
+    name = spec.strip()
+    if name in labels and labels.count(name) == 1:
+        return labels.index(name)
+    if re.fullmatch(r"-?\d{1,18}", name) and name not in labels:
+        return _check_index(int(name), classes)
+    if not labels:
+        raise BadInput(
+            f"The class '{spec}' was asked for by name, but this model has no class names; give an index from 0 to "
+            f"{classes - 1}, or labels=[…] when you load it."
+        )
+    matches = _matching_labels(name.lower(), labels)
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        listed = ", ".join(f"'{labels[i]}' ({i})" for i in matches[:6]) + (", …" if len(matches) > 6 else "")
+        raise BadInput(
+            f"The class '{spec}' could be any of {len(matches)}: {listed}; type more of the name, or the index."
+        )
+    raise UnknownName(
+        f"There is no class '{spec}' among the model's {len(labels)}.{did_you_mean(name, labels)} "
+        f"Type a class name, or an index from 0 to {classes - 1}."
+    )
+
+
+def _matching_labels(name: str, labels: Sequence[str]) -> list[int]:
+    """Return the classes whose label is the name (with _ for space, as folders are named), else has it as a synonym,
+    else begins with it; the name is in lower case.
+    """
+    spaced = name.replace("_", " ")
+    by_name = [i for i, label in enumerate(labels) if label.lower() in (name, spaced)]
+    by_synonym = [i for i, label in enumerate(labels) if name in (part.strip().lower() for part in label.split(","))]
+    by_start = [i for i, label in enumerate(labels) if name and label.lower().startswith(name)]
+    return by_name or by_synonym or by_start
+
+
+def _check_index(index: int, classes: int) -> int:
+    if not 0 <= index < classes:
+        raise BadInput(f"There is no class {index}: the model has {classes}; give an index from 0 to {classes - 1}.")
+    return index

@@ -1,0 +1,134 @@
+"""Resolve what the user typed (None, an index, a name, a `TargetSpec`, a function, a list of these) into targets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from clairvit.errors import BadInput, UnknownName, did_you_mean
+from clairvit.models.activation import Activation, activation_for, probabilities
+from clairvit.numerics import widened
+from clairvit.targets.base import (
+    CUSTOM_SCORE,
+    SCORES,
+    Function,
+    ScoreContext,
+    Target,
+    TargetSpec,
+    class_name,
+    no_probability,
+)
+from clairvit.targets.class_ import ClassTarget
+from clairvit.targets.function import FunctionTarget
+
+TargetLike = None | int | str | TargetSpec | Function | Sequence[Any]
+
+
+def resolve(
+    spec: TargetLike,
+    logits: Tensor,
+    labels: Sequence[str] = (),
+    *,
+    score: str | None = None,
+    classifier: bool = True,
+    single: bool = False,
+    activation: Activation = "softmax",
+) -> tuple[Target, ...]:
+    """Return what the user asked for as targets over the whole batch.
+
+    Args:
+        spec: None (predicted class), class index, class name or its unique beginning, contrast(a, b), a function of the
+            logits [B, C] -> [B], or a list of these: one per image, or several for a single one.
+        logits: The model's scores of the images, [B, C].
+        labels: The model's class names.
+        score: A name in SCORES; None is the logit, unless a method prefers another.
+        classifier: False if the output is an embedding: there is no predicted class.
+        single: There is one image, and a list holds several targets of it.
+        activation: What the logits mean (`Model.activation`); prob, logprob and loss depend on it, and raw has none.
+
+    Returns:
+        One target; k targets if `single` and a list of k is given.
+    """
+    context = _score_context(logits, labels, score, classifier, activation)
+    if isinstance(spec, Tensor) or type(spec).__module__ == "numpy":
+        spec = spec.tolist()  # type: ignore[union-attr]
+    if not isinstance(spec, list | tuple):
+        return (as_target(spec).resolve(context),)
+    if single:
+        if not spec:
+            raise BadInput("An empty list of targets was given; name at least one, or leave it out for the prediction.")
+        return tuple(as_target(item).resolve(context) for item in spec)
+    count = len(context)
+    if len(spec) != count:
+        alone = " For several targets of one image give the image itself, not a list or a batch of one." * (count == 1)
+        raise BadInput(
+            f"{len(spec)} target{'s were' if len(spec) != 1 else ' was'} given for {count} image{'s' * (count != 1)}; "
+            f"give one for all, or a list of exactly {count}, one for each image.{alone}"
+        )
+    return (_join([as_target(item).resolve(context.take([i])) for i, item in enumerate(spec)], context),)
+
+
+def as_target(spec: Any) -> TargetSpec:
+    """Return a single target that the user typed as an object."""
+    if isinstance(spec, TargetSpec):
+        return spec
+    return FunctionTarget(spec) if callable(spec) else ClassTarget(spec)
+
+
+def top(
+    logits: Tensor, labels: Sequence[str] = (), k: int = 5, *, activation: Activation = "softmax"
+) -> list[list[tuple[str, float]]]:
+    """Return for each image the k highest classes, best first: (name, probability), or (name, score) if raw.
+
+    Probabilities of a sigmoid are independent: they need not add up to 1.
+    """
+    _check_finite(logits)
+    scores = widened(logits.detach())
+    p = probabilities(scores, activation)
+    values, classes = (scores if p is None else p).topk(min(k, logits.shape[-1]), dim=-1)
+    return [
+        [(class_name(labels, c), value) for c, value in zip(row_classes, row_values, strict=True)]
+        for row_classes, row_values in zip(classes.tolist(), values.tolist(), strict=True)
+    ]
+
+
+def _score_context(
+    logits: Tensor, labels: Sequence[str], score: str | None, classifier: bool, activation: Activation
+) -> ScoreContext:
+    """Return the checked context: a known score that the model has, finite logits, one label per class."""
+    activation = activation_for(activation if classifier else "raw", logits.shape[-1])
+    kind = "logit" if score is None else score
+    if not isinstance(kind, str) or kind not in SCORES:
+        raise UnknownName(
+            f"There is no score '{kind}'.{did_you_mean(kind, SCORES)} Choose one of: {', '.join(SCORES)}."
+        )
+    if kind != "logit" and not classifier:
+        raise BadInput(f"The score '{kind}' needs classes, and this model gives an embedding; use score='logit'.")
+    if kind != "logit" and activation == "raw":
+        raise no_probability(kind)
+    _check_finite(logits)
+    if classifier and labels and len(labels) != logits.shape[-1]:
+        raise BadInput(
+            f"The model has {logits.shape[-1]} classes and {len(labels)} labels; expected a label for each class. "
+            "Load or wrap it with the right ones (labels=)."
+        )
+    return ScoreContext(logits, labels, kind, score is None and classifier, classifier, activation)
+
+
+def _join(targets: Sequence[Target], context: ScoreContext) -> Target:
+    """Return targets of one image each as one target of the batch."""
+    score = next((target.score for target in targets if target.score != CUSTOM_SCORE), CUSTOM_SCORE)
+    joined = context.target([t.names[0] for t in targets], [t.classes[0] for t in targets], ())
+    return replace(joined, score=score, rows=tuple(t.rows[0] for t in targets))
+
+
+def _check_finite(logits: Tensor) -> None:
+    broken = [i + 1 for i, finite in enumerate(logits.detach().isfinite().all(-1).tolist()) if not finite]
+    if broken:
+        raise BadInput(
+            f"The model's scores for image {', '.join(map(str, broken))} are NaN or infinite; expected finite numbers: "
+            "check the weights and the preprocessing, or use a wider dtype (float32)."
+        )
