@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import clairvit as cv
 import reference_maps as ref
+from clairvit.methods.registry import list_methods
 from exact_models import CLASSES, KINDS, TARGETS, both_ways, build, images_for, wrapped
 from helpers.rounding import assert_same
 from reference_maps import Proof
@@ -349,7 +350,7 @@ def test_all_methods_cost_one_forward_and_a_backward_for_each_table(kind: str, f
     """LeGrad adds gradients of single blocks (METHODS 0.4, T2), none of which starts at the logits."""
     model, p = proven(kind, fused)
     pooling = cv.trace(model, p.pixels, target=TARGETS).layout.pooling
-    own = [m for m in cv.list_methods() if m.more is None and (not m.poolings or pooling in m.poolings)]
+    own = [m for m in list_methods() if m.more is None and (not m.poolings or pooling in m.poolings)]
     names, tables = [m.name for m in own], {table for m in own for table in m.tables}
     assert {"rollout", "legrad", "decompx", "attnlrp", "transatt", "lrp"} <= set(names)
     assert tables == {"plain", "linear", "attnlrp", "chefer", "lrp", "deep-taylor"}

@@ -52,7 +52,7 @@ def test_a_comparison_is_drawn_and_saved(tmp_path: Path) -> None:
         assert picture.format == "PNG"
     assert many.save(tmp_path / "many.png").stat().st_size > 10_000
     assert many.save(tmp_path / "many.json").exists()
-    assert repr(many) == "Comparison(rollout, saliency)"
+    assert repr(many) == "Comparison(2 methods × 2 maps: rollout, saliency)"
 
 
 def test_compare_has_a_default_panel_and_all() -> None:

@@ -10,9 +10,8 @@ import pytest
 import torch
 from scipy.stats import spearmanr
 
-from clairvit.metrics.accumulator import Scores
 from clairvit.metrics.inference import mean_interval
-from clairvit.metrics.score import Curve, Score, lead
+from clairvit.metrics.score import Curve, Score, Scores, lead
 from clairvit.report.blocks import Text
 from clairvit.report.charts import curves_chart, intervals_chart, radar_chart, strokes
 from clairvit.report.numbers import places_for, seconds, short, ticks

@@ -13,12 +13,12 @@ import torch
 
 from clairvit.bench.plan import among_of
 from clairvit.bench.store import Store
-from clairvit.errors import BadInput, ClairWarning
+from clairvit.errors import BadInput, ClairWarning, UnknownName
 from clairvit.methods.explanation import Cost
 from clairvit.methods.spec import resolve_method
-from clairvit.metrics.accumulator import BASELINES, Prediction, Scores
+from clairvit.metrics.accumulator import BASELINES
 from clairvit.metrics.registry import resolve_metric
-from clairvit.metrics.score import Curve, Score
+from clairvit.metrics.score import Curve, Prediction, Score, Scores
 
 Groups = dict[tuple[str, str], list[dict[str, Any]]]  # method and metric -> rows
 FIELDS = (
@@ -82,7 +82,7 @@ def _understood(groups: Groups) -> Groups:
         for text in sorted(texts):
             try:
                 understand(text)
-            except BadInput as error:
+            except (BadInput, UnknownName) as error:
                 odd[text] = str(error)
     for text, why in odd.items():
         warnings.warn(

@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from clairvit.bench.plan import Plan, Study
     from clairvit.bench.run import Outcome
     from clairvit.bench.store import Store
-    from clairvit.metrics.accumulator import Scores
-    from clairvit.metrics.score import Score
+    from clairvit.metrics.score import Score, Scores
 
     Rows = dict[str, dict[str, Score]]  # metric -> method -> score
 

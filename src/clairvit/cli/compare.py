@@ -60,11 +60,12 @@ def compare(
 ) -> None:
     import clairvit as cv
     from clairvit.methods.explain import DEFAULT_PANEL
+    from clairvit.methods.registry import list_methods
     from clairvit.perturbation.batching import check_pace
     from clairvit.plotting.save import save_comparison
 
     given = list(DEFAULT_PANEL) if methods is None else split_methods(methods)
-    listed, left_out = choose(given, cv.list_methods())
+    listed, left_out = choose(given, list_methods())
     # A misspelt method is refused before a model is loaded.
     wanted = with_options(listed, samples=samples, removal=removal)
     check_pace(batch_size, autocast)
@@ -88,7 +89,7 @@ def compare(
     def verb(net: Model, batch: Batch, aim: Any) -> Mapping[str, Explanation]:
         skip = len(wanted) > 1 or ALL in given  # one that does not fit does not stop the others
         comparison = cv.compare(
-            net, batch, wanted, aim, score=score, seed=seed, skip=skip, batch_size=batch_size, autocast=autocast
+            net, batch, wanted, targets=aim, score=score, seed=seed, skip=skip, batch_size=batch_size, autocast=autocast
         )
         if not comparison:
             raise NotApplicable(next(iter(comparison.skipped.values())))

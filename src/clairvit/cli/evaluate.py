@@ -121,14 +121,13 @@ def evaluate(
             methods,
             [one.text for one in metrics],
             target=aims[0] if aims else None,
-            maps=maps,
+            normalize=maps,
             skip=everything,
-            failed=lambda image, error: failures.append(Failure(image, with_options(error))),
+            on_error=lambda image, error: failures.append(Failure(image, with_options(error))),
             seed=seed,
             batch_size=batch_size,
             autocast=autocast,
         )
-    assert isinstance(scores, Mapping)  # a list of methods gives all of them
     if not scores:
         if as_json:
             print_json("evaluate", [], failures)
@@ -156,12 +155,12 @@ evaluate.__doc__ = f"Score methods by metrics, with how sure one may be and what
 
 def wanted_methods(text: str) -> list[str]:
     """Canonical, each once."""
-    import clairvit as cv
+    from clairvit.methods.registry import list_methods
     from clairvit.methods.spec import resolve_method
 
     if not text.strip(" ,"):
         raise BadInput("No method was given; write e.g. --method legrad,rollout.")
-    listed, _ = choose(split_methods(text), cv.list_methods())
+    listed, _ = choose(split_methods(text), list_methods())
     return list(dict.fromkeys(resolve_method(one).text for one in listed))
 
 

@@ -124,7 +124,7 @@ def explain(
             net,
             batch,
             spec.text,
-            aim,
+            targets=aim,
             score=score,
             seed=seed,
             layers=layers,

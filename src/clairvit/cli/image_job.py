@@ -97,7 +97,7 @@ def find(arguments: Sequence[str]) -> tuple[list[str], list[Failure]]:
 
 def carry_out(job: Job, images: Sequence[str], failures: list[Failure], advance: Advance) -> list[Delivered]:
     """Explain and write image by image; images that cannot be used are added to `failures`."""
-    from clairvit.plotting.parts import joined
+    from clairvit.methods.explanation import concat
     from clairvit.plotting.save import PICTURES, check_suffix, record
 
     if job.out.is_file and check_suffix(job.out.path) in PICTURES:
@@ -123,7 +123,7 @@ def carry_out(job: Job, images: Sequence[str], failures: list[Failure], advance:
         records = {name: record(one, job.values) for name, one in outcome.explanations.items()}
         done.append(Delivered(outcome.image, files, records, outcome.skipped, outcome.cost))
     if kept:
-        together = {name: joined([result.explanations[name] for result in kept]) for name in kept[0].explanations}
+        together = {name: concat([result.explanations[name] for result in kept]) for name in kept[0].explanations}
         shared = tuple(job.save(together, job.out.path))
         done = [replace(one, files=shared) for one in done]
     return done
@@ -177,17 +177,16 @@ def _together(ready: Sequence[Ready], targets: Sequence[Any], verb: Verb) -> Ite
     import torch
 
     from clairvit.models.images import Batch
-    from clairvit.plotting.parts import part
 
     several = len(targets) > 1
     pixels = torch.cat([one.batch.pixels for one in ready])
     names = tuple(name for one in ready for name in one.batch.names)
     notes = tuple(dict.fromkeys(note for one in ready for note in one.batch.notes))
     batch = Batch(pixels, names, single=several, notes=notes)
-    found = verb(batch, list(targets) if several else targets[0] if targets else None)
+    found = verb(batch, list(targets) or None)
     skipped, cost = getattr(found, "skipped", {}), getattr(found, "cost", None)
     for position, one in enumerate(ready):
-        own = {method: whole if several else part(whole, [position]) for method, whole in found.items()}
+        own = {method: whole if several else whole[position] for method, whole in found.items()}
         yield Result(one.image, own, skipped, cost)
 
 

@@ -74,7 +74,7 @@ def _effort(row: Row) -> str:
 
 def document(pick: Selection, file: Path, failures: list[Failure]) -> dict[str, Any]:
     """Everything that is known, for machines."""
-    from clairvit.methods.explain import versions
+    from clairvit.methods.collect import versions
     from clairvit.methods.recipe import plain
 
     found: dict[str, Any] = plain(

@@ -76,7 +76,7 @@ def document(
     rows: Rows, methods: Sequence[str], target: str | None, unmasked: Sequence[str], failures: Sequence[Failure]
 ) -> dict[str, Any]:
     """scores.json: everything that is known, with null for what is not defined."""
-    from clairvit.methods.explain import versions
+    from clairvit.methods.collect import versions
 
     some = next(iter(next(iter(rows.values())).values()))
     return {

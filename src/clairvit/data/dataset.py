@@ -17,6 +17,7 @@ from torch import Tensor
 from clairvit.data.hashing import digest
 from clairvit.data.masks import check_kind, prepare_mask, read_mask
 from clairvit.errors import BadInput, ClairError
+from clairvit.models.coerce import LabelledImages, as_images
 from clairvit.models.images import Batch, expanded, name_of, prepare, read_image
 from clairvit.models.model import Model
 
@@ -140,11 +141,18 @@ def album_of(
     if isinstance(images, ImageDataset):
         return images
     check_kind(mask_kind)
+    images = as_images(images)
+    if isinstance(images, LabelledImages) and labels is None:
+        labels = images.labels
     items = _items(images, model)
     _check_count("labels", labels, len(items))
     _check_count("others", others, len(items))
     _check_count("masks", None if callable(masks) else masks, len(items))
-    names = images.names if isinstance(images, Batch) else tuple(name_of(item, i) for i, item in enumerate(items))
+    names = (
+        images.names
+        if isinstance(images, Batch | LabelledImages)
+        else tuple(name_of(item, i) for i, item in enumerate(items))
+    )
 
     def read(row: int, net: Model) -> Sample:
         own: Any = masks if masks is None or callable(masks) else masks[row]
@@ -167,7 +175,7 @@ def _items(images: Any, model: Model) -> Sequence[Any]:
         return list(prepare(images, model).pixels)
     if isinstance(images, Tensor) and images.is_floating_point():
         return list(prepare(images, model).pixels)
-    return expanded(images)[0]
+    return images if isinstance(images, LabelledImages) else expanded(images)[0]
 
 
 def _check_count(what: str, given: Any, count: int) -> None:

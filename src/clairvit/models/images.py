@@ -51,9 +51,6 @@ class Batch:
 
 def prepare(images: ImageLike | Batch | Sequence[ImageLike], model: Model) -> Batch:
     """A path, folder, pattern, PIL image, uint8 array, a list of these, or a float tensor that is preprocessed."""
-    if not isinstance(model, Model):
-        advice = f"cv.load({model!r})" if isinstance(model, str) else "cv.wrap(module, mean=, std=, size=, labels=)"
-        raise BadInput(f"The model is a {type(model).__name__}; expected a cv.Model: {advice} makes one.")
     check_materialised(model.module, model.name)
     if isinstance(images, Batch):
         return replace(images, pixels=images.pixels.to(model.device, model.dtype))
@@ -64,7 +61,7 @@ def prepare(images: ImageLike | Batch | Sequence[ImageLike], model: Model) -> Ba
         single = isinstance(images, Tensor) and images.ndim == 3
         return Batch(whole.detach().to(model.device, model.dtype), names, single, notes)
     items, single = expanded(images)
-    notes = model.assumptions if any(not _is_preprocessed(item) for item in items) else ()
+    notes = model.assumptions if any(not is_preprocessed(item) for item in items) else ()
     pixels: list[Tensor] = []
     for i, item in enumerate(items):
         seen, more = _pixels(item, model, "" if single else f" (image {i + 1})")
@@ -81,7 +78,10 @@ def prepare(images: ImageLike | Batch | Sequence[ImageLike], model: Model) -> Ba
 
 def expanded(images: Any) -> tuple[list[Any], bool]:
     """Return the images one by one, folders and patterns by their files, and whether it is a single image."""
-    several = isinstance(images, list | tuple) or getattr(images, "ndim", 0) == 4
+    from clairvit.models.coerce import LabelledImages, as_images
+
+    images = as_images(images)
+    several = isinstance(images, list | tuple | LabelledImages) or getattr(images, "ndim", 0) == 4
     given: list[Any] = list(images) if several else [images]
     if not given:
         raise BadInput("No images were given; expected at least one: a path, a PIL image, a uint8 array or a tensor.")
@@ -129,6 +129,8 @@ def read_image(source: str | Path | Image.Image | NDArray[Any]) -> Image.Image:
     try:
         with open_image(path) as image:
             return _rgb(image, f"'{path}'")
+    except BadInput:  # a ValueError too, and in our words already
+        raise
     except Image.DecompressionBombError as error:
         raise BadInput(
             f"'{path}' is too large to decode safely ({error}); make a smaller copy first, for instance with "
@@ -185,13 +187,14 @@ def _resized(size: tuple[int, int], how: Preprocess) -> tuple[int, int]:
     return int(short * rows / columns), short
 
 
-def _is_preprocessed(item: Any) -> bool:
+def is_preprocessed(item: Any) -> bool:
+    """Return whether an image is a float tensor, which is taken as it is."""
     return isinstance(item, Tensor) and item.dtype != torch.uint8
 
 
 def _pixels(item: Any, model: Model, where: str) -> tuple[Tensor, tuple[str, ...]]:
     """Return [3, H, W] as the model takes it, and notes."""
-    if _is_preprocessed(item):
+    if is_preprocessed(item):
         if item.ndim != 3:
             raise BadInput(f"A tensor in the list{where} has shape {list(item.shape)}; expected [3, H, W].")
         return item.detach(), _check_tensor(item[None], where, model)

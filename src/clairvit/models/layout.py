@@ -16,6 +16,17 @@ class Layout:
 
     `read` holds the query rows that the head reads, with weights that sum to 1; left out, they follow from `pooling`.
     Under `map` pooling they are rows of the attention pool (its latent queries) instead of tokens.
+
+    Args:
+        grid: Rows and columns of patches.
+        prefix: The number of tokens before the patches.
+        pooling: What the head reads: "token", "distilled", "avg", "map" or "mixed".
+        read: (row, weight) of the query rows that the head reads; left out, they follow from `pooling`.
+
+    Example:
+        >>> import clairvit as cv
+        >>> cv.Layout(grid=(14, 14), prefix=1, pooling="token").tokens
+        197
     """
 
     grid: tuple[int, int]  # rows, columns of patches

@@ -130,7 +130,11 @@ def load(
         The model that every verb takes.
 
     Example:
-        >>> load("file:mine.safetensors", mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225), resize=248)
+        >>> import clairvit as cv
+        >>> cv.load("pets")
+        Model('pets', VisionTransformer, 224×224, 37 classes, softmax, cpu, torch.float32)
+        >>> cv.load("timm:vit_tiny_patch16_224", pretrained=False, mean=0.5, std=0.5, resize=248).preprocess.resize
+        248
     """
     source, rest = split(name)
     where, kind = usable_device(device), _dtype(dtype)
@@ -198,7 +202,10 @@ def wrap(
         The model that every verb takes.
 
     Example:
-        >>> wrap(module, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5), labels={0: "ant", 1: "bee"})
+        >>> import clairvit as cv, timm
+        >>> module = timm.create_model("vit_tiny_patch16_224", num_classes=2)
+        >>> cv.wrap(module, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5), labels={0: "ant", 1: "bee"}).labels
+        ('ant', 'bee')
     """
     if not isinstance(module, nn.Module):
         raise BadInput(

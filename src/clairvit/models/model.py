@@ -21,6 +21,19 @@ class Preprocess:
 
     `resize` is the short side, or a box (rows, columns) that the image is made to cover, or to fill exactly when
     `keep_ratio` is False; None is just enough to cover `size`.
+
+    Args:
+        size: Rows and columns of the model's input.
+        mean: Of red, green and blue, for pixels in 0..1.
+        std: Of red, green and blue, for pixels in 0..1.
+        resize: The short side, or a box (rows, columns) to cover; None: just enough to cover `size`.
+        interpolation: nearest, lanczos, bilinear, bicubic, box or hamming.
+        keep_ratio: False: the image is squeezed to `resize` exactly.
+
+    Example:
+        >>> import clairvit as cv
+        >>> cv.Preprocess(size=(96, 96)).resize is None
+        True
     """
 
     size: tuple[int, int] = (224, 224)  # rows, columns
@@ -33,7 +46,27 @@ class Preprocess:
 
 @dataclass(frozen=True, eq=False)
 class Model:
-    """What every verb takes. `module` stays the user's own: nothing here changes it."""
+    """What every verb takes. `module` stays the user's own: nothing here changes it.
+
+    Args:
+        module: The user's own module; nothing here changes it.
+        name: The name in results.
+        preprocess: Resize, crop, mean and std.
+        labels: Class names in class order.
+        layout: Grid, prefix tokens and pooling; None: inferred from the first trace.
+        classifier: False: the output is an embedding, so there is no predicted class.
+        activation: What turns scores into probabilities: softmax, sigmoid, or raw (nothing does).
+        activation_reason: What the activation was read from; "" where nothing was looked at.
+        activated: The module applies its activation itself.
+        assumptions: Notes about preprocessing that nothing states, shown with results.
+        wrappers: What `cv.wrap` took off the module: "torch.compile", "DataParallel", …
+
+    Example:
+        >>> import clairvit as cv
+        >>> model = cv.load("pets")
+        >>> model.preprocess.size, len(model.labels), model.activation
+        ((224, 224), 37, 'softmax')
+    """
 
     module: nn.Module
     name: str

@@ -13,9 +13,9 @@ from clairvit.bench.missing import Missing, missing_of, planned_from, warning_of
 from clairvit.bench.plan import DataConfig, ModelConfig, Study
 from clairvit.bench.results import combinations, scores_of
 from clairvit.bench.store import Store
-from clairvit.metrics.accumulator import BASELINES, Scores
+from clairvit.metrics.accumulator import BASELINES
 from clairvit.metrics.registry import resolve_metric
-from clairvit.metrics.score import Score
+from clairvit.metrics.score import Score, Scores
 from clairvit.report.ranking import mean_ranks, ranks
 
 

@@ -30,7 +30,20 @@ Spec = None | int | str | Contrast | Function | Sequence[Any]
 
 
 def contrast(a: int | str | None, b: int | str | None) -> Contrast:
-    """A target for "why a and not b"; None stands for the predicted class."""
+    """A target for "why a and not b"; None stands for the predicted class.
+
+    Args:
+        a: Class index or name; None is the predicted class.
+        b: Class index or name; None is the predicted class.
+
+    Returns:
+        A target: the score of `a` minus the score of `b`.
+
+    Example:
+        >>> import clairvit as cv
+        >>> cv.explain("pets", "demo", "genatt", target=cv.contrast("Bengal", "Egyptian Mau")).targets
+        ('Bengal − Egyptian Mau',)
+    """
     return Contrast(a, b)
 
 
@@ -62,7 +75,18 @@ def no_probability(score: str) -> BadInput:
 
 @dataclass(frozen=True, eq=False)
 class Target:
-    """One target for each row of a batch: target(logits [B, C]) -> [B], differentiable."""
+    """One target for each row of a batch: target(logits [B, C]) -> [B], differentiable.
+
+    Attributes:
+        names: The title of the target of each image.
+        classes: The class index of each image; None for a contrast or a function.
+        score: The kind of score: logit, prob, logprob, …
+
+    Example:
+        >>> import clairvit as cv
+        >>> cv.trace("pets", "demo", target="Bengal").target.names
+        ('Bengal',)
+    """
 
     names: tuple[str, ...]
     classes: tuple[int | None, ...]  # None for a contrast or a function
@@ -161,7 +185,7 @@ def resolve(
             replace(_one(part, range(count), logits, labels, score, classifier), activation=activation) for part in spec
         )
     if len(spec) != count:
-        alone = " For several targets of one image give the image itself, not a list or a batch of one." * (count == 1)
+        alone = " For several targets per image pass targets=[…]." * (count == 1)
         raise BadInput(
             f"{len(spec)} target{'s were' if len(spec) != 1 else ' was'} given for {count} image{'s' * (count != 1)}; "
             f"give one for all, or a list of exactly {count}, one for each image.{alone}"

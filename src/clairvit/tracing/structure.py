@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from clairvit.errors import BadInput
+from clairvit.errors import BadInput, ClairError
 from clairvit.models.layout import Layout
 from clairvit.models.model import Model
 from clairvit.tracing.attention import AttentionCall, Kind
@@ -194,7 +194,7 @@ def _first_forward(model: Model, pixels: Tensor) -> Iterator[None]:
     """The first forward of an image size is where a size that does not fit shows."""
     try:
         yield
-    except torch.OutOfMemoryError:
+    except (torch.OutOfMemoryError, ClairError):  # BadInput is a ValueError too
         raise
     except (AssertionError, ValueError, RuntimeError, TypeError, LookupError, AttributeError) as error:
         rows, cols = pixels.shape[-2:]

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from clairvit.errors import BadInput, NotApplicable, UnknownName, did_you_mean
+from clairvit.models.coerce import ModelLike, as_images, as_model
 from clairvit.models.images import prepare
 from clairvit.models.layout import Layout
 from clairvit.models.model import Model
@@ -34,7 +35,20 @@ from clairvit.tracing.stages import Stage
 
 @dataclass(frozen=True, eq=False)
 class Trace:
-    """Layers first to last, and what the gradient says at both ends of the network."""
+    """Layers first to last, and what the gradient says at both ends of the network.
+
+    Attributes:
+        layers: The layers, first to last: `.A`, `.G`, `.x`, `.dx`, `.q`, `.k`, `.v`.
+        target: What was differentiated; None: a forward pass only.
+        rules: The rule table of the backward pass.
+        pixels: The normalised images [B, 3, H, W].
+
+    Example:
+        >>> import clairvit as cv
+        >>> tr = cv.trace("pets", "demo")
+        >>> len(tr.layers), tr.layers[0].x.shape, tr.logits.shape
+        (12, torch.Size([1, 197, 192]), torch.Size([1, 37]))
+    """
 
     recording: Recording
     target: Target | None  # None: a forward only
@@ -149,9 +163,35 @@ class Trace:
 
 
 @own_grad_mode()
-def trace(model: Model, images: Any, target: Any = None, rules: str = "plain", *, score: str = "logit") -> Trace:
-    """Run one forward and one backward pass over one image or a batch; the rule tables are in `tracing/rules`."""
+def trace(model: ModelLike, images: Any, target: Any = None, rules: str = "plain", *, score: str = "logit") -> Trace:
+    """Run one forward and one backward pass over one image or a batch and record what the methods read.
+
+    Args:
+        model: A `cv.Model`, a name for `cv.load`, or any `nn.Module`.
+        images: As in `cv.explain`; all of them are one batch.
+        target: What is differentiated, as in `cv.explain`: one target per image.
+        rules: The rule table of the backward pass: "plain" is autograd's own, the others are in `tracing/rules`.
+        score: logit, prob or logprob.
+
+    Returns:
+        A `Trace`: `.layers[i].A` and `.G` (attention and its gradient), `.x`, `.dx`, `.q`, `.k`, `.v`.
+
+    Raises:
+        UnknownName: A rule table, model or class that does not exist.
+        BadInput: An image or target that cannot be used.
+        CaptureError: The model's attention cannot be seen.
+
+    Example:
+        >>> import clairvit as cv
+        >>> tr = cv.trace("pets", "demo", target="Bengal")
+        >>> tr.layers[3].A.shape
+        torch.Size([1, 3, 197, 197])
+        >>> tr.retarget("Persian").target.names  # another backward pass, no other forward pass
+        ('Persian',)
+    """
     check_rules(rules)
+    images = as_images(images)
+    model = as_model(model, images)
     batch = prepare(images, model)
     recording = record(model, batch.pixels, tables=(rules,))
     return run_backward(recording, one_target(recording, target, score, single=batch.single), rules)

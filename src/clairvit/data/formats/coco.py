@@ -62,6 +62,8 @@ def _photo(root: Path, split: str, image: dict[str, Any], drawn: list[dict[str, 
         for one in drawn:
             try:
                 mask = segmented(one["segmentation"], size)
+            except BadInput:
+                raise
             except (KeyError, ValueError, TypeError) as error:
                 raise BadInput(
                     f"An object of '{name}' has no outline that can be read ({type(error).__name__}: {error}); "

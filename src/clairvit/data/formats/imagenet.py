@@ -91,8 +91,9 @@ def _truth(devkit: Path) -> list[int]:
     """The class of each validation image. The devkit counts the classes in an order of its own; meta.mat has it."""
     (synsets,) = mat_of(devkit / "meta.mat", "synsets")
     wnids = {int(one["ILSVRC2012_ID"]): str(one["WNID"]) for one in synsets}
+    lines = lines_of(devkit / _TRUTH)
     try:
-        return [thousand.numbers()[wnids[int(line)]] for line in lines_of(devkit / _TRUTH)]
+        return [thousand.numbers()[wnids[int(line)]] for line in lines]
     except (KeyError, ValueError) as error:
         raise BadInput(
             f"'{devkit / _TRUTH}' names the class {error}; expected a number of meta.mat's on each line."
