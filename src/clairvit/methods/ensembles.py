@@ -28,7 +28,7 @@ from clairvit.tracing.trace import Trace
 By = Literal["rank", "minmax", "max"]
 
 
-def smooth(method: str, n: int = 20, sigma: float = 0.1) -> str:
+def smooth(method: str | MethodSpec, n: int = 20, sigma: float = 0.1) -> str:
     """The method string that averages `method` over n noisy images.
 
     Args:
@@ -47,7 +47,7 @@ def smooth(method: str, n: int = 20, sigma: float = 0.1) -> str:
     return resolve_method(f"smooth({method})", n=n, sigma=sigma).text
 
 
-def ensemble(*methods: str, by: By = "rank") -> str:
+def ensemble(*methods: str | MethodSpec, by: By = "rank") -> str:
     """The method string that joins the maps of several methods.
 
     Args:
@@ -62,7 +62,7 @@ def ensemble(*methods: str, by: By = "rank") -> str:
         >>> cv.ensemble("legrad", "rollout")
         'ensemble(legrad,rollout)'
     """
-    return resolve_method(f"ensemble({','.join(methods)})", by=by).text
+    return resolve_method(f"ensemble({','.join(map(str, methods))})", by=by).text
 
 
 def starts(method: str, count: int) -> list[str]:

@@ -66,6 +66,12 @@ class MethodSpec:
     def __str__(self) -> str:
         return self.text
 
+    def __repr__(self) -> str:
+        return f"MethodSpec({self.text!r})"
+
+    def __hash__(self) -> int:
+        return hash(self.text)
+
     @property
     def key(self) -> tuple[Any, ...]:
         """Two bounds with the same key have the same layer map."""

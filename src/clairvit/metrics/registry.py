@@ -88,6 +88,12 @@ class MetricSpec:
     def __str__(self) -> str:
         return self.text
 
+    def __repr__(self) -> str:
+        return f"MetricSpec({self.text!r})"
+
+    def __hash__(self) -> int:
+        return hash(self.text)
+
     @property
     def better(self) -> str:
         """Which direction is good, with these options."""
