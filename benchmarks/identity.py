@@ -32,9 +32,16 @@ def digest(values: Any) -> str:
     return hashlib.sha256(f"{array.dtype}{array.shape}".encode() + array.tobytes()).hexdigest()[:16]
 
 
+def registered(kind: str) -> Any:
+    """Return the registered methods or metrics of the installed edition."""
+    registry = importlib.import_module(f"clairvit.{kind}.registry")
+    names = (f"registered_{kind}", f"list_{kind}")
+    return next(getattr(registry, name) for name in names if hasattr(registry, name))()
+
+
 def hash_maps(cv: Any, model: Any, images: Any, prefix: str, target: Any) -> dict[str, str]:
     """Hash the map of every method on one model; methods that do not apply are named."""
-    methods = [(m.name, m.options) for m in (cv.list_methods() if hasattr(cv, "list_methods") else cv.methods())]
+    methods = [(method.name, method.options) for method in registered("methods")]
     texts = [f"{name}(samples=24)" if "samples" in options else name for name, options in methods]
     texts += ["genatt+skipplus", "attnlrp+plus", "raw-attention+rollout", "ixg+last", "legrad+from:1"]
     compared = cv.compare(model, images, texts, target=target, seed=0, skip=True)
@@ -44,9 +51,8 @@ def hash_maps(cv: Any, model: Any, images: Any, prefix: str, target: Any) -> dic
 
 def hash_scores(cv: Any, model: Any, images: Any, masks: Any, prefix: str, target: Any) -> dict[str, str]:
     """Hash the values of every metric for a few methods on one model."""
-    known = cv.list_metrics() if hasattr(cv, "list_metrics") else cv.metrics()
     texts = []
-    for metric in known:
+    for metric in registered("metrics"):
         few = ",".join(f"{key}={value}" for key, value in FEW_RUNS.items() if key in metric.options)
         texts.append(f"{metric.name}({few})" if few else metric.name)
     texts = [text for text in texts if not text.startswith(NEEDS_LABELS)]

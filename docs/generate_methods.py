@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import inspect
 
-import clairvit as cv
 from clairvit.methods.aggregation import Product, Single, Total
-from clairvit.methods.registry import COMBINATORS, MATRIX_COMBINATORS, Method, by_family
+from clairvit.methods.registry import COMBINATORS, MATRIX_COMBINATORS, Method, by_family, list_methods
 from clairvit.plotting.labels import effort
 
 COLUMNS = (
@@ -78,7 +77,7 @@ them from one trace."""
 
 
 def main() -> None:
-    listed = cv.list_methods()
+    listed = list_methods()
     methods = [listed[place] for place in by_family(method.family for method in listed)]
     print(INTRODUCTION + "\n")
     print_row(COLUMNS)

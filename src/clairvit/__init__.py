@@ -1,8 +1,12 @@
 """ClairViT: why did my Vision Transformer say that, and how far can I trust the answer?
 
->>> import clairvit as cv
->>> model = cv.load("pets")
->>> cv.explain(model, "cat.jpg", method="legrad").save("cat.png")
+Example:
+    >>> import clairvit as cv
+    >>> ex = cv.explain("pets", "demo", "legrad")  # any model, any image, any of 60 methods
+    >>> ex.targets
+    ('Egyptian Mau',)
+    >>> many = cv.compare("pets", "demo", ["rollout", "genatt+skipplus"])
+    >>> score = cv.evaluate("pets", "demo", "legrad", "deletion")
 """
 
 from __future__ import annotations
@@ -16,53 +20,114 @@ if TYPE_CHECKING:
     from clairvit.diagnostics.doctor import doctor as doctor
     from clairvit.diagnostics.report import Check as Check
     from clairvit.diagnostics.report import Diagnosis as Diagnosis
+    from clairvit.errors import BadInput as BadInput
+    from clairvit.errors import CaptureError as CaptureError
     from clairvit.errors import ClairError as ClairError
+    from clairvit.errors import ClairWarning as ClairWarning
+    from clairvit.errors import ModelUnavailable as ModelUnavailable
+    from clairvit.errors import NotApplicable as NotApplicable
+    from clairvit.errors import UnknownName as UnknownName
+    from clairvit.errors import WrongType as WrongType
     from clairvit.methods.ensembles import ensemble as ensemble
     from clairvit.methods.ensembles import smooth as smooth
     from clairvit.methods.explain import compare as compare
     from clairvit.methods.explain import explain as explain
+    from clairvit.methods.explanation import Comparison as Comparison
+    from clairvit.methods.explanation import Cost as Cost
     from clairvit.methods.explanation import Explanation as Explanation
-    from clairvit.methods.registry import list_methods as list_methods
+    from clairvit.methods.explanation import Heads as Heads
+    from clairvit.methods.explanation import concat as concat
+    from clairvit.methods.layer_view import LayerView as LayerView
+    from clairvit.methods.recipe import Recipe as Recipe
+    from clairvit.methods.spec import MethodSpec as MethodSpec
+    from clairvit.metrics.context import EvalContext as EvalContext
     from clairvit.metrics.evaluate import evaluate as evaluate
-    from clairvit.metrics.registry import list_metrics as list_metrics
+    from clairvit.metrics.registry import MetricOutput as MetricOutput
+    from clairvit.metrics.registry import MetricSpec as MetricSpec
+    from clairvit.metrics.score import Curve as Curve
     from clairvit.metrics.score import Score as Score
+    from clairvit.metrics.score import Scores as Scores
     from clairvit.models.load import load as load
     from clairvit.models.model import Layout as Layout
     from clairvit.models.model import Model as Model
+    from clairvit.models.preprocess import Preprocess as Preprocess
     from clairvit.models.wrap import wrap as wrap
+    from clairvit.registry import list_methods as list_methods
+    from clairvit.registry import list_metrics as list_metrics
+    from clairvit.registry import list_models as list_models
+    from clairvit.registry import method as method
+    from clairvit.registry import metric as metric
+    from clairvit.registry import parse_method as parse_method
+    from clairvit.registry import parse_metric as parse_metric
     from clairvit.selection.choose import choose as choose
+    from clairvit.selection.result import Selection as Selection
+    from clairvit.targets.base import Target as Target
     from clairvit.targets.contrast import contrast as contrast
+    from clairvit.tracing.trace import Trace as Trace
     from clairvit.tracing.trace import trace as trace
 
-# The verbs, imported when first used: `clairvit --help` must not wait for torch.
-_PLACES = {
+# Public name -> module. Imported when first used: `clairvit --help` must not wait for torch.
+_MODULES = {
+    # models
     "load": "clairvit.models.load",
     "wrap": "clairvit.models.wrap",
-    "contrast": "clairvit.targets.contrast",
-    "Layout": "clairvit.models.model",
+    "list_models": "clairvit.registry",
     "Model": "clairvit.models.model",
+    "Preprocess": "clairvit.models.preprocess",
+    "Layout": "clairvit.models.model",
+    # explanations
     "explain": "clairvit.methods.explain",
     "compare": "clairvit.methods.explain",
+    "concat": "clairvit.methods.explanation",
+    "Explanation": "clairvit.methods.explanation",
+    "Comparison": "clairvit.methods.explanation",
+    "Heads": "clairvit.methods.explanation",
+    "Cost": "clairvit.methods.explanation",
+    "Target": "clairvit.targets.base",
+    "contrast": "clairvit.targets.contrast",
     "smooth": "clairvit.methods.ensembles",
     "ensemble": "clairvit.methods.ensembles",
-    "Explanation": "clairvit.methods.explanation",
+    "list_methods": "clairvit.registry",
+    "parse_method": "clairvit.registry",
+    "method": "clairvit.registry",
+    "MethodSpec": "clairvit.methods.spec",
+    "LayerView": "clairvit.methods.layer_view",
     "trace": "clairvit.tracing.trace",
-    "list_methods": "clairvit.methods.registry",
-    "list_metrics": "clairvit.metrics.registry",
+    "Trace": "clairvit.tracing.trace",
+    # scores
     "evaluate": "clairvit.metrics.evaluate",
-    "choose": "clairvit.selection.choose",
     "Score": "clairvit.metrics.score",
+    "Scores": "clairvit.metrics.score",
+    "Curve": "clairvit.metrics.score",
+    "list_metrics": "clairvit.registry",
+    "parse_metric": "clairvit.registry",
+    "metric": "clairvit.registry",
+    "MetricSpec": "clairvit.metrics.registry",
+    "MetricOutput": "clairvit.metrics.registry",
+    "EvalContext": "clairvit.metrics.context",
+    "choose": "clairvit.selection.choose",
+    "Selection": "clairvit.selection.result",
+    "Recipe": "clairvit.methods.recipe",
+    # diagnosis
     "doctor": "clairvit.diagnostics.doctor",
-    "Check": "clairvit.diagnostics.report",
     "Diagnosis": "clairvit.diagnostics.report",
+    "Check": "clairvit.diagnostics.report",
+    # errors
     "ClairError": "clairvit.errors",
+    "BadInput": "clairvit.errors",
+    "WrongType": "clairvit.errors",
+    "UnknownName": "clairvit.errors",
+    "NotApplicable": "clairvit.errors",
+    "ModelUnavailable": "clairvit.errors",
+    "CaptureError": "clairvit.errors",
+    "ClairWarning": "clairvit.errors",
 }
-__all__ = ["__version__", *_PLACES]
+__all__ = ["__version__", *_MODULES]
 
 
 def __getattr__(name: str) -> Any:
-    if name in _PLACES:
-        value = getattr(importlib.import_module(_PLACES[name]), name)
+    if name in _MODULES:
+        value = getattr(importlib.import_module(_MODULES[name]), name)
         globals()[name] = value
         return value
     raise AttributeError(f"module 'clairvit' has no attribute {name!r}")

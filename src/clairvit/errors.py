@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import re
+import sys
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 
 SIMILAR = 0.7  # difflib's ratio; at 0.67 'chefer' is still like 'center'
 
 
 class ClairError(Exception):
-    """Anything ClairViT refuses or cannot do; the command line prints it as one sentence and exits with status 2.
+    """Base class of the errors of ClairViT; the command line prints one as a sentence and exits with status 2.
 
     Args:
         message: What was seen, what was expected, what to do next, in terms of Python.
         parameters: The parameters that the message advises to pass, with a value or a placeholder for each. The
             command line adds its own options of these names to the message (`clairvit/cli/hints.py`).
+
+    Example:
+        >>> import clairvit as cv
+        >>> try:
+        ...     cv.parse_method("rolout")
+        ... except cv.ClairError as error:
+        ...     print(str(error)[:50])
+        There is no method 'rolout'. Did you mean 'rollout
     """
 
     def __init__(self, message: str = "", *, parameters: Mapping[str, str] | None = None) -> None:
@@ -23,28 +34,113 @@ class ClairError(Exception):
         self.parameters = dict(parameters or {})
 
 
-class BadInput(ClairError):
-    """An image, tensor, target or option that cannot be used as given."""
+class BadInput(ClairError, ValueError):
+    """Report an image, tensor, target or option that cannot be used as given.
+
+    Args:
+        message: What was seen, what was expected, what to do next.
+        parameters: As in `ClairError`.
+
+    Example:
+        >>> import clairvit as cv
+        >>> try:
+        ...     cv.explain("pets", "demo", "legrad", target=99)
+        ... except ValueError as error:
+        ...     print(error)
+        There is no class 99: the model has 37; give an index from 0 to 36.
+    """
 
 
-class UnknownName(BadInput):
-    """A method, model or class name that does not exist; the message offers the nearest ones."""
+class WrongType(BadInput, TypeError):
+    """Report an object of a type that cannot be used: a number as a model, a set as labels.
+
+    Args:
+        message: What was seen, what was expected, what to do next.
+        parameters: As in `ClairError`.
+
+    Example:
+        >>> import clairvit as cv
+        >>> try:
+        ...     cv.explain(42, "demo")
+        ... except TypeError as error:
+        ...     print(type(error).__name__)
+        WrongType
+    """
+
+
+class UnknownName(ClairError, LookupError):
+    """Report a method, metric, model or class name that does not exist; the message offers the nearest ones.
+
+    Args:
+        message: What was seen, what was expected, what to do next.
+        parameters: As in `ClairError`.
+
+    Example:
+        >>> import clairvit as cv
+        >>> try:
+        ...     cv.explain("pets", "demo", target="Bengali")
+        ... except LookupError as error:
+        ...     print(str(error)[:69])
+        There is no class 'Bengali' among the model's 37. Did you mean 'Benga
+    """
 
 
 class NotApplicable(ClairError):
-    """A sound method that does not fit this model (rollout on a windowed model, `+rollout` on a token map)."""
+    """Report a sound method that does not fit this model (rollout on a windowed model, `+rollout` on a token map).
+
+    Args:
+        message: What was seen, what was expected, what to do next.
+        parameters: As in `ClairError`.
+
+    Example:
+        >>> import clairvit as cv
+        >>> try:
+        ...     cv.parse_method("ixg+rollout")
+        ... except cv.NotApplicable as error:
+        ...     print(str(error)[:53])
+        '+rollout' goes from token to token through N×N matri
+    """
 
 
 class ModelUnavailable(ClairError):
-    """A model that cannot be loaded: no hub, no file, weights that do not fit, a missing extra."""
+    """Report a model that cannot be loaded: no hub, no file, weights that do not fit, a missing extra.
+
+    Args:
+        message: What was seen, what was expected, what to do next.
+        parameters: As in `ClairError`.
+
+    Example:
+        >>> import clairvit as cv
+        >>> try:
+        ...     cv.load("file:no-such-file.safetensors", arch="timm:vit_tiny_patch16_224")
+        ... except cv.ClairError as error:
+        ...     print(type(error).__name__)
+        ModelUnavailable
+    """
 
 
 class CaptureError(ClairError):
-    """The trace did not see what it needs: no attention call, gradient checkpointing, a shape nobody expected."""
+    """Report a trace that lacks what it needs: no attention call, gradient checkpointing, an unexpected shape.
+
+    Args:
+        message: What was seen, what was expected, what to do next.
+        parameters: As in `ClairError`.
+
+    Example:
+        >>> import clairvit as cv
+        >>> issubclass(cv.CaptureError, cv.ClairError)
+        True
+    """
 
 
 class ClairWarning(UserWarning):
-    """Something the user should know although a result is given (an all-zero map, a fallback that was taken)."""
+    """Warn of something that the user should know although there is a result (an all-zero map, a fallback).
+
+    Example:
+        >>> import warnings
+        >>> import clairvit as cv
+        >>> warnings.simplefilter("error", cv.ClairWarning)  # warnings become errors, as in the tests of ClairViT
+    """
 
 
 def did_you_mean(name: str, choices: Iterable[str], aliases: Mapping[str, Sequence[str]] | None = None) -> str:
@@ -66,5 +162,17 @@ def did_you_mean(name: str, choices: Iterable[str], aliases: Mapping[str, Sequen
 
 
 def install(extra: str) -> str:
-    """What to type for an optional part, wherever ClairViT came from."""
+    """Return the command that installs an optional part, from an index or from a clone."""
     return f'pip install "clairvit[{extra}]", or in a clone: pip install ".[{extra}]"'
+
+
+def user_stacklevel() -> int:
+    """Return the `stacklevel` with which a caller's `warnings.warn` names the line outside ClairViT that led to it."""
+    package = str(Path(__file__).parent)
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None:
+        file = frame.f_code.co_filename
+        if not file.startswith(package) and file != contextlib.__file__:  # decorators of context managers lie between
+            break
+        frame, level = frame.f_back, level + 1
+    return level

@@ -15,7 +15,7 @@ from skimage import data
 import clairvit as cv
 from clairvit.cli import main
 from clairvit.methods.explanation import Cost
-from clairvit.methods.registry import by_family
+from clairvit.methods.registry import by_family, list_methods
 from clairvit.methods.spec import resolve_method
 from helpers.rounding import assert_same, growth
 
@@ -208,7 +208,7 @@ def test_all_one_trace_methods_share_their_passes_family_by_family(photos: Path,
     (result,) = json.loads(capsys.readouterr().out)["results"]
     run = [resolve_method(name).method for name in result["methods"]]
     skipped = {"cam"}  # the built-in model reads a class token
-    assert {method.name for method in run} == {method.name for method in cv.list_methods() if not method.slow} - skipped
+    assert {method.name for method in run} == {method.name for method in list_methods() if not method.slow} - skipped
     own = sum((method.own_cost(**method.options) for method in run), Cost())
     tables = {table for method in run for table in method.tables}
     assert (own.forwards, own.backwards) == (0, 0), "the others are slow and left out"

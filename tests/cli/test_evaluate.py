@@ -21,6 +21,7 @@ from clairvit.cli.evaluate import check_suffix
 from clairvit.cli.image_job import output_path
 from clairvit.cli.output import print_scores, score_notes
 from clairvit.errors import BadInput
+from clairvit.methods.registry import list_methods
 from clairvit.metrics.registry import list_metrics
 from helpers.rounding import assert_same
 from made_scores import made
@@ -342,7 +343,7 @@ def test_all_methods_that_fit(photos: Path, capsys: Captured) -> None:
     assert main(["evaluate", "photos/cat0.png", "--method", "all", "--metric", "sparseness", "-o", "s.json"]) == 0
     content = stored(photos / "s.json")
     scored = {one["method"] for one in content["scores"]}
-    quick = {one.name for one in cv.list_methods() if not one.slow}
+    quick = {one.name for one in list_methods() if not one.slow}
     assert scored | set(content["skipped"]) >= quick
     assert list(content["skipped"]) == ["cam"]
     assert "Left out cam: " in capsys.readouterr().out
@@ -377,7 +378,7 @@ def test_mistakes_are_one_sentence_before_a_model_is_loaded(
     assert "--truth nowhere is not a file" in refusal(capsys, "photos", "--truth", "nowhere")
     assert "--weights w.pth are Mask R-CNN's" in refusal(capsys, "photos", "--weights", "w.pth")
     assert "--mask-kind map was given" in refusal(capsys, "photos", "--mask-kind", "map")
-    assert "maps=square was given" in refusal(capsys, "photos", "--maps", "square")
+    assert "normalize=square was given" in refusal(capsys, "photos", "--maps", "square")
     said = refusal(capsys, "photos", "--metric", "class-contrast", "--masks", ".")
     assert "compares two objects in an image, and their classes were not given" in said
     said = refusal(capsys, "photos", "--masks", "mask-rcnn(scor=0.3)")

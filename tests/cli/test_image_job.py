@@ -17,9 +17,9 @@ from clairvit.cli.image_job import (
     safe_file_name,
 )
 from clairvit.errors import BadInput, ClairError, UnknownName
+from clairvit.methods.explanation import concat
 from clairvit.models.images import Batch
 from clairvit.models.model import Model
-from clairvit.plotting.parts import joined, part
 from plotting.fakes import fake
 
 MODEL = Model(nn.Identity(), "none")
@@ -79,15 +79,15 @@ def test_several_targets_stay_together() -> None:
 
 def test_parts_and_wholes() -> None:
     whole = fake(3, layers=2, names=["a", "b", "c"])
-    back = joined([part(whole, [0]), part(whole, [1, 2])])
+    back = concat([whole[0], whole[1:]])
     assert back.names == whole.names
     assert torch.equal(back.maps, whole.maps)
     assert back.layers is not None
     assert back.layers.shape == (2, 3, 4, 4)
     assert back.cost == whole.cost, "one batch was paid once"
-    assert joined([fake(), fake()]).cost.seconds == 2 * whole.cost.seconds
+    assert concat([fake(), fake()]).cost.seconds == 2 * whole.cost.seconds
     with pytest.raises(BadInput, match="same method"):
-        joined([fake(), fake(method="rollout")])
+        concat([fake(), fake(method="rollout")])
 
 
 def test_a_suffix_makes_a_file_and_anything_else_a_folder(tmp_path: Path) -> None:

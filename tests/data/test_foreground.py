@@ -156,7 +156,7 @@ def test_an_object_all_over_the_picture() -> None:
 def attention_on(mask: Image.Image) -> float:
     """The built-in model's FAF on this mask."""
     model = cv.load("pets")
-    score = cv.evaluate(model, PICTURE, "rollout", metric="faf", masks=[mask])
+    score = cv.evaluate(model, PICTURE, "rollout", "faf", masks=[mask])
     return float(score.values.squeeze())
 
 

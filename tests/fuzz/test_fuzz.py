@@ -138,7 +138,7 @@ def test_metrics(model: cv.Model, photo: torch.Tensor, request: pytest.FixtureRe
         with cases.case():
             settled = resolve_metric(text)
             assert resolve_metric(settled.text).text == settled.text, "the settled text means the same"
-            how = {"masks": mask, "target": 1, "baselines": False, "labels": [1], "others": [2]}
+            how = {"masks": mask, "target": 1, "baselines": False, "labels": [1], "distractors": [2]}
             score = cv.evaluate(model, photo, "raw-attention", text, **how)
             assert len(score.values) - score.n_valid == int(score.values.isnan().sum()), "NaN is counted as invalid"
 

@@ -14,8 +14,8 @@ from hypothesis.strategies import DrawFn, SearchStrategy
 from PIL import Image
 
 import clairvit as cv
-from clairvit.methods.registry import find_method
-from clairvit.metrics.registry import find_metric
+from clairvit.methods.registry import find_method, list_methods
+from clairvit.metrics.registry import find_metric, list_metrics
 
 MODES = [
     "1",
@@ -272,7 +272,7 @@ def _call(draw: DrawFn, names: list[str], options_of: Any, junk: bool = True) ->
 @st.composite
 def method_texts(draw: DrawFn) -> str:
     """Method strings: names, options, combinators, nesting, and garbage."""
-    names = sorted(method.name for method in cv.list_methods())
+    names = sorted(method.name for method in list_methods())
     kind = draw(st.integers(0, 9))
     if kind == 0:
         return draw(JUNK)
@@ -308,7 +308,7 @@ def method_texts(draw: DrawFn) -> str:
 @st.composite
 def metric_texts(draw: DrawFn) -> str:
     """Metric strings in the same way."""
-    names = sorted(metric.name for metric in cv.list_metrics())
+    names = sorted(metric.name for metric in list_metrics())
     text: str = draw(_call(names, lambda name: find_metric(name).options))
     if draw(st.integers(0, 5)) == 0:
         place = draw(st.integers(0, len(text)))

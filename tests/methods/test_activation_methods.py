@@ -15,6 +15,7 @@ from torch import Tensor, nn
 import clairvit as cv
 from clairvit.errors import BadInput, NotApplicable
 from clairvit.methods.lime_shap import closeness
+from clairvit.methods.registry import list_methods
 from clairvit.methods.rise import holes, parts
 from clairvit.perturbation.segments import halves
 from helpers.rounding import assert_same
@@ -171,8 +172,8 @@ QUICK: dict[str, dict[str, Any]] = {
 
 
 def test_every_method_that_prefers_a_probability_is_swept() -> None:
-    prefers = {method.name for method in cv.list_methods() if method.score != "logit"}
-    perturbs = {method.name for method in cv.list_methods() if method.family == "perturbation"}
+    prefers = {method.name for method in list_methods() if method.score != "logit"}
+    perturbs = {method.name for method in list_methods() if method.family == "perturbation"}
     assert (prefers | perturbs) - {"counterfactual"} <= set(QUICK)
 
 
@@ -181,7 +182,7 @@ def test_every_method_that_prefers_a_probability_is_swept() -> None:
 def test_a_probability_is_explained_as_the_score_of_a_model_that_applies_its_activation(
     method: str, activation: str
 ) -> None:
-    preferred = next(one.score for one in cv.list_methods() if one.name == method)
+    preferred = next(one.score for one in list_methods() if one.name == method)
     model, twin = twin_models(activation, "timm-vit", log=preferred == "logprob")
     image = pixels("timm-vit", 1, dtype=torch.float64)
     explicit = {"score": "prob"} if preferred == "logit" and activation != "raw" else {}

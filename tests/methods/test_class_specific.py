@@ -15,7 +15,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 
 import clairvit as cv
-from clairvit.methods.explain import Comparison
+from clairvit.methods.explanation import Comparison
 from conditions import METHODS, home_of
 
 pytestmark = pytest.mark.slow  # all methods on eight images, at once

@@ -16,8 +16,7 @@ from torch import Tensor, nn
 
 import clairvit as cv
 from clairvit.errors import BadInput, ClairError, ClairWarning, NotApplicable
-from clairvit.methods.explain import Comparison
-from clairvit.methods.explanation import Cost
+from clairvit.methods.explanation import Comparison, Cost
 from clairvit.methods.spec import resolve_method
 from conditions import METHODS, allow_declared_zeros, fits, home_of, method_of, short
 from fingerprint import differences, fingerprint, surroundings
@@ -265,9 +264,9 @@ def everything_on(kind: str) -> Comparison:
 
 @pytest.mark.parametrize("name", EVERY)
 def test_several_targets_of_one_image(name: str) -> None:
-    """A list for a single image gives one map for each, the same as one by one; a class-agnostic method gives one."""
+    """`targets` gives one map for each, the same as one by one; a class-agnostic method gives one."""
     model, images = double(home_of(name), batch=1)
-    several = cv.explain(model, images[0], name, target=[1, 4, None])
+    several = cv.explain(model, images[0], name, targets=[1, 4, None])
     if not method_of(name).class_specific:
         assert several.targets == ("any class",)
         assert_same(several.maps, cv.explain(model, images[0], name, target=4).maps)
@@ -370,7 +369,7 @@ def test_each_further_target_costs_a_backward(counting: Counting, name: str) -> 
         resolve_method(name).own_cost(PATCHES),
     )
     image = pixels("timm-vit")[0]
-    made, forwards, backwards = counting.spent(lambda: cv.explain(model, image, name, target=[1, 2, 3]), images=1)
+    made, forwards, backwards = counting.spent(lambda: cv.explain(model, image, name, targets=[1, 2, 3]), images=1)
     most = 1 + 3 * own.forwards
     assert forwards <= most if method_of(name).at_most else forwards == most
     assert backwards == 3 * declared.backwards

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import clairvit as cv
 from clairvit.errors import ClairWarning
-from clairvit.methods.explain import Comparison
+from clairvit.methods.explanation import Comparison
 from conditions import METHODS, short
 from exact_models import CLASSES, randomised
 from tiny import cnn, strange

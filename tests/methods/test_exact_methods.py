@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import clairvit as cv
 import reference_maps as ref
+from clairvit.methods.registry import list_methods
 from exact_models import CLASSES, KINDS, TARGETS, both_ways, build, images_for, wrapped
 from helpers.rounding import assert_same
 from reference_maps import Proof
@@ -351,7 +352,7 @@ def test_all_methods_cost_one_forward_and_a_backward_for_each_table(kind: str, f
     pooling = cv.trace(model, p.pixels, target=TARGETS).layout.pooling
     own = [
         m
-        for m in cv.list_methods()
+        for m in list_methods()
         if m.extra_cost.passes is None and (not m.requirements().poolings or pooling in m.requirements().poolings)
     ]
     names, tables = [m.name for m in own], {table for m in own for table in m.tables}

@@ -64,7 +64,7 @@ def test_heads_cost_no_pass_and_change_no_map() -> None:
 
 def test_several_targets_have_heads_of_their_own() -> None:
     model, images = double("timm-vit")
-    both = cv.explain(model, images[0], "genatt", target=[1, 4], by_head=True).heads
+    both = cv.explain(model, images[0], "genatt", targets=[1, 4], by_head=True).heads
     for place, target in enumerate([1, 4]):
         alone = cv.explain(model, images[0], "genatt", target=target, by_head=True).heads
         assert both is not None

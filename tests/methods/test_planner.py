@@ -9,7 +9,7 @@ import torch
 
 import clairvit as cv
 from clairvit.methods import executor as run
-from clairvit.methods.explain import Comparison
+from clairvit.methods.explanation import Comparison
 from conditions import METHODS, fits
 from helpers.rounding import assert_same
 from tiny import TINY, pixels, wrapped

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import clairvit as cv
 from clairvit.errors import ClairWarning
 from clairvit.methods.aggregation import Product, Single, Suffixes
-from clairvit.methods.explain import varies
+from clairvit.methods.collect import varies
 from clairvit.methods.layer_view import LayerView
 from clairvit.methods.registry import _registry, register
 from clairvit.models.model import Layout

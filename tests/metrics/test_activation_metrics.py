@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import clairvit as cv
 from clairvit.errors import BadInput, NotApplicable
 from clairvit.metrics.context import NORMALISED_BY
+from clairvit.metrics.registry import list_metrics
 from clairvit.perturbation.segments import segments_on_patches, superpixels_of
 from helpers.rounding import assert_same
 from linear import LinearPatches, effects
@@ -242,7 +243,7 @@ def test_a_probability_is_the_score_of_a_model_that_applies_its_activation(activ
 
 
 def test_every_faithfulness_metric_is_in_these_tests() -> None:
-    assert {one.name for one in cv.list_metrics() if one.family == "faithfulness"} == {*AREAS, *OTHERS}
+    assert {one.name for one in list_metrics() if one.family == "faithfulness"} == {*AREAS, *OTHERS}
 
 
 # What raw scores are divided by, and what is said about it

@@ -58,7 +58,7 @@ def scored(kind: str, images: Tensor, names: list[str], seed: int = 0, method: s
         [text(n) for n in names],
         target=3,
         masks=objects(images),
-        others=[2] * len(images),
+        distractors=[2] * len(images),
         seed=seed,
     )
     return {score.metric.partition("(")[0]: score for score in found.values()}
@@ -84,10 +84,10 @@ def test_every_metric_scores_every_image(kind: str) -> None:
 def test_batch_of_three_equals_three_of_one(kind: str) -> None:
     model, images = double(kind, 3)
     masks, names = objects(images), [text(name) for name in METRICS]
-    together = cv.evaluate(model, images, ["ixg"], names, target=3, masks=masks, others=[2] * 3)
+    together = cv.evaluate(model, images, ["ixg"], names, target=3, masks=masks, distractors=[2] * 3)
     for row in range(3):
         alone = cv.evaluate(
-            model, images[row : row + 1], ["ixg"], names, target=3, masks=masks[row : row + 1], others=[2]
+            model, images[row : row + 1], ["ixg"], names, target=3, masks=masks[row : row + 1], distractors=[2]
         )
         for key, score in alone.items():
             assert_same(together[key].values[row], score.values[0], label=str(key))
@@ -97,7 +97,7 @@ def test_how_many_go_through_the_model_at_once_does_not_matter() -> None:
     model, images = double("timm-vit", 3)
     masks, names = objects(images), [text(name) for name in METRICS]
     usual, two = (
-        cv.evaluate(model, images, ["ixg"], names, target=3, masks=masks, others=[2] * 3, batch_size=size)
+        cv.evaluate(model, images, ["ixg"], names, target=3, masks=masks, distractors=[2] * 3, batch_size=size)
         for size in (None, 2)
     )
     for key, score in usual.items():
@@ -121,7 +121,7 @@ def test_a_map_with_nan_has_no_score_whatever_the_metric() -> None:
         if metric.undefined:
             continue
         score = cv.evaluate(
-            model, images, replace(ex, maps=maps), text(name), masks=objects(images), others=[2] * len(images)
+            model, images, replace(ex, maps=maps), text(name), masks=objects(images), distractors=[2] * len(images)
         )
         assert math.isnan(score.values[0]), name
         assert score.values[1].isfinite(), name
@@ -133,7 +133,7 @@ def test_a_constant_map_is_marked_whatever_the_metric() -> None:
     ex = cv.explain(model, images, "ixg", target=3)
     flat = replace(ex, maps=torch.ones_like(ex.maps))
     for name in METRICS:
-        score = cv.evaluate(model, images, flat, text(name), masks=objects(images), others=[2] * len(images))
+        score = cv.evaluate(model, images, flat, text(name), masks=objects(images), distractors=[2] * len(images))
         assert score.n_degenerate == 2, name
 
 
@@ -147,7 +147,7 @@ def test_the_model_is_bit_identical_afterwards() -> None:
         [text(name) for name in METRICS],
         target=3,
         masks=objects(images),
-        others=[2] * len(images),
+        distractors=[2] * len(images),
     )
     assert differences(before, fingerprint(model.module)) == []
     assert differences(around, surroundings()) == []

@@ -159,12 +159,12 @@ def test_maps_may_be_shaped_first() -> None:
     }
     for shape, expected in shapes.items():
         by_hand = replace(ex, maps=expected.reshape(ex.maps.shape))
-        one = cv.evaluate(model, images, ex, "infidelity(runs=5)", maps=shape, scaled=False)
+        one = cv.evaluate(model, images, ex, "infidelity(runs=5)", normalize=shape, scaled=False)
         other = cv.evaluate(model, images, by_hand, "infidelity(runs=5)", scaled=False)
         assert_same(one.values, other.values, label=shape)
         assert one.settings["maps"] == shape
         assert other.settings["maps"] == "raw"
-        again = cv.evaluate(model, images, "ixg", "avg-sensitivity(samples=2,radius=1e-6)", target=3, maps=shape)
+        again = cv.evaluate(model, images, "ixg", "avg-sensitivity(samples=2,radius=1e-6)", target=3, normalize=shape)
         assert (again.values < 1e-2).all(), "copies are shaped as the map is"
 
 
@@ -204,8 +204,10 @@ def test_what_cannot_be_done_is_said() -> None:
         BadInput, match=r"A mask has shape \[16, 32\] for an image of 32 × 32 pixels as the model sees it"
     ):
         cv.evaluate(wrapped(KIND), images, "genatt", "iou", target=3, masks=torch.ones(2, 16, 32))
-    with pytest.raises(BadInput, match="maps=square was given; expected one of raw, abs, relu, min-max, over-largest"):
-        cv.evaluate(wrapped(KIND), images, "genatt", "sparseness", target=3, maps="square")
+    with pytest.raises(
+        BadInput, match="normalize=square was given; expected one of raw, abs, relu, min-max, over-largest"
+    ):
+        cv.evaluate(wrapped(KIND), images, "genatt", "sparseness", target=3, normalize="square")
     with pytest.raises(BadInput, match="1 targets were given for 2 images"):
         cv.evaluate(wrapped(KIND), images, "genatt", "sparseness", target=[3])
 

@@ -144,7 +144,7 @@ def test_shares_by_hand() -> None:
 
 def contrast(images: Tensor, classes: list[int], others: list[int | None], masks: Tensor) -> cv.Score:
     found = cv.evaluate(
-        MODEL, images, "ixg", "class-contrast", labels=classes, others=others, target="label", masks=masks
+        MODEL, images, "ixg", "class-contrast", labels=classes, distractors=others, target="label", masks=masks
     )
     assert isinstance(found, cv.Score)
     return found
@@ -164,5 +164,5 @@ def test_contrast_of_two_objects() -> None:
     assert alone.values.isnan().tolist() == [False, True], "one object, no contrast"
     masks[1] = False
     assert contrast(image, [RED, RED], [GREEN, GREEN], masks).values.isnan().tolist() == [False, True]
-    with pytest.raises(BadInput, match=r"the other classes were not given; expected others=\[…\]"):
+    with pytest.raises(BadInput, match=r"the other classes were not given; expected distractors=\[…\]"):
         cv.evaluate(MODEL, image, "ixg", "class-contrast", masks=masks)

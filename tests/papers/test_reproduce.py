@@ -20,9 +20,8 @@ from clairvit.data.dataset import ImageDataset, Sample, album_of, void_as_object
 from clairvit.data.hashing import weights_hash
 from clairvit.errors import BadInput, UnknownName
 from clairvit.methods.spec import resolve_method
-from clairvit.metrics.accumulator import Prediction, Scores
 from clairvit.metrics.registry import resolve_metric
-from clairvit.metrics.score import Score
+from clairvit.metrics.score import Prediction, Score, Scores
 from clairvit.papers.paper import NAMES, find_paper
 from clairvit.papers.reproduce import (
     Reproduction,

@@ -64,7 +64,7 @@ def test_the_middle_of_a_name_is_left_out() -> None:
 
 def test_a_class_agnostic_method_is_one_map_that_names_no_class() -> None:
     """NEWCOMER B2: two identical maps of rollout, each titled with a class, 'explains the logit'."""
-    made = explained("rollout", target=[3, 1])
+    made = explained("rollout", targets=[3, 1])
     assert made.maps.shape[0] == len(made) == 1
     assert (made.targets, made.classes, made.probabilities, made.score) == (("any class",), (None,), (None,), "none")
     assert made.layers is not None
@@ -99,7 +99,7 @@ def test_the_predicted_class_is_no_title_either() -> None:
 
 
 def test_a_comparison_draws_a_class_agnostic_map_once() -> None:
-    made = cv.compare(MODEL, pixels("timm-vit", 1)[0], ["rollout", "genatt"], target=[3, 1])
+    made = cv.compare(MODEL, pixels("timm-vit", 1)[0], ["rollout", "genatt"], targets=[3, 1])
     assert made["rollout"].targets == ("any class", "any class"), "as many as the others have, to be drawn together"
     assert made["genatt"].targets == ("class 3", "class 1")
     words = texts(comparison_figure(made))

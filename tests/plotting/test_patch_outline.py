@@ -17,7 +17,6 @@ from matplotlib.figure import Figure
 from clairvit.methods.explanation import Explanation
 from clairvit.plotting.comparison import comparison_figure
 from clairvit.plotting.figures import explanation_figure
-from clairvit.plotting.parts import part
 from clairvit.plotting.patch_outline import PAPER, STRIPE, boundary_segments, photo_without
 from plotting.fakes import fake
 
@@ -118,7 +117,7 @@ def test_each_map_has_its_own_set() -> None:
     sets = torch.stack([CHOSEN, ~CHOSEN])
     figure = explanation_figure(replace(made, chosen=sets, names=("a.jpg", "b.jpg")))
     assert {"without 3 of 15 patches", "without 12 of 15 patches"} <= set(written(figure))
-    second = part(replace(made, chosen=sets), [1])
+    second = replace(made, chosen=sets)[1]
     assert "without 12 of 15 patches" in written(explanation_figure(second))
 
 

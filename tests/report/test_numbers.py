@@ -9,9 +9,8 @@ import pytest
 import torch
 from scipy.stats import spearmanr
 
-from clairvit.metrics.accumulator import Scores
 from clairvit.metrics.inference import mean_interval
-from clairvit.metrics.score import Score, lead
+from clairvit.metrics.score import Score, Scores, lead
 from clairvit.plotting.labels import decimals_for, format_number, format_seconds
 from clairvit.report.blocks import Text
 from clairvit.report.ranking import FOCUSVIT, agreement, class_means, mean_ranks, radar_data, ranks

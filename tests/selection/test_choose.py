@@ -279,7 +279,7 @@ def test_an_image_that_cannot_be_read_costs_only_itself() -> None:
 
     dataset = ImageDataset(whole.names, read, whole.mark)
     told: list[str] = []
-    pick = cv.choose(model, dataset, ["saliency"], [BY], failed=lambda name, _: told.append(name))
+    pick = cv.choose(model, dataset, ["saliency"], [BY], on_error=lambda name, _: told.append(name))
     assert told == [whole.names[0]]
     assert pick.images == 3
     with pytest.raises(BadInput, match="broken"):

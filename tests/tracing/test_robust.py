@@ -80,11 +80,12 @@ def test_embeddings_are_known_as_such() -> None:
 
 
 @pytest.mark.parametrize("verb", [cv.explain, cv.trace])
-def test_a_module_or_a_name_is_not_yet_a_model(verb: Any) -> None:
-    with pytest.raises(BadInput, match=r"expected a cv.Model: cv.wrap\(module"):
-        verb(build("timm-vit"), pixels("timm-vit"))
-    with pytest.raises(BadInput, match=r"cv.load\('pets'\) makes one"):
-        verb("pets", pixels("timm-vit"))
+def test_what_is_no_model_is_refused_by_its_type(verb: Any) -> None:
+    for given in (42, None, ["pets"]):
+        with pytest.raises(BadInput, match=r"expected a cv.Model, a torch.nn.Module or a name such as 'pets'"):
+            verb(given, pixels("timm-vit"))
+        with pytest.raises(TypeError):
+            verb(given, pixels("timm-vit"))
 
 
 def test_weights_of_inference_mode_are_refused_before_anything_changes() -> None:
@@ -189,11 +190,12 @@ def test_a_comparison_is_found_by_what_was_typed() -> None:
         found["rollout"]
 
 
-def test_two_targets_for_a_batch_of_one_says_how() -> None:
+def test_several_targets_of_one_image_are_targets_whatever_its_shape() -> None:
     model, image = wrapped("timm-vit"), pixels("timm-vit")[:1]
-    with pytest.raises(BadInput, match="give the image itself, not a list or a batch of one"):
-        cv.explain(model, image, "ixg", target=[1, 2])
-    assert len(cv.explain(model, image[0], "ixg", target=[1, 2])) == 2
+    for given in (image, image[0]):
+        with pytest.raises(BadInput, match=r"For several targets per image pass targets=\[…\]"):
+            cv.explain(model, given, "ixg", target=[1, 2])
+        assert len(cv.explain(model, given, "ixg", targets=[1, 2])) == 2
 
 
 def test_our_arithmetic_is_not_autocast() -> None:

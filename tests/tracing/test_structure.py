@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 import clairvit as cv
 from clairvit.errors import BadInput, CaptureError, NotApplicable
+from clairvit.methods.registry import list_methods
 from clairvit.models.model import first_scores
 from clairvit.tracing.structure import model_structure
 from helpers.rounding import assert_same
@@ -30,7 +31,7 @@ from tiny_home import (
 )
 
 TARGET = 3
-ATTENTION = [m.name for m in cv.list_methods() if m.family in ("attention", "gradient × attention")]
+ATTENTION = [m.name for m in list_methods() if m.family in ("attention", "gradient × attention")]
 
 
 @functools.cache
@@ -145,7 +146,7 @@ def test_layers_of_a_trace_refuse_too(kind: str) -> None:
 @pytest.mark.parametrize("kind", STRANGE)
 def test_every_method_works_or_refuses(kind: str) -> None:
     """Nothing else: no traceback of torch, no map of one cell, no row for another image."""
-    quick = [m.name for m in cv.list_methods() if m.cost.forwards <= 1]
+    quick = [m.name for m in list_methods() if m.cost.forwards <= 1]
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".* is zero everywhere")  # a ReLU may leave nothing
         found = cv.compare(model_of(kind), image_of(kind), quick, target=TARGET, skip=True)
@@ -209,7 +210,7 @@ class OutsideAttention(MatmulAttention):
         return Outside.apply(q, k, v)
 
 
-@pytest.mark.parametrize("method", [m.name for m in cv.list_methods() if m.aggregation is not None])
+@pytest.mark.parametrize("method", [m.name for m in list_methods() if m.aggregation is not None])
 def test_no_attention_call_is_a_loud_error(method: str) -> None:
     model = cv.wrap(strange(lambda: HomeMade(lambda: Block(OutsideAttention))), name="my model")
     with pytest.raises(NotApplicable) as refusal:

@@ -16,6 +16,7 @@ from PIL import Image
 
 import clairvit as cv
 from clairvit.errors import BadInput
+from clairvit.methods.registry import list_methods
 from clairvit.methods.spec import resolve_method
 from clairvit.web import handlers as work
 from clairvit.web.app import create_app
@@ -66,7 +67,7 @@ def test_models_and_limits(client: TestClient) -> None:
 def test_every_method_is_listed_once_by_family(client: TestClient) -> None:
     told = client.get("/api/methods").json()
     names = [one["name"] for one in told["methods"]]
-    assert sorted(names) == sorted(one.name for one in cv.list_methods() if one.name not in ("smooth", "ensemble"))
+    assert sorted(names) == sorted(one.name for one in list_methods() if one.name not in ("smooth", "ensemble"))
     assert told["families"][0] == "attention"
     assert all(one["summary"] for one in told["methods"])
     lime = next(one for one in told["methods"] if one["name"] == "lime")
@@ -97,7 +98,7 @@ def test_explain_is_the_librarys_explain(wide_client: TestClient, wide: cv.Model
 def test_all_one_trace_methods_at_once(client: TestClient) -> None:
     told = client.post("/api/explain", data={"method": "all"}).json()
     names = [one["method"] for one in told["explanations"]]
-    assert sorted([*names, *told["skipped"]]) == sorted(method.name for method in cv.list_methods() if not method.slow)
+    assert sorted([*names, *told["skipped"]]) == sorted(method.name for method in list_methods() if not method.slow)
     assert list(told["skipped"]) == ["cam"]
     assert all(one["maps"]["shape"] == [1, 14, 14] for one in told["explanations"])
     cards = {one["name"]: one for one in client.get("/api/methods").json()["methods"]}

@@ -13,12 +13,12 @@ import torch
 
 from clairvit.bench.plan import Cell, StoredPlan, image_set_hash, settings_of
 from clairvit.bench.store import Store
-from clairvit.errors import BadInput, ClairWarning
+from clairvit.errors import BadInput, ClairWarning, UnknownName
 from clairvit.methods.explanation import Cost
 from clairvit.methods.spec import resolve_method
-from clairvit.metrics.accumulator import BASELINES, Prediction, Scores
+from clairvit.metrics.accumulator import BASELINES
 from clairvit.metrics.registry import resolve_metric
-from clairvit.metrics.score import Curve, Score
+from clairvit.metrics.score import Curve, Prediction, Score, Scores
 
 Record = dict[str, Any]  # a row of the store
 Groups = dict[tuple[str, str], list[Record]]  # method and metric -> records
@@ -90,7 +90,7 @@ def _resolvable(groups: Groups) -> Groups:
         for text in sorted(texts):
             try:
                 resolve(text)
-            except BadInput as error:
+            except (BadInput, UnknownName) as error:
                 unknown[text] = str(error)
     for text, reason in unknown.items():
         warnings.warn(

@@ -15,9 +15,8 @@ from clairvit.bench.store import Row
 from clairvit.data.dataset import ImageDataset
 from clairvit.data.hashing import weights_hash
 from clairvit.errors import ClairError
-from clairvit.metrics.accumulator import Prediction, Scores
 from clairvit.metrics.evaluate import evaluate
-from clairvit.metrics.score import Score
+from clairvit.metrics.score import Prediction, Score, Scores
 from clairvit.models.model import Model
 
 
@@ -66,14 +65,13 @@ class Worker:
             list(unit.methods),
             list(unit.metrics),
             target=study.target,
-            maps=study.maps,
+            normalize=study.maps,
             baselines=False,
             skip=True,
-            failed=lambda name, error: errors.update({name: str(error)}),
+            on_error=lambda name, error: errors.update({name: str(error)}),
             seed=study.seed,
             batch_size=self.batch_size,
         )
-        assert isinstance(scores, Scores)
         shared = {
             "unit": unit.key,
             "model": model.name,

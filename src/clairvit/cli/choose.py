@@ -106,10 +106,10 @@ def choose(
             methods,
             None if metrics is None else [spec.text for spec in metrics],
             target=read_single_target(target, net),
-            maps=maps,
+            normalize=maps,
             by=by,
             tune_start=tuned,
-            failed=lambda image, error: failures.append(Failure(image, with_options(error))),
+            on_error=lambda image, error: failures.append(Failure(image, with_options(error))),
             **run_options.arguments(),
         )
     file = selection.save(out)

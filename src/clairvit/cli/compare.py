@@ -51,15 +51,18 @@ def compare(
 ) -> None:
     import clairvit as cv
     from clairvit.methods.explain import DEFAULT_PANEL
+    from clairvit.methods.registry import list_methods
 
     typed = split_methods(*method) if method else list(DEFAULT_PANEL)
-    expanded, slow = expand_all_methods(typed, cv.list_methods())
+    expanded, slow = expand_all_methods(typed, list_methods())
     methods = with_method_options(expanded, **vars(sampling))  # misspelt ones are refused before a model is loaded
     run_options.check()
     skip = len(methods) > 1 or ALL in typed  # a method that does not fit the model does not stop the others
 
     def explain_batch(net: Model, batch: Batch, target: Any) -> Mapping[str, Explanation]:
-        comparison = cv.compare(net, batch, methods, target, score=targets.score, skip=skip, **run_options.arguments())
+        comparison = cv.compare(
+            net, batch, methods, targets=target, score=targets.score, skip=skip, **run_options.arguments()
+        )
         if not comparison:
             raise NotApplicable(next(iter(comparison.skipped.values())))
         return comparison

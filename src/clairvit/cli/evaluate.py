@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,7 +18,7 @@ from clairvit.cli.output import by_metric, print_scores, score_document, score_n
 from clairvit.errors import BadInput
 
 if TYPE_CHECKING:
-    from clairvit.metrics.accumulator import Scores
+    from clairvit.metrics.score import Scores
 
 FILE_SUFFIXES = (".json", ".csv")
 METHODS, METRICS = "legrad,rollout", "deletion,insertion,sparseness"  # defaults, also of `clairvit bench`
@@ -85,12 +84,11 @@ def evaluate(
             methods,
             [spec.text for spec in metrics],
             target=read_single_target(target, net),
-            maps=maps,
+            normalize=maps,
             skip=ALL in split_methods(*typed),
-            failed=lambda image, error: failures.append(Failure(image, with_options(error))),
+            on_error=lambda image, error: failures.append(Failure(image, with_options(error))),
             **run_options.arguments(),
         )
-    assert isinstance(scores, Mapping)  # a list of methods returns Scores
     if not scores:
         _finish_without_scores(failures, output)
         return

@@ -150,10 +150,10 @@ class ImageJob:
         return WrittenResult(result.image, files, records, result.skipped, result.cost)
 
     def _write_together(self, model: Model, results: Sequence[ImageResult], path: Path) -> tuple[Path, ...]:
-        from clairvit.plotting.parts import joined
+        from clairvit.methods.explanation import concat
 
         methods = results[0].explanations
-        together = {name: joined([result.explanations[name] for result in results]) for name in methods}
+        together = {name: concat([result.explanations[name] for result in results]) for name in methods}
         return tuple(self.save(model, together, path))
 
 
@@ -237,19 +237,17 @@ def _explain_batch(
     import torch
 
     from clairvit.models.images import Batch
-    from clairvit.plotting.parts import part
 
     several = len(targets) > 1
     pixels = torch.cat([image.batch.pixels for image in images])
     names = tuple(name for image in images for name in image.batch.names)
     notes = tuple(dict.fromkeys(note for image in images for note in image.batch.notes))
     batch = Batch(pixels, names, single=several, notes=notes)
-    explanations = explain(model, batch, list(targets) if several else targets[0] if targets else None)
+    explanations = explain(model, batch, list(targets) or None)
     skipped, cost = getattr(explanations, "skipped", {}), getattr(explanations, "cost", None)
     for position, image in enumerate(images):
         by_method = {
-            method: explanation if several else part(explanation, [position])
-            for method, explanation in explanations.items()
+            method: explanation if several else explanation[position] for method, explanation in explanations.items()
         }
         yield ImageResult(image.image, by_method, skipped, cost)
 

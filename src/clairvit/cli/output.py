@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from clairvit.bench.plan import Plan, Study
     from clairvit.bench.run import Outcome
     from clairvit.bench.store import Store
-    from clairvit.metrics.accumulator import Scores
-    from clairvit.metrics.score import Score
+    from clairvit.metrics.score import Score, Scores
     from clairvit.selection.ranking import Row
     from clairvit.selection.result import Selection
 
@@ -106,7 +105,7 @@ def score_document(
     failures: Sequence[Failure],
 ) -> dict[str, Any]:
     """Return the content of scores.json."""
-    from clairvit.methods.explain import versions
+    from clairvit.methods.collect import versions
 
     score = _any_score(rows)
     return {
@@ -269,7 +268,7 @@ def _start_label(start: int, best: int, half: int) -> str:
 
 def selection_document(selection: Selection, file: Path) -> dict[str, Any]:
     """Return the JSON document of `choose` without the images that failed."""
-    from clairvit.methods.explain import versions
+    from clairvit.methods.collect import versions
 
     return {
         "model": selection.model,

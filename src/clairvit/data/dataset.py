@@ -17,6 +17,7 @@ from torch import Tensor
 from clairvit.data.hashing import digest
 from clairvit.data.masks import check_kind, prepare_mask, read_mask
 from clairvit.errors import BadInput, ClairError
+from clairvit.models.coerce import LabelledImages, as_images
 from clairvit.models.image_files import read_image
 from clairvit.models.images import Batch, image_name, list_images, prepare
 from clairvit.models.model import Model
@@ -155,11 +156,18 @@ def album_of(
     if isinstance(images, ImageDataset):
         return images
     check_kind(mask_kind)
+    images = as_images(images)
+    if isinstance(images, LabelledImages) and labels is None:
+        labels = images.labels
     items = _list_items(images, model)
     _check_count("labels", labels, len(items))
     _check_count("others", others, len(items))
     _check_count("masks", None if callable(masks) else masks, len(items))
-    names = images.names if isinstance(images, Batch) else tuple(image_name(item, i) for i, item in enumerate(items))
+    names = (
+        images.names
+        if isinstance(images, Batch | LabelledImages)
+        else tuple(image_name(item, i) for i, item in enumerate(items))
+    )
 
     def read(row: int, model: Model) -> Sample:
         mask: Any = masks if masks is None or callable(masks) else masks[row]
@@ -181,7 +189,7 @@ def _list_items(images: Any, model: Model) -> Sequence[Any]:
     """Return the images one by one; a batch or a float tensor is checked and split."""
     if isinstance(images, Batch) or (isinstance(images, Tensor) and images.is_floating_point()):
         return list(prepare(images, model).pixels)
-    return list_images(images)[0]
+    return images if isinstance(images, LabelledImages) else list_images(images)[0]
 
 
 def _check_count(name: str, values: Any, count: int) -> None:

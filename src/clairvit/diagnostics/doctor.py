@@ -12,8 +12,9 @@ from torch import nn
 from clairvit.diagnostics.examination import FEW_IMAGES, Examination, steps
 from clairvit.diagnostics.inspection import buffers_restored, snapshot
 from clairvit.diagnostics.report import Check, Diagnosis
-from clairvit.errors import BadInput, ClairError
-from clairvit.methods.spec import resolve_method
+from clairvit.errors import ClairError, WrongType
+from clairvit.methods.spec import MethodSpec, resolve_method
+from clairvit.models.coerce import LabelledImages, as_images
 from clairvit.models.image_files import DEMO
 from clairvit.models.images import prepare
 from clairvit.models.load import load
@@ -26,7 +27,7 @@ def doctor(
     model: str | Model | nn.Module,
     images: Any = None,
     *,
-    method: str | None = None,
+    method: str | MethodSpec | None = None,
     seed: int = 0,
 ) -> Diagnosis:
     """Check whether a model can be explained as it is, and how far its explanations can be trusted.
@@ -52,7 +53,10 @@ def doctor(
         True
     """
     if method is not None:
-        resolve_method(method)  # a misspelt method is refused before the work
+        method = resolve_method(method).text  # a misspelt method is refused before the work
+    images = as_images(images)
+    if isinstance(images, LabelledImages):
+        images = list(images)
     given = [images] if images is not None and not isinstance(images, list | tuple | torch.Tensor) else images
     if isinstance(model, nn.Module):
         try:
@@ -61,7 +65,7 @@ def doctor(
             return Diagnosis(type(model).__name__, (), (Check("model", "fail", str(error)),))
     subject = load(model) if isinstance(model, str) else model
     if not isinstance(subject, Model):
-        raise BadInput(
+        raise WrongType(
             f"doctor got a {type(subject).__name__}; expected a cv.Model, a torch.nn.Module or a name such as 'pets'."
         )
     with buffers_restored(subject.module), torch.random.fork_rng(devices=_cuda_devices(subject)):

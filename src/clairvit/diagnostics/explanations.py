@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,7 +30,6 @@ from clairvit.methods.explain import compare
 from clairvit.methods.registry import list_methods
 from clairvit.methods.spec import resolve_method
 from clairvit.metrics.evaluate import evaluate
-from clairvit.metrics.score import Score
 from clairvit.metrics.similarity import pearson
 from clairvit.selection.stats import LEVEL, sign_flips, smallest_p
 from clairvit.tracing.structure import model_structure
@@ -182,11 +181,9 @@ def deletion_method(examination: Examination) -> str | None:
 def measure_deletion(examination: Examination, method: str) -> DeletionResult:
     """Score a method and enough random maps by deletion on all images."""
     model, images, seed = examination.model, examination.images, examination.seed
-    ours = cast(Score, evaluate(model, images, method, "deletion", baselines=False, seed=seed))
+    ours = evaluate(model, images, method, "deletion", baselines=False, seed=seed)
     count = max(1, math.ceil(RANDOM_MAPS / max(1, len(ours.values))))
-    random = [
-        cast(Score, evaluate(model, images, "random", "deletion", baselines=False, seed=seed + k)) for k in range(count)
-    ]
+    random = [evaluate(model, images, "random", "deletion", baselines=False, seed=seed + k) for k in range(count)]
     curves = [score.curve.y for score in (ours, *random) if score.curve is not None]  # [B, S] each
     change = max(float((y - y[:, :1]).abs().max()) for y in curves)
     values = np.stack([score.values.double().cpu().numpy() for score in random])

@@ -23,6 +23,11 @@ class Check:
         finding: What was seen, in one or two sentences.
         advice: What to do about it; empty where nothing need be done.
         details: The numbers behind the finding, ready for JSON.
+
+    Example:
+        >>> import clairvit as cv
+        >>> cv.Check("determinism", "pass", "Two runs agree.").to_dict()["status"]
+        'pass'
     """
 
     name: str
@@ -53,11 +58,9 @@ class Diagnosis:
 
     Example:
         >>> import clairvit as cv
-        >>> diagnosis = cv.doctor("pets")
-        >>> diagnosis.ok
-        True
-        >>> diagnosis["determinism"].status
-        'pass'
+        >>> diagnosis = cv.Diagnosis("pets", ("demo",), (cv.Check("determinism", "pass", "Two runs agree."),))
+        >>> diagnosis.ok, diagnosis["determinism"].status
+        (True, 'pass')
     """
 
     model: str

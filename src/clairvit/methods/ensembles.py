@@ -29,14 +29,41 @@ from clairvit.tracing.trace import Trace
 By = Literal["rank", "minmax", "max"]
 
 
-def smooth(method: str, n: int = 20, sigma: float = 0.1) -> str:
-    """The method string that averages `method` over n noisy images."""
+def smooth(method: str | MethodSpec, n: int = 20, sigma: float = 0.1) -> str:
+    """The method string that averages `method` over n noisy images.
+
+    Args:
+        method: A method string or spec.
+        n: The number of noisy copies.
+        sigma: The standard deviation of the noise, as a part of the image's range.
+
+    Returns:
+        A method string, "smooth(genatt,n=5)".
+
+    Example:
+        >>> import clairvit as cv
+        >>> cv.smooth("genatt", n=5)
+        'smooth(genatt,n=5)'
+    """
     return resolve_method(f"smooth({method})", n=n, sigma=sigma).text
 
 
-def ensemble(*methods: str, by: By = "rank") -> str:
-    """The method string that joins the maps of several methods."""
-    return resolve_method(f"ensemble({','.join(methods)})", by=by).text
+def ensemble(*methods: str | MethodSpec, by: By = "rank") -> str:
+    """The method string that joins the maps of several methods.
+
+    Args:
+        *methods: Two or more method strings or specs.
+        by: "rank" averages the ranks of patches, "minmax" the maps scaled to 0 … 1, "max" takes the largest.
+
+    Returns:
+        A method string, "ensemble(legrad,rollout)".
+
+    Example:
+        >>> import clairvit as cv
+        >>> cv.ensemble("legrad", "rollout")
+        'ensemble(legrad,rollout)'
+    """
+    return resolve_method(f"ensemble({','.join(map(str, methods))})", by=by).text
 
 
 def starts(method: str, count: int) -> list[str]:

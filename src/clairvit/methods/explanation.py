@@ -1,27 +1,51 @@
-"""Explanation: what a method found, with everything needed to show it, store it and repeat it."""
+"""Explanation and Comparison: the maps of a method, with all that is needed to show, store and repeat them."""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from clairvit.errors import BadInput
 from clairvit.models.activation import Activation
 from clairvit.models.preprocess import Preprocess
+
+if TYPE_CHECKING:
+    from clairvit.methods.spec import MethodSpec
+
+SHOWN_TARGETS = 3  # in a repr
+SHOWN_METHODS = 6
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Passes and seconds. Of a map made beside others: as if made alone, so the shared trace counts in each."""
+    """Passes and seconds. For a map computed together with others: as if alone, so the shared trace counts in each.
+
+    Args:
+        forwards: Forward passes per image.
+        backwards: Backward passes per image.
+        seconds: Wall-clock time.
+        own_seconds: Of these, the method's own arithmetic on top of the trace.
+
+    Example:
+        >>> import clairvit as cv
+        >>> cost = cv.explain("pets", "demo", "legrad").cost
+        >>> cost.forwards, cost.backwards
+        (1, 1)
+    """
 
     forwards: int = 0
     backwards: int = 0
     seconds: float = 0.0
-    own_seconds: float = 0.0  # the method's own arithmetic, on top of the trace
+    own_seconds: float = 0.0
 
     def __add__(self, other: Cost) -> Cost:
         return Cost(
@@ -37,43 +61,95 @@ FUSIONS = ("min", "mean", "max")
 
 @dataclass(frozen=True, eq=False)
 class Heads:
-    """What each head says in each layer, and what is left when the heads of a layer are fused in one of three ways."""
+    """The maps of each attention head in each layer, and of the heads of a layer fused by min, mean and max.
 
-    method: str  # whose layer maps these are: the explanation's own method, or raw-attention where it has no heads
-    maps: Tensor  # [L, H, B, rows, cols]
-    fused: Tensor  # [L, 3, B, rows, cols] by FUSIONS
-    whole: Tensor | None = None  # [3, B, rows, cols] the method over all its layers, heads fused so in each of them
+    Args:
+        method: The method whose layer maps these are: the explanation's own, or raw-attention where it has no heads.
+        maps: [L, H, B, rows, cols].
+        fused: [L, 3, B, rows, cols], in the order of `FUSIONS`.
+        whole: [3, B, rows, cols], the method over all its layers with the heads fused so in each; None where it reads
+            a single layer, or has no heads of its own.
+
+    Example:
+        >>> import clairvit as cv
+        >>> heads = cv.explain("pets", "demo", "rollout", by_head=True).heads
+        >>> tuple(heads.maps.shape)
+        (12, 3, 1, 14, 14)
+    """
+
+    method: str
+    maps: Tensor
+    fused: Tensor
+    whole: Tensor | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class Explanation:
-    """B raw signed maps, one for each (image, target). Clipping, upsampling and colour come later, in `show`."""
+    """B raw signed maps, one per image and target. Clipping, upsampling and colour come later, when it is drawn.
 
-    maps: Tensor  # [B, rows, cols]
-    method: str  # canonical, e.g. "rollout(fusion=max)+skipplus"
+    A sequence: `len(ex)`, `ex[0]`, `ex[2:5]`, `ex[[0, 3]]` and iteration give explanations of some of the maps.
+    A notebook cell that ends with an explanation shows its picture.
+
+    Args:
+        maps: [B, rows, cols], raw and signed.
+        method: The canonical method string, e.g. "rollout(fusion=max)+skipplus".
+        signed: Whether negative values mean evidence against the target.
+        targets: B names: "Egyptian Mau", "Bengal − Egyptian Mau", "class 281"; "any class" if class-agnostic.
+        classes: B class indices; None for a contrast, a function, or several targets at once.
+        score: The kind of score that is explained: logit, prob, logprob, …; "none" if class-agnostic.
+        logits: [B, C].
+        probabilities: B, the model's probability of the target class; None where there is none.
+        pixels: [B, 3, H, W], the normalised input of the model.
+        names: B names of images.
+        model: The name of the model.
+        labels: The class names of the model.
+        preprocess: The model's preprocessing.
+        seed: The seed of everything random.
+        cost: Passes and seconds.
+        standard_error: [B, rows, cols] of the maps, where they are estimated from random samples.
+        chosen: bool [B, rows, cols], the patches that a search selected (counterfactual).
+        layers: [L, B, rows, cols], the map of each layer, if asked for and the method has layers.
+        heads: The maps of each head, if asked for.
+        family: The family of the method, e.g. "gradient × attention".
+        class_specific: False: the same map whatever the target.
+        classifier: False: `logits` are an embedding, so there are no probabilities.
+        activation: What the logits mean: softmax, sigmoid or raw.
+        notes: Fallbacks, zero maps, preprocessing that was assumed, …
+        weights_hash: A hash of the model's parameters and buffers.
+        versions: Package versions that the result depends on.
+
+    Example:
+        >>> import clairvit as cv
+        >>> ex = cv.explain("pets", "demo", "legrad", targets=["Bengal", "Egyptian Mau"])
+        >>> len(ex), ex[1].targets, ex.numpy().shape
+        (2, ('Egyptian Mau',), (2, 14, 14))
+    """
+
+    maps: Tensor
+    method: str
     signed: bool
-    targets: tuple[str, ...]  # B names: "Egyptian Mau", "Bengal − Egyptian Mau", "class 281"; "any class" if agnostic
-    classes: tuple[int | None, ...]  # B class indices asked for; None for a contrast, a callable, several at once
-    score: str  # logit | prob | logprob | …; "none" if class-agnostic
-    logits: Tensor  # [B, C]
-    probabilities: tuple[float | None, ...]  # B, the model's probability of the target class; None: it has none
-    pixels: Tensor  # [B, 3, H, W] what the model saw, normalised
-    names: tuple[str, ...]  # B image names
+    targets: tuple[str, ...]
+    classes: tuple[int | None, ...]
+    score: str
+    logits: Tensor
+    probabilities: tuple[float | None, ...]
+    pixels: Tensor
+    names: tuple[str, ...]
     model: str
     labels: tuple[str, ...]
     preprocess: Preprocess
     seed: int
     cost: Cost
-    standard_error: Tensor | None = None  # [B, rows, cols] of the maps, where they were drawn by lot
-    chosen: Tensor | None = None  # bool [B, rows, cols] the patches that a search settled on (counterfactual)
-    layers: Tensor | None = None  # [L, B, rows, cols] what each layer says, where the method has layers
-    heads: Heads | None = None  # what each head says, if that was asked for
-    family: str = ""  # of the method, e.g. "gradient × attention"
-    class_specific: bool = True  # False: the same map whatever the target
-    classifier: bool = True  # False: logits are an embedding, so there are no probabilities
-    activation: Activation = "softmax"  # what the logits mean; "raw": they are no logits and have no probabilities
-    notes: tuple[str, ...] = ()  # fallbacks taken, zero maps, preprocessing that was assumed, …
-    weights_hash: str = ""  # of the content of the model's parameters and buffers
+    standard_error: Tensor | None = None
+    chosen: Tensor | None = None
+    layers: Tensor | None = None
+    heads: Heads | None = None
+    family: str = ""
+    class_specific: bool = True
+    classifier: bool = True
+    activation: Activation = "softmax"
+    notes: tuple[str, ...] = ()
+    weights_hash: str = ""
     versions: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -86,27 +162,259 @@ class Explanation:
     def __len__(self) -> int:
         return len(self.maps)
 
+    def __iter__(self) -> Iterator[Explanation]:
+        return (self[place] for place in range(len(self)))
+
     def __repr__(self) -> str:
-        return f"Explanation({self.method}, {self.model}, maps {tuple(self.maps.shape)}, targets {list(self.targets)})"
+        """Return one line: method, model, shape of the maps and the first targets."""
+        targets = ", ".join(self.targets[:SHOWN_TARGETS]) + (", …" if len(self) > SHOWN_TARGETS else "")
+        shape = "×".join(map(str, self.maps.shape))
+        return f"Explanation({self.method!r} of {self.model}, {shape}: {targets})"
 
     def __getitem__(self, items: int | slice | Sequence[int]) -> Explanation:
-        """Return the explanation of some of the maps: ex[0], ex[2:5], ex[[0, 3]]. Iterating yields one at a time."""
-        from clairvit.plotting.parts import part
+        """Return the explanation of some of the maps: ex[0], ex[2:5], ex[[0, 3]].
 
+        The cost stays that of the whole batch.
+        """
+        places = range(len(self))
         if isinstance(items, slice):
-            return part(self, range(len(self))[items])
+            return self._take(list(places[items]))
         if isinstance(items, Sequence):
-            return part(self, [range(len(self))[item] for item in items])
-        return part(self, [range(len(self))[operator.index(items)]])
+            return self._take([places[item] for item in items])
+        return self._take([places[operator.index(items)]])
+
+    def _take(self, rows: list[int]) -> Explanation:
+        heads = self.heads
+        return replace(
+            self,
+            maps=self.maps[rows],
+            targets=tuple(self.targets[row] for row in rows),
+            classes=tuple(self.classes[row] for row in rows),
+            logits=self.logits[rows],
+            probabilities=tuple(self.probabilities[row] for row in rows),
+            pixels=self.pixels[rows],
+            names=tuple(self.names[row] for row in rows),
+            standard_error=None if self.standard_error is None else self.standard_error[rows],
+            chosen=None if self.chosen is None else self.chosen[rows],
+            layers=None if self.layers is None else self.layers[:, rows],
+            heads=None
+            if heads is None
+            else replace(
+                heads,
+                maps=heads.maps[:, :, rows],
+                fused=heads.fused[:, :, rows],
+                whole=None if heads.whole is None else heads.whole[:, rows],
+            ),
+        )
+
+    def numpy(self) -> NDArray[Any]:
+        """Return the maps as an array [B, rows, cols] in their own precision."""
+        return np.asarray(self.maps.detach().cpu().numpy())
+
+    def plot(self, ax: Any = None, **display: Any) -> Any:
+        """Draw each map over its image on matplotlib axes.
+
+        Args:
+            ax: Axes to draw on: one for a single map, a sequence of B for several; None makes a figure.
+            **display: Display options such as cmap="viridis", robust=1, opacity=0.8, smooth=False, shared=True.
+
+        Returns:
+            The axes of a single map, or an array of B axes.
+
+        Example:
+            >>> import clairvit as cv
+            >>> axes = cv.explain("pets", "demo").plot()
+            >>> axes.get_title()[:12]
+            'Egyptian Mau'
+        """
+        from clairvit.plotting.axes import plot_explanation  # drawing comes after methods
+
+        return plot_explanation(self, ax, **display)
+
+    def save(self, path: str | PathLike[str], **display: Any) -> Path:
+        """Write a file by its suffix: .png/.pdf/.svg/.jpg the picture, .json the record, .npz the raw maps.
+
+        Args:
+            path: The file to write; readers never see a partial file.
+            **display: Display options of pictures, as in `plot`; also dpi=, layers=True, heads=True.
+
+        Returns:
+            The path.
+
+        Raises:
+            BadInput: Another suffix.
+            UnknownName: A display option that does not exist.
+        """
+        from clairvit.plotting.save import save
+
+        return save(self, Path(path), **display)
 
     def _repr_png_(self) -> bytes:
-        """Return the picture that a notebook shows for a cell that ends with the explanation."""
+        """Return the picture that a notebook shows."""
         from clairvit.plotting.save import explanation_png
 
         return explanation_png(self)
 
-    def save(self, path: str | Path, **display: Any) -> Path:
-        """Write by suffix: .png/.pdf/.svg/.jpg an overlay, .json the record, .npz the raw maps. Returns the path."""
-        from clairvit.plotting.save import save  # display comes after methods; this is the one door back
+    def _repr_html_(self) -> str:
+        """Return the picture and one line below it as self-contained HTML."""
+        from clairvit.plotting.axes import explanation_html
 
-        return save(self, Path(path), **display)
+        return explanation_html(self)
+
+
+def concat(explanations: Sequence[Explanation]) -> Explanation:
+    """Join explanations by the same method, model and score into one, e.g. those of several batches.
+
+    Args:
+        explanations: At least one; their maps are kept in this order.
+
+    Returns:
+        One explanation with all maps. Passes are counted per image, seconds are added up.
+
+    Raises:
+        BadInput: Nothing was given, or methods, models or scores differ.
+
+    Example:
+        >>> import clairvit as cv
+        >>> model = cv.load("pets")
+        >>> parts = [cv.explain(model, "demo", "legrad", target=name) for name in ("Bengal", "Beagle")]
+        >>> cv.concat(parts).targets
+        ('Bengal', 'Beagle')
+    """
+    if not explanations:
+        raise BadInput("No explanations were given to join; expected at least one.")
+    first = explanations[0]
+    if len({(one.method, one.model, one.score) for one in explanations}) > 1:
+        raise BadInput("Only explanations by the same method, model and score fit into one; compare methods instead.")
+    layers = [one.layers for one in explanations if one.layers is not None]
+    heads = [one.heads for one in explanations if one.heads is not None]
+    return replace(
+        first,
+        maps=torch.cat([one.maps for one in explanations]),
+        targets=tuple(target for one in explanations for target in one.targets),
+        classes=tuple(index for one in explanations for index in one.classes),
+        logits=torch.cat([one.logits for one in explanations]),
+        probabilities=tuple(probability for one in explanations for probability in one.probabilities),
+        pixels=torch.cat([one.pixels for one in explanations]),
+        names=tuple(name for one in explanations for name in one.names),
+        standard_error=cat_if_all([one.standard_error for one in explanations]),
+        chosen=cat_if_all([one.chosen for one in explanations]),
+        layers=torch.cat(layers, dim=1) if len(layers) == len(explanations) else None,
+        heads=_concat_heads(heads) if len(heads) == len(explanations) else None,
+        cost=_concat_cost([one.cost for one in explanations]),
+        notes=tuple(dict.fromkeys(note for one in explanations for note in one.notes)),
+    )
+
+
+def cat_if_all(tensors: Sequence[Tensor | None]) -> Tensor | None:
+    """Return the tensors concatenated along the first axis; None if one of them is missing."""
+    present = [tensor for tensor in tensors if tensor is not None]
+    return torch.cat(present) if present and len(present) == len(tensors) else None
+
+
+def _concat_heads(heads: Sequence[Heads]) -> Heads:
+    whole = [one.whole for one in heads if one.whole is not None]
+    return Heads(
+        heads[0].method,
+        torch.cat([one.maps for one in heads], dim=2),
+        torch.cat([one.fused for one in heads], dim=2),
+        torch.cat(whole, dim=1) if len(whole) == len(heads) else None,
+    )
+
+
+def _concat_cost(costs: Sequence[Cost]) -> Cost:
+    """Return passes per image and the seconds of all batches; parts of one batch share one object, counted once."""
+    batches = list({id(cost): cost for cost in costs}.values())
+    return Cost(
+        max(cost.forwards for cost in batches),
+        max(cost.backwards for cost in batches),
+        sum(cost.seconds for cost in batches),
+        sum(cost.own_seconds for cost in batches),
+    )
+
+
+class Comparison(dict[str, Explanation]):
+    """A mapping from canonical method strings to explanations of the same images; what `cv.compare` returns.
+
+    A method is found by its canonical string, as it was typed, or by its `MethodSpec`. A notebook cell that ends with
+    a comparison shows its picture.
+
+    Attributes:
+        skipped: Method string -> why it does not fit this model.
+        cost: Passes and seconds of everything together: traces are shared.
+
+    Example:
+        >>> import clairvit as cv
+        >>> many = cv.compare("pets", "demo", ["rollout", "legrad"])
+        >>> many
+        Comparison(2 methods × 1 map: rollout, legrad)
+        >>> many["legrad"].targets
+        ('Egyptian Mau',)
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.skipped: dict[str, str] = {}
+        self.cost = Cost()
+
+    def __missing__(self, method: str | MethodSpec) -> Explanation:
+        """Return the explanation of a method that was not written in its canonical form."""
+        from clairvit.methods.spec import resolve_method
+
+        canonical = resolve_method(method).text
+        if canonical not in self:
+            raise KeyError(str(method))
+        return self[canonical]
+
+    def __repr__(self) -> str:
+        """Return one line: how many methods and maps, the names of the first methods."""
+        maps = len(next(iter(self.values()))) if self else 0
+        size = f"{len(self)} method{'s' * (len(self) != 1)} × {maps} map{'s' * (maps != 1)}"
+        listed = ", ".join([*self][:SHOWN_METHODS]) + (", …" if len(self) > SHOWN_METHODS else "")
+        skipped = f"; {len(self.skipped)} skipped" if self.skipped else ""
+        return f"Comparison({size}: {listed}{skipped})"
+
+    def plot(self, axes: Any = None, **display: Any) -> NDArray[np.object_]:
+        """Draw all maps on matplotlib axes: one row per map, one column per method.
+
+        Args:
+            axes: An array of axes [maps, methods]; None makes a figure.
+            **display: Display options, as in `Explanation.plot`.
+
+        Returns:
+            The axes, [maps, methods].
+
+        Example:
+            >>> import clairvit as cv
+            >>> cv.compare("pets", "demo", ["rollout", "legrad"]).plot().shape
+            (1, 2)
+        """
+        from clairvit.plotting.axes import plot_comparison
+
+        return plot_comparison(self, axes, **display)
+
+    def save(self, path: str | PathLike[str], **display: Any) -> Path:
+        """Write a file by its suffix: .png/.pdf/.svg/.jpg all methods next to each other, .json records, .npz maps.
+
+        Args:
+            path: The file to write; readers never see a partial file.
+            **display: Display options of pictures, as in `Explanation.save`.
+
+        Returns:
+            The path.
+        """
+        from clairvit.plotting.save import save_comparison
+
+        return save_comparison(self, Path(path), **display)
+
+    def _repr_png_(self) -> bytes:
+        """Return the picture that a notebook shows."""
+        from clairvit.plotting.save import comparison_png
+
+        return comparison_png(self)
+
+    def _repr_html_(self) -> str:
+        """Return the picture and the skipped methods as self-contained HTML."""
+        from clairvit.plotting.axes import comparison_html
+
+        return comparison_html(self)

@@ -1,4 +1,4 @@
-"""Feature maps: for each stage of a CNN, or some blocks of a ViT, the mean and the strongest channels."""
+"""Feature maps: the mean and the strongest channels of each stage of a CNN, or of some blocks of a ViT."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ By = Literal["activation", "relevance"]
 
 @dataclass(frozen=True, eq=False)
 class LayerFeatures:
-    """One layer of one image: the mean over its channels, and its strongest ones, first the strongest."""
+    """The feature maps of one layer for one image: the mean over channels, and the strongest ones, strongest first."""
 
     name: str  # "layer4", "block 11"
     width: int  # channels in all
@@ -33,7 +33,7 @@ class LayerFeatures:
 
 @dataclass(frozen=True, eq=False)
 class Features:
-    """Of one image."""
+    """The feature maps of one image, layer by layer."""
 
     name: str
     model: str
@@ -54,25 +54,36 @@ def features(
     layers: int = 6,
     names: Sequence[str] | None = None,
 ) -> list[Features]:
-    """The `count` strongest channels of each stage (CNN), or of up to `layers` block inputs (ViT), image by image.
+    """Return the strongest channels of each stage (CNN) or of some block inputs (ViT), one `Features` per image.
 
-    by=activation ranks channels by the mean size of their activation (one forward, no target); by=relevance by that of
-    gradient × activation for the target (one backward more). `names` are those of images given as tensors.
+    Args:
+        model: The model.
+        images: As in `cv.explain`; all of them are one batch.
+        target: What is differentiated for by="relevance", one per image.
+        by: "activation" ranks channels by the mean absolute activation (one forward pass, no target), "relevance" by
+            that of gradient × activation (one backward pass more).
+        count: The number of channels per layer.
+        layers: The number of blocks of a ViT, evenly spaced; a CNN shows all its stages.
+        names: Names of images that are given as tensors.
+
+    Returns:
+        One `Features` per image.
     """
     if count < 1 or layers < 1:
         raise BadInput(f"count={count} and layers={layers} were given; expected 1 or more of each, such as count=8.")
     batch = prepare(images, model)
-    ranked = by == "relevance"
-    recording = record(model, batch.pixels, differentiable=ranked)
-    goal = one_target(recording, target, "logit", single=batch.single) if ranked else None
-    trace = run_backward(recording, goal, "plain" if ranked else None, keep=False)
-    found = [(layer, cells) for layer in trace.layers if (cells := _cells(trace, layer)) is not None]
-    if not found:
+    relevance = by == "relevance"
+    recording = record(model, batch.pixels, differentiable=relevance)
+    goal = one_target(recording, target, "logit", single=batch.single) if relevance else None
+    trace = run_backward(recording, goal, "plain" if relevance else None, keep=False)
+    grid_layers = [(layer, place) for layer in trace.layers if (place := _grid_tokens(trace, layer)) is not None]
+    if not grid_layers:
         raise NotApplicable(
             f"No layer of {model.name} lies on a grid, so it has no feature maps to show; expected a CNN or a Vision "
             "Transformer whose blocks are modules. Use saliency, which needs none."
         )
-    picked = found if trace.recording.structure.stages else [found[i] for i in spread(len(found), layers)]
+    if not trace.recording.structure.stages:
+        grid_layers = [grid_layers[i] for i in spread(len(grid_layers), layers)]
     return [
         Features(
             name=name,
@@ -80,22 +91,22 @@ def features(
             pixels=batch.pixels[item],
             preprocess=model.preprocess,
             by=by,
-            layers=tuple(_of_layer(layer, cells, item, count, ranked) for layer, cells in picked),
+            layers=tuple(_layer_features(layer, place, item, count, relevance) for layer, place in grid_layers),
         )
         for item, name in enumerate(names or batch.names)
     ]
 
 
 def spread(count: int, wanted: int) -> list[int]:
-    """Up to `wanted` of `count` places, evenly, both ends among them."""
+    """Return up to `wanted` of `count` indices, evenly spaced, the first and the last among them."""
     if wanted == 1 or count == 1:
         return [count - 1]
     wanted = min(wanted, count)
     return [round(i * (count - 1) / (wanted - 1)) for i in range(wanted)]
 
 
-def _cells(trace: Trace, layer: Layer) -> tuple[slice, tuple[int, int]] | None:
-    """Which tokens of a layer are cells of its grid, and the grid; None where they do not form one."""
+def _grid_tokens(trace: Trace, layer: Layer) -> tuple[slice, tuple[int, int]] | None:
+    """Return which tokens of a layer lie on a grid, and the grid; None where they do not form one."""
     if layer.tokens is None or not trace.recording.structure.in_order:
         return None
     tokens, layout = layer.tokens.shape[1], trace.recording.structure.layout
@@ -106,11 +117,13 @@ def _cells(trace: Trace, layer: Layer) -> tuple[slice, tuple[int, int]] | None:
     return None
 
 
-def _of_layer(layer: Layer, cells: tuple[slice, tuple[int, int]], item: int, count: int, ranked: bool) -> LayerFeatures:
-    where, grid = cells
-    x = widened(layer.x[item, where])  # [n, d]
-    said = x * widened(layer.dx[item, where]) if ranked else x
-    best = said.abs().mean(0).topk(min(count, x.shape[1])).indices.tolist()
+def _layer_features(
+    layer: Layer, place: tuple[slice, tuple[int, int]], item: int, count: int, relevance: bool
+) -> LayerFeatures:
+    tokens, grid = place
+    x = widened(layer.x[item, tokens])  # [n, d]
+    scores = x * widened(layer.dx[item, tokens]) if relevance else x
+    strongest = scores.abs().mean(0).topk(min(count, x.shape[1])).indices.tolist()
 
     def on_grid(column: Tensor) -> Tensor:
         return column.detach().reshape(grid)
@@ -119,5 +132,5 @@ def _of_layer(layer: Layer, cells: tuple[slice, tuple[int, int]], item: int, cou
         name=layer.name or f"block {layer.index}",
         width=x.shape[1],
         mean=on_grid(x.mean(1)),
-        channels=tuple((k, on_grid(x[:, k])) for k in best),
+        channels=tuple((k, on_grid(x[:, k])) for k in strongest),
     )

@@ -1,7 +1,7 @@
-"""What each attention head says by itself, and what min, mean and max over the heads leave, from the same trace.
+"""The maps of each attention head, and of the heads fused by min, mean and max, from one trace.
 
-A method that fuses heads by an option `fusion` is run once for each head and each fusion: these runs share the trace,
-so they cost a few sums. For any other method the heads are those of the attention itself, and a note says so.
+A method with an option `fusion` is run once per head and fusion: these runs share the trace, so they cost a few sums.
+For any other method the heads are those of the raw attention, and a note says so.
 """
 
 from __future__ import annotations
@@ -19,60 +19,63 @@ from clairvit.methods.registry import parameters
 from clairvit.methods.spec import MethodSpec, resolve_method
 from clairvit.tracing.recording import Recording
 
-OF_ANY = "raw-attention"  # where a method has no heads of its own
+FALLBACK = "raw-attention"  # where a method has no heads of its own
 
 
 def has_own_heads(spec: MethodSpec) -> bool:
-    """Can it be run head by head? (A maximum flow for each head would take too long.)"""
+    """Return whether the method can be run head by head; a maximum flow per head would take too long."""
     fuses = "fusion" in parameters(spec.method.function)
     return fuses and spec.aggregation is not None and not isinstance(spec.aggregation, Flow)
 
 
-def variants(spec: MethodSpec, recording: Recording) -> dict[str | int, MethodSpec]:
-    """The method with each head alone and with each fusion; none where layers have different numbers of heads."""
+def head_variants(spec: MethodSpec, recording: Recording) -> dict[str | int, MethodSpec]:
+    """Return the method with each head alone and with each fusion; none if layers have different numbers of heads."""
     counts = {int(call.v.shape[1]) for call in recording.calls}
     if len(counts) != 1:
         return {}
-    base = spec.text if has_own_heads(spec) else OF_ANY
+    base = spec.text if has_own_heads(spec) else FALLBACK
     return {fusion: resolve_method(base, fusion=fusion) for fusion in (*range(counts.pop()), *FUSIONS)}
 
 
-def gathered(
-    spec: MethodSpec, chosen: Mapping[str | int, MethodSpec], results: Mapping[str, list[Result]]
+def collect_heads(
+    spec: MethodSpec, variants: Mapping[str | int, MethodSpec], results: Mapping[str, list[Result]]
 ) -> Heads | None:
-    """The runs of `variants` as one; None where the model has no heads that see all tokens."""
-    runs = [results[one.text] for one in chosen.values()]
+    """Return the results of the `head_variants`; None if the model has no heads that see all tokens."""
+    runs = [results[variant.text] for variant in variants.values()]
     if not runs or any(result.layers is None for run in runs for result in run):
         return None
-    layers = torch.stack([_of_all_targets([result.layers for result in run]) for run in runs])  # [H+3, B, L, …]
+    layers = torch.stack([_concat_layers([result.layers for result in run]) for run in runs])  # [H+3, B, L, …]
     layers = layers.movedim(2, 0)  # [L, H+3, B, rows, cols]
     own = has_own_heads(spec)
     whole = (
-        [results[chosen[fusion].text] for fusion in FUSIONS] if own and not isinstance(spec.aggregation, Single) else []
+        [results[variants[fusion].text] for fusion in FUSIONS]
+        if own and not isinstance(spec.aggregation, Single)
+        else []
     )
     return Heads(
-        method=spec.text if own else OF_ANY,
+        method=spec.text if own else FALLBACK,
         maps=layers[:, : -len(FUSIONS)],
         fused=layers[:, -len(FUSIONS) :],
-        whole=torch.stack([torch.cat([_known(one.maps) for one in run]) for run in whole]) if whole else None,
+        whole=torch.stack([torch.cat([_detached(result.maps) for result in run]) for run in whole]) if whole else None,
     )
 
 
-def remark(spec: MethodSpec, heads: Heads | None) -> tuple[str, ...]:
-    """What a reader of the picture must know."""
+def head_notes(spec: MethodSpec, heads: Heads | None) -> tuple[str, ...]:
+    """Return a note where the heads shown are not those of the method."""
     if heads is None:
         return (f"{spec.text}: this model has no heads that look from every token at every token, so none are shown",)
     if heads.method != spec.text:
-        why = "a maximum flow a head is too slow" if isinstance(spec.aggregation, Flow) else "it has no option `fusion`"
+        slow = isinstance(spec.aggregation, Flow)
+        why = "a maximum flow per head is too slow" if slow else "it has no option `fusion`"
         return (f"{spec.text}: it is not run head by head ({why}); the heads shown are the attention's",)
     return ()
 
 
-def _of_all_targets(layers: list[Tensor | None]) -> Tensor:
-    """[B, L, rows, cols] of the targets' [L, B, rows, cols]."""
-    return torch.cat([_known(part).movedim(0, 1) for part in layers]).detach()
+def _concat_layers(layers: list[Tensor | None]) -> Tensor:
+    """Return [B, L, rows, cols] of the targets' [L, B, rows, cols]."""
+    return torch.cat([_detached(part).movedim(0, 1) for part in layers]).detach()
 
 
-def _known(tensor: Tensor | None) -> Tensor:
+def _detached(tensor: Tensor | None) -> Tensor:
     assert tensor is not None
     return tensor.detach()

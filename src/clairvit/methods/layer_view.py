@@ -76,7 +76,26 @@ class RunContext:
 
 
 class LayerView:
-    """What a layer map sees: `layer.A`, `layer.G`, `layer.x` … Rows are all queries, or those the head reads."""
+    """What a layer map sees: `layer.A`, `layer.G`, `layer.x` … Rows are all queries, or those the head reads.
+
+    Attributes:
+        A: Attention [B, H, rows, N].
+        G: The gradient of the target at the attention [B, H, rows, N].
+        x: The block's input [B, N, d].
+        dx: The gradient of the target at the block's input [B, N, d].
+        rows: The query rows that are computed.
+        index: The number of the layer, from 0.
+        count: The number of layers.
+
+    Example:
+        >>> import clairvit as cv
+        >>> from clairvit.methods.aggregation import Total
+        >>> @cv.method("value-norm", output="tokens", aggregation=Total(), passes="forward", class_specific=False)
+        ... def value_norm(layer: cv.LayerView):
+        ...     return layer.x.norm(dim=-1)  # [B, N]
+        >>> cv.explain("pets", "demo", "value-norm").maps.shape
+        torch.Size([1, 14, 14])
+    """
 
     def __init__(self, layer: Layer, context: RunContext, whole: LayerView | None = None) -> None:
         self.layer = layer

@@ -25,7 +25,21 @@ KNOWN_BY = 12  # letters of a hash that people are shown
 
 @dataclass(frozen=True)
 class Recipe:
-    """A method, the model it was chosen for, and the numbers that speak for it. No dates: same choice, same file."""
+    """A method, the model it was chosen for, and the numbers that speak for it. No dates: same choice, same file.
+
+    Attributes:
+        method: The method string.
+        model: The name of the model it was chosen for.
+        weights: A hash of the weights, the labels and the preprocessing.
+        starts: Method -> the same method from its best start layer.
+        ranking: The numbers behind the choice.
+
+    Example:
+        >>> import clairvit as cv
+        >>> recipe = cv.Recipe(method="legrad", model="pets", weights="")
+        >>> recipe.method_for()
+        'legrad'
+    """
 
     method: str
     model: str

@@ -37,17 +37,42 @@ from clairvit.tracing.rules import RuleTable
 
 @dataclass(frozen=True)
 class MethodSpec:
-    """A method with its options and aggregation resolved: what a run executes."""
+    """A method with its options and aggregation settled; `str(spec)` is its canonical text.
+
+    `cv.parse_method` makes one, and every verb accepts it in place of a method string.
+
+    Args:
+        method: The registered method: name, family, paper, default options.
+        options: Every option of its function with its value.
+        aggregation: How the layers are combined; None for a method that makes its map from the whole image at once.
+        relu: Whether the formula ends with a ReLU.
+        text: The canonical text: the same text always means the same map.
+        members: The methods of an ensemble.
+
+    Example:
+        >>> import clairvit as cv
+        >>> spec = cv.parse_method("rollout( protect=none, fusion=max )+skipplus")
+        >>> print(spec)
+        rollout(fusion=max)+skipplus
+        >>> cv.explain("pets", "demo", spec).method == str(spec)
+        True
+    """
 
     method: Method
-    options: tuple[tuple[str, Any], ...]  # of the function
+    options: tuple[tuple[str, Any], ...]
     aggregation: Aggregation | None
     relu: bool
-    text: str  # canonical: the same text always means the same map
-    members: tuple[MethodSpec, ...] = ()  # the methods whose maps it combines, if it is an ensemble
+    text: str
+    members: tuple[MethodSpec, ...] = ()
 
     def __str__(self) -> str:
         return self.text
+
+    def __repr__(self) -> str:
+        return f"MethodSpec({self.text!r})"
+
+    def __hash__(self) -> int:
+        return hash(self.text)
 
     @property
     def key(self) -> tuple[Any, ...]:
@@ -148,8 +173,12 @@ def wraps(name: str) -> Callable[[Wrapper], Wrapper]:
     return enter
 
 
-def resolve_method(text: str, **options: Any) -> MethodSpec:
+def resolve_method(text: str | MethodSpec, **options: Any) -> MethodSpec:
     """Settle a method string such as "rollout(fusion=max)+skipplus"; keyword options come on top."""
+    if isinstance(text, MethodSpec):
+        if not options:
+            return text
+        text = text.text
     load_all()
     try:
         written = parse_spec(text)

@@ -16,31 +16,10 @@ from clairvit.methods.spec import MethodSpec
 from clairvit.metrics.context import EvalContext
 from clairvit.metrics.dataset_context import DatasetContext
 from clairvit.metrics.registry import MetricOutput, MetricSpec
-from clairvit.metrics.score import Curve, Score
+from clairvit.metrics.score import Curve, Prediction, Score, Scores
 from clairvit.models.activation import Activation, probabilities
 
 BASELINES = ("random", "center")
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """What the model says of one image, and what is true."""
-
-    image: str
-    predicted: int
-    probability: float | None  # of the predicted class; None where the scores are raw
-    label: int | None
-
-
-class Scores(dict[tuple[str, str], Score]):
-    """(method, metric) -> Score; both canonical."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.skipped: dict[str, str] = {}  # method -> why it does not fit this model
-        self.unmasked: tuple[str, ...] = ()  # images that had no mask where others had
-        self.seen: tuple[Prediction, ...] = ()  # what the model says of each image
-        self.model_record: dict[str, Any] = {}  # preprocessing, hash of the weights, what was assumed
 
 
 @dataclass(eq=False)

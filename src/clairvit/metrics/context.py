@@ -46,7 +46,24 @@ class Notes:
 
 @dataclass(eq=False)
 class EvalContext:
-    """M methods' maps of B images, one target an image."""
+    """M methods' maps of B images, one target an image.
+
+    Attributes:
+        maps: [M, B, rows, cols], the maps of M methods on the patches, float64.
+        masks: bool [B, H, W], where the object is, if masks were given.
+        labels: The true classes, if given.
+        model: The model.
+        target: What is scored.
+        seed: The seed of everything random.
+
+    Example:
+        >>> import clairvit as cv
+        >>> @cv.metric("largest-value", better="higher")
+        ... def largest_value(context: cv.EvalContext):
+        ...     return context.maps.flatten(2).amax(-1)  # [M, B]
+        >>> cv.evaluate("pets", "demo", "legrad", "largest-value").n_valid
+        1
+    """
 
     trace: Trace  # a forward of the images, with the target
     specs: tuple[MethodSpec, ...]  # the M methods, for metrics that explain again
@@ -249,7 +266,7 @@ class EvalContext:
         if not self.specs:
             raise BadInput(
                 "This metric explains the images again, and maps without a method were given; expected a method name: "
-                "cv.evaluate(model, images, 'legrad', metric=…)."
+                "cv.evaluate(model, images, 'legrad', …)."
             )
 
     def needed_masks(self) -> Tensor:
@@ -278,7 +295,7 @@ def shaped(maps: Tensor, shape: str) -> Tensor:
 
 def check_shape(shape: str) -> None:
     if shape not in get_args(MapShape):
-        raise BadInput(f"maps={shape} was given; expected one of {', '.join(get_args(MapShape))}.")
+        raise BadInput(f"normalize={shape} was given; expected one of {', '.join(get_args(MapShape))}.")
 
 
 def constant(maps: Tensor) -> Tensor:

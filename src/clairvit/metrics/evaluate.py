@@ -1,27 +1,29 @@
-"""The verb `evaluate`: images, methods and metrics in, scores out; traces and perturbed passes are shared."""
+"""The verb `evaluate`: score maps of methods with metrics; traces and perturbed passes are shared."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor
 
 from clairvit.data.dataset import Failed, ImageDataset, SampleBatch, album_of, parts
 from clairvit.data.hashing import model_record
-from clairvit.errors import BadInput
+from clairvit.errors import BadInput, ClairError, ClairWarning, user_stacklevel
 from clairvit.execution import ExecutionOptions
 from clairvit.methods.executor import Result
 from clairvit.methods.explanation import Explanation
 from clairvit.methods.planner import record_for, run_all
 from clairvit.methods.spec import MethodSpec, resolve_method
-from clairvit.metrics.accumulator import BASELINES, ScoreAccumulator, Scores
+from clairvit.metrics.accumulator import BASELINES, ScoreAccumulator
 from clairvit.metrics.context import EvalContext, Notes, shaped
 from clairvit.metrics.dataset_context import DatasetContext
 from clairvit.metrics.registry import Metric, MetricSpec, resolve_metric
-from clairvit.metrics.score import Score
+from clairvit.metrics.score import Score, Scores
+from clairvit.models.coerce import ModelLike, as_images, as_model
 from clairvit.models.model import Model
 from clairvit.perturbation.progress import report_progress
 from clairvit.perturbation.rng import check_seed
@@ -32,247 +34,395 @@ from clairvit.tracing.module_state import own_grad_mode
 from clairvit.tracing.recording import Recording
 from clairvit.tracing.trace import run_backward
 
-AT_ONCE = {"cpu": 8, "cuda": 32}  # images
+CHUNK_SIZE = {"cpu": 8, "cuda": 32}  # images that are read and scored together
 LABEL = "label"  # as a target: the true class
 
-
-@dataclass(frozen=True, eq=False)
-class _Request:
-    """What `evaluate` was asked, settled."""
-
-    model: Model
-    dataset: ImageDataset
-    specs: tuple[MethodSpec, ...]
-    asked: tuple[MetricSpec, ...]
-    given: Explanation | None
-    target: Any
-    shape: str
-    luck: tuple[str, ...]  # baselines that are scored beside the methods
-    skip: bool
-    failed: Failed | None
-    seed: int
-    execution: ExecutionOptions
+OneMethod = str | MethodSpec | Explanation
+OneMetric = str | MetricSpec
+OnError = Literal["raise", "skip"] | Callable[[str, ClairError], None] | None
 
 
+@overload
 def evaluate(
-    model: Model,
+    model: ModelLike,
     images: Any,
-    explanation: str | Explanation | Sequence[str],
-    metric: str | Sequence[str] = "deletion",
+    methods: OneMethod,
+    metrics: OneMetric = "deletion",
     *,
     masks: Any = None,
     mask_kind: str = "nonzero",
     labels: Sequence[int | str | None] | None = None,
-    others: Sequence[int | str | None] | None = None,
+    distractors: Sequence[int | str | None] | None = None,
     target: Any = None,
-    maps: str = "raw",
+    normalize: str = "raw",
     baselines: bool = True,
     skip: bool = False,
-    failed: Failed | None = None,
+    on_error: OnError = "raise",
+    seed: int = 0,
+    batch_size: int | None = None,
+    autocast: str | None = None,
+    **options: Any,
+) -> Score: ...
+@overload
+def evaluate(
+    model: ModelLike,
+    images: Any,
+    methods: list[str] | list[MethodSpec] | list[str | MethodSpec] | tuple[str | MethodSpec, ...],
+    metrics: OneMetric | list[str] | list[MetricSpec] | list[str | MetricSpec] | tuple[OneMetric, ...] = "deletion",
+    *,
+    masks: Any = None,
+    mask_kind: str = "nonzero",
+    labels: Sequence[int | str | None] | None = None,
+    distractors: Sequence[int | str | None] | None = None,
+    target: Any = None,
+    normalize: str = "raw",
+    baselines: bool = True,
+    skip: bool = False,
+    on_error: OnError = "raise",
+    seed: int = 0,
+    batch_size: int | None = None,
+    autocast: str | None = None,
+    **options: Any,
+) -> Scores: ...
+@overload
+def evaluate(
+    model: ModelLike,
+    images: Any,
+    methods: OneMethod,
+    metrics: list[str] | list[MetricSpec] | list[str | MetricSpec] | tuple[OneMetric, ...],
+    *,
+    masks: Any = None,
+    mask_kind: str = "nonzero",
+    labels: Sequence[int | str | None] | None = None,
+    distractors: Sequence[int | str | None] | None = None,
+    target: Any = None,
+    normalize: str = "raw",
+    baselines: bool = True,
+    skip: bool = False,
+    on_error: OnError = "raise",
+    seed: int = 0,
+    batch_size: int | None = None,
+    autocast: str | None = None,
+    **options: Any,
+) -> Scores: ...
+def evaluate(
+    model: ModelLike,
+    images: Any,
+    methods: Any,
+    metrics: Any = "deletion",
+    *,
+    masks: Any = None,
+    mask_kind: str = "nonzero",
+    labels: Sequence[int | str | None] | None = None,
+    distractors: Sequence[int | str | None] | None = None,
+    target: Any = None,
+    normalize: str = "raw",
+    baselines: bool = True,
+    skip: bool = False,
+    on_error: OnError = "raise",
     seed: int = 0,
     batch_size: int | None = None,
     autocast: str | None = None,
     **options: Any,
 ) -> Score | Scores:
-    """How good is a map?
+    """Score how good the maps of methods are, with baselines and the interval of each mean.
 
-    cv.evaluate(model, images, "legrad", metric="deletion")              # Score: .values [B], .mean, .interval
-    cv.evaluate(model, images, ex, metric="sparseness")                  # maps that are there already
-    cv.evaluate(model, images, ["legrad", "rollout"], ["deletion", "insertion"])     # Scores: {(method, metric): Score}
-    cv.evaluate(model, paths, "legrad", "iou", masks=paths_of_masks, mask_kind="trimap")
+    Args:
+        model: A `cv.Model`, a name for `cv.load`, or any `nn.Module`.
+        images: As in `cv.explain`; read a few at a time. The labels of a data set are used as `labels`.
+        methods: A method string, a `MethodSpec`, an `Explanation` whose maps exist already, or a list of methods.
+        metrics: A metric string, a `MetricSpec`, or a list of these.
+        masks: bool [N, H, W] as the model sees the images, or a path, picture or array of the whole image for each, or
+            a function of name and picture.
+        mask_kind: How pictures of masks are read: nonzero, trimap, …
+        labels: The true class of each image; target="label" scores by them.
+        distractors: The class of another object in each image, or None.
+        target: What is scored, one per image, as in `cv.explain`; None is the predicted class, or what an
+            `Explanation` explains; "label" the true class.
+        normalize: What is done to each map first: raw (nothing), abs, relu, min-max or over-largest.
+        baselines: Score a random and a centred map on the same images too.
+        skip: Leave out methods that do not fit the model; `.skipped` says why.
+        on_error: What to do with images that cannot be read: "raise", "skip" (with a warning), or a function of the
+            image's name and the error.
+        seed: The seed of everything random.
+        batch_size: At most so many perturbed images in one pass; None: chosen by size.
+        autocast: "bfloat16" makes perturbed passes faster and less exact.
+        **options: Options of the metrics, e.g. removal="mean"; each metric takes those that it has.
 
-    Images are read a few at a time. `masks`: bool [N, H, W] as the model sees the images, or a path, picture or array
-    of the whole image for each. `labels` are the true classes (target="label" scores by them), `others` classes of
-    other objects in the images. `maps` is what is done to each map first: raw, abs, relu, min-max or over-largest.
-    `baselines` scores a random and a centred map on the same images. `skip=True` leaves out methods that do not fit
-    the model (`.skipped` says why), and `failed(name, error)` is told of images that cannot be read.
+    Returns:
+        One method and one metric: a `Score` (`.values` [B], `.mean`, `.interval`, `.baselines`). A list of either:
+        `Scores`, a mapping from (method, metric) to `Score`.
+
+    Raises:
+        BadInput: Images, masks, labels or options that cannot be used.
+        UnknownName: A method, metric, class or option that does not exist.
+        NotApplicable: A method does not fit the model, unless `skip` is set.
+
+    Example:
+        >>> import clairvit as cv
+        >>> model = cv.load("pets")
+        >>> cv.evaluate(model, "demo", "legrad", "sparseness").n_valid
+        1
+        >>> ex = cv.explain(model, "demo", "rollout")
+        >>> cv.evaluate(model, "demo", ex, "sparseness").method
+        'rollout'
+        >>> list(cv.evaluate(model, "demo", ["legrad", "rollout"], ["sparseness"]))
+        [('legrad', 'sparseness'), ('rollout', 'sparseness')]
     """
-    alone = isinstance(metric, str) and not isinstance(explanation, list | tuple)
-    asked = [resolve_metric(metric, **options)] if isinstance(metric, str) else _settled(metric, options)
-    given = explanation if isinstance(explanation, Explanation) else None
-    names = [explanation.method] if isinstance(explanation, Explanation) else explanation
-    specs = [resolve_method(name) for name in ([names] if isinstance(names, str) else names)]
-    dataset = album_of(images, model, masks=masks, mask_kind=mask_kind, labels=labels, others=others)
+    images = as_images(images)
+    model = as_model(model, images)
+    given = methods if isinstance(methods, Explanation) else None
+    metric_specs = _metric_specs(metrics, options)
+    method_specs = [resolve_method(method) for method in _method_list(methods)]
+    dataset = album_of(images, model, masks=masks, mask_kind=mask_kind, labels=labels, others=distractors)
     if given is not None and len(given) != len(dataset):
         raise BadInput(f"The explanation has {len(given)} maps and {len(dataset)} images were given; expected as many.")
     request = _Request(
-        model,
-        dataset,
-        tuple({method_spec.text: method_spec for method_spec in specs}.values()),  # what is named twice is done once
-        tuple({one.text: one for one in asked}.values()),
-        given,
-        target,
-        maps,
-        BASELINES if baselines else (),
-        skip,
-        failed,
-        check_seed(seed),
-        ExecutionOptions.from_caller(batch_size, autocast),
+        model=model,
+        dataset=dataset,
+        methods=tuple({spec.text: spec for spec in method_specs}.values()),  # what is named twice is run once
+        metrics=tuple({spec.text: spec for spec in metric_specs}.values()),
+        given=given,
+        target=target,
+        normalize=normalize,
+        baselines=BASELINES if baselines else (),
+        skip=skip,
+        on_error=error_handler(on_error),
+        seed=check_seed(seed),
+        execution=ExecutionOptions.from_caller(batch_size, autocast),
     )
-    found = _evaluated(request)
-    if alone and not found:
+    scores = _evaluate(request)
+    if isinstance(methods, list | tuple) or isinstance(metrics, list | tuple):
+        return scores
+    if not scores:
         raise BadInput("None of the images could be read; expected at least one that can.")
-    return next(iter(found.values())) if alone else found
+    return next(iter(scores.values()))
 
 
-def _settled(texts: Sequence[str], options: Mapping[str, Any]) -> list[MetricSpec]:
-    """Several metrics: each takes those of the options that it has, and every option must be somebody's."""
-    if not texts:
+def error_handler(on_error: OnError) -> Failed | None:
+    """Return the function that is called with the name and the error of an image; None: the error is raised."""
+    if on_error is None or on_error == "raise":
+        return None
+    if on_error == "skip":
+        return _warn_of_unreadable
+    if not callable(on_error):
+        raise BadInput(f"on_error={on_error!r} was given; expected 'raise', 'skip' or a function of name and error.")
+    return on_error
+
+
+def _warn_of_unreadable(name: str, error: ClairError) -> None:
+    warnings.warn(f"{name} is left out: {error}", ClairWarning, stacklevel=user_stacklevel())
+
+
+@dataclass(frozen=True, eq=False)
+class _Request:
+    """The arguments of `evaluate`, checked."""
+
+    model: Model
+    dataset: ImageDataset
+    methods: tuple[MethodSpec, ...]
+    metrics: tuple[MetricSpec, ...]
+    given: Explanation | None  # maps that exist already
+    target: Any
+    normalize: str
+    baselines: tuple[str, ...]  # methods that are scored next to those asked for
+    skip: bool
+    on_error: Failed | None
+    seed: int
+    execution: ExecutionOptions
+
+    def is_given(self, spec: MethodSpec) -> bool:
+        """Return whether the maps of this method exist already."""
+        return self.given is not None and spec.text == self.given.method
+
+
+def _method_list(methods: OneMethod | Sequence[str | MethodSpec]) -> Sequence[str | MethodSpec]:
+    if isinstance(methods, Explanation):
+        return [methods.method]
+    return [methods] if isinstance(methods, str | MethodSpec) else methods
+
+
+def _metric_specs(metrics: OneMetric | Sequence[OneMetric], options: Mapping[str, Any]) -> list[MetricSpec]:
+    """Return the metrics; each of several takes the options that it has, and every option must belong to one."""
+    if isinstance(metrics, str | MetricSpec):
+        return [resolve_metric(metrics, **options)]
+    if not metrics:
         raise BadInput("No metrics were given; expected names such as ['deletion', 'sparseness'].")
-    known = [_takes(resolve_metric(text).metric, options) for text in texts]
+    accepted = [_accepted_options(resolve_metric(metric).metric, options) for metric in metrics]
     for name in options:
-        if not any(name in own for own in known):
-            raise BadInput(
-                f"None of the metrics {', '.join(texts)} has an option '{name}'; `clairvit metrics` lists them."
-            )
+        if not any(name in names for names in accepted):
+            listed = ", ".join(map(str, metrics))
+            raise BadInput(f"None of the metrics {listed} has an option '{name}'; `clairvit metrics` lists them.")
     return [
-        resolve_metric(text, **{name: value for name, value in options.items() if name in own})
-        for text, own in zip(texts, known, strict=True)
+        resolve_metric(metric, **{name: value for name, value in options.items() if name in names})
+        for metric, names in zip(metrics, accepted, strict=True)
     ]
 
 
-def _takes(metric: Metric, options: Mapping[str, Any]) -> set[str]:
-    """The options that a metric has; `preset` and `compat` too, if it has one of that name."""
-    named = {word for word in ("preset", "compat") if options.get(word) in metric.presets}
-    return set(metric.options) | named
+def _accepted_options(metric: Metric, options: Mapping[str, Any]) -> set[str]:
+    """Return the options that a metric has; `preset` and `compat` too, if it has one of that name."""
+    presets = {word for word in ("preset", "compat") if options.get(word) in metric.presets}
+    return set(metric.options) | presets
 
 
 @own_grad_mode()
-def _evaluated(request: _Request) -> Scores:
-    """A few images at a time, so that memory stays flat whatever their number."""
-    named = {method_spec.text for method_spec in request.specs}
-    every = (*request.specs, *(resolve_method(name) for name in request.luck if name not in named))
-    table = ScoreAccumulator(request.model.name, request.seed, _settings(request))
-    single = [one for one in request.asked if one.metric.scope == "image"]
+def _evaluate(request: _Request) -> Scores:
+    """Score a few images at a time, so that memory does not grow with their number."""
+    named = {spec.text for spec in request.methods}
+    specs = (*request.methods, *(resolve_method(name) for name in request.baselines if name not in named))
+    accumulator = ScoreAccumulator(request.model.name, request.seed, _settings(request))
+    per_image = [metric for metric in request.metrics if metric.metric.scope == "image"]
     rows: list[int] = []
     logits: list[Tensor] = []
     labels: list[int | None] = []
-    with report_progress("images", len(request.dataset)) as tell:
-        for part in parts(request.dataset, request.model, AT_ONCE.get(request.model.device.type, 8), request.failed):
-            recording = record_for(every, request.model, part.pixels, request.execution)
-            goal = _targets(recording, part, request)
-            if single:
-                made = run_all(every, recording, [goal], seed=request.seed)
-                every = _fitting(every, made, request, table)
-                if every:  # it may be that no method fits
-                    case = _case(request, part, recording, goal, every, made)
-                    for one in single:
-                        table.measure(case, one)
+    size = CHUNK_SIZE.get(request.model.device.type, 8)
+    with report_progress("images", len(request.dataset)) as advance:
+        for part in parts(request.dataset, request.model, size, request.on_error):
+            recording = record_for(specs, request.model, part.pixels, request.execution)
+            target = _resolve_target(recording, part, request)
+            if per_image:
+                results = run_all(specs, recording, [target], seed=request.seed)
+                specs = _applicable(specs, results, request, accumulator)
+                if specs:  # perhaps no method fits
+                    context = _eval_context(request, part, recording, target, specs, results)
+                    for metric in per_image:
+                        accumulator.measure(context, metric)
             rows += part.rows
             logits.append(recording.logits.detach().cpu())
-            true = _numbers(part.labels, recording, request.model) or [None] * len(part.rows)
-            labels += true
-            table.see(part.names, logits[-1], true, request.model.activation)
-            table.unmasked += part.unmasked
-            tell(len(part.rows))
+            classes = _class_indices(part.labels, recording, request.model) or [None] * len(part.rows)
+            labels += classes
+            accumulator.see(part.names, logits[-1], classes, request.model.activation)
+            accumulator.unmasked += part.unmasked
+            advance(len(part.rows))
     if not rows:
-        return Scores()  # `failed` was told why
-    if every and len(single) < len(request.asked):
-        known = tuple(labels) if request.dataset.has_labels else None
-        shelf = DatasetContext(
-            request.model,
-            request.dataset,
-            every,
-            tuple(rows),
-            torch.cat(logits),
-            known,
-            request.seed,
-            Notes(),
-            options=request.execution,
-        )
-        for one in request.asked:
-            if one.metric.scope == "set":
-                table.measure_set(shelf, one)
-    scores = table.scores(request.specs, request.asked, every, request.luck)
+        return Scores()  # `on_error` was called with the reasons
+    if specs and len(per_image) < len(request.metrics):
+        _measure_set(request, accumulator, specs, rows, torch.cat(logits), labels)
+    scores = accumulator.scores(request.methods, request.metrics, specs, request.baselines)
     scores.model_record = model_record(request.model)
     return scores
 
 
+def _measure_set(
+    request: _Request,
+    accumulator: ScoreAccumulator,
+    specs: tuple[MethodSpec, ...],
+    rows: Sequence[int],
+    logits: Tensor,
+    labels: Sequence[int | None],
+) -> None:
+    """Score the metrics of all images together."""
+    known = tuple(labels) if request.dataset.has_labels else None
+    context = DatasetContext(
+        request.model,
+        request.dataset,
+        specs,
+        tuple(rows),
+        logits,
+        known,
+        request.seed,
+        Notes(),
+        options=request.execution,
+    )
+    for metric in request.metrics:
+        if metric.metric.scope == "set":
+            accumulator.measure_set(context, metric)
+
+
 def _settings(request: _Request) -> dict[str, Any]:
-    """What every score depends on beside the options of its metric."""
+    """Return what every score depends on next to the options of its metric."""
     target = "predicted" if request.target is None and request.given is None else "given"
     return {
         "target": LABEL if isinstance(request.target, str) and request.target == LABEL else target,
-        "maps": request.shape,
+        "maps": request.normalize,
         "activation": request.model.activation,
     }
 
 
-def _fitting(
-    every: tuple[MethodSpec, ...], made: Mapping[str, list[Result]], request: _Request, table: ScoreAccumulator
+def _applicable(
+    specs: tuple[MethodSpec, ...],
+    results: Mapping[str, list[Result]],
+    request: _Request,
+    accumulator: ScoreAccumulator,
 ) -> tuple[MethodSpec, ...]:
-    """The methods that fit the model; at the first images others are left out, if that was asked for."""
-    found = []
-    for method_spec in every:
-        error = made[method_spec.text][0].error
-        if error is None or (request.given is not None and method_spec.text == request.given.method):
-            found.append(method_spec)
-        elif not request.skip or table.names:
+    """Return the methods that fit the model; with `skip`, others are left out at the first images, else raised."""
+    applicable = []
+    for spec in specs:
+        error = results[spec.text][0].error
+        if error is None or request.is_given(spec):
+            applicable.append(spec)
+        elif not request.skip or accumulator.names:
             raise error
         else:
-            table.skipped[method_spec.text] = str(error)
-    return tuple(found)
+            accumulator.skipped[spec.text] = str(error)
+    return tuple(applicable)
 
 
-def _case(
+def _eval_context(
     request: _Request,
     part: SampleBatch,
     recording: Recording,
-    goal: Target,
-    every: tuple[MethodSpec, ...],
-    made: Mapping[str, list[Result]],
+    target: Target,
+    specs: tuple[MethodSpec, ...],
+    results: Mapping[str, list[Result]],
 ) -> EvalContext:
-    def maps(method_spec: MethodSpec) -> Tensor:
-        if request.given is not None and method_spec.text == request.given.method:
-            return request.given.maps[list(part.rows)]
-        found = made[method_spec.text][0].maps
-        assert found is not None
-        return found.detach()
+    """Return the maps of some images with all that metrics read next to them."""
 
-    labels, others = (_numbers(given, recording, request.model) for given in (part.labels, part.others))
+    def maps(spec: MethodSpec) -> Tensor:
+        if request.given is not None and request.is_given(spec):
+            return request.given.maps[list(part.rows)]
+        computed = results[spec.text][0].maps
+        assert computed is not None
+        return computed.detach()
+
+    labels, distractors = (_class_indices(names, recording, request.model) for names in (part.labels, part.others))
     return EvalContext(
-        trace=run_backward(recording, goal, None),
-        specs=every,
-        raw=tuple(shaped(maps(method_spec), request.shape) for method_spec in every),
+        trace=run_backward(recording, target, None),
+        specs=specs,
+        raw=tuple(shaped(maps(spec), request.normalize) for spec in specs),
         masks=part.masks,
         void=part.void,
         labels=None if labels is None else tuple(labels),
-        others=None if others is None else tuple(others),
-        shape=request.shape,
+        others=None if distractors is None else tuple(distractors),
+        shape=request.normalize,
         seed=request.seed,
     )
 
 
-def _numbers(given: Sequence[int | str | None] | None, recording: Recording, model: Model) -> list[int | None] | None:
-    """Classes, which may be named, as numbers."""
-    if given is None:
+def _class_indices(
+    classes: Sequence[int | str | None] | None, recording: Recording, model: Model
+) -> list[int | None] | None:
+    """Return the indices of classes that may be given by name."""
+    if classes is None:
         return None
     count = recording.logits.shape[-1]
-    return [None if one is None else find_class(one, model.labels, count) for one in given]
+    return [None if name is None else find_class(name, model.labels, count) for name in classes]
 
 
-def _targets(recording: Recording, part: SampleBatch, request: _Request) -> Target:
-    """What is scored: the class that was explained, what the caller names, the true class, or the prediction."""
-    logits, spec = recording.logits.detach(), request.target
-    if request.given is not None and spec is None:
-        spec = [request.given.classes[row] for row in part.rows]
-        if None in spec:
+def _resolve_target(recording: Recording, part: SampleBatch, request: _Request) -> Target:
+    """Return what is scored: the class that was explained, what the caller names, the true class or the prediction."""
+    logits, target = recording.logits.detach(), request.target
+    if request.given is not None and target is None:
+        target = [request.given.classes[row] for row in part.rows]
+        if None in target:
             raise BadInput(
                 "The explanation's target is no class (a contrast or a function); expected one to score by. "
                 "Pass target= as it was explained."
             )
-    elif isinstance(spec, str) and spec == LABEL:
-        spec = _numbers(part.labels, recording, request.model)
-        if spec is None or None in spec:
+    elif isinstance(target, str) and target == LABEL:
+        target = _class_indices(part.labels, recording, request.model)
+        if target is None or None in target:
             raise BadInput(
                 "target='label' was given without labels for all images; expected labels=[…], the true class of each "
                 "image.",
                 parameters={"truth": "FILE"},
             )
-    elif isinstance(spec, list | tuple):
-        if len(spec) != len(request.dataset):
-            raise BadInput(f"{len(spec)} targets were given for {len(request.dataset)} images; expected one for each.")
-        spec = [spec[row] for row in part.rows]
+    elif isinstance(target, list | tuple):
+        if len(target) != len(request.dataset):
+            raise BadInput(
+                f"{len(target)} targets were given for {len(request.dataset)} images; expected one for each."
+            )
+        target = [target[row] for row in part.rows]
     model = request.model
-    (goal,) = resolve(spec, logits, model.labels, classifier=model.classifier, activation=model.activation)
-    return goal
+    (resolved,) = resolve(target, logits, model.labels, classifier=model.classifier, activation=model.activation)
+    return resolved

@@ -121,7 +121,7 @@ def class_contrast(case: EvalContext) -> Tensor:
     if case.others is None:
         raise BadInput(
             "class-contrast compares the maps of two objects in one image, and the other classes were not given; "
-            "expected others=[…], a class or None for each image.",
+            "expected distractors=[…], a class or None for each image.",
             parameters={"others": "FILE"},
         )
     alone = torch.tensor([one is None for one in case.others], device=masks.device)

@@ -19,7 +19,6 @@ from clairvit.methods.spec import checked
 
 Better = Literal["higher", "lower"]
 FAMILIES = ("faithfulness", "robustness", "complexity", "randomisation", "localisation")
-_GIVEN = ("case", "gallery")
 _HOMES = (
     "curves",
     "faithfulness",
@@ -66,11 +65,34 @@ class Metric:
 
 @dataclass(frozen=True)
 class MetricSpec:
-    """A metric with its options settled."""
+    """A metric with its options settled; `str(spec)` is its canonical text.
+
+    `cv.parse_metric` makes one, and every verb accepts it in place of a metric string.
+
+    Args:
+        metric: The registered metric: name, family, direction, paper, default options.
+        options: Every option with its value.
+        text: The canonical text.
+
+    Example:
+        >>> import clairvit as cv
+        >>> spec = cv.parse_metric("deletion", removal="mean")
+        >>> print(spec, spec.better)
+        deletion(removal=mean) lower
+    """
 
     metric: Metric
     options: tuple[tuple[str, Any], ...]
-    text: str  # canonical
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+    def __repr__(self) -> str:
+        return f"MetricSpec({self.text!r})"
+
+    def __hash__(self) -> int:
+        return hash(self.text)
 
     @property
     def better(self) -> str:
@@ -102,7 +124,21 @@ class MetricSpec:
 
 @dataclass(frozen=True, eq=False)
 class MetricOutput:
-    """What a metric says of M methods on B images, and the lines it was read off."""
+    """What a metric says of M methods on B images, and the lines it was read off.
+
+    Args:
+        values: [M, B], of M methods on B images.
+        x: [S], the abscissa of the curves that the values were read off.
+        y: [M, B, S], these curves.
+        meaning: What y is.
+        across: What x is.
+        counts: [M, B, K, 2], numerators and denominators of a score of the set.
+
+    Example:
+        >>> import clairvit as cv, torch
+        >>> cv.MetricOutput(values=torch.zeros(2, 3)).values.shape
+        torch.Size([2, 3])
+    """
 
     values: Tensor  # [M, B]
     x: Tensor | None = None  # [S]
@@ -151,8 +187,12 @@ def find_metric(name: str) -> Metric:
     return _registry[name]
 
 
-def resolve_metric(text: str, **options: Any) -> MetricSpec:
+def resolve_metric(text: str | MetricSpec, **options: Any) -> MetricSpec:
     """Settle a metric string such as "deletion(preset=rise)"; keyword options come on top."""
+    if isinstance(text, MetricSpec):
+        if not options:
+            return text
+        text = text.text
     written = parse_spec(text)
     if written.inner or written.combinator:
         raise BadInput(
@@ -184,4 +224,5 @@ def _preset(found: Metric, name: str) -> dict[str, Any]:
 
 @functools.cache
 def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
-    return {name: p for name, p in inspect.signature(function).parameters.items() if name not in _GIVEN}
+    """Return the options of a metric's function: all parameters but the first, which is its context."""
+    return dict([*inspect.signature(function).parameters.items()][1:])

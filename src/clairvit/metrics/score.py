@@ -1,7 +1,8 @@
-"""Score: a metric's value for each image, with how sure one may be of the mean and what luck would have scored."""
+"""Score and Scores: the values of metrics per image, with the interval of their mean and the baselines' values."""
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from clairvit.errors import ClairError
 from clairvit.methods.explanation import Cost
 from clairvit.metrics.inference import mean_interval, standard_deviation
 
@@ -20,69 +22,119 @@ Counts = NDArray[np.float64]  # [n, K, 2]
 
 @dataclass(frozen=True, eq=False)
 class Curve:
-    """What a score was computed from: one line an image."""
+    """The curves that a score was computed from, one per image.
 
-    x: Tensor  # [S], e.g. the part of the image that was taken away (or shown)
-    y: Tensor  # [B, S]
-    meaning: str  # of y, e.g. "prob"
-    across: str = "part of the image"  # the meaning of x
+    Args:
+        x: [S], e.g. the part of the image that was removed (or shown).
+        y: [B, S].
+        meaning: What y is, e.g. "prob".
+        across: What x is.
+
+    Example:
+        >>> import clairvit as cv
+        >>> cv.evaluate("pets", "demo", "legrad", "deletion(steps=4)").curve.x.tolist()
+        [0.0, 0.2, 0.4, 0.6, 0.8]
+    """
+
+    x: Tensor
+    y: Tensor
+    meaning: str
+    across: str = "part of the image"
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The model's prediction for one image, and the true class."""
+
+    image: str
+    predicted: int
+    probability: float | None  # of the predicted class; None where the scores are raw
+    label: int | None
 
 
 @dataclass(frozen=True, eq=False)
 class Score:
-    """One metric of one method on a set of images. Undefined values are NaN and are counted, never replaced."""
+    """One metric of one method on a set of images. Undefined values are NaN and are counted, never replaced.
 
-    metric: str  # canonical, e.g. "deletion(removal=black)"
+    Args:
+        metric: The canonical metric string, e.g. "deletion(removal=black)".
+        method: The canonical method string.
+        values: [B], float64.
+        better: "higher" or "lower".
+        span: The lowest and the highest value that the metric can have.
+        degenerate: bool [B]: the map was constant, so that the order of its patches is arbitrary.
+        names: B names of images.
+        model: The name of the model.
+        settings: Every choice that the number depends on.
+        seed: The seed of everything random.
+        cost: Passes and seconds.
+        curve: The curves that the values were computed from, if the metric has any.
+        baselines: The scores of a random and a centred map on the same images.
+        notes: Fallbacks and the like.
+        counts: [B, K, 2], numerators and denominators, for a score of the set that is no mean over images.
+
+    Example:
+        >>> import clairvit as cv
+        >>> score = cv.evaluate("pets", "demo", "legrad", "sparseness")
+        >>> score.values.shape, score.better, score.n_valid
+        (torch.Size([1]), 'higher', 1)
+    """
+
+    metric: str
     method: str
-    values: Tensor  # [B], float64
-    better: str  # "higher" or "lower"
+    values: Tensor
+    better: str
     span: tuple[float, float]
-    degenerate: Tensor  # bool [B]: the map was constant, so that an order of its patches is a lottery
+    degenerate: Tensor
     names: tuple[str, ...]
     model: str
-    settings: Mapping[str, Any] = field(default_factory=dict)  # every choice that the number depends on
+    settings: Mapping[str, Any] = field(default_factory=dict)
     seed: int = 0
     cost: Cost = field(default_factory=Cost)
     curve: Curve | None = None
-    baselines: Mapping[str, Score] = field(default_factory=dict)  # random and centre maps on the same images
+    baselines: Mapping[str, Score] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
-    counts: Tensor | None = None  # [B, K, 2]: parts and wholes, for a score of the set that is no mean over images
+    counts: Tensor | None = None
 
     @property
     def valid(self) -> NDArray[np.float64]:
+        """Return the finite values."""
         values = self.values.double().cpu().numpy()
         return np.asarray(values[np.isfinite(values)])
 
     @property
     def n_valid(self) -> int:
+        """Return the number of finite values."""
         return len(self.valid)
 
     @property
     def n_invalid(self) -> int:
+        """Return the number of images for which the metric is not defined."""
         return len(self.values) - self.n_valid
 
     @property
     def n_degenerate(self) -> int:
+        """Return the number of constant maps."""
         return int(self.degenerate.sum())
 
     @property
     def mean(self) -> float:
-        """Over images; where parts and wholes were counted, of all images together."""
+        """Return the mean over images; where `counts` are given, the ratio of their sums."""
         return float(pooled(self._counted.sum(0))) if self._enough(1) else math.nan
 
     @property
     def standard_error(self) -> float:
-        """Of the mean; of pooled counts by linearisation. Exactly 0 where the values differ by rounding alone."""
+        """Return the standard error of the mean, linearised for `counts`; 0 if values differ by rounding alone."""
         return standard_deviation(self._spread) / math.sqrt(self.n_valid) if self._enough(2) else math.nan
 
     @cached_property
     def interval(self) -> tuple[float, float]:
-        """The 95 % interval of the mean (`inference.mean_interval`); NaN for fewer than 6 images."""
+        """Return the 95 % interval of the mean (`inference.mean_interval`); NaN for fewer than 6 images."""
         return mean_interval(self._spread, self.seed, self.span)
 
     @property
     def _spread(self) -> NDArray[np.float64]:
-        """[n_valid], of which the score is the mean."""
+        """Return [n_valid], whose mean is the score."""
         return self.valid if self.counts is None else contributions(self._counted)
 
     def _enough(self, images: int) -> bool:
@@ -90,7 +142,7 @@ class Score:
 
     @property
     def parts(self) -> Counts:
-        """Of every image, NaN where it has no score; a plain value is a part of a whole of 1."""
+        """Return numerators and denominators [B, K, 2], NaN where an image has no score; a plain value is over 1."""
         values = self.values.double().cpu().numpy()
         if self.counts is None:
             return with_ones(values)
@@ -100,13 +152,134 @@ class Score:
 
     @property
     def _counted(self) -> Counts:
-        """Of the valid images."""
+        """Return the `parts` of the valid images."""
         return np.asarray(self.parts[np.isfinite(self.values.double().cpu().numpy())])
 
     def __repr__(self) -> str:
+        """Return one line: metric, method, mean, interval and number of images."""
         low, high = self.interval
-        sure = "" if math.isnan(low) else f" [{low:.4g}, {high:.4g}]"
-        return f"Score({self.metric} of {self.method}: {self.mean:.4g}{sure}, n = {self.n_valid})"
+        interval = "" if math.isnan(low) else f" [{low:.4g}, {high:.4g}]"
+        return f"Score({self.metric} of {self.method}: {self.mean:.4g}{interval}, n = {self.n_valid})"
+
+    def plot(self, ax: Any = None) -> Any:
+        """Draw the mean curve with its standard error, or the values per image where the metric has no curve.
+
+        Args:
+            ax: matplotlib axes; None makes a figure.
+
+        Returns:
+            The axes.
+
+        Example:
+            >>> import clairvit as cv
+            >>> cv.evaluate("pets", "demo", "legrad", "sparseness").plot().get_title()
+            'sparseness ↑'
+        """
+        from clairvit.plotting.axes import plot_score  # drawing comes after metrics
+
+        return plot_score(self, ax)
+
+    def to_pandas(self) -> Any:
+        """Return the values as a `pandas.Series` over the names of the images.
+
+        Raises:
+            ClairError: pandas is not installed.
+        """
+        pandas = import_pandas()
+        return pandas.Series(self.values.cpu().numpy(), index=list(self.names), name=f"{self.method} {self.metric}")
+
+    def _repr_html_(self) -> str:
+        """Return the score as a table of one cell."""
+        from clairvit.plotting.axes import scores_html
+
+        return scores_html({(self.method, self.metric): self})
+
+
+class Scores(dict[tuple[str, str], Score]):
+    """A mapping from (method, metric), both canonical, to scores; what `cv.evaluate` returns for lists.
+
+    A notebook cell that ends with scores shows a table of their means.
+
+    Attributes:
+        skipped: Method -> why it does not fit this model.
+        unmasked: Names of images that had no mask where others had.
+        seen: The model's prediction for each image.
+        model_record: Preprocessing, hash of the weights, and assumptions.
+
+    Example:
+        >>> import clairvit as cv
+        >>> scores = cv.evaluate("pets", "demo", ["legrad", "rollout"], ["sparseness", "complexity"])
+        >>> scores
+        Scores(2 methods × 2 metrics, 1 image)
+        >>> scores["legrad", "sparseness"].better
+        'higher'
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.skipped: dict[str, str] = {}
+        self.unmasked: tuple[str, ...] = ()
+        self.seen: tuple[Prediction, ...] = ()
+        self.model_record: dict[str, Any] = {}
+
+    def __repr__(self) -> str:
+        """Return one line: how many methods, metrics and images."""
+        methods, metrics = (len(dict.fromkeys(key[place] for key in self)) for place in (0, 1))
+        images = max((len(score.values) for score in self.values()), default=0)
+        parts = ((methods, "method"), (metrics, "metric"), (images, "image"))
+        first, second, third = (f"{count} {word}{'s' * (count != 1)}" for count, word in parts)
+        return f"Scores({first} × {second}, {third})"
+
+    def plot(self, axes: Any = None) -> Any:
+        """Draw a bar per method with its 95 % interval, one axes per metric.
+
+        Args:
+            axes: One matplotlib axes per metric; None makes a figure.
+
+        Returns:
+            An array of axes, one per metric.
+
+        Example:
+            >>> import clairvit as cv
+            >>> cv.evaluate("pets", "demo", ["legrad", "rollout"], ["sparseness"]).plot().shape
+            (1,)
+        """
+        from clairvit.plotting.axes import plot_scores
+
+        return plot_scores(self, axes)
+
+    def to_pandas(self) -> Any:
+        """Return a `pandas.DataFrame`, one row per method, metric and image.
+
+        Returns:
+            A frame with the columns method, metric, image, value and better.
+
+        Raises:
+            ClairError: pandas is not installed.
+        """
+        rows = [
+            (score.method, score.metric, name, value, score.better)
+            for score in self.values()
+            for name, value in zip(score.names, score.values.tolist(), strict=False)
+        ]
+        return import_pandas().DataFrame(rows, columns=["method", "metric", "image", "value", "better"])
+
+    def _repr_html_(self) -> str:
+        """Return the means as a table: a row per method, a column per metric."""
+        from clairvit.plotting.axes import scores_html
+
+        return scores_html(self)
+
+
+def import_pandas() -> Any:
+    """Return the module pandas, which is optional."""
+    try:
+        return importlib.import_module("pandas")
+    except ImportError as error:
+        raise ClairError(
+            "to_pandas() needs the package pandas, which is not installed; expected it next to clairvit. Type: "
+            "pip install pandas."
+        ) from error
 
 
 def with_ones(values: NDArray[np.float64]) -> Counts:

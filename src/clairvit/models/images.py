@@ -46,9 +46,6 @@ def prepare(images: ImageLike | Batch | Sequence[ImageLike], model: Model) -> Ba
     Raises:
         BadInput: An image cannot be read, or a tensor has the wrong shape, type or values.
     """
-    if not isinstance(model, Model):
-        advice = f"cv.load({model!r})" if isinstance(model, str) else "cv.wrap(module, mean=, std=, size=, labels=)"
-        raise BadInput(f"The model is a {type(model).__name__}; expected a cv.Model: {advice} makes one.")
     check_materialised(model.module, model.name)
     if isinstance(images, Batch):
         return replace(images, pixels=images.pixels.to(model.device, model.dtype))
@@ -59,7 +56,7 @@ def prepare(images: ImageLike | Batch | Sequence[ImageLike], model: Model) -> Ba
         single = isinstance(images, Tensor) and images.ndim == 3
         return Batch(tensor.detach().to(model.device, model.dtype), names, single, notes)
     items, single = list_images(images)
-    notes = model.assumptions if any(not _is_preprocessed(item) for item in items) else ()
+    notes = model.assumptions if any(not is_preprocessed(item) for item in items) else ()
     pixels: list[Tensor] = []
     for i, item in enumerate(items):
         image_pixels, image_notes = _preprocess(item, model, "" if single else f" (image {i + 1})")
@@ -76,7 +73,10 @@ def prepare(images: ImageLike | Batch | Sequence[ImageLike], model: Model) -> Ba
 
 def list_images(images: Any) -> tuple[list[Any], bool]:
     """Return a list of images, folders and patterns replaced by their files, and whether it is a single image."""
-    several = isinstance(images, list | tuple) or getattr(images, "ndim", 0) == 4
+    from clairvit.models.coerce import LabelledImages, as_images
+
+    images = as_images(images)
+    several = isinstance(images, list | tuple | LabelledImages) or getattr(images, "ndim", 0) == 4
     inputs: list[Any] = list(images) if several else [images]
     if not inputs:
         raise BadInput("No images were given; expected at least one: a path, a PIL image, a uint8 array or a tensor.")
@@ -129,13 +129,14 @@ def _resized_size(size: tuple[int, int], preprocess: Preprocess) -> tuple[int, i
     return int(short * rows / columns), short
 
 
-def _is_preprocessed(item: Any) -> bool:
+def is_preprocessed(item: Any) -> bool:
+    """Return whether an image is a float tensor, which is taken as it is."""
     return isinstance(item, Tensor) and item.dtype != torch.uint8
 
 
 def _preprocess(item: Any, model: Model, where: str) -> tuple[Tensor, tuple[str, ...]]:
     """Return the pixels [3, H, W] of one image as the model takes them, and notes."""
-    if _is_preprocessed(item):
+    if is_preprocessed(item):
         if item.ndim != 3:
             raise BadInput(f"A tensor in the list{where} has shape {list(item.shape)}; expected [3, H, W].")
         return item.detach(), _check_tensor(item[None], where, model)

@@ -73,6 +73,8 @@ def load(
         >>> import clairvit as cv
         >>> cv.load("pets")
         Model('pets', VisionTransformer, 224×224, 37 classes, softmax, cpu, torch.float32)
+        >>> cv.load("timm:vit_tiny_patch16_224", pretrained=False, mean=0.5, std=0.5, resize=248).preprocess.resize
+        248
     """
     source, rest = split(name)
     torch_device, torch_dtype = usable_device(device), _usable_dtype(dtype)

@@ -74,6 +74,25 @@ class Model:
     """A module and what is known about it: what `cv.explain` and all other functions take.
 
     The module stays the user's own: nothing here changes it. Make a model with `cv.load` or `cv.wrap`.
+
+    Args:
+        module: The user's own module; nothing here changes it.
+        name: The name in results.
+        preprocess: Resize, crop, mean and std.
+        labels: Class names in class order.
+        layout: Grid, prefix tokens and pooling; None: inferred from the first trace.
+        classifier: False: the output is an embedding, so there is no predicted class.
+        activation: What turns scores into probabilities: softmax, sigmoid, or raw (nothing does).
+        activation_reason: What the activation was read from; "" where nothing was looked at.
+        activated: The module applies its activation itself.
+        assumptions: Notes about preprocessing that nothing states, shown with results.
+        wrappers: What `cv.wrap` took off the module: "torch.compile", "DataParallel", …
+
+    Example:
+        >>> import clairvit as cv
+        >>> model = cv.load("pets")
+        >>> model.preprocess.size, len(model.labels), model.activation
+        ((224, 224), 37, 'softmax')
     """
 
     module: nn.Module

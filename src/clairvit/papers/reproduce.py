@@ -18,9 +18,8 @@ from clairvit.data.dataset import ImageDataset, parts, void_as_object
 from clairvit.errors import BadInput
 from clairvit.methods.planner import record_for
 from clairvit.methods.spec import resolve_method
-from clairvit.metrics.accumulator import Scores
 from clairvit.metrics.registry import resolve_metric
-from clairvit.metrics.score import Score
+from clairvit.metrics.score import Score, Scores
 from clairvit.models.model import Model
 from clairvit.papers.comparison import Agreement, ClaimResult, Row, agreements, among_measures, line_up, verdicts
 from clairvit.papers.paper import Measure, Paper, Table, check_effort

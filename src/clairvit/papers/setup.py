@@ -9,8 +9,9 @@ from clairvit.bench.plan import DataConfig, ModelConfig
 from clairvit.data.dataset import ImageDataset
 from clairvit.errors import BadInput, UnknownName, did_you_mean
 from clairvit.methods.spec import resolve_method
-from clairvit.metrics.accumulator import BASELINES, Scores
+from clairvit.metrics.accumulator import BASELINES
 from clairvit.metrics.inference import FEWEST
+from clairvit.metrics.score import Scores
 from clairvit.models.model import Model
 from clairvit.papers.paper import Measure, Paper, Table
 

@@ -9,7 +9,7 @@ from clairvit._version import __version__
 from clairvit.bench.plan import Study
 from clairvit.bench.store import Store
 from clairvit.bench.worker import Worker
-from clairvit.methods.explain import versions
+from clairvit.methods.collect import versions
 from clairvit.metrics.accumulator import BASELINES
 from clairvit.metrics.registry import resolve_metric
 from clairvit.perturbation.progress import report_progress

@@ -17,7 +17,7 @@ from clairvit.data.dataset import ImageDataset
 from clairvit.errors import ClairError
 from clairvit.methods.explain import compare
 from clairvit.methods.explanation import Explanation
-from clairvit.metrics.accumulator import Prediction
+from clairvit.metrics.score import Prediction
 from clairvit.models.images import Batch
 from clairvit.models.model import Model
 from clairvit.plotting.labels import decimals_for, format_number, named

@@ -10,10 +10,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from clairvit.metrics.accumulator import Scores
 from clairvit.metrics.radar import area_under_radar, radar
 from clairvit.metrics.registry import resolve_metric
-from clairvit.metrics.score import Score, pooled
+from clairvit.metrics.score import Score, Scores, pooled
 from clairvit.selection import stats
 
 Array = NDArray[np.float64]

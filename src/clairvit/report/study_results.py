@@ -12,9 +12,9 @@ from typing import Any
 from clairvit.bench.plan import DataConfig, ModelConfig, StoredPlan, Study
 from clairvit.bench.results import Missing, combinations, missing_of, scores_of, warning_of
 from clairvit.bench.store import Store
-from clairvit.metrics.accumulator import BASELINES, Scores
+from clairvit.metrics.accumulator import BASELINES
 from clairvit.metrics.registry import resolve_metric
-from clairvit.metrics.score import Score
+from clairvit.metrics.score import Score, Scores
 from clairvit.report.ranking import mean_ranks, ranks
 
 

@@ -15,10 +15,12 @@ from clairvit.data.hashing import weights_hash
 from clairvit.errors import BadInput, ClairWarning, did_you_mean
 from clairvit.methods.explain import explain
 from clairvit.methods.explanation import Cost
-from clairvit.methods.spec import resolve_method
-from clairvit.metrics.accumulator import BASELINES, Scores
-from clairvit.metrics.evaluate import LABEL, evaluate
+from clairvit.methods.spec import MethodSpec, resolve_method
+from clairvit.metrics.accumulator import BASELINES
+from clairvit.metrics.evaluate import LABEL, OnError, error_handler, evaluate
 from clairvit.metrics.registry import MetricSpec, resolve_metric
+from clairvit.metrics.score import Scores
+from clairvit.models.coerce import ModelLike, as_images, as_model
 from clairvit.models.model import Model
 from clairvit.perturbation.rng import check_seed
 from clairvit.selection.ranking import Measures, join, judge, sentences
@@ -38,53 +40,82 @@ FRONT = ("faithfulness", "localisation")  # families of metrics that are weighed
 
 
 def choose(
-    model: Model,
+    model: ModelLike,
     images: Any,
-    methods: Sequence[str] | None = None,
-    metrics: Sequence[str] | None = None,
+    methods: Sequence[str | MethodSpec] | None = None,
+    metrics: Sequence[str | MetricSpec] | None = None,
     *,
     masks: Any = None,
     mask_kind: str = "nonzero",
     labels: Sequence[int | str | None] | None = None,
-    others: Sequence[int | str | None] | None = None,
+    distractors: Sequence[int | str | None] | None = None,
     target: Any = None,
-    maps: str = "raw",
+    normalize: str = "raw",
     by: str = FIRST,
-    tune_start: Sequence[str] = (),
-    failed: Failed | None = None,
+    tune_start: Sequence[str | MethodSpec] = (),
+    on_error: OnError = "raise",
     seed: int = 0,
     batch_size: int | None = None,
     autocast: str | None = None,
 ) -> Selection:
-    """Which method is best for this model on these images, and how sure is that?
+    """Rank methods by how faithful they are to this model on these images, with intervals and corrected tests.
 
-    pick = cv.choose(model, images)                      # a dozen methods, by insertion − deletion
-    pick.best, pick.clear, pick.answer                   # the method, whether it is a clear winner, and in words
-    pick.save("recipe.json"); cv.explain(model, "cat.jpg", "recipe.json")
-    cv.choose(model, images, tune_start=["focusvit"])    # FocusViT's m*: the best layer to start at
+    Args:
+        model: A `cv.Model`, a name for `cv.load`, or any `nn.Module`.
+        images: As in `cv.explain`; six or more, so that there are intervals.
+        methods: Method strings or specs; None is a dozen well-known ones, those left out that do not fit the model.
+            The baselines `random` and `center` are always added.
+        metrics: Metric strings or specs; None is insertion − deletion and faithfulness correlation, with masks also
+            average precision and the pointing game.
+        masks: As in `cv.evaluate`.
+        mask_kind: As in `cv.evaluate`.
+        labels: As in `cv.evaluate`.
+        distractors: As in `cv.evaluate`.
+        target: As in `cv.evaluate`.
+        normalize: As in `cv.evaluate`.
+        by: What ranks: "first" (the first metric), the name of a metric, or "mean-rank" (the mean rank per image over
+            all metrics of faithfulness).
+        tune_start: Methods whose best start layer is searched, such as ["focusvit"] for FocusViT's m*.
+        on_error: As in `cv.evaluate`.
+        seed: The seed of everything random.
+        batch_size: As in `cv.evaluate`.
+        autocast: As in `cv.evaluate`.
 
-    `by` is what ranks: "first" is the first metric, a metric's name is that one, "mean-rank" the mean rank on each
-    image over all faithfulness metrics. `random` and `center` are always there. Other arguments are `evaluate`'s.
+    Returns:
+        A `Selection`: `.best`, `.clear` (is it significantly better than all others?), `.ranking`, `.answer` (in
+        words); `.save("recipe.json")` writes the recipe that `cv.explain(model, image, "recipe.json")` follows.
+
+    Raises:
+        BadInput: Images or options that cannot be used, or no method that fits the model.
+        UnknownName: A method, metric or class that does not exist.
+
+    Example:
+        >>> import clairvit as cv
+        >>> picked = cv.choose("pets", ["demo"] * 2, ["legrad", "rollout"], ["deletion(steps=3)"])
+        >>> len(picked.ranking), picked.by
+        (4, 'deletion(steps=3)')
     """
+    images = as_images(images)
+    model = as_model(model, images)
+    failed = error_handler(on_error)
     _check_lists(methods=methods, metrics=metrics, tune_start=tune_start)
     seed = check_seed(seed)
     panel = [resolve_method(text).text for text in (PANEL if methods is None else methods)]
     if not tune_start and all(text in BASELINES for text in panel):
         raise BadInput("No method but the baselines was given; expected at least one, such as ['legrad', 'genatt'].")
-    bases = list(dict.fromkeys(base_of(text) for text in tune_start))
-    dataset = album_of(images, model, masks=masks, mask_kind=mask_kind, labels=labels, others=others)
+    bases = list(dict.fromkeys(base_of(str(text)) for text in tune_start))
+    dataset = album_of(images, model, masks=masks, mask_kind=mask_kind, labels=labels, others=distractors)
     asked = _asked(metrics, dataset)
     ranking = criterion(by, asked)
     pixels, first = _first(dataset, model, failed)
-    how: dict[str, Any] = {"maps": maps, "seed": seed, "batch_size": batch_size, "autocast": autocast}
+    how: dict[str, Any] = {"normalize": normalize, "seed": seed, "batch_size": batch_size, "autocast": autocast}
     quiet: Failed | None = None if failed is None else lambda name, error: None  # told once, by the panel
-    tuned = tune(model, dataset, bases, ranking[0], target, pixels, failed=quiet, **how) if bases else {}
+    tuned = tune(model, dataset, bases, ranking[0], target, pixels, on_error=quiet, **how) if bases else {}
     every = list(dict.fromkeys((*panel, *(own.method for own in tuned.values()), *BASELINES)))
     texts = [one.text for one in asked]
     scores = evaluate(
-        model, dataset, every, texts, target=target, baselines=False, skip=methods is None, failed=failed, **how
+        model, dataset, every, texts, target=target, baselines=False, skip=methods is None, on_error=failed, **how
     )
-    assert isinstance(scores, Scores)
     fitting = [text for text in every if text not in scores.skipped]
     if all(text in BASELINES for text in fitting):
         raise BadInput(
@@ -96,13 +127,13 @@ def choose(
     measures = _measures(fitting, scores, asked, ranking, by, tuned, panel, costs, seed)
     settings = {
         "target": "predicted" if target is None else LABEL if by_label else "given",
-        "maps": maps,
+        "maps": normalize,
         "activation": model.activation,
     }
     return _pick(model, scores, measures, asked, tuned, settings)
 
 
-def _check_lists(**given: Sequence[str] | None) -> None:
+def _check_lists(**given: Sequence[object] | None) -> None:
     for name, value in given.items():
         if isinstance(value, str):
             raise BadInput(f"{name}={value!r} was given; expected a list, such as ['{value}'].")
@@ -155,7 +186,7 @@ def _without_masks(scores: Scores, asked: Sequence[MetricSpec]) -> list[str]:
     return [f"{len(scores.unmasked)} of {len(scores.seen)} images have no mask, so no {join(compared)}: {some}."]
 
 
-def _asked(metrics: Sequence[str] | None, dataset: ImageDataset) -> list[MetricSpec]:
+def _asked(metrics: Sequence[str | MetricSpec] | None, dataset: ImageDataset) -> list[MetricSpec]:
     usual = (*METRICS, *(WITH_MASKS if dataset.has_masks else ()))
     if metrics is not None and not metrics:
         raise BadInput("No metrics were given; expected names such as ['insertion-deletion'], or none for the usual.")

@@ -8,14 +8,30 @@ from pathlib import Path
 from typing import Any
 
 from clairvit.methods.recipe import Recipe
-from clairvit.metrics.accumulator import Scores
+from clairvit.metrics.score import Scores
 from clairvit.selection.ranking import Row
 from clairvit.selection.start_layer import Tuned
 
 
 @dataclass(frozen=True, eq=False)
 class Selection:
-    """A ranking, what it rests on, and what may be said of it."""
+    """A ranking, what it rests on, and what may be said of it.
+
+    Attributes:
+        best: The best method.
+        ranking: A row per method, best first, with its interval.
+        clear: Whether the best is significantly better than all others.
+        tied: The methods that cannot be told from the best.
+        answer: The result in sentences.
+        scores: The scores that the ranking rests on.
+        recipe: What `cv.explain` needs to repeat the choice; `save("recipe.json")` writes it.
+
+    Example:
+        >>> import clairvit as cv
+        >>> picked = cv.choose("pets", ["demo"] * 2, ["legrad", "rollout"], ["deletion(steps=3)"])
+        >>> picked.best in ("legrad", "rollout", "random", "center"), picked.recipe.method == picked.best
+        (True, True)
+    """
 
     best: str  # the method
     ranking: tuple[Row, ...]

@@ -15,7 +15,6 @@ from clairvit.methods.aggregation import Total, first_layer
 from clairvit.methods.ensembles import starts
 from clairvit.methods.parsing import STARTS, parse_spec
 from clairvit.methods.spec import resolve_method
-from clairvit.metrics.accumulator import Scores
 from clairvit.metrics.evaluate import evaluate
 from clairvit.metrics.registry import MetricSpec
 from clairvit.metrics.score import Score
@@ -150,7 +149,6 @@ def tune(
     lists = {base: candidates(base, count) for base in bases}
     everything = list(dict.fromkeys(text for own in lists.values() for text in own))
     scores = evaluate(model, dataset, everything, [asked.text], target=target, baselines=False, skip=True, **how)
-    assert isinstance(scores, Scores)
     return {
         base: _tuned(base, asked, own, [scores.get((text, asked.text)) for text in own], scores.skipped, how["seed"])
         for base, own in lists.items()

@@ -63,7 +63,7 @@ def resolve(
         return tuple(as_target(item).resolve(context) for item in spec)
     count = len(context)
     if len(spec) != count:
-        alone = " For several targets of one image give the image itself, not a list or a batch of one." * (count == 1)
+        alone = " For several targets per image pass targets=[…]." * (count == 1)
         raise BadInput(
             f"{len(spec)} target{'s were' if len(spec) != 1 else ' was'} given for {count} image{'s' * (count != 1)}; "
             f"give one for all, or a list of exactly {count}, one for each image.{alone}"

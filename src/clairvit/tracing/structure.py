@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from clairvit.errors import BadInput, CaptureError
+from clairvit.errors import BadInput, CaptureError, ClairError
 from clairvit.models.model import Layout, Model, Pooling
 from clairvit.tracing import ops
 from clairvit.tracing.attention import AttentionCall, Kind
@@ -239,7 +239,7 @@ def _first_forward(model: Model, pixels: Tensor) -> Iterator[None]:
     """Translate errors of the first forward of an image size: that is where a size that does not fit shows."""
     try:
         yield
-    except torch.OutOfMemoryError:
+    except (torch.OutOfMemoryError, ClairError):  # BadInput is a ValueError too
         raise
     except (AssertionError, ValueError, RuntimeError, TypeError, LookupError, AttributeError) as error:
         rows, cols = pixels.shape[-2:]

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from clairvit.errors import BadInput, NotApplicable
+from clairvit.models.coerce import ModelLike, as_images, as_model
 from clairvit.models.images import prepare
 from clairvit.models.model import Layout, Model
 from clairvit.targets.base import Target
@@ -45,6 +46,12 @@ class Trace:
         final_tokens: The last block's output, [B, N, d].
         final_gradient: Its gradient.
         recorders: What recorders kept of this backward; read them as `trace[OpLog]`.
+
+    Example:
+        >>> import clairvit as cv
+        >>> tr = cv.trace("pets", "demo")
+        >>> len(tr.layers), tr.layers[0].x.shape, tr.logits.shape
+        (12, torch.Size([1, 197, 192]), torch.Size([1, 37]))
     """
 
     recording: Recording
@@ -165,7 +172,7 @@ class Trace:
 
 @own_grad_mode()
 def trace(
-    model: Model,
+    model: ModelLike,
     images: Any,
     target: Any = None,
     rules: str | RuleTable = PLAIN,
@@ -173,24 +180,35 @@ def trace(
     score: str = "logit",
     recorders: Iterable[type[Recorder]] = (),
 ) -> Trace:
-    """Run one forward and one backward pass over one image or a batch.
+    """Run one forward and one backward pass over one image or a batch and record what the methods read.
 
     Args:
-        model: The model.
-        images: A path, PIL image, array or tensor, or a list of them.
-        target: A class name or index, or a function of the output; None is the predicted class.
-        rules: A rule table of the backward, such as "plain", "linear" or "attnlrp".
-        score: "logit", "prob" or "logprob".
+        model: A `cv.Model`, a name for `cv.load`, or any `nn.Module`.
+        images: As in `cv.explain`; all of them are one batch.
+        target: What is differentiated, as in `cv.explain`: one target per image.
+        rules: The rule table of the backward pass: "plain" is autograd's own, the others are in `tracing/rules`.
+        score: logit, prob or logprob.
         recorders: What to record beyond block inputs and attention; read it as `trace[OpLog]`.
 
     Returns:
-        A Trace.
+        A `Trace`: `.layers[i].A` and `.G` (attention and its gradient), `.x`, `.dx`, `.q`, `.k`, `.v`.
+
+    Raises:
+        UnknownName: A rule table, model or class that does not exist.
+        BadInput: An image or target that cannot be used.
+        CaptureError: The model's attention cannot be seen.
 
     Example:
-        >>> cv.trace(cv.load("pets"), "demo").layers[3].A.shape[1]  # heads
-        6
+        >>> import clairvit as cv
+        >>> tr = cv.trace("pets", "demo", target="Bengal")
+        >>> tr.layers[3].A.shape
+        torch.Size([1, 3, 197, 197])
+        >>> tr.retarget("Persian").target.names  # another backward pass, no other forward pass
+        ('Persian',)
     """
     table = rule_table(rules)
+    images = as_images(images)
+    model = as_model(model, images)
     batch = prepare(images, model)
     recording = record(model, batch.pixels, rules=(table,), recorders=recorders)
     return run_backward(recording, one_target(recording, target, score, single=batch.single), table)

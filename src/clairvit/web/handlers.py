@@ -18,8 +18,8 @@ from torch import Tensor
 from clairvit._io import dumps_json
 from clairvit.errors import BadInput
 from clairvit.execution import ExecutionOptions
-from clairvit.methods.explain import Comparison, compare, explain
-from clairvit.methods.explanation import Explanation
+from clairvit.methods.explain import compare, explain
+from clairvit.methods.explanation import Comparison, Explanation
 from clairvit.methods.planner import record_for, run_all
 from clairvit.methods.spec import MethodSpec
 from clairvit.metrics.context import EvalContext
@@ -59,9 +59,9 @@ def explain_photo(model: Model, photo: Upload, specs: Sequence[MethodSpec], aske
     targets: Any = [class_of(text) for text in asked.target] or None
     how: dict[str, Any] = {"score": asked.score, "seed": asked.seed, "batch_size": most_at_once(model)}
     if len(specs) > 1:
-        return compare(model, batch, [spec.text for spec in specs], targets, skip=True, **how)
+        return compare(model, batch, [spec.text for spec in specs], targets=targets, skip=True, **how)
     (spec,) = specs
-    made = explain(model, batch, spec.text, targets, layers=asked.layers, by_head=asked.heads, **how)
+    made = explain(model, batch, spec.text, targets=targets, layers=asked.layers, by_head=asked.heads, **how)
     found = Comparison()
     found[spec.text] = made
     return found

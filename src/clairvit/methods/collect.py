@@ -1,0 +1,214 @@
+"""Turn the results of runs into explanations: check the maps, warn of empty ones, count the passes."""
+
+from __future__ import annotations
+
+import functools
+import platform
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
+
+import torch
+from torch import Tensor
+
+from clairvit.data.hashing import state_hash
+from clairvit.errors import ClairError, ClairWarning, user_stacklevel
+from clairvit.methods.executor import Result
+from clairvit.methods.explanation import Comparison, Cost, Explanation, cat_if_all
+from clairvit.methods.spec import MethodSpec
+from clairvit.models.images import Batch
+from clairvit.models.model import Model
+from clairvit.targets.base import Target
+from clairvit.tracing.recording import Recording
+
+ROUNDINGS = 16  # a map whose values differ by no more than so many roundings of the largest one is constant
+
+
+def collect(
+    model: Model,
+    batch: Batch,
+    recording: Recording,
+    specs: Sequence[MethodSpec],
+    targets: Sequence[Target],
+    results: dict[str, list[Result]],
+    seed: int,
+    seconds: float,
+    *,
+    skip: bool,
+) -> Comparison:
+    """Return an explanation per method; one that does not fit the model is raised, or with `skip` left out."""
+    comparison = Comparison()
+    comparison.cost = Cost(recording.forwards, recording.backwards, seconds)
+    common = _common_fields(model, batch, recording, targets, seed)
+    activated = (f"{model.name}: {model.activation_reason}",) if model.activated else ()
+    shared_seconds = seconds - sum(result.seconds for group in results.values() for result in group)
+    properties = _map_properties({text: [result.maps for result in group] for text, group in results.items()})
+    for spec in specs:
+        runs = results[spec.text]
+        error = next((result.error for result in runs if result.error is not None), None)
+        if error is not None:
+            if not skip:
+                raise error
+            comparison.skipped[spec.text] = str(error)
+            continue
+        checked = properties[spec.text]
+        notes = _checked_notes(spec, runs, checked, common.names, len(recording.inputs))
+        has_layers = all(result.layers is not None for result in runs)
+        own_seconds = sum(result.seconds for result in runs)
+        passes = sum((result.more for result in runs), Cost(1, len(targets) * spec.backwards))
+        comparison[spec.text] = replace(
+            common,
+            maps=checked.maps,
+            method=spec.text,
+            # Heads that are mixed after the softmax (CaiT) can make even an attention map negative.
+            signed=(spec.method.signed and not spec.relu) or any(checked.negative),
+            score=runs[0].score or targets[0].score,
+            cost=passes + Cost(seconds=shared_seconds + own_seconds, own_seconds=own_seconds),
+            standard_error=_stored_if_all([result.standard_error for result in runs]),
+            chosen=_stored_if_all([result.chosen for result in runs]),
+            layers=torch.cat([_stored(result.layers) for result in runs], 1) if has_layers else None,
+            family=spec.method.family,
+            class_specific=spec.method.class_specific,
+            notes=(*batch.notes, *notes, *activated),
+        )
+    return comparison
+
+
+def _common_fields(
+    model: Model, batch: Batch, recording: Recording, targets: Sequence[Target], seed: int
+) -> Explanation:
+    """Return an explanation without maps that holds what all methods share; rows are images within targets."""
+    count = len(targets)
+    logits = recording.logits.detach().repeat(count, 1)
+    classes = tuple(index for target in targets for index in target.classes)
+    probabilities = model.probabilities(logits)
+    return Explanation(
+        maps=logits.new_empty(0),
+        method="",
+        signed=False,
+        targets=tuple(name for target in targets for name in target.names),
+        classes=classes,
+        score="",
+        logits=logits,
+        probabilities=tuple(
+            None if index is None or probabilities is None or not model.classifier else float(probabilities[row, index])
+            for row, index in enumerate(classes)
+        ),
+        pixels=batch.pixels if count == 1 else batch.pixels.repeat(count, 1, 1, 1),
+        names=batch.names * count,
+        model=model.name,
+        labels=model.labels,
+        preprocess=model.preprocess,
+        seed=seed,
+        cost=Cost(),
+        classifier=model.classifier,
+        activation=model.activation_of(logits),
+        weights_hash=state_hash(model.module),
+        versions=versions(),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _MapProperties:
+    """The maps of one method, and for each of the B maps what a warning depends on."""
+
+    maps: Tensor  # [B, rows, cols]
+    finite: list[bool]
+    nonzero: list[bool]
+    negative: list[bool]
+    varying: list[bool]
+
+
+def _map_properties(maps_by_method: dict[str, list[Tensor | None]]) -> dict[str, _MapProperties]:
+    """Return the properties of each method's maps; those of one shape are read together, in one GPU transfer."""
+    stored = {
+        text: torch.cat([_stored(part) for part in maps])
+        for text, maps in maps_by_method.items()
+        if all(part is not None for part in maps)
+    }
+    properties: dict[str, _MapProperties] = {}
+    for kind in {(maps.shape, maps.dtype, maps.device) for maps in stored.values()}:
+        texts = [text for text, maps in stored.items() if (maps.shape, maps.dtype, maps.device) == kind]
+        flat = torch.stack([stored[text] for text in texts]).flatten(2)  # [methods, B, n]
+        answers = torch.stack([flat.isfinite().all(2), flat.any(2), (flat < 0).any(2), varies(flat)], 1).tolist()
+        properties |= {text: _MapProperties(stored[text], *answer) for text, answer in zip(texts, answers, strict=True)}
+    return properties
+
+
+def varies(maps: Tensor) -> Tensor:
+    """Return for maps [..., n] whether their values differ by more than rounding: max - min > 16 eps max |map|.
+
+    A map of a single cell counts as varying: it has no other cell to differ from.
+    """
+    spread = maps.amax(-1) - maps.amin(-1)
+    rounding = ROUNDINGS * torch.finfo(maps.dtype).eps * maps.abs().amax(-1)
+    return (spread > rounding) | (maps.shape[-1] == 1)
+
+
+def _checked_notes(
+    spec: MethodSpec, runs: Sequence[Result], checked: _MapProperties, names: Sequence[str], layers: int
+) -> tuple[str, ...]:
+    """Return the notes of a method's maps; raise for NaN, warn of maps that are zero or constant."""
+    broken = [name for name, finite in zip(names, checked.finite, strict=True) if not finite]
+    if broken:
+        raise ClairError(
+            f"'{spec.text}' gave NaN or infinity for {', '.join(broken)}; expected finite numbers. "
+            "Run the model in float32 (cv.load(…, dtype=torch.float32)) and check its weights."
+        )
+    notes = (*(spec.notes(layers) if layers else ()), *(note for result in runs for note in result.notes))
+    no_gradient = [blank for result in runs for blank in result.blank]
+    warned = _empty_map_warnings(spec, checked, no_gradient, names)
+    for note in warned:
+        warnings.warn(note, ClairWarning, stacklevel=user_stacklevel())
+    return (*notes, *warned)
+
+
+def _empty_map_warnings(
+    spec: MethodSpec, checked: _MapProperties, no_gradient: Sequence[bool], names: Sequence[str]
+) -> list[str]:
+    """Return a sentence for maps that do not depend on the target, that are zero, and that are constant."""
+    rows = list(zip(names, checked.nonzero, checked.varying, no_gradient, strict=True))
+    independent = [name for name, _, _, blank in rows if blank]
+    zero = [name for name, nonzero, _, blank in rows if not (nonzero or blank)]
+    constant = [name for name, nonzero, varying, blank in rows if nonzero and not (varying or blank)]
+    reason = "no gradient reaches the tokens (a head of zeros?)"
+    if spec.method.family == "perturbation" or not spec.cost.backwards:
+        reason = "the score stays the same whatever is removed (a head of zeros? an image of one colour?)"
+    warned = []
+    if independent:
+        warned.append(f"{spec.text}: the map of {', '.join(independent)} does not speak of the target: {reason}")
+    if zero:
+        why = spec.method.caveats.zero_reason or (reason if spec.method.class_specific else "nothing to show")
+        if spec.relu:
+            why = "its ReLU keeps what speaks for the target, and nothing does; relu=False shows the signed map"
+        warned.append(f"{spec.text}: the map of {', '.join(zero)} is zero everywhere: {why}")
+    if constant and spec.method.family != "baseline":
+        warned.append(
+            f"{spec.text}: the map of {', '.join(constant)} is the same everywhere, up to rounding, so it says nothing "
+            "about places"
+        )
+    return warned
+
+
+def _stored_if_all(tensors: Sequence[Tensor | None]) -> Tensor | None:
+    """Return the tensors of all targets concatenated; None if one of them is missing."""
+    return cat_if_all([None if t is None else t.detach() if t.dtype == torch.bool else _stored(t) for t in tensors])
+
+
+def _stored(maps: Tensor | None) -> Tensor:
+    """Return the tensor in float32, or in float64 for a float64 model."""
+    assert maps is not None
+    return maps.detach() if maps.dtype == torch.float64 else maps.detach().float()
+
+
+@functools.cache
+def versions() -> dict[str, str]:
+    """Return the versions of Python and of the packages that a result depends on."""
+    found = {"python": platform.python_version()}
+    for package in ("clairvit", "torch", "timm", "torchvision", "transformers", "open_clip_torch"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue  # an extra that is not installed
+    return found

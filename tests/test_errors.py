@@ -1,0 +1,48 @@
+"""The errors: which built-in ones they are too, and how they read."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+import clairvit as cv
+from clairvit.errors import user_stacklevel
+
+
+def test_errors_are_the_built_in_kind_that_a_caller_expects() -> None:
+    assert cv.BadInput.__mro__[1:3] == (cv.ClairError, ValueError)
+    assert cv.UnknownName.__mro__[1:3] == (cv.ClairError, LookupError)
+    assert issubclass(cv.WrongType, cv.BadInput)
+    assert issubclass(cv.WrongType, TypeError)
+    assert not issubclass(cv.UnknownName, cv.BadInput)
+    assert not issubclass(cv.NotApplicable, ValueError | LookupError)
+    assert issubclass(cv.ClairWarning, UserWarning)
+
+
+@pytest.mark.parametrize("kind", [cv.BadInput, cv.WrongType, cv.UnknownName, cv.NotApplicable, cv.ModelUnavailable])
+def test_messages_are_not_quoted_and_survive_another_process(kind: type[cv.ClairError]) -> None:
+    error = kind("There is no 'x'.", parameters={"arch": "timm:NAME"})
+    assert str(error) == "There is no 'x'."
+    again = pickle.loads(pickle.dumps(error))
+    assert (type(again), str(again), again.parameters) == (kind, str(error), error.parameters)
+
+
+def test_unknown_names_of_every_kind() -> None:
+    model = cv.load("pets")
+    for call in (
+        lambda: cv.explain(model, "demo", "rolout"),
+        lambda: cv.explain(model, "demo", "rollout", fusoin="max"),
+        lambda: cv.explain(model, "demo", "ixg", target="Bengali"),
+        lambda: cv.evaluate(model, "demo", "rollout", "deletoin"),
+        lambda: cv.trace(model, "demo", rules="planar"),
+        lambda: cv.load("timm:vit_tinny_patch16_224"),
+    ):
+        with pytest.raises(LookupError) as caught:
+            call()
+        assert isinstance(caught.value, cv.UnknownName)
+        assert not str(caught.value).startswith(("'There", '"'))
+
+
+def test_the_stacklevel_of_a_warning_is_that_of_the_caller() -> None:
+    assert user_stacklevel() == 1, "called from outside the package"

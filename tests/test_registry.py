@@ -1,0 +1,150 @@
+"""Names of methods, metrics and models: filters, specs, and methods and metrics of the user's own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import clairvit as cv
+from clairvit.errors import BadInput, UnknownName
+from clairvit.methods import registry as methods
+from clairvit.methods.aggregation import Product, Total
+from clairvit.metrics import registry as metrics
+from helpers.rounding import assert_same
+from tiny import double, pixels, wrapped
+
+KIND = "timm-vit"
+
+
+@pytest.fixture(autouse=True)
+def restored() -> Iterator[None]:
+    """Forget what a test registers."""
+    methods.load_all()
+    metrics.load_all()
+    kept = dict(methods._registry), dict(metrics._registry)
+    yield
+    for registry, before in zip((methods._registry, metrics._registry), kept, strict=True):
+        registry.clear()
+        registry.update(before)
+
+
+def test_filters_are_wildcards() -> None:
+    assert {"lrp", "attnlrp", "cp-lrp"} <= set(cv.list_methods(filter="*lrp*"))
+    assert all("lrp" in name for name in cv.list_methods("*lrp*"))
+    assert cv.list_methods("lrp") == ["lrp"], "without a wildcard the name itself, as in timm"
+    assert cv.list_methods(["lrp", "roll*"]) == ["rollout", "lrp"]
+    assert cv.list_methods("nothing*") == []
+    assert cv.list_methods() == [method.name for method in methods.list_methods()]
+    assert cv.list_metrics() == [metric.name for metric in metrics.list_metrics()]
+    assert cv.list_metrics("*deletion*") == ["deletion", "insertion-deletion"]
+    assert set(cv.list_methods(family="attention")) < set(cv.list_methods())
+    assert set(cv.list_metrics(family="complexity")) < set(cv.list_metrics())
+
+
+def test_models_by_name() -> None:
+    assert cv.list_models("pets") == ["pets"]
+    assert "timm:vit_tiny_patch16_224" in cv.list_models("timm:vit_tiny*")
+    assert cv.list_models("timm:vit_tiny_patch16_224") == ["timm:vit_tiny_patch16_224"]
+    assert cv.list_models("torchvision:vit_b_1?") == ["torchvision:vit_b_16"]
+    with pytest.raises(UnknownName):
+        cv.list_models("tim:vit*")
+
+
+def test_specs_print_their_canonical_text() -> None:
+    spec = cv.parse_method("rollout( fusion = max )+skipplus")
+    assert str(spec) == spec.text == "rollout(fusion=max)+skipplus"
+    assert cv.parse_method(spec) is spec
+    assert str(cv.parse_method(spec, fusion="min")) == "rollout(fusion=min)+skipplus"
+    metric = cv.parse_metric("deletion(removal=mean)")
+    assert str(metric) == metric.text == "deletion(removal=mean)"
+    assert cv.parse_metric(metric) is metric
+    assert str(cv.parse_metric(metric, removal="black")) == "deletion(removal=black)"
+    with pytest.raises(UnknownName, match="Did you mean 'rollout'"):
+        cv.parse_method("rolout")
+
+
+def test_every_verb_takes_specs() -> None:
+    model, images = wrapped(KIND), pixels(KIND)
+    method, metric = cv.parse_method("genatt+plus"), cv.parse_metric("deletion(steps=2)")
+    assert cv.explain(model, images, method, target=1).method == "genatt+plus"
+    assert list(cv.compare(model, images, [method, "ixg"], target=1)) == ["genatt+plus", "ixg"]
+    assert cv.evaluate(model, images, method, metric, target=1).metric == "deletion(steps=2)"
+    both = cv.evaluate(model, images, [method, "ixg"], [metric, "sparseness"], target=1)
+    assert ("genatt+plus", "deletion(steps=2)") in both
+    assert cv.choose(model, images, [method], [metric], target=1).metrics == ("deletion(steps=2)",)
+    assert cv.smooth(method, n=2) == "smooth(genatt+plus,n=2)"
+    assert cv.ensemble(method, "ixg") == "ensemble(genatt+plus,ixg)"
+
+
+def register(**more: Any) -> None:
+    @cv.method("mine", output="matrix", aggregation=Product(residual=1.0), paper="own", **more)
+    def mine(layer: cv.LayerView, power: float = 1.0) -> Tensor:
+        """mean_h relu(A * G)^power."""
+        return (layer.A * layer.G).clamp(min=0).pow(power).mean(1)
+
+
+def test_a_method_of_the_users_own() -> None:
+    register()
+    assert cv.list_methods("mi*") == ["mine"]
+    assert cv.parse_method("mine").method.family == "custom"
+    model, images = wrapped(KIND), pixels(KIND)
+    made = cv.compare(model, images, ["mine", "mine+skipplus", "mine(power=2)"], target=3)
+    assert all(one.maps.shape[0] == len(images) and bool(one.maps.any()) for one in made.values())
+    exact, images = double(KIND)
+    assert_same(cv.explain(exact, images, "mine", target=3).maps, cv.explain(exact, images, "genatt", target=3).maps)
+    register()  # a notebook cell that is run twice
+    assert cv.list_methods("mi*") == ["mine"]
+
+
+def test_a_built_in_method_is_replaced_only_on_request() -> None:
+    def constant(layer: cv.LayerView) -> Tensor:
+        return layer.A.mean(1)
+
+    for name in ("rollout", "smooth", "all"):
+        with pytest.raises(BadInput, match=rf"There is a built-in method '{name}'.*overwrite=True"):
+            cv.method(name, output="matrix", aggregation=Product())(constant)
+    assert methods.find_method("rollout").paper != "own"
+    cv.method("rollout", output="matrix", aggregation=Product(), paper="own", overwrite=True)(constant)
+    assert methods.find_method("rollout").paper == "own"
+
+
+def test_declarations_that_cannot_work_are_refused() -> None:
+    with pytest.raises(BadInput, match="expected an aggregation of layers"):
+        cv.method("mine", output="tokens")
+    with pytest.raises(BadInput, match="none for 'image'"):
+        cv.method("mine", output="image", aggregation=Total())
+    with pytest.raises(BadInput, match="'My method' is no name for a method"):
+        cv.method("My method", output="image")
+    with pytest.raises(BadInput, match="The option 'power' of 'mine' has no default or no annotation"):
+
+        @cv.method("mine", output="tokens", aggregation=Total())
+        def mine(layer: cv.LayerView, power=2.0) -> Tensor:  # type: ignore[no-untyped-def]
+            return layer.x.norm(dim=-1)
+
+    with pytest.raises(BadInput, match="The option 'power' of 'mine' has no default or no annotation"):
+
+        @cv.metric("mine", better="higher")
+        def score(context: cv.EvalContext, power: float) -> Tensor:
+            return context.maps.sum((-1, -2))
+
+
+def test_a_metric_of_the_users_own() -> None:
+    @cv.metric("peak", better="higher", span=(0, 1))
+    def peak(context: cv.EvalContext, power: float = 1.0) -> Tensor:
+        """max |a|^power / sum |a|^power."""
+        maps = context.maps.flatten(2).abs() ** power
+        return maps.amax(-1) / maps.sum(-1)
+
+    assert cv.list_metrics("pe*") == ["peak"]
+    model, images = wrapped(KIND), pixels(KIND)
+    score = cv.evaluate(model, images, "ixg", "peak", target=1, power=2.0)
+    maps = cv.explain(model, images, "ixg", target=1).maps.double().flatten(1).square()
+    assert (score.metric, score.better, score.span) == ("peak(power=2.0)", "higher", (0, 1))
+    assert torch.allclose(score.values, maps.amax(1) / maps.sum(1), rtol=1e-12)
+    assert score.method == "ixg"
+    with pytest.raises(BadInput, match="There is a built-in metric 'deletion'"):
+        cv.metric("deletion", better="lower")
