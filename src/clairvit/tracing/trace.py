@@ -274,7 +274,7 @@ def run_backward(
         )
         for index, (x, place) in enumerate(zip(recording.inputs, places, strict=True))
     )
-    made = Trace(
+    result = Trace(
         recording=recording,
         target=target,
         rules=table,
@@ -287,7 +287,7 @@ def run_backward(
     )
     if not keep:
         recording.release_graph()
-    return made
+    return result
 
 
 def _gradients(
