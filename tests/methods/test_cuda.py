@@ -20,7 +20,7 @@ EVERY = [
     if not method.requirements().poolings or "token" in method.requirements().poolings
 ]
 GROWTH = growth(depth=27 * 12, width=768)  # 12 blocks, forward and backward; the widest sum is over the MLP
-DELICATE = [name for name in EVERY if method_of(name).numerically_unstable]
+DELICATE = [name for name in EVERY if method_of(name).caveats.numerically_unstable]
 
 
 @pytest.fixture(autouse=True)

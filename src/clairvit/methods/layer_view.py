@@ -18,7 +18,6 @@ from clairvit.tracing.grid import square_patches
 from clairvit.tracing.layer import Layer
 from clairvit.tracing.per_block_gradient import cotangents, pool_gradients, through_block
 from clairvit.tracing.recorders.base import Recorder
-from clairvit.tracing.recorders.last_norm import LastNorm
 from clairvit.tracing.rules import RuleTable, rule_table
 from clairvit.tracing.trace import Trace
 
@@ -31,14 +30,6 @@ def mean_of_heads(heads: Tensor) -> Tensor:
 def weighted_heads(heads: Tensor, weights: Tensor) -> Tensor:
     """Return sum_h w_h M_h for weights [B, H]: as a vector × matrix product, which reads the heads once."""
     return (weights[:, None] @ heads.flatten(2)).view(len(heads), *heads.shape[2:])
-
-
-def looked_at(trace: Trace) -> tuple[Tensor | None, Tensor | None]:
-    """Return what class activation maps read of a ViT (see `LayerView.cam_features`), [B, N, d], and its gradient."""
-    normed = trace[LastNorm]
-    if normed.tokens is None and trace.layout.pooling == "avg":
-        return trace.final_tokens, trace.final_gradient
-    return normed.tokens, normed.gradient
 
 
 def laid_out(tokens: Tensor, trace: Trace, index: int) -> Tensor:
@@ -212,35 +203,6 @@ class LayerView:
             return self.context.pool()[self.index][..., -self.layout.tokens :]
         call = self.layer.between_tokens()
         return call.G(call.heads(self.context.local(self.index, pool)))
-
-    def cam_features(self, at: str) -> tuple[Tensor, Tensor]:
-        """Return activation and gradient for class activation maps, [B, N, d] each; needs the recorder `LastNorm`.
-
-        "norm" is the last block's normalised input: after the last attention the patches of a CLS-pooled model have no
-        gradient. A mean-pooled model reads the patches themselves, so there it is the last block's output, after the
-        final norm if that comes before the mean.
-        """
-        if at == "input" or self.layer.call is None:  # a CNN's stages are feature maps already
-            return self.x, self.dx
-        if self.index != self.count - 1:
-            raise NotApplicable(
-                f"at=norm looks at the last block only; layer {self.index} of {self.count} was asked for. Use at=input."
-            )
-        a, g = looked_at(self.trace)
-        if a is None or g is None:
-            return self.x, self.dx  # no norm before the attention (post-norm blocks)
-        return widened(a), widened(g)
-
-    def final_features(self) -> tuple[Tensor, Tensor]:
-        """Return the last block's output (a CNN's feature map) and its gradient, [B, N, d] each."""
-        trace, last = self.trace, self.index == self.count - 1
-        x, dx = self.x, self.dx  # raise where blocks are no modules
-        if self.layer.call is None:
-            return x, dx
-        if not last or trace.final_tokens is None or trace.final_gradient is None:
-            seen = f"layer {self.index} of {self.count}" if not last else "a model whose last block's end was not seen"
-            raise NotApplicable(f"at=output looks at the last block only; {seen} was asked for. Use at=input.")
-        return widened(trace.final_tokens), widened(trace.final_gradient)
 
     def once(self, key: Any, make: Callable[[], Tensor]) -> Tensor:
         """Return a layer map, shared between methods with the same function and options."""
