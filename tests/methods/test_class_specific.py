@@ -138,7 +138,7 @@ def test_class_agnostic_maps_do_not_change_at_all(name: str) -> None:
 def test_class_specific_maps_move_to_the_object_of_the_class(name: str) -> None:
     maps = [map_of(name, colour) for colour in (RED, BLUE)]
     if name == "vanilla":  # behind LayerNorm there is nothing to move; it says so and draws no noise
-        assert METHODS[name].zero_reason
+        assert METHODS[name].caveats.zero_reason
         assert not any(one.any() for one in maps)
         return
     red, blue = map(lean, maps)

@@ -515,7 +515,7 @@ def test_options_change_maps() -> None:
         kind = kind if fits(name, kind) else DEEP_AVG
         usual = explained(short(name) if option != "samples" else name, kind)
         made = explained(written(name, option, value), kind)
-        if METHODS[name].zero_reason and not usual.maps.any():
+        if METHODS[name].caveats.zero_reason and not usual.maps.any():
             continue  # and says so
         if usual.maps.shape == made.maps.shape and same(usual.maps, made.maps):
             still.append(written(name, option, value))
@@ -612,7 +612,7 @@ def test_presets_under_a_combinator(name: str, preset: str, combinator: str) -> 
             resolve_method(text)
         return
     own = {field.name for field in dataclasses.fields(resolve_method(f"{name}+{combinator}").aggregation)}
-    options = {METHODS[name].option_aliases.get(key, key) for key in METHODS[name].presets[preset]}
+    options = {METHODS[name].option_overrides.aliases.get(key, key) for key in METHODS[name].presets[preset]}
     if options <= own | set(dict(resolve_method(name).options)):
         assert explained(text, "timm-reg4-gap").maps.isfinite().all()
         assert resolve_method(resolve_method(text).text) == resolve_method(text)

@@ -123,7 +123,7 @@ def test_maps_fit_the_grid_and_the_model_stays_bit_identical(kind: str) -> None:
 def test_maps_say_something(kind: str) -> None:
     """Not constant, and not the same for both images: centre is the only one that looks at neither model nor image."""
     for name, made in compared(kind, pixels(kind), SIGNED_FORM).items():
-        if method_of(name).zero_reason and not made.maps.flatten(1).any(1).all():
+        if method_of(name).caveats.zero_reason and not made.maps.flatten(1).any(1).all():
             continue
         assert made.maps.flatten(1).std(1).min() > 0, name
         assert torch.equal(made.maps[0], made.maps[1]) == (name == "center"), name
@@ -159,13 +159,15 @@ def test_batch_of_three_equals_three_batches_of_one(kind: str) -> None:
     """Each image with a target of its own, so that a mixed-up row is seen."""
     (model, image), targets = double(kind, batch=3), [1, 4, 6]
     together = compared(kind, image, SIGNED_FORM, targets, model=model)
-    delicate = [name for name in SIGNED_FORM if method_of(name).numerically_unstable]
+    delicate = [name for name in SIGNED_FORM if method_of(name).caveats.numerically_unstable]
     single = compared(kind, image.float(), delicate, targets)
     for row, target in enumerate(targets):
         alone = compared(kind, image[row : row + 1], SIGNED_FORM, target, model=model)
         for name, made in alone.items():
             maps = together[name].maps
-            magnitude = magnified(single[name].maps[row], maps[row]) if method_of(name).numerically_unstable else None
+            magnitude = (
+                magnified(single[name].maps[row], maps[row]) if method_of(name).caveats.numerically_unstable else None
+            )
             assert_same(maps[row], made.maps[0], magnitude=magnitude, dtype=torch.float64, label=name)
 
 
@@ -175,7 +177,9 @@ def test_float64_agrees_with_float32(kind: str) -> None:
     single = compared(kind, pixels(kind), SIGNED_FORM)
     exact = compared(kind, pixels(kind, dtype=torch.float64), SIGNED_FORM)
     for name, made in exact.items():
-        if name != "random" and not method_of(name).numerically_unstable:  # its noise comes from the image's bits
+        if (
+            name != "random" and not method_of(name).caveats.numerically_unstable
+        ):  # its noise comes from the image's bits
             assert single[name].maps.dtype == torch.float32
             assert_same(single[name].maps, made.maps, growth=growth_of(kind), label=name)
 
@@ -195,7 +199,9 @@ def test_bfloat16_maps_resemble_float32_maps(kind: str) -> None:
     rough = compared(kind, pixels(kind, dtype=torch.bfloat16), SIGNED_FORM)
     exact = compared(kind, pixels(kind), SIGNED_FORM)
     for name, made in rough.items():
-        if name != "random" and not (method_of(name).numerically_unstable or method_of(name).zero_reason):
+        if name != "random" and not (
+            method_of(name).caveats.numerically_unstable or method_of(name).caveats.zero_reason
+        ):
             alike = torch.cosine_similarity(made.maps.flatten(1), exact[name].maps.flatten(1))
             assert alike.min() > 0.9, name
 
@@ -219,9 +225,9 @@ def test_the_target_matters_to_class_specific_methods_only(kind: str) -> None:
     for name, made in one.items():
         if name in CLASS_AGNOSTIC:
             assert torch.equal(made.maps, other[name].maps), name
-        elif not method_of(name).zero_reason or made.maps.any():
+        elif not method_of(name).caveats.zero_reason or made.maps.any():
             # A rollout of next to nothing is the identity: what is the class's own is far above round-off, and small.
-            least = 5e-5 if method_of(name).weak_class_signal else 1e-3
+            least = 5e-5 if method_of(name).caveats.weak_class_signal else 1e-3
             assert apart(made.maps, other[name].maps) > least, name
 
 
@@ -229,7 +235,7 @@ def test_the_target_matters_to_class_specific_methods_only(kind: str) -> None:
 def test_signed_methods_have_both_signs(name: str) -> None:
     fitting = [kind for kind in MAIN if fits(name, kind)]
     values = torch.cat([cv.explain(wrapped(k), pixels(k), name, target=TARGET).maps.flatten() for k in fitting])
-    assert values.min() < 0 < values.max() or method_of(name).zero_reason
+    assert values.min() < 0 < values.max() or method_of(name).caveats.zero_reason
     assert cv.explain(wrapped(home_of(name)), pixels("timm-vit"), name, target=TARGET).signed
 
 
@@ -356,7 +362,7 @@ def test_declared_cost_is_what_is_spent(counting: Counting, name: str) -> None:
     model, declared = cv.wrap(counting), resolve_method(name).cost_for(PATCHES)
     made, forwards, backwards = counting.spent(lambda: cv.explain(model, pixels("timm-vit"), name, target=TARGET))
     assert declared.backwards == backwards
-    assert declared.forwards >= forwards if method_of(name).at_most else declared.forwards == forwards
+    assert declared.forwards >= forwards if method_of(name).extra_cost.at_most else declared.forwards == forwards
     assert (made.cost.forwards, made.cost.backwards) == (math.ceil(forwards), backwards)
 
 
@@ -371,7 +377,7 @@ def test_each_further_target_costs_a_backward(counting: Counting, name: str) -> 
     image = pixels("timm-vit")[0]
     made, forwards, backwards = counting.spent(lambda: cv.explain(model, image, name, targets=[1, 2, 3]), images=1)
     most = 1 + 3 * own.forwards
-    assert forwards <= most if method_of(name).at_most else forwards == most
+    assert forwards <= most if method_of(name).extra_cost.at_most else forwards == most
     assert backwards == 3 * declared.backwards
     assert (made.cost.forwards, made.cost.backwards) == (forwards, backwards)
 
@@ -379,7 +385,7 @@ def test_each_further_target_costs_a_backward(counting: Counting, name: str) -> 
 def test_all_methods_together_cost_one_forward_and_one_backward_for_each_rule_table(counting: Counting) -> None:
     """A method that goes back through one block at a time adds a way back through each block, none from the scores."""
     model = cv.wrap(counting)
-    exact = [name for name in ON_CLASS_TOKEN if not method_of(name).at_most]
+    exact = [name for name in ON_CLASS_TOKEN if not method_of(name).extra_cost.at_most]
     found, forwards, backwards = counting.spent(lambda: cv.compare(model, pixels("timm-vit"), exact, target=1))
     run = [method_of(name) for name in exact]
     tables = {table for method in run for table in method.tables}
@@ -507,4 +513,4 @@ def test_every_method_is_documented(name: str) -> None:
     assert method.output in ("matrix", "tokens", "image")
     assert method.cost.forwards == 1 or method.extra_cost.passes is not None
     assert (method.aggregation is None) == (method.output == "image")
-    assert method.rules is None or method.passes == "backward"
+    assert not method.tables or method.passes == "backward"

@@ -35,12 +35,12 @@ def test_layers_together_are_layers_one_by_one(kind: str, layers: bool, monkeypa
     seen: list[int] = []
     show = run._visit
 
-    def watched(walks: object, view: object, indices: list[int]) -> object:
+    def watched(passes: object, view: object, indices: list[int]) -> object:
         seen.append(len(indices))
-        return show(walks, view, indices)  # type: ignore[arg-type]
+        return show(passes, view, indices)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(run, "_starting_costs", lambda trace: True)
-    monkeypatch.setattr(run, "TOGETHER", 1e9)
+    monkeypatch.setattr(run, "_launch_bound", lambda trace: True)
+    monkeypatch.setattr(run, "STACKED_SHARE", 1e9)
     monkeypatch.setattr(run, "_visit", watched)
     together = maps()
     assert max(seen, default=0) > 1 or kind in UNLIKE
@@ -57,9 +57,9 @@ UNLIKE = [kind for kind in TINY if any(word in kind for word in ("beit", "sam", 
 
 def test_groups_stay_within_their_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     tr = cv.trace(wrapped("timm-deep"), pixels("timm-deep"), target=TARGET)
-    monkeypatch.setattr(run, "_starting_costs", lambda trace: True)
+    monkeypatch.setattr(run, "_launch_bound", lambda trace: True)
     one = tr.layers[0].A.numel() * 4 / (5 * tr.layers[0].v.numel() * 4)  # in parts of the values of all five layers
-    monkeypatch.setattr(run, "TOGETHER", 2 * one)
-    assert list(run.at_once([4, 3, 2, 1, 0], tr)) == [[4, 3], [2, 1], [0]]
-    monkeypatch.setattr(run, "TOGETHER", 0.9 * one)
-    assert list(run.at_once([2, 1, 0], tr)) == [[2], [1], [0]]
+    monkeypatch.setattr(run, "STACKED_SHARE", 2 * one)
+    assert list(run.layer_groups([4, 3, 2, 1, 0], tr)) == [[4, 3], [2, 1], [0]]
+    monkeypatch.setattr(run, "STACKED_SHARE", 0.9 * one)
+    assert list(run.layer_groups([2, 1, 0], tr)) == [[2], [1], [0]]

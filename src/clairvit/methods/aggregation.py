@@ -1,8 +1,8 @@
-"""Aggregations: how what the layers say becomes one map. Each is a frozen value; `+plus` and friends name some of them.
+"""Aggregations: how layer maps become one map. Each is a frozen value; combinators such as `+plus` name some of them.
 
-They walk the layers once. Those here keep a few rows [B, N], never an N×N product: reading a map is linear, so a
-product of matrices is read as vector × matrix, from the layer next to the head down to the first. (Attention flow has a
-file of its own: it must see all matrices at once.)
+They see each layer once. Those here keep a few rows [B, N], never an N×N product: reading a map is linear, so a product
+of matrices is read as vector × matrix, from the layer next to the head down to the first. (Attention flow has a file of
+its own: it must see all matrices at once.)
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ class Aggregation(Protocol):
     def needs_all_rows(self) -> bool: ...  # not only those the head reads
 
     @property
-    def ascending(self) -> bool: ...  # it wants the first layer first
+    def ascending(self) -> bool: ...  # it takes the first layer first
 
     def used(self, count: int, /) -> range: ...  # the layers it combines
 
     def start_row(self, read: Tensor, /) -> Tensor | None: ...
 
-    def step(self, row: Tensor | None, said: Tensor, read: Tensor, /) -> Tensor: ...
+    def step(self, row: Tensor | None, layer_map: Tensor, read: Tensor, /) -> Tensor: ...
 
-    def steps(self, row: Tensor | None, several: Tensor, read: Tensor, /) -> Tensor: ...  # what several layers said
+    def steps(self, row: Tensor | None, layer_maps: Tensor, read: Tensor, /) -> Tensor: ...  # of several layers
 
     def finish(self, row: Tensor, count: int, layout: Layout, /) -> Tensor: ...  # [B, N]
 
 
-def one_by_one(over: Aggregation, row: Tensor | None, several: Tensor, read: Tensor) -> Tensor:
-    """Several layers as several steps."""
-    for said in several:
-        row = over.step(row, said, read)
+def one_by_one(aggregation: Aggregation, row: Tensor | None, layer_maps: Tensor, read: Tensor) -> Tensor:
+    """Return the row after several layers, one step each."""
+    for layer_map in layer_maps:
+        row = aggregation.step(row, layer_map, read)
     assert row is not None
     return row
 
@@ -68,11 +68,11 @@ class Single:
     def start_row(self, read: Tensor) -> Tensor | None:
         return None
 
-    def step(self, row: Tensor | None, said: Tensor, read: Tensor) -> Tensor:
-        return reading(said, read)
+    def step(self, row: Tensor | None, layer_map: Tensor, read: Tensor) -> Tensor:
+        return reading(layer_map, read)
 
-    def steps(self, row: Tensor | None, several: Tensor, read: Tensor) -> Tensor:
-        return one_by_one(self, row, several, read)
+    def steps(self, row: Tensor | None, layer_maps: Tensor, read: Tensor) -> Tensor:
+        return one_by_one(self, row, layer_maps, read)
 
     def finish(self, row: Tensor, count: int, layout: Layout) -> Tensor:
         return row
@@ -99,14 +99,14 @@ class Total:
     def start_row(self, read: Tensor) -> Tensor | None:
         return None
 
-    def step(self, row: Tensor | None, said: Tensor, read: Tensor) -> Tensor:
-        part = said.mean(1) if self.rows == "all" and said.ndim == 3 else reading(said, read)
+    def step(self, row: Tensor | None, layer_map: Tensor, read: Tensor) -> Tensor:
+        part = layer_map.mean(1) if self.rows == "all" and layer_map.ndim == 3 else reading(layer_map, read)
         return part if row is None else row + part
 
-    def steps(self, row: Tensor | None, several: Tensor, read: Tensor) -> Tensor:
-        each = read if len(read) == 1 else read.repeat(len(several), *[1] * (read.ndim - 1))
-        parts = self.step(None, several.flatten(0, 1), each)  # [layers·B, N]
-        total = parts.reshape(*several.shape[:2], -1).sum(0)
+    def steps(self, row: Tensor | None, layer_maps: Tensor, read: Tensor) -> Tensor:
+        each = read if len(read) == 1 else read.repeat(len(layer_maps), *[1] * (read.ndim - 1))
+        parts = self.step(None, layer_maps.flatten(0, 1), each)  # [layers·B, N]
+        total = parts.reshape(*layer_maps.shape[:2], -1).sum(0)
         return total if row is None else row + total
 
     def finish(self, row: Tensor, count: int, layout: Layout) -> Tensor:
@@ -151,24 +151,24 @@ class Product:
         return range(layer_index(self.start_layer, count), count)
 
     def start_row(self, read: Tensor) -> Tensor | None:
-        """[1 or B, 3, N]: r⁰, how far the identities' part is from it, what the layers added."""
+        """Return [1 or B, 3, N]: r⁰, how far the identities' part is from it, what the layers added."""
         return torch.stack([read, torch.zeros_like(read), torch.zeros_like(read)], 1)
 
-    def step(self, row: Tensor | None, said: Tensor, read: Tensor) -> Tensor:
-        return self.steps(row, said[None], read)
+    def step(self, row: Tensor | None, layer_map: Tensor, read: Tensor) -> Tensor:
+        return self.steps(row, layer_map[None], read)
 
-    def steps(self, row: Tensor | None, several: Tensor, read: Tensor) -> Tensor:
+    def steps(self, row: Tensor | None, layer_maps: Tensor, read: Tensor) -> Tensor:
         assert row is not None
         weight, residual = (1.0, self.residual) if self.alpha is None else (self.alpha, 1 - self.alpha)
-        start, shift, added = row.expand(several.shape[1], -1, -1).unbind(1)  # [B, N] each
+        start, shift, added = row.expand(layer_maps.shape[1], -1, -1).unbind(1)  # [B, N] each
         if self.normalise == "none":
-            for matrix in several:
+            for matrix in layer_maps:
                 passed = start + shift
                 added = _plus_product(added, passed + added, matrix, weight, residual)
                 shift = shift + passed * (residual - 1)
             return torch.stack([start, shift, added], 1)
-        attended = several.sum(-1).mul_(weight)  # [layers, B, N]
-        for matrix, sums in zip(several, attended, strict=True):
+        attended = layer_maps.sum(-1).mul_(weight)  # [layers, B, N]
+        for matrix, sums in zip(layer_maps, attended, strict=True):
             total = sums + residual
             empty = total == 0  # a row of zeros stays one
             total = total.masked_fill(empty, 1)
@@ -202,7 +202,7 @@ def without_constant(row: Tensor, layout: Layout) -> Tensor:
 class Suffixes:
     """The sum, over the layers from `start` on, of the rollouts that begin there: PLUS of a rollout, taken literally.
 
-    The rows of all of them lie on one way: the rollout from layer l on is the one from l + 1 on, times layer l.
+    One pass yields the rows of all of them: the rollout from layer l on is the one from l + 1 on, times layer l.
     """
 
     start: int | Literal["half"] = 0
@@ -222,40 +222,41 @@ class Suffixes:
         return range(first_layer(self.start, count), count)
 
     def start_row(self, read: Tensor) -> Tensor | None:
-        """[1 or B, 3, N]: no rollout yet; each step appends the next one, in three parts as `Product` keeps it."""
+        """Return [1 or B, 3, N]: no rollout yet; each step appends the next one, in three rows as in `Product`."""
         return self.product.start_row(read)
 
-    def step(self, row: Tensor | None, said: Tensor, read: Tensor) -> Tensor:
+    def step(self, row: Tensor | None, layer_map: Tensor, read: Tensor) -> Tensor:
         assert row is not None
-        rollout = self.product.step(row[:, -3:], said, read)
+        rollout = self.product.step(row[:, -3:], layer_map, read)
         return torch.cat([row.expand(len(rollout), -1, -1), rollout], 1)
 
-    def steps(self, row: Tensor | None, several: Tensor, read: Tensor) -> Tensor:
-        return one_by_one(self, row, several, read)
+    def steps(self, row: Tensor | None, layer_maps: Tensor, read: Tensor) -> Tensor:
+        return one_by_one(self, row, layer_maps, read)
 
     def finish(self, row: Tensor, count: int, layout: Layout) -> Tensor:
         rollouts = torch.split(row[:, 3:], 3, 1)
         return torch.stack([without_constant(rollout, layout) for rollout in rollouts]).sum(0)
 
 
-def reading(said: Tensor, read: Tensor) -> Tensor:
-    """[B, N] of a layer's map: token maps as they are, matrices [B, rows, N] weighted by the rows the head reads."""
-    return said if said.ndim == 2 else (read[:, None] @ said)[:, 0]
+def reading(layer_map: Tensor, read: Tensor) -> Tensor:
+    """Return [B, N] of a layer map: token maps as they are, matrices [B, rows, N] read at the rows of the head."""
+    return layer_map if layer_map.ndim == 2 else (read[:, None] @ layer_map)[:, 0]
 
 
 def _plus_product(added: Tensor, row: Tensor, matrix: Tensor, weight: float, residual: float) -> Tensor:
-    """residual·added + weight·(row · M), [B, N]."""
+    """Return residual·added + weight·(row · M), [B, N]."""
     return torch.baddbmm(added[:, None], row[:, None], matrix, beta=residual, alpha=weight)[:, 0]
 
 
 def layer_index(layer: int, count: int) -> int:
+    """Return the index of a layer that may be counted from the end; raise BadInput if there is none."""
     if not -count <= layer < count:
         raise BadInput(f"Layer {layer} was asked of a model with {count} layers; expected {-count}…{count - 1}.")
     return layer % count
 
 
 def first_layer(start: int | str, count: int) -> int:
-    """ "half" is SkipPLUS's ceil(L/2)."""
+    """Return the index of a start layer; "half" is SkipPLUS's ceil(L/2)."""
     if start == "half":
         return min(math.ceil(count / 2), count - 1)
     return layer_index(int(start), count)

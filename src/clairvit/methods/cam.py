@@ -14,11 +14,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from clairvit.errors import NotApplicable
 from clairvit.methods.aggregation import Single
 from clairvit.methods.layer_view import LayerView
 from clairvit.methods.registry import Caveats, OptionOverrides, Requires, method
+from clairvit.tracing.attention import widened
 from clairvit.tracing.recorders.last_norm import LastNorm
 from clairvit.tracing.rules import LINEAR
+from clairvit.tracing.trace import Trace
 
 At = Literal["norm", "input"]
 Tokens = Literal["patch", "all"]
@@ -43,9 +46,50 @@ CLASSIFIER_ROW = EACH_ALONE | {
 }
 
 
+def last_norm_features(trace: Trace) -> tuple[Tensor | None, Tensor | None]:
+    """Return what class activation maps read of a ViT (see `cam_features`), [B, N, d], and its gradient."""
+    normed = trace[LastNorm]
+    if normed.tokens is None and trace.layout.pooling == "avg":
+        return trace.final_tokens, trace.final_gradient
+    return normed.tokens, normed.gradient
+
+
+def cam_features(layer: LayerView, at: At) -> tuple[Tensor, Tensor]:
+    """Return activation and gradient, [B, N, d] each.
+
+    at=norm is the last block's normalised input: after the last attention the patches of a CLS-pooled model have no
+    gradient. A mean-pooled model reads the patches themselves, so there it is the last block's output, after the final
+    norm if that comes before the mean.
+    """
+    if at == "input" or layer.layer.call is None:  # a CNN's stages are feature maps already
+        return layer.x, layer.dx
+    if layer.index != layer.count - 1:
+        raise NotApplicable(
+            f"at=norm looks at the last block only; layer {layer.index} of {layer.count} was asked for. Use at=input."
+        )
+    a, g = last_norm_features(layer.trace)
+    if a is None or g is None:
+        return layer.x, layer.dx  # no norm before the attention (post-norm blocks)
+    return widened(a), widened(g)
+
+
+def final_features(layer: LayerView) -> tuple[Tensor, Tensor]:
+    """Return the last block's output (a CNN's feature map) and its gradient, [B, N, d] each."""
+    trace, is_last = layer.trace, layer.index == layer.count - 1
+    x, dx = layer.x, layer.dx  # raise where blocks are no modules
+    if layer.layer.call is None:
+        return x, dx
+    if not is_last or trace.final_tokens is None or trace.final_gradient is None:
+        place = (
+            f"layer {layer.index} of {layer.count}" if not is_last else "a model whose last block's end was not seen"
+        )
+        raise NotApplicable(f"at=output looks at the last block only; {place} was asked for. Use at=input.")
+    return widened(trace.final_tokens), widened(trace.final_gradient)
+
+
 def features(layer: LayerView, at: At, tokens: Tokens) -> tuple[Tensor, Tensor, slice]:
     """Activations, their gradient, and the positions that channel weights are summed over."""
-    a, g = layer.cam_features(at)  # [B, N, d]
+    a, g = cam_features(layer, at)  # [B, N, d]
     prefix = layer.layout.prefix if a.shape[1] == layer.layout.tokens else 0
     return a, g, slice(prefix if tokens == "patch" else 0, None)
 
@@ -88,7 +132,7 @@ def class_activation_map(layer: LayerView, at: Literal["output", "input"] = "out
     pooling and a linear head it is the paper's; with a deeper head, its linear part. No ReLU, as in the paper: maps and
     biases add up to the score. A head that reads CLS reads no patch, so there it is not defined. at=input is decompx.
     """
-    a, g = layer.final_features() if at == "output" else (layer.x, layer.dx)
+    a, g = final_features(layer) if at == "output" else (layer.x, layer.dx)
     return (a * g).sum(-1)
 
 
@@ -107,21 +151,21 @@ def high_resolution_cam(layer: LayerView, at: At = "norm") -> Tensor:
 
     Zero directly before a LayerNorm that nothing else reads (SAM's last blocks): x · dLN/dx = 0, but for its eps.
     """
-    a, g = layer.cam_features(at)
+    a, g = cam_features(layer, at)
     return (g * a).sum(-1)
 
 
 @method("gradcam-elementwise", paper="Gildenblat, pytorch-grad-cam", **EACH_ALONE | {"signed": False, "relu": False})
 def elementwise_cam(layer: LayerView, at: At = "norm") -> Tensor:
     """sum_k relu(g_k(p) a_k(p)): gradient × activation, what speaks against the class dropped channel by channel."""
-    a, g = layer.cam_features(at)
+    a, g = cam_features(layer, at)
     return (g * a).clamp(min=0).sum(-1)
 
 
 @method("layercam", paper="Jiang et al., TIP 2021", **EACH_ALONE)
 def layer_cam(layer: LayerView, at: At = "norm") -> Tensor:
     """relu(sum_k relu(g_k(p)) a_k(p)): each position weighted by its own positive gradient."""
-    a, g = layer.cam_features(at)
+    a, g = cam_features(layer, at)
     return (g.clamp(min=0) * a).sum(-1)
 
 

@@ -1,4 +1,4 @@
-"""Run: walk the layers once and let every method take what it needs while the layer is on the desk."""
+"""Executor: visit the layers once, and compute what all methods need of a layer while it is at hand."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from clairvit.errors import BadInput, ClairError, NotApplicable
 from clairvit.methods.aggregation import Aggregation, reading
 from clairvit.methods.explanation import Cost
-from clairvit.methods.layer_view import LayerView, NotStackable, RunContext, laid_out, several
+from clairvit.methods.layer_view import LayerView, NotStackable, RunContext, laid_out, several, stacked
 from clairvit.methods.result import MapFunction, as_map_result
 from clairvit.methods.spec import MethodSpec
 from clairvit.tracing.attention import AttentionCall, widened
@@ -24,9 +24,9 @@ from clairvit.tracing.layer import Layer
 from clairvit.tracing.rules import RuleTable
 from clairvit.tracing.trace import Trace
 
-# How large a float32 tensor [layers·B, H, N, N] may be, in parts of the values of all layers: about a sixth of what the
-# forward kept, which is free again by then, so that five of them fit.
-TOGETHER = 1.6
+# How large a float32 tensor [layers·B, H, N, N] may be, as a multiple of the values of all layers: about a sixth of
+# what the forward kept, which is free again by then, so that five of them fit.
+STACKED_SHARE = 1.6
 
 
 @dataclass(eq=False)
@@ -53,13 +53,18 @@ def run(
     seed: int = 0,
     layers: bool = False,
 ) -> list[Result]:
-    """One result for each bound method, in order. A method that does not fit the model gets its error as result.
+    """Return one result per method, in order. A method that does not fit the model gets its error as result.
 
-    `others` are traces of the same target under the rule tables that methods read besides their own.
+    Args:
+        specs: The methods; all read this trace.
+        trace: One forward and at most one backward.
+        others: Traces of the same target under second rule tables.
+        seed: Of methods that draw random numbers.
+        layers: Keep the maps of single layers too.
     """
     results = [Result() for _ in specs]
     context = RunContext(trace, others)
-    walks = []
+    passes = []
     # The caller's autocast is for the model; our sums stay as wide as they are.
     with torch.no_grad(), torch.autocast(trace.pixels.device.type, enabled=False):
         for spec, result in zip(specs, results, strict=True):
@@ -69,31 +74,33 @@ def run(
                 if spec.aggregation is None:
                     _whole_image(spec, trace, seed, result)
                 else:
-                    walks.append(_LayerPass(spec, spec.aggregation, result, trace, layers))
+                    passes.append(_LayerPass(spec, spec.aggregation, result, trace, layers))
         for ascending in (False, True):
-            own = [walk for walk in walks if walk.aggregation.ascending == ascending]
+            ordered = [layer_pass for layer_pass in passes if layer_pass.aggregation.ascending == ascending]
             order = range(len(trace.layers)) if ascending else reversed(range(len(trace.layers)))
-            wanted = [index for index in order if any(walk.wants(index) for walk in own)]
-            for indices in at_once(wanted, trace):
-                left = own if len(indices) == 1 else _visit_together(own, indices, trace, context)
+            wanted = [index for index in order if any(layer_pass.wants(index) for layer_pass in ordered)]
+            for indices in layer_groups(wanted, trace):
+                left = ordered if len(indices) == 1 else _visit_stacked(ordered, indices, trace, context)
                 for index in indices if left else ():
                     _visit(left, LayerView(trace.layers[index], context), [index])
-        for walk in walks:
-            with _Timed(walk.result):
-                walk.finish()
+        for layer_pass in passes:
+            with _Timed(layer_pass.result):
+                layer_pass.finish()
     for spec, result in zip(specs, results, strict=True):
         unmoved = result.blank or [False] * len(trace.pixels)
         result.blank = trace.blank if spec.passes == "backward" else unmoved
     return results
 
 
-def at_once(indices: Sequence[int], trace: Trace) -> Iterator[list[int]]:
-    """Layers in groups whose N×N matrices are made together: one by one on a CPU, a few hundred MB on a GPU."""
+def layer_groups(indices: Sequence[int], trace: Trace) -> Iterator[list[int]]:
+    """Yield groups of layers whose N×N matrices are computed at once: single ones on a CPU, up to a bound on a GPU."""
     group: list[int] = []
     for index in indices:
         layer, first = trace.layers[index], trace.layers[group[0] if group else index]
-        fits = layer.call is not None and (len(group) + 1) * _square(layer.call) <= TOGETHER * _values(layer)
-        if group and not (_starting_costs(trace) and fits and _gradients(first) == _gradients(layer)):
+        fits = layer.call is not None and (len(group) + 1) * _attention_bytes(
+            layer.call
+        ) <= STACKED_SHARE * _value_bytes(layer)
+        if group and not (_launch_bound(trace) and fits and _has_gradients(first) == _has_gradients(layer)):
             yield group
             group = []
         group.append(index)
@@ -101,61 +108,63 @@ def at_once(indices: Sequence[int], trace: Trace) -> Iterator[list[int]]:
         yield group
 
 
-def _starting_costs(trace: Trace) -> bool:
-    """Does starting an operation cost more than a layer's numbers? Not on a CPU, where a layer should stay in cache."""
+def _launch_bound(trace: Trace) -> bool:
+    """Return whether launching an operation costs more than a layer's arithmetic: not on a CPU, which has caches."""
     return trace.pixels.is_cuda
 
 
-def _square(call: AttentionCall) -> int:
-    """Bytes of its A in float32."""
+def _attention_bytes(call: AttentionCall) -> int:
+    """Return the bytes of its A in float32."""
     return 4 * call.lead * call.v.shape[1] * call.queries * call.keys
 
 
-def _values(layer: Layer) -> int:
-    """Bytes of all layers' values."""
+def _value_bytes(layer: Layer) -> int:
+    """Return the bytes of all layers' values."""
     assert layer.call is not None
     return layer.count * layer.call.v.nbytes
 
 
-def _gradients(layer: Layer) -> tuple[bool, bool]:
+def _has_gradients(layer: Layer) -> tuple[bool, bool]:
     return layer.out_gradient is not None, layer.tokens_gradient is not None
 
 
-def _visit_together(
-    walks: Sequence[_LayerPass], indices: list[int], trace: Trace, context: RunContext
+def _visit_stacked(
+    passes: Sequence[_LayerPass], indices: list[int], trace: Trace, context: RunContext
 ) -> list[_LayerPass]:
-    """Visit layers at once with all methods that treat them alike; the others are given back."""
-    view = several([trace.layers[index] for index in indices], context)
-    return list(walks) if view is None else _visit(walks, view, indices)
+    """Visit layers at once with all methods that treat them alike; return the others."""
+    view = stacked([trace.layers[index] for index in indices], context)
+    return list(passes) if view is None else _visit(passes, view, indices)
 
 
-def _visit(walks: Sequence[_LayerPass], whole: LayerView, indices: list[int]) -> list[_LayerPass]:
-    """Show a view to every method that wants it; gives back those that must see its layers one by one."""
-    reading_rows: LayerView | None = None
+def _visit(passes: Sequence[_LayerPass], whole: LayerView, indices: list[int]) -> list[_LayerPass]:
+    """Show a view to every method that needs it; return those that must see its layers one by one."""
+    rows_view: LayerView | None = None
     left = []
-    for walk in walks:
-        if any(walk.wants(index) for index in indices):
-            with _Timed(walk.result):
+    for layer_pass in passes:
+        if any(layer_pass.wants(index) for index in indices):
+            with _Timed(layer_pass.result):
                 try:
-                    if walk.spec.method.output == "matrix" and not walk.spec.needs_all_rows:
-                        reading_rows = reading_rows or whole.reading_rows()
-                        walk.visit(reading_rows, indices)
+                    if layer_pass.spec.method.output == "matrix" and not layer_pass.spec.needs_all_rows:
+                        rows_view = rows_view or whole.reading_rows()
+                        layer_pass.visit(rows_view, indices)
                     else:
-                        walk.visit(whole, indices)
+                        layer_pass.visit(whole, indices)
                 except NotStackable:
-                    left.append(walk)
+                    left.append(layer_pass)
     return left
 
 
 def _check_gradient(spec: MethodSpec, trace: Trace) -> None:
-    plan = trace.recording.structure
-    if plan.barriers and spec.reads_gradients:
-        raise NotApplicable(blocked_gradient(plan.barriers, f"'{spec.text}'", attention=bool(plan.sites)))
+    structure = trace.recording.structure
+    if structure.barriers and spec.reads_gradients:
+        raise NotApplicable(blocked_gradient(structure.barriers, f"'{spec.text}'", attention=bool(structure.sites)))
 
 
 def _check_pooling(spec: MethodSpec, trace: Trace) -> None:
     allowed = spec.requires.poolings
-    if allowed and trace.layers and trace.layout.pooling not in allowed:  # no layers at all is said by the walk
+    if (
+        allowed and trace.layers and trace.layout.pooling not in allowed
+    ):  # no layers at all is reported by the layer pass
         raise NotApplicable(
             f"'{spec.method.name}' is defined for models whose head reads {' or '.join(allowed)} pooling, and "
             f"{trace.recording.model.name} has {trace.layout.pooling} pooling. Use gradcam or decompx."
@@ -163,10 +172,10 @@ def _check_pooling(spec: MethodSpec, trace: Trace) -> None:
 
 
 class _LayerPass:
-    """One method on its way through the layers."""
+    """The state of one method while the layers are visited."""
 
-    def __init__(self, spec: MethodSpec, over: Aggregation, result: Result, trace: Trace, layers: bool) -> None:
-        self.spec, self.aggregation, self.result, self.trace = spec, over, result, trace
+    def __init__(self, spec: MethodSpec, aggregation: Aggregation, result: Result, trace: Trace, layers: bool) -> None:
+        self.spec, self.aggregation, self.result, self.trace = spec, aggregation, result, trace
         count = len(trace.layers)
         if not count:
             raise NotApplicable(
@@ -174,46 +183,50 @@ class _LayerPass:
                 "Vision Transformer. Attention of another form than softmax(q kᵀ) v (factorised, linear) is not read, "
                 "nor one that runs outside torch (xformers, flash-attn kernels: switch that off); use saliency."
             )
-        self.used = over.used(count)
+        self.used = aggregation.used(count)
         self.keep_layers = layers
-        self.row: Tensor | None = over.start_row(trace.read) if over.matrices_only else None
+        self.row: Tensor | None = aggregation.start_row(trace.read) if aggregation.matrices_only else None
         self.rows_of_layers: dict[int, Tensor] = {}
 
     def wants(self, index: int) -> bool:
         return self.result.error is None and (index in self.used or self.keep_layers)
 
     def visit(self, view: LayerView, indices: list[int]) -> None:
-        """Take what the method says of a layer, or of several at once."""
+        """Add the map of a layer, or of several at once."""
         used = [place for place, index in enumerate(indices) if index in self.used]
         try:
-            said = view.once(
+            maps = view.once(
                 self.spec.key, lambda: as_map_result(self.spec.method.function(view, **dict(self.spec.options))).maps
             )
         except (NotApplicable, BadInput):
             if used:
                 raise
-            self.keep_layers = False  # the method is there for some layers only, so there is no strip of all
+            self.keep_layers = False  # the method is defined for some layers only, so not all can be kept
             return
-        each = said.reshape(len(indices), -1, *said.shape[1:])  # [layers, B, …]
-        read = self.trace.read if said.ndim == 3 else said[: each.shape[1]]
-        if said.ndim == 3 and said.shape[1] != read.shape[1]:
+        layer_maps = maps.reshape(len(indices), -1, *maps.shape[1:])  # [layers, B, …]
+        read = self.trace.read if maps.ndim == 3 else maps[: layer_maps.shape[1]]
+        if maps.ndim == 3 and maps.shape[1] != read.shape[1]:
             assert self.trace.read_rows is not None
             read = read[:, self.trace.read_rows]
         if used:
-            self._check_tokens(each)
-            self.row = self.aggregation.steps(self.row, each[used[0] : used[-1] + 1], read)
+            self._check_tokens(layer_maps)
+            self.row = self.aggregation.steps(self.row, layer_maps[used[0] : used[-1] + 1], read)
         if self.keep_layers:
-            self.rows_of_layers |= {index: reading(part, read) for index, part in zip(indices, each, strict=True)}
+            self.rows_of_layers |= {
+                i: reading(layer_map, read) for i, layer_map in zip(indices, layer_maps, strict=True)
+            }
 
-    def _check_tokens(self, each: Tensor) -> None:
-        if self.row is not None and (self.row.shape[-1] != each.shape[-1] or len(self.row) not in (1, each.shape[1])):
-            counts = [len(t) * t.shape[-1] // len(self.trace.pixels) for t in (self.row, each[0])]
+    def _check_tokens(self, layer_maps: Tensor) -> None:
+        row = self.row
+        if row is not None and (row.shape[-1] != layer_maps.shape[-1] or len(row) not in (1, layer_maps.shape[1])):
+            counts = [len(t) * t.shape[-1] // len(self.trace.pixels) for t in (row, layer_maps[0])]
             raise NotApplicable(
                 f"'{self.spec.text}' adds up layers, and this model's token count changes between them "
                 f"({counts[0]} and {counts[1]}). Use one layer: {self.spec.method.name}+last."
             )
 
     def finish(self) -> None:
+        """Fill in the result: the map on its grid, notes, and single layers."""
         if self.result.error is not None:
             return
         assert self.row is not None
@@ -230,7 +243,7 @@ class _LayerPass:
                 self.result.layers = torch.stack(rows)
 
     def _on_grid(self, row: Tensor, index: int) -> Tensor:
-        """[B, N] without its prefix tokens, as [B, rows, cols]."""
+        """Return [B, N] without its prefix tokens, as [B, rows, cols]."""
         return laid_out(row, self.trace, index).expand(len(self.trace.pixels), -1, -1)
 
 
@@ -257,7 +270,7 @@ def _parameters(function: MapFunction) -> Mapping[str, inspect.Parameter]:
 
 
 class _Timed:
-    """Adds the time spent to a result, and keeps a refusal there so that the other methods go on."""
+    """Add the time spent to a result; keep a NotApplicable error there, so that the other methods go on."""
 
     def __init__(self, result: Result) -> None:
         self.result = result

@@ -18,31 +18,22 @@ from clairvit.tracing.grid import square_patches
 from clairvit.tracing.layer import Layer
 from clairvit.tracing.per_block_gradient import cotangents, pool_gradients, through_block
 from clairvit.tracing.recorders.base import Recorder
-from clairvit.tracing.recorders.last_norm import LastNorm
 from clairvit.tracing.rules import RuleTable, rule_table
 from clairvit.tracing.trace import Trace
 
 
 def mean_of_heads(heads: Tensor) -> Tensor:
-    """[B, H, rows, N] -> [B, rows, N]."""
+    """Return the mean over heads, [B, H, rows, N] -> [B, rows, N]."""
     return weighted_heads(heads, heads.new_full(heads.shape[:2], 1 / heads.shape[1]))
 
 
 def weighted_heads(heads: Tensor, weights: Tensor) -> Tensor:
-    """sum_h w_h M_h for weights [B, H]: as a vector × matrix product, which reads the heads once."""
+    """Return sum_h w_h M_h for weights [B, H]: as a vector × matrix product, which reads the heads once."""
     return (weights[:, None] @ heads.flatten(2)).view(len(heads), *heads.shape[2:])
 
 
-def looked_at(trace: Trace) -> tuple[Tensor | None, Tensor | None]:
-    """Where class activation maps look at a ViT (see `LayerView.cam_features`), [B, N, d], and the gradient there."""
-    normed = trace[LastNorm]
-    if normed.tokens is None and trace.layout.pooling == "avg":
-        return trace.final_tokens, trace.final_gradient
-    return normed.tokens, normed.gradient
-
-
 def laid_out(tokens: Tensor, trace: Trace, index: int) -> Tensor:
-    """Tokens [n, N, …] of a layer without their prefix, where they are on the image: [n, rows, cols, …]."""
+    """Return tokens [n, N, …] of a layer without their prefix on the image grid, [n, rows, cols, …]."""
     layout, batch = trace.in_order, len(trace.pixels)
     if tokens.shape[1] == layout.tokens and len(tokens) in (1, batch):
         return tokens[:, layout.prefix :].reshape(len(tokens), *layout.grid, *tokens.shape[2:])
@@ -57,7 +48,7 @@ def laid_out(tokens: Tensor, trace: Trace, index: int) -> Tensor:
 
 
 class RunContext:
-    """What the methods of one run share beyond a layer: the trace, and gradients that come for all layers at once."""
+    """What the methods of one run share beyond a layer: the trace, and per-block gradients of all layers."""
 
     def __init__(self, trace: Trace, others: Mapping[RuleTable, Trace] = MappingProxyType({})) -> None:
         self.trace = trace
@@ -65,11 +56,13 @@ class RunContext:
         self._local: dict[str, list[Tensor]] = {}
 
     def local(self, index: int, pool: str) -> Tensor:
+        """Return d s^l / d O^l of one block, shaped as the model's attention output."""
         if pool not in self._local:
             self._local[pool] = cotangents(self.trace, pool)
         return through_block(self.trace, index, self._local[pool][index])
 
     def pool(self) -> list[Tensor]:
+        """Return each layer's d s^l / d A of the attention pool."""
         if "pool" not in self._local:
             self._local["pool"] = pool_gradients(self.trace)
         return self._local["pool"]
@@ -102,11 +95,11 @@ class LayerView:
         self.context = context
         self._whole = whole  # the view of all rows, if this one has only those the head reads
         self._rows = None if whole is None else context.trace.read_rows
-        self._made: dict[Any, Tensor] = {}
+        self._cache: dict[Any, Tensor] = {}
         self._decomposition: BlockDecomposition | None = None
 
     def reading_rows(self) -> LayerView:
-        """The same layer, only the query rows that the head reads (all of them if it reads most)."""
+        """Return the same layer with only the query rows that the head reads (all of them if it reads most)."""
         return self if self.context.trace.read_rows is None else type(self)(self.layer, self.context, whole=self)
 
     @property
@@ -142,7 +135,7 @@ class LayerView:
 
     @property
     def AG_positive(self) -> Tensor:
-        """relu(A * G), [B, H, rows, N]: four of the methods start from it."""
+        """relu(A * G), [B, H, rows, N], shared between methods."""
         return self._once("AG+", lambda: (self.A * self.G).clamp_(min=0))
 
     @property
@@ -185,12 +178,12 @@ class LayerView:
         return torch.arange(self.x.shape[1], device=self.x.device) if self._rows is None else self._rows
 
     def G_norm(self, p: int) -> Tensor:
-        """The L1 or L2 norm of each head's whole gradient matrix, [B, H]."""
+        """Return the L1 or L2 norm of each head's whole gradient matrix, [B, H]."""
         if self._whole is not None:
             return self._whole.G_norm(p)
         if p == 1:
             return self._once("G1", lambda: self.G.abs().sum((-2, -1)))
-        if "G" in self._made:
+        if "G" in self._cache:
             return self._once("G2", lambda: self.G.square().sum((-2, -1)).sqrt())
         call = self.layer.between_tokens()
         # ||dO vᵀ||² = <dOᵀ dO, vᵀ v>: two dh × dh products instead of an N × N one.
@@ -199,17 +192,17 @@ class LayerView:
         return square.clamp(min=0).sqrt()
 
     def next_tokens(self) -> tuple[Tensor, Tensor] | None:
-        """The block's output and its gradient, where another block follows; None after the last."""
+        """Return the block's output and its gradient, where another block follows; None after the last."""
         if self.index + 1 >= self.count:
             return None
         following = self.trace.layers[self.index + 1]
         return widened(following.x), widened(following.dx)
 
     def block_output(self) -> Tensor | None:
-        """x of the next block, or what the head is given, [B, N, d]."""
-        last = self.index + 1 == self.count
-        found = self.trace.final_tokens if last else self.trace.layers[self.index + 1].tokens
-        return None if found is None else widened(found)
+        """Return x of the next block, or what the head reads, [B, N, d]."""
+        is_last = self.index + 1 == self.count
+        output = self.trace.final_tokens if is_last else self.trace.layers[self.index + 1].tokens
+        return None if output is None else widened(output)
 
     def G_under(self, rules: str | RuleTable) -> Tensor:
         """Return G under the second rule table that the method requires, [B, H, rows, N]."""
@@ -218,67 +211,38 @@ class LayerView:
         return self._once(("G", table), lambda: layer.between_tokens().G(layer.dO, self._rows))
 
     def mirrored(self) -> tuple[Tensor, Tensor]:
-        """A and G of the layer as far from the end as this one is from the start (a known bug, for compat)."""
+        """Return A and G of the layer as far from the end as this one is from the start (a known bug, for presets)."""
         mirror = self.trace.layers[self.count - 1 - self.index]
         call = mirror.between_tokens()
         return call.A(self._rows), call.G(mirror.dO, self._rows)
 
     def local_G(self, pool: str) -> Tensor:
-        """d s^l / dA of this block alone, [B, H, all rows, N]; for an attention pool the pool's, [B, H, queries, N]."""
+        """Return d s^l / dA of this block alone, [B, H, all rows, N]; of an attention pool, [B, H, queries, N]."""
         if self.layout.pooling == "map" and pool == "mean":
             return self.context.pool()[self.index][..., -self.layout.tokens :]
         call = self.layer.between_tokens()
         return call.G(call.heads(self.context.local(self.index, pool)))
 
-    def cam_features(self, at: str) -> tuple[Tensor, Tensor]:
-        """Activation and gradient for class activation maps, [B, N, d] each.
-
-        "norm" is the last block's normalised input: after the last attention the patches of a CLS-pooled model have no
-        gradient. A mean-pooled model reads the patches themselves, so there it is the last block's output, after the
-        final norm if that comes before the mean.
-        """
-        if at == "input" or self.layer.call is None:  # a CNN's stages are feature maps already
-            return self.x, self.dx
-        if self.index != self.count - 1:
-            raise NotApplicable(
-                f"at=norm looks at the last block only; layer {self.index} of {self.count} was asked for. Use at=input."
-            )
-        a, g = looked_at(self.trace)
-        if a is None or g is None:
-            return self.x, self.dx  # no norm before the attention (post-norm blocks)
-        return widened(a), widened(g)
-
-    def final_features(self) -> tuple[Tensor, Tensor]:
-        """The last block's output (a CNN's feature map) and its gradient, [B, N, d] each."""
-        trace, last = self.trace, self.index == self.count - 1
-        x, dx = self.x, self.dx  # where blocks are no modules, say that
-        if self.layer.call is None:
-            return x, dx
-        if not last or trace.final_tokens is None or trace.final_gradient is None:
-            seen = f"layer {self.index} of {self.count}" if not last else "a model whose last block's end was not seen"
-            raise NotApplicable(f"at=output looks at the last block only; {seen} was asked for. Use at=input.")
-        return widened(trace.final_tokens), widened(trace.final_gradient)
-
     def once(self, key: Any, make: Callable[[], Tensor]) -> Tensor:
-        """Share a layer map between methods that name the same function and options."""
+        """Return a layer map, shared between methods with the same function and options."""
         return self._once(key, make)
 
     def _once(self, key: Any, make: Callable[[], Tensor]) -> Tensor:
-        if key not in self._made:
-            if self._whole is not None and key in self._whole._made:
+        if key not in self._cache:
+            if self._whole is not None and key in self._whole._cache:
                 assert self._rows is not None
-                self._made[key] = self._whole._made[key][..., self._rows, :]
+                self._cache[key] = self._whole._cache[key][..., self._rows, :]
             else:
-                self._made[key] = make()
-        return self._made[key]
+                self._cache[key] = make()
+        return self._cache[key]
 
 
 class NotStackable(Exception):
-    """A method asked a view of several layers where it is: show it one layer at a time."""
+    """A method asked a view of several layers for its index: show it one layer at a time."""
 
 
 class StackedLayers(LayerView):
-    """Several layers as one larger batch [layers·B, …]: on a GPU, starting a kernel costs more than a layer's numbers.
+    """Several layers as one larger batch [layers·B, …]: on a GPU, a kernel launch costs more than a layer's arithmetic.
 
     A method that treats every layer alike cannot tell the difference; asking for the index raises `NotStackable`.
     """
@@ -292,22 +256,22 @@ class StackedLayers(LayerView):
         raise NotStackable
 
 
-def several(layers: Sequence[Layer], context: RunContext) -> StackedLayers | None:
-    """One view of layers that are built alike; None if they are not."""
+def stacked(layers: Sequence[Layer], context: RunContext) -> StackedLayers | None:
+    """Return one view of layers that are built alike; None if they are not."""
     calls = [layer.call for layer in layers if layer.call is not None]
     call = merged(calls) if len(calls) == len(layers) else None
     if call is None:
         return None
 
     def joined(of: Callable[[Layer], Tensor | None]) -> Tensor | None:
-        found = [tensor for tensor in map(of, layers) if tensor is not None]
-        return torch.cat(found) if len(found) == len(layers) else None
+        tensors = [tensor for tensor in map(of, layers) if tensor is not None]
+        return torch.cat(tensors) if len(tensors) == len(layers) else None
 
-    one = replace(
+    layer = replace(
         layers[0],
         call=call,
         tokens=joined(lambda layer: layer.tokens),
         tokens_gradient=joined(lambda layer: layer.tokens_gradient),
         out_gradient=joined(lambda layer: layer.out_gradient),
     )
-    return StackedLayers(one, context)
+    return StackedLayers(layer, context)

@@ -1,4 +1,4 @@
-"""Method strings, taken apart: "rollout(fusion=max)+skipplus", "smooth(genatt+plus, n=20)"."""
+"""Parsing of method strings: "rollout(fusion=max)+skipplus", "smooth(genatt+plus, n=20)"."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STARTS = (SEARCHED, "start", "start_layer")
 
 @dataclass(frozen=True)
 class ParsedSpec:
-    """What a method string says."""
+    """A method string, split into name, options and combinator; nothing is looked up."""
 
     name: str
     inner: tuple[str, ...]  # methods inside the parentheses: smooth(genatt), ensemble(genatt, decompx)
@@ -26,7 +26,7 @@ class ParsedSpec:
 
 
 def parse_spec(text: str) -> ParsedSpec:
-    """ "rollout(fusion=max)+from:6" -> rollout, {"fusion": "max"}, "from:6"."""
+    """Return the name, options and combinator: "rollout(fusion=max)+from:6" -> rollout, {"fusion": "max"}, "from:6"."""
     match = re.fullmatch(r"\s*([\w-]+)\s*(.*)", text, re.DOTALL) if isinstance(text, str) else None
     if match is None:
         raise BadInput(f"'{text}' is not a method; {_EXPECTED}.")
@@ -48,13 +48,13 @@ def parse_spec(text: str) -> ParsedSpec:
 
 
 def refuse_auto(name: str, combinator: str, options: dict[str, Any]) -> None:
-    """A start that is "auto" is a recipe's, and whoever has a recipe has put the layer there by now."""
+    """Raise BadInput for a start layer "auto", which only a recipe can resolve."""
     typed = next((key for key in STARTS if options.get(key) == AUTO), None)
     if typed is None and combinator != f"from:{AUTO}":
         return
-    seen, layer = (f"{typed}={AUTO}", f"{name}({typed}=6)") if typed else (f"+{combinator}", f"{name}+from:6")
+    text, layer = (f"{typed}={AUTO}", f"{name}({typed}=6)") if typed else (f"+{combinator}", f"{name}+from:6")
     raise BadInput(
-        f"'{seen}' reads the layer where {name} starts from a recipe, and none with it was given. Make one by "
+        f"'{text}' reads the layer where {name} starts from a recipe, and none with it was given. Make one by "
         f"cv.choose(model, images, tune_start=['{name}']).save('recipe.json') and pass recipe='recipe.json', or type "
         f"a layer: {layer}.",
         parameters={"tune_start": name, "recipe": "recipe.json"},
@@ -62,7 +62,7 @@ def refuse_auto(name: str, combinator: str, options: dict[str, Any]) -> None:
 
 
 def split_at_commas(text: str) -> list[str]:
-    """'rollout(fusion=max,alpha=0.5),genatt' -> two: commas inside parentheses belong to what is inside."""
+    """Split at commas outside parentheses: 'rollout(fusion=max,alpha=0.5),genatt' gives two."""
     parts, depth = [""], 0
     for letter in text:
         depth += (letter == "(") - (letter == ")")
@@ -74,7 +74,7 @@ def split_at_commas(text: str) -> list[str]:
 
 
 def _parenthesis(rest: str, text: str) -> tuple[str, str]:
-    """What stands in the parenthesis that `rest` begins with, if any, and what comes after it."""
+    """Return the text inside the parenthesis that `rest` begins with, if any, and the text after it."""
     if not rest.startswith("("):
         return "", rest
     depth = 0

@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from clairvit.errors import BadInput
+from clairvit.methods.cam import last_norm_features
 from clairvit.methods.explanation import Cost
-from clairvit.methods.layer_view import laid_out, looked_at
+from clairvit.methods.layer_view import laid_out
 from clairvit.methods.multi_pass import Level, at_least_one, on_image
 from clairvit.methods.multi_pass import noise as normal_noise
 from clairvit.methods.registry import ExtraCost, Requires, method
@@ -38,7 +39,7 @@ AT_ONCE = 64  # channels that are laid out on the image at the same time
 def feature_maps(trace: Trace) -> Tensor:
     """[B, d, rows, cols]"""
     last = trace.layers[-1]
-    tokens = looked_at(trace)[0] if last.call is not None else None  # a CNN's stages are feature maps already
+    tokens = last_norm_features(trace)[0] if last.call is not None else None  # a CNN's stages are feature maps already
     return laid_out(widened(last.x if tokens is None else tokens), trace, last.index).permute(0, 3, 1, 2)
 
 

@@ -164,92 +164,93 @@ _wrappers: dict[str, Wrapper] = {}
 
 
 def wraps(name: str) -> Callable[[Wrapper], Wrapper]:
-    """Enter a function on methods, such as smooth(…), under its name."""
+    """Return a decorator that registers a function on methods, such as smooth(…), under its name."""
 
-    def enter(wrapper: Wrapper) -> Wrapper:
+    def decorate(wrapper: Wrapper) -> Wrapper:
         _wrappers[name] = wrapper
         return wrapper
 
-    return enter
+    return decorate
 
 
 def resolve_method(text: str | MethodSpec, **options: Any) -> MethodSpec:
-    """Settle a method string such as "rollout(fusion=max)+skipplus"; keyword options come on top."""
+    """Return the spec of a method string such as "rollout(fusion=max)+skipplus"; keyword options override it."""
     if isinstance(text, MethodSpec):
         if not options:
             return text
         text = text.text
     load_all()
     try:
-        written = parse_spec(text)
+        parsed = parse_spec(text)
     except BadInput as error:
-        known = [method.name for method in list_methods()]
-        raise BadInput(f"{error}{did_you_mean(text, known, ALIASES) if isinstance(text, str) else ''}") from None
-    combinator = written.combinator
-    if written.name in _wrappers:
-        return _wrappers[written.name](written, options)
-    method = find_method(written.name)
-    refuse_auto(written.name, combinator, written.options | options)
-    if written.inner:
-        raise BadInput(f"'{written.inner[0]}' in '{text}' is not an option; expected option=value.")
-    given = written.options | options
-    plus_mode = _plus_mode(method, combinator, given)
-    over, combined = _combined(method, combinator, plus_mode)
+        names = [method.name for method in list_methods()]
+        raise BadInput(f"{error}{did_you_mean(text, names, ALIASES) if isinstance(text, str) else ''}") from None
+    combinator = parsed.combinator
+    if parsed.name in _wrappers:
+        return _wrappers[parsed.name](parsed, options)
+    method = find_method(parsed.name)
+    refuse_auto(parsed.name, combinator, parsed.options | options)
+    if parsed.inner:
+        raise BadInput(f"'{parsed.inner[0]}' in '{text}' is not an option; expected option=value.")
+    typed = parsed.options | options
+    plus_mode = _plus_mode(method, combinator, typed)
+    aggregation, combined = _combined(method, combinator, plus_mode)
     for word in ("preset", "compat"):
-        if word in given:
-            given = _preset(method, str(given.pop(word)), over, combinator) | given
-    own = {key: p.default for key, p in parameters(method.function).items()}
-    if combined:
-        own |= method.option_overrides.combined
+        if word in typed:
+            typed = _preset(method, str(typed.pop(word)), aggregation, combinator) | typed
+    values = _function_defaults(method, combined)
     relu = method.relu and not combined
-    fields = layer_options(method, over)
-    for key, value in given.items():
-        ours = method.option_overrides.aliases.get(key, key)
-        if key in own:
-            own[key] = checked(_hints(method.function)[key], key, value)
-        elif ours in fields:
-            assert over is not None
-            over = replace(over, **{ours: checked(_hints(type(over))[ours], key, value)})
+    fields = layer_options(method, aggregation)
+    for key, value in typed.items():
+        name = method.option_overrides.aliases.get(key, key)
+        if key in values:
+            values[key] = checked(_hints(method.function)[key], key, value)
+        elif name in fields:
+            assert aggregation is not None
+            aggregation = replace(aggregation, **{name: checked(_hints(type(aggregation))[name], key, value)})
         elif key == "relu" and method.relu:
             relu = checked(bool, key, value)
         else:
-            raise UnknownName(_no_option(method, key, over))
-    canonical = _canonical(method, own, over, relu, combinator, plus_mode)
-    return MethodSpec(method, tuple(sorted(own.items())), over, relu, canonical)
+            raise UnknownName(_no_option(method, key, aggregation))
+    canonical = _canonical(method, values, aggregation, relu, combinator, plus_mode)
+    return MethodSpec(method, tuple(sorted(values.items())), aggregation, relu, canonical)
 
 
-def _plus_mode(method: Method, combinator: str, given: dict[str, Any]) -> str:
-    """Taken out of `given`: does a sum over layers add up what each says, or the rollouts that start at each?"""
-    mode = (
-        "layer"
-        if "plus_mode" not in given
-        else checked(Literal["layer", "subnetwork"], "plus_mode", given["plus_mode"])
-    )
-    word = combinator.partition(":")[0]
-    if "plus_mode" in given and word not in ("plus", "skipplus", "from"):
-        raise UnknownName(
-            f"'{method.name}' has no option 'plus_mode' here; it says what a sum over layers adds up. "
-            f"Use {method.name}(plus_mode={mode})+plus."
-        )
-    given.pop("plus_mode", None)
+def _function_defaults(method: Method, combined: bool) -> dict[str, Any]:
+    """Return the defaults of the function's options, which may change under a combinator."""
+    defaults = {key: p.default for key, p in parameters(method.function).items()}
+    return defaults | dict(method.option_overrides.combined) if combined else defaults
+
+
+def _plus_mode(method: Method, combinator: str, options: dict[str, Any]) -> str:
+    """Take `plus_mode` out of the options: whether a sum adds up layer maps, or rollouts that start at each layer."""
+    mode = "layer"
+    if "plus_mode" in options:
+        mode = checked(Literal["layer", "subnetwork"], "plus_mode", options["plus_mode"])
+        if combinator.partition(":")[0] not in ("plus", "skipplus", "from"):
+            raise UnknownName(
+                f"'{method.name}' has no option 'plus_mode' here; it says what a sum over layers adds up. "
+                f"Use {method.name}(plus_mode={mode})+plus."
+            )
+        del options["plus_mode"]
     if mode == "subnetwork" and not isinstance(method.aggregation, Product):
         raise NotApplicable(
             f"plus_mode=subnetwork adds up the rollouts that start at each layer, and '{method.name}' is no rollout: "
             f"its map of the network from a layer on is what that layer says. Use {method.name}+{combinator}."
         )
-    return str(mode)
+    return mode
 
 
 def _combined(method: Method, combinator: str, plus_mode: str = "layer") -> tuple[Aggregation | None, bool]:
-    """The aggregation that a combinator stands for, and whether there was one."""
+    """Return the aggregation that a combinator stands for, and whether there is a combinator."""
     if not combinator:
         return method.aggregation, False
     word, colon, number = combinator.partition(":")
     names = [c.partition(":")[0] for c in COMBINATORS]
     if word not in names or (word in ("from", "layer")) != bool(colon):
-        known = ", ".join(f"+{c}" for c in COMBINATORS)
+        listed = ", ".join(f"+{c}" for c in COMBINATORS)
         raise UnknownName(
-            f"There is no combinator '+{combinator}'; expected one of {known}.{did_you_mean(word, names)}"
+            f"There is no combinator '+{combinator}'; expected one of {listed}.{did_you_mean(word, names)}"
         )
     if method.output == "image":
         raise NotApplicable(
@@ -266,12 +267,12 @@ def _combined(method: Method, combinator: str, plus_mode: str = "layer") -> tupl
         raise BadInput(f"'+{combinator}' needs a layer number; expected +{word}:6, say.")
 
     def total(start: int | Literal["half"]) -> Aggregation:
-        own = method.aggregation
-        if plus_mode == "subnetwork" and isinstance(own, Product):
-            return Suffixes(start, own.residual, own.alpha, own.normalise)
+        product = method.aggregation
+        if plus_mode == "subnetwork" and isinstance(product, Product):
+            return Suffixes(start, product.residual, product.alpha, product.normalise)
         return Total(start)
 
-    made: dict[str, Callable[[], Aggregation]] = {
+    aggregations: dict[str, Callable[[], Aggregation]] = {
         "plus": lambda: total(0),
         "skipplus": lambda: total("half"),
         "from": lambda: total(int(number)),
@@ -280,18 +281,19 @@ def _combined(method: Method, combinator: str, plus_mode: str = "layer") -> tupl
         "last": lambda: Single(-1),
         "layer": lambda: Single(int(number)),
     }
-    return made[word](), True
+    return aggregations[word](), True
 
 
-def _preset(method: Method, name: str, over: Aggregation | None, combinator: str) -> dict[str, Any]:
+def _preset(method: Method, name: str, aggregation: Aggregation | None, combinator: str) -> dict[str, Any]:
+    """Return the options of a preset."""
     if name not in method.presets:
-        known = ", ".join(method.presets) or "none"
+        listed = ", ".join(method.presets) or "none"
         raise UnknownName(
-            f"'{method.name}' has no preset '{name}'; it has {known}.{did_you_mean(name, method.presets)}"
+            f"'{method.name}' has no preset '{name}'; it has {listed}.{did_you_mean(name, method.presets)}"
         )
     preset = dict(method.presets[name])
-    own = {*parameters(method.function), *layer_options(method, over), "relu"}
-    replaced = [key for key in preset if method.option_overrides.aliases.get(key, key) not in own]
+    options = {*parameters(method.function), *layer_options(method, aggregation), "relu"}
+    replaced = [key for key in preset if method.option_overrides.aliases.get(key, key) not in options]
     if replaced and combinator:
         raise NotApplicable(
             f"The preset '{name}' of '{method.name}' says how layers are combined ({', '.join(replaced)}), and "
@@ -308,15 +310,15 @@ def _hints(of: Any) -> dict[str, Any]:
 
 def option_hints(method: Method) -> dict[str, Any]:
     """Return the type annotation of each option of a method, under the names that users type."""
-    own = {name: _hints(method.function)[name] for name in parameters(method.function)}
+    of_function = {name: _hints(method.function)[name] for name in parameters(method.function)}
     paper_words = method.option_overrides.words
-    aggregation = {} if method.aggregation is None else _hints(type(method.aggregation))
-    layers = {paper_words.get(name, name): aggregation[name] for name in layer_options(method, method.aggregation)}
-    return own | layers | ({"relu": bool} if method.relu else {})
+    hints = {} if method.aggregation is None else _hints(type(method.aggregation))
+    of_layers = {paper_words.get(name, name): hints[name] for name in layer_options(method, method.aggregation)}
+    return of_function | of_layers | ({"relu": bool} if method.relu else {})
 
 
 def checked(hint: Any, key: str, value: Any) -> Any:
-    """The value, if the annotation of the option `key` allows it."""
+    """Return the value, if the annotation of the option `key` allows it; else raise BadInput."""
     allowed = get_args(hint) if get_origin(hint) is not None else (hint,)
     choices = [c for a in allowed if get_origin(a) is Literal for c in get_args(a)]
     choices += list(allowed) if get_origin(hint) is Literal else []
@@ -335,29 +337,32 @@ def checked(hint: Any, key: str, value: Any) -> Any:
     raise BadInput(f"{key}={value} was given; expected {' or '.join(dict.fromkeys(expected))}.{hint_text}")
 
 
-def _no_option(method: Method, key: str, over: Aggregation | None) -> str:
+def _no_option(method: Method, key: str, aggregation: Aggregation | None) -> str:
     paper_words = method.option_overrides.words
-    fields = [paper_words.get(name, name) for name in layer_options(method, over)]
-    known = [*parameters(method.function), *fields, *(["relu"] if method.relu else [])]
-    listed = ", ".join(known) or "none"
-    return f"'{method.name}' has no option '{key}' here; it has {listed}.{did_you_mean(key, known)}"
+    fields = [paper_words.get(name, name) for name in layer_options(method, aggregation)]
+    options = [*parameters(method.function), *fields, *(["relu"] if method.relu else [])]
+    listed = ", ".join(options) or "none"
+    return f"'{method.name}' has no option '{key}' here; it has {listed}.{did_you_mean(key, options)}"
 
 
 def _canonical(
-    method: Method, own: dict[str, Any], over: Aggregation | None, relu: bool, combinator: str, plus_mode: str
+    method: Method,
+    values: dict[str, Any],
+    aggregation: Aggregation | None,
+    relu: bool,
+    combinator: str,
+    plus_mode: str,
 ) -> str:
-    """Name, every option that is not the default, combinator."""
-    defaults = {key: p.default for key, p in parameters(method.function).items()}
+    """Return the canonical text: name, every option that is not the default, combinator."""
     base, combined = _combined(method, combinator, plus_mode)
-    if combined:
-        defaults |= method.option_overrides.combined
-    changed = {key: value for key, value in own.items() if value != defaults[key]}
-    if over is not None and base is not None:
+    defaults = _function_defaults(method, combined)
+    changed = {key: value for key, value in values.items() if value != defaults[key]}
+    if aggregation is not None and base is not None:
         paper_words = method.option_overrides.words
         changed |= {
-            paper_words.get(f.name, f.name): getattr(over, f.name)
-            for f in dataclasses.fields(over)
-            if getattr(over, f.name) != getattr(base, f.name)
+            paper_words.get(f.name, f.name): getattr(aggregation, f.name)
+            for f in dataclasses.fields(aggregation)
+            if getattr(aggregation, f.name) != getattr(base, f.name)
         }
     if method.relu and relu != (not combined):
         changed["relu"] = relu

@@ -20,8 +20,8 @@ Kind = Literal["tokens", "pool", "window", "reduced", "channel", "aside"]
 class AttentionCall:
     """`out` is the tensor in the model's graph; `heads` turns it (or its gradient) into [B, H, queries, dh].
 
-    Fused calls keep q, k and the mask, from which A is derived when asked for. Explicit ones (matmul, softmax, matmul)
-    keep the A and S that the model has already made.
+    Fused calls keep q, k and the mask, from which A is derived on access. Explicit ones (matmul, softmax, matmul) keep
+    the A and S that the model has already computed.
     """
 
     v: Tensor  # [B, H, keys, dh]
@@ -30,7 +30,7 @@ class AttentionCall:
     q: Tensor | None = None  # [B, H, queries, dh]
     k: Tensor | None = None  # [B, H, keys, dh]
     scale: float = 1.0
-    mask: Tensor | None = None  # added to the scores (or bool: True = may look)
+    mask: Tensor | None = None  # added to the scores (or bool: True = may attend)
     weights: Tensor | None = None  # explicit A as it meets v, [B, H, queries, keys]
     scores: Tensor | None = None  # explicit S, before the softmax
     block: int = -1  # which block it belongs to, filled in by the recording
@@ -38,7 +38,7 @@ class AttentionCall:
 
     @property
     def queries(self) -> int:
-        return int(_known(self.q).shape[-2]) if self.weights is None else int(self.weights.shape[-2])
+        return int(_required(self.q).shape[-2]) if self.weights is None else int(self.weights.shape[-2])
 
     @property
     def keys(self) -> int:
@@ -57,28 +57,28 @@ class AttentionCall:
             setattr(self, name, None if tensor is None else tensor.detach())
 
     def S(self, rows: Tensor | None = None) -> Tensor:
-        """Scaled scores before the softmax, [B, H, rows, keys]; `rows` picks queries."""
+        """Return the scaled scores before the softmax, [B, H, rows, keys]; `rows` selects queries."""
         if self.weights is not None:
             if self.scores is None or self.scores.shape != self.weights.shape:
                 raise NotApplicable(
                     "The scores before this model's softmax were not seen. Use a method that reads A: genatt."
                 )
-            return _pick(self.scores.detach(), rows)
-        return scaled_scores(_known(self.q), _known(self.k), self.scale, self.mask, rows)
+            return _select(self.scores.detach(), rows)
+        return scaled_scores(_required(self.q), _required(self.k), self.scale, self.mask, rows)
 
     def A(self, rows: Tensor | None = None) -> Tensor:
-        """Attention, [B, H, rows, keys]; row = query, rows sum to 1."""
+        """Return the attention, [B, H, rows, keys]; row = query, rows sum to 1."""
         if self.weights is not None:
-            return _wide(_pick(self.weights.detach(), rows))
+            return _wide(_select(self.weights.detach(), rows))
         return self.S(rows).softmax(-1)
 
     def G(self, gradient: Tensor, rows: Tensor | None = None) -> Tensor:
-        """dy/dA from the gradient [B, H, queries, dh] of the output: since O = A v, it is exactly gradient · vᵀ."""
-        return _wide_product(_pick(gradient.detach(), rows), self.v.detach().transpose(-2, -1))
+        """Return dy/dA from the gradient [B, H, queries, dh] of the output: O = A v, so it is exactly gradient · vᵀ."""
+        return _wide_product(_select(gradient.detach(), rows), self.v.detach().transpose(-2, -1))
 
 
 def merged(calls: Sequence[AttentionCall]) -> AttentionCall | None:
-    """Calls of several layers as one, [layers·B, H, N, …]; None if they are not built alike."""
+    """Return the calls of several layers as one, [layers·B, H, N, …]; None if they are not built alike."""
     first = calls[0]
     if len({(call.v.shape, call.scale, call.kind, call.weights is None, call.q is None) for call in calls}) > 1:
         return None
@@ -86,8 +86,8 @@ def merged(calls: Sequence[AttentionCall]) -> AttentionCall | None:
         return None
 
     def joined(name: str) -> Tensor | None:
-        found = [tensor.detach() for tensor in (getattr(call, name) for call in calls) if tensor is not None]
-        return torch.cat(found) if len(found) == len(calls) else None
+        tensors = [tensor.detach() for tensor in (getattr(call, name) for call in calls) if tensor is not None]
+        return torch.cat(tensors) if len(tensors) == len(calls) else None
 
     v = joined("v")
     assert v is not None
@@ -96,19 +96,19 @@ def merged(calls: Sequence[AttentionCall]) -> AttentionCall | None:
 
 
 def scaled_scores(q: Tensor, k: Tensor, scale: float, mask: Tensor | None = None, rows: Tensor | None = None) -> Tensor:
-    """q kᵀ · scale + mask, [B, H, rows, keys]."""
+    """Return q kᵀ · scale + mask, [B, H, rows, keys]."""
     if _tensor_cores(q):  # the scale comes after the product, where it is not rounded to half precision
-        scores = _wide_product(_pick(q.detach(), rows), k.detach().transpose(-2, -1)).mul_(scale)
+        scores = _wide_product(_select(q.detach(), rows), k.detach().transpose(-2, -1)).mul_(scale)
     else:
-        scores = (_pick(_wide(q), rows) * scale) @ _wide(k).transpose(-2, -1)
+        scores = (_select(_wide(q), rows) * scale) @ _wide(k).transpose(-2, -1)
     if mask is None:
         return scores
-    mask = mask.detach() if mask.shape[-2] == 1 else _pick(mask.detach(), rows)
+    mask = mask.detach() if mask.shape[-2] == 1 else _select(mask.detach(), rows)
     return scores.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else scores + mask
 
 
 def common_form(tensor: Tensor, batch: int) -> Tensor:
-    """[B, H, N, d], also from [B·H, N, d] (torch's multi-head attention) and [B, windows, H, N, d]."""
+    """Return [B, H, N, d], also from [B·H, N, d] (torch's multi-head attention) and [B, windows, H, N, d]."""
     if tensor.ndim == 3:
         lead = batch if tensor.shape[0] % batch == 0 else tensor.shape[0]
         return tensor.reshape(lead, -1, *tensor.shape[-2:])
@@ -120,7 +120,7 @@ def _tensor_cores(tensor: Tensor) -> bool:
 
 
 def _wide_product(a: Tensor, b: Tensor) -> Tensor:
-    """a @ b in float32 at least. Half-precision factors are exact, so tensor cores may multiply them."""
+    """Return a @ b in float32 at least. Half-precision factors are exact, so tensor cores may multiply them."""
     if not (_tensor_cores(a) and a.dtype == b.dtype and a.shape[:-2] == b.shape[:-2]):
         return _wide(a) @ _wide(b)
     left, right = (t.reshape(-1, *t.shape[-2:]) for t in (a, b))
@@ -129,18 +129,18 @@ def _wide_product(a: Tensor, b: Tensor) -> Tensor:
 
 
 def repeated(kv: Tensor, q: Tensor) -> Tensor:
-    """Grouped-query attention: give every query head its own copy of the shared key or value head."""
+    """Return the shared key or value heads of grouped-query attention, repeated for every query head."""
     if kv.ndim < 4 or kv.shape[-3] == q.shape[-3]:
         return kv
     return kv.repeat_interleave(q.shape[-3] // kv.shape[-3], -3)
 
 
-def _pick(matrix: Tensor, rows: Tensor | None) -> Tensor:
+def _select(matrix: Tensor, rows: Tensor | None) -> Tensor:
     return matrix if rows is None else matrix[..., rows, :]
 
 
 def widened(tensor: Tensor) -> Tensor:
-    """Half precision is widened before any arithmetic of ours; float64 stays."""
+    """Return half precision as float32; float32 and float64 stay."""
     return tensor.float() if tensor.dtype.itemsize < 4 else tensor
 
 
@@ -148,6 +148,6 @@ def _wide(tensor: Tensor) -> Tensor:
     return widened(tensor.detach())
 
 
-def _known(tensor: Tensor | None) -> Tensor:
+def _required(tensor: Tensor | None) -> Tensor:
     assert tensor is not None
     return tensor

@@ -98,7 +98,7 @@ class BlockDecomposition:
         return widened(self.recording.as_tokens(self.total))
 
     def values(self, *, bias: bool) -> Tensor:
-        """v [B, H, N, dh]; without bias it is the linear part of the path from x: v minus W_v beta + b_v."""
+        """Return v [B, H, N, dh]; without bias it is the linear part of the path from x: v minus W_v beta + b_v."""
         if bias:
             return self.call.v.detach()
         *before, attention = self.to_values
@@ -124,7 +124,7 @@ class BlockDecomposition:
         return self._scale(norms)
 
     def vectors(self, *, value_bias: bool = False, ln: Norms = "none") -> Vectors:
-        """f and x of T, after the linear part of the norms that are asked for."""
+        """Return f and x of T, after the linear part of the norms `ln`."""
         f, x = self._added(value_bias), widened(self.recording.as_tokens(self.start))
         norms = self.norms(ln)
         for norm in norms:
@@ -132,7 +132,7 @@ class BlockDecomposition:
         return Vectors(f, x, self.spread, self._scale(norms))
 
     def _added(self, value_bias: bool) -> Tensor:
-        """What each head's values add to x_mid, [B, H, N, d]; made once for all methods."""
+        """Return what each head's values add to x_mid, [B, H, N, d]; cached for all methods."""
         if value_bias not in self._cache:
             self._cache[value_bias] = self._carried_heads(self.values(bias=value_bias))
         return self._cache[value_bias]
@@ -148,7 +148,7 @@ class BlockDecomposition:
         return widened(torch.stack([self.recording.as_tokens(head) for head in added], 1))
 
     def norms(self, which: Norms) -> list[Norm]:
-        """Norms that x_mid goes through.
+        """Return the norms that x_mid goes through.
 
         "next": the one that reads it, wherever it leads (norm2 of a pre-norm block). "attention" and "block": those
         that the residual stream itself goes through, before the MLP and to the end of the block (post-norm blocks).
@@ -156,7 +156,7 @@ class BlockDecomposition:
         if which == "none":
             return []
         last = self.recording[OpLog].last_block_output
-        stream, norms = [self.total], list[Norm]()  # the stream under all its names: views of it too
+        stream, norms = [self.total], list[Norm]()  # the stream and its views
         for number, step in enumerate(self.after):
             if any(t is last for t in stream):
                 break  # what follows is the head
@@ -182,7 +182,7 @@ class BlockDecomposition:
         return norms
 
     def resultant(self, norms: list[Norm]) -> Tensor:
-        """x_mid after these norms, [B, N, d]: the true vector that the T_ij add up to, but for biases."""
+        """Return x_mid after these norms, [B, N, d]: the true vector that the T_ij add up to, but for biases."""
         y = self.x_mid
         for norm in norms:
             y = norm.linear(y, spread=False) * self._scale([norm])
@@ -190,7 +190,7 @@ class BlockDecomposition:
         return y
 
     def _scale(self, norms: list[Norm]) -> Tensor:
-        """The product of 1/sigma, [B, N, 1]."""
+        """Return the product of 1/sigma, [B, N, 1]."""
         x = self.recording.as_tokens(self.start)
         scale = widened(x.new_ones(*x.shape[:2], 1))
         for norm in norms:

@@ -54,7 +54,7 @@ class Capture(TorchFunctionMode):
         self._after_blocks = False
         self._block = -1
         self._depth = 0  # > 0 inside torch's own multi-head attention
-        self._attending: dict[int, Tensor] = {}  # the softmax output and what was made of it, until it meets v
+        self._attending: dict[int, Tensor] = {}  # the softmax output and tensors derived from it, until it meets v
         self._scores: Tensor | None = None
         self._product: tuple[Tensor, Tensor, Tensor] | None = None  # the last q and kᵀ candidates, and q kᵀ
         self._activated: Tensor | None = None  # the last activation output: a gate, if it is multiplied next

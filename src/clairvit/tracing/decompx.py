@@ -73,7 +73,7 @@ def _deferred(path: Sequence[PathStep], recording: Recording, first: int) -> set
 
     So W_o b_v + b_o is distributed over the vectors of the residual stream, as DecompX does it.
     """
-    # A step may return its input (contiguous, to): such a tensor was made before.
+    # A step may return its input (contiguous, to): such a tensor existed before.
     maker = {id(t): link for link in path for t in link.step.outputs if all(t is not c for c in link.carriers)}
     deferred = set[int]()
     for link in path:

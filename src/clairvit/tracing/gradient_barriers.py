@@ -2,8 +2,8 @@
 
 Quantised layers (int8 kernels have no backward), layers that compute under torch.no_grad(), rounding without a
 straight-through estimator. A gradient that has to pass one of them is missing or incomplete, so every map that is
-read off it would be wrong. Nothing is assumed from class names: each layer is asked for its gradient, and where there
-is none it is run again on a changed input, so that a layer which only makes positions for its input does not count.
+read off it would be wrong. Nothing is assumed from class names: each layer's gradient is computed, and where there is
+none the layer is run again on a changed input, so that one which only makes positions for its input does not count.
 """
 
 from __future__ import annotations
@@ -52,20 +52,20 @@ def blocked_gradient(barriers: Sequence[Barrier], what: str, *, attention: bool 
 
 
 class BarrierFinder:
-    """Checks every module call of one forward; `check` is made for a forward hook with keyword arguments."""
+    """Check every module call of one forward; `check` is a forward hook with keyword arguments."""
 
     def __init__(self, module: nn.Module) -> None:
         self.names = {id(part): name for name, part in module.named_modules()}
         self.barriers: list[Barrier] = []
-        self.busy = False  # a module is being run again: its parts' hooks must look away
+        self.busy = False  # a module is being run again: hooks of its submodules must do nothing
         self._blocked: dict[int, bool] = {}  # by module: one called many times is checked until it blocks
 
     def check(self, module: nn.Module, args: Any, kwargs: Any, out: Any) -> Any:
         """Return the output with a stand-in gradient path if the module blocks the gradient, else None.
 
-        Innermost modules come first, so a container is only to blame for what its parts let through.
+        Innermost modules come first, so a container is checked only for what its submodules let through.
         """
-        if not torch.is_grad_enabled():  # inside no_grad() or a checkpoint: the module around it answers for that
+        if not torch.is_grad_enabled():  # inside no_grad() or a checkpoint: the module around it is checked
             return None
         inputs = [x for x in tree_flatten((args, kwargs))[0] if isinstance(x, Tensor) and x.requires_grad]
         outputs = [x for x in tree_flatten(out)[0] if _carries_values(x)]
@@ -158,7 +158,7 @@ def _differentiable(value: Any) -> bool:
 
 
 def _gradient_returns(inputs: list[Tensor], outputs: list[Tensor], *, thorough: bool) -> bool:
-    """Does some gradient come from the outputs back to the inputs? `thorough` makes the backward to see."""
+    """Return whether some gradient comes from the outputs back to the inputs; `thorough` runs the backward."""
     alive = [x for x in outputs if x.requires_grad]
     nodes = [x.grad_fn for x in alive]
     if not alive or all(node is not None and NO_KERNEL in node.name() for node in nodes):
@@ -170,13 +170,13 @@ def _gradient_returns(inputs: list[Tensor], outputs: list[Tensor], *, thorough: 
     try:
         gradients = torch.autograd.grad(alive, inputs, directions, retain_graph=True, allow_unused=True)
     except CheckpointError:
-        return True  # recomputed in the backward: another matter, which the trace's own backward reports
+        return True  # recomputed in the backward: the trace's own backward reports that
     return any(gradient is not None and bool(gradient.any()) for gradient in gradients)
 
 
 @torch.no_grad()
 def _follows_input(module: nn.Module, args: Any, kwargs: Any, outputs: list[Tensor]) -> bool:
-    """Does the output change with the values of the inputs? Positions made for an input's shape do not."""
+    """Return whether the output changes with the values of the inputs; positions for an input's shape do not."""
     generator = torch.Generator().manual_seed(0)
 
     def moved(value: Any) -> Any:
@@ -187,8 +187,8 @@ def _follows_input(module: nn.Module, args: Any, kwargs: Any, outputs: list[Tens
         return value.detach() + (step * torch.randn(value.shape, generator=generator).to(step)).to(value.dtype)
 
     with torch._C.DisableTorchFunction():  # a capture must not see this
-        again = module.forward(*tree_map(moved, args), **tree_map(moved, kwargs))
-    others = [x for x in tree_flatten(again)[0] if _carries_values(x)]
+        rerun = module.forward(*tree_map(moved, args), **tree_map(moved, kwargs))
+    others = [x for x in tree_flatten(rerun)[0] if _carries_values(x)]
     return any(
         a.shape != b.shape or not torch.equal(_plain(a), _plain(b)) for a, b in zip(outputs, others, strict=False)
     )

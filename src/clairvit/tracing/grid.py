@@ -56,7 +56,7 @@ def square_patches(count: int, image: tuple[int, int]) -> tuple[int, int] | None
 def in_order(tokens: Tensor, layout: Layout, pixels: Tensor) -> bool:
     """Return whether patch tokens [N, d] depend on the pixels of their own cell: some models sort them by windows."""
     if not tokens.requires_grad:
-        return True  # nobody can tell
+        return True  # cannot be told
     rows, cols = layout.grid
     independent, dependent = False, False
     for row, col in ((0, cols - 1), (rows // 2, cols - 1), (rows - 1, 0), (rows - 1, cols - 1)):

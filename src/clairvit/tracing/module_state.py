@@ -1,4 +1,4 @@
-"""The user's model is a guest: what a trace needs is set inside `with visiting(module)` and put back on the way out."""
+"""Module state: what a trace needs of the user's model is set inside `with frozen_eval(module)` and restored."""
 
 from __future__ import annotations
 
@@ -28,31 +28,31 @@ _CHECKPOINTING_FLAGS = ("grad_checkpointing", "gradient_checkpointing")
 
 @contextmanager
 def own_grad_mode() -> Iterator[None]:
-    """Gradients on, whatever mode the caller is in: evaluation code often runs under no_grad or inference_mode."""
+    """Enable gradients whatever mode the caller is in: evaluation code often runs under no_grad or inference_mode."""
     with torch.inference_mode(False), torch.enable_grad():
         yield
 
 
 @contextmanager
 def frozen_eval(module: nn.Module) -> Iterator[None]:
-    """Evaluation mode, frozen parameters, no gradient checkpointing; everything restored, also after Ctrl-C.
+    """Set evaluation mode, freeze parameters, switch checkpointing off; restore everything, also after Ctrl-C.
 
-    Hooks and flags live on the module and not on the thread, so one trace at a time may visit a module, or any model
-    that shares a part or a weight with it.
+    Hooks and flags live on the module and not on the thread, so one trace at a time may use a module, or any model
+    that shares a submodule or a weight with it.
     """
     with _exclusive(module):
         before: list[tuple[Any, str, Any]] = []
         try:
-            for part in module.modules():
-                own = part.__dict__
-                if part.training:
-                    before.append((part, "training", True))
-                    part.training = False
+            for submodule in module.modules():
+                attributes = submodule.__dict__
+                if submodule.training:
+                    before.append((submodule, "training", True))
+                    submodule.training = False
                 for flag in _CHECKPOINTING_FLAGS:
-                    if own.get(flag) is True:
-                        before.append((part, flag, True))
-                        setattr(part, flag, False)
-                for parameter in own["_parameters"].values():
+                    if attributes.get(flag) is True:
+                        before.append((submodule, flag, True))
+                        setattr(submodule, flag, False)
+                for parameter in attributes["_parameters"].values():
                     if parameter is not None and parameter.requires_grad:
                         if parameter.is_inference():
                             raise CaptureError(INFERENCE_WEIGHTS)
@@ -60,8 +60,8 @@ def frozen_eval(module: nn.Module) -> Iterator[None]:
                         parameter.requires_grad = False
             yield
         finally:
-            for thing, name, value in before:
-                setattr(thing, name, value)
+            for owner, name, value in before:
+                setattr(owner, name, value)
 
 
 def this_thread_only(hook: Callable[..., Result]) -> Callable[..., Result | None]:

@@ -175,12 +175,13 @@ def second_factor(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
 
 def softmax_dim(args: Sequence[Any], kwargs: Mapping[str, Any]) -> int | None:
     """Return the axis of a softmax."""
-    return kwargs.get("dim", args[1] if len(args) > 1 else None)
+    dim: int | None = kwargs.get("dim", args[1] if len(args) > 1 else None)
+    return dim
 
 
 def einsum_operands(args: Sequence[Any]) -> Sequence[Any]:
     """Return the tensors of an einsum, also if they were passed as one list."""
-    return args[1] if len(args) == 2 and isinstance(args[1], list | tuple) else args[1:]  # type: ignore[no-any-return]
+    return args[1] if len(args) == 2 and isinstance(args[1], list | tuple) else args[1:]
 
 
 def is_over_last_axis(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
@@ -227,7 +228,8 @@ class NormalizeArguments:
 
     def inverse_length(self, x: Tensor) -> Tensor:
         """Return 1 / max(||x||_p, eps)."""
-        return 1 / x.norm(self.p, self.dim, keepdim=True).clamp_min(self.eps)
+        length: Tensor = x.norm(self.p, self.dim, keepdim=True)
+        return 1 / length.clamp_min(self.eps)
 
 
 def causal_mask(q: Tensor, k: Tensor) -> Tensor:

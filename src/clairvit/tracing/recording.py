@@ -44,7 +44,7 @@ class Recording:
     rules: tuple[RuleTable, ...]
     differentiable: bool
     recorders: Mapping[type[Recorder], Recorder]
-    forwards: int = field(default=1)  # passes over the batch, with those that `Trace.again` made for it
+    forwards: int = field(default=1)  # passes over the batch, with those of `Trace.again`
     backwards: int = field(default=0)
     options: ExecutionOptions = field(default_factory=ExecutionOptions)  # how perturbed inputs of it are run
 
@@ -259,14 +259,14 @@ class _ForwardPass:
         if self.start is not None and not self.inputs:
             tokens.copy_(self.start)  # in place, so that a residual next to the module starts from it too
         self.inputs.append(tokens)
-        # A block that overwrites its input is given a copy; ours must stay what it was.
-        given = tokens.clone() if self.structure.writes_in_place else tokens
-        self.capture.enter_block(given)
-        if given is tokens:
+        # A block that overwrites its input gets a copy; ours must stay what it was.
+        block_input = tokens.clone() if self.structure.writes_in_place else tokens
+        self.capture.enter_block(block_input)
+        if block_input is tokens:
             return None
         return (
-            tuple(given if a is tokens else a for a in args),
-            {name: given if a is tokens else a for name, a in kwargs.items()},
+            tuple(block_input if a is tokens else a for a in args),
+            {name: block_input if a is tokens else a for name, a in kwargs.items()},
         )
 
     def _leave(self, module: Any, args: Any, out: Any) -> None:

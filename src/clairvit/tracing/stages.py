@@ -19,7 +19,7 @@ from clairvit.errors import CaptureError
 from clairvit.tracing.grid import MOST_PREFIX_TOKENS, channels_first, fits_image
 from clairvit.tracing.module_state import this_thread_only
 
-_GLOBAL_POOLS = (nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d)  # the head's reading, no feature map of its own
+_GLOBAL_POOLS = (nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d)  # part of the head, no feature map
 Grid = tuple[int, int]
 
 

@@ -1,6 +1,6 @@
-"""Structure: how a model is built, so that nobody has to say where its blocks, patches and class token are.
+"""Structure: how a model is built, found without being told where its blocks, patches and class token are.
 
-Found by one forward of one image with hooks on every module. A block is the largest module that takes tokens and holds
+It takes one forward of one image with hooks on every module. A block is the largest module that takes tokens and holds
 exactly one attention call. The grid comes from the patch embedding, the prefix from the token count, the pooling from
 which rows of the last attention the scores depend on. A model without attention has stages instead (`stages.py`).
 """
@@ -106,7 +106,7 @@ class _Visit:
     """One call of one module."""
 
     module: nn.Module
-    tokens: Tensor | None  # the token tensor it was given
+    tokens: Tensor | None  # the token tensor among its arguments
     version: int
     first_call: int  # attention calls before it
     sees_image: bool  # the tokens depend on the pixels
@@ -129,7 +129,7 @@ class _ModuleVisits(Recorder):
         self.stack: list[_Visit] = []
         self.visits: list[list[_Visit]] = []  # for each attention call, the modules around it, outermost first
         self.grids: list[tuple[int, int]] = []  # spatial sizes of the convolutions before the first attention
-        self.read_by_head: list[Tensor] = []  # what the last linear layers were given, one vector per image
+        self.read_by_head: list[Tensor] = []  # inputs of the last linear layers, one vector per image
         self.outermost: list[ModuleCall] = []  # every call of a module, as a tree
         self.call_counts: Counter[nn.Module] = Counter()
 
@@ -379,7 +379,7 @@ def with_pooling(
     if not all(call.out.requires_grad for call, site in zip(calls, sites, strict=True) if site.kind != "aside"):
         raise CaptureError(CHECKPOINTED)
     pools = [i for i in range(layers[-1] + 1, len(sites)) if sites[i].kind == "pool"]
-    # A new head is often all zeros and passes no gradient; then ask what its linear layers were given.
+    # A new head is often all zeros and passes no gradient; then see what its linear layers read.
     for outputs in (scores, read_by_head):
         for i in reversed(pools):  # a pool that is built but not read has no gradient
             rows = _rows_read(calls[i], outputs)
@@ -436,7 +436,7 @@ def pool_row(pools: tuple[AttentionCall, ...], layout: Layout) -> Tensor:
         latent = sum(weight * queries[:, index] for index, weight in layout.read)
         attention = latent if call is pools[-1] and isinstance(latent, Tensor) else queries.mean(1)
         extra = attention.shape[1] - layout.tokens  # CLS among the keys
-        if extra < 0:  # a pool that is not given the prefix tokens reads nothing of them
+        if extra < 0:  # a pool that does not see the prefix tokens reads nothing of them
             attention, extra = F.pad(attention, (-extra, 0)), 0
         row = attention[:, extra:] + (0 if row is None else attention[:, :extra].sum(1, keepdim=True) * row)
     assert row is not None

@@ -292,7 +292,7 @@ def run_backward(
         )
         for index, (x, place) in enumerate(zip(recording.inputs, places, strict=True))
     )
-    made = Trace(
+    result = Trace(
         recording=recording,
         target=target,
         rules=table,
@@ -305,7 +305,7 @@ def run_backward(
     )
     if not keep:
         recording.release_graph()
-    return made
+    return result
 
 
 def _gradients(

@@ -34,10 +34,9 @@ class HeadReplay(Recorder):
     def finish(self, recording: Recording) -> None:
         self._start = recording.end
         if not recording.structure.whole_blocks:  # recorded from the last attention on
-            made = [
-                i for i, (f, *_, out) in enumerate(self._steps) if ops.kind_of(f) in ops.SUMS and out is self._start
-            ]
-            del self._steps[: made[-1] + 1 if made else 0]
+            sums = [i for i, step in enumerate(self._steps) if ops.kind_of(step[0]) in ops.SUMS]
+            last = max((i for i in sums if self._steps[i][3] is self._start), default=-1)
+            del self._steps[: last + 1]
 
     def replay(self, tokens: Tensor, end: Tensor) -> Tensor:
         """Return the value that `end` would have had if `tokens` had been the last block's output."""

@@ -123,7 +123,7 @@ def softmax_identity_rule(call: Call, c: Tensor) -> Gradients:
 
 
 def shared_attention(call: Call, c: Tensor) -> Gradients:
-    """A v and q kᵀ give each factor half of what it would have alone, the softmax between hands relevance on."""
+    """A v and q kᵀ give each factor half of what it would have alone, the softmax between passes relevance on."""
     return _shared_attention(call, c, rescaled=False)
 
 
@@ -151,7 +151,7 @@ def _shared_attention(call: Call, c: Tensor, *, rescaled: bool) -> Gradients:
 def rescaled_sum(call: Call, c: Tensor) -> Gradients:
     """a + b: shares in proportion, then each branch scaled to |sum R_a| / (|sum R_a| + |sum R_b|) of the total.
 
-    The sums are each image's own; the authors' code sums over the batch, which is the same for one image.
+    The sums are per image; the authors' code sums over the batch, which is the same for one image.
     """
     scales = branch_scales(call.inputs, c, call.arguments["batch"], call.arguments["axis"])
     return tuple(

@@ -1,0 +1,70 @@
+"""A method with a recorder of its own, from outside the package: it declares what it needs, and reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+import clairvit as cv
+from clairvit.errors import CaptureError
+from clairvit.methods.aggregation import Single
+from clairvit.methods.layer_view import LayerView
+from clairvit.methods.registry import Requires, _registry, register
+from clairvit.tracing import ops
+from clairvit.tracing.recorders.base import Op, Recorder
+from clairvit.tracing.recording import Recording, record
+from tiny import pixels, wrapped
+
+
+class HiddenActivations(Recorder):
+    kinds = frozenset({ops.ACTIVATION})
+
+    def __init__(self) -> None:
+        self.outputs: dict[int, Tensor] = {}
+
+    def on_op(self, op: Op) -> None:
+        self.outputs[op.block] = op.output.detach()
+
+    def at_layer(self, index: int, recording: Recording) -> Tensor:
+        return self.outputs[index]
+
+
+def active_share(layer: LayerView, threshold: float = 0.0) -> Tensor:
+    """mean_k [h_k > threshold]: which share of a token's hidden MLP units is active."""
+    return (layer[HiddenActivations] > threshold).float().mean(-1)  # [B, N]
+
+
+REQUIRES = Requires(passes="forward", recorders=(HiddenActivations,))
+
+
+@pytest.fixture
+def registered() -> Iterator[None]:
+    fields = {"family": "attention", "paper": "a test", "class_specific": False}
+    register("active-share", active_share, output="tokens", aggregation=Single(-1), requires=REQUIRES, **fields)
+    yield
+    del _registry["active-share"]
+
+
+@pytest.mark.usefixtures("registered")
+@pytest.mark.parametrize("text", ["active-share", "active-share(threshold=0.05)", "active-share+layer:0"])
+def test_a_method_reads_its_own_recorder(text: str) -> None:
+    model, images = wrapped("timm-vit"), pixels("timm-vit")
+    hidden: list[Tensor] = []
+    hooks = [b.mlp.act.register_forward_hook(lambda m, i, out: hidden.append(out)) for b in model.module.blocks]
+    model.logits(images)
+    for hook in hooks:
+        hook.remove()
+    chosen, threshold = hidden[0 if "layer:0" in text else -1], 0.05 if "threshold" in text else 0.0
+    expected = (chosen > threshold).float().mean(-1)
+    ex = cv.explain(model, images, text)
+    assert torch.equal(ex.maps.flatten(1), expected[:, -ex.maps[0].numel() :])
+    assert (ex.cost.forwards, ex.cost.backwards) == (1, 0)
+
+
+def test_a_recorder_that_was_not_required_is_missing() -> None:
+    recording = record(wrapped("timm-vit"), pixels("timm-vit"), differentiable=False)
+    with pytest.raises(CaptureError, match=r"HiddenActivations was not recorded; .*Requires\(recorders="):
+        recording[HiddenActivations]
