@@ -237,7 +237,7 @@ def _case(
         void=part.void,
         labels=None if labels is None else tuple(labels),
         others=None if others is None else tuple(others),
-        shape=request.shape,
+        transform=request.shape,
         seed=request.seed,
     )
 
