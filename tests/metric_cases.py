@@ -24,8 +24,8 @@ def case_of(
     return EvalContext(cast(Trace, trace), (), maps, masks=masks, void=void, seed=seed)
 
 
-def values(text: str, case: EvalContext) -> Tensor:
+def values(text: str, context: EvalContext) -> Tensor:
     """[M, B]: what a metric says of each image, with or without a curve."""
-    said = resolve_metric(text)(case)
+    said = resolve_metric(text)(context)
     found: Tensor = said.values if isinstance(said, MetricOutput) else said
     return found

@@ -12,7 +12,7 @@ import clairvit as cv
 from clairvit.methods.ensembles import joined
 from clairvit.methods.ensembles import ranks as scaled_ranks
 from clairvit.metrics.similarity import spearman
-from clairvit.numerics import average_ranks
+from clairvit.numerics import average_ranks, is_constant, min_max, over_largest, pool_to_grid
 from clairvit.papers import comparison as beside
 from clairvit.selection import stats
 from helpers.operations import LargestResult
@@ -75,3 +75,18 @@ def test_an_ensemble_of_pixel_maps_runs_at_224() -> None:
         made = cv.explain(model, image, "ensemble(saliency(level=pixel),lrp(level=pixel))", target=1)
     assert made.maps.shape == (1, SIDE, SIDE)
     assert largest.elements < 100 * SIDE**2, largest.operation
+
+
+def test_min_max_and_over_largest_scale_each_row_by_itself() -> None:
+    values = torch.tensor([[-4.0, 0.0, 2.0], [3.0, 3.0, 3.0], [0.0, 0.0, 0.0]], dtype=torch.float64)
+    assert torch.equal(min_max(values, 1), torch.tensor([[0, 4 / 6, 1], [0, 0, 0], [0, 0, 0]], dtype=torch.float64))
+    assert torch.equal(over_largest(values, 1), torch.tensor([[-1, 0, 0.5], [1, 1, 1], [0, 0, 0]], dtype=torch.float64))
+    assert torch.equal(min_max(values.reshape(3, 1, 3), (1, 2))[:, 0], min_max(values, 1))
+    assert is_constant(values, 1).tolist() == [False, True, True]
+    assert not is_constant(torch.tensor([float("nan")] * 3), 0)
+
+
+def test_pool_to_grid_averages_cells() -> None:
+    maps = torch.arange(16.0).reshape(1, 4, 4)
+    assert pool_to_grid(maps, (2, 2)).tolist() == [[[2.5, 4.5], [10.5, 12.5]]]
+    assert pool_to_grid(maps, (4, 4)) is maps

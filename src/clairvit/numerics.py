@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -37,3 +38,38 @@ def average_ranks(values: Tensor) -> Tensor:
 def widened(tensor: Tensor) -> Tensor:
     """Return half precision as float32, before any arithmetic; float32 and float64 stay as they are."""
     return tensor.float() if tensor.dtype.itemsize < 4 else tensor
+
+
+def min_max(values: Tensor, dim: int | tuple[int, ...]) -> Tensor:
+    """Return (x − min) / (max − min) over the axes `dim`; 0 where all values are equal.
+
+    Example:
+        >>> min_max(torch.tensor([[2.0, 4.0, 6.0], [3.0, 3.0, 3.0]]), dim=1)
+        tensor([[0.0000, 0.5000, 1.0000],
+                [0.0000, 0.0000, 0.0000]])
+    """
+    low, high = values.amin(dim, keepdim=True), values.amax(dim, keepdim=True)
+    return (values - low) / torch.where(high == low, torch.ones_like(high), high - low)
+
+
+def over_largest(values: Tensor, dim: int | tuple[int, ...]) -> Tensor:
+    """Return x / max |x| over the axes `dim`; zeros where all values are 0.
+
+    Example:
+        >>> over_largest(torch.tensor([1.0, -4.0, 2.0]), dim=0)
+        tensor([ 0.2500, -1.0000,  0.5000])
+    """
+    largest = values.abs().amax(dim, keepdim=True)
+    return values / torch.where(largest == 0, torch.ones_like(largest), largest)
+
+
+def is_constant(values: Tensor, dim: int | tuple[int, ...]) -> Tensor:
+    """Return whether all values are equal over the axes `dim`, bool; False with NaN among them."""
+    return values.amax(dim) == values.amin(dim)
+
+
+def pool_to_grid(maps: Tensor, grid: tuple[int, int]) -> Tensor:
+    """Return maps [B, rows, cols] averaged over each cell of a coarser grid; as they are if they have its shape."""
+    if tuple(maps.shape[-2:]) == grid:
+        return maps
+    return F.adaptive_avg_pool2d(maps[:, None], grid)[:, 0]

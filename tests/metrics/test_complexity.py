@@ -47,10 +47,10 @@ def test_effective_complexity_is_each_maps_own() -> None:
 
 
 def test_nearest_upsampling_keeps_the_gini_index() -> None:
-    case = case_of(maps(RAMP))
-    fine = resolve_metric("sparseness(resolution=pixel,upsampling=nearest)")(case)
-    assert float(fine) == pytest.approx(float(resolve_metric("sparseness")(case)), abs=1e-12)
-    assert float(resolve_metric("sparseness(resolution=pixel)")(case)) != pytest.approx(float(fine), abs=1e-3)
+    context = case_of(maps(RAMP))
+    fine = resolve_metric("sparseness(resolution=pixel,upsampling=nearest)")(context)
+    assert float(fine) == pytest.approx(float(resolve_metric("sparseness")(context)), abs=1e-12)
+    assert float(resolve_metric("sparseness(resolution=pixel)")(context)) != pytest.approx(float(fine), abs=1e-3)
 
 
 def test_focusvit_reads_it_the_other_way_round() -> None:

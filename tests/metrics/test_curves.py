@@ -16,7 +16,7 @@ from torch import Tensor
 
 import clairvit as cv
 from clairvit.errors import BadInput
-from clairvit.metrics.curves import Walk, area, passes
+from clairvit.metrics.curves import Walk, area_under_curve, passes
 from clairvit.metrics.registry import find_metric, resolve_metric
 from clairvit.perturbation.removal import background
 from helpers.rounding import assert_same
@@ -197,9 +197,9 @@ def test_so_many_patches_at_a_time() -> None:
 
 def test_areas() -> None:
     x, y = torch.tensor([[0.1, 0.3, 0.9], [1.0, 3.0, 2.0]], dtype=torch.float64)
-    assert_same(area(x, y, "none"), 0.4 + 1.5)
-    assert_same(area(x, y, "width"), 1.9 / 0.8)
-    assert_same(area(x, y, "steps"), 2 + 2.5)
+    assert_same(area_under_curve(x, y, "none"), 0.4 + 1.5)
+    assert_same(area_under_curve(x, y, "width"), 1.9 / 0.8)
+    assert_same(area_under_curve(x, y, "steps"), 2 + 2.5)
 
 
 def test_pixels_cannot_be_dropped() -> None:

@@ -11,9 +11,9 @@ from torch import Tensor
 
 import clairvit as cv
 from clairvit.errors import BadInput
-from clairvit.metrics.localisation import thresholded
+from clairvit.metrics.localisation import SWEEP, binarise, otsu, score_thresholded
 from clairvit.metrics.registry import MetricOutput, resolve_metric
-from clairvit.metrics.threshold import SWEEP, binary, min_max, otsu
+from clairvit.numerics import min_max
 from metric_cases import case_of, values
 from tiny import double
 
@@ -54,11 +54,11 @@ def test_thresholded_metrics_by_hand() -> None:
     maps[:, :2] = 1
     masks = torch.zeros(1, SIZE, SIZE, dtype=torch.bool)
     masks[:, :, :8] = True
-    case = case_of(maps, masks=masks)
-    assert float(values(f"pixel-accuracy({NEAR})", case)) == 0.5
-    assert float(values(f"iou({NEAR})", case)) == pytest.approx(1 / 3)
-    assert float(values(f"iou({NEAR},classes=two)", case)) == pytest.approx(1 / 3)
-    assert float(values(f"f1({NEAR})", case)) == 0.5
+    context = case_of(maps, masks=masks)
+    assert float(values(f"pixel-accuracy({NEAR})", context)) == 0.5
+    assert float(values(f"iou({NEAR})", context)) == pytest.approx(1 / 3)
+    assert float(values(f"iou({NEAR},classes=two)", context)) == pytest.approx(1 / 3)
+    assert float(values(f"f1({NEAR})", context)) == 0.5
     void = torch.zeros_like(masks)
     void[:, 8:] = True
     assert float(values(f"iou({NEAR})", case_of(maps, masks=masks, void=void))) == 0.5
@@ -72,16 +72,16 @@ def test_a_set_is_one_confusion_matrix_of_all_pixels(name: str, threshold: str) 
     void = torch.rand(5, SIZE, SIZE, generator=torch.Generator().manual_seed(9)) < 0.2
     masks[3] = False
     maps[0][1, 2, 2] = math.nan
-    case = case_of(*maps, masks=masks, void=void)
-    said = resolve_metric(with_options(name, f"threshold={threshold},over=set"))(case)
+    context = case_of(*maps, masks=masks, void=void)
+    said = resolve_metric(with_options(name, f"threshold={threshold},over=set"))(context)
     assert isinstance(said, MetricOutput)
-    fine = list(case.fine("bilinear"))
+    fine = list(context.pixel_maps("bilinear"))
     for method in range(2):
         use = [image for image in range(5) if image != 3 and not (method == 0 and image == 1)]
         edges = SWEEP if threshold == "sweep" else (None,)
         every, each = [], []
         for place, _ in enumerate(edges):
-            cut = binary(fine[method], threshold)[place]
+            cut = binarise(fine[method], threshold)[place]
             keep = ~void
             pool = [(cut[i][keep[i]].numpy(), masks[i][keep[i]].numpy()) for i in use]
             every.append(by_hand(name, np.concatenate([a for a, _ in pool]), np.concatenate([b for _, b in pool])))
@@ -120,22 +120,22 @@ def test_a_set_through_evaluate_goes_beyond_a_batch() -> None:
 
 
 def test_chefers_presets() -> None:
-    case = case_of(noise(), masks=some_masks())
+    context = case_of(noise(), masks=some_masks())
     for name, same in (
         ("pixel-accuracy", "pixel-accuracy(threshold=mean,over=set)"),
         ("iou", "iou(threshold=mean,over=set,classes=two)"),
         ("f1", "f1(threshold=mean,rows=true)"),
     ):
         assert resolve_metric(f"{name}(preset=chefer)") == resolve_metric(same)
-        assert values(f"{name}(preset=coporan)", case).equal(values(name, case)), "0.5, image by image"
+        assert values(f"{name}(preset=coporan)", context).equal(values(name, context)), "0.5, image by image"
 
 
 def test_chefers_f1_is_row_by_row_and_zero_where_a_row_has_no_object() -> None:
     masks = torch.zeros(2, SIZE, SIZE, dtype=torch.bool)
     masks[:, 3:9, 2:11] = True
-    case = case_of(noise(2), masks=masks)
-    (maps,) = case.fine("bilinear")
-    found = values("f1(preset=chefer)", case)
+    context = case_of(noise(2), masks=masks)
+    (maps,) = context.pixel_maps("bilinear")
+    found = values("f1(preset=chefer)", context)
     for image in range(2):
         said = maps[image] > maps[image].mean()
         rows = []
@@ -144,44 +144,44 @@ def test_chefers_f1_is_row_by_row_and_zero_where_a_row_has_no_object() -> None:
             total = int(said[row].sum()) + int(masks[image, row].sum())
             rows.append(2 * both / total if masks[image, row].any() else 0.0)
         assert float(found[0, image]) == pytest.approx(sum(rows) / SIZE, abs=1e-12)
-    assert not torch.allclose(found, values("f1(threshold=mean)", case), atol=0.01)
+    assert not torch.allclose(found, values("f1(threshold=mean)", context), atol=0.01)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_sweep_is_a_curve_and_its_mean_and_best(name: str) -> None:
-    case = case_of(noise(), noise(seed=1), masks=some_masks())
-    sweep, best = (resolve_metric(with_options(name, f"threshold={word}"))(case) for word in ("sweep", "best"))
+    context = case_of(noise(), noise(seed=1), masks=some_masks())
+    sweep, best = (resolve_metric(with_options(name, f"threshold={word}"))(context) for word in ("sweep", "best"))
     assert sweep.x.tolist() == pytest.approx([0.05 * k for k in range(1, 20)])
     assert sweep.y.shape == (2, 3, 19)
     assert torch.allclose(sweep.values, sweep.y.mean(-1))
     assert torch.equal(best.values, sweep.y.amax(-1))
     assert torch.equal(best.y, sweep.y)
-    assert torch.allclose(sweep.y[..., 9], values(with_options(name, "threshold=half"), case), atol=1e-12)
-    (maps, _) = case.fine("bilinear")
-    said = (min_max(maps) > 0.3).numpy()
-    expected = [by_hand(name, said[i].ravel(), case.masks[i].numpy().ravel()) for i in range(3)]
+    assert torch.allclose(sweep.y[..., 9], values(with_options(name, "threshold=half"), context), atol=1e-12)
+    (maps, _) = context.pixel_maps("bilinear")
+    said = (min_max(maps, (1, 2)) > 0.3).numpy()
+    expected = [by_hand(name, said[i].ravel(), context.masks[i].numpy().ravel()) for i in range(3)]
     assert sweep.y[0, :, 5].tolist() == pytest.approx(expected, abs=1e-12)
 
 
 def test_what_has_no_common_threshold_is_refused() -> None:
-    case = case_of(noise(), masks=some_masks())
+    context = case_of(noise(), masks=some_masks())
     for name in ("pixel-accuracy", "iou", "f1"):
         with pytest.raises(BadInput, match=r"threshold=best and over=set were given"):
-            resolve_metric(f"{name}(threshold=best,over=set)")(case)
+            resolve_metric(f"{name}(threshold=best,over=set)")(context)
     for more in ("over=set", "threshold=sweep", "threshold=best"):
         with pytest.raises(BadInput, match=r"rows=True was given"):
-            resolve_metric(f"f1(rows=true,{more})")(case)
+            resolve_metric(f"f1(rows=true,{more})")(context)
 
 
 def test_the_threshold_is_strict() -> None:
     """0.5 is not more than 0.5, and no value of a constant map is more than its mean."""
     maps = torch.tensor([[[0.0, 0.5, 0.5, 1.0]] * 4])
-    assert binary(maps, "half")[0, 0, 0].tolist() == [False, False, False, True]
-    assert binary(maps, "mean")[0, 0, 0].tolist() == [False, False, False, True]
+    assert binarise(maps, "half")[0, 0, 0].tolist() == [False, False, False, True]
+    assert binarise(maps, "mean")[0, 0, 0].tolist() == [False, False, False, True]
     assert SWEEP[9] == 0.5
-    assert binary(maps, "sweep")[9, 0, 0].tolist() == [False, False, False, True]
+    assert binarise(maps, "sweep")[9, 0, 0].tolist() == [False, False, False, True]
     for word in ("half", "mean", "otsu", "sweep"):
-        assert not binary(torch.full((1, 4, 4), 3.0), word).any()
+        assert not binarise(torch.full((1, 4, 4), 3.0), word).any()
 
 
 def test_otsu_splits_two_heaps() -> None:
@@ -194,7 +194,7 @@ def test_otsu_is_scikit_images() -> None:
     from skimage.filters import threshold_otsu
 
     for seed in range(5):
-        one = min_max(noise(1, seed) + 2 * (noise(1, seed + 9) > 0.5))[0]
+        one = min_max(noise(1, seed) + 2 * (noise(1, seed + 9) > 0.5), (1, 2))[0]
         edges = torch.linspace(0, 1, 257, dtype=torch.float64)
         theirs = threshold_otsu(
             hist=(np.histogram(one.numpy(), edges.numpy())[0], ((edges[1:] + edges[:-1]) / 2).numpy())
@@ -205,11 +205,11 @@ def test_otsu_is_scikit_images() -> None:
 def test_a_part_of_nothing_is_whole() -> None:
     """A full mask that is found fully has no background: both classes are right."""
     masks = torch.ones(1, SIZE, SIZE, dtype=torch.bool)
-    case = case_of(noise(1), masks=masks)
+    context = case_of(noise(1), masks=masks)
     table = torch.tensor([256.0, 0, 0, 0], dtype=torch.float64)
 
     def shares(_: Tensor) -> Tensor:
         tp, fp, fn, tn = table.expand(1, 1, 4).unbind(-1)
         return torch.stack([torch.stack([tp, tp + fp + fn], -1), torch.stack([tn, tn + fp + fn], -1)], -2)
 
-    assert thresholded(case, "", "half", "images", "nearest", shares).values.tolist() == [[1.0]]
+    assert score_thresholded(context, "", "half", "images", "nearest", shares).values.tolist() == [[1.0]]

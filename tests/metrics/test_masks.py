@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import clairvit as cv
-from clairvit.metrics.masks import FULL
+from clairvit.metrics.localisation import FULL
 from clairvit.metrics.registry import find_metric, list_metrics
 from helpers.rounding import assert_same
 from metric_cases import case_of, values
@@ -56,9 +56,9 @@ def test_a_map_with_nan_has_no_score(text: str) -> None:
 
 @pytest.mark.parametrize("text", VARIANTS)
 def test_a_constant_map_is_flagged_and_scores_what_luck_does(text: str) -> None:
-    case = case_of(torch.full((3, 4, 4), 2.0), masks=masks())
-    assert case.degenerate.all()
-    found = values(text, case)
+    context = case_of(torch.full((3, 4, 4), 2.0), masks=masks())
+    assert context.degenerate.all()
+    found = values(text, context)
     low, high = find_metric(text.partition("(")[0]).span
     assert ((found >= low) & (found <= high)).all()
     other = values(text, case_of(torch.full((3, 4, 4), 7.0), masks=masks()))
@@ -69,20 +69,20 @@ def test_a_constant_map_is_flagged_and_scores_what_luck_does(text: str) -> None:
 def test_an_empty_mask_is_undefined(text: str) -> None:
     where = masks()
     where[1] = False
-    case = case_of(noise().abs(), masks=where)
-    found = values(text, case)
+    context = case_of(noise().abs(), masks=where)
+    found = values(text, context)
     assert found[0, 1].isnan()
     assert found[0, [0, 2]].isfinite().all()
-    assert FULL not in case.aside.notes
+    assert FULL not in context.aside.notes
 
 
 @pytest.mark.parametrize("text", VARIANTS)
 def test_a_full_mask_is_flagged(text: str) -> None:
     where = masks()
     where[1] = True
-    case = case_of(noise().abs(), masks=where)
-    found = values(text, case)
-    assert case.aside.notes == [FULL]
+    context = case_of(noise().abs(), masks=where)
+    found = values(text, context)
+    assert context.aside.notes == [FULL]
     assert found[0, [0, 2]].isfinite().all()
     assert found[0, 1].isnan() if text.startswith(UNDEFINED_IF_FULL) else found[0, 1].isfinite()
     mass = ("relevance-mass", "energy", "relevance-rank", "top-k", "pointing-game", "faf", "ap(on=binary)")
@@ -90,9 +90,9 @@ def test_a_full_mask_is_flagged(text: str) -> None:
         assert float(found[0, 1]) == pytest.approx(1)
     void = torch.zeros_like(where)
     void[0], void[1, 3:5] = ~where[0], True
-    case = case_of(noise().abs(), masks=where, void=void)
-    values(text, case)
-    assert case.aside.notes == [FULL], "void pixels are no background"
+    context = case_of(noise().abs(), masks=where, void=void)
+    values(text, context)
+    assert context.aside.notes == [FULL], "void pixels are no background"
 
 
 @pytest.mark.parametrize("text", VARIANTS)
@@ -102,8 +102,8 @@ def test_a_mask_of_one_pixel_is_defined(text: str) -> None:
     where[:, 1, 14] = True
     maps = torch.zeros(2, SIZE, SIZE, dtype=torch.float64)
     maps[0, 1, 14] = maps[1, 15, 1] = 1
-    case = case_of(maps, masks=where)
-    found = values(text, case)[0]
+    context = case_of(maps, masks=where)
+    found = values(text, context)[0]
     assert found.isfinite().all()
     if text.startswith("top-k"):  # of all pixels, as there are fewer than 1000
         assert found.tolist() == [1 / SIZE**2] * 2
@@ -114,11 +114,11 @@ def test_a_mask_of_one_pixel_is_defined(text: str) -> None:
 def test_one_pixel_is_part_of_a_patch_in_part() -> None:
     where = torch.zeros(1, SIZE, SIZE, dtype=torch.bool)
     where[:, 5, 10] = True
-    case = case_of(torch.ones(1, 4, 4), masks=where)
-    assert float(values("faf(overlap=soft)", case)) == pytest.approx(1 / 256)
-    assert float(values("faf", case)) == 0
-    assert values("faf(lift=true)", case).isnan(), "0 / 0: no patch is foreground"
-    assert float(values("top-k(k=10)", case)) == pytest.approx(1 / 256), "a constant map"
+    context = case_of(torch.ones(1, 4, 4), masks=where)
+    assert float(values("faf(overlap=soft)", context)) == pytest.approx(1 / 256)
+    assert float(values("faf", context)) == 0
+    assert values("faf(lift=true)", context).isnan(), "0 / 0: no patch is foreground"
+    assert float(values("top-k(k=10)", context)) == pytest.approx(1 / 256), "a constant map"
 
 
 @pytest.mark.parametrize("text", VARIANTS)

@@ -7,8 +7,8 @@ import itertools
 import numpy as np
 import torch
 
-from clairvit.metrics.noise import numpy_chance, numpy_noise, own_noise
-from clairvit.perturbation.rng import image_seeds
+from clairvit.compat.quantus import numpy_generator, numpy_noise
+from clairvit.perturbation.rng import image_noise, image_seeds
 from tiny import pixels
 
 KIND = "timm-vit"
@@ -25,16 +25,16 @@ def test_numpys_stream_is_what_a_single_image_gets() -> None:
 
 
 def test_any_seed_makes_a_chance() -> None:
-    assert numpy_chance(2**32 + 5).randint(1000) == numpy_chance(5).randint(1000)
-    assert numpy_chance(-1).randint(1000) == numpy_chance(2**32 - 1).randint(1000)
+    assert numpy_generator(2**32 + 5).randint(1000) == numpy_generator(5).randint(1000)
+    assert numpy_generator(-1).randint(1000) == numpy_generator(2**32 - 1).randint(1000)
 
 
 def test_our_noise_does_not_depend_on_the_batch() -> None:
     images = pixels(KIND, 3)
     marks = image_seeds(images, 0)
     for law in ("uniform", "normal"):
-        together = list(itertools.islice(own_noise(images, marks, law), 3))
-        alone = list(itertools.islice(own_noise(images[1:2], marks[1:2], law), 3))
+        together = list(itertools.islice(image_noise(images, marks, law), 3))
+        alone = list(itertools.islice(image_noise(images[1:2], marks[1:2], law), 3))
         for one, other in zip(together, alone, strict=True):
             assert torch.equal(one[1:2], other)
         assert not torch.equal(together[0], together[1])
@@ -43,7 +43,7 @@ def test_our_noise_does_not_depend_on_the_batch() -> None:
 
 def test_laws() -> None:
     images = torch.zeros(1, 3, 100, 100)
-    uniform, normal = (next(own_noise(images, [5], law)) for law in ("uniform", "normal"))
+    uniform, normal = (next(image_noise(images, [5], law)) for law in ("uniform", "normal"))
     assert uniform.abs().max() <= 1
     assert abs(float(uniform.mean())) < 0.02
     assert abs(float(uniform.std()) - 3**-0.5) < 0.01

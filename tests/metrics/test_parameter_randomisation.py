@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import clairvit as cv
-from clairvit.metrics.parameter_randomisation import explained_cascade, layers_of, spread_steps
+from clairvit.metrics.randomisation import parameter_layers, randomised_models, spread_steps
 from tiny import build
 
 KIND = "timm-vit"
@@ -19,10 +19,10 @@ ORDERS = ["top-down", "bottom-up", "independent"]
 
 
 def states(module: nn.Module, order: str = "top-down", layers: int | None = None, by: str = "normal") -> list[Any]:
-    """What every explained model of a cascade holds."""
-    case: Any = SimpleNamespace(model=cv.wrap(module, name="tiny", size=(32, 32)), seed=0)
-    made: Any = explained_cascade(case, lambda model: copy.deepcopy(model.module.state_dict()), order, layers, by)  # type: ignore[arg-type, return-value]
-    return list(made[1])
+    """The parameters of every model of a cascade."""
+    context: Any = SimpleNamespace(model=cv.wrap(module, name="tiny", size=(32, 32)), seed=0)
+    models = randomised_models(context, order, layers, by)  # type: ignore[arg-type]
+    return [copy.deepcopy(model.module.state_dict()) for _, model in models]
 
 
 def changed(before: dict[str, Tensor], after: dict[str, Tensor]) -> set[str]:
@@ -73,7 +73,7 @@ def test_reset_initialises_modules_that_can_and_draws_the_rest() -> None:
 def test_the_cascade_goes_layer_by_layer(order: str) -> None:
     module = build(KIND)
     names = {id(p): name for name, p in module.named_parameters()}
-    owned = [{names[id(p)] for p in own} for _, own in layers_of(module)]
+    owned = [{names[id(p)] for p in own} for _, own in parameter_layers(module)]
     assert owned[0] == {"cls_token", "pos_embed"}
     assert owned[-1] == {"head.weight", "head.bias"}
     every = states(module, order)
@@ -105,6 +105,6 @@ def test_steps_are_spread_evenly_up_to_the_last() -> None:
 def test_a_shared_parameter_is_drawn_once() -> None:
     first, second = nn.Linear(3, 3), nn.Linear(3, 3)
     second.weight = first.weight
-    (_, own), (_, rest) = layers_of(nn.Sequential(first, second))
+    (_, own), (_, rest) = parameter_layers(nn.Sequential(first, second))
     assert [id(p) for p in own] == [id(first.weight), id(first.bias)]
     assert [id(p) for p in rest] == [id(second.bias)]

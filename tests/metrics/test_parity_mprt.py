@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import clairvit as cv
-from clairvit.metrics.parameter_randomisation import can_reset
+from clairvit.metrics.randomisation import can_reset
 from parity.peers_models import TARGETS, vit
 
 FIXTURE = np.load(Path(__file__).parent.parent / "fixtures" / "quantus_mprt.npz")

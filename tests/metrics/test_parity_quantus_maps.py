@@ -111,16 +111,16 @@ def test_an_image_draws_the_same_in_any_batch() -> None:
 
 @pytest.mark.parametrize("name", OF_MAPS)
 def test_metrics_of_maps_alone(name: str) -> None:
-    case = case_of(MAPS, masks=MASKS, size=MAPS.shape[-1])
-    (found,) = values(OF_MAPS[name], case)
+    context = case_of(MAPS, masks=MASKS, size=MAPS.shape[-1])
+    (found,) = values(OF_MAPS[name], context)
     # Quantus adds 1e-9 to the sum of maps over their largest value, in AttributionLocalisation only.
     assert found.tolist() == pytest.approx(FIXTURE[name].tolist(), rel=1e-9)
 
 
 def test_presets_differ_from_our_defaults_where_quantus_does() -> None:
-    case = case_of(MAPS, masks=MASKS, size=MAPS.shape[-1])
+    context = case_of(MAPS, masks=MASKS, size=MAPS.shape[-1])
     for name in ("sparseness", "complexity", "pointing-game", "relevance-mass"):
-        assert not values(name, case).equal(values(OF_MAPS[name], case)), name
+        assert not values(name, context).equal(values(OF_MAPS[name], context)), name
     assert FIXTURE["pointing-game of an empty mask"].tolist() == [1]
     empty = case_of(MAPS[:1], masks=torch.zeros_like(MASKS[:1]), size=MAPS.shape[-1])
     assert values("pointing-game(compat=quantus)", empty).tolist() == [[1]]

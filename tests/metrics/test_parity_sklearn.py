@@ -20,8 +20,8 @@ TIED, CONSTANT, PERFECT, OPPOSITE = 1, 3, 4, 5  # what kind of map each row is
 @pytest.mark.parametrize("name", VALUES)
 def test_as_scikit_learn_has_it(name: str) -> None:
     void = VOID if name.startswith("void ") else None
-    case = case_of(MAPS, masks=MASKS, void=void, size=MAPS.shape[-1])
-    (found,) = values(name.removeprefix("void "), case)
+    context = case_of(MAPS, masks=MASKS, void=void, size=MAPS.shape[-1])
+    (found,) = values(name.removeprefix("void "), context)
     assert found.tolist() == pytest.approx(THEIRS[name].tolist(), abs=1e-12)
 
 
@@ -36,11 +36,11 @@ def test_the_file_holds_the_hard_cases() -> None:
 
 def test_chefers_preset_pools_the_two_channels() -> None:
     """Not the foreground's: a map that is right about a large background scores high."""
-    case = case_of(MAPS, masks=MASKS, size=MAPS.shape[-1])
-    assert torch.equal(resolve_metric("ap(preset=chefer)")(case), resolve_metric("ap(pooled=true)")(case)), (
+    context = case_of(MAPS, masks=MASKS, size=MAPS.shape[-1])
+    assert torch.equal(resolve_metric("ap(preset=chefer)")(context), resolve_metric("ap(pooled=true)")(context)), (
         "maps as fine as the image"
     )
-    assert not torch.allclose(resolve_metric("ap")(case), resolve_metric("ap(preset=chefer)")(case), atol=0.01)
+    assert not torch.allclose(resolve_metric("ap")(context), resolve_metric("ap(preset=chefer)")(context), atol=0.01)
     coarse = case_of(MAPS[:, ::3, ::3], masks=MASKS, size=MAPS.shape[-1])
     bilinear = resolve_metric("ap(pooled=true,upsampling=bilinear)")(coarse)
     assert torch.equal(resolve_metric("ap(preset=chefer)")(coarse), bilinear)

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 import clairvit as cv
+from clairvit.compat.quantus import numpy_subsets
 from clairvit.errors import BadInput
-from clairvit.metrics.pixel_ranking import numpys_values, pixel_ranks, random_values, square_ranks, squares, value_ranks
+from clairvit.metrics.pixel_ranking import pixel_ranks, random_subsets, square_ranks, squares, value_ranks
 from helpers.rounding import assert_same
 from linear import linear
 from metric_cases import case_of
@@ -82,26 +83,25 @@ def test_so_many_values_of_each_image_become_its_minimum(draws: str) -> None:
 
 
 def test_no_value_is_drawn_twice_and_all_can_be() -> None:
-    case = case_of(torch.zeros(2, 2, 2), size=4)
-    for draws in ("own", "quantus"):
-        drawn = random_values(case, 200, 10, draws)
+    context = case_of(torch.zeros(2, 2, 2), size=4)
+    for drawn in (random_subsets(context, 200, 10), numpy_subsets(context.seed, 200, 48, 10)[None]):
         assert drawn.shape[1:] == (200, 10)
         assert all(len(set(run.tolist())) == 10 for run in drawn.flatten(0, 1))
         assert set(drawn.flatten().tolist()) == set(range(48))
-    assert not torch.equal(numpys_values(0, 3, 48, 10), numpys_values(1, 3, 48, 10))
-    assert torch.equal(numpys_values(-1, 3, 48, 10), numpys_values(2**32 - 1, 3, 48, 10)), "numpy takes 32 bits"
+    assert not torch.equal(numpy_subsets(0, 3, 48, 10), numpy_subsets(1, 3, 48, 10))
+    assert torch.equal(numpy_subsets(-1, 3, 48, 10), numpy_subsets(2**32 - 1, 3, 48, 10)), "numpy takes 32 bits"
 
 
 def test_the_values_of_a_pixel_follow_one_another() -> None:
     maps = torch.rand(1, 2, 5, 5, generator=torch.Generator().manual_seed(0))
-    case = case_of(*maps, size=5)
-    places, values = pixel_ranks(case, "nearest"), value_ranks(case, "nearest").reshape(1, 2, 3, 25)
+    context = case_of(*maps, size=5)
+    places, values = pixel_ranks(context, "nearest"), value_ranks(context, "nearest").reshape(1, 2, 3, 25)
     assert torch.equal(places[0].argsort(), maps[0].flatten(1).argsort(descending=True))
     assert torch.equal(values // 3, places[:, :, None].expand(-1, -1, 3, -1))
     assert sorted(values[0, 0].flatten().tolist()) == list(range(75))
 
 
-def test_ties_are_broken_by_luck_of_the_seed() -> None:
+def test_ties_are_broken_in_a_random_order_of_the_seed() -> None:
     orders = {
         tuple(pixel_ranks(case_of(torch.zeros(1, 2, 2), size=4, seed=k), "nearest")[0, 0].tolist()) for k in (0, 1)
     }
@@ -115,10 +115,10 @@ def test_ties_are_broken_by_luck_of_the_seed() -> None:
 
 def test_squares_stick_out_at_both_ends() -> None:
     """Five pixels in squares of three: one is added, at the far end; in squares of four: three, one before."""
-    case = case_of(torch.zeros(1, 5, 5), size=5)
-    own, count = squares(case, 3)
+    context = case_of(torch.zeros(1, 5, 5), size=5)
+    own, count = squares(context, 3)
     assert (own.reshape(5, 5)[0].tolist(), count) == ([0, 0, 0, 1, 1], 4)
-    own, count = squares(case, 4)
+    own, count = squares(context, 4)
     assert (own.reshape(5, 5)[:, 0].tolist(), count) == ([0, 0, 0, 2, 2], 4)
     maps = torch.zeros(1, 5, 5)
     maps[0, 4, 0], maps[0, 0, 0] = 2, 1
@@ -126,7 +126,7 @@ def test_squares_stick_out_at_both_ends() -> None:
     assert rank[0, 0, 2] == 0
     assert rank[0, 0, 0] == 1
     with pytest.raises(BadInput, match="Squares of 6 × 6 pixels were asked for; expected a side of 1 to 5"):
-        squares(case, 6)
+        squares(context, 6)
 
 
 def test_methods_share_the_copies() -> None:

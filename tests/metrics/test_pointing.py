@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from clairvit.errors import BadInput
-from clairvit.metrics.pointing import patch_foreground, within
+from clairvit.metrics.localisation import dilate, patch_foreground
 from clairvit.metrics.registry import resolve_metric
 from metric_cases import case_of, values
 
@@ -46,11 +46,11 @@ def test_the_tolerance_is_strict(distance: int, hit: float) -> None:
 def test_tolerance_is_a_circle_and_nothing_is_the_mask_itself() -> None:
     mask = torch.zeros(40, 40, dtype=torch.bool)
     mask[20, 20] = True
-    near = within(mask, 15)
+    near = dilate(mask, 15)
     rows, cols = torch.meshgrid(torch.arange(40), torch.arange(40), indexing="ij")
     assert near.equal((rows - 20) ** 2 + (cols - 20) ** 2 < 15**2)
-    assert within(mask, 0).equal(mask)
-    assert within(torch.zeros_like(mask), 15).any().item() is False
+    assert dilate(mask, 0).equal(mask)
+    assert dilate(torch.zeros_like(mask), 15).any().item() is False
     assert (peak_beside(0, tolerance=0), peak_beside(1, tolerance=0)) == (1, 0), "0 hits on the mask, and only there"
     assert (peak_beside(0, tolerance=1), peak_beside(1, tolerance=1)) == (1, 0)
     with pytest.raises(BadInput, match=r"tolerance=-1 was given"):
@@ -71,20 +71,20 @@ def test_several_highest_points(ties: str, expected: list[float]) -> None:
 
 @pytest.mark.parametrize("ties", ["share", "any", "first"])
 def test_a_constant_map_points_where_luck_does(ties: str) -> None:
-    case = case_of(torch.ones(3, 4, 4), masks=square(0, 0, 8))
-    assert values(f"pointing-game(tolerance=0,ties={ties})", case)[0].tolist() == [0.25] * 3
-    dilated = float(within(square(0, 0, 8)[0], 3).double().mean())
-    assert values(f"pointing-game(tolerance=3,ties={ties})", case)[0].tolist() == pytest.approx([dilated] * 3)
-    assert values(f"pointing-game(constant=nan,ties={ties})", case).isnan().all()
+    context = case_of(torch.ones(3, 4, 4), masks=square(0, 0, 8))
+    assert values(f"pointing-game(tolerance=0,ties={ties})", context)[0].tolist() == [0.25] * 3
+    dilated = float(dilate(square(0, 0, 8)[0], 3).double().mean())
+    assert values(f"pointing-game(tolerance=3,ties={ties})", context)[0].tolist() == pytest.approx([dilated] * 3)
+    assert values(f"pointing-game(constant=nan,ties={ties})", context).isnan().all()
     assert values("pointing-game(constant=nan)", case_of(noise(), masks=square(0, 0, 8))).isfinite().all()
 
 
 def test_quantus_calls_an_empty_mask_a_hit() -> None:
     masks = square(0, 0, 8)
     masks[1] = False
-    case = case_of(noise(), masks=masks)
-    assert values("pointing-game(compat=quantus)", case)[0, 1] == 1
-    assert values("pointing-game", case)[0, 1].isnan()
+    context = case_of(noise(), masks=masks)
+    assert values("pointing-game(compat=quantus)", context)[0, 1] == 1
+    assert values("pointing-game", context)[0, 1].isnan()
     broken = noise()
     broken[1, 0, 0] = math.nan
     assert values("pointing-game(compat=quantus)", case_of(broken, masks=masks))[0, 1].isnan()
@@ -92,20 +92,20 @@ def test_quantus_calls_an_empty_mask_a_hit() -> None:
 
 def test_uniform_maps_score_the_area() -> None:
     """What luck gets: FAF and mass are the area."""
-    case = case_of(torch.ones(3, 4, 4), masks=square(0, 0, 8))
+    context = case_of(torch.ones(3, 4, 4), masks=square(0, 0, 8))
     for name in ("faf", "faf(overlap=soft)", "faf(overlap=nearest)", "relevance-mass", "energy-pointing-game"):
-        assert values(name, case).tolist() == [[pytest.approx(0.25)] * 3], name
+        assert values(name, context).tolist() == [[pytest.approx(0.25)] * 3], name
     for name in ("relevance-rank", "top-k(k=10)", "ap"):
-        assert values(name, case).tolist() == [[pytest.approx(0.25)] * 3], name
-    assert values("roc-auc", case).tolist() == [[pytest.approx(0.5)] * 3]
+        assert values(name, context).tolist() == [[pytest.approx(0.25)] * 3], name
+    assert values("roc-auc", context).tolist() == [[pytest.approx(0.5)] * 3]
     odd = case_of(torch.ones(3, 4, 4), masks=square(1, 2, 7))
     area = float(square(1, 2, 7)[0].double().mean())
     assert values("faf(overlap=soft)", odd)[0].tolist() == pytest.approx([area] * 3)
     void = square(7, 5, 9)
     with_void = case_of(torch.ones(3, 4, 4), masks=square(1, 2, 7), void=void)
     for overlap in ("area", "nearest", "soft"):
-        for case in (odd, with_void):
-            assert values(f"faf(lift=true,overlap={overlap})", case).tolist() == [[pytest.approx(1.0)] * 3]
+        for context in (odd, with_void):
+            assert values(f"faf(lift=true,overlap={overlap})", context).tolist() == [[pytest.approx(1.0)] * 3]
     area = float((square(1, 2, 7) & ~void)[0].sum() / (~void)[0].sum())
     assert values("faf(overlap=soft)", with_void)[0].tolist() == pytest.approx([area] * 3)
 
@@ -113,20 +113,20 @@ def test_uniform_maps_score_the_area() -> None:
 def test_mass_by_hand() -> None:
     maps = torch.tensor([[[3.0, -1.0], [1.0, -2.0]]], dtype=torch.float64)
     masks = torch.tensor([[[True, True], [False, False]]])
-    case = case_of(maps, masks=masks, size=2)
-    assert float(values("relevance-mass", case)) == 3 / 4
-    assert float(values("relevance-mass(compat=quantus)", case)) == 2 / 1
-    assert float(values("relevance-mass(preset=quantus-attribution-localisation)", case)) == 4 / 7
-    assert float(values("energy-pointing-game", case)) == 3 / 4
+    context = case_of(maps, masks=masks, size=2)
+    assert float(values("relevance-mass", context)) == 3 / 4
+    assert float(values("relevance-mass(compat=quantus)", context)) == 2 / 1
+    assert float(values("relevance-mass(preset=quantus-attribution-localisation)", context)) == 4 / 7
+    assert float(values("energy-pointing-game", context)) == 3 / 4
     corners = torch.tensor([[[True, False], [False, True]]])
     assert float(values("energy-pointing-game", case_of(maps, masks=corners, size=2))) == 3 / 4
     assert float(values("energy-pointing-game(box=true)", case_of(maps, masks=corners, size=2))) == 1
 
 
 def test_no_positive_value_has_no_share() -> None:
-    case = case_of(-noise().abs(), masks=square(2, 2, 6))
+    context = case_of(-noise().abs(), masks=square(2, 2, 6))
     for name in ("relevance-mass", "energy-pointing-game", "faf", "baf"):
-        assert values(name, case).isnan().all(), name
+        assert values(name, context).isnan().all(), name
 
 
 def test_void_pixels_count_nowhere() -> None:
@@ -180,8 +180,8 @@ def test_when_a_patch_is_foreground() -> None:
 
 
 def test_both_fractions_are_one() -> None:
-    case = case_of(noise(), masks=square(1, 2, 9))
+    context = case_of(noise(), masks=square(1, 2, 9))
     for overlap in ("area", "nearest", "soft"):
-        one, other = (values(f"{name}(overlap={overlap})", case) for name in ("faf", "baf"))
+        one, other = (values(f"{name}(overlap={overlap})", context) for name in ("faf", "baf"))
         assert torch.allclose(one + other, torch.ones(1, 3, dtype=torch.float64))
     assert resolve_metric("baf").better == "lower"

@@ -94,8 +94,8 @@ def test_the_means_of_the_cmi_reports_fractions() -> None:
     for fractions in (ROLLOUT, GRADIENT):
         inside = torch.tensor(fractions, dtype=torch.float64)[:, None]
         maps.append(torch.stack([inside, inside, 1 - inside, 1 - inside], -1).expand(11, 4, 4))
-    case = case_of(*maps, masks=masks)
-    forward, back = resolve_metric("faf")(case), resolve_metric("baf")(case)
+    context = case_of(*maps, masks=masks)
+    forward, back = resolve_metric("faf")(context), resolve_metric("baf")(context)
     assert forward.mean(1).tolist() == pytest.approx([0.38245, 0.47773], abs=5e-6)
     assert (forward + back - 1).abs().max() < 1e-12
     assert int((forward[1] > forward[0]).sum()) == 9, "gradients help on 9 of 11"

@@ -12,7 +12,7 @@ from torch import nn
 
 import clairvit as cv
 from clairvit.errors import BadInput
-from clairvit.metrics.parameter_randomisation import layers_of
+from clairvit.metrics.randomisation import parameter_layers
 from clairvit.perturbation.rng import image_seeds, make_generator
 from fingerprint import differences, fingerprint, surroundings
 from helpers.rounding import assert_same
@@ -44,7 +44,7 @@ def test_the_centre_is_the_same_for_every_model_and_similarity(order: str, simil
         found = cv.evaluate(
             model, images, "center", "mprt", layers=None, order=order, similarity=similarity, summary=summary
         )
-        assert found.curve.y.shape == (2, len(layers_of(model.module)))
+        assert found.curve.y.shape == (2, len(parameter_layers(model.module)))
         assert (found.curve.y - 1).abs().max() < 1e-12
         assert (found.values - 1).abs().max() < 1e-12
     entropy = cv.evaluate(model, images, "center", "efficient-mprt")
@@ -82,7 +82,7 @@ def test_cascade_steps_by_hand(method: str) -> None:
     model, images = double(KIND, 2)
     usual = cv.explain(model, images, method, target=TARGET).maps.flatten(1).abs()
     score = cv.evaluate(model, images, method, "mprt", target=TARGET, layers=None)
-    count = len(layers_of(model.module))
+    count = len(parameter_layers(model.module))
     assert score.curve.x.tolist() == pytest.approx([(k + 1) / count for k in range(count)])
     for steps in (1, 2, 7, count):
         other = cv.wrap(by_hand(model.module, steps), name="random", size=ZOO[KIND].size)

@@ -42,9 +42,9 @@ def slowly(maps: np.ndarray, mask: np.ndarray, name: str) -> float:
 @pytest.mark.parametrize("void", [None, VOID])
 @pytest.mark.parametrize("name", ["ap", "roc-auc"])
 def test_ranked_metrics_are_their_definition(name: str, void: Tensor | None) -> None:
-    case = case_of(noise(), noise(seed=1), masks=MASK, void=void)
-    found = values(name, case)
-    for method, maps in enumerate(case.fine("nearest")):
+    context = case_of(noise(), noise(seed=1), masks=MASK, void=void)
+    found = values(name, context)
+    for method, maps in enumerate(context.pixel_maps("nearest")):
         for image in range(3):
             keep = torch.ones_like(MASK[0]) if void is None else ~void[image]
             expected = slowly(maps[image][keep].numpy(), MASK[image][keep].numpy(), name)
@@ -54,29 +54,31 @@ def test_ranked_metrics_are_their_definition(name: str, void: Tensor | None) -> 
 @pytest.mark.parametrize("threshold", ["half", "mean", "otsu"])
 def test_the_ap_of_a_cut_map_has_one_threshold(threshold: str) -> None:
     """Recall · precision, and what is left of the recall at the precision of taking all."""
-    from clairvit.metrics.threshold import binary
+    from clairvit.metrics.localisation import binarise
 
-    case = case_of(noise(), masks=MASK)
-    (maps,) = case.fine("nearest")
-    said = binary(maps, threshold)[0]
+    context = case_of(noise(), masks=MASK)
+    (maps,) = context.pixel_maps("nearest")
+    said = binarise(maps, threshold)[0]
     expected = []
     for cut, mask in zip(said, MASK, strict=True):
         both = int((cut & mask).sum())
         recall, precision = both / int(mask.sum()), both / int(cut.sum())
         expected.append(recall * precision + (1 - recall) * float(mask.double().mean()))
-    assert values(f"ap(on=binary,threshold={threshold})", case)[0].tolist() == pytest.approx(expected, abs=1e-12)
-    assert not torch.allclose(values("ap", case), values(f"ap(on=binary,threshold={threshold})", case), atol=1e-3)
-    both = values(f"ap(on=binary,threshold={threshold},pooled=true)", case)[0]
+    assert values(f"ap(on=binary,threshold={threshold})", context)[0].tolist() == pytest.approx(expected, abs=1e-12)
+    assert not torch.allclose(values("ap", context), values(f"ap(on=binary,threshold={threshold})", context), atol=1e-3)
+    both = values(f"ap(on=binary,threshold={threshold},pooled=true)", context)[0]
     for cut, mask, found in zip(said, MASK, both, strict=True):
         pooled = slowly(torch.cat([~cut, cut]).double().numpy(), torch.cat([~mask, mask]).numpy(), "ap")
         assert float(found) == pytest.approx(pooled, abs=1e-12)
 
 
 def test_skipplus_ranks_patches_as_squares() -> None:
-    case = case_of(noise(), masks=MASK)
-    assert values("ap(preset=skipplus)", case).equal(values("ap(upsampling=nearest)", case))
-    assert not torch.allclose(values("ap(preset=skipplus)", case), values("ap(upsampling=bicubic)", case), atol=1e-3)
-    assert torch.allclose(values("ap", case), values("ap", case_of(5 + 3 * noise(), masks=MASK)), atol=1e-12)
+    context = case_of(noise(), masks=MASK)
+    assert values("ap(preset=skipplus)", context).equal(values("ap(upsampling=nearest)", context))
+    assert not torch.allclose(
+        values("ap(preset=skipplus)", context), values("ap(upsampling=bicubic)", context), atol=1e-3
+    )
+    assert torch.allclose(values("ap", context), values("ap", case_of(5 + 3 * noise(), masks=MASK)), atol=1e-12)
     assert "mAP" in str(find_metric("ap").function.__doc__)
 
 
@@ -84,13 +86,13 @@ def test_skipplus_ranks_patches_as_squares() -> None:
 @pytest.mark.parametrize("k", [1, 40, 10**6])
 def test_the_highest_pixels_by_sorting(k: int, void: Tensor | None) -> None:
     maps = torch.randn(3, SIZE, SIZE, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-    case = case_of(maps, masks=MASK, void=void)
+    context = case_of(maps, masks=MASK, void=void)
     for image in range(3):
         keep = torch.ones_like(MASK[0]) if void is None else ~void[image]
         hit = MASK[image][keep][maps[image][keep].argsort(descending=True)]
         area = int((MASK[image] & keep).sum())
-        assert float(values(f"top-k(k={k})", case)[0, image]) == pytest.approx(float(hit[:k].double().mean()))
-        assert float(values("relevance-rank", case)[0, image]) == pytest.approx(float(hit[:area].double().mean()))
+        assert float(values(f"top-k(k={k})", context)[0, image]) == pytest.approx(float(hit[:k].double().mean()))
+        assert float(values("relevance-rank", context)[0, image]) == pytest.approx(float(hit[:area].double().mean()))
 
 
 def test_ties_for_the_last_place_count_in_part() -> None:
@@ -98,9 +100,9 @@ def test_ties_for_the_last_place_count_in_part() -> None:
     maps[0, 0, 0] = 1
     masks = torch.zeros(1, 4, 4, dtype=torch.bool)
     masks[0, 0] = True
-    case = case_of(maps, masks=masks, size=4)
-    assert float(values("relevance-rank", case)) == pytest.approx((1 + 3 * 3 / 15) / 4)
-    assert float(values("top-k(k=2)", case)) == pytest.approx((1 + 3 / 15) / 2)
+    context = case_of(maps, masks=masks, size=4)
+    assert float(values("relevance-rank", context)) == pytest.approx((1 + 3 * 3 / 15) / 4)
+    assert float(values("top-k(k=2)", context)) == pytest.approx((1 + 3 / 15) / 2)
 
 
 def test_no_pixels_at_all_are_refused() -> None:
@@ -118,15 +120,15 @@ def test_round_off_of_upsampling_breaks_no_ties(name: str, monkeypatch: pytest.M
     masks[0, 1:6, 2:9] = True
     maps = torch.full((1, 3, 3), 0.1, dtype=torch.float64)
     maps[0, 2] = 0.3 - 0.1  # two plateaus, of which the lower third has the second
-    case = case_of(maps, masks=masks)
-    (fine,) = case.fine("bilinear")
+    context = case_of(maps, masks=masks)
+    (fine,) = context.pixel_maps("bilinear")
     ulps = torch.arange(SIZE * SIZE, dtype=torch.float64).reshape(1, SIZE, SIZE) % 3 - 1  # −1, 0, 1
     rough = fine * (1 + torch.finfo(torch.float64).eps * ulps)
     assert not torch.equal(rough, fine)
     text = f"{name[:-1]},upsampling=bilinear)" if name.endswith(")") else f"{name}(upsampling=bilinear)"
     expected = values(text, case_of(fine.round(decimals=6), masks=masks))
-    monkeypatch.setattr(EvalContext, "fine", lambda case, upsampling: iter([rough]))
-    assert_same(values(text, case), expected)
+    monkeypatch.setattr(EvalContext, "pixel_maps", lambda context, upsampling: iter([rough]))
+    assert_same(values(text, context), expected)
 
 
 @pytest.mark.parametrize("name", ["ap", "roc-auc", "relevance-rank(upsampling=nearest)"])

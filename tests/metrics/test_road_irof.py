@@ -13,8 +13,9 @@ from torch import Tensor
 
 import clairvit as cv
 from clairvit.errors import BadInput
+from clairvit.metrics.curves import _kept_by_segment
+from clairvit.metrics.faithfulness import _least_squares_factor, _random_blocks
 from clairvit.metrics.registry import resolve_metric
-from clairvit.metrics.road_irof import _after_groups, _best_factor, _blocks
 from clairvit.perturbation.removal import impute
 from clairvit.perturbation.rng import image_seeds
 from clairvit.perturbation.segments import segments_on_patches, superpixels
@@ -147,10 +148,10 @@ def test_an_image_of_one_superpixel_has_no_irof() -> None:
 def test_groups_go_one_by_one_and_ties_by_luck() -> None:
     groups = torch.tensor([[0, 0], [1, 2]])
     maps = torch.tensor([[[1.0, 3.0], [5.0, 0.0]]])  # means 2, 5, 0
-    (left,) = _after_groups(case_of(maps, size=4), 0, groups)
+    (left,) = _kept_by_segment(case_of(maps, size=4), 0, groups)
     assert left.int().tolist() == [[1, 1, 0, 1], [0, 0, 0, 1], [0, 0, 0, 0]]
     flat = torch.zeros(1, 2, 2)
-    firsts = {tuple(_after_groups(case_of(flat, size=4, seed=seed), 0, groups)[0, 0].tolist()) for seed in range(20)}
+    firsts = {tuple(_kept_by_segment(case_of(flat, size=4, seed=seed), 0, groups)[0, 0].tolist()) for seed in range(20)}
     assert len(firsts) == 3, "a constant map: any of the three may go first"
 
 
@@ -200,9 +201,9 @@ def test_the_gradient_is_fully_faithful_as_squares_of_pixels_go_one_by_one() -> 
 
 def test_infidelity_by_hand() -> None:
     """Blocks as they were drawn, sums and squares one by one."""
-    case = case_of(LUCK[None], size=64)
-    case.trace.pixels = IMAGE  # type: ignore[misc]
-    blocks = _blocks(case, 100, None)[0].reshape(-1, *GRID)
+    context = case_of(LUCK[None], size=64)
+    context.trace.pixels = IMAGE  # type: ignore[misc]
+    blocks = _random_blocks(context, 100, None)[0].reshape(-1, *GRID)
     pairs = [(float(LUCK[block].sum()), float(BEST[block].sum())) for block in blocks]
     plain = sum((a - d) ** 2 for a, d in pairs) / 100
     assert_same(of_map(LUCK, "infidelity(scaled=false)", **MEAN).mean, plain)
@@ -215,22 +216,22 @@ def test_the_factor_is_that_of_least_squares_and_never_negative() -> None:
     sums, drops = torch.randn(2, 30, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     expected = float(torch.linalg.lstsq(sums[:, None], drops[:, None]).solution)
     sign = math.copysign(1, expected)
-    assert float(_best_factor(sign * sums[None, None], drops[None])) == pytest.approx(abs(expected), rel=1e-10)
-    assert float(_best_factor(-sign * sums[None, None], drops[None])) == 0
-    assert float(_best_factor(0 * sums[None, None], drops[None])) == 0
+    assert float(_least_squares_factor(sign * sums[None, None], drops[None])) == pytest.approx(abs(expected), rel=1e-10)
+    assert float(_least_squares_factor(-sign * sums[None, None], drops[None])) == 0
+    assert float(_least_squares_factor(0 * sums[None, None], drops[None])) == 0
 
 
 def test_blocks_are_squares_everywhere_and_an_images_own() -> None:
-    case = case_of(torch.zeros(2, 4, 7))
-    blocks = _blocks(case, 400, None).reshape(2, 400, 4, 7)
+    context = case_of(torch.zeros(2, 4, 7))
+    blocks = _random_blocks(context, 400, None).reshape(2, 400, 4, 7)
     tall, wide = blocks.any(3).sum(2), blocks.any(2).sum(2)
     assert torch.equal(tall, wide)
     assert torch.equal(blocks.sum((2, 3)), tall * wide), "no gaps"
     assert set(tall.flatten().tolist()) == {1, 2}, "half of the shorter side at most"
     assert blocks.any(1).all(), "every patch is in some block"
     assert not torch.equal(blocks[0], blocks[1])
-    assert torch.equal(blocks, _blocks(case, 400, None).reshape(blocks.shape))
-    assert (_blocks(case, 50, 4).reshape(2, 50, 4, 7).sum((2, 3)) == 16).all()
+    assert torch.equal(blocks, _random_blocks(context, 400, None).reshape(blocks.shape))
+    assert (_random_blocks(context, 50, 4).reshape(2, 50, 4, 7).sum((2, 3)) == 16).all()
 
 
 def test_methods_share_the_blocks() -> None:

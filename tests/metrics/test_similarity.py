@@ -11,7 +11,7 @@ import torch
 from skimage.feature import hog as their_hog
 from skimage.metrics import structural_similarity
 
-from clairvit.metrics.similarity import alike, histogram_entropy, hog, pearson, spearman, ssim
+from clairvit.metrics.similarity import histogram_entropy, hog, map_similarity, pearson, spearman, ssim
 from helpers.rounding import assert_same, growth
 
 
@@ -47,14 +47,14 @@ def test_ssim_is_scikit_images(rows: int, cols: int, window: int) -> None:
 @pytest.mark.parametrize("kind", ["spearman", "pearson", "ssim", "ssim-flat"])
 def test_scale_does_not_count_and_the_sign_only_if_asked(kind: str) -> None:
     a, b = pairs()
-    assert_same(alike(kind, a, a), torch.ones(2, 3, dtype=torch.float64))
+    assert_same(map_similarity(kind, a, a), torch.ones(2, 3, dtype=torch.float64))
     if kind.startswith("ssim"):
-        assert (alike(kind, a, a) == 1).all(), "no round-off above the span"
-    assert_same(alike(kind, a, 7 * b), alike(kind, a, b))
+        assert (map_similarity(kind, a, a) == 1).all(), "no round-off above the span"
+    assert_same(map_similarity(kind, a, 7 * b), map_similarity(kind, a, b))
     # SSIM is no correlation: brightness and structure of the negative are both negative, so their product is not.
-    assert (alike(kind, a, -a) < (0.9 if kind.startswith("ssim") else -0.99)).all()
-    assert_same(alike(kind, a, -a, signed=False), torch.ones(2, 3, dtype=torch.float64))
-    assert_same(alike(kind, a, b, signed=False), alike(kind, a.abs(), b.abs(), signed=False))
+    assert (map_similarity(kind, a, -a) < (0.9 if kind.startswith("ssim") else -0.99)).all()
+    assert_same(map_similarity(kind, a, -a, signed=False), torch.ones(2, 3, dtype=torch.float64))
+    assert_same(map_similarity(kind, a, b, signed=False), map_similarity(kind, a.abs(), b.abs(), signed=False))
 
 
 def test_ssim_scales_each_map_by_its_largest_value() -> None:
@@ -62,7 +62,7 @@ def test_ssim_scales_each_map_by_its_largest_value() -> None:
     for signed, span in ((True, 2), (False, 1)):
         one, two = (x[0, 1].numpy() if signed else x[0, 1].abs().numpy() for x in (a, b))
         expected = structural_similarity(one / abs(one).max(), two / abs(two).max(), data_range=span)
-        assert float(alike("ssim", a, b, signed=signed)[0, 1]) == pytest.approx(float(expected), abs=1e-12)
+        assert float(map_similarity("ssim", a, b, signed=signed)[0, 1]) == pytest.approx(float(expected), abs=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -82,14 +82,16 @@ def test_hog_is_scikit_images(rows: int, cols: int, cell: int) -> None:
 
 def test_similarity_of_hogs() -> None:
     a, b = pairs(14, 14)
-    found = alike("hog", a, b)
+    found = map_similarity("hog", a, b)
     one, two = (their_hog((x[1, 2] / x[1, 2].abs().max()).numpy(), pixels_per_cell=(4, 4)) for x in (a, b))
     assert_same(found[1, 2], np.corrcoef(one, two)[0, 1], magnitude=1.0, growth=growth(1, 4 * 4), dtype=torch.float32)
-    assert_same(alike("hog", a, a), torch.ones(2, 3, dtype=torch.float64))
-    assert_same(alike("hog", a, -a), torch.ones(2, 3, dtype=torch.float64), label="up and down are one direction")
-    assert_same(alike("hog", 7 * a, b), found)
+    assert_same(map_similarity("hog", a, a), torch.ones(2, 3, dtype=torch.float64))
+    assert_same(
+        map_similarity("hog", a, -a), torch.ones(2, 3, dtype=torch.float64), label="up and down are one direction"
+    )
+    assert_same(map_similarity("hog", 7 * a, b), found)
     assert (found < 0.95).all()
-    assert not torch.allclose(alike("hog", a, b, signed=False), found)
+    assert not torch.allclose(map_similarity("hog", a, b, signed=False), found)
 
 
 def test_flat_ssim_runs_along_the_rows() -> None:
@@ -99,7 +101,9 @@ def test_flat_ssim_runs_along_the_rows() -> None:
         one, two = one / one.abs().max(), two / two.abs().max()
         span = float(torch.cat([one, two]).max() - torch.cat([one, two]).min())
         expected = structural_similarity(one.numpy(), two.numpy(), data_range=span)
-        assert float(alike("ssim-flat", a, b, signed=signed)[0, 1]) == pytest.approx(float(expected), abs=1e-12)
+        assert float(map_similarity("ssim-flat", a, b, signed=signed)[0, 1]) == pytest.approx(
+            float(expected), abs=1e-12
+        )
 
 
 @pytest.mark.parametrize("kind", ["spearman", "pearson", "ssim", "ssim-flat", "hog"])
@@ -110,7 +114,7 @@ def test_constant_and_broken_maps_have_no_similarity(kind: str, value: float) ->
     if math.isnan(value):
         a[1, 2] = b[1, 2]
         a[1, 2, 0, 0] = value
-    for found in (alike(kind, a, b), alike(kind, b, a)):
+    for found in (map_similarity(kind, a, b), map_similarity(kind, b, a)):
         assert math.isnan(found[1, 2])
         assert int(found.isnan().sum()) == 1
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from clairvit.errors import BadInput, ClairError, NotApplicable
 from clairvit.methods.aggregation import Aggregation, reading
 from clairvit.methods.explanation import Cost
-from clairvit.methods.layer_view import LayerView, NotStackable, RunContext, laid_out, several, stacked
+from clairvit.methods.layer_view import LayerView, NotStackable, RunContext, laid_out, stacked
 from clairvit.methods.result import MapFunction, as_map_result
 from clairvit.methods.spec import MethodSpec
 from clairvit.tracing.attention import AttentionCall, widened

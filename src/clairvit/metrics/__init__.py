@@ -1,1 +1,1 @@
-"""Score explanations, with uncertainty and random baselines (`cv.evaluate`)."""
+"""Metrics: score explanations, with uncertainty and random baselines (`cv.evaluate`)."""

@@ -1,4 +1,4 @@
-"""Table: what metrics said of methods, image by image, until it becomes scores."""
+"""ScoreAccumulator: collect the values of metrics batch by batch, and turn them into scores."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ BASELINES = ("random", "center")
 
 
 @dataclass(eq=False)
-class _Row:
-    """What is known of one method and metric so far."""
+class _Series:
+    """The values of one method and metric so far, batch by batch."""
 
     values: list[Tensor] = field(default_factory=list)
     degenerate: list[Tensor] = field(default_factory=list)
-    lines: list[Tensor] = field(default_factory=list)
+    curves: list[Tensor] = field(default_factory=list)
     counts: list[Tensor] = field(default_factory=list)
     x: Tensor | None = None
     meaning: str = ""
@@ -38,7 +38,7 @@ class _Row:
 
 @dataclass(eq=False)
 class ScoreAccumulator:
-    """Rows by method and metric; grows with the images."""
+    """Values by method and metric, of all batches so far."""
 
     model: str
     seed: int
@@ -48,107 +48,115 @@ class ScoreAccumulator:
     unmasked: list[str] = field(default_factory=list)
     skipped: dict[str, str] = field(default_factory=dict)
     notes: dict[str, list[str]] = field(default_factory=dict)  # by metric
-    used: dict[str, dict[str, str]] = field(default_factory=dict)  # by metric: what took the place of its options
-    rows: dict[tuple[str, str], _Row] = field(default_factory=dict)
-    patches: int | None = None  # of the model's grid, as soon as a case was seen
+    used: dict[str, dict[str, str]] = field(default_factory=dict)  # by metric: values that replaced its options
+    series: dict[tuple[str, str], _Series] = field(default_factory=dict)
+    patches: int | None = None  # of the model's grid, after the first batch
 
     def see(
         self, names: Sequence[str], logits: Tensor, labels: Sequence[int | None], activation: Activation = "softmax"
     ) -> None:
-        """Take down what the model says of some images, logits [B, C]."""
-        chances, classes = probabilities(logits.double(), activation), logits.argmax(1)
-        certainty = [None] * len(logits) if chances is None else chances.gather(1, classes[:, None])[:, 0].tolist()
-        self.names += names
-        self.seen += [Prediction(*one) for one in zip(names, classes.tolist(), certainty, labels, strict=True)]
-
-    def measure(self, case: EvalContext, one: MetricSpec) -> None:
-        """Ask a metric of a case; maps with NaN have no score, and what was spent is shared by the methods."""
-        self.patches = case.patches
-        recording, started = case.trace.recording, time.perf_counter()
-        before = recording.forwards, recording.backwards
-        said = one(case)
-        measured = said if isinstance(said, MetricOutput) else MetricOutput(said)
-        spent = recording.forwards - before[0], recording.backwards - before[1]
-        values = measured.values.masked_fill(case.invalid, math.nan)
-        self._keep(one, case.specs, replace(measured, values=values), case.degenerate, spent, started)
-        self._note(one, case.aside.notes)
-        self.used.setdefault(one.text, {}).update(case.settings)
-        case.aside.notes.clear()
-        case.settings.clear()
-
-    def measure_set(self, shelf: DatasetContext, one: MetricSpec) -> None:
-        """Ask a metric of all images together."""
-        started, before = time.perf_counter(), (shelf.spent.forwards, shelf.spent.backwards)
-        measured = one(shelf)
-        flat = torch.zeros_like(measured.values, dtype=torch.bool)
-        spent = tuple(
-            math.ceil((now - then) / len(shelf.rows))
-            for now, then in zip((shelf.spent.forwards, shelf.spent.backwards), before, strict=True)
+        """Add the model's predictions for some images, logits [B, C]."""
+        probability, classes = probabilities(logits.double(), activation), logits.argmax(1)
+        certainty = (
+            [None] * len(logits) if probability is None else probability.gather(1, classes[:, None])[:, 0].tolist()
         )
-        self._keep(one, shelf.specs, measured, flat, (spent[0], spent[1]), started)
-        self._note(one, shelf.aside.notes)
-        shelf.aside.notes.clear()
+        self.names += names
+        rows = zip(names, classes.tolist(), certainty, labels, strict=True)
+        self.seen += [Prediction(*row) for row in rows]
 
-    def _keep(
+    def measure(self, context: EvalContext, spec: MetricSpec) -> None:
+        """Add a metric of a batch; maps with NaN have no score, and the methods share what was spent."""
+        self.patches = context.patches
+        recording, started = context.trace.recording, time.perf_counter()
+        before = recording.forwards, recording.backwards
+        result = spec(context)
+        output = result if isinstance(result, MetricOutput) else MetricOutput(result)
+        passes = recording.forwards - before[0], recording.backwards - before[1]
+        values = output.values.masked_fill(context.invalid, math.nan)
+        self._add(spec, context.specs, replace(output, values=values), context.degenerate, passes, started)
+        self._add_notes(spec, context.aside.notes)
+        self.used.setdefault(spec.text, {}).update(context.settings)
+        context.aside.notes.clear()
+        context.settings.clear()
+
+    def measure_set(self, context: DatasetContext, spec: MetricSpec) -> None:
+        """Add a metric of all images together."""
+        started, before = time.perf_counter(), context.cost
+        output = spec(context)
+        degenerate = torch.zeros_like(output.values, dtype=torch.bool)
+        passes = (
+            math.ceil((context.cost.forwards - before.forwards) / len(context.rows)),
+            math.ceil((context.cost.backwards - before.backwards) / len(context.rows)),
+        )
+        self._add(spec, context.specs, output, degenerate, passes, started)
+        self._add_notes(spec, context.aside.notes)
+        context.aside.notes.clear()
+
+    def _add(
         self,
-        one: MetricSpec,
-        specs: Sequence[MethodSpec],
-        measured: MetricOutput,
+        metric: MetricSpec,
+        methods: Sequence[MethodSpec],
+        output: MetricOutput,
         degenerate: Tensor,
-        spent: tuple[int, int],
+        passes: tuple[int, int],
         started: float,
     ) -> None:
-        count = len(specs)
+        """Add the output [M, B, …] of a batch to the series of each method."""
+        count = len(methods)
         seconds = (time.perf_counter() - started) / count
-        for place, spec in enumerate(specs):
-            row = self.rows.setdefault((spec.text, one.text), _Row())
-            row.values.append(measured.values[place].cpu())
-            row.degenerate.append(degenerate[place].cpu())
-            forwards, backwards = (math.ceil(part / count) for part in spent)
-            row.cost = Cost(forwards, backwards, row.cost.seconds + seconds)
-            row.x, row.meaning, row.across = measured.x, measured.meaning, measured.across
-            if measured.y is not None:
-                row.lines.append(measured.y[place].cpu())
-            if measured.counts is not None:
-                row.counts.append(measured.counts[place].cpu())
+        forwards, backwards = (math.ceil(part / count) for part in passes)
+        for index, method in enumerate(methods):
+            series = self.series.setdefault((method.text, metric.text), _Series())
+            series.values.append(output.values[index].cpu())
+            series.degenerate.append(degenerate[index].cpu())
+            series.cost = Cost(forwards, backwards, series.cost.seconds + seconds)
+            series.x, series.meaning, series.across = output.x, output.meaning, output.across
+            if output.y is not None:
+                series.curves.append(output.y[index].cpu())
+            if output.counts is not None:
+                series.counts.append(output.counts[index].cpu())
 
-    def _note(self, one: MetricSpec, notes: Sequence[str]) -> None:
-        kept = self.notes.setdefault(one.text, [])
+    def _add_notes(self, metric: MetricSpec, notes: Sequence[str]) -> None:
+        kept = self.notes.setdefault(metric.text, [])
         kept += [note for note in dict.fromkeys(notes) if note not in kept]
 
     def scores(
         self,
         specs: Sequence[MethodSpec],
-        asked: Sequence[MetricSpec],
+        metrics: Sequence[MetricSpec],
         every: Sequence[MethodSpec],
-        luck: Sequence[str],
+        baselines: Sequence[str],
     ) -> Scores:
-        found = Scores()
-        found.skipped, found.unmasked, found.seen = self.skipped, tuple(self.unmasked), tuple(self.seen)
-        for one in asked:
-            made = {spec.text: self._score(spec, one) for spec in every}
-            baselines = {name: made[name] for name in luck}
-            for spec in specs:
-                if spec.text in made:
-                    found[spec.text, one.text] = replace(made[spec.text], baselines=baselines)
-        return found
+        """Return the scores of methods `specs`; `every` are the methods that were run, with the baselines."""
+        scores = Scores()
+        scores.skipped, scores.unmasked, scores.seen = self.skipped, tuple(self.unmasked), tuple(self.seen)
+        for metric in metrics:
+            by_method = {method.text: self._score(method, metric) for method in every}
+            baseline_scores = {name: by_method[name] for name in baselines}
+            for method in specs:
+                if method.text in by_method:
+                    scores[method.text, metric.text] = replace(by_method[method.text], baselines=baseline_scores)
+        return scores
 
-    def _score(self, spec: MethodSpec, one: MetricSpec) -> Score:
-        row = self.rows[spec.text, one.text]
-        settings = {**self.settings, **dict(one.options), **self.used.get(one.text, {})}
+    def _score(self, method: MethodSpec, metric: MetricSpec) -> Score:
+        series = self.series[method.text, metric.text]
+        settings = {**self.settings, **dict(metric.options), **self.used.get(metric.text, {})}
+        curve = (
+            Curve(series.x, torch.cat(series.curves), series.meaning, series.across) if series.x is not None else None
+        )
         return Score(
-            metric=one.text,
-            method=spec.text,
-            values=torch.cat(row.values),
-            better=one.better,
-            span=one.span_with(settings),
-            degenerate=torch.cat(row.degenerate),
+            metric=metric.text,
+            method=method.text,
+            values=torch.cat(series.values),
+            better=metric.better,
+            span=metric.span_with(settings),
+            degenerate=torch.cat(series.degenerate),
             names=tuple(self.names),
             model=self.model,
             settings=settings if self.patches is None else {"patches": self.patches, **settings},
             seed=self.seed,
-            cost=row.cost,
-            curve=None if row.x is None else Curve(row.x, torch.cat(row.lines), row.meaning, row.across),
-            notes=tuple(self.notes[one.text]),
-            counts=torch.cat(row.counts) if row.counts else None,
+            cost=series.cost,
+            curve=curve,
+            notes=tuple(self.notes[metric.text]),
+            counts=torch.cat(series.counts) if series.counts else None,
         )

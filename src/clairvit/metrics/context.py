@@ -1,13 +1,13 @@
-"""Case: a batch of images with the maps of several methods. All that a metric looks at, and all it can ask for.
+"""EvalContext: a batch of images with the maps of several methods, and everything a metric can compute of them.
 
-A metric sees all methods at once, [M, B, …], so that they share what the maths allows: one set of random subsets, one
+A metric gets all methods at once, [M, B, …], so that they share what the maths allows: one set of random subsets, one
 noisy copy of an image, one randomised model.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
@@ -19,9 +19,9 @@ from torch import Tensor
 from clairvit.errors import BadInput
 from clairvit.methods.planner import record_for, run_all, spent_on
 from clairvit.methods.spec import MethodSpec
-from clairvit.metrics.threshold import min_max
 from clairvit.models.model import Model
-from clairvit.perturbation.probe import Probe, probing
+from clairvit.numerics import is_constant, min_max, over_largest, pool_to_grid
+from clairvit.perturbation.probe import Probe, ScoreFunction, probing
 from clairvit.perturbation.rng import image_seeds, make_generator
 from clairvit.targets.base import SCORES, Target
 from clairvit.tracing.module_state import frozen_eval
@@ -30,7 +30,7 @@ from clairvit.tracing.trace import Trace
 Upsampling = Literal["nearest", "bilinear", "bicubic"]
 ScoreKind = Literal["prob", "logit", "logprob"]
 NORMALISED_BY = "full image − nothing left"
-MapShape = Literal["raw", "abs", "relu", "min-max", "over-largest"]
+MapTransform = Literal["raw", "abs", "relu", "min-max", "over-largest"]
 
 
 @dataclass(eq=False)
@@ -66,17 +66,17 @@ class EvalContext:
     """
 
     trace: Trace  # a forward of the images, with the target
-    specs: tuple[MethodSpec, ...]  # the M methods, for metrics that explain again
+    specs: tuple[MethodSpec, ...]  # the M methods, for metrics that explain other pixels, models or targets
     raw: tuple[Tensor, ...]  # M maps [B, rows, cols], on the patches or finer
     masks: Tensor | None = None  # bool [B, H, W] where the object is
-    void: Tensor | None = None  # bool [B, H, W] pixels that count nowhere
+    void: Tensor | None = None  # bool [B, H, W] pixels that are not counted
     labels: tuple[int | None, ...] | None = None  # the true classes
     others: tuple[int | None, ...] | None = None  # classes of other objects in the images
-    shape: str = "raw"  # what is done to each map first; `raw` holds the result
+    transform: str = "raw"  # a `MapTransform`, already applied to `raw`
     seed: int = 0
     aside: Notes = field(default_factory=Notes)
-    settings: dict[str, str] = field(default_factory=dict)  # what a metric used in place of what its options say
-    _emptied: dict[str, Tensor] = field(default_factory=dict, repr=False)  # [B] by removal: scores with nothing left
+    settings: dict[str, str] = field(default_factory=dict)  # values that a metric used instead of its options'
+    _empty_scores: dict[str, Tensor] = field(default_factory=dict, repr=False)  # removal -> f(nothing left) [B]
 
     @property
     def model(self) -> Model:
@@ -89,6 +89,7 @@ class EvalContext:
 
     @property
     def size(self) -> tuple[int, int]:
+        """Height and width of the images."""
         return int(self.trace.pixels.shape[-2]), int(self.trace.pixels.shape[-1])
 
     @property
@@ -97,111 +98,110 @@ class EvalContext:
 
     @functools.cached_property
     def maps(self) -> Tensor:
-        """[M, B, rows, cols] on the patches, float64; finer maps are averaged over each patch."""
-        grid = self.trace.layout.grid
-        return torch.stack([_on_grid(one.double(), grid) for one in self.raw])
+        """Maps on the patches, [M, B, rows, cols], float64; finer maps are averaged over each patch."""
+        return torch.stack([pool_to_grid(maps.double(), self.trace.layout.grid) for maps in self.raw])
 
-    def fine(self, upsampling: Upsampling = "bilinear") -> Iterator[Tensor]:
-        """Method by method [B, H, W], float64."""
-        for one in self.raw:
-            if tuple(one.shape[-2:]) == self.size:
-                yield one.double()
+    def pixel_maps(self, upsampling: Upsampling = "bilinear") -> Iterator[Tensor]:
+        """Yield maps at image size, [B, H, W], float64, method by method."""
+        for maps in self.raw:
+            if tuple(maps.shape[-2:]) == self.size:
+                yield maps.double()
                 continue
             corners = None if upsampling == "nearest" else False
             mode = "nearest-exact" if upsampling == "nearest" else upsampling
-            yield F.interpolate(one[:, None].double(), self.size, mode=mode, align_corners=corners)[:, 0]
+            yield F.interpolate(maps[:, None].double(), self.size, mode=mode, align_corners=corners)[:, 0]
 
     @functools.cached_property
     def invalid(self) -> Tensor:
-        """bool [M, B]: maps with NaN or infinity. Their score is NaN, whatever the metric."""
-        return torch.stack([~one.isfinite().flatten(1).all(1) for one in self.raw])
+        """Maps with NaN or infinity, bool [M, B]. Their score is NaN, whatever the metric."""
+        return torch.stack([~maps.isfinite().flatten(1).all(1) for maps in self.raw])
 
     @functools.cached_property
     def degenerate(self) -> Tensor:
-        """bool [M, B]: constant maps, which say nothing."""
-        return torch.stack([constant(one) for one in self.raw])
+        """Constant maps, bool [M, B]: they rank no patch above another."""
+        return torch.stack([is_constant(maps, (1, 2)) for maps in self.raw])
 
     @functools.cached_property
     def order(self) -> Tensor:
-        """[M, B, patches]: the patches of each map, highest first; ties in an order drawn from seed and image."""
-        flat = self.maps.flatten(2).nan_to_num(nan=float("-inf"))
-        luck = torch.stack([torch.randperm(self.patches, generator=make_generator(mark)) for mark in self.marks]).to(
-            flat.device
-        )
-        luck = luck.expand(len(flat), -1, -1)
-        shuffled = flat.gather(2, luck)
-        return luck.gather(2, shuffled.argsort(dim=2, descending=True, stable=True))
+        """Patch indices by falling relevance, [M, B, patches]; ties in a random order from seed and image."""
+        return sort_with_ties(self.maps.flatten(2), self.tie_order(self.patches))
 
     @functools.cached_property
     def rank(self) -> Tensor:
-        """[M, B, patches]: the place of each patch in `order`."""
-        places = torch.arange(self.patches, device=self.order.device).expand_as(self.order)
-        return torch.empty_like(self.order).scatter_(2, self.order, places)
+        """The position of each patch in `order`, [M, B, patches]."""
+        return inverse_permutation(self.order)
 
     @functools.cached_property
-    def marks(self) -> list[int]:
-        """A number an image, of seed and content: the same chance in any batch."""
+    def image_seeds(self) -> list[int]:
+        """One seed per image, from the seed and its content: the same in any batch."""
         return image_seeds(self.trace.pixels, self.seed)
 
-    def value(self, score: str) -> Callable[[Tensor, list[int]], Tensor]:
+    def tie_order(self, count: int, stream: int = 0) -> Tensor:
+        """Return a random permutation of 0 … count - 1 per image, [B, count], in which ties are broken."""
+        generators = [make_generator(seed, stream) for seed in self.image_seeds]
+        orders = [torch.randperm(count, generator=generator) for generator in generators]
+        return torch.stack(orders).to(self.maps.device)
+
+    # Scores of the target
+
+    def score_function(self, score: str) -> ScoreFunction:
         """Return a function (logits [n, C], images [n]) -> the target's score [n] of this kind.
 
         Where the model has no probability, `prob` is the raw score.
         """
         if score == "accuracy":
-            return self._is_the_answer
+            return self._is_predicted
         check_score(score)
-        if self.falls_back(score):
+        if self.uses_raw_score(score):
             score = "logit"
             self.settings["score"] = "raw"
-        wanted = self.target if self.target.score == "custom" else replace(self.target, score=score)
-        return lambda logits, images: wanted.take(images)(logits)
+        target = self.target if self.target.score == "custom" else replace(self.target, score=score)
+        return lambda logits, images: target.take(images)(logits)
 
-    def falls_back(self, score: str) -> bool:
-        """Return whether a preference for the probability is answered by the raw score: there is no probability."""
+    def uses_raw_score(self, score: str) -> bool:
+        """Return whether `prob` was chosen for a model without probabilities, so that the raw score replaces it."""
         return score == "prob" and self.target.activation == "raw" and self.target.score != "custom"
 
     def meaning(self, score: str) -> str:
-        """Return what the values of `normalised` are, for the axis of a curve."""
+        """Return what the values of `normalise_raw` are, for the axis of a curve."""
         if self.target.score == "custom":
             return "target function" if score in SCORES else score
-        return "normalised score" if self.falls_back(score) else score
+        return "normalised score" if self.uses_raw_score(score) else score
 
-    def normalised(self, values: Tensor, score: str, removal: str, what: str) -> Tensor:
-        """Return raw scores as (f − f(nothing left)) / |f(x) − f(nothing left)|; probabilities and others unchanged.
+    def normalise_raw(self, values: Tensor, score: str, removal: str, name: str) -> Tensor:
+        """Return raw scores [M, B, S] as (f − f(nothing left)) / |f(x) − f(nothing left)|; other scores unchanged.
 
-        A curve of raw scores so ends at 0 and begins at 1, or at -1 where the whole image lowers the score: what is
-        higher stays higher. NaN where the score with nothing left is that of the image. values [M, B, S].
+        A curve of raw scores then ends at 0 and begins at 1, or at -1 where the whole image lowers the score: higher
+        scores stay higher. NaN where the score with nothing left is that of the image.
         """
-        if not self.falls_back(score):
+        if not self.uses_raw_score(score):
             return values
-        nothing, rise = self.nothing_left(removal, what)
-        return (values - nothing[:, None]) / rise[:, None]
+        empty, rise = self.empty_image_scores(removal, name)
+        return (values - empty[:, None]) / rise[:, None]
 
-    def normalised_drop(self, drop: Tensor, score: str, removal: str, what: str) -> Tensor:
-        """Return differences of raw scores, [M, B, S], over |f(x) − f(nothing left)|; others unchanged."""
-        return drop / self.nothing_left(removal, what)[1][:, None] if self.falls_back(score) else drop
+    def normalise_raw_drop(self, drop: Tensor, score: str, removal: str, name: str) -> Tensor:
+        """Return differences of raw scores [M, B, S] over |f(x) − f(nothing left)|; other scores unchanged."""
+        return drop / self.empty_image_scores(removal, name)[1][:, None] if self.uses_raw_score(score) else drop
 
-    def nothing_left(self, removal: str, what: str) -> tuple[Tensor, Tensor]:
-        """Return f(nothing left) and |f(x) − f(nothing left)|, two [B], the latter NaN where it is 0; one forward."""
+    def empty_image_scores(self, removal: str, name: str) -> tuple[Tensor, Tensor]:
+        """Return f(nothing left) and |f(x) − f(nothing left)|, both [B], the latter NaN where it is 0; one forward."""
         self.settings["normalised_by"] = NORMALISED_BY
-        if removal not in self._emptied:
+        if removal not in self._empty_scores:
             keep = torch.zeros(1, 1, self.patches, dtype=torch.bool)
-            with self.probe(removal, what, 1) as probe:
-                self._emptied[removal] = probe.score_kept(keep, self.value("prob")).double()[:, 0]
-        self.aside.note(f"{what}: this model's scores are raw, so they are normalised by ({NORMALISED_BY})")
-        nothing = self._emptied[removal]
-        rise = (self.original("prob") - nothing).abs()
+            self._empty_scores[removal] = self.score_shared(keep, removal, "prob", name)[:, 0]
+        self.aside.note(f"{name}: this model's scores are raw, so they are normalised by ({NORMALISED_BY})")
+        empty = self._empty_scores[removal]
+        rise = (self.original("prob") - empty).abs()
         flat = rise == 0
         if flat.any():
             self.aside.note(
-                f"{what}: the raw score of {int(flat.sum())} of {len(flat)} images is the same with nothing left, so "
+                f"{name}: the raw score of {int(flat.sum())} of {len(flat)} images is the same with nothing left, so "
                 "that their curves cannot be normalised and have no score"
             )
-        return nothing, rise.masked_fill(flat, torch.nan)
+        return empty, rise.masked_fill(flat, torch.nan)
 
-    def _is_the_answer(self, logits: Tensor, images: list[int]) -> Tensor:
-        """[n] 1 where the target is the predicted class."""
+    def _is_predicted(self, logits: Tensor, images: list[int]) -> Tensor:
+        """Return 1 where the target is the predicted class, else 0, [n]."""
         classes = [self.target.classes[image] for image in images]
         if logits.shape[1] == 1:
             raise BadInput(
@@ -213,63 +213,69 @@ class EvalContext:
         return (logits.argmax(1) == torch.tensor(classes, device=logits.device)).double()
 
     def original(self, score: str) -> Tensor:
-        """[B]: the score of the images as they are."""
+        """Return the scores of the images themselves, [B]."""
         logits = self.trace.logits
-        return self.value(score)(logits, list(range(len(logits)))).double()
+        return self.score_function(score)(logits, list(range(len(logits)))).double()
 
     @contextmanager
-    def probe(self, removal: str, what: str, forwards: int) -> Iterator[Probe]:
-        with probing(self.trace, removal, what=what, forwards=forwards, seed=self.seed) as probe:
+    def probe(self, removal: str, name: str, forwards: int) -> Iterator[Probe]:
+        """Yield a probe of the images for a metric of this name."""
+        with probing(self.trace, removal, what=name, forwards=forwards, seed=self.seed) as probe:
             for note in probe.notes:
                 self.aside.note(note)
             yield probe
 
-    def left(self, keep: Tensor, removal: str, score: str, what: str) -> Tensor:
-        """[M, B, V] scores when only the patches of `keep`, bool [M, B, V, patches], are left."""
-        count, images, variants, _ = keep.shape
-        with self.probe(removal, what, count * variants) as probe:
-            flat = keep.transpose(0, 1).flatten(1, 2)  # [B, M·V, patches]
-            found = probe.score_kept(flat, self.value(score)).double()
-        return found.reshape(images, count, variants).transpose(0, 1)
+    def score_kept(self, keep: Tensor, removal: str, score: str, name: str) -> Tensor:
+        """Return scores [M, B, V] when only the patches of `keep`, bool [M, B, V, patches], are left."""
+        methods, images, variants, _ = keep.shape
+        flat = keep.transpose(0, 1).flatten(1, 2)  # [B, M·V, patches]
+        return self.score_shared(flat, removal, score, name).reshape(images, methods, variants).transpose(0, 1)
 
-    def explained_again(
+    def score_shared(self, keep: Tensor, removal: str, score: str, name: str) -> Tensor:
+        """Return scores [B, V], shared by all methods, when only `keep`, bool [B or 1, V, patches], is left."""
+        with self.probe(removal, name, keep.shape[1]) as probe:
+            return probe.score_kept(keep, self.score_function(score)).double()
+
+    # Explanations of other inputs
+
+    def explain(
         self, pixels: Tensor, model: Model | None = None, seed: int | None = None, target: Target | None = None
     ) -> Tensor:
-        """[M, V·B, rows, cols]: the same methods on other pixels [V·B, 3, H, W], another model or other targets [B]."""
-        self._check_can_explain()
-        recording = record_for(
-            self.specs, model or self.model, pixels.to(self.trace.pixels.dtype), self.trace.recording.options
-        )
+        """Return the methods' maps [M, V·B, rows, cols] of other pixels [V·B, 3, H, W], model or targets [B]."""
+        self._check_has_methods()
         images = len(self.trace.pixels)
-        goal = (target or self.target).take([*range(images)] * (len(pixels) // images))
-        found = run_all(self.specs, recording, [goal], seed=self.seed if seed is None else seed)
-        spent, copies = spent_on(recording, self.specs), len(pixels) // images
-        self.trace.recording.forwards += spent.forwards * copies
-        self.trace.recording.backwards += spent.backwards * copies
-        grid = self.trace.layout.grid
+        copies = len(pixels) // images
+        options = self.trace.recording.options
+        recording = record_for(self.specs, model or self.model, pixels.to(self.trace.pixels.dtype), options)
+        targets = (target or self.target).take([*range(images)] * copies)
+        results = run_all(self.specs, recording, [targets], seed=self.seed if seed is None else seed)
+        cost = spent_on(recording, self.specs)
+        self.trace.recording.forwards += cost.forwards * copies
+        self.trace.recording.backwards += cost.backwards * copies
         maps = []
         for spec in self.specs:
-            (result,) = found[spec.text]
+            (result,) = results[spec.text]
             if result.error is not None:
                 raise result.error
             assert result.maps is not None
-            maps.append(_on_grid(shaped(result.maps.double(), self.shape), grid))
+            maps.append(pool_to_grid(shaped(result.maps.double(), self.transform), self.trace.layout.grid))
         return torch.stack(maps)
 
-    def logits_of(self, pixels: Tensor) -> Tensor:
-        """[B, C] of other pixels, float64; a forward."""
+    def compute_logits(self, pixels: Tensor) -> Tensor:
+        """Return logits [B, C] of other pixels, float64; one forward."""
         self.trace.recording.forwards += 1
         with frozen_eval(self.model.module), torch.no_grad():
             return self.model.logits(pixels.to(self.trace.pixels.dtype)).double()
 
-    def _check_can_explain(self) -> None:
+    def _check_has_methods(self) -> None:
         if not self.specs:
             raise BadInput(
                 "This metric explains the images again, and maps without a method were given; expected a method name: "
                 "cv.evaluate(model, images, 'legrad', …)."
             )
 
-    def needed_masks(self) -> Tensor:
+    def require_masks(self) -> Tensor:
+        """Return the masks, bool [B, H, W]; raise BadInput if there are none."""
         if self.masks is None:
             raise BadInput(
                 "This metric compares maps with masks, and none were given; expected one mask an image: masks=[…].",
@@ -278,43 +284,51 @@ class EvalContext:
         return self.masks
 
 
-def shaped(maps: Tensor, shape: str) -> Tensor:
-    """[B, rows, cols], image by image: as it is, |a|, max(a, 0), to 0…1, or over the largest |a|."""
-    check_shape(shape)
-    if shape == "abs":
+def sort_with_ties(values: Tensor, tie_order: Tensor) -> Tensor:
+    """Return indices by falling value, [M, B, n]; NaN comes last, ties are in `tie_order`, permutations [B, n]."""
+    tie_order = tie_order.expand(len(values), -1, -1)
+    shuffled = values.nan_to_num(nan=float("-inf")).gather(2, tie_order)
+    return tie_order.gather(2, shuffled.argsort(dim=2, descending=True, stable=True))
+
+
+def inverse_permutation(order: Tensor) -> Tensor:
+    """Return the position of each index in `order`, permutations […, n]."""
+    positions = torch.arange(order.shape[-1], device=order.device).expand_as(order)
+    return torch.empty_like(order).scatter_(-1, order, positions)
+
+
+def shaped(maps: Tensor, transform: str) -> Tensor:
+    """Return maps [B, rows, cols] transformed image by image: raw, |a|, max(a, 0), min-max, or a / max |a|."""
+    check_shape(transform)
+    if transform == "abs":
         return maps.abs()
-    if shape == "relu":
+    if transform == "relu":
         return maps.clamp(min=0)
-    if shape == "min-max":
-        return min_max(maps)
-    if shape == "over-largest":
-        largest = maps.abs().amax((1, 2), keepdim=True)
-        return maps / torch.where(largest == 0, torch.ones_like(largest), largest)
+    if transform == "min-max":
+        return min_max(maps, (1, 2))
+    if transform == "over-largest":
+        return over_largest(maps, (1, 2))
     return maps
 
 
-def check_shape(shape: str) -> None:
-    if shape not in get_args(MapShape):
-        raise BadInput(f"normalize={shape} was given; expected one of {', '.join(get_args(MapShape))}.")
-
-
-def constant(maps: Tensor) -> Tensor:
-    """[B, rows, cols] -> bool [B]: maps that say nothing."""
-    return (maps == maps[:, :1, :1]).flatten(1).all(1)
+def check_shape(transform: str) -> None:
+    """Raise BadInput unless this is a transformation of maps."""
+    if transform not in get_args(MapTransform):
+        raise BadInput(f"normalize={transform} was given; expected one of {', '.join(get_args(MapTransform))}.")
 
 
 def check_score(score: str) -> None:
+    """Raise BadInput unless this is a kind of score."""
     if score not in SCORES:
         raise BadInput(f"score={score!r} was given; expected one of {', '.join(SCORES)} or accuracy.")
 
 
-def _on_grid(maps: Tensor, grid: tuple[int, int]) -> Tensor:
-    """[B, rows, cols], finer maps averaged over each patch."""
-    if tuple(maps.shape[-2:]) == grid:
-        return maps
-    return F.adaptive_avg_pool2d(maps[:, None], grid)[:, 0]
+def check_at_least(name: str, value: int, least: int) -> None:
+    """Raise BadInput if an option is below its least value."""
+    if value < least:
+        raise BadInput(f"{name}={value} was given; expected {least} or more.")
 
 
-def steps_of(patches: int, parts: Sequence[float]) -> list[int]:
-    """How many patches each part of the image is: rounded, never none."""
-    return [max(1, round(part * patches)) for part in parts]
+def fraction_counts(total: int, fractions: Sequence[float]) -> list[int]:
+    """Return how many of `total` each fraction is: rounded, at least 1."""
+    return [max(1, round(fraction * total)) for fraction in fractions]

@@ -1,4 +1,4 @@
-"""Deletion and insertion: how the score falls as the best patches (or pixels) go, and rises as they come."""
+"""Removal curves: the score while the most relevant patches (or pixels, regions) are removed or shown step by step."""
 
 from __future__ import annotations
 
@@ -9,19 +9,35 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from clairvit.compat.quantus import Draws, numpy_generator
 from clairvit.errors import BadInput
 from clairvit.methods.explanation import Cost
-from clairvit.metrics.context import EvalContext, Upsampling
-from clairvit.metrics.pixel_ranking import pixel_ranks, value_ranks, without
+from clairvit.metrics.context import (
+    EvalContext,
+    ScoreKind,
+    Upsampling,
+    check_at_least,
+    fraction_counts,
+    inverse_permutation,
+    sort_with_ties,
+)
+from clairvit.metrics.pixel_ranking import pixel_ranks, score_without_ranks, square_ranks, squares, value_ranks
 from clairvit.metrics.registry import MetricOutput, metric
 from clairvit.perturbation.removal import Removal
+from clairvit.perturbation.rng import make_generator
+from clairvit.perturbation.segments import segments_on_patches, superpixels_of
 from clairvit.targets.base import no_probability
 
 Width = Literal["width", "none", "steps"]
 CurveScore = Literal["prob", "logit", "logprob", "accuracy", "drop", "log-odds"]
 Granularity = Literal["patch", "pixel", "channel"]
 Counting = Literal["round", "down", "equal"]
-LEAST = 1e-12  # a probability whose logarithm is taken is at least this
+RegionOrder = Literal["morf", "lerf", "random"]
+Summary = Literal["mean", "trapezoid"]
+RoadOrder = Literal["combined", "morf", "lerf"]
+SMALLEST_PROBABILITY = 1e-12  # under a logarithm
+FRACTIONS = (0.01, 0.05, 0.1, 0.2, 0.5)  # of the patches, as in ERASER
+SEGMENT_TIES = 1002  # a random stream per image that no other metric draws from
 _PIXELS: dict[str, Any] = {"granularity": "pixel"}
 _CHEFER: dict[str, Any] = {**_PIXELS, "removal": "black", "score": "accuracy", "counting": "down", "whole": False}
 _SKIPPLUS: dict[str, dict[str, Any]] = {
@@ -29,8 +45,8 @@ _SKIPPLUS: dict[str, dict[str, Any]] = {
     "skipplus-aopc": {"score": "drop", "auc": "none"},
     "skipplus-log-odds": {"score": "log-odds", "auc": "none"},
 }
-_TURNS = (("score", "drop"), ("score", "log-odds"))
-_DIFFER = (
+_DROP_SCORES = (("score", "drop"), ("score", "log-odds"))
+_DISCREPANCIES = (
     "What is removed, how (three different zeros: mean colour, black, image minimum), in which steps, and which score "
     "differ from paper to paper; the presets are theirs. SkipPLUS's code divides by nothing, so that a constant 1 "
     "gives 0.9 (`auc=none`), and prints percent: 100 times the values here. "
@@ -40,7 +56,7 @@ _DIFFER = (
 def passes(
     patches: int, granularity: str = "patch", at_once: int | None = None, steps: int = 9, ends: bool = False, **_: Any
 ) -> Cost:
-    """For patches of 16 × 16 pixels."""
+    """Return the passes of a curve, for patches of 16 × 16 pixels."""
     if at_once is None:
         return Cost(steps + ends)
     return Cost(math.ceil(patches * {"patch": 1, "pixel": 16**2, "channel": 3 * 16**2}[granularity] / at_once))
@@ -48,34 +64,38 @@ def passes(
 
 @dataclass(frozen=True)
 class Walk:
-    """How an image is taken apart: into what, and in which steps."""
+    """The steps of a removal curve: of which parts the image consists, and how many of them go in each step."""
 
     steps: int = 9
-    at_once: int | None = None
+    at_once: int | None = None  # parts per step, instead of a number of steps
     granularity: Granularity = "patch"
     counting: Counting = "round"
     ends: bool = False
     upsampling: Upsampling = "bilinear"
 
     def stops(self, count: int) -> tuple[list[float], list[int]]:
-        """Places on the x axis from 0 to 1, and how many of `count` have gone (or come) there."""
+        """Return fractions on the x axis from 0 to 1, and how many of `count` parts are removed (or shown) there."""
         if self.at_once is None:
             if self.steps < 1:
                 raise BadInput(f"steps={self.steps} was given; expected 1 or more, such as steps=9.")
-            parts = [k / (self.steps + 1) for k in range(self.steps + 2)]
-            return parts, [self._number(part, k, count) for k, part in enumerate(parts)]
+            fractions = [k / (self.steps + 1) for k in range(self.steps + 2)]
+            return fractions, [self._number(fraction, k, count) for k, fraction in enumerate(fractions)]
         if self.at_once < 1:
             raise BadInput(f"at_once={self.at_once} was given; expected 1 or more, such as at_once=224.")
         last = math.ceil(count / self.at_once)
         return [k / last for k in range(last + 1)], [min(k * self.at_once, count) for k in range(last + 1)]
 
-    def _number(self, part: float, k: int, count: int) -> int:
+    def _number(self, fraction: float, k: int, count: int) -> int:
+        """Return how many of `count` parts the k-th fraction is."""
         if self.counting == "equal":
             return k * (count // (self.steps + 1))
-        return int(part * count) if self.counting == "down" else _some(part, count)
+        if self.counting == "down":
+            return int(fraction * count)
+        rounded = round(fraction * count)
+        return rounded if fraction in (0.0, 1.0) else min(max(1, rounded), count - 1)  # neither none nor all
 
     @property
-    def to_the_end(self) -> bool:
+    def includes_empty_image(self) -> bool:
         return self.ends or self.at_once is not None
 
 
@@ -87,7 +107,7 @@ class Walk:
     paper="Petsiuk et al., BMVC 2018 (RISE)",
     in_score=True,
     orders=True,
-    turned_by=(("reverse", True), *_TURNS),
+    flipped_by=(("reverse", True), *_DROP_SCORES),
     cost=passes,
     presets={
         "rise": {**_PIXELS, "removal": "mean", "at_once": 1792},
@@ -96,14 +116,14 @@ class Walk:
         "chefer": _CHEFER,
         "chefer-negative": {**_CHEFER, "reverse": True},
         **_SKIPPLUS,
-        "quantus": {"granularity": "channel", "removal": "minimum", "at_once": 1, "whole": False, "auc": "steps"},
     },
-    discrepancies=_DIFFER + "Chefer's area is said to be over 10 to 90 %, its code prints the nine accuracies only; "
-    "here it is divided by that width. Quantus' PixelFlipping takes the probability by default, one pass for each of "
-    "the 150 528 channel values (`at_once` makes it less), and orders the three values of a pixel by an unstable sort.",
+    discrepancies=_DISCREPANCIES
+    + "Chefer's area is said to be over 10 to 90 %, its code prints the nine accuracies only; here it is divided "
+    "by that width. Quantus' PixelFlipping takes the probability by default, one pass for each of the 150 528 "
+    "channel values (`at_once` makes it less), and orders the three values of a pixel by an unstable sort.",
 )
 def deletion(
-    case: EvalContext,
+    context: EvalContext,
     steps: int = 9,
     at_once: int | None = None,
     removal: Removal = "token",
@@ -116,21 +136,22 @@ def deletion(
     auc: Width = "width",
     upsampling: Upsampling = "bilinear",
 ) -> MetricOutput:
-    """Area under p(target) while the patches go, best first: low if the map found what matters.
+    """Return the area under p(target) while patches are removed, most relevant first: low if the map is faithful.
 
-    `steps=9` takes away 10 %, …, 90 %; the point with nothing taken away is there unless `whole=False`, and `ends` adds
-    the one with everything. `at_once=224` takes away so many at a time instead, until nothing is left. `counting` says
-    what 10 % of 1024 are: 102 (`round`), int(102.4) (`down`), or k times a tenth rounded down, so that a few never go
-    (`equal`). `reverse` begins with the worst (Chefer's negative perturbation; higher is better then). `auc=width`
-    divides the area by the width of the curve, so that a constant 1 gives 1; `none` does not, and `steps` counts each
-    step as 1 wide. `granularity=pixel` orders the pixels of the enlarged map, `channel` their single values.
-    `score=accuracy` asks whether the target is still the answer; `drop` is p(x) − p(x̃), `log-odds` ln p(x) − ln p(x̃)
-    with p at least 1e-12: higher is better for these two. Of a model whose scores are raw (a regression, a cosine) the
-    curve is of (f − f(nothing left)) / |f(x) − f(nothing left)|, undefined where this divides by 0.
+    `steps=9` removes 10 %, …, 90 %; the point with nothing removed is included unless `whole=False`, and `ends` adds
+    the one with everything removed. `at_once=224` removes so many per step instead, until nothing is left. `counting`
+    says how 10 % of 1024 are rounded: 102 (`round`), int(102.4) (`down`), or k times a tenth rounded down, so that a
+    few are never removed (`equal`). `reverse` starts with the least relevant (Chefer's negative perturbation; higher is
+    better then). `auc=width` divides the area by the width of the curve, so that a constant 1 gives 1; `none` does not,
+    and `steps` counts each step as 1 wide. `granularity=pixel` orders the pixels of the upsampled map, `channel` their
+    single values. `score=accuracy` is 1 while the target is the predicted class; `drop` is p(x) − p(x̃), `log-odds`
+    ln p(x) − ln p(x̃) with p at least 1e-12: higher is better for these two. Of a model whose scores are raw (a
+    regression, a cosine) the curve is of (f − f(nothing left)) / |f(x) − f(nothing left)|, undefined where this divides
+    by 0.
     """
     walk = Walk(steps, at_once, granularity, counting, ends, upsampling)
-    x, y = falling(case, walk, removal, score, "deletion", whole, reverse)
-    return MetricOutput(area(x, y, auc), x, y, case.meaning(score))
+    x, y = falling(context, walk, removal, score, "deletion", whole, reverse)
+    return MetricOutput(area_under_curve(x, y, auc), x, y, context.meaning(score))
 
 
 @metric(
@@ -141,17 +162,17 @@ def deletion(
     paper="Petsiuk et al., BMVC 2018 (RISE)",
     in_score=True,
     orders=True,
-    turned_by=_TURNS,
+    flipped_by=_DROP_SCORES,
     cost=passes,
     presets={
         "rise": {**_PIXELS, "removal": "blur", "at_once": 1792},
         "rise-demo": {**_PIXELS, "removal": "blur", "at_once": 224},
         **_SKIPPLUS,
     },
-    discrepancies=_DIFFER,
+    discrepancies=_DISCREPANCIES,
 )
 def insertion(
-    case: EvalContext,
+    context: EvalContext,
     steps: int = 9,
     at_once: int | None = None,
     removal: Removal = "token",
@@ -161,93 +182,326 @@ def insertion(
     auc: Width = "width",
     upsampling: Upsampling = "bilinear",
 ) -> MetricOutput:
-    """Area under p(target) while the patches come, best first: high if few of them are enough.
+    """Return the area under p(target) while patches are shown, most relevant first: high if few of them suffice.
 
-    `steps=9` shows 10 %, …, 90 %; the whole image is there already, and `ends` adds the point with nothing shown.
-    `at_once=224` begins with nothing and shows so many more at a time. Other options are those of `deletion`; with
+    `steps=9` shows 10 %, …, 90 %; the whole image is always included, and `ends` adds the point with nothing shown.
+    `at_once=224` starts with nothing and shows so many more per step. Other options are those of `deletion`; with
     `score=drop` and `log-odds` lower is better. Raw scores are normalised as there.
     """
     walk = Walk(steps, at_once, granularity, "round", ends, upsampling)
-    x, y = rising(case, walk, removal, score, "insertion")
-    return MetricOutput(area(x, y, auc), x, y, case.meaning(score))
+    x, y = rising(context, walk, removal, score, "insertion")
+    return MetricOutput(area_under_curve(x, y, auc), x, y, context.meaning(score))
+
+
+@metric(
+    "insertion-deletion",
+    family="faithfulness",
+    better="higher",
+    span=(-1, 1),
+    paper="RISE's two curves, one number",
+    in_score=True,
+    orders=True,
+    cost=lambda steps, **_: Cost(2 * steps),
+)
+def insertion_deletion(
+    context: EvalContext, steps: int = 9, removal: Removal = "token", score: ScoreKind = "prob", auc: Width = "width"
+) -> Tensor:
+    """Return insertion − deletion: high if the most relevant patches are sufficient and necessary.
+
+    Raw scores are normalised as there.
+    """
+    insertions, deletions = (
+        curve(context, Walk(steps), removal, score, "insertion-deletion") for curve in (rising, falling)
+    )
+    return area_under_curve(*insertions, auc) - area_under_curve(*deletions, auc)
 
 
 def falling(
-    case: EvalContext, walk: Walk, removal: str, score: str, what: str, whole: bool = True, reverse: bool = False
+    context: EvalContext, walk: Walk, removal: str, score: str, name: str, whole: bool = True, reverse: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Parts taken away [S] and scores [M, B, S], nothing taken away (`whole`) first."""
-    rank, count = _ranks(case, walk)
+    """Return fractions removed [S] and scores [M, B, S], with the whole image first if `whole`."""
+    rank, count = _ranks(context, walk)
     x, counts = walk.stops(count)
-    last = len(x) if walk.to_the_end else -1
+    last = len(x) if walk.includes_empty_image else -1
     rank = count - 1 - rank if reverse else rank
-    gone = torch.tensor(counts[1:last], device=rank.device)
+    removed = torch.tensor(counts[1:last], device=rank.device)
     if walk.granularity == "patch":
-        y = case.left(rank[:, :, None, :] >= gone[:, None], removal, _asked(score), what)
+        y = context.score_kept(rank[:, :, None, :] >= removed[:, None], removal, _model_score(score), name)
     else:
-        y = without(case, rank, torch.zeros_like(gone), gone, removal, _asked(score), what)
+        zero = torch.zeros_like(removed)
+        y = score_without_ranks(context, rank, zero, removed, removal, _model_score(score), name)
     if whole:
-        y = torch.cat([_unchanged(case, score, len(y)), y], -1)
-    return torch.tensor(x[0 if whole else 1 : last], dtype=torch.float64), _told(case, y, score, removal, what)
+        y = torch.cat([_whole_image(context, score, len(y)), y], -1)
+    fractions = torch.tensor(x[0 if whole else 1 : last], dtype=torch.float64)
+    return fractions, _curve_values(context, y, score, removal, name)
 
 
-def rising(case: EvalContext, walk: Walk, removal: str, score: str, what: str) -> tuple[Tensor, Tensor]:
-    """Parts shown [S] and scores [M, B, S], the whole image last."""
-    rank, count = _ranks(case, walk)
+def rising(context: EvalContext, walk: Walk, removal: str, score: str, name: str) -> tuple[Tensor, Tensor]:
+    """Return fractions shown [S] and scores [M, B, S], with the whole image last."""
+    rank, count = _ranks(context, walk)
     x, counts = walk.stops(count)
-    first = 0 if walk.to_the_end else 1
+    first = 0 if walk.includes_empty_image else 1
     shown = torch.tensor(counts[first:-1], device=rank.device)
     if walk.granularity == "patch":
-        y = case.left(rank[:, :, None, :] < shown[:, None], removal, _asked(score), what)
+        y = context.score_kept(rank[:, :, None, :] < shown[:, None], removal, _model_score(score), name)
     else:
-        y = without(case, rank, shown, torch.full_like(shown, count), removal, _asked(score), what)
-    y = torch.cat([y, _unchanged(case, score, len(y))], -1)
-    return torch.tensor(x[first:], dtype=torch.float64), _told(case, y, score, removal, what)
+        end = torch.full_like(shown, count)
+        y = score_without_ranks(context, rank, shown, end, removal, _model_score(score), name)
+    y = torch.cat([y, _whole_image(context, score, len(y))], -1)
+    return torch.tensor(x[first:], dtype=torch.float64), _curve_values(context, y, score, removal, name)
 
 
-def _ranks(case: EvalContext, walk: Walk) -> tuple[Tensor, int]:
-    """[M, B, n] the places of patches, pixels or channel values, and n."""
+def _ranks(context: EvalContext, walk: Walk) -> tuple[Tensor, int]:
+    """Return the ranks [M, B, n] of patches, pixels or channel values, and n."""
     if walk.granularity == "patch":
-        return case.rank, case.patches
-    rank = (pixel_ranks if walk.granularity == "pixel" else value_ranks)(case, walk.upsampling)
+        return context.rank, context.patches
+    rank = (pixel_ranks if walk.granularity == "pixel" else value_ranks)(context, walk.upsampling)
     return rank, rank.shape[-1]
 
 
-def _unchanged(case: EvalContext, score: str, methods: int) -> Tensor:
-    """[M, B, 1]"""
-    return case.original(_asked(score)).expand(methods, -1)[..., None]
+def _whole_image(context: EvalContext, score: str, methods: int) -> Tensor:
+    """Return the scores of the images themselves, [M, B, 1]."""
+    return context.original(_model_score(score)).expand(methods, -1)[..., None]
 
 
-def _asked(score: str) -> str:
-    """What the model is asked for: a fall of the probability is told from the probability."""
+def _model_score(score: str) -> str:
+    """Return the score of a pass that a curve's score is computed from: `drop` and `log-odds` need probabilities."""
     return "prob" if score in ("drop", "log-odds") else score
 
 
-def _told(case: EvalContext, y: Tensor, score: str, removal: str, what: str) -> Tensor:
-    """[M, B, S] probabilities, or normalised raw scores, as their fall where that was wanted."""
+def _curve_values(context: EvalContext, y: Tensor, score: str, removal: str, name: str) -> Tensor:
+    """Return scores of passes [M, B, S] as the curve's score: drops, log-odds, or normalised raw scores."""
     if score == "drop":
-        return case.normalised_drop(case.original("prob")[:, None] - y, "prob", removal, what)
+        return context.normalise_raw_drop(context.original("prob")[:, None] - y, "prob", removal, name)
     if score == "log-odds":
-        if case.falls_back("prob"):
+        if context.uses_raw_score("prob"):
             raise no_probability(score)
-        return case.original("prob").clamp(min=LEAST).log()[:, None] - y.clamp(min=LEAST).log()
-    return case.normalised(y, score, removal, what)
+        whole = context.original("prob").clamp(min=SMALLEST_PROBABILITY)
+        return whole.log()[:, None] - y.clamp(min=SMALLEST_PROBABILITY).log()
+    return context.normalise_raw(y, score, removal, name)
 
 
-def kept_after(case: EvalContext, steps: int) -> tuple[list[float], Tensor]:
-    """Parts 1/(S+1) … S/(S+1), and what is left when each of them is taken away: bool [M, B, S, patches]."""
-    parts, counts = Walk(steps).stops(case.patches)
-    gone = torch.tensor(counts[1:-1], device=case.rank.device)
-    return parts[1:-1], case.rank[:, :, None, :] >= gone[:, None]
-
-
-def _some(part: float, count: int) -> int:
-    """Rounded; a part that is not none is one at least, and all but all."""
-    return round(part * count) if part in (0.0, 1.0) else min(max(1, round(part * count)), count - 1)
-
-
-def area(x: Tensor, y: Tensor, auc: Width) -> Tensor:
-    """[…, S] -> […], by the trapezoid rule."""
+def area_under_curve(x: Tensor, y: Tensor, auc: Width) -> Tensor:
+    """Return the area […] under y […, S] by the trapezoid rule: over the width of x, as it is, or with steps of 1."""
     if auc == "steps":
         return torch.trapezoid(y.double(), dim=-1)
-    whole = torch.trapezoid(y.double(), x.to(y.device, torch.float64), dim=-1)
-    return whole / float(x[-1] - x[0]) if auc == "width" else whole
+    area = torch.trapezoid(y.double(), x.to(y.device, torch.float64), dim=-1)
+    return area / float(x[-1] - x[0]) if auc == "width" else area
+
+
+# Regions removed one by one, and fractions of the patches
+
+
+@metric(
+    "aopc",
+    family="faithfulness",
+    better="higher",
+    span=(-1, 1),
+    paper="Samek et al., 2017",
+    in_score=True,
+    orders=True,
+    flipped_by=("order", "lerf"),
+    cost=lambda regions, **_: Cost(regions),
+    discrepancies="Quantus calls lower better; a larger drop is better when the most relevant go first, worse when the "
+    "least relevant do (`order=lerf`). Samek's mean counts the whole image, Quantus' area does not and is not divided "
+    "by its width (`area=trapezoid`).",
+)
+def aopc(
+    context: EvalContext,
+    regions: int = 100,
+    order: RegionOrder = "morf",
+    removal: Removal = "token",
+    score: ScoreKind = "prob",
+    region: int | None = None,
+    area: Summary = "mean",
+    draws: Draws = "own",
+    upsampling: Upsampling = "bilinear",
+) -> MetricOutput:
+    """Return 1/(K+1) Σ_k f(x) − f(x_k), the mean drop while patches are removed one by one, most relevant first.
+
+    `order=lerf` removes the least relevant first (lower is better then), `random` any. `region=8` removes squares of
+    8 × 8 pixels of the upsampled map instead of patches. `area=trapezoid` is the area under the drops k = 1, …, K, each
+    step 1 wide. `draws=quantus` draws a random order as Quantus does after np.random.seed(seed). Drops of raw scores
+    are divided by |f(x) − f(nothing left)|, undefined where that is 0.
+    """
+    rank, total = (context.rank, context.patches) if region is None else square_ranks(context, region, upsampling)
+    count = min(regions, total - (region is None))  # one patch is left, as models need
+    check_at_least("regions", count, 1)
+    rank = _region_ranks(context, rank, order, draws)
+    removed = torch.arange(1, count + 1, device=rank.device)
+    if region is None:
+        y = context.score_kept(rank[:, :, None, :] >= removed[:, None], removal, score, "aopc")
+    else:
+        square, _ = squares(context, region)
+        zero = torch.zeros_like(removed)
+        y = score_without_ranks(context, rank[:, :, square], zero, removed, removal, score, "aopc")
+    drop = context.normalise_raw_drop(context.original(score)[:, None] - y, score, removal, "aopc")  # [M, B, K]
+    x = torch.arange(count + 1, dtype=torch.float64) / total
+    if area == "trapezoid":
+        return MetricOutput(torch.trapezoid(drop, dim=-1), x[1:], drop, f"drop of {context.meaning(score)}")
+    drop = torch.cat([torch.zeros_like(drop[..., :1]), drop], -1)
+    return MetricOutput(drop.mean(-1), x, drop, f"drop of {context.meaning(score)}")
+
+
+def _region_ranks(context: EvalContext, rank: Tensor, order: RegionOrder, draws: Draws) -> Tensor:
+    """Return the ranks [M, B, n] in which regions are removed; `rank` is by falling relevance."""
+    count = rank.shape[-1]
+    if order == "morf":
+        return rank
+    if order == "lerf":
+        return count - 1 - rank
+    if draws == "own":
+        random = context.tie_order(count, stream=1)
+    else:  # the k-th number drawn is the region that is removed k-th
+        random = torch.from_numpy(numpy_generator(context.seed).permutation(count)).argsort()[None]
+    return random.to(rank.device).expand_as(rank)
+
+
+@metric(
+    "comprehensiveness",
+    family="faithfulness",
+    better="higher",
+    span=(-1, 1),
+    paper="DeYoung et al., ACL 2020",
+    in_score=True,
+    orders=True,
+    cost=lambda **_: Cost(len(FRACTIONS)),
+)
+def comprehensiveness(context: EvalContext, removal: Removal = "token", score: ScoreKind = "prob") -> Tensor:
+    """Return mean_q f(x) − f(x without the top q), q = 1, 5, 10, 20, 50 %: high if they are necessary.
+
+    Drops of raw scores are divided by |f(x) − f(nothing left)|, undefined where that is 0.
+    """
+    removed = torch.tensor(fraction_counts(context.patches, FRACTIONS), device=context.rank.device)
+    y = context.score_kept(context.rank[:, :, None, :] >= removed[:, None], removal, score, "comprehensiveness")
+    drop = context.original(score)[:, None] - y
+    return context.normalise_raw_drop(drop, score, removal, "comprehensiveness").mean(-1)
+
+
+@metric(
+    "sufficiency",
+    family="faithfulness",
+    better="lower",
+    span=(-1, 1),
+    paper="DeYoung et al., ACL 2020",
+    in_score=True,
+    orders=True,
+    cost=lambda **_: Cost(len(FRACTIONS)),
+    discrepancies="Quantus has another metric of this name, which compares maps of images of a batch.",
+)
+def sufficiency(context: EvalContext, removal: Removal = "token", score: ScoreKind = "prob") -> Tensor:
+    """Return mean_q f(x) − f(the top q alone), q = 1, 5, 10, 20, 50 %: low if they are sufficient.
+
+    Drops of raw scores are divided by |f(x) − f(nothing left)|, undefined where that is 0.
+    """
+    shown = torch.tensor(fraction_counts(context.patches, FRACTIONS), device=context.rank.device)
+    y = context.score_kept(context.rank[:, :, None, :] < shown[:, None], removal, score, "sufficiency")
+    drop = context.original(score)[:, None] - y
+    return context.normalise_raw_drop(drop, score, removal, "sufficiency").mean(-1)
+
+
+# Imputed patches and superpixels
+
+
+@metric(
+    "road",
+    family="faithfulness",
+    better="higher",
+    span=(-1, 1),
+    paper="Rong et al., ICML 2022",
+    in_score=True,
+    orders=True,
+    cost=lambda steps, order, **_: Cost(steps * (2 if order == "combined" else 1)),
+    flipped_by=("order", "morf"),
+    presets={"morf": {"order": "morf"}, "lerf": {"order": "lerf"}},
+    discrepancies="The authors and Quantus report accuracy over a data set, pytorch-grad-cam the confidence, which is "
+    "what is defined for one image and is done here; all of them take away single pixels, here whole patches go. "
+    "Quantus fails on images of three channels.",
+)
+def road(
+    context: EvalContext,
+    steps: int = 9,
+    order: RoadOrder = "combined",
+    removal: Removal = "road",
+    score: ScoreKind = "prob",
+) -> MetricOutput:
+    """Return mean_q (f(x without the last q) − f(x without the top q)) / 2, with removed patches imputed.
+
+    q = 10 %, …, 90 % with `steps=9`. `order=morf` is the mean of f(x without the top q) alone, where lower is better.
+    `order=lerf` is the mean of f(x without the last q): higher is better. Raw scores are taken as
+    (f − f(nothing left)) / |f(x) − f(nothing left)|, undefined where this divides by 0.
+    """
+    check_at_least("steps", steps, 1)
+    fractions, counts = Walk(steps).stops(context.patches)
+    removed = torch.tensor(counts[1:-1], device=context.rank.device)[:, None]
+    without_top = context.rank[:, :, None, :] >= removed  # bool [M, B, S, patches]
+    without_last = context.rank[:, :, None, :] < context.patches - removed
+    x = torch.tensor(fractions[1:-1], dtype=torch.float64)
+    if order != "combined":
+        y = context.score_kept(without_top if order == "morf" else without_last, removal, score, "road")
+        y = context.normalise_raw(y, score, removal, "road")
+        return MetricOutput(y.mean(-1), x, y, context.meaning(score))
+    both = context.score_kept(torch.cat([without_top, without_last], 2), removal, score, "road")
+    both = context.normalise_raw(both, score, removal, "road")
+    morf, lerf = both[..., :steps], both[..., steps:]
+    y = (lerf - morf) / 2
+    return MetricOutput(y.mean(-1), x, y, f"half the difference of {context.meaning(score)}")
+
+
+@metric(
+    "irof",
+    family="faithfulness",
+    better="higher",
+    span=(-math.inf, 1),
+    paper="Rieger & Hansen, 2020",
+    undefined="an image of one superpixel has no order of superpixels, and a score of 0 no shares",
+    orders=True,
+    cost=lambda patches, **_: Cost(patches),
+    discrepancies="The paper cuts images up with SLIC and to the pixel; here with quickshift (as LIME does), and each "
+    "patch belongs to the superpixel that has most of it. Quantus fails on images of three channels, and its area is "
+    "not over the number of superpixels.",
+)
+def irof(context: EvalContext, removal: Removal = "mean", score: ScoreKind = "prob") -> Tensor:
+    """Return 1 − the area under f(x_k)/f(x) while superpixels are removed, those of the highest mean relevance first.
+
+    x_k lacks the first k of L superpixels, the area is over k/L. Costs at most as many passes as there are patches.
+    Undefined for an image of one superpixel, which has no order; meant for scores that are positive, as `prob` is. Of
+    raw scores the share is (f(x_k) − f(nothing left)) / |f(x) − f(nothing left)|; undefined where a share divides by 0.
+    """
+    superpixels = superpixels_of(context.trace.pixels, context.model.preprocess)
+    labels = [segments_on_patches(segments, context.trace.layout.grid) for segments in superpixels]
+    keep = [_kept_by_segment(context, image, segments).flatten(0, 1) for image, segments in enumerate(labels)]
+    lengths = [len(variants) for variants in keep]  # M·L of each image
+    images = torch.tensor([k for k, length in enumerate(lengths) for _ in range(length)], device=context.maps.device)
+    with context.probe(removal, "irof", math.ceil(len(images) / len(labels))) as probe:
+        y = probe.score_pairs(images, torch.cat(keep), context.score_function(score)).double()
+    whole = context.original(score)
+    empty, unit = torch.zeros_like(whole), whole.masked_fill(whole == 0, math.nan)
+    if context.uses_raw_score(score):
+        empty, unit = context.empty_image_scores(removal, "irof")
+    start, shares = (whole - empty) / unit, (y - empty[images]) / unit[images]
+    areas = [
+        _area_over_curve(part.reshape(len(context.maps), -1), start[image])
+        for image, part in enumerate(torch.split(shares, lengths))
+    ]
+    return torch.stack(areas, 1)
+
+
+def _kept_by_segment(context: EvalContext, image: int, segments: Tensor) -> Tensor:
+    """Return the patches of an image that are left after 1, …, L of its segments are removed, bool [M, L, patches]."""
+    segment = segments.flatten().to(context.maps.device)
+    count = int(segment.max()) + 1
+    member = (segment == torch.arange(count, device=segment.device)[:, None]).to(context.maps)  # [L, patches]
+    means = context.maps[:, image].flatten(1) @ (member / member.sum(1, keepdim=True)).T  # [M, L]
+    tie_order = torch.randperm(count, generator=make_generator(context.image_seeds[image], SEGMENT_TIES))
+    order = sort_with_ties(means[:, None], tie_order.to(segment.device)[None])[:, 0]
+    removed = torch.arange(1, count + 1, device=segment.device)
+    return inverse_permutation(order)[:, segment][:, None, :] >= removed[:, None]
+
+
+def _area_over_curve(shares: Tensor, start: Tensor) -> Tensor:
+    """Return the area [M] over the curve of `start` and shares [M, L] of the score after 1, …, L steps."""
+    if shares.shape[1] < 2:
+        return shares.new_full((len(shares),), math.nan)
+    curve = torch.cat([start.expand(len(shares), 1), shares], 1)
+    return 1 - torch.trapezoid(curve, dx=1 / shares.shape[1], dim=1)

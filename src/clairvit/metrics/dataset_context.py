@@ -1,4 +1,4 @@
-"""Gallery: all images of a set, for metrics that need several of them at once."""
+"""DatasetContext: all images of a set, for metrics that need several of them at once."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from clairvit.data.dataset import ImageDataset
@@ -20,29 +21,29 @@ from clairvit.targets.resolve import resolve
 
 @dataclass(eq=False)
 class DatasetContext:
-    """N images, what the model says of each, and M methods to explain what is made of them."""
+    """N images with the model's logits, and M methods to explain images that are composed of them."""
 
     model: Model
     dataset: ImageDataset
     specs: tuple[MethodSpec, ...]
-    rows: tuple[int, ...]  # [N], in the album: the images that could be read
+    rows: tuple[int, ...]  # [N], in the dataset: the images that could be read
     logits: Tensor  # [N, C]
     labels: tuple[int | None, ...] | None  # [N], the true classes
     seed: int
     aside: Notes
-    spent: Cost = field(default_factory=Cost)
+    cost: Cost = field(default_factory=Cost)
     options: ExecutionOptions = field(default_factory=ExecutionOptions)
 
     def __len__(self) -> int:
         return len(self.rows)
 
-    def pixels(self, places: Sequence[int]) -> Tensor:
-        """[n, 3, H, W], read again."""
-        found = torch.stack([self.dataset.read(self.rows[place], self.model).pixels for place in places])
-        return found.to(self.model.device, self.model.dtype)
+    def pixels(self, indices: Sequence[int]) -> Tensor:
+        """Read the images again, [n, 3, H, W]."""
+        images = torch.stack([self.dataset.read(self.rows[index], self.model).pixels for index in indices])
+        return images.to(self.model.device, self.model.dtype)
 
-    def explained(self, pixels: Tensor, classes: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Maps [M, T, rows, cols] of one image [3, H, W] for T classes, and its logits [C]."""
+    def explain(self, pixels: Tensor, classes: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Return maps [M, T, rows, cols] of one image [3, H, W] for T classes, and its logits [C]."""
         recording = record_for(self.specs, self.model, pixels[None], self.options)
         targets = resolve(
             list(classes),
@@ -51,16 +52,15 @@ class DatasetContext:
             single=True,
             activation=self.model.activation,
         )
-        found = run_all(self.specs, recording, targets, seed=self.seed)
-        self.spent += spent_on(recording, self.specs, len(targets))
+        results = run_all(self.specs, recording, targets, seed=self.seed)
+        self.cost += spent_on(recording, self.specs, len(targets))
         maps = []
         for spec in self.specs:
-            own = found[spec.text]
-            for result in own:
+            for result in results[spec.text]:
                 if result.error is not None:
                     raise result.error
-            maps.append(torch.cat([result.maps.detach().double() for result in own if result.maps is not None]))
-        grids = {tuple(one.shape[-2:]) for one in maps}
-        finest = max(grids)
-        same = [torch.nn.functional.interpolate(one[:, None], finest, mode="nearest-exact")[:, 0] for one in maps]
-        return torch.stack(same), recording.logits[0].detach()
+            class_maps = [result.maps for result in results[spec.text] if result.maps is not None]
+            maps.append(torch.cat([values.detach().double() for values in class_maps]))
+        finest = max(tuple(values.shape[-2:]) for values in maps)
+        same_size = [F.interpolate(values[:, None], finest, mode="nearest-exact")[:, 0] for values in maps]
+        return torch.stack(same_size), recording.logits[0].detach()

@@ -384,7 +384,7 @@ def _eval_context(
         void=part.void,
         labels=None if labels is None else tuple(labels),
         others=None if distractors is None else tuple(distractors),
-        shape=request.normalize,
+        transform=request.normalize,
         seed=request.seed,
     )
 

@@ -1,111 +1,114 @@
-"""Places: which pixels or channel values of an image go, in which order, and what the model says as they do."""
+"""Rank and remove single pixels, channel values or squares of pixels, for metrics finer than patches."""
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Iterator
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from clairvit.errors import BadInput
-from clairvit.metrics.context import EvalContext, Upsampling
-from clairvit.metrics.noise import Draws, numpy_chance
-from clairvit.metrics.threshold import steady
+from clairvit.metrics.context import EvalContext, Upsampling, inverse_permutation, sort_with_ties
+from clairvit.numerics import min_max
 from clairvit.perturbation.probe import Probe
 from clairvit.perturbation.rng import make_generator
 
-VALUES = 2001  # a stream of an image's chance that no other metric draws from
+TIES, SUBSETS = 1, 2001  # random streams per image that no other metric draws from
 
 
-def pixel_ranks(case: EvalContext, upsampling: Upsampling) -> Tensor:
-    """[M, B, H·W] the place of each pixel, highest first; ties in an order drawn from seed and image."""
-    count = math.prod(case.size)
-    luck = torch.stack([torch.randperm(count, generator=make_generator(mark, 1)) for mark in case.marks]).to(
-        case.maps.device
-    )
-    return torch.stack([_places(maps.flatten(1), luck) for maps in _levelled(case, upsampling)])
+def merge_rounding_ties(maps: Tensor) -> Tensor:
+    """Return maps [B, H, W] in 0 … 1 whose values are equal where only rounding makes them differ.
 
-
-def _levelled(case: EvalContext, upsampling: Upsampling) -> Iterator[Tensor]:
-    """Method by method [B, H, W]; what is equal but for the round-off of an interpolation is equal."""
-    for raw, fine in zip(case.raw, case.fine(upsampling), strict=True):
-        computed = upsampling != "nearest" and raw.shape[-2:] != fine.shape[-2:]
-        yield steady(fine) if computed else fine
-
-
-def value_ranks(case: EvalContext, upsampling: Upsampling) -> Tensor:
-    """[M, B, C·H·W] the place of each channel value; those of one pixel, whose map is the same, follow one another."""
-    channels = case.trace.pixels.shape[1]
-    own = torch.arange(channels, device=case.maps.device)[:, None]
-    return (channels * pixel_ranks(case, upsampling)[:, :, None] + own).flatten(2)
-
-
-def _places(values: Tensor, luck: Tensor) -> Tensor:
-    """[B, n] -> the place of each, highest first; ties in the order of `luck`, a permutation [B, n]."""
-    shuffled = values.nan_to_num(nan=-math.inf).gather(1, luck)
-    order = luck.gather(1, shuffled.argsort(dim=1, descending=True, stable=True))
-    places = torch.arange(order.shape[1], device=order.device).expand_as(order)
-    return torch.empty_like(order).scatter_(1, order, places)
-
-
-def squares(case: EvalContext, side: int) -> tuple[Tensor, int]:
-    """The number of the square that each pixel is in, [H·W], row by row, and how many squares there are.
-
-    Where the side does not divide the image, squares stick out at both ends, half a pixel more at the far one.
+    Upsampling turns plateaus into values that differ in the last bits.
     """
-    if not 1 <= side <= min(case.size):
+    return min_max(maps, (1, 2)).round(decimals=9)
+
+
+def rankable_maps(context: EvalContext, upsampling: Upsampling) -> Iterator[Tensor]:
+    """Yield maps [B, H, W], method by method; those that were interpolated without ties broken by rounding."""
+    for raw, maps in zip(context.raw, context.pixel_maps(upsampling), strict=True):
+        interpolated = upsampling != "nearest" and raw.shape[-2:] != maps.shape[-2:]
+        yield merge_rounding_ties(maps) if interpolated else maps
+
+
+def pixel_ranks(context: EvalContext, upsampling: Upsampling) -> Tensor:
+    """Return the rank of each pixel, [M, B, H·W], 0 for the highest; ties in a random order from seed and image."""
+    maps = rankable_maps(context, upsampling)
+    return _ranks(context, (values.flatten(1) for values in maps), math.prod(context.size))
+
+
+def value_ranks(context: EvalContext, upsampling: Upsampling) -> Tensor:
+    """Return the rank of each channel value, [M, B, C·H·W]; those of one pixel, which share its map, are adjacent."""
+    channels = context.trace.pixels.shape[1]
+    channel = torch.arange(channels, device=context.maps.device)[:, None]
+    return (channels * pixel_ranks(context, upsampling)[:, :, None] + channel).flatten(2)
+
+
+def _ranks(context: EvalContext, values: Iterator[Tensor], count: int) -> Tensor:
+    """Return ranks [M, B, n] of values [B, n] per method, 0 for the highest."""
+    tie_order = context.tie_order(count, TIES)
+    return torch.cat([inverse_permutation(sort_with_ties(rows[None], tie_order)) for rows in values])
+
+
+def squares(context: EvalContext, side: int) -> tuple[Tensor, int]:
+    """Return the index of the square that each pixel is in, [H·W], row by row, and the number of squares.
+
+    Where the side does not divide the image, squares extend beyond both edges, half a pixel more at the far one.
+    """
+    if not 1 <= side <= min(context.size):
         raise BadInput(
-            f"Squares of {side} × {side} pixels were asked for; expected a side of 1 to {min(case.size)}, such as 8."
+            f"Squares of {side} × {side} pixels were asked for; expected a side of 1 to {min(context.size)}, such as 8."
         )
-    (rows, down), (cols, across) = (_along(length, side) for length in case.size)
-    return (rows[:, None] * across + cols).flatten().to(case.maps.device), down * across
+    (rows, down), (cols, across) = (_stretches(length, side) for length in context.size)
+    return (rows[:, None] * across + cols).flatten().to(context.maps.device), down * across
 
 
-def _along(length: int, side: int) -> tuple[Tensor, int]:
-    """Which stretch of `side` each of so many pixels is in, and how many stretches there are."""
+def _stretches(length: int, side: int) -> tuple[Tensor, int]:
+    """Return the index of the stretch of `side` pixels that each of `length` pixels is in, and their number."""
     count = math.ceil(length / side)
     return (torch.arange(length) + (count * side - length) // 2) // side, count
 
 
-def square_ranks(case: EvalContext, side: int, upsampling: Upsampling) -> tuple[Tensor, int]:
-    """[M, B, squares] the place of each square of pixels, by the sum of the map in it, highest first."""
-    own, count = squares(case, side)
-    sums = torch.stack(
-        [maps.new_zeros(len(maps), count).index_add_(1, own, maps.flatten(1)) for maps in case.fine(upsampling)]
+def square_ranks(context: EvalContext, side: int, upsampling: Upsampling) -> tuple[Tensor, int]:
+    """Return the rank of each square of pixels, [M, B, squares], by the sum of the map in it, and their number."""
+    square, count = squares(context, side)
+    sums = (
+        maps.new_zeros(len(maps), count).index_add_(1, square, maps.flatten(1))
+        for maps in context.pixel_maps(upsampling)
     )
-    luck = torch.stack([torch.randperm(count, generator=make_generator(mark, 1)) for mark in case.marks]).to(own.device)
-    return torch.stack([_places(one, luck) for one in sums]), count
+    return _ranks(context, sums, count), count
 
 
-def without(case: EvalContext, rank: Tensor, first: Tensor, end: Tensor, removal: str, score: str, what: str) -> Tensor:
-    """[M, B, S] scores when what has a place from first[s] up to, and without, end[s] is gone.
+def score_without_ranks(
+    context: EvalContext, rank: Tensor, first: Tensor, end: Tensor, removal: str, score: str, name: str
+) -> Tensor:
+    """Return scores [M, B, S] of the image without what has a rank in first[s] … end[s] - 1, for each step s.
 
-    Each step starts from the clean image. rank [M, B, n], n the pixels or all channel values; first and end [S].
+    rank [M, B, n], n the pixels or all channel values; first and end [S].
     """
     methods, steps = len(rank), len(first)
-    with case.probe(removal, what, methods * steps) as probe:
+    with context.probe(removal, name, methods * steps) as probe:
         check_paints(probe)
 
         def variant(ks: range) -> Tensor:
-            own = torch.tensor(list(ks), device=rank.device)
-            place, step = rank[own // steps], (own % steps)[:, None, None]  # [k, B, n]
-            gone = (place >= first[step]) & (place < end[step])
-            return painted(probe, gone.transpose(0, 1))
+            variants = torch.tensor(list(ks), device=rank.device)
+            ranks, step = rank[variants // steps], (variants % steps)[:, None, None]  # [k, B, n]
+            removed = (ranks >= first[step]) & (ranks < end[step])
+            return painted(probe, removed.transpose(0, 1))
 
-        found = probe.score_images(methods * steps, variant, score=case.value(score)).double()
-    return found.reshape(-1, methods, steps).transpose(0, 1)
+        scores = probe.score_images(methods * steps, variant, score=context.score_function(score)).double()
+    return scores.reshape(-1, methods, steps).transpose(0, 1)
 
 
-def painted(probe: Probe, gone: Tensor) -> Tensor:
-    """[B, k, C, H, W]: the background where `gone`, bool [B or 1, k, H·W or C·H·W]."""
-    shaped = gone.reshape(*gone.shape[:2], -1, *probe.size)
-    return torch.where(shaped, probe.background[:, None], probe.pixels[:, None])
+def painted(probe: Probe, removed: Tensor) -> Tensor:
+    """Return [B, k, C, H, W]: the background where `removed`, bool [B or 1, k, H·W or C·H·W], else the image."""
+    mask = removed.reshape(*removed.shape[:2], -1, *probe.size)
+    return torch.where(mask, probe.background[:, None], probe.pixels[:, None])
 
 
 def check_paints(probe: Probe) -> None:
+    """Raise BadInput if the removal works on whole patches only."""
     if not probe.paints:
         raise BadInput(
             f"Single pixels or channel values were asked for with removal={probe.removal}, which takes whole patches; "
@@ -113,53 +116,37 @@ def check_paints(probe: Probe) -> None:
         )
 
 
-def random_values(case: EvalContext, runs: int, size: int, draws: Draws) -> Tensor:
-    """[B or 1, runs, size] places among the C·H·W channel values of an image, none twice in a run."""
-    count = case.trace.pixels[0].numel()
-    if draws == "quantus":
-        return numpys_values(case.seed, runs, count, size)[None].to(case.maps.device)
-    found = []
-    for mark in case.marks:
-        chance = make_generator(mark, VALUES)
-        found.append(torch.stack([torch.randperm(count, generator=chance)[:size] for _ in range(runs)]))
-    return torch.stack(found).to(case.maps.device)
+def random_subsets(context: EvalContext, runs: int, size: int) -> Tensor:
+    """Return random indices [B, runs, size] among the C·H·W channel values of each image, none twice in a run."""
+    count = context.trace.pixels[0].numel()
+    subsets = []
+    for seed in context.image_seeds:
+        generator = make_generator(seed, SUBSETS)
+        subsets.append(torch.stack([torch.randperm(count, generator=generator)[:size] for _ in range(runs)]))
+    return torch.stack(subsets).to(context.maps.device)
 
 
-@functools.lru_cache(maxsize=4)
-def numpys_values(seed: int, runs: int, count: int, size: int) -> Tensor:
-    """[runs, size] as Quantus draws them for an image alone after np.random.seed(seed); the same for every image.
-
-    Between two sets it draws a fill value, which it uses for `uniform` fills only.
-    """
-    chance = numpy_chance(seed)
-    found = []
-    for _ in range(runs):
-        found.append(chance.choice(count, size, replace=False))
-        chance.uniform()
-    return torch.from_numpy(np.stack(found))
-
-
-def scores_without_values(case: EvalContext, places: Tensor, removal: str, score: str, what: str) -> Tensor:
-    """[B, R] scores when the channel values at places [B or 1, R, k] are gone, which all methods share."""
-    runs = places.shape[1]
-    with case.probe(removal, what, runs) as probe:
+def score_without_values(context: EvalContext, indices: Tensor, removal: str, score: str, name: str) -> Tensor:
+    """Return scores [B, R] of images without the channel values at indices [B or 1, R, k], for all methods."""
+    runs = indices.shape[1]
+    with context.probe(removal, name, runs) as probe:
         check_paints(probe)
-        whole, under = (one.flatten(1)[:, None] for one in (probe.pixels, probe.background))
+        whole, background = (values.flatten(1)[:, None] for values in (probe.pixels, probe.background))
 
         def variant(ks: range) -> Tensor:
-            own = places[:, ks.start : ks.stop].expand(len(whole), -1, -1)  # [B, k, size]
+            removed = indices[:, ks.start : ks.stop].expand(len(whole), -1, -1)  # [B, k, size]
             copies = whole.repeat(1, len(ks), 1)
-            copies.scatter_(2, own, under.expand(-1, len(ks), -1).gather(2, own))
+            copies.scatter_(2, removed, background.expand(-1, len(ks), -1).gather(2, removed))
             return copies.reshape(len(whole), len(ks), *probe.pixels.shape[1:])
 
-        return probe.score_images(runs, variant, score=case.value(score)).double()
+        return probe.score_images(runs, variant, score=context.score_function(score)).double()
 
 
-def sums_at_values(case: EvalContext, places: Tensor, upsampling: Upsampling) -> Tensor:
-    """[M, B, R] sums of the map over places [B or 1, R, k]; every channel of a pixel has the pixel's value."""
-    pixels = places % math.prod(case.size)
-    found = []
-    for maps in case.fine(upsampling):
-        own = pixels.expand(len(maps), -1, -1)
-        found.append(maps.flatten(1).gather(1, own.flatten(1)).reshape(own.shape).sum(-1))
-    return torch.stack(found)
+def sums_at_values(context: EvalContext, indices: Tensor, upsampling: Upsampling) -> Tensor:
+    """Return sums [M, B, R] of the map over channel values [B or 1, R, k]; all channels have the pixel's value."""
+    pixels = indices % math.prod(context.size)
+    sums = []
+    for maps in context.pixel_maps(upsampling):
+        own_pixels = pixels.expand(len(maps), -1, -1)
+        sums.append(maps.flatten(1).gather(1, own_pixels.flatten(1)).reshape(own_pixels.shape).sum(-1))
+    return torch.stack(sums)

@@ -1,10 +1,10 @@
-"""Radar: several metrics of several methods as one area (FocusViT's "area under radar").
+"""Radar: combine several metrics of each method into one area (FocusViT's "area under radar").
 
 r = radar(values, ["higher", "lower", "lower", "lower"])   # [methods, axes] in 0…1, the best of each axis is 1
 area_under_radar(r)                                        # [methods]
 
 The area depends on which methods are in the table (each axis is scaled by the best and the worst of them), on the order
-of the axes, and on outliers, which flatten the rest of their axis. Never show it without the metrics themselves.
+of the axes, and on outliers, which compress the rest of their axis. Never show it without the metrics themselves.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ import torch
 from torch import Tensor
 
 from clairvit.errors import BadInput
+from clairvit.numerics import is_constant, min_max
 
 
 def radar(values: Tensor, better: Sequence[Literal["higher", "lower"]], flat: float = 0.0) -> Tensor:
-    """(v − min) / (max − min) over the methods, 1 − that where lower is better: [methods, axes] -> [methods, axes].
+    """Return (v − min) / (max − min) over the methods, or 1 − that where lower is better, [methods, axes].
 
     An axis on which all methods are equal is `flat` for all of them: 0 leaves it out of the area, 1 counts all as best.
     """
@@ -34,16 +35,14 @@ def radar(values: Tensor, better: Sequence[Literal["higher", "lower"]], flat: fl
             f"{len(values)} method was given; expected 2 or more, as each axis goes from the worst to the best of them."
         )
     values = values.double()
-    low, high = values.amin(0), values.amax(0)
-    same = low == high
-    scaled = (values - low) / torch.where(same, torch.ones_like(high), high - low)
-    falls = torch.tensor([word == "lower" for word in better], device=values.device)
-    found = torch.where(falls, 1 - scaled, scaled)
-    return torch.where(same, torch.full_like(found, flat), found)
+    scaled = min_max(values, 0)
+    lower_is_better = torch.tensor([direction == "lower" for direction in better], device=values.device)
+    scaled = torch.where(lower_is_better, 1 - scaled, scaled)
+    return torch.where(is_constant(values, 0), torch.full_like(scaled, flat), scaled)
 
 
 def area_under_radar(r: Tensor) -> Tensor:
-    """½ Σ_i r_i r_{i+1} sin(2π/axes), the last axis beside the first: the polygon's area, [methods]."""
+    """Return the polygon's area [methods], ½ Σ_i r_i r_{i+1} sin(2π/axes), the last axis next to the first."""
     _check_table(r, "r")
     axes = r.shape[1]
     if axes < 3:

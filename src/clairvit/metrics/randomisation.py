@@ -1,34 +1,41 @@
-"""Randomisation: does a map change when the model forgets what it learnt, or when another class is asked for?"""
+"""Randomisation: does a map change when the model's parameters are randomised, or when another class is explained?"""
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal, cast
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
+from clairvit.compat.quantus import Draws, numpy_generator, numpy_noise
 from clairvit.errors import BadInput
 from clairvit.methods.explanation import Cost
 from clairvit.metrics.context import EvalContext
-from clairvit.metrics.curves import area
-from clairvit.metrics.noise import Draws, numpy_chance, numpy_noise, own_noise
-from clairvit.metrics.parameter_randomisation import Law, Order, explained_cascade
+from clairvit.metrics.curves import area_under_curve
 from clairvit.metrics.registry import MetricOutput, metric
-from clairvit.metrics.similarity import Similarity, alike, histogram_entropy
+from clairvit.metrics.robustness import Resolution, at_resolution
+from clairvit.metrics.similarity import Similarity, histogram_entropy, map_similarity
+from clairvit.models.load_options import seeded
 from clairvit.models.model import Model
-from clairvit.perturbation.rng import make_generator
+from clairvit.perturbation.progress import report_progress
+from clairvit.perturbation.rng import image_noise, make_generator
 from clairvit.targets.base import Target, class_name
 from clairvit.tracing.attention import widened
+from clairvit.tracing.module_state import frozen_eval
 
+Order = Literal["top-down", "bottom-up", "independent"]
+Law = Literal["normal", "shuffle", "reset", "quantus"]
 Summary = Literal["mean", "last", "auc"]
 Other = Literal["random", "second", "least", "quantus"]
+Layer = tuple[nn.Module, tuple[nn.Parameter, ...]]  # a module and the parameters it owns itself
 STEPS = 12
 MODULES = 75  # of a ViT with twelve blocks
-NOISE = 0.1  # of the distance between an image's largest and smallest value (SmoothGrad)
+NOISE = 0.1  # of the difference between an image's largest and smallest value (SmoothGrad)
+X_AXIS = "part of the layers drawn anew"
 
 
 @metric(
@@ -39,14 +46,13 @@ NOISE = 0.1  # of the distance between an image's largest and smallest value (Sm
     paper="Adebayo et al., NeurIPS 2018",
     needs=("methods",),
     cost=lambda layers, **_: Cost(layers or MODULES),
-    presets={"quantus": {"layers": None, "by": "quantus", "original": True}},
     discrepancies="Quantus draws each layer from the same seed, so that layers of one shape become equal, leaves "
     "cls_token, pos_embed and LayerScale as they were learnt, sets norms to 1 and 0, and averages with the similarity "
     "1 of the model to itself (`preset=quantus`, with seed=42 for its draws); here every parameter is drawn anew from "
     "one generator, and the original does not count.",
 )
 def mprt(
-    case: EvalContext,
+    context: EvalContext,
     order: Order = "top-down",
     layers: int | None = STEPS,
     by: Law = "normal",
@@ -55,7 +61,7 @@ def mprt(
     summary: Summary = "mean",
     original: bool = False,
 ) -> MetricOutput:
-    """mean_l ρ(|a(x; θ)|, |a(x; θ_l)|), θ_l with l layers drawn anew: high if the map ignores what the model learnt.
+    """Return mean_l ρ(|a(x; θ)|, |a(x; θ_l)|), θ_l with l layers randomised: high if the map ignores the parameters.
 
     Layers are the modules that own parameters. `order=top-down` randomises from the head on and keeps what it has
     randomised, `bottom-up` starts at the input, `independent` randomises one layer at a time. `layers` is how many
@@ -66,15 +72,13 @@ def mprt(
     last step alone, `auc` the area under the curve over its width. `original` counts the similarity 1 of the model to
     itself as a step at the beginning.
     """
-
-    def explain(model: Model) -> Tensor:
-        return case.explained_again(case.trace.pixels, model=model)
-
-    x, maps = explained_cascade(case, explain, order, layers, by)
-    if original:
-        x, maps = torch.cat([torch.zeros(1, dtype=x.dtype), x]), [case.maps, *maps]
-    y = torch.stack([alike(similarity, case.maps, one, signed=signed) for one in maps], -1)
-    return MetricOutput(_summed_up(x, y, summary), x, y, similarity, "part of the layers drawn anew")
+    fractions, maps = ([0.0], [context.maps]) if original else ([], [])
+    for fraction, model in randomised_models(context, order, layers, by):
+        fractions.append(fraction)
+        maps.append(context.explain(context.trace.pixels, model=model))
+    y = torch.stack([map_similarity(similarity, context.maps, other, signed=signed) for other in maps], -1)
+    x = torch.tensor(fractions, dtype=torch.float64)
+    return MetricOutput(_summarise(x, y, summary), x, y, similarity, X_AXIS)
 
 
 @metric(
@@ -85,24 +89,13 @@ def mprt(
     paper="Hedström et al., 2023 (Sanity checks revisited)",
     needs=("methods",),
     cost=lambda layers, samples, original, **_: Cost(((layers or MODULES) + 1 + original) * samples),
-    presets={
-        "quantus": {
-            "samples": 50,
-            "clean": True,
-            "order": "bottom-up",
-            "layers": None,
-            "by": "quantus",
-            "original": True,
-            "draws": "quantus",
-        }
-    },
     discrepancies="Quantus takes 50 copies of which the last has no noise, resets modules as in mprt, draws new noise "
     "for every model, so that even the original resembles itself by less than 1, and averages with that "
     "(`preset=quantus`, with seed=42 and its numpy seed as ours). It explains by its own methods whatever explain_func "
     "it is given.",
 )
 def smooth_mprt(
-    case: EvalContext,
+    context: EvalContext,
     samples: int = 10,
     clean: bool = False,
     order: Order = "top-down",
@@ -114,35 +107,35 @@ def smooth_mprt(
     original: bool = False,
     draws: Draws = "own",
 ) -> MetricOutput:
-    """mprt of maps that are means over noisy copies: as mprt, without the grain of single gradients.
+    """Return mprt of maps that are means over noisy copies of the image, without the noise of single gradients.
 
-    The noise is normal with a tenth of the distance between the image's largest and smallest value as standard
-    deviation, the same for every model; `draws=quantus` is numpy's, and goes on from model to model. `clean` leaves the
-    last copy as it is. `original` explains the original once more and counts how far it resembles itself. Other
+    The noise is normal with a tenth of the difference between the image's largest and smallest value as standard
+    deviation, the same for every model; `draws=quantus` is numpy's, and continues from model to model. `clean` leaves
+    the last copy as it is. `original` explains the original once more and counts its similarity to itself. Other
     options are those of mprt.
     """
     if samples < 1:
         raise BadInput(f"samples={samples} was given; expected 1 or more noisy copies, such as samples=10.")
-    x = widened(case.trace.pixels)
-    spread = NOISE * (x.amax((1, 2, 3)) - x.amin((1, 2, 3)))[:, None, None, None]
-
-    going_on = numpy_noise(x, case.seed, lambda chance, shape: chance.standard_normal(shape))
+    x = widened(context.trace.pixels)
+    std = NOISE * (x.amax((1, 2, 3)) - x.amin((1, 2, 3)))[:, None, None, None]
+    continued = numpy_noise(x, context.seed, lambda generator, shape: generator.standard_normal(shape))
 
     def copies() -> Iterator[Tensor]:
-        noise = going_on if draws == "quantus" else own_noise(x, case.marks, "normal")
+        noise = continued if draws == "quantus" else image_noise(x, context.image_seeds, "normal")
         for k in range(samples):
-            yield x if clean and k == samples - 1 else x + spread * next(noise)
+            yield x if clean and k == samples - 1 else x + std * next(noise)
 
-    def explain(model: Model) -> Tensor:
-        return torch.stack([case.explained_again(pixels, model=model) for pixels in copies()]).mean(0)
+    def smooth_maps(model: Model) -> Tensor:
+        return torch.stack([context.explain(pixels, model=model) for pixels in copies()]).mean(0)
 
-    usual = explain(case.model)
-    again = [explain(case.model)] if original else []
-    steps, maps = explained_cascade(case, explain, order, layers, by)
-    if original:
-        steps, maps = torch.cat([torch.zeros(1, dtype=steps.dtype), steps]), [*again, *maps]
-    y = torch.stack([alike(similarity, usual, one, signed=signed) for one in maps], -1)
-    return MetricOutput(_summed_up(steps, y, summary), steps, y, similarity, "part of the layers drawn anew")
+    reference = smooth_maps(context.model)
+    fractions, maps = ([0.0], [smooth_maps(context.model)]) if original else ([], [])
+    for fraction, model in randomised_models(context, order, layers, by):
+        fractions.append(fraction)
+        maps.append(smooth_maps(model))
+    y = torch.stack([map_similarity(similarity, reference, other, signed=signed) for other in maps], -1)
+    steps = torch.tensor(fractions, dtype=torch.float64)
+    return MetricOutput(_summarise(steps, y, summary), steps, y, similarity, X_AXIS)
 
 
 @metric(
@@ -153,24 +146,20 @@ def smooth_mprt(
     paper="Hedström et al., 2023 (Sanity checks revisited)",
     needs=("methods",),
     cost=lambda **_: Cost(1),
-    presets={"quantus": {"by": "quantus"}},
     discrepancies="Quantus resets modules as in mprt (`preset=quantus`, with seed=42). Its rules for the number of "
     "bins read the number of axes where they need the number of entries; here the number is an option, and 100 is its "
     "default too.",
 )
-def efficient_mprt(case: EvalContext, bins: int = 100, by: Law = "normal") -> Tensor:
-    """(H(a_random) − H(a)) / H(a), H the entropy of the histogram: how much more disorder a random model's map has.
+def efficient_mprt(context: EvalContext, bins: int = 100, by: Law = "normal") -> Tensor:
+    """Return (H(a_random) − H(a)) / H(a), H the entropy of the histogram of the map: higher for a random model's map.
 
     Only the fully randomised model is explained. NaN where all of a map falls into one bin, as of a constant map.
     """
     if bins < 2:
         raise BadInput(f"bins={bins} was given; expected 2 or more, such as bins=100.")
-
-    def explain(model: Model) -> Tensor:
-        return case.explained_again(case.trace.pixels, model=model)
-
-    _, (maps,) = explained_cascade(case, explain, "top-down", 1, by)
-    before, after = (histogram_entropy(one.flatten(2), bins) for one in (case.maps, maps))
+    models = randomised_models(context, "top-down", 1, by)
+    (maps,) = [context.explain(context.trace.pixels, model=model) for _, model in models]
+    before, after = (histogram_entropy(values.flatten(2), bins) for values in (context.maps, maps))
     return ((after - before) / before).masked_fill(before == 0, math.nan)
 
 
@@ -182,59 +171,151 @@ def efficient_mprt(case: EvalContext, bins: int = 100, by: Law = "normal") -> Te
     paper="Sixt et al., ICML 2020",
     needs=("methods",),
     cost=lambda **_: Cost(1),
-    presets={"quantus": {"other": "quantus", "similarity": "ssim-flat", "resolution": "pixel"}},
     discrepancies="Quantus takes the SSIM of the flattened maps, with windows of 7 pixels that run along the rows and "
     "over their ends, and draws y′ by numpy from one seed for every batch (`preset=quantus`, with seed=42); here "
     "windows are squares of the map.",
 )
 def random_logit(
-    case: EvalContext,
+    context: EvalContext,
     other: Other = "random",
     similarity: Similarity = "ssim",
     signed: bool = True,
-    resolution: Literal["patch", "pixel"] = "patch",
+    resolution: Resolution = "patch",
 ) -> Tensor:
-    """s(a(x; y), a(x; y′)), y′ another class: 1 for maps that do not ask for the class, low for maps that do.
+    """Return s(a(x; y), a(x; y′)), y′ another class: 1 for maps that do not depend on the class, low for maps that do.
 
     `other=random` draws y′ from seed and image, all classes but y alike; `second` is the most probable other class,
     `least` the least probable; `quantus` draws by numpy from the seed alone. `resolution=pixel` gives every pixel the
     value of its patch first.
     """
-    goal = elsewhere(case, [_other(case, row, other) for row in range(len(case.marks))])
-    maps = case.explained_again(case.trace.pixels, target=goal)
-    pair = [case.maps, maps]
-    if resolution == "pixel":
-        pair = [F.interpolate(one, case.size, mode="nearest-exact") for one in pair]
-    return alike(similarity, pair[0], pair[1], signed=signed)
+    classes = [_other_class(context, row, other) for row in range(len(context.image_seeds))]
+    maps = context.explain(context.trace.pixels, target=target_of_classes(context, classes))
+    pair = [at_resolution(values, resolution, context.size) for values in (context.maps, maps)]
+    return map_similarity(similarity, pair[0], pair[1], signed=signed)
 
 
-def _summed_up(x: Tensor, y: Tensor, summary: Summary) -> Tensor:
-    """[M, B, S] -> [M, B]"""
+def _summarise(x: Tensor, y: Tensor, summary: Summary) -> Tensor:
+    """Return [M, B] of a curve [M, B, S]."""
     if summary == "last" or len(x) == 1:
         return y[..., -1]
-    return y.mean(-1) if summary == "mean" else area(x, y, "width")
+    return y.mean(-1) if summary == "mean" else area_under_curve(x, y, "width")
 
 
-def _other(case: EvalContext, row: int, which: Other) -> int:
-    """A class that is not the one explained."""
-    logits, here = case.trace.logits[row].detach(), case.target.classes[row]
+def _other_class(context: EvalContext, row: int, which: Other) -> int:
+    """Return a class that is not the one explained."""
+    logits, target = context.trace.logits[row].detach(), context.target.classes[row]
     count = len(logits)
-    if here is None or count < 2:
-        seen = f"'{case.target.names[row]}', which is no class," if here is None else "a model with a single class"
+    if target is None or count < 2:
+        name = context.target.names[row]
+        cause = f"'{name}', which is no class," if target is None else "a model with a single class"
         raise BadInput(
-            f"random-logit compares the map of a class with that of another one, and {seen} was given; expected a "
+            f"random-logit compares the map of a class with that of another one, and {cause} was given; expected a "
             "class of several: target=3, or nothing for the prediction."
         )
-    rest = [c for c in range(count) if c != here]
+    rest = [c for c in range(count) if c != target]
     if which == "random":
-        return rest[int(torch.randint(count - 1, (), generator=make_generator(case.marks[row])))]
+        return rest[int(torch.randint(count - 1, (), generator=make_generator(context.image_seeds[row])))]
     if which == "quantus":
-        return rest[int(numpy_chance(case.seed).randint(0, count - 1, 1)[0])]
+        return rest[int(numpy_generator(context.seed).randint(0, count - 1, 1)[0])]
     scores = logits[rest]
     return rest[int(scores.argmax() if which == "second" else scores.argmin())]
 
 
-def elsewhere(case: EvalContext, classes: list[int]) -> Target:
-    """The same kind of target for other classes."""
-    names = tuple(class_name(case.model.labels, c) for c in classes)
-    return replace(case.target, names=names, classes=tuple(classes), rows=tuple(((c, 1.0),) for c in classes))
+def target_of_classes(context: EvalContext, classes: list[int]) -> Target:
+    """Return the same kind of target for other classes, one per image."""
+    names = tuple(class_name(context.model.labels, c) for c in classes)
+    return replace(context.target, names=names, classes=tuple(classes), rows=tuple(((c, 1.0),) for c in classes))
+
+
+# Models with randomised parameters
+
+
+def randomised_models(context: EvalContext, order: Order, layers: int | None, by: Law) -> Iterator[tuple[float, Model]]:
+    """Yield the fraction of the layers that are randomised, and the model then; it changes with the next step.
+
+    The user's model is copied, never changed. Draws come from the seed alone, so that every batch gets the same random
+    models; steps that are not yielded are drawn nevertheless, so that the others do not depend on `layers`.
+    """
+    if layers is not None and layers < 1:
+        raise BadInput(f"layers={layers} was given; expected 1 or more steps, such as layers=12, or None for all.")
+    with frozen_eval(context.model.module):  # no other thread registers hooks meanwhile
+        model = replace(context.model, module=copy.deepcopy(context.model.module))
+    every = parameter_layers(model.module)
+    if by == "quantus":
+        every = [layer for layer in every if can_reset(layer[0])]
+    if not every:
+        raise BadInput(
+            f"{context.model.name} has no parameters that by={by} can draw anew; expected some. Take by=normal, or "
+            "another metric."
+        )
+    chosen = spread_steps(len(every), layers)
+    generator = make_generator(context.seed)
+    with report_progress("randomisation", len(chosen)) as advance:
+        for step, layer in enumerate(reversed(every) if order == "top-down" else every, 1):
+            trained = [p.detach().clone() for p in layer[1]]
+            randomise(layer, by, torch.Generator().manual_seed(context.seed + 1) if by == "quantus" else generator)
+            if step in chosen:
+                yield step / len(every), model
+                advance(1)
+            if order == "independent":
+                _restore(layer[1], trained)
+
+
+def parameter_layers(module: nn.Module) -> list[Layer]:
+    """Return modules that own parameters, in the order of registration; the first owns a shared parameter."""
+    layers: list[Layer] = []
+    owned: set[int] = set()
+    for part in module.modules():
+        parameters = tuple(p for p in part.parameters(recurse=False) if id(p) not in owned)
+        owned.update(id(p) for p in parameters)
+        if parameters:
+            layers.append((part, parameters))
+    return layers
+
+
+def spread_steps(layers: int, steps: int | None) -> list[int]:
+    """Return at most `steps` of 1 … layers, evenly spread, always with the last."""
+    count = layers if steps is None else min(steps, layers)
+    return [math.ceil(k * layers / count) for k in range(1, count + 1)]
+
+
+@torch.no_grad()
+def randomise(layer: Layer, by: Law, generator: torch.Generator) -> None:
+    """Draw the parameters of a layer anew, in place."""
+    module, parameters = layer
+    if by in ("reset", "quantus") and can_reset(module):
+        drawn_seed = int(torch.randint(2**62, (), generator=generator))
+        _reset(module, parameters, generator.initial_seed() if by == "quantus" else drawn_seed)
+        return
+    for p in parameters:
+        flat = widened(p.detach()).flatten().cpu()
+        if by == "shuffle":
+            drawn = flat[torch.randperm(flat.numel(), generator=generator)]
+        else:
+            noise = torch.randn(flat.shape, generator=generator, dtype=torch.float32).to(flat)
+            drawn = flat.mean() + flat.std(correction=0) * noise
+        p.copy_(drawn.reshape(p.shape))
+
+
+def can_reset(module: nn.Module) -> bool:
+    """Return whether a module can initialise its parameters itself."""
+    return callable(getattr(module, "reset_parameters", None))
+
+
+def _reset(module: nn.Module, parameters: tuple[nn.Parameter, ...], seed: int) -> None:
+    """Initialise a module as it does itself, on the CPU: another device would draw other numbers from the same seed.
+
+    torch's global generators are not changed.
+    """
+    device = parameters[0].device
+    module.cpu()
+    with seeded(seed):
+        cast(Any, module).reset_parameters()  # torch types a module's attributes as tensors or modules
+    module.to(device)
+
+
+@torch.no_grad()
+def _restore(parameters: tuple[nn.Parameter, ...], values: list[Tensor]) -> None:
+    """Copy values back into parameters."""
+    for p, value in zip(parameters, values, strict=True):
+        p.copy_(value)

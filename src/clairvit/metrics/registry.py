@@ -1,4 +1,4 @@
-"""Metric: a number for each map, under a name. Once registered it is swept by the tests, listed, documented."""
+"""Register metrics under a name, list them, and resolve strings such as "deletion(preset=rise)" to a MetricSpec."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import importlib
 import inspect
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_type_hints
 
 from torch import Tensor
@@ -19,48 +19,49 @@ from clairvit.methods.spec import checked
 
 Better = Literal["higher", "lower"]
 FAMILIES = ("faithfulness", "robustness", "complexity", "randomisation", "localisation")
-_HOMES = (
-    "curves",
-    "faithfulness",
-    "aopc",
-    "road_irof",
-    "robustness",
-    "complexity",
-    "randomisation",
-    "localisation",
-    "grid_pointing",
-    "ranking",
-    "pointing",
+_MODULES = (
+    "clairvit.metrics.curves",
+    "clairvit.metrics.faithfulness",
+    "clairvit.metrics.robustness",
+    "clairvit.metrics.complexity",
+    "clairvit.metrics.randomisation",
+    "clairvit.metrics.localisation",
+    "clairvit.metrics.grid_pointing",
+    "clairvit.compat.quantus",
 )
 
 
 @dataclass(frozen=True)
 class Metric:
-    """What `cv.list_metrics()` lists."""
+    """A registered metric, as `cv.list_metrics()` lists it."""
 
     name: str
     family: str
     better: Better
-    span: tuple[float, float]
+    span: tuple[float, float]  # smallest and largest possible value
     paper: str
-    function: Callable[..., Any] = field(repr=False)
-    needs: tuple[str, ...] = ()  # "masks", "others" (classes of other objects), "methods" (it explains again)
-    scope: Literal["image", "set"] = "image"  # a function of a case, or of a gallery: all images of a set
-    orders: bool = False  # it uses the order of the patches only, so that a constant map is a lottery
+    function: Callable[..., Any] = field(
+        repr=False
+    )  # (EvalContext or DatasetContext, options) -> MetricOutput or [M, B]
+    needs: tuple[str, ...] = ()  # "masks", "others" (classes of other objects), "methods" (it explains other inputs)
+    scope: Literal["image", "set"] = "image"  # a function of an EvalContext, or of a DatasetContext
+    orders: bool = False  # it depends on the order of the patches only, which is random for a constant map
     cost: Callable[..., Cost] | None = field(default=None, repr=False)  # (patches, options) -> passes for one map
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, repr=False)
     discrepancies: str = ""
-    turned_by: tuple[tuple[str, Any], ...] = ()  # options and values that turn round which direction is good
+    flipped_by: tuple[tuple[str, Any], ...] = ()  # option values that flip which direction is better
     in_score: bool = False  # its values are in the unit of the score, which an option chooses
     undefined: str = ""  # why it is NaN on whole kinds of images, in words
 
     @property
     def summary(self) -> str:
+        """The first line of its docstring."""
         return (inspect.getdoc(self.function) or "").split("\n")[0]
 
     @property
     def options(self) -> dict[str, Any]:
-        return {name: p.default for name, p in _parameters(self.function).items()}
+        """Its options with their defaults."""
+        return {name: parameter.default for name, parameter in _parameters(self.function).items()}
 
 
 @dataclass(frozen=True)
@@ -96,30 +97,31 @@ class MetricSpec:
 
     @property
     def better(self) -> str:
-        """Which direction is good, with these options."""
-        given = dict(self.options).get("direction")
-        if given is not None:
-            return str(given)
-        turned = sum(pair in self.options for pair in self.metric.turned_by) % 2
-        return {"higher": "lower", "lower": "higher"}[self.metric.better] if turned else self.metric.better
+        """Which direction is better with these options, "higher" or "lower"."""
+        direction = dict(self.options).get("direction")
+        if direction is not None:
+            return str(direction)
+        flipped = sum(pair in self.options for pair in self.metric.flipped_by) % 2
+        return {"higher": "lower", "lower": "higher"}[self.metric.better] if flipped else self.metric.better
 
     @property
     def span(self) -> tuple[float, float]:
-        """Between which values a score lies, with these options."""
-        chosen = dict(self.options)
+        """The smallest and largest possible value with these options."""
+        options = dict(self.options)
         if not self.metric.in_score:
             return self.metric.span
-        if chosen.get("score") in ("prob", "accuracy") and chosen.get("auc") != "steps":
+        if options.get("score") in ("prob", "accuracy") and options.get("auc") != "steps":
             return self.metric.span
-        bounded = chosen.get("score") == "drop" and chosen.get("auc") != "steps"
+        bounded = options.get("score") == "drop" and options.get("auc") != "steps"
         return (-1, 1) if bounded else (-math.inf, math.inf)
 
     def span_with(self, settings: Mapping[str, Any]) -> tuple[float, float]:
-        """Return between which values a score with these settings lies; a normalised raw score has no bounds."""
+        """Return the smallest and largest possible value with these settings; a normalised raw score has no bounds."""
         return (-math.inf, math.inf) if "normalised_by" in settings else self.span
 
-    def __call__(self, case: Any) -> Any:
-        return self.metric.function(case, **dict(self.options))
+    def __call__(self, context: Any) -> Any:
+        """Return the MetricOutput, or the values [M, B], of a context."""
+        return self.metric.function(context, **dict(self.options))
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,39 +147,50 @@ class MetricOutput:
     y: Tensor | None = None  # [M, B, S]
     meaning: str = ""  # of y
     across: str = "part of the image"  # the meaning of x
-    counts: Tensor | None = None  # [M, B, K, 2]: of a set, mean_k (sum_b parts / sum_b wholes)
+    counts: Tensor | None = None  # [M, B, K, 2] parts and wholes; the set scores mean_k (Σ_b parts / Σ_b wholes)
 
 
 _registry: dict[str, Metric] = {}
+_added_presets: dict[str, dict[str, Mapping[str, Any]]] = {}  # of metrics whose module may not be imported yet
 
 
 def metric(
-    name: str, *, family: str, better: Better, span: tuple[float, float], paper: str, **more: Any
+    name: str, *, family: str, better: Better, span: tuple[float, float], paper: str, **fields: Any
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Give a function of a case a name and its place in the lists. `turned_by` is one pair, or several."""
-    turned = more.pop("turned_by", ())
-    more["turned_by"] = (turned,) if turned and isinstance(turned[0], str) else turned
+    """Register a function as a metric; `fields` are those of `Metric`, and `flipped_by` is one pair, or several."""
+    flips = fields.pop("flipped_by", ())
+    fields["flipped_by"] = (flips,) if flips and isinstance(flips[0], str) else flips
+    fields["presets"] = {**fields.get("presets", {}), **_added_presets.get(name, {})}
 
-    def enter(function: Callable[..., Any]) -> Callable[..., Any]:
-        _registry[name] = Metric(name, family, better, span, paper, function, **more)
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        _registry[name] = Metric(name, family, better, span, paper, function, **fields)
         return function
 
-    return enter
+    return register
+
+
+def add_presets(name: str, **presets: Mapping[str, Any]) -> None:
+    """Add presets, preset name -> options, to the metric of this name, whether it is registered already or later."""
+    _added_presets.setdefault(name, {}).update(presets)
+    if name in _registry:
+        _registry[name] = replace(_registry[name], presets={**_registry[name].presets, **presets})
 
 
 @functools.cache
 def load_all() -> None:
-    for home in _HOMES:
-        importlib.import_module(f"clairvit.metrics.{home}")
+    """Import every module that registers metrics or presets."""
+    for module in _MODULES:
+        importlib.import_module(module)
 
 
 def list_metrics() -> list[Metric]:
-    """Every registered metric."""
+    """Return every registered metric."""
     load_all()
     return list(_registry.values())
 
 
 def find_metric(name: str) -> Metric:
+    """Return the metric of this name; raise UnknownName if there is none."""
     load_all()
     if name not in _registry:
         raise UnknownName(
@@ -188,41 +201,43 @@ def find_metric(name: str) -> Metric:
 
 
 def resolve_metric(text: str | MetricSpec, **options: Any) -> MetricSpec:
-    """Settle a metric string such as "deletion(preset=rise)"; keyword options come on top."""
+    """Return the MetricSpec of a string such as "deletion(preset=rise)"; keyword options override those inside it."""
     if isinstance(text, MetricSpec):
         if not options:
             return text
         text = text.text
-    written = parse_spec(text)
-    if written.inner or written.combinator:
+    parsed = parse_spec(text)
+    if parsed.inner or parsed.combinator:
         raise BadInput(
             f"'{text}' is not a metric; expected NAME or NAME(option=value), such as deletion(removal=mean)."
         )
-    found = find_metric(written.name)
-    given = written.options | options
-    for word in ("preset", "compat"):
-        if word in given:
-            given = _preset(found, str(given.pop(word))) | given
-    own = found.options
-    hints = get_type_hints(found.function)
-    for key, value in given.items():
-        if key not in own:
-            listed = ", ".join(own) or "none"
-            raise UnknownName(f"'{found.name}' has no option '{key}'; it has {listed}.{did_you_mean(key, own)}")
-        own[key] = checked(hints[key], key, value)
-    changed = {key: value for key, value in own.items() if value != found.options[key]}
+    metric = find_metric(parsed.name)
+    chosen = parsed.options | options
+    for keyword in ("preset", "compat"):
+        if keyword in chosen:
+            chosen = _preset_options(metric, str(chosen.pop(keyword))) | chosen
+    values = metric.options
+    hints = get_type_hints(metric.function)
+    for key, value in chosen.items():
+        if key not in values:
+            listed = ", ".join(values) or "none"
+            raise UnknownName(f"'{metric.name}' has no option '{key}'; it has {listed}.{did_you_mean(key, values)}")
+        values[key] = checked(hints[key], key, value)
+    changed = {key: value for key, value in values.items() if value != metric.options[key]}
     inside = ",".join(f"{key}={value}" for key, value in sorted(changed.items()))
-    return MetricSpec(found, tuple(sorted(own.items())), found.name + (f"({inside})" if inside else ""))
+    return MetricSpec(metric, tuple(sorted(values.items())), metric.name + (f"({inside})" if inside else ""))
 
 
-def _preset(found: Metric, name: str) -> dict[str, Any]:
-    if name not in found.presets:
-        known = ", ".join(found.presets) or "none"
-        raise UnknownName(f"'{found.name}' has no preset '{name}'; it has {known}.{did_you_mean(name, found.presets)}")
-    return dict(found.presets[name])
+def _preset_options(metric: Metric, name: str) -> dict[str, Any]:
+    if name not in metric.presets:
+        presets = ", ".join(metric.presets) or "none"
+        raise UnknownName(
+            f"'{metric.name}' has no preset '{name}'; it has {presets}.{did_you_mean(name, metric.presets)}"
+        )
+    return dict(metric.presets[name])
 
 
 @functools.cache
 def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
-    """Return the options of a metric's function: all parameters but the first, which is its context."""
-    return dict([*inspect.signature(function).parameters.items()][1:])
+    """Return the parameters after the first one, which is the context."""
+    return dict(list(inspect.signature(function).parameters.items())[1:])

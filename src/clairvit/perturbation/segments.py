@@ -1,7 +1,7 @@
 """Features of surrogate models and coalitions of them: patches, coarser cells of patches, or superpixels per image.
 
-segmentations = groups_of(probe, "patches", cells=7)           # one for all images, or one per image
-scores = scores_keeping(probe, segmentations, [coalitions])    # bool [V, features] -> [[B, V]]
+groups = groups_of(probe, "patches", cells=7)           # one for all images, or one per image
+scores = scores_keeping(probe, groups, [subsets])    # bool [V, features] -> [[B, V]]
 """
 
 from __future__ import annotations
@@ -128,9 +128,9 @@ def scores_keeping(probe: Probe, groups: Sequence[Segmentation], kept: Sequence[
 
     One [B, V] if one segmentation is for all images, else one [1, V] per image; each image may have its own V.
     """
-    counts = [len(coalitions) for coalitions in kept]
+    counts = [len(subsets) for subsets in kept]
     masks = torch.stack(
-        [_padded(group.visible(coalitions), max(counts)) for group, coalitions in zip(groups, kept, strict=True)]
+        [_padded(group.visible(subsets), max(counts)) for group, subsets in zip(groups, kept, strict=True)]
     )  # [1 or B, V, …]
     if groups[0].pixels:
         masks = masks.to(probe.pixels.device)

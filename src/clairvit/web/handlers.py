@@ -23,7 +23,7 @@ from clairvit.methods.explanation import Comparison, Explanation
 from clairvit.methods.planner import record_for, run_all
 from clairvit.methods.spec import MethodSpec
 from clairvit.metrics.context import EvalContext
-from clairvit.metrics.curves import Walk, area, falling, rising
+from clairvit.metrics.curves import Walk, area_under_curve, falling, rising
 from clairvit.models.images import Batch
 from clairvit.models.model import Model
 from clairvit.perturbation.rng import make_generator
@@ -211,7 +211,7 @@ def _band(x: Tensor, y: Tensor) -> Band:
     """[orders, S]; what is undefined (raw scores that nothing changes) is null, which JSON knows and NaN is not."""
     mean = y.mean(0)
     mean_line, low, high = ([_known(v) for v in line.tolist()] for line in (mean, y.amin(0), y.amax(0)))
-    return Band(mean=mean_line, low=low, high=high, area=_known(float(area(x, mean, "width"))))
+    return Band(mean=mean_line, low=low, high=high, area=_known(float(area_under_curve(x, mean, "width"))))
 
 
 def _known(value: float) -> float | None:

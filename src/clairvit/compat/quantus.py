@@ -1,0 +1,136 @@
+"""Quantus: presets of metrics that reproduce its numbers, its random draws, and two of its formulas.
+
+Quantus draws for a whole batch from numpy's global stream, so that its scores depend on the batch. Here each image
+draws from its own RandomState(seed), as Quantus does when it is given that image alone after np.random.seed(seed): all
+images get the same noise.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.random import RandomState
+from numpy.typing import NDArray
+from torch import Tensor
+
+from clairvit.errors import BadInput
+from clairvit.metrics.context import EvalContext, Upsampling
+from clairvit.metrics.pixel_ranking import check_paints, painted, squares
+from clairvit.metrics.registry import add_presets
+
+Draws = Literal["own", "quantus"]  # from seed and image; or as numpy does after np.random.seed
+LOWEST_NOISE = 0.02  # the relative stabilities draw uniformly from here up to the radius, never below
+
+
+def numpy_generator(seed: int) -> RandomState:
+    """Return numpy's legacy generator in the state after np.random.seed(seed)."""
+    return RandomState(seed % 2**32)
+
+
+def numpy_noise(
+    images: Tensor, seed: int, draw: Callable[[RandomState, tuple[int, ...]], NDArray[Any]]
+) -> Iterator[Tensor]:
+    """Yield noise [B, 3, H, W] without end: draw(generator, shape), the same for every image."""
+    generator = numpy_generator(seed)
+    while True:
+        yield torch.from_numpy(draw(generator, tuple(images.shape[1:]))).to(images).expand_as(images)
+
+
+@functools.lru_cache(maxsize=4)
+def numpy_subsets(seed: int, runs: int, count: int, size: int) -> Tensor:
+    """Return indices [runs, size] of random channel values out of `count`, the same for every image.
+
+    Between two sets Quantus draws a fill value, which it uses for `uniform` fills only.
+    """
+    generator = numpy_generator(seed)
+    subsets = []
+    for _ in range(runs):
+        subsets.append(generator.choice(count, size, replace=False))
+        generator.uniform()
+    return torch.from_numpy(np.stack(subsets))
+
+
+def exact_completeness(context: EvalContext, removal: str, score: str, upsampling: Upsampling) -> Tensor:
+    """Return [M, B]: 1 where sum(a / max |a|) equals f(x) − f(x without its first channel) to the last bit, else 0.
+
+    Numbers are compared in the model's own precision.
+    """
+    with context.probe(removal, "completeness", 1) as probe:
+        check_paints(probe)
+        emptied = torch.cat([probe.background[:, :1], probe.pixels[:, 1:]], 1)[:, None]
+        scores = probe.score_images(1, lambda ks: emptied, score=context.score_function(score))[:, 0]
+    dtype = context.trace.pixels.dtype
+    rise = (context.original(score).to(dtype) - scores.to(dtype)).double()
+    sums = [
+        (maps / maps.abs().amax((1, 2), keepdim=True)).sum((1, 2)) for maps in context.pixel_maps(upsampling)
+    ]  # a map of zeros has no sum
+    return (torch.stack(sums) == rise).double()
+
+
+def infidelity_terms(
+    context: EvalContext, side: int, removal: str, score: str, upsampling: Upsampling
+) -> tuple[Tensor, Tensor]:
+    """Return sums of map times change [M, B, K] and drops [B, K] after 1, …, K squares are gone, row by row."""
+    square, count = squares(context, side)
+    if context.size[0] % side or context.size[1] % side:
+        raise BadInput(
+            f"region={side} was given for images of {context.size} pixels; expected a side that divides both."
+        )
+    with context.probe(removal, "infidelity", count) as probe:
+        check_paints(probe)
+        drops = context.original(score)[:, None] - probe.score_images(
+            count,
+            lambda ks: painted(probe, (square <= torch.tensor(list(ks), device=square.device)[:, None])[None]),
+            score=context.score_function(score),
+        )
+        change = (probe.pixels - probe.background).double().sum(1).flatten(1)  # [B, H·W]
+    by_square = [
+        change.new_zeros(len(change), count).index_add_(1, square, maps.flatten(1) * change)
+        for maps in context.pixel_maps(upsampling)
+    ]
+    return torch.stack(by_square).cumsum(-1), drops.double()
+
+
+_CHANNEL_VALUES: dict[str, Any] = {"features": "channel", "removal": "minimum"}
+_SENSITIVITY: dict[str, Any] = {"samples": 200, "draws": "quantus"}
+_MPRT: dict[str, Any] = {"layers": None, "by": "quantus", "original": True}
+
+# Faithfulness
+add_presets(
+    "deletion",
+    quantus={"granularity": "channel", "removal": "minimum", "at_once": 1, "whole": False, "auc": "steps"},
+)
+add_presets("aopc", quantus={"region": 8, "removal": "minimum", "area": "trapezoid", "draws": "quantus"})
+add_presets("faithfulness-correlation", quantus={**_CHANNEL_VALUES, "subset": 224.0, "draws": "quantus"})
+add_presets("faithfulness-estimate", quantus=_CHANNEL_VALUES)
+add_presets("completeness", quantus={"exact": True, "removal": "minimum"})
+add_presets("infidelity", quantus={"region": 4, "removal": "minimum", "scaled": False})
+# Robustness
+add_presets("max-sensitivity", quantus=_SENSITIVITY)
+add_presets("avg-sensitivity", quantus=_SENSITIVITY)
+add_presets("local-lipschitz", quantus={**_SENSITIVITY, "resolution": "pixel"})
+add_presets(
+    "relative-stability",
+    quantus={**_SENSITIVITY, "radius": 0.2, "near_zero": "exact", "changed": "nan", "resolution": "pixel"},
+)
+# Complexity
+add_presets("sparseness", quantus={"offset": 1e-7, "resolution": "pixel"})
+add_presets("complexity", quantus={"resolution": "pixel", "offset": 1e-12})
+add_presets("effective-complexity", quantus={"resolution": "pixel"})
+# Randomisation
+add_presets("mprt", quantus=_MPRT)
+add_presets("smooth-mprt", quantus={**_MPRT, "samples": 50, "clean": True, "order": "bottom-up", "draws": "quantus"})
+add_presets("efficient-mprt", quantus={"by": "quantus"})
+add_presets("random-logit", quantus={"other": "quantus", "similarity": "ssim-flat", "resolution": "pixel"})
+# Localisation
+add_presets("pointing-game", quantus={"tolerance": 0, "ties": "any", "empty": "hit"})
+add_presets(
+    "relevance-mass",
+    **{"quantus": {"negative": "keep"}, "quantus-attribution-localisation": {"negative": "size"}},
+)
+for _name in ("relevance-rank", "top-k", "roc-auc"):
+    add_presets(_name, quantus={})
