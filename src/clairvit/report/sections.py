@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from clairvit.metrics.accumulator import BASELINES
-from clairvit.metrics.inference import FEWEST
+from clairvit.metrics.inference import FEWEST, LEVEL, fewest_values
 from clairvit.metrics.registry import resolve_metric
 from clairvit.metrics.score import Score, lead, leads
 from clairvit.plotting.curves import LUCK
@@ -74,7 +74,7 @@ def _verdict(findings: Findings, mean: dict[str, float]) -> str:
     if not others:
         return f"{said}{'' if differs((low, high)) else ': no clear difference'}."
     p = after_picking(findings, best, metric)[others[0]]
-    sure = "" if p < stats.LEVEL else ": no clear difference"
+    sure = "" if p < LEVEL else ": no clear difference"
     return f"{said}, p = {p:.2g} corrected for having picked the best of {len(findings.methods)}{sure}."
 
 
@@ -119,7 +119,7 @@ def _ranking_table(findings: Findings, metrics: Sequence[str], mean: dict[str, f
         notes.append(f"{WORSE} worse than random on the same images ({test}).")
     if any(cell.text.endswith(DOUBT) for row in rows for cell in row.cells):
         notes.append(f"{DOUBT} not told apart from random on the same images (not {test}).")
-    fewest = stats.fewest_values(len(findings.methods))
+    fewest = fewest_values(len(findings.methods))
     if n < FEWEST:
         notes.append(f"Intervals, and any claim, take {FEWEST} images or more; here are {n}.")
     if n < fewest and LUCK in findings.baselines:
@@ -142,7 +142,7 @@ def against_luck(scores: Mapping[str, Score]) -> dict[str, tuple[str, float]]:
     gaps = [leads(scores[name], luck) for name in methods]
     verdicts = {}
     for name, gap, p in zip(methods, gaps, stats.corrected(gaps, luck.seed).tolist(), strict=True):
-        word = "unclear" if p >= stats.LEVEL else "better" if gap.mean() > 0 else "worse"
+        word = "unclear" if p >= LEVEL else "better" if gap.mean() > 0 else "worse"
         verdicts[name] = (word, p)
     return verdicts
 
