@@ -76,7 +76,7 @@ def choose(
 
     Example:
         >>> import clairvit as cv, torch
-        >>> model, images = cv.load("pets"), torch.rand(2, 3, 96, 96)
+        >>> model, images = cv.load("pets"), torch.randn(2, 3, 224, 224)
         >>> selection = cv.choose(model, images, ["legrad", "rollout"], ["sparseness"])
         >>> len(selection.ranking), selection.by  # with the baselines
         (4, 'sparseness')
@@ -257,6 +257,7 @@ def _ranking_input(
     means = {spec.text: np.array([scores[text, spec.text].mean for text in methods]) for spec in metrics}
     for (text, metric), values in cross_fitted.items():
         means[metric][list(methods).index(text)] = _sign(resolve_metric(metric)) * float(np.nanmean(values))
+    span: tuple[float, float]
     if by == MEAN_RANK:
         values = mean_ranks(np.stack([upward(spec) for spec in criteria]))
         goal = -values
