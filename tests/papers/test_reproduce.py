@@ -251,7 +251,7 @@ def test_whoever_opens_the_study_again_sees_what_was_scored(tmp_path: Path) -> N
         store = Store.open(tmp_path / name)
         reproduce(own, store, model=MODEL, told=plans.append)
         (study,) = gather(store).studies
-        assert (study.data[0].open(study.seed).mark(0),) == plans[0].units[0].marks
+        assert (study.data[0].open(study.seed).mark(0),) == plans[0].units[0].image_hashes
 
 
 def test_masks_are_asked_for() -> None:
@@ -406,7 +406,7 @@ def test_only_coporan_runs_on_masks_with_void(tmp_path: Path) -> None:
         plans: list[Plan] = []
         shown = LoadedData(dataset(2), "generated")
         reproduce(wish(name), Store.open(tmp_path / name), model=MODEL, shown=shown, told=plans.append)
-        marks[name] = plans[0].units[0].marks
+        marks[name] = plans[0].units[0].image_hashes
     assert marks["joita"] == tuple(dataset(2).mark(row) for row in range(2))
     assert marks["coporan"] == tuple(void_as_object(dataset(2)).mark(row) for row in range(2))
 
