@@ -49,8 +49,8 @@ def test_what_is_written_is_read(store: Store) -> None:
 
 
 def test_a_store_remembers_each_study_once(store: Store) -> None:
-    store.remember(STUDY)
-    store.remember(STUDY)
+    store.add_study(STUDY)
+    store.add_study(STUDY)
     (found,) = store.studies()
     assert found["methods"] == ["legrad"]
 
@@ -205,7 +205,7 @@ def test_a_disk_without_locks_is_named(store: Store, monkeypatch: pytest.MonkeyP
     with pytest.raises(ClairError, match=r"cannot be locked \(No locks available\).*a disk of this machine"):
         store.lock_unit(unit())
     with pytest.raises(ClairError, match="No locks available"):
-        store.remember(STUDY)
+        store.add_study(STUDY)
 
 
 def test_a_lock_that_would_outlive_its_process_is_refused(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,7 +219,7 @@ def test_a_lock_that_would_outlive_its_process_is_refused(store: Store, monkeypa
     with pytest.raises(ClairError, match=r"cannot be locked \(Function not implemented\)"):
         store.lock_unit(unit("k7"))
     with pytest.raises(ClairError, match=r"cannot be locked \(Function not implemented\)"):
-        store.remember(STUDY)
+        store.add_study(STUDY)
 
 
 def test_windows_removes_a_claim_after_its_release(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -292,7 +292,7 @@ def test_what_killed_processes_leave_is_swept_up(store: Store) -> None:
     old.touch()
     new.touch()
     os.utime(old, (time.time() - 7200,) * 2)
-    store.remember(STUDY)
+    store.add_study(STUDY)
     assert (old.exists(), new.exists()) == (False, True)
 
 
@@ -300,7 +300,7 @@ def test_claims_that_nobody_holds_are_swept_up(store: Store) -> None:
     """As of a process that was killed between writing a unit and letting go of it: nobody would claim it again."""
     (store.path / "claims" / "k1").touch()
     held = store.lock_unit(unit("k2"))
-    store.remember(STUDY)
+    store.add_study(STUDY)
     assert sorted(file.name for file in (store.path / "claims").iterdir()) == ["k2", "store"]
     assert held is not None
     assert store.lock_unit(unit("k2")) is None

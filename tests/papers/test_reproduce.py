@@ -250,7 +250,7 @@ def test_whoever_opens_the_study_again_sees_what_was_scored(tmp_path: Path) -> N
         store = Store.open(tmp_path / name)
         reproduce(own, store, model=MODEL, told=plans.append)
         (study,) = read_store(store).studies
-        assert (study.data[0].open(study.seed).content_hash(0),) == plans[0].units[0].marks
+        assert (study.data[0].open(study.seed).content_hash(0),) == plans[0].units[0].image_hashes
 
 
 def test_masks_are_asked_for() -> None:
@@ -405,7 +405,7 @@ def test_only_coporan_runs_on_masks_with_void(tmp_path: Path) -> None:
         plans: list[Plan] = []
         shown = LoadedData(dataset(2), "generated")
         reproduce(wish(name), Store.open(tmp_path / name), model=MODEL, shown=shown, told=plans.append)
-        marks[name] = plans[0].units[0].marks
+        marks[name] = plans[0].units[0].image_hashes
     assert marks["joita"] == tuple(dataset(2).content_hash(row) for row in range(2))
     assert marks["coporan"] == tuple(void_as_object(dataset(2)).content_hash(row) for row in range(2))
 

@@ -24,7 +24,7 @@ from study_page import (
 def only(path: Path, study: Study | None = None) -> Reader:
     store = Store.open(path)
     if study is not None:
-        store.remember(study)
+        store.add_study(study)
     return Reader(to_html(build_report(store)))
 
 

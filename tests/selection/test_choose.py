@@ -14,17 +14,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 import clairvit as cv
-import clairvit.metrics.evaluate as evaluate_room
-import clairvit.selection.choose as choose_room
+import clairvit.metrics.evaluate as evaluate_module
+import clairvit.selection.choose as choose_module
 from clairvit.data.dataset import ImageDataset, Sample, album_of
 from clairvit.errors import BadInput, ClairError, NotApplicable
 from clairvit.methods.explanation import Cost
 from clairvit.methods.spec import resolve_method
+from clairvit.metrics.inference import LEVEL, mean_p
 from clairvit.selection.choose import METRICS, PANEL
-from clairvit.selection.ranking import Measures, judge, sentences
+from clairvit.selection.ranking import RankingInput, rank_methods, summarise
 from clairvit.selection.result import Selection
-from clairvit.selection.start_layer import Tuned, base_of, best_of, candidates, halved
-from clairvit.selection.stats import LEVEL, fewest_images, holm, holm_after_picking, mean_p
+from clairvit.selection.start_layer import StartLayer, base_of, best_start, candidates, from_half
+from clairvit.selection.stats import fewest_images, holm, holm_after_picking
 from helpers.rounding import assert_same
 from linear import effects, linear
 from tiny import double, pixels, wrapped
@@ -136,7 +137,7 @@ def test_masks_add_localisation() -> None:
     masks[:, :16, :16] = True
     pick = cv.choose(model, images(4), ["saliency"], masks=masks)
     assert pick.metrics == (*METRICS, "ap", "pointing-game")
-    assert "On the front of faithfulness, localisation and cost" in " ".join(pick.answer)
+    assert "Pareto-optimal in faithfulness, localisation and cost" in " ".join(pick.answer)
     assert len(pick.agreement) == 6
 
 
@@ -164,8 +165,8 @@ def test_the_front_has_each_goal_once_whatever_ranks() -> None:
     every = [BY, "sparseness", "ap"]
     for by, goals in ((BY, ""), ("ap", ""), ("sparseness", "sparseness, "), ("mean-rank", "")):
         said = " ".join(ask(every, by=by).answer)
-        assert f"On the front of {goals}faithfulness, localisation and cost (" in said, by
-    assert "On the front of localisation and cost (" in " ".join(ask(["ap"]).answer)
+        assert f"Pareto-optimal in {goals}faithfulness, localisation and cost: " in said, by
+    assert "Pareto-optimal in localisation and cost: " in " ".join(ask(["ap"]).answer)
 
 
 def test_a_metric_that_ranks_by_places_is_no_faithfulness() -> None:
@@ -350,13 +351,13 @@ def test_the_best_start_may_be_the_lowest() -> None:
 
 def test_all_starts_come_from_one_recording(monkeypatch: pytest.MonkeyPatch) -> None:
     recorded: list[int] = []
-    usual = evaluate_room.record_for
+    usual = evaluate_module.record_for
 
     def count(specs: Any, *rest: Any) -> Any:
         recorded.append(len(specs))
         return usual(specs, *rest)
 
-    monkeypatch.setattr(evaluate_room, "record_for", count)
+    monkeypatch.setattr(evaluate_module, "record_for", count)
     model, some = double(DEEP, 3)
     cv.choose(model, some, ["legrad"], [TUNE], tune_start=["focusvit", "genatt"])
     layers = len(cv.trace(model, some).layers)
@@ -370,7 +371,7 @@ def test_tuned_methods_are_ranked_with_the_others() -> None:
     assert tuned().recipe.starts == {base: own.method for base, own in tuned().tuned.items()}
     for own in tuned().tuned.values():
         row = next(row for row in tuned().ranking if row.method == own.method)
-        crossed = own.crossed()
+        crossed = own.cross_fitted()
         assert crossed is not None
         assert row.mean == pytest.approx(crossed.mean())
         assert own.sentence in tuned().answer
@@ -381,26 +382,26 @@ def test_a_half_that_was_picked_is_scored_crossed_too(monkeypatch: pytest.Monkey
     values = np.random.default_rng(0).normal(size=(5, 6))
     values[3] += 1  # the half; yet not the best of each half of the images
     own = replace(tuned().tuned["genatt"], values=values, best=3)
-    monkeypatch.setattr(choose_room, "tune", lambda *_, **__: {"genatt": own})
+    monkeypatch.setattr(choose_module, "tune_start_layers", lambda *_, **__: {"genatt": own})
     model, some = double(DEEP, 6)
     for panel, crossed in ((["legrad"], True), (["legrad", "genatt+skipplus"], False)):
         pick = cv.choose(model, some, panel, [TUNE], tune_start=["genatt"])
         row = next(row for row in pick.ranking if row.method == "genatt+skipplus")
-        expected = own.crossed()
+        expected = own.cross_fitted()
         assert expected is not None
         assert (row.mean == pytest.approx(expected.mean())) == crossed
         assert row.means[TUNE] == pytest.approx(row.mean)  # the table says one thing
 
 
-def made(values: Array, seed: int = 0) -> Tuned:
+def made(values: Array, seed: int = 0) -> StartLayer:
     """As `tune` makes it of [L, n]."""
-    best, half = best_of(values), math.ceil(len(values) / 2)
+    best, half = best_start(values), math.ceil(len(values) / 2)
     p = dict(zip([k for k in range(len(values)) if k != half], _against(values, half), strict=True)).get(best, 1.0)
     gap = float((values[best] - values[half]).mean())
     names = tuple(f"genatt+from:{k}" for k in range(len(values)))
     spans = tuple((0.0, 1.0) for _ in values)
     means = tuple(values.mean(1).tolist())
-    return Tuned("genatt", TUNE, names, means, spans, best, half, gap, (0.0, 1.0), float(p), values, seed)
+    return StartLayer("genatt", TUNE, names, means, spans, best, half, gap, (0.0, 1.0), float(p), values, seed)
 
 
 def _against(values: Array, half: int) -> Array:
@@ -413,7 +414,7 @@ def test_a_start_that_noise_picked_does_not_flatter_itself() -> None:
     flattered, honest, claimed = [], [], 0
     for study in range(200):
         own = made(np.random.default_rng(study).normal(size=(12, 12)), study)
-        crossed = own.crossed()
+        crossed = own.cross_fitted()
         assert crossed is not None
         flattered.append(own.means[own.best])
         honest.append(crossed.mean())
@@ -428,11 +429,11 @@ def test_crossed_values_are_the_other_halfs_choice() -> None:
     own = made(values, seed=3)
     mixed = np.random.default_rng(3).permutation(9)
     first, second = mixed[:4], mixed[4:]
-    crossed = own.crossed()
+    crossed = own.cross_fitted()
     assert crossed is not None
     assert crossed[first].tolist() == values[values[:, second].mean(1).argmax(), first].tolist()
     assert crossed[second].tolist() == values[values[:, first].mean(1).argmax(), second].tolist()
-    assert made(values[:, :3]).crossed() is None
+    assert made(values[:, :3]).cross_fitted() is None
 
 
 def test_sentences_of_a_start() -> None:
@@ -457,9 +458,9 @@ def test_names_of_starts() -> None:
     assert base_of("rollout(fusion=max)") == "rollout(fusion=max)"
     assert candidates("genatt", 2) == ["genatt+from:0", "genatt+from:1"]
     assert candidates("focusvit", 2) == ["focusvit(m=0)", "focusvit(m=1)"]
-    assert halved("focusvit") == "focusvit"
-    assert halved("decompx") == "decompx+skipplus"
-    assert halved("legrad") == "legrad(start=half)"
+    assert from_half("focusvit") == "focusvit"
+    assert from_half("decompx") == "decompx+skipplus"
+    assert from_half("legrad") == "legrad(start=half)"
     with pytest.raises(NotApplicable):
         base_of("lime")
     with pytest.raises(BadInput, match="cannot be tuned"):
@@ -467,18 +468,18 @@ def test_names_of_starts() -> None:
 
 
 def test_the_best_of_equals_is_the_deeper_one() -> None:
-    assert best_of(np.array([[1.0, 1], [1, 1], [0, 0]])) == 1
-    assert best_of(np.array([[np.nan, np.nan], [0, np.nan], [-1, 3]])) == 2
+    assert best_start(np.array([[1.0, 1], [1, 1], [0, 0]])) == 1
+    assert best_start(np.array([[np.nan, np.nan], [0, np.nan], [-1, 3]])) == 2
 
 
 # Verdicts on numbers --------------------------------------------------------------------------------------------------
 
 
-def measures(values: Array, names: tuple[str, ...] | None = None, better: str = "higher") -> Measures:
+def measures(values: Array, names: tuple[str, ...] | None = None, better: str = "higher") -> RankingInput:
     count = len(values)
     named = names or (*(f"m{k}" for k in range(count - 2)), "random", "center")
     goals = {"faithfulness": values.mean(1) * (1 if better == "higher" else -1)}
-    return Measures(named, values, "score", better, {"score": values.mean(1)}, goals, (Cost(1, 1),) * count, 0)
+    return RankingInput(named, values, "score", better, {"score": values.mean(1)}, goals, (Cost(1, 1),) * count, 0)
 
 
 def test_noise_is_never_called_a_winner() -> None:
@@ -486,7 +487,7 @@ def test_noise_is_never_called_a_winner() -> None:
     winners = luck = 0
     for study in range(200):
         dice = np.random.default_rng(study)
-        verdict = judge(measures(dice.normal(size=(6, 10)) + 3 * dice.normal(size=10)))
+        verdict = rank_methods(measures(dice.normal(size=(6, 10)) + 3 * dice.normal(size=10)))
         winners += verdict.clear
         luck += all(row.apart and row.gap > 0 for row in verdict.rivals if row.baseline)
     assert winners <= 10
@@ -495,11 +496,11 @@ def test_noise_is_never_called_a_winner() -> None:
 
 def test_a_baseline_is_never_the_best() -> None:
     values = np.random.default_rng(0).normal(size=(4, 10)) + np.array([0, 0, 0, 9])[:, None]
-    verdict = judge(measures(values))
+    verdict = rank_methods(measures(values))
     assert verdict.rows[0].method == "center"
     assert verdict.best.method in ("m0", "m1")
     assert not verdict.clear
-    said = sentences(verdict, "score", {}, ("faithfulness",))
+    said = summarise(verdict, "score", {}, ("faithfulness",))
     assert said[0].startswith(f"No winner: the best method by score is {verdict.best.method}, ")
     assert said[0].endswith("center scores higher on the same images.")
     assert said[1].startswith(f"Beware: {verdict.best.method} does not beat ")
@@ -508,7 +509,7 @@ def test_a_baseline_is_never_the_best() -> None:
 def test_who_loses_to_a_baseline_wins_nothing() -> None:
     """Significantly different from all others, and from one of them to the worse."""
     values = np.random.default_rng(0).normal(size=(4, 10)) + np.array([50, 0, 0, 99])[:, None]
-    verdict = judge(measures(values))
+    verdict = rank_methods(measures(values))
     assert verdict.best.method == "m0"
     assert all(row.apart for row in verdict.rivals)
     assert not verdict.clear
@@ -516,12 +517,12 @@ def test_who_loses_to_a_baseline_wins_nothing() -> None:
 
 def test_lower_may_be_better() -> None:
     values = np.random.default_rng(0).normal(size=(5, 10)) + np.array([0, -9, 0, 0, 0])[:, None]
-    verdict = judge(measures(values, better="lower"))
+    verdict = rank_methods(measures(values, better="lower"))
     assert verdict.best.method == "m1"
     assert verdict.clear
     assert verdict.best.mean < -8
     assert all(row.gap > 0 for row in verdict.rivals)
-    turned = judge(measures(-values))
+    turned = rank_methods(measures(-values))
     assert [row.p for row in turned.rows] == [row.p for row in verdict.rows]
 
 
@@ -529,7 +530,7 @@ def test_undefined_values_come_last() -> None:
     values = np.random.default_rng(0).normal(size=(4, 8))
     values[1] = np.nan
     values[0, :3] = np.nan
-    rows = {row.method: row for row in judge(measures(values)).rows}
+    rows = {row.method: row for row in rank_methods(measures(values)).rows}
     assert rows["m1"].rank == 4
     assert rows["m1"].n == 0
     assert math.isnan(rows["m1"].mean)
@@ -543,18 +544,18 @@ def test_a_best_that_is_behind_on_the_same_images_is_no_winner() -> None:
     hard = np.array([1.0, 1, 1, 1, 9, 9, 9, 9])
     values = np.stack([hard, hard + 1, hard + 2])
     values[0, :4] = np.nan
-    verdict = judge(measures(values, ("m0", "random", "center")))
+    verdict = rank_methods(measures(values, ("m0", "random", "center")))
     assert verdict.best.method == "m0"
     assert verdict.close is None
     assert verdict.needed is None
-    said = sentences(verdict, "score", {}, ("faithfulness",))
+    said = summarise(verdict, "score", {}, ("faithfulness",))
     assert said[0].startswith("No winner: the best method by score is m0, 9")
     assert said[0].endswith("and center and random score higher on the same images.")
 
 
 def test_images_needed_are_never_fewer_than_a_test_needs() -> None:
     dice = np.random.default_rng(0)
-    verdict = judge(measures(dice.normal(size=(6, 3)) * 0.01 + np.arange(6.0)[::-1, None]))
+    verdict = rank_methods(measures(dice.normal(size=(6, 3)) * 0.01 + np.arange(6.0)[::-1, None]))
     assert verdict.needed == fewest_images(6) > 6
 
 
@@ -562,19 +563,19 @@ def test_images_that_would_be_needed_are_named() -> None:
     dice = np.random.default_rng(4)
     hard = dice.normal(size=24)
     values = np.stack([hard + 0.3 * dice.normal(size=24) + lift for lift in (5.12, 5.0, 0, 0)])
-    verdict = judge(measures(values))
+    verdict = rank_methods(measures(values))
     gap = values[0] - values[1] if verdict.best.method == "m0" else values[1] - values[0]
     needed = math.ceil((2.8 * gap.std(ddof=1) / gap.mean()) ** 2)
     assert verdict.needed == needed
     assert needed > 24
-    said = " ".join(sentences(verdict, "score", {}, ("faithfulness",)))
+    said = " ".join(summarise(verdict, "score", {}, ("faithfulness",)))
     rounded = round(needed, 1 - math.floor(math.log10(needed)))
     assert f"about {rounded} images would show it" in said
     assert verdict.tied[0].p >= LEVEL
 
 
 def test_metrics_that_disagree_are_named() -> None:
-    verdict = judge(measures(np.random.default_rng(0).normal(size=(4, 8))))
-    said = sentences(verdict, "a", {("a", "b"): 0.2, ("a", "c"): 0.9, ("b", "c"): math.nan}, ("faithfulness",))
+    verdict = rank_methods(measures(np.random.default_rng(0).normal(size=(4, 8))))
+    said = summarise(verdict, "a", {("a", "b"): 0.2, ("a", "c"): 0.9, ("b", "c"): math.nan}, ("faithfulness",))
     assert sum("rank methods differently" in one for one in said) == 1
     assert "a and b rank methods differently (Spearman 0.20): the choice depends on the metric." in said

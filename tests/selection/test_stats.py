@@ -10,23 +10,19 @@ import pytest
 from numpy.typing import NDArray
 from scipy import stats as scipy_stats
 
-from clairvit.metrics.inference import mean_interval, skewed_t
+from clairvit.metrics.inference import EXACT, LEVEL, mean_interval, sign_flips, skewed_t, smallest_p
 from clairvit.selection.stats import (
-    EXACT,
-    LEVEL,
-    alike,
     all_pairs,
     draws_for,
     fewest_images,
     holm,
     holm_after_picking,
     images_needed,
+    indistinguishable_groups,
     is_pareto_optimal,
     mean_ranks,
     paired_interval,
     ranks,
-    sign_flips,
-    smallest_p,
     spearman,
 )
 
@@ -224,10 +220,10 @@ def test_groups_of_a_critical_difference_diagram() -> None:
     apart = np.ones((5, 5))
     for i, j in [(0, 2), (0, 3), (0, 4), (1, 4), (2, 4), (3, 4)]:
         apart[i, j] = apart[j, i] = 0.01
-    assert alike([0, 1, 2, 3, 4], apart) == [(0, 1), (1, 2, 3)]
-    assert alike([0, 1, 2], np.ones((3, 3))) == [(0, 1, 2)]
-    assert alike([0, 1, 2], np.zeros((3, 3))) == []
-    assert alike([2, 0, 1], np.ones((3, 3))) == [(2, 0, 1)]
+    assert indistinguishable_groups([0, 1, 2, 3, 4], apart) == [(0, 1), (1, 2, 3)]
+    assert indistinguishable_groups([0, 1, 2], np.ones((3, 3))) == [(0, 1, 2)]
+    assert indistinguishable_groups([0, 1, 2], np.zeros((3, 3))) == []
+    assert indistinguishable_groups([2, 0, 1], np.ones((3, 3))) == [(2, 0, 1)]
 
 
 # Ranks ----------------------------------------------------------------------------------------------------------------

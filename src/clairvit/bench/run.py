@@ -97,10 +97,10 @@ def run_study(
         told: Called with the plan before the work begins.
     """
     study = study.settled()
-    store.remember(study)
+    store.add_study(study)
     plan, worker = planned(study, store, worker)
     models = {worker.hash_of(index): worker.model(index) for index in range(len(study.models))}
-    store.remember_models({key: {"model": model.name, **model_record(model)} for key, model in models.items()})
+    store.add_models({key: {"model": model.name, **model_record(model)} for key, model in models.items()})
     store.write_plan(StoredPlan.of(study, plan).as_document())
     told(plan)
     started, computed = time.monotonic(), 0

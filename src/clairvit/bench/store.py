@@ -99,7 +99,7 @@ class Store:
 
     # studies, models and plans
 
-    def remember(self, study: Study) -> None:
+    def add_study(self, study: Study) -> None:
         """Add a study to the index, once; remove what processes that were killed have left."""
         with self._locked("store"):
             self._remove_leftovers()
@@ -110,11 +110,11 @@ class Store:
                 self._write_json(self._index, index)
 
     def studies(self) -> list[dict[str, Any]]:
-        """Return what `remember` wrote."""
+        """Return what `add_study` wrote."""
         documents: list[dict[str, Any]] = _read_json(self._index)["studies"]
         return documents
 
-    def remember_models(self, records: Mapping[str, Mapping[str, Any]]) -> None:
+    def add_models(self, records: Mapping[str, Mapping[str, Any]]) -> None:
         """Add preprocessing and weights of models by the hash that their rows have as `model_hash`."""
         with self._locked("store"):
             index = _read_json(self._index)

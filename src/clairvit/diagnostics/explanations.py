@@ -30,8 +30,8 @@ from clairvit.methods.explain import compare
 from clairvit.methods.registry import list_methods
 from clairvit.methods.spec import resolve_method
 from clairvit.metrics.evaluate import evaluate
+from clairvit.metrics.inference import LEVEL, sign_flips, smallest_p
 from clairvit.metrics.similarity import pearson
-from clairvit.selection.stats import LEVEL, sign_flips, smallest_p
 from clairvit.tracing.structure import model_structure
 
 # Tried in this order: the most faithful map without fitting (METHODS-2026, section 1), then what fits other models.

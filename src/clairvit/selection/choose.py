@@ -1,4 +1,4 @@
-"""The verb `choose`: which method should I trust for my model, on my images?"""
+"""Choose a method for a model and some images: evaluate many, rank them, and test the differences."""
 
 from __future__ import annotations
 
@@ -18,17 +18,18 @@ from clairvit.methods.explanation import Cost
 from clairvit.methods.spec import MethodSpec, resolve_method
 from clairvit.metrics.accumulator import BASELINES
 from clairvit.metrics.evaluate import LABEL, OnError, error_handler, evaluate
+from clairvit.metrics.inference import Array
 from clairvit.metrics.registry import MetricSpec, resolve_metric
 from clairvit.metrics.score import Scores
 from clairvit.models.coerce import ModelLike, as_images, as_model
 from clairvit.models.model import Model
 from clairvit.perturbation.rng import check_seed
-from clairvit.selection.ranking import Measures, join, judge, sentences
+from clairvit.selection.ranking import RankingInput, join, rank_methods, summarise
 from clairvit.selection.result import Selection
-from clairvit.selection.start_layer import Tuned, base_of, tune
-from clairvit.selection.stats import Array, mean_ranks, spearman
+from clairvit.selection.start_layer import StartLayer, base_of, tune_start_layers
+from clairvit.selection.stats import mean_ranks, spearman
 
-# Well known, of every family, and all of them arithmetic on the same trace.
+# Well known, of every family, and all of them computed from the same trace.
 PANEL = (
     *("raw-attention", "rollout", "grad-rollout", "genatt", "genatt+skipplus", "transatt", "legrad"),
     *("focusvit", "ixg+skipplus", "decompx+skipplus", "attnlrp", "gradcam"),
@@ -36,7 +37,7 @@ PANEL = (
 METRICS = ("insertion-deletion", "faithfulness-correlation")
 WITH_MASKS = ("ap", "pointing-game")
 FIRST, MEAN_RANK = "first", "mean-rank"
-FRONT = ("faithfulness", "localisation")  # families of metrics that are weighed against each other, and against cost
+FRONT = ("faithfulness", "localisation")  # families of metrics that, with cost, are the goals of the Pareto front
 
 
 def choose(
@@ -105,190 +106,205 @@ def choose(
         raise BadInput("No method but the baselines was given; expected at least one, such as ['legrad', 'genatt'].")
     bases = list(dict.fromkeys(base_of(str(text)) for text in tune_start))
     dataset = album_of(images, model, masks=masks, mask_kind=mask_kind, labels=labels, others=distractors)
-    asked = _asked(metrics, dataset)
-    ranking = criterion(by, asked)
-    pixels, first = _first(dataset, model, failed)
-    how: dict[str, Any] = {"normalize": normalize, "seed": seed, "batch_size": batch_size, "autocast": autocast}
-    quiet: Failed | None = None if failed is None else lambda name, error: None  # told once, by the panel
-    tuned = tune(model, dataset, bases, ranking[0], target, pixels, on_error=quiet, **how) if bases else {}
-    every = list(dict.fromkeys((*panel, *(own.method for own in tuned.values()), *BASELINES)))
-    texts = [one.text for one in asked]
+    specs = _metric_specs(metrics, dataset)
+    criteria = criterion(by, specs)
+    pixels, first = _first_image(dataset, model, failed)
+    options: dict[str, Any] = {"normalize": normalize, "seed": seed, "batch_size": batch_size, "autocast": autocast}
+    ignore: Failed | None = None if failed is None else lambda name, error: None  # the evaluation below reports them
+    starts: Mapping[str, StartLayer] = {}
+    if bases:
+        starts = tune_start_layers(model, dataset, bases, criteria[0], target, pixels, on_error=ignore, **options)
+    every = list(dict.fromkeys((*panel, *(start.method for start in starts.values()), *BASELINES)))
+    texts = [spec.text for spec in specs]
     scores = evaluate(
-        model, dataset, every, texts, target=target, baselines=False, skip=methods is None, on_error=failed, **how
+        model, dataset, every, texts, target=target, baselines=False, skip=methods is None, on_error=failed, **options
     )
-    fitting = [text for text in every if text not in scores.skipped]
-    if all(text in BASELINES for text in fitting):
-        raise BadInput(
-            f"None of the methods fits {model.name}; expected at least one. " + next(iter(scores.skipped.values()), "")
-        )
+    compared = _without_skipped(model, every, scores)
     by_label = isinstance(target, str) and target == LABEL
-    aim = None if by_label else target[first] if isinstance(target, list | tuple) else target
-    costs = tuple(_cost(model, pixels, text, aim, batch_size) for text in fitting)
-    measures = _measures(fitting, scores, asked, ranking, by, tuned, panel, costs, seed)
+    first_target = None if by_label else target[first] if isinstance(target, list | tuple) else target
+    costs = tuple(_map_cost(model, pixels, text, first_target, batch_size) for text in compared)
+    data = _ranking_input(compared, scores, specs, criteria, by, starts, panel, costs, seed)
     settings = {
         "target": "predicted" if target is None else LABEL if by_label else "given",
         "maps": normalize,
         "activation": model.activation,
     }
-    return _pick(model, scores, measures, asked, tuned, settings)
+    return _selection(model, scores, data, specs, starts, settings)
 
 
-def _check_lists(**given: Sequence[object] | None) -> None:
-    for name, value in given.items():
+def _check_lists(**arguments: Sequence[object] | None) -> None:
+    """Raise `BadInput` for a single text where a list is expected."""
+    for name, value in arguments.items():
         if isinstance(value, str):
             raise BadInput(f"{name}={value!r} was given; expected a list, such as ['{value}'].")
 
 
-def _pick(
+def _without_skipped(model: Model, methods: Sequence[str], scores: Scores) -> list[str]:
+    """Return the methods that fit the model; raise `BadInput` if only baselines do."""
+    methods = [text for text in methods if text not in scores.skipped]
+    if all(text in BASELINES for text in methods):
+        reason = next(iter(scores.skipped.values()), "")
+        raise BadInput(f"None of the methods fits {model.name}; expected at least one. {reason}")
+    return methods
+
+
+def _selection(
     model: Model,
     scores: Scores,
-    measures: Measures,
-    asked: Sequence[MetricSpec],
-    tuned: Mapping[str, Tuned],
+    data: RankingInput,
+    metrics: Sequence[MetricSpec],
+    starts: Mapping[str, StartLayer],
     settings: Mapping[str, Any],
 ) -> Selection:
-    """The verdict, and what may be said of it."""
-    verdict = judge(measures)
-    agreement = _agreement(measures, asked)
+    ranking = rank_methods(data)
+    agreement = _agreement(data, metrics)
     answer = [
-        *sentences(verdict, measures.by, agreement, tuple(measures.goals)),
-        *_without_masks(scores, asked),
-        *(own.sentence for own in tuned.values()),
+        *summarise(ranking, data.by, agreement, tuple(data.goals)),
+        *_images_without_masks(scores, metrics),
+        *(start.sentence for start in starts.values()),
     ]
     return Selection(
-        best=verdict.best.method,
-        ranking=verdict.rows,
+        best=ranking.best.method,
+        ranking=ranking.rows,
         scores=scores,
-        by=measures.by,
-        better=measures.better,
-        metrics=tuple(one.text for one in asked),
-        clear=verdict.clear,
-        tied=tuple(row.method for row in verdict.tied),
-        groups=verdict.groups,
+        by=data.by,
+        better=data.better,
+        metrics=tuple(spec.text for spec in metrics),
+        clear=ranking.clear,
+        tied=tuple(row.method for row in ranking.tied),
+        groups=ranking.groups,
         agreement=agreement,
-        tuned=tuned,
+        tuned=starts,
         answer=tuple(answer),
         model=model.name,
         weights=weights_hash(model),
         settings=settings,
-        seed=measures.seed,
+        seed=data.seed,
         skipped=dict(scores.skipped),
         model_record=scores.model_record,
     )
 
 
-def _without_masks(scores: Scores, asked: Sequence[MetricSpec]) -> list[str]:
-    """Images that count in some metrics only."""
-    compared = [one.text for one in asked if "masks" in one.metric.needs]
-    if not scores.unmasked or not compared:
+def _images_without_masks(scores: Scores, metrics: Sequence[MetricSpec]) -> list[str]:
+    """Return a sentence about images that count in some metrics only, if there are any."""
+    with_masks = [spec.text for spec in metrics if "masks" in spec.metric.needs]
+    if not scores.unmasked or not with_masks:
         return []
     some = ", ".join(scores.unmasked[:3]) + (", …" if len(scores.unmasked) > 3 else "")
-    return [f"{len(scores.unmasked)} of {len(scores.seen)} images have no mask, so no {join(compared)}: {some}."]
+    return [f"{len(scores.unmasked)} of {len(scores.seen)} images have no mask, so no {join(with_masks)}: {some}."]
 
 
-def _asked(metrics: Sequence[str | MetricSpec] | None, dataset: ImageDataset) -> list[MetricSpec]:
-    usual = (*METRICS, *(WITH_MASKS if dataset.has_masks else ()))
+def _metric_specs(metrics: Sequence[str | MetricSpec] | None, dataset: ImageDataset) -> list[MetricSpec]:
+    default = (*METRICS, *(WITH_MASKS if dataset.has_masks else ()))
     if metrics is not None and not metrics:
         raise BadInput("No metrics were given; expected names such as ['insertion-deletion'], or none for the usual.")
-    return list({one.text: one for one in map(resolve_metric, usual if metrics is None else metrics)}.values())
+    specs = map(resolve_metric, default if metrics is None else metrics)
+    return list({spec.text: spec for spec in specs}.values())
 
 
-def criterion(by: str, asked: Sequence[MetricSpec]) -> list[MetricSpec]:
-    """The metrics that the ranking is by: one, or all of faithfulness."""
-    texts = [one.text for one in asked]
+def criterion(by: str, metrics: Sequence[MetricSpec]) -> list[MetricSpec]:
+    """Return the metrics that rank: one, or all of faithfulness for "mean-rank"."""
+    texts = [spec.text for spec in metrics]
     if by == FIRST:
-        found = [asked[0]]
+        chosen = [metrics[0]]
     elif by == MEAN_RANK:
-        found = [one for one in asked if one.metric.family == "faithfulness"]
+        chosen = [spec for spec in metrics if spec.metric.family == "faithfulness"]
     else:
-        found = [one for one in asked if one.text == by or one.metric.name == by]
-    if not found and by == MEAN_RANK:
+        chosen = [spec for spec in metrics if by in (spec.text, spec.metric.name)]
+    if not chosen and by == MEAN_RANK:
         raise BadInput(f"by=mean-rank ranks by metrics of faithfulness, and {', '.join(texts)} has none of them.")
-    if not found:
-        known = [FIRST, MEAN_RANK, *texts]
-        raise BadInput(f"by={by} was given; expected one of {', '.join(known)}.{did_you_mean(by, known)}")
-    whole = next((one.text for one in found if one.metric.scope == "set"), None)
-    if whole is not None:
-        raise BadInput(f"'{whole}' is one number for all images; expected a metric of each image to rank by, by=….")
-    return found
+    if not chosen:
+        choices = [FIRST, MEAN_RANK, *texts]
+        raise BadInput(f"by={by} was given; expected one of {', '.join(choices)}.{did_you_mean(by, choices)}")
+    of_set = next((spec.text for spec in chosen if spec.metric.scope == "set"), None)
+    if of_set is not None:
+        raise BadInput(f"'{of_set}' is one number for all images; expected a metric of each image to rank by, by=….")
+    return chosen
 
 
-def _first(dataset: ImageDataset, model: Model, failed: Failed | None) -> tuple[Any, int]:
-    """The first image that can be read [1, 3, H, W], and which it is."""
-    quiet: Failed | None = None if failed is None else lambda name, error: None
-    part = next(parts(dataset, model, 1, quiet), None)
-    if part is None:
+def _first_image(dataset: ImageDataset, model: Model, failed: Failed | None) -> tuple[Any, int]:
+    """Return the first image that can be read, [1, 3, H, W], and its row."""
+    ignore: Failed | None = None if failed is None else lambda name, error: None
+    batch = next(parts(dataset, model, 1, ignore), None)
+    if batch is None:
         raise BadInput("None of the images could be read; expected at least one that can.")
-    return part.pixels, part.rows[0]
+    return batch.pixels, batch.rows[0]
 
 
-def _cost(model: Model, pixels: Any, text: str, target: Any, batch_size: int | None) -> Cost:
-    """Passes and seconds of one map, made alone; the model is warm by now."""
+def _map_cost(model: Model, pixels: Any, text: str, target: Any, batch_size: int | None) -> Cost:
+    """Return passes and seconds of one map that is computed alone."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ClairWarning)  # of zero maps: the scores have said it
+        warnings.simplefilter("ignore", ClairWarning)  # of zero maps: the evaluation has warned
         return explain(model, pixels, text, target, batch_size=batch_size).cost
 
 
-def _measures(
+def _sign(metric: MetricSpec) -> float:
+    return 1.0 if metric.better == "higher" else -1.0
+
+
+def _ranking_input(
     methods: Sequence[str],
     scores: Scores,
-    asked: Sequence[MetricSpec],
-    ranking: Sequence[MetricSpec],
+    metrics: Sequence[MetricSpec],
+    criteria: Sequence[MetricSpec],
     by: str,
-    tuned: Mapping[str, Tuned],
+    starts: Mapping[str, StartLayer],
     panel: Sequence[str],
     costs: tuple[Cost, ...],
     seed: int,
-) -> Measures:
-    """Scores as arrays. A start that was picked on these images is scored by the starts that halves of them pick."""
-    crossed = {
-        (own.method, own.metric): values
-        for own in tuned.values()
-        if own.method not in panel and (values := own.crossed()) is not None
+) -> RankingInput:
+    """Return scores as arrays; a start that was picked on these images has cross-fitted values."""
+    cross_fitted = {
+        (start.method, start.metric): values
+        for start in starts.values()
+        if start.method not in panel and (values := start.cross_fitted()) is not None
     }
 
-    def upward(one: MetricSpec) -> Array:
-        sign = 1.0 if one.better == "higher" else -1.0
-        own = [crossed.get((text, one.text), sign * scores[text, one.text].values.double().numpy()) for text in methods]
-        return np.stack(own)  # [K, n]
+    def upward(spec: MetricSpec) -> Array:
+        """Return the values of a metric, [K, n], higher is better."""
+        rows = [
+            cross_fitted.get((text, spec.text), _sign(spec) * scores[text, spec.text].values.double().numpy())
+            for text in methods
+        ]
+        return np.stack(rows)
 
-    for one in ranking:
-        if scores[methods[0], one.text].counts is not None:
-            raise BadInput(f"'{one.text}' is one number for all images; expected a metric of each image to rank by.")
-    together = mean_ranks(np.stack([upward(one) for one in ranking])) if by == MEAN_RANK else upward(ranking[0])
-    upright = by == MEAN_RANK or ranking[0].better == "higher"
-    means = {one.text: np.array([scores[text, one.text].mean for text in methods]) for one in asked}
-    for (text, metric), values in crossed.items():
-        sign = 1.0 if resolve_metric(metric).better == "higher" else -1.0
-        means[metric][list(methods).index(text)] = sign * float(np.nanmean(values))
-    best_first = -together if by == MEAN_RANK else together
-    own = np.array([float(np.nanmean(row)) if np.isfinite(row).any() else math.nan for row in best_first])
-    return Measures(
-        methods=tuple(methods),
-        values=together if upright else -together,
-        by="mean rank over " + ", ".join(one.text for one in ranking) if by == MEAN_RANK else ranking[0].text,
-        better="lower" if by == MEAN_RANK else ranking[0].better,
-        means=means,
-        goals=_goals(ranking[0], own, asked, means),
-        costs=costs,
-        seed=seed,
-        span=(1, len(methods)) if by == MEAN_RANK else ranking[0].span,
-    )
+    for spec in criteria:
+        if scores[methods[0], spec.text].counts is not None:
+            raise BadInput(f"'{spec.text}' is one number for all images; expected a metric of each image to rank by.")
+    means = {spec.text: np.array([scores[text, spec.text].mean for text in methods]) for spec in metrics}
+    for (text, metric), values in cross_fitted.items():
+        means[metric][list(methods).index(text)] = _sign(resolve_metric(metric)) * float(np.nanmean(values))
+    span: tuple[float, float]
+    if by == MEAN_RANK:
+        values = mean_ranks(np.stack([upward(spec) for spec in criteria]))
+        goal = -values
+        label, better, span = "mean rank over " + ", ".join(spec.text for spec in criteria), "lower", (1, len(methods))
+    else:
+        goal = upward(criteria[0])
+        values = goal if criteria[0].better == "higher" else -goal
+        label, better, span = criteria[0].text, criteria[0].better, criteria[0].span
+    goal_means = np.array([float(np.nanmean(row)) if np.isfinite(row).any() else math.nan for row in goal])
+    goals = _goals(criteria[0], goal_means, metrics, means)
+    return RankingInput(tuple(methods), values, label, better, means, goals, costs, seed, span)
 
 
-def _goals(ranks: MetricSpec, own: Array, asked: Sequence[MetricSpec], means: Mapping[str, Array]) -> dict[str, Array]:
-    """What the front weighs, higher is better: what ranks, and the first metric of each family that it is not of."""
-    first = {family: next((one for one in asked if one.metric.family == family), None) for family in FRONT}
-    found = {
-        family: own if family == ranks.metric.family else means[one.text] * (1 if one.better == "higher" else -1)
-        for family, one in first.items()
-        if one is not None
+def _goals(
+    criterion: MetricSpec, criterion_means: Array, metrics: Sequence[MetricSpec], means: Mapping[str, Array]
+) -> dict[str, Array]:
+    """Return the goals of the Pareto front, higher is better: the criterion, and the first metric of other families."""
+    goals = {}
+    for family in FRONT:
+        first = next((spec for spec in metrics if spec.metric.family == family), None)
+        if first is not None:
+            in_family = family == criterion.metric.family
+            goals[family] = criterion_means if in_family else _sign(first) * means[first.text]
+    return goals if criterion.metric.family in FRONT else {criterion.text: criterion_means, **goals}
+
+
+def _agreement(data: RankingInput, metrics: Sequence[MetricSpec]) -> dict[tuple[str, str], float]:
+    """Return Spearman's rho of each two metrics' means over the methods that are no baselines."""
+    rows = [row for row, text in enumerate(data.methods) if text not in BASELINES]
+    upward = {spec.text: _sign(spec) * data.means[spec.text][rows] for spec in metrics}
+    return {
+        (first, second): spearman(upward[first], upward[second]) for first, second in itertools.combinations(upward, 2)
     }
-    return found if ranks.metric.family in FRONT else {ranks.text: own, **found}
-
-
-def _agreement(measures: Measures, asked: Sequence[MetricSpec]) -> dict[tuple[str, str], float]:
-    """Spearman's rho of the metrics' means over the methods that are no baselines, good being up."""
-    own = [place for place, text in enumerate(measures.methods) if text not in BASELINES]
-    up = {one.text: measures.means[one.text][own] * (1 if one.better == "higher" else -1) for one in asked}
-    return {(one, other): spearman(up[one], up[other]) for one, other in itertools.combinations(up, 2)}

@@ -1,4 +1,4 @@
-"""Verdict: a ranking of methods with how sure one may be of it, and the sentences that say so."""
+"""Ranking: methods in the order of their scores, which differences are significant, and the answer in sentences."""
 
 from __future__ import annotations
 
@@ -11,25 +11,21 @@ import numpy as np
 from clairvit.errors import BadInput
 from clairvit.methods.explanation import Cost
 from clairvit.metrics.accumulator import BASELINES
-from clairvit.metrics.inference import standard_deviation
+from clairvit.metrics.inference import EVERYWHERE, LEVEL, Array, mean_p, standard_deviation
 from clairvit.selection.stats import (
-    EVERYWHERE,
-    LEVEL,
-    Array,
-    alike,
     all_pairs,
     draws_for,
     fewest_images,
     holm_after_picking,
     images_needed,
+    indistinguishable_groups,
     is_pareto_optimal,
-    mean_p,
     paired_interval,
 )
 
 ROUGH = 20  # images below which intervals are rough
-AGREE = 0.5  # Spearman's rho below which two metrics tell different stories
-BACKWARD = 2  # a backward is about two forwards
+AGREE = 0.5  # Spearman's rho below which two metrics disagree
+BACKWARD = 2  # forward passes that a backward pass costs, about
 
 
 @dataclass(frozen=True)
@@ -46,15 +42,15 @@ class Row:
     gap: float
     gap_interval: tuple[float, float]
     p: float  # of the gap, corrected; 1 for the best itself
-    apart: bool  # significantly worse than the best
-    on_front: bool  # nobody is as good in faithfulness, localisation and cost, and better in one of them
+    apart: bool  # significantly different from the best
+    on_front: bool  # Pareto-optimal in faithfulness, localisation and cost
     means: Mapping[str, float]  # by metric
     cost: Cost  # of one map
 
 
 @dataclass(frozen=True, eq=False)
-class Measures:
-    """What a ranking is made from: methods × images, by what it is ranked by."""
+class RankingInput:
+    """What a ranking is computed from: the values of K methods on n images by the criterion, and their costs."""
 
     methods: tuple[str, ...]
     values: Array  # [K, n]
@@ -68,168 +64,176 @@ class Measures:
 
     @property
     def upward(self) -> Array:
-        """The values, higher is better."""
+        """Return the values, higher is better."""
         return self.values if self.better == "higher" else -self.values
 
 
 @dataclass(frozen=True, eq=False)
 class Ranking:
-    """Rows, best first, and which neighbours in the ranking no test tells apart."""
+    """Rows, best first, and which neighbours do not differ significantly."""
 
     rows: tuple[Row, ...]
     best: Row
     groups: tuple[tuple[str, ...], ...]
-    close: Row | None  # the first behind the best that cannot be told from it
-    needed: int | None  # images that would tell these two apart
+    close: Row | None  # the first below the best that does not differ from it significantly
+    needed: int | None  # images that would show their difference
 
     @property
     def rivals(self) -> tuple[Row, ...]:
+        """Return all rows but the best."""
         return tuple(row for row in self.rows if row is not self.best)
 
     @property
     def clear(self) -> bool:
-        """Is the best significantly better than all others?"""
+        """Return whether the best is significantly better than all others."""
         return all(row.apart and row.gap > 0 for row in self.rivals)
 
     @property
     def tied(self) -> tuple[Row, ...]:
-        """Those that cannot be told from the best."""
+        """Return the rows that do not differ significantly from the best."""
         return tuple(row for row in self.rivals if not row.apart)
 
 
-def judge(measures: Measures) -> Ranking:
-    """The best is the method with the highest mean that is no baseline; it is tested against all others."""
-    upward = measures.upward
+def rank_methods(data: RankingInput) -> Ranking:
+    """Rank methods by their means and test the best, which is no baseline, against all others.
+
+    Raises:
+        BadInput: If no method has a value on any image.
+    """
+    upward = data.upward
     means = np.array([_mean(row) for row in upward])
-    order = sorted(range(len(means)), key=lambda one: (math.isnan(means[one]), -means[one]))
-    best = next(one for one in order if measures.methods[one] not in BASELINES)
+    order = sorted(range(len(means)), key=lambda index: (math.isnan(means[index]), -means[index]))
+    best = next(index for index in order if data.methods[index] not in BASELINES)
     if math.isnan(means[best]):
         raise BadInput(
-            f"No method has a score by {measures.by} on any of the {upward.shape[1]} images, so none can be chosen; "
+            f"No method has a score by {data.by} on any of the {upward.shape[1]} images, so none can be chosen; "
             "expected images (and masks, where it compares with them) for which it is defined, or another metric."
         )
-    rivals = [one for one in order if one != best]
+    rivals = [index for index in order if index != best]
     gaps = upward[best] - upward  # [K, n]
-    raw = mean_p(gaps[rivals], measures.seed, draws_for(math.comb(len(means), 2)))
+    raw = mean_p(gaps[rivals], data.seed, draws_for(math.comb(len(means), 2)))
     p = dict(zip(rivals, holm_after_picking(raw).tolist(), strict=True))
-    shown = _on_front(measures)
+    optimal = _pareto_optimal(data)
     rows = {
-        one: _row(measures, one, place, gaps[one], p.get(one), bool(shown[one])) for place, one in enumerate(order, 1)
+        index: _row(data, index, rank, gaps[index], p.get(index), optimal[index]) for rank, index in enumerate(order, 1)
     }
-    named = [tuple(measures.methods[one] for one in own) for own in alike(order, all_pairs(upward, measures.seed))]
-    close = next((one for one in rivals if not rows[one].apart and rows[one].gap >= 0), None)
+    groups = indistinguishable_groups(order, all_pairs(upward, data.seed))
+    close = next((index for index in rivals if not rows[index].apart and rows[index].gap >= 0), None)
     needed = None if close is None else images_needed(gaps[close])
     return Ranking(
         rows=tuple(rows.values()),
         best=rows[best],
-        groups=tuple(named),
+        groups=tuple(tuple(data.methods[index] for index in group) for group in groups),
         close=None if close is None else rows[close],
         needed=None if needed is None else max(needed, fewest_images(len(means))),
     )
 
 
-def _row(measures: Measures, one: int, place: int, gaps: Array, p: float | None, on_front: bool) -> Row:
-    """`gaps` [n] to the best; the best itself has no p."""
-    values = measures.values[one]
+def _row(data: RankingInput, index: int, rank: int, gaps: Array, p: float | None, optimal: bool) -> Row:
+    """Return the row of a method with gaps [n] to the best; the best itself has no p."""
+    values = data.values[index]
     return Row(
-        rank=place,
-        method=measures.methods[one],
-        baseline=measures.methods[one] in BASELINES,
+        rank=rank,
+        method=data.methods[index],
+        baseline=data.methods[index] in BASELINES,
         mean=_mean(values),
-        standard_error=_error(values),
-        interval=paired_interval(values, measures.seed, measures.span),
+        standard_error=_standard_error(values),
+        interval=paired_interval(values, data.seed, data.span),
         n=int(np.isfinite(values).sum()),
         gap=_mean(gaps),
-        gap_interval=(0.0, 0.0) if p is None else paired_interval(gaps, measures.seed),
+        gap_interval=(0.0, 0.0) if p is None else paired_interval(gaps, data.seed),
         p=1.0 if p is None else p,
         apart=p is not None and p < LEVEL,
-        on_front=on_front,
-        means={metric: float(own[one]) for metric, own in measures.means.items()},
-        cost=measures.costs[one],
+        on_front=optimal,
+        means={metric: float(means[index]) for metric, means in data.means.items()},
+        cost=data.costs[index],
     )
 
 
-def _on_front(measures: Measures) -> list[bool]:
-    """Of the methods; a baseline is a yardstick, not a choice."""
-    effort = np.array([-(cost.forwards + BACKWARD * cost.backwards) for cost in measures.costs], dtype=np.float64)
-    own = np.array([text not in BASELINES for text in measures.methods])
-    found = np.zeros(len(own), dtype=bool)
-    found[own] = is_pareto_optimal(np.column_stack([*measures.goals.values(), effort])[own])
-    return [bool(one) for one in found]
+def _pareto_optimal(data: RankingInput) -> list[bool]:
+    """Return which methods are Pareto-optimal in the goals and in cost; baselines are not compared."""
+    cost = np.array([-(cost.forwards + BACKWARD * cost.backwards) for cost in data.costs], dtype=np.float64)
+    compared = np.array([method not in BASELINES for method in data.methods])
+    optimal = np.zeros(len(compared), dtype=bool)
+    optimal[compared] = is_pareto_optimal(np.column_stack([*data.goals.values(), cost])[compared])
+    return [bool(value) for value in optimal]
 
 
 def _mean(values: Array) -> float:
-    known = values[np.isfinite(values)]
-    return float(known.mean()) if len(known) else math.nan
+    finite = values[np.isfinite(values)]
+    return float(finite.mean()) if len(finite) else math.nan
 
 
-def _error(values: Array) -> float:
-    known = values[np.isfinite(values)]
-    return standard_deviation(known) / math.sqrt(len(known)) if len(known) > 1 else math.nan
+def _standard_error(values: Array) -> float:
+    finite = values[np.isfinite(values)]
+    return standard_deviation(finite) / math.sqrt(len(finite)) if len(finite) > 1 else math.nan
 
 
-def sentences(verdict: Ranking, by: str, agreement: Mapping[tuple[str, str], float], goals: Sequence[str]) -> list[str]:
-    """The answer in words: the best, whom it beats, whether it beats luck, and what else one should know."""
-    best, rivals = verdict.best, verdict.rivals
-    said = [_winner(verdict, by), *_luck(best, rivals)]
-    fewest = fewest_images(len(verdict.rows))
+def summarise(ranking: Ranking, by: str, agreement: Mapping[tuple[str, str], float], goals: Sequence[str]) -> list[str]:
+    """Return the answer in sentences: the best, which methods it beats, and what limits the conclusion."""
+    best = ranking.best
+    sentences = [_winner_sentence(ranking, by), _baseline_sentence(best, ranking.rivals)]
+    fewest = fewest_images(len(ranking.rows))
     if best.n < fewest:
-        said.append(
-            f"{_count(best.n)} too few for {len(verdict.rows)} methods: no difference can be significant with fewer "
+        sentences.append(
+            f"{_count(best.n)} too few for {len(ranking.rows)} methods: no difference can be significant with fewer "
             f"than {fewest}. Give more images (or fewer methods), better 50 than {fewest}."
         )
     elif best.n < ROUGH:
-        said.append(f"{_count(best.n)} few, so the intervals are rough; give {ROUGH} or more.")
-    if verdict.close is not None and verdict.needed is not None and verdict.needed > best.n:
-        close = verdict.close.method
-        about = f"{float(f'{verdict.needed:.2g}'):.0f}"  # it is no better known than that
-        said.append(f"If the gap to {close} is what it seems, about {about} images would show it.")
-    listed = join([row.method for row in verdict.rows if row.on_front])
-    said.append(f"On the front of {join([*goals, 'cost'])} (nobody is as good in all and better in one): {listed}.")
-    for (one, other), rho in agreement.items():
+        sentences.append(f"{_count(best.n)} few, so the intervals are rough; give {ROUGH} or more.")
+    if ranking.close is not None and ranking.needed is not None and ranking.needed > best.n:
+        close = ranking.close.method
+        about = f"{float(f'{ranking.needed:.2g}'):.0f}"  # it is not known more precisely
+        sentences.append(f"If the gap to {close} is what it seems, about {about} images would show it.")
+    listed = join([row.method for row in ranking.rows if row.on_front])
+    sentences.append(f"Pareto-optimal in {join([*goals, 'cost'])}: {listed}.")
+    for (first, second), rho in agreement.items():
         if rho < AGREE:
-            said.append(
-                f"{one} and {other} rank methods differently (Spearman {rho:.2f}): the choice depends on the metric."
+            sentences.append(
+                f"{first} and {second} rank methods differently (Spearman {rho:.2f}): the choice depends on the metric."
             )
-    return said
+    return sentences
 
 
-def _winner(verdict: Ranking, by: str) -> str:
-    best = verdict.best
+def _winner_sentence(ranking: Ranking, by: str) -> str:
+    best = ranking.best
     low, high = best.interval
-    sure = f"{best.mean:.4g}" + (f" [{low:.4g}, {high:.4g}]" if math.isfinite(low) else "")
-    if not verdict.rivals:
-        return f"{best.method}: {by} {sure}."
-    above = [row.method for row in verdict.rivals if row.gap < 0]
-    runner = next((row for row in verdict.rivals if row.gap >= 0), None)
-    next_one = (
-        "" if runner is None else f"; runner-up {runner.method}: gap {_gap(runner)}, corrected p = {runner.p:.2g}"
+    value = f"{best.mean:.4g}" + (f" [{low:.4g}, {high:.4g}]" if math.isfinite(low) else "")
+    if not ranking.rivals:
+        return f"{best.method}: {by} {value}."
+    above = [row.method for row in ranking.rivals if row.gap < 0]
+    runner_up = next((row for row in ranking.rivals if row.gap >= 0), None)
+    following = (
+        ""
+        if runner_up is None
+        else f"; runner-up {runner_up.method}: gap {_gap(runner_up)}, corrected p = {runner_up.p:.2g}"
     )
-    if verdict.clear:
+    if ranking.clear:
         return (
-            f"{best.method} is the best by {by}: {sure} over {best.n} images, significantly better than each of the "
-            f"{len(verdict.rivals)} others{next_one}."
+            f"{best.method} is the best by {by}: {value} over {best.n} images, significantly better than each of the "
+            f"{len(ranking.rivals)} others{following}."
         )
     if above:
-        more = "score" if len(above) > 1 else "scores"
+        verb = "score" if len(above) > 1 else "scores"
         return (
-            f"No winner: the best method by {by} is {best.method}, {sure}, and {join(above)} {more} higher on the same "
-            "images."
+            f"No winner: the best method by {by} is {best.method}, {value}, and {join(above)} {verb} higher on the "
+            "same images."
         )
-    tied = [row.method for row in verdict.tied]
+    tied = [row.method for row in ranking.tied]
     return (
-        f"No significant winner: {best.method} comes first by {by}, {sure} over {best.n} image{'s' * (best.n != 1)}, "
-        f"and cannot be told from {join(tied)}{next_one}."
+        f"No significant winner: {best.method} comes first by {by}, {value} over {best.n} image{'s' * (best.n != 1)}, "
+        f"and cannot be told from {join(tied)}{following}."
     )
 
 
-def _luck(best: Row, rivals: Sequence[Row]) -> list[str]:
-    """Does it beat maps that know nothing?"""
-    lost = [row for row in rivals if row.baseline and not (row.apart and row.gap > 0)]
-    if not lost:
-        return [f"It beats {join([row.method for row in rivals if row.baseline])} significantly."]
-    numbers = join([f"{row.method} (gap {_gap(row)}, corrected p = {row.p:.2g})" for row in lost])
-    return [f"Beware: {best.method} does not beat {numbers} significantly: its maps may be no better than that."]
+def _baseline_sentence(best: Row, rivals: Sequence[Row]) -> str:
+    """Return whether the best method is significantly better than the baselines."""
+    baselines = [row for row in rivals if row.baseline]
+    not_beaten = [row for row in baselines if not (row.apart and row.gap > 0)]
+    if not not_beaten:
+        return f"It beats {join([row.method for row in baselines])} significantly."
+    numbers = join([f"{row.method} (gap {_gap(row)}, corrected p = {row.p:.2g})" for row in not_beaten])
+    return f"Beware: {best.method} does not beat {numbers} significantly: its maps may be no better than that."
 
 
 def _gap(row: Row) -> str:
@@ -242,5 +246,5 @@ def _count(n: int) -> str:
 
 
 def join(names: Sequence[str]) -> str:
-    """'a, b and c'."""
+    """Return "a, b and c"; "none" for no names."""
     return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names) or "none"

@@ -1,4 +1,4 @@
-"""Pick: what `choose` found, and the recipe that is made of it."""
+"""Selection: the result of `choose`, and the recipe that is made of it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from clairvit.methods.recipe import Recipe
 from clairvit.metrics.score import Scores
 from clairvit.selection.ranking import Row
-from clairvit.selection.start_layer import Tuned
+from clairvit.selection.start_layer import StartLayer
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,10 +40,10 @@ class Selection:
     better: str
     metrics: tuple[str, ...]
     clear: bool  # is the best significantly better than all others?
-    tied: tuple[str, ...]  # methods that cannot be told from the best
-    groups: tuple[tuple[str, ...], ...]  # neighbours in the ranking of which no two can be told apart
+    tied: tuple[str, ...]  # methods that do not differ significantly from the best
+    groups: tuple[tuple[str, ...], ...]  # neighbours in the ranking of which no two differ significantly
     agreement: Mapping[tuple[str, str], float]  # Spearman's rho of two metrics over methods
-    tuned: Mapping[str, Tuned]
+    tuned: Mapping[str, StartLayer]
     answer: tuple[str, ...]  # in words
     model: str
     weights: str
@@ -54,7 +54,7 @@ class Selection:
 
     @property
     def front(self) -> tuple[str, ...]:
-        """Nobody is as good in faithfulness, localisation and cost, and better in one of them."""
+        """Return the methods that are Pareto-optimal in faithfulness, localisation and cost."""
         return tuple(row.method for row in self.ranking if row.on_front)
 
     @property
@@ -63,7 +63,7 @@ class Selection:
 
     @property
     def recipe(self) -> Recipe:
-        """What `explain` needs, with the numbers. Seconds are left out: the same choice gives the same file."""
+        """Return what `explain` needs, with the numbers; no seconds, so that the same choice gives the same file."""
         rows = [asdict(row) for row in self.ranking]
         for row in rows:
             row["cost"] = {"forwards": row["cost"]["forwards"], "backwards": row["cost"]["backwards"]}
@@ -80,8 +80,8 @@ class Selection:
             clear=self.clear,
             answer=self.answer,
             ranking=tuple(rows),
-            starts={base: own.method for base, own in self.tuned.items()},
-            tuned=tuple(own.as_document() for own in self.tuned.values()),
+            starts={base: start.method for base, start in self.tuned.items()},
+            tuned=tuple(start.as_document() for start in self.tuned.values()),
         )
 
     def save(self, path: Path | str) -> Path:
@@ -89,4 +89,4 @@ class Selection:
         return self.recipe.save(path)
 
     def __repr__(self) -> str:
-        return f"Pick({self.best}; {self.answer[0]})"
+        return f"Selection({self.best}; {self.answer[0]})"

@@ -1,9 +1,9 @@
-"""Tune: the best layer to start at, FocusViT's m*, for any method that sums layers."""
+"""Start layer: the best layer to start at, FocusViT's m*, for any method that sums over layers."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,20 +16,21 @@ from clairvit.methods.ensembles import starts
 from clairvit.methods.parsing import STARTS, parse_spec
 from clairvit.methods.spec import resolve_method
 from clairvit.metrics.evaluate import evaluate
+from clairvit.metrics.inference import LEVEL, Array, mean_p
 from clairvit.metrics.registry import MetricSpec
 from clairvit.metrics.score import Score
 from clairvit.models.model import Model
-from clairvit.selection.stats import LEVEL, Array, draws_for, holm, mean_p, paired_interval
+from clairvit.selection.stats import draws_for, holm, paired_interval
 from clairvit.tracing.trace import trace
 
-FOLDS_FROM = 4  # images: with fewer, halves of them say nothing
+MIN_IMAGES = 4  # for cross-fitting on halves of the images
 
 
 @dataclass(frozen=True, eq=False)
-class Tuned:
-    """A method from every layer on, by one metric."""
+class StartLayer:
+    """The scores of a method from every layer on, by one metric, and the best start."""
 
-    base: str  # "genatt": what a recipe knows it by
+    base: str  # the method without its start: "genatt"
     metric: str
     methods: tuple[str, ...]  # by start layer: "genatt+from:0" …
     means: tuple[float, ...]  # NaN where the method cannot start there
@@ -44,8 +45,8 @@ class Tuned:
 
     @property
     def method(self) -> str:
-        """The method from its best layer on; where that is the half, by the name that says so."""
-        return halved(self.base) if self.best == self.half else self.methods[self.best]
+        """Return the method from its best layer on; where that is ceil(L/2), by the name that says so."""
+        return from_half(self.base) if self.best == self.half else self.methods[self.best]
 
     @property
     def significant(self) -> bool:
@@ -54,30 +55,31 @@ class Tuned:
     @property
     def sentence(self) -> str:
         low, high = self.intervals[self.best]
-        said = f"{self.base} is best from layer {self.best} on: {self.metric} {self.means[self.best]:.4g}"
-        said += f" [{low:.4g}, {high:.4g}]" if math.isfinite(low) else ""
+        start = f"{self.base} is best from layer {self.best} on: {self.metric} {self.means[self.best]:.4g}"
+        start += f" [{low:.4g}, {high:.4g}]" if math.isfinite(low) else ""
         if self.best == self.half:
-            return f"{said}, which is SkipPLUS's ceil(L/2)."
+            return f"{start}, which is SkipPLUS's ceil(L/2)."
         if math.isnan(self.gap):
-            return f"{said}; it cannot start at SkipPLUS's ceil(L/2) = {self.half}."
-        sure = f"by {self.gap:.2g}, corrected p = {self.p:.2g}"
+            return f"{start}; it cannot start at SkipPLUS's ceil(L/2) = {self.half}."
+        gap = f"by {self.gap:.2g}, corrected p = {self.p:.2g}"
         if self.significant:
-            return f"{said}, significantly better than from SkipPLUS's ceil(L/2) = {self.half} ({sure})."
-        return f"{said}, not significantly better than from SkipPLUS's ceil(L/2) = {self.half} ({sure})."
+            return f"{start}, significantly better than from SkipPLUS's ceil(L/2) = {self.half} ({gap})."
+        return f"{start}, not significantly better than from SkipPLUS's ceil(L/2) = {self.half} ({gap})."
 
-    def crossed(self) -> Array | None:
-        """[n]: each image's value with the start that the other half of the images would have picked.
+    def cross_fitted(self) -> Array | None:
+        """Return each image's value [n] with the start that is best on the other half of the images.
 
-        The best of L starts flatters itself on the images that picked it; this does not. None: too few images.
+        The mean of the best of L starts is biased upward on the images that it was picked on; this is not. None: fewer
+        than `MIN_IMAGES` images.
         """
         n = self.values.shape[1]
-        if n < FOLDS_FROM:
+        if n < MIN_IMAGES:
             return None
-        mixed = np.random.default_rng(self.seed).permutation(n)
-        found = np.empty(n)
-        for own, other in ((mixed[: n // 2], mixed[n // 2 :]), (mixed[n // 2 :], mixed[: n // 2])):
-            found[own] = self.values[best_of(self.values[:, other]), own]
-        return found
+        first, second = np.split(np.random.default_rng(self.seed).permutation(n), [n // 2])
+        values = np.empty(n)
+        for rows, others in ((first, second), (second, first)):
+            values[rows] = self.values[best_start(self.values[:, others]), rows]
+        return values
 
     def as_document(self) -> dict[str, Any]:
         return {
@@ -100,45 +102,50 @@ class Tuned:
 
 
 def base_of(text: str) -> str:
-    """ "genatt+plus" -> "genatt": the method without what says where it starts; refused if it starts nowhere."""
-    written = parse_spec(text)
-    if written.inner or written.combinator not in ("", "plus", "skipplus"):
+    """Return a method without its start, "genatt+plus" -> "genatt"; raise `BadInput` if it has no start layer."""
+    spec = parse_spec(text)
+    if spec.inner or spec.combinator not in ("", "plus", "skipplus"):
         raise BadInput(f"'{text}' cannot be tuned; expected a method that says where it looks in each layer: genatt.")
-    base = resolve_method(
-        written.name, **{key: value for key, value in written.options.items() if key not in STARTS}
-    ).text
+    options = {key: value for key, value in spec.options.items() if key not in STARTS}
+    base = resolve_method(spec.name, **options).text
     candidates(base, 1)
     return base
 
 
 def candidates(base: str, count: int) -> list[str]:
-    """The sums from each layer on. Rollouts and single layers are summed as PLUS does."""
+    """Return the sums from each layer on; rollouts and single layers are summed as PLUS does."""
     return starts(base if isinstance(resolve_method(base).aggregation, Total) else f"{base}+plus", count)
 
 
-def halved(base: str) -> str:
-    """The sum from ceil(L/2) on."""
+def from_half(base: str) -> str:
+    """Return the sum from ceil(L/2) on."""
     spec = resolve_method(base)
     if not isinstance(spec.aggregation, Total):
         return resolve_method(f"{base}+skipplus").text
-    word = spec.method.option_overrides.words.get("start", "start")
-    return resolve_method(base, **{word: "half"}).text
+    option = spec.method.option_overrides.words.get("start", "start")
+    return resolve_method(base, **{option: "half"}).text
 
 
-def best_of(values: Array) -> int:
-    """[L, n] -> the row with the highest mean; the deeper one of equals, which reads less."""
+def best_start(values: Array) -> int:
+    """Return the row of [L, n] with the highest mean; the deeper one of equals, which sums fewer layers."""
     known = np.isfinite(values)
     sums, counts = np.where(known, values, 0.0).sum(1), known.sum(1)
     means = np.where(counts > 0, sums / np.maximum(counts, 1), -np.inf)
     return int(len(means) - 1 - np.argmax(means[::-1]))
 
 
-def tune(
-    model: Model, dataset: ImageDataset, bases: Sequence[str], asked: MetricSpec, target: Any, pixels: Any, **how: Any
-) -> dict[str, Tuned]:
-    """The best start of each method: all starts of all methods from one recording of each image.
+def tune_start_layers(
+    model: Model,
+    dataset: ImageDataset,
+    bases: Sequence[str],
+    metric: MetricSpec,
+    target: Any,
+    pixels: Any,
+    **options: Any,
+) -> dict[str, StartLayer]:
+    """Find the best start of each method: all starts of all methods from one trace of each image.
 
-    `pixels` is one image, by which layers are counted; `how` are options of `evaluate`.
+    `pixels` is one image, by which layers are counted; `options` are those of `evaluate`.
     """
     count = len(trace(model, pixels, 0 if model.classifier else target).layers)
     if not count:
@@ -146,47 +153,48 @@ def tune(
             f"{model.name} has no attention layers, so there is no layer to start at; expected a Vision Transformer "
             f"for tune_start=[{', '.join(map(repr, bases))}]."
         )
-    lists = {base: candidates(base, count) for base in bases}
-    everything = list(dict.fromkeys(text for own in lists.values() for text in own))
-    scores = evaluate(model, dataset, everything, [asked.text], target=target, baselines=False, skip=True, **how)
+    starts_of = {base: candidates(base, count) for base in bases}
+    methods = list(dict.fromkeys(text for texts in starts_of.values() for text in texts))
+    scores = evaluate(model, dataset, methods, [metric.text], target=target, baselines=False, skip=True, **options)
     return {
-        base: _tuned(base, asked, own, [scores.get((text, asked.text)) for text in own], scores.skipped, how["seed"])
-        for base, own in lists.items()
+        base: _start_layer(
+            base, metric, texts, [scores.get((text, metric.text)) for text in texts], scores.skipped, options["seed"]
+        )
+        for base, texts in starts_of.items()
     }
 
 
-def _tuned(
+def _start_layer(
     base: str,
-    asked: MetricSpec,
+    metric: MetricSpec,
     methods: Sequence[str],
-    found: Sequence[Score | None],
-    skipped: dict[str, str],
+    scores: Sequence[Score | None],
+    skipped: Mapping[str, str],
     seed: int,
-) -> Tuned:
-    there = [score for score in found if score is not None]
-    if not there:
+) -> StartLayer:
+    known = [score for score in scores if score is not None]
+    if not known:
         raise NotApplicable(skipped.get(methods[0], f"No image could be read, so the start of {base} is not known."))
-    n = len(there[0].values)
-    natural = np.stack([np.full(n, np.nan) if one is None else one.values.double().numpy() for one in found])
-    values = natural if asked.better == "higher" else -natural  # [L, n]
-    best, half = best_of(values), first_layer("half", len(methods))
-    others = [start for start in range(len(methods)) if start != half and np.isfinite(values[start]).any()]
-    gaps = values[best] - values[half]
-    known = np.isfinite(gaps).any()
-    corrected = dict(
-        zip(others, holm(mean_p(values[others] - values[half], seed, draws_for(len(others)))), strict=True)
-    )
-    return Tuned(
+    n = len(known[0].values)
+    values = np.stack([np.full(n, np.nan) if score is None else score.values.double().numpy() for score in scores])
+    upward = values if metric.better == "higher" else -values  # [L, n]
+    best, half = best_start(upward), first_layer("half", len(methods))
+    others = [start for start in range(len(methods)) if start != half and np.isfinite(upward[start]).any()]
+    gaps = upward[best] - upward[half]
+    gaps_known = np.isfinite(gaps).any()
+    p_values = holm(mean_p(upward[others] - upward[half], seed, draws_for(len(others))))
+    p_of = dict(zip(others, p_values, strict=True))
+    return StartLayer(
         base,
-        asked.text,
+        metric.text,
         tuple(methods),
-        tuple(float(row[np.isfinite(row)].mean()) if np.isfinite(row).any() else math.nan for row in natural),
-        tuple(paired_interval(row, seed, asked.span) for row in natural),
+        tuple(float(row[np.isfinite(row)].mean()) if np.isfinite(row).any() else math.nan for row in values),
+        tuple(paired_interval(row, seed, metric.span) for row in values),
         best,
         half,
-        float(gaps[np.isfinite(gaps)].mean()) if known else math.nan,
+        float(gaps[np.isfinite(gaps)].mean()) if gaps_known else math.nan,
         paired_interval(gaps, seed),
-        float(corrected.get(best, 1.0)) if known else 1.0,
-        values,
+        float(p_of.get(best, 1.0)) if gaps_known else 1.0,
+        upward,
         seed,
     )

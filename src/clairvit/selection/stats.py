@@ -1,6 +1,7 @@
-"""What may be said of methods that were scored on the same images: pure functions on arrays.
+"""Statistics of methods that were scored on the same images: corrections for many comparisons, ranks, Pareto front.
 
-Everything is paired: what counts is the difference of two methods on an image, not how hard the image is.
+All tests are paired: they are about the difference of two methods on an image, not about how hard the image is. Tests
+of one mean are in `metrics/inference.py`.
 """
 
 from __future__ import annotations
@@ -14,25 +15,12 @@ import torch
 from numpy.typing import NDArray
 
 from clairvit.metrics import similarity
-from clairvit.metrics.inference import (
-    DRAWS,
-    EVERYWHERE,
-    EXACT,
-    LEVEL,
-    Array,
-    fewest_values,
-    mean_interval,
-    mean_p,
-    sign_flips,
-    smallest_p,
-)
+from clairvit.metrics.inference import DRAWS, EVERYWHERE, FEWEST, LEVEL, Array, fewest_values, mean_interval, mean_p
 from clairvit.numerics import average_ranks
-
-__all__ = ["EVERYWHERE", "EXACT", "LEVEL", "Array", "fewest_values", "mean_p", "sign_flips", "smallest_p"]
 
 
 def fewest_images(methods: int) -> int:
-    """With fewer images the best of so many methods can never be significantly better than another one."""
+    """Return the smallest number of images at which the best of so many methods can be significantly better."""
     return fewest_values(math.comb(methods, 2))
 
 
@@ -56,30 +44,31 @@ def corrected_after_picking(differences: Sequence[Array], seed: int = 0) -> Arra
 
 
 def _padded(differences: Sequence[Array]) -> Array:
-    """m arrays [n] -> [m, the largest n], NaN where one has no more."""
+    """Return m arrays [n] as one [m, largest n], filled up with NaN."""
     padded = np.full((len(differences), max(map(len, differences), default=0)), np.nan)
-    for row, own in zip(padded, differences, strict=True):
-        row[: len(own)] = own
+    for row, values in zip(padded, differences, strict=True):
+        row[: len(values)] = values
     return padded
 
 
 def holm(p: Array) -> Array:
-    """[m] -> [m], Holm's step-down: the smallest times m, the next times m - 1, …, never below one before."""
-    return _stepped(p, np.arange(len(p), 0, -1.0))
+    """Return p-values [m] adjusted by Holm's step-down: the smallest times m, the next times m − 1, …, monotone."""
+    return _step_down(p, np.arange(len(p), 0, -1.0))
 
 
 def holm_after_picking(p: Array) -> Array:
-    """[m] p-values of the best of m + 1 methods against each other one -> adjusted for having picked the best.
+    """Return p-values [m] of the best of m + 1 methods against each other one, adjusted for having picked the best.
 
     The best was found on the same images, so that any pair of methods might have been the one that is tested. Holm's
-    step-down then counts, at each step, the pairs among the methods that are still in play: m(m + 1)/2 at first, 1 for
-    the last rival. If s methods are equally good, nobody wrongly leaves them before a step that counts all their pairs.
+    step-down then counts, at each step, the pairs among the methods that are not yet rejected: m(m + 1)/2 at first, 1
+    for the last rival. If s methods are equally good, none of them is wrongly rejected before a step that counts all
+    their pairs.
     """
-    return _stepped(p, np.array([math.comb(left + 1, 2) for left in range(len(p), 0, -1)], dtype=np.float64))
+    return _step_down(p, np.array([math.comb(left + 1, 2) for left in range(len(p), 0, -1)], dtype=np.float64))
 
 
-def _stepped(p: Array, counts: Array) -> Array:
-    """The j-th smallest times counts[j], as high at least as the ones before, at most 1."""
+def _step_down(p: Array, counts: Array) -> Array:
+    """Return p-values [m], the j-th smallest times counts[j], at least as large as the ones before, at most 1."""
     order = np.argsort(p, kind="stable")
     adjusted = np.empty(len(p))
     adjusted[order] = np.minimum(1.0, np.maximum.accumulate(p[order] * counts))
@@ -92,64 +81,69 @@ def paired_interval(values: Array, seed: int = 0, span: tuple[float, float] = EV
 
 
 def all_pairs(values: Array, seed: int = 0) -> Array:
-    """[K, n] values -> [K, K] p-values of all pairs, corrected by Holm; 1 on the diagonal."""
+    """Return p-values [K, K] of all pairs of methods with values [K, n], corrected by Holm; 1 on the diagonal."""
     count = len(values)
-    found = np.ones((count, count))
+    p_values = np.ones((count, count))
     pairs = list(itertools.combinations(range(count), 2))
     if pairs:
         gaps = np.stack([values[i] - values[j] for i, j in pairs])
         adjusted = holm(mean_p(gaps, seed, draws_for(len(pairs))))
         for (i, j), p in zip(pairs, adjusted, strict=True):
-            found[i, j] = found[j, i] = p
-    return found
+            p_values[i, j] = p_values[j, i] = p
+    return p_values
 
 
-def alike(order: Sequence[int], p: Array, level: float = LEVEL) -> list[tuple[int, ...]]:
-    """Runs of neighbours in the ranking `order` in which no two are told apart by p [K, K]: the bars of a
-    critical-difference diagram. Runs inside a longer one and runs of one are left out."""
-    found: list[tuple[int, ...]] = []
+def indistinguishable_groups(order: Sequence[int], p: Array, level: float = LEVEL) -> list[tuple[int, ...]]:
+    """Return runs of neighbours in the ranking `order` of which no two differ significantly by p [K, K].
+
+    They are the bars of a critical-difference diagram. Runs inside a longer one and runs of one are left out.
+    """
+    groups: list[tuple[int, ...]] = []
     reached = 0
     for start in range(len(order)):
         end = start + 1
-        while end < len(order) and all(p[order[end], order[one]] >= level for one in range(start, end)):
+        while end < len(order) and all(p[order[end], order[member]] >= level for member in range(start, end)):
             end += 1
         if end - start > 1 and end > reached:
-            found.append(tuple(order[start:end]))
+            groups.append(tuple(order[start:end]))
         reached = max(reached, end)
-    return found
+    return groups
 
 
 def ranks(values: Array) -> Array:
-    """[…, K] -> the rank of each, 1 for the highest; equal ones share the mean of their ranks, NaN comes last."""
+    """Return ranks of values […, K], 1 for the highest; equal values share their mean rank, NaN comes last."""
     filled = np.where(np.isnan(values), -np.inf, values)
     return np.asarray(average_ranks(torch.from_numpy(-filled)).numpy())
 
 
 def mean_ranks(values: Array) -> Array:
-    """[M metrics, K methods, n images], higher is better -> [K, n]: the mean over metrics of the rank on an image.
+    """Return the mean over metrics of the rank on an image, [K, n], of values [M metrics, K methods, n images].
 
-    A metric that is undefined for all methods on an image is left out there; NaN where all metrics are.
+    Higher values are better. A metric that is undefined for all methods on an image is left out there; NaN where all
+    metrics are.
     """
-    each = np.swapaxes(ranks(np.swapaxes(values, 1, 2)), 1, 2)
+    ranked = np.swapaxes(ranks(np.swapaxes(values, 1, 2)), 1, 2)
     known = ~np.isnan(values).all(1, keepdims=True) & np.ones_like(values, dtype=bool)
-    counted = known.sum(0)
-    total = np.where(known, each, 0.0).sum(0)
-    return np.where(counted > 0, total / np.maximum(counted, 1), np.nan)
+    counts = known.sum(0)
+    total = np.where(known, ranked, 0.0).sum(0)
+    return np.where(counts > 0, total / np.maximum(counts, 1), np.nan)
 
 
-def spearman(one: Array, other: Array) -> float:
-    """The rank correlation of two scores of the same methods, where both are known; NaN if one has all alike, and with
-    fewer than 3 methods: two can only give ±1, which says no more than who came first."""
-    both = np.isfinite(one) & np.isfinite(other)
+def spearman(first: Array, second: Array) -> float:
+    """Return the rank correlation of two scores of the same methods [K], over the methods that have both.
+
+    NaN if all scores are equal, and with fewer than 3 methods: two can only give ±1, which is their order.
+    """
+    both = np.isfinite(first) & np.isfinite(second)
     if both.sum() < 3:
         return math.nan
-    return float(similarity.spearman(torch.from_numpy(one[both]), torch.from_numpy(other[both])))
+    return float(similarity.spearman(torch.from_numpy(first[both]), torch.from_numpy(second[both])))
 
 
 def is_pareto_optimal(values: Array) -> NDArray[np.bool_]:
-    """[K, goals], higher is better -> [K]: nobody is at least as good in all goals and better in one.
+    """Return which of K methods with values [K, goals] are Pareto-optimal, [K]; higher is better.
 
-    NaN in a goal is worse than any number.
+    No other method is at least as good in all goals and better in one. NaN in a goal is worse than any number.
     """
     filled = np.where(np.isnan(values), -np.inf, values)
     no_worse = (filled[:, None] >= filled[None]).all(-1)  # [i, j]: i is at least as good as j everywhere
@@ -158,9 +152,9 @@ def is_pareto_optimal(values: Array) -> NDArray[np.bool_]:
 
 
 def images_needed(differences: Array) -> int | None:
-    """About how many images would tell two methods apart, 4 times out of 5, if they differ as they seem to."""
+    """Return about how many images show a difference of this mean and spread with 80 % power; None if there is none."""
     known = differences[np.isfinite(differences)]
     if len(known) < 2 or known.mean() == 0:
         return None
     power = 1.96 + 0.84  # two-sided 5 %, 80 %
-    return max(6, math.ceil((power * float(known.std(ddof=1)) / float(known.mean())) ** 2))
+    return max(FEWEST, math.ceil((power * float(known.std(ddof=1)) / float(known.mean())) ** 2))
