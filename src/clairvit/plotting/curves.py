@@ -52,7 +52,7 @@ def draw_curves(axes: Any, scores: Sequence[Score], styles: Mapping[str, LineSty
     meaning = {"prob": "probability"}.get(curve.meaning, curve.meaning)
     axes.set_ylabel(meaning, fontsize=SMALL + 0.5, color=INK, parse_math=False)
     axes.xaxis.set_major_locator(round_ticks(5))
-    axes.yaxis.set_major_locator(round_ticks(5))
+    axes.yaxis.set_major_locator(round_ticks(6))
     axes.grid(axis="y", color=LINE, linewidth=0.4)
     axes.set_axisbelow(True)
     axes.tick_params(labelsize=SMALL, labelcolor=PALE, length=0)

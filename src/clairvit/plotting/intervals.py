@@ -47,7 +47,7 @@ def draw_intervals(axes: Any, scores: Mapping[str, Score], styles: Mapping[str, 
         axes.axvline(scores[RANDOM].mean, color=PALE, linestyle=BASELINE.dash, linewidth=0.8, zorder=2)
     axes.set_ylim(len(methods) - 0.5, -0.5)
     axes.set_yticks(range(len(methods)))
-    axes.xaxis.set_major_locator(round_ticks(5))
+    axes.xaxis.set_major_locator(round_ticks(6))
     axes.grid(axis="x", color=LINE, linewidth=0.4)
     axes.set_axisbelow(True)
     axes.tick_params(labelsize=SMALL, labelcolor=PALE, length=0)
