@@ -58,7 +58,7 @@ def unreadable(names: Sequence[str]) -> ImageDataset:
 
 
 VOID = {"meta", "link", "img", "br", "wbr"}
-SVG = {"path", "circle"}
+SVG = {"path"}
 
 
 class Reader(HTMLParser):

@@ -21,12 +21,12 @@ LINES = torch.tensor([[1.0, 0.5, 0.0], [0.6, 0.3, 0.4], [9.0, 9.0, 9.0]], dtype=
 
 
 def score(
-    method: str, values: tuple[float, ...] = (0.5, 0.4, math.nan), curve: bool = True, luck: bool = True
+    method: str, values: tuple[float, ...] = (0.5, 0.4, math.nan), curve: bool = True, with_baselines: bool = True
 ) -> Score:
     """Three images; the third has no score, so its line must not count."""
     baselines: Mapping[str, Score] = {}
-    if luck:
-        baselines = {name: score(name, luck=False) for name in ("random", "center")}
+    if with_baselines:
+        baselines = {name: score(name, with_baselines=False) for name in ("random", "center")}
     return Score(
         metric="deletion",
         method=method,
@@ -57,7 +57,7 @@ def test_the_mean_and_its_error_are_of_images_with_a_score() -> None:
     assert np.isnan(error).all()
 
 
-def test_a_figure_has_a_line_and_a_band_for_each_method_and_grey_dashes_for_luck() -> None:
+def test_a_figure_has_a_line_and_a_band_for_each_method_and_grey_dashes_for_random() -> None:
     scores = [score("legrad"), score("rollout")]
     figure = curves_figure([*scores, *scores[0].baselines.values()])
     (axes,) = figure.axes
@@ -78,7 +78,7 @@ def test_a_random_map_that_was_asked_for_is_drawn_once_as_a_method() -> None:
 
 
 def test_one_image_has_no_band() -> None:
-    one = score("legrad", values=(0.5,), luck=False)
+    one = score("legrad", values=(0.5,), with_baselines=False)
     figure = curves_figure([one])
     assert not figure.axes[0].collections
     assert "mean of 1 image · " in words(figure)

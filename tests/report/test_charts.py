@@ -88,6 +88,17 @@ def test_intervals_are_sorted_from_the_best_with_baselines_last() -> None:
     assert places["a"] < places["b"] < places["random"], "lower is better"
 
 
+@pytest.mark.parametrize("scale", [1e-6, 1e-3, 0.1])
+def test_ticks_are_numbers_within_the_intervals(scale: float) -> None:
+    scores = {name: made(name, [scale * value for value in (1, 2, 3, 4, 5, step)]) for step, name in enumerate("ab")}
+    chart = intervals_chart(scores, highlighted_styles(["a", "b"]))
+    assert chart is not None
+    numbers = [float(text.replace("−", "-")) for text in texts(chart) if text not in scores]
+    assert len(numbers) >= 3
+    assert all(0.0 <= number / scale <= 5.0 * (1 + 1e-9) for number in numbers)
+    assert max(numbers) / scale > 2.0, "no common factor is left out"
+
+
 def test_names_of_axes_stand_clear_of_the_rim() -> None:
     axes = ("deletion(steps=3)", "iou", "sparseness", "insertion(steps=3)")
     data = RadarData(axes, ("a", "b"), np.eye(4)[:2], np.zeros(2), (), False)

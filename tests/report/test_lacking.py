@@ -36,9 +36,9 @@ def test_an_empty_store_has_a_page(tmp_path: Path) -> None:
 
 
 def test_a_study_without_results_says_what_was_asked(tmp_path: Path) -> None:
-    said = only(tmp_path / "run", study_of()).section("What was run")
-    assert "Nothing has been finished yet" in said
-    assert "legrad, rollout" in said
+    section = only(tmp_path / "run", study_of()).section("What was run")
+    assert "Nothing has been finished yet" in section
+    assert "legrad, rollout" in section
 
 
 def test_a_store_without_an_image_that_can_be_read(tmp_path: Path) -> None:
@@ -78,11 +78,11 @@ def test_a_metric_without_masks_is_a_failed_unit_and_the_page_says_so(tmp_path: 
     store = run(tmp_path / "run", study_of(metrics=("iou",)))
     assert store.failures()
     document = build_report(store, ReportOptions(open_worker=worker_of))
-    said = Reader(to_html(document)).section("Environment")
-    assert "failed:" in said
-    assert "mask" in said
-    assert "6 images" in said
-    assert "iou" in said
+    section = Reader(to_html(document)).section("Environment")
+    assert "failed:" in section
+    assert "mask" in section
+    assert "6 images" in section
+    assert "iou" in section
     assert [record["kind"] for record in document.tables()["warnings"]] == ["failed"]
 
 
@@ -105,14 +105,14 @@ def test_methods_that_do_not_fit_and_constant_maps_are_warned_of(tmp_path: Path)
     results.scores["legrad", "grid-pointing-game"] = grids
     results = replace(results, metrics=(*results.metrics, "grid-pointing-game"))
     results.scores.skipped = {"tam": "It needs more layers."}
-    said = {(warning.kind, warning.subject): warning.text for warning in study_warnings(results)}
-    assert said["undefined", "deletion"] == "undefined for 2 images of 6, of legrad"
-    assert "(images that are in no grid, because" in said["undefined", "grid-pointing-game"]
-    assert said["incomplete", "random"] == "not scored by grid-pointing-game"
-    assert said["incomplete", "insertion"] == "not computed yet for 2 images of 6, of legrad"
-    assert said["note", "deletion"] == "A note."
-    assert said["skipped", "tam"] == "does not fit the model: It needs more layers."
-    assert said["degenerate", "legrad"].startswith("1 image of 6")
+    warnings = {(warning.kind, warning.subject): warning.text for warning in study_warnings(results)}
+    assert warnings["undefined", "deletion"] == "undefined for 2 images of 6, of legrad"
+    assert "(images that are in no grid, because" in warnings["undefined", "grid-pointing-game"]
+    assert warnings["incomplete", "random"] == "not scored by grid-pointing-game"
+    assert warnings["incomplete", "insertion"] == "not computed yet for 2 images of 6, of legrad"
+    assert warnings["note", "deletion"] == "A note."
+    assert warnings["skipped", "tam"] == "does not fit the model: It needs more layers."
+    assert warnings["degenerate", "legrad"].startswith("1 image of 6")
 
 
 def test_warnings_cut_folders_off_images_and_nothing_off_metrics_and_methods(tmp_path: Path) -> None:
@@ -137,8 +137,8 @@ def test_broken_parts_and_several_versions_are_warned_of(tmp_path: Path) -> None
     store = run(tmp_path / "run", study_of(("legrad",), ("sparseness",)))
     (store.path / "broken").mkdir()
     (store.path / "broken" / "0123456789.parquet").write_bytes(b"half")
-    said = Reader(to_html(build_report(store, ReportOptions(gallery=False)))).section("Environment")
-    assert "Part 01234567 could not be read" in said
+    section = Reader(to_html(build_report(store, ReportOptions(gallery=False)))).section("Environment")
+    assert "Part 01234567 could not be read" in section
 
 
 def test_two_settings_of_one_model_have_two_sections(tmp_path: Path) -> None:

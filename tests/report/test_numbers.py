@@ -83,12 +83,12 @@ def test_a_lead_of_pooled_scores_is_over_images_that_have_a_score() -> None:
 
 
 def test_compare_with_random_says_better_worse_or_unclear() -> None:
-    luck = made("random", [0.5, 0.6, 0.4, 0.55] * 2)
+    random = made("random", [0.5, 0.6, 0.4, 0.55] * 2)
     scores = {
         "good": made("good", [0.1, 0.2] * 4),  # lower is better
         "bad": made("bad", [0.9, 0.8] * 4),
         "odd": made("odd", [0.1, 0.9] * 4),
-        "random": luck,
+        "random": random,
     }
     verdicts = compare_with_random(scores)
     assert {name: word for name, (word, _) in verdicts.items()} == {"good": "better", "bad": "worse", "odd": "unclear"}
@@ -130,8 +130,8 @@ def test_a_radar_is_focusvits_where_its_four_metrics_were_run() -> None:
     np.testing.assert_allclose(found.areas, [(1 + 0) * (1 + 1) / 2, 0, 0.5], atol=1e-12)
 
 
-@pytest.mark.parametrize(("better", "said"), [("higher", True), ("lower", False)])
-def test_an_area_with_sparseness_the_other_way_round_is_not_focusvits(better: str, said: bool) -> None:
+@pytest.mark.parametrize(("better", "warned"), [("higher", True), ("lower", False)])
+def test_an_area_with_sparseness_the_other_way_round_is_not_focusvits(better: str, warned: bool) -> None:
     rows = {
         (method, metric): made(method, [place + column / 10], metric, better)
         for place, method in enumerate("ab")
@@ -141,7 +141,7 @@ def test_an_area_with_sparseness_the_other_way_round_is_not_focusvits(better: st
     words = section.blocks[0]
     assert isinstance(words, Text)
     assert "over FocusViT's four metrics" in words.text
-    assert ("areas do not compare with its table" in words.text) == said
+    assert ("areas do not compare with its table" in words.text) == warned
 
 
 def test_a_radar_leaves_out_methods_without_a_score_and_metrics_nobody_has() -> None:

@@ -161,34 +161,34 @@ def test_the_best_of_each_metric_is_bold_with_its_interval(document: Document, p
         own = [record for record in records if record["metric"] == metric]
         best = (max if own[0]["better"] == "higher" else min)(own, key=lambda record: record["mean"])
         digits = decimals_for(record["mean"] for record in document.tables()["ranking"] if record["metric"] == metric)
-        said = f"[{format_number(best['low'], digits)}, {format_number(best['high'], digits)}]"
-        assert any(text.startswith(format_number(best["mean"], digits)) and said in text for text in bold)
+        interval = f"[{format_number(best['low'], digits)}, {format_number(best['high'], digits)}]"
+        assert any(text.startswith(format_number(best["mean"], digits)) and interval in text for text in bold)
 
 
 def test_what_is_not_better_than_random_is_marked(document: Document, page: Reader) -> None:
-    said = [record["against_random"] for record in document.tables()["ranking"]]
+    verdicts = [record["against_random"] for record in document.tables()["ranking"]]
     cells = [text.split("[")[0] for _, text in page.all("td", "number")]
-    assert sum(text.endswith("†") for text in cells) == said.count("unclear") > 0
-    assert sum(text.endswith("‡") for text in cells) == said.count("worse")
+    assert sum(text.endswith("†") for text in cells) == verdicts.count("unclear") > 0
+    assert sum(text.endswith("‡") for text in cells) == verdicts.count("worse")
     column = _MetricColumn("deletion", {"a": made("a", [0.4] * 9)}, math.nan, 2, {"a": ("worse", 0.01)})
     assert column.cell("a").text == "0.40\u00a0‡"
-    assert said.count(None) == 2 * len(METRICS)  # the baselines themselves
+    assert verdicts.count(None) == 2 * len(METRICS)  # the baselines themselves
 
 
 def test_what_was_run_says_seed_target_methods_and_metrics(page: Reader) -> None:
-    said = page.section("What was run")
+    section = page.section("What was run")
     for word in ("legrad, rollout, genatt, raw-attention", "random, center", "the predicted one", "seed", *METRICS):
-        assert word in said
-    assert "Petsiuk" in said  # the paper of deletion
+        assert word in section
+    assert "Petsiuk" in section  # the paper of deletion
 
 
 def test_the_environment_is_the_stores(page: Reader) -> None:
     from clairvit import __version__
 
-    said = page.section("Environment")
-    assert f"ClairViT {__version__}" in said
-    assert f"torch {torch.__version__.split('+')[0]}" in said
-    assert "No unit failed" in said
+    section = page.section("Environment")
+    assert f"ClairViT {__version__}" in section
+    assert f"torch {torch.__version__.split('+')[0]}" in section
+    assert "No unit failed" in section
 
 
 def test_examples_have_the_photo_and_a_map_for_each_method(page: Reader) -> None:
@@ -212,8 +212,8 @@ def test_examples_are_those_that_the_scores_say(store: Store) -> None:
     assert f"worst deletion of {results.methods[0]}" in chosen[worst]
     values = torch.stack([results.scores[method, "deletion"].values for method in results.methods])
     most = values.std(0, correction=0).topk(2).indices.tolist()
-    said = {image for image, reasons in chosen.items() if "methods disagree most by deletion" in reasons}
-    assert said == {score.names[place] for place in most}
+    disagreed = {image for image, reasons in chosen.items() if "methods disagree most by deletion" in reasons}
+    assert disagreed == {score.names[place] for place in most}
     wrong = [one for one in results.scores.seen if one.label != one.predicted]
     surest = max(wrong, key=lambda one: one.probability)
     assert "surest wrong prediction" in chosen[surest.image]

@@ -48,14 +48,17 @@ class Cell:
 
     @property
     def wide(self) -> float:
+        """Return the width in inches."""
         return self.tiles * (self.tile + SEAM) - SEAM
 
     @property
     def label(self) -> float:
+        """Return the height of the class names over the tiles."""
         return LABEL if self.tiles > 1 else 0.0
 
     @property
     def high(self) -> float:
+        """Return the height in inches."""
         return self.band + HEADING + self.label + self.tall
 
     def corner(self, row: int, column: int) -> tuple[float, float]:
@@ -63,6 +66,7 @@ class Cell:
         return MARGIN + column * (self.wide + GAP), MARGIN + row * (self.high + GAP) + self.band
 
     def canvas(self, rows: int, columns: int, foot: float) -> Canvas:
+        """Return a canvas for so many cells and `foot` inches below them."""
         width = 2 * MARGIN + columns * (self.wide + GAP) - GAP
         return Canvas(width, 2 * MARGIN + rows * (self.high + GAP) - GAP + foot)
 

@@ -15,7 +15,7 @@ from clairvit.errors import BadInput
 from clairvit.metrics.score import Score
 from clairvit.plotting.canvas import INK, LINE, PALE, SMALL, TITLE, Canvas, fit, text_width
 from clairvit.plotting.labels import ARROWS
-from clairvit.plotting.series import BASELINE, RANDOM, LineStyle, line_styles, round_ticks
+from clairvit.plotting.series import BASELINE, RANDOM, LineStyle, line_styles, set_round_ticks
 
 Array = NDArray[np.float64]
 LEFT, TOP, WIDTH, HEIGHT, BELOW = 0.57, 0.48, 2.85, 2.1, 0.45  # inches: the axes and what is around them
@@ -51,8 +51,8 @@ def draw_curves(axes: Any, scores: Sequence[Score], styles: Mapping[str, LineSty
     axes.set_xlabel(curve.across, fontsize=SMALL + 0.5, color=INK, parse_math=False)
     meaning = {"prob": "probability"}.get(curve.meaning, curve.meaning)
     axes.set_ylabel(meaning, fontsize=SMALL + 0.5, color=INK, parse_math=False)
-    axes.xaxis.set_major_locator(round_ticks(5))
-    axes.yaxis.set_major_locator(round_ticks(5))
+    set_round_ticks(axes.xaxis)
+    set_round_ticks(axes.yaxis)
     axes.grid(axis="y", color=LINE, linewidth=0.4)
     axes.set_axisbelow(True)
     axes.tick_params(labelsize=SMALL, labelcolor=PALE, length=0)

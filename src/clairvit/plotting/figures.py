@@ -46,6 +46,7 @@ class TileGrid:
         return MARGIN + column * (self.tile + self.side), MARGIN + row * (self.tall + HEADING + GAP)
 
     def canvas(self, foot: float = FOOT) -> Canvas:
+        """Return a canvas for all tiles and `foot` inches below them."""
         width = 2 * MARGIN + self.columns * (self.tile + self.side) - (GAP if self.side == GAP else 0)
         return Canvas(width, 2 * MARGIN + self.rows * (self.tall + HEADING + GAP) - GAP + foot)
 

@@ -39,18 +39,22 @@ class Grid:
 
     @property
     def fused_left(self) -> float:
+        """Return the left edge of the fused maps."""
         return MARGIN + NAMES + self.heads * (self.tile + SEAM) - SEAM + GUTTER
 
     @property
     def wide(self) -> float:
+        """Return the width of the figure in inches."""
         return self.fused_left + len(FUSIONS) * (self.tile + SEAM) - SEAM + MARGIN
 
     @property
     def rows_high(self) -> float:
+        """Return the height of the rows of layers."""
         return self.layers * (self.tall + SEAM) - SEAM
 
     @property
     def high(self) -> float:
+        """Return the height of one block."""
         return TITLED + self.rows_high + (GUTTER + self.tall if self.whole else 0.0)
 
 
@@ -85,6 +89,7 @@ def heads_figure(explanation: Explanation, style: PlotStyle | None = None) -> Fi
 
 
 def arrange_grid(heads: Heads, aspect: float) -> Grid:
+    """Return the grid of the largest tiles that fit into WIDE × HIGH inches."""
     layers, count = heads.maps.shape[:2]
     tile = min(LARGE, WIDE / (count + len(FUSIONS)) - SEAM, (HIGH / (layers + 1) - SEAM) / aspect)
     tile = max(SMALLEST, tile)

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from clairvit.metrics.score import Score
 from clairvit.plotting.canvas import INK, LINE, PALE, SMALL, Canvas, fit, text_width
-from clairvit.plotting.series import BASELINE, RANDOM, LineStyle, round_ticks
+from clairvit.plotting.series import BASELINE, RANDOM, LineStyle, set_round_ticks
 
 WIDTH, PITCH, TOP, BELOW = 3.4, 0.16, 0.06, 0.2  # inches: the figure, a row, what is above and below the rows
 WIDEST_NAME = 1.6
@@ -47,7 +47,7 @@ def draw_intervals(axes: Any, scores: Mapping[str, Score], styles: Mapping[str, 
         axes.axvline(scores[RANDOM].mean, color=PALE, linestyle=BASELINE.dash, linewidth=0.8, zorder=2)
     axes.set_ylim(len(methods) - 0.5, -0.5)
     axes.set_yticks(range(len(methods)))
-    axes.xaxis.set_major_locator(round_ticks(5))
+    set_round_ticks(axes.xaxis)
     axes.grid(axis="x", color=LINE, linewidth=0.4)
     axes.set_axisbelow(True)
     axes.tick_params(labelsize=SMALL, labelcolor=PALE, length=0)

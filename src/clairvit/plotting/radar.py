@@ -12,7 +12,12 @@ from clairvit.errors import BadInput
 from clairvit.plotting.canvas import INK, LINE, PALE, SMALL, TITLE, Canvas, fit
 from clairvit.plotting.series import LineStyle, line_styles
 
-SIDE, AROUND, TOP, KEY = 2.3, 0.95, 0.85, 0.15  # inches: the circle, what is beside and above it, a line of the legend
+SIDE, AROUND, TOP, KEY = (
+    2.3,
+    0.95,
+    0.85,
+    0.15,
+)  # inches: the circle, its margins left, right and above, a line of the legend
 Polygons = Mapping[str, Sequence[float]]  # method -> its place on each axis, 0 … 1
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import MaxNLocator, ScalarFormatter
 
 from clairvit.plotting.canvas import PALE
 
@@ -49,6 +49,9 @@ def highlighted_styles(methods: Sequence[str]) -> dict[str, LineStyle]:
     return {method: styles.get(method, OTHER) for method in methods}
 
 
-def round_ticks(count: int) -> MaxNLocator:
-    """Return a locator of about `count` ticks at round numbers."""
-    return MaxNLocator(count, steps=[1, 2, 2.5, 5, 10])
+def set_round_ticks(axis: Any, count: int = 6) -> None:
+    """Put at most `count` + 1 ticks at round numbers, each written in full, without a common factor or offset."""
+    axis.set_major_locator(MaxNLocator(count, steps=[1, 2, 2.5, 5, 10]))
+    formatter = ScalarFormatter(useOffset=False)
+    formatter.set_scientific(False)
+    axis.set_major_formatter(formatter)

@@ -54,7 +54,7 @@ def inline_svg(figure: Figure, title: str, description: str = "") -> str:
 def stroke_style(style: LineStyle) -> str:
     """Return the CSS of a line in a legend."""
     dash = style.dash[1] if isinstance(style.dash, tuple) else (4, 2) if style.dash == "--" else ()
-    dashes = f"; stroke-dasharray: {' '.join(f'{1.5 * part:g}' for part in dash)}" if dash else ""
+    dashes = f"; stroke-dasharray: {' '.join(f'{2 * part:g}' for part in dash)}" if dash else ""
     return f"stroke: {CSS_COLOURS[style.colour]}; stroke-width: {1.5 * style.width:g}{dashes}"
 
 
