@@ -13,9 +13,9 @@ from starlette.websockets import WebSocketDisconnect
 
 from clairvit.cli.serve import access_rules, is_loopback
 from clairvit.errors import BadInput
-from clairvit.web import middleware as security
+from clairvit.web import middleware
 from clairvit.web.app import STATIC, create_app
-from clairvit.web.middleware import RequestLimits, Rules
+from clairvit.web.middleware import AccessRules, RequestLimits
 from clairvit.web.state import AppState
 from unclosed import unclosed
 
@@ -24,7 +24,7 @@ SECRET = "correct-horse-battery"
 
 @pytest.fixture
 def guarded(state: AppState) -> Iterator[TestClient]:
-    rules = Rules(SECRET, frozenset({"127.0.0.1"}))
+    rules = AccessRules(SECRET, frozenset({"127.0.0.1"}))
     with TestClient(create_app(unclosed(state), rules), base_url="http://127.0.0.1", follow_redirects=False) as made:
         yield made
 
@@ -95,7 +95,7 @@ def test_only_its_own_name_and_no_other_site(guarded: TestClient) -> None:
 
 
 def test_a_browser_that_sends_only_its_origin(client: TestClient) -> None:
-    """A form on another page could otherwise make this machine work."""
+    """A form on another page could otherwise make this machine handlers."""
     for origin in ("http://evil.example", "null", "http://127.0.0.1:9999", "http://127.0.0.1.evil.example"):
         assert client.post("/api/explain", headers={"Origin": origin}).status_code == 403, origin
     assert client.post("/api/explain", headers={"Origin": "http://127.0.0.1"}).status_code == 200
@@ -115,7 +115,7 @@ class Talk:
     """A guard around an app that reads everything, and clients that speak to it as slowly as they like."""
 
     def __init__(self) -> None:
-        self.guard = RequestLimits(self.app, Rules())
+        self.guard = RequestLimits(self.app, AccessRules())
         self.heard = 0
 
     async def app(self, scope: Any, receive: Any, send: Any) -> None:
@@ -152,15 +152,15 @@ def test_bodies_are_bounded_whether_they_say_their_size_or_not() -> None:
     assert talk([b"x"], [FORM]) == 200
     assert talk([b"x"], [FORM, (b"content-length", b"999999999")]) == 413
     assert talk([b"x"], [FORM, (b"content-length", b"-5")]) == 413
-    many = [bytes(2**20)] * (security.MOST_BODY // 2**20)
+    many = [bytes(2**20)] * (middleware.MAX_UPLOAD_BODY // 2**20)
     assert talk(many, [FORM]) == 200
     assert talk([*many, bytes(2**20)], [FORM]) == 413
 
 
 def test_only_photos_may_be_large(client: TestClient) -> None:
     """Twenty megabytes of brackets would become gigabytes of lists."""
-    assert talk([bytes(security.SMALL_BODY)], []) == 200
-    assert talk([bytes(security.SMALL_BODY), b"x"], []) == 413
+    assert talk([bytes(middleware.MAX_BODY)], []) == 200
+    assert talk([bytes(middleware.MAX_BODY), b"x"], []) == 413
     told = client.post(
         "/api/curve", content=b"[" + b"[]," * 10**6 + b"0]", headers={"content-type": "application/json"}
     )
@@ -171,19 +171,19 @@ def test_only_photos_may_be_large(client: TestClient) -> None:
 
 
 def test_a_body_that_never_ends_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(security, "SILENCE", 0.05)
+    monkeypatch.setattr(middleware, "IDLE_TIMEOUT", 0.05)
     assert talk([b"x", b"more"], []) == 408
 
 
 def test_nor_is_one_that_trickles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(security, "LONGEST_BODY", 0.2)
+    monkeypatch.setattr(middleware, "BODY_TIMEOUT", 0.2)
     assert talk([b"x"] * 100, [], pause=0.02) == 408
     assert talk([b"x"] * 3, [], pause=0.02) == 200
 
 
 def test_a_client_that_does_not_read_its_answer_keeps_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(security, "SILENCE", 0.05)
-    monkeypatch.setattr(security, "AT_ONCE", 1)
+    monkeypatch.setattr(middleware, "IDLE_TIMEOUT", 0.05)
+    monkeypatch.setattr(middleware, "MAX_REQUESTS", 1)
 
     async def scene() -> None:
         room = Talk()
@@ -197,7 +197,7 @@ def test_a_client_that_does_not_read_its_answer_keeps_no_place(monkeypatch: pyte
 
 
 def test_what_all_clients_send_together_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(security, "MOST_TOGETHER", 2500)
+    monkeypatch.setattr(middleware, "MAX_TOTAL_BODY", 2500)
 
     async def scene() -> None:
         room = Talk()
@@ -207,7 +207,7 @@ def test_what_all_clients_send_together_is_bounded(monkeypatch: pytest.MonkeyPat
         assert await room.client([bytes(1000)], [FORM]) == 429
         assert await asyncio.gather(*slow) == [200, 200]
         assert await room.client([bytes(1000)], [FORM]) == 200
-        assert room.guard.carried == 0
+        assert room.guard.body_bytes == 0
 
     asyncio.run(scene())
 
@@ -221,9 +221,9 @@ def test_there_are_no_web_sockets(client: TestClient) -> None:
 def test_a_bug_of_ours_is_told_without_details_and_with_the_headers(
     client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("clairvit.web.app.methods_reply", lambda: 1 / 0)
+    monkeypatch.setattr("clairvit.web.app.methods_response", lambda: 1 / 0)
     told = client.get("/api/methods")
-    assert (told.status_code, told.json()["kind"]) == (500, "broken")
+    assert (told.status_code, told.json()["kind"]) == (500, "internal-error")
     assert "zero" not in told.text
     assert told.headers["x-content-type-options"] == "nosniff"
 
