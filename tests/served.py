@@ -10,14 +10,14 @@ from contextlib import contextmanager
 import uvicorn
 
 from clairvit.web.app import create_app
-from clairvit.web.middleware import Rules
+from clairvit.web.middleware import AccessRules
 from clairvit.web.state import AppState
 from unclosed import unclosed
 
 
 @contextmanager
 def serving(state: AppState, token: str | None = None) -> Iterator[str]:
-    app = create_app(unclosed(state), Rules(token))
+    app = create_app(unclosed(state), AccessRules(token))
     config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error")
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, daemon=True)

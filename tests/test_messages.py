@@ -20,8 +20,8 @@ import typer
 from PIL import Image
 
 from clairvit.cli import main
-from clairvit.cli.app import app
-from clairvit.cli.hints import COMMANDS, option_of, with_options
+from clairvit.cli.app import HIDDEN_ALIASES, app
+from clairvit.cli.hints import COMMANDS, option_of, parameters_as_options, with_options
 from clairvit.errors import BadInput, ModelUnavailable
 from clairvit.models.images import read_image
 
@@ -44,12 +44,25 @@ def tree_of(path: Path) -> ast.Module:
 # Flags
 
 
-def raised_strings(tree: ast.AST) -> Iterator[str]:
-    """Yield the strings inside raise statements, and those of functions whose result is raised or part of a message.
+def is_warning(node: ast.AST) -> bool:
+    """Return whether a node is a call of warnings.warn or warn."""
+    return isinstance(node, ast.Call) and ast.unparse(node.func) in ("warn", "warnings.warn")
 
-    A string that is no docstring and lies in a function whose name is called inside a raise statement counts.
+
+def raised_strings(tree: ast.AST) -> Iterator[str]:
+    """Yield the strings of error and warning messages.
+
+    They are the strings inside raise statements and calls of warn, those of functions that are called there or that
+    build errors (docstrings excepted), and those of module constants that are named there.
     """
-    raises = [node for node in ast.walk(tree) if isinstance(node, ast.Raise)]
+    raises = [node for node in ast.walk(tree) if isinstance(node, ast.Raise) or is_warning(node)]
+    constants = {
+        target.id: node.value
+        for node in ast.iter_child_nodes(tree)
+        if isinstance(node, ast.Assign)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
     called = {
         inner.func.id
         for node in raises
@@ -61,7 +74,8 @@ def raised_strings(tree: ast.AST) -> Iterator[str]:
         for node in ast.walk(tree)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id.endswith(("Error", "Input"))
     }
-    places: list[ast.AST] = list(raises)
+    named = {inner.id for node in raises for inner in ast.walk(node) if isinstance(inner, ast.Name)}
+    places: list[ast.AST] = [*raises, *(value for name, value in constants.items() if name in named)]
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef):
             builds = any(
@@ -80,6 +94,8 @@ def test_the_sweep_sees_flags() -> None:
     code = "def hint():\n    return 'type --fresh'\ndef f(x):\n    'doc --x'\n    raise E(f'{x} with --out {hint()}')"
     assert [text for text in raised_strings(ast.parse(code)) if FLAG.search(text)] == [" with --out ", "type --fresh"]
     assert not any(FLAG.search(text) for text in raised_strings(ast.parse("raise E('`ray start --head`')")))
+    for code in ("import warnings\nwarnings.warn('use --fresh')", "HINT = 'use --fresh'\nraise E(HINT)"):
+        assert any(FLAG.search(text) for text in raised_strings(ast.parse(code))), code
 
 
 @pytest.mark.parametrize("path", LIBRARY, ids=name_of)
@@ -113,6 +129,19 @@ def test_every_advised_parameter_is_an_option_of_some_command() -> None:
         command = GROUP.commands[words[1]]
         known = {option for given in command.params for option in given.opts}
         assert {word for word in words if word.startswith("--")} <= known
+
+
+def test_hints_are_options_as_the_help_shows_them() -> None:
+    """Hidden aliases work, and are not advised."""
+    shown = {option for command in GROUP.commands.values() for given in command.params for option in given.opts}
+    assert not shown & {f"--{alias}" for alias in HIDDEN_ALIASES}
+    assert {f"--{name}" for name in HIDDEN_ALIASES.values()} <= shown
+    assert not {option_of(name) for name in advised()} & {f"--{alias}" for alias in HIDDEN_ALIASES}
+
+
+def test_parameters_in_notes_are_written_as_options() -> None:
+    note = "Masks have three values; mask_kind='trimap' reads them."
+    assert parameters_as_options(note) == "Masks have three values; --mask-kind trimap reads them."
 
 
 def test_hints_are_options_of_the_command_that_was_typed() -> None:

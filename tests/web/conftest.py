@@ -16,7 +16,7 @@ from unclosed import unclosed
 
 @pytest.fixture(scope="session")
 def state() -> Iterator[AppState]:
-    made = create_state([cv.load("pets")], seconds=300)
+    made = create_state([cv.load("pets")], time_limit=300)
     yield made
     made.close()
 

@@ -35,7 +35,7 @@ class Age(nn.Module):
 
 @pytest.fixture(scope="module")
 def age_desk() -> Iterator[AppState]:
-    made = create_state([cv.wrap(Age(), name="age", size=224, labels=["age"])], seconds=300)
+    made = create_state([cv.wrap(Age(), name="age", size=224, labels=["age"])], time_limit=300)
     yield made
     made.close()
 

@@ -18,11 +18,11 @@ import clairvit as cv
 from clairvit.errors import BadInput
 from clairvit.methods.registry import list_methods
 from clairvit.methods.spec import resolve_method
-from clairvit.web import handlers as work
+from clairvit.web import handlers
 from clairvit.web.app import create_app
 from clairvit.web.job_queue import JobQueue
-from clairvit.web.schemas import CurveAsked, ExplainAsked
-from clairvit.web.state import AppState, create_state, settle
+from clairvit.web.schemas import CurveRequest, ExplainRequest
+from clairvit.web.state import AppState, create_state, resolve_request
 from fingerprint import fingerprint
 from helpers.rounding import assert_same, growth
 from unclosed import unclosed
@@ -39,7 +39,7 @@ def wide() -> cv.Model:
 
 @pytest.fixture(scope="module")
 def wide_client(wide: cv.Model) -> Iterator[TestClient]:
-    state = create_state([wide], seconds=300)
+    state = create_state([wide], time_limit=300)
     with TestClient(create_app(unclosed(state)), base_url="http://127.0.0.1", raise_server_exceptions=False) as made:
         yield made
     state.close()
@@ -106,7 +106,7 @@ def test_all_one_trace_methods_at_once(client: TestClient) -> None:
         assert one["signed"] == cards[one["method"]]["signed"], one["method"]
 
 
-def test_an_upload_is_remembered_by_a_mark(wide_client: TestClient, wide: cv.Model) -> None:
+def test_an_upload_is_found_by_its_id(wide_client: TestClient, wide: cv.Model) -> None:
     data = jpeg()
     first = wide_client.post("/api/explain", files={"image": ("a/../../x.jpg", data, "image/jpeg")}).json()
     again = wide_client.post("/api/explain", data={"photo": first["photo"]}).json()
@@ -169,7 +169,7 @@ def test_a_bug_in_a_stream_is_told_without_details(client: TestClient, monkeypat
     monkeypatch.setattr("clairvit.web.handlers.explain_photo", lambda *_: 1 / 0)
     text = client.post("/api/explain", data={"stream": "true"}).text
     told = json.loads(text.splitlines()[-1])["problem"]
-    assert told["kind"] == "broken"
+    assert told["kind"] == "internal-error"
     assert "zero" not in text
 
 
@@ -202,30 +202,30 @@ def test_mistakes_are_told(client: TestClient, asked: dict[str, Any], status: in
 
 
 def test_work_without_end_is_refused_before_it_begins() -> None:
-    assert settle(["rise(samples=9999)"], 196)[1] == "slow"
+    assert resolve_request(["rise(samples=9999)"], 196)[1] == "slow"
     with pytest.raises(BadInput, match="passes of the model"):
-        settle(["rise(samples=9999)"], 196, targets=3)
+        resolve_request(["rise(samples=9999)"], 196, targets=3)
 
 
-def test_curves_and_many_methods_do_not_stand_before_quick_maps(
+def test_curves_and_many_methods_do_not_delay_quick_maps(
     state: AppState, client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     used: list[str] = []
     submit = JobQueue.submit
-    monkeypatch.setattr(JobQueue, "submit", lambda lane, do: (used.append(lane.name), submit(lane, do))[1])
+    monkeypatch.setattr(JobQueue, "submit", lambda queue, work: (used.append(queue.name), submit(queue, work))[1])
     client.post("/api/curve", json={"steps": 1})
     client.post("/api/curve", json={"steps": 1, "method": "occlusion(window=7,stride=7)"})
     client.post("/api/explain", data={"method": ["legrad", "rollout"]})
     client.get("/api/trace/0")
-    assert used == ["longer", "slow", "quick", "quick"]
+    assert used == ["long", "slow", "quick", "quick"]
 
 
-def test_what_takes_too_long_is_told_and_leaves_the_model_as_it_was(
+def test_the_time_limit_is_reported_and_leaves_the_model_as_it_was(
     state: AppState, client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = state.models["slow"]["pets"].module
     before = fingerprint(module)
-    monkeypatch.setattr(state.lanes["slow"], "seconds", 0.5)
+    monkeypatch.setattr(state.queues["slow"], "time_limit", 0.5)
     told = client.post("/api/explain", data={"method": "rise"})
     assert (told.status_code, told.json()["kind"]) == (422, "too-slow")
     assert "--time-limit" in told.json()["message"]
@@ -236,13 +236,13 @@ def test_what_takes_too_long_is_told_and_leaves_the_model_as_it_was(
 
 def test_few_perturbed_images_are_in_memory_at_once(state: AppState, monkeypatch: pytest.MonkeyPatch) -> None:
     """A pass forwards and backwards over fifty of them held 1.4 GB."""
-    model, photo = state.models["quick"]["pets"], state.photos.find("demo")
+    model, photo = state.models["quick"]["pets"], state.uploads.find("demo")
     seen: list[int] = []
     handle = model.module.register_forward_pre_hook(lambda _, given: seen.append(len(given[0])))
     try:
         for text in ("smoothgrad(n=20)", "integrated-gradients(steps=20)", "rise(samples=20,removal=mean)"):
-            work.explain_photo(model, photo, [resolve_method(text)], ExplainAsked())
-        work.curve_of(model, photo, resolve_method("rollout"), CurveAsked(steps=3, removal="mean"))
+            handlers.explain_photo(model, photo, [resolve_method(text)], ExplainRequest())
+        handlers.curve_response(model, photo, resolve_method("rollout"), CurveRequest(steps=3, removal="mean"))
     finally:
         handle.remove()
     assert max(seen) == 8
@@ -257,11 +257,11 @@ def test_layers_heads_and_patches_that_are_not_there(client: TestClient) -> None
 
 
 def test_quick_and_slow_go_their_own_ways(state: AppState) -> None:
-    assert settle(["legrad", "rollout"], 196)[1] == "quick"
-    assert settle(["all"], 196)[1] == "longer"
-    assert len(settle(["all"] * 64, 196)[0]) == len(settle(["all"], 196)[0])
+    assert resolve_request(["legrad", "rollout"], 196)[1] == "quick"
+    assert resolve_request(["all"], 196)[1] == "long"
+    assert len(resolve_request(["all"] * 64, 196)[0]) == len(resolve_request(["all"], 196)[0])
     for slow in ("lime", "attention-flow", "raw-attention+flow", "smoothgrad", "ensemble(legrad,raw-attention+flow)"):
-        assert settle([slow], 196)[1] == "slow"
+        assert resolve_request([slow], 196)[1] == "slow"
     quick, slow_model = state.models["quick"]["pets"].module, state.models["slow"]["pets"].module
     assert quick is not slow_model
     assert all(a is b for a, b in zip(quick.parameters(), slow_model.parameters(), strict=True))

@@ -1,4 +1,4 @@
-"""Queues are short, slow work is in nobody's way, what is cancelled or overdue stops, and the model is untouched."""
+"""Queues are short, slow work blocks no quick work, cancelled and overdue jobs end, and the model is unchanged."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ import httpx
 import pytest
 
 from clairvit.perturbation.progress import track
-from clairvit.web.job_queue import Busy, JobQueue, Stopped, TooSlow
+from clairvit.web.job_queue import JobCancelled, JobQueue, QueueFull, TimeLimitExceeded
 from clairvit.web.state import AppState
 from fingerprint import fingerprint
 
 
-async def never_gone() -> bool:
+async def never_disconnected() -> bool:
     return False
 
 
-def test_a_full_lane_says_when_to_come_again() -> None:
-    async def scene() -> None:
-        lane, gate = JobQueue("test", places=2, seconds=60), threading.Event()
-        first, second = lane.submit(gate.wait), lane.submit(gate.wait)
+def test_a_full_queue_says_when_to_retry() -> None:
+    async def run() -> None:
+        queue, gate = JobQueue("test", capacity=2, time_limit=60), threading.Event()
+        first, second = queue.submit(gate.wait), queue.submit(gate.wait)
         try:
-            with pytest.raises(Busy) as refused:
-                lane.submit(gate.wait)
+            with pytest.raises(QueueFull) as refused:
+                queue.submit(gate.wait)
         finally:
             gate.set()
         assert refused.value.retry_after >= 1
-        assert await first.wait(never_gone)
-        assert await second.wait(never_gone)
-        assert await lane.submit(lambda: 3).wait(never_gone) == 3
-        assert lane.inside == 0
+        assert await first.wait(never_disconnected)
+        assert await second.wait(never_disconnected)
+        assert await queue.submit(lambda: 3).wait(never_disconnected) == 3
+        assert queue.pending == 0
 
-    asyncio.run(scene())
+    asyncio.run(run())
 
 
 def steps(count: int = 1000) -> int:
@@ -46,78 +46,80 @@ def steps(count: int = 1000) -> int:
 
 
 def test_work_stops_when_its_time_is_over() -> None:
-    async def scene() -> None:
-        lane = JobQueue("test", places=2, seconds=0.2)
-        with pytest.raises(TooSlow):
-            await lane.submit(steps).wait(never_gone)
-        assert await lane.submit(lambda: steps(3)).wait(never_gone) == 3
+    async def run() -> None:
+        queue = JobQueue("test", capacity=2, time_limit=0.2)
+        with pytest.raises(TimeLimitExceeded):
+            await queue.submit(steps).wait(never_disconnected)
+        assert await queue.submit(lambda: steps(3)).wait(never_disconnected) == 3
 
-    asyncio.run(scene())
+    asyncio.run(run())
 
 
-def test_work_that_does_not_look_up_is_given_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("clairvit.web.job_queue.GRACE", 0.1)
+def test_work_that_reports_no_progress_is_abandoned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("clairvit.web.job_queue.UNRESPONSIVE_AFTER", 0.1)
 
-    async def scene() -> None:
-        lane, gate = JobQueue("test", places=1, seconds=0.1), threading.Event()
-        with pytest.raises(TooSlow):
-            await lane.submit(lambda: gate.wait(20)).wait(never_gone)
-        with pytest.raises(Busy):
-            lane.submit(steps)  # its place is taken until it is really over
+    async def run() -> None:
+        queue, gate = JobQueue("test", capacity=1, time_limit=0.1), threading.Event()
+        with pytest.raises(TimeLimitExceeded):
+            await queue.submit(lambda: gate.wait(20)).wait(never_disconnected)
+        with pytest.raises(QueueFull):
+            queue.submit(steps)  # its place is taken until it is really over
         gate.set()
 
-    asyncio.run(scene())
+    asyncio.run(run())
 
 
-async def gone() -> bool:
+async def disconnected() -> bool:
     return True
 
 
-def test_work_stops_when_the_client_goes() -> None:
-    async def scene() -> None:
-        lane = JobQueue("test", places=1, seconds=60)
-        job = lane.submit(steps)
-        with pytest.raises(Stopped):
-            await job.wait(gone)
-        assert job.answer is not None
-        with pytest.raises(Stopped):
-            await job.answer  # the work itself
+def test_work_stops_when_the_client_disconnects() -> None:
+    async def run() -> None:
+        queue = JobQueue("test", capacity=1, time_limit=60)
+        job = queue.submit(steps)
+        with pytest.raises(JobCancelled):
+            await job.wait(disconnected)
+        assert job.async_future is not None
+        with pytest.raises(JobCancelled):
+            await job.async_future  # the work itself
 
-    asyncio.run(scene())
+    asyncio.run(run())
 
 
-def test_waiting_work_that_nobody_wants_frees_its_place_at_once_and_never_begins() -> None:
+def test_cancelled_work_leaves_the_queue_at_once_and_never_starts() -> None:
     """Somebody else's slow job is at work, and stays so."""
 
-    async def scene() -> None:
-        lane, gate, begun = JobQueue("test", places=2, seconds=60), threading.Event(), []
-        other = lane.submit(gate.wait)
+    async def run() -> None:
+        queue, gate, begun = JobQueue("test", capacity=2, time_limit=60), threading.Event(), []
+        other = queue.submit(gate.wait)
         try:
             for _ in range(5):
-                with pytest.raises(Stopped):
-                    await lane.submit(lambda: begun.append(1)).wait(gone)
-                assert lane.inside == 1
+                with pytest.raises(JobCancelled):
+                    await queue.submit(lambda: begun.append(1)).wait(disconnected)
+                assert queue.pending == 1
         finally:
             gate.set()
-        assert await other.wait(never_gone)
-        assert await lane.submit(lambda: 3).wait(never_gone) == 3
+        assert await other.wait(never_disconnected)
+        assert await queue.submit(lambda: 3).wait(never_disconnected) == 3
         assert begun == []
 
-    asyncio.run(scene())
+    asyncio.run(run())
 
 
-def test_a_lane_that_closes_takes_nothing_more_and_leaves_no_thread() -> None:
-    async def scene() -> None:
-        lane = JobQueue("closing", places=3, seconds=60)
-        working, waiting = (asyncio.create_task(lane.submit(steps).wait(never_gone)) for _ in range(2))
+def test_a_closed_queue_accepts_no_jobs_and_leaves_no_thread() -> None:
+    async def run() -> None:
+        queue = JobQueue("closing", capacity=3, time_limit=60)
+        working, waiting = (asyncio.create_task(queue.submit(steps).wait(never_disconnected)) for _ in range(2))
         await asyncio.sleep(0.2)
-        lane.close()
-        with pytest.raises(Busy):
-            lane.submit(steps)
-        assert [type(one) for one in await asyncio.gather(working, waiting, return_exceptions=True)] == [Stopped] * 2
-        assert await asyncio.to_thread(until, lambda: lane.inside == 0)
+        queue.close()
+        with pytest.raises(QueueFull):
+            queue.submit(steps)
+        assert [type(one) for one in await asyncio.gather(working, waiting, return_exceptions=True)] == [
+            JobCancelled
+        ] * 2
+        assert await asyncio.to_thread(until, lambda: queue.pending == 0)
 
-    asyncio.run(scene())
+    asyncio.run(run())
     assert until(lambda: not any(one.name.startswith("clairvit-closing") for one in threading.enumerate()))
 
 
@@ -144,8 +146,8 @@ def test_a_slow_method_does_not_block_quick_ones_and_cancelling_leaves_the_model
             assert quick.post("/api/explain", data={"method": "rollout"}).status_code == 200
             assert quick.post("/api/curve", json={"steps": 1}).status_code == 200
             assert quick.get("/api/trace/3").status_code == 200
-            assert state.lanes["slow"].inside == 1
-        assert until(lambda: state.lanes["slow"].inside == 0), "the work went on after the client had gone"
+            assert state.queues["slow"].pending == 1
+        assert until(lambda: state.queues["slow"].pending == 0), "the work went on after the client had gone"
         assert fingerprint(module) == before
         again = quick.post("/api/explain", data={"method": "lime(samples=16)"})
         assert again.status_code == 200
@@ -155,7 +157,7 @@ def test_a_slow_method_does_not_block_quick_ones_and_cancelling_leaves_the_model
 def test_a_client_without_a_stream_cancels_by_hanging_up_too(address: str, state: AppState) -> None:
     with httpx.Client(base_url=address, timeout=1.0) as client, pytest.raises(httpx.ReadTimeout):
         client.post("/api/explain", data={"method": "rise"})
-    assert until(lambda: state.lanes["slow"].inside == 0)
+    assert until(lambda: state.queues["slow"].pending == 0)
 
 
 def test_a_full_server_answers_429_and_recovers(address: str, state: AppState) -> None:
@@ -172,4 +174,4 @@ def test_a_full_server_answers_429_and_recovers(address: str, state: AppState) -
     assert {status for status, _ in statuses} == {200, 429}
     assert all(wait is not None and int(wait) >= 1 for status, wait in statuses if status == 429)
     assert httpx.post(f"{address}/api/explain", timeout=60).status_code == 200
-    assert state.lanes["quick"].inside == 0
+    assert state.queues["quick"].pending == 0

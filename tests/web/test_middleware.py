@@ -1,4 +1,4 @@
-"""Who may come in: the token, the name, other sites, sizes; and what browsers are told in every answer."""
+"""Access by token, host name and origin; limits of size and time; security headers of every response."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from starlette.websockets import WebSocketDisconnect
 
 from clairvit.cli.serve import access_rules, is_loopback
 from clairvit.errors import BadInput
-from clairvit.web import middleware as security
+from clairvit.web import middleware
 from clairvit.web.app import STATIC, create_app
-from clairvit.web.middleware import RequestLimits, Rules
+from clairvit.web.middleware import AccessRules, RequestLimits
 from clairvit.web.state import AppState
 from unclosed import unclosed
 
@@ -24,13 +24,13 @@ SECRET = "correct-horse-battery"
 
 @pytest.fixture
 def guarded(state: AppState) -> Iterator[TestClient]:
-    rules = Rules(SECRET, frozenset({"127.0.0.1"}))
+    rules = AccessRules(SECRET, frozenset({"127.0.0.1"}))
     with TestClient(create_app(unclosed(state), rules), base_url="http://127.0.0.1", follow_redirects=False) as made:
         yield made
 
 
 @pytest.mark.parametrize("path", ["/", "/api/models", "/api/openapi.json", "/page.js", "/api/nothing"])
-def test_every_answer_has_the_headers(client: TestClient, path: str) -> None:
+def test_every_response_has_the_security_headers(client: TestClient, path: str) -> None:
     headers = client.get(path).headers
     policy = headers["content-security-policy"]
     assert "default-src 'none'" in policy
@@ -55,7 +55,7 @@ def test_the_page_has_no_inline_script_or_style_and_nothing_from_elsewhere() -> 
             assert "https://" not in text
 
 
-def test_without_the_token_nobody_learns_anything(guarded: TestClient) -> None:
+def test_the_api_needs_the_token(guarded: TestClient) -> None:
     addresses = [
         "/api/models",
         "/api/methods",
@@ -67,20 +67,20 @@ def test_without_the_token_nobody_learns_anything(guarded: TestClient) -> None:
     ]
     for path in (*addresses, "/api%2fmodels", "/api/models/", f"/api/models?token={SECRET}"):
         for verb in ("GET", "POST"):
-            told = guarded.request(verb, path)
-            assert (told.status_code, told.headers["www-authenticate"]) == (401, "Bearer"), path
-            assert told.headers["x-content-type-options"] == "nosniff"
+            response = guarded.request(verb, path)
+            assert (response.status_code, response.headers["www-authenticate"]) == (401, "Bearer"), path
+            assert response.headers["x-content-type-options"] == "nosniff"
     for given in (f"Bearer {SECRET}x", f"Bearer {SECRET[:-1]}", "Bearer ", f"Basic {SECRET}", SECRET, "Bearer \u00e9"):
         answer = guarded.get("/api/models", headers={"Authorization": given.encode("latin-1")})
         assert answer.status_code == 401, given
     assert guarded.get("/api/models", headers={"Authorization": f"Bearer {SECRET}"}).status_code == 200
 
 
-def test_the_page_is_no_secret_and_there_is_no_cookie(guarded: TestClient) -> None:
+def test_the_page_is_public_and_sets_no_cookie(guarded: TestClient) -> None:
     """Cookies go to every port of a machine, so to the server of whoever else is on it."""
-    told = guarded.get("/")
-    assert told.status_code == 200
-    assert "set-cookie" not in told.headers
+    response = guarded.get("/")
+    assert response.status_code == 200
+    assert "set-cookie" not in response.headers
     assert guarded.get("/api/models", headers={"Cookie": f"clairvit-token={SECRET}"}).status_code == 401
 
 
@@ -103,7 +103,7 @@ def test_a_browser_that_sends_only_its_origin(client: TestClient) -> None:
     assert client.post("/api/explain", headers=proxied).status_code == 200
 
 
-def test_no_file_beside_the_page_can_be_had(client: TestClient) -> None:
+def test_no_file_outside_the_static_folder_is_served(client: TestClient) -> None:
     for path in ("/../app.py", "/%2e%2e/app.py", "/..%2fapp.py", "/static/../../app.py", "//etc/passwd"):
         assert client.get(path).status_code in (404, 405), path
 
@@ -111,23 +111,23 @@ def test_no_file_beside_the_page_can_be_had(client: TestClient) -> None:
 FORM = (b"content-type", b"multipart/form-data; boundary=x")
 
 
-class Talk:
-    """A guard around an app that reads everything, and clients that speak to it as slowly as they like."""
+class LimitedApp:
+    """The middleware around an app that reads whole bodies, and clients that send as slowly as they like."""
 
     def __init__(self) -> None:
-        self.guard = RequestLimits(self.app, Rules())
-        self.heard = 0
+        self.limits = RequestLimits(self.app, AccessRules())
+        self.parts = 0
 
     async def app(self, scope: Any, receive: Any, send: Any) -> None:
         while (await receive()).get("more_body"):
-            self.heard += 1
+            self.parts += 1
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b""})
 
     async def client(
         self, body: list[bytes], headers: list[tuple[bytes, bytes]], pause: float = 0.0, reads: bool = True
     ) -> int | None:
-        """The status of the answer; a body that ends with b"more" never does."""
+        """Return the status of the response; a body that ends with b"more" never ends."""
         statuses, left = [], list(body)
 
         async def receive() -> dict[str, Any]:
@@ -140,76 +140,76 @@ class Talk:
                 await asyncio.sleep(60)
 
         scope = {"type": "http", "path": "/api/explain", "headers": headers, "query_string": b""}
-        await self.guard(scope, receive, send)
+        await self.limits(scope, receive, send)
         return statuses[0] if statuses else None
 
 
-def talk(*what: Any, **how: Any) -> int | None:
-    return asyncio.run(Talk().client(*what, **how))
+def status_of(*arguments: Any, **options: Any) -> int | None:
+    return asyncio.run(LimitedApp().client(*arguments, **options))
 
 
-def test_bodies_are_bounded_whether_they_say_their_size_or_not() -> None:
-    assert talk([b"x"], [FORM]) == 200
-    assert talk([b"x"], [FORM, (b"content-length", b"999999999")]) == 413
-    assert talk([b"x"], [FORM, (b"content-length", b"-5")]) == 413
-    many = [bytes(2**20)] * (security.MOST_BODY // 2**20)
-    assert talk(many, [FORM]) == 200
-    assert talk([*many, bytes(2**20)], [FORM]) == 413
+def test_bodies_are_bounded_with_and_without_content_length() -> None:
+    assert status_of([b"x"], [FORM]) == 200
+    assert status_of([b"x"], [FORM, (b"content-length", b"999999999")]) == 413
+    assert status_of([b"x"], [FORM, (b"content-length", b"-5")]) == 413
+    many = [bytes(2**20)] * (middleware.MAX_UPLOAD_BODY // 2**20)
+    assert status_of(many, [FORM]) == 200
+    assert status_of([*many, bytes(2**20)], [FORM]) == 413
 
 
 def test_only_photos_may_be_large(client: TestClient) -> None:
     """Twenty megabytes of brackets would become gigabytes of lists."""
-    assert talk([bytes(security.SMALL_BODY)], []) == 200
-    assert talk([bytes(security.SMALL_BODY), b"x"], []) == 413
-    told = client.post(
+    assert status_of([bytes(middleware.MAX_BODY)], []) == 200
+    assert status_of([bytes(middleware.MAX_BODY), b"x"], []) == 413
+    response = client.post(
         "/api/curve", content=b"[" + b"[]," * 10**6 + b"0]", headers={"content-type": "application/json"}
     )
-    assert told.status_code == 413
-    assert "multipart" in told.json()["message"]
+    assert response.status_code == 413
+    assert "multipart" in response.json()["message"]
     deep = client.post("/api/curve", content=b"[" * 60_000, headers={"content-type": "application/json"})
     assert deep.status_code in (400, 422)
 
 
 def test_a_body_that_never_ends_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(security, "SILENCE", 0.05)
-    assert talk([b"x", b"more"], []) == 408
+    monkeypatch.setattr(middleware, "IDLE_TIMEOUT", 0.05)
+    assert status_of([b"x", b"more"], []) == 408
 
 
-def test_nor_is_one_that_trickles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(security, "LONGEST_BODY", 0.2)
-    assert talk([b"x"] * 100, [], pause=0.02) == 408
-    assert talk([b"x"] * 3, [], pause=0.02) == 200
+def test_a_body_that_arrives_too_slowly_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(middleware, "BODY_TIMEOUT", 0.2)
+    assert status_of([b"x"] * 100, [], pause=0.02) == 408
+    assert status_of([b"x"] * 3, [], pause=0.02) == 200
 
 
-def test_a_client_that_does_not_read_its_answer_keeps_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(security, "SILENCE", 0.05)
-    monkeypatch.setattr(security, "AT_ONCE", 1)
+def test_a_client_that_does_not_read_its_response_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(middleware, "IDLE_TIMEOUT", 0.05)
+    monkeypatch.setattr(middleware, "MAX_REQUESTS", 1)
 
-    async def scene() -> None:
-        room = Talk()
-        deaf = asyncio.create_task(room.client([b"x"], [], reads=False))
+    async def run() -> None:
+        server = LimitedApp()
+        unread = asyncio.create_task(server.client([b"x"], [], reads=False))
         await asyncio.sleep(0.02)
-        assert await room.client([b"x"], []) == 429
-        await deaf
-        assert await room.client([b"x"], []) == 200
+        assert await server.client([b"x"], []) == 429
+        await unread
+        assert await server.client([b"x"], []) == 200
 
-    asyncio.run(scene())
+    asyncio.run(run())
 
 
 def test_what_all_clients_send_together_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(security, "MOST_TOGETHER", 2500)
+    monkeypatch.setattr(middleware, "MAX_TOTAL_BODY", 2500)
 
-    async def scene() -> None:
-        room = Talk()
-        slow = [asyncio.create_task(room.client([bytes(1000), b"x"], [FORM], pause=0.1)) for _ in range(2)]
-        while room.heard < 2:
+    async def run() -> None:
+        server = LimitedApp()
+        slow = [asyncio.create_task(server.client([bytes(1000), b"x"], [FORM], pause=0.1)) for _ in range(2)]
+        while server.parts < 2:
             await asyncio.sleep(0.01)
-        assert await room.client([bytes(1000)], [FORM]) == 429
+        assert await server.client([bytes(1000)], [FORM]) == 429
         assert await asyncio.gather(*slow) == [200, 200]
-        assert await room.client([bytes(1000)], [FORM]) == 200
-        assert room.guard.carried == 0
+        assert await server.client([bytes(1000)], [FORM]) == 200
+        assert server.limits.body_bytes == 0
 
-    asyncio.run(scene())
+    asyncio.run(run())
 
 
 def test_there_are_no_web_sockets(client: TestClient) -> None:
@@ -218,14 +218,14 @@ def test_there_are_no_web_sockets(client: TestClient) -> None:
             pass
 
 
-def test_a_bug_of_ours_is_told_without_details_and_with_the_headers(
+def test_a_bug_is_reported_without_details_and_with_the_headers(
     client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("clairvit.web.app.methods_reply", lambda: 1 / 0)
-    told = client.get("/api/methods")
-    assert (told.status_code, told.json()["kind"]) == (500, "broken")
-    assert "zero" not in told.text
-    assert told.headers["x-content-type-options"] == "nosniff"
+    monkeypatch.setattr("clairvit.web.app.methods_response", lambda: 1 / 0)
+    response = client.get("/api/methods")
+    assert (response.status_code, response.json()["kind"]) == (500, "internal-error")
+    assert "zero" not in response.text
+    assert response.headers["x-content-type-options"] == "nosniff"
 
 
 def test_loopback_needs_no_token_and_everything_else_gets_one() -> None:

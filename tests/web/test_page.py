@@ -101,9 +101,9 @@ def test_class_method_layer_and_head(visit: Callable[..., Any]) -> None:
 
 def test_two_targets_side_by_side(visit: Callable[..., Any]) -> None:
     page = visit()
-    assert page.locator("#beside").is_hidden()
-    page.locator("#classes .also").nth(1).click()
-    page.locator("#beside").wait_for(state="visible")
+    assert page.locator("#second-map").is_hidden()
+    page.locator("#classes .second").nth(1).click()
+    page.locator("#second-map").wait_for(state="visible")
     sync_api.expect(page.locator("#caption-1")).to_contain_text("Bengal")
     assert picture(page, "map-0") != picture(page, "map-1")
     page.locator("#any-class").select_option(label="Beagle")
@@ -138,7 +138,7 @@ def test_a_patch_by_pointer_and_by_keyboard(visit: Callable[..., Any]) -> None:
 
 def grey(page: Any) -> float:
     """The part of the film that is painted over."""
-    with Image.open(io.BytesIO(base64.b64decode(picture(page, "film").partition(",")[2]))) as drawn:
+    with Image.open(io.BytesIO(base64.b64decode(picture(page, "perturbed").partition(",")[2]))) as drawn:
         return float((np.asarray(drawn.convert("RGB")) == 128).all(-1).mean())
 
 
@@ -154,7 +154,7 @@ def test_deletion_plays_and_can_be_stepped_through(visit: Callable[..., Any]) ->
     assert grey(page) < 0.01
     page.locator("#step").fill("7")
     assert grey(page) == pytest.approx(0.5, abs=0.01)
-    changes(page, lambda: page.locator("#step").fill("3"), "film")
+    changes(page, lambda: page.locator("#step").fill("3"), "perturbed")
     page.locator("#play-insertion").click()
     sync_api.expect(page.locator("#curve-text")).to_contain_text("shown: 196 of 196", timeout=WAIT)
     assert grey(page) < 0.01, "all patches are there"

@@ -82,13 +82,13 @@ def test_a_photo_that_the_server_forgot_is_sent_again(visit: Callable[..., Any],
     page = visit()
     changes(page, lambda: page.evaluate(HANDED_OVER, "drop"))
     settled(page)
-    state.photos._kept.clear()
+    state.uploads._cache.clear()
     changes(page, lambda: method(page, "ixg"))
     sync_api.expect(page.locator("#status-text")).to_contain_text("ixg: 1 forward", timeout=WAIT)
-    state.photos._kept.clear()
+    state.uploads._cache.clear()
     page.locator("#play-deletion").click()
     sync_api.expect(page.locator("#curve-text")).to_contain_text("gone: 196 of 196", timeout=WAIT)
-    state.photos._kept.clear()
+    state.uploads._cache.clear()
     page.locator("#map-0").hover(position={"x": 100, "y": 100})
     sync_api.expect(page.locator("#patch-text")).to_contain_text("most at row", timeout=WAIT)
 
@@ -100,7 +100,7 @@ def test_slow_work_shows_progress_and_can_be_cancelled(visit: Callable[..., Any]
     page.locator("#cancel").click()
     sync_api.expect(page.locator("#status-text")).to_have_text("Cancelled.")
     end = time.monotonic() + WAIT / 1000
-    while state.lanes["slow"].inside:
+    while state.queues["slow"].pending:
         assert time.monotonic() < end, "the work went on"
         time.sleep(0.05)
     assert page.locator('#methods input[value="legrad"]').is_checked(), "the list says what is shown"
@@ -159,7 +159,7 @@ def test_a_curve_of_the_map_before_is_not_shown(visit: Callable[..., Any], state
     method(page, "rollout")
     sync_api.expect(page.locator("#caption-0")).to_contain_text("any class", timeout=WAIT)
     sync_api.expect(page.locator('#methods input[value="rollout"]')).to_be_checked()
-    while state.lanes["longer"].inside:
+    while state.queues["long"].pending:
         page.wait_for_timeout(50)
     page.wait_for_timeout(500)
     assert page.locator("#chart .method").count() == 0

@@ -13,7 +13,7 @@ from fastapi.testclient import TestClient
 from PIL import Image
 
 from clairvit.models.image_files import read_image
-from clairvit.web import uploads as photos
+from clairvit.web import uploads
 from clairvit.web.state import AppState
 from clairvit.web.uploads import InvalidUpload, UploadExpired, UploadStore, decode
 
@@ -75,7 +75,7 @@ BAD = {
     "photo and program": (encoded("WEBP") + b"<?PHP system(1);", 415, "nothing else"),
     "photo and vector page": (encoded("PNG") + b"<SVG\nonload=x>", 415, "nothing else"),
     "a hundred and one scans": (jpeg_of_scans(101), 422, "100 scans"),
-    "too many bytes": (encoded("PNG") + bytes(photos.MOST_BYTES), 413, "smaller copy"),
+    "too many bytes": (encoded("PNG") + bytes(uploads.MAX_BYTES), 413, "smaller copy"),
 }
 
 
@@ -124,21 +124,21 @@ def test_nothing_is_decoded_before_its_size_is_known(monkeypatch: pytest.MonkeyP
         decode(png_of_size(10_000, 10_000))
 
 
-def test_the_longest_unused_photo_is_forgotten(state: AppState) -> None:
+def test_the_least_recently_used_photo_is_evicted(state: AppState) -> None:
     models = state.models["quick"]
-    each = next(iter(state.photos.find("demo").pixels.values())).nbytes
-    few = UploadStore(models, most=2 * each)
-    one, two, three = (few.add(encoded("PNG", (60 + k, 50))).mark for k in range(3))
+    each = next(iter(state.uploads.find("demo").pixels.values())).nbytes
+    few = UploadStore(models, max_bytes=2 * each)
+    one, two, three = (few.add(encoded("PNG", (60 + k, 50))).id for k in range(3))
     assert few.bytes == 2 * each
     with pytest.raises(UploadExpired):
         few.find(one)
-    assert few.find(two).mark == two
+    assert few.find(two).id == two
     few.add(encoded("PNG", (90, 50)))
     with pytest.raises(UploadExpired):
         few.find(three)  # two was used since
-    assert few.find("demo").mark == "demo"
+    assert few.find("demo").id == "demo"
 
 
-def test_a_mark_cannot_be_computed_by_others(state: AppState) -> None:
+def test_an_id_cannot_be_computed_by_others(state: AppState) -> None:
     data = encoded("PNG")
-    assert UploadStore(state.models["quick"]).add(data).mark != UploadStore(state.models["quick"]).add(data).mark
+    assert UploadStore(state.models["quick"]).add(data).id != UploadStore(state.models["quick"]).add(data).id

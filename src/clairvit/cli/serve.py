@@ -15,7 +15,7 @@ from clairvit.cli.console import print_data_notes, print_line, print_message
 from clairvit.errors import BadInput, ClairError, install
 
 if TYPE_CHECKING:
-    from clairvit.web.middleware import Rules
+    from clairvit.web.middleware import AccessRules
 
 AUTO = "auto"
 
@@ -90,9 +90,9 @@ def address_of(host: str, port: int, token: str | None) -> str:
     return f"http://{name}:{port}/{f'#token={token}' if token else ''}"
 
 
-def access_rules(host: str, token: str | None) -> Rules:
+def access_rules(host: str, token: str | None) -> AccessRules:
     """Return which host names and which token are accepted: loopback names only, elsewhere never without a token."""
-    from clairvit.web.middleware import Rules
+    from clairvit.web.middleware import AccessRules
 
     if token is not None and token != AUTO and len(token) < 8:
         raise BadInput(f"--token has {len(token)} characters; expected 8 or more, or 'auto' to have one generated.")
@@ -101,7 +101,7 @@ def access_rules(host: str, token: str | None) -> Rules:
     local = is_loopback(host)
     if token == AUTO or (token is None and not local):
         token = secrets.token_urlsafe(24)
-    return Rules(token, frozenset({"localhost", "127.0.0.1", "[::1]", host.lower()}) if local else frozenset())
+    return AccessRules(token, frozenset({"localhost", "127.0.0.1", "[::1]", host.lower()}) if local else frozenset())
 
 
 def is_loopback(host: str) -> bool:

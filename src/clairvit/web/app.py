@@ -1,4 +1,4 @@
-"""The addresses. Each reads what was asked, hands the work to a lane, and waits for it without blocking others."""
+"""The endpoints: each validates its request, submits a job to a queue, and waits for it without blocking."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, Form, Query, Request
-from fastapi import Path as InPath
+from fastapi import Path as PathParameter
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from fastapi.routing import APIRouter
@@ -18,111 +18,112 @@ from starlette.exceptions import HTTPException
 
 from clairvit._version import __version__
 from clairvit.errors import BadInput, ClairError
-from clairvit.web import handlers as work
-from clairvit.web.job_queue import Busy, Job, Stopped, TooSlow
-from clairvit.web.middleware import STUMBLED, RequestLimits, Rules
+from clairvit.web import handlers
+from clairvit.web.job_queue import Job, JobCancelled, QueueFull, TimeLimitExceeded
+from clairvit.web.middleware import INTERNAL_ERROR, AccessRules, RequestLimits
 from clairvit.web.schemas import (
-    CurveAsked,
-    CurveReply,
-    ExplainAsked,
-    ExplainReply,
-    MethodsReply,
-    ModelsReply,
+    CurveRequest,
+    CurveResponse,
+    ExplainRequest,
+    ExplainResponse,
+    MethodsResponse,
+    ModelsResponse,
     Problem,
-    TraceAsked,
-    TraceReply,
+    TraceRequest,
+    TraceResponse,
 )
-from clairvit.web.state import AppState, methods_reply, settle
-from clairvit.web.uploads import MOST_BYTES, InvalidUpload, Upload, UploadExpired
+from clairvit.web.state import AppState, methods_response, resolve_request
+from clairvit.web.uploads import MAX_BYTES, InvalidUpload, Upload, UploadExpired
 
 STATIC = Path(__file__).parent / "static"
+DESCRIBED_ERRORS = (InvalidUpload, UploadExpired, QueueFull, TimeLimitExceeded, JobCancelled)
 _PROBLEMS: dict[int | str, dict[str, Any]] = {
     400: {"model": Problem, "description": "the body cannot be parsed"},
     401: {"model": Problem, "description": "no token, or a wrong one"},
     403: {"model": Problem, "description": "a page of another site"},
-    404: {"model": Problem, "description": "the photo is not in memory"},
-    408: {"model": Problem, "description": "the request never ended"},
+    404: {"model": Problem, "description": "the photo is no longer in memory"},
+    408: {"model": Problem, "description": "the request did not arrive in time"},
     413: {"model": Problem, "description": "the photo or the request is too large"},
-    415: {"model": Problem, "description": "the file is no photo"},
-    421: {"model": Problem, "description": "the server does not go by this name"},
-    422: {"model": Problem, "description": "what was asked cannot be done, or takes too long"},
-    429: {"model": Problem, "description": "all places are taken; Retry-After says when to come again"},
+    415: {"model": Problem, "description": "the file is not a photo"},
+    421: {"model": Problem, "description": "the server does not answer to this host name"},
+    422: {"model": Problem, "description": "the request cannot be fulfilled, or takes too long"},
+    429: {"model": Problem, "description": "the server is busy; Retry-After says when to try again"},
     503: {"model": Problem, "description": "the server is stopping"},
 }
 router = APIRouter(prefix="/api", responses=_PROBLEMS)
 
 
-def _desk(request: Request) -> AppState:
+def _state(request: Request) -> AppState:
     state: AppState = request.app.state.state
     return state
 
 
-AtDesk = Annotated[AppState, Depends(_desk)]
+State = Annotated[AppState, Depends(_state)]
 
 
 @router.get("/models", summary="The models on this server, and its limits")
-async def models(state: AtDesk) -> ModelsReply:
-    return state.about()
+async def models(state: State) -> ModelsResponse:
+    return state.models_response()
 
 
 @router.get("/methods", summary="Every method, family by family")
-async def methods() -> MethodsReply:
-    return methods_reply()
+async def methods() -> MethodsResponse:
+    return methods_response()
 
 
 @router.post(
     "/explain",
-    response_model=ExplainReply,
+    response_model=ExplainResponse,
     summary="Explain a photo by one or several methods",
     responses={200: {"content": {"application/x-ndjson": {}, "application/x-npz": {}}}},
 )
-async def explain(request: Request, state: AtDesk, asked: Annotated[ExplainAsked, Form()]) -> Response:
-    name = state.model_name(asked.model)
-    bounds, lane = settle(asked.method, _patches(state, name), len(asked.target))
-    if len(bounds) > 1 and (asked.reply != "maps" or asked.layers or asked.heads):
-        raise BadInput(f"{len(bounds)} methods were named; layers, heads, record and npz are of one: name one method.")
-    photo = await _photo(request, state, asked)
-    model = state.models[lane][name]
+async def explain(http: Request, state: State, request: Annotated[ExplainRequest, Form()]) -> Response:
+    name = state.model_name(request.model)
+    specs, queue = resolve_request(request.method, _patches(state, name), len(request.target))
+    if len(specs) > 1 and (request.reply != "maps" or request.layers or request.heads):
+        raise BadInput(f"{len(specs)} methods were named; layers, heads, record and npz are of one: name one method.")
+    photo = await _photo(http, state, request)
+    model = state.models[queue][name]
 
-    def do() -> Response:
-        found = work.explain_photo(model, photo, bounds, asked)
-        if asked.reply == "maps":
-            return _json(work.as_reply(found, photo, model, asked))
-        kind = {"record": "application/json", "npz": "application/x-npz"}[asked.reply]
-        return Response(work.as_file(found, asked.reply), media_type=kind)
+    def work() -> Response:
+        comparison = handlers.explain_photo(model, photo, specs, request)
+        if request.reply == "maps":
+            return _json(handlers.explain_response(comparison, photo, model, request))
+        media_type = {"record": "application/json", "npz": "application/x-npz"}[request.reply]
+        return Response(handlers.explain_file(comparison, request.reply), media_type=media_type)
 
-    return await _answered(request, state.lanes[lane].submit(do), asked.stream and asked.reply == "maps")
+    return await _respond(http, state.queues[queue].submit(work), request.stream and request.reply == "maps")
 
 
-@router.get("/trace/{layer}", response_model=TraceReply, summary="Where each patch attends in one layer")
+@router.get("/trace/{layer}", response_model=TraceResponse, summary="Where each patch attends in one layer")
 async def trace(
-    request: Request,
-    state: AtDesk,
-    layer: Annotated[int, InPath(ge=0, le=10_000)],
-    asked: Annotated[TraceAsked, Query()],
+    http: Request,
+    state: State,
+    layer: Annotated[int, PathParameter(ge=0, le=10_000)],
+    request: Annotated[TraceRequest, Query()],
 ) -> Response:
-    state.photos.find(asked.photo)  # a forgotten photo is told before a place is taken
-    model = state.models["quick"][state.model_name(asked.model)]
-    job = state.lanes["quick"].submit(lambda: _json(work.attention_of(model, state.photos, layer, asked)))
-    return await _answered(request, job, stream=False)
+    state.uploads.find(request.photo)  # an expired photo is reported before the job is queued
+    model = state.models["quick"][state.model_name(request.model)]
+    job = state.queues["quick"].submit(lambda: _json(handlers.trace_response(model, state.uploads, layer, request)))
+    return await _respond(http, job, stream=False)
 
 
 @router.post(
     "/curve",
-    response_model=CurveReply,
-    summary="Deletion and insertion in the order of a map, beside orders by lot",
+    response_model=CurveResponse,
+    summary="Deletion and insertion curves in the order of a map, and in random orders",
     responses={200: {"content": {"application/x-ndjson": {}}}},
 )
-async def curve(request: Request, state: AtDesk, asked: CurveAsked) -> Response:
-    name = state.model_name(asked.model)
-    (bound, *more), lane = settle([asked.method], _patches(state, name))
-    if more:
+async def curve(http: Request, state: State, request: CurveRequest) -> Response:
+    name = state.model_name(request.model)
+    (spec, *others), queue = resolve_request([request.method], _patches(state, name))
+    if others:
         raise BadInput("A curve is of one method; name one, such as legrad.")
-    photo = state.photos.find(asked.photo)
-    lane = "longer" if lane == "quick" else lane  # a slow method is explained first, so it waits with its like
-    model = state.models[lane][name]
-    job = state.lanes[lane].submit(lambda: _json(work.curve_of(model, photo, bound, asked)))
-    return await _answered(request, job, asked.stream)
+    photo = state.uploads.find(request.photo)
+    queue = "long" if queue == "quick" else queue  # the curve of a slow method needs its map first
+    model = state.models[queue][name]
+    job = state.queues[queue].submit(lambda: _json(handlers.curve_response(model, photo, spec, request)))
+    return await _respond(http, job, request.stream)
 
 
 def _patches(state: AppState, model: str) -> int:
@@ -130,84 +131,85 @@ def _patches(state: AppState, model: str) -> int:
     return rows * columns
 
 
-async def _photo(request: Request, state: AppState, asked: ExplainAsked) -> Upload:
-    if asked.image is None:
-        return state.photos.find(asked.photo)
-    file = asked.image.file  # on disk if it is large; read when its turn comes, so that one at a time is in memory
-    return (
-        await state.lanes["photos"]
-        .submit(lambda: state.photos.add(file.read(MOST_BYTES + 1)))
-        .wait(request.is_disconnected)
-    )
+async def _photo(http: Request, state: AppState, request: ExplainRequest) -> Upload:
+    """Return the uploaded photo, or an earlier one."""
+    if request.image is None:
+        return state.uploads.find(request.photo)
+    file = request.image.file  # on disk if it is large; the queue reads one at a time into memory
+    job = state.queues["uploads"].submit(lambda: state.uploads.add(file.read(MAX_BYTES + 1)))
+    return await job.wait(http.is_disconnected)
 
 
 def _json(content: BaseModel) -> Response:
     return Response(content.model_dump_json(), media_type="application/json")
 
 
-async def _answered(request: Request, job: Job[Response], stream: bool) -> Response:
+async def _respond(http: Request, job: Job[Response], stream: bool) -> Response:
     if not stream:
-        return await job.wait(request.is_disconnected)
-    return StreamingResponse(_lines(job), media_type="application/x-ndjson")
+        return await job.wait(http.is_disconnected)
+    return StreamingResponse(_json_lines(job), media_type="application/x-ndjson")
 
 
-async def _lines(job: Job[Response]) -> AsyncIterator[bytes]:
-    """Progress whenever there is some, then the reply or the problem. The client cancels by going away."""
-    told: tuple[str, int, int] | None = None
+async def _json_lines(job: Job[Response]) -> AsyncIterator[bytes]:
+    """Yield the progress whenever it changes, then the response or the problem; a disconnect cancels the job."""
+    sent: tuple[str, int, int] | None = None
     try:
-        async for progress in job.looks():
-            if progress != told:
-                told = progress
-                yield work.line({"progress": {"what": told[0], "done": told[1], "steps": told[2]}})
+        async for progress in job.progress_updates():
+            if progress != sent:
+                sent = progress
+                task, done, steps = progress
+                yield handlers.json_line({"progress": {"task": task, "done": done, "steps": steps}})
         yield b'{"reply": ' + bytes(job.result().body) + b"}\n"
     except Exception as error:
-        _, problem = _problem(error) or (500, Problem(kind="broken", message=STUMBLED))
-        yield work.line({"problem": problem.model_dump()})
-        if problem.kind == "broken":
+        _, problem = _problem(error) or (500, Problem(kind="internal-error", message=INTERNAL_ERROR))
+        yield handlers.json_line({"problem": problem.model_dump()})
+        if problem.kind == "internal-error":
             raise  # to the log
     finally:
-        job.leave()  # starlette ends this generator when the client goes away
+        job.cancel()  # starlette closes this generator when the client disconnects
 
 
 def _problem(error: Exception) -> tuple[int, Problem] | None:
-    """Everything that is the client's or the clock's doing; None: a bug of ours."""
+    """Return the status and description of an error of the client or the time limit; None for a bug."""
     if isinstance(error, InvalidUpload):
         kind = "too-large" if error.status == 413 else "bad-photo"
         return error.status, Problem.model_validate({"kind": kind, "message": str(error)})
     if isinstance(error, UploadExpired):
-        return 404, Problem(kind="forgotten-photo", message=str(error))
-    if isinstance(error, Busy):
+        return 404, Problem(kind="photo-expired", message=str(error))
+    if isinstance(error, QueueFull):
         return 429, Problem(kind="busy", message=str(error), retry_after=error.retry_after)
-    if isinstance(error, TooSlow):
+    if isinstance(error, TimeLimitExceeded):
         message = "This took longer than the server allows; lower samples= or steps=, or raise --time-limit."
         return 422, Problem(kind="too-slow", message=message)
-    if isinstance(error, Stopped):
+    if isinstance(error, JobCancelled):
         return 503, Problem(kind="busy", message="The server is stopping.")  # or the client is gone and reads nothing
     if isinstance(error, ClairError):
         return 422, Problem(kind="bad-request", message=str(error))
     if isinstance(error, RequestValidationError):
         first = error.errors()[0]
-        place = ".".join(str(part) for part in first.get("loc", ()))
-        return 422, Problem(kind="bad-request", message=f"{place}: {first.get('msg', 'not valid')}"[:400])
+        location = ".".join(str(part) for part in first.get("loc", ()))
+        return 422, Problem(kind="bad-request", message=f"{location}: {first.get('msg', 'not valid')}"[:400])
     if isinstance(error, HTTPException):
         kind = "not-found" if error.status_code == 404 else "bad-request"
         return error.status_code, Problem.model_validate({"kind": kind, "message": str(error.detail)})
     return None
 
 
-async def _tell(_: Request, error: Exception) -> Response:
-    found = _problem(error)
-    assert found is not None, "only errors with a meaning are registered"
-    status, problem = found
+async def _handle_error(_: Request, error: Exception) -> Response:
+    described = _problem(error)
+    assert described is not None, "only errors that _problem describes are registered"
+    status, problem = described
     headers = {"Retry-After": str(problem.retry_after)} if problem.retry_after is not None else {}
     if isinstance(error, HTTPException) and error.headers:
         headers |= dict(error.headers)
     return JSONResponse(problem.model_dump(), status, headers)
 
 
-def create_app(state: AppState, rules: Rules | None = None) -> FastAPI:
+def create_app(state: AppState, rules: AccessRules | None = None) -> FastAPI:
+    """Return the app with its endpoints, static files, error handlers and middleware."""
+
     @asynccontextmanager
-    async def life(_: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
         state.close()
 
@@ -215,24 +217,15 @@ def create_app(state: AppState, rules: Rules | None = None) -> FastAPI:
         title="ClairViT",
         version=__version__,
         summary="Why did my Vision Transformer say that?",
-        lifespan=life,
+        lifespan=lifespan,
         openapi_url="/api/openapi.json",
         docs_url=None,  # its page loads scripts from elsewhere
         redoc_url=None,
     )
     app.state.state = state
     app.include_router(router)
-    for kind in (
-        InvalidUpload,
-        UploadExpired,
-        Busy,
-        TooSlow,
-        Stopped,
-        ClairError,
-        RequestValidationError,
-        HTTPException,
-    ):
-        app.add_exception_handler(kind, _tell)
+    for error_type in (*DESCRIBED_ERRORS, ClairError, RequestValidationError, HTTPException):
+        app.add_exception_handler(error_type, _handle_error)
     app.mount("/", StaticFiles(directory=STATIC, html=True), name="page")
-    app.add_middleware(RequestLimits, rules=rules or Rules())
+    app.add_middleware(RequestLimits, rules=rules or AccessRules())
     return app

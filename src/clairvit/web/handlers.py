@@ -1,4 +1,4 @@
-"""The work behind each address: a model, a photo and what was asked in; a reply out. Runs in a lane's thread."""
+"""What each endpoint computes: a model, a photo and a request in, a response out. Runs in the thread of a job queue."""
 
 from __future__ import annotations
 
@@ -35,189 +35,199 @@ from clairvit.tracing.module_state import own_grad_mode
 from clairvit.tracing.trace import run_backward
 from clairvit.web.schemas import (
     Band,
-    CurveAsked,
-    CurveReply,
-    ExplainAsked,
-    ExplainReply,
-    Guess,
+    ClassScore,
+    CurveBands,
+    CurveRequest,
+    CurveResponse,
+    ExplainRequest,
+    ExplainResponse,
     HeadMaps,
-    MapReply,
-    TraceAsked,
-    TraceReply,
-    Walked,
-    numbers,
+    MethodMaps,
+    TraceRequest,
+    TraceResponse,
+    encode_array,
 )
-from clairvit.web.state import seen
+from clairvit.web.state import trace_photo
 from clairvit.web.uploads import Upload, UploadStore
 
-ORDERS_BY_LOT = 5  # whose mean and range is the random baseline
+RANDOM_ORDERS = 5  # whose mean and range is the random baseline
 
 
-def explain_photo(model: Model, photo: Upload, specs: Sequence[MethodSpec], asked: ExplainAsked) -> Comparison:
-    """Methods that do not fit the model are left out of a list; alone, the reason is an error."""
-    batch = Batch(photo.pixels[model.name], (photo.mark,), single=True)
-    targets: Any = [class_of(text) for text in asked.target] or None
-    how: dict[str, Any] = {"score": asked.score, "seed": asked.seed, "batch_size": most_at_once(model)}
+def explain_photo(model: Model, photo: Upload, specs: Sequence[MethodSpec], request: ExplainRequest) -> Comparison:
+    """Explain a photo; of several methods those that do not fit the model are skipped, a single one raises."""
+    batch = Batch(photo.pixels[model.name], (photo.id,), single=True)
+    targets: Any = [parse_class(text) for text in request.target] or None
+    arguments: dict[str, Any] = {"score": request.score, "seed": request.seed, "batch_size": batch_size(model)}
     if len(specs) > 1:
-        return compare(model, batch, [spec.text for spec in specs], targets=targets, skip=True, **how)
+        return compare(model, batch, [spec.text for spec in specs], targets=targets, skip=True, **arguments)
     (spec,) = specs
-    made = explain(model, batch, spec.text, targets=targets, layers=asked.layers, by_head=asked.heads, **how)
-    found = Comparison()
-    found[spec.text] = made
-    return found
+    comparison = Comparison()
+    comparison[spec.text] = explain(
+        model, batch, spec.text, targets=targets, layers=request.layers, by_head=request.heads, **arguments
+    )
+    return comparison
 
 
-def most_at_once(model: Model) -> int:
-    """Perturbed images in one pass. A backward holds 40 MB each, on a small ViT, and a CPU is no faster with more."""
+def batch_size(model: Model) -> int:
+    """Return the number of perturbed images per pass: 40 MB each on a small ViT, and a CPU is no faster with more."""
     return 8 if model.device.type == "cpu" else 64
 
 
-def class_of(text: str) -> int | str:
+def parse_class(text: str) -> int | str:
+    """Return the number or the name of a class."""
     return int(text) if text.isascii() and text.isdigit() else text
 
 
-def as_reply(found: Comparison, photo: Upload, model: Model, asked: ExplainAsked) -> ExplainReply:
-    first = next(iter(found.values()), None)
+def explain_response(comparison: Comparison, photo: Upload, model: Model, request: ExplainRequest) -> ExplainResponse:
+    """Return the maps of all methods, and the prediction of the model."""
+    first = next(iter(comparison.values()), None)
     if first is None:
-        raise BadInput(f"None of the methods fits this model: {next(iter(found.skipped.values()))}")
-    first = next((one for one in found.values() if one.class_specific), first)  # its targets are classes
+        raise BadInput(f"None of the methods fits this model: {next(iter(comparison.skipped.values()))}")
+    # the targets of a class-specific method are classes
+    first = next((explanation for explanation in comparison.values() if explanation.class_specific), first)
     pixels = photo.pixels[model.name]
-    return ExplainReply(
-        photo=photo.mark,
+    return ExplainResponse(
+        photo=photo.id,
         model=model.name,
         targets=list(first.targets),
         classes=list(first.classes),
         activation=first.activation,
         probabilities=list(first.probabilities),
         class_scores=list(first.class_scores) if first.classifier else [None] * len(first.targets),
-        top=[Guess(index=g.index, name=g.name, probability=g.probability, score=g.score) for g in guesses(first, 0)],
-        explanations=[_as_map(one) for one in found.values()],
-        skipped=found.skipped,
-        picture=_png(pixels[0], model) if asked.picture else None,
+        top=[
+            ClassScore(index=guess.index, name=guess.name, probability=guess.probability, score=guess.score)
+            for guess in guesses(first, 0)
+        ],
+        explanations=[_method_maps(explanation) for explanation in comparison.values()],
+        skipped=comparison.skipped,
+        picture=_png(pixels[0], model) if request.picture else None,
         size=(int(pixels.shape[-2]), int(pixels.shape[-1])),
     )
 
 
-def _as_map(one: Explanation) -> MapReply:
-    return MapReply(
-        method=one.method,
-        family=one.family,
-        signed=one.signed,
-        class_specific=one.class_specific,
-        score=one.score,
-        maps=numbers(one.maps),
-        standard_error=None if one.standard_error is None else numbers(one.standard_error),
-        layers=None if one.layers is None else numbers(one.layers),
-        heads=None if one.heads is None else HeadMaps(method=one.heads.method, maps=numbers(one.heads.maps)),
-        forwards=one.cost.forwards,
-        backwards=one.cost.backwards,
-        seconds=one.cost.seconds,
-        notes=list(one.notes),
+def _method_maps(explanation: Explanation) -> MethodMaps:
+    return MethodMaps(
+        method=explanation.method,
+        family=explanation.family,
+        signed=explanation.signed,
+        class_specific=explanation.class_specific,
+        score=explanation.score,
+        maps=encode_array(explanation.maps),
+        standard_error=None if explanation.standard_error is None else encode_array(explanation.standard_error),
+        layers=None if explanation.layers is None else encode_array(explanation.layers),
+        heads=None
+        if explanation.heads is None
+        else HeadMaps(method=explanation.heads.method, maps=encode_array(explanation.heads.maps)),
+        forwards=explanation.cost.forwards,
+        backwards=explanation.cost.backwards,
+        seconds=explanation.cost.seconds,
+        notes=list(explanation.notes),
     )
 
 
-def as_file(found: Comparison, kind: str) -> bytes:
-    """The record (.json) or the arrays (.npz) of one explanation, as `clairvit explain --out` writes them."""
-    one = next(iter(found.values()))
+def explain_file(comparison: Comparison, kind: str) -> bytes:
+    """Return the record (.json) or the arrays (.npz) of one explanation, as `clairvit explain` writes them."""
+    explanation = next(iter(comparison.values()))
     if kind == "record":
-        return dumps_json(record(one)).encode()
+        return dumps_json(record(explanation)).encode()
     with tempfile.TemporaryDirectory(prefix="clairvit-") as folder:
-        return one.save(Path(folder) / "maps.npz").read_bytes()
+        return explanation.save(Path(folder) / "maps.npz").read_bytes()
 
 
 def _png(pixels: Tensor, model: Model) -> str:
-    """What the model saw, [3, H, W], as base64."""
+    """Return the model's input [3, H, W] as a PNG in base64."""
     buffer = io.BytesIO()
     Image.fromarray(np.round(photo_of(pixels, model.preprocess) * 255).astype(np.uint8)).save(buffer, "PNG")
     return base64.b64encode(buffer.getvalue()).decode()
 
 
-def attention_of(model: Model, photos: UploadStore, layer: int, asked: TraceAsked) -> TraceReply:
-    trace = seen(model, photos, asked.photo)
+def trace_response(model: Model, uploads: UploadStore, layer: int, request: TraceRequest) -> TraceResponse:
+    """Return the attention of one layer, [N, N] of one head or of all fused, or one row of it."""
+    trace = trace_photo(model, uploads, request.photo)
     if not 0 <= layer < len(trace.layers):
-        raise BadInput(f"Layer {layer} was asked for; expected 0 to {len(trace.layers) - 1}.")
+        raise BadInput(f"Layer {layer} was request for; expected 0 to {len(trace.layers) - 1}.")
     A = trace.layers[layer].A[0].detach()  # [H, N, N]
-    if isinstance(asked.head, int):
-        if not 0 <= asked.head < len(A):
-            raise BadInput(f"Head {asked.head} was asked for; expected 0 to {len(A) - 1}, or mean, min, max.")
-        matrix = A[asked.head]
+    if isinstance(request.head, int):
+        if not 0 <= request.head < len(A):
+            raise BadInput(f"Head {request.head} was request for; expected 0 to {len(A) - 1}, or mean, min, max.")
+        matrix = A[request.head]
     else:
-        matrix = {"mean": A.mean(0), "min": A.amin(0), "max": A.amax(0)}[asked.head]
+        matrix = {"mean": A.mean(0), "min": A.amin(0), "max": A.amax(0)}[request.head]
     layout = trace.in_order
-    if asked.patch is not None:
-        if asked.patch >= layout.patches:
-            raise BadInput(f"Patch {asked.patch} was asked for; expected 0 to {layout.patches - 1}.")
-        matrix = matrix[layout.prefix + asked.patch][None]
-    return TraceReply(
-        photo=asked.photo,
+    if request.patch is not None:
+        if request.patch >= layout.patches:
+            raise BadInput(f"Patch {request.patch} was request for; expected 0 to {layout.patches - 1}.")
+        matrix = matrix[layout.prefix + request.patch][None]
+    return TraceResponse(
+        photo=request.photo,
         model=model.name,
         layer=layer,
-        head=str(asked.head),
+        head=str(request.head),
         grid=layout.grid,
         prefix=layout.prefix,
-        attention=numbers(matrix),
+        attention=encode_array(matrix),
     )
 
 
-def curve_of(model: Model, photo: Upload, spec: MethodSpec, asked: CurveAsked) -> CurveReply:
-    """The score as the patches go and come in the map's order, and in a few orders by lot."""
-    return _curve_of(model, photo, spec, asked, ExecutionOptions.from_caller(most_at_once(model)))
+def curve_response(model: Model, photo: Upload, spec: MethodSpec, request: CurveRequest) -> CurveResponse:
+    """Return the score while patches are removed and inserted in the order of the map, and in random orders."""
+    return _curve_response(model, photo, spec, request, ExecutionOptions.from_caller(batch_size(model)))
 
 
 @own_grad_mode()
-def _curve_of(
-    model: Model, photo: Upload, spec: MethodSpec, asked: CurveAsked, execution: ExecutionOptions
-) -> CurveReply:
+def _curve_response(
+    model: Model, photo: Upload, spec: MethodSpec, request: CurveRequest, execution: ExecutionOptions
+) -> CurveResponse:
     recording = record_for([spec], model, photo.pixels[model.name], execution)
-    target: Any = None if asked.target is None else class_of(asked.target)
+    target: Any = None if request.target is None else parse_class(request.target)
     logits = recording.logits.detach()
-    (goal,) = resolve(target, logits, model.labels, classifier=model.classifier, activation=model.activation)
-    (result,) = run_all([spec], recording, [goal], seed=asked.seed)[spec.text]
+    (resolved,) = resolve(target, logits, model.labels, classifier=model.classifier, activation=model.activation)
+    (result,) = run_all([spec], recording, [resolved], seed=request.seed)[spec.text]
     if result.error is not None:
         raise result.error
     assert result.maps is not None
-    trace = run_backward(recording, goal, None)
-    luck = [_by_lot(trace.layout.grid, asked.seed, k).to(result.maps) for k in range(ORDERS_BY_LOT)]
-    case = EvalContext(trace=trace, specs=(spec,), raw=(result.maps.detach(), *luck), seed=asked.seed)
-    walk = Walk(steps=asked.steps, ends=True)
-    counts = walk.stops(case.patches)[1]
-    walks = {
-        "deletion": falling(case, walk, asked.removal, "prob", "deletion"),
-        "insertion": rising(case, walk, asked.removal, "prob", "insertion"),
+    trace = run_backward(recording, resolved, None)
+    random_maps = [_random_map(trace.layout.grid, request.seed, k).to(result.maps) for k in range(RANDOM_ORDERS)]
+    context = EvalContext(trace=trace, specs=(spec,), raw=(result.maps.detach(), *random_maps), seed=request.seed)
+    walk = Walk(steps=request.steps, ends=True)
+    counts = walk.stops(context.patches)[1]
+    curves = {
+        "deletion": falling(context, walk, request.removal, "prob", "deletion"),
+        "insertion": rising(context, walk, request.removal, "prob", "insertion"),
     }
-    told = {
-        name: Walked(x=x.tolist(), counts=counts, method=_band(x, y[:1, 0]), random=_band(x, y[1:, 0]))
-        for name, (x, y) in walks.items()
+    bands = {
+        name: CurveBands(x=x.tolist(), counts=counts, method=_band(x, y[:1, 0]), random=_band(x, y[1:, 0]))
+        for name, (x, y) in curves.items()
     }
-    return CurveReply(
-        photo=photo.mark,
+    return CurveResponse(
+        photo=photo.id,
         model=model.name,
         method=spec.text,
-        target=goal.names[0],
-        meaning=case.meaning("prob"),
-        rank=case.rank[0, 0].tolist(),
+        target=resolved.names[0],
+        meaning=context.meaning("prob"),
+        rank=context.rank[0, 0].tolist(),
         grid=trace.layout.grid,
-        deletion=told["deletion"],
-        insertion=told["insertion"],
-        notes=[*result.notes, *case.aside.notes],
+        deletion=bands["deletion"],
+        insertion=bands["insertion"],
+        notes=[*result.notes, *context.aside.notes],
     )
 
 
-def _by_lot(grid: tuple[int, int], seed: int, k: int) -> Tensor:
+def _random_map(grid: tuple[int, int], seed: int, k: int) -> Tensor:
     return torch.rand(1, *grid, generator=make_generator(seed, k))
 
 
 def _band(x: Tensor, y: Tensor) -> Band:
-    """[orders, S]; what is undefined (raw scores that nothing changes) is null, which JSON knows and NaN is not."""
+    """Return mean, minimum and maximum of curves y [orders, S]; NaN (a constant raw score) becomes null."""
     mean = y.mean(0)
-    mean_line, low, high = ([_known(v) for v in line.tolist()] for line in (mean, y.amin(0), y.amax(0)))
-    return Band(mean=mean_line, low=low, high=high, area=_known(float(area_under_curve(x, mean, "width"))))
+    means, low, high = ([_finite(value) for value in values.tolist()] for values in (mean, y.amin(0), y.amax(0)))
+    return Band(mean=means, low=low, high=high, area=_finite(float(area_under_curve(x, mean, "width"))))
 
 
-def _known(value: float) -> float | None:
+def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def line(content: dict[str, Any]) -> bytes:
-    """One line of a streamed reply."""
+def json_line(content: dict[str, Any]) -> bytes:
+    """Return one line of a streamed response."""
     return dumps_json(content, indent=None).encode() + b"\n"

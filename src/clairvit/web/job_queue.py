@@ -1,7 +1,7 @@
-"""Lanes: work waits in short queues, a lane for each kind, so that slow work never stands in the way of quick work.
+"""Job queues: bounded queues with one worker thread each, so that slow work never blocks quick work.
 
-A job is stopped where long work says how far it is (`perturb.watch`): the watcher raises, and every `with` on the way
-out puts the model back as it was.
+A job is cancelled where long work reports its progress (`perturbation.progress`): the callback raises, and every `with`
+on the way out restores the model.
 """
 
 from __future__ import annotations
@@ -21,155 +21,154 @@ from typing import Any, Generic, TypeVar
 
 from clairvit.perturbation.progress import on_progress
 
-Made = TypeVar("Made")
-LOOK = 0.1  # seconds between two looks at whether the client is still there
-GRACE = 2.0  # seconds after the time limit until a job that does not look up is given up on
-LONGEST_WAIT = 120  # seconds that a client is told to wait at most
+Result = TypeVar("Result")
+POLL_INTERVAL = 0.1  # seconds between two checks whether the client is still connected
+UNRESPONSIVE_AFTER = 2.0  # seconds after the time limit until a job that reports no progress is abandoned
+MAX_RETRY_AFTER = 120  # seconds
 
 
-class Busy(Exception):
-    """The queue is full."""
+class QueueFull(Exception):
+    """The queue has no free place."""
 
     def __init__(self, retry_after: int) -> None:
-        super().__init__(f"All places are taken; try again in {retry_after} s.")
+        super().__init__(f"The server is busy; try again in {retry_after} s.")
         self.retry_after = retry_after
 
 
-class Stopped(Exception):
-    """Nobody waits for the work any more, or the server is closing."""
+class JobCancelled(Exception):
+    """The client disconnected, or the server is closing."""
 
 
-class TooSlow(Exception):
+class TimeLimitExceeded(Exception):
     """The work took longer than this server allows."""
 
 
 @dataclass(eq=False)
-class Job(Generic[Made]):
-    """One piece of work, its progress, and the two ways to end it early."""
+class Job(Generic[Result]):
+    """One piece of work, its progress, and its two early ends: cancelled, or over the time limit."""
 
-    seconds: float  # it may take
-    stop: threading.Event = field(default_factory=threading.Event)
-    progress: tuple[str, int, int] = ("waiting", 0, 0)  # what is done, steps done, steps in all
-    begun: float | None = None
-    place: Future[Made] | None = None  # in the lane
-    answer: asyncio.Future[Made] | None = None  # for those who wait on the event loop
+    time_limit: float  # seconds
+    cancelled: threading.Event = field(default_factory=threading.Event)
+    progress: tuple[str, int, int] = ("waiting", 0, 0)  # task, steps done, steps in total
+    started: float | None = None
+    future: Future[Result] | None = None  # in the worker thread
+    async_future: asyncio.Future[Result] | None = None  # the same on the event loop
 
-    def watch(self, what: str, done: int, steps: int) -> None:
-        """Called by the work itself, after each of its steps."""
-        self.progress = (what, done, steps)
-        self.check()
+    def update(self, task: str, done: int, steps: int) -> None:
+        """Store the progress and raise if the job must end; the work itself calls it after each of its steps."""
+        self.progress = (task, done, steps)
+        if self.cancelled.is_set():
+            raise JobCancelled
+        if self.is_overdue():
+            raise TimeLimitExceeded
 
-    def check(self) -> None:
-        if self.stop.is_set():
-            raise Stopped
-        if self.overdue():
-            raise TooSlow
+    def cancel(self) -> None:
+        """End running work at its next progress report; remove waiting work from the queue now."""
+        self.cancelled.set()
+        if self.future is not None:
+            self.future.cancel()
 
-    def leave(self) -> None:
-        """Nobody waits for it any more: work that goes on stops where it looks up, waiting work frees its place now."""
-        self.stop.set()
-        if self.place is not None:
-            self.place.cancel()
+    def is_overdue(self, tolerance: float = 0.0) -> bool:
+        """Return whether the job runs longer than its time limit and the tolerance, in seconds."""
+        return self.started is not None and time.monotonic() > self.started + self.time_limit + tolerance
 
-    def overdue(self, grace: float = 0.0) -> bool:
-        return self.begun is not None and time.monotonic() > self.begun + self.seconds + grace
-
-    async def looks(self) -> AsyncIterator[tuple[str, int, int]]:
-        """How far it is, ten times a second, until it is done; TooSlow if it is overdue and does not look up."""
-        assert self.answer is not None
-        while not self.answer.done():
-            await asyncio.wait([self.answer], timeout=LOOK)
-            if not self.answer.done():
-                if self.stop.is_set():
-                    raise Stopped
-                if self.overdue(GRACE):
-                    raise TooSlow
+    async def progress_updates(self) -> AsyncIterator[tuple[str, int, int]]:
+        """Yield the progress ten times a second until the job is done; raise if it is cancelled or unresponsive."""
+        assert self.async_future is not None
+        while not self.async_future.done():
+            await asyncio.wait([self.async_future], timeout=POLL_INTERVAL)
+            if not self.async_future.done():
+                if self.cancelled.is_set():
+                    raise JobCancelled
+                if self.is_overdue(UNRESPONSIVE_AFTER):
+                    raise TimeLimitExceeded
                 yield self.progress
 
-    def result(self) -> Made:
-        assert self.answer is not None
-        if self.answer.cancelled():
-            raise Stopped  # while it waited
-        return self.answer.result()
+    def result(self) -> Result:
+        """Return the result of a job that is done, or raise its error."""
+        assert self.async_future is not None
+        if self.async_future.cancelled():
+            raise JobCancelled  # while it waited
+        return self.async_future.result()
 
-    async def wait(self, gone: Callable[[], Awaitable[bool]]) -> Made:
-        """The result; the work is told to stop when the client is `gone`."""
+    async def wait(self, is_disconnected: Callable[[], Awaitable[bool]]) -> Result:
+        """Return the result; cancel the job when the client disconnects."""
         try:
-            async for _ in self.looks():
-                if await gone():
-                    raise Stopped
+            async for _ in self.progress_updates():
+                if await is_disconnected():
+                    raise JobCancelled
             return self.result()
         finally:
-            self.leave()  # also when this request itself was cancelled
+            self.cancel()  # also when this request itself was cancelled
 
 
 class JobQueue:
-    """One worker and a few places to wait in."""
+    """One worker thread and a bounded number of jobs."""
 
-    def __init__(self, name: str, places: int, seconds: float) -> None:
-        self.name, self.places, self.seconds = name, places, seconds
+    def __init__(self, name: str, capacity: int, time_limit: float) -> None:
+        self.name, self.capacity, self.time_limit = name, capacity, time_limit
         self._pool = ThreadPoolExecutor(1, thread_name_prefix=f"clairvit-{name}")
         self._lock = threading.Lock()
-        self._jobs: set[Job[Any]] = set()  # that wait or are being done
-        self._usual = 0.5  # seconds a job takes, a running mean
+        self._jobs: set[Job[Any]] = set()  # waiting or running
+        self._mean_seconds = 0.5  # of a job, a running mean
 
-    def submit(self, work: Callable[[], Made]) -> Job[Made]:
-        """Take a place, or raise Busy. Must be called on the event loop that waits for the job."""
-        job: Job[Made] = Job(self.seconds)
+    def submit(self, work: Callable[[], Result]) -> Job[Result]:
+        """Queue the work or raise QueueFull. Must be called on the event loop that waits for the job."""
+        job: Job[Result] = Job(self.time_limit)
         with self._lock:
-            if len(self._jobs) >= self.places:
-                raise Busy(min(LONGEST_WAIT, max(1, math.ceil(self._usual * len(self._jobs)))))
+            if len(self._jobs) >= self.capacity:
+                raise QueueFull(min(MAX_RETRY_AFTER, max(1, math.ceil(self._mean_seconds * len(self._jobs)))))
             self._jobs.add(job)
         context = contextvars.copy_context()
         try:
-            job.place = self._pool.submit(context.run, self._carry_out, job, work)
+            job.future = self._pool.submit(context.run, self._run, job, work)
         except RuntimeError:  # the server is closing
-            self._leave(job)
-            raise Busy(1) from None
-        job.place.add_done_callback(lambda _: self._leave(job))  # done, failed or cancelled
-        job.answer = asyncio.wrap_future(job.place)
-        job.answer.add_done_callback(_looked_at)
+            self._remove(job)
+            raise QueueFull(1) from None
+        job.future.add_done_callback(lambda _: self._remove(job))  # done, failed or cancelled
+        job.async_future = asyncio.wrap_future(job.future)
+        job.async_future.add_done_callback(_retrieve_exception)
         return job
 
-    def _carry_out(self, job: Job[Made], work: Callable[[], Made]) -> Made:
+    def _run(self, job: Job[Result], work: Callable[[], Result]) -> Result:
         started = time.monotonic()
         try:
-            job.begun, job.progress = started, ("working", 0, 0)
-            with on_progress(job.watch):
+            job.started, job.progress = started, ("working", 0, 0)
+            with on_progress(job.update):
                 return work()
         finally:
-            self._usual += 0.2 * (time.monotonic() - started - self._usual)
+            self._mean_seconds += 0.2 * (time.monotonic() - started - self._mean_seconds)
 
-    def _leave(self, job: Job[Made]) -> None:
+    def _remove(self, job: Job[Result]) -> None:
         with self._lock:
             self._jobs.discard(job)
             idle = not self._jobs
         if idle:
             with contextlib.suppress(RuntimeError):  # the server is closing
-                self._pool.submit(give_back)  # behind the answer, which need not wait for it
+                self._pool.submit(release_free_memory)  # after the response, which need not wait for it
 
     @property
-    def inside(self) -> int:
-        """Jobs that wait or are being done."""
+    def pending(self) -> int:
+        """Return the number of jobs that wait or run."""
         return len(self._jobs)
 
     def close(self) -> None:
-        """Take no more work, and end what there is."""
+        """Accept no more work, and cancel all jobs."""
         with self._lock:
             jobs = list(self._jobs)
         for job in jobs:
-            job.leave()
+            job.cancel()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
-def give_back() -> None:
-    """Hand memory that is free back to the system; glibc would keep what a busy minute took, in each thread's arena."""
+def release_free_memory() -> None:
+    """Return free memory to the system; glibc would keep it in the arena of each thread."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
     if trim is not None:
         trim(0)
 
 
-def _looked_at(answer: asyncio.Future[Made]) -> None:
-    """An error of a job that nobody waits for any more is no news."""
-    if not answer.cancelled():
-        answer.exception()
+def _retrieve_exception(future: asyncio.Future[Result]) -> None:
+    """Retrieve the exception of a job whose client is gone, so that asyncio does not log it."""
+    if not future.cancelled():
+        future.exception()

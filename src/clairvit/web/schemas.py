@@ -1,4 +1,4 @@
-"""What is asked and answered over HTTP, typed: the OpenAPI document is made from this."""
+"""Requests and responses of the HTTP API; the OpenAPI document is generated from them."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from fastapi import UploadFile
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 from torch import Tensor
 
-# Letters that method strings are made of; what they mean is settled by the registry.
+# The letters of method strings; the registry parses them.
 MethodText = Annotated[str, StringConstraints(min_length=1, max_length=200, pattern=r"^[A-Za-z0-9_.,=+:() \-]+$")]
 ModelName = Annotated[str, StringConstraints(min_length=1, max_length=200)]
-PhotoMark = Annotated[str, StringConstraints(pattern=r"^(demo|[0-9a-f]{32})$")]
+PhotoId = Annotated[str, StringConstraints(pattern=r"^(demo|[0-9a-f]{32})$")]
 ClassText = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 Seed = Annotated[int, Field(ge=0, le=2**31 - 1)]
 ActivationName = Literal["softmax", "sigmoid", "raw"]
@@ -22,57 +22,58 @@ ScoreKind = Literal["logit", "prob", "logprob"]
 Removal = Literal["token", "mean", "black", "blur"]
 
 
-class _Asked(BaseModel):
+class _Request(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
-class _Told(BaseModel):
+class _Response(BaseModel):
     model_config = ConfigDict(extra="forbid", protected_namespaces=())
 
 
-class Numbers(_Told):
-    """An array: little-endian float32, row by row, in base64. Exact, and a tenth of the same as text."""
+class EncodedArray(_Response):
+    """An array: little-endian float32, row by row, in base64."""
 
     shape: list[int]
     float32: str
 
 
-def numbers(tensor: Tensor) -> Numbers:
+def encode_array(tensor: Tensor) -> EncodedArray:
+    """Return a tensor of any shape as base64."""
     array = tensor.detach().to("cpu", torch.float32).numpy()
-    return Numbers(
+    return EncodedArray(
         shape=list(array.shape), float32=base64.b64encode(np.ascontiguousarray(array, "<f4").tobytes()).decode()
     )
 
 
-class Problem(_Told):
-    """Why something was not done: what was seen, what was expected, what to do next."""
+class Problem(_Response):
+    """An error: what was seen, what was expected, what to do next."""
 
     kind: Literal[
         "bad-request",
         "bad-photo",
-        "forgotten-photo",
+        "photo-expired",
         "not-found",
         "not-allowed",
         "too-large",
         "too-slow",
         "busy",
-        "broken",
+        "internal-error",
     ]
     message: str
     retry_after: int | None = None
 
 
-class Limits(_Told):
+class Limits(_Response):
     upload_bytes: int
     pixels: int
     seconds: float
     passes: int
 
 
-class ModelCard(_Told):
+class ModelCard(_Response):
     name: str
     labels: list[str] = Field(description="a name for each class; none: the output is an embedding")
-    size: tuple[int, int] = Field(description="rows and columns of pixels that it sees")
+    size: tuple[int, int] = Field(description="rows and columns of pixels of its input")
     grid: tuple[int, int] = Field(description="rows and columns of patches")
     prefix: int = Field(description="tokens before the patches")
     layers: int
@@ -80,13 +81,13 @@ class ModelCard(_Told):
     activation: ActivationName = Field(description="what scores mean; raw: there are no probabilities")
 
 
-class ModelsReply(_Told):
+class ModelsResponse(_Response):
     version: str
     models: list[ModelCard]
     limits: Limits
 
 
-class MethodCard(_Told):
+class MethodCard(_Response):
     name: str
     family: str
     summary: str
@@ -100,16 +101,16 @@ class MethodCard(_Told):
     combinators: list[str]
 
 
-class MethodsReply(_Told):
+class MethodsResponse(_Response):
     families: list[str]
     methods: list[MethodCard]
 
 
-class ExplainAsked(_Asked):
-    """A photo (a file, or the mark of one that was sent before) and what to know of it."""
+class ExplainRequest(_Request):
+    """A photo (a file, or the id of one that was sent before), methods, targets and the format of the response."""
 
     image: UploadFile | None = Field(default=None, description="a new photo; wins over `photo`")
-    photo: PhotoMark = Field(default="demo", description="'demo', or the mark in an earlier reply")
+    photo: PhotoId = Field(default="demo", description="'demo', or the id in an earlier response")
     model: ModelName | None = Field(default=None, description="one of /api/models; the first by default")
     method: list[MethodText] = Field(
         default=["legrad"], min_length=1, max_length=64, description="method strings; 'all' are all one-trace methods"
@@ -119,36 +120,36 @@ class ExplainAsked(_Asked):
     )
     score: ScoreKind | None = None
     seed: Seed = 0
-    layers: bool = Field(default=False, description="what each layer says, too (one method only)")
-    heads: bool = Field(default=False, description="what each head says, too (one method only)")
-    picture: bool = Field(default=False, description="the photo as the model saw it, too")
+    layers: bool = Field(default=False, description="also the map of each layer (one method only)")
+    heads: bool = Field(default=False, description="also the map of each head (one method only)")
+    picture: bool = Field(default=False, description="also the photo as the model sees it")
     reply: Literal["maps", "record", "npz"] = Field(
-        default="maps", description="maps: ExplainReply; record: the JSON record of one method; npz: its arrays"
+        default="maps", description="maps: ExplainResponse; record: the JSON record of one method; npz: its arrays"
     )
-    stream: bool = Field(default=False, description="lines of JSON: progress, then the reply")
+    stream: bool = Field(default=False, description="JSON lines: progress, then the response")
 
 
-class Guess(_Told):
+class ClassScore(_Response):
     index: int
     name: str
     probability: float | None = Field(description="null where the model's scores are raw")
     score: float = Field(description="the model's own output for the class, before any activation")
 
 
-class HeadMaps(_Told):
-    method: str = Field(description="whose heads these are: the method itself, or raw-attention if it has none")
-    maps: Numbers = Field(description="[layers, heads, targets, rows, columns]")
+class HeadMaps(_Response):
+    method: str = Field(description="the method of the heads: the method itself, or raw-attention if it has none")
+    maps: EncodedArray = Field(description="[layers, heads, targets, rows, columns]")
 
 
-class MapReply(_Told):
+class MethodMaps(_Response):
     method: str = Field(description="canonical")
     family: str
     signed: bool
     class_specific: bool
     score: str
-    maps: Numbers = Field(description="[targets, rows, columns], raw and signed")
-    standard_error: Numbers | None
-    layers: Numbers | None = Field(description="[layers, targets, rows, columns]")
+    maps: EncodedArray = Field(description="[targets, rows, columns], raw and signed")
+    standard_error: EncodedArray | None
+    layers: EncodedArray | None = Field(description="[layers, targets, rows, columns]")
     heads: HeadMaps | None
     forwards: int
     backwards: int
@@ -156,7 +157,7 @@ class MapReply(_Told):
     notes: list[str]
 
 
-class ExplainReply(_Told):
+class ExplainResponse(_Response):
     photo: str
     model: str
     targets: list[str]
@@ -164,32 +165,32 @@ class ExplainReply(_Told):
     activation: ActivationName
     probabilities: list[float | None] = Field(description="of each target; null where there is none")
     class_scores: list[float | None] = Field(description="the model's own output for each target class")
-    top: list[Guess]
-    explanations: list[MapReply]
+    top: list[ClassScore]
+    explanations: list[MethodMaps]
     skipped: dict[str, str] = Field(description="methods that do not fit the model, and why")
     picture: str | None = Field(description="a PNG in base64")
     size: tuple[int, int]
 
 
-class TraceAsked(_Asked):
-    photo: PhotoMark = "demo"
+class TraceRequest(_Request):
+    photo: PhotoId = "demo"
     model: ModelName | None = None
     head: int | Literal["mean", "min", "max"] = Field(default="mean", description="one head, or all of them fused")
     patch: int | None = Field(default=None, ge=0, le=1_000_000, description="one row only, counted without prefix")
 
 
-class TraceReply(_Told):
+class TraceResponse(_Response):
     photo: str
     model: str
     layer: int
     head: str
     grid: tuple[int, int]
     prefix: int
-    attention: Numbers = Field(description="[queries, keys], prefix tokens first; one query if `patch` was given")
+    attention: EncodedArray = Field(description="[queries, keys], prefix tokens first; one query if `patch` was given")
 
 
-class CurveAsked(_Asked):
-    photo: PhotoMark = "demo"
+class CurveRequest(_Request):
+    photo: PhotoId = "demo"
     model: ModelName | None = None
     method: MethodText = "legrad"
     target: ClassText | None = None
@@ -199,8 +200,8 @@ class CurveAsked(_Asked):
     stream: bool = False
 
 
-class Band(_Told):
-    """One order of the patches, or the mean of several by lot with the lowest and highest; null: undefined."""
+class Band(_Response):
+    """The curve of one order of the patches, or mean, minimum and maximum of several random ones; null: undefined."""
 
     mean: list[float | None]
     low: list[float | None]
@@ -208,21 +209,21 @@ class Band(_Told):
     area: float | None
 
 
-class Walked(_Told):
-    x: list[float] = Field(description="part of the patches that has gone, or come")
-    counts: list[int] = Field(description="patches that have gone, or come")
+class CurveBands(_Response):
+    x: list[float] = Field(description="fraction of the patches that are removed, or inserted")
+    counts: list[int] = Field(description="number of patches that are removed, or inserted")
     method: Band
     random: Band
 
 
-class CurveReply(_Told):
+class CurveResponse(_Response):
     photo: str
     model: str
     method: str
     target: str
-    meaning: str = Field(description="of the curves: prob, or normalised score where the model has no probabilities")
-    rank: list[int] = Field(description="the place of each patch, 0 the best, row by row")
+    meaning: str = Field(description="of the values: prob, or normalised score where the model has no probabilities")
+    rank: list[int] = Field(description="the rank of each patch, 0 the best, row by row")
     grid: tuple[int, int]
-    deletion: Walked
-    insertion: Walked
+    deletion: CurveBands
+    insertion: CurveBands
     notes: list[str]

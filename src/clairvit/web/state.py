@@ -1,4 +1,4 @@
-"""The desk: the models that are served, the lanes that work for them, and the photos in memory."""
+"""The state of the server: models, job queues and uploads; which queue a request belongs to."""
 
 from __future__ import annotations
 
@@ -19,50 +19,57 @@ from clairvit.targets.base import class_name
 from clairvit.tracing.recording import record
 from clairvit.tracing.trace import Trace, run_backward
 from clairvit.web.job_queue import JobQueue
-from clairvit.web.schemas import Limits, MethodCard, MethodsReply, ModelCard, ModelsReply
-from clairvit.web.uploads import MOST_BYTES, MOST_PIXELS, UploadStore
+from clairvit.web.schemas import Limits, MethodCard, MethodsResponse, ModelCard, ModelsResponse
+from clairvit.web.uploads import MAX_BYTES, MAX_PIXELS, UploadStore
 
 ALL = "all"
-MOST_PASSES = 20_000  # of one request; what would take more is refused before it begins
-LARGEST_OPTION = 10_000  # samples, steps, …: what memory is asked for grows with them
-LARGEST = {"cells": 32}  # on a side, so memory grows with their square
-QUICK_PASSES = 12  # forwards and backwards that a request of the quick lane may take in all, beside shared traces
-FEW_METHODS = 4  # of a quick request
-PLACES = {"photos": 8, "quick": 16, "longer": 6, "slow": 4}  # longer: many methods at once, and curves
+MAX_PASSES = 20_000  # of one request; larger ones are refused
+MAX_OPTION = 10_000  # samples, steps, …: memory grows with them
+MAX_OPTIONS = {"cells": 32}  # per side, so memory grows with their square
+QUICK_PASSES = 12  # forwards and backwards of a quick request, without the shared trace
+QUICK_METHODS = 4
+CAPACITIES = {"uploads": 8, "quick": 16, "long": 6, "slow": 4}  # jobs per queue; long: many methods, and curves
 
 
 @dataclass(frozen=True, eq=False)
 class AppState:
-    models: dict[str, dict[str, Model]]  # lane -> name -> model; the weights of a model are there once
-    cards: tuple[ModelCard, ...]
-    lanes: dict[str, JobQueue]
-    photos: UploadStore
-    seconds: float
+    """Models, job queues and uploads of a server."""
 
-    def model_name(self, asked: str | None) -> str:
+    models: dict[str, dict[str, Model]]  # queue -> name -> model; the queues share the weights
+    cards: tuple[ModelCard, ...]
+    queues: dict[str, JobQueue]
+    uploads: UploadStore
+    time_limit: float  # seconds per request
+
+    def model_name(self, requested: str | None) -> str:
+        """Return the name of the requested model, the first one by default; raise UnknownName."""
         names = [card.name for card in self.cards]
-        if asked is None:
+        if requested is None:
             return names[0]
-        if asked not in names:
+        if requested not in names:
             raise UnknownName(
-                f"There is no model '{asked}' on this server; it has {', '.join(names)}.{did_you_mean(asked, names)}"
+                f"There is no model '{requested}' on this server; it has {', '.join(names)}."
+                f"{did_you_mean(requested, names)}"
             )
-        return asked
+        return requested
 
     def card(self, name: str) -> ModelCard:
+        """Return the description of a model."""
         return next(card for card in self.cards if card.name == name)
 
-    def about(self) -> ModelsReply:
-        limits = Limits(upload_bytes=MOST_BYTES, pixels=MOST_PIXELS, seconds=self.seconds, passes=MOST_PASSES)
-        return ModelsReply(version=__version__, models=list(self.cards), limits=limits)
+    def models_response(self) -> ModelsResponse:
+        """Return the models and the limits of this server."""
+        limits = Limits(upload_bytes=MAX_BYTES, pixels=MAX_PIXELS, seconds=self.time_limit, passes=MAX_PASSES)
+        return ModelsResponse(version=__version__, models=list(self.cards), limits=limits)
 
     def close(self) -> None:
-        for lane in self.lanes.values():
-            lane.close()
+        """Close all queues."""
+        for queue in self.queues.values():
+            queue.close()
 
 
-def create_state(models: Sequence[Model], seconds: float = 120.0) -> AppState:
-    """Look at each model once, so that the first request need not, and hand every lane its own."""
+def create_state(models: Sequence[Model], time_limit: float = 120.0) -> AppState:
+    """Trace each model once to describe it, and give every queue its own modules around the same weights."""
     if not models:
         raise BadInput("No models were given; expected at least one.")
     names = [model.name for model in models]
@@ -70,28 +77,32 @@ def create_state(models: Sequence[Model], seconds: float = 120.0) -> AppState:
         raise BadInput(f"Two models have the same name: {', '.join(names)}; expected each once.")
     for model in models:
         model.module.requires_grad_(False).eval()
-    every = {lane: {model.name: _twin(model) for model in models} for lane in PLACES if lane != "photos"}
-    photos = UploadStore({model.name: model for model in models})
-    cards = tuple(_card(model, photos) for model in every["quick"].values())
-    lanes = {name: JobQueue(name, places, seconds) for name, places in PLACES.items()}
-    return AppState(every, cards, lanes, photos, seconds)
+    by_queue = {
+        queue: {model.name: _with_shared_weights(model) for model in models}
+        for queue in CAPACITIES
+        if queue != "uploads"
+    }
+    uploads = UploadStore({model.name: model for model in models})
+    cards = tuple(_card(model, uploads) for model in by_queue["quick"].values())
+    queues = {name: JobQueue(name, capacity, time_limit) for name, capacity in CAPACITIES.items()}
+    return AppState(by_queue, cards, queues, uploads, time_limit)
 
 
-def _twin(model: Model) -> Model:
-    """The same weights in modules of their own: hooks and flags live on modules, and a trace visits one at a time."""
+def _with_shared_weights(model: Model) -> Model:
+    """Return a copy with the same tensors: hooks and flags belong to modules, and queues trace at the same time."""
     shared = {id(tensor): tensor for tensor in (*model.module.parameters(), *model.module.buffers())}
     module: nn.Module = copy.deepcopy(model.module, shared)
     return replace(model, module=module)
 
 
-def seen(model: Model, photos: UploadStore, mark: str) -> Trace:
-    """A forward without gradients."""
-    recording = record(model, photos.find(mark).pixels[model.name], differentiable=False)
+def trace_photo(model: Model, uploads: UploadStore, photo: str) -> Trace:
+    """Return the trace of a forward without gradients."""
+    recording = record(model, uploads.find(photo).pixels[model.name], differentiable=False)
     return run_backward(recording, None, None)
 
 
-def _card(model: Model, photos: UploadStore) -> ModelCard:
-    trace = seen(model, photos, "demo")
+def _card(model: Model, uploads: UploadStore) -> ModelCard:
+    trace = trace_photo(model, uploads, "demo")
     calls = [layer.call for layer in trace.layers if layer.call is not None and layer.call.kind == "tokens"]
     heads = int(trace.layers[-1].A.shape[1]) if calls and len(calls) == len(trace.layers) else 0
     return ModelCard(
@@ -106,9 +117,10 @@ def _card(model: Model, photos: UploadStore) -> ModelCard:
     )
 
 
-def methods_reply() -> MethodsReply:
-    found = list_methods()
-    ordered = [found[place] for place in by_family(method.family for method in found)]
+def methods_response() -> MethodsResponse:
+    """Return every method, ordered by family."""
+    registered = list_methods()
+    ordered = [registered[row] for row in by_family(method.family for method in registered)]
     families = list(dict.fromkeys(method.family for method in ordered))
     known = [family for family in FAMILIES if family in families]
     cards = [
@@ -126,43 +138,45 @@ def methods_reply() -> MethodsReply:
             combinators=list(method.combinators),
         )
         for method in ordered
-        if method.name not in _JOINS
+        if method.name not in _COMBINING
     ]
-    return MethodsReply(families=[*known, *(f for f in families if f not in known)], methods=cards)
+    return MethodsResponse(families=[*known, *(f for f in families if f not in known)], methods=cards)
 
 
-_JOINS = ("smooth", "ensemble")  # they take other methods, so they are no choice in a list
+_COMBINING = ("smooth", "ensemble")  # they take other methods as arguments, so they cannot be chosen from a list
 
 
 def is_one_trace(method: Method) -> bool:
-    return not method.slow and method.name not in _JOINS and method.own_cost(**method.options) == Cost()
+    """Return whether a method needs one forward and backward only."""
+    return not method.slow and method.name not in _COMBINING and method.own_cost(**method.options) == Cost()
 
 
-def settle(texts: Sequence[str], patches: int, targets: int = 1) -> tuple[list[MethodSpec], str]:
-    """The methods of a request, and the lane that it belongs to; work without end is refused here."""
-    listed = [
+def resolve_request(texts: Sequence[str], patches: int, targets: int = 1) -> tuple[list[MethodSpec], str]:
+    """Return the methods of a request and the queue that it belongs to; raise BadInput if it is too expensive."""
+    names = [
         name
         for text in texts
         for name in ([m.name for m in list_methods() if is_one_trace(m)] if text.strip() == ALL else [text])
     ]
-    specs = list({spec.text: spec for spec in map(resolve_method, listed)}.values())
-    every = [one for spec in specs for one in (spec, *spec.members)]
-    for one in every:
-        for key, value in one.options:
-            most = LARGEST.get(key, LARGEST_OPTION)
-            if _is_above(value, most):
-                raise BadInput(f"'{one.text}' asks for {key}={value}; expected at most {most} on this server.")
-    own = sum((spec.own_cost(patches) for spec in specs), Cost())
-    passes = max(targets, 1) * (own.forwards + own.backwards)
-    if passes > MOST_PASSES:
+    specs = list({spec.text: spec for spec in map(resolve_method, names)}.values())
+    with_members = [member for spec in specs for member in (spec, *spec.members)]
+    for member in with_members:
+        for key, value in member.options:
+            limit = MAX_OPTIONS.get(key, MAX_OPTION)
+            if _exceeds(value, limit):
+                raise BadInput(f"'{member.text}' asks for {key}={value}; expected at most {limit} on this server.")
+    cost = sum((spec.own_cost(patches) for spec in specs), Cost())
+    passes = max(targets, 1) * (cost.forwards + cost.backwards)
+    if passes > MAX_PASSES:
         raise BadInput(
-            f"This would take up to {passes:,} passes of the model; expected at most {MOST_PASSES:,} on this server: "
+            f"This would take up to {passes:,} passes of the model; expected at most {MAX_PASSES:,} on this server: "
             "lower samples= or steps=, or use the command line."
         )
-    if passes > QUICK_PASSES or any(one.method.slow or isinstance(one.aggregation, Flow) for one in every):
+    is_slow = any(member.method.slow or isinstance(member.aggregation, Flow) for member in with_members)
+    if passes > QUICK_PASSES or is_slow:
         return specs, "slow"
-    return specs, "longer" if len(specs) > FEW_METHODS else "quick"
+    return specs, "long" if len(specs) > QUICK_METHODS else "quick"
 
 
-def _is_above(value: object, most: float) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and not abs(value) <= most  # NaN is, too
+def _exceeds(value: object, limit: float) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and not abs(value) <= limit  # NaN exceeds

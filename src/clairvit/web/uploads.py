@@ -1,4 +1,4 @@
-"""Photos: bytes from strangers, decoded by pillow under limits, kept as what the models see, forgotten in time."""
+"""Uploads: decode untrusted photos under limits, and cache the preprocessed pixels in memory."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from clairvit.models.image_files import DEMO, open_image, read_image
 from clairvit.models.images import prepare
 from clairvit.models.model import Model
 
-MOST_BYTES = 20 * 2**20
-MOST_PIXELS = 50_000_000
+MAX_BYTES = 20 * 2**20
+MAX_PIXELS = 50_000_000
 # No EPS, which runs a program; no TIFF, where millions of tiles in a small file take minutes and gigabytes to list.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
 KINDS = "JPEG, PNG, WebP, GIF or BMP"
-KEPT_BYTES = 96 * 2**20
-MOST_SCANS = 100  # of a JPEG; ten are usual, and each goes over the whole picture, in few bytes if it changes nothing
-# Two files in one: what begins or ends as a page or a program is no photo that anybody meant to send.
+CACHE_BYTES = 96 * 2**20
+MAX_SCANS = 100  # of a JPEG; ten are usual, and a scan of a few bytes can cover the whole picture
+# Polyglot files: bytes that begin or end as a page or a program are refused.
 _PAGE = re.compile(rb"<!doctype|<\?php|%PDF-|%%EOF|<(?:html|svg|script)[\s/>]", re.IGNORECASE)
-_START, _END = 1024, 66_000  # bytes that are looked at
+_START, _END = 1024, 66_000  # bytes that are searched
 
 
 class InvalidUpload(Exception):
@@ -40,37 +40,38 @@ class InvalidUpload(Exception):
 
 
 class UploadExpired(Exception):
-    """A photo that is not, or no longer, in memory."""
+    """The photo is not, or no longer, in memory."""
 
 
 @dataclass(frozen=True, eq=False)
 class Upload:
-    """What each model sees of it. The file itself is not kept."""
+    """The input of each model. The file itself is not kept."""
 
-    mark: str
+    id: str
     pixels: Mapping[str, Tensor]  # model name -> [1, 3, H, W], normalised
 
     @property
     def bytes(self) -> int:
-        return sum(one.nbytes for one in self.pixels.values())
+        """Return the memory of the pixels."""
+        return sum(pixels.nbytes for pixels in self.pixels.values())
 
 
 def decode(data: bytes) -> Image.Image:
-    """An upright RGB image, or BadPhoto; nothing is decoded before its size is known."""
+    """Return an upright RGB image or raise InvalidUpload; nothing is decoded before its size is known."""
     if not data:
         raise InvalidUpload(422, f"The file is empty; expected a photo: {KINDS}.")
-    if len(data) > MOST_BYTES:
+    if len(data) > MAX_BYTES:
         raise InvalidUpload(
-            413, f"The file has {len(data):,} bytes; expected at most {MOST_BYTES:,}: send a smaller copy."
+            413, f"The file has {len(data):,} bytes; expected at most {MAX_BYTES:,}: send a smaller copy."
         )
-    if _is_also_something_else(data):
+    if _is_polyglot(data):
         raise InvalidUpload(
             415, "The file is a page or an archive as well as an image; expected a photo and nothing else."
         )
     # Compressed data cannot hold this marker, so these are scans (and those of the thumbnail).
-    if data.startswith(b"\xff\xd8") and data.count(b"\xff\xda") > MOST_SCANS:
+    if data.startswith(b"\xff\xd8") and data.count(b"\xff\xda") > MAX_SCANS:
         raise InvalidUpload(
-            422, f"The JPEG has more than {MOST_SCANS} scans, which takes too long to read; save it again."
+            422, f"The JPEG has more than {MAX_SCANS} scans, which takes too long to read; save it again."
         )
     try:
         image = open_image(io.BytesIO(data), formats=FORMATS)
@@ -78,16 +79,16 @@ def decode(data: bytes) -> Image.Image:
         raise InvalidUpload(413, f"{_TOO_MANY} Send a smaller copy.") from error
     except UnidentifiedImageError as error:
         raise InvalidUpload(415, f"This is not a photo that can be read here; expected {KINDS}: convert it.") from error
-    except Exception as error:  # pillow's parsers raise a dozen kinds on broken headers
+    except Exception as error:  # pillow raises many kinds of errors on broken headers
         raise InvalidUpload(
             422, f"The photo is damaged ({_reason(error)}); expected a whole one: save it again."
         ) from error
     with image:
-        if image.width * image.height > MOST_PIXELS:
+        if image.width * image.height > MAX_PIXELS:
             raise InvalidUpload(413, f"The photo has {image.width:,} × {image.height:,} pixels. {_TOO_MANY}")
         if not 1 / 100 <= image.width / max(1, image.height) <= 100:
             raise InvalidUpload(
-                422, f"The photo is {image.width} × {image.height} pixels, too narrow to look at; crop it."
+                422, f"The photo is {image.width} × {image.height} pixels, too narrow to show; crop it."
             )
         try:
             image.load()
@@ -97,53 +98,56 @@ def decode(data: bytes) -> Image.Image:
             raise InvalidUpload(422, message) from error
 
 
-_TOO_MANY = f"Photos of more than {MOST_PIXELS // 1_000_000} megapixels are not decoded."
+_TOO_MANY = f"Photos of more than {MAX_PIXELS // 1_000_000} megapixels are not decoded."
 
 
 def _reason(error: Exception) -> str:
     return str(error).splitlines()[0][:120] if str(error) else type(error).__name__
 
 
-def _is_also_something_else(data: bytes) -> bool:
-    """A page, a program or an archive."""
+def _is_polyglot(data: bytes) -> bool:
+    """Return whether the bytes are also a page, a program or an archive."""
     return any(_PAGE.search(part) for part in (data[:_START], data[-_END:])) or zipfile.is_zipfile(io.BytesIO(data))
 
 
 class UploadStore:
-    """The photos in memory, the longest unused forgotten first; the demo always stays."""
+    """A cache of preprocessed photos; the least recently used is evicted first, the demo never."""
 
-    def __init__(self, models: Mapping[str, Model], most: int = KEPT_BYTES) -> None:
-        self._models, self._most = models, most
-        self._key = secrets.token_bytes(32)  # a mark says nothing to somebody who has the same photo
+    def __init__(self, models: Mapping[str, Model], max_bytes: int = CACHE_BYTES) -> None:
+        self._models, self._max_bytes = models, max_bytes
+        self._key = secrets.token_bytes(32)  # ids are keyed hashes: nobody can compute the id of a known photo
         self._lock = threading.Lock()
-        self._kept: OrderedDict[str, Upload] = OrderedDict()
-        self._demo = self._seen(DEMO, read_image(DEMO))
+        self._cache: OrderedDict[str, Upload] = OrderedDict()
+        self._demo = self._preprocess(DEMO, read_image(DEMO))
 
     def add(self, data: bytes) -> Upload:
-        mark = hashlib.blake2b(data, key=self._key, digest_size=16).hexdigest()
+        """Decode, preprocess and store a photo; raise InvalidUpload."""
+        photo_id = hashlib.blake2b(data, key=self._key, digest_size=16).hexdigest()
         with self._lock:
-            if mark in self._kept:
-                self._kept.move_to_end(mark)
-                return self._kept[mark]
-        photo = self._seen(mark, decode(data))
+            if photo_id in self._cache:
+                self._cache.move_to_end(photo_id)
+                return self._cache[photo_id]
+        photo = self._preprocess(photo_id, decode(data))
         with self._lock:
-            self._kept[mark] = photo
-            while self.bytes > self._most and len(self._kept) > 1:
-                self._kept.popitem(last=False)
+            self._cache[photo_id] = photo
+            while self.bytes > self._max_bytes and len(self._cache) > 1:
+                self._cache.popitem(last=False)
         return photo
 
-    def find(self, mark: str) -> Upload:
-        if mark == DEMO:
+    def find(self, photo_id: str) -> Upload:
+        """Return a photo by its id; raise UploadExpired."""
+        if photo_id == DEMO:
             return self._demo
         with self._lock:
-            if mark not in self._kept:
+            if photo_id not in self._cache:
                 raise UploadExpired("This photo is not (or no longer) in the server's memory; send the file again.")
-            self._kept.move_to_end(mark)
-            return self._kept[mark]
+            self._cache.move_to_end(photo_id)
+            return self._cache[photo_id]
 
     @property
     def bytes(self) -> int:
-        return sum(photo.bytes for photo in self._kept.values())
+        """Return the memory of all photos but the demo."""
+        return sum(photo.bytes for photo in self._cache.values())
 
-    def _seen(self, mark: str, image: Image.Image) -> Upload:
-        return Upload(mark, {name: prepare([image], model).pixels for name, model in self._models.items()})
+    def _preprocess(self, photo_id: str, image: Image.Image) -> Upload:
+        return Upload(photo_id, {name: prepare([image], model).pixels for name, model in self._models.items()})

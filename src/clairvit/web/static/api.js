@@ -1,6 +1,6 @@
-// The server's five addresses. Arrays come as little-endian float32 in base64; a problem becomes an Error with a kind.
+// The five endpoints of the server. Arrays are little-endian float32 in base64; a problem becomes an ApiError with a kind.
 
-export class Trouble extends Error {
+export class ApiError extends Error {
   constructor(problem) { super(problem.message || "The server did not answer as expected."); this.kind = problem.kind; this.retryAfter = problem.retry_after; }
 }
 
@@ -11,79 +11,79 @@ export function unpack(numbers) {
   return { shape: numbers.shape, values: new Float32Array(bytes.buffer) };
 }
 
-/** A part of an array along its first axes: part(a, 3, 0) is a[3, 0]. */
-export function part(array, ...places) {
-  const shape = array.shape.slice(places.length), size = shape.reduce((a, b) => a * b, 1);
+/** A slice of an array along its first axes: slice(a, 3, 0) is a[3, 0]. */
+export function slice(array, ...indices) {
+  const shape = array.shape.slice(indices.length), size = shape.reduce((a, b) => a * b, 1);
   let start = 0;
-  places.forEach((place, k) => { start = start * array.shape[k] + place; });
+  indices.forEach((index, k) => { start = start * array.shape[k] + index; });
   return { shape, values: array.values.subarray(start * size, (start + 1) * size) };
 }
 
-// The token comes after the # of the address, which browsers send to nobody, and is kept by this tab alone.
-const TOKEN = "token", after = new URLSearchParams(location.hash.slice(1));
-if (after.has(TOKEN)) {
-  sessionStorage.setItem(TOKEN, after.get(TOKEN));
-  after.delete(TOKEN);
-  history.replaceState(null, "", `${location.pathname}#${after}`);
+// The token is in the fragment of the URL, which browsers never send, and is stored for this tab only.
+const TOKEN = "token", fragment = new URLSearchParams(location.hash.slice(1));
+if (fragment.has(TOKEN)) {
+  sessionStorage.setItem(TOKEN, fragment.get(TOKEN));
+  fragment.delete(TOKEN);
+  history.replaceState(null, "", `${location.pathname}#${fragment}`);
 }
 
-/** A token by hand; false: the visitor has none. Of two requests that were refused only the first asks. */
-function enter(used, words) {
+/** Prompt for a token; false: the user has none. Of two concurrent refused requests only the first prompts. */
+function promptToken(used, message) {
   if (sessionStorage.getItem(TOKEN) !== used) return true;
-  const given = prompt(words)?.trim();
-  if (given) sessionStorage.setItem(TOKEN, given);
-  return Boolean(given);
+  const token = prompt(message)?.trim();
+  if (token) sessionStorage.setItem(TOKEN, token);
+  return Boolean(token);
 }
 
 const sleep = (seconds, signal) => new Promise((resolve, reject) => {
   const timer = setTimeout(resolve, seconds * 1000);
-  signal?.addEventListener("abort", () => { clearTimeout(timer); reject(new DOMException("stopped", "AbortError")); });
+  signal?.addEventListener("abort", () => { clearTimeout(timer); reject(new DOMException("aborted", "AbortError")); });
 });
 
-let file = null; // the photo on show, for a server that has forgotten it
+let uploaded = null; // the file of the current photo, sent again if it expired on the server
 
-export function keep(photo) { file = photo; }
+export function rememberUpload(file) { uploaded = file; }
 
-/** fetch; when all places are taken it comes again as often as `patience` says, and sends a forgotten photo once more. */
-async function ask(path, options = {}, busy = () => {}, patience = 6) {
-  let sent = file === null;
-  for (let turn = 0; ; turn++) {
-    const token = sessionStorage.getItem(TOKEN), key = token ? { authorization: `Bearer ${token}` } : {};
-    const reply = await fetch(path, { ...options, headers: { ...options.headers, ...key } });
+/** fetch; retries while the server is busy, and uploads an expired photo once more. */
+async function request(path, options = {}, onBusy = () => {}, maxRetries = 6) {
+  let resent = uploaded === null;
+  for (let attempt = 0; ; attempt++) {
+    const token = sessionStorage.getItem(TOKEN), authorization = token ? { authorization: `Bearer ${token}` } : {};
+    const reply = await fetch(path, { ...options, headers: { ...options.headers, ...authorization } });
     if (reply.ok) return reply;
     const problem = await reply.json().catch(() => ({ message: `The server answered ${reply.status}.` }));
-    if (reply.status === 401 && enter(token, problem.message)) continue;
-    if (problem.kind === "forgotten-photo" && !sent) {
-      sent = true;
-      await ask("/api/explain", { method: "POST", body: form({ image: file, method: "random" }), signal: options.signal }, busy);
+    if (reply.status === 401 && promptToken(token, problem.message)) continue;
+    if (problem.kind === "photo-expired" && !resent) {
+      resent = true;
+      await request("/api/explain", { method: "POST", body: form({ image: uploaded, method: "random" }), signal: options.signal }, onBusy);
       continue;
     }
-    if (reply.status !== 429 || turn >= patience) throw new Trouble(problem);
+    if (reply.status !== 429 || attempt >= maxRetries) throw new ApiError(problem);
     const wait = Math.min(20, problem.retry_after ?? 1) * (1 + 0.5 * Math.random());
-    busy(wait);
+    onBusy(wait);
     await sleep(wait, options.signal);
   }
 }
 
-export const models = async () => (await ask("/api/models")).json();
-export const methods = async () => (await ask("/api/methods")).json();
+export const models = async () => (await request("/api/models")).json();
+export const methods = async () => (await request("/api/methods")).json();
 
 export async function trace(layer, { photo, model, head, patch }, signal) {
   const query = new URLSearchParams({ photo, model, head });
   if (patch !== undefined) query.set("patch", patch);
-  return (await ask(`/api/trace/${layer}?${query}`, { signal })).json();
+  return (await request(`/api/trace/${layer}?${query}`, { signal })).json();
 }
 
-function form(asked) {
+function form(fields) {
   const body = new FormData();
-  for (const [name, value] of Object.entries(asked)) {
-    for (const one of Array.isArray(value) ? value : [value]) if (one !== undefined && one !== null) body.append(name, one);
+  for (const [name, value] of Object.entries(fields)) {
+    for (const item of Array.isArray(value) ? value : [value]) if (item !== undefined && item !== null) body.append(name, item);
   }
   return body;
 }
 
-/** Lines of JSON: progress until the reply comes. */
-async function streamed(reply, progress) {
+/** JSON lines: progress until the reply arrives. */
+async function readStream(reply, onProgress) {
   const reader = reply.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   for (;;) {
@@ -92,26 +92,26 @@ async function streamed(reply, progress) {
     const lines = rest.split("\n");
     rest = lines.pop();
     for (const line of lines) {
-      const told = JSON.parse(line);
-      if (told.progress) progress(told.progress);
-      if (told.problem) throw new Trouble(told.problem);
-      if (told.reply) return told.reply;
+      const message = JSON.parse(line);
+      if (message.progress) onProgress(message.progress);
+      if (message.problem) throw new ApiError(message.problem);
+      if (message.reply) return message.reply;
     }
-    if (done) throw new Trouble({ message: "The connection ended before the reply; try again." });
+    if (done) throw new ApiError({ message: "The connection ended before the reply; try again." });
   }
 }
 
-export async function explain(asked, { signal, progress = () => {}, busy } = {}) {
-  const reply = await ask("/api/explain", { method: "POST", body: form({ ...asked, stream: true }), signal }, busy);
-  return streamed(reply, progress);
+export async function explain(fields, { signal, onProgress = () => {}, onBusy } = {}) {
+  const reply = await request("/api/explain", { method: "POST", body: form({ ...fields, stream: true }), signal }, onBusy);
+  return readStream(reply, onProgress);
 }
 
-export async function keepsake(asked) {
-  return (await ask("/api/explain", { method: "POST", body: form(asked) })).blob();
+export async function download(fields) {
+  return (await request("/api/explain", { method: "POST", body: form(fields) })).blob();
 }
 
-export async function curve(asked, { signal, progress = () => {}, busy } = {}) {
-  const body = JSON.stringify({ ...asked, stream: true });
-  const reply = await ask("/api/curve", { method: "POST", body, headers: { "content-type": "application/json" }, signal }, busy);
-  return streamed(reply, progress);
+export async function curve(fields, { signal, onProgress = () => {}, onBusy } = {}) {
+  const body = JSON.stringify({ ...fields, stream: true });
+  const reply = await request("/api/curve", { method: "POST", body, headers: { "content-type": "application/json" }, signal }, onBusy);
+  return readStream(reply, onProgress);
 }

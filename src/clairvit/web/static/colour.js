@@ -8,28 +8,28 @@ const ANCHORS = {
   "gray": "000000ffffff",
 };
 const DIVERGING = ["RdBu_r", "PuOr_r"];
-const VEIL = 0.15, FADED = 0.85;
+const MIN_ALPHA = 0.15, DESATURATION = 0.85;
 const tables = new Map();
 
 /** 256 colours [r, g, b, r, g, b, …] of a colour map. */
-export function table(name) {
+export function colourTable(name) {
   if (!tables.has(name)) {
     const hex = ANCHORS[name], count = hex.length / 6;
     const anchor = (k, c) => parseInt(hex.slice(6 * k + 2 * c, 6 * k + 2 * c + 2), 16);
-    const made = new Uint8ClampedArray(768);
+    const colours = new Uint8ClampedArray(768);
     for (let i = 0; i < 256; i++) {
-      const at = i / 255 * (count - 1), k = Math.min(count - 2, Math.floor(at)), part = at - k;
-      for (let c = 0; c < 3; c++) made[3 * i + c] = anchor(k, c) * (1 - part) + anchor(k + 1, c) * part;
+      const position = i / 255 * (count - 1), k = Math.min(count - 2, Math.floor(position)), fraction = position - k;
+      for (let c = 0; c < 3; c++) colours[3 * i + c] = anchor(k, c) * (1 - fraction) + anchor(k + 1, c) * fraction;
     }
-    tables.set(name, made);
+    tables.set(name, colours);
   }
   return tables.get(name);
 }
 
 /** numpy's percentile of sorted values. */
-function percentile(sorted, part) {
-  const at = part * (sorted.length - 1), k = Math.min(sorted.length - 1, Math.floor(at)), next = Math.min(sorted.length - 1, k + 1);
-  return sorted[k] + (sorted[next] - sorted[k]) * (at - k);
+function percentile(sorted, fraction) {
+  const position = fraction * (sorted.length - 1), k = Math.min(sorted.length - 1, Math.floor(position)), next = Math.min(sorted.length - 1, k + 1);
+  return sorted[k] + (sorted[next] - sorted[k]) * (position - k);
 }
 
 function limits(values, signed, cut) {
@@ -39,11 +39,11 @@ function limits(values, signed, cut) {
 }
 
 /** The scale that fits these values: symmetric around 0 if signed, else from low to high; 1 % is cut off at the ends. */
-export function scaleOf(values, signed, wished) {
+export function colourScale(values, signed, requested) {
   const [low, high] = limits(values, signed, 0.01);
   const beyond = [values.some((v) => v < low), values.some((v) => v > high)];
-  const fits = wished !== "auto" && (signed === DIVERGING.includes(wished));
-  return { low, high, signed, beyond, cmap: fits ? wished : signed ? "RdBu_r" : "inferno" };
+  const fits = requested !== "auto" && (signed === DIVERGING.includes(requested));
+  return { low, high, signed, beyond, cmap: fits ? requested : signed ? "RdBu_r" : "inferno" };
 }
 
 const position = (scale, v) => {
@@ -51,7 +51,7 @@ const position = (scale, v) => {
   return Math.min(1, Math.max(0, (v - scale.low) / (scale.high - scale.low)));
 };
 
-/** A bilinear (or nearest) look into a grid, each patch covering its own pixels. */
+/** Bilinear (or nearest) interpolation of a grid, each patch covering its own pixels. */
 function sampler(values, rows, cols, height, width, smooth) {
   if (!smooth) return (y, x) => values[Math.floor(y * rows / height) * cols + Math.floor(x * cols / width)];
   return (y, x) => {
@@ -64,41 +64,41 @@ function sampler(values, rows, cols, height, width, smooth) {
   };
 }
 
-/** Where to draw; the page reads its canvases back, so they stay in ordinary memory. */
-export const penOf = (canvas) => canvas.getContext("2d", { willReadFrequently: true });
+/** The 2D context of a canvas; the page reads its canvases back, so they stay in ordinary memory. */
+export const contextOf = (canvas) => canvas.getContext("2d", { willReadFrequently: true });
 
-/** A grey photo on which the map glows where it has something to say. */
+/** Draw the map over the desaturated photo; alpha grows with the magnitude. */
 export function overlay(canvas, photo, map, scale, opacity, smooth, size = photo.width) {
   const height = Math.round(size * photo.height / photo.width), width = size;
   if (canvas.width !== width || canvas.height !== height) { canvas.width = width; canvas.height = height; }
-  const pen = penOf(canvas);
-  pen.drawImage(photo, 0, 0, width, height);
-  const image = pen.getImageData(0, 0, width, height), data = image.data;
-  // Cut off what is beyond the scale before enlarging, or one hot patch becomes a blob with a hard edge.
-  const sane = map.values.map((v) => Math.min(scale.high, Math.max(scale.low, v)));
-  const at = sampler(sane, map.rows, map.cols, height, width, smooth), colours = table(scale.cmap);
-  const veil = Math.min(VEIL, opacity), steep = scale.signed ? 1 : 0.7;
+  const context = contextOf(canvas);
+  context.drawImage(photo, 0, 0, width, height);
+  const image = context.getImageData(0, 0, width, height), data = image.data;
+  // Clip to the scale before enlarging, else one outlier becomes a blob with a hard edge.
+  const clipped = map.values.map((v) => Math.min(scale.high, Math.max(scale.low, v)));
+  const valueAt = sampler(clipped, map.rows, map.cols, height, width, smooth), colours = colourTable(scale.cmap);
+  const minAlpha = Math.min(MIN_ALPHA, opacity), exponent = scale.signed ? 1 : 0.7;
   for (let y = 0, i = 0; y < height; y++) {
     for (let x = 0; x < width; x++, i += 4) {
       const grey = 0.299 * data[i] + 0.587 * data[i + 1] + 0.114 * data[i + 2];
-      const p = position(scale, at(y, x)), strength = scale.signed ? Math.abs(2 * p - 1) : p;
-      const alpha = veil + (opacity - veil) * strength ** steep, k = 3 * Math.round(p * 255);
+      const p = position(scale, valueAt(y, x)), strength = scale.signed ? Math.abs(2 * p - 1) : p;
+      const alpha = minAlpha + (opacity - minAlpha) * strength ** exponent, k = 3 * Math.round(p * 255);
       for (let c = 0; c < 3; c++) {
-        const ground = data[i + c] * (1 - FADED) + grey * FADED;
-        data[i + c] = ground * (1 - alpha) + colours[k + c] * alpha;
+        const desaturated = data[i + c] * (1 - DESATURATION) + grey * DESATURATION;
+        data[i + c] = desaturated * (1 - alpha) + colours[k + c] * alpha;
       }
     }
   }
-  pen.putImageData(image, 0, 0);
+  context.putImageData(image, 0, 0);
 }
 
 /** The colour bar. */
-export function bar(canvas, cmap) {
-  const pen = canvas.getContext("2d"), colours = table(cmap);
-  const image = pen.createImageData(256, canvas.height);
+export function drawColourBar(canvas, cmap) {
+  const context = canvas.getContext("2d"), colours = colourTable(cmap);
+  const image = context.createImageData(256, canvas.height);
   for (let i = 0; i < image.data.length; i += 4) {
     const x = (i / 4) % 256;
     image.data.set([colours[3 * x], colours[3 * x + 1], colours[3 * x + 2], 255], i);
   }
-  pen.putImageData(image, 0, 0);
+  context.putImageData(image, 0, 0);
 }

@@ -1,26 +1,26 @@
-// What the page shows, and its permalink: everything that matters is in the address after the #.
+// The settings of the page and its permalink: they are in the fragment of the URL.
 
-const USUAL = { model: null, photo: "demo", method: "legrad", targets: [], layer: 0, head: "mean", opacity: 0.8, cmap: "auto", signed: true, smooth: true };
-export const state = { ...USUAL, ...read() };
+const DEFAULTS = { model: null, photo: "demo", method: "legrad", targets: [], layer: 0, head: "mean", opacity: 0.8, cmap: "auto", signed: true, smooth: true };
+export const state = { ...DEFAULTS, ...read() };
 
 function read() {
-  const given = new URLSearchParams(location.hash.slice(1)), found = {};
-  for (const name of ["model", "photo", "method", "head", "cmap"]) if (given.has(name)) found[name] = given.get(name);
-  if (given.has("target")) found.targets = given.getAll("target").slice(0, 2).map(Number).filter(Number.isInteger);
-  const number = (name) => given.has(name) && isFinite(given.get(name)) ? Number(given.get(name)) : USUAL[name];
-  found.layer = Math.max(0, Math.trunc(number("layer")));
-  found.opacity = Math.min(1, Math.max(0, number("opacity")));
-  for (const name of ["signed", "smooth"]) if (given.has(name)) found[name] = given.get(name) === "1";
-  return found;
+  const parameters = new URLSearchParams(location.hash.slice(1)), settings = {};
+  for (const name of ["model", "photo", "method", "head", "cmap"]) if (parameters.has(name)) settings[name] = parameters.get(name);
+  if (parameters.has("target")) settings.targets = parameters.getAll("target").slice(0, 2).map(Number).filter(Number.isInteger);
+  const number = (name) => parameters.has(name) && isFinite(parameters.get(name)) ? Number(parameters.get(name)) : DEFAULTS[name];
+  settings.layer = Math.max(0, Math.trunc(number("layer")));
+  settings.opacity = Math.min(1, Math.max(0, number("opacity")));
+  for (const name of ["signed", "smooth"]) if (parameters.has(name)) settings[name] = parameters.get(name) === "1";
+  return settings;
 }
 
-/** Put the settings into the address; those that are as usual are left out. */
+/** Put the settings that differ from the defaults into the URL. */
 export function write() {
-  const told = new URLSearchParams();
+  const parameters = new URLSearchParams();
   for (const [name, value] of Object.entries(state)) {
-    if (name === "targets") value.forEach((one) => told.append("target", one));
-    else if (value !== USUAL[name] && value !== null) told.set(name, typeof value === "boolean" ? Number(value) : value);
+    if (name === "targets") value.forEach((target) => parameters.append("target", target));
+    else if (value !== DEFAULTS[name] && value !== null) parameters.set(name, typeof value === "boolean" ? Number(value) : value);
   }
-  const text = told.toString();
+  const text = parameters.toString();
   history.replaceState(null, "", text ? `#${text}` : location.pathname);
 }

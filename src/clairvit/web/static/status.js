@@ -1,57 +1,57 @@
-// One line at the top says what happens; long work has a bar and can be cancelled.
+// The status line at the top; long work has a progress bar and can be cancelled.
 
 const box = document.getElementById("status"), text = document.getElementById("status-text");
 const bar = document.getElementById("progress"), cancel = document.getElementById("cancel");
-let working = null;
+let active = null; // the controller of the work that the line is about
 
-export function say(words, bad = false) {
-  text.textContent = words;
-  text.title = words;
-  box.classList.toggle("bad", bad);
+export function setStatus(message, isError = false) {
+  text.textContent = message;
+  text.title = message;
+  box.classList.toggle("error", isError);
 }
 
-/** Begin work that can be stopped. Returns its signal and callbacks. */
-export function begin(what, controller) {
-  working = controller;
-  say(`${what}…`);
+/** Start work that can be cancelled. Returns its signal and callbacks. */
+export function startWork(title, controller) {
+  active = controller;
+  setStatus(`${title}…`);
   const started = performance.now();
   return {
     signal: controller.signal,
-    busy: (wait) => { if (working === controller) say(`The server is busy; asking again in ${Math.ceil(wait)} s…`); },
-    progress: ({ what: step, done, steps }) => {
-      if (working !== controller) return;
-      box.setAttribute("aria-live", "off"); // the bar says it; every per cent read aloud would be too much
+    onBusy: (wait) => { if (active === controller) setStatus(`The server is busy; retrying in ${Math.ceil(wait)} s…`); },
+    onProgress: ({ task, done, steps }) => {
+      if (active !== controller) return;
+      box.setAttribute("aria-live", "off"); // the bar shows it; reading every per cent aloud would be too much
       cancel.hidden = performance.now() - started < 400;
       bar.hidden = cancel.hidden;
       if (steps > 0) {
-        const left = done > 0 ? (performance.now() - started) / 1000 * (steps - done) / done : NaN;
+        const remaining = done > 0 ? (performance.now() - started) / 1000 * (steps - done) / done : NaN;
         bar.value = done / steps;
-        say(`${what}: ${step} ${Math.round(100 * done / steps)} %${left > 1 ? `, about ${Math.ceil(left)} s left` : ""}`);
+        setStatus(`${title}: ${task} ${Math.round(100 * done / steps)} %${remaining > 1 ? `, about ${Math.ceil(remaining)} s left` : ""}`);
       } else {
         bar.removeAttribute("value");
-        say(step === "waiting" ? `${what}: waiting for its turn…` : `${what}…`);
+        setStatus(task === "waiting" ? `${title}: waiting in the queue…` : `${title}…`);
       }
     },
   };
 }
 
-export function end(controller, words) {
-  if (working !== controller) return;
-  working = null;
+export function endWork(controller, message) {
+  if (active !== controller) return;
+  active = null;
   bar.hidden = cancel.hidden = true;
   box.setAttribute("aria-live", "polite");
-  if (words !== undefined) say(words);
+  if (message !== undefined) setStatus(message);
 }
 
-/** An error in words; work that was cancelled by hand, or replaced by newer work, is no error. */
-export function fail(controller, error) {
+/** Show an error; cancelled or replaced work is no error. */
+export function failWork(controller, error) {
   if (error.name === "AbortError") {
-    if (working === controller) end(controller, "Cancelled.");
+    if (active === controller) endWork(controller, "Cancelled.");
     return;
   }
-  end(controller);
-  say(error.message, true);
+  endWork(controller);
+  setStatus(error.message, true);
 }
 
-cancel.addEventListener("click", () => working?.abort());
-document.addEventListener("keydown", (event) => { if (event.key === "Escape" && !cancel.hidden) working?.abort(); });
+cancel.addEventListener("click", () => active?.abort());
+document.addEventListener("keydown", (event) => { if (event.key === "Escape" && !cancel.hidden) active?.abort(); });
