@@ -318,7 +318,7 @@ BROKEN: dict[str, tuple[Callable[[], cv.Model], str, str]] = {
     "raises": (lambda: wrapped(made(FailsInForward)), "forward", "ZeroDivisionError: the third wheel"),
     "detached": (lambda: wrapped(made(Detached)), "gradient", "it ends after blocks.1"),
     "root of zero": (lambda: wrapped(made(RootOfZero)), "gradient", "NaN or infinite"),
-    "ignores patches": (lambda: wrapped(made(IgnoresPatches)), "token gradient", "goes past the blocks"),
+    "ignores patches": (lambda: wrapped(made(IgnoresPatches)), "token gradient", "bypasses the blocks"),
     "saturated": (lambda: wrapped(saturated()), "deletion", "does not change the score"),
     "counter": (lambda: wrapped(made(Counting)), "side effects", "buffer calls"),
     "other with gradients": (lambda: wrapped(made(OtherWithGradients)), "trace", "traced forward"),

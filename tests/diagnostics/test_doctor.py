@@ -16,8 +16,8 @@ import clairvit as cv
 from broken_models import BROKEN, ActiveDropout, Artefacts, Cancelling, Counting, Plain, healthy, made, wrapped
 from broken_models import with_unknown_activation as unknown_activation
 from clairvit.diagnostics import explanations
-from clairvit.diagnostics.examination import Examination, Step, passed, steps
-from clairvit.diagnostics.explanations import CLASS_METHODS, DELETED_BY, DeletionResult, fewest_images
+from clairvit.diagnostics.context import DoctorContext, RegisteredCheck, passed, registered_checks
+from clairvit.diagnostics.explanations import CLASS_METHODS, DELETION_METHODS, DeletionResult, min_images_for_test
 from clairvit.diagnostics.inspection import snapshot
 from clairvit.errors import BadInput, ClairWarning, UnknownName
 from clairvit.methods.spec import resolve_method
@@ -145,9 +145,9 @@ def test_flags_of_gradient_checkpointing_are_no_problem() -> None:
 
 def test_wrappers_are_named() -> None:
     model = cv.wrap(nn.DataParallel(healthy()), size=32)
-    assert "DataParallel was taken off" in cv.doctor(model)["parallel"].finding
+    assert "DataParallel was removed" in cv.doctor(model)["parallel"].finding
     compiled = torch.compile(healthy())
-    assert "torch.compile was taken off" in cv.doctor(cv.wrap(compiled, size=32))["compile"].finding  # type: ignore[arg-type]
+    assert "torch.compile was removed" in cv.doctor(cv.wrap(compiled, size=32))["compile"].finding  # type: ignore[arg-type]
 
 
 def test_preprocessing_that_nobody_stated_warns() -> None:
@@ -167,7 +167,7 @@ def measured(gains: list[float], monkeypatch: pytest.MonkeyPatch) -> cv.Check:
 
 
 def test_six_images_are_the_fewest_that_can_say_anything() -> None:
-    assert fewest_images() == 6  # 2 / 2^6 = 0.031 is the first below 0.05
+    assert min_images_for_test() == 6  # 2 / 2^6 = 0.031 is the first below 0.05
 
 
 def test_better_on_six_images(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,14 +245,18 @@ def test_ctrl_c_ends_the_checks_and_leaves_the_model_as_it_was() -> None:
 
 
 def test_an_exception_in_a_check_is_a_failure_of_that_check(monkeypatch: pytest.MonkeyPatch) -> None:
-    def stop(_: Examination) -> cv.Check:
+    def stop(_: DoctorContext) -> cv.Check:
         raise IndexError("out of range")
 
-    def fine(_: Examination) -> cv.Check:
+    def fine(_: DoctorContext) -> cv.Check:
         return passed("Fine.")
 
-    order = (Step("first", (), stop), Step("second", (), fine), Step("third", ("first",), fine))
-    monkeypatch.setattr("clairvit.diagnostics.doctor.steps", lambda: order)
+    order = (
+        RegisteredCheck("first", (), stop),
+        RegisteredCheck("second", (), fine),
+        RegisteredCheck("third", ("first",), fine),
+    )
+    monkeypatch.setattr("clairvit.diagnostics.doctor.registered_checks", lambda: order)
     diagnosis = cv.doctor(wrapped(healthy()))
     assert [check.status for check in diagnosis.checks] == ["fail", "pass", "skip"]
     assert "IndexError: out of range" in diagnosis["first"].finding
@@ -261,7 +265,7 @@ def test_an_exception_in_a_check_is_a_failure_of_that_check(monkeypatch: pytest.
 
 def test_every_check_needs_checks_that_run_before_it() -> None:
     names: list[str] = []
-    for step in steps():
+    for step in registered_checks():
         assert {*step.needs} <= {*names}, step.name
         names.append(step.name)
     assert {*names} == NAMES
@@ -275,7 +279,15 @@ def test_every_check_is_in_the_docs() -> None:
 
 
 def test_methods_in_the_advice_exist() -> None:
-    for name in (*DELETED_BY, *CLASS_METHODS, "genatt", "legrad", "attnlrp+plus", "decompx+skipplus", "leave-one-out"):
+    for name in (
+        *DELETION_METHODS,
+        *CLASS_METHODS,
+        "genatt",
+        "legrad",
+        "attnlrp+plus",
+        "decompx+skipplus",
+        "leave-one-out",
+    ):
         assert resolve_method(name).text == name
     for name in ("rollout", "occlusion", "lime", "raw-attention", "cp-lrp"):
         assert resolve_method(name).text == name

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import clairvit as cv
 from broken_models import Artefacts, made, wrapped
-from clairvit.diagnostics.arithmetic import OUTLIER, cancellation_by_layer, find_outliers
+from clairvit.diagnostics.arithmetic import OUTLIER_RATIO, cancellation_by_layer, find_outliers
 from clairvit.diagnostics.inspection import (
     DEVIATIONS,
     RoundingBound,
@@ -97,7 +97,7 @@ def test_outliers_against_brute_force() -> None:
             norms = layer.x[place, 1:].norm(dim=-1)
             ratio = norms / norms.median()
             ratios.append(float(ratio.max()))
-            shares.append((float(layer.A[place, :, :, 1:][..., ratio > OUTLIER].sum(-1).mean()), layer.index))
+            shares.append((float(layer.A[place, :, :, 1:][..., ratio > OUTLIER_RATIO].sum(-1).mean()), layer.index))
         assert_same(outliers.ratios[place], max(ratios))
         share, index = max(shares)
         assert_same(outliers.shares[place], share)

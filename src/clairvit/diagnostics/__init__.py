@@ -1,1 +1,1 @@
-"""Diagnostics: can this model be explained as it is, and how far can its explanations be trusted?"""
+"""Diagnostics: whether a model can be explained as it is, and how far its explanations can be trusted."""

@@ -1,4 +1,4 @@
-"""Checks of the numbers inside: completeness of the linear rules, residual cancellation, outlier tokens."""
+"""Numeric checks of a trace: completeness of the linear rules, residual cancellation, outlier tokens."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from clairvit.diagnostics.examination import Examination, check, failed, listed, passed, plural, skipped, warned
+from clairvit.diagnostics.context import DoctorContext, abbreviated, check, failed, passed, plural, skipped, warned
 from clairvit.diagnostics.report import Check
 from clairvit.errors import NotApplicable
 from clairvit.methods.fullgrad import totals
@@ -23,50 +23,50 @@ from clairvit.tracing.recording import record
 from clairvit.tracing.structure import ModelStructure, model_structure, tokens_among
 from clairvit.tracing.trace import Trace, run_backward
 
-# Two independent terms of one size give C = √2; at C = 2 the sum is half as large as its terms, and a rule that shares
-# relevance in proportion (AttnLRP) hands on twice as much as it got, once for and once against.
-MOST_CANCELLATION = 2.0
-# Darcet et al. (ICLR 2024) find artefact tokens with about ten times the norm of others; half of that is no accident.
-OUTLIER = 5.0
+# Two independent terms of one size give C = √2; at C = 2 the sum is half as large as its terms, and a rule that splits
+# relevance in proportion (AttnLRP) passes on twice as much as it got, with opposite signs.
+MAX_CANCELLATION = 2.0
+# Darcet et al. (ICLR 2024) find artefact tokens with about ten times the norm of others; half of that is the limit.
+OUTLIER_RATIO = 5.0
 
 
 @check("token gradient", needs=("trace", "gradient"))
 @own_grad_mode()
-def gradient_reaches_tokens(examination: Examination) -> Check:
-    """The scores must depend on the tokens, not only on the pixels."""
-    if not examination.model.classifier:
+def gradient_reaches_tokens(context: DoctorContext) -> Check:
+    """Check that the scores depend on the tokens, not only on the pixels."""
+    if not context.model.classifier:
         return skipped("The output is an embedding: there is no score to take the gradient of.")
-    recording = record(examination.model, examination.pixels)
-    trace = run_backward(recording, examination.target, "plain", keep=False)
+    recording = record(context.model, context.pixels)
+    trace = run_backward(recording, context.target, "plain", keep=False)
     if not trace.layers:
         return skipped("This model has no blocks.")
-    blank = [name for name, nothing in zip(examination.batch.names, trace.blank, strict=True) if nothing]
-    if blank:
+    names = [name for name, is_zero in zip(context.batch.names, trace.blank, strict=True) if is_zero]
+    if names:
         return failed(
-            f"The gradient of the score reaches the pixels, but not the tokens after the last block (of {listed(blank)}"
-            "): the answer goes past the blocks.",
-            "Look for a second way from the pixels to the head, or a branch that is multiplied by zero. Token maps "
-            "of this model are empty.",
-            images=blank,
+            "The gradient of the score reaches the pixels, but not the tokens after the last block (of "
+            f"{abbreviated(names)}): the score bypasses the blocks.",
+            "Look for a second path from the pixels to the head, or a branch that is multiplied by zero. Token maps "
+            "of this model are zero.",
+            images=names,
         )
     return passed("The gradient of the score reaches the tokens after the last block.")
 
 
 @check("completeness", needs=("token gradient",))
 @own_grad_mode()
-def completeness_of_linear_rules(examination: Examination) -> Check:
-    """Σ x · dx + Σ b · db must be the score once attention, norms and slopes are held fixed."""
-    if not examination.model.classifier:
-        return skipped("The output is an embedding: there is no score that relevances could add up to.")
-    plan = model_structure(examination.model, examination.pixels)
+def completeness_of_linear_rules(context: DoctorContext) -> Check:
+    """Check that Σ x · dx + Σ b · db is the score if attention, norms and activation slopes are held fixed."""
+    if not context.model.classifier:
+        return skipped("The output is an embedding: there is no score that relevance could add up to.")
+    plan = model_structure(context.model, context.pixels)
     if not plan.layers:
         return skipped("The sum is taken over the tokens of the first block, and this model has no blocks.")
-    precision = examination.precisions[-1]  # float64, where that can be had
+    precision = context.precisions[-1]  # float64 if possible
     recording = record(precision.model, precision.pixels, rules=("linear",), recorders=(LearnedBiasTerms,))
-    trace = run_backward(recording, examination.target, "linear", keep=False)
+    trace = run_backward(recording, context.target, "linear", keep=False)
     try:
         sums, scores = totals(trace, 0, "learned", "linear")
-        terms = sum_of_terms(trace)
+        terms = absolute_sum(trace)
     except NotApplicable as error:
         return skipped(str(error))
     gaps = (sums - scores).double().abs()
@@ -77,60 +77,60 @@ def completeness_of_linear_rules(examination: Examination) -> Check:
         "sum": sums.tolist(),
         "difference": gaps.tolist(),
         "bound": bounds.tolist(),
-        "precision": precision.words,
+        "precision": precision.name,
     }
     worst = int((gaps / bounds.clamp(min=torch.finfo(torch.float64).tiny)).argmax())
-    said = (
+    sentence = (
         f"tokens and biases add up to {float(sums[worst]):.5g} and the score is {float(scores[worst]):.5g}, a "
-        f"difference of {float(gaps[worst]):.2g} in {precision.words} (rounding explains {float(bounds[worst]):.2g})"
+        f"difference of {float(gaps[worst]):.2g} in {precision.name} (rounding explains {float(bounds[worst]):.2g})"
     )
     if bool((gaps > bounds).any()):
         return warned(
-            f"Under the linear rules (decompx, cp-lrp) {said}: {shares[worst]:.1%} of the score is lost or made up.",
+            f"Under the linear rules (decompx, cp-lrp) {sentence}: {shares[worst]:.1%} of the score is lost or added.",
             "An operation of the model has no rule of its own (a custom activation, a gate, a product of tokens). Use "
             "methods with true gradients: ixg, gradcam, genatt.",
             **details,
         )
-    return passed(f"Under the linear rules {said}.", **details)
+    return passed(f"Under the linear rules {sentence}.", **details)
 
 
-def sum_of_terms(trace: Trace) -> Tensor:
-    """Return Σ |x · dx| + Σ |b · db| of each image, [B]: the size of what is added up."""
-    layer, told = trace.layers[0], trace[LearnedBiasTerms].checked()
+def absolute_sum(trace: Trace) -> Tensor:
+    """Return Σ |x · dx| + Σ |b · db| of each image, [B]: the magnitude of the terms."""
+    layer, biases = trace.layers[0], trace[LearnedBiasTerms].checked()
     tokens = (widened(layer.x) * widened(layer.dx)).abs().sum((1, 2))
-    return tokens + told.tokens.abs().sum((0, 2)) + told.other.abs().sum(0)
+    return tokens + biases.tokens.abs().sum((0, 2)) + biases.other.abs().sum(0)
 
 
 @check("residual cancellation", needs=("trace",))
-def residual_cancellation(examination: Examination) -> Check:
-    """C = Σ(|z_in| + |z_up|) / Σ|z_out| at each residual sum z_out = z_in + z_up (METHODS-2026, section 2)."""
-    plan = model_structure(examination.model, examination.pixels)
-    ratios = cancellation_by_layer(examination.model, examination.pixels, plan)
+def residual_cancellation(context: DoctorContext) -> Check:
+    """Check C = Σ(|z_in| + |z_up|) / Σ|z_out| at each residual sum z_out = z_in + z_up (METHODS-2026, section 2)."""
+    plan = model_structure(context.model, context.pixels)
+    ratios = cancellation_by_layer(context.model, context.pixels, plan)
     if not any(ratios):
         return skipped("No residual sum of tokens was seen: a CNN, or blocks that are no modules.")
     largest = [max(layer, default=math.nan) for layer in ratios]
-    known = [(value, index) for index, value in enumerate(largest) if not math.isnan(value)]
-    top, where = max(known)
-    details: dict[str, Any] = {"ratios": ratios, "threshold": MOST_CANCELLATION}
-    if top > MOST_CANCELLATION:
-        layers = [str(index) for value, index in known if value > MOST_CANCELLATION]
+    finite = [(value, index) for index, value in enumerate(largest) if not math.isnan(value)]
+    maximum, layer = max(finite)
+    details: dict[str, Any] = {"ratios": ratios, "threshold": MAX_CANCELLATION}
+    if maximum > MAX_CANCELLATION:
+        layers = [str(index) for value, index in finite if value > MAX_CANCELLATION]
         return warned(
-            f"What blocks add cancels what was there: C = Σ(|z_in|+|z_up|)/Σ|z_out| reaches {top:.2f} in layer "
-            f"{where}, and is above {MOST_CANCELLATION:g} in layer{'s' * (len(layers) > 1)} {', '.join(layers)}. There "
-            "rules that share relevance in proportion amplify it, once for and once against, and maps become noisy.",
+            f"Blocks cancel the residual stream: C = Σ(|z_in|+|z_up|)/Σ|z_out| reaches {maximum:.2f} in layer "
+            f"{layer}, and is above {MAX_CANCELLATION:g} in layer{'s' * (len(layers) > 1)} {', '.join(layers)}. There "
+            "rules that split relevance in proportion amplify it, with opposite signs, and maps become noisy.",
             "Prefer a sum over layers, attnlrp+plus or decompx+skipplus, or methods that read attention (genatt, "
             "legrad), to attnlrp, lrp and decompx from the first layer.",
             **details,
         )
     return passed(
-        f"C = Σ(|z_in|+|z_up|)/Σ|z_out| is {min(known)[0]:.2f} to {top:.2f} (most in layer {where}); from "
-        f"{MOST_CANCELLATION:g} on, half of the terms cancel and AttnLRP amplifies noise.",
+        f"C = Σ(|z_in|+|z_up|)/Σ|z_out| is {min(finite)[0]:.2f} to {maximum:.2f} (most in layer {layer}); from "
+        f"{MAX_CANCELLATION:g} on, half of the terms cancel and AttnLRP amplifies noise.",
         **details,
     )
 
 
 def cancellation_by_layer(model: Model, pixels: Tensor, plan: ModelStructure) -> list[list[float]]:
-    """Return C of each residual sum, layer by layer in the order of the forward; one forward without gradients."""
+    """Return C of each residual sum by layer, in the order of execution; one forward pass without gradients."""
     sums = ResidualSums()
     hooks = []
 
@@ -166,7 +166,7 @@ class _Stream:
 
 
 class ResidualSums(TorchFunctionMode):
-    """See every sum that the residual stream of a block is a term of, and keep C of it."""
+    """Record C of every sum that has the residual stream of a block as a term."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -175,7 +175,7 @@ class ResidualSums(TorchFunctionMode):
         self._sums = _Stream()
 
     def enter_block(self, tokens: Tensor) -> None:
-        """Begin the layer whose block takes these tokens."""
+        """Start the layer whose block takes these tokens."""
         self.ratios.append([])
         self._stream, self._sums = _Stream(), _Stream()
         self._stream.add(tokens)
@@ -205,21 +205,21 @@ class ResidualSums(TorchFunctionMode):
         return args[0].shape == args[1].shape and args[0].ndim >= 3 and any(a in self._stream for a in args)
 
 
-def _is_view(out: Tensor, given: Any) -> bool:
-    """Return whether a tensor is all of another one in another shape."""
-    return isinstance(given, Tensor) and out.numel() == given.numel() and out.data_ptr() == given.data_ptr()
+def _is_view(out: Tensor, source: Any) -> bool:
+    """Return whether a tensor is a reshaped view of all of another one."""
+    return isinstance(source, Tensor) and out.numel() == source.numel() and out.data_ptr() == source.data_ptr()
 
 
 def _size(tensor: Tensor) -> float:
-    """Return Σ|t|, added up in float64 where the device has it."""
-    wide = torch.float32 if tensor.device.type == "mps" else torch.float64
-    return float(tensor.detach().abs().sum(dtype=wide))
+    """Return Σ|t|, summed in float64 if the device has it."""
+    dtype = torch.float32 if tensor.device.type == "mps" else torch.float64
+    return float(tensor.detach().abs().sum(dtype=dtype))
 
 
 @check("outlier tokens", needs=("trace",))
-def outlier_tokens(examination: Examination) -> Check:
-    """Patch tokens of many times the usual norm draw attention without saying where the object is."""
-    recording = record(examination.model, examination.pixels, differentiable=False)
+def outlier_tokens(context: DoctorContext) -> Check:
+    """Check for patch tokens of many times the median norm, which attract attention wherever the object is."""
+    recording = record(context.model, context.pixels, differentiable=False)
     trace = run_backward(recording, None, None)
     plan = recording.structure
     if plan.layout is None or not plan.layers or any(part.kind != "tokens" for part in plan.layers):
@@ -233,25 +233,26 @@ def outlier_tokens(examination: Examination) -> Check:
     except NotApplicable as error:
         return skipped(str(error))
     details: dict[str, Any] = {
-        "threshold": OUTLIER,
+        "threshold": OUTLIER_RATIO,
         "largest_ratio": outliers.ratios,
         "count": outliers.counts,
         "attention_share": outliers.shares,
         "layer": outliers.layers,
-        "images": list(examination.batch.names),
+        "images": list(context.batch.names),
     }
-    affected = [place for place, count in enumerate(outliers.counts) if count]
-    top = max(outliers.ratios)
+    affected = [image for image, count in enumerate(outliers.counts) if count]
+    largest = max(outliers.ratios)
     if not affected:
         return passed(
-            f"None: no patch token has more than {OUTLIER:g} times the median norm (at most {top:.1f} times).",
+            f"None: no patch token has more than {OUTLIER_RATIO:g} times the median norm (at most {largest:.1f} "
+            "times).",
             **details,
         )
-    worst = max(affected, key=lambda place: outliers.shares[place])
+    worst = max(affected, key=lambda image: outliers.shares[image])
     return warned(
-        f"{plural(len(affected), 'image')} of {len(outliers.counts)} with patch tokens of more than {OUTLIER:g} times "
-        f"the median norm, up to {top:.0f} times. In {examination.batch.names[worst]} {outliers.counts[worst]} of "
-        f"{plan.layout.patches} patches get {outliers.shares[worst]:.0%} of the attention in layer "
+        f"{plural(len(affected), 'image')} of {len(outliers.counts)} with patch tokens of more than {OUTLIER_RATIO:g} "
+        f"times the median norm, up to {largest:.0f} times. In {context.batch.names[worst]} {outliers.counts[worst]} "
+        f"of {plan.layout.patches} patches get {outliers.shares[worst]:.0%} of the attention in layer "
         f"{outliers.layers[worst]}: such tokens hold global information in patches of no importance.",
         "Do not trust raw-attention and rollout; use gradient-weighted methods that add up late layers (genatt, "
         "legrad, attnlrp+plus, decompx+skipplus), or the variant of the model with registers.",
@@ -261,26 +262,26 @@ def outlier_tokens(examination: Examination) -> Check:
 
 @dataclass(frozen=True)
 class Outliers:
-    """Of each image: patch tokens with a large norm in the layer where the largest one is, and what looks at them."""
+    """Patch tokens with a large norm per image, in the layer where they get the most attention."""
 
     ratios: list[float]  # largest norm over the median norm of the patch tokens
     counts: list[int]
-    shares: list[float]  # of the attention that they get, mean over heads and queries, in the layer where it is most
-    layers: list[int]  # that layer
+    shares: list[float]  # of the attention, mean over heads and queries
+    layers: list[int]
 
 
 def find_outliers(trace: Trace) -> Outliers:
-    """Compare the norms of the patch tokens that each block is given; the first block's are embeddings."""
+    """Return outliers among the patch tokens that each block takes; inputs of the first block are embeddings."""
     prefix, batch = trace.layout.prefix, len(trace.pixels)
-    ratios, counts, shares, places = [0.0] * batch, [0] * batch, [0.0] * batch, [0] * batch
+    ratios, counts, shares, layers = [0.0] * batch, [0] * batch, [0.0] * batch, [0] * batch
     for layer in trace.layers[1:] or trace.layers:
         norms = widened(layer.x).norm(dim=-1)[:, prefix:]  # [B, patches]
         ratio = norms / norms.median(1, keepdim=True).values.clamp(min=torch.finfo(norms.dtype).tiny)
-        large = ratio > OUTLIER
+        large = ratio > OUTLIER_RATIO
         attended = layer.A.mean((1, 2))[:, prefix:] if bool(large.any()) else torch.zeros_like(norms)  # [B, patches]
         for image in range(batch):
             ratios[image] = max(ratios[image], float(ratio[image].max()))
             share = float(attended[image][large[image]].sum())
             if bool(large[image].any()) and share >= shares[image]:
-                counts[image], shares[image], places[image] = int(large[image].sum()), share, layer.index
-    return Outliers(ratios, counts, shares, places)
+                counts[image], shares[image], layers[image] = int(large[image].sum()), share, layer.index
+    return Outliers(ratios, counts, shares, layers)

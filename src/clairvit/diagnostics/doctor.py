@@ -1,4 +1,4 @@
-"""The verb `doctor`: run every check on a model and say what to do."""
+"""doctor(model): run every check on a model and report findings and advice."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from clairvit.diagnostics.examination import FEW_IMAGES, Examination, steps
+from clairvit.diagnostics.context import MAX_IMAGES, DoctorContext, registered_checks
 from clairvit.diagnostics.inspection import buffers_restored, snapshot
 from clairvit.diagnostics.report import Check, Diagnosis
 from clairvit.errors import ClairError, WrongType
@@ -37,11 +37,11 @@ def doctor(
         images: A path, PIL image, array or tensor, or a list of these; None is the built-in photo. Give six or more of
             the kind that the model was trained on, so that "deletion better than random" can be tested.
         method: The method whose maps are compared with random ones; None is attnlrp+plus, or another that applies.
-        seed: Of the random maps.
+        seed: Seed of the random maps.
 
     Returns:
         A `Diagnosis` with one `Check` (pass, warn, fail or skip) per line. An exception inside a check is a failure of
-        that check; the others go on. The model is bit for bit what it was, also after errors.
+        that check; the others still run. The model is bit-identical afterwards, also after errors.
 
     Raises:
         BadInput: An image that cannot be read, or an unknown method.
@@ -53,52 +53,52 @@ def doctor(
         True
     """
     if method is not None:
-        method = resolve_method(method).text  # a misspelt method is refused before the work
+        method = resolve_method(method).text  # raises for an unknown method before any check runs
     images = as_images(images)
     if isinstance(images, LabelledImages):
         images = list(images)
-    given = [images] if images is not None and not isinstance(images, list | tuple | torch.Tensor) else images
     if isinstance(model, nn.Module):
         try:
             model = wrap(model)
         except ClairError as error:
             return Diagnosis(type(model).__name__, (), (Check("model", "fail", str(error)),))
-    subject = load(model) if isinstance(model, str) else model
-    if not isinstance(subject, Model):
+    loaded = load(model) if isinstance(model, str) else model
+    if not isinstance(loaded, Model):
         raise WrongType(
-            f"doctor got a {type(subject).__name__}; expected a cv.Model, a torch.nn.Module or a name such as 'pets'."
+            f"doctor got a {type(loaded).__name__}; expected a cv.Model, a torch.nn.Module or a name such as 'pets'."
         )
-    with buffers_restored(subject.module), torch.random.fork_rng(devices=_cuda_devices(subject)):
-        return _examined(subject, DEMO if given is None else given, method, seed)
+    with buffers_restored(loaded.module), torch.random.fork_rng(devices=_cuda_devices(loaded)):
+        return _run_checks(loaded, DEMO if images is None else images, method, seed)
 
 
-def _examined(model: Model, images: Any, method: str | None, seed: int) -> Diagnosis:
-    """Run all checks, one after the other."""
-    every = images if isinstance(images, list | tuple | torch.Tensor) else [images]
-    if isinstance(every, torch.Tensor) and every.ndim == 3:
-        every = every[None]
-    batch = prepare(every[:FEW_IMAGES], _readable(model))
-    examination = Examination(model, batch, every, method, seed, snapshot(model.module))
-    order = steps()
-    with report_progress("checks", len(order)) as tell:
-        for step in order:
-            examination.checks[step.name] = step.run(examination)
-            tell(1)
-    return Diagnosis(model.name, _names(every, batch.names), tuple(examination.checks.values()))
+def _run_checks(model: Model, images: Any, method: str | None, seed: int) -> Diagnosis:
+    """Run all checks in their order."""
+    all_images = images if isinstance(images, list | tuple | torch.Tensor) else [images]
+    if isinstance(all_images, torch.Tensor) and all_images.ndim == 3:
+        all_images = all_images[None]
+    batch = prepare(all_images[:MAX_IMAGES], _without_meta_tensors(model))
+    context = DoctorContext(model, batch, all_images, method, seed, snapshot(model.module))
+    checks = registered_checks()
+    with report_progress("checks", len(checks)) as advance:
+        for registered in checks:
+            context.checks[registered.name] = registered.run(context)
+            advance(1)
+    return Diagnosis(model.name, _image_names(all_images, batch.names), tuple(context.checks.values()))
 
 
-def _readable(model: Model) -> Model:
-    """Return the model, or one that images can be read for where its tensors have no values; 'device' names those."""
+def _without_meta_tensors(model: Model) -> Model:
+    """Return the model, with an identity as its module if that is on the meta device ('device' fails then)."""
     tensors = itertools.chain(model.module.parameters(), model.module.buffers())
     return replace(model, module=nn.Identity()) if any(tensor.is_meta for tensor in tensors) else model
 
 
-def _names(images: Any, first: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the names of all images; beyond the few that were prepared, their paths or numbers."""
+def _image_names(images: Any, first: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the names of all images: of the first ones as prepared, of the rest their paths or numbers."""
     rest = range(len(first), len(images))
-    return (*first, *(str(images[k]) if isinstance(images[k], str) else f"image {k + 1}" for k in rest))
+    return (*first, *(str(images[i]) if isinstance(images[i], str) else f"image {i + 1}" for i in rest))
 
 
 def _cuda_devices(model: Model) -> list[int]:
+    """Return the devices whose generators the checks may advance."""
     device = model.device
     return [device.index if device.index is not None else torch.cuda.current_device()] if device.type == "cuda" else []

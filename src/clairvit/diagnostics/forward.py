@@ -1,4 +1,4 @@
-"""Checks of the forward and backward pass: it runs, is finite, repeatable, independent of the batch, differentiable."""
+"""Checks of forward and backward pass: finite, deterministic, independent of the batch, differentiable."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clairvit.diagnostics.examination import (
-    Examination,
+from clairvit.diagnostics.context import (
+    DoctorContext,
     Gap,
+    abbreviated,
     check,
     failed,
-    listed,
-    mirrored,
+    first_line,
     passed,
     plural,
     skipped,
     warned,
+    with_mirror_image,
 )
 from clairvit.diagnostics.inspection import (
     RoundingBound,
@@ -38,44 +39,43 @@ CHECKPOINTING_FLAGS = ("grad_checkpointing", "gradient_checkpointing")
 
 
 @check("forward", needs=("device", "compile", "parameters"))
-def forward_runs(examination: Examination) -> Check:
-    """The model must turn [B, 3, H, W] into one row of scores per image."""
-    rows, columns = examination.pixels.shape[-2:]
+def forward_runs(context: DoctorContext) -> Check:
+    """Check that the model maps [B, 3, H, W] to one row of scores per image."""
+    rows, columns = context.pixels.shape[-2:]
     try:
-        logits = examination.forward.logits
+        logits = context.forward.logits
     except ClairError:
         raise
     except Exception as error:
-        first = (str(error).strip().splitlines() or ["no message"])[0]
         return failed(
-            f"The forward failed on {plural(len(examination.pixels), 'image')} of {rows} × {columns} pixels "
-            f"({type(error).__name__}: {first}).",
+            f"The forward failed on {plural(len(context.pixels), 'image')} of {rows} × {columns} pixels "
+            f"({type(error).__name__}: {first_line(error)}).",
             "If that is not a size it takes, state the right one: cv.wrap(module, size=…), or give images as tensors "
             "of that size.",
         )
     return passed(
-        f"{plural(len(logits), 'image')} of {rows} × {columns} pixels → {plural(examination.classes, 'score')} each.",
+        f"{plural(len(logits), 'image')} of {rows} × {columns} pixels → {plural(context.classes, 'score')} each.",
         shape=list(logits.shape),
     )
 
 
 @check("finite scores", needs=("forward",))
-def finite_scores(examination: Examination) -> Check:
-    """Scores and weights must be finite."""
-    inspection, module = examination.forward, examination.model.module
+def finite_scores(context: DoctorContext) -> Check:
+    """Check that scores and weights are finite."""
+    inspection, module = context.forward, context.model.module
     broken = [name for name, p in module.named_parameters() if not bool(p.detach().isfinite().all())]
     finite = bool(inspection.logits.isfinite().all())
     if broken:
         return failed(
-            f"{plural(len(broken), 'parameter tensor')} with NaN or infinite values: {listed(broken)}.",
+            f"{plural(len(broken), 'parameter tensor')} with NaN or infinite values: {abbreviated(broken)}.",
             "Load the weights again; if they were trained so, training diverged.",
             parameters=broken,
         )
     if finite:
         return passed(f"All scores are finite; the largest activation is {inspection.largest:.3g}.")
     call = first_not_finite(inspection)
-    where = "" if call is None else f" The first to go wrong is {call.name} ({call.kind}), whose input is still finite."
-    dtype = coarsest_dtype(examination.model)
+    where = "" if call is None else f" The first is {call.name} ({call.kind}), whose input is still finite."
+    dtype = coarsest_dtype(context.model)
     if dtype == torch.float16:
         return failed(
             f"The scores are NaN or infinite.{where} float16 ends at 65,504, and the weights are finite: it overflows.",
@@ -91,16 +91,16 @@ def finite_scores(examination: Examination) -> Check:
 
 
 @check("side effects", needs=("forward",))
-def side_effects(examination: Examination) -> Check:
-    """A forward in eval mode must not write to parameters or buffers."""
-    module = examination.model.module
+def side_effects(context: DoctorContext) -> Check:
+    """Check that a forward pass in eval mode writes to no parameter or buffer."""
+    module = context.model.module
     before = snapshot(module)
-    plain_forward(examination.model, examination.pixels[:1])
+    plain_forward(context.model, context.pixels[:1])
     changed = differences(before, snapshot(module))
-    examination.changed_by_forward = tuple(changed)
+    context.changed_by_forward = tuple(changed)
     if changed:
         return failed(
-            f"A forward in eval mode changes {listed(changed)}: the model's state depends on how often it was called.",
+            f"A forward in eval mode changes {abbreviated(changed)}: the model's state depends on the number of calls.",
             "Update it in training mode only: if self.training: …. ClairViT calls the model many times.",
             changed=changed,
         )
@@ -108,11 +108,11 @@ def side_effects(examination: Examination) -> Check:
 
 
 @check("determinism", needs=("finite scores",))
-def deterministic(examination: Examination) -> Check:
-    """Two forwards of the same images must agree."""
-    first, state = examination.forward, _generator_states(examination.pixels.device)
-    second = inspect_forward(examination.model, examination.pixels)
-    draws = any(not torch.equal(a, b) for a, b in zip(state, _generator_states(examination.pixels.device), strict=True))
+def deterministic(context: DoctorContext) -> Check:
+    """Check that two forward passes of the same images agree."""
+    first, state = context.forward, _generator_states(context.pixels.device)
+    second = inspect_forward(context.model, context.pixels)
+    uses_rng = any(not torch.equal(a, b) for a, b in zip(state, _generator_states(context.pixels.device), strict=True))
     gap = largest_gap(first.logits, second.logits)
     if gap == 0:
         return passed("Two forwards of the same image agree to the last bit.", difference=0.0)
@@ -120,39 +120,39 @@ def deterministic(examination: Examination) -> Check:
     at = f" The first submodule whose output differs is {where}." if where else ""
     unit = torch.finfo(first.dtype).eps / 2
     bound = RoundingBound(unit, first.operations, first.width, first.largest, amplified=0.0).scores
-    details: dict[str, Any] = {"difference": gap, "bound": bound, "draws": draws, "module": where}
-    if gap <= bound and not draws:
+    details: dict[str, Any] = {"difference": gap, "bound": bound, "draws": uses_rng, "module": where}
+    if gap <= bound and not uses_rng:
         return warned(
             f"Two forwards of the same image differ by {gap:.2g}, which rounding explains (up to {bound:.2g}).{at}",
-            "Kernels that add in no fixed order: torch.use_deterministic_algorithms(True) makes maps repeatable.",
+            "Some kernels add in no fixed order: torch.use_deterministic_algorithms(True) makes maps repeatable.",
             **details,
         )
     return failed(
         f"Two forwards of the same image in eval mode differ by {gap:.3g}"
-        f"{', and the forward draws random numbers' if draws else ''}.{at}",
+        f"{', and the forward draws random numbers' if uses_rng else ''}.{at}",
         "Look for F.dropout without training=self.training, drop path, random masking (ViTMAE: mask_ratio=0) or "
         "shuffled tokens, and switch it off in eval mode."
-        if draws
+        if uses_rng
         else "Look for state that a forward changes: a cache, a counter, running statistics.",
         **details,
     )
 
 
 def _generator_states(device: torch.device) -> list[Tensor]:
-    """Return the states of torch's random number generators on the CPU and on the model's device."""
+    """Return the states of torch's generators on the CPU and on the model's device."""
     states = [torch.get_rng_state()]
     return [*states, torch.cuda.get_rng_state(device)] if device.type == "cuda" else states
 
 
 @check("batch independence", needs=("determinism", "quantisation"))
-def batch_independence(examination: Examination) -> Check:
-    """An image's scores must not depend on the other images of its batch."""
+def batch_independence(context: DoctorContext) -> Check:
+    """Check that an image's scores do not depend on the other images of its batch."""
     gaps = []
-    for precision in examination.precisions:
-        pair = mirrored(precision.pixels)
+    for precision in context.precisions:
+        pair = with_mirror_image(precision.pixels)
         alone = torch.cat([plain_forward(precision.model, image[None]) for image in pair])
         gap = largest_gap(alone, plain_forward(precision.model, pair))
-        gaps.append(Gap(precision.words, gap, precision.rounding.scores))
+        gaps.append(Gap(precision.name, gap, precision.rounding.scores))
     details: dict[str, Any] = {"gaps": [vars(gap) for gap in gaps]}
     broken = [gap for gap in gaps if gap.difference > gap.bound]
     if broken:
@@ -166,22 +166,22 @@ def batch_independence(examination: Examination) -> Check:
 
 
 @check("scores", needs=("determinism",))
-def scores_say_something(examination: Examination) -> Check:
-    """Scores must differ between classes and between images."""
-    # One by one: rows of a batch may be rounded differently, even where the images are alike.
-    one_by_one = [plain_forward(examination.model, image) for image in torch.split(examination.pair, 1)]
-    logits = torch.cat(one_by_one).double()
+def scores_vary(context: DoctorContext) -> Check:
+    """Check that scores differ between classes and between images."""
+    # One by one: rows of a batch may be rounded differently, even for equal images.
+    rows = [plain_forward(context.model, image) for image in torch.split(context.pair, 1)]
+    logits = torch.cat(rows).double()
     between_images = largest_gap(logits[:1], logits[1:])
-    if examination.classes > 1 and examination.model.classifier:
+    if context.classes > 1 and context.model.classifier:
         between_classes = float((logits.amax(1) - logits.amin(1)).max())
         if between_classes == 0:
             return failed(
-                f"All {examination.classes} classes have the same score ({float(logits[0, 0]):.3g}).",
+                f"All {context.classes} classes have the same score ({float(logits[0, 0]):.3g}).",
                 "The head is untrained: all zeros, or all rows equal. Load a trained one.",
             )
     if between_images == 0:
         return failed(
-            "Two different images get exactly the same scores: the model does not look at its input.",
+            "Two different images get exactly the same scores: the model ignores its input.",
             "Look for a branch that is multiplied by zero, or an input that is not passed on.",
         )
     return passed(
@@ -191,9 +191,9 @@ def scores_say_something(examination: Examination) -> Check:
 
 
 @check("checkpointing", needs=("forward",))
-def gradient_checkpointing(examination: Examination) -> Check:
-    """Flags of timm and transformers are switched off in a trace; torch.utils.checkpoint in a forward cannot be."""
-    module = examination.model.module
+def gradient_checkpointing(context: DoctorContext) -> Check:
+    """Check for torch.utils.checkpoint in the forward pass; a trace turns flags of timm and transformers off."""
+    module = context.model.module
     flags = [
         f"{name or 'the module'}.{flag}"
         for name, part in module.named_modules()
@@ -201,25 +201,25 @@ def gradient_checkpointing(examination: Examination) -> Check:
         if vars(part).get(flag) is True
     ]
     try:
-        recomputed = examination.backward.recomputed
+        recomputed = context.backward.recomputed
     except RuntimeError:
-        recomputed = ()  # the check 'gradient' names what the backward stopped at
+        recomputed = ()  # the check 'gradient' reports the error
     if recomputed:
         return failed(
-            f"{listed(recomputed)} ran again in the backward pass: torch.utils.checkpoint inside the forward, where a "
-            "trace cannot follow.",
-            "Switch off gradient checkpointing in the model; it saves memory in training only.",
+            f"{abbreviated(recomputed)} ran again in the backward pass: torch.utils.checkpoint inside the forward, "
+            "which cannot be traced.",
+            "Turn off gradient checkpointing in the model; it saves memory in training only.",
             recomputed=list(recomputed),
         )
     if flags:
-        return passed(f"On ({listed(flags)}); a trace switches it off and on again.", flags=flags)
+        return passed(f"On ({abbreviated(flags)}); a trace turns it off and on again.", flags=flags)
     return passed("Off.")
 
 
 @check("gradient", needs=("finite scores", "determinism", "scores", "quantisation", "checkpointing"))
-def gradient_reaches_pixels(examination: Examination) -> Check:
-    """The scores must depend on the pixels in a differentiable way."""
-    backward = examination.backward
+def gradient_reaches_pixels(context: DoctorContext) -> Check:
+    """Check that the scores are a differentiable function of the pixels."""
+    backward = context.backward
     if not backward.reaches_scores:
         return failed(
             f"No gradient leads from the scores to the image: it ends {backward.blocked_by}.",
@@ -227,11 +227,11 @@ def gradient_reaches_pixels(examination: Examination) -> Check:
             "differentiable one.",
             module=backward.blocked_by,
         )
-    barriers = [str(barrier) for barrier in gradient_barriers(examination.model.module, examination.pixels[:1])]
+    barriers = [str(barrier) for barrier in gradient_barriers(context.model.module, context.pixels[:1])]
     if barriers:
         return failed(
-            f"A gradient leads from the scores to the image, but none comes back through {listed(barriers)}, so that "
-            "it is incomplete and gradient methods do not apply.",
+            f"A gradient leads from the scores to the image, but none passes {abbreviated(barriers)}, so that it "
+            "is incomplete and gradient methods do not apply.",
             "Look there for numpy, torch.no_grad(), detach() or rounding. Methods that need no gradient remain: "
             "leave-one-out, occlusion, lime.",
             barriers=barriers,
@@ -253,60 +253,60 @@ def gradient_reaches_pixels(examination: Examination) -> Check:
 
 
 @check("activation", needs=("scores",))
-def activation(examination: Examination) -> Check:
-    """Say what a score means, and whether the numbers agree with that."""
-    if not examination.model.classifier:
+def activation(context: DoctorContext) -> Check:
+    """Check that the outputs are not probabilities already; report what a score means."""
+    if not context.model.classifier:
         return passed("The output is an embedding: it has no classes and no probabilities.", activation="raw")
-    name, reason = stated_activation(examination)
-    logits = torch.cat([examination.forward.logits.detach(), plain_forward(examination.model, examination.pair)])
+    name, reason = stated_activation(context)
+    logits = torch.cat([context.forward.logits.detach(), plain_forward(context.model, context.pair)])
     logits = logits.double()
-    details: dict[str, Any] = {"activation": name, "reason": reason, "columns": examination.classes}
+    details: dict[str, Any] = {"activation": name, "reason": reason, "columns": context.classes}
     why = f" ({reason})" if reason else ""
-    within = bool((logits >= 0).all() and (logits <= 1).all())
-    slack = examination.rounding.unit * 2 * examination.classes
-    sums_to_one = examination.classes > 1 and bool(((logits.sum(1) - 1).abs() <= slack).all())
-    if within and sums_to_one and name != "raw":
+    in_unit_range = bool((logits >= 0).all() and (logits <= 1).all())
+    slack = context.rounding.unit * 2 * context.classes
+    sums_to_one = context.classes > 1 and bool(((logits.sum(1) - 1).abs() <= slack).all())
+    if in_unit_range and sums_to_one and name != "raw":
         return failed(
-            f"The {examination.classes} outputs lie between 0 and 1 and add up to 1: the model applies a softmax "
+            f"The {context.classes} outputs lie between 0 and 1 and add up to 1: the model applies a softmax "
             f"itself, and they would be read through a second {name}.",
             "Return the logits from the forward, or state activation='raw' when you wrap the model.",
             **details,
         )
-    if within and name != "raw" and examination.classes > 1:
+    if in_unit_range and name != "raw" and context.classes > 1:
         return warned(
             f"All outputs lie between 0 and 1 on {plural(len(logits), 'image')}, and are read through a {name}: the "
             "model seems to apply a sigmoid itself.",
             "Return the logits from the forward, or state activation='raw' when you wrap the model.",
             **details,
         )
-    if examination.classes == 1:
-        said = {"raw": "raw: it has no probability", "sigmoid": "a yes/no score by a sigmoid"}.get(name, name)
-        return passed(f"One output, read as {said}{why}.", **details)
+    if context.classes == 1:
+        meaning = {"raw": "raw: it has no probability", "sigmoid": "a yes/no score by a sigmoid"}.get(name, name)
+        return passed(f"One output, read as {meaning}{why}.", **details)
     if name == "sigmoid":
-        return passed(f"Sigmoid{why}: {examination.classes} labels, each with a probability of its own.", **details)
+        return passed(f"Sigmoid{why}: {context.classes} labels, each with a probability of its own.", **details)
     if name == "raw":
-        inside = "; they are probabilities already" if within and sums_to_one else ""
-        return passed(f"Raw{why}: scores are taken as they are{inside}.", **details)
+        suffix = "; they are probabilities already" if in_unit_range and sums_to_one else ""
+        return passed(f"Raw{why}: scores are taken as they are{suffix}.", **details)
     if bool((logits.logsumexp(1).abs() <= slack).all()):
         return passed(
-            f"Softmax{why}: one class of {examination.classes}. The outputs are log-probabilities already, which a "
+            f"Softmax{why}: one class of {context.classes}. The outputs are log-probabilities already, which a "
             "softmax leaves as they are.",
             **details,
         )
-    return passed(f"Softmax{why}: one class of {examination.classes}.", **details)
+    return passed(f"Softmax{why}: one class of {context.classes}.", **details)
 
 
-def stated_activation(examination: Examination) -> tuple[str, str]:
-    """Return what turns scores into probabilities ("softmax", "sigmoid" or "raw"), and why."""
-    model = examination.model
-    return model.activation_of(examination.forward.logits), model.activation_reason
+def stated_activation(context: DoctorContext) -> tuple[str, str]:
+    """Return the activation ("softmax", "sigmoid" or "raw"), and where it was stated."""
+    model = context.model
+    return model.activation_of(context.forward.logits), model.activation_reason
 
 
 @check("labels", needs=("forward",))
-def labels_fit(examination: Examination) -> Check:
-    """There must be one label per class."""
-    labels, classes = examination.model.labels, examination.classes
-    if not examination.model.classifier:
+def labels_fit(context: DoctorContext) -> Check:
+    """Check that there is one label per class."""
+    labels, classes = context.model.labels, context.classes
+    if not context.model.classifier:
         return skipped("The output is an embedding: it has no classes.")
     if not labels:
         return passed(f"None: classes are named by their numbers, 0 to {classes - 1}.", labels=0, outputs=classes)
@@ -317,10 +317,10 @@ def labels_fit(examination: Examination) -> Check:
             labels=len(labels),
             outputs=classes,
         )
-    twice = sorted({label for label in labels if labels.count(label) > 1})
-    if twice:
+    repeated = sorted({label for label in labels if labels.count(label) > 1})
+    if repeated:
         return warned(
-            f"{len(labels)} labels for {classes} outputs, and {listed([repr(t) for t in twice])} more than once.",
+            f"{len(labels)} labels for {classes} outputs, and {abbreviated([*map(repr, repeated)])} more than once.",
             "Name such classes by their numbers.",
             labels=len(labels),
             outputs=classes,
@@ -328,6 +328,6 @@ def labels_fit(examination: Examination) -> Check:
     return passed(f"{len(labels)} labels for {classes} outputs.", labels=len(labels), outputs=classes)
 
 
-def largest_gap(one: Tensor, other: Tensor) -> float:
+def largest_gap(a: Tensor, b: Tensor) -> float:
     """Return the largest absolute difference."""
-    return float((one.detach().double() - other.detach().double()).abs().max())
+    return float((a.detach().double() - b.detach().double()).abs().max())

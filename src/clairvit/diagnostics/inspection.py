@@ -1,4 +1,4 @@
-"""Look at single forward and backward passes of a module: which submodule made what, and what the passes changed."""
+"""Inspect single forward and backward passes: outputs of each submodule, rounding bounds, changes of state."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ class Inspection:
         return {call.name for call in self.calls}
 
 
-class _Counter(TorchFunctionMode):
-    """Count the operations on floating-point tensors, and note their types."""
+class _OpCounter(TorchFunctionMode):
+    """Count the operations on floating-point tensors, and record their dtypes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -77,43 +77,43 @@ class _Counter(TorchFunctionMode):
 
 
 def inspect_forward(model: Model, pixels: Tensor, *, gradient: bool = False) -> Inspection:
-    """Run the model once over pixels [B, 3, H, W] in eval mode and note what each submodule made.
+    """Run the model once over pixels [B, 3, H, W] in eval mode and record each call of a submodule.
 
-    With `gradient=True` parameters are frozen and the pixels' gradient is tracked as far as the model lets it.
+    With `gradient=True` parameters are frozen and the gradient of the pixels is tracked as far as the model allows.
     """
     calls: list[ModuleCall] = []
     longest = 1
 
-    def note(name: str, module: nn.Module) -> Callable[[nn.Module, Any, Any, Any], None]:
+    def call_recorder(name: str, module: nn.Module) -> Callable[[nn.Module, Any, Any, Any], None]:
         leaf = next(module.children(), None) is None
 
-        def leave(_: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
+        def record_call(_: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
             nonlocal longest
             counter.paused = True
-            given, made = _tensors((args, kwargs)), _tensors(out)
-            longest = max([longest, *(int(t.shape[1]) for t in made if t.ndim == 3)])
+            inputs, outputs = _tensors((args, kwargs)), _tensors(out)
+            longest = max([longest, *(int(t.shape[1]) for t in outputs if t.ndim == 3)])
             calls.append(
                 ModuleCall(
                     name=name,
                     kind=type(module).__name__,
                     leaf=leaf,
-                    finite_input=all(map(_finite, given)),
-                    finite_output=all(map(_finite, made)),
-                    largest=max(map(_largest, made), default=0.0),
-                    checksum=tuple(_checksum(t) for t in made),
-                    gradient_input=any(t.requires_grad for t in given),
-                    gradient_output=any(t.requires_grad for t in made),
+                    finite_input=all(map(_is_finite, inputs)),
+                    finite_output=all(map(_is_finite, outputs)),
+                    largest=max(map(_largest, outputs), default=0.0),
+                    checksum=tuple(_checksum(t) for t in outputs),
+                    gradient_input=any(t.requires_grad for t in inputs),
+                    gradient_output=any(t.requires_grad for t in outputs),
                 )
             )
             counter.paused = False
 
-        return leave
+        return record_call
 
-    counter = _Counter()
+    counter = _OpCounter()
     pixels = pixels.detach().clone().requires_grad_(gradient)
     with frozen_eval(model.module), torch.set_grad_enabled(gradient):
         hooks = [
-            part.register_forward_hook(this_thread_only(note(name, part)), with_kwargs=True)
+            part.register_forward_hook(this_thread_only(call_recorder(name, part)), with_kwargs=True)
             for name, part in model.module.named_modules()
             if name
         ]
@@ -129,7 +129,7 @@ def inspect_forward(model: Model, pixels: Tensor, *, gradient: bool = False) -> 
 
 
 def plain_forward(model: Model, pixels: Tensor) -> Tensor:
-    """Return the scores [B, C] of one forward in eval mode without gradients, nothing else attached."""
+    """Return the scores [B, C] of one forward pass in eval mode, without gradients and hooks."""
     with frozen_eval(model.module), torch.no_grad():
         return model.logits(pixels)
 
@@ -140,26 +140,26 @@ class BackwardPass:
 
     reaches_scores: bool  # the scores have a gradient function
     largest: float  # largest |gradient| at the pixels; NaN where it is not finite
-    recomputed: tuple[str, ...]  # submodules that ran again during the backward: gradient checkpointing
-    blocked_by: str  # where the gradient ends, in words; "" where it reaches the scores
+    recomputed: tuple[str, ...]  # submodules that ran again in the backward pass: gradient checkpointing
+    blocked_by: str  # description of where the gradient ends; "" if it reaches the scores
 
 
 def inspect_backward(model: Model, pixels: Tensor) -> BackwardPass:
-    """Run one forward and one backward of a random mixture of all scores; note what ran again on the way back."""
+    """Run one forward pass and one backward pass of a random combination of all scores; record what was recomputed."""
     recomputed: dict[str, None] = {}
     pixels = pixels.detach().clone().requires_grad_(True)
     running = "forward"
 
-    def note(name: str) -> Callable[..., None]:
-        def enter(*_: Any) -> None:
+    def recompute_recorder(name: str) -> Callable[..., None]:
+        def record_call(*_: Any) -> None:
             if running == "backward":
                 recomputed[name] = None
 
-        return enter
+        return record_call
 
     with frozen_eval(model.module), torch.inference_mode(False), torch.enable_grad():
         hooks = [
-            part.register_forward_pre_hook(this_thread_only(note(name)))
+            part.register_forward_pre_hook(this_thread_only(recompute_recorder(name)))
             for name, part in model.module.named_modules()
             if name
         ]
@@ -189,9 +189,9 @@ def gradient_end(inspection: Inspection) -> str:
     return f"after {carrying[-1].name} ({carrying[-1].kind})" if carrying else "before the first submodule"
 
 
-def first_difference(one: Inspection, other: Inspection) -> str:
+def first_difference(a: Inspection, b: Inspection) -> str:
     """Return "name (class)" of the first, innermost submodule whose output differs between two passes; "" if none."""
-    for first, second in zip(one.calls, other.calls, strict=False):
+    for first, second in zip(a.calls, b.calls, strict=False):
         if first.name != second.name or first.checksum != second.checksum:
             return f"{first.name} ({first.kind})"
     return ""
@@ -209,7 +209,7 @@ class RoundingBound:
     bound = λ · sqrt(operations · width) · u · magnitude, u = eps / 2 the unit round-off of the model's precision. In
     `operations` operations in a row, each a sum of up to `width` terms, n = operations · width roundings add up; as
     independent errors they grow like sqrt(n), and λ · sqrt(n) · u is exceeded with probability below 2·exp(−λ²/2)
-    (Higham & Mary, SIAM J. Sci. Comput. 2019). `magnitude` is the largest activation on the way: where terms cancel,
+    (Higham & Mary, SIAM J. Sci. Comput. 2019). `magnitude` is the largest activation: where terms cancel,
     the terms count. If the model amplifies a change of its pixels by one unit round-off to more than u · magnitude,
     that counts instead.
     """
@@ -222,6 +222,7 @@ class RoundingBound:
 
     @property
     def growth(self) -> float:
+        """Return λ · sqrt(operations · width)."""
         return DEVIATIONS * math.sqrt(self.operations * self.width)
 
     @property
@@ -235,30 +236,30 @@ class RoundingBound:
 
 
 def rounding_bound(model: Model, pixels: Tensor, inspection: Inspection) -> RoundingBound:
-    """Compute the bound from the model's own operations, widths, activations and sensitivity; one forward."""
+    """Return the bound from the model's operations, widths, activations and sensitivity; one forward pass."""
     unit = torch.finfo(inspection.dtype).eps / 2
     generator = torch.Generator().manual_seed(0)
     signs = torch.randint(0, 2, pixels.shape, generator=generator).to(pixels) * 2 - 1
-    nudged = plain_forward(model, pixels * (1 + 2 * unit * signs))
-    change = (nudged - inspection.logits.detach()).double().abs().max()
+    perturbed = plain_forward(model, pixels * (1 + 2 * unit * signs))
+    change = (perturbed - inspection.logits.detach()).double().abs().max()
     amplified = float(change) / 2 if bool(change.isfinite()) else 0.0
     return RoundingBound(unit, inspection.operations, inspection.width, inspection.largest, amplified)
 
 
-MOST_PARAMETERS = 500_000_000  # of a model that is copied to float64
+MAX_PARAMETERS = 500_000_000  # of a model that is copied to float64
 
 
 def float64_copy(model: Model) -> Model | str:
     """Return the model with a copy of its module in float64, or why there is none."""
     module = model.module
     count = sum(parameter.numel() for parameter in module.parameters())
-    if count > MOST_PARAMETERS:
+    if count > MAX_PARAMETERS:
         return f"{count:,} parameters are too many to copy"
     if model.device.type == "mps":
         return "the device has no float64"
     try:
         copied = replace(model, module=copy.deepcopy(module).double())
-    except Exception as error:  # user code: a module may refuse to be copied in any way it likes
+    except Exception as error:  # user code may raise anything
         return f"it cannot be copied ({type(error).__name__}: {error})"
     return copied
 
@@ -270,7 +271,7 @@ def coarsest_dtype(model: Model) -> torch.dtype:
 
 
 def snapshot(module: nn.Module) -> dict[str, Any]:
-    """Return everything that a pass must leave as it was, by name: values, gradients, flags and hooks."""
+    """Return the state that a pass must not change, by name: values, gradients, flags and hooks."""
     state: dict[str, Any] = {}
     for name, part in module.named_modules():
         state[f"{name or 'module'}.training"] = part.training
@@ -285,14 +286,14 @@ def snapshot(module: nn.Module) -> dict[str, Any]:
 
 
 def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """Return the names of what is not the same any more."""
+    """Return the names of the entries that differ."""
     return sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
 
 
 @contextmanager
 def buffers_restored(module: nn.Module) -> Iterator[None]:
-    """Put buffers that a forward writes to (counters, running statistics) back on the way out."""
-    kept = [
+    """Restore buffers that forward passes inside the block write to (counters, running statistics)."""
+    saved = [
         (part, name, buffer, buffer.detach().clone())
         for part in module.modules()
         for name, buffer in part._buffers.items()
@@ -302,15 +303,15 @@ def buffers_restored(module: nn.Module) -> Iterator[None]:
         yield
     finally:
         with torch.no_grad():
-            for part, name, buffer, value in kept:
+            for part, name, buffer, value in saved:
                 part._buffers[name] = buffer
-                if not _same_bits(buffer, value):
+                if not _equal_with_nan(buffer, value):
                     buffer.copy_(value)
 
 
-def _same_bits(one: Tensor, other: Tensor) -> bool:
-    """Return whether two tensors of one shape and type agree; NaN agrees with NaN."""
-    return one.shape == other.shape and bool(torch.eq(one, other).logical_or(one.ne(one) & other.ne(other)).all())
+def _equal_with_nan(a: Tensor, b: Tensor) -> bool:
+    """Return whether two tensors of one dtype are equal; NaN equals NaN."""
+    return a.shape == b.shape and bool(torch.eq(a, b).logical_or(a.ne(a) & b.ne(b)).all())
 
 
 def _digest(tensor: Tensor) -> str:
@@ -322,13 +323,13 @@ def _digest(tensor: Tensor) -> str:
 
 
 def _tensors(value: Any) -> list[Tensor]:
-    """Return the floating-point tensors in what a module was given or made."""
+    """Return the floating-point tensors in the inputs or outputs of a module."""
     leaves = tree_flatten(value)[0]
     nested = [part for leaf in leaves if isinstance(leaf, Mapping) for part in leaf.values()]
     return [t for t in (*leaves, *nested) if isinstance(t, Tensor) and t.is_floating_point()]
 
 
-def _finite(tensor: Tensor) -> bool:
+def _is_finite(tensor: Tensor) -> bool:
     return bool(tensor.detach().isfinite().all())
 
 
@@ -338,7 +339,7 @@ def _largest(tensor: Tensor) -> float:
 
 
 def _checksum(tensor: Tensor) -> float:
-    """Return a number that two different outputs do not share but by accident; NaN counts as a value."""
+    """Return Σ values · weights, with weights by position; NaN and infinity count as values."""
     values = tensor.detach().reshape(-1).float()
-    places = torch.arange(1, len(values) + 1, device=values.device) % 1021 + 1.0
-    return float((values * places).sum().nan_to_num(-1.0, -2.0, -3.0))
+    weights = torch.arange(1, len(values) + 1, device=values.device) % 1021 + 1.0
+    return float((values * weights).sum().nan_to_num(-1.0, -2.0, -3.0))

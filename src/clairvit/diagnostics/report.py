@@ -17,11 +17,11 @@ class Check:
     """One line of a diagnosis.
 
     Attributes:
-        name: What was looked at, e.g. "determinism".
+        name: What was checked, e.g. "determinism".
         status: "pass"; "warn" (explanations exist, with a caution); "fail" (explanations would be wrong or impossible);
-            "skip" (not looked at: another check failed, or it has no meaning for this model).
+            "skip" (not run: another check failed, or it has no meaning for this model).
         finding: What was seen, in one or two sentences.
-        advice: What to do about it; empty where nothing need be done.
+        advice: What to do about it; empty if nothing is to be done.
         details: The numbers behind the finding, ready for JSON.
 
     Example:
@@ -43,7 +43,7 @@ class Check:
             "status": self.status,
             "finding": self.finding,
             "advice": self.advice,
-            "details": _plain(self.details),
+            "details": _json_value(self.details),
         }
 
 
@@ -83,7 +83,7 @@ class Diagnosis:
         return tuple(check for check in self.checks if check.status == "warn")
 
     def __getitem__(self, name: str) -> Check:
-        """Return the check of that name; KeyError lists the names there are."""
+        """Return the check of that name; raise KeyError with all names if there is none."""
         for check in self.checks:
             if check.name == name:
                 return check
@@ -98,7 +98,7 @@ class Diagnosis:
         if self.failures:
             verdict = f"{self.model} cannot be explained as it is: see {', '.join(c.name for c in self.failures)}."
         elif self.warnings:
-            verdict = f"{self.model} can be explained; mind {', '.join(c.name for c in self.warnings)}."
+            verdict = f"{self.model} can be explained; see the warnings of {', '.join(c.name for c in self.warnings)}."
         else:
             verdict = f"{self.model} can be explained."
         return f"{listed}{not_run}. {verdict}"
@@ -127,10 +127,10 @@ class Diagnosis:
         return "\n".join([*lines, "", self.summary()])
 
 
-def _plain(value: Any) -> Any:
+def _json_value(value: Any) -> Any:
     """Return nested values with NaN and infinity as None, tuples as lists."""
     if isinstance(value, Mapping):
-        return {str(key): _plain(part) for key, part in value.items()}
+        return {str(key): _json_value(part) for key, part in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(part) for part in value]
+        return [_json_value(part) for part in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

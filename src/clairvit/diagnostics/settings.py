@@ -1,4 +1,4 @@
-"""Checks of how the module is set up: device, precision, mode, wrappers, quantisation, preprocessing."""
+"""Checks of the module's settings: device, precision, mode, wrappers, quantisation, preprocessing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from clairvit.diagnostics.examination import Examination, check, failed, listed, passed, plural, warned
+from clairvit.diagnostics.context import DoctorContext, abbreviated, check, failed, passed, plural, warned
 from clairvit.diagnostics.report import Check
 from clairvit.models.model import Model
 
@@ -17,18 +17,18 @@ HALF = (torch.float16, torch.bfloat16)
 
 
 @check("model")
-def model_loads(examination: Examination) -> Check:
-    """Say what the model is."""
-    module = examination.model.module
+def model_loads(context: DoctorContext) -> Check:
+    """Report the module's class and size."""
+    module = context.model.module
     count = sum(parameter.numel() for parameter in module.parameters())
-    kinds = type(module).__name__
-    return passed(f"{kinds} with {plural(count, 'parameter')} loads.", parameters=count, kind=kinds)
+    kind = type(module).__name__
+    return passed(f"{kind} with {plural(count, 'parameter')} loads.", parameters=count, kind=kind)
 
 
 @check("device", needs=("model",))
-def one_device(examination: Examination) -> Check:
-    """All parameters and buffers must lie on one real device."""
-    module = examination.model.module
+def one_device(context: DoctorContext) -> Check:
+    """Check that all parameters and buffers are on one device, and not on meta."""
+    module = context.model.module
     tensors = itertools.chain(module.named_parameters(), module.named_buffers())
     devices = {name: str(tensor.device) for name, tensor in tensors}
     counts = Counter(devices.values())
@@ -52,10 +52,10 @@ def one_device(examination: Examination) -> Check:
 
 
 @check("precision", needs=("model",))
-def precision(examination: Examination) -> Check:
-    """Half precision rounds maps to three digits; float16 can overflow."""
-    counts = Counter(str(p.dtype).removeprefix("torch.") for p in examination.model.module.parameters())
-    kinds = {p.dtype for p in examination.model.module.parameters() if p.is_floating_point()}
+def precision(context: DoctorContext) -> Check:
+    """Warn of half precision, which rounds maps to three digits, and of mixed precision."""
+    counts = Counter(str(p.dtype).removeprefix("torch.") for p in context.model.module.parameters())
+    kinds = {p.dtype for p in context.model.module.parameters() if p.is_floating_point()}
     half = sorted(str(kind).removeprefix("torch.") for kind in kinds & {*HALF})
     if half:
         digits = {"float16": 3, "bfloat16": 2}[half[0]]
@@ -76,27 +76,29 @@ def precision(examination: Examination) -> Check:
 
 
 @check("mode", needs=("model",))
-def evaluation_mode(examination: Examination) -> Check:
-    """A trace runs in eval mode whatever the module is in; the user's own calls do not."""
-    module = examination.model.module
+def evaluation_mode(context: DoctorContext) -> Check:
+    """Warn of training mode: a trace always runs in eval mode, the user's own calls do not."""
+    module = context.model.module
     training = [name or "the module" for name, part in module.named_modules() if part.training]
     if not training:
         return passed("Eval mode.")
     affected = [
-        f"{name} ({type(part).__name__})" for name, part in module.named_modules() if part.training and _depends(part)
+        f"{name} ({type(part).__name__})"
+        for name, part in module.named_modules()
+        if part.training and _depends_on_mode(part)
     ]
     if not affected:
         return passed("Training mode, but no layer of the model behaves differently in it.", training=len(training))
     return warned(
-        f"The model is in training mode: {listed(affected)} behave differently there. ClairViT explains it in eval "
-        "mode, your own calls would give other scores.",
+        f"The model is in training mode: {abbreviated(affected)} behave differently there. ClairViT explains it in "
+        "eval mode, your own calls would give other scores.",
         "Call model.eval() before you compare scores.",
         training=len(training),
         affected=affected,
     )
 
 
-def _depends(part: nn.Module) -> bool:
+def _depends_on_mode(part: nn.Module) -> bool:
     """Return whether a layer behaves differently in training mode: dropout, drop path, batch statistics."""
     rate = getattr(part, "p", getattr(part, "drop_prob", None))
     if "drop" in type(part).__name__.lower() and isinstance(rate, int | float):
@@ -105,9 +107,9 @@ def _depends(part: nn.Module) -> bool:
 
 
 @check("parameters", needs=("model",))
-def trainable_parameters(examination: Examination) -> Check:
-    """Frozen parameters do not matter; tensors of inference mode do."""
-    parameters = list(examination.model.module.named_parameters())
+def trainable_parameters(context: DoctorContext) -> Check:
+    """Check that no parameter was made in inference mode; frozen parameters do not matter."""
+    parameters = list(context.model.module.named_parameters())
     inference = [name for name, p in parameters if p.is_inference()]
     if inference:
         return failed(
@@ -117,50 +119,50 @@ def trainable_parameters(examination: Examination) -> Check:
             inference=len(inference),
         )
     frozen = sum(not p.requires_grad for _, p in parameters)
-    said = f"{frozen} of {plural(len(parameters), 'tensor')} frozen" if frozen else "None is frozen"
+    count = f"{frozen} of {plural(len(parameters), 'tensor')} frozen" if frozen else "None is frozen"
     return passed(
-        f"{said}; gradients go to the image, not to parameters, so that this changes nothing.",
+        f"{count}; gradients go to the image, not to parameters, so that this changes nothing.",
         frozen=frozen,
         tensors=len(parameters),
     )
 
 
 @check("compile", needs=("model",))
-def compiled(examination: Examination) -> Check:
-    """torch.compile(module) is taken off; a module compiled in place runs code that cannot be traced."""
-    module = examination.model.module
+def compiled(context: DoctorContext) -> Check:
+    """Check that no submodule was compiled in place; torch.compile(module) is removed by `wrap`."""
+    module = context.model.module
     in_place = [
         name or "the module" for name, part in module.named_modules() if getattr(part, "_compiled_call_impl", None)
     ]
     if in_place:
         return failed(
-            f"{listed(in_place)} was compiled in place (module.compile()) and runs compiled code, which a trace cannot "
-            "see.",
-            "Build the model again without .compile(), or use torch.compile(module), which is taken off.",
+            f"{abbreviated(in_place)} was compiled in place (module.compile()) and runs compiled code, which cannot "
+            "be traced.",
+            "Build the model again without .compile(), or use torch.compile(module), which is removed.",
             compiled=in_place,
         )
-    if "torch.compile" in examination.model.wrappers:
-        return passed("torch.compile was taken off: the module inside it is explained, with the same weights.")
+    if "torch.compile" in context.model.wrappers:
+        return passed("torch.compile was removed: the module inside it is explained, with the same weights.")
     return passed("Not compiled.")
 
 
 @check("parallel", needs=("model",))
-def parallel(examination: Examination) -> Check:
-    """DataParallel wrappers are taken off."""
-    wrappers = [name for name in examination.model.wrappers if name != "torch.compile"]
+def parallel(context: DoctorContext) -> Check:
+    """Report DataParallel wrappers, which `wrap` removes."""
+    wrappers = [name for name in context.model.wrappers if name != "torch.compile"]
     if wrappers:
-        return passed(f"{' and '.join(wrappers)} was taken off: the module inside it is explained, on one device.")
+        return passed(f"{' and '.join(wrappers)} was removed: the module inside it is explained, on one device.")
     return passed("Not wrapped for several devices.")
 
 
 @check("quantisation", needs=("model",))
-def quantised(examination: Examination) -> Check:
-    """Quantised layers pass no gradient."""
-    layers = quantised_layers(examination.model.module)
+def quantised(context: DoctorContext) -> Check:
+    """Check that there are no quantised layers, which pass no gradient."""
+    layers = quantised_layers(context.model.module)
     if layers:
         return failed(
-            f"{plural(len(layers), 'layer')} quantised, e.g. {listed(layers, 2)}: no gradient passes them, so that "
-            "gradient, CAM and relevance methods do not apply.",
+            f"{plural(len(layers), 'layer')} quantised, e.g. {abbreviated(layers, 2)}: no gradient passes them, so "
+            "that gradient, CAM and relevance methods do not apply.",
             "Explain the model before it was quantised. Methods that need no gradient remain: rollout, "
             "leave-one-out, occlusion, lime.",
             layers=layers,
@@ -170,39 +172,40 @@ def quantised(examination: Examination) -> Check:
 
 def quantised_layers(module: nn.Module) -> list[str]:
     """Return "name (class)" of the layers whose weights are no floating-point parameters."""
-    foreign = ("Linear8bitLt", "Linear4bit", "LinearNF4", "LinearFP4", "QuantLinear", "WQLinear")
+    libraries = ("Linear8bitLt", "Linear4bit", "LinearNF4", "LinearFP4", "QuantLinear", "WQLinear")
     return [
         f"{name} ({type(part).__module__.split('.')[0]} {type(part).__name__})"
         for name, part in module.named_modules()
-        if (".quantized" in type(part).__module__ and hasattr(part, "weight")) or type(part).__name__ in foreign
+        if (".quantized" in type(part).__module__ and hasattr(part, "weight")) or type(part).__name__ in libraries
     ]
 
 
 @check("preprocessing", needs=("model",))
-def preprocessing(examination: Examination) -> Check:
-    """Say whether mean and standard deviation are known or assumed."""
-    how = examination.model.preprocess
-    mean, std = (", ".join(f"{value:.3g}" for value in values) for values in (how.mean, how.std))
-    said = f"{how.size[0]} × {how.size[1]} pixels, mean ({mean}), std ({std})"
+def preprocessing(context: DoctorContext) -> Check:
+    """Check that mean and standard deviation are for pixels in 0..1; warn if they are assumed."""
+    preprocess = context.model.preprocess
+    source = preprocessing_source(context.model)
+    mean, std = (", ".join(f"{value:.3g}" for value in values) for values in (preprocess.mean, preprocess.std))
+    summary = f"{preprocess.size[0]} × {preprocess.size[1]} pixels, mean ({mean}), std ({std})"
     details: dict[str, Any] = {
-        "size": how.size,
-        "mean": how.mean,
-        "std": how.std,
-        "source": preprocessing_source(examination.model),
+        "size": preprocess.size,
+        "mean": preprocess.mean,
+        "std": preprocess.std,
+        "source": source,
     }
-    if max(how.mean) > 1 or max(how.std) > 1:
+    if max(preprocess.mean) > 1 or max(preprocess.std) > 1:
         return failed(
-            f"{said}: mean and std are of pixels in 0..255, and ClairViT's pixels are in 0..1.",
+            f"{summary}: mean and std are of pixels in 0..255, and ClairViT's pixels are in 0..1.",
             "Divide both by 255.",
             **details,
         )
-    if preprocessing_source(examination.model) == "assumed":
+    if source == "assumed":
         return warned(
-            f"{said}. {' '.join(examination.model.assumptions)}",
+            f"{summary}. {' '.join(context.model.assumptions)}",
             "State what the model was trained with: mean, std, resize and interpolation.",
             **details,
         )
-    return passed(f"{said}, as {preprocessing_source(examination.model)} states.", **details)
+    return passed(f"{summary}, as {source} states.", **details)
 
 
 def preprocessing_source(model: Model) -> str:

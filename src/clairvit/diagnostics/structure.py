@@ -1,4 +1,4 @@
-"""Checks of what a trace sees: the same scores, attention in every block, and where the tokens lie on the image."""
+"""Checks of a trace: the same scores, attention in every block, and where the tokens lie on the image."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from clairvit.diagnostics.examination import Examination, Gap, check, failed, listed, passed, plural, skipped, warned
+from clairvit.diagnostics.context import DoctorContext, Gap, abbreviated, check, failed, passed, plural, skipped, warned
 from clairvit.diagnostics.forward import largest_gap
 from clairvit.diagnostics.inspection import plain_forward
 from clairvit.diagnostics.report import Check
@@ -18,24 +18,24 @@ from clairvit.tracing.recording import record
 from clairvit.tracing.structure import ModelStructure, model_structure
 
 TABLES = ("plain", "linear", "attnlrp")  # rule tables whose forward must give the plain scores
-KINDS: dict[Kind, str] = {
+ATTENTION_KINDS: dict[Kind, str] = {
     "tokens": "between all tokens",
     "window": "inside windows or stages",
     "channel": "between channels",
 }
-OFF_PROPORTION = 0.2  # how far a patch may be from square: the slack that the grid of a feature map is read with
+MAX_OFF_PROPORTION = 0.2  # how far a patch may be from square: the tolerance for grids of feature maps
 
 
 @check("layout", needs=("finite scores", "determinism", "checkpointing"))
-def tokens_on_the_image(examination: Examination) -> Check:
-    """The patch tokens must lie on the image row by row, in a grid of its proportions."""
+def token_grid(context: DoctorContext) -> Check:
+    """Check that the patch tokens lie on the image row by row, in a grid of its proportions."""
     try:
-        plan = model_structure(examination.model, examination.pixels)
+        plan = model_structure(context.model, context.pixels)
     except ClairError as error:
-        if examination.status("gradient") != "pass":
-            return skipped(f"Not looked at, because of 'gradient': {error}")
+        if context.status("gradient") != "pass":
+            return skipped(f"Not checked, because of 'gradient': {error}")
         raise
-    rows, columns = (int(side) for side in examination.pixels.shape[-2:])
+    rows, columns = (int(side) for side in context.pixels.shape[-2:])
     if plan.layout is None and plan.stages:
         listed_stages = ", ".join(f"{stage.name} {stage.grid[0]} × {stage.grid[1]}" for stage in plan.stages)
         return passed(f"Feature maps of a CNN: {listed_stages}.", stages=[list(stage.grid) for stage in plan.stages])
@@ -51,63 +51,63 @@ def tokens_on_the_image(examination: Examination) -> Check:
         "prefix": layout.prefix,
         "pooling": layout.pooling,
         "blocks": len(plan.layers),
-        "given": examination.model.layout is not None,
+        "given": context.model.layout is not None,
     }
-    said = (
+    summary = (
         f"{plural(len(plan.layers), 'block')}, {layout.grid[0]} × {layout.grid[1]} patches, "
         f"{plural(layout.prefix, 'prefix token')}, {layout.pooling} pooling"
     )
-    if off_proportion(*layout.grid, (rows, columns)) > OFF_PROPORTION:
+    if off_proportion(*layout.grid, (rows, columns)) > MAX_OFF_PROPORTION:
         return failed(
-            f"{said}: that grid has other proportions than an image of {rows} × {columns} pixels.",
+            f"{summary}: that grid has other proportions than an image of {rows} × {columns} pixels.",
             "State the right one: cv.wrap(module, layout=cv.Layout(grid=(rows, columns), prefix=…, pooling=…)).",
             **details,
         )
     if not plan.in_order:
         return warned(
-            f"{said}; but the patch tokens do not come row by row after the prefix tokens (a class token at the end, "
-            "tokens sorted by windows), so that they make no map.",
+            f"{summary}; but the patch tokens do not come row by row after the prefix tokens (a class token at the "
+            "end, tokens sorted by windows), so that they make no map.",
             "Use pixel methods (saliency), or state the layout if that is wrong: cv.wrap(module, layout=…).",
             **details,
         )
-    return passed(f"{said}.", **details)
+    return passed(f"{summary}.", **details)
 
 
 @check("trace", needs=("layout",))
-def scores_unchanged_in_trace(examination: Examination) -> Check:
-    """A traced forward must give the scores of a plain one."""
-    differentiable = examination.status("gradient") == "pass"
+def scores_unchanged_in_trace(context: DoctorContext) -> Check:
+    """Check that a traced forward pass gives the scores of a plain one."""
+    differentiable = context.status("gradient") == "pass"
     tables = TABLES if differentiable else ("plain",)
     gaps = []
-    for precision in examination.precisions:
+    for precision in context.precisions:
         traced = record(precision.model, precision.pixels, rules=tables, differentiable=differentiable)
         gap = largest_gap(plain_forward(precision.model, precision.pixels), traced.logits)
-        gaps.append(Gap(precision.words, gap, precision.rounding.scores))
+        gaps.append(Gap(precision.name, gap, precision.rounding.scores))
     details: dict[str, Any] = {"gaps": [vars(gap) for gap in gaps], "tables": list(tables)}
     broken = [gap for gap in gaps if gap.difference > gap.bound]
     if broken:
         return failed(
             f"The scores of a traced forward differ from those of a plain one {broken[0]}.",
             "The forward does something else when gradients are on (torch.is_grad_enabled(), x.requires_grad) or "
-            "takes other kernels. Make both ways the same.",
+            "uses other kernels. Make both the same.",
             **details,
         )
     return passed(f"Scores of a traced and of a plain forward differ {' and '.join(map(str, gaps))}.", **details)
 
 
 @check("attention", needs=("trace",))
-def attention_in_every_block(examination: Examination) -> Check:
-    """Every block that ran must have shown its attention."""
-    plan = model_structure(examination.model, examination.pixels)
-    unseen = blocks_without_attention(examination.model.module, plan, examination.forward.called)
+def attention_in_every_block(context: DoctorContext) -> Check:
+    """Check that attention was captured in every block that ran."""
+    plan = model_structure(context.model, context.pixels)
+    missing = blocks_without_attention(context.model.module, plan, context.forward.called)
     kinds = Counter(part.kind for part in plan.sites)
-    details: dict[str, Any] = {"layers": len(plan.layers), "kinds": dict(kinds), "unseen": unseen}
-    if unseen:
+    details: dict[str, Any] = {"layers": len(plan.layers), "kinds": dict(kinds), "unseen": missing}
+    if missing:
         others = f"; it was seen in {plural(len(plan.layers), 'block')}" if plan.layers else ""
         return failed(
-            f"No attention was seen in {listed(unseen)}, which ran{others}. It is computed outside torch (numpy, "
+            f"No attention was seen in {abbreviated(missing)}, which ran{others}. It is computed outside torch (numpy, "
             "xformers, flash-attn kernels) or in a way that is not recognised.",
-            "Switch such kernels off in the model's settings, or write the attention with "
+            "Turn such kernels off in the model's settings, or write the attention with "
             "torch.nn.functional.scaled_dot_product_attention. Until then no attention method is right.",
             **details,
         )
@@ -117,53 +117,55 @@ def attention_in_every_block(examination: Examination) -> Check:
             "gradient methods apply.",
             **details,
         )
-    parts = [f"{kinds[kind]} {words}" for kind, words in KINDS.items() if kinds[kind]]
+    counts = [f"{kinds[kind]} {phrase}" for kind, phrase in ATTENTION_KINDS.items() if kinds[kind]]
     pools = f", and {plural(kinds['pool'], 'attention pool')}" if kinds["pool"] else ""
-    heads = heads_of(examination)
-    said = f", {heads} heads" if heads else ""
-    return passed(f"Seen in every block: {', '.join(parts)}{said}{pools}.", heads=heads, **details)
+    heads = head_count(context)
+    heads_note = f", {heads} heads" if heads else ""
+    return passed(f"Seen in every block: {', '.join(counts)}{heads_note}{pools}.", heads=heads, **details)
 
 
-def heads_of(examination: Examination) -> int:
-    """Return the number of heads, if all layers have as many; else 0."""
-    recording = record(examination.model, examination.pixels[:1], differentiable=False)
+def head_count(context: DoctorContext) -> int:
+    """Return the number of heads if all layers have the same, else 0."""
+    recording = record(context.model, context.pixels[:1], differentiable=False)
     heads = {int(call.v.shape[1]) for call in recording.calls if call.kind == "tokens"}
     return heads.pop() if len(heads) == 1 else 0
 
 
 def blocks_without_attention(module: nn.Module, plan: ModelStructure, called: set[str]) -> list[str]:
-    """Return the names of submodules that ran, look like blocks with attention, and showed none.
+    """Return the names of submodules that ran, look like blocks with attention, and in which none was captured.
 
-    Where attention was seen somewhere: modules of the class of a seen block, or in the same container, that have the
-    parameters of a seen block or a part that is called attention. Where none was seen: modules called so.
+    If attention was captured somewhere: modules of the class of such a block, or in the same container, that have the
+    parameters of such a block or a submodule named attention. If none was captured: modules named so.
     """
-    seen = [part.block for part in plan.layers if part.block is not None]
+    captured = [part.block for part in plan.layers if part.block is not None]
     names = {id(part): name for name, part in module.named_modules()}
     if not plan.sites:
         return [
             name
             for name, part in module.named_modules()
             if name in called
-            and _called_attention(name, part)
-            and not any(_called_attention(inner, p) for inner, p in part.named_modules() if inner)
+            and _is_named_attention(name, part)
+            and not any(_is_named_attention(inner, p) for inner, p in part.named_modules() if inner)
         ]
-    inside = {id(part) for block in seen for part in block.modules()}
-    around = {id(part) for part in module.modules() if any(id(inner) in {*map(id, seen)} for inner in part.modules())}
-    containers = {name.rpartition(".")[0] for block in seen if (name := names[id(block)])}
-    classes, shapes = {type(block) for block in seen}, {_parameter_names(block) for block in seen}
-    unseen = []
+    inside = {id(part) for block in captured for part in block.modules()}
+    around = {
+        id(part) for part in module.modules() if any(id(inner) in {*map(id, captured)} for inner in part.modules())
+    }
+    containers = {name.rpartition(".")[0] for block in captured if (name := names[id(block)])}
+    classes, shapes = {type(block) for block in captured}, {_parameter_names(block) for block in captured}
+    missing = []
     for name, part in module.named_modules():
         if id(part) in inside or id(part) in around or name not in called:
             continue
-        akin = type(part) in classes or name.rpartition(".")[0] in containers
-        attends = any(_called_attention(inner, p) for inner, p in part.named_modules() if inner)
-        if akin and (_parameter_names(part) in shapes or attends):
-            unseen.append(name)
-    return unseen
+        similar = type(part) in classes or name.rpartition(".")[0] in containers
+        attends = any(_is_named_attention(inner, p) for inner, p in part.named_modules() if inner)
+        if similar and (_parameter_names(part) in shapes or attends):
+            missing.append(name)
+    return missing
 
 
-def _called_attention(name: str, part: nn.Module) -> bool:
-    """Return whether a module's name or class speaks of attention; dropout and norms around it do not count."""
+def _is_named_attention(name: str, part: nn.Module) -> bool:
+    """Return whether a module's name or class contains attention; dropout and norms do not count."""
     last, kind = name.rpartition(".")[2].lower(), type(part).__name__.lower()
     if isinstance(part, nn.Identity | nn.Dropout | nn.LayerNorm | nn.Softmax):
         return False
@@ -171,5 +173,5 @@ def _called_attention(name: str, part: nn.Module) -> bool:
 
 
 def _parameter_names(part: nn.Module) -> frozenset[str]:
-    """Return the names of a module's parameters, a module without any sharing nothing with another one."""
+    """Return the names of a module's parameters; a unique name for a module without any."""
     return frozenset(name for name, _ in part.named_parameters()) or frozenset({f"<{id(part)}>"})
