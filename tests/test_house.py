@@ -18,8 +18,8 @@ ROOMS = [
     *("training", "diagnostics", "plotting", "report"),
 ]
 DOORS_BACK = {
-    ("methods/explanation.py", "plotting"),  # Explanation.save and the picture in a notebook
-    ("methods/explain.py", "plotting"),  # the same of Comparison
+    ("methods/explanation.py", "plotting"),  # Explanation and Comparison: plot, save, the picture in a notebook
+    ("metrics/score.py", "plotting"),  # Score and Scores: plot, the table in a notebook
 }
 
 
