@@ -13,7 +13,7 @@ INTRODUCTION = """# Metrics
 *Made by `python docs/generate_metrics.py`; do not edit.*
 
 How good is a map? `clairvit evaluate photos/ --method legrad,rollout --metric deletion,insertion` or
-`cv.evaluate(model, images, "legrad", metric="deletion")`. Every score comes with a value for each image, its mean,
+`cv.evaluate(model, images, "legrad", "deletion")`. Every score comes with a value for each image, its mean,
 standard error and 95 % interval over images, and what a random and a centred map score on the same images.
 A score that is not defined (a map with NaN, an image without a mask) is NaN; it is counted and left out of the mean.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import clairvit as cv
-from clairvit.errors import BadInput, UnknownName, did_you_mean
+from clairvit.errors import ClairError, UnknownName, did_you_mean
 from clairvit.methods.registry import ALIASES, list_methods
 from clairvit.methods.spec import resolve_method
 
@@ -23,7 +23,7 @@ from clairvit.methods.spec import resolve_method
     ],
 )
 def test_names_of_papers_and_other_libraries_lead_to_ours(typed: str, offered: str) -> None:
-    with pytest.raises(BadInput) as caught:
+    with pytest.raises(ClairError) as caught:
         cv.explain(None, None, typed)  # type: ignore[arg-type]
     assert offered in str(caught.value)
 

@@ -2,7 +2,7 @@
 
 Example:
     >>> import clairvit as cv
-    >>> ex = cv.explain("pets", "demo", "legrad")  # any model, any image, any of 60 methods
+    >>> ex = cv.explain("pets", "demo", "legrad")  # any model, any image, any registered method
     >>> ex.targets
     ('Egyptian Mau',)
     >>> many = cv.compare("pets", "demo", ["rollout", "genatt+skipplus"])

@@ -102,10 +102,12 @@ def explain(
         >>> cv.explain(model, "demo", "genatt", targets=["Bengal", "Beagle"]).maps.shape
         torch.Size([2, 14, 14])
     """
+    method = str(method) if isinstance(method, MethodSpec) else method
+    if recipe is None and isinstance(method, str) and not method.lower().endswith(".json"):
+        resolve_method(method, **options)  # a misspelt method is refused before a model is loaded
     images = as_images(images)
     model = as_model(model, images)
-    text = advised(model, str(method) if isinstance(method, MethodSpec) else method, recipe)
-    spec = resolve_method(text, **options)
+    spec = resolve_method(advised(model, method, recipe), **options)
     request = _Request(
         model,
         (spec,),
@@ -169,9 +171,9 @@ def compare(
         raise BadInput(
             f"methods={methods!r} was given; expected a list of names such as ['rollout', 'legrad'], or 'all'."
         )
+    specs = {spec.text: spec for spec in map(resolve_method, expand_all(listed))}
     images = as_images(images)
     model = as_model(model, images)
-    specs = {spec.text: spec for spec in map(resolve_method, expand_all(listed))}
     request = _Request(
         model,
         tuple(specs.values()),

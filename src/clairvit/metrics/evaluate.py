@@ -169,11 +169,11 @@ def evaluate(
         >>> list(cv.evaluate(model, "demo", ["legrad", "rollout"], ["sparseness"]))
         [('legrad', 'sparseness'), ('rollout', 'sparseness')]
     """
-    images = as_images(images)
-    model = as_model(model, images)
     given = methods if isinstance(methods, Explanation) else None
     metric_specs = _metric_specs(metrics, options)
     method_specs = [resolve_method(method) for method in _method_list(methods)]
+    images = as_images(images)
+    model = as_model(model, images)
     dataset = album_of(images, model, masks=masks, mask_kind=mask_kind, labels=labels, others=distractors)
     if given is not None and len(given) != len(dataset):
         raise BadInput(f"The explanation has {len(given)} maps and {len(dataset)} images were given; expected as many.")
