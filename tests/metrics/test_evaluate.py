@@ -194,7 +194,7 @@ def test_what_cannot_be_done_is_said() -> None:
         scored(images, "deletoin")
     with pytest.raises(UnknownName, match=r"'deletion' has no option 'step'; it has steps.*'steps'"):
         scored(images, "deletion(step=3)")
-    with pytest.raises(BadInput, match=r"none were given; expected one mask an image"):
+    with pytest.raises(BadInput, match=r"none were given; expected one mask per image"):
         scored(images, "iou")
     with pytest.raises(BadInput, match="without labels for all images"):
         cv.evaluate(wrapped(KIND), images, "genatt", "deletion", target="label")

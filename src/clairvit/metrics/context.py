@@ -278,7 +278,7 @@ class EvalContext:
         """Return the masks, bool [B, H, W]; raise BadInput if there are none."""
         if self.masks is None:
             raise BadInput(
-                "This metric compares maps with masks, and none were given; expected one mask an image: masks=[…].",
+                "This metric compares maps with masks, and none were given; expected one mask per image: masks=[…].",
                 parameters={"masks": "DIR"},
             )
         return self.masks

@@ -1,4 +1,4 @@
-"""Inference: what may be said of a mean of n values, exact or corrected for small n. Pure functions on arrays.
+"""Inference: tests and intervals of a mean of n values, exact or corrected for small n. Pure functions on arrays.
 
 Two tests ask whether a mean is mu, and a claim needs both to reject at 5 %:
 
