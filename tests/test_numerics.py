@@ -9,8 +9,7 @@ import torch
 from scipy.stats import rankdata
 
 import clairvit as cv
-from clairvit.methods.ensembles import joined
-from clairvit.methods.ensembles import ranks as scaled_ranks
+from clairvit.methods.ensembles import combined, scaled_ranks
 from clairvit.metrics.similarity import spearman
 from clairvit.numerics import average_ranks
 from clairvit.papers import comparison as beside
@@ -57,7 +56,7 @@ def test_no_intermediate_is_larger_than_the_map() -> None:
     generator = torch.Generator().manual_seed(0)
     maps = [torch.rand(2, SIDE, SIDE, generator=generator) for _ in range(2)]
     with LargestResult() as largest:
-        merged = joined(maps)
+        merged = combined(maps)
         scores = spearman(maps[0].flatten(1), maps[1].flatten(1))
         studied = stats.ranks(maps[0].flatten(1).double().numpy())
     assert largest.elements <= len(maps) * maps[0].numel(), largest.operation

@@ -3,9 +3,31 @@
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+
+
+def min_max(values: Tensor) -> Tensor:
+    """Return (x − min x) / (max x − min x) along the last axis, […, n]; rows of equal values become 0."""
+    low, high = values.amin(-1, keepdim=True), values.amax(-1, keepdim=True)
+    return (values - low) / torch.where(high == low, torch.ones_like(high), high - low)
+
+
+def positive_over_largest(values: Tensor) -> Tensor:
+    """Return relu(x) / max x along the last axis, […, n]; rows without a positive value become 0."""
+    largest = values.amax(-1, keepdim=True)
+    return values.clamp(min=0) / torch.where(largest > 0, largest, torch.ones_like(largest))
+
+
+def pool_to_grid(pixels: Tensor, grid: tuple[int, int], reduction: Literal["sum", "mean"]) -> Tensor:
+    """Return the sum or mean over each patch of pixels [B, H, W]: [B, rows, cols], in float32 at least."""
+    wide = pixels.float() if pixels.dtype.itemsize < 4 else pixels
+    mean = F.adaptive_avg_pool2d(wide[:, None], grid)[:, 0]
+    per_patch = pixels.shape[-2] * pixels.shape[-1] / (grid[0] * grid[1])  # pixels per patch
+    return mean * per_patch if reduction == "sum" else mean
 
 
 def average_ranks(values: Tensor) -> Tensor:

@@ -14,7 +14,14 @@ from torch import Tensor
 
 import clairvit as cv
 from clairvit.errors import BadInput, ClairError, NotApplicable
-from clairvit.methods.flow import Flow, maximum_flows, passed_on, patch_groups, pooled, upper_bounds
+from clairvit.methods.flow import (
+    Flow,
+    maximum_flows,
+    merge_tokens,
+    patch_groups,
+    row_normalised_capacities,
+    upper_bounds,
+)
 from clairvit.methods.registry import COMBINATORS, MATRIX_COMBINATORS, list_methods
 from clairvit.methods.spec import resolve_method
 from clairvit.models.layout import Layout
@@ -157,7 +164,7 @@ def test_flows_of_all_tokens_add_up_to_one() -> None:
     """The prefix tokens have their part, which is then cut off."""
     dice = torch.Generator().manual_seed(0)
     attention = torch.rand(3, 2, 17, 17, generator=dice, dtype=torch.float64)
-    network = torch.stack([passed_on(layer, 1.0) for layer in attention])
+    network = torch.stack([row_normalised_capacities(layer, 1.0) for layer in attention])
     flow, layout = Flow(), Layout(grid=(4, 4), prefix=1, pooling="token")
     row = flow.start_row(torch.eye(17, dtype=torch.float64)[:1])
     for layer in network:
@@ -244,14 +251,14 @@ def test_groups_of_patches() -> None:
 def test_pooling_keeps_what_is_read_and_passed_on() -> None:
     source, layers = random_network(3, 2, 17)
     groups = patch_groups(Layout(grid=(4, 4), prefix=1, pooling="token"), 2)
-    few_source, few = pooled(np.concatenate([source[None], *layers]), groups)
+    few_source, few = merge_tokens(np.concatenate([source[None], *layers]), groups)
     assert few.shape == (2, 5, 5)
     assert_same(few_source.sum(), 1)
     assert_same(few.sum(-1), np.ones((2, 5)))
     first = np.flatnonzero(groups == 1)
     assert_same(few[0, 1, 0], layers[0, first, 0].mean(), label="rows are averaged")
     assert_same(few[0, 0, 1], layers[0, 0, first].sum(), label="columns are summed")
-    same_source, same = pooled(np.concatenate([source[None], *layers]), np.arange(17))
+    same_source, same = merge_tokens(np.concatenate([source[None], *layers]), np.arange(17))
     assert_same(same_source, source)
     assert_same(same, layers)
 
@@ -262,7 +269,7 @@ def test_a_group_shares_its_flow_evenly() -> None:
     assert torch.equal(cells, cells[..., :1].expand_as(cells))
     assert len(cells[0, ..., 0].unique()) == 4
     source, layers = network_of("timm-vit")
-    few = pooled(np.concatenate([source[0][None], *layers[0]]), patch_groups(ZOO_LAYOUT, 2))
+    few = merge_tokens(np.concatenate([source[0][None], *layers[0]]), patch_groups(ZOO_LAYOUT, 2))
     flows = by_networkx(*few)
     expected = (flows / flows.sum())[1:].reshape(2, 2) / 4
     assert np.abs(cells[0, ..., 0].numpy() - expected).max() <= rounding_of_pipes(2, 5) / flows.sum()

@@ -87,7 +87,7 @@ def explain(
     batch_size: options.BatchSize = None,
 ) -> None:
     import clairvit as cv
-    from clairvit.methods.advised import USUAL
+    from clairvit.methods.recipe import USUAL
     from clairvit.methods.spec import resolve_method
     from clairvit.perturbation.batching import check_pace
 

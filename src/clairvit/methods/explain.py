@@ -18,11 +18,11 @@ from torch import Tensor
 
 from clairvit.data.hashing import state_hash
 from clairvit.errors import BadInput, ClairError, ClairWarning
-from clairvit.methods.advised import advised
 from clairvit.methods.executor import Result
 from clairvit.methods.explanation import Cost, Explanation
 from clairvit.methods.heads import gathered, remark, variants
 from clairvit.methods.planner import record_for, run_all
+from clairvit.methods.recipe import advised
 from clairvit.methods.registry import by_family, shared_cost
 from clairvit.methods.registry import list_methods as registered_methods
 from clairvit.methods.spec import MethodSpec, resolve_method

@@ -6,13 +6,15 @@ import dataclasses
 import functools
 import importlib
 import inspect
+import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from importlib import resources
 from typing import Any, Literal, TypeVar
 
+from clairvit.compat import reports, vit_explain
 from clairvit.errors import UnknownName, did_you_mean
 from clairvit.methods.aggregation import Aggregation
-from clairvit.methods.discrepancies import KNOWN
 from clairvit.methods.explanation import Cost
 from clairvit.methods.result import MapFunction
 
@@ -138,6 +140,7 @@ def shared_cost(passes: Passes, also: str | None = None) -> Cost:
 _registry: dict[str, Method] = {}
 _HOMES = (
     "attention",
+    "gradient_attention",
     "gradient",
     "cam",
     "fullgrad",
@@ -149,6 +152,7 @@ _HOMES = (
     "counterfactual",
     "lime_shap",
     "rise",
+    "occlusion",
     "hsic",
     "baseline",
     "ensembles",
@@ -171,10 +175,21 @@ def register(
 ) -> None:
     """Give a layer map a name, an aggregation and its place in the lists."""
     table = rules if passes == "backward" else None
-    more.setdefault("discrepancies", KNOWN.get(name, ""))
+    more.setdefault("discrepancies", _discrepancies().get(name, ""))
+    more["presets"] = {
+        **more.get("presets", {}),
+        **vit_explain.PRESETS.get(name, {}),
+        **reports.PRESETS.get(name, {}),
+    }
     _registry[name] = Method(
         name, family, paper, function, output, passes, table, aggregation, signed, class_specific, **more
     )
+
+
+@functools.cache
+def _discrepancies() -> Mapping[str, str]:
+    """Return where papers and public code disagree, by method."""
+    return tomllib.loads(resources.files("clairvit.methods").joinpath("discrepancies.toml").read_text("utf-8"))
 
 
 def method(name: str, **what: Any) -> Callable[[F], F]:

@@ -16,6 +16,7 @@ from clairvit.errors import BadInput, NotApplicable, UnknownName, did_you_mean
 from clairvit.methods.aggregation import Aggregation, Product, Single, Suffixes, Total
 from clairvit.methods.explanation import Cost
 from clairvit.methods.flow import Flow
+from clairvit.methods.options import check_range
 from clairvit.methods.parsing import SEARCHED, ParsedSpec, parse_spec, refuse_auto
 from clairvit.methods.registry import (
     ALIASES,
@@ -194,6 +195,7 @@ def resolve_method(text: str, **options: Any) -> MethodSpec:
         ours = method.option_aliases.get(key, key)
         if key in own:
             own[key] = checked(_hints(method.function)[key], key, value)
+            check_range(method.function, key, own[key])
         elif ours in fields:
             assert over is not None
             over = replace(over, **{ours: checked(_hints(type(over))[ours], key, value)})
