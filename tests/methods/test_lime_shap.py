@@ -244,7 +244,7 @@ def test_the_draws_know_neither_batch_nor_image(text: str, monkeypatch: pytest.M
         asked.append(keep)
         return keeping(probe, keep)
 
-    monkeypatch.setattr(Probe, "keeping", noting)
+    monkeypatch.setattr(Probe, "score_kept", noting)
     for images, size in ((1, 1), (3, 7), (3, 64)):
         cv.explain(wrapped("timm-vit"), pixels("timm-vit", images, seed=images), text, TARGET, seed=4, batch_size=size)
     assert len(asked) == 3
@@ -316,12 +316,12 @@ def test_one_feature_takes_it_all() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("lime(samples=1)", "samples=1 was given; expected 2 or more variants of the image, such as samples=1000"),
+        ("lime(samples=1)", "samples=1 was given; expected 2 or more variants of the image, such as"),
         ("lime(width=0)", "width=0 was given; expected more than 0, such as width=0.25"),
-        ("lime(alpha=-1)", "alpha=-1 was given; expected 0 (least squares) or more, such as alpha=1"),
+        ("lime(alpha=-1)", "alpha=-1 was given; expected 0 or more (0: least squares), such as alpha=1"),
         (
             "kernelshap(samples=1)",
-            "samples=1 was given; expected 2 or more variants of the image, such as samples=2048",
+            "samples=1 was given; expected 2 or more variants of the image, such as samples=1000",
         ),
         ("kernelshap(cells=0)", "cells=0 was given; expected 1 or more cells in a row, such as cells=7"),
     ],

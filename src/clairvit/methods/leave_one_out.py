@@ -58,7 +58,7 @@ def atman(
     trace: Trace,
     *,
     factor: Annotated[float, Range(ge=0, lt=1, example=0.1)] = 0.1,
-    threshold: Annotated[float, Range(ge=0, le=1, example=0.6)] | None = 0.6,
+    threshold: Annotated[float, Range(ge=0, le=1, unit="(a cosine) or None", example=0.6)] | None = 0.6,
     shift_min: bool = True,
 ) -> MapResult:
     """f(x) − f(x, attention to patch i suppressed in every layer): the rise of the target's cross-entropy, f = log p.

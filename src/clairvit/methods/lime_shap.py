@@ -97,7 +97,7 @@ def lime(
     *,
     samples: Samples = 1000,
     width: Annotated[float, Range(gt=0, example=LIME_WIDTH)] = LIME_WIDTH,
-    alpha: Annotated[float, Range(ge=0, example=1)] = 1.0,
+    alpha: Annotated[float, Range(ge=0, unit="(0: least squares)", example=1)] = 1.0,
     features: Features = "patches",
     cells: int | None = None,
     removal: Removal = "token",

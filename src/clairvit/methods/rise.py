@@ -96,7 +96,7 @@ def rise(
     *,
     samples: Samples = 4000,
     cells: Cells = 7,
-    p: Annotated[float, Range(gt=0, lt=1, example=0.5)] = 0.5,
+    p: Annotated[float, Range(gt=0, lt=1, unit="(the probability of an open cell)", example=0.5)] = 0.5,
     removal: Removal = "mean",
     normalise_by_mask_sum: bool = False,
     level: Level = "patch",
