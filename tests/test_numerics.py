@@ -1,4 +1,4 @@
-"""Ranks: SciPy's numbers, ties and NaN included, with no tensor larger than the values themselves."""
+"""Ranks are SciPy's, ties and NaN included, with no tensor larger than the values themselves; scaling and pooling."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from scipy.stats import rankdata
 import clairvit as cv
 from clairvit.methods.ensembles import combined, scaled_ranks
 from clairvit.metrics.similarity import spearman
-from clairvit.numerics import average_ranks
+from clairvit.numerics import average_ranks, min_max, pool_to_grid, positive_over_largest
 from clairvit.papers import comparison as beside
 from clairvit.selection import stats
 from helpers.operations import LargestResult
@@ -74,3 +74,20 @@ def test_an_ensemble_of_pixel_maps_runs_at_224() -> None:
         made = cv.explain(model, image, "ensemble(saliency(level=pixel),lrp(level=pixel))", target=1)
     assert made.maps.shape == (1, SIDE, SIDE)
     assert largest.elements < 100 * SIDE**2, largest.operation
+
+
+def test_scaling_to_the_range_and_to_the_largest_value() -> None:
+    rows = torch.tensor([[1.0, 3.0, 2.0], [4.0, 4.0, 4.0], [-2.0, -1.0, -4.0], [-2.0, 4.0, 1.0]])
+    assert min_max(rows)[0].tolist() == [0, 1, 0.5]
+    assert min_max(rows)[1].tolist() == [0, 0, 0], "equal values"
+    assert positive_over_largest(rows)[2].tolist() == [0, 0, 0], "no positive value"
+    assert positive_over_largest(rows)[3].tolist() == [0, 1, 0.25]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+def test_pixels_are_pooled_to_patches(dtype: torch.dtype) -> None:
+    pixels = torch.arange(2 * 4 * 6).reshape(2, 4, 6).to(dtype)
+    sums = pixels.double().reshape(2, 2, 2, 3, 2).sum((2, 4))  # patches of 2 × 2
+    assert pool_to_grid(pixels, (2, 3), "sum").tolist() == sums.tolist()
+    assert pool_to_grid(pixels, (2, 3), "mean").tolist() == (sums / 4).tolist()
+    assert pool_to_grid(pixels, (2, 3), "mean").dtype == torch.promote_types(dtype, torch.float32)

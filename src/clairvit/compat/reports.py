@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor
-
-if TYPE_CHECKING:
-    from clairvit.methods.layer_view import LayerView
 
 _GMAR_JOITA = {"joita": {"heads": "mean", "order": "forward"}}  # a mean of weighted heads: 1/H of the attention
 
@@ -25,8 +22,7 @@ PRESETS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
 }
 
 
-def joita_legrad(layer: LayerView) -> Tensor:
+def joita_legrad(A: Tensor, G: Tensor, prefix: int) -> Tensor:
     """Return mean_{h,j} relu(G * A) over patch rows and columns, [B, N]: Joita's LeGrad, which scores queries."""
-    prefix = layer.layout.prefix
-    query_scores = (layer.G * layer.A).clamp(min=0)[..., prefix:, prefix:].mean((1, 3))  # [B, n]
+    query_scores = (G * A).clamp(min=0)[..., prefix:, prefix:].mean((1, 3))  # [B, n]
     return F.pad(query_scores, (prefix, 0))

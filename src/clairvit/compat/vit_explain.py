@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
-
-if TYPE_CHECKING:
-    from clairvit.methods.layer_view import LayerView
 
 # method -> preset -> options
 PRESETS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
@@ -28,12 +25,11 @@ PRESETS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
 }
 
 
-def hooked_gradient(layer: LayerView, *, reversed_gradients: bool, before_softmax: bool) -> Tensor:
-    """Return the gradient that vit-explain multiplies with a layer's attention, [B, H, rows, N].
+def gradient_before_softmax(A: Tensor, G: Tensor) -> Tensor:
+    """Return dy/dS = A * (G − sum_j A_ij G_ij), [B, H, rows, N]: the gradient that vit-explain takes for G = dy/dA.
 
-    Its backward hooks collect gradients from the last layer to the first and are read in the order of the forward, so
-    layer l gets the gradient of layer L−1−l (`reversed_gradients`). They sit on a dropout that is idle in eval mode, so
-    they see what comes out of the softmax's backward (`before_softmax`): dy/dS = A * (G − sum_j A_ij G_ij).
+    Its backward hooks sit on a dropout that is idle in eval mode, so they see what comes out of the softmax's backward.
+    They collect gradients from the last layer to the first and are read in the order of the forward, so layer l gets
+    the gradient of layer L−1−l: the option `reversed_gradients`.
     """
-    A, G = layer.mirrored() if reversed_gradients else (layer.A, layer.G)
-    return A * (G - (A * G).sum(-1, keepdim=True)) if before_softmax else G
+    return A * (G - (A * G).sum(-1, keepdim=True))

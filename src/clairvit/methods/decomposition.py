@@ -67,7 +67,7 @@ def residual_norms(layer: LayerView, value_bias: bool = False, ln: Ln = "none", 
     """prod_l ||sum_h A_ij f(x_j) + delta_ij x_i||, row-normalised: norms with the residual in the sum.
 
     In one layer the residual changes only what a token gives to itself, so alone the layers are multiplied: rows are
-    shares (the paper speaks of mixing ratios), the residual is in the vectors and no identity is added. `ln="next"`
+    shares (mixing ratios in the paper), the residual is in the vectors and no identity is added. `ln="next"`
     applies the norm that reads the sum (norm2), its spread held fixed; "attention" and "block" apply the norms that the
     residual stream itself goes through, which only post-norm blocks have (the paper's BERT).
     """

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from clairvit.compat.reports import joita_legrad
-from clairvit.compat.vit_explain import hooked_gradient
+from clairvit.compat.vit_explain import gradient_before_softmax
 from clairvit.methods.aggregation import Product, Single, Total
 from clairvit.methods.attention import DiscardRatio, Fusion, Protect, discard_smallest, fuse_heads
 from clairvit.methods.gradient import Rules, chosen_rules
@@ -63,20 +63,17 @@ def gradient_rollout(
     before they are multiplied (fuse-first, CMI report). `reversed_gradients` pairs layer l with the gradient of layer
     L-1-l and `gradient=scores` takes the gradient before the softmax: what vit-explain computes, by mistake.
     """
-    is_plain = not reversed_gradients and gradient == "attention"
-    if is_plain and head_stage == "post" and fusion == "mean":
-        return discard_smallest(layer.AG_positive_mean, discard_ratio, protect)  # [B, rows, N]
-    G = (
-        layer.G
-        if is_plain
-        else hooked_gradient(layer, reversed_gradients=reversed_gradients, before_softmax=gradient == "scores")
-    )
+    A, G = layer.mirrored() if reversed_gradients else (layer.A, layer.G)
+    if gradient == "scores":
+        G = gradient_before_softmax(A, G)
     if head_stage == "fuse-first":
         matrix = (fuse_heads(layer.A, fusion) * fuse_heads(G, fusion)).clamp(min=0)
     elif head_stage == "mean-first":
         matrix = fuse_heads(layer.A * G, fusion).clamp(min=0)
-    else:
+    elif reversed_gradients or gradient == "scores" or fusion != "mean":
         matrix = fuse_heads((layer.A * G).clamp(min=0), fusion)
+    else:
+        matrix = layer.AG_positive_mean
     return discard_smallest(matrix, discard_ratio, protect)  # [B, rows, N]
 
 
@@ -161,7 +158,7 @@ def layer_gradient(
     patch rows and columns only, averaged over keys, so it scores queries.
     """
     if formula == "joita":
-        return joita_legrad(layer)
+        return joita_legrad(layer.A, layer.G, layer.layout.prefix)
     return layer.local_G(pool).clamp_(min=0).mean((1, 2))  # [B, N]
 
 

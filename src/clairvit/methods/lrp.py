@@ -107,7 +107,7 @@ def transformer_attribution(layer: LayerView, rules: LRP = "chefer") -> Tensor:
     return mean_of_heads((layer.G * layer.A * layer.G_under(rules) / 2).clamp(min=0))  # [B, rows, N]
 
 
-def _rules_beside_plain(rules: str, gradient: bool, **_: object) -> str | None:
+def _second_rules(rules: str, gradient: bool, **_: object) -> str | None:
     return rules if gradient else None
 
 
@@ -136,7 +136,7 @@ register(
     aggregation=Single(-1),
     rules="lrp",
     table=_rules_or_plain,
-    also_table=_rules_beside_plain,
+    also_table=_second_rules,
     numerically_unstable=_DIVIDES,
     zero_reason="its ReLU keeps what speaks for the target, and nothing that the last layer's attention carries does",
 )
@@ -149,7 +149,7 @@ register(
     aggregation=Product(residual=1.0),
     rules="lrp",
     table=_rules_or_plain,
-    also_table=_rules_beside_plain,
+    also_table=_second_rules,
     presets={"evaluation": {"start_layer": 1}},
     numerically_unstable=_DIVIDES,
 )
@@ -162,7 +162,7 @@ def relevance_at_embedding(trace: Trace, level: Level) -> Tensor:
     if embedding is None or gradient is None:
         if trace.layers:
             _ = trace.layers[0].dx  # neither a convolution nor a first block was seen: say what is missing
-        raise NotApplicable("The place where this model makes its patches was not seen. Use partial-lrp.")
+        raise NotApplicable("No patch embedding was seen in this model, and relevance is read there. Use partial-lrp.")
     R = embedding.made.detach().to(torch.promote_types(gradient.dtype, torch.float32)) * gradient
     if level == "pixel":
         return embedding.to_pixels(R).sum(1)
@@ -203,7 +203,7 @@ def full_lrp(trace: Trace, level: Level = "patch", rules: LRP = "lrp") -> Tensor
 def deep_taylor(trace: Trace, level: Level = "patch") -> Tensor:
     """R propagated from the class (as 1) by positive contributions alone to the pixels (z+, z^B): never negative.
 
-    The paper speaks of ReLU networks. Here attention is held fixed, which makes it a layer of weights like any other,
+    The paper is about ReLU networks. Here attention is held fixed, which makes it a layer of weights like any other,
     and sums too are split by their positive terms (in proportion where there is none). What means or other operations
     without a rule leave negative is dropped at the patch embedding.
     """
