@@ -1,4 +1,4 @@
-"""Ranks: SciPy's numbers, ties and NaN included, with no tensor larger than the values themselves."""
+"""Ranks are SciPy's, ties and NaN included, with no tensor larger than the values themselves; scaling and pooling."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ import torch
 from scipy.stats import rankdata
 
 import clairvit as cv
-from clairvit.methods.ensembles import joined
-from clairvit.methods.ensembles import ranks as scaled_ranks
+from clairvit.methods.ensembles import combined, scaled_ranks
 from clairvit.metrics.similarity import spearman
-from clairvit.numerics import average_ranks, is_constant, min_max, over_largest, pool_to_grid
+from clairvit.numerics import average_ranks, is_constant, min_max, over_largest, pool_to_grid, positive_over_largest
 from clairvit.papers import comparison as beside
 from clairvit.selection import stats
 from helpers.operations import LargestResult
@@ -57,7 +56,7 @@ def test_no_intermediate_is_larger_than_the_map() -> None:
     generator = torch.Generator().manual_seed(0)
     maps = [torch.rand(2, SIDE, SIDE, generator=generator) for _ in range(2)]
     with LargestResult() as largest:
-        merged = joined(maps)
+        merged = combined(maps)
         scores = spearman(maps[0].flatten(1), maps[1].flatten(1))
         studied = stats.ranks(maps[0].flatten(1).double().numpy())
     assert largest.elements <= len(maps) * maps[0].numel(), largest.operation
@@ -90,3 +89,20 @@ def test_pool_to_grid_averages_cells() -> None:
     maps = torch.arange(16.0).reshape(1, 4, 4)
     assert pool_to_grid(maps, (2, 2)).tolist() == [[[2.5, 4.5], [10.5, 12.5]]]
     assert pool_to_grid(maps, (4, 4)) is maps
+
+
+def test_scaling_to_the_range_and_to_the_largest_value() -> None:
+    rows = torch.tensor([[1.0, 3.0, 2.0], [4.0, 4.0, 4.0], [-2.0, -1.0, -4.0], [-2.0, 4.0, 1.0]])
+    assert min_max(rows)[0].tolist() == [0, 1, 0.5]
+    assert min_max(rows)[1].tolist() == [0, 0, 0], "equal values"
+    assert positive_over_largest(rows)[2].tolist() == [0, 0, 0], "no positive value"
+    assert positive_over_largest(rows)[3].tolist() == [0, 1, 0.25]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+def test_pixels_are_pooled_to_patches(dtype: torch.dtype) -> None:
+    pixels = torch.arange(2 * 4 * 6).reshape(2, 4, 6).to(dtype)
+    sums = pixels.double().reshape(2, 2, 2, 3, 2).sum((2, 4))  # patches of 2 × 2
+    assert pool_to_grid(pixels, (2, 3), "sum").tolist() == sums.tolist()
+    assert pool_to_grid(pixels, (2, 3), "mean").tolist() == (sums / 4).tolist()
+    assert pool_to_grid(pixels, (2, 3), "mean").dtype == torch.promote_types(dtype, torch.float32)

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+
+def positive_over_largest(values: Tensor) -> Tensor:
+    """Return relu(x) / max x along the last axis, […, n]; rows without a positive value become 0."""
+    largest = values.amax(-1, keepdim=True)
+    return values.clamp(min=0) / torch.where(largest > 0, largest, torch.ones_like(largest))
 
 
 def average_ranks(values: Tensor) -> Tensor:
@@ -40,7 +47,7 @@ def widened(tensor: Tensor) -> Tensor:
     return tensor.float() if tensor.dtype.itemsize < 4 else tensor
 
 
-def min_max(values: Tensor, dim: int | tuple[int, ...]) -> Tensor:
+def min_max(values: Tensor, dim: int | tuple[int, ...] = -1) -> Tensor:
     """Return (x − min) / (max − min) over the axes `dim`; 0 where all values are equal.
 
     Example:
@@ -68,8 +75,10 @@ def is_constant(values: Tensor, dim: int | tuple[int, ...]) -> Tensor:
     return values.amax(dim) == values.amin(dim)
 
 
-def pool_to_grid(maps: Tensor, grid: tuple[int, int]) -> Tensor:
-    """Return maps [B, rows, cols] averaged over each cell of a coarser grid; as they are if they have its shape."""
-    if tuple(maps.shape[-2:]) == grid:
-        return maps
-    return F.adaptive_avg_pool2d(maps[:, None], grid)[:, 0]
+def pool_to_grid(pixels: Tensor, grid: tuple[int, int], reduction: Literal["sum", "mean"] = "mean") -> Tensor:
+    """Return the mean or sum over each cell of a grid of pixels [B, H, W]: [B, rows, cols], in float32 at least."""
+    if tuple(pixels.shape[-2:]) == grid:
+        return widened(pixels)
+    mean = F.adaptive_avg_pool2d(widened(pixels)[:, None], grid)[:, 0]
+    per_cell = pixels.shape[-2] * pixels.shape[-1] / (grid[0] * grid[1])  # pixels per cell
+    return mean * per_cell if reduction == "sum" else mean

@@ -11,8 +11,8 @@ from typing import Any, Literal, TypeVar
 from clairvit.errors import BadInput
 from clairvit.methods.aggregation import Aggregation
 from clairvit.methods.explanation import Cost
+from clairvit.methods.registry import BACKWARD, ExtraCost, Requires, parameters
 from clairvit.methods.registry import list_methods as registered_methods
-from clairvit.methods.registry import parameters
 from clairvit.methods.registry import register as register_method
 from clairvit.methods.spec import MethodSpec, resolve_method
 from clairvit.metrics.registry import Better, MetricSpec, resolve_metric
@@ -150,8 +150,7 @@ def method(
     aggregation: Aggregation | None = None,
     family: str = "custom",
     paper: str = "",
-    passes: Literal["none", "forward", "backward", "local"] = "backward",
-    rules: str = "plain",
+    requires: Requires | Callable[..., Requires] = BACKWARD,
     signed: bool = False,
     class_specific: bool = True,
     presets: Mapping[str, Mapping[str, Any]] | None = None,
@@ -171,8 +170,7 @@ def method(
             for "image".
         family: A heading in lists and figures.
         paper: A reference.
-        passes: What the function reads: "none", a "forward" pass, a "backward" pass, or "local" gradients per block.
-        rules: The rule table of the backward pass.
+        requires: What it needs of the shared trace: passes, rule table, recorders; or a function of the options to it.
         signed: Whether the map has negative values.
         class_specific: Whether the map depends on the target.
         presets: Published variants: name -> options.
@@ -190,7 +188,8 @@ def method(
         >>> import clairvit as cv
         >>> from clairvit.methods.aggregation import Total
         >>> from torch import Tensor
-        >>> @cv.method("token-norm", output="tokens", aggregation=Total(), passes="forward", class_specific=False)
+        >>> from clairvit.methods.registry import FORWARD
+        >>> @cv.method("token-norm", output="tokens", aggregation=Total(), requires=FORWARD, class_specific=False)
         ... def token_norm(layer: cv.LayerView, power: float = 1.0) -> Tensor:
         ...     return layer.x.norm(dim=-1) ** power
         >>> cv.list_methods("token-*")
@@ -215,13 +214,11 @@ def method(
             paper=paper,
             output=output,
             aggregation=aggregation,
-            passes=passes,
-            rules=rules,
+            requires=requires,
             signed=signed,
             class_specific=class_specific,
             presets=dict(presets or {}),
-            slow=slow,
-            **declared,
+            **({"extra_cost": ExtraCost(slow=slow)} | declared),
         )
         _own_methods.add(name)
         return function

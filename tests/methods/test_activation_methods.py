@@ -14,9 +14,10 @@ from torch import Tensor, nn
 
 import clairvit as cv
 from clairvit.errors import BadInput, NotApplicable
-from clairvit.methods.lime_shap import closeness
+from clairvit.methods.lime_shap import lime_kernel
+from clairvit.methods.occlusion import multi_scale_boxes
 from clairvit.methods.registry import list_methods
-from clairvit.methods.rise import holes, parts
+from clairvit.methods.rise import random_masks
 from clairvit.perturbation.segments import halves
 from helpers.rounding import assert_same
 from linear import LinearPatches, effects
@@ -99,7 +100,7 @@ class TestClosedForms:
     def test_pami(self, activation: str) -> None:
         maps, _, value = explained(activation, "pami", scales=2)
         total, count = torch.zeros(GRID, dtype=torch.float64), torch.zeros(GRID, dtype=torch.float64)
-        for top, first, height, width in parts(GRID, 2):
+        for top, first, height, width in multi_scale_boxes(GRID, 2):
             part = torch.zeros(GRID, dtype=torch.bool)
             part[top : top + height, first : first + width] = True
             total[part] += value(part.flatten())
@@ -125,7 +126,7 @@ class TestClosedForms:
         maps, _, value = explained(activation, "lime", samples=40, alpha=0.5, seed=2)
         kept = torch.cat([torch.ones(1, PATCHES), halves(39, PATCHES, 2)]).double()
         scores = np.array([value(row.bool()) for row in kept])
-        weights = closeness(kept, 0.25).numpy()
+        weights = lime_kernel(kept, 0.25).numpy()
         rows = np.concatenate([np.ones((40, 1)), kept.numpy()], 1) * np.sqrt(weights)[:, None]
         ridge = np.concatenate([np.zeros((PATCHES, 1)), np.sqrt(0.5) * np.eye(PATCHES)], 1)
         targets = np.concatenate([scores * np.sqrt(weights), np.zeros(PATCHES)])
@@ -136,11 +137,11 @@ class TestClosedForms:
         """f is linear in the mask before its activation: logits of the masked image, one sum over all masks."""
         maps, image, _ = explained(activation, "rise", samples=30, cells=2, p=0.4)
         model, _, _ = linear_model(activation)
-        masks = holes(30, 2, 0.4, (image.shape[-2], image.shape[-1]), 0)
+        masks = random_masks(30, 2, 0.4, (image.shape[-2], image.shape[-1]), 0)
         shown = masks(range(30)).to(image)  # [N, H, W]
         with torch.no_grad():
             scores = applied(model.module(image * shown[:, None]), activation)[:, TARGET]
-        on_patches = masks.on(GRID)(range(30)).to(image)
+        on_patches = masks.pooled(GRID)(range(30)).to(image)
         wanted = torch.einsum("n,nrc->rc", scores, on_patches) / (30 * 0.4)
         assert_same(maps, wanted, dtype=torch.float64)
 

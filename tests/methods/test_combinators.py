@@ -343,9 +343,9 @@ def test_values_that_are_not_allowed(text: str, said: str) -> None:
     ("text", "said"),
     [
         ("raw-attention(fusion=3)", r"fusion=3 names a head of 3; expected mean, max, min or 0…2"),
-        ("rollout(discard_ratio=1)", r"discard_ratio=1.0 was given; expected 0 ≤ discard_ratio < 1"),
-        ("grad-rollout(discard_ratio=-0.1)", r"discard_ratio=-0.1 was given; expected 0 ≤ discard_ratio < 1"),
-        ("center(sigma=0)", r"sigma=0.0 was given; expected a positive number"),
+        ("rollout(discard_ratio=1)", r"discard_ratio=1 was given; expected 0 or more and below 1 of the entries"),
+        ("grad-rollout(discard_ratio=-0.1)", r"discard_ratio=-0.1 was given; expected 0 or more and below 1"),
+        ("center(sigma=0)", r"sigma=0 was given; expected more than 0, such as sigma=0.25"),
         ("cat(level=pixel)", r"level=pixel looks before the first layer; layer 4 was asked for. Use level=token"),
         ("ixg(level=pixel)+last", r"level=pixel looks before the first layer; layer 4 was asked for. Use level=token"),
     ],

@@ -14,7 +14,13 @@ from torch import Tensor, nn
 
 import clairvit as cv
 from clairvit.errors import BadInput, ClairWarning, NotApplicable
-from clairvit.methods.counterfactual import firsts, flipping, put_back, smallest_prefix, step_by_step
+from clairvit.methods.counterfactual import (
+    find_flipping_set,
+    greedy_removal,
+    prefix_sets,
+    restore_spare,
+    smallest_prefix,
+)
 from clairvit.methods.spec import resolve_method
 from conditions import allow_declared_zeros
 from dropping import logits_left, logits_without
@@ -281,35 +287,35 @@ def test_the_budget_is_kept_and_what_it_left_undone_is_said(effort: int) -> None
 class Fake:
     """Stands for a model: the margin is a function of the set of patches that are gone."""
 
-    def __init__(self, patches: int, says: Callable[[frozenset[int]], float], most: int = 10_000) -> None:
-        self.patches, self.note_fn, self.left = patches, says, most
-        self.start = says(frozenset())
-        self.minimal = True
+    def __init__(self, patches: int, says: Callable[[frozenset[int]], float], budget: int = 10_000) -> None:
+        self.patches, self.margin, self.budget = patches, says, budget
+        self.initial = says(frozenset())
+        self.is_minimal = True
         self.seen: list[frozenset[int]] = []
 
     def __call__(self, gone: Tensor) -> Tensor:
         sets = [frozenset(row.nonzero()[:, 0].tolist()) for row in gone]
-        self.left -= len(sets)
+        self.budget -= len(sets)
         self.seen += sets
-        return torch.tensor([self.note_fn(one) for one in sets], dtype=torch.float64)
+        return torch.tensor([self.margin(one) for one in sets], dtype=torch.float64)
 
     @property
     def unmoved(self) -> bool:
-        return bool(self.seen) and all(self.note_fn(one) == self.start for one in self.seen)
+        return bool(self.seen) and all(self.margin(one) == self.initial for one in self.seen)
 
 
 def places(gone: Tensor) -> set[int]:
     return set(gone.nonzero()[:, 0].tolist())
 
 
-def fake(patches: int, says: Callable[[frozenset[int]], float], most: int = 10_000) -> Any:
-    return Fake(patches, says, most)
+def fake(patches: int, says: Callable[[frozenset[int]], float], budget: int = 10_000) -> Any:
+    return Fake(patches, says, budget)
 
 
 def test_the_smallest_prefix_is_found_though_longer_ones_do_not_flip() -> None:
     """Bisection would look at two of four and go on to the right."""
-    ask = fake(4, lambda gone: -1.0 if len(gone) in (1, 4) else 1.0)
-    found = smallest_prefix(ask, torch.zeros(4, dtype=torch.bool), torch.tensor([0.1, 0.4, 0.2, 0.3]))
+    evaluate = fake(4, lambda gone: -1.0 if len(gone) in (1, 4) else 1.0)
+    found = smallest_prefix(evaluate, torch.zeros(4, dtype=torch.bool), torch.tensor([0.1, 0.4, 0.2, 0.3]))
     assert found is not None
     assert places(found[0]) == {1}
     assert smallest_prefix(fake(4, lambda gone: 1.0), torch.zeros(4, dtype=torch.bool), torch.ones(4)) is None
@@ -321,10 +327,10 @@ def test_patches_are_put_back_until_none_can_be() -> None:
     def says(gone: frozenset[int]) -> float:
         return 1.0 - 2.5 * ({0, 1} <= gone) - 1.5 * (2 in gone) - 0.01 * (3 in gone)
 
-    ask = fake(4, says)
-    gone, matters = put_back(ask, torch.ones(4, dtype=torch.bool), says(frozenset(range(4))))
+    evaluate = fake(4, says)
+    gone, matters = restore_spare(evaluate, torch.ones(4, dtype=torch.bool), says(frozenset(range(4))))
     assert places(gone) in ({0, 1}, {2})
-    assert ask.minimal
+    assert evaluate.is_minimal
     assert matters[gone].min() > 0
     assert not matters[~gone].any()
 
@@ -332,15 +338,15 @@ def test_patches_are_put_back_until_none_can_be() -> None:
 @pytest.mark.parametrize("search", ["greedy", "map"])
 def test_patches_that_do_nothing_one_by_one_may_do_it_together(search: str) -> None:
     """Any one patch is enough for the answer, so that leaving one out changes nothing at all."""
-    found = flipping(fake(5, lambda gone: -1.0 if len(gone) == 5 else 1.0), search, None, 2)
+    found = find_flipping_set(fake(5, lambda gone: -1.0 if len(gone) == 5 else 1.0), search, None, 2)
     assert found is not None
     assert places(found[0]) == {0, 1, 2, 3, 4}
 
 
 def test_equal_patches_are_taken_in_their_order() -> None:
     """Round-off between them must not choose: the same picture would get another set in another batch."""
-    ask = fake(6, lambda gone: 2.5 - len(gone) - 1e-7 * sum(gone))
-    found = flipping(ask, "greedy", None, 16)
+    evaluate = fake(6, lambda gone: 2.5 - len(gone) - 1e-7 * sum(gone))
+    found = find_flipping_set(evaluate, "greedy", None, 16)
     assert found is not None
     assert places(found[0]) == {0, 1, 2}
 
@@ -351,7 +357,7 @@ def test_later_steps_know_better_than_the_first() -> None:
     def says(gone: frozenset[int]) -> float:
         return 3.0 - 0.2 * (0 in gone) - 3 * ({0, 5} <= gone) - 0.1 * sum(i in gone for i in (1, 2, 3, 4))
 
-    gone, margin_then, _ = step_by_step(fake(6, says), torch.tensor([0.2, 0.1, 0.1, 0.1, 0.1, 0.0]), 16, alone=True)
+    gone, margin_then, _ = greedy_removal(fake(6, says), torch.tensor([0.2, 0.1, 0.1, 0.1, 0.1, 0.0]), 16, alone=True)
     assert places(gone) == {0, 5}
     assert_same(margin_then, -0.2, magnitude=3, growth=8)  # eight terms in float64
 
@@ -364,9 +370,9 @@ def test_what_turned_out_to_be_worthless_is_not_tried_again_first() -> None:
         same = 1.0 if 0 in gone else max((float(alone[i]) for i in (1, 2, 4, 5) if i in gone), default=0.0)
         return 1.4 - same - 0.5 * (3 in gone)
 
-    gone, _, _ = step_by_step(fake(6, says), alone, 2, alone=True)
+    gone, _, _ = greedy_removal(fake(6, says), alone, 2, alone=True)
     assert places(gone) == {0, 1, 4, 3}
-    assert places(step_by_step(fake(6, says), alone, 2, alone=False)[0]) == {0, 1, 2, 4, 3}, (
+    assert places(greedy_removal(fake(6, says), alone, 2, alone=False)[0]) == {0, 1, 2, 4, 3}, (
         "a map is not kept up to date"
     )
 
@@ -382,8 +388,8 @@ def test_any_function_of_sets_gets_a_set_without_spare_patches(search: str, seed
         z = torch.tensor([float(i in gone) for i in range(8)])
         return float(1.5 - z @ alone - z @ pairs @ z)
 
-    ask = fake(8, says)
-    found = flipping(ask, search, None, 3)
+    evaluate = fake(8, says)
+    found = find_flipping_set(evaluate, search, None, 3)
     flips = [size for size in range(9) for s in itertools.combinations(range(8), size) if says(frozenset(s)) <= 0]
     if found is None:
         assert search == "map" or not flips
@@ -395,16 +401,16 @@ def test_any_function_of_sets_gets_a_set_without_spare_patches(search: str, seed
     assert torch.equal(matters > 0, gone)
 
 
-@pytest.mark.parametrize("most", [32, 40, 60])
-def test_the_budget_is_never_overdrawn(most: int) -> None:
+@pytest.mark.parametrize("budget", [32, 40, 60])
+def test_the_budget_is_never_overdrawn(budget: int) -> None:
     """From four forwards a patch on there is always a set that flips, if all patches gone do."""
-    ask = fake(8, lambda gone: 7.5 - len(gone), most)
-    found = flipping(ask, "greedy", None, 3)
+    evaluate = fake(8, lambda gone: 7.5 - len(gone), budget)
+    found = find_flipping_set(evaluate, "greedy", None, 3)
     assert found is not None
     assert len(places(found[0])) == 8
-    assert ask.left >= 0
-    assert len(ask.seen) == most - ask.left
+    assert evaluate.budget >= 0
+    assert len(evaluate.seen) == budget - evaluate.budget
 
 
 def test_the_first_of_an_order_are_sets_that_grow() -> None:
-    assert [sorted(places(one)) for one in firsts([2, 0, 3], 4)] == [[2], [0, 2], [0, 2, 3]]
+    assert [sorted(places(one)) for one in prefix_sets([2, 0, 3], 4)] == [[2], [0, 2], [0, 2, 3]]

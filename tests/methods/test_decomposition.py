@@ -13,7 +13,7 @@ import clairvit as cv
 import reference_inside as inside
 import reference_maps as ref
 from clairvit.errors import BadInput, NotApplicable
-from clairvit.methods import vector_norms as contributions
+from clairvit.methods import decomposition
 from clairvit.tracing.decompx import shares
 from clairvit.tracing.recorders.op_log import OpLog
 from clairvit.tracing.recording import record
@@ -139,14 +139,14 @@ def test_the_parts_add_up_to_the_sum_after_attention(kind: str) -> None:
 def test_alti_is_the_token_itself_where_nothing_comes_near() -> None:
     """A value far away in every direction: no vector comes nearer to it than nothing does."""
     near = torch.tensor([[[0.0, 0.0, 0.0], [1.0, 3.0, 0.0]]])
-    found = contributions.apportioned(near, torch.tensor([2, 1]))
+    found = decomposition.normalised_rows(near, torch.tensor([2, 1]))
     assert found.tolist() == [[[0.0, 0.0, 1.0], [0.25, 0.75, 0.0]]]
 
 
 def test_rows_in_pieces_are_the_rows_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     model, p = proven("plain")
     whole = cv.explain(model, p.pixels, "alti").maps
-    monkeypatch.setattr(contributions, "ROOM", 2000)
+    monkeypatch.setattr(decomposition, "NUMBERS_AT_ONCE", 2000)
     assert_same(cv.explain(model, p.pixels, "alti").maps, whole)
 
 

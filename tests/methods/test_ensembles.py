@@ -172,10 +172,11 @@ def test_max_joins_layers_as_layercam_does() -> None:
 
 
 def test_equal_patches_share_their_rank() -> None:
-    from clairvit.methods.ensembles import from_zero_to_one, ranks
+    from clairvit.methods.ensembles import scaled_ranks
+    from clairvit.numerics import min_max
 
-    assert ranks(torch.tensor([[2.0, 1.0, 2.0, 5.0]])).tolist() == [[0.5, 0.0, 0.5, 1.0]]
-    assert from_zero_to_one(torch.ones(1, 3)).tolist() == [[0.0, 0.0, 0.0]]
+    assert scaled_ranks(torch.tensor([[2.0, 1.0, 2.0, 5.0]])).tolist() == [[0.5, 0.0, 0.5, 1.0]]
+    assert min_max(torch.ones(1, 3)).tolist() == [[0.0, 0.0, 0.0]]
 
 
 def test_functions_on_methods_can_be_nested() -> None:

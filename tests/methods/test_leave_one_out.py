@@ -14,7 +14,7 @@ from torch.nn.functional import cosine_similarity
 
 import clairvit as cv
 from clairvit.errors import BadInput, NotApplicable
-from clairvit.methods.leave_one_out import suppressing, turned_down
+from clairvit.methods.leave_one_out import suppress_keys, suppression_factors
 from clairvit.perturbation.probe import probing
 from dropping import logits_without
 from helpers.rounding import assert_same, growth, same
@@ -187,8 +187,8 @@ def test_what_a_mask_of_the_model_hides_stays_hidden() -> None:
     for never in (float("-inf"), torch.finfo(torch.float64).min):
         masked = scores.clone()
         masked[..., 3] = never
-        found = suppressing(weights, shift_min=True)(masked).softmax(-1)
-        expected = suppressing(weights[:, :3], shift_min=True)(scores[..., :3]).softmax(-1)
+        found = suppress_keys(weights, shift_min=True)(masked).softmax(-1)
+        expected = suppress_keys(weights[:, :3], shift_min=True)(scores[..., :3]).softmax(-1)
         assert (found[..., 3] == 0).all()
         assert_same(found[..., :3], expected, magnitude=1)
 
@@ -196,8 +196,8 @@ def test_what_a_mask_of_the_model_hides_stays_hidden() -> None:
 def test_patches_that_look_alike_are_turned_down_by_how_alike_they_are() -> None:
     directions = [[1.0, 0.0], [0.8, 0.6], [-1.0, 0.1], [2.0, 0.0]]  # cosines to the first: 0.8, < 0, 1
     tokens = torch.tensor([directions], dtype=torch.float64)
-    assert_same(turned_down(tokens, 0.1, 0.6)[0, 0], [0.1, 0.9 * 0.2 + 0.1, 1.0, 0.1])
-    assert_same(turned_down(tokens, 0.1, None)[0, 0], [0.1, 1, 1, 1])
+    assert_same(suppression_factors(tokens, 0.1, 0.6)[0, 0], [0.1, 0.9 * 0.2 + 0.1, 1.0, 0.1])
+    assert_same(suppression_factors(tokens, 0.1, None)[0, 0], [0.1, 1, 1, 1])
 
 
 @pytest.mark.parametrize("option", ["factor=1", "factor=-0.1", "threshold=1.2", "threshold=-0.5"])

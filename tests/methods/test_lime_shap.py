@@ -19,7 +19,7 @@ from torch import Tensor, nn
 import clairvit as cv
 from clairvit.errors import BadInput
 from clairvit.methods.explanation import Explanation
-from clairvit.methods.lime_shap import LIME_WIDTH, closeness, fair_fit, local_fit
+from clairvit.methods.lime_shap import LIME_WIDTH, lime_fit, lime_kernel, shapley_fit
 from clairvit.methods.spec import resolve_method
 from clairvit.perturbation.probe import Probe, probing
 from clairvit.perturbation.segments import coalitions, groups_of, halves
@@ -315,12 +315,12 @@ def test_one_feature_takes_it_all() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("lime(samples=1)", "samples=1 was given; expected 2 or more variants of the image, such as samples=1000"),
+        ("lime(samples=1)", "samples=1 was given; expected 2 or more variants of the image, such as"),
         ("lime(width=0)", "width=0 was given; expected more than 0, such as width=0.25"),
-        ("lime(alpha=-1)", "alpha=-1 was given; expected 0 (least squares) or more, such as alpha=1"),
+        ("lime(alpha=-1)", "alpha=-1 was given; expected 0 or more (0: least squares), such as alpha=1"),
         (
             "kernelshap(samples=1)",
-            "samples=1 was given; expected 2 or more variants of the image, such as samples=2048",
+            "samples=1 was given; expected 2 or more variants of the image, such as samples=1000",
         ),
         ("kernelshap(cells=0)", "cells=0 was given; expected 1 or more cells in a row, such as cells=7"),
     ],
@@ -366,16 +366,16 @@ def test_lime_fits_as_lime_does() -> None:
     preset = dict(resolve_method("lime(preset=lime)").options)
     assert (preset["features"], preset["removal"]) == ("superpixels", "mean")
     kept = peers()["kept"].double()
-    found, _ = local_fit(kept, peers()["said"][None], torch.eye(49).double(), preset["width"], preset["alpha"])
+    found, _ = lime_fit(kept, peers()["said"][None], torch.eye(49).double(), preset["width"], preset["alpha"])
     assert_same(found[0], peers()["lime fit"])
-    ours, _ = local_fit(kept, peers()["said"][None], torch.eye(49).double(), LIME_WIDTH, 1.0)
+    ours, _ = lime_fit(kept, peers()["said"][None], torch.eye(49).double(), LIME_WIDTH, 1.0)
     assert not same(ours[0], peers()["lime fit"])  # METHODS.md's kernel falls off faster
 
 
 def test_closeness_by_hand() -> None:
     seen = torch.tensor([[1.0, 1, 1, 1], [1, 0, 0, 0], [0, 0, 0, 0]], dtype=torch.float64)
     expected = [1.0, math.exp(-((0.5 / 0.25) ** 2)), math.exp(-((1 / 0.25) ** 2))]
-    assert_same(closeness(seen, 0.25), expected)
+    assert_same(lime_kernel(seen, 0.25), expected)
 
 
 def test_kernelshap_agrees_with_shap_where_both_are_exact() -> None:
@@ -399,7 +399,7 @@ def test_lime_agrees_with_the_peers_within_chance(peer: str) -> None:
     kept = torch.cat([torch.ones(1, 49, dtype=torch.bool), halves(999, 49, seed=1)])
     assert np.array_equal(np.packbits(kept.numpy()), peers()["halves"].numpy())  # else make the file again
     said, every = peers()["half scores"][None], torch.eye(49, dtype=torch.double)
-    values, errors = local_fit(kept.double(), said, every, LIME_WIDTH, 1.0)
+    values, errors = lime_fit(kept.double(), said, every, LIME_WIDTH, 1.0)
     assert_alike(values[0], errors[0], peer)
 
 
@@ -409,6 +409,6 @@ def test_kernelshap_agrees_with_the_peers_within_chance(peer: str) -> None:
     drawn = coalitions(49, 49 + 1024, seed=1)
     assert np.array_equal(np.packbits(drawn.sets.numpy()), peers()["sets"].numpy())  # else make the file again
     said = (peers()["halved"][None], peers()["total"][None])
-    values, errors, _ = fair_fit(drawn, *said, torch.eye(49, dtype=torch.double))
+    values, errors, _ = shapley_fit(drawn, *said, torch.eye(49, dtype=torch.double))
     assert_same(values.sum(), peers()["total"].squeeze(), magnitude=float(values.abs().sum()))
     assert_alike(values[0], errors[0], peer)

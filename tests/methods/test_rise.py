@@ -1,15 +1,13 @@
-"""RISE, occlusion and PAMI.
+"""RISE, and what it shares with occlusion and PAMI (test_occlusion.py).
 
 Proved: RISE's masks and maps are those of its authors' own file, its map is the closed form on a linear model and its
-standard error is the spread over seeds; occlusion is captum's and exact on a linear model; PAMI is its formula by brute
-force. None of them depends on batch sizes.
+standard error is the spread over seeds. None of the three depends on batch sizes.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +20,13 @@ from torch.nn.functional import avg_pool2d
 
 import clairvit as cv
 from clairvit.errors import BadInput
-from clairvit.methods import rise as masks
-from clairvit.methods.rise import Holes, hardened, holes, in_boxes, parts, shifted_mixtures, sliding
+from clairvit.methods import rise
+from clairvit.methods.rise import RandomMasks, binarise, random_masks, shifted_weights
+from clairvit.perturbation.probe import probing
 from clairvit.perturbation.removal import REMOVALS
 from helpers.rounding import assert_same, growth
 from linear import effects, linear
-from parity.mask_cases import KEPT_EVERY, OCCLUSIONS, RISES
+from parity.mask_cases import KEPT_EVERY, RISES
 from parity.peers_models import TARGETS, vit
 from tiny import cnn, double, pixels, wrapped
 
@@ -40,11 +39,11 @@ def theirs(name: str) -> Tensor:
         return torch.from_numpy(arrays[name])
 
 
-def with_their_numbers(name: str) -> Holes:
+def with_their_numbers(name: str) -> RandomMasks:
     """Our masks from the coarse grids and shifts that the authors' file drew."""
     size, _, cells, _ = RISES[name]
-    rows, cols = (shifted_mixtures(side, cells) for side in size)
-    return Holes(theirs(f"{name} coarse").double(), *theirs(f"{name} shifts").T, rows, cols)
+    rows, cols = (shifted_weights(side, cells) for side in size)
+    return RandomMasks(theirs(f"{name} coarse").double(), *theirs(f"{name} shifts").T, rows, cols)
 
 
 def even(image: Tensor, patch: int = 8) -> Tensor:
@@ -70,7 +69,7 @@ def test_masks_are_those_of_the_authors(name: str) -> None:
 def test_a_mask_by_hand() -> None:
     """Pixel by pixel: the four nearest cells of the stretched grid, mirrored at its borders."""
     size, cells = (30, 41), 4
-    made = holes(3, cells, 0.5, size, seed=5)
+    made = random_masks(3, cells, 0.5, size, seed=5)
     cell = [math.ceil(side / cells) for side in size]
 
     def value(k: int, y: int, x: int) -> float:
@@ -87,7 +86,7 @@ def test_a_mask_by_hand() -> None:
 
     rows = range(0, size[0], 3)
     expected = [
-        [[value(k, y + int(made.down[k]), x + int(made.right[k])) for x in range(size[1])] for y in rows]
+        [[value(k, y + int(made.row_shifts[k]), x + int(made.col_shifts[k])) for x in range(size[1])] for y in rows]
         for k in range(3)
     ]
     assert_same(made(range(3))[:, ::3], expected)
@@ -96,13 +95,13 @@ def test_a_mask_by_hand() -> None:
 @pytest.mark.parametrize("p", [0.5, 0.2])
 def test_masks_have_the_right_mean_range_and_shifts(p: float) -> None:
     """Every pixel is let through with the same chance, borders too; every shift less than a cell happens."""
-    made = holes(4000, 5, p, (33, 24), seed=1)
+    made = random_masks(4000, 5, p, (33, 24), seed=1)
     found = made(range(4000))
     assert found.shape == (4000, 33, 24)
     assert found.min() >= 0
     assert found.max() <= 1
-    assert set(made.down.tolist()) == set(range(7))  # ceil(33 / 5)
-    assert set(made.right.tolist()) == set(range(5))
+    assert set(made.row_shifts.tolist()) == set(range(7))  # ceil(33 / 5)
+    assert set(made.col_shifts.tolist()) == set(range(5))
     standard_error = found.std(0) / math.sqrt(4000)
     assert ((found.mean(0) - p) / standard_error).abs().max() < 5
     assert set(made.coarse.unique().tolist()) == {0.0, 1.0}
@@ -110,15 +109,15 @@ def test_masks_have_the_right_mean_range_and_shifts(p: float) -> None:
 
 @pytest.mark.parametrize(("size", "grid"), [((32, 48), (4, 6)), ((33, 50), (4, 7))])
 def test_masks_on_patches_are_means_of_pixels(size: tuple[int, int], grid: tuple[int, int]) -> None:
-    made = holes(20, 7, 0.5, size, seed=0)
+    made = random_masks(20, 7, 0.5, size, seed=0)
     expected = torch.nn.functional.adaptive_avg_pool2d(made(range(20)), grid)
-    assert_same(made.on(grid)(range(20)), expected)
+    assert_same(made.pooled(grid)(range(20)), expected)
     assert_same(made(range(3, 9)), made(range(20))[3:9], label="whichever are asked for")
 
 
 def test_hard_masks_keep_a_patch_with_the_masks_own_chance() -> None:
     smooth = torch.tensor([[[0.0, 0.3], [0.8, 1.0]]], dtype=torch.float64).expand(20000, -1, -1)
-    kept = hardened(smooth, seed=3).double().mean(0)
+    kept = binarise(smooth, seed=3).double().mean(0)
     assert kept[0, 0] == 0
     assert kept[1, 1] == 1
     assert torch.allclose(kept, smooth[0], atol=5 * 0.5 / math.sqrt(20000))
@@ -132,11 +131,11 @@ def test_maps_are_those_of_the_authors(monkeypatch: pytest.MonkeyPatch) -> None:
     module, images = vit()
     (_, samples, cells, p), asked = RISES["small"], []
 
-    def given(*what: Any) -> Holes:
+    def given(*what: Any) -> RandomMasks:
         asked.append(what[:4])
         return with_their_numbers("small")
 
-    monkeypatch.setattr(masks, "holes", given)
+    monkeypatch.setattr(rise, "random_masks", given)
     options = {"samples": samples, "cells": cells, "p": p}
     made = cv.explain(cv.wrap(module), images, "rise", TARGETS, level="pixel", **options)
     assert asked == [(samples, cells, p, (12, 20))]
@@ -151,7 +150,7 @@ def test_maps_are_those_of_the_authors(monkeypatch: pytest.MonkeyPatch) -> None:
 def expected_rise(own: Tensor, size: tuple[int, int], cells: int, p: float) -> Tensor:
     """E[f M_j] / p for f = sum_k e_k M_k, in closed form: cells are independent, shifts are averaged over."""
     rows, cols = (
-        torch.nn.functional.adaptive_avg_pool1d(shifted_mixtures(side, cells).transpose(1, 2), count).transpose(1, 2)
+        torch.nn.functional.adaptive_avg_pool1d(shifted_weights(side, cells).transpose(1, 2), count).transpose(1, 2)
         for side, count in zip(size, own.shape, strict=True)
     )  # [shifts, rows, cells]
     down, right = (torch.einsum("sac,sbc->ab", part, part) / len(part) for part in (rows, cols))
@@ -237,12 +236,12 @@ def test_rise_is_its_definition_on_a_vit(removal: str, by_sum: bool) -> None:
     model, image = double("timm-vit", batch=1)
     options: dict[str, Any] = {"samples": 30, "cells": 3, "p": 0.4, "removal": removal}
     made = explained(model, image, "rise", 3, seed=2, normalise_by_mask_sum=by_sum, **options)
-    own = holes(30, 3, 0.4, (32, 32), seed=2)
-    smooth = own.on((4, 4))(range(30))
+    own = random_masks(30, 3, 0.4, (32, 32), seed=2)
+    smooth = own.pooled((4, 4))(range(30))
     trace = cv.trace(model, image, target=3)
-    with masks.probing(trace, removal, what="test", forwards=30, seed=2) as probe:
+    with probing(trace, removal, what="test", forwards=30, seed=2) as probe:
         if removal == "token":
-            smooth = hardened(smooth, seed=2)
+            smooth = binarise(smooth, seed=2)
             scores = [probe.score_kept(keep.reshape(1, 1, -1)) for keep in smooth]
         else:
             paint = own(range(30))
@@ -268,7 +267,7 @@ def test_hard_masks_at_pixel_level_are_patches() -> None:
 def test_large_sums_are_made_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     model, image = linear()
     whole = explained(model, image, "rise", samples=50)
-    monkeypatch.setattr(masks, "NUMBERS_AT_ONCE", 100)
+    monkeypatch.setattr(rise, "NUMBERS_AT_ONCE", 100)
     pieces = explained(model, image, "rise", samples=50)
     assert_same(pieces.maps, whole.maps)
     assert_same(pieces.standard_error, whole.standard_error)
@@ -331,138 +330,3 @@ def test_bad_options_are_refused(method: str, seen: str, say: str) -> None:
     model, image = linear()
     with pytest.raises(BadInput, match=f"(?s){seen}.*expected.*{say}"):
         explained(model, image, method)
-
-
-# Occlusion
-
-
-@pytest.mark.parametrize(("window", "stride"), OCCLUSIONS)
-def test_occlusion_is_captums(window: int, stride: int) -> None:
-    """Windows cut off at the border, a patch the mean of those that cover it; each window's whole loss."""
-    module, images = vit()
-    found = explained(cv.wrap(module), images, "occlusion", TARGETS, window=window, stride=stride, share=False).maps
-    said = theirs(f"occlusion {window} {stride}")  # [B, 3, H, W], the same for all pixels of a patch
-    assert torch.equal(said, said[:, :1, 2::4, 2::4].repeat_interleave(4, 2).repeat_interleave(4, 3).expand_as(said))
-    expected = said[:, 0, 2::4, 2::4]
-    assert_same(found, expected, growth=4)  # computed in float64, stored in float32 as differences of scores
-
-
-def window_sums(own: Tensor, window: int, stride: int, share: bool) -> Tensor:
-    """By hand: the mean over windows of what they hold."""
-    total, times = torch.zeros_like(own), torch.zeros_like(own)
-    starts = [range(0, math.ceil((side - window) / stride) * stride + 1, stride) for side in own.shape]
-    for top in starts[0]:
-        for left in starts[1]:
-            inside = own[top : top + window, left : left + window]
-            total[top : top + window, left : left + window] += inside.mean() if share else inside.sum()
-            times[top : top + window, left : left + window] += 1
-    return total / times
-
-
-@pytest.mark.parametrize("share", [True, False])
-@pytest.mark.parametrize(("window", "stride"), [(1, 1), (2, 1), (3, 1), (3, 2), (3, 3)])
-def test_occlusion_on_a_linear_model(window: int, stride: int, share: bool) -> None:
-    model, image = linear((5, 7))
-    found = explained(model, image, "occlusion", window=window, stride=stride, share=share).maps[0]
-    own = effects(model, image, 1)
-    total = float(own.abs().sum())
-    assert_same(found, window_sums(own, window, stride, share), magnitude=total)
-    if window == 1:
-        assert_same(found, own, magnitude=total)
-
-
-@pytest.mark.parametrize("stride", [1, 2, 3])
-@pytest.mark.filterwarnings("ignore:.*is the same everywhere")
-def test_shared_losses_are_exact_where_all_patches_matter_alike(stride: int) -> None:
-    """Also where the last windows are cut off."""
-    model, image = linear((5, 7))
-    model.module.weights.data[1] = 0.7
-    found = explained(model, torch.ones_like(image), "occlusion", window=3, stride=stride).maps[0]
-    assert_same(found, torch.full((5, 7), 0.7, dtype=torch.float64))
-
-
-@pytest.mark.parametrize("removal", ["token", "blur"])
-def test_a_window_of_one_patch_is_leave_one_out(removal: str) -> None:
-    model, image = double("timm-vit")
-    found = cv.explain(model, image, "occlusion", 3, window=1, removal=removal)
-    expected = cv.explain(model, image, "leave-one-out", 3, removal=removal).maps
-    assert_same(found.maps, expected, magnitude=1)  # differences of probabilities
-    assert found.cost.forwards == 17
-
-
-def test_windows_reach_the_border_and_never_leave_it() -> None:
-    boxes = sliding((5, 4), (2, 3), 2)
-    assert boxes == [(top, left, 2, 3) for top in (0, 2, 4) for left in (0, 2)]
-    inside = in_boxes(boxes, (5, 4))
-    assert inside.any(0).all()
-    assert inside.sum((1, 2)).tolist() == [6, 4, 6, 4, 3, 2]
-
-
-def test_a_window_leaves_something_to_see() -> None:
-    model, image = linear((2, 4))
-    made = explained(model, image, "occlusion", window=6, stride=4)
-    own = effects(model, image, 1)
-    assert any("cut to 3" in note for note in made.notes)
-    assert made.cost.forwards == 1 + 2 * 2
-    assert_same(made.maps[0, :, 0], own[:, :3].mean(1), magnitude=float(own.abs().sum()))
-
-
-# PAMI
-
-
-def test_parts_are_of_several_sizes_and_cover_the_image() -> None:
-    found = parts((14, 14), 4)
-    assert len(found) == len(set(found)) == 9 + 25 + 49 + 81
-    assert {box[2:] for box in found} == {(7, 7), (5, 5), (4, 4), (3, 3)}
-    for size in ((7, 7), (5, 5), (4, 4), (3, 3)):
-        inside = in_boxes([box for box in found if box[2:] == size], (14, 14))
-        assert inside.any(0).all()
-        assert inside.sum((1, 2)).eq(size[0] * size[1]).all()  # none is cut off
-    assert sorted({top for top, _, height, _ in found if height == 7}) == [0, 4, 7]
-
-
-@pytest.mark.parametrize("grid", [(4, 4), (3, 5), (1, 6), (2, 2), (1, 1), (16, 9)])
-def test_parts_of_any_grid(grid: tuple[int, int]) -> None:
-    found = parts(grid, 5)
-    assert len(found) == len(set(found)) <= sum((2 * k + 1) ** 2 for k in range(1, 6))
-    assert in_boxes(found, grid).any(0).all()
-    assert all(top + height <= grid[0] and left + width <= grid[1] for top, left, height, width in found)
-
-
-def mean_of_parts(value: Callable[[int, int, int, int], float], grid: tuple[int, int], scales: int) -> Tensor:
-    """sum_k P_k m_k / sum_k m_k, patch by patch."""
-    boxes = parts(grid, scales)
-    made = torch.zeros(grid, dtype=torch.float64)
-    for r in range(grid[0]):
-        for c in range(grid[1]):
-            own = [value(*b) for b in boxes if b[0] <= r < b[0] + b[2] and b[1] <= c < b[1] + b[3]]
-            made[r, c] = sum(own) / len(own)
-    return made
-
-
-@pytest.mark.parametrize("scales", [1, 3])
-def test_pami_on_a_linear_model(scales: int) -> None:
-    """A part alone has the sum of its effects."""
-    model, image = linear((5, 6))
-    own = effects(model, image, 1)
-    found = explained(model, image, "pami", scales=scales, removal="mean").maps[0]
-    expected = mean_of_parts(lambda t, l, h, w: float(own[t : t + h, l : l + w].sum()), (5, 6), scales)  # noqa: E741
-    assert_same(found, expected, magnitude=float(own.abs().sum()))
-
-
-def test_pami_hides_all_but_one_part_by_blur() -> None:
-    """By brute force on a ViT, with images pasted together by hand."""
-    model, image = double("timm-vit", 1)
-    made = cv.explain(model, image, "pami", 3)
-    with masks.probing(cv.trace(model, image), "blur", what="test", forwards=1) as probe:
-        blurred = probe.background
-
-    def value(top: int, left: int, height: int, width: int) -> float:
-        seen = blurred.clone()
-        rows, cols = slice(8 * top, 8 * (top + height)), slice(8 * left, 8 * (left + width))
-        seen[..., rows, cols] = image[..., rows, cols]
-        with torch.no_grad():
-            return float(model.logits(seen).softmax(-1)[0, 3])
-
-    assert made.score == "prob"
-    assert_same(made.maps[0], mean_of_parts(value, (4, 4), 4))

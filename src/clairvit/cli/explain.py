@@ -78,8 +78,7 @@ def explain(
     out: options.Out = "out/",
     output: options.OutputOptions,
 ) -> None:
-    from clairvit.methods.advised import USUAL
-    from clairvit.methods.recipe import read_recipe
+    from clairvit.methods.recipe import USUAL, read_recipe
     from clairvit.methods.spec import resolve_method
 
     typed = single_method(method, "explain")

@@ -1,1 +1,1 @@
-"""Compatibility: presets and draws that reproduce the numbers of other packages and papers."""
+"""Compatibility: what other people's code computes, bugs included, under names that users can ask for."""

@@ -1,8 +1,8 @@
-"""Attention-only methods: they see where the model looked, not what for, so every class gets the same map."""
+"""Attention-only methods: where the model attends. They use no gradient, so every class gets the same map."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
@@ -11,10 +11,12 @@ from clairvit.errors import BadInput
 from clairvit.methods.aggregation import Product, Single
 from clairvit.methods.flow import Flow
 from clairvit.methods.layer_view import LayerView, mean_of_heads
+from clairvit.methods.options import Range
 from clairvit.methods.registry import FORWARD, ExtraCost, Requires, method
 
 Fusion = Literal["mean", "max", "min"] | int
 Protect = Literal["none", "cls_cell", "cls_column"]
+DiscardRatio = Annotated[float, Range(ge=0, lt=1, unit="of the entries", example=0.9)]
 
 
 @method(
@@ -26,9 +28,9 @@ Protect = Literal["none", "cls_cell", "cls_column"]
     requires=FORWARD,
     class_specific=False,
 )
-def attention(layer: LayerView, fusion: Fusion = "mean") -> Tensor:
+def raw_attention(layer: LayerView, fusion: Fusion = "mean") -> Tensor:
     """mean_h A of the last layer: where its heads look."""
-    return fused(layer.A, fusion)  # [B, rows, N]
+    return fuse_heads(layer.A, fusion)  # [B, rows, N]
 
 
 @method(
@@ -39,18 +41,13 @@ def attention(layer: LayerView, fusion: Fusion = "mean") -> Tensor:
     aggregation=Product(residual=1.0, normalise="rows"),
     requires=Requires(passes="forward", all_rows=True),
     class_specific=False,
-    presets={
-        "jacobgil": {"discard_ratio": 0.9, "protect": "cls_cell", "normalise": "columns"},
-        "cmi": {"alpha": 1.0, "order": "forward"},
-        "joita": {"order": "forward"},
-        "chefer": {"start_layer": 1},
-    },
+    presets={"chefer": {"start_layer": 1}},
 )
-def rolled_attention(
-    layer: LayerView, fusion: Fusion = "mean", discard_ratio: float = 0.0, protect: Protect = "none"
+def rollout(
+    layer: LayerView, fusion: Fusion = "mean", discard_ratio: DiscardRatio = 0.0, protect: Protect = "none"
 ) -> Tensor:
     """prod_l (mean_h A + I), row-normalised: attention followed from the output back through all layers."""
-    return discarded(fused(layer.A, fusion), discard_ratio, protect)  # [B, N, N]
+    return discard_smallest(fuse_heads(layer.A, fusion), discard_ratio, protect)  # [B, N, N]
 
 
 @method(
@@ -63,17 +60,17 @@ def rolled_attention(
     class_specific=False,
     extra_cost=ExtraCost(slow=True),
 )
-def flowing_attention(layer: LayerView, fusion: Fusion = "mean") -> Tensor:
-    """maxflow(read-out -> token) where a layer passes on mean_h A + I, row-normalised: what can run to each token.
+def attention_flow(layer: LayerView, fusion: Fusion = "mean") -> Tensor:
+    """maxflow(read-out -> token), capacities mean_h A + I, row-normalised: what can flow to each token.
 
-    One maximum flow for each token, exact to `1/precision`. In deep models most flows are as large as what can enter
-    the token, min(1, its column sum in the first layer), so the map says little about the layers above.
+    One maximum flow per token, exact to `1/precision`. In deep models most flows are as large as what can enter the
+    token, min(1, its column sum in the first layer), so the map says little about the layers above.
     """
-    return fused(layer.A, fusion)  # [B, N, N]
+    return fuse_heads(layer.A, fusion)  # [B, N, N]
 
 
-def fused(heads: Tensor, fusion: Fusion) -> Tensor:
-    """[B, H, rows, N] -> [B, rows, N]."""
+def fuse_heads(heads: Tensor, fusion: Fusion) -> Tensor:
+    """Return the mean, maximum or minimum over heads [B, H, rows, N], or one head: [B, rows, N]."""
     if fusion == "mean":
         return mean_of_heads(heads)
     if fusion == "max":
@@ -87,17 +84,15 @@ def fused(heads: Tensor, fusion: Fusion) -> Tensor:
     return heads[:, int(fusion)]
 
 
-def discarded(matrix: Tensor, ratio: float, protect: Protect) -> Tensor:
-    """Set the smallest `ratio` of all N² entries to zero, image by image; protected entries stay."""
-    if not 0 <= ratio < 1:
-        raise BadInput(f"discard_ratio={ratio} was given; expected 0 ≤ discard_ratio < 1.")
+def discard_smallest(matrix: Tensor, ratio: float, protect: Protect) -> Tensor:
+    """Set the smallest `ratio` of all N² entries of each image's matrix [B, N, N] to zero, but for protected ones."""
     if ratio == 0:
         return matrix
     flat = matrix.flatten(1)  # [B, N²]
     smallest = flat.topk(int(flat.shape[1] * ratio), largest=False).indices
-    drop = torch.zeros_like(flat, dtype=torch.bool).scatter_(1, smallest, True).view_as(matrix)
+    discard = torch.zeros_like(flat, dtype=torch.bool).scatter_(1, smallest, True).view_as(matrix)
     if protect == "cls_cell":
-        drop[:, 0, 0] = False
+        discard[:, 0, 0] = False
     elif protect == "cls_column":
-        drop[:, :, 0] = False
-    return matrix.masked_fill(drop, 0)
+        discard[:, :, 0] = False
+    return matrix.masked_fill(discard, 0)

@@ -1,4 +1,4 @@
-"""Class activation maps on tokens and feature maps: channels weighted by what their gradient says.
+"""Class activation maps on tokens and feature maps: channels weighted by their gradients.
 
 a are activations [B, N, d], g their gradient, p a position, k a channel. Formulas end with a ReLU where the papers' do;
 under a combinator they follow SkipPLUS instead: block inputs, sums over all tokens, no ReLU.
@@ -26,8 +26,7 @@ from clairvit.tracing.trace import Trace
 At = Literal["norm", "input"]
 Tokens = Literal["patch", "all"]
 
-# What the whole family shares.
-ON_TOKENS: dict[str, Any] = {
+WEIGHTED_CHANNELS: dict[str, Any] = {  # one weight per channel, from a sum over tokens
     "family": "cam",
     "output": "tokens",
     "aggregation": Single(-1),
@@ -36,11 +35,10 @@ ON_TOKENS: dict[str, Any] = {
     "requires": Requires(recorders=(LastNorm,)),
     "option_overrides": OptionOverrides(combined={"at": "input", "tokens": "all"}),
 }
-EACH_ALONE = ON_TOKENS | {
-    "option_overrides": OptionOverrides(combined={"at": "input"})
-}  # nothing is summed over tokens
+# nothing is summed over tokens
+ELEMENTWISE = WEIGHTED_CHANNELS | {"option_overrides": OptionOverrides(combined={"at": "input"})}
 
-CLASSIFIER_ROW = EACH_ALONE | {
+CLASSIFIER_ROW = ELEMENTWISE | {
     "relu": False,
     "requires": Requires(rules=LINEAR, poolings=("avg", "map", "mixed")),
 }
@@ -87,40 +85,40 @@ def final_features(layer: LayerView) -> tuple[Tensor, Tensor]:
     return widened(trace.final_tokens), widened(trace.final_gradient)
 
 
-def features(layer: LayerView, at: At, tokens: Tokens) -> tuple[Tensor, Tensor, slice]:
-    """Activations, their gradient, and the positions that channel weights are summed over."""
+def activations_and_gradients(layer: LayerView, at: At, tokens: Tokens) -> tuple[Tensor, Tensor, slice]:
+    """Return activations, their gradient, and the positions that channel weights are summed over."""
     a, g = cam_features(layer, at)  # [B, N, d]
     prefix = layer.layout.prefix if a.shape[1] == layer.layout.tokens else 0
     return a, g, slice(prefix if tokens == "patch" else 0, None)
 
 
-def weighted_channels(a: Tensor, weight: Tensor) -> Tensor:
-    """sum_k w_k a_k(p) for weights [B, d]: [B, N]."""
-    return (a @ weight[:, :, None])[..., 0]
+def weighted_channels(a: Tensor, w: Tensor) -> Tensor:
+    """Return sum_k w_k a_k(p) for weights [B, d]: [B, N]."""
+    return (a @ w[:, :, None])[..., 0]
 
 
-@method("gradcam", paper="Selvaraju et al., ICCV 2017", **ON_TOKENS)
+@method("gradcam", paper="Selvaraju et al., ICCV 2017", **WEIGHTED_CHANNELS)
 def grad_cam(layer: LayerView, at: At = "norm", tokens: Tokens = "patch") -> Tensor:
     """relu(sum_k w_k a_k), w_k = mean_p g_k(p): channels weighted by their mean gradient.
 
-    at=norm is that input for a model that reads CLS: its patches have no gradient after the last attention. A model
-    that reads the patches themselves is looked at where it does.
+    at=norm is the last block's normalised input for a model that reads CLS: its patches have no gradient after the
+    last attention. For a model that reads the patches themselves it is where they are read.
     """
-    a, g, where = features(layer, at, tokens)
-    return weighted_channels(a, g[:, where].mean(1))
+    a, g, positions = activations_and_gradients(layer, at, tokens)
+    return weighted_channels(a, g[:, positions].mean(1))
 
 
-@method("gradcam-pp", paper="Chattopadhay et al., WACV 2018", **ON_TOKENS)
+@method("gradcam-pp", paper="Chattopadhay et al., WACV 2018", **WEIGHTED_CHANNELS)
 def grad_cam_plus_plus(layer: LayerView, at: At = "norm", tokens: Tokens = "patch") -> Tensor:
     """relu(sum_k w_k a_k), w_k = sum_p alpha relu(g), alpha = g²/(2g² + g³ sum_p a): several objects count alike.
 
     The closed form of alpha assumes exp(y) and ReLU features; on a ViT it is a heuristic.
     """
-    a, g, where = features(layer, at, tokens)
-    a_there, g_there = a[:, where], g[:, where]
-    share = g_there**2 / (2 * g_there**2 + a_there.sum(1, keepdim=True) * g_there**3 + 1e-6)
-    share = torch.where(g_there == 0, torch.zeros_like(share), share)
-    return weighted_channels(a, (share * g_there.clamp(min=0)).sum(1))
+    a, g, positions = activations_and_gradients(layer, at, tokens)
+    a_p, g_p = a[:, positions], g[:, positions]
+    alpha = g_p**2 / (2 * g_p**2 + a_p.sum(1, keepdim=True) * g_p**3 + 1e-6)
+    alpha = torch.where(g_p == 0, torch.zeros_like(alpha), alpha)
+    return weighted_channels(a, (alpha * g_p.clamp(min=0)).sum(1))
 
 
 @method("cam", paper="Zhou et al., CVPR 2016", **CLASSIFIER_ROW)
@@ -139,7 +137,7 @@ def class_activation_map(layer: LayerView, at: Literal["output", "input"] = "out
 @method(
     "hirescam",
     paper="Draelos & Carin, 2020",
-    **EACH_ALONE,
+    **ELEMENTWISE,
     caveats=Caveats(
         zero_reason="it was read directly before a normalisation that sees each position alone and forgets its length, "
         "so gradient × activation adds up to zero there; try at=input or gradcam",
@@ -155,14 +153,14 @@ def high_resolution_cam(layer: LayerView, at: At = "norm") -> Tensor:
     return (g * a).sum(-1)
 
 
-@method("gradcam-elementwise", paper="Gildenblat, pytorch-grad-cam", **EACH_ALONE | {"signed": False, "relu": False})
+@method("gradcam-elementwise", paper="Gildenblat, pytorch-grad-cam", **ELEMENTWISE | {"signed": False, "relu": False})
 def elementwise_cam(layer: LayerView, at: At = "norm") -> Tensor:
-    """sum_k relu(g_k(p) a_k(p)): gradient × activation, what speaks against the class dropped channel by channel."""
+    """sum_k relu(g_k(p) a_k(p)): gradient × activation, its negative channels dropped at each position."""
     a, g = cam_features(layer, at)
     return (g * a).clamp(min=0).sum(-1)
 
 
-@method("layercam", paper="Jiang et al., TIP 2021", **EACH_ALONE)
+@method("layercam", paper="Jiang et al., TIP 2021", **ELEMENTWISE)
 def layer_cam(layer: LayerView, at: At = "norm") -> Tensor:
     """relu(sum_k relu(g_k(p)) a_k(p)): each position weighted by its own positive gradient."""
     a, g = cam_features(layer, at)
@@ -172,7 +170,7 @@ def layer_cam(layer: LayerView, at: At = "norm") -> Tensor:
 @method(
     "xgradcam",
     paper="Fu et al., BMVC 2020",
-    **ON_TOKENS,
+    **WEIGHTED_CHANNELS,
     caveats=Caveats(
         numerically_unstable="its weights are divided by sums of signed activations, which may be near zero"
     ),
@@ -183,13 +181,13 @@ def x_grad_cam(layer: LayerView, at: At = "norm", tokens: Tokens = "patch") -> T
     Made for activations after a ReLU. Those of a ViT have both signs, sum_p a comes near zero and single weights
     explode; xgradcam-plus divides by sum_p |a| instead.
     """
-    a, g, where = features(layer, at, tokens)
-    return weighted_channels(a, (g[:, where] * a[:, where]).sum(1) / (a[:, where].sum(1) + 1e-7))
+    a, g, positions = activations_and_gradients(layer, at, tokens)
+    return weighted_channels(a, (g[:, positions] * a[:, positions]).sum(1) / (a[:, positions].sum(1) + 1e-7))
 
 
-@method("xgradcam-plus", paper="SkipPLUS", **ON_TOKENS)
+@method("xgradcam-plus", paper="SkipPLUS", **WEIGHTED_CHANNELS)
 def x_grad_cam_plus(layer: LayerView, at: At = "norm", tokens: Tokens = "patch") -> Tensor:
     """relu(sum_k w_k a_k), w_k = sum_p g |a| / sum_p |a|: gradient averaged by the size of the activation."""
-    a, g, where = features(layer, at, tokens)
-    size = a[:, where].abs()
-    return weighted_channels(a, (g[:, where] * size).sum(1) / (size.sum(1) + 1e-7))
+    a, g, positions = activations_and_gradients(layer, at, tokens)
+    size = a[:, positions].abs()
+    return weighted_channels(a, (g[:, positions] * size).sum(1) / (size.sum(1) + 1e-7))

@@ -1,16 +1,16 @@
-"""Counterfactual: the fewest patches without which the model says something else."""
+"""Counterfactual: a small set of patches whose removal changes the model's answer."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 
 from clairvit.errors import BadInput, NotApplicable
 from clairvit.methods.explanation import Cost
-from clairvit.methods.multi_pass import at_least_one
+from clairvit.methods.options import Range
 from clairvit.methods.planner import record_for, run_all
 from clairvit.methods.registry import FORWARD, Caveats, ExtraCost, method
 from clairvit.methods.result import MapResult
@@ -22,8 +22,8 @@ from clairvit.tracing.attention import widened
 from clairvit.tracing.trace import Trace
 
 NAME, ALONE = "counterfactual", "leave-one-out"
-LEAST_EFFORT = 4  # an order, its prefixes, and one round of putting back, which asks twice
-DECIMALS = 4  # of logits, when patches are ordered: round-off between equal patches must not choose
+LEAST_EFFORT = 4  # an order, its prefixes, and one round of putting back, which takes two
+DECIMALS = 4  # of logits, when patches are ordered: rounding must not choose between equal patches
 
 
 @method(
@@ -44,8 +44,8 @@ def counterfactual(
     removal: Removal = "token",
     search: Literal["greedy", "map"] = "greedy",
     along: str = ALONE,
-    candidates: int = 16,
-    effort: int = 20,
+    candidates: Annotated[int, Range(ge=1, unit="patches", example=16)] = 16,
+    effort: Annotated[int, Range(ge=LEAST_EFFORT, unit="forwards per patch", example=20)] = 20,
     seed: int = 0,
 ) -> MapResult:
     """margin(x without S∖i) − margin(x without S), i in S: S is a small set of patches whose removal flips the answer.
@@ -53,19 +53,15 @@ def counterfactual(
     The margin is the target's logit minus the highest other one (a − b for a contrast), whatever the score, and the
     logit itself where each class stands for itself (a sigmoid); the answer flips where it is no longer above 0. The map
     says how far the target comes back when patch i alone is put back, and is 0 outside S; `chosen` is S. Guaranteed: S
-    flips the answer, and stops doing so when any one patch is put back. Not guaranteed: that no other set is smaller,
-    which only trying all sets could tell.
+    flips the answer, and stops doing so when any one patch is put back. Not guaranteed: that no other set is smaller.
     `search=greedy` removes, step by step, the one of the `candidates` most promising patches that lowers the margin
     most; `search=map` removes patches in the order of a map and takes the smallest number that flips. Then patches are
     put back as long as the answer stays flipped. `along` is the map that says which patches are promising:
     leave-one-out (of the margin), or any method, such as legrad. At most effort × patches forwards; a note says if they
     were too few for the second guarantee.
     """
-    at_least_one("candidates", candidates)
-    if effort < LEAST_EFFORT:
-        raise BadInput(f"effort={effort} was given; expected {LEAST_EFFORT} or more forwards a patch, such as 20.")
     assert trace.target is not None
-    margins = margins_of(trace.target)
+    margins = margin_function(trace.target)
     images, patches = len(trace.pixels), trace.layout.patches
     order, notes = (None, ()) if along == ALONE else _map_along(along, trace, seed)  # [B, patches]
     maps = torch.zeros(images, patches, dtype=torch.float64)
@@ -74,30 +70,31 @@ def counterfactual(
     with probing(trace, removal, what=NAME, forwards=effort * patches, seed=seed) as probe:
         notes = (*notes, *probe.notes)
         for image in range(images):
-            ask = FlipSearch(probe, image, margins, effort * patches)
-            found = flipping(ask, search, None if order is None else order[image], candidates)
-            if found is not None:
-                chosen[image], maps[image] = found
-            unmoved.append(ask.unmoved)
-            notes += (f"{NAME}{f' of image {image + 1}' * (images > 1)}: {ask.story(chosen[image])}",)
+            evaluate = MarginEvaluator(probe, image, margins, effort * patches)
+            flipping_set = find_flipping_set(evaluate, search, None if order is None else order[image], candidates)
+            if flipping_set is not None:
+                chosen[image], maps[image] = flipping_set
+            unmoved.append(evaluate.unmoved)
+            which = f" of image {image + 1}" if images > 1 else ""
+            notes = (*notes, f"{NAME}{which}: {evaluate.description(chosen[image])}")
     dtype = torch.float64 if trace.logits.dtype == torch.float64 else torch.float32
-    grid = (images, *trace.layout.grid)
-    on_device = maps.reshape(grid).to(trace.pixels.device, dtype)
-    return MapResult(on_device, chosen=chosen.reshape(grid), notes=notes, unmoved=unmoved)
+    shape = (images, *trace.layout.grid)
+    maps = maps.reshape(shape).to(trace.pixels.device, dtype)
+    return MapResult(maps, chosen=chosen.reshape(shape), notes=notes, unmoved=unmoved)
 
 
 def _cost(patches: int, effort: int, along: str) -> Cost:
     return Cost(effort * patches) + (Cost() if along == ALONE else resolve_method(along).cost_for(patches))
 
 
-# What is asked
+# The margin
 
 
-Margins = Callable[[Tensor, list[int]], Tensor]  # logits [n, C] of images [n] -> [n, 2]: the margin, and who comes next
+Margins = Callable[[Tensor, list[int]], Tensor]  # logits [n, C] of images [n] -> [n, 2]: margin, and the rival class
 
 
-def margins_of(target: Target) -> Margins:
-    """How far the target is above its rival, and which class that is."""
+def margin_function(target: Target) -> Margins:
+    """Return a function of logits that gives the target's margin over its rival, and which class the rival is."""
     rows = [row if isinstance(row, tuple) else () for row in target.rows]
     if target.together or not all(len(row) in (1, 2) for row in rows):
         raise NotApplicable(
@@ -106,170 +103,181 @@ def margins_of(target: Target) -> Margins:
         )
 
     def margins(logits: Tensor, images: list[int]) -> Tensor:
-        own = torch.tensor([rows[i][0][0] for i in images], device=logits.device)
-        mine = logits.gather(1, own[:, None])[:, 0]
+        classes = torch.tensor([rows[i][0][0] for i in images], device=logits.device)
+        target_logits = logits.gather(1, classes[:, None])[:, 0]
         if logits.shape[1] == 1 and target.activation == "raw":
             raise NotApplicable(
                 f"'{NAME}' looks for what changes the model's answer, and a model with a single raw score gives none: "
                 f"no value of it is a border between two answers. Use {ALONE}, or load or wrap the model with "
                 "activation='sigmoid' if it says yes above 0."
             )
-        others = logits.scatter(1, own[:, None], float("-inf"))
+        rival_logits = logits.scatter(1, classes[:, None], float("-inf"))
         for n, i in enumerate(images):
             if len(rows[i]) == 2:  # a contrast has one rival only
-                others[n] = float("-inf")
-                others[n, rows[i][1][0]] = logits[n, rows[i][1][0]]
-        best = others.max(1)
-        margin, rival = mine - best.values, best.indices.to(mine.dtype)
+                rival_logits[n] = float("-inf")
+                rival_logits[n, rows[i][1][0]] = logits[n, rows[i][1][0]]
+        best = rival_logits.max(1)
+        margin, rival = target_logits - best.values, best.indices.to(target_logits.dtype)
         if target.activation == "sigmoid":  # classes do not compete: the answer is yes where p > 1/2, a logit above 0
-            yes_or_no = torch.tensor([len(rows[i]) == 1 for i in images], device=logits.device)
-            margin, rival = torch.where(yes_or_no, mine, margin), rival.masked_fill(yes_or_no, -1)
+            is_binary = torch.tensor([len(rows[i]) == 1 for i in images], device=logits.device)
+            margin, rival = torch.where(is_binary, target_logits, margin), rival.masked_fill(is_binary, -1)
         return torch.stack([margin, rival], 1)
 
     return margins
 
 
-class FlipSearch:
-    """What the margin of one image is without some patches; remembers how often it was asked, and what came out."""
+class MarginEvaluator:
+    """The margin of one image without some patches, with a budget of forwards and a memory of which rivals won."""
 
-    def __init__(self, probe: Probe, image: int, margins: Margins, most: int) -> None:
+    def __init__(self, probe: Probe, image: int, margins: Margins, budget: int) -> None:
         self.probe, self.image, self.margins = probe, image, margins
-        self.left = most  # forwards
+        self.budget = budget  # forwards left
         self.patches = probe.patches
-        self.start, rival = margins(widened(probe.trace.logits[image : image + 1]), [image])[0].tolist()
-        self.rivals = {(): int(rival)}  # by what is gone
-        self.low = self.high = self.start
-        self.asked = 0
-        self.minimal = True
+        self.initial, rival = margins(widened(probe.trace.logits[image : image + 1]), [image])[0].tolist()
+        self.rivals = {(): int(rival)}  # by the patches that are removed
+        self.low = self.high = self.initial
+        self.evaluated = 0
+        self.is_minimal = True
 
-    def __call__(self, gone: Tensor) -> Tensor:
-        """bool [n, patches] -> float64 [n]"""
-        images = torch.full((len(gone),), self.image, device=self.probe.pixels.device)
-        found = self.probe.score_pairs(images, ~gone.to(images.device), self.margins).double().cpu()
-        self.left -= len(gone)
-        self.asked += len(gone)
-        flat = found[:, 0]
-        self.low, self.high = min(self.low, float(flat.min())), max(self.high, float(flat.max()))
-        for row, (margin, rival) in zip(gone, found.tolist(), strict=True):
+    def __call__(self, removed: Tensor) -> Tensor:
+        """Return the margins without the patches `removed`, bool [n, patches]: float64 [n]."""
+        images = torch.full((len(removed),), self.image, device=self.probe.pixels.device)
+        values = self.probe.score_pairs(images, ~removed.to(images.device), self.margins).double().cpu()
+        self.budget -= len(removed)
+        self.evaluated += len(removed)
+        margins = values[:, 0]
+        self.low, self.high = min(self.low, float(margins.min())), max(self.high, float(margins.max()))
+        for row, (margin, rival) in zip(removed, values.tolist(), strict=True):
             if margin <= 0:
                 self.rivals[tuple(row.nonzero()[:, 0].tolist())] = int(rival)
-        return flat
+        return margins
 
     @property
     def unmoved(self) -> bool:
-        """Did nothing change anything?"""
-        return self.asked > 0 and self.low == self.high
+        """Whether the margin stayed the same for all sets that were tried."""
+        return self.evaluated > 0 and self.low == self.high
 
-    def story(self, chosen: Tensor) -> str:
-        """What was found, in words."""
+    def description(self, chosen: Tensor) -> str:
+        """Return what the removal of the chosen set, bool [patches], does, in words."""
         target, labels = self.probe.target, self.probe.trace.recording.model.labels
         row = target.rows[self.image]
         assert isinstance(row, tuple)
-        mine, contrast = class_name(labels, row[0][0]), len(row) == 2
-        gone = tuple(chosen.nonzero()[:, 0].tolist())
-        rival = self.rivals[gone]
-        other = class_name(labels, rival) if rival >= 0 else f"not {mine}"
-        if self.start <= 0:
-            return f"'{mine}' is not above '{other}' to begin with, so there is nothing to flip"
-        if not gone:
-            return f"no set was found without which '{mine}' falls behind ({self.asked} tried, one of them all patches)"
-        words = f"removing {len(gone)} of {self.patches} patches "
-        words += f"puts '{other}' above '{mine}'" if contrast else f"turns '{mine}' into '{other}'"
-        return words if self.minimal else f"{words}; the effort ran out before all of them were tried back in"
+        name, is_contrast = class_name(labels, row[0][0]), len(row) == 2
+        removed = tuple(chosen.nonzero()[:, 0].tolist())
+        rival = self.rivals[removed]
+        rival_name = class_name(labels, rival) if rival >= 0 else f"not {name}"
+        if self.initial <= 0:
+            return f"'{name}' is not above '{rival_name}' to begin with, so there is nothing to flip"
+        if not removed:
+            return (
+                f"no set was found without which '{name}' falls behind ({self.evaluated} tried, one of them all "
+                "patches)"
+            )
+        text = f"removing {len(removed)} of {self.patches} patches "
+        text += f"puts '{rival_name}' above '{name}'" if is_contrast else f"turns '{name}' into '{rival_name}'"
+        return text if self.is_minimal else f"{text}; the effort ran out before all of them were tried back in"
 
 
 # The search, for one image
 
 
-def flipping(ask: FlipSearch, search: str, order: Tensor | None, candidates: int) -> tuple[Tensor, Tensor] | None:
-    """A set that flips the answer and has no patch to spare, bool [patches], with its map; None: nothing was found."""
-    if ask.start <= 0:
-        if ask.start == 0:  # equal scores: a head of zeros says so whatever is removed
-            ask(torch.ones(1, ask.patches, dtype=torch.bool))
+def find_flipping_set(
+    evaluate: MarginEvaluator, search: str, order: Tensor | None, candidates: int
+) -> tuple[Tensor, Tensor] | None:
+    """Return a set that flips the answer and has no patch to spare, bool [patches], and its map; None if none is found.
+
+    `order` [patches] says which patches are promising; None: what each does alone.
+    """
+    if evaluate.initial <= 0:
+        if evaluate.initial == 0:  # equal scores: those of a head of zeros stay equal whatever is removed
+            evaluate(torch.ones(1, evaluate.patches, dtype=torch.bool))
         return None
-    worth = order
-    if worth is None:
-        alone = torch.eye(ask.patches + 1, ask.patches, dtype=torch.bool)
-        alone[-1] = True  # and all together, lest a head of zeros be searched through
-        worth = (ask.start - ask(alone))[:-1]
-        if ask.unmoved:
+    promise = order
+    if promise is None:
+        alone = torch.eye(evaluate.patches + 1, evaluate.patches, dtype=torch.bool)
+        alone[-1] = True  # and all together, so that a head of zeros is not searched any further
+        promise = (evaluate.initial - evaluate(alone))[:-1]
+        if evaluate.unmoved:
             return None
-    gone, margin = torch.zeros(ask.patches, dtype=torch.bool), ask.start
+    removed, margin = torch.zeros(evaluate.patches, dtype=torch.bool), evaluate.initial
     if search == "greedy":
-        gone, margin, worth = step_by_step(ask, worth, candidates, alone=order is None)
+        removed, margin, promise = greedy_removal(evaluate, promise, candidates, alone=order is None)
     if margin > 0:
-        further = smallest_prefix(ask, gone, worth)
-        if further is None:
+        extended = smallest_prefix(evaluate, removed, promise)
+        if extended is None:
             return None
-        gone, margin = further
-    return put_back(ask, gone, margin)
+        removed, margin = extended
+    return restore_spare(evaluate, removed, margin)
 
 
-def step_by_step(ask: FlipSearch, worth: Tensor, candidates: int, alone: bool) -> tuple[Tensor, float, Tensor]:
-    """Remove the best of a few patches at a time until the answer flips: what is gone, its margin, what is known now.
+def greedy_removal(
+    evaluate: MarginEvaluator, promise: Tensor, candidates: int, alone: bool
+) -> tuple[Tensor, float, Tensor]:
+    """Remove the best of a few patches at a time until the answer flips; return the set, its margin and the promise.
 
-    `worth` [patches] says who is tried first. Where it is what each patch does alone, it is kept up to date: later
-    steps know better what a patch does beside those that are gone.
+    `promise` [patches] says which are tried first. Where it is what each patch does `alone`, it is updated: later steps
+    know better what a patch does next to those that are removed.
     """
-    eye = torch.eye(ask.patches, dtype=torch.bool)
-    gone, margin, worth = torch.zeros(ask.patches, dtype=torch.bool), ask.start, worth.double()
-    while margin > 0 and ask.left >= candidates + 2 * ask.patches and not gone.all():
-        near = [i for i in falling(worth) if not gone[i]][:candidates]
-        if alone and not gone.any():
-            margins = ask.start - worth[near]  # the first step is what leave-one-out has asked already
+    eye = torch.eye(evaluate.patches, dtype=torch.bool)
+    removed, margin = torch.zeros(evaluate.patches, dtype=torch.bool), evaluate.initial
+    promise = promise.double()
+    while margin > 0 and evaluate.budget >= candidates + 2 * evaluate.patches and not removed.all():
+        tried = [i for i in descending(promise) if not removed[i]][:candidates]
+        if alone and not removed.any():
+            margins = evaluate.initial - promise[tried]  # the first step was evaluated already, as leave-one-out
         else:
-            margins = ask(gone | eye[near])
-        best = falling(-margins)[0]
+            margins = evaluate(removed | eye[tried])
+        best = descending(-margins)[0]
         if alone:
-            worth = worth.index_copy(0, torch.tensor(near), margin - margins)
-        gone, margin = gone | eye[near[best]], float(margins[best])
-    return gone, margin, worth
+            promise = promise.index_copy(0, torch.tensor(tried), margin - margins)
+        removed, margin = removed | eye[tried[best]], float(margins[best])
+    return removed, margin, promise
 
 
-def smallest_prefix(ask: FlipSearch, gone: Tensor, worth: Tensor) -> tuple[Tensor, float] | None:
-    """The fewest further patches, taken in falling order of worth, that flip the answer.
+def smallest_prefix(evaluate: MarginEvaluator, removed: Tensor, promise: Tensor) -> tuple[Tensor, float] | None:
+    """Return the fewest further patches, in descending order of promise, that flip the answer, and the margin.
 
-    All numbers are tried: more patches gone is not always further down.
+    All numbers of patches are tried: more removed patches need not mean a lower margin.
     """
-    if gone.all():
+    if removed.all():
         return None
-    sets = gone | firsts([i for i in falling(worth) if not gone[i]], ask.patches)
-    margins = ask(sets)
+    sets = removed | prefix_sets([i for i in descending(promise) if not removed[i]], evaluate.patches)
+    margins = evaluate(sets)
     flipped = (margins <= 0).nonzero()[:, 0].tolist()
     return (sets[flipped[0]], float(margins[flipped[0]])) if flipped else None
 
 
-def put_back(ask: FlipSearch, gone: Tensor, margin: float) -> tuple[Tensor, Tensor]:
-    """Put patches back as long as the answer stays flipped: the set that is left, and how much each of it matters."""
-    eye = torch.eye(ask.patches, dtype=torch.bool)
+def restore_spare(evaluate: MarginEvaluator, removed: Tensor, margin: float) -> tuple[Tensor, Tensor]:
+    """Put patches back as long as the answer stays flipped; return the set that is left, and each patch's effect."""
+    eye = torch.eye(evaluate.patches, dtype=torch.bool)
     while True:
-        chosen = gone.nonzero()[:, 0]
-        without = ask(gone & ~eye[chosen])  # each one put back alone
-        spare = (without <= 0).nonzero()[:, 0]
-        ask.minimal = len(spare) == 0
-        if ask.minimal or ask.left < 2 * len(chosen):
-            matters = torch.zeros(ask.patches, dtype=torch.float64)
-            matters[chosen] = (without - margin).clamp(min=0)
-            return gone, matters
-        # Those that are missed least come back first, together as many as can.
-        back = spare[falling(-without[spare])]
-        sets = gone & ~firsts(chosen[back].tolist(), ask.patches)
-        margins = torch.cat([without[back[:1]], ask(sets[1:])]) if len(back) > 1 else without[back]
+        chosen = removed.nonzero()[:, 0]
+        restored = evaluate(removed & ~eye[chosen])  # each one put back alone
+        spare = (restored <= 0).nonzero()[:, 0]
+        evaluate.is_minimal = len(spare) == 0
+        if evaluate.is_minimal or evaluate.budget < 2 * len(chosen):
+            effects = torch.zeros(evaluate.patches, dtype=torch.float64)
+            effects[chosen] = (restored - margin).clamp(min=0)
+            return removed, effects
+        # Those that matter least come back first, together as many as can.
+        back = spare[descending(-restored[spare])]
+        sets = removed & ~prefix_sets(chosen[back].tolist(), evaluate.patches)
+        margins = torch.cat([restored[back[:1]], evaluate(sets[1:])]) if len(back) > 1 else restored[back]
         last = int((margins <= 0).nonzero()[-1])
-        gone, margin = sets[last], float(margins[last])
+        removed, margin = sets[last], float(margins[last])
 
 
-def falling(worth: Tensor) -> list[int]:
-    """Places from the largest to the smallest; of equal ones, the first comes first."""
-    order: list[int] = worth.double().round(decimals=DECIMALS).argsort(descending=True, stable=True).tolist()
+def descending(values: Tensor) -> list[int]:
+    """Return indices from the largest to the smallest value; of equal ones, the first comes first."""
+    order: list[int] = values.double().round(decimals=DECIMALS).argsort(descending=True, stable=True).tolist()
     return order
 
 
-def firsts(order: list[int], patches: int) -> Tensor:
-    """The first, the first two, … of these places: bool [len(order), patches]."""
+def prefix_sets(order: list[int], patches: int) -> Tensor:
+    """Return the first, the first two, … of these patches: bool [len(order), patches]."""
     sets = torch.zeros(len(order), patches, dtype=torch.bool)
-    for count, place in enumerate(order):
-        sets[count:, place] = True
+    for count, patch in enumerate(order):
+        sets[count:, patch] = True
     return sets
 
 
@@ -289,7 +297,7 @@ def _map_along(along: str, trace: Trace, seed: int) -> tuple[Tensor, tuple[str, 
     if tuple(result.maps.shape[1:]) != trace.layout.grid:
         raise NotApplicable(
             f"The map of '{inner.text}' has {' × '.join(map(str, result.maps.shape[1:]))} values and the image "
-            f"{' × '.join(map(str, trace.layout.grid))} patches; expected one for each. Use along={ALONE}."
+            f"{' × '.join(map(str, trace.layout.grid))} patches; expected one value per patch. Use along={ALONE}."
         )
     flat = result.maps.detach().flatten(1).double().cpu()
     return flat / flat.abs().amax(1, keepdim=True).clamp(min=1e-300), tuple(result.notes)

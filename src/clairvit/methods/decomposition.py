@@ -1,4 +1,4 @@
-"""Forward decomposition: a block's output taken apart into what each token adds to it, read by lengths and distances.
+"""Forward decomposition: a block's output as a sum of vectors T_ij, what token j adds to token i; maps are their norms.
 
 T_ij = sum_h A_ij^h f^h(x_j) + delta_ij x_i, f^h(x_j) = W_o^h W_v^h LN(x_j) without biases (LN with its true spread).
 The bias of the values can be kept (`value_bias=true`): the authors' own codes of AttIN, GlobEnc and ALTI do so.
@@ -14,10 +14,10 @@ from torch.linalg import vector_norm
 
 from clairvit.errors import BadInput, NotApplicable
 from clairvit.methods.aggregation import Product, Single
-from clairvit.methods.gradient import input_x_gradient, token_gradients
+from clairvit.methods.gradient import TokenLevel, input_x_gradient, token_gradients
 from clairvit.methods.layer_view import LayerView, mean_of_heads
 from clairvit.methods.registry import Caveats, OptionOverrides, Requires, method
-from clairvit.methods.vector_norms import apportioned, distances, head_lengths, lengths
+from clairvit.tracing.block_decomposition import Vectors
 from clairvit.tracing.decompx import Sharing, shares
 from clairvit.tracing.recorders.op_log import OpLog
 from clairvit.tracing.recorders.residual import PostAttentionResidual
@@ -25,6 +25,8 @@ from clairvit.tracing.rules import LINEAR
 
 OFFICIAL = {"official": {"value_bias": True}}
 Ln = Literal["none", "next", "attention", "block"]
+NUMBERS_AT_ONCE = 2**20  # of T, 4 MiB in float32: what a cache can hold
+NUMBERS_AT_ONCE_ON_GPU = 2**26  # there a piece should be worth starting a kernel for
 
 
 @method(
@@ -37,19 +39,19 @@ Ln = Literal["none", "next", "attention", "block"]
     class_specific=False,
     presets=OFFICIAL,
 )
-def attended_lengths(
+def attended_norms(
     layer: LayerView, value_bias: bool = False, heads: Literal["sum", "mean"] = "sum", ln: Ln = "none"
 ) -> Tensor:
-    """||sum_h A_ij f(x_j)||: how long the vector is that a token gets from each other token, not how much it looks.
+    """||sum_h A_ij f(x_j)||: the norm of the vector that a token gets from each other token, not the attention to it.
 
     The paper looks at one layer at a time and multiplies none, so alone this is the last layer, as raw-attention is;
     attin+plus and +skipplus are SkipPLUS's forms, attin+rollout adds the identity. `heads="mean"` is the mean of the
-    heads' own lengths ||A^h_ij f^h(x_j)||. `preset=official` keeps the bias of the values, as the paper's f does.
+    heads' own norms ||A^h_ij f^h(x_j)||. `preset=official` keeps the bias of the values, as the paper's f does.
     """
     vectors = layer.decomposition.vectors(value_bias=value_bias, ln=ln)
     if heads == "mean":
-        return mean_of_heads(head_lengths(layer.A, vectors, layer.rows))
-    return lengths(layer.A, vectors, layer.rows, residual=0.0)
+        return mean_of_heads(head_norms(layer.A, vectors, layer.rows))
+    return contribution_norms(layer.A, vectors, layer.rows, residual=0.0)  # [B, rows, N]
 
 
 @method(
@@ -62,15 +64,16 @@ def attended_lengths(
     class_specific=False,
     presets={"official": {"value_bias": True, "ln": "attention"}},
 )
-def residual_lengths(layer: LayerView, value_bias: bool = False, ln: Ln = "none", strength: float = 1.0) -> Tensor:
-    """prod_l ||sum_h A_ij f(x_j) + delta_ij x_i||, row-normalised: lengths with the residual in the sum.
+def residual_norms(layer: LayerView, value_bias: bool = False, ln: Ln = "none", strength: float = 1.0) -> Tensor:
+    """prod_l ||sum_h A_ij f(x_j) + delta_ij x_i||, row-normalised: norms with the residual in the sum.
 
     In one layer the residual changes only what a token gives to itself, so alone the layers are multiplied: rows are
-    shares (the paper speaks of mixing ratios), the residual is in the vectors and no identity is added. `ln="next"`
+    shares (mixing ratios in the paper), the residual is in the vectors and no identity is added. `ln="next"`
     applies the norm that reads the sum (norm2), its spread held fixed; "attention" and "block" apply the norms that the
     residual stream itself goes through, which only post-norm blocks have (the paper's BERT).
     """
-    return lengths(layer.A, layer.decomposition.vectors(value_bias=value_bias, ln=ln), layer.rows, residual=strength)
+    vectors = layer.decomposition.vectors(value_bias=value_bias, ln=ln)
+    return contribution_norms(layer.A, vectors, layer.rows, residual=strength)  # [B, rows, N]
 
 
 @method(
@@ -83,15 +86,16 @@ def residual_lengths(layer: LayerView, value_bias: bool = False, ln: Ln = "none"
     class_specific=False,
     presets=OFFICIAL,
 )
-def encoder_lengths(layer: LayerView, value_bias: bool = False, ln: Ln = "block", strength: float = 1.0) -> Tensor:
-    """prod_l ||T_ij||: lengths of what token j adds to token i in the whole block, multiplied layer by layer.
+def encoder_norms(layer: LayerView, value_bias: bool = False, ln: Ln = "block", strength: float = 1.0) -> Tensor:
+    """prod_l ||T_ij||: norms of what token j adds to token i in the whole block, multiplied layer by layer.
 
-    The MLP is passed by, its residual and the norms around it are not: in a post-norm block both norms are applied, as
+    The MLP is left out, its residual and the norms around it are not: in a post-norm block both norms are applied, as
     in the authors' code; a pre-norm block has none in its residual stream, which is SkipPLUS's form for ViTs. As in the
     authors' code no identity is added and rows are not normalised (their paper's text does not say). `strength` takes
     the residual that many times (SkipPLUS tried 0 and 0.5).
     """
-    return lengths(layer.A, layer.decomposition.vectors(value_bias=value_bias, ln=ln), layer.rows, residual=strength)
+    vectors = layer.decomposition.vectors(value_bias=value_bias, ln=ln)
+    return contribution_norms(layer.A, vectors, layer.rows, residual=strength)  # [B, rows, N]
 
 
 @method(
@@ -107,17 +111,17 @@ def encoder_lengths(layer: LayerView, value_bias: bool = False, ln: Ln = "block"
 def token_closeness(
     layer: LayerView, resultant: Literal["attn", "block"] = "attn", p: Literal[1, 2] = 1, value_bias: bool = False
 ) -> Tensor:
-    """prod_l C, C_ij ~ relu(||y_i|| - ||y_i - T_ij||): how near what token j adds comes to the whole, in L1.
+    """prod_l C, C_ij ~ relu(||y_i|| - ||y_i - T_ij||): how close what token j adds is to the whole, in L1.
 
     y_i is what the T_ij add up to: the sum after attention (after its norm in a post-norm block), biases included.
     `resultant="block"` compares with the block's output after the MLP, as SkipPLUS's code does. A row in which nothing
-    comes near is the token itself; rows add up to 1.
+    is close is the token itself; rows add up to 1.
     """
     inside = layer.decomposition
     y = inside.resultant(inside.norms("attention")) if resultant == "attn" else _block_output(layer)
     vectors = inside.vectors(value_bias=value_bias, ln="attention")
-    near = vector_norm(y[:, layer.rows], p, -1)[..., None] - distances(layer.A, vectors, layer.rows, y, p)
-    return apportioned(near.clamp(min=0), layer.rows)
+    closeness = vector_norm(y[:, layer.rows], p, -1)[..., None] - distances(layer.A, vectors, layer.rows, y, p)
+    return normalised_rows(closeness.clamp(min=0), layer.rows)  # [B, rows, N]
 
 
 @method(
@@ -139,35 +143,32 @@ def token_transformation(
     head_stage: Literal["mean-first", "post"] = "mean-first",
     start: Literal["length", "one"] = "length",
 ) -> Tensor:
-    """prod_l (I + W_mlp)(I + (A W_attn) * relu(G)): attention weighed by how tokens change in length and direction.
+    """prod_l (I + W_mlp)(I + (A W_attn) * relu(G)): attention weighted by how tokens change in norm and direction.
 
     W_i = ||E'_i|| / ||E_i|| · NECC_i, E and E' a token before and after attention or MLP; NECC = softmax over tokens of
     cos(E_i, E'_i), or exp(cos) over its mean (N times as much: `necc=mean_exp`). The first layer's columns are
-    multiplied by the tokens' lengths (`start=length`); under a combinator they are not, as each layer stands alone.
+    multiplied by the tokens' norms (`start=length`); under a combinator they are not, as layers are not multiplied.
     A and relu(G) are averaged over heads before they are multiplied, `head_stage="post"` averages their product. The
     authors' code could not be read: this is METHODS 2.10, after a third party's version.
     """
-    x, x_mid, out = layer.x, layer[PostAttentionResidual], _block_output(layer)
-    attention, mlp = transformed(x, x_mid, necc), transformed(x_mid, out, necc)  # [B, N]
-    wanted = layer.G.clamp(min=0)
-    if head_stage == "post":
-        looks = mean_of_heads(layer.A * wanted)
-    else:
-        looks = mean_of_heads(layer.A) * mean_of_heads(wanted)
-    matrix = looks * attention[:, None]  # [B, rows, N]
+    x, x_mid, x_out = layer.x, layer[PostAttentionResidual], _block_output(layer)
+    W_attn, W_mlp = transformation_weights(x, x_mid, necc), transformation_weights(x_mid, x_out, necc)  # [B, N]
+    G = layer.G.clamp(min=0)
+    AG = mean_of_heads(layer.A * G) if head_stage == "post" else mean_of_heads(layer.A) * mean_of_heads(G)
+    matrix = AG * W_attn[:, None]  # [B, rows, N]
     matrix[:, torch.arange(len(layer.rows), device=x.device), layer.rows] += 1
-    matrix = matrix * (1 + mlp[:, layer.rows, None])
+    matrix = matrix * (1 + W_mlp[:, layer.rows, None])
     return matrix * vector_norm(x, dim=-1)[:, None] if start == "length" and layer.index == 0 else matrix
 
 
-def transformed(before: Tensor, after: Tensor, necc: str) -> Tensor:
-    """How much longer each token became, times how well it kept its direction beside the others, [B, N]."""
-    kept = torch.cosine_similarity(before, after, dim=-1).softmax(-1)
+def transformation_weights(before: Tensor, after: Tensor, necc: str) -> Tensor:
+    """Return W_i = ||E'_i|| / ||E_i|| · NECC_i of tokens E, E' [B, N, d]: [B, N]."""
+    NECC = torch.cosine_similarity(before, after, dim=-1).softmax(-1)
     if necc == "mean_exp":
-        kept = kept * kept.shape[-1]
-    was: Tensor = vector_norm(before, dim=-1).clamp(min=torch.finfo(before.dtype).tiny)
-    became: Tensor = vector_norm(after, dim=-1)
-    return became / was * kept
+        NECC = NECC * NECC.shape[-1]
+    norm_before: Tensor = vector_norm(before, dim=-1).clamp(min=torch.finfo(before.dtype).tiny)
+    norm_after: Tensor = vector_norm(after, dim=-1)
+    return norm_after / norm_before * NECC
 
 
 @method(
@@ -183,16 +184,14 @@ def transformed(before: Tensor, after: Tensor, necc: str) -> Tensor:
     ),
     signed=True,
 )
-def linear_decomposition(
-    layer: LayerView, level: Literal["token", "pixel"] = "token", bias: Sharing = "none"
-) -> Tensor:
-    """sum_d x_d dy/dx_d, attention, norms and slopes held fixed: what each token adds to the score, all the way.
+def linear_decomposition(layer: LayerView, level: TokenLevel = "token", bias: Sharing = "none") -> Tensor:
+    """sum_d x_d dy/dx_d, attention, norms and slopes held fixed: what each token adds to the score through all layers.
 
     Without bias it is one backward for all layers. The other modes share each bias b out among tokens: by |<b, D_j>|
     (`absdot`, the authors' default), |cos(b, D_j)| (`abssim`), ||D_j|| (`norm`), alike (`equal`) or all to the class
-    token (`cls`), D_j what has become of token j; then the tokens add up to the score. They carry all N vectors of all
-    N tokens forwards: no backward, but memory N² d and the work of about N forwards for each layer asked for, so
-    +skipplus costs L/2 times that. As in the authors' code W_o b_v + b_o waits for the sum with the residual; unlike
+    token (`cls`), D_j the decomposed vector of token j; then tokens add up to the score. These modes propagate all N
+    vectors of all N tokens: no backward, but memory N² d and the work of about N forwards per layer that is explained,
+    so +skipplus costs L/2 times that. As in the authors' code W_o b_v + b_o waits for the sum with the residual; unlike
     there the first layer's value bias is no exception, and activations have the slope f(z)/z (their GeLU_ZO).
     """
     if bias == "none":
@@ -211,11 +210,68 @@ def linear_decomposition(
     return (added * weights).sum(-1).T  # [B, N]
 
 
+# Norms of T_ij = r_i (s_i sum_h A_ij^h f_j^h + delta_ij x_i) without storing all N × N vectors: L2 norms come from the
+# Gram matrices [H, H] of each token's f; L1 has no such form and goes through the rows in pieces.
+
+
+def contribution_norms(A: Tensor, vectors: Vectors, rows: Tensor, residual: float = 1.0) -> Tensor:
+    """Return ||T_ij||_2 [B, rows, N] for A [B, H, rows, N], with the residual taken `residual` times.
+
+    ||sum_h A_ij^h f_j^h||² = sum_{h,h'} A_ij^h A_ij^h' <f_j^h, f_j^h'>; the residual only changes i = j.
+    """
+    f = vectors.f.transpose(1, 2)  # [B, N, H, d]
+    gram = f @ f.transpose(-2, -1)  # [B, N, H, H]
+    A_by_key = A.permute(0, 3, 2, 1)  # [B, N, rows, H]
+    squares = ((A_by_key @ gram) * A_by_key).sum(-1).transpose(1, 2)  # [B, rows, N]
+    spread, scale = vectors.spread[:, rows], vectors.scale[:, rows]  # [B, rows, 1]
+    squares = squares * spread.square()
+    if residual:
+        i = torch.arange(len(rows), device=rows.device)
+        x, f_i = vectors.x[:, rows], f[:, rows]  # [B, rows, d], [B, rows, H, d]
+        attended = (A[:, :, i, rows].transpose(1, 2)[..., None] * f_i).sum(2) * spread  # what i adds to itself
+        squares[:, i, rows] = (attended + residual * x).square().sum(-1)
+    return squares.clamp(min=0).sqrt() * scale
+
+
+def head_norms(A: Tensor, vectors: Vectors, rows: Tensor) -> Tensor:
+    """Return ||A_ij^h f_j^h||_2 of each head, [B, H, rows, N]."""
+    scale = (vectors.spread * vectors.scale)[:, rows]  # [B, rows, 1]
+    f_norms: Tensor = vector_norm(vectors.f, dim=-1)  # [B, H, N]
+    return A.abs() * f_norms[:, :, None] * scale[:, None]
+
+
+def distances(A: Tensor, vectors: Vectors, rows: Tensor, y: Tensor, p: int) -> Tensor:
+    """Return ||y_i - T_ij||_p [B, rows, N] for y [B, N, d], one image and a few rows at a time."""
+    scale = (vectors.spread * vectors.scale)[:, None, rows]  # [B, 1, rows, 1]
+    A_by_key = (A * scale).permute(0, 3, 2, 1)  # [B, N, rows, H]
+    f, x = vectors.f.transpose(1, 2), vectors.x * vectors.scale  # [B, N, H, d], [B, N, d]
+    norms = A.new_empty(len(A), len(rows), vectors.x.shape[1])
+    size = max(1, (NUMBERS_AT_ONCE_ON_GPU if A.is_cuda else NUMBERS_AT_ONCE) // vectors.x[0].numel())
+    for image in range(len(A)):
+        for first in range(0, len(rows), size):
+            piece = rows[first : first + size]
+            A_piece = A_by_key[image, :, first : first + size]  # [N, piece, H]
+            difference = torch.baddbmm(y[image, None, piece], A_piece, f[image], alpha=-1)  # y_i - T_ij, [N, piece, d]
+            difference[piece, torch.arange(len(piece), device=piece.device)] -= x[image, piece]
+            norm = difference.abs_().sum(-1) if p == 1 else vector_norm(difference, p, -1)  # in place: twice as fast
+            norms[image, first : first + size] = norm.T
+    return norms
+
+
+def normalised_rows(closeness: Tensor, rows: Tensor) -> Tensor:
+    """Return [B, rows, N] with rows that add up to 1; a row of zeros becomes a row of the identity."""
+    total = closeness.sum(-1, keepdim=True)
+    identity = torch.zeros_like(closeness)
+    identity[:, torch.arange(len(rows), device=rows.device), rows] = 1
+    return torch.where(total > 0, closeness / torch.where(total > 0, total, 1), identity)
+
+
 def _block_output(layer: LayerView) -> Tensor:
-    out = layer.block_output()
-    if out is None or out.shape != layer.x.shape:
+    """Return the block's output [B, N, d], or raise NotApplicable where it does not match the input."""
+    output = layer.block_output()
+    if output is None or output.shape != layer.x.shape:
         raise NotApplicable(
             f"The output of layer {layer.index} was not seen as tokens like its input; expected blocks that are "
             "modules with the same tokens on both sides. Use globenc or genatt."
         )
-    return out
+    return output

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from clairvit.errors import BadInput
 from clairvit.execution import ExecutionOptions
-from clairvit.methods.advised import advised
 from clairvit.methods.collect import collect
 from clairvit.methods.explanation import Comparison, Cost, Explanation, concat
 from clairvit.methods.heads import collect_heads, head_notes, head_variants
 from clairvit.methods.planner import record_for, run_all
+from clairvit.methods.recipe import advised
 from clairvit.methods.registry import by_family
 from clairvit.methods.registry import list_methods as registered_methods
 from clairvit.methods.spec import MethodSpec, resolve_method

@@ -1,4 +1,4 @@
-"""FullGrad: gradient × input leaves out what biases add to the score; here it is put back, token by token."""
+"""FullGrad: gradient × input, and what biases add to the score, which gradient × input leaves out."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from torch import Tensor
 
 from clairvit.errors import BadInput
 from clairvit.methods.aggregation import Single, Total
+from clairvit.methods.gradient import Level, at_level
 from clairvit.methods.layer_view import LayerView
-from clairvit.methods.multi_pass import Level, on_image, scores
+from clairvit.methods.multi_pass import target_scores
 from clairvit.methods.registry import Caveats, ExtraCost, OptionOverrides, Requires, method, register
 from clairvit.methods.result import MapResult
 from clairvit.tracing.attention import widened
@@ -20,7 +21,7 @@ from clairvit.tracing.trace import Trace
 
 Kind = Literal["learned", "implicit"]
 Rules = Literal["plain", "linear", "libra"]
-SMALL = 5e-4  # parts of the score: a residual below is round-off in half and single precision
+ROUND_OFF = 5e-4  # parts of the score: a residual below is rounding in half and single precision
 
 
 def full_gradient(layer: LayerView, biases: Kind = "learned", rules: Rules = "plain", each: bool = False) -> Tensor:
@@ -37,8 +38,8 @@ def full_gradient(layer: LayerView, biases: Kind = "learned", rules: Rules = "pl
     `each` counts the block's own biases only, and those after the last block with it. So every combinator sees them:
     a sum over layers then has each bias once, which is FullGrad+, and `fullgrad(layer=3)` is FullGrad from layer 3.
     """
-    told = added_by_biases(layer.trace, biases, rules).tokens[layer.index :]
-    return (layer.x * layer.dx).sum(-1) + (told[0] if each else told.sum(0))  # [B, N]
+    terms = bias_terms(layer.trace, biases, rules).tokens[layer.index :]  # [L, B, N]
+    return (layer.x * layer.dx).sum(-1) + (terms[0] if each else terms.sum(0))  # [B, N]
 
 
 def full_gradient_plus(layer: LayerView, biases: Kind = "learned", rules: Rules = "plain") -> Tensor:
@@ -52,7 +53,8 @@ def full_gradient_plus(layer: LayerView, biases: Kind = "learned", rules: Rules 
 _RECORDERS: dict[str, type[BiasTerms]] = {"learned": LearnedBiasTerms, "implicit": ImplicitBiasTerms}
 
 
-def added_by_biases(trace: Trace, biases: str, rules: str) -> BiasTerms:
+def bias_terms(trace: Trace, biases: str, rules: str) -> BiasTerms:
+    """Return what biases add to the score, or raise BadInput if the options exclude each other."""
     if biases == "implicit" and rules != "plain":
         raise BadInput(
             f"biases=implicit was given with rules={rules}; expected rules=plain: what a slope does not explain is "
@@ -62,34 +64,35 @@ def added_by_biases(trace: Trace, biases: str, rules: str) -> BiasTerms:
 
 
 def totals(trace: Trace, start: int, biases: str, rules: str) -> tuple[Tensor, Tensor]:
-    """All that tokens and biases add from a layer on, and the score that they should add up to; [B] each."""
-    layer, told = trace.layers[start], added_by_biases(trace, biases, rules)
-    wide = told.other.dtype
-    tokens = (layer.x.to(wide) * layer.dx.to(wide)).sum((1, 2))
-    found = tokens + told.tokens[start:].sum((0, 2)) + told.other[start:].sum(0)
+    """Return the sum of what tokens and biases add from a layer on, and the score that it should be; [B] each."""
+    layer, terms = trace.layers[start], bias_terms(trace, biases, rules)
+    dtype = terms.other.dtype
+    tokens = (layer.x.to(dtype) * layer.dx.to(dtype)).sum((1, 2))
+    total = tokens + terms.tokens[start:].sum((0, 2)) + terms.other[start:].sum(0)
     assert trace.target is not None
-    score = trace.target(trace.logits).to(wide)
-    return found, torch.ones_like(score) if rule_table(rules).unit else score
+    score = trace.target(trace.logits).to(dtype)
+    return total, torch.ones_like(score) if rule_table(rules).unit else score
 
 
 def completeness(
     trace: Trace, used: range, biases: Kind = "learned", rules: Rules = "plain", each: bool = False
 ) -> str | None:
-    """How far tokens and biases are from adding up to the score, in words. A sum over start layers has no such sum."""
+    """Return how far tokens and biases are from adding up to the score; None for a sum over several start layers."""
     if each and used.start != len(trace.layers) - 1:
         return None
-    found, score = (values.tolist() for values in totals(trace, used.start, biases, rules))
-    open_gap = rules == "plain" and biases == "learned"
-    return in_words(found, score, "; rules=linear or biases=implicit closes it" if open_gap else "")
+    total, score = (values.tolist() for values in totals(trace, used.start, biases, rules))
+    has_gap = rules == "plain" and biases == "learned"
+    return completeness_note(total, score, "; rules=linear or biases=implicit closes it" if has_gap else "")
 
 
-def in_words(found: list[float], score: list[float], advice: str = "", what: str = "tokens") -> str:
-    gaps = [(sum_ - y, abs(sum_ - y) / max(abs(y), 1e-12)) for sum_, y in zip(found, score, strict=True)]
-    if all(share < SMALL for _, share in gaps):
+def completeness_note(total: list[float], score: list[float], advice: str = "", what: str = "tokens") -> str:
+    """Return how far the sums of `what` and biases are from the scores, image by image."""
+    gaps = [(sum_ - y, abs(sum_ - y) / max(abs(y), 1e-12)) for sum_, y in zip(total, score, strict=True)]
+    if all(share < ROUND_OFF for _, share in gaps):
         return f"completeness: {what} and biases add up to the score"
-    said, sums = (", ".join(f"{value:.3g}" for value in values) for values in (score, found))
-    listed = ", ".join(f"{gap:+.2g} ({share:.1%})" for gap, share in gaps)
-    return f"completeness: the score is {said}, {what} and biases add up to {sums}; residual {listed}{advice}"
+    scores, sums = (", ".join(f"{value:.3g}" for value in values) for values in (score, total))
+    residuals = ", ".join(f"{gap:+.2g} ({share:.1%})" for gap, share in gaps)
+    return f"completeness: the score is {scores}, {what} and biases add up to {sums}; residual {residuals}{advice}"
 
 
 SHARED: dict[str, Any] = {
@@ -130,8 +133,9 @@ def full_gradient_on_pixels(trace: Trace, level: Level = "patch") -> MapResult:
     notes: tuple[str, ...] = ()
     maps = trace[BiasMaps]
     if maps.image is not None and maps.total is not None:
-        image, total = image + maps.image, maps.total
+        image, bias_total = image + maps.image, maps.total
         if not trace.recording.calls:  # no attention: images come first in every activation
-            found = product.sum((1, 2, 3)) + total
-            notes = (f"fullgrad-pixel: {in_words(found.tolist(), scores(trace).tolist(), what='pixels')}",)
-    return MapResult(on_image(image, trace, level, "mean"), notes=notes)
+            added = product.sum((1, 2, 3)) + bias_total
+            note = completeness_note(added.tolist(), target_scores(trace).tolist(), what="pixels")
+            notes = (f"fullgrad-pixel: {note}",)
+    return MapResult(at_level(image, trace, level, "mean"), notes=notes)

@@ -1,4 +1,4 @@
-"""HSIC: does the score depend on whether a cell of the image is shown? Dependence of any form, straight or not."""
+"""HSIC: statistical dependence, linear or not, of the score on whether a cell of the image is shown."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from clairvit.methods.explanation import Cost
-from clairvit.methods.gradient import per_patch
 from clairvit.methods.registry import FORWARD, ExtraCost, method
 from clairvit.methods.result import MapResult
-from clairvit.methods.rise import check_cells, check_samples
+from clairvit.methods.rise import Cells, Samples
+from clairvit.numerics import pool_to_grid
 from clairvit.perturbation.probe import Probe, probing
 from clairvit.perturbation.removal import Removal, on_pixels
 from clairvit.perturbation.rng import make_generator
@@ -35,8 +35,8 @@ NARROW = 0.5  # spreads of the outputs: a narrower kernel ranks even a linear mo
 def hsic(
     trace: Trace,
     *,
-    samples: int = 500,
-    cells: int = 8,
+    samples: Samples = 500,
+    cells: Cells = 8,
     design: Design = "sobol",
     width: Width = "outputs",
     removal: Removal = "mean",
@@ -46,71 +46,69 @@ def hsic(
 
     The image is cut into cells × cells; each of `samples` masks shows about half of them. K compares the masks in one
     cell, L the outputs (a Gaussian as wide as the outputs' median, or the median of their `distances`), H centres. A
-    patch has the mean of the cells under it; where patches are dropped (token, road) they go with the cell of their
-    middle. `design`: Sobol points, a Latin hypercube as in the paper, or chance. There is no standard error: neither
+    patch has the mean of the cells under it; where patches are dropped (token, road) they belong to the cell of their
+    centre. `design`: Sobol points, a Latin hypercube as in the paper, or random. There is no standard error: neither
     Sobol points nor a Latin hypercube are independent draws, so compare the maps of a few seeds instead.
     """
-    check_samples(samples)
-    check_cells(cells)
     with probing(trace, removal, what="hsic", forwards=samples, seed=seed) as probe:
         finest = probe.size if probe.paints else probe.grid
         sides = (min(cells, finest[0]), min(cells, finest[1]))
         shown = binary_design(design, samples, sides[0] * sides[1], seed).to(probe.pixels.device)  # [n, cells²]
         notes = _aliased_cells_notes(shown)
-        outputs = _outputs(probe, shown, sides)  # [B, n]
+        outputs = _masked_scores(probe, shown, sides)  # [B, n]
     widths = kernel_widths(outputs.double(), width)
     if bool((widths.abs() < NARROW * outputs.double().std(1)).any()) and width == "outputs":
         notes.append(
             "hsic: the median of the outputs is near zero beside their spread; width=distances suits them better"
         )
-    scores = torch.stack([dependence(shown, own, wide) for own, wide in zip(outputs.double(), widths, strict=True)])
+    scores = torch.stack([dependence(shown, y, sigma) for y, sigma in zip(outputs.double(), widths, strict=True)])
     return MapResult.from_probe(_on_patches(scores.reshape(-1, *sides), probe).to(outputs.dtype), probe, notes=notes)
 
 
 def dependence(shown: Tensor, outputs: Tensor, width: Tensor) -> Tensor:
-    """(1/n) sum (HKH)·(HLH) for each column of `shown`, bool [n, cells], and outputs [n]; both in float64.
+    """Return (1/n) sum (HKH)·(HLH), [cells], for the columns of `shown`, bool [n, cells], and outputs [n]; float64.
 
     K = 1 + (1/2 − (z − z')²) is 3/2 − z − z' + 2 z z' for zeros and ones, of which centring leaves 2 (Hz)(Hz)ᵀ. So no
     K is built: the sum is 2 (Hz)ᵀ L (Hz).
     """
     squares = (outputs[:, None] - outputs[None]) ** 2
-    alike = torch.exp(-squares / (2 * width**2).clamp(min=1e-300))  # L, [n, n]; without a width only equals are alike
-    alike = alike - alike.mean(0)
-    alike = alike - alike.mean(1, keepdim=True)  # exactly nothing where all outputs are the same
+    L = torch.exp(-squares / (2 * width**2).clamp(min=1e-300))  # [n, n]; at width 0 only equal outputs are similar
+    L = L - L.mean(0)
+    L = L - L.mean(1, keepdim=True)  # HLH, exactly 0 where all outputs are the same
     z = shown.to(outputs)
-    z = z - z.mean(0)
-    return (2 * (z * (alike @ z)).sum(0) / len(z)).clamp(min=0)
+    z = z - z.mean(0)  # Hz
+    return (2 * (z * (L @ z)).sum(0) / len(z)).clamp(min=0)
 
 
 def kernel_widths(outputs: Tensor, width: Width) -> Tensor:
-    """[B, n] -> [B]: the median of the outputs, as in xplique, or of the distances between two of them."""
+    """Return the median of outputs [B, n], as in xplique, or of the distances between two of them: [B]."""
     if width == "outputs":
         return outputs.quantile(0.5, dim=1)
-    return torch.stack([torch.pdist(own[:, None]).median() for own in outputs])
+    return torch.stack([torch.pdist(y[:, None]).median() for y in outputs])
 
 
 def binary_design(design: Design, samples: int, cells: int, seed: int) -> Tensor:
-    """bool [samples, cells]: which cells each mask shows.
+    """Return which cells each mask shows, bool [samples, cells].
 
-    Rounding Sobol points leaves the first bit of each coordinate, and scrambling can do no more to that than turn it
-    over. So that is what the seed does, and it deals the coordinates out to the cells.
+    Rounding Sobol points leaves the first bit of each coordinate, and scrambling can only flip it. So the seed flips
+    these bits, and permutes the coordinates among the cells.
     """
     if design == "random":
         return torch.rand(samples, cells, generator=make_generator(seed)) < 0.5
-    if design == "lhs":  # one point in each of n strata of a side: half of them, in random order, lie above the middle
+    if design == "lhs":  # one point in each of n strata of a side: half of them, in random order, lie above 1/2
         points = torch.rand(samples, cells, generator=make_generator(seed))
         strata = torch.rand(samples, cells, generator=make_generator(seed, 1)).argsort(0)
         return (strata + points) / samples > 0.5
     from scipy.stats import qmc
 
     points = qmc.Sobol(cells, scramble=False).random_base2(math.ceil(math.log2(samples)))[:samples]
-    turned = torch.rand(cells, generator=make_generator(seed)) < 0.5
-    return (torch.from_numpy(points >= 0.5) ^ turned)[:, torch.randperm(cells, generator=make_generator(seed, 1))]
+    flipped = torch.rand(cells, generator=make_generator(seed)) < 0.5
+    return (torch.from_numpy(points >= 0.5) ^ flipped)[:, torch.randperm(cells, generator=make_generator(seed, 1))]
 
 
 def _aliased_cells_notes(shown: Tensor) -> list[str]:
-    """Few Sobol points give cells that are always shown, or always hidden, together: they get the same score."""
-    same = shown ^ shown[:1]  # a cell and its opposite look alike
+    """Return a note if cells are always shown together, as with few Sobol points: these get the same score."""
+    same = shown ^ shown[:1]  # a cell and its complement are equivalent
     different = len(set(map(tuple, same.T.tolist())))
     if different == shown.shape[1]:
         return []
@@ -118,8 +116,8 @@ def _aliased_cells_notes(shown: Tensor) -> list[str]:
     return [f"hsic: {apart}. Use more samples or fewer cells"]
 
 
-def _outputs(probe: Probe, shown: Tensor, sides: tuple[int, int]) -> Tensor:
-    """[B, n] scores of the images under each mask."""
+def _masked_scores(probe: Probe, shown: Tensor, sides: tuple[int, int]) -> Tensor:
+    """Return the scores of the images under each mask, [B, n]."""
     if probe.paints:
         masks = shown.reshape(-1, *sides)
 
@@ -131,15 +129,15 @@ def _outputs(probe: Probe, shown: Tensor, sides: tuple[int, int]) -> Tensor:
 
 
 def cell_of_patch(sides: tuple[int, int], grid: tuple[int, int]) -> Tensor:
-    """[patches]: the cell, counted row by row, in which the middle of each patch lies."""
-    rows, cols = (((torch.arange(count) + 0.5) * own / count).long() for own, count in zip(sides, grid, strict=True))
+    """Return the cell, counted row by row, that holds the centre of each patch, [patches]."""
+    rows, cols = (((torch.arange(count) + 0.5) * side / count).long() for side, count in zip(sides, grid, strict=True))
     return (rows[:, None] * sides[1] + cols).flatten()
 
 
 def _on_patches(scores: Tensor, probe: Probe) -> Tensor:
-    """[B, cells, cells] -> [B, rows, cols]: the mean over the pixels of a patch, or its own cell's."""
+    """Return cell scores [B, cells, cells] as [B, rows, cols]: the mean over a patch's pixels, or its cell's score."""
     if probe.paints:
-        fine = F.interpolate(scores[:, None], size=probe.size, mode="nearest-exact")[:, 0]
-        return per_patch(fine, probe.grid, "mean")
+        pixels = F.interpolate(scores[:, None], size=probe.size, mode="nearest-exact")[:, 0]
+        return pool_to_grid(pixels, probe.grid, "mean")
     sides = (int(scores.shape[1]), int(scores.shape[2]))
     return scores.flatten(1)[:, cell_of_patch(sides, probe.grid).to(scores.device)].reshape(-1, *probe.grid)

@@ -83,7 +83,8 @@ class LayerView:
     Example:
         >>> import clairvit as cv
         >>> from clairvit.methods.aggregation import Total
-        >>> @cv.method("value-norm", output="tokens", aggregation=Total(), passes="forward", class_specific=False)
+        >>> from clairvit.methods.registry import FORWARD
+        >>> @cv.method("value-norm", output="tokens", aggregation=Total(), requires=FORWARD, class_specific=False)
         ... def value_norm(layer: cv.LayerView):
         ...     return layer.x.norm(dim=-1)  # [B, N]
         >>> cv.explain("pets", "demo", "value-norm").maps.shape

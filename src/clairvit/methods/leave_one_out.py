@@ -1,12 +1,16 @@
-"""Causal methods: what happens to the score when a patch is really taken away."""
+"""Leave-one-out and AtMan: the change of the score when one patch is removed, or attention to it suppressed."""
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from clairvit.errors import BadInput, NotApplicable
+from clairvit.errors import NotApplicable
 from clairvit.methods.explanation import Cost
+from clairvit.methods.options import Range
 from clairvit.methods.registry import FORWARD, ExtraCost, method
 from clairvit.methods.result import MapResult
 from clairvit.perturbation.attention_override import Rewrite
@@ -27,9 +31,9 @@ from clairvit.tracing.trace import Trace
     signed=True,
 )
 def leave_one_out(trace: Trace, *, removal: Removal = "token", seed: int = 0) -> MapResult:
-    """f(x) − f(x without patch i): the exact effect of do(remove i), one forward a patch.
+    """f(x) − f(x without patch i): the exact effect of do(remove i), one forward per patch.
 
-    What every other method guesses at, for one patch at a time: two patches that say the same do not matter alone.
+    What every other method estimates, for one patch at a time: of two patches with the same content neither matters.
     """
     patches = trace.layout.patches
     with probing(trace, removal, what="leave-one-out", forwards=patches, seed=seed) as probe:
@@ -48,53 +52,53 @@ def leave_one_out(trace: Trace, *, removal: Removal = "token", seed: int = 0) ->
     score="logprob",
     signed=True,
 )
-def atman(trace: Trace, *, factor: float = 0.1, threshold: float | None = 0.6, shift_min: bool = True) -> MapResult:
-    """f(x) − f(x, attention to patch i turned down in every layer): the rise of the target's cross-entropy, f = log p.
+def atman(
+    trace: Trace,
+    *,
+    factor: Annotated[float, Range(ge=0, lt=1, example=0.1)] = 0.1,
+    threshold: Annotated[float, Range(ge=0, le=1, unit="(a cosine) or None", example=0.6)] | None = 0.6,
+    shift_min: bool = True,
+) -> MapResult:
+    """f(x) − f(x, attention to patch i suppressed in every layer): the rise of the target's cross-entropy, f = log p.
 
-    In each row of scores S the keys of patch i and of patches that look like it become (S − min S)·m, with m = factor
+    In each row of scores S the keys of patch i and of patches similar to it become (S − min S)·m, with m = factor
     for i itself and (1 − factor)(1 − cos) + factor for patches whose tokens at the first block (positions included)
-    have a cosine similarity of `threshold` or more to it; None turns down patch i alone. `shift_min=False` is S·m as
-    the paper prints it, which turns negative scores up instead. Class and register tokens are never turned down.
+    have a cosine similarity of `threshold` or more to it; None suppresses patch i alone. `shift_min=False` is S·m as
+    the paper prints it, which raises negative scores instead. Class and register tokens are never suppressed.
     """
-    if not 0 <= factor < 1:
-        raise BadInput(f"factor={factor:g} was given; expected 0 or more and below 1, such as factor=0.1.")
-    if threshold is not None and not 0 <= threshold <= 1:
-        raise BadInput(f"threshold={threshold:g} was given; expected a cosine from 0 to 1, such as 0.6, or None.")
     if not trace.layers:
         raise NotApplicable(
-            "No attention call was seen in this model, and atman turns attention down. Use leave-one-out."
+            "No attention call was seen in this model, and atman suppresses attention. Use leave-one-out."
         )
     for layer in trace.layers:
         layer.between_tokens()  # windows, channels and convolutions are refused in words
     layout = trace.in_order
-    weights = turned_down(trace.layers[0].x[:, layout.prefix :], factor, threshold)  # [B, patches, patches]
-    weights = torch.nn.functional.pad(weights, (layout.prefix, 0), value=1.0)  # [B, patches, tokens]
+    m = suppression_factors(trace.layers[0].x[:, layout.prefix :], factor, threshold)  # [B, patches, patches]
+    m = F.pad(m, (layout.prefix, 0), value=1.0)  # [B, patches, tokens]
     # Nothing is removed from the image, so any removal that needs no tokens to be dropped will do.
     with probing(trace, "mean", what="atman", forwards=layout.patches) as probe:
-        scores = probe.score_with_attention(
-            layout.patches, lambda images, ks: suppressing(weights[images, ks], shift_min)
-        )
+        scores = probe.score_with_attention(layout.patches, lambda images, ks: suppress_keys(m[images, ks], shift_min))
         drops = probe.original[:, None] - scores
         return MapResult.from_probe(drops.reshape(-1, *probe.grid), probe)
 
 
-def turned_down(tokens: Tensor, factor: float, threshold: float | None) -> Tensor:
-    """m [B, n, n] of tokens [B, n, d]: when patch i is suppressed, key j counts m[i, j] times."""
-    own = torch.eye(tokens.shape[1], dtype=torch.bool, device=tokens.device)
-    alike = torch.nn.functional.normalize(tokens.double(), dim=-1)
-    cosine = (alike @ alike.mT).clamp(-1, 1)
-    near = own if threshold is None else (cosine >= threshold) | own
-    softened = (1 - factor) * (1 - cosine.masked_fill(own, 1)) + factor
-    return torch.where(near, softened, torch.ones_like(cosine))
+def suppression_factors(tokens: Tensor, factor: float, threshold: float | None) -> Tensor:
+    """Return m [B, n, n] of tokens [B, n, d]: when patch i is suppressed, the score of key j is multiplied by m_ij."""
+    identity = torch.eye(tokens.shape[1], dtype=torch.bool, device=tokens.device)
+    unit = F.normalize(tokens.double(), dim=-1)
+    cosine = (unit @ unit.mT).clamp(-1, 1)
+    similar = identity if threshold is None else (cosine >= threshold) | identity
+    m = (1 - factor) * (1 - cosine.masked_fill(identity, 1)) + factor
+    return torch.where(similar, m, torch.ones_like(cosine))
 
 
-def suppressing(weights: Tensor, shift_min: bool) -> Rewrite:
-    """Scores times weights [n, tokens], measured from the lowest score of each row or from zero."""
+def suppress_keys(m: Tensor, shift_min: bool) -> Rewrite:
+    """Return S -> S·m for m [n, tokens], S measured from the lowest score of each row or from zero."""
 
     def rewrite(scores: Tensor) -> Tensor:  # [n, H, queries, tokens]
-        hidden = scores <= torch.finfo(scores.dtype).min / 2  # by a mask of the model's own: stays so
-        low = scores.masked_fill(hidden, float("inf")).amin(-1, keepdim=True) if shift_min else 0.0
-        # The lowest score is added again: no change to a softmax over the row, and keys beside the image's stay level.
-        return torch.where(hidden, scores, low + (scores - low) * weights[:, None, None].to(scores.dtype))
+        masked = scores <= torch.finfo(scores.dtype).min / 2  # by the model's own mask: stays masked
+        low = scores.masked_fill(masked, float("inf")).amin(-1, keepdim=True) if shift_min else 0.0
+        # The lowest score is added again: no change to a softmax over the row, and the scores of other keys stay.
+        return torch.where(masked, scores, low + (scores - low) * m[:, None, None].to(scores.dtype))
 
     return rewrite

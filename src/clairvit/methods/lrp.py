@@ -1,35 +1,38 @@
-"""Relevance and decomposition by swapped backward rules: gradient × input, read under another table."""
+"""LRP: relevance R = x · dy/dx under a rule table that replaces the gradients of single operations."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 
-from clairvit.errors import BadInput, NotApplicable
+from clairvit.errors import NotApplicable
 from clairvit.methods.aggregation import Product, Single
-from clairvit.methods.gradient import input_x_gradient, per_patch, token_gradients
-from clairvit.methods.layer_view import LayerView, mean_of_heads
+from clairvit.methods.gradient import Level, TokenLevel, input_x_gradient, token_gradients
+from clairvit.methods.layer_view import LayerView, laid_out, mean_of_heads
+from clairvit.methods.options import Range
 from clairvit.methods.registry import Caveats, Requires, method, register
+from clairvit.numerics import pool_to_grid
 from clairvit.tracing.recorders.patch_embedding import PatchEmbedding
 from clairvit.tracing.rules import ATTNLRP, DEEP_TAYLOR, LINEAR, RuleTable, rule_table
 from clairvit.tracing.trace import Trace
 
 LRP = Literal["lrp", "chefer"]  # which of the authors' two rule files
+Gamma = Annotated[float, Range(ge=0, example=0.05)]
 _DIVIDES = "relevance is divided by sums (a + b of a residual, a score before the softmax) that come near zero"
 
 
-def relevance_of_tokens(
+def token_relevance(
     layer: LayerView,
-    level: Literal["token", "pixel"] = "token",
-    gamma_lin: float = 0.0,
-    gamma_conv: float = 0.0,
-    eps: float = 0.0,
+    level: TokenLevel = "token",
+    gamma_lin: Gamma = 0.0,
+    gamma_conv: Gamma = 0.0,
+    eps: Gamma = 0.0,
     inside: bool = True,
 ) -> Tensor:
-    """sum_d R_d at a block's input, R sent down from the score by rules: each token's share of the score.
+    """sum_d R_d at a block's input, R propagated from the score by rules: each token's share of the score.
 
     At gamma 0 and eps 0 this is gradient × input under swapped backward rules. `gamma_lin` and `gamma_conv` favour, in
     linear layers and convolutions, what agrees in sign with the output (zennit's signed gamma rule); `eps` takes
@@ -47,14 +50,11 @@ def _requires_rules(base: RuleTable, parametric: str) -> Callable[..., Requires]
         level: str, gamma_lin: float = 0.0, gamma_conv: float = 0.0, eps: float = 0.0, inside: bool = True, **_: object
     ) -> Requires:
         numbers = {"gamma_lin": gamma_lin, "gamma_conv": gamma_conv, "eps": eps}
-        for name, value in numbers.items():
-            if value < 0:
-                raise BadInput(f"{name}={value} was given; expected 0 or more, such as {name}=0.05.")
         gradients = token_gradients(level)
         if not any(numbers.values()):
             return Requires(rules=base, gradients=gradients)
-        written = ",".join(f"{name}={value!r}" for name, value in (numbers | {"inside": float(inside)}).items())
-        return Requires(rules=rule_table(f"{parametric}({written})"), gradients=gradients)
+        arguments = ",".join(f"{name}={value!r}" for name, value in (numbers | {"inside": float(inside)}).items())
+        return Requires(rules=rule_table(f"{parametric}({arguments})"), gradients=gradients)
 
     return requires
 
@@ -62,7 +62,7 @@ def _requires_rules(base: RuleTable, parametric: str) -> Callable[..., Requires]
 _VIT = {"gamma_lin": 0.05, "gamma_conv": 0.25}
 register(
     "cp-lrp",
-    relevance_of_tokens,
+    token_relevance,
     family="relevance",
     paper="Ali et al., ICML 2022, eps 0 (= decompx)",
     output="tokens",
@@ -73,7 +73,7 @@ register(
 )
 register(
     "attnlrp",
-    relevance_of_tokens,
+    token_relevance,
     family="relevance",
     paper="Achtibat et al., ICML 2024, eps 0",
     output="tokens",
@@ -153,23 +153,21 @@ register(
 )
 
 
-def relevance_at_embedding(trace: Trace, level: Literal["patch", "pixel"]) -> Tensor:
-    """[B, rows, cols]: relevance where the pixels become patches, or, by the z^B rule, [B, H, W] of the pixels."""
+def relevance_at_embedding(trace: Trace, level: Level) -> Tensor:
+    """Return relevance at the patch embedding, [B, rows, cols], or, by the z^B rule, at the pixels, [B, H, W]."""
     recording, embedding = trace.recording, trace[PatchEmbedding]
     output, c = embedding.output, embedding.gradient
     if output is None or c is None:
         if trace.layers:
             _ = trace.layers[0].dx  # neither a convolution nor a first block was seen: say what is missing
-        raise NotApplicable("The place where this model makes its patches was not seen. Use partial-lrp.")
-    wide = torch.promote_types(c.dtype, torch.float32)
-    R = output.to(wide) * c
+        raise NotApplicable("No patch embedding was seen in this model, and relevance is read there. Use partial-lrp.")
+    R = output.to(torch.promote_types(c.dtype, torch.float32)) * c
     if level == "pixel":
         return embedding.to_pixels(R).sum(1)
     if embedding.input is None:
-        grid, prefix = trace.in_order.grid, trace.in_order.prefix
-        return recording.as_tokens(R).sum(-1)[:, prefix:].reshape(-1, *grid)
+        return laid_out(recording.as_tokens(R).sum(-1), trace, 0)
     layout = recording.structure.layout
-    return R.sum(1) if layout is None else per_patch(R.sum(1), layout.grid, "sum")
+    return R.sum(1) if layout is None else pool_to_grid(R.sum(1), layout.grid, "sum")
 
 
 @method(
@@ -181,11 +179,11 @@ def relevance_at_embedding(trace: Trace, level: Literal["patch", "pixel"]) -> Te
     signed=True,
     caveats=Caveats(numerically_unstable=_DIVIDES),
 )
-def full_lrp(trace: Trace, level: Literal["patch", "pixel"] = "patch", rules: LRP = "lrp") -> Tensor:
-    """R sent from the class (as 1) through every layer to the patch embedding by z+ rules: each patch's share.
+def full_lrp(trace: Trace, level: Level = "patch", rules: LRP = "lrp") -> Tensor:
+    """R propagated from the class (as 1) through every layer to the patch embedding by z+ rules: each patch's share.
 
     rules=lrp is what the authors' full LRP uses (see partial-lrp); rules=chefer is TransAtt's rule file. level=pixel
-    goes on to the pixels with the z^B rule; it hands each patch's relevance on whole, so level=patch is its sum. A
+    goes on to the pixels with the z^B rule, which conserves each patch's relevance, so level=patch is its sum. A
     model that cuts its patches by hand is read at the first block's input, position embedding included.
     """
     return relevance_at_embedding(trace, level)
@@ -201,10 +199,10 @@ def full_lrp(trace: Trace, level: Literal["patch", "pixel"] = "patch", rules: LR
         numerically_unstable="a mean over tokens has no rule of its own; signed shares of a mean near zero are large"
     ),
 )
-def deep_taylor(trace: Trace, level: Literal["patch", "pixel"] = "patch") -> Tensor:
-    """R sent from the class (as 1) by positive contributions alone to the pixels (z+, z^B): never negative.
+def deep_taylor(trace: Trace, level: Level = "patch") -> Tensor:
+    """R propagated from the class (as 1) by positive contributions alone to the pixels (z+, z^B): never negative.
 
-    The paper speaks of ReLU networks. Here attention is held fixed, which makes it a layer of weights like any other,
+    The paper is about ReLU networks. Here attention is held fixed, which makes it a layer of weights like any other,
     and sums too are split by their positive terms (in proportion where there is none). What means or other operations
     without a rule leave negative is dropped at the patch embedding.
     """

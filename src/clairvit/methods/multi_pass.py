@@ -1,13 +1,13 @@
-"""Many passes: gradients averaged over noise (SmoothGrad), on the way from a baseline (IG), over brightness (TAM).
+"""Many passes: gradients averaged over noise (SmoothGrad), along a path (Integrated Gradients), over brightness (TAM).
 
-All three run the same model on other inputs for the same target. A variant k is a whole batch [B, …]; `passes` runs
-several variants at once and hands back their traces. What that costs is counted by `Trace.again`.
+All three run the same model on variants of the images for the same target. A variant k is a whole batch [B, …]; several
+variants are run at once. Their passes are counted by `Trace.again`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -16,8 +16,9 @@ from torch import Tensor
 from clairvit.errors import BadInput
 from clairvit.methods.aggregation import layer_index, reading
 from clairvit.methods.explanation import Cost
-from clairvit.methods.gradient import per_patch
-from clairvit.methods.layer_view import mean_of_heads
+from clairvit.methods.gradient import Level, at_level
+from clairvit.methods.layer_view import laid_out, mean_of_heads
+from clairvit.methods.options import Passes, Range
 from clairvit.methods.registry import FORWARD, NOTHING, ExtraCost, Requires, method
 from clairvit.methods.result import MapResult
 from clairvit.perturbation.batching import BatchBudget, in_batches
@@ -26,53 +27,41 @@ from clairvit.perturbation.rng import image_seeds, make_generator
 from clairvit.tracing.attention import widened
 from clairvit.tracing.trace import GradientScope, Trace
 
-Made = TypeVar("Made")
-Level = Literal["patch", "pixel"]
+T = TypeVar("T")
 Rule = Literal["midpoint", "crowded", "right", "trapezoid", "gauss"]
+Sigma = Annotated[float, Range(ge=0, unit="parts of the image's range", example=0.1)]
 
-AT_ONCE = 8 * 224 * 224  # pixels in one batch of variants: eight usual images keep a processor busy
+PIXELS_AT_ONCE = 8 * 224 * 224  # in one batch of variants: eight usual images keep a processor busy
 AT_PIXELS = GradientScope(attention=False, tokens=False)
 AT_TOKENS = GradientScope(attention=False, pixels=False)
 
 
-def passes(
-    trace: Trace, count: int, variant: Callable[[int], Tensor], reach: GradientScope, what: str
+def trace_variants(
+    trace: Trace, count: int, variant: Callable[[int], Tensor], scope: GradientScope, what: str
 ) -> Iterator[tuple[range, Trace]]:
-    """Traces of variant(0) … variant(count - 1), several at once. A variant is pixels [B, 3, H, W] or x^0 [B, N, d]."""
+    """Yield traces of variant(0) … variant(count - 1), several at once: pixels [B, 3, H, W] or tokens x^0 [B, N, d]."""
 
     def run(ks: range) -> Trace:
-        return trace.again(torch.cat([variant(k) for k in ks]).to(trace.pixels.dtype), reach=reach)
+        return trace.again(torch.cat([variant(k) for k in ks]).to(trace.pixels.dtype), reach=scope)
 
-    return several(trace, count, run, what)
+    return run_variants(trace, count, run, what)
 
 
-def several(trace: Trace, count: int, run: Callable[[range], Made], what: str) -> Iterator[tuple[range, Made]]:
-    """run(ks) for variants 0 … count - 1 of the whole batch, several at once."""
-    images, each = len(trace.pixels), trace.pixels[:, 0].numel()
-    # The user's own function may know the images of the batch by their place.
-    alone = trace.target is not None and trace.target.together
-    with report_progress(what, count) as tell:
-        budget = BatchBudget(each if alone else AT_ONCE, trace.recording.options.batch_size)
-        for ks, made in in_batches(count, budget, each, run, images_per_variant=images):
-            yield ks, made
-            tell(len(ks))
+def run_variants(trace: Trace, count: int, run: Callable[[range], T], what: str) -> Iterator[tuple[range, T]]:
+    """Yield run(ks) for variants 0 … count - 1 of the whole batch, several at once, with a progress bar `what`."""
+    images, pixels = len(trace.pixels), trace.pixels[:, 0].numel()
+    # A target function of the whole batch may know images by their index: then one variant at a time.
+    whole_batch = trace.target is not None and trace.target.together
+    budget = BatchBudget(pixels if whole_batch else PIXELS_AT_ONCE, trace.recording.options.batch_size)
+    with report_progress(what, count) as advance:
+        for ks, output in in_batches(count, budget, pixels, run, images_per_variant=images):
+            yield ks, output
+            advance(len(ks))
 
 
 def by_variant(tensor: Tensor, trace: Trace) -> Tensor:
-    """[V·B, …] -> [V, B, …], in float32 at least."""
+    """Return [V·B, …] as [V, B, …], in float32 at least."""
     return widened(tensor).reshape(-1, len(trace.pixels), *tensor.shape[1:])
-
-
-def on_grid(row: Tensor, trace: Trace) -> Tensor:
-    """[B, N] without its prefix tokens, as [B, rows, cols]."""
-    layout, first = trace.in_order, trace.layers[0]
-    grid = first.grid if first.call is None and first.grid is not None else layout.grid  # a CNN's first stage is larger
-    return row[:, layout.prefix :].reshape(len(row), *grid)
-
-
-def at_least_one(name: str, value: int) -> None:
-    if value < 1:
-        raise BadInput(f"{name}={value} was given; expected 1 or more passes, such as {name}=50.")
 
 
 # SmoothGrad
@@ -88,8 +77,8 @@ def at_least_one(name: str, value: int) -> None:
 )
 def smoothgrad(
     trace: Trace,
-    n: int = 50,
-    sigma: float = 0.1,
+    n: Passes = 50,
+    sigma: Sigma = 0.1,
     base: Literal["grad", "ixg"] = "grad",
     each: Literal["signed", "abs", "square"] = "signed",
     level: Level = "patch",
@@ -100,40 +89,29 @@ def smoothgrad(
     The noise has std sigma·(max − min) of the normalised image. `each` is what is averaged: gradients as they are,
     their absolute values or squares. `base=ixg` averages (x + e_k) × gradient and adds it up over a patch, signs kept.
     """
-    at_least_one("n", n)
     noisy = noisy_images(trace, sigma, seed)
     total = torch.zeros_like(widened(trace.pixels))
-    for _, made in passes(trace, n, noisy, AT_PIXELS, "smoothgrad"):
-        said = made.dpixels if base == "grad" else widened(made.pixels) * widened(made.dpixels)
-        part = by_variant(said, trace)  # [V, B, 3, H, W]
-        total += {"signed": lambda g: g, "abs": torch.abs, "square": torch.square}[each](part).sum(0)
+    for _, variants in trace_variants(trace, n, noisy, AT_PIXELS, "smoothgrad"):
+        g = variants.dpixels if base == "grad" else widened(variants.pixels) * widened(variants.dpixels)
+        g = by_variant(g, trace)  # [V, B, 3, H, W]
+        total += {"signed": lambda g: g, "abs": torch.abs, "square": torch.square}[each](g).sum(0)
     mean = total / n
-    return (
-        on_image(mean.abs().amax(1), trace, level, "mean")
-        if base == "grad"
-        else on_image(mean.sum(1), trace, level, "sum")
-    )
+    if base == "grad":
+        return at_level(mean.abs().amax(1), trace, level, "mean")
+    return at_level(mean.sum(1), trace, level, "sum")
 
 
 def noisy_images(trace: Trace, sigma: float, seed: int) -> Callable[[int], Tensor]:
-    """k -> the images with their k-th noise, [B, 3, H, W]; its std is sigma·(max − min) of each image."""
-    if sigma < 0:
-        raise BadInput(f"sigma={sigma} was given; expected 0 or more parts of the image's range, such as 0.1.")
+    """Return k -> images with their k-th noise, [B, 3, H, W]: x + e, e normal with std sigma·(max x − min x)."""
     x = widened(trace.pixels)
-    spread = sigma * (x.amax((1, 2, 3), keepdim=True) - x.amin((1, 2, 3), keepdim=True))  # [B, 1, 1, 1]
-    marks = image_seeds(trace.pixels, seed)
-    return lambda k: x + spread * torch.stack([noise(mark, k, x) for mark in marks])
+    std = sigma * (x.amax((1, 2, 3), keepdim=True) - x.amin((1, 2, 3), keepdim=True))  # [B, 1, 1, 1]
+    seeds = image_seeds(trace.pixels, seed)
+    return lambda k: x + std * torch.stack([normal_noise(image_seed, k, x) for image_seed in seeds])
 
 
-def noise(mark: int, k: int, like: Tensor) -> Tensor:
-    """The k-th standard normal image [3, H, W] of a fingerprint."""
-    return torch.randn(like.shape[1:], generator=make_generator(mark, k)).to(like)
-
-
-def on_image(image: Tensor, trace: Trace, level: Level, how: Literal["sum", "mean"]) -> Tensor:
-    """[B, H, W] as it is, or pooled to the patches; a model without patches (CNN) has pixels only."""
-    layout = trace.recording.structure.layout
-    return image if level == "pixel" or layout is None else per_patch(image, layout.grid, how)
+def normal_noise(image_seed: int, k: int, like: Tensor) -> Tensor:
+    """Return the k-th standard normal image of a seed, [3, H, W] for images `like` [B, 3, H, W]."""
+    return torch.randn(like.shape[1:], generator=make_generator(image_seed, k)).to(like)
 
 
 # Integrated Gradients
@@ -151,7 +129,7 @@ def on_image(image: Tensor, trace: Trace, level: Level, how: Literal["sum", "mea
 )
 def integrated_gradients(
     trace: Trace,
-    steps: int = 50,
+    steps: Passes = 50,
     rule: Rule = "midpoint",
     path: Literal["pixel", "token"] = "pixel",
     baseline: Literal["zero", "black", "white"] = "zero",
@@ -164,7 +142,6 @@ def integrated_gradients(
     steps, where `rule=crowded` puts its points (alpha = u⁴). Other rules: midpoints, k/steps (right, the paper's), both
     ends (trapezoid), Gauss-Legendre (captum's). The notes say how far the map is from adding up to the score's rise.
     """
-    at_least_one("steps", steps)
     if path == "token" and (baseline != "zero" or level != "patch"):
         raise BadInput(
             f"path=token was given with baseline={baseline} and level={level}; on that path there are tokens and no "
@@ -174,28 +151,30 @@ def integrated_gradients(
     if path == "token":
         prefix = trace.in_order.prefix
         x = widened(trace.layers[0].x)
-        start = torch.cat([x[:, :prefix], torch.zeros_like(x[:, prefix:])], 1)
+        x0 = torch.cat([x[:, :prefix], torch.zeros_like(x[:, prefix:])], 1)
     else:
         x = widened(trace.pixels)
-        start = baseline_image(baseline, trace).expand_as(x)
+        x0 = baseline_image(baseline, trace).expand_as(x)
 
-    def between(k: int) -> Tensor:
-        return torch.lerp(start, x, alphas[k])
+    def interpolated(k: int) -> Tensor:
+        return torch.lerp(x0, x, alphas[k])
 
-    slope = torch.zeros_like(x)
-    for ks, made in passes(trace, steps, between, AT_TOKENS if path == "token" else AT_PIXELS, "integrated-gradients"):
-        part = by_variant(made.layers[0].dx if path == "token" else made.dpixels, trace)  # [V, B, …]
-        slope += torch.einsum("v,v...->...", part.new_tensor([weights[k] for k in ks]), part)
-    shares = (x - start) * slope
-    rise = scores(trace) - scores(trace.again(start.to(trace.pixels.dtype), None))
-    closer = "more steps" if path == "pixel" or rule == "crowded" else "rule=crowded or more steps"
-    note = residual(shares.flatten(1).sum(1), rise, closer)
-    maps = on_grid(shares.sum(-1), trace) if path == "token" else on_image(shares.sum(1), trace, level, "sum")
-    return MapResult(maps, notes=(note,))
+    scope = AT_TOKENS if path == "token" else AT_PIXELS
+    mean_gradient = torch.zeros_like(x)
+    for ks, variants in trace_variants(trace, steps, interpolated, scope, "integrated-gradients"):
+        g = by_variant(variants.layers[0].dx if path == "token" else variants.dpixels, trace)  # [V, B, …]
+        mean_gradient += torch.einsum("v,v...->...", g.new_tensor([weights[k] for k in ks]), g)
+    attributions = (x - x0) * mean_gradient
+    rise = target_scores(trace) - target_scores(trace.again(x0.to(trace.pixels.dtype), None))
+    remedy = "more steps" if path == "pixel" or rule == "crowded" else "rule=crowded or more steps"
+    note = completeness_note(attributions.flatten(1).sum(1), rise, remedy)
+    if path == "token":
+        return MapResult(laid_out(attributions.sum(-1), trace, 0), notes=(note,))
+    return MapResult(at_level(attributions.sum(1), trace, level, "sum"), notes=(note,))
 
 
 def quadrature(rule: Rule, steps: int) -> tuple[list[float], list[float]]:
-    """Points in 0…1 and weights that add up to 1."""
+    """Return points in 0…1 and weights that add up to 1."""
     if rule == "gauss":
         points, weights = np.polynomial.legendre.leggauss(steps)
         return ((points + 1) / 2).tolist(), (weights / 2).tolist()
@@ -204,32 +183,32 @@ def quadrature(rule: Rule, steps: int) -> tuple[list[float], list[float]]:
             raise BadInput(f"steps={steps} was given with rule=trapezoid, which has two ends; expected 2 or more.")
         ends = [0.5 if k in (0, steps - 1) else 1.0 for k in range(steps)]
         return [k / (steps - 1) for k in range(steps)], [w / (steps - 1) for w in ends]
-    middles = [(k + 0.5) / steps for k in range(steps)]
+    midpoints = [(k + 0.5) / steps for k in range(steps)]
     if rule == "crowded":  # midpoints in u, alpha = u⁴
-        return [u**4 for u in middles], [((k + 1) / steps) ** 4 - (k / steps) ** 4 for k in range(steps)]
-    return middles if rule == "midpoint" else [(k + 1) / steps for k in range(steps)], [1 / steps] * steps
+        return [u**4 for u in midpoints], [((k + 1) / steps) ** 4 - (k / steps) ** 4 for k in range(steps)]
+    return midpoints if rule == "midpoint" else [(k + 1) / steps for k in range(steps)], [1 / steps] * steps
 
 
 def baseline_image(baseline: str, trace: Trace) -> Tensor:
-    """[3, 1, 1], one colour, normalised as the model's images are."""
-    zero, looks = widened(trace.pixels).new_zeros(3, 1, 1), trace.recording.model.preprocess
-    mean, std = (zero.new_tensor(values)[:, None, None] for values in (looks.mean, looks.std))
+    """Return one colour, [3, 1, 1], normalised as the model's images are."""
+    zero, preprocess = widened(trace.pixels).new_zeros(3, 1, 1), trace.recording.model.preprocess
+    mean, std = (zero.new_tensor(values)[:, None, None] for values in (preprocess.mean, preprocess.std))
     return zero if baseline == "zero" else (float(baseline == "white") - mean) / std
 
 
-def scores(trace: Trace) -> Tensor:
-    """[B]"""
+def target_scores(trace: Trace) -> Tensor:
+    """Return the target's score of each image, [B], in float32 at least."""
     assert trace.target is not None
     return widened(trace.target(trace.logits))
 
 
-def residual(found: Tensor, rise: Tensor, closer: str) -> str:
-    """In words, image by image; `closer` is what would make it smaller."""
-    gap = (found - rise).tolist()
-    share = [abs(g) / max(abs(r), 1e-12) for g, r in zip(gap, rise.tolist(), strict=True)]
-    gaps = ", ".join(f"{g:+.2g} ({s:.1%})" for g, s in zip(gap, share, strict=True))
-    rises, sums = (", ".join(f"{value:.3g}" for value in values.tolist()) for values in (rise, found))
-    advice = f"; {closer} should make it smaller" if max(share) > 0.05 else ""
+def completeness_note(total: Tensor, rise: Tensor, remedy: str) -> str:
+    """Return how far a map's sum [B] is from the rise [B] of the score; `remedy` is what would bring it closer."""
+    residuals = (total - rise).tolist()
+    shares = [abs(gap) / max(abs(whole), 1e-12) for gap, whole in zip(residuals, rise.tolist(), strict=True)]
+    gaps = ", ".join(f"{gap:+.2g} ({share:.1%})" for gap, share in zip(residuals, shares, strict=True))
+    rises, sums = (", ".join(f"{value:.3g}" for value in values.tolist()) for values in (rise, total))
+    advice = f"; {remedy} should make it smaller" if max(shares) > 0.05 else ""
     return (
         f"integrated-gradients: completeness: the score rises by {rises} from the baseline and the map adds up to "
         f"{sums}; residual {gaps}{advice}"
@@ -252,36 +231,35 @@ def residual(found: Tensor, rise: Tensor, closer: str) -> str:
 )
 def transition_attention(
     trace: Trace,
-    steps: int = 20,
+    steps: Passes = 20,
     start_layer: int = 4,
     with_integral: bool = True,
     first_state: bool = False,
 ) -> MapResult:
-    """s * mean_h relu(mean_k G(alpha_k x)), s = A prod_l (A + I): the last attention, carried down the layers.
+    """s * mean_h relu(mean_k G(alpha_k x)), s = A prod_l (A + I): the last attention, propagated down the layers.
 
     A are head means, G the last layer's gradient at paler images (alpha_k = 0 … 1, zero is the mean colour), both read
     as the head reads. The chain goes down to `start_layer`; `first_state` leaves it out. `with_integral=False` takes
     the gradient at the image alone, as steps=1 does.
     """
-    at_least_one("steps", steps)
-    read, rows, count = trace.read, trace.read_rows, len(trace.layers)
-    picked = read if rows is None else read[:, rows]
+    rows, count = trace.read_rows, len(trace.layers)
+    read = trace.read if rows is None else trace.read[:, rows]  # the head's weights of the rows
     last = trace.layers[-1].between_tokens()
     G = last.G(trace.layers[-1].dO, rows)  # [B, H, rows, N]
     if with_integral and steps > 1:
-        reach = GradientScope(count - 1, tokens=False, pixels=False)
-        for _, made in passes(trace, steps - 1, lambda k: trace.pixels * (k / (steps - 1)), reach, "tam"):
-            layer = made.layers[-1]
+        scope = GradientScope(count - 1, tokens=False, pixels=False)
+        for _, variants in trace_variants(trace, steps - 1, lambda k: trace.pixels * (k / (steps - 1)), scope, "tam"):
+            layer = variants.layers[-1]
             G = G + by_variant(layer.between_tokens().G(layer.dO, rows), trace).sum(0)
         G = G / steps
-    weight = reading(mean_of_heads(G.clamp(min=0)), picked)  # [B, N]
-    state = reading(mean_of_heads(last.A(rows)), picked)
+    weight = reading(mean_of_heads(G.clamp(min=0)), read)  # [B, N]
+    state = reading(mean_of_heads(last.A(rows)), read)
     notes: tuple[str, ...] = ()
     if not first_state:
         start, notes = chain_start(start_layer, count)
         for index in reversed(range(start, count - 1)):
             state = state + reading(mean_of_heads(trace.layers[index].A), state)
-    return MapResult(on_grid(state * weight, trace), notes=notes)
+    return MapResult(laid_out(state * weight, trace, 0), notes=notes)
 
 
 def chain_start(start_layer: int, count: int) -> tuple[int, tuple[str, ...]]:

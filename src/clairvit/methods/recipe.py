@@ -1,4 +1,4 @@
-"""Recipe: what was chosen for a model, as a small JSON file that `explain --recipe` follows."""
+"""Recipe: the method that was chosen for a model, as a small JSON file that `cv.explain(…, recipe=…)` reads."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from clairvit.models.model import Model
 
 KIND = "clairvit recipe"
 FORMAT = 1
-KNOWN_BY = 12  # letters of a hash that people are shown
+SHORT_HASH = 12  # characters of a hash that are shown
+USUAL = "legrad"  # the method where none is named
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class Recipe:
     weights: str  # hash of the weights, the labels and the preprocessing
     metrics: tuple[str, ...] = ()
     by: str = ""  # what the ranking is by
-    settings: Mapping[str, Any] = field(default_factory=dict)  # target, what is done to maps
+    settings: Mapping[str, Any] = field(default_factory=dict)  # target, normalisation of maps
     images: int = 0
     seed: int = 0
     clear: bool = False  # is the method significantly better than all others?
@@ -58,28 +59,28 @@ class Recipe:
     version: str = __version__
 
     def method_for(self, text: str | None = None) -> str:
-        """The method of the recipe or, with "focusvit(m=auto)" or "genatt+from:auto", that one from its best layer."""
+        """Return the recipe's method or, for "focusvit(m=auto)" or "genatt+from:auto", that one from its best layer."""
         if text is None:
             return self.method
-        settled = self._settled(text)
-        if settled == text:
+        resolved = self._resolve_auto(text)
+        if resolved == text:
             raise BadInput(
                 f"The method '{text}' and a recipe for '{self.method}' were given; expected one of the two, or a "
                 "method that reads where it starts from the recipe, such as focusvit(m=auto) or genatt+from:auto."
             )
-        return resolve_method(settled).text
+        return resolve_method(resolved).text
 
-    def _settled(self, text: str) -> str:
-        """The text with the layer wherever it says auto."""
-        written = parse_spec(text)
-        if written.inner:  # smooth(focusvit(m=auto), n=20)
-            inner = [self._settled(one) for one in written.inner]
-            changed = ",".join([*inner, *(f"{key}={value}" for key, value in written.options.items())])
-            return text if tuple(inner) == written.inner else f"{written.name}({changed})"
-        own = {key: value for key, value in written.options.items() if key not in STARTS or value != AUTO}
-        if len(own) == len(written.options) and written.combinator != f"from:{AUTO}":
+    def _resolve_auto(self, text: str) -> str:
+        """Return the text with the recipe's layer in place of auto."""
+        parsed = parse_spec(text)
+        if parsed.inner:  # smooth(focusvit(m=auto), n=20)
+            inner = [self._resolve_auto(member) for member in parsed.inner]
+            arguments = ",".join([*inner, *(f"{key}={value}" for key, value in parsed.options.items())])
+            return text if tuple(inner) == parsed.inner else f"{parsed.name}({arguments})"
+        options = {key: value for key, value in parsed.options.items() if key not in STARTS or value != AUTO}
+        if len(options) == len(parsed.options) and parsed.combinator != f"from:{AUTO}":
             return text
-        base = resolve_method(written.name, **own).text
+        base = resolve_method(parsed.name, **options).text
         if base not in self.starts:
             listed = ", ".join(self.starts) or "none"
             raise BadInput(
@@ -90,28 +91,28 @@ class Recipe:
         return self.starts[base]
 
     def check(self, model: Model) -> None:
-        """Warn if the recipe is for other weights."""
-        own = weights_hash(model)
-        if own != self.weights:
+        """Warn if the recipe was made for other weights."""
+        weights = weights_hash(model)
+        if weights != self.weights:
             warnings.warn(
-                f"The recipe was made for {self.model} (weights {self.weights[:KNOWN_BY]}), and this is {model.name} "
-                f"with other weights ({own[:KNOWN_BY]}): what was best there need not be best here. Run `clairvit "
-                "choose` on this model.",
+                f"The recipe was made for {self.model} (weights {self.weights[:SHORT_HASH]}), and this is {model.name} "
+                f"with other weights ({weights[:SHORT_HASH]}): what was best there need not be best here. Run "
+                "`clairvit choose` on this model.",
                 ClairWarning,
                 stacklevel=3,
             )
 
     def save(self, path: Path | str) -> Path:
-        """Write it; the file is whole or not there."""
-        place = Path(path)
-        if place.suffix.lower() != ".json":
+        """Write the recipe atomically."""
+        file = Path(path)
+        if file.suffix.lower() != ".json":
             raise BadInput(f"'{path}' is no name for a recipe; expected one that ends in .json, such as recipe.json.")
         content = dumps_json({"kind": KIND, "format": FORMAT, **asdict(self)}, indent=2)
-        return write_text(content + "\n", place)
+        return write_text(content + "\n", file)
 
 
 def read_recipe(path: PathLike[str] | str) -> Recipe:
-    """A recipe from its file, if it is one."""
+    """Return the recipe in a file, or raise BadInput if it is none."""
     make = "Make one by cv.choose(model, images).save('recipe.json')."
     hint = {"choose": "recipe.json"}
     if not isinstance(path, str | PathLike):
@@ -143,14 +144,33 @@ def read_recipe(path: PathLike[str] | str) -> Recipe:
             f"The 'starts' of the recipe '{path}' are no table of methods; expected {{\"genatt\": …}}. {make}",
             parameters=hint,
         )
-    known = {one.name for one in fields(Recipe)}
-    own: dict[str, Any] = {
-        key: tuple(value) if isinstance(value, list) else value for key, value in content.items() if key in known
+    names = {item.name for item in fields(Recipe)}
+    values: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in content.items() if key in names
     }
-    for text in (own["method"], *starts.values()):
-        resolve_method(text)  # a method that is not known is refused here, with the nearest names
-    return Recipe(**own)
+    for text in (values["method"], *starts.values()):
+        resolve_method(text)  # raises for a method that is not known, with the nearest names
+    return Recipe(**values)
 
 
-def recipe_of(given: Recipe | PathLike[str] | str) -> Recipe:
-    return given if isinstance(given, Recipe) else read_recipe(given)
+def recipe_of(recipe: Recipe | PathLike[str] | str) -> Recipe:
+    """Return a recipe, read from its file where it is a path."""
+    return recipe if isinstance(recipe, Recipe) else read_recipe(recipe)
+
+
+def advised(
+    model: Model, method: str | PathLike[str] | Recipe | None, recipe: str | PathLike[str] | Recipe | None
+) -> str:
+    """Return a method string: the one typed, a recipe's method, or "focusvit(m=auto)" with the recipe's layer."""
+    if recipe is None and method is None:
+        return USUAL
+    if recipe is None:
+        if isinstance(method, str) and not method.lower().endswith(".json"):
+            return method
+        if not isinstance(method, str | PathLike | Recipe):
+            raise BadInput(f"{method!r} is not a method; expected NAME such as 'legrad', or a recipe.")
+        recipe, method = method, None
+    resolved = recipe_of(recipe)
+    text = resolved.method_for(None if method is None else str(method))
+    resolved.check(model)
+    return text

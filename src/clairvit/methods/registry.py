@@ -6,13 +6,15 @@ import dataclasses
 import functools
 import importlib
 import inspect
+import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from importlib import resources
 from typing import Any, Literal, TypeVar
 
+from clairvit.compat import reports, vit_explain
 from clairvit.errors import UnknownName, did_you_mean
 from clairvit.methods.aggregation import Aggregation
-from clairvit.methods.discrepancies import KNOWN
 from clairvit.methods.explanation import Cost
 from clairvit.methods.result import MapFunction
 from clairvit.tracing.recorders.base import Recorder
@@ -79,6 +81,7 @@ class Requires:
         return Cost(1, (self.passes in ("backward", "local")) + (self.second_rules is not None))
 
 
+BACKWARD = Requires()
 FORWARD = Requires(passes="forward")
 NOTHING = Requires(passes="none")
 
@@ -226,6 +229,7 @@ def layer_options(method: Method, aggregation: Aggregation | None) -> list[str]:
 _registry: dict[str, Method] = {}
 _MODULES = (
     "attention",
+    "gradient_attention",
     "gradient",
     "cam",
     "fullgrad",
@@ -237,6 +241,7 @@ _MODULES = (
     "counterfactual",
     "lime_shap",
     "rise",
+    "occlusion",
     "hsic",
     "baseline",
     "ensembles",
@@ -254,8 +259,16 @@ def register(name: str, function: MapFunction, *, caveats: Caveats = NO_CAVEATS,
         **fields: family, paper, output, aggregation, requires, … of `Method`.
     """
     if not caveats.discrepancies:
-        caveats = dataclasses.replace(caveats, discrepancies=KNOWN.get(name, ""))
+        caveats = dataclasses.replace(caveats, discrepancies=_discrepancies().get(name, ""))
+    compat = {**vit_explain.PRESETS.get(name, {}), **reports.PRESETS.get(name, {})}
+    fields["presets"] = {**fields.get("presets", {}), **compat}
     _registry[name] = Method(name=name, function=function, caveats=caveats, **fields)
+
+
+@functools.cache
+def _discrepancies() -> Mapping[str, str]:
+    """Return where papers and public code disagree, by method."""
+    return tomllib.loads(resources.files("clairvit.methods").joinpath("discrepancies.toml").read_text("utf-8"))
 
 
 def method(name: str, **fields: Any) -> Callable[[F], F]:

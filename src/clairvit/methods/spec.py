@@ -16,6 +16,7 @@ from clairvit.errors import BadInput, NotApplicable, UnknownName, did_you_mean
 from clairvit.methods.aggregation import Aggregation, Product, Single, Suffixes, Total
 from clairvit.methods.explanation import Cost
 from clairvit.methods.flow import Flow
+from clairvit.methods.options import check_range
 from clairvit.methods.parsing import SEARCHED, ParsedSpec, parse_spec, refuse_auto
 from clairvit.methods.registry import (
     ALIASES,
@@ -205,6 +206,7 @@ def resolve_method(text: str | MethodSpec, **options: Any) -> MethodSpec:
         name = method.option_overrides.aliases.get(key, key)
         if key in values:
             values[key] = checked(_hints(method.function)[key], key, value)
+            check_range(method.function, key, values[key])
         elif name in fields:
             assert aggregation is not None
             aggregation = replace(aggregation, **{name: checked(_hints(type(aggregation))[name], key, value)})

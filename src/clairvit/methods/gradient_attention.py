@@ -1,0 +1,219 @@
+"""Gradient × attention: attention counts where more of it would raise the score, G = dy/dA."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from clairvit.compat.reports import joita_legrad
+from clairvit.compat.vit_explain import gradient_before_softmax
+from clairvit.methods.aggregation import Product, Single, Total
+from clairvit.methods.attention import DiscardRatio, Fusion, Protect, discard_smallest, fuse_heads
+from clairvit.methods.gradient import Rules, requires_rules
+from clairvit.methods.layer_view import LayerView, mean_of_heads, weighted_heads
+from clairvit.methods.registry import OptionOverrides, Requires, method, register
+from clairvit.tracing.recorders.head_replay import HeadReplay, LastLinear
+from clairvit.tracing.rules import PLAIN, RESIDUAL
+
+
+def positive_gradient_attention(layer: LayerView, fusion: Fusion = "mean") -> Tensor:
+    """mean_h relu(A * G): where a head looks, counted only where looking there raises the score."""
+    return layer.AG_positive_mean if fusion == "mean" else fuse_heads(layer.AG_positive, fusion)  # [B, rows, N]
+
+
+register(
+    "genatt",
+    positive_gradient_attention,
+    family="gradient × attention",
+    paper="Chefer et al., ICCV 2021",
+    output="matrix",
+    aggregation=Product(residual=1.0),
+)
+register(
+    "gradsam",
+    positive_gradient_attention,
+    family="gradient × attention",
+    paper="Barkan et al., CIKM 2021",
+    output="matrix",
+    aggregation=Total(rows="all", mean=True),
+    presets={"skipplus": {"rows": "read", "mean": False}},
+)
+
+
+@method(
+    "grad-rollout",
+    family="gradient × attention",
+    paper="Gildenblat, vit-explain 2020; CMI report",
+    output="matrix",
+    aggregation=Product(residual=1.0, normalise="rows"),
+    requires=lambda reversed_gradients, **_: Requires(
+        all_rows=True,
+        first_layer=0 if reversed_gradients else None,  # the last layer's partner is the first
+    ),
+)
+def gradient_rollout(
+    layer: LayerView,
+    head_stage: Literal["post", "mean-first", "fuse-first"] = "post",
+    fusion: Fusion = "mean",
+    discard_ratio: DiscardRatio = 0.0,
+    protect: Protect = "none",
+    reversed_gradients: bool = False,
+    gradient: Literal["attention", "scores"] = "attention",
+) -> Tensor:
+    """prod_l (mean_h relu(A * G) + I), row-normalised: rollout over the attention that raises the score.
+
+    `head_stage` says when heads are fused: after the ReLU (post), before it (mean-first, jacobgil), or A and G each
+    before they are multiplied (fuse-first, CMI report). `reversed_gradients` pairs layer l with the gradient of layer
+    L-1-l and `gradient=scores` takes the gradient before the softmax: what vit-explain computes, by mistake.
+    """
+    A, G = layer.mirrored() if reversed_gradients else (layer.A, layer.G)
+    if gradient == "scores":
+        G = gradient_before_softmax(A, G)
+    if head_stage == "fuse-first":
+        matrix = (fuse_heads(layer.A, fusion) * fuse_heads(G, fusion)).clamp(min=0)
+    elif head_stage == "mean-first":
+        matrix = fuse_heads(layer.A * G, fusion).clamp(min=0)
+    elif reversed_gradients or gradient == "scores" or fusion != "mean":
+        matrix = fuse_heads((layer.A * G).clamp(min=0), fusion)
+    else:
+        matrix = layer.AG_positive_mean
+    return discard_smallest(matrix, discard_ratio, protect)  # [B, rows, N]
+
+
+@method(
+    "attcam",
+    family="gradient × attention",
+    paper="Chefer et al., CVPR 2021 (their GradCAM); named AttCAM in SkipPLUS",
+    output="matrix",
+    aggregation=Single(-1),
+    signed=True,
+    relu=True,
+)
+def attention_cam(layer: LayerView, keys: Literal["patches", "no-cls"] = "patches") -> Tensor:
+    """relu(mean_h w_h A_h), w_h the mean gradient of a head's row over the patches: Grad-CAM with heads as channels."""
+    first = layer.layout.prefix if keys == "patches" else min(1, layer.layout.prefix)
+    w = layer.G[..., first:].mean(-1, keepdim=True)  # [B, H, rows, 1]
+    return mean_of_heads(w * layer.A)  # [B, rows, N]
+
+
+def head_weights_of_gradient(layer: LayerView, p: int) -> Tensor:
+    """Return w_h = ||G_h||_p / sum_h' ||G_h'||_p, [B, H]; all 0 where there is no gradient."""
+    norms = layer.G_norm(p)
+    total = norms.sum(1, keepdim=True)
+    return norms / torch.where(total == 0, torch.ones_like(total), total)
+
+
+def _register_gmar(p: int) -> None:
+    def gmar(layer: LayerView, heads: Literal["sum", "mean"] = "sum") -> Tensor:
+        matrix = weighted_heads(layer.A, head_weights_of_gradient(layer, p))  # [B, rows, N]
+        return matrix if heads == "sum" else matrix / layer.A.shape[1]
+
+    gmar.__doc__ = (
+        f"prod_l (sum_h w_h A_h + I), w_h a head's share of the gradient's L{p} norm: rollout by weighted heads."
+    )
+    register(
+        f"gmar-l{p}",
+        gmar,
+        family="gradient × attention",
+        paper="Jo et al., 2025 (arXiv 2504.19414)",
+        output="matrix",
+        aggregation=Product(residual=1.0, normalise="rows"),
+        presets={"paper_raw": {"normalise": "none"}},
+    )
+
+
+_register_gmar(1)
+_register_gmar(2)
+
+
+@method(
+    "focusvit",
+    family="gradient × attention",
+    paper="FocusViT, AISTATS 2026",
+    output="matrix",
+    aggregation=Total(start="half"),
+    option_overrides=OptionOverrides(aliases={"m": "start"}),
+)
+def focused_attention(layer: LayerView, head_weights: Literal["gradient", "uniform"] = "gradient") -> Tensor:
+    """sum_{l ≥ m} sum_h w_h relu(A * G), w_h a head's share of the gradient: the deep layers, head by head."""
+    if head_weights == "uniform":
+        return layer.AG_positive_mean
+    return weighted_heads(layer.AG_positive, head_weights_of_gradient(layer, 1))  # [B, rows, N]
+
+
+@method(
+    "legrad",
+    family="gradient × attention",
+    paper="Bousselham et al., ICCV 2025",
+    output="tokens",
+    aggregation=Total(mean=True),
+    requires=lambda formula, **_: (
+        Requires(gradients=("attention", "tokens"))
+        if formula == "joita"
+        else Requires(passes="local", recorders=(HeadReplay, LastLinear))
+    ),
+    presets={"official": {"start": -2, "mean": False}},
+)
+def layer_gradient(
+    layer: LayerView, pool: Literal["mean", "model"] = "mean", formula: Literal["legrad", "joita"] = "legrad"
+) -> Tensor:
+    """mean_{h,i} relu(d s^l / dA): where more attention would raise each layer's own score, s^l read by the head.
+
+    s^l is the head on the pooled output of layer l, and the gradient stays inside that layer. `pool="model"` reads the
+    layer as the model does. `formula="joita"` is what that report's code computes: relu(G * A) of the final score,
+    patch rows and columns only, averaged over keys, so it scores queries.
+    """
+    if formula == "joita":
+        return joita_legrad(layer.A, layer.G, layer.layout.prefix)
+    return layer.local_G(pool).clamp_(min=0).mean((1, 2))  # [B, N]
+
+
+@method(
+    "ag-cam",
+    family="gradient × attention",
+    paper="Leem & Seo, AAAI 2024",
+    output="matrix",
+    aggregation=Total(),
+    requires=lambda through, **_: Requires(rules=PLAIN if through == "network" else RESIDUAL),
+    presets={"official": {"through": "residual"}},
+)
+def attention_guided_cam(
+    layer: LayerView,
+    norm: Literal["sigmoid", "softmax", "none"] = "sigmoid",
+    head_fusion: Literal["sum", "mean"] = "sum",
+    through: Literal["network", "residual"] = "network",
+) -> Tensor:
+    """sum_{l,h} relu(G) * sigmoid(S): positive gradients, guided by the scores before the softmax.
+
+    The authors' code cuts the gradient at the input of every attention, so G comes down the residual stream and the
+    MLPs alone: `through=residual`, the preset `official`. The paper's formula has the gradient of the whole network.
+    """
+    guide = layer.A if norm == "softmax" else layer.S.sigmoid() if norm == "sigmoid" else layer.S
+    guided = layer.G.clamp(min=0) * guide  # [B, H, rows, N]
+    return guided.sum(1) if head_fusion == "sum" else mean_of_heads(guided)
+
+
+@method(
+    "attcat",
+    family="gradient × attention",
+    paper="Qiang et al., NeurIPS 2022",
+    output="tokens",
+    aggregation=Total(),
+    signed=True,
+    requires=requires_rules,
+)
+def attended_input_x_gradient(
+    layer: LayerView, pair: Literal["input", "output"] = "input", rules: Rules = "plain"
+) -> Tensor:
+    """mean_{h,i} A_ij · x_j·dy/dx_j: gradient × input, weighted by how much the layer attends to the token.
+
+    `pair=output` takes x and dy/dx at the block's output, as SkipPLUS's code does, which leaves out the last block.
+    rules=libra takes LibraGrad's balanced gradient (see ixg).
+    """
+    attended = layer.A.mean((1, 2))  # [B, N]: mean over heads and queries
+    if pair == "input":
+        return attended * (layer.x * layer.dx).sum(-1)
+    output = layer.next_tokens()
+    return attended * (torch.zeros_like(attended) if output is None else (output[0] * output[1]).sum(-1))

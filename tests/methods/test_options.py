@@ -1,0 +1,91 @@
+"""Ranges of options, declared in their types; presets of compat/ and discrepancies of methods, read from data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import pytest
+
+import clairvit as cv
+from clairvit.compat import reports, vit_explain
+from clairvit.errors import BadInput
+from clairvit.methods.options import Range, check_fields, check_range
+from clairvit.methods.registry import find_method
+from clairvit.methods.spec import resolve_method
+
+
+def half_open(ratio: Annotated[float, Range(ge=0, lt=1, unit="of all", example=0.5)] = 0.0) -> float:
+    return ratio
+
+
+def optional(count: Annotated[int, Range(ge=2)] | None = None, name: str = "") -> int | None:
+    return count
+
+
+@dataclass(frozen=True)
+class Checked:
+    scale: Annotated[float, Range(gt=0, example=1)] = 1.0
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+@pytest.mark.parametrize("value", [0, 0.0, 0.999])
+def test_values_in_range_pass(value: float) -> None:
+    check_range(half_open, "ratio", value)
+
+
+@pytest.mark.parametrize("value", [-1e-9, 1, 1.0, float("nan"), float("inf")])
+def test_values_out_of_range_are_refused(value: float) -> None:
+    with pytest.raises(BadInput, match=r"was given; expected 0 or more and below 1 of all, such as ratio=0\.5\.$"):
+        check_range(half_open, "ratio", value)
+
+
+def test_the_name_that_was_typed_is_shown() -> None:
+    with pytest.raises(BadInput, match=r"^m=2 was given; .* such as m=0\.5\.$"):
+        check_range(half_open, "ratio", 2, typed="m")
+
+
+def test_ranges_inside_unions_and_options_without_one() -> None:
+    check_range(optional, "count", None)
+    check_range(optional, "name", "anything")
+    with pytest.raises(BadInput, match=r"^count=1 was given; expected 2 or more\.$"):
+        check_range(optional, "count", 1)
+
+
+def test_fields_of_dataclasses() -> None:
+    assert Checked(2.0).scale == 2.0
+    with pytest.raises(BadInput, match=r"scale=0 was given; expected more than 0, such as scale=1"):
+        Checked(0.0)
+
+
+@pytest.mark.parametrize(
+    ("bounds", "text"),
+    [
+        (Range(ge=1), "1 or more"),
+        (Range(gt=0), "more than 0"),
+        (Range(ge=0, le=1, unit="(a cosine)"), "from 0 to 1 (a cosine)"),
+        (Range(gt=0, lt=1), "more than 0 and below 1"),
+        (Range(ge=0, lt=1), "0 or more and below 1"),
+    ],
+)
+def test_ranges_in_words(bounds: Range, text: str) -> None:
+    assert str(bounds) == text
+
+
+@pytest.mark.parametrize("name", sorted({*vit_explain.PRESETS, *reports.PRESETS}))
+def test_presets_of_compat_belong_to_methods_and_resolve(name: str) -> None:
+    presets = {**vit_explain.PRESETS.get(name, {}), **reports.PRESETS.get(name, {})}
+    for preset, options in presets.items():
+        assert find_method(name).presets[preset] == options
+        assert resolve_method(f"{name}(preset={preset})").text == resolve_method(name, **options).text
+
+
+def test_discrepancies_belong_to_methods() -> None:
+    from clairvit.methods.registry import _discrepancies
+
+    known = {method.name: method.discrepancies for method in cv.list_methods()}
+    assert set(_discrepancies()) <= set(known)
+    assert all(known[name] == text for name, text in _discrepancies().items())
+    assert all("\n" not in text and "  " not in text for text in known.values())
