@@ -7,7 +7,7 @@ cv.explain(model, "cat.jpg", ensemble("legrad", "decompx+skipplus"))
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, get_type_hints
 
 import torch
@@ -116,7 +116,12 @@ def combined(maps: Sequence[Tensor], by: By = "rank") -> Tensor:
     each scaled to 0 … 1 image by image. `by=max` takes the largest of the maps, each without what is negative and over
     its own largest value: how LayerCAM combines layers (its tanh for early layers is not here).
     """
-    scale = {"rank": scaled_ranks, "minmax": min_max, "max": positive_over_largest}[by]
+    scales: dict[By, Callable[[Tensor], Tensor]] = {
+        "rank": scaled_ranks,
+        "minmax": min_max,
+        "max": positive_over_largest,
+    }
+    scale = scales[by]
     scaled = torch.stack([scale(method_maps.flatten(1)).view_as(method_maps) for method_maps in maps])  # [M, B, …]
     return scaled.amax(0) if by == "max" else scaled.mean(0)
 
