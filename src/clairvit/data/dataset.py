@@ -18,7 +18,7 @@ from clairvit.data.hashing import digest
 from clairvit.data.masks import check_kind, prepare_mask, read_mask
 from clairvit.errors import BadInput, ClairError
 from clairvit.models.image_files import read_image
-from clairvit.models.images import Batch, image_name, list_images, prepare
+from clairvit.models.images import Batch, list_images, name_of, prepare
 from clairvit.models.model import Model
 
 Failed = Callable[[str, ClairError], None]  # called with the name of an image and why it cannot be read
@@ -159,7 +159,7 @@ def album_of(
     _check_count("labels", labels, len(items))
     _check_count("others", others, len(items))
     _check_count("masks", None if callable(masks) else masks, len(items))
-    names = images.names if isinstance(images, Batch) else tuple(image_name(item, i) for i, item in enumerate(items))
+    names = images.names if isinstance(images, Batch) else tuple(name_of(item, i) for i, item in enumerate(items))
 
     def read(row: int, model: Model) -> Sample:
         mask: Any = masks if masks is None or callable(masks) else masks[row]

@@ -156,6 +156,8 @@ def read_image(source: str | Path | Image.Image | NDArray[Any]) -> Image.Image:
     try:
         with open_image(path) as image:
             return _rgb(image, f"'{path}'")
+    except BadInput:
+        raise
     except Image.DecompressionBombError as error:
         raise BadInput(
             f"'{path}' is too large to decode safely ({error}); make a smaller copy first, for instance with "

@@ -59,7 +59,7 @@ def prepare(images: ImageLike | Batch | Sequence[ImageLike], model: Model) -> Ba
         single = isinstance(images, Tensor) and images.ndim == 3
         return Batch(tensor.detach().to(model.device, model.dtype), names, single, notes)
     items, single = list_images(images)
-    notes = model.assumptions if any(not _is_preprocessed(item) for item in items) else ()
+    notes = model.assumptions if any(not is_preprocessed(item) for item in items) else ()
     pixels: list[Tensor] = []
     for i, item in enumerate(items):
         image_pixels, image_notes = _preprocess(item, model, "" if single else f" (image {i + 1})")
@@ -70,7 +70,7 @@ def prepare(images: ImageLike | Batch | Sequence[ImageLike], model: Model) -> Ba
         raise BadInput(
             f"The tensors in one batch have different sizes: {shapes}; make them equal or explain one by one."
         )
-    names = tuple(image_name(item, i) for i, item in enumerate(items))
+    names = tuple(name_of(item, i) for i, item in enumerate(items))
     return Batch(torch.stack(pixels).to(model.device, model.dtype), names, single, notes)
 
 
@@ -129,13 +129,14 @@ def _resized_size(size: tuple[int, int], preprocess: Preprocess) -> tuple[int, i
     return int(short * rows / columns), short
 
 
-def _is_preprocessed(item: Any) -> bool:
+def is_preprocessed(item: Any) -> bool:
+    """Return whether an image is a float tensor, which is taken as it is."""
     return isinstance(item, Tensor) and item.dtype != torch.uint8
 
 
 def _preprocess(item: Any, model: Model, where: str) -> tuple[Tensor, tuple[str, ...]]:
     """Return the pixels [3, H, W] of one image as the model takes them, and notes."""
-    if _is_preprocessed(item):
+    if is_preprocessed(item):
         if item.ndim != 3:
             raise BadInput(f"A tensor in the list{where} has shape {list(item.shape)}; expected [3, H, W].")
         return item.detach(), _check_tensor(item[None], where, model)
@@ -210,7 +211,7 @@ def _range_note(low: float, high: float, where: str, preprocess: Preprocess) -> 
     return ""
 
 
-def image_name(item: Any, index: int) -> str:
+def name_of(item: Any, index: int) -> str:
     """Return the name of an image: its file, or its number."""
     if isinstance(item, str | Path):
         return str(item)

@@ -64,6 +64,8 @@ def _entry(root: Path, split: str, image: dict[str, Any], objects: list[dict[str
         for item in objects:
             try:
                 mask = decode_segmentation(item["segmentation"], size)
+            except BadInput:
+                raise
             except (KeyError, ValueError, TypeError) as error:
                 raise BadInput(
                     f"An object of '{name}' has no outline that can be read ({type(error).__name__}: {error}); "

@@ -101,8 +101,9 @@ def _read_ground_truth(devkit: Path) -> list[int]:
     """Return the class of each validation image; the devkit has its own order of classes, stated in meta.mat."""
     (synsets,) = read_mat(devkit / "meta.mat", "synsets")
     wnids = {int(synset["ILSVRC2012_ID"]): str(synset["WNID"]) for synset in synsets}
+    lines = read_lines(devkit / _TRUTH)
     try:
-        return [class_indices()[wnids[int(line)]] for line in read_lines(devkit / _TRUTH)]
+        return [class_indices()[wnids[int(line)]] for line in lines]
     except (KeyError, ValueError) as error:
         raise BadInput(
             f"'{devkit / _TRUTH}' names the class {error}; expected a number of meta.mat's on each line."
