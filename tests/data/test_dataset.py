@@ -1,4 +1,4 @@
-"""Albums: images are read when their turn comes, with their masks and classes, and a broken one costs only itself."""
+"""ImageDataset: images are read lazily, with masks and classes, and a broken one does not stop the others."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ MODEL = wrapped("timm-vit")
 
 @pytest.fixture
 def photos(tmp_path: Path) -> list[str]:
-    dice = np.random.default_rng(0)
+    generator = np.random.default_rng(0)
     found = []
     for number in range(5):
         path = tmp_path / f"photo{number}.png"
-        Image.fromarray(dice.integers(0, 255, (40, 60, 3), dtype=np.uint8)).save(path)
+        Image.fromarray(generator.integers(0, 255, (40, 60, 3), dtype=np.uint8)).save(path)
         found.append(str(path))
     return found
 
 
-def test_only_the_images_whose_turn_it_is_are_read(photos: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_images_of_a_batch_are_read(photos: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[str] = []
     kept = Image.open
     monkeypatch.setattr(Image, "open", lambda path, *rest: opened.append(Path(path).name) or kept(path, *rest))
@@ -41,12 +41,12 @@ def test_only_the_images_whose_turn_it_is_are_read(photos: list[str], monkeypatc
     assert [part.rows for part in some] == [(2, 3), (4,)]
 
 
-def test_a_broken_image_costs_only_itself(photos: list[str]) -> None:
+def test_a_broken_image_does_not_stop_the_others(photos: list[str]) -> None:
     Path(photos[1]).write_text("meow")
-    told: list[tuple[str, ClairError]] = []
-    found = list(parts(album_of(photos, MODEL), MODEL, 2, lambda name, error: told.append((name, error))))
+    errors: list[tuple[str, ClairError]] = []
+    found = list(parts(album_of(photos, MODEL), MODEL, 2, lambda name, error: errors.append((name, error))))
     assert [part.rows for part in found] == [(0,), (2, 3), (4,)]
-    ((name, error),) = told
+    ((name, error),) = errors
     assert name == photos[1]
     assert "is not an image" in str(error)
     with pytest.raises(BadInput, match="is not an image"):
@@ -78,7 +78,7 @@ def test_masks_and_classes_come_with_their_images(photos: list[str]) -> None:
     assert part.others == (1, 2, None, 4, 5)
 
 
-def test_masks_may_be_found_on_the_picture(photos: list[str]) -> None:
+def test_masks_may_be_computed_from_the_picture(photos: list[str]) -> None:
     seen: list[str] = []
 
     def left_half(name: str, picture: Image.Image) -> Image.Image:
@@ -96,7 +96,7 @@ def test_masks_may_be_found_on_the_picture(photos: list[str]) -> None:
         list(parts(album_of(pixels("timm-vit", 2), MODEL, masks=left_half), MODEL, 8))
 
 
-def test_numbers_must_agree(photos: list[str]) -> None:
+def test_counts_must_agree(photos: list[str]) -> None:
     for word in ("masks", "labels", "others"):
         with pytest.raises(BadInput, match=f"1 {word} were given for 5 images; expected one for each"):
             album_of(photos, MODEL, **{word: [None]})
@@ -104,7 +104,7 @@ def test_numbers_must_agree(photos: list[str]) -> None:
         album_of([], MODEL)
 
 
-def test_a_mark_tells_numbers_apart_and_says_which_file_is_not_there(tmp_path: Path) -> None:
+def test_the_hash_depends_on_values_and_names_a_missing_file(tmp_path: Path) -> None:
     near = torch.tensor([1.0, 1.0 + 1e-12], dtype=torch.float64)
     assert digest(near[:1]) != digest(near[1:]), "float64 is not rounded"
     assert digest(near.bfloat16()) == digest(torch.ones(2).bfloat16())
@@ -113,7 +113,7 @@ def test_a_mark_tells_numbers_apart_and_says_which_file_is_not_there(tmp_path: P
         dataset.content_hash(0)
 
 
-def test_a_mark_changes_with_all_that_is_behind_a_name(photos: list[str]) -> None:
+def test_the_hash_depends_on_image_and_annotations(photos: list[str]) -> None:
     mask = np.zeros((40, 60), np.uint8)
     plain = album_of(photos, MODEL)
     assert isinstance(plain, ImageDataset)

@@ -33,8 +33,8 @@ PERSON, CAT, DOG = (NAMES.index(name) for name in ("person", "cat", "dog"))
 Answer = dict[str, Tensor]
 
 
-class Told(nn.Module):
-    """A detector that finds what it is told, and like torchvision's keeps only what is above its own limit."""
+class StubDetector(nn.Module):
+    """A detector that finds what it is given, and like torchvision's keeps only what is above its own limit."""
 
     def __init__(self, answer: Callable[[Tensor], list[tuple[int, float, Tensor]]]) -> None:
         super().__init__()
@@ -58,8 +58,8 @@ class Told(nn.Module):
         }
 
 
-def told(*found: tuple[int, float, Tensor]) -> Detector:
-    return Detector(Told(lambda _: list(found)).eval(), "told", NAMES)
+def stub_detector(*found: tuple[int, float, Tensor]) -> Detector:
+    return Detector(StubDetector(lambda _: list(found)).eval(), "stub", NAMES)
 
 
 def box(rows: slice, columns: slice, probability: float = 0.9) -> Tensor:
@@ -88,7 +88,7 @@ def pixels(mask: Image.Image) -> NDArray[np.bool_]:
 
 def test_objects_are_united() -> None:
     found = foreground(
-        told((CAT, 0.6, UPPER), (PERSON, 0.95, LOWER), (DOG, 0.4, box(slice(0, 20), slice(0, 30)))), PICTURE
+        stub_detector((CAT, 0.6, UPPER), (PERSON, 0.95, LOWER), (DOG, 0.4, box(slice(0, 20), slice(0, 30)))), PICTURE
     )
     by_hand = np.zeros((20, 30), bool)
     by_hand[2:9, 3:14] = True
@@ -103,7 +103,7 @@ def test_objects_are_united() -> None:
 @pytest.mark.parametrize("edge", [0.05, 0.5, 0.7, 1.0])
 def test_thresholds_include_their_edge(edge: float) -> None:
     below = float(np.nextafter(np.float32(edge), np.float32(0)))
-    at, under = told((CAT, edge, UPPER)), told((CAT, below, UPPER))
+    at, under = stub_detector((CAT, edge, UPPER)), stub_detector((CAT, below, UPPER))
     assert foreground(at, PICTURE, score=edge).classes == (("cat", pytest.approx(edge)),)
     assert foreground(under, PICTURE, score=edge).classes == ()
     half = UPPER.clone()
@@ -111,11 +111,11 @@ def test_thresholds_include_their_edge(edge: float) -> None:
     half[2, 3] = below
     expected = np.asarray(UPPER > 0).copy()
     expected[2, 3] = False
-    assert np.array_equal(pixels(foreground(told((CAT, 0.9, half)), PICTURE, mask=edge).mask), expected)
+    assert np.array_equal(pixels(foreground(stub_detector((CAT, 0.9, half)), PICTURE, mask=edge).mask), expected)
 
 
-def test_a_low_score_is_asked_of_the_detector_itself_and_its_limit_is_put_back() -> None:
-    detector = told((CAT, 0.001, UPPER), (DOG, 0.0, LOWER))
+def test_a_low_score_sets_the_detectors_threshold_and_restores_it() -> None:
+    detector = stub_detector((CAT, 0.001, UPPER), (DOG, 0.0, LOWER))
     assert len(foreground(detector, PICTURE, score=0.001).classes) == 1
     assert len(foreground(detector, PICTURE, score=0).classes) == 2
     module: Any = detector.module
@@ -132,9 +132,9 @@ def test_a_low_score_is_asked_of_the_detector_itself_and_its_limit_is_put_back()
 @pytest.mark.parametrize(
     ("detector", "classes"),
     [
-        (told(), ()),
-        (told((CAT, 0.49, UPPER)), ()),
-        (told((CAT, 0.9, UPPER * 0.5)), (("cat", pytest.approx(0.9)),)),  # seen, but nowhere for certain
+        (stub_detector(), ()),
+        (stub_detector((CAT, 0.49, UPPER)), ()),
+        (stub_detector((CAT, 0.9, UPPER * 0.5)), (("cat", pytest.approx(0.9)),)),  # seen, but nowhere for certain
     ],
 )
 def test_no_object_is_an_empty_mask_and_no_score(detector: Detector, classes: tuple[Any, ...]) -> None:
@@ -147,7 +147,7 @@ def test_no_object_is_an_empty_mask_and_no_score(detector: Detector, classes: tu
 
 
 def test_an_object_all_over_the_picture() -> None:
-    found = foreground(told((CAT, 0.9, torch.ones(20, 30))), PICTURE)
+    found = foreground(stub_detector((CAT, 0.9, torch.ones(20, 30))), PICTURE)
     assert pixels(found.mask).all()
     assert not found.empty
     assert attention_on(found.mask) == 1
@@ -160,8 +160,8 @@ def attention_on(mask: Image.Image) -> float:
     return float(score.values.squeeze())
 
 
-def test_only_the_classes_asked_for() -> None:
-    detector = told((CAT, 0.6, UPPER), (PERSON, 0.95, LOWER))
+def test_only_the_given_classes_count() -> None:
+    detector = stub_detector((CAT, 0.6, UPPER), (PERSON, 0.95, LOWER))
     assert np.array_equal(pixels(foreground(detector, PICTURE, classes=["cat", "dog"]).mask), np.asarray(UPPER > 0))
     assert foreground(detector, PICTURE, classes="person").classes == (("person", pytest.approx(0.95)),)
     assert foreground(detector, PICTURE, classes=["dog"]).empty
@@ -179,10 +179,10 @@ def test_only_the_classes_asked_for() -> None:
 @pytest.mark.parametrize(
     "options", [{"score": -0.1}, {"score": 1.1}, {"score": float("nan")}, {"mask": 0}, {"mask": 2}]
 )
-def test_thresholds_that_make_no_sense(options: dict[str, float]) -> None:
+def test_invalid_thresholds_raise(options: dict[str, float]) -> None:
     (name,) = options
     with pytest.raises(BadInput, match=rf"{name}=.*; expected "):
-        foreground(told(), PICTURE, **options)
+        foreground(stub_detector(), PICTURE, **options)
 
 
 def test_the_mask_lies_on_the_upright_picture(tmp_path: Path) -> None:
@@ -191,7 +191,7 @@ def test_the_mask_lies_on_the_upright_picture(tmp_path: Path) -> None:
     exif = Image.Exif()
     exif[ORIENTATION] = 6
     scene.transpose(Image.Transpose.ROTATE_90).save(tmp_path / "turned.png", exif=exif)
-    detector = Detector(Told(bright).eval(), "told", NAMES)
+    detector = Detector(StubDetector(bright).eval(), "stub", NAMES)
     with Image.open(tmp_path / "turned.png") as stored:
         assert stored.size == (40, 60)
         found = foreground(detector, stored)
@@ -199,11 +199,13 @@ def test_the_mask_lies_on_the_upright_picture(tmp_path: Path) -> None:
     assert np.array_equal(pixels(found.mask), np.asarray(scene)[..., 0] == 255)
 
 
-def test_the_mask_takes_the_pictures_way_to_the_model() -> None:
+def test_the_mask_is_preprocessed_as_the_picture() -> None:
     model = cv.load("pets")
     scene = Image.new("RGB", (600, 400))
     scene.paste("white", (150, 80, 310, 290))
-    mask, _ = prepare_mask(foreground(Detector(Told(bright).eval(), "told", NAMES), scene).mask, model.preprocess)
+    mask, _ = prepare_mask(
+        foreground(Detector(StubDetector(bright).eval(), "stub", NAMES), scene).mask, model.preprocess
+    )
     how = model.preprocess
     light = prepare(scene, model).pixels[0, 0] * how.std[0] + how.mean[0] > 0.5
     assert mask.shape == light.shape
@@ -213,7 +215,7 @@ def test_the_mask_takes_the_pictures_way_to_the_model() -> None:
 
 def test_a_list_is_as_its_pictures_one_by_one() -> None:
     scenes = [Image.new("RGB", (30, 20), "white"), Image.new("RGB", (12, 50), "black")]
-    detector = Detector(Told(bright).eval(), "told", NAMES)
+    detector = Detector(StubDetector(bright).eval(), "stub", NAMES)
     several = foreground(detector, scenes)
     assert [f.mask.size for f in several] == [(30, 20), (12, 50)]
     assert [f.empty for f in several] == [False, True]
@@ -302,9 +304,9 @@ def same_answer(ours: Detector, theirs: nn.Module, picture: Image.Image) -> Answ
 def test_the_newer_network_from_torchvisions_cache(tmp_path: Path, newer: dict[str, Tensor]) -> None:
     """Loaded as torchvision does it; then what foreground makes of it is the threshold of torchvision's answer."""
     path = cached(tmp_path, COCO, newer)
-    dice = torch.random.get_rng_state()
+    generator = torch.random.get_rng_state()
     detector = load_detector()
-    assert torch.equal(torch.random.get_rng_state(), dice)
+    assert torch.equal(torch.random.get_rng_state(), generator)
     assert detector.name == "maskrcnn_resnet50_fpn_v2"
     assert detector.categories == NAMES
     assert detector.device == torch.device("cpu")
@@ -382,7 +384,7 @@ def test_files_that_are_no_weights(tmp_path: Path) -> None:
         load_detector(tmp_path)
 
 
-def test_a_device_that_is_not_there_is_said_before_anything_is_loaded() -> None:
+def test_a_missing_device_raises_before_anything_is_loaded() -> None:
     with pytest.raises(BadInput, match="device 'tpu9' cannot be used here"):
         load_detector("nowhere.pth", device="tpu9")
 
@@ -396,7 +398,7 @@ def test_without_a_network_the_file_to_fetch_is_named() -> None:
         load_detector()
 
 
-def test_what_lies_in_the_cache_is_never_run(tmp_path: Path) -> None:
+def test_a_pickle_in_the_cache_is_never_executed(tmp_path: Path) -> None:
     cached(tmp_path, COCO, Explosive())
     with pytest.raises(ModelUnavailable, match=r"could not be loaded .*load_detector\('FILE'\)"):
         load_detector()
@@ -439,7 +441,7 @@ def test_a_large_picture_is_shrunk_before_and_its_mask_enlarged_afterwards() -> 
         seen.append(tuple(picture.shape))
         return bright(picture)
 
-    found = foreground(Detector(Told(watched).eval(), "told", NAMES), scene)
+    found = foreground(Detector(StubDetector(watched).eval(), "stub", NAMES), scene)
     assert seen == [(3, 1000, 1333)]
     assert found.mask.size == (4000, 3000)
     edges = found.mask.getbbox()

@@ -46,7 +46,7 @@ def test_views_and_strides_do_not_matter() -> None:
 
 
 @pytest.mark.parametrize("change", ["step", "data", "one element", "swap", "buffer", "replaced", "not saved"])
-def test_every_change_is_seen_although_the_hash_is_kept(change: str) -> None:
+def test_every_change_is_detected_although_the_hash_is_cached(change: str) -> None:
     module = made()
     module.register_buffer("scale", torch.ones(1), persistent=False)
     before = state_hash(module)
@@ -113,7 +113,7 @@ def test_inference_tensors_have_a_hash() -> None:
     assert state_hash(module) == state_hash(made())
 
 
-def test_the_fingerprint_has_labels_and_preprocessing_and_the_record_is_plain() -> None:
+def test_the_model_hash_has_labels_and_preprocessing_and_the_record_is_json() -> None:
     module = timm.create_model("vit_tiny_patch16_224", num_classes=2, img_size=32, depth=1)
     one, other = cv.wrap(module, labels=["a", "b"]), cv.wrap(module, labels=["a", "b"], mean=0.25)
     assert weights_hash(one) != weights_hash(other)

@@ -34,7 +34,7 @@ def stored(path: Path, picture: Image.Image) -> Image.Image:
 
 
 @pytest.mark.parametrize("how", HOWS)
-def test_a_mask_takes_the_way_of_its_image(how: Preprocess) -> None:
+def test_a_mask_is_resized_and_cropped_as_its_image(how: Preprocess) -> None:
     """An image that is white on the object and black elsewhere, brought to the model without blending, is its mask."""
     grey = (OBJECT * 255).astype(np.uint8)
     seen = prepare([np.stack([grey] * 3, -1)], Model(nn.Linear(1, 1), "tiny", how)).pixels[0]
@@ -82,7 +82,7 @@ def test_masks_are_set_upright_as_images_are(tmp_path: Path) -> None:
     assert np.array_equal(np.asarray(read_mask(tmp_path / "turned.png", (90, 60))), OBJECT * 255)
 
 
-def test_a_mask_of_another_size_is_welcome_of_another_shape_not(tmp_path: Path) -> None:
+def test_a_mask_may_have_another_size_but_not_another_ratio(tmp_path: Path) -> None:
     Image.fromarray(OBJECT).resize((45, 30)).save(tmp_path / "half.png")
     assert read_mask(tmp_path / "half.png", (90, 60)).size == (45, 30)
     Image.fromarray(OBJECT).resize((60, 60)).save(tmp_path / "square.png")
@@ -131,7 +131,7 @@ def three_valued(*values: int) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]
 
 
 @pytest.mark.parametrize("values", [(2, 1, 3), (2, 1, 1), (2, 3, 3)])
-def test_a_trimap_read_as_a_plain_mask_is_refused(values: tuple[int, int, int]) -> None:
+def test_a_trimap_read_as_a_plain_mask_raises(values: tuple[int, int, int]) -> None:
     """NEWCOMER: IoU and pointing game were 1 ± 0, because every pixel was object."""
     with pytest.raises(BadInput, match=r"and no 0: a trimap.*every pixel would count.*mask_kind='trimap'"):
         read_mask(three_valued(*values), (9, 6))
@@ -141,7 +141,7 @@ def test_a_trimap_read_as_a_plain_mask_is_refused(values: tuple[int, int, int]) 
 
 
 @pytest.mark.parametrize("values", [(0, 255, 128), (0, 255, 127), (0, 1, 2)])
-def test_three_values_that_may_be_a_trimap_are_named(values: tuple[int, int, int]) -> None:
+def test_three_values_that_may_be_a_trimap_warn(values: tuple[int, int, int]) -> None:
     with pytest.warns(ClairWarning, match=r"three values 0, .*all but 0 count as object.*mask_kind='trimap'"):
         kept = np.asarray(read_mask(three_valued(*values), (9, 6)))
     assert set(kept[1:5, 2:7].flatten().tolist()) == {255}
@@ -151,7 +151,7 @@ def test_three_values_that_may_be_a_trimap_are_named(values: tuple[int, int, int
 
 
 @pytest.mark.parametrize("values", [(0, 1, 1), (0, 255, 255), (0, 7, 7), (1, 1, 1), (0, 3, 9), (0, 2, 3)])
-def test_other_masks_are_read_without_a_word(values: tuple[int, int, int], recwarn: pytest.WarningsRecorder) -> None:
+def test_other_masks_are_read_without_a_warning(values: tuple[int, int, int], recwarn: pytest.WarningsRecorder) -> None:
     kept = np.asarray(read_mask(three_valued(*values), (9, 6)))
     assert np.array_equal(kept == 255, three_valued(*values) != 0)
     assert not [one for one in recwarn if issubclass(one.category, ClairWarning)]

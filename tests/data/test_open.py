@@ -1,4 +1,4 @@
-"""The door to data: names, splits, samples, marks, downloads and complaints, whatever the layout behind it."""
+"""open_data: names, splits, samples, hashes, downloads and errors, for every format."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from clairvit.data.formats.entry import DatasetIndex, labelled_entry, list_files
 from clairvit.data.formats.registry import DataRequest
 from clairvit.data.open import datasets, open_data, stratified_sample
 from clairvit.errors import BadInput, UnknownName
-from little_sets import block, called, page, painted, photo, seer, shows, written
+from small_datasets import block, called, identity_model, painted, photo, read_sample, shows, written
 
 BREEDS = ("Abyssinian", "american_bulldog", "pug")
 
@@ -49,10 +49,10 @@ def test_pets_are_what_torchvision_reads(pets: Path) -> None:
     assert (data.dataset.has_masks, data.dataset.has_labels, data.dataset.has_others) == (True, True, False)
     assert data.dataset.names[4] == "images/american_bulldog_0.jpg"
     for row in range(20):
-        found, (_, (label, trimap)) = page(data, row), theirs[row]
+        found, (_, (label, trimap)) = read_sample(data, row), theirs[row]
         assert found.label == label
         assert shows(found, np.asarray(trimap) == 1, np.asarray(trimap) == 3)
-    assert shows(page(data, 0), block(2, 4, 2, 6), block(1, 2, 2, 6))
+    assert shows(read_sample(data, 0), block(2, 4, 2, 6), block(1, 2, 2, 6))
     assert open_data(f"pets:{pets.parent}").dataset.names == data.dataset.names, "the folder around it will do"
 
 
@@ -60,7 +60,7 @@ def test_a_mask_may_be_of_another_size(pets: Path) -> None:
     trimap = np.full((3, 4), 2)
     trimap[1, 1:3], trimap[0] = 1, 3
     painted(pets / "annotations" / "trimaps" / "Abyssinian_0.png", trimap)
-    assert shows(page(open_data(f"pets:{pets}"), 0), block(2, 4, 2, 6), block(0, 2, 0, 8))
+    assert shows(read_sample(open_data(f"pets:{pets}"), 0), block(2, 4, 2, 6), block(0, 2, 0, 8))
 
 
 def test_splits_are_checked(pets: Path) -> None:
@@ -73,27 +73,27 @@ def test_splits_are_checked(pets: Path) -> None:
         open_data(f"pets:{pets}", split="trainvall")
 
 
-def test_nothing_is_read_before_its_turn(pets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_images_are_read_lazily(pets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[str] = []
     kept = Image.open
     monkeypatch.setattr(Image, "open", lambda path, *rest: opened.append(Path(path).name) or kept(path, *rest))
     data = open_data(f"pets:{pets}", limit=10)
     assert opened == []
-    page(data, 3)
+    read_sample(data, 3)
     name = Path(data.dataset.names[3]).stem
     assert opened == [f"{name}.jpg", f"{name}.png"]
 
 
-def test_a_model_is_told_its_own_number_or_none(pets: Path) -> None:
+def test_classes_are_mapped_to_the_models_index_or_none(pets: Path) -> None:
     """By whole names and synonyms, whatever the case; a beginning is not enough; without names by number."""
     data = open_data(f"pets:{pets}")
-    named = seer(["Puget sound", "PUG, pug-dog", "abyssinian"])
-    assert [page(data, row, named).label for row in (0, 4, 8)] == [2, None, 1]
+    named = identity_model(["Puget sound", "PUG, pug-dog", "abyssinian"])
+    assert [read_sample(data, row, named).label for row in (0, 4, 8)] == [2, None, 1]
     assert data.unknown(named) == ("American Bulldog",)
-    assert [page(data, row).label for row in (0, 4, 8)] == [0, 1, 2]
-    assert data.unknown(seer()) == ()
-    assert page(data, 8, seer(["pug", "pug, small"])).label == 0, "the whole name first"
-    assert page(data, 8, seer(["a, pug", "b, pug"])).label is None, "two of them"
+    assert [read_sample(data, row).label for row in (0, 4, 8)] == [0, 1, 2]
+    assert data.unknown(identity_model()) == ()
+    assert read_sample(data, 8, identity_model(["pug", "pug, small"])).label == 0, "the whole name first"
+    assert read_sample(data, 8, identity_model(["a, pug", "b, pug"])).label is None, "two of them"
 
 
 def test_a_sample_has_every_class_and_keeps_the_order(pets: Path) -> None:
@@ -113,7 +113,7 @@ def test_a_sample_has_every_class_and_keeps_the_order(pets: Path) -> None:
         open_data(f"pets:{pets}", limit=0)
 
 
-def test_every_image_is_drawn_as_often() -> None:
+def test_every_image_is_sampled_equally_often() -> None:
     """Over many seeds: 3 of 10, uneven classes and one without."""
     groups = [0] * 6 + [1] * 3 + [None]
     drawn = np.zeros(10)
@@ -125,7 +125,7 @@ def test_every_image_is_drawn_as_often() -> None:
     assert np.abs(drawn / 4000 - 0.3).max() < 4 * (0.3 * 0.7 / 4000) ** 0.5
 
 
-def test_a_mark_knows_image_mask_and_class(pets: Path) -> None:
+def test_the_hash_depends_on_image_mask_and_class(pets: Path) -> None:
     def marks() -> list[str]:
         data = open_data(f"pets:{pets}")
         return [data.dataset.content_hash(row) for row in range(len(data))]
@@ -146,26 +146,28 @@ def test_a_mark_knows_image_mask_and_class(pets: Path) -> None:
         open_data(f"pets:{pets}").dataset.content_hash(8)
 
 
-def test_what_cannot_be_read_costs_only_itself(pets: Path) -> None:
+def test_an_unreadable_image_does_not_stop_the_others(pets: Path) -> None:
     (pets / "images" / "pug_0.jpg").write_text("meow")
     (pets / "images" / "pug_1.jpg").unlink()
     (pets / "annotations" / "trimaps" / "pug_2.png").unlink()
     painted(pets / "annotations" / "trimaps" / "pug_3.png", np.ones((8, 6)))
-    told: dict[str, str] = {}
+    errors: dict[str, str] = {}
     data = open_data(f"pets:{pets}")
-    found = list(parts(data.dataset, seer(), 50, lambda name, error: told.update({Path(name).stem: str(error)})))
+    found = list(
+        parts(data.dataset, identity_model(), 50, lambda name, error: errors.update({Path(name).stem: str(error)}))
+    )
     assert len(found[0].rows) == 17
     assert found[0].unmasked == ("images/pug_2.jpg",)
-    assert "is not an image" in told["pug_0"]
-    assert "There is no image" in told["pug_1"]
-    assert "is 6 × 8 pixels and its image 8 × 6" in told["pug_3"]
+    assert "is not an image" in errors["pug_0"]
+    assert "There is no image" in errors["pug_1"]
+    assert "is 6 × 8 pixels and its image 8 × 6" in errors["pug_3"]
 
 
-def test_a_wrong_folder_is_shown_the_right_one(pets: Path, tmp_path: Path) -> None:
+def test_a_wrong_folder_raises_with_the_expected_layout(pets: Path, tmp_path: Path) -> None:
     (pets / "annotations" / "test.txt").unlink()
-    with pytest.raises(BadInput) as told:
+    with pytest.raises(BadInput) as raised:
         open_data(f"pets:{pets.parent}")
-    text = str(told.value)
+    text = str(raised.value)
     assert f"'{pets}' does not look like Oxford-IIIT Pet: 'annotations/test.txt' is missing. Expected:\n" in text
     assert f"  {pets.parent}/\n    images/\n      Abyssinian_1.jpg …\n    annotations/\n" in text
     assert text.endswith("Give that folder as pets:PATH, or let it be downloaded there (download=True).")
@@ -176,7 +178,7 @@ def test_a_wrong_folder_is_shown_the_right_one(pets: Path, tmp_path: Path) -> No
         open_data(f"pets:{tmp_path}/nowhere")
 
 
-def test_broken_lists_are_complained_of(pets: Path) -> None:
+def test_broken_lists_raise_bad_input(pets: Path) -> None:
     listed = pets / "annotations" / "test.txt"
     written(listed, "pug_0 0 1 1\n")
     with pytest.raises(BadInput, match="has the line 'pug_0 0 1 1'; expected a name and three numbers from 1 on"):
@@ -207,7 +209,7 @@ def test_names_are_checked(tmp_path: Path) -> None:
         open_data(f"pets:{tmp_path}", mask_kind="coco")
 
 
-def test_the_list_says_what_there_is() -> None:
+def test_datasets_lists_all_formats() -> None:
     listed = {data.name: data for data in datasets()}
     assert list(listed) == [
         *("folder", "pets", "flowers", "caltech101", "voc", "voc-class", "dogs", "indoor67", "mura"),
@@ -227,7 +229,7 @@ def test_the_list_says_what_there_is() -> None:
             assert shown in data.layout()
 
 
-def test_a_data_set_is_one_function_and_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_format_is_registered_by_a_decorator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_FORMATS", {data.name: data for data in reversed(datasets())})
     photo(tmp_path / "cats" / "tom.png")
 
@@ -242,7 +244,7 @@ def test_a_data_set_is_one_function_and_one_line(tmp_path: Path, monkeypatch: py
     assert cats(DataRequest(tmp_path, "all")).classes == ("cat",), "the function stays a function"
 
 
-def test_what_is_there_is_not_downloaded(pets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_existing_dataset_is_not_downloaded(pets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def arrives(root: Path, **_: object) -> None:
         assert not (root / "oxford-iiit-pet").exists(), "asked although it is there"
         shutil.copytree(pets, root / "oxford-iiit-pet")

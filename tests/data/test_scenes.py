@@ -1,4 +1,4 @@
-"""Scenes: the same seed draws the same bytes everywhere, and what is said of the pixels is true of every pixel."""
+"""Scenes: the same seed gives the same bytes everywhere, and masks are exact."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`cv.doctor`: every broken model is named by one line, healthy ones by none, and nothing is left behind."""
+"""`cv.doctor`: every broken model fails one check, healthy ones none, and models are unchanged afterwards."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_wrappers_are_named() -> None:
     assert "torch.compile was removed" in cv.doctor(cv.wrap(compiled, size=32))["compile"].finding  # type: ignore[arg-type]
 
 
-def test_preprocessing_that_nobody_stated_warns() -> None:
+def test_assumed_preprocessing_warns() -> None:
     assert cv.doctor(cv.wrap(healthy(), size=32))["preprocessing"].status == "warn"
     assert cv.doctor(wrapped(healthy()))["preprocessing"].status == "pass"
 
@@ -166,7 +166,7 @@ def measured(gains: list[float], monkeypatch: pytest.MonkeyPatch) -> cv.Check:
     return cv.doctor(wrapped(healthy()), method="ixg")["deletion"]
 
 
-def test_six_images_are_the_fewest_that_can_say_anything() -> None:
+def test_six_images_are_the_fewest_that_can_be_significant() -> None:
     assert min_images_for_test() == 6  # 2 / 2^6 = 0.031 is the first below 0.05
 
 
@@ -209,7 +209,7 @@ def test_deletion_runs_on_all_images() -> None:
 
 
 @pytest.mark.parametrize("build", [Plain, ActiveDropout, Counting])
-def test_the_model_is_what_it_was(build: Any) -> None:
+def test_the_model_is_unchanged(build: Any) -> None:
     module = made(build)
     module.train()
     module.head.weight.grad = torch.ones_like(module.head.weight)  # type: ignore[union-attr,arg-type]
@@ -234,7 +234,7 @@ class Interrupted(Plain):
         return super().through(x)
 
 
-def test_ctrl_c_ends_the_checks_and_leaves_the_model_as_it_was() -> None:
+def test_ctrl_c_ends_the_checks_and_leaves_the_model_unchanged() -> None:
     Interrupted.forwards = 0
     module = made(Interrupted)
     module.train()
@@ -318,7 +318,7 @@ def test_the_report_as_text_and_as_plain_values() -> None:
         diagnosis["liver"]
 
 
-def test_what_it_takes(tmp_path: Any) -> None:
+def test_inputs_that_doctor_takes(tmp_path: Any) -> None:
     module = healthy()
     module.image_size = 32  # type: ignore[assignment]
     assert cv.doctor(module)["forward"].status == "pass"
@@ -335,7 +335,7 @@ def test_what_it_takes(tmp_path: Any) -> None:
     assert "scripted or traced" in scripted["model"].finding
 
 
-def test_images_as_everywhere(tmp_path: Any) -> None:
+def test_images_of_every_kind(tmp_path: Any) -> None:
     from PIL import Image
 
     pictures = []

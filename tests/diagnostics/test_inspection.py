@@ -126,7 +126,7 @@ def test_a_forward_is_counted_and_measured() -> None:
     assert inspection.calls[1].largest == pytest.approx(float(hidden.abs().max()))
 
 
-def test_where_passes_part_and_where_numbers_break() -> None:
+def test_first_difference_and_first_not_finite() -> None:
     class Noise(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return x + torch.rand(())
@@ -183,7 +183,7 @@ def test_a_snapshot_names_what_changed() -> None:
     ]
 
 
-def test_buffers_are_put_back_also_after_an_error() -> None:
+def test_buffers_are_restored_also_after_an_error() -> None:
     module = nn.BatchNorm1d(2)
     before, tensor = snapshot(module), module.running_mean
 

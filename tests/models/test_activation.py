@@ -1,4 +1,4 @@
-"""What a model's scores mean: read off the module, given, and refused where it cannot be."""
+"""What a model's scores mean: inferred from the module, given, and rejected where it cannot be."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Trained(nn.Module):
         (timm.create_model("vit_tiny_patch16_224", num_classes=4, img_size=32, depth=1), "softmax"),
     ],
 )
-def test_the_activation_is_read_off_the_module(module: nn.Module, activation: str) -> None:
+def test_the_activation_is_inferred_from_the_module(module: nn.Module, activation: str) -> None:
     model = cv.wrap(module, size=8)
     assert model.activation == activation
     assert model.activation_reason
@@ -118,7 +118,7 @@ def test_transformers_states_the_problem(columns: int, problem: str | None, acti
 # what is given ----------------------------------------------------------------------------------------------------
 
 
-def test_what_is_given_overrules_what_is_stated() -> None:
+def test_a_given_activation_overrides_the_stated_one() -> None:
     for activation in ("softmax", "sigmoid", "raw"):
         model = cv.wrap(Trained(3, nn.BCEWithLogitsLoss()), size=8, activation=activation)
         assert (model.activation, model.activation_reason) == (activation, "it was given")
@@ -131,14 +131,14 @@ def test_what_is_given_overrules_what_is_stated() -> None:
 @pytest.mark.parametrize(
     "load", [lambda a: cv.load("pets", activation=a), lambda a: cv.wrap(classifier(3), activation=a)]
 )
-def test_an_activation_that_does_not_exist_is_refused(load: Any) -> None:
+def test_an_unknown_activation_raises(load: Any) -> None:
     with pytest.raises(BadInput, match=r"activation='sigmod' was given; expected softmax .* Did you mean 'sigmoid'\?"):
         load("sigmod")
     with pytest.raises(BadInput, match="activation=3 was given"):
         load(3)
 
 
-def test_a_softmax_over_a_single_output_is_refused() -> None:
+def test_a_softmax_over_a_single_output_raises() -> None:
     with pytest.raises(BadInput, match="single output, whose softmax is 1 for any image; expected 'sigmoid'"):
         cv.wrap(classifier(1), size=8, activation="softmax")
 
@@ -152,7 +152,7 @@ def test_an_embedding_has_no_probabilities() -> None:
     assert cv.Model(backbone, "by hand", classifier=False).activation == "raw"
 
 
-def test_one_column_that_no_module_announces_is_raw_where_it_is_seen() -> None:
+def test_a_single_column_is_raw_even_if_the_module_does_not_state_it() -> None:
     class Hidden(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -282,7 +282,7 @@ def test_siglip_gives_every_prompt_a_probability_of_its_own(prompts: list[str], 
 # identity ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_activation_is_part_of_the_fingerprint() -> None:
+def test_the_activation_is_part_of_the_model_hash() -> None:
     module = classifier(3)
     hashes = {weights_hash(cv.wrap(module, size=8, activation=a)) for a in ("softmax", "sigmoid", "raw", None)}
     assert len(hashes) == 3

@@ -129,7 +129,7 @@ def test_batch_passes_through_and_follows_the_model(photo: Image.Image, model: M
     assert prepare(Batch(batch.pixels, ("x",), single=True), half).single
 
 
-def test_prepared_pixels_have_no_history(model: Model) -> None:
+def test_prepared_pixels_have_no_graph(model: Model) -> None:
     assert not prepare(torch.zeros(1, 3, 8, 8, requires_grad=True), model).pixels.requires_grad
 
 
@@ -163,7 +163,7 @@ def test_nan_names_the_image(model: Model) -> None:
         prepare(list(pixels), model)
 
 
-def test_unnormalised_floats_are_noticed(model: Model) -> None:
+def test_unnormalised_floats_warn(model: Model) -> None:
     with pytest.warns(ClairWarning, match="values up to 255, so it does not look normalised"):
         prepare(torch.full((1, 3, 8, 8), 255.0), model)
     with warnings.catch_warnings():

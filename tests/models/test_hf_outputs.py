@@ -1,4 +1,4 @@
-"""transformers' models that are no image classifiers: each works, or is refused by `wrap` and `load` in true words."""
+"""transformers' models that are no image classifiers: each works, or `wrap` and `load` raise with what it returns."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ def explains(model: cv.Model) -> set[str]:
 
 
 @pytest.mark.parametrize("kind", REFUSED)
-def test_refused_by_wrap_in_true_words(kind: str) -> None:
+def test_wrap_raises_with_what_the_model_returns(kind: str) -> None:
     make, words, _ = REFUSED[kind]
     module = built(make)
     with pytest.raises(NotApplicable, match=re.escape(words)) as error:
@@ -223,7 +223,7 @@ def test_detection_tokens_at_the_end_are_no_patches() -> None:
 # ViTMAE masks three quarters of the patches and shuffles the rest.
 
 
-def test_mae_sees_every_patch_in_order() -> None:
+def test_mae_takes_every_patch_in_order() -> None:
     module = built(lambda: hf.ViTMAEModel(hf.ViTMAEConfig(**VIT))).double()
     model = cv.wrap(module)
     images = pixels(dtype=torch.float64)
@@ -378,7 +378,7 @@ def vision_classes() -> list[str]:
     return sorted(name for name in names if hasattr(hf, name))
 
 
-def test_every_vision_class_is_taken_or_refused_in_words() -> None:
+def test_every_vision_class_works_or_raises_with_a_reason() -> None:
     classes = vision_classes()
     assert len(classes) > 100
     taken = set()
@@ -427,7 +427,7 @@ WITHOUT_ATTENTION = (
 
 
 @pytest.mark.parametrize("name", [name for name in (*SMALL, *WITHOUT_ATTENTION) if hasattr(hf, name)])
-def test_what_is_taken_can_be_explained(name: str) -> None:
+def test_accepted_classes_can_be_explained(name: str) -> None:
     model_class = getattr(hf, name)
     model = cv.wrap(built(lambda: model_class(shrunk(model_class.config_class()))), size=SIZE)
     methods = explains(model)
@@ -435,7 +435,7 @@ def test_what_is_taken_can_be_explained(name: str) -> None:
     assert name not in SMALL or {"rollout", "ixg"} <= methods
 
 
-def test_errors_are_of_the_family() -> None:
+def test_errors_are_clair_errors() -> None:
     """The user's subclass speaks for itself: it is taken, and what it returns is looked at later."""
 
     class Odd(hf.ViTForMaskedImageModeling):

@@ -1,4 +1,4 @@
-"""Hubs that cannot be reached: one quiet sentence, without waiting for the network."""
+"""Hubs that cannot be reached: one sentence, no logging, no waiting."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from clairvit.models.sources import hub
         "open_clip:hf-hub:timm/ViT-B-16-SigLIP",
     ],
 )
-def test_unreachable_hub_is_one_quiet_sentence(
+def test_an_unreachable_hub_raises_one_sentence_without_logging(
     name: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And nothing is waited for: no connection is tried."""

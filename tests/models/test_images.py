@@ -66,7 +66,7 @@ def test_exif_rotation_is_undone(tmp_path: Path, orientation: int) -> None:
     assert read_image(path).size == ((60, 40) if orientation <= 4 else (40, 60))
 
 
-def test_broken_exif_is_a_warning_not_the_end(tmp_path: Path) -> None:
+def test_broken_exif_warns_and_is_ignored(tmp_path: Path) -> None:
     path = tmp_path / "odd.png"
     Image.fromarray(gradient()).save(path, exif=b"Exif\x00\x00garbage that is no TIFF header")
     with pytest.warns(ClairWarning, match="EXIF data of .* cannot be read"):
@@ -91,7 +91,7 @@ def test_palette_grey_bilevel_and_others_become_rgb(tmp_path: Path) -> None:
         assert got.size == base.size, mode
 
 
-def test_transparency_is_laid_on_white(tmp_path: Path) -> None:
+def test_transparency_becomes_white(tmp_path: Path) -> None:
     pixels = np.zeros((4, 4, 4), np.uint8)
     pixels[:2, :, 3] = 255
     Image.fromarray(pixels).save(tmp_path / "cut.png")
@@ -160,7 +160,7 @@ def test_one_pixel_is_an_image(tmp_path: Path, model: Model) -> None:
 # what cannot be read ------------------------------------------------------------------------------------------------
 
 
-def test_missing_file_offers_its_neighbours(tmp_path: Path) -> None:
+def test_a_missing_file_suggests_similar_names(tmp_path: Path) -> None:
     Image.new("RGB", (4, 4)).save(tmp_path / "kitten.png")
     with pytest.raises(BadInput, match=r"There is no image '.*kiten\.png'\. Did you mean 'kitten\.png'\?"):
         read_image(tmp_path / "kiten.png")
@@ -192,7 +192,7 @@ def test_truncated_file(tmp_path: Path, kind: str, photo: Image.Image) -> None:
         read_image(path)
 
 
-def test_huge_image_is_refused_before_it_is_decoded(tmp_path: Path) -> None:
+def test_a_huge_image_raises_before_it_is_decoded(tmp_path: Path) -> None:
     path = tmp_path / "huge.png"
     Image.new("1", (20000, 10000)).save(path)
     limit = Image.MAX_IMAGE_PIXELS
@@ -201,7 +201,7 @@ def test_huge_image_is_refused_before_it_is_decoded(tmp_path: Path) -> None:
     assert limit == Image.MAX_IMAGE_PIXELS
 
 
-def test_absurdly_narrow_image_does_not_fill_the_memory(model: Model) -> None:
+def test_an_extremely_narrow_image_raises(model: Model) -> None:
     with pytest.raises(BadInput, match=r"1 x 90000 pixels is too narrow.*crop it first"):
         prepare(Image.new("RGB", (1, 90000)), model)
 
@@ -274,7 +274,7 @@ def test_following_the_advice_for_a_mask_of_booleans() -> None:
     assert np.array_equal(seen[..., 0], np.where(array, 255, 0))
 
 
-def test_an_array_of_normalised_floats_is_sent_the_way_of_tensors(model: Model) -> None:
+def test_an_array_of_normalised_floats_is_advised_to_be_a_tensor(model: Model) -> None:
     how = model.preprocess
     pixels = prepare(Image.fromarray(gradient()), model).pixels[0]
     array = pixels.permute(1, 2, 0).numpy()
@@ -336,7 +336,7 @@ def test_following_the_advice_for_tensors_up_to_255(model: Model) -> None:
     assert prepare((raw / 255 - mean) / std, model).notes == ()
 
 
-def test_tensors_that_may_well_be_normalised_are_not_doubted(model: Model) -> None:
+def test_tensors_that_may_be_normalised_do_not_warn(model: Model) -> None:
     flat = torch.full((3, 32, 48), 0.5)
     for pixels in (torch.zeros(3, 32, 48), flat, flat + 0.2 * raw_tensor(), raw_tensor() - 0.1, 3 * raw_tensor()):
         assert prepare(pixels, model).notes == ()
@@ -384,7 +384,7 @@ def test_folders_and_patterns_stand_for_their_images(five: Path, model: Model, g
     assert batch.pixels.shape == (len(names), 3, 32, 48)
 
 
-def test_verbs_take_folders_and_patterns(five: Path) -> None:
+def test_explain_and_evaluate_take_folders_and_patterns(five: Path) -> None:
     import clairvit as cv
 
     pets = cv.load("pets")
@@ -403,7 +403,7 @@ def test_a_folder_where_one_image_is_needed_names_a_file_in_it(five: Path) -> No
 
 
 @pytest.mark.parametrize("address", ["https://example.org/cat.jpg", "s3://bucket/cat.jpg", "file:///tmp/cat.jpg"])
-def test_addresses_are_not_fetched_and_keep_their_slashes(model: Model, address: str) -> None:
+def test_urls_raise_and_keep_their_slashes(model: Model, address: str) -> None:
     for read in (lambda: read_image(address), lambda: prepare([address], model), lambda: find_images(address)):
         with pytest.raises(BadInput, match=f"'{address}' is an address, .* files only; download it first"):
             read()

@@ -89,12 +89,12 @@ def test_names_that_are_numbers(four: nn.Module) -> None:
         (7, "labels=7 was given; expected a list of class names"),
     ],
 )
-def test_what_names_no_class_for_sure_is_refused(four: nn.Module, labels: Any, words: str) -> None:
+def test_ambiguous_labels_raise(four: nn.Module, labels: Any, words: str) -> None:
     with pytest.raises(BadInput, match=words):
         cv.wrap(four, labels=labels)
 
 
-def test_a_file_of_a_dict_with_gaps_is_refused(tmp_path: Path) -> None:
+def test_a_file_of_a_dict_with_gaps_raises(tmp_path: Path) -> None:
     (tmp_path / "gaps.json").write_text('{"0": "ant", "2": "bee"}')
     with pytest.raises(BadInput, match=r"gaps\.json' cannot be used \(labels is a dict of 2 names whose ids"):
         cv.load("pets", labels=tmp_path / "gaps.json")

@@ -28,7 +28,7 @@ def scores(model: cv.Model) -> torch.Tensor:
 # pets -----------------------------------------------------------------------------------------------------------------
 
 
-def test_pets_knows_the_cat() -> None:
+def test_pets_classifies_the_demo_cat() -> None:
     model = cv.load("pets")
     with torch.no_grad():
         ((name, chance), *_), *_ = top(model.logits(prepare("demo", model).pixels), model.labels)
@@ -47,7 +47,7 @@ def test_pets_ships_with_its_card() -> None:
         assert fact in card
 
 
-def test_random_weights_are_repeatable_and_disturb_nothing() -> None:
+def test_random_weights_are_repeatable_and_leave_the_generator_unchanged() -> None:
     torch.manual_seed(7)
     expected = torch.rand(3)
     torch.manual_seed(7)
@@ -190,7 +190,7 @@ def test_sources() -> None:
 # wrap -----------------------------------------------------------------------------------------------------------------
 
 
-def test_wrap_leaves_the_module_alone() -> None:
+def test_wrap_does_not_change_the_module() -> None:
     module = nn.Sequential(nn.Flatten(), nn.Dropout(), nn.Linear(12, 2)).train()
     layout = Layout(grid=(2, 2), prefix=0, pooling="avg")
     model = cv.wrap(
@@ -204,7 +204,7 @@ def test_wrap_leaves_the_module_alone() -> None:
     assert (model.name, model.labels, model.layout, model.classifier) == ("m", ("a", "b"), layout, True)
 
 
-def test_wrap_opens_compiled_and_parallel_modules() -> None:
+def test_wrap_unwraps_compiled_and_parallel_modules() -> None:
     module = nn.Linear(2, 2)
     for outer in (torch.compile(module), nn.DataParallel(module), nn.DataParallel(torch.compile(module))):
         model = cv.wrap(outer)
@@ -212,7 +212,7 @@ def test_wrap_opens_compiled_and_parallel_modules() -> None:
         assert model.name == "Linear"
 
 
-def test_wrap_asks_a_timm_module_for_its_numbers() -> None:
+def test_wrap_reads_the_preprocessing_of_a_timm_module() -> None:
     module = timm.create_model("vit_tiny_patch16_224", img_size=96)
     model = cv.wrap(module)
     assert model.preprocess.mean == (0.5, 0.5, 0.5)
@@ -227,7 +227,7 @@ def test_wrap_asks_a_timm_module_for_its_numbers() -> None:
     assert cv.wrap(other, size=32).preprocess.size == (32, 32)
 
 
-def test_wrap_refuses_nonsense() -> None:
+def test_wrap_raises_for_what_is_no_module() -> None:
     with pytest.raises(BadInput, match=r"wrap got a str; expected a torch\.nn\.Module.*cv\.load"):
         cv.wrap("pets")  # type: ignore[arg-type]
     with pytest.raises(BadInput, match=r"std=\(0, 1, 1\); expected three positive numbers"):

@@ -1,4 +1,4 @@
-"""Preprocessing: what a user states is used, what is stated nowhere is assumed and said."""
+"""Preprocessing: what a user states is used, what is stated nowhere is assumed and noted."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_load_takes_preprocessing_for_every_source(name: str) -> None:
     assert seen == Preprocess((224, 224), (0.1, 0.2, 0.3), (0.25, 0.25, 0.25), 300, "bilinear")
 
 
-def test_what_is_given_is_what_the_model_sees() -> None:
+def test_given_preprocessing_is_applied() -> None:
     model = cv.load("pets", mean=0.5, std=0.5, resize=300)
     photo = read_image("demo").resize((451, 300))  # the short side is 300 already
     rows, columns = (300 - 224) // 2, round((451 - 224) / 2)
@@ -82,7 +82,7 @@ def test_wrap_takes_the_same() -> None:
         ({"interpolation": "bicubik"}, "interpolation='bicubik' is unknown. Did you mean 'bicubic'"),
     ],
 )
-def test_numbers_that_fit_no_model_are_refused(kind: str, given: dict[str, Any], words: str) -> None:
+def test_invalid_preprocessing_raises(kind: str, given: dict[str, Any], words: str) -> None:
     with pytest.raises(BadInput, match=words):
         cv.load("pets", **given) if kind == "load" else cv.wrap(nn.Linear(1, 1), **given)
 
@@ -146,7 +146,7 @@ def test_models_whose_preprocessing_is_known_have_no_note() -> None:
     assert cv.explain(cv.load("pets"), "demo").notes == ()
 
 
-def test_wrap_says_what_it_assumes() -> None:
+def test_wrap_notes_what_it_assumes() -> None:
     other_head = cv.wrap(timm.create_model("vit_tiny_patch16_224", num_classes=4))
     assert "were assumed: timm's for vit_tiny_patch16_224 (mean 0.5, 0.5, 0.5" in other_head.assumptions[0]
     (note,) = cv.wrap(nn.Linear(1, 1)).assumptions
@@ -216,11 +216,11 @@ def test_single_entries_of_a_header_are_read(small: nn.Module, tmp_path: Path) -
         "labels": json.dumps({"dog": 1, "ant": 0, "eel": 2}),
     }
     save_file(small.state_dict(), tmp_path / "told.safetensors", header)
-    model = cv.load(f"file:{tmp_path}/told.safetensors")
+    model = cv.load(f"file:{tmp_path}/errors.safetensors")
     assert model.preprocess == Preprocess((32, 32), **IMAGENET, resize=40, interpolation="bilinear")
     assert model.labels == ("ant", "dog", "eel")
     assert model.assumptions == ()
-    assert cv.load(f"file:{tmp_path}/told.safetensors", mean=0.5).preprocess.mean == (0.5, 0.5, 0.5)
+    assert cv.load(f"file:{tmp_path}/errors.safetensors", mean=0.5).preprocess.mean == (0.5, 0.5, 0.5)
     save_file(small.state_dict(), tmp_path / "half.safetensors", {"arch": ARCH, "mean": "0.5", "std": "0.5"})
     half = cv.load(f"file:{tmp_path}/half.safetensors")
     assert half.assumptions[0].startswith("resize and interpolation were assumed: timm's")
@@ -256,7 +256,7 @@ def test_a_files_mean_is_kept_at_another_size(tmp_path: Path) -> None:
 # a device without numbers ---------------------------------------------------------------------------------------------
 
 
-def test_a_model_on_the_meta_device_is_refused_in_one_sentence() -> None:
+def test_a_model_on_the_meta_device_raises() -> None:
     with torch.device("meta"):
         module = timm.create_model("vit_tiny_patch16_224", num_classes=3, img_size=32)
     with pytest.raises(BadInput, match=r"is on the meta device \('.*' has a shape and no numbers") as caught:

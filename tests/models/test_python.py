@@ -92,13 +92,13 @@ def test_preprocessing_and_activation_can_be_stated() -> None:
         assert (model.preprocess.resize, model.activation) == (40, "sigmoid")
 
 
-def test_wrappers_are_taken_off_and_named() -> None:
+def test_wrappers_are_removed_and_named() -> None:
     model = cv.load("my_own_vit:parallel")
     assert model.module is sys.modules["my_own_vit"].net
     assert model.wrappers == ("DataParallel",)
 
 
-def test_every_verb_takes_it() -> None:
+def test_every_function_takes_it() -> None:
     assert cv.explain(cv.load("my_own_vit:build"), "demo", "rollout").maps.shape == (1, 4, 4)
 
 
@@ -124,6 +124,6 @@ def test_errors_are_one_sentence(name: str, kind: type[Exception], message: str)
     assert "\n" not in str(caught.value)
 
 
-def test_random_weights_are_the_codes_own_business() -> None:
+def test_pretrained_false_raises_for_user_code() -> None:
     with pytest.raises(BadInput, match="weights come from your own code"):
         cv.load("my_own_vit:build", pretrained=False)

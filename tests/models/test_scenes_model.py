@@ -1,4 +1,4 @@
-"""The built-in model of scenes: it knows the classes of scenes it never saw, and by their badges."""
+"""The built-in model of scenes: it classifies unseen scenes, and by their markers."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_it_names_the_class_of_scenes_it_never_saw(model: cv.Model) -> None:
     assert sum(right) / COUNT > 0.95
 
 
-def test_it_goes_by_the_badge(model: cv.Model) -> None:
+def test_it_classifies_by_the_marker(model: cv.Model) -> None:
     """Another ink on the same badge is another answer."""
     plans = [plan(SEED, number) for number in range(40)]
     wanted = [CLASSES[(CLASSES.index(draw(one).class_name) + 3) % len(CLASSES)] for one in plans]
@@ -57,7 +57,7 @@ def test_it_goes_by_the_badge(model: cv.Model) -> None:
     assert sum(right) / len(right) > 0.9
 
 
-def test_of_two_objects_it_sees_both(model: cv.Model) -> None:
+def test_it_recognises_both_of_two_objects(model: cv.Model) -> None:
     """Although it was trained on one: otherwise class contrast would compare nothing."""
     found = [scene(SEED, number, objects=2) for number in range(80)]
     with torch.no_grad():
@@ -70,7 +70,7 @@ def test_of_two_objects_it_sees_both(model: cv.Model) -> None:
 
 
 @pytest.mark.parametrize("method", ["ixg+skipplus", "leave-one-out"])
-def test_faithful_methods_point_at_the_part_that_decides(model: cv.Model, method: str) -> None:
+def test_faithful_methods_point_at_the_marker(model: cv.Model, method: str) -> None:
     dataset = scenes(12, SEED, mask="part")
     metric = "pointing-game(tolerance=0)"
     scores = cv.evaluate(model, dataset, [method], [metric], target="label")

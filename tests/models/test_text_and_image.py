@@ -77,7 +77,7 @@ def test_hf_folder_without_a_processor_or_weights(hf_folder: Path) -> None:
         cv.load(f"hf:{hf_folder}")
 
 
-def test_hf_weights_without_a_head_are_refused(hf_folder: Path) -> None:
+def test_hf_weights_without_a_head_raise(hf_folder: Path) -> None:
 
     state = load_file(hf_folder / "model.safetensors")
     save_file(

@@ -1,4 +1,4 @@
-"""file:PATH: the file tells classes, size and pooling, or why it cannot be used."""
+"""file:PATH: classes, size and pooling follow from the file, or an error says why it cannot be used."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def assert_computes_the_same(model: cv.Model, module: nn.Module) -> None:
         assert_same(ours(pixels), theirs(pixels))
 
 
-def test_file_tells_classes_and_size(tmp_path: Path, dogs: nn.Module) -> None:
+def test_classes_and_size_follow_from_the_tensors(tmp_path: Path, dogs: nn.Module) -> None:
     path = tmp_path / "dogs.safetensors"
     save_file(dogs.state_dict(), path)
     model = cv.load(f"file:{path}", arch="timm:vit_tiny_patch16_224")
@@ -47,7 +47,7 @@ def test_file_tells_classes_and_size(tmp_path: Path, dogs: nn.Module) -> None:
     assert cv.load(f"file:{path}", arch="timm:vit_tiny_patch16_224", labels=list("vwxyz")).labels == tuple("vwxyz")
 
 
-def test_file_may_say_its_own_architecture(tmp_path: Path, dogs: nn.Module) -> None:
+def test_the_header_may_state_the_architecture(tmp_path: Path, dogs: nn.Module) -> None:
     path = tmp_path / "dogs.safetensors"
     save_file(dogs.state_dict(), path, {"arch": "timm:vit_tiny_patch16_224"})
     assert_computes_the_same(cv.load(f"file:{path}"), dogs)
@@ -72,7 +72,7 @@ def test_torch_files(tmp_path: Path, dogs: nn.Module, wrapping: str) -> None:
         assert_computes_the_same(model, dogs)
 
 
-def test_average_pooling_is_seen_in_the_file(tmp_path: Path) -> None:
+def test_average_pooling_follows_from_the_tensors(tmp_path: Path) -> None:
     module = timm.create_model("vit_tiny_patch16_224", num_classes=5, img_size=64, global_pool="avg").eval()
     save_file(module.state_dict(), tmp_path / "avg.safetensors")
     assert_computes_the_same(cv.load(f"file:{tmp_path}/avg.safetensors", arch="timm:vit_tiny_patch16_224"), module)

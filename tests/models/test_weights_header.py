@@ -1,4 +1,4 @@
-"""Notes in a weights file: what is written is read again, and nothing in a file is believed unchecked."""
+"""Header of a weights file: what is written is read again, and every entry is checked."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def stored(module: nn.Module, path: Path, **other: str) -> str:
     return f"file:{path}"
 
 
-def test_a_file_with_notes_needs_no_options(small: nn.Module, tmp_path: Path) -> None:
+def test_a_file_with_a_header_needs_no_options(small: nn.Module, tmp_path: Path) -> None:
     model = cv.load(stored(small, tmp_path / "a.safetensors"))
     assert model.labels == ("a", "b", "ü")
     assert model.preprocess == SEEN
@@ -41,7 +41,7 @@ def test_a_file_with_notes_needs_no_options(small: nn.Module, tmp_path: Path) ->
         assert torch.equal(model.logits(pixels), small(pixels))
 
 
-def test_a_file_says_what_its_scores_mean(small: nn.Module, tmp_path: Path) -> None:
+def test_the_header_states_the_activation(small: nn.Module, tmp_path: Path) -> None:
     spec = stored(small, tmp_path / "a.safetensors", activation="sigmoid")
     assert cv.load(spec).activation == "sigmoid"
     assert cv.load(spec).activation_reason == "the weights file states it"
@@ -49,7 +49,7 @@ def test_a_file_says_what_its_scores_mean(small: nn.Module, tmp_path: Path) -> N
     assert cv.load(stored(small, tmp_path / "b.safetensors")).activation == "softmax"
 
 
-def test_what_the_user_says_comes_first(small: nn.Module, tmp_path: Path) -> None:
+def test_options_of_the_user_override_the_header(small: nn.Module, tmp_path: Path) -> None:
     spec = stored(small, tmp_path / "a.safetensors")
     assert cv.load(spec, labels=["x", "y", "z"]).labels == ("x", "y", "z")
     (tmp_path / "a-labels.json").write_text(json.dumps(["k", "l", "m"]))
@@ -76,7 +76,7 @@ def test_what_the_user_says_comes_first(small: nn.Module, tmp_path: Path) -> Non
         ("activation", "sigmod", "Did you mean 'sigmoid'"),
     ],
 )
-def test_bad_notes_are_refused(small: nn.Module, tmp_path: Path, note: str, content: str, words: str) -> None:
+def test_invalid_headers_raise(small: nn.Module, tmp_path: Path, note: str, content: str, words: str) -> None:
     with pytest.raises(ModelUnavailable, match=words) as caught:
         cv.load(stored(small, tmp_path / "a.safetensors", **{note: content}))
     assert f"note '{note}'" in str(caught.value)

@@ -1,4 +1,4 @@
-"""Targets: every way to say what is to be explained, and every way to say it wrong."""
+"""Targets: every way to state what is explained, and every error."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_out_of_range(logits: Tensor, index: object) -> None:
 
 
 @pytest.mark.parametrize("spec", [True, 1.5, object(), {"a": 1}, [[1, 2], [3, 4]]])
-def test_nonsense(logits: Tensor, spec: object) -> None:
+def test_invalid_targets_raise(logits: Tensor, spec: object) -> None:
     with pytest.raises(BadInput, match="expected a class index, a class name, contrast"):
         resolve(spec, logits, LABELS)  # type: ignore[arg-type]
 
@@ -228,7 +228,7 @@ def test_bad_functions(logits: Tensor, function: object, said: str) -> None:
         resolve(function, logits, LABELS)  # type: ignore[arg-type]
 
 
-def test_functions_are_tried_even_without_gradients(logits: Tensor) -> None:
+def test_functions_are_checked_even_without_gradients(logits: Tensor) -> None:
     with torch.no_grad():
         (target,) = resolve(margin, logits)
     with torch.inference_mode():

@@ -93,8 +93,8 @@ def _detect_foreground(
     small = upright.copy()
     # the detector would shrink it too, but returns each object's mask at the size of its input
     small.thumbnail((MAX_SIDE, MAX_SIDE))
-    found = _unite(_detect(detector, small, score), detector, score, mask, labels)
-    return replace(found, mask=found.mask.resize(upright.size, Image.Resampling.NEAREST))
+    foreground = _unite(_detect(detector, small, score), detector, score, mask, labels)
+    return replace(foreground, mask=foreground.mask.resize(upright.size, Image.Resampling.NEAREST))
 
 
 def _detect(detector: Detector, picture: Image.Image, score: float) -> Mapping[str, Tensor]:

@@ -115,8 +115,12 @@ def deletion_beats_random(context: DoctorContext) -> Check:
     if method is None:
         return skipped(f"None of the methods {abbreviated(DELETION_METHODS, 9)} applies.")
     result = measure_deletion(context, method)
-    n, gain = len(result.gains), float(np.nanmean(result.gains))
-    p = float(sign_flips(result.gains[None], context.seed)[0])
+    return _compare_with_random(result, p=float(sign_flips(result.gains[None], context.seed)[0]))
+
+
+def _compare_with_random(result: DeletionResult, p: float) -> Check:
+    """Return the outcome of the check 'deletion' for measured scores and the p-value of a sign-flip test."""
+    method, n, gain = result.method, len(result.gains), float(np.nanmean(result.gains))
     details: dict[str, Any] = {
         "method": method,
         "images": n,

@@ -34,9 +34,9 @@ def build(request: Request) -> Model:
     location = str(folder) if local else request.rest
     if not local and "/" not in location:
         return _from_type(transformers, request)
-    needed = "weights" if request.pretrained else "configuration"
+    component = "weights" if request.pretrained else "configuration"
     blocked = None if local else hub_blocked()
-    with fetching(request.spec, blocked, what=needed, local=local), seeded(), torch.no_grad():
+    with fetching(request.spec, blocked, component=component, local=local), seeded(), torch.no_grad():
         config = transformers.AutoConfig.from_pretrained(location, trust_remote_code=False)
         kind = model_kind(transformers, config, request.spec)
         if request.pretrained:
@@ -254,15 +254,15 @@ def _saved_or_given_preprocess(
     except OSError as error:
         if not Path(location).is_dir():
             raise
-        given = request.preprocessing
-        if given.mean is None or given.std is None:
+        options = request.preprocessing
+        if options.mean is None or options.std is None:
             raise ModelUnavailable(
                 f"'{request.spec}' has no preprocessor_config.json, so its mean, std and image size are unknown; load "
                 "it with mean= and std= (and resize=), or save the image processor there too."
             ) from error
-        preprocess = given.applied_to(default_preprocess(config))
+        preprocess = options.applied_to(default_preprocess(config))
         return preprocess, assumption(
-            given.missing(), preprocess, f"the usual, because '{location}' has no preprocessor_config.json"
+            options.missing(), preprocess, f"the usual, because '{location}' has no preprocessor_config.json"
         )
     return read_processor(processor, request.spec), ()
 

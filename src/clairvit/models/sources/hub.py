@@ -56,13 +56,15 @@ def url_blocked(url: str) -> str | None:
 
 
 @contextmanager
-def fetching(spec: str, blocked: str | None = None, *, what: str = "weights", local: bool = False) -> Iterator[None]:
+def fetching(
+    spec: str, blocked: str | None = None, *, component: str = "weights", local: bool = False
+) -> Iterator[None]:
     """Turn every error of a library that loads weights inside the block into ModelUnavailable.
 
     Args:
         spec: The model's name, for the message.
         blocked: Why the hub cannot be reached: only what is cached on this machine is used. None if it can.
-        what: What is loaded, for the message.
+        component: What is loaded, for the message.
         local: The user's own folder: the network is not used.
     """
     with ExitStack() as stack:
@@ -76,22 +78,22 @@ def fetching(spec: str, blocked: str | None = None, *, what: str = "weights", lo
             raise
         except Exception as error:
             if _is_download(error) and not local:
-                raise not_downloaded(spec, what, blocked or first_line(error)) from error
+                raise not_downloaded(spec, component, blocked or first_line(error)) from error
             raise ModelUnavailable(
                 f"'{spec}' could not be loaded ({type(error).__name__}: {first_line(error)}); check the name, use the "
                 "built-in model 'pets', or build the module yourself and use cv.wrap(module, mean=, std=, size=)."
             ) from error
 
 
-def not_downloaded(spec: str, what: str, reason: str) -> ModelUnavailable:
+def not_downloaded(spec: str, component: str, reason: str) -> ModelUnavailable:
     """Return the error for a failed download, with what can be used instead."""
     alternative = {
         "weights": "random weights (pretrained=False)",
         "configuration": "a model type, which needs none ('hf:vit' with pretrained=False)",
-    }.get(what, "no prompts")
+    }.get(component, "no prompts")
     return ModelUnavailable(
-        f"The {what} of '{spec}' could not be downloaded ({reason}); use the built-in model 'pets', a file you have "
-        f"('file:PATH.safetensors' with arch='timm:NAME'), or {alternative}.",
+        f"The {component} of '{spec}' could not be downloaded ({reason}); use the built-in model 'pets', a file you "
+        f"have ('file:PATH.safetensors' with arch='timm:NAME'), or {alternative}.",
         parameters={"arch": "timm:NAME", **({"pretrained": "False"} if "pretrained" in alternative else {})},
     )
 

@@ -26,8 +26,8 @@ def build(request: Request) -> Model:
     options: dict[str, Any] = {"force_image_size": request.size} if request.size else {}
     if not request.pretrained:
         options |= {"load_weights": False, "pretrained_text": False}
-    what = "weights" if request.pretrained else "text tower or tokenizer"
-    with fetching(request.spec, blocked, what=what, local=local), seeded(), torch.no_grad():
+    component = "weights" if request.pretrained else "text tower or tokenizer"
+    with fetching(request.spec, blocked, component=component, local=local), seeded(), torch.no_grad():
         model = open_clip.create_model(name, pretrained=weights, **options).eval()
         if request.labels is None:
             module: nn.Module = model.visual

@@ -1,4 +1,4 @@
-"""Folders of one's own, Indoor-67 and MURA: classes from folders, masks from elsewhere, nothing lost without a word."""
+"""Folders of the user, Indoor-67 and MURA: classes from folders, masks from other folders, notes on missing files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from PIL import Image
 from clairvit.data.dataset import parts
 from clairvit.data.open import open_data
 from clairvit.errors import BadInput
-from little_sets import block, called, page, painted, photo, seer, shows, written
+from small_datasets import block, called, identity_model, painted, photo, read_sample, shows, written
 
 
 @pytest.fixture
@@ -28,10 +28,10 @@ def test_folders_are_classes(mine: Path) -> None:
     assert data.dataset.names == ("cat/2.png", "cat/10.png", "dog/deep/a.jpg")
     assert data.classes == ("cat", "dog")
     assert (data.split, data.notes, data.dataset.has_masks, data.dataset.has_labels) == ("all", (), False, True)
-    assert [page(data, row, seer(["fox", "dog", "Cat"])).label for row in range(3)] == [2, 2, 1]
-    assert page(data, 0).label is None
-    assert data.unknown(seer(["catamaran", "dog"])) == ("cat",)
-    assert data.unknown(seer()) == ("cat", "dog")
+    assert [read_sample(data, row, identity_model(["fox", "dog", "Cat"])).label for row in range(3)] == [2, 2, 1]
+    assert read_sample(data, 0).label is None
+    assert data.unknown(identity_model(["catamaran", "dog"])) == ("cat",)
+    assert data.unknown(identity_model()) == ("cat", "dog")
     assert open_data(f"folder:{mine}", limit=2).total == 3
 
 
@@ -39,11 +39,13 @@ def test_folders_may_be_called_by_number(tmp_path: Path) -> None:
     for name in ("0", "12"):
         photo(tmp_path / name / "a.png")
     data = open_data(f"folder:{tmp_path}")
-    assert [page(data, row).label for row in (0, 1)] == [0, 12]
-    assert [page(data, row, seer(["12", "b"])).label for row in (0, 1)] == [0, 0], "a name goes before a number"
+    assert [read_sample(data, row).label for row in (0, 1)] == [0, 12]
+    assert [read_sample(data, row, identity_model(["12", "b"])).label for row in (0, 1)] == [0, 0], (
+        "a name goes before a number"
+    )
 
 
-def test_what_is_odd_about_folders_is_noted(mine: Path) -> None:
+def test_irregular_folders_give_notes(mine: Path) -> None:
     (mine / "fox").mkdir()
     photo(mine / ".thumbs" / "t.png")
     data = open_data(f"folder:{mine}")
@@ -54,7 +56,7 @@ def test_what_is_odd_about_folders_is_noted(mine: Path) -> None:
     data = open_data(f"folder:{mine}")
     assert len(data) == 4
     assert (data.classes, data.dataset.has_labels) == ((), False)
-    assert page(data, 0, seer(["cat"])).label is None
+    assert read_sample(data, 0, identity_model(["cat"])).label is None
     assert "'loose.png' lie next to the folders" in data.notes[0]
     flat = open_data(f"folder:{mine}/cat")
     assert (flat.dataset.names, flat.classes, flat.notes) == (("2.png", "10.png"), (), ())
@@ -67,7 +69,7 @@ def test_what_is_odd_about_folders_is_noted(mine: Path) -> None:
 
 
 @pytest.mark.parametrize("place", ["inside", "outside"])
-def test_masks_lie_in_a_folder_of_their_own(mine: Path, place: str) -> None:
+def test_masks_are_in_another_folder(mine: Path, place: str) -> None:
     """In folders like the images' or in one; inside the images' folder they are no images and no class."""
     masks = (mine if place == "inside" else mine.parent) / "masks"
     painted(masks / "cat" / "2.png", np.where(block(1, 3, 1, 4), 9, 0))
@@ -76,27 +78,27 @@ def test_masks_lie_in_a_folder_of_their_own(mine: Path, place: str) -> None:
     data = open_data(f"folder:{mine}", masks=masks)
     assert data.dataset.names == ("cat/2.png", "cat/10.png", "dog/deep/a.jpg")
     assert data.classes == ("cat", "dog")
-    assert shows(page(data, 0), block(1, 3, 1, 4))
-    assert page(data, 1).mask is None
-    assert shows(page(data, 2), block(0, 2, 5, 8))
+    assert shows(read_sample(data, 0), block(1, 3, 1, 4))
+    assert read_sample(data, 1).mask is None
+    assert shows(read_sample(data, 2), block(0, 2, 5, 8))
     assert data.notes == (
         f"1 of 3 images have no mask in '{masks}': 'cat/10.png'.",
         f"1 of 3 masks in '{masks}' belong to no image: 'other.png'.",
     )
     voc = open_data(f"folder:{mine}", masks=str(masks), mask_kind="voc")
-    assert shows(page(voc, 2), block(0, 0, 0, 0), block(0, 2, 5, 8)), "255 is void in VOC's masks"
+    assert shows(read_sample(voc, 2), block(0, 0, 0, 0), block(0, 2, 5, 8)), "255 is void in VOC's masks"
     assert voc.dataset.content_hash(2) != data.dataset.content_hash(2)
     loose = photo(mine / "2b.png")
-    assert shows(page(open_data(f"folder:{mine}", masks=masks), 1), block(1, 3, 1, 4)), "masks without classes"
+    assert shows(read_sample(open_data(f"folder:{mine}", masks=masks), 1), block(1, 3, 1, 4)), "masks without classes"
     loose.unlink()
 
 
-def test_masks_that_cannot_be_told_apart_or_do_not_fit(mine: Path, tmp_path: Path) -> None:
+def test_ambiguous_or_unmatched_masks_raise(mine: Path, tmp_path: Path) -> None:
     masks = tmp_path / "masks"
     painted(masks / "2.png", np.ones((8, 6)))
     told: list[tuple[str, str]] = []
     data = open_data(f"folder:{mine}", masks=masks)
-    (part,) = parts(data.dataset, seer(), 9, lambda name, error: told.append((name, str(error))))
+    (part,) = parts(data.dataset, identity_model(), 9, lambda name, error: told.append((name, str(error))))
     assert part.rows == (1, 2)
     ((name, error),) = told
     assert name == "cat/2.png"
@@ -117,7 +119,7 @@ def test_masks_that_cannot_be_told_apart_or_do_not_fit(mine: Path, tmp_path: Pat
         open_data(f"folder:{tmp_path}/strange", masks=tmp_path)
 
 
-def test_marks_know_the_name_of_the_class(mine: Path) -> None:
+def test_hashes_depend_on_the_class_name(mine: Path) -> None:
     """A renamed folder is another class; one more class changes nothing for the others."""
     before = [open_data(f"folder:{mine}").dataset.content_hash(row) for row in range(3)]
     photo(mine / "ant" / "z.png")
@@ -136,7 +138,7 @@ def test_indoor67(tmp_path: Path) -> None:
     assert data.classes == ("bar", "kitchen")
     assert data.dataset.names == ("Images/kitchen/int1.jpg", "Images/bar/b.jpg")
     assert [called(data, row) for row in (0, 1)] == ["kitchen", "bar"]
-    assert (data.dataset.has_masks, page(data, 0).mask) == (False, None)
+    assert (data.dataset.has_masks, read_sample(data, 0).mask) == (False, None)
     assert open_data(f"indoor67:{tmp_path}", split="train").dataset.names == ("Images/bar/a.jpg",)
     written(tmp_path / "TestImages.txt", "attic/a.jpg\n")
     with pytest.raises(BadInput, match=r"has the line 'attic/a.jpg', and there is no folder 'Images/attic'"):
@@ -160,7 +162,7 @@ def test_mura(tmp_path: Path) -> None:
         "valid/XR_HAND/patient2/study1_negative/image2.png",
     )
     assert [called(data, row) for row in (0, 1)] == ["positive", "negative"]
-    assert page(data, 0).pixels.shape == (3, 6, 8)
+    assert read_sample(data, 0).pixels.shape == (3, 6, 8)
     assert len(open_data(f"mura:{root}", split="train")) == 1
     Image.new("L", (8, 6)).save(photo(root / "valid" / "XR_HAND" / "patient2" / "study3" / "image1.png"))
     with pytest.raises(BadInput, match="is in the study 'study3'; expected its name to end in _positive or _negative"):

@@ -1,4 +1,4 @@
-"""ImageNet-Segmentation in miniature: an HDF5 file as MATLAB 7.3 writes it, and what is said without h5py."""
+"""ImageNet-Segmentation in miniature: an HDF5 file as MATLAB 7.3 writes it, and the error without h5py."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import pytest
 
 from clairvit.data.open import open_data
 from clairvit.errors import BadInput
-from little_sets import block, called, page, shows, written
+from small_datasets import block, called, read_sample, shows, written
 
 TENCH, ZEBRA = "n01440764", "n02391049"
 
 
 def matlab(path: Path, wnids: list[str] | None, truths: list[np.ndarray]) -> list[np.ndarray]:
     """As MATLAB 7.3 writes cell arrays: references to arrays with their dimensions turned round; gt in a cell more."""
-    dice = np.random.default_rng(0)
-    pictures = [dice.integers(0, 255, (6, 8, 3), dtype=np.uint8) for _ in truths]
+    generator = np.random.default_rng(0)
+    pictures = [generator.integers(0, 255, (6, 8, 3), dtype=np.uint8) for _ in truths]
     with h5py.File(path, "w") as file:
 
         def cell(name: str, items: list[np.ndarray]) -> None:
@@ -47,10 +47,10 @@ def test_imagenet_segmentation(tmp_path: Path) -> None:
     assert data.dataset.names == ("gtsegs_ijcv.mat/0001", "gtsegs_ijcv.mat/0002", "gtsegs_ijcv.mat/0003")
     assert [called(data, row) for row in range(3)] == ["zebra", "tench", None]
     assert data.notes == ("1 of 3 images are of classes that ImageNet-1k does not have: no true class.",)
-    assert shows(page(data, 0), block(1, 3, 2, 7))
-    assert shows(page(data, 1), block(0, 1, 0, 1), block(5, 6, 0, 8))
-    assert shows(page(data, 2), block(0, 2, 0, 2)), "an object without a class is one nevertheless"
-    seen = page(data, 0).pixels.numpy().transpose(1, 2, 0) * [0.229, 0.224, 0.225] + [0.485, 0.456, 0.406]
+    assert shows(read_sample(data, 0), block(1, 3, 2, 7))
+    assert shows(read_sample(data, 1), block(0, 1, 0, 1), block(5, 6, 0, 8))
+    assert shows(read_sample(data, 2), block(0, 2, 0, 2)), "an object without a class is one nevertheless"
+    seen = read_sample(data, 0).pixels.numpy().transpose(1, 2, 0) * [0.229, 0.224, 0.225] + [0.485, 0.456, 0.406]
     assert np.abs(seen * 255 - pictures[0]).max() < 1e-3
     marks = [data.dataset.content_hash(row) for row in range(3)]
     truths[1][0, 0] = 0
@@ -61,10 +61,10 @@ def test_imagenet_segmentation(tmp_path: Path) -> None:
     bare = open_data(f"imagenet-seg:{tmp_path}")
     assert (bare.dataset.has_labels, bare.dataset.has_masks) == (False, True)
     assert "no value/target" in bare.notes[0]
-    assert shows(page(bare, 0), block(1, 3, 2, 7))
+    assert shows(read_sample(bare, 0), block(1, 3, 2, 7))
 
 
-def test_imagenet_segmentation_says_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_imagenet_segmentation_names_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(BadInput, match=r"'gtsegs_ijcv.mat' is missing"):
         open_data(f"imagenet-seg:{tmp_path}")
     written(tmp_path / "gtsegs_ijcv.mat", "no HDF5")

@@ -1,4 +1,4 @@
-"""Scenes through the door of data sets: as many as asked for, with the right masks, and nothing on the disk."""
+"""open_data("scenes"): the right number, the right masks, and nothing on disk."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ def test_scenes_need_no_path() -> None:
     data = open_data("scenes:40", limit=8, seed=3)
     assert (len(data), data.total, data.split, data.classes) == (8, 40, "one", CLASSES)
     assert data.unknown(model) == ()
-    page = data.dataset.read(5, model)
-    assert page.label == scene(3, 5).class_name
-    assert page.other is None
+    sample = data.dataset.read(5, model)
+    assert sample.label == scene(3, 5).class_name
+    assert sample.other is None
     part, both = (open_data("scenes:8", split=split, seed=3).dataset.read(5, model) for split in ("part", "two"))
-    assert page.mask is not None
+    assert sample.mask is not None
     assert part.mask is not None
-    assert 0 < int(part.mask.sum()) < int(page.mask.sum())
+    assert 0 < int(part.mask.sum()) < int(sample.mask.sum())
     assert both.other not in (None, both.label)
 
 
-def test_what_are_no_scenes() -> None:
+def test_invalid_scenes_raise() -> None:
     with pytest.raises(BadInput, match=r"'scenes:many' was given; expected scenes, or scenes:COUNT"):
         open_data("scenes:many")
     with pytest.raises(BadInput, match=r"limit=0 was given; expected the number of images to take, 1 or more"):

@@ -13,16 +13,16 @@ from matplotlib.path import Path as Outline
 from clairvit.data.formats.shapes import decode_runs, decode_segmentation, fill_boxes, fill_polygon, parse_run_lengths
 from clairvit.data.open import open_data
 from clairvit.errors import BadInput
-from little_sets import block, called, page, photo, seer, shows, written
+from small_datasets import block, called, identity_model, photo, read_sample, shows, written
 
 
 def test_outlines_hold_the_pixels_whose_centres_they_hold() -> None:
     """Stars, also beyond the picture's edge, against matplotlib's point-in-polygon."""
-    dice = np.random.default_rng(0)
+    generator = np.random.default_rng(0)
     across, down = np.meshgrid(np.arange(30) + 0.5, np.arange(20) + 0.5)
     for _ in range(100):
-        angles = np.sort(dice.random(dice.integers(3, 12))) * 2 * np.pi
-        radius = dice.uniform(1, 18, len(angles))
+        angles = np.sort(generator.random(generator.integers(3, 12))) * 2 * np.pi
+        radius = generator.uniform(1, 18, len(angles))
         star = np.stack([15 + radius * np.cos(angles), 10 + radius * np.sin(angles)], axis=1)
         theirs = Outline(star).contains_points(np.stack([across.ravel(), down.ravel()], axis=1)).reshape(20, 30)
         assert (fill_polygon(star, (20, 30)) == theirs).all()
@@ -92,18 +92,18 @@ def test_coco(coco: Path) -> None:
     assert data.classes == ("cat", "dog", "toothbrush")
     assert data.dataset.names == tuple(f"val2017/{n:012d}.jpg" for n in (7, 5, 9))
     assert [called(data, row) for row in range(3)] == ["toothbrush", "dog", None]
-    brush, two, nothing = (page(data, row) for row in range(3))
+    brush, two, nothing = (read_sample(data, row) for row in range(3))
     assert shows(brush, block(2, 3, 2, 6))
     assert brush.other is None
     assert shows(two, block(0, 2, 0, 3) | block(0, 2, 5, 8) | block(0, 6, 0, 1)), "outlines and crowd together"
     assert (two.label, two.other) == (1, 0)
     assert (nothing.mask, nothing.label, nothing.other) == (None, None, None)
     assert data.notes == ("1 of 3 images have no object: no mask and no true class.",)
-    named = page(data, 1, seer(["catamaran", "dog"]))
+    named = read_sample(data, 1, identity_model(["catamaran", "dog"]))
     assert (named.label, named.other) == (1, None), "a cat is no catamaran"
 
 
-def test_coco_marks_and_samples(coco: Path) -> None:
+def test_coco_hashes_and_samples(coco: Path) -> None:
     listed = coco / "annotations" / "instances_val2017.json"
     before = [open_data(f"coco:{coco}").dataset.content_hash(row) for row in range(3)]
     assert len(set(before)) == 3
@@ -122,7 +122,7 @@ def test_coco_marks_and_samples(coco: Path) -> None:
         assert sum(int(Path(name).stem) < 10 for name in some.dataset.names) == 2
 
 
-def test_coco_says_what_is_wrong(coco: Path) -> None:
+def test_coco_names_what_is_wrong(coco: Path) -> None:
     listed = coco / "annotations" / "instances_val2017.json"
     content = json.loads(listed.read_text())
     for broken in (None, [[1, 2, 3]], {"size": [6, 8]}, "outline"):
@@ -130,7 +130,7 @@ def test_coco_says_what_is_wrong(coco: Path) -> None:
         written(listed, json.dumps(content))
         data = open_data(f"coco:{coco}")
         with pytest.raises(BadInput, match=r"An object of 'val2017/000000000007.jpg' has no outline that can be read"):
-            page(data, 0)
+            read_sample(data, 0)
         assert called(data, 1) == "dog", "the rest goes on"
     written(listed, json.dumps({"images": []}))
     with pytest.raises(BadInput, match=r"\(KeyError: 'categories'\); expected COCO's JSON"):

@@ -12,12 +12,12 @@ from torchvision.models._meta import _IMAGENET_CATEGORIES
 from clairvit.data.formats import imagenet
 from clairvit.data.open import open_data
 from clairvit.errors import BadInput
-from little_sets import block, called, page, painted, photo, seer, shows, written
+from small_datasets import block, called, identity_model, painted, photo, read_sample, shows, written
 
 TENCH, GOLDFISH, SHARK, ZEBRA = "n01440764", "n01443537", "n01484850", "n02391049"
 
 
-def test_the_thousand_are_in_every_models_order() -> None:
+def test_imagenet_classes_have_the_order_of_every_model() -> None:
     """Against torchvision's own list of names."""
     numbers, names = imagenet.class_indices(), imagenet.class_names()
     assert len(numbers) == len(names) == len(set(names)) == 1000
@@ -35,13 +35,13 @@ def test_imagenet_in_class_folders(tmp_path: Path) -> None:
     data = open_data(f"imagenet:{tmp_path}")
     assert data.dataset.names == (f"val/{TENCH}/a.JPEG", f"val/{TENCH}/c.JPEG", f"val/{ZEBRA}/b.JPEG")
     assert [called(data, row) for row in range(3)] == ["tench", "tench", "zebra"]
-    assert [page(data, row).label for row in range(3)] == [0, 0, 340]
-    assert page(data, 2, seer([f"a name of its own {i}" for i in range(1000)])).label == 340
-    assert page(data, 2, seer(["cat", "zebra"])).label == 1
-    assert page(data, 0, seer(["cat", "zebra"])).label is None
-    assert len(data.unknown(seer(["cat", "zebra"]))) == 999
+    assert [read_sample(data, row).label for row in range(3)] == [0, 0, 340]
+    assert read_sample(data, 2, identity_model([f"a name of its own {i}" for i in range(1000)])).label == 340
+    assert read_sample(data, 2, identity_model(["cat", "zebra"])).label == 1
+    assert read_sample(data, 0, identity_model(["cat", "zebra"])).label is None
+    assert len(data.unknown(identity_model(["cat", "zebra"]))) == 999
     assert (data.dataset.has_masks, data.dataset.has_labels) == (False, True)
-    assert page(data, 0).mask is None
+    assert read_sample(data, 0).mask is None
     assert called(open_data(f"imagenet:{tmp_path}", split="train"), 0) == "great white shark"
     photo(tmp_path / "val" / "n00000001" / "y.JPEG")
     photo(tmp_path / "val" / "loose.JPEG")
@@ -71,7 +71,7 @@ def test_imagenet_in_one_folder(tmp_path: Path) -> None:
     savemat(devkit / "meta.mat", {"synsets": np.array(kinds, dtype=fields)[:, None]})
     data = open_data(f"imagenet:{tmp_path}")
     assert data.dataset.has_labels
-    assert [page(data, row).label for row in range(3)] == [0, 340, 0]
+    assert [read_sample(data, row).label for row in range(3)] == [0, 340, 0]
     photo(tmp_path / "val" / "ILSVRC2012_val_00000004.JPEG")
     with pytest.raises(BadInput, match=r"ILSVRC2012_val_00000004.JPEG' has no line in .*, which has 3"):
         open_data(f"imagenet:{tmp_path}")
@@ -105,16 +105,16 @@ def test_imagenet_s(imagenet_s: Path) -> None:
     """The largest class is the true one, whatever the folder says; 1000 is void; the second class is the other."""
     data = open_data(f"imagenet-s:{imagenet_s.parent}")
     assert data.dataset.names == (f"validation/{GOLDFISH}/one.JPEG", f"validation/{ZEBRA}/two.JPEG")
-    found = page(data, 0)
+    found = read_sample(data, 0)
     assert (found.label, found.other) == (340, 1)
     assert data.classes[340] == "zebra"
     assert shows(found, block(0, 3, 0, 8), block(5, 6, 5, 8))
-    alone = page(data, 1)
+    alone = read_sample(data, 1)
     assert (alone.label, alone.other) == (None, None)
     assert shows(alone, block(0, 0, 0, 0))
     (imagenet_s / "validation-segmentation" / ZEBRA / "two.png").unlink()
-    assert page(data, 1).mask is None
-    assert page(data, 1).label == 340, "without a mask the folder's"
+    assert read_sample(data, 1).mask is None
+    assert read_sample(data, 1).label == 340, "without a mask the folder's"
 
 
 def test_imagenet_s_with_a_list(imagenet_s: Path) -> None:
@@ -129,15 +129,15 @@ def test_imagenet_s_with_a_list(imagenet_s: Path) -> None:
     listed = written(imagenet_s / "ImageNetS_categories_im919.txt", "\n".join(reversed(ids)))
     values = np.where(block(0, 2, 0, 8), 919, np.where(block(3, 6, 0, 2), 257, 1000))
     mask = painted(imagenet_s / "validation-segmentation" / GOLDFISH / "one.png", coloured(values))
-    found = page(open_data(f"imagenet-s:{imagenet_s}"), 0)
+    found = read_sample(open_data(f"imagenet-s:{imagenet_s}"), 0)
     assert (found.label, found.other) == (999, 256)
     assert shows(found, block(0, 2, 0, 8), ~(block(0, 2, 0, 8) | block(3, 6, 0, 2)))
     painted(mask, coloured(np.full((6, 8), 920)))
     with pytest.raises(BadInput, match=r"has the class 920; expected 1 to 919, 0 or 1000"):
-        page(open_data(f"imagenet-s:{imagenet_s}"), 0)
+        read_sample(open_data(f"imagenet-s:{imagenet_s}"), 0)
     mask.write_text("no mask")
     with pytest.raises(BadInput, match=r"one.png' cannot be read"):
-        page(open_data(f"imagenet-s:{imagenet_s}"), 0)
+        read_sample(open_data(f"imagenet-s:{imagenet_s}"), 0)
     written(listed, "cat\ndog")
     with pytest.raises(BadInput, match="has the classes 'cat', 'dog'; expected ImageNet's ids"):
         open_data(f"imagenet-s:{imagenet_s}")
@@ -146,7 +146,7 @@ def test_imagenet_s_with_a_list(imagenet_s: Path) -> None:
         open_data(f"imagenet-s:{imagenet_s}")
 
 
-def test_imagenet_s_marks_know_the_list(imagenet_s: Path) -> None:
+def test_imagenet_s_hashes_depend_on_the_class_list(imagenet_s: Path) -> None:
     before = open_data(f"imagenet-s:{imagenet_s}").dataset.content_hash(0)
     ids = sorted(imagenet.class_indices())[:50]
     written(imagenet_s / "ImageNetS_categories_im50.txt", "\n".join([*ids[:49], ZEBRA]))

@@ -1,4 +1,4 @@
-"""Downloads: through torchvision where it has one, and a clear word where it has none or the network fails."""
+"""Downloads: by torchvision where it has one, and a clear error where it has none or the network fails."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ def test_download_goes_through_torchvision(
 
     monkeypatch.setattr(torchvision.datasets, theirs, no_network)
     place = tmp_path / "new"
-    with pytest.raises(BadInput) as told:
+    with pytest.raises(BadInput) as raised:
         open_data(f"{name}:{place}", download=True)
     assert asked == [place]
     assert "could not be downloaded (URLError: <urlopen error no route to host>); look at the network" in str(
-        told.value
+        raised.value
     )
-    assert f"  {place}/\n" in str(told.value)
+    assert f"  {place}/\n" in str(raised.value)
     (data,) = [one for one in datasets() if one.name == name]
     assert inside in data.archive_folders, "where torchvision puts it is where it is looked for"
 
 
-def test_what_may_not_be_downloaded_says_so(tmp_path: Path) -> None:
+def test_formats_without_download_raise(tmp_path: Path) -> None:
     for data in datasets():
         if not data.download and data.name != "folder":
             with pytest.raises(BadInput, match=f"{data.title} cannot be downloaded from here: .*Put it into:"):

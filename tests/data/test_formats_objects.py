@@ -13,9 +13,9 @@ from scipy.io import savemat
 from clairvit.data.formats.voc import CLASSES
 from clairvit.data.open import open_data
 from clairvit.errors import BadInput, UnknownName
-from little_sets import block, called, page, painted, photo, seer, shows, written
+from small_datasets import block, called, identity_model, painted, photo, read_sample, shows, written
 
-BIG = seer(size=(48, 64))  # JPEG smears over 16 pixels
+BIG = identity_model(size=(48, 64))  # JPEG smears over 16 pixels
 
 
 @pytest.fixture
@@ -42,26 +42,26 @@ def test_flowers(flowers: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(data.classes) == 102
     monkeypatch.setattr(torchvision.datasets.Flowers102, "_check_integrity", lambda _: True)  # checksums of the whole
     theirs = torchvision.datasets.Flowers102(flowers.parent, split="test")
-    assert [page(data, row).label for row in (0, 1)] == [theirs[row][1] for row in (0, 1)] == [76, 101]
+    assert [read_sample(data, row).label for row in (0, 1)] == [theirs[row][1] for row in (0, 1)] == [76, 101]
     assert data.notes == ()
-    seen = page(data, 1, BIG)
+    seen = read_sample(data, 1, BIG)
     assert seen.mask is not None
     expected = np.zeros((48, 64), dtype=bool)
     expected[16:32, 16:48] = True
     assert (seen.mask.numpy() == expected).all()
     assert not seen.void.any()
-    assert not page(data, 0, BIG).mask.any(), "a flower of nearly the background's blue cannot be told from it"
+    assert not read_sample(data, 0, BIG).mask.any(), "a flower of nearly the background's blue cannot be told from it"
     for split, name, kind in (("train", "00001", "passion flower"), ("val", "00002", "pink primrose")):
         other = open_data(f"flowers:{flowers.parent}", split=split)
         assert other.dataset.names == (f"jpg/image_{name}.jpg",)
         assert called(other, 0) == kind
-        assert page(other, 0).mask is None
+        assert read_sample(other, 0).mask is None
 
 
 def test_flowers_without_segmentations_have_no_masks(flowers: Path) -> None:
     data = open_data(f"flowers:{flowers}")
     assert not data.dataset.has_masks
-    assert page(data, 0).mask is None
+    assert read_sample(data, 0).mask is None
     assert "102segmentations.tgz" in data.notes[0]
     savemat(flowers / "setid.mat", {"tstid": [[9]]})
     with pytest.raises(BadInput, match=r"names image 9, and imagelabels.mat has 4 classes"):
@@ -95,13 +95,13 @@ def test_caltech101(tmp_path: Path) -> None:
     assert list(data.classes) == theirs.categories == ["accordion", "airplanes"]
     assert len(data) == len(theirs) == 3
     assert [called(data, row) for row in range(3)] == ["accordion", "accordion", "airplanes"]
-    assert [page(data, row).label for row in range(3)] == theirs.y
-    assert shows(page(data, 0), block(1, 4, 2, 5))
-    assert page(data, 1).mask is None, "nobody drew this one"
-    assert shows(page(data, 2), block(2, 5, 5, 8)), "outlines of airplanes have a folder of another name"
+    assert [read_sample(data, row).label for row in range(3)] == theirs.y
+    assert shows(read_sample(data, 0), block(1, 4, 2, 5))
+    assert read_sample(data, 1).mask is None, "nobody drew this one"
+    assert shows(read_sample(data, 2), block(2, 5, 5, 8)), "outlines of airplanes have a folder of another name"
     savemat(root / "Annotations" / "accordion" / "annotation_0002.mat", {"box_coord": [1, 2], "obj_contour": [1, 2]})
     with pytest.raises(BadInput, match=r"box_coord of shape \[2\] and obj_contour of shape \[2\]; expected \[4\]"):
-        page(data, 1)
+        read_sample(data, 1)
     with pytest.raises(UnknownName, match=r"Caltech-101 has no split 'test'. Choose one of: all"):
         open_data(f"caltech101:{root}", split="test")
 
@@ -144,34 +144,34 @@ def test_voc(voc: Path) -> None:
             values = np.asarray(theirs[row][1])
             own = {0: 8, 1: 12, 2: 99}[row]
             objects = (values > 0) & (values < 255) if name == "voc" else values == own
-            assert shows(page(data, row), objects, values == 255)
-    first, second = page(data, 0), page(data, 1)
+            assert shows(read_sample(data, row), objects, values == 255)
+    first, second = read_sample(data, 0), read_sample(data, 1)
     assert shows(first, block(0, 3, 0, 8), block(5, 6, 0, 8))
     assert (first.label, first.other) == (7, 17)
     assert (second.label, second.other) == (11, None)
-    named = page(data, 0, seer(["sofa", "tabby, cat"]))
+    named = read_sample(data, 0, identity_model(["sofa", "tabby, cat"]))
     assert (named.label, named.other) == (1, 0)
     assert open_data(f"voc:{voc}", split="train").dataset.names == ("JPEGImages/b.jpg",)
 
 
-def test_the_true_class_is_the_largest_that_the_model_sees(voc: Path) -> None:
+def test_the_true_class_is_the_largest_in_the_crop(voc: Path) -> None:
     """A crop may cut away the larger object; the mask goes with the class."""
     values = np.zeros((6, 8))
     values[:, 0], values[:, 7], values[2:4, 3:5] = 3, 3, 20
     painted(voc / "SegmentationClass" / "b.png", values)
     data = open_data(f"voc-class:{voc}")
     assert called(data, 1) == "bird"
-    seen = page(data, 1, seer(size=(6, 6)))  # columns 1..6
+    seen = read_sample(data, 1, identity_model(size=(6, 6)))  # columns 1..6
     assert data.classes[seen.label] == "tvmonitor"
     assert seen.other is None
     assert (seen.mask.numpy() == block(2, 4, 2, 4)[:, :6]).all()
     painted(voc / "SegmentationClass" / "b.png", np.where(block(0, 6, 0, 1), 3, 0))
-    seen = page(data, 1, seer(size=(6, 6)))
+    seen = read_sample(data, 1, identity_model(size=(6, 6)))
     assert data.classes[seen.label] == "bird", "if nothing is left in the crop, the picture's own"
     assert not seen.mask.any()
 
 
-def test_voc_samples_are_drawn_by_class_and_broken_masks_are_told(voc: Path) -> None:
+def test_voc_samples_are_stratified_and_broken_masks_raise(voc: Path) -> None:
     for name in "defghi":
         photo(voc / "JPEGImages" / f"{name}.jpg")
         values = block(0, 1, 0, 1) + 2 * (name in "def") * block(2, 5, 0, 8)  # a bicycle behind a small aeroplane
@@ -183,15 +183,15 @@ def test_voc_samples_are_drawn_by_class_and_broken_masks_are_told(voc: Path) -> 
         assert sum(name[-5] in "def" for name in names) == 1
     data = open_data(f"voc:{voc}")
     with pytest.raises(BadInput, match=r"i.png' cannot be read .*; expected a whole PNG"):
-        page(data, 5)
+        read_sample(data, 5)
     painted(voc / "SegmentationClass" / "i.png", np.full((6, 8), 21))
     with pytest.raises(BadInput, match="values up to 21; expected a palette of 0 to 20 and 255"):
-        page(data, 5)
+        read_sample(data, 5)
     painted(voc / "SegmentationClass" / "i.png", np.zeros((8, 6)))
     with pytest.raises(BadInput, match="A mask is 6 × 8 pixels and its image 8 × 6"):
-        page(data, 5)
+        read_sample(data, 5)
     (voc / "SegmentationClass" / "i.png").unlink()
-    assert page(data, 5).mask is None
+    assert read_sample(data, 5).mask is None
 
 
 DOG = """<annotation><size><width>{width}</width><height>6</height><depth>3</depth></size>{objects}</annotation>"""
@@ -223,16 +223,16 @@ def test_dogs(dogs: Path) -> None:
     assert data.classes == ("Chihuahua", "Japanese spaniel", "Maltese dog")
     assert [called(data, row) for row in range(3)] == ["Chihuahua", "Japanese spaniel", "Japanese spaniel"]
     assert data.dataset.names[0] == "Images/n02085620-Chihuahua/n02085620_7.jpg"
-    assert shows(page(data, 0), block(2, 5, 1, 4) | block(0, 1, 6, 8)), "both boxes"
-    assert shows(page(data, 1), block(0, 6, 0, 8))
-    assert page(data, 2).mask is None
+    assert shows(read_sample(data, 0), block(2, 5, 1, 4) | block(0, 1, 6, 8)), "both boxes"
+    assert shows(read_sample(data, 1), block(0, 6, 0, 8))
+    assert read_sample(data, 2).mask is None
     assert open_data(f"dogs:{dogs}", split="train").dataset.names == (data.dataset.names[1],), "lists/ will do"
     boxes = dogs / "Annotation" / "n02085782-Japanese_spaniel" / "n02085782_2"
     before = data.dataset.content_hash(2)
     for text in ("<annotation>", DOG.format(width="wide", objects="")):
         written(boxes, text)
         with pytest.raises(BadInput, match=r"n02085782_2' cannot be read .*; expected XML with size and object/bndbox"):
-            page(data, 2)
+            read_sample(data, 2)
     assert data.dataset.content_hash(2) != before
     (dogs / "test_list.mat").unlink()
     with pytest.raises(BadInput, match=r"'test_list.mat' or 'lists/test_list.mat' is missing"):

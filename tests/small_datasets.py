@@ -17,9 +17,9 @@ from clairvit.models.preprocess import Preprocess
 ROWS, COLUMNS = 6, 8
 
 
-def seer(labels: Sequence[str] = (), size: tuple[int, int] = (ROWS, COLUMNS)) -> Model:
-    """A model that sees pictures as they are; without class names it counts as the data set does."""
-    return Model(nn.Identity(), "seer", Preprocess(size=size), tuple(labels))
+def identity_model(labels: Sequence[str] = (), size: tuple[int, int] = (ROWS, COLUMNS)) -> Model:
+    """Return a model that takes pictures as they are, without class names."""
+    return Model(nn.Identity(), "identity", Preprocess(size=size), tuple(labels))
 
 
 def photo(path: Path, seed: int = 0, size: tuple[int, int] = (ROWS, COLUMNS)) -> Path:
@@ -49,13 +49,13 @@ def block(top: int, bottom: int, left: int, right: int) -> np.ndarray:
     return mask
 
 
-def page(data: Data, row: int, model: Model | None = None) -> Sample:
-    return data.dataset.read(row, model or seer())
+def read_sample(data: Data, row: int, model: Model | None = None) -> Sample:
+    return data.dataset.read(row, model or identity_model())
 
 
 def called(data: Data, row: int) -> str | None:
     """The name of the true class, by the data set's own list."""
-    label = page(data, row).label
+    label = read_sample(data, row).label
     return None if label is None else data.classes[int(label)]
 
 
