@@ -10,7 +10,7 @@ from clairvit.methods.explanation import Cost
 from clairvit.methods.registry import USUAL_PATCHES
 from clairvit.methods.spec import resolve_method
 from clairvit.metrics.accumulator import BASELINES
-from clairvit.metrics.inference import FEWEST
+from clairvit.metrics.inference import FEWEST, LEVEL, fewest_values
 from clairvit.metrics.registry import resolve_metric
 from clairvit.metrics.score import Score, lead, leads
 from clairvit.plotting.labels import (
@@ -95,7 +95,7 @@ def _summary(results: StudyResults, mean: Mapping[str, float]) -> str:
     if not others:
         return f"{text}{'' if excludes_zero((low, high)) else ': no clear difference'}."
     p = corrected_p_values(results, best, metric)[rival]
-    unclear = "" if p < stats.LEVEL else ": no clear difference"
+    unclear = "" if p < LEVEL else ": no clear difference"
     return f"{text}, p = {p:.2g} corrected for having picked the best of {len(results.methods)}{unclear}."
 
 
@@ -197,7 +197,7 @@ def _ranking_notes(results: StudyResults, rows: Sequence[Row], columns: Sequence
     if any(text.endswith(UNCLEAR) for text in texts):
         notes.append(f"{UNCLEAR} not told apart from random on the same images (not {test}).")
     n = max((score.n_valid for column in columns for score in column.scores.values()), default=0)
-    needed = stats.fewest_values(len(results.methods))
+    needed = fewest_values(len(results.methods))
     if n < FEWEST:
         notes.append(f"Intervals, and any claim, take {FEWEST} images or more; here are {n}.")
     if n < needed and RANDOM in results.baselines:
@@ -222,7 +222,7 @@ def compare_with_random(scores: Mapping[str, Score]) -> dict[str, tuple[str, flo
     for name, difference, p in zip(
         methods, differences, stats.corrected(differences, random.seed).tolist(), strict=True
     ):
-        word = "unclear" if p >= stats.LEVEL else "better" if difference.mean() > 0 else "worse"
+        word = "unclear" if p >= LEVEL else "better" if difference.mean() > 0 else "worse"
         verdicts[name] = (word, p)
     return verdicts
 
