@@ -17,7 +17,7 @@ import clairvit as cv
 import reference_lrp as ref
 import reference_maps
 from clairvit.errors import BadInput, NotApplicable
-from clairvit.tracing.rules import table
+from clairvit.tracing.rules import rule_table
 from exact_models import TARGETS, both_ways, build, images_for, wrapped
 from helpers.rounding import assert_same, same
 from reference_maps import Proof, rolled
@@ -294,8 +294,8 @@ def test_without_numbers_nothing_more_is_swapped_and_the_trace_is_shared() -> No
     assert torch.equal(found["cp-lrp"].maps, found["decompx"].maps)  # one trace
     assert (found.cost.forwards, found.cost.backwards) == (1, 1)
     for name in ("linear", "attnlrp", "libra"):
-        assert not {"linear", "conv", "add"} & set(table(name).rules)
-    assert set(table("cp-lrp(gamma_conv=0.25)").rules) - set(table("linear").rules) == {"conv"}
+        assert not {"linear", "conv", "add"} & set(rule_table(name).rules)
+    assert set(rule_table("cp-lrp(gamma_conv=0.25)").rules) - set(rule_table("linear").rules) == {"conv"}
     with pytest.raises(BadInput, match=r"gamma_lin=-1 was given; expected 0 or more"):
         cv.explain(model, pixels, "cp-lrp(gamma_lin=-1)", target=TARGETS)
 
