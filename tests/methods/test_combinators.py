@@ -591,7 +591,7 @@ def test_options_come_on_top_of_a_preset() -> None:
     [
         (
             "rollout(preset=jacobgill)",
-            r"'rollout' has no preset 'jacobgill'; it has jacobgil, .*Did you mean 'jacobgil'",
+            r"'rollout' has no preset 'jacobgill'; it has .*jacobgil, .*Did you mean 'jacobgil'",
         ),
         ("genatt(preset=chefer)", r"'genatt' has no preset 'chefer'; it has none"),
         ("saliency(compat=any)", r"'saliency' has no preset 'any'; it has none"),
