@@ -18,7 +18,7 @@ from tiny import double, pixels, wrapped
 MODEL, IMAGE = linear((6, 6), 4)
 ORACLE = effects(MODEL, IMAGE, 1)
 TOTAL = float(ORACLE.abs().sum())  # the size of what the sums below add up
-LUCK = cv.explain(MODEL, IMAGE, "random", target=1).maps[0]
+RANDOM = cv.explain(MODEL, IMAGE, "random", target=1).maps[0]
 
 
 def of_map(maps: Tensor, metric: str, **more: Any) -> cv.Score:
@@ -36,7 +36,7 @@ def test_aopc_by_hand() -> None:
     assert score.cost.forwards == 20
     least = ORACLE.flatten().sort().values.cumsum(0)[:20]
     assert_same(of_map(ORACLE, "aopc(regions=20,order=lerf)").mean, least.sum() / 21, magnitude=TOTAL)
-    anyhow = [of_map(maps, "aopc(order=random)").mean for maps in (ORACLE, LUCK)]
+    anyhow = [of_map(maps, "aopc(order=random)").mean for maps in (ORACLE, RANDOM)]
     assert_same(anyhow[0], anyhow[1], magnitude=TOTAL, label="any order is no map's own")
 
 
@@ -65,7 +65,7 @@ def test_squares_of_pixels_are_patches_where_they_have_their_size() -> None:
 
 def test_a_random_order_is_nobody_s_and_of_the_seed() -> None:
     for own in ("", ",region=8", ",region=8,draws=quantus"):
-        first, again = (of_map(maps, f"aopc(order=random{own})").mean for maps in (ORACLE, LUCK))
+        first, again = (of_map(maps, f"aopc(order=random{own})").mean for maps in (ORACLE, RANDOM))
         assert_same(first, again, magnitude=TOTAL)
         assert of_map(ORACLE, f"aopc(order=random{own})", seed=1).mean != pytest.approx(first, abs=1e-6)
 

@@ -1,4 +1,4 @@
-"""The verb `evaluate`: values for each image, what luck scores, and what is said when a map cannot be scored."""
+"""The verb `evaluate`: values for each image, what random maps score, and the message when a map cannot be scored."""
 
 from __future__ import annotations
 
@@ -88,10 +88,10 @@ def test_a_broken_map_has_no_score_and_a_flat_one_is_marked() -> None:
     assert (score.n_valid, score.n_invalid, score.n_degenerate) == (2, 1, 1)
     assert score.mean == pytest.approx(float(score.values[1:].mean()))
     again = cv.evaluate(model, images, replace(ex, maps=maps), "deletion")
-    assert torch.equal(score.values[1:], again.values[1:]), "the lottery of equal patches is the seed's"
+    assert torch.equal(score.values[1:], again.values[1:]), "the random order of equal patches is the seed's"
 
 
-def test_the_right_order_beats_luck_beats_the_reverse() -> None:
+def test_the_right_order_beats_a_random_map_beats_the_reverse() -> None:
     """On a linear model the effects themselves are the best map there can be."""
     model, image = linear((6, 6), 4)
     oracle = effects(model, image, 1)[None]
@@ -238,10 +238,10 @@ def test_which_way_is_good_may_depend_on_the_options(text: str, better: str) -> 
 
 def test_nothing_is_kept_of_images_that_are_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Six batches from files: what is alive between two of them does not grow, but for the scores."""
-    dice, paths = np.random.default_rng(0), []
+    generator, paths = np.random.default_rng(0), []
     for number in range(48):
         paths.append(str(tmp_path / f"{number}.png"))
-        Image.fromarray(dice.integers(0, 255, (40, 40, 3), dtype=np.uint8)).save(paths[-1])
+        Image.fromarray(generator.integers(0, 255, (40, 40, 3), dtype=np.uint8)).save(paths[-1])
     alive: list[int] = []
 
     def watched(*given: Any) -> Iterator[SampleBatch]:

@@ -32,7 +32,7 @@ def of_map(maps: Tensor, metric: str, grid: tuple[int, int] = (6, 6), **more: An
 
 
 ORACLE = effects(*linear((6, 6), 4), 1)
-LUCK = cv.explain(*linear((6, 6), 4), "random", target=1).maps[0]
+RANDOM = cv.explain(*linear((6, 6), 4), "random", target=1).maps[0]
 CORRELATIONS = ["faithfulness-correlation", "sensitivity-n", "faithfulness-estimate"]
 
 
@@ -41,7 +41,7 @@ def test_effects_correlate_fully_and_their_opposite_the_other_way(name: str) -> 
     assert_same(of_map(ORACLE, name).mean, 1)
     assert_same(of_map(3 * ORACLE, name).mean, 1, label="whatever the scale")
     assert_same(of_map(-ORACLE, name).mean, -1)
-    assert abs(of_map(LUCK, name).mean) < 0.6
+    assert abs(of_map(RANDOM, name).mean) < 0.6
     assert math.isnan(of_map(torch.ones(6, 6), name).mean), "a constant map says nothing"
 
 
@@ -80,17 +80,17 @@ SWEPT = NAMES + [
 
 
 @pytest.mark.parametrize("text", SWEPT)
-def test_the_best_map_beats_luck_beats_the_worst(text: str) -> None:
+def test_the_best_map_beats_a_random_map_beats_the_worst(text: str) -> None:
     """What each patch adds, the same numbers shuffled, and their opposite; over models and images, by every metric."""
-    best, luck, worst = [], [], []
+    best, random_score, worst = [], [], []
     for model, images in models():
         truth = torch.cat([effects(model, image[None], 1)[None] for image in images])
         chance = torch.Generator().manual_seed(1)
         shuffled = torch.stack([one.flatten()[torch.randperm(64, generator=chance)].reshape(8, 8) for one in truth])
-        for maps, found in ((truth, best), (shuffled, luck), (-truth, worst)):
+        for maps, found in ((truth, best), (shuffled, random_score), (-truth, worst)):
             found.append(held_to(text, model, images, maps))
     sign = 1 if resolve_metric(text).better == "higher" else -1
-    good, middling, bad = (sign * float(torch.cat(found).nanmean()) for found in (best, luck, worst))
+    good, middling, bad = (sign * float(torch.cat(found).nanmean()) for found in (best, random_score, worst))
     slack = rounding_bound(max(abs(good), abs(middling), abs(bad)))  # where a metric cannot tell two of them apart
     assert good >= middling - slack
     assert middling >= bad - slack
@@ -114,8 +114,8 @@ def test_monotonicity_counts_the_steps_that_rise() -> None:
 
 
 def test_insertion_minus_deletion_is_just_that() -> None:
-    parts = [of_map(LUCK, name).mean for name in ("insertion", "deletion")]
-    assert_same(of_map(LUCK, "insertion-deletion").mean, parts[0] - parts[1], magnitude=max(map(abs, parts)))
+    parts = [of_map(RANDOM, name).mean for name in ("insertion", "deletion")]
+    assert_same(of_map(RANDOM, "insertion-deletion").mean, parts[0] - parts[1], magnitude=max(map(abs, parts)))
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -105,7 +105,7 @@ def test_who_is_in_a_grid() -> None:
         game(plain(RED, GREEN, BLUE, ALL), n=1)
 
 
-def test_methods_that_ignore_the_class_score_what_luck_does() -> None:
+def test_methods_that_ignore_the_class_score_as_a_random_map() -> None:
     """One map for all cells: its shares add up to 1."""
     score = game(plain(RED, GREEN, BLUE, ALL), "center")
     assert_same(score.values, [0.25] * 4)
@@ -159,7 +159,7 @@ def test_contrast_of_two_objects() -> None:
     assert_same(contrast(image, [RED, GREEN], [GREEN, RED], masks).values, [1, -1])
     half = contrast(image, [RED, RED], [ALL, RED], masks)
     assert_same(half.values, [0.5, 0])
-    assert half.baselines["random"].values.tolist() == [0, 0], "luck does not look at the class"
+    assert half.baselines["random"].values.tolist() == [0, 0], "a random map does not depend on the class"
     alone = contrast(image, [RED, RED], [GREEN, None], masks)
     assert alone.values.isnan().tolist() == [False, True], "one object, no contrast"
     masks[1] = False

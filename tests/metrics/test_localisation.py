@@ -185,8 +185,10 @@ def test_the_threshold_is_strict() -> None:
 
 
 def test_otsu_splits_two_heaps() -> None:
-    dice = torch.Generator().manual_seed(0)
-    heaps = torch.cat([0.2 + 0.03 * torch.randn(500, generator=dice), 0.8 + 0.03 * torch.randn(300, generator=dice)])
+    generator = torch.Generator().manual_seed(0)
+    heaps = torch.cat(
+        [0.2 + 0.03 * torch.randn(500, generator=generator), 0.8 + 0.03 * torch.randn(300, generator=generator)]
+    )
     assert 0.3 < float(otsu(heaps.clamp(0, 1))) < 0.7
 
 

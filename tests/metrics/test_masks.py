@@ -55,7 +55,7 @@ def test_a_map_with_nan_has_no_score(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", VARIANTS)
-def test_a_constant_map_is_flagged_and_scores_what_luck_does(text: str) -> None:
+def test_a_constant_map_is_flagged_and_scores_as_a_random_map(text: str) -> None:
     context = case_of(torch.full((3, 4, 4), 2.0), masks=masks())
     assert context.degenerate.all()
     found = values(text, context)

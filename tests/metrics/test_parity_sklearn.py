@@ -29,7 +29,7 @@ def test_the_file_holds_the_hard_cases() -> None:
     assert len(VALUES) == 2 * (3 + 2 * 4)
     assert len(MAPS[TIED].unique()) < 10
     assert len(MAPS[CONSTANT].unique()) == 1
-    assert THEIRS["ap"][CONSTANT] == pytest.approx(float(MASKS[CONSTANT].double().mean())), "what luck gets"
+    assert THEIRS["ap"][CONSTANT] == pytest.approx(float(MASKS[CONSTANT].double().mean())), "the score of a random map"
     assert THEIRS["roc-auc"][[CONSTANT, PERFECT, OPPOSITE]].tolist() == [0.5, 1, 0]
     assert THEIRS["ap(pooled=true)"][PERFECT] == 1
 

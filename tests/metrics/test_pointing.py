@@ -70,7 +70,7 @@ def test_several_highest_points(ties: str, expected: list[float]) -> None:
 
 
 @pytest.mark.parametrize("ties", ["share", "any", "first"])
-def test_a_constant_map_points_where_luck_does(ties: str) -> None:
+def test_a_constant_map_scores_as_a_random_point(ties: str) -> None:
     context = case_of(torch.ones(3, 4, 4), masks=square(0, 0, 8))
     assert values(f"pointing-game(tolerance=0,ties={ties})", context)[0].tolist() == [0.25] * 3
     dilated = float(dilate(square(0, 0, 8)[0], 3).double().mean())
@@ -91,7 +91,7 @@ def test_quantus_calls_an_empty_mask_a_hit() -> None:
 
 
 def test_uniform_maps_score_the_area() -> None:
-    """What luck gets: FAF and mass are the area."""
+    """The score of a random map: FAF and mass are the area."""
     context = case_of(torch.ones(3, 4, 4), masks=square(0, 0, 8))
     for name in ("faf", "faf(overlap=soft)", "faf(overlap=nearest)", "relevance-mass", "energy-pointing-game"):
         assert values(name, context).tolist() == [[pytest.approx(0.25)] * 3], name

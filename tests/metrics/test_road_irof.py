@@ -27,7 +27,7 @@ from tiny import pixels, wrapped
 GRID, PATCH, TARGET = (8, 8), 8, 0
 MODEL, IMAGE = linear(GRID, PATCH, seed=6)  # the whole image speaks for the target, as IROF wants it
 BEST = effects(MODEL, IMAGE, TARGET)
-LUCK = cv.explain(MODEL, IMAGE, "random", target=TARGET).maps[0]
+RANDOM = cv.explain(MODEL, IMAGE, "random", target=TARGET).maps[0]
 WHOLE = float(BEST.sum())
 TOTAL = float(BEST.abs().sum())  # the size of what the sums below add up
 MEAN: dict[str, Any] = {"score": "logit", "removal": "mean"}
@@ -41,9 +41,9 @@ def of_map(maps: Tensor, metric: str, **more: Any) -> cv.Score:
 
 
 @pytest.mark.parametrize("name", ["road", "irof"])
-def test_the_best_map_beats_luck_beats_the_worst(name: str) -> None:
-    best, luck, worst = (of_map(maps, name, **MEAN).mean for maps in (BEST, LUCK, -BEST))
-    assert best > luck > worst
+def test_the_best_map_beats_a_random_map_beats_the_worst(name: str) -> None:
+    best, random_score, worst = (of_map(maps, name, **MEAN).mean for maps in (BEST, RANDOM, -BEST))
+    assert best > random_score > worst
 
 
 # ROAD
@@ -96,11 +96,11 @@ def test_imputation_takes_away_what_stands_out() -> None:
     image = bright.repeat_interleave(PATCH, 0).repeat_interleave(PATCH, 1).expand(1, 3, -1, -1).contiguous()
     truth = effects(model, image, TARGET)
     found = []
-    for maps in (truth, LUCK, -truth):
+    for maps in (truth, RANDOM, -truth):
         ex = replace(cv.explain(model, image, "random", target=TARGET), maps=maps[None])
         found.append(cv.evaluate(model, image, ex, "road", score="logit").mean)
-    best, luck, worst = found
-    assert best > luck > worst
+    best, random_score, worst = found
+    assert best > random_score > worst
     assert best > float(truth.sum()) / 4, "a half is the most there is"
 
 
@@ -112,7 +112,7 @@ def test_irof_by_hand() -> None:
     groups = segments_on_patches(superpixels(IMAGE[0], MODEL.preprocess), GRID)
     count = int(groups.max()) + 1
     assert count >= 3, "the image must have something to order"
-    for maps in (BEST, LUCK):
+    for maps in (BEST, RANDOM):
         own = [groups == k for k in range(count)]
         order = sorted(own, key=lambda part: -float(maps[part].mean()))
         curve = [WHOLE]
@@ -145,7 +145,7 @@ def test_an_image_of_one_superpixel_has_no_irof() -> None:
     assert math.isnan(found.mean)
 
 
-def test_groups_go_one_by_one_and_ties_by_luck() -> None:
+def test_groups_go_one_by_one_and_ties_in_random_order() -> None:
     groups = torch.tensor([[0, 0], [1, 2]])
     maps = torch.tensor([[[1.0, 3.0], [5.0, 0.0]]])  # means 2, 5, 0
     (left,) = _kept_by_segment(case_of(maps, size=4), 0, groups)
@@ -162,14 +162,14 @@ def test_the_effects_are_fully_faithful() -> None:
     exactly = rounding_bound(TOTAL) ** 2  # squares of what rounding leaves
     for options in ({}, {"scaled": False}, {"side": 2}, {"side": 8, "runs": 1}):
         assert of_map(BEST, "infidelity", **MEAN, **options).mean < exactly
-    assert of_map(LUCK, "infidelity", **MEAN).mean > 0.1
-    assert of_map(LUCK, "infidelity", **MEAN).cost.forwards <= 100
+    assert of_map(RANDOM, "infidelity", **MEAN).mean > 0.1
+    assert of_map(RANDOM, "infidelity", **MEAN).cost.forwards <= 100
 
 
 def test_only_without_scaling_does_the_unit_of_a_map_count() -> None:
     assert of_map(7 * BEST, "infidelity", **MEAN).mean < rounding_bound(TOTAL) ** 2
-    luck, more = (of_map(maps, "infidelity", **MEAN).mean for maps in (LUCK, 7 * LUCK))
-    assert_same(luck, more)
+    random_score, more = (of_map(maps, "infidelity", **MEAN).mean for maps in (RANDOM, 7 * RANDOM))
+    assert_same(random_score, more)
     nothing = of_map(torch.zeros(GRID), "infidelity(scaled=false)", **MEAN).mean
     assert nothing > 0.1
     assert_same(of_map(2 * BEST, "infidelity(scaled=false)", **MEAN).mean, nothing)
@@ -179,7 +179,7 @@ def test_only_without_scaling_does_the_unit_of_a_map_count() -> None:
 def test_the_opposite_of_the_effects_is_no_better_than_an_empty_map() -> None:
     empty, opposite = (of_map(maps, "infidelity", **MEAN).mean for maps in (torch.zeros(GRID), -BEST))
     assert_same(opposite, empty)
-    assert of_map(LUCK, "infidelity", **MEAN).mean <= empty
+    assert of_map(RANDOM, "infidelity", **MEAN).mean <= empty
 
 
 def test_the_gradient_is_fully_faithful_as_squares_of_pixels_go_one_by_one() -> None:
@@ -201,15 +201,15 @@ def test_the_gradient_is_fully_faithful_as_squares_of_pixels_go_one_by_one() -> 
 
 def test_infidelity_by_hand() -> None:
     """Blocks as they were drawn, sums and squares one by one."""
-    context = case_of(LUCK[None], size=64)
+    context = case_of(RANDOM[None], size=64)
     context.trace.pixels = IMAGE  # type: ignore[misc]
     blocks = _random_blocks(context, 100, None)[0].reshape(-1, *GRID)
-    pairs = [(float(LUCK[block].sum()), float(BEST[block].sum())) for block in blocks]
+    pairs = [(float(RANDOM[block].sum()), float(BEST[block].sum())) for block in blocks]
     plain = sum((a - d) ** 2 for a, d in pairs) / 100
-    assert_same(of_map(LUCK, "infidelity(scaled=false)", **MEAN).mean, plain)
+    assert_same(of_map(RANDOM, "infidelity(scaled=false)", **MEAN).mean, plain)
     factor = sum(a * d for a, d in pairs) / sum(a * a for a, _ in pairs)
     scaled = sum((max(0, factor) * a - d) ** 2 for a, d in pairs) / 100
-    assert_same(of_map(LUCK, "infidelity", **MEAN).mean, scaled)
+    assert_same(of_map(RANDOM, "infidelity", **MEAN).mean, scaled)
 
 
 def test_the_factor_is_that_of_least_squares_and_never_negative() -> None:

@@ -29,10 +29,10 @@ def test_every_layer_is_seen_and_unchanged_scores_change_nothing(name: str) -> N
 
     with torch.no_grad():
         plain = model.logits(image)
-        with AttentionOverride(3, tiny.tokens, look) as rewritten:
+        with AttentionOverride(3, tiny.tokens, look) as override:
             found = model.logits(image)
     assert_same(found, plain)
-    assert rewritten.calls == len(shapes) == tiny.layers + tiny.pools
+    assert override.calls == len(shapes) == tiny.layers + tiny.pools
     assert all(shape[0] == 3 and shape[-1] == tiny.tokens for shape in shapes)
     assert all(shape[-2] == tiny.tokens for shape in shapes[: tiny.layers])
 
@@ -78,19 +78,19 @@ def _mean_of_the_others(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["timm-vit", "timm-eva02", "hf-vit-eager", "home-loop", "home-in-place", "timm-sam"])
-def test_a_probe_rewrites_each_variant_for_itself(name: str) -> None:
+def test_a_probe_changes_the_attention_of_each_variant_for_itself(name: str) -> None:
     """Variant v of image b hides patch v + b, in one pass or in many."""
     tiny = ZOO[name]
     model, image = wrapped(name, torch.float64), pixels(name, 2, dtype=torch.float64)
     trace = cv.trace(model, image, target=3)
 
-    def rewrite(images: Tensor, variants: Tensor) -> Rewrite:
+    def transform(images: Tensor, variants: Tensor) -> Rewrite:
         shown = torch.ones(len(images), tiny.tokens, dtype=torch.bool)
         shown[torch.arange(len(images)), tiny.prefix + images + variants] = False
         return mask_tokens(shown)
 
     with probing(trace, "token", what="test", forwards=4) as probe:
-        found = probe.score_with_attention(4, rewrite)
+        found = probe.score_with_attention(4, transform)
     assert trace.recording.forwards == 5
     assert found.shape == (2, 4)
     for b in range(2):
@@ -104,9 +104,9 @@ def test_a_probe_rewrites_each_variant_for_itself(name: str) -> None:
 
 def test_pools_get_the_class_token_that_joins_late_and_windows_are_left_alone() -> None:
     model, image = wrapped("timm-cait", torch.float64), pixels("timm-cait", 2, dtype=torch.float64)
-    with torch.no_grad(), AttentionOverride(2, 16, same) as rewritten:
+    with torch.no_grad(), AttentionOverride(2, 16, same) as override:
         model.logits(image)
-    assert rewritten.calls == 4  # two layers of 16 × 16, two pools whose 17th key is the class token
+    assert override.calls == 4  # two layers of 16 × 16, two pools whose 17th key is the class token
     with torch.no_grad(), AttentionOverride(2, 9, lambda scores: scores * 0) as nothing:
         model.logits(image)
     assert nothing.calls == 0

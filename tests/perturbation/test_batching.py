@@ -222,7 +222,7 @@ def _fail_if(true: bool) -> None:
         raise ZeroDivisionError
 
 
-def test_a_watcher_sees_every_pass_and_the_end_once() -> None:
+def test_a_listener_gets_every_pass_and_the_end_once() -> None:
     trace = cv.trace(wrapped("timm-vit"), pixels("timm-vit", 3), target=3)
     told: list[tuple[str, int, int]] = []
     with on_progress(lambda *news: told.append(news)):

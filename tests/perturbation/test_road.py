@@ -81,8 +81,8 @@ def test_one_factorisation_serves_all_channels_and_all_images_of_a_mask(monkeypa
         return solver(matrix, *args, **kwargs)
 
     monkeypatch.setattr(scipy.sparse.linalg, "splu", counted)
-    dice = torch.Generator().manual_seed(0)
-    two = torch.rand(2, 12, 10, generator=dice) < 0.5
+    generator = torch.Generator().manual_seed(0)
+    two = torch.rand(2, 12, 10, generator=generator) < 0.5
     together = impute(image(12, 10, 4), two[[0, 1, 0, 1]], [1, 2, 3, 4])
     assert calls == [int(mask.sum()) for mask in two]
     for k in range(4):

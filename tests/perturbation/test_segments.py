@@ -77,8 +77,8 @@ def test_superpixels_follow_colours() -> None:
 
 
 def test_superpixels_see_the_image_before_normalisation_in_every_precision() -> None:
-    dice = torch.Generator().manual_seed(0)
-    smooth = torch.nn.functional.interpolate(torch.rand(1, 3, 5, 5, generator=dice), (64, 64), mode="bicubic")[0]
+    generator = torch.Generator().manual_seed(0)
+    smooth = torch.nn.functional.interpolate(torch.rand(1, 3, 5, 5, generator=generator), (64, 64), mode="bicubic")[0]
     photo = (smooth.clamp(0, 1) * 255).round() / 255  # eight bits, as photos have: no rounding is a close call
     usual = Preprocess(mean=(0.5, 0.4, 0.3), std=(0.2, 0.3, 0.1))
     mean, std = (torch.tensor(values)[:, None, None] for values in (usual.mean, usual.std))

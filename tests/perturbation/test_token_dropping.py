@@ -40,7 +40,7 @@ WITHOUT_BLOCKS = {"home-loop"}
 DROPPING = [name for name in TINY if name not in WINDOWED | WITHOUT_BLOCKS]
 
 
-def known_way(name: str) -> DropStrategy:
+def expected_strategy(name: str) -> DropStrategy:
     if name in WITHOUT_BLOCKS:
         return NO_DROPPING
     return DropStrategy("zero") if name in WINDOWED else DropStrategy("drop", positions=name in KNOW_PLACES)
@@ -55,10 +55,10 @@ def recorded(name: str) -> Recording:
 def some(name: str, count: int, seed: int = 0) -> tuple[Tensor, Tensor]:
     """`count` patches of each of the three images, another set in each: (keep [3, patches], kept tokens [3, K])."""
     patches, prefix = ZOO[name].grid[0] * ZOO[name].grid[1], ZOO[name].prefix
-    dice = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed)
     keep = torch.zeros(3, patches, dtype=torch.bool)
     for row in keep:
-        row[torch.randperm(patches, generator=dice)[:count]] = True
+        row[torch.randperm(patches, generator=generator)[:count]] = True
     lead = torch.arange(prefix).expand(3, -1)
     return keep, torch.cat([lead, keep.nonzero()[:, 1].reshape(3, count) + prefix], 1)
 
@@ -91,12 +91,12 @@ def last_block(recording: Recording, run: Callable[[], object]) -> Tensor:
 @pytest.mark.parametrize("name", ["timm-vit", "timm-sam", "home-loop", *sorted(KNOW_PLACES)])
 def test_the_way_is_found_in_half_precision_too(name: str, dtype: torch.dtype) -> None:
     half = record(wrapped(name, dtype), pixels(name, 2, dtype=dtype), differentiable=False)
-    assert select_strategy(half) == known_way(name)
+    assert select_strategy(half) == expected_strategy(name)
 
 
 @pytest.mark.parametrize("name", TINY)
 def test_each_model_is_dropped_from_in_the_way_that_its_architecture_asks_for(name: str) -> None:
-    assert drop_strategy(recorded(name)) == known_way(name)
+    assert drop_strategy(recorded(name)) == expected_strategy(name)
 
 
 @pytest.mark.parametrize("name", [name for name in TINY if name not in WITHOUT_BLOCKS])
@@ -114,7 +114,7 @@ def test_keeping_all_tokens_is_the_plain_forward(name: str) -> None:
 
 @pytest.mark.parametrize("count", [1, 6])
 @pytest.mark.parametrize("name", [name for name in DROPPING if ZOO[name].sums_to_one])
-def test_dropping_is_attention_that_looks_away(name: str, count: int) -> None:
+def test_dropping_is_masked_attention(name: str, count: int) -> None:
     """At the logits where a token or a pool is read, at the kept tokens after the last block everywhere."""
     recording, tiny = recorded(name), ZOO[name]
     keep, kept = some(name, count)
@@ -122,7 +122,7 @@ def test_dropping_is_attention_that_looks_away(name: str, count: int) -> None:
     tokens = embedded(recording)
     assert tokens is not None
 
-    def looking_away() -> Tensor:
+    def with_masked_attention() -> Tensor:
         with torch.no_grad(), AttentionOverride(3, tiny.tokens, mask_tokens(shown)):
             return recording.model.logits(recording.pixels)
 
@@ -130,9 +130,9 @@ def test_dropping_is_attention_that_looks_away(name: str, count: int) -> None:
         return run_tokens(recording, drop_strategy(recording), tokens, kept)
 
     if tiny.pooling in ("token", "distilled", "map"):
-        assert_same(dropping(), looking_away(), **rounded(name))
+        assert_same(dropping(), with_masked_attention(), **rounded(name))
     rows = kept[..., None].expand(-1, -1, tokens.shape[-1])
-    expected = last_block(recording, looking_away).gather(1, rows)
+    expected = last_block(recording, with_masked_attention).gather(1, rows)
     assert_same(last_block(recording, dropping), expected, **rounded(name))
 
 
@@ -142,9 +142,9 @@ def test_the_order_of_kept_tokens_does_not_matter(name: str) -> None:
     tokens, (_, kept) = embedded(recording), some(name, 6)
     assert tokens is not None
     turned = torch.cat([kept[:, :prefix], kept[:, prefix:].flip(1)], 1)
-    way = drop_strategy(recording)
-    expected = run_tokens(recording, way, tokens, kept)
-    assert_same(run_tokens(recording, way, tokens, turned), expected, **rounded(name))
+    strategy = drop_strategy(recording)
+    expected = run_tokens(recording, strategy, tokens, kept)
+    assert_same(run_tokens(recording, strategy, tokens, turned), expected, **rounded(name))
 
 
 @pytest.mark.parametrize("name", sorted(KNOW_PLACES))
@@ -154,14 +154,14 @@ def test_positions_go_with_their_tokens(name: str) -> None:
     tokens, (_, kept) = embedded(recording), some(name, 6)
     assert tokens is not None
     turned = torch.cat([kept[:, :prefix], kept[:, prefix:].flip(1)], 1)
-    way = drop_strategy(recording)
-    assert_same(run_tokens(recording, way, tokens, turned), run_tokens(recording, way, tokens, kept))
+    strategy = drop_strategy(recording)
+    assert_same(run_tokens(recording, strategy, tokens, turned), run_tokens(recording, strategy, tokens, kept))
     moved = (kept[:, prefix:] - prefix + 1) % (ZOO[name].tokens - prefix) + prefix  # the same content, one place on
     shifted = tokens.clone()
     for image, (old, new) in enumerate(zip(kept[:, prefix:], moved, strict=True)):
         shifted[image, new] = tokens[image, old]
     elsewhere = torch.cat([kept[:, :prefix], moved], 1)
-    gap = run_tokens(recording, way, shifted, elsewhere) - run_tokens(recording, way, tokens, kept)
+    gap = run_tokens(recording, strategy, shifted, elsewhere) - run_tokens(recording, strategy, tokens, kept)
     assert gap.abs().max() > 1e-3  # places do matter
 
 
@@ -338,23 +338,23 @@ def test_windows_keep_their_number_and_tokens_are_zeroed() -> None:
 # Strangers
 
 
-def way_on(module: nn.Module, size: tuple[int, int]) -> DropStrategy:
+def strategy_of(module: nn.Module, size: tuple[int, int]) -> DropStrategy:
     """Found without a trace left on the module."""
     model = cv.wrap(module.eval(), name="stranger", size=size)
     recording = record(model, torch.randn(2, 3, *size, generator=torch.Generator().manual_seed(0)))
     before = fingerprint(module)
-    way = select_strategy(recording)
+    strategy = select_strategy(recording)
     assert differences(before, fingerprint(module)) == []
-    return way
+    return strategy
 
 
 @pytest.mark.parametrize("name", STRANGE)
 def test_windows_stages_and_channels_are_zeroed(name: str) -> None:
-    assert way_on(strange(STRANGE[name].make), STRANGE[name].size).mode == "zero"
+    assert strategy_of(strange(STRANGE[name].make), STRANGE[name].size).mode == "zero"
 
 
 def test_a_cnn_has_no_tokens() -> None:
-    assert way_on(strange(cnn), (32, 32)) == NO_DROPPING
+    assert strategy_of(strange(cnn), (32, 32)) == NO_DROPPING
 
 
 SMALL: dict[str, Any] = {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 40}
@@ -371,7 +371,7 @@ HF: dict[str, Callable[[], nn.Module]] = {
 
 @pytest.mark.parametrize("name", HF)
 def test_transformers_with_places_are_dropped_from(name: str) -> None:
-    assert way_on(shaken(HF[name](), 0), (32, 32)) == DropStrategy("drop", positions=True)
+    assert strategy_of(shaken(HF[name](), 0), (32, 32)) == DropStrategy("drop", positions=True)
 
 
 class AddedBias(MatmulAttention):
@@ -399,7 +399,7 @@ class BiasedLoop(Lucid):
 
 
 def test_positions_are_cut_where_no_module_is_a_whole_block() -> None:
-    assert way_on(shaken(BiasedLoop(), 0), (32, 32)) == DropStrategy("drop", positions=True)
+    assert strategy_of(shaken(BiasedLoop(), 0), (32, 32)) == DropStrategy("drop", positions=True)
 
 
 class Detached(AddedBias):
@@ -410,8 +410,8 @@ class Detached(AddedBias):
 
 
 def test_a_model_that_one_patch_alone_would_break_is_found_out() -> None:
-    assert way_on(shaken(HomeMade(lambda: Block(AddedBias)), 0), (32, 32)) == DropStrategy("drop", positions=True)
-    assert way_on(shaken(HomeMade(lambda: Block(Detached)), 0), (32, 32)) == DropStrategy("zero")
+    assert strategy_of(shaken(HomeMade(lambda: Block(AddedBias)), 0), (32, 32)) == DropStrategy("drop", positions=True)
+    assert strategy_of(shaken(HomeMade(lambda: Block(Detached)), 0), (32, 32)) == DropStrategy("zero")
 
 
 def test_the_caller_s_autocast_does_not_blur_the_trial() -> None:
@@ -426,7 +426,7 @@ def test_the_caller_s_autocast_does_not_blur_the_trial() -> None:
 def test_convit_keeps_what_it_made_for_its_own_number_of_tokens() -> None:
     """It makes its relative places anew whenever the number of tokens is another one: no other number suits it."""
     small = {"img_size": 32, "patch_size": 8, "embed_dim": 12, "depth": 3, "local_up_to_layer": 2, "num_classes": 7}
-    assert way_on(shaken(timm.create_model("convit_tiny", **small), 0), (32, 32)).mode != "drop"
+    assert strategy_of(shaken(timm.create_model("convit_tiny", **small), 0), (32, 32)).mode != "drop"
 
 
 class Remembering(MatmulAttention):
@@ -464,7 +464,7 @@ def test_a_blank_image_and_a_head_of_zeros_do_not_hide_how_a_model_is_built() ->
         for p in model.module.head.parameters():
             torch.nn.init.zeros_(p)
         blank = record(model, torch.zeros(1, 3, 32, 32), differentiable=False)
-        assert select_strategy(blank) == known_way(name)
+        assert select_strategy(blank) == expected_strategy(name)
 
 
 class NormOutside(HomeMade):
@@ -486,7 +486,7 @@ def test_a_stream_that_is_never_handed_over_cannot_be_replaced(says_the_same: bo
     module = shaken(NormOutside(), 0)
     if says_the_same:
         nn.init.zeros_(module.head.weight)
-    assert way_on(module, (32, 32)) == NO_DROPPING
+    assert strategy_of(module, (32, 32)) == NO_DROPPING
 
 
 class FirstPlaces(HomeMade):
@@ -499,7 +499,7 @@ class FirstPlaces(HomeMade):
 
 
 def test_a_model_that_takes_dropped_tokens_for_others_is_found_out() -> None:
-    assert way_on(shaken(FirstPlaces(), 0), (32, 32)).mode == "zero"
+    assert strategy_of(shaken(FirstPlaces(), 0), (32, 32)).mode == "zero"
 
 
 def test_errors_of_a_shorter_sequence_rule_a_strategy_out_and_others_are_raised() -> None:
@@ -514,8 +514,8 @@ def test_errors_of_a_shorter_sequence_rule_a_strategy_out_and_others_are_raised(
                 raise self.error("a shorter sequence")
             return x
 
-    assert way_on(shaken(Strict(ZeroDivisionError), 0), (32, 32)) == DropStrategy("zero")
+    assert strategy_of(shaken(Strict(ZeroDivisionError), 0), (32, 32)) == DropStrategy("zero")
     with pytest.raises(torch.OutOfMemoryError):
-        way_on(shaken(Strict(torch.OutOfMemoryError), 0), (32, 32))
+        strategy_of(shaken(Strict(torch.OutOfMemoryError), 0), (32, 32))
     with pytest.raises(AttributeError, match="a shorter sequence"):  # no error of a length: it is the user's to see
-        way_on(shaken(Strict(AttributeError), 0), (32, 32))
+        strategy_of(shaken(Strict(AttributeError), 0), (32, 32))

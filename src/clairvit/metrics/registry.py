@@ -55,8 +55,9 @@ class Metric:
 
     @property
     def summary(self) -> str:
-        """The first line of its docstring."""
-        return (inspect.getdoc(self.function) or "").split("\n")[0]
+        """The first line of its docstring, without "Return the"."""
+        line = (inspect.getdoc(self.function) or "").split("\n")[0]
+        return line.removeprefix("Return ").removeprefix("the ")
 
     @property
     def options(self) -> dict[str, Any]:

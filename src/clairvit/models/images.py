@@ -67,7 +67,7 @@ def prepare(images: ImageLike | Batch | Sequence[ImageLike], model: Model) -> Ba
         raise BadInput(
             f"The tensors in one batch have different sizes: {shapes}; make them equal or explain one by one."
         )
-    names = tuple(name_of(item, i) for i, item in enumerate(items))
+    names = tuple(image_name(item, i) for i, item in enumerate(items))
     return Batch(torch.stack(pixels).to(model.device, model.dtype), names, single, notes)
 
 
@@ -211,7 +211,7 @@ def _range_note(low: float, high: float, where: str, preprocess: Preprocess) -> 
     return ""
 
 
-def name_of(item: Any, index: int) -> str:
+def image_name(item: Any, index: int) -> str:
     """Return the name of an image: its file, or its number."""
     if isinstance(item, str | Path):
         return str(item)
