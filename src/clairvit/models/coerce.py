@@ -40,7 +40,7 @@ def as_model(model: ModelLike, images: Any = None) -> Model:
         )
     wrapped = wrap(model)
     if wrapped.assumptions and not _all_preprocessed(images):
-        advice = "cv.wrap(module, mean=…, std=…, size=…) says otherwise."
+        advice = "Do so with cv.wrap(module, mean=…, std=…, size=…), and pass what it returns."
         warnings.warn(
             f"{wrapped.name}: {' '.join(wrapped.assumptions)} {advice}", ClairWarning, stacklevel=user_stacklevel()
         )
