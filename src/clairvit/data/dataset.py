@@ -19,7 +19,7 @@ from clairvit.data.masks import check_kind, prepare_mask, read_mask
 from clairvit.errors import BadInput, ClairError
 from clairvit.models.coerce import LabelledImages, as_images
 from clairvit.models.image_files import read_image
-from clairvit.models.images import Batch, list_images, image_name, prepare
+from clairvit.models.images import Batch, image_name, list_images, prepare
 from clairvit.models.model import Model
 
 Failed = Callable[[str, ClairError], None]  # called with the name of an image and why it cannot be read
