@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 
 import pytest
@@ -12,7 +13,7 @@ import clairvit as cv
 from clairvit.errors import CaptureError
 from clairvit.methods.aggregation import Single
 from clairvit.methods.layer_view import LayerView
-from clairvit.methods.registry import Requires, _registry, register
+from clairvit.methods.registry import Method, Requires, _registry, register
 from clairvit.tracing import ops
 from clairvit.tracing.recorders.base import Op, Recorder
 from clairvit.tracing.recording import Recording, record
@@ -68,3 +69,7 @@ def test_a_recorder_that_was_not_required_is_missing() -> None:
     recording = record(wrapped("timm-vit"), pixels("timm-vit"), differentiable=False)
     with pytest.raises(CaptureError, match=r"HiddenActivations was not recorded; .*Requires\(recorders="):
         recording[HiddenActivations]
+
+
+def test_what_is_special_about_a_method_is_no_field_of_all_methods() -> None:
+    assert len(dataclasses.fields(Method)) <= 16, "declare it in Requires, ExtraCost, Caveats, or a recorder"

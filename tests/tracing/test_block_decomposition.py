@@ -169,7 +169,7 @@ def test_other_blocks_are_refused(block: type[nn.Module]) -> None:
 
 
 class WritesIntoSlices(Block):
-    """The first token's attention is overwritten after the fact: the film cannot know what it was."""
+    """The first token's attention is overwritten after the fact: the log cannot know what it was."""
 
     def forward(self, x: Tensor) -> Tensor:
         inner = self.attention(self.norm(x))

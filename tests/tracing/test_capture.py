@@ -202,15 +202,15 @@ def test_pixel_gradient_equals_autograd(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", TINY)
-def test_plain_gradients_are_the_same_beside_other_rule_tables(name: str) -> None:
+def test_plain_gradients_do_not_depend_on_other_rule_tables(name: str) -> None:
     """One graph serves all tables, so the plain one must not notice the swapped backward."""
     recording = record(wrapped(name, torch.float64), pixels(name, dtype=torch.float64), rules=("plain", "attnlrp"))
     alone = traced(name, torch.float64)
-    beside = run_backward(recording, one_target(recording, TARGET, "logit", single=False), "plain")
-    for a, b in zip(alone.layers, beside.layers, strict=True):
+    shared = run_backward(recording, one_target(recording, TARGET, "logit", single=False), "plain")
+    for a, b in zip(alone.layers, shared.layers, strict=True):
         assert_close(b.A, a.A, **bound_of(name))
         assert_close(b.G, a.G, **bound_of(name))
-    assert_close(beside.dpixels, alone.dpixels, **bound_of(name))
+    assert_close(shared.dpixels, alone.dpixels, **bound_of(name))
 
 
 @pytest.mark.parametrize("name", TINY)
@@ -287,7 +287,7 @@ def test_scores_of_probability_kind_change_the_gradient() -> None:
 
 
 def test_causal_attention() -> None:
-    """is_causal is a mask nobody passes: A must still be lower triangular."""
+    """is_causal is a mask that is not passed: A must still be lower triangular."""
 
     class Causal(nn.Module):
         def forward(self, q: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The user's model is a guest: after a trace, a map, an error or Ctrl-C nothing about it has changed."""
+"""The user's model is restored: after a trace, a map, an error or Ctrl-C nothing about it has changed."""
 
 from __future__ import annotations
 
@@ -387,7 +387,7 @@ def test_explaining_leaves_no_tensors() -> None:
 
 @pytest.mark.usefixtures("frozen_heap")
 def test_a_refusal_does_not_hold_the_trace() -> None:
-    """An error knows the frames it came through, and these know the trace; nobody waits for the collector."""
+    """An error knows the frames it came through, and these know the trace; nothing waits for the garbage collector."""
     model = cv.wrap(build("timm-vit"))
     image = pixels("timm-vit", batch=1)
     assert "cam" in cv.compare(model, image, ["genatt", "cam"], target=TARGET, skip=True).skipped

@@ -25,7 +25,7 @@ def maps(module: nn.Module, images: Tensor) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("change", ["pooling", "block"])
-def test_a_model_that_was_changed_is_looked_at_again(change: str) -> None:
+def test_the_structure_of_a_changed_model_is_found_again(change: str) -> None:
     module, images = build("timm-vit").double(), pixels("timm-vit", dtype=torch.float64)
     maps(module, images)
     if change == "pooling":

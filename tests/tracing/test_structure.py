@@ -289,7 +289,7 @@ def test_unknown_grid_asks_for_a_layout() -> None:
         assert cv.explain(told, image, method, target=TARGET).maps.shape == (2, 1, 13)
 
 
-def test_anatomy_is_found_once_for_each_image_size() -> None:
+def test_structure_is_found_once_per_image_size() -> None:
     model = wrapped("timm-vit")
     assert model_structure(model, pixels("timm-vit")) is model_structure(model, pixels("timm-vit", batch=1, seed=5))
 

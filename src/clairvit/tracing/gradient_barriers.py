@@ -107,7 +107,7 @@ def gradient_barriers(module: nn.Module, pixels: Tensor) -> tuple[Barrier, ...]:
         Barriers, first to last; empty if the gradient passes everywhere.
 
     Example:
-        >>> gradient_barriers(torch.ao.quantization.quantize_dynamic(vit, {nn.Linear}), pixels)[0]
+        >>> gradient_barriers(torch.ao.quantization.quantize_dynamic(vit, {nn.Linear}), pixels)[0]  # doctest: +SKIP
         Barrier(name='blocks.0.attn.qkv', type='DynamicQuantizedLinear')
     """
     finder = BarrierFinder(module)

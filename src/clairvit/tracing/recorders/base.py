@@ -41,6 +41,7 @@ class Recorder:
     """Base class: hooks that are called during a forward pass and around each backward pass.
 
     Example:
+        >>> from clairvit.tracing import ops
         >>> class Activations(Recorder):
         ...     kinds = frozenset({ops.ACTIVATION})
         ...
@@ -50,8 +51,12 @@ class Recorder:
         ...     def on_op(self, op: Op) -> None:
         ...         self.outputs[op.block] = op.output.detach()
         ...
-        ...     def at_layer(self, index: int, recording: Recording) -> Tensor:
+        ...     def at_layer(self, index, recording):
         ...         return self.outputs[index]
+        >>> import clairvit as cv
+        >>> trace = cv.trace(cv.load("pets"), "demo", recorders=(Activations,))
+        >>> sorted(trace[Activations].outputs) == list(range(len(trace.layers)))
+        True
     """
 
     kinds: Collection[str] | None = frozenset()  # of the operations that `on_op` is called for; None: all
