@@ -215,12 +215,12 @@ def test_single_entries_of_a_header_are_read(small: nn.Module, tmp_path: Path) -
         "size": "32",
         "labels": json.dumps({"dog": 1, "ant": 0, "eel": 2}),
     }
-    save_file(small.state_dict(), tmp_path / "told.safetensors", header)
-    model = cv.load(f"file:{tmp_path}/errors.safetensors")
+    save_file(small.state_dict(), tmp_path / "stated.safetensors", header)
+    model = cv.load(f"file:{tmp_path}/stated.safetensors")
     assert model.preprocess == Preprocess((32, 32), **IMAGENET, resize=40, interpolation="bilinear")
     assert model.labels == ("ant", "dog", "eel")
     assert model.assumptions == ()
-    assert cv.load(f"file:{tmp_path}/errors.safetensors", mean=0.5).preprocess.mean == (0.5, 0.5, 0.5)
+    assert cv.load(f"file:{tmp_path}/stated.safetensors", mean=0.5).preprocess.mean == (0.5, 0.5, 0.5)
     save_file(small.state_dict(), tmp_path / "half.safetensors", {"arch": ARCH, "mean": "0.5", "std": "0.5"})
     half = cv.load(f"file:{tmp_path}/half.safetensors")
     assert half.assumptions[0].startswith("resize and interpolation were assumed: timm's")

@@ -1,0 +1,49 @@
+"""Base of targets: a new kind is one subclass, raw outputs are taken, and a class-agnostic target has no score."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+
+from clairvit.targets import resolve as resolution
+from clairvit.targets.base import ScoreContext, Target, TargetSpec, class_agnostic_target
+
+LABELS = ("Bengal", "Beagle", "Egyptian Mau", "Pug")
+
+
+@pytest.fixture
+def logits() -> Tensor:
+    return torch.tensor([[0.0, 3.0, 1.0, -1.0], [2.0, 0.0, 1.0, 0.1]])
+
+
+@dataclass(frozen=True)
+class SecondClass(TargetSpec):
+    """The class with the second highest score of each image: a kind of target that the package does not have."""
+
+    def resolve(self, context: ScoreContext) -> Target:
+        classes = context.logits.topk(2, dim=-1).indices[:, 1].tolist()
+        return context.target([context.name(c) for c in classes], classes, [((c, 1.0),) for c in classes])
+
+
+def test_a_subclass_of_target_spec_is_a_target(logits: Tensor) -> None:
+    (target,) = resolution.resolve(SecondClass(), logits, LABELS)
+    assert target.names == ("Egyptian Mau", "Egyptian Mau")
+    assert not target.class_agnostic
+    assert torch.equal(target(logits), torch.tensor([1.0, 1.0]))
+    (mixed,) = resolution.resolve([SecondClass(), "Pug"], logits, LABELS)
+    assert mixed.names == ("Egyptian Mau", "Pug")
+
+
+def test_a_target_takes_the_raw_output_of_a_module(logits: Tensor) -> None:
+    (target,) = resolution.resolve("Pug", logits, LABELS)
+    for output in (logits, (logits, "tokens"), {"logits": logits}):
+        assert torch.equal(target(output), torch.tensor([-1.0, 0.1]))
+
+
+def test_a_class_agnostic_target_has_a_title_and_no_score() -> None:
+    target = class_agnostic_target(2)
+    assert (target.names, target.score, target.class_agnostic, len(target)) == (("any class",) * 2, "none", True, 2)
+    assert target.take([0]).names == ("any class",)
