@@ -244,7 +244,7 @@ def test_the_draws_know_neither_batch_nor_image(text: str, monkeypatch: pytest.M
         asked.append(keep)
         return keeping(probe, keep)
 
-    monkeypatch.setattr(Probe, "keeping", noting)
+    monkeypatch.setattr(Probe, "score_kept", noting)
     for images, size in ((1, 1), (3, 7), (3, 64)):
         cv.explain(wrapped("timm-vit"), pixels("timm-vit", images, seed=images), text, TARGET, seed=4, batch_size=size)
     assert len(asked) == 3

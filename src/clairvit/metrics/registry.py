@@ -97,6 +97,9 @@ class MetricSpec:
         """Return the smallest and largest possible value with these settings; a normalised raw score has no bounds."""
         return (-math.inf, math.inf) if "normalised_by" in settings else self.span
 
+    def __str__(self) -> str:
+        return self.text
+
     def __call__(self, context: Any) -> Any:
         """Return the MetricOutput, or the values [M, B], of a context."""
         return self.metric.function(context, **dict(self.options))
@@ -164,8 +167,13 @@ def find_metric(name: str) -> Metric:
     return _registry[name]
 
 
-def resolve_metric(text: str, **options: Any) -> MetricSpec:
-    """Return the MetricSpec of a string such as "deletion(preset=rise)"; keyword options override those inside it."""
+def resolve_metric(text: str | MetricSpec, **options: Any) -> MetricSpec:
+    """Return the MetricSpec of a string such as "deletion(preset=rise)", or of another spec.
+
+    Keyword options override those inside it.
+    """
+    if isinstance(text, MetricSpec):
+        return resolve_metric(text.metric.name, **{**dict(text.options), **options}) if options else text
     parsed = parse_spec(text)
     if parsed.inner or parsed.combinator:
         raise BadInput(
