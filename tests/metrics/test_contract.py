@@ -192,3 +192,10 @@ def test_the_range_follows_the_unit_of_the_score() -> None:
         "sparseness": (0, 1),
     }
     assert {text: resolve_metric(text).span for text in spans} == spans
+
+
+def test_a_spec_is_accepted_and_prints_as_its_text() -> None:
+    spec = resolve_metric("mprt(layers=None)")
+    assert resolve_metric(spec) is spec
+    assert str(spec) == spec.text == "mprt(layers=None)"
+    assert resolve_metric(spec, by="shuffle") == resolve_metric("mprt(layers=None,by=shuffle)")

@@ -120,6 +120,9 @@ class MetricSpec:
         """Return the smallest and largest possible value with these settings; a normalised raw score has no bounds."""
         return (-math.inf, math.inf) if "normalised_by" in settings else self.span
 
+    def __str__(self) -> str:
+        return self.text
+
     def __call__(self, context: Any) -> Any:
         """Return the MetricOutput, or the values [M, B], of a context."""
         return self.metric.function(context, **dict(self.options))
@@ -202,11 +205,12 @@ def find_metric(name: str) -> Metric:
 
 
 def resolve_metric(text: str | MetricSpec, **options: Any) -> MetricSpec:
-    """Return the MetricSpec of a string such as "deletion(preset=rise)"; keyword options override those inside it."""
+    """Return the MetricSpec of a string such as "deletion(preset=rise)", or of another spec.
+
+    Keyword options override those inside it.
+    """
     if isinstance(text, MetricSpec):
-        if not options:
-            return text
-        text = text.text
+        return resolve_metric(text.metric.name, **{**dict(text.options), **options}) if options else text
     parsed = parse_spec(text)
     if parsed.inner or parsed.combinator:
         raise BadInput(
