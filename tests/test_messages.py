@@ -213,7 +213,7 @@ def properties_that_raise() -> frozenset[str]:
 def test_the_sweep_sees_asserts_that_act() -> None:
     code = "assert f(x)\nassert x.pop()\nassert (y := 3)\nassert isinstance(x, int)\nassert x is not None"
     assert acting_asserts(ast.parse(code)) == ["assert f(x)", "assert x.pop()", "assert (y := 3)"]
-    assert {"aim", "layout", "in_order"} <= properties_that_raise()
+    assert {"study_target", "layout", "in_order"} <= properties_that_raise()
 
 
 @pytest.mark.parametrize("path", FILES, ids=name_of)

@@ -52,10 +52,10 @@ def test_a_study_on_a_gpu_is_the_same_twice(tmp_path: Path) -> None:
 
 def colours(count: int = 64) -> ImageDataset:
     """Noise that is reddish or bluish."""
-    dice = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     pictures = []
     for number in range(count):
-        noise = dice.integers(0, 120, (32, 40, 3), dtype=np.uint8)
+        noise = rng.integers(0, 120, (32, 40, 3), dtype=np.uint8)
         noise[..., 2 * (number % 2)] += 120
         pictures.append(Image.fromarray(noise))
     return album_of(pictures, Model(torch.nn.Identity(), "nobody"), labels=["red", "blue"] * (count // 2))

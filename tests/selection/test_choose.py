@@ -36,8 +36,8 @@ Array = NDArray[np.float64]
 
 
 def images(count: int, seed: int = 5) -> Tensor:
-    dice = torch.Generator().manual_seed(seed)
-    return 1 + 0.3 * torch.randn(count, 3, 32, 32, generator=dice, dtype=torch.float64)
+    rng = torch.Generator().manual_seed(seed)
+    return 1 + 0.3 * torch.randn(count, 3, 32, 32, generator=rng, dtype=torch.float64)
 
 
 @functools.cache
@@ -484,14 +484,14 @@ def measures(values: Array, names: tuple[str, ...] | None = None, better: str = 
 
 def test_noise_is_never_called_a_winner() -> None:
     """200 studies of methods that are all alike, baselines too: any claim is wrong, and 5 % of them may be made."""
-    winners = luck = 0
+    winners = beats_baselines = 0
     for study in range(200):
-        dice = np.random.default_rng(study)
-        verdict = rank_methods(measures(dice.normal(size=(6, 10)) + 3 * dice.normal(size=10)))
+        rng = np.random.default_rng(study)
+        verdict = rank_methods(measures(rng.normal(size=(6, 10)) + 3 * rng.normal(size=10)))
         winners += verdict.clear
-        luck += all(row.apart and row.gap > 0 for row in verdict.rivals if row.baseline)
+        beats_baselines += all(row.apart and row.gap > 0 for row in verdict.rivals if row.baseline)
     assert winners <= 10
-    assert luck <= 10
+    assert beats_baselines <= 10
 
 
 def test_a_baseline_is_never_the_best() -> None:
@@ -554,15 +554,15 @@ def test_a_best_that_is_behind_on_the_same_images_is_no_winner() -> None:
 
 
 def test_images_needed_are_never_fewer_than_a_test_needs() -> None:
-    dice = np.random.default_rng(0)
-    verdict = rank_methods(measures(dice.normal(size=(6, 3)) * 0.01 + np.arange(6.0)[::-1, None]))
+    rng = np.random.default_rng(0)
+    verdict = rank_methods(measures(rng.normal(size=(6, 3)) * 0.01 + np.arange(6.0)[::-1, None]))
     assert verdict.needed == fewest_images(6) > 6
 
 
 def test_images_that_would_be_needed_are_named() -> None:
-    dice = np.random.default_rng(4)
-    hard = dice.normal(size=24)
-    values = np.stack([hard + 0.3 * dice.normal(size=24) + lift for lift in (5.12, 5.0, 0, 0)])
+    rng = np.random.default_rng(4)
+    hard = rng.normal(size=24)
+    values = np.stack([hard + 0.3 * rng.normal(size=24) + lift for lift in (5.12, 5.0, 0, 0)])
     verdict = rank_methods(measures(values))
     gap = values[0] - values[1] if verdict.best.method == "m0" else values[1] - values[0]
     needed = math.ceil((2.8 * gap.std(ddof=1) / gap.mean()) ** 2)

@@ -44,10 +44,10 @@ def one_thread() -> Iterator[None]:
 
 def colours(count: int = 24, seed: int = 0) -> ImageDataset:
     """Noise that is reddish or bluish, [32, 40]."""
-    dice = np.random.default_rng(seed)
+    rng = np.random.default_rng(seed)
     pictures = []
     for number in range(count):
-        noise = dice.integers(0, 120, (32, 40, 3), dtype=np.uint8)
+        noise = rng.integers(0, 120, (32, 40, 3), dtype=np.uint8)
         noise[..., 2 * (number % 2)] += 120
         pictures.append(Image.fromarray(noise))
     return album_of(pictures, NOBODY, labels=["red", "blue"] * (count // 2))
@@ -204,9 +204,9 @@ def test_validation_sees_what_the_finished_model_will_see(tmp_path: Path, monkey
         return start
 
     monkeypatch.setattr("clairvit.training.finetune.load_base_model", watched)
-    dice = np.random.default_rng(3)
+    rng = np.random.default_rng(3)
     sizes = [(32, 32 + more) for more in range(6)]  # however much is cut off, odd or even
-    pictures = [Image.fromarray(dice.integers(0, 255, (*size, 3), dtype=np.uint8)) for size in sizes]
+    pictures = [Image.fromarray(rng.integers(0, 255, (*size, 3), dtype=np.uint8)) for size in sizes]
     others = album_of(pictures, NOBODY, labels=["red", "blue"] * 3)
     done = run(tmp_path, validation=others, recipe=dataclasses.replace(SHORT, epochs=2))
     assert [training for training, _ in seen] == [True, True, True, False] * 2, "24 images in batches of 8, then 6"

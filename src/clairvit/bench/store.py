@@ -33,11 +33,7 @@ from clairvit.errors import BadInput, ClairError, ClairWarning
 
 FORMAT = 1  # raised with every change of COLUMNS or of the folders
 STALE = 3600.0  # seconds after which a temporary file has no writer any more
-FOLDERS = (
-    "parts",
-    "failed",
-    "claims",
-)  # what a process killed while it created a store may leave, with temporary files
+FOLDERS = ("parts", "failed", "claims")  # with temporary files, what a process killed in `open` may leave
 POLL = 0.05  # seconds between attempts to lock a file that another process has locked
 COLUMNS = {
     "unit": "string",

@@ -120,9 +120,6 @@ class MetricSpec:
         """Return the smallest and largest possible value with these settings; a normalised raw score has no bounds."""
         return (-math.inf, math.inf) if "normalised_by" in settings else self.span
 
-    def __str__(self) -> str:
-        return self.text
-
     def __call__(self, context: Any) -> Any:
         """Return the MetricOutput, or the values [M, B], of a context."""
         return self.metric.function(context, **dict(self.options))
