@@ -59,7 +59,7 @@ import json, sys, urllib.request
 head = {"Authorization": f"Bearer {sys.argv[2]}"}
 with urllib.request.urlopen(urllib.request.Request(sys.argv[1], b"method=rise&stream=true", head)) as reply:
     for line in map(json.loads, reply):
-        if line.get("progress", {}).get("done") == 1 or line.get("progress", {}).get("what") == "working":
+        if line.get("progress", {}).get("done") == 1 or line.get("progress", {}).get("task") == "working":
             print("begun", flush=True)
             break
     print(json.loads([*reply][-1])["problem"]["message"])

@@ -64,6 +64,6 @@ def test_the_web_page_shows_the_score(age_desk: AppState, browser: Any) -> None:
         assert "%" not in page.locator("#classes").inner_text()
         page.locator("#play-deletion").click()
         sync_api.expect(page.locator("#curve-text")).to_contain_text("normalised score", timeout=WAIT)
-        sync_api.expect(page.locator("#curve-text")).to_contain_text("gone: 196 of 196", timeout=WAIT)
+        sync_api.expect(page.locator("#curve-text")).to_contain_text("removed: 196 of 196", timeout=WAIT)
         assert "%" not in page.locator("#curve-text").inner_text()
         page.close()

@@ -111,7 +111,7 @@ def test_two_targets_side_by_side(visit: Callable[..., Any]) -> None:
 
 
 def test_a_patch_by_pointer_and_by_keyboard(visit: Callable[..., Any]) -> None:
-    page = visit("#layer=1")  # where each patch looks elsewhere
+    page = visit("#layer=1")  # where each patch attends elsewhere
     words = page.locator("#patch-text")
     box = page.locator("#map-0").bounding_box()
     page.mouse.move(box["x"] + box["width"] * 2.5 / 14, box["y"] + box["height"] * 4.5 / 14)
@@ -121,19 +121,19 @@ def test_a_patch_by_pointer_and_by_keyboard(visit: Callable[..., Any]) -> None:
     scores = said[0, 0].flatten()
     index = 4 * 14 + 2
     place, most = int((scores > scores[index]).sum()) + 1, int(attends[1 + index, 1:].argmax())
-    sync_api.expect(words).to_contain_text(re.compile(rf"Row 5, column 3: score .* place {place} of 196\."))
+    sync_api.expect(words).to_contain_text(re.compile(rf"Row 5, column 3: score .* rank {place} of 196\."))
     sync_api.expect(words).to_contain_text(
-        f"In layer 0, its heads look most at row {most // 14 + 1}, column {most % 14 + 1};"
+        f"In layer 0, its heads attend most to row {most // 14 + 1}, column {most % 14 + 1};"
     )
     score = float(words.inner_text().split("score ")[1].split()[0])
     assert score == pytest.approx(float(scores[index]), rel=5e-3)
-    before = picture(page, "attends")
+    before = picture(page, "attention")
     page.locator("#map-0").focus()
     page.keyboard.press("ArrowRight")
     sync_api.expect(words).to_contain_text(
-        re.compile(r"Row 5, column 4: .* look most at row \d+, column \d+; \d+ % of the attention")
+        re.compile(r"Row 5, column 4: .* attend most to row \d+, column \d+; \d+ % of the attention")
     )
-    assert picture(page, "attends") != before
+    assert picture(page, "attention") != before
 
 
 def grey(page: Any) -> float:
@@ -146,7 +146,7 @@ def test_deletion_plays_and_can_be_stepped_through(visit: Callable[..., Any]) ->
     page = visit()
     page.locator("#play-deletion").click()
     page.locator("#chart .method").wait_for(state="attached")
-    sync_api.expect(page.locator("#curve-text")).to_contain_text("gone: 196 of 196", timeout=WAIT)
+    sync_api.expect(page.locator("#curve-text")).to_contain_text("removed: 196 of 196", timeout=WAIT)
     for drawn in (".band", ".random", ".method", ".dot"):
         assert page.locator(f"#chart {drawn}").count() == 1
     assert grey(page) == 1.0, "all patches are gone"

@@ -87,10 +87,10 @@ def test_a_photo_that_the_server_forgot_is_sent_again(visit: Callable[..., Any],
     sync_api.expect(page.locator("#status-text")).to_contain_text("ixg: 1 forward", timeout=WAIT)
     state.uploads._cache.clear()
     page.locator("#play-deletion").click()
-    sync_api.expect(page.locator("#curve-text")).to_contain_text("gone: 196 of 196", timeout=WAIT)
+    sync_api.expect(page.locator("#curve-text")).to_contain_text("removed: 196 of 196", timeout=WAIT)
     state.uploads._cache.clear()
     page.locator("#map-0").hover(position={"x": 100, "y": 100})
-    sync_api.expect(page.locator("#patch-text")).to_contain_text("most at row", timeout=WAIT)
+    sync_api.expect(page.locator("#patch-text")).to_contain_text("most to row", timeout=WAIT)
 
 
 def test_slow_work_shows_progress_and_can_be_cancelled(visit: Callable[..., Any], state: AppState) -> None:

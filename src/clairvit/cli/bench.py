@@ -88,7 +88,12 @@ def bench(
     model: Annotated[
         list[str] | None,
         typer.Option(
-            "--model", "-m", metavar="A,B,…", help="Models, separated by commas or repeated.", show_default="pets"
+            "--model",
+            "-m",
+            metavar="A,B,…",
+            help="Models, separated by commas or repeated.",
+            show_default="pets",
+            rich_help_panel="Model",
         ),
     ] = None,
     method: Annotated[
@@ -101,16 +106,21 @@ def bench(
     mask_kind: Annotated[str | None, options.MASK_KIND] = None,
     target: Annotated[
         str | None,
-        typer.Option("--target", "-t", help="'label': the true class; default: the prediction."),
+        typer.Option(
+            "--target", "-t", help="'label': the true class; default: the prediction.", rich_help_panel="Target"
+        ),
     ] = None,
     maps: Annotated[str | None, options.MAPS] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of everything random.", show_default="0")] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Seed of everything random.", show_default="0", rich_help_panel="Run")
+    ] = None,
     model_options: options.ModelOptions,
     device: Annotated[
         str | None,
         typer.Option(help="cpu, cuda, cuda:1.", show_default="a GPU if there is one", rich_help_panel="Engine"),
     ] = None,
     engine_options: EngineOptions,
+    batch_size: options.BatchSize = None,
     out: Annotated[
         str | None,
         typer.Option("--out", "-o", metavar="STORE", help="The folder of the store.", rich_help_panel="Result"),
@@ -121,7 +131,6 @@ def bench(
         typer.Option(metavar="QUERY", help="Query the store (the table is 'results').", rich_help_panel="Result"),
     ] = None,
     output: options.OutputOptions,
-    batch_size: options.BatchSize = None,
 ) -> None:
     from clairvit.bench.config import StudyConfig, read_config
     from clairvit.bench.store import Store, check_place

@@ -168,7 +168,6 @@ MAPS = typer.Option(
     metavar="raw|abs|relu|min-max|over-largest",
     help="Normalisation of each map before it is scored.",
     show_default="raw",
-    rich_help_panel="Target",
 )
 Maps = Annotated[str, MAPS]
 Masks = Annotated[
@@ -247,10 +246,10 @@ Autocast = Annotated[
     typer.Option(
         metavar="bfloat16|float16",
         help="Run the perturbed images in half precision: faster, less exact.",
-        rich_help_panel="Perturbation",
+        rich_help_panel="Run",
     ),
 ]
-Seed = Annotated[int, typer.Option(help="Seed of everything random.", rich_help_panel="Target")]
+Seed = Annotated[int, typer.Option(help="Seed of everything random.", rich_help_panel="Run")]
 Out = Annotated[
     str,
     typer.Option(
@@ -271,13 +270,13 @@ BatchSize = Annotated[
         min=1,
         help="Images in one pass of the model, perturbed ones too.",
         show_default="8 images, perturbed ones as many as fit",
-        rich_help_panel="Result",
+        rich_help_panel="Run",
     ),
 ]
 Data = Annotated[
     list[str] | None,
     typer.Option(
-        metavar="NAME:PATH,…",
+        metavar="NAME:PATH",
         help="A data set: pets:PATH, voc:PATH, folder:PATH, scenes, …; a folder alone is folder:PATH.",
         show_default=False,
         rich_help_panel="Data",

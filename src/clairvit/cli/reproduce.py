@@ -75,6 +75,7 @@ def reproduce(
         typer.Option(metavar="quick|usual|paper", help="How many samples are drawn where the protocol needs many."),
     ] = "usual",
     seed: options.Seed = 0,
+    batch_size: options.BatchSize = None,
     check: Annotated[
         bool, typer.Option("--check", help="Only recompute what the paper prints; needs no data.")
     ] = False,
@@ -89,7 +90,6 @@ def reproduce(
         ),
     ] = None,
     output: options.OutputOptions,
-    batch_size: options.BatchSize = None,
 ) -> None:
     from clairvit.papers.paper import check_effort, find_paper
 
