@@ -78,7 +78,7 @@ def test_every_method_is_listed_once_by_family(client: TestClient) -> None:
 def test_explain_is_the_librarys_explain(wide_client: TestClient, wide: cv.Model) -> None:
     asked = {"method": "ixg+plus", "target": ["Bengal", "3"], "layers": "true", "heads": "true", "picture": "true"}
     told = wide_client.post("/api/explain", data=asked).json()
-    wanted = cv.explain(wide, "demo", "ixg+plus", ["Bengal", 3], layers=True, by_head=True)
+    wanted = cv.explain(wide, "demo", "ixg+plus", targets=["Bengal", 3], layers=True, by_head=True)
     (one,) = told["explanations"]
     assert one["method"] == "ixg+plus"
     assert one["signed"]

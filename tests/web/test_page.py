@@ -45,7 +45,7 @@ def test_the_first_load_shows_the_demo_explained_and_nothing_jumps(visit: Callab
 def test_the_page_draws_as_the_command_line_does(visit: Callable[..., Any], name: str, targets: list[int]) -> None:
     """Sequential, signed, and two on one scale: canvases against plotting/overlay.py, up to how a photo is enlarged."""
     page = visit(f"#method={name}" + "".join(f"&target={one}" for one in targets))
-    made = cv.explain(cv.load("pets"), "demo", name, targets)
+    made = cv.explain(cv.load("pets"), "demo", name, targets=targets)
     values = numbers(made.maps)
     scale = scale_of(values, made.signed)
     assert float(page.locator("#high").inner_text().lstrip("≥ ")) == pytest.approx(scale.high, rel=5e-3)
