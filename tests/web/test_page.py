@@ -156,7 +156,7 @@ def test_deletion_plays_and_can_be_stepped_through(visit: Callable[..., Any]) ->
     assert grey(page) == pytest.approx(0.5, abs=0.01)
     changes(page, lambda: page.locator("#step").fill("3"), "perturbed")
     page.locator("#play-insertion").click()
-    sync_api.expect(page.locator("#curve-text")).to_contain_text("shown: 196 of 196", timeout=WAIT)
+    sync_api.expect(page.locator("#curve-text")).to_contain_text("inserted: 196 of 196", timeout=WAIT)
     assert grey(page) < 0.01, "all patches are there"
     page.locator("#step").fill("0")
     assert grey(page) == 1.0

@@ -50,7 +50,7 @@ def test_the_token_is_taken_out_of_the_address_or_asked_for(browser: Any, state:
         other.goto(address)
         wait_for_map(other)
         assert answers == []
-        assert "asks for a token" in asked[0]
+        assert "needs a token" in asked[0]
         page.close()
         other.close()
 
@@ -59,13 +59,13 @@ def test_a_bad_file_is_refused_in_words_and_the_map_stays(visit: Callable[..., A
     page = visit()
     before = picture(page)
     page.set_input_files("#file", {"name": "cat.jpg", "mimeType": "image/jpeg", "buffer": b"<svg onload=alert(1)>"})
-    sync_api.expect(page.locator("#status.bad #status-text")).to_contain_text("nothing else")
+    sync_api.expect(page.locator("#status.error #status-text")).to_contain_text("nothing else")
     assert picture(page) == before
     buffer = io.BytesIO()
     read_image("demo").transpose(Image.Transpose.FLIP_LEFT_RIGHT).save(buffer, "JPEG")
     file = {"name": "cat.jpg", "mimeType": "image/jpeg", "buffer": buffer.getvalue()}
     changes(page, lambda: page.set_input_files("#file", file))
-    sync_api.expect(page.locator("#status.bad")).to_have_count(0)
+    sync_api.expect(page.locator("#status.error")).to_have_count(0)
     settled(page)
     assert re.search(r"photo=[0-9a-f]{32}", page.url)
 
@@ -131,7 +131,7 @@ def test_another_link_in_the_same_tab_is_followed(visit: Callable[..., Any]) -> 
 
 def test_a_link_to_a_method_that_is_not_there_says_so_and_the_page_goes_on(visit: Callable[..., Any]) -> None:
     page = visit("#method=legrat", shows_a_map=False)
-    sync_api.expect(page.locator("#status.bad #status-text")).to_contain_text("Did you mean 'legrad'", timeout=WAIT)
+    sync_api.expect(page.locator("#status.error #status-text")).to_contain_text("Did you mean 'legrad'", timeout=WAIT)
     for name in ("#save-png", "#save-json", "#save-npz", "#play-deletion", "#play-insertion", "#head", "#layer"):
         assert page.locator(name).is_disabled(), name
     method(page, "rollout")
@@ -177,7 +177,7 @@ def test_a_model_that_a_method_does_not_fit_is_not_shown(browser: Any) -> None:
         page.goto(f"{address}/#method=rollout")
         wait_for_map(page)
         page.locator("#model").select_option("cnn")
-        sync_api.expect(page.locator("#status.bad #status-text")).to_contain_text("attention", timeout=WAIT)
+        sync_api.expect(page.locator("#status.error #status-text")).to_contain_text("attention", timeout=WAIT)
         assert page.locator("#model").input_value() == "timm-vit"
         assert page.locator("#head option").count() > 1
         method(page, "gradcam")
