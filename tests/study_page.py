@@ -54,7 +54,7 @@ def unreadable(names: Sequence[str]) -> ImageDataset:
         raise BadInput(f"{names[row]} is no image.")
 
     good = dataset(names, None)
-    return ImageDataset(tuple(names), read, good.mark)
+    return ImageDataset(tuple(names), read, good.content_hash)
 
 
 VOID = {"meta", "link", "img", "br", "wbr"}

@@ -144,7 +144,7 @@ def test_an_image_that_is_not_there_costs_only_itself(error: Exception) -> None:
         return "abc"[row]
 
     own = study()
-    there = dataclasses.replace(dataset("abc"), mark=mark)
+    there = dataclasses.replace(dataset("abc"), content_hash=mark)
     plan = make_plan(own, ["w"], [there], frozenset())
     everything = frozenset(cells(own, plan))
     assert make_plan(own, ["w"], [there], everything).units == ()

@@ -396,13 +396,13 @@ def test_all_methods_together_cost_one_forward_and_one_backward_for_each_rule_ta
 
 
 def test_all_one_trace_methods_together_cost_one_forward(counting: Counting) -> None:
-    names = [name for name in ON_CLASS_TOKEN if method_of(name).more is None]
+    names = [name for name in ON_CLASS_TOKEN if method_of(name).extra_cost.passes is None]
     _, forwards, backwards = counting.spent(lambda: cv.compare(cv.wrap(counting), pixels("timm-vit"), names, target=1))
     assert (forwards, backwards) == (1, len({t for name in names for t in method_of(name).tables}) + 1)
 
 
 def test_forward_methods_make_no_graph(counting: Counting) -> None:
-    names = [name for name in ON_CLASS_TOKEN if not method_of(name).cost.backwards and method_of(name).more is None]
+    names = [name for name in ON_CLASS_TOKEN if not method_of(name).cost.backwards and method_of(name).extra_cost.passes is None]
     _, forwards, backwards = counting.spent(lambda: cv.compare(cv.wrap(counting), pixels("timm-vit"), names))
     assert (forwards, backwards) == (1, 0)
 

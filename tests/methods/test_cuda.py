@@ -68,7 +68,7 @@ def test_half_precision_gives_finite_float32_maps(pixels: torch.Tensor, dtype: s
 
 def test_memory_comes_back(pixels: torch.Tensor) -> None:
     model = cv.load("pets", device="cuda")
-    quick = [name for name in EVERY if name in METHODS and METHODS[name].more is None]
+    quick = [name for name in EVERY if name in METHODS and METHODS[name].extra_cost.passes is None]
     cv.compare(model, pixels, quick, target=5)
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()

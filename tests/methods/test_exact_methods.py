@@ -273,7 +273,7 @@ def test_several_targets_share_one_forward(kind: str, fused: bool) -> None:
     image, classes = p.pixels[0], [3, 0, 4]
     cv.explain(model, image)  # the first call looks at how the model is built
     with Passes(p.module) as passes:
-        together = cv.compare(model, image, TARGET_METHODS, target=classes)
+        together = cv.compare(model, image, TARGET_METHODS, targets=classes)
     assert (passes.forwards, passes.backwards) == (1, 3 * len(classes))  # one for each target and rule table
     for name in TARGET_METHODS:
         specific = together[name].class_specific

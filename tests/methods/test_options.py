@@ -83,9 +83,9 @@ def test_presets_of_compat_belong_to_methods_and_resolve(name: str) -> None:
 
 
 def test_discrepancies_belong_to_methods() -> None:
-    from clairvit.methods.registry import _discrepancies
+    from clairvit.methods.registry import _discrepancies, list_methods
 
-    known = {method.name: method.discrepancies for method in cv.list_methods()}
+    known = {method.name: method.caveats.discrepancies for method in list_methods()}
     assert set(_discrepancies()) <= set(known)
     assert all(known[name] == text for name, text in _discrepancies().items())
     assert all("\n" not in text and "  " not in text for text in known.values())

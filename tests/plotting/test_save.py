@@ -94,7 +94,7 @@ def test_a_failed_write_leaves_the_old_file_alone(tmp_path: Path, monkeypatch: p
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "replace", full)
+    monkeypatch.setattr("os.replace", full)
     with pytest.raises(BadInput, match="No space left"):
         save(fake(method="other"), path)
     assert path.read_bytes() == before

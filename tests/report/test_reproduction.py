@@ -32,7 +32,7 @@ def result() -> Reproduction:
                 for column, measure in enumerate(paper.measures)
             },
         )
-        for place, entry in enumerate(paper.entrants)
+        for place, entry in enumerate(paper.methods)
     )
     return Reproduction(config, NASTY, 9, None, rows, (), (), (), (), (("data", NASTY),), ("unit 1 failed",), 1.0)
 

@@ -278,7 +278,7 @@ def test_an_image_that_cannot_be_read_costs_only_itself() -> None:
             raise BadInput("broken")
         return whole.read(row, net)
 
-    dataset = ImageDataset(whole.names, read, whole.mark)
+    dataset = ImageDataset(whole.names, read, whole.content_hash)
     told: list[str] = []
     pick = cv.choose(model, dataset, ["saliency"], [BY], on_error=lambda name, _: told.append(name))
     assert told == [whole.names[0]]

@@ -169,8 +169,7 @@ def read_preprocess(
     mean: str | None, std: str | None, resize: str | None, crop: str | None, interpolation: str | None
 ) -> dict[str, Any]:
     """Return the options of preprocessing as arguments of `cv.load`, checked before a model is loaded."""
-    from clairvit.models.preprocess import preprocess_options
-    from clairvit.models.request import rows_columns
+    from clairvit.models.preprocess import preprocess_options, rows_columns
 
     arguments: dict[str, Any] = {"interpolation": interpolation} if interpolation is not None else {}
     options: tuple[tuple[str, str, str | None, type[int] | type[float]], ...] = (
