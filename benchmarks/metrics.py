@@ -33,7 +33,7 @@ from clairvit.methods.planner import record_for, run_all
 from clairvit.methods.spec import resolve_method
 from clairvit.metrics.context import EvalContext
 from clairvit.metrics.registry import list_metrics, resolve_metric
-from clairvit.targets.resolve import resolve
+from clairvit.targets.resolve import resolve_targets
 from clairvit.tracing.trace import run_backward
 
 TEN = ("ixg", "genatt", "gradcam", "gmar-l1", "gmar-l2", "attcam", "focusvit", "rollout", "raw-attention", "gradsam")
@@ -86,7 +86,7 @@ def case_of(model: cv.Model, pixels: Tensor, methods: Sequence[str], masks: Tens
     """Maps of these methods, ready to be scored."""
     bounds = tuple(resolve_method(name) for name in methods)
     recording = record_for(bounds, model, pixels)
-    (goal,) = resolve(None, recording.logits.detach(), model.labels)
+    (goal,) = resolve_targets(None, recording.logits.detach(), model.labels)
     made = run_all(bounds, recording, [goal])
     maps = [made[bound.text][0].maps for bound in bounds]
     raw = tuple(one.detach() for one in maps if one is not None)

@@ -6,7 +6,7 @@ import inspect
 
 from clairvit.methods.aggregation import Product, Single, Total
 from clairvit.methods.registry import COMBINATORS, MATRIX_COMBINATORS, Method, by_family, list_methods
-from clairvit.plotting.labels import effort
+from clairvit.plotting.labels import cost_label
 
 COLUMNS = (
     "method",
@@ -112,7 +112,7 @@ def cells(method: Method) -> list[str]:
         "<br>".join(needs(method)),
         ("with `relu=False`" if method.relu else "yes") if method.signed else "no",
         "yes" if method.class_specific else "no",
-        bound(method) + effort(method.cost) + ("; slow" if method.slow else ""),
+        bound(method) + cost_label(method.cost) + ("; slow" if method.slow else ""),
         method.paper,
         "<br>".join(variants(method)) or "–",
         method.caveats.discrepancies or "–",
@@ -176,7 +176,7 @@ def section(method: Method) -> None:
     kind = "one map for every class" if not method.class_specific else "a map for each class"
     print(f"* Paper: {method.paper}\n* Map: {sign}; {kind}\n* Needs: {', '.join(needs(method))}")
     of_its_own = " with these options, on 14 × 14 patches" if method.extra_cost.passes is not None else ""
-    print(f"* Cost: {bound(method)}{effort(method.cost)}{of_its_own}")
+    print(f"* Cost: {bound(method)}{cost_label(method.cost)}{of_its_own}")
     if method.score != "logit":
         print(f"* Score: {method.score}, unless you name another")
     for word, why in (("Often zero", method.caveats.zero_reason), ("Delicate", method.caveats.numerically_unstable)):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 
 from clairvit.metrics.registry import Metric
-from clairvit.plotting.labels import ARROWS, forwards, in_order, needs, span
+from clairvit.plotting.labels import ARROWS, default_forwards, metrics_by_family, needs_label, value_range_label
 
 COLUMNS = ("metric", "better", "range", "needs", "forwards", "formula", "paper")
 INTRODUCTION = """# Metrics
@@ -39,7 +39,7 @@ score) to 0 and may leave that range; where nothing changes the score it is unde
 def main() -> None:
     print(INTRODUCTION)
     family = ""
-    listed = in_order()
+    listed = metrics_by_family()
     for metric in listed:
         if metric.family != family:
             family = metric.family
@@ -61,9 +61,9 @@ def cells(metric: Metric) -> list[str]:
     return [
         f"[`{metric.name}`](#{metric.name})",
         ARROWS[metric.better],
-        span(metric),
-        ", ".join(needs(metric)) or "–",
-        str(forwards(metric)),
+        value_range_label(metric),
+        ", ".join(needs_label(metric)) or "–",
+        str(default_forwards(metric)),
         f"``{formula(metric.summary)}``",  # double, for it may name an option in backticks
         metric.paper,
     ]

@@ -10,7 +10,7 @@ from PIL import Image
 from torch import nn
 
 from clairvit.data.dataset import Sample
-from clairvit.data.open import Data
+from clairvit.data.open import OpenedDataset
 from clairvit.models.model import Model
 from clairvit.models.preprocess import Preprocess
 
@@ -49,11 +49,11 @@ def block(top: int, bottom: int, left: int, right: int) -> np.ndarray:
     return mask
 
 
-def read_sample(data: Data, row: int, model: Model | None = None) -> Sample:
+def read_sample(data: OpenedDataset, row: int, model: Model | None = None) -> Sample:
     return data.dataset.read(row, model or identity_model())
 
 
-def called(data: Data, row: int) -> str | None:
+def called(data: OpenedDataset, row: int) -> str | None:
     """The name of the true class, by the data set's own list."""
     label = read_sample(data, row).label
     return None if label is None else data.classes[int(label)]

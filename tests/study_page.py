@@ -12,7 +12,7 @@ from clairvit.bench.plan import DataConfig, ModelConfig, Study
 from clairvit.bench.run import run_study
 from clairvit.bench.store import Store
 from clairvit.bench.worker import Worker
-from clairvit.data.dataset import ImageDataset, album_of
+from clairvit.data.dataset import ImageDataset, as_dataset
 from clairvit.models.images import Batch
 from tiny import pixels, wrapped
 
@@ -27,15 +27,15 @@ def dataset(
     names: Sequence[str] = NAMES, labels: Sequence[int] | None = (1, 2, 1, 0, 1, 2), seed: int = 1
 ) -> ImageDataset:
     batch = Batch(pixels("timm-vit", len(names), seed, torch.float64), tuple(names))
-    return album_of(batch, MODEL, labels=None if labels is None else labels[: len(names)])
+    return as_dataset(batch, MODEL, labels=None if labels is None else labels[: len(names)])
 
 
 def study_of(methods: Sequence[str] = METHODS, metrics: Sequence[str] = METRICS, spec: str = "folder:photos") -> Study:
-    return Study((ModelConfig("tiny"),), (DataConfig(spec),), tuple(methods), tuple(metrics)).settled()
+    return Study((ModelConfig("tiny"),), (DataConfig(spec),), tuple(methods), tuple(metrics)).resolved()
 
 
 def worker_of(study: Study, images: ImageDataset | None = None) -> Worker:
-    return Worker(study, models={0: MODEL}, albums={0: images or dataset()})
+    return Worker(study, models={0: MODEL}, datasets={0: images or dataset()})
 
 
 def run(path: Path, study: Study | None = None, images: ImageDataset | None = None) -> Store:

@@ -19,7 +19,7 @@ import clairvit as cv
 from clairvit.bench.run import run_study
 from clairvit.bench.store import Store
 from clairvit.bench.worker import Worker
-from clairvit.data.dataset import album_of
+from clairvit.data.dataset import as_dataset
 from clairvit.errors import ClairError
 from clairvit.models.model import Model
 from clairvit.training.finetune import finetune
@@ -140,7 +140,7 @@ def test_a_verb_that_is_stopped_leaves_everything_as_it_was(verb: str, failure: 
 def test_a_study_leaves_the_model_as_it_was(tmp_path: Path, failure: str | None) -> None:
     """What `clairvit bench` does with each model."""
     own = study(tmp_path, 2)
-    worker = Worker(own.settled())
+    worker = Worker(own.resolved())
     worker.open()
     module: nn.Module = worker.model(0).module
     module.train()
@@ -166,7 +166,7 @@ def test_a_study_leaves_the_model_as_it_was(tmp_path: Path, failure: str | None)
 def test_training_leaves_the_process_as_it_was(tmp_path: Path, failure: str | None) -> None:
     """`clairvit finetune` makes its own model; random numbers, modes and flags of the process are the user's."""
     photos = [Image.new("RGB", (40, 40), colour) for colour in ("red", "blue", "green", "white")]
-    dataset = album_of(photos, Model(nn.Identity(), "none"), labels=["a", "b", "a", "b"])
+    dataset = as_dataset(photos, Model(nn.Identity(), "none"), labels=["a", "b", "a", "b"])
     shape = {"patch_size": 16, "embed_dim": 8, "depth": 1, "num_heads": 1, "drop_rate": 0.1}
 
     def run(folder: str) -> None:

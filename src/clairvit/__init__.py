@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from clairvit.registry import parse_metric as parse_metric
     from clairvit.selection.choose import choose as choose
     from clairvit.selection.result import Selection as Selection
-    from clairvit.targets.base import Target as Target
+    from clairvit.targets.base import TargetBatch as TargetBatch
     from clairvit.targets.contrast import contrast as contrast
     from clairvit.tracing.trace import Trace as Trace
     from clairvit.tracing.trace import trace as trace

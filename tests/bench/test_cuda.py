@@ -14,7 +14,7 @@ from clairvit.bench.executors import in_process, local
 from clairvit.bench.run import run_study
 from clairvit.bench.store import Store
 from clairvit.bench.worker import Worker
-from clairvit.data.dataset import ImageDataset, album_of
+from clairvit.data.dataset import ImageDataset, as_dataset
 from clairvit.models.model import Model
 from clairvit.training.finetune import finetune
 from clairvit.training.training_config import TrainingConfig
@@ -31,7 +31,7 @@ def test_a_study_on_a_gpu_has_the_numbers_of_the_cpu(tmp_path: Path, workers: in
         own = study(tmp_path, metrics=("deletion(steps=3)", "sparseness", "faithfulness-correlation(runs=20)"))
         store = Store.open(tmp_path / device)
         engine = in_process if device == "cpu" or workers == 1 else local(workers, device=device)
-        outcome = run_study(own, store, engine, Worker(own.settled(), device))
+        outcome = run_study(own, store, engine, Worker(own.resolved(), device))
         assert (outcome.computed, outcome.failed) == (3, ())
         found[device] = store.query(VALUES)[1]
     assert [row[:3] for row in found["cuda"]] == [row[:3] for row in found["cpu"]]
@@ -46,7 +46,7 @@ def test_a_study_on_a_gpu_is_the_same_twice(tmp_path: Path) -> None:
     stores = [Store.open(tmp_path / name) for name in ("one", "two")]
     for store in stores:
         own = study(tmp_path)
-        run_study(own, store, worker=Worker(own.settled(), "cuda"))
+        run_study(own, store, worker=Worker(own.resolved(), "cuda"))
     assert table(stores[0]) == table(stores[1])
 
 
@@ -58,7 +58,7 @@ def colours(count: int = 64) -> ImageDataset:
         noise = rng.integers(0, 120, (32, 40, 3), dtype=np.uint8)
         noise[..., 2 * (number % 2)] += 120
         pictures.append(Image.fromarray(noise))
-    return album_of(pictures, Model(torch.nn.Identity(), "nobody"), labels=["red", "blue"] * (count // 2))
+    return as_dataset(pictures, Model(torch.nn.Identity(), "nobody"), labels=["red", "blue"] * (count // 2))
 
 
 def test_training_in_bfloat16_learns_goes_on_exactly_and_writes_float32(tmp_path: Path) -> None:

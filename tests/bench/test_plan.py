@@ -34,7 +34,7 @@ def dataset(marks: Sequence[str]) -> ImageDataset:
 
 def study(**others: Any) -> Study:
     usual: dict[str, Any] = {"methods": ("legrad", "rollout"), "metrics": ("deletion", "sparseness"), "at_once": 2}
-    return Study((ModelConfig("pets"),), (DataConfig("folder:x"),), **usual | others).settled()
+    return Study((ModelConfig("pets"),), (DataConfig("folder:x"),), **usual | others).resolved()
 
 
 def planned(own: Study, marks: Sequence[str], done: frozenset[Cell] = frozenset(), weights: str = "w") -> Plan:

@@ -18,7 +18,7 @@ from PIL import Image
 import clairvit as cv
 import clairvit.bench.worker as worker_module
 from clairvit.bench.plan import ModelConfig, Study, Unit, image_set_hash, settings_of
-from clairvit.bench.results import combinations, scores_of, unread
+from clairvit.bench.results import combinations, read_scores, unreadable_images
 from clairvit.bench.run import Outcome, run_study
 from clairvit.bench.store import Row, Store
 from clairvit.bench.worker import Worker
@@ -41,7 +41,7 @@ asked: list[Unit] = []
 
 def run(own: Study, store: Store, kind: type[Worker] = Counting) -> Outcome:
     asked.clear()
-    return run_study(own, store, worker=kind(own.settled()))
+    return run_study(own, store, worker=kind(own.resolved()))
 
 
 def doubled(store: Store) -> int:
@@ -70,7 +70,7 @@ def test_the_numbers_are_those_of_evaluate(tmp_path: Path) -> None:
     model = own.models[0].load()
     images = sorted((tmp_path / "photos").rglob("*.png"))
     expected = cv.evaluate(model, images, list(METHODS), list(METRICS), seed=3)
-    found = scores_of(store, known_by, data, settings)
+    found = read_scores(store, known_by, data, settings)
     assert (name, data, settings) == (model.name, own.data[0].spec, settings_of(own))
     assert isinstance(expected, dict)
     assert set(found) == {*expected, *((luck, metric) for luck in ("random", "center") for metric in METRICS)}
@@ -78,8 +78,10 @@ def test_the_numbers_are_those_of_evaluate(tmp_path: Path) -> None:
         assert_same(found[key].values, score.values)
         assert_same([found[key].mean, *found[key].interval], [score.mean, *score.interval])
         assert_same(found[key].baselines["random"].values, score.baselines["random"].values)
-    assert [one.predicted for one in found.seen] == [one.predicted for one in expected.seen]
-    assert [one.image for one in found.seen] == [path.relative_to(tmp_path / "photos").as_posix() for path in images]
+    assert [one.predicted for one in found.predictions] == [one.predicted for one in expected.predictions]
+    assert [one.image for one in found.predictions] == [
+        path.relative_to(tmp_path / "photos").as_posix() for path in images
+    ]
 
 
 def test_a_second_run_has_nothing_to_do_and_more_methods_and_metrics_only_those(tmp_path: Path) -> None:
@@ -104,7 +106,7 @@ def test_an_image_that_changed_is_computed_and_read_alone(tmp_path: Path) -> Non
     after = run(own, store).plan
     assert [[before.images[0][row][0] for row in unit.rows] for unit in asked] == [["1/001.png"]]
     old, new = (
-        scores_of(store, plan.hashes[0], "", settings_of(own), plan.images[0])["legrad", "sparseness"]
+        read_scores(store, plan.hashes[0], "", settings_of(own), plan.images[0])["legrad", "sparseness"]
         for plan in (before, after)
     )
     changed = [name for name, a, b in zip(old.names, old.values, new.values, strict=True) if a != b]
@@ -118,11 +120,11 @@ def test_images_that_were_seen_in_another_folder_have_their_new_names(tmp_path: 
     (tmp_path / "photos" / "1" / "001.png").rename(tmp_path / "photos" / "1" / "zzz.png")
     plan = run(own, store).plan
     assert asked == []
-    found = scores_of(store, plan.hashes[0], own.data[0].spec, settings_of(own), plan.images[0])
+    found = read_scores(store, plan.hashes[0], own.data[0].spec, settings_of(own), plan.images[0])
     assert "1/zzz.png" in found["legrad", "sparseness"].names
     assert len(found["legrad", "sparseness"].names) == 6
     mixed = plan.images[0][::-1]
-    again = scores_of(store, plan.hashes[0], own.data[0].spec, settings_of(own), mixed)["legrad", "sparseness"]
+    again = read_scores(store, plan.hashes[0], own.data[0].spec, settings_of(own), mixed)["legrad", "sparseness"]
     assert again.names == tuple(sorted(again.names)) == found["legrad", "sparseness"].names  # whatever their order was
     assert torch.equal(again.values, found["legrad", "sparseness"].values)
 
@@ -139,7 +141,7 @@ def test_a_metric_of_a_whole_set_is_of_the_set_that_is_asked_for_or_of_the_large
         store.write(unit, [{**shared, **known, **spent, "image": f"{one}.png", "image_hash": one} for one in marks])
     for marks, value in (("ab", 0.1), ("abcd", 0.2), ("bcd", 0.3), ("", 0.2)):
         images = [(f"{one}.png", one) for one in marks] or None
-        found = scores_of(store, "w", "d", settings, images)["legrad", metric]
+        found = read_scores(store, "w", "d", settings, images)["legrad", metric]
         assert found.values.tolist() == [value] * len(marks or "abcd")
 
 
@@ -148,10 +150,10 @@ def test_an_image_that_cannot_be_read_costs_only_itself(tmp_path: Path) -> None:
     (tmp_path / "photos" / "1" / "001.png").write_text("no picture")
     outcome = run(own, store)
     assert outcome.failed == ()
-    lost = unread(store, outcome.plan.hashes[0], settings_of(own), outcome.plan.images[0])
+    lost = unreadable_images(store, outcome.plan.hashes[0], settings_of(own), outcome.plan.images[0])
     assert list(lost) == ["1/001.png"]
     assert "is not an image" in lost["1/001.png"]
-    found = scores_of(store, outcome.plan.hashes[0], "", settings_of(own), outcome.plan.images[0])
+    found = read_scores(store, outcome.plan.hashes[0], "", settings_of(own), outcome.plan.images[0])
     assert len(found["legrad", "sparseness"].names) == 5
     run(own, store)
     assert asked == []
@@ -218,7 +220,7 @@ def test_what_this_version_does_not_know_is_left_out_and_named(tmp_path: Path) -
     other = Store.open(tmp_path / "other")
     other.write(plan.units[0], renamed)
     with pytest.warns(ClairWarning) as told:
-        scores = scores_of(other, plan.hashes[0], own.data[0].spec, settings_of(own))
+        scores = read_scores(other, plan.hashes[0], own.data[0].spec, settings_of(own))
     assert {metric for _, metric in scores} == {"deletion(steps=3)"}
     assert {method for method, _ in scores} == {"raw-attention", "random", "center"}
     words = [str(one.message) for one in told]
@@ -235,7 +237,7 @@ def test_what_changed_since_it_was_planned_is_not_stored(tmp_path: Path) -> None
     def told(plan: Any) -> None:
         Image.open(photo).rotate(90).save(photo)
 
-    outcome = run_study(own, store, told=told)
+    outcome = run_study(own, store, on_plan=told)
     ((_, error),) = outcome.failed
     assert "1/001.png is not the image that it was" in error
     assert (run_study(own, store).computed, store.failures()) == (1, store.failures())
@@ -250,16 +252,16 @@ def test_a_worker_with_another_model_or_fewer_images_stores_nothing(tmp_path: Pa
         worker.hashes.clear()
         weights(tmp_path / "tiny.safetensors", seed=1)
 
-    worker = Worker(own.settled())
-    outcome = run_study(own, store, worker=worker, told=told)
+    worker = Worker(own.resolved())
+    outcome = run_study(own, store, worker=worker, on_plan=told)
     assert (outcome.computed, len(outcome.failed)) == (0, 3)
     assert all("has other weights here than where the study was planned" in error for _, error in outcome.failed)
 
     def fewer(plan: Any) -> None:
-        worker.albums[0] = worker.albums[0].take(range(3))
+        worker.datasets[0] = worker.datasets[0].take(range(3))
 
-    worker = Worker(own.settled())
-    outcome = run_study(own, store, worker=worker, told=fewer)
+    worker = Worker(own.resolved())
+    outcome = run_study(own, store, worker=worker, on_plan=fewer)
     assert outcome.computed == 1
     assert [unit.rows for unit, _ in outcome.failed] == [(2, 3), (4, 5)]
     assert all("has 3 images here, fewer than where" in error for _, error in outcome.failed)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from clairvit.bench.results import combinations, scores_of
+from clairvit.bench.results import combinations, read_scores
 from clairvit.bench.store import Store
 from clairvit.cli import main
 
@@ -25,12 +25,12 @@ def test_a_study_of_scenes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
     first = json.loads(capsys.readouterr().out)
     store = Store.open("store", create=False)
     ((_, weights, data, settings),) = combinations(store)
-    scores = scores_of(store, weights, data, settings)
+    scores = read_scores(store, weights, data, settings)
     assert {method for method, _ in scores} == {"genatt", "rollout", "random", "center"}
     (pointing,) = {metric for _, metric in scores if metric.startswith("pointing-game")}
     assert scores["genatt", pointing].mean > 0.8
     assert scores["random", pointing].mean < 0.3
-    assert sum(one.predicted == one.label for one in scores.seen) >= 11
+    assert sum(one.predicted == one.label for one in scores.predictions) >= 11
     values = {key: score.values.tolist() for key, score in scores.items()}
 
     parts = {file.name: file.stat().st_mtime_ns for file in (tmp_path / "store" / "parts").iterdir()}
@@ -38,7 +38,7 @@ def test_a_study_of_scenes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
     again = json.loads(capsys.readouterr().out)
     assert {file.name: file.stat().st_mtime_ns for file in (tmp_path / "store" / "parts").iterdir()} == parts
     assert first.keys() == again.keys()
-    assert {key: one.values.tolist() for key, one in scores_of(store, weights, data, settings).items()} == values
+    assert {key: one.values.tolist() for key, one in read_scores(store, weights, data, settings).items()} == values
 
     assert main(["report", "store", "--out", "report.html", "--quiet"]) == 0
     page = (tmp_path / "report.html").read_text(encoding="utf-8")

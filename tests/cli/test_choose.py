@@ -16,7 +16,7 @@ import clairvit as cv
 from clairvit.bench.plan import DataConfig
 from clairvit.cli import main
 from clairvit.cli.annotations import data_set, sample_images
-from clairvit.data.dataset import ImageDataset, album_of
+from clairvit.data.dataset import ImageDataset, as_dataset
 from clairvit.errors import BadInput
 from small_study import ARCHITECTURE, weights
 from three_photos import photos as photos
@@ -53,7 +53,7 @@ def test_a_ranking_and_its_recipe(capsys: Captured) -> None:
         (line,) = [one for one in printed.splitlines() if one.split()[:2] == [str(row.rank), row.method]]
         assert f"{row.mean:.3g} ± {row.standard_error:.2g}" in line
         assert math.isnan(row.interval[0]), "three images have no interval"
-        assert ("●" in line) == row.on_front
+        assert ("●" in line) == row.is_pareto_optimal
         assert ("(baseline)" in line) == row.baseline
     assert "nan" not in printed
     for heading in ("3 images", "95 % interval", "gap to best", "cost of a map", "front", "1 f + 1 b"):
@@ -163,7 +163,7 @@ def test_a_data_set_brings_its_masks(capsys: Captured, monkeypatch: pytest.Monke
         seen.append((self, seed))
         masks = [np.ones((300, 451 - 40 * number), dtype=np.uint8) for number in range(3)]
         files = [f"photos/cat{number}.png" for number in range(3)]
-        return album_of(files, cv.load("pets"), masks=masks)
+        return as_dataset(files, cv.load("pets"), masks=masks)
 
     monkeypatch.setattr(DataConfig, "open", opened)
     options = ["--method", "rollout", "--split", "test", "--limit", "3", "--seed", "5"]

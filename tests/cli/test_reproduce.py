@@ -200,7 +200,7 @@ def test_mask_rcnn_finds_the_foreground(monkeypatch: pytest.MonkeyPatch) -> None
     assert page.mask is not None
     assert int(page.mask.sum()) == 64
     assert shown.dataset.content_hash(0) != other.dataset.content_hash(0)
-    assert shown.words == "a folder of images, 2 of 3 images"
-    nowhere = ReproductionConfig(wish.preset, wish.model, DataConfig("folder:nowhere"))
+    assert shown.description == "a folder of images, 2 of 3 images"
+    nowhere = ReproductionConfig(wish.paper, wish.model, DataConfig("folder:nowhere"))
     with pytest.raises(BadInput, match="There is no folder 'nowhere'"):
         detected_data(nowhere, Annotations("mask-rcnn", "nonzero", None, None), wrapped("timm-vit"))

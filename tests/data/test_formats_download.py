@@ -8,7 +8,7 @@ from urllib.error import URLError
 import pytest
 import torchvision
 
-from clairvit.data.open import datasets, open_data
+from clairvit.data.open import list_datasets, open_data
 from clairvit.errors import BadInput
 
 
@@ -42,12 +42,12 @@ def test_download_goes_through_torchvision(
         raised.value
     )
     assert f"  {place}/\n" in str(raised.value)
-    (data,) = [one for one in datasets() if one.name == name]
+    (data,) = [one for one in list_datasets() if one.name == name]
     assert inside in data.archive_folders, "where torchvision puts it is where it is looked for"
 
 
 def test_formats_without_download_raise(tmp_path: Path) -> None:
-    for data in datasets():
+    for data in list_datasets():
         if not data.download and data.name != "folder":
             with pytest.raises(BadInput, match=f"{data.title} cannot be downloaded from here: .*Put it into:"):
                 open_data(f"{data.name}:{tmp_path}", download=True)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from clairvit.data.dataset import parts
+from clairvit.data.dataset import iter_batches
 from clairvit.data.open import open_data
 from clairvit.errors import BadInput
 from small_datasets import block, called, identity_model, painted, photo, read_sample, shows, written
@@ -30,8 +30,8 @@ def test_folders_are_classes(mine: Path) -> None:
     assert (data.split, data.notes, data.dataset.has_masks, data.dataset.has_labels) == ("all", (), False, True)
     assert [read_sample(data, row, identity_model(["fox", "dog", "Cat"])).label for row in range(3)] == [2, 2, 1]
     assert read_sample(data, 0).label is None
-    assert data.unknown(identity_model(["catamaran", "dog"])) == ("cat",)
-    assert data.unknown(identity_model()) == ("cat", "dog")
+    assert data.unknown_classes(identity_model(["catamaran", "dog"])) == ("cat",)
+    assert data.unknown_classes(identity_model()) == ("cat", "dog")
     assert open_data(f"folder:{mine}", limit=2).total == 3
 
 
@@ -98,7 +98,7 @@ def test_ambiguous_or_unmatched_masks_raise(mine: Path, tmp_path: Path) -> None:
     painted(masks / "2.png", np.ones((8, 6)))
     told: list[tuple[str, str]] = []
     data = open_data(f"folder:{mine}", masks=masks)
-    (part,) = parts(data.dataset, identity_model(), 9, lambda name, error: told.append((name, str(error))))
+    (part,) = iter_batches(data.dataset, identity_model(), 9, lambda name, error: told.append((name, str(error))))
     assert part.rows == (1, 2)
     ((name, error),) = told
     assert name == "cat/2.png"

@@ -39,7 +39,7 @@ def test_imagenet_in_class_folders(tmp_path: Path) -> None:
     assert read_sample(data, 2, identity_model([f"a name of its own {i}" for i in range(1000)])).label == 340
     assert read_sample(data, 2, identity_model(["cat", "zebra"])).label == 1
     assert read_sample(data, 0, identity_model(["cat", "zebra"])).label is None
-    assert len(data.unknown(identity_model(["cat", "zebra"]))) == 999
+    assert len(data.unknown_classes(identity_model(["cat", "zebra"]))) == 999
     assert (data.dataset.has_masks, data.dataset.has_labels) == (False, True)
     assert read_sample(data, 0).mask is None
     assert called(open_data(f"imagenet:{tmp_path}", split="train"), 0) == "great white shark"

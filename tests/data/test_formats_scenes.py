@@ -16,7 +16,7 @@ def test_scenes_need_no_path() -> None:
     assert len(open_data("scenes", limit=30)) == 30
     data = open_data("scenes:40", limit=8, seed=3)
     assert (len(data), data.total, data.split, data.classes) == (8, 40, "one", CLASSES)
-    assert data.unknown(model) == ()
+    assert data.unknown_classes(model) == ()
     sample = data.dataset.read(5, model)
     assert sample.label == scene(3, 5).class_name
     assert sample.other is None

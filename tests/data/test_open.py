@@ -11,11 +11,11 @@ import pytest
 import torchvision
 from PIL import Image
 
-from clairvit.data.dataset import parts
+from clairvit.data.dataset import iter_batches
 from clairvit.data.formats import registry
 from clairvit.data.formats.entry import DatasetIndex, labelled_entry, list_files
 from clairvit.data.formats.registry import DataRequest
-from clairvit.data.open import datasets, open_data, stratified_sample
+from clairvit.data.open import list_datasets, open_data, stratified_sample
 from clairvit.errors import BadInput, UnknownName
 from small_datasets import block, called, identity_model, painted, photo, read_sample, shows, written
 
@@ -89,9 +89,9 @@ def test_classes_are_mapped_to_the_models_index_or_none(pets: Path) -> None:
     data = open_data(f"pets:{pets}")
     named = identity_model(["Puget sound", "PUG, pug-dog", "abyssinian"])
     assert [read_sample(data, row, named).label for row in (0, 4, 8)] == [2, None, 1]
-    assert data.unknown(named) == ("American Bulldog",)
+    assert data.unknown_classes(named) == ("American Bulldog",)
     assert [read_sample(data, row).label for row in (0, 4, 8)] == [0, 1, 2]
-    assert data.unknown(identity_model()) == ()
+    assert data.unknown_classes(identity_model()) == ()
     assert read_sample(data, 8, identity_model(["pug", "pug, small"])).label == 0, "the whole name first"
     assert read_sample(data, 8, identity_model(["a, pug", "b, pug"])).label is None, "two of them"
 
@@ -154,7 +154,9 @@ def test_an_unreadable_image_does_not_stop_the_others(pets: Path) -> None:
     errors: dict[str, str] = {}
     data = open_data(f"pets:{pets}")
     found = list(
-        parts(data.dataset, identity_model(), 50, lambda name, error: errors.update({Path(name).stem: str(error)}))
+        iter_batches(
+            data.dataset, identity_model(), 50, lambda name, error: errors.update({Path(name).stem: str(error)})
+        )
     )
     assert len(found[0].rows) == 17
     assert found[0].unmasked == ("images/pug_2.jpg",)
@@ -210,16 +212,22 @@ def test_names_are_checked(tmp_path: Path) -> None:
 
 
 def test_datasets_lists_all_formats() -> None:
-    listed = {data.name: data for data in datasets()}
+    listed = {data.name: data for data in list_datasets()}
     assert list(listed) == [
         *("folder", "pets", "flowers", "caltech101", "voc", "voc-class", "dogs", "indoor67", "mura"),
         *("imagenet", "imagenet-s", "imagenet-seg", "coco"),
     ]
-    assert [data.name for data in datasets() if data.download] == ["pets", "flowers", "caltech101", "voc", "voc-class"]
-    assert all(data.download or data.why_no_download for data in datasets())
-    assert {word for data in datasets() for word in data.has} == {"masks", "labels", "boxes", "others"}
+    assert [data.name for data in list_datasets() if data.download] == [
+        "pets",
+        "flowers",
+        "caltech101",
+        "voc",
+        "voc-class",
+    ]
+    assert all(data.download or data.why_no_download for data in list_datasets())
+    assert {word for data in list_datasets() for word in data.has} == {"masks", "labels", "boxes", "others"}
     assert listed["dogs"].has == ("boxes", "labels")
-    for data in datasets():
+    for data in list_datasets():
         lines = data.layout().splitlines()
         assert lines[0] == "  PATH/"
         assert all(line.startswith("    ") for line in lines[1:])
@@ -230,7 +238,7 @@ def test_datasets_lists_all_formats() -> None:
 
 
 def test_a_format_is_registered_by_a_decorator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "_FORMATS", {data.name: data for data in reversed(datasets())})
+    monkeypatch.setattr(registry, "_FORMATS", {data.name: data for data in reversed(list_datasets())})
     photo(tmp_path / "cats" / "tom.png")
 
     @registry.dataset_format("cats", "Cats", has=("labels",), tree="cats/\n  tom.png …", required_paths=("cats",))
@@ -238,7 +246,7 @@ def test_a_format_is_registered_by_a_decorator(tmp_path: Path, monkeypatch: pyte
         images = list_files(asked.root / "cats", ".png")
         return DatasetIndex(tuple(labelled_entry(asked.root, image, 0, None) for image in images), ("cat",))
 
-    assert [data.name for data in datasets()][-2:] == ["coco", "cats"]
+    assert [data.name for data in list_datasets()][-2:] == ["coco", "cats"]
     data = open_data(f"cats:{tmp_path}")
     assert (data.dataset.names, called(data, 0)) == (("cats/tom.png",), "cat")
     assert cats(DataRequest(tmp_path, "all")).classes == ("cat",), "the function stays a function"
@@ -257,7 +265,7 @@ def test_an_existing_dataset_is_not_downloaded(pets: Path, tmp_path: Path, monke
 
 def test_the_docs_show_every_data_set() -> None:
     text = (Path(__file__).parents[2] / "docs" / "data.md").read_text(encoding="utf-8")
-    for data in datasets():
+    for data in list_datasets():
         download = "yes" if data.download else "no"
         line = f"| `{data.name}` | {data.title} | {', '.join(data.has)} | {', '.join(data.splits)} | {download} |"
         assert line in text

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import nn
 
-from clairvit.data.dataset import parts
+from clairvit.data.dataset import iter_batches
 from clairvit.data.drawing import BODY_SHAPES, CLASS_PATTERNS, UNITS_PER_PIXEL, IntRng, disc, offsets
 from clairvit.data.scenes import CLASSES, SIZE, Scene, ScenePlan, draw, plan, scene, scenes, with_class
 from clairvit.errors import BadInput
@@ -183,7 +183,7 @@ def test_patterns_differ_on_the_smallest_marker_and_are_their_own_mirror_image()
 def test_a_dataset_of_scenes_has_masks_and_classes() -> None:
     dataset = scenes(6, seed=4, objects=2)
     assert (len(dataset), dataset.has_masks, dataset.has_labels, dataset.has_others) == (6, True, True, True)
-    (part,) = parts(dataset, PLAIN, 6)
+    (part,) = iter_batches(dataset, PLAIN, 6)
     assert part.masks is not None
     for row in range(6):
         drawn = scene(4, row, objects=2)

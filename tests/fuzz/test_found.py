@@ -12,7 +12,7 @@ from PIL import Image
 from torch import nn
 
 import clairvit as cv
-from clairvit.data.dataset import album_of
+from clairvit.data.dataset import as_dataset
 from clairvit.errors import BadInput, UnknownName
 from clairvit.models.image_files import find_images
 from clairvit.models.model import Model
@@ -113,7 +113,7 @@ def test_a_mask_of_sixteen_bits(model: cv.Model) -> None:
 
 
 def test_training_on_tensors_of_another_size(tmp_path: Path) -> None:
-    dataset = album_of(list(torch.zeros(4, 3, 32, 32)), Model(nn.Identity(), "none"), labels=["a", "b"] * 2)
+    dataset = as_dataset(list(torch.zeros(4, 3, 32, 32)), Model(nn.Identity(), "none"), labels=["a", "b"] * 2)
     options = {"patch_size": 16, "embed_dim": 8, "depth": 1, "num_heads": 1}
     how = {"options": options, "size": 32, "out": tmp_path / "m.safetensors", "pretrained": False}
     with pytest.raises(BadInput, match=r"is a tensor of shape \[3, 32, 32\].*Pass paths or PIL images"):

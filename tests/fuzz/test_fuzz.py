@@ -166,7 +166,7 @@ def test_studies(tmp_path: Path, request: pytest.FixtureRequest) -> None:
         with cases.case():
             config = read_config(path)
             study = study_of(config, StudyOptions(data=DataOptions(None if config.data else ["folder:x"])))
-            json.dumps(study.settled().as_document())
+            json.dumps(study.resolved().as_document())
 
     run_family("studies", request, read, text=strategies.studies())
 

@@ -18,7 +18,7 @@ from clairvit.methods.lime_shap import lime_kernel
 from clairvit.methods.occlusion import multi_scale_boxes
 from clairvit.methods.registry import list_methods
 from clairvit.methods.rise import random_masks
-from clairvit.perturbation.segments import halves
+from clairvit.perturbation.segments import random_halves
 from helpers.rounding import assert_same
 from linear import LinearPatches, effects
 from tiny import ZOO, build, pixels
@@ -124,7 +124,7 @@ class TestClosedForms:
     def test_lime(self, activation: str) -> None:
         """The weighted ridge regression, solved by numpy as one least-squares problem."""
         maps, _, value = explained(activation, "lime", samples=40, alpha=0.5, seed=2)
-        kept = torch.cat([torch.ones(1, PATCHES), halves(39, PATCHES, 2)]).double()
+        kept = torch.cat([torch.ones(1, PATCHES), random_halves(39, PATCHES, 2)]).double()
         scores = np.array([value(row.bool()) for row in kept])
         weights = lime_kernel(kept, 0.25).numpy()
         rows = np.concatenate([np.ones((40, 1)), kept.numpy()], 1) * np.sqrt(weights)[:, None]

@@ -135,7 +135,7 @@ def test_prefix_tokens_are_cut_off_and_patches_stay_in_order(kind: str) -> None:
     tiny, (model, image) = ZOO[kind], double(kind)
     tr = cv.trace(model, image, target=TARGET)
     found = compared(kind, image, ["raw-attention", "ixg", "saliency"])
-    rows = (tr.read[:, None] @ tr.layers[-1].A.mean(1))[:, 0]  # [B, N]
+    rows = (tr.readout_weights[:, None] @ tr.layers[-1].A.mean(1))[:, 0]  # [B, N]
     assert_same(found["raw-attention"].maps, rows[:, tiny.prefix :].reshape(2, *tiny.grid))
     if kind not in NO_BLOCK_MODULES:
         tokens = (tr.layers[0].x * tr.layers[0].dx).sum(-1)
@@ -402,7 +402,11 @@ def test_all_one_trace_methods_together_cost_one_forward(counting: Counting) -> 
 
 
 def test_forward_methods_make_no_graph(counting: Counting) -> None:
-    names = [name for name in ON_CLASS_TOKEN if not method_of(name).cost.backwards and method_of(name).extra_cost.passes is None]
+    names = [
+        name
+        for name in ON_CLASS_TOKEN
+        if not method_of(name).cost.backwards and method_of(name).extra_cost.passes is None
+    ]
     _, forwards, backwards = counting.spent(lambda: cv.compare(cv.wrap(counting), pixels("timm-vit"), names))
     assert (forwards, backwards) == (1, 0)
 

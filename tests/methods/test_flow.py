@@ -80,7 +80,7 @@ def network_of(kind: str, dtype: torch.dtype = torch.float64) -> tuple[Reals, Re
     trace = cv.trace(wrapped(kind, dtype), pixels(kind, dtype=dtype), target=TARGET)
     attention = torch.stack([layer.A.mean(1).clamp(min=0) for layer in reversed(trace.layers)], 1)  # [B, L, N, N]
     passing = attention + torch.eye(attention.shape[-1], dtype=dtype)
-    source = trace.read.expand(len(passing), -1)
+    source = trace.readout_weights.expand(len(passing), -1)
     return source.numpy(), (passing / passing.sum(-1, keepdim=True)).numpy()
 
 
@@ -182,7 +182,7 @@ def test_a_matrix_of_gradients_flows_too(kind: str) -> None:
     said = torch.stack([(layer.A * layer.G).clamp(min=0).mean(1) for layer in reversed(trace.layers)], 1)
     passing = said + torch.eye(said.shape[-1], dtype=torch.float64)
     layers = (passing / passing.sum(-1, keepdim=True)).numpy()
-    source = trace.read.expand(len(layers), -1).numpy()
+    source = trace.readout_weights.expand(len(layers), -1).numpy()
     for row, made in enumerate(explained("genatt+flow", kind)):
         flows = by_networkx(source[row], layers[row])
         expected = (flows / flows.sum())[ZOO[kind].prefix :].reshape(ZOO[kind].grid)

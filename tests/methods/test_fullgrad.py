@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import clairvit as cv
 from clairvit.errors import BadInput, NotApplicable
-from clairvit.methods.fullgrad import totals
+from clairvit.methods.fullgrad import completeness_sums
 from clairvit.tracing.recorders.bias_terms import BiasMaps, BiasTerms, ImplicitBiasTerms, LearnedBiasTerms
 from clairvit.tracing.recording import record
 from clairvit.tracing.trace import Trace, one_target, run_backward
@@ -255,7 +255,7 @@ def test_every_model_adds_up(kind: str, biases: str, table: str) -> None:
     exact = 1e-6 if float32_softmax(kind) and biases == "implicit" else 1e-12
     # Of two attentions side by side both read the same tokens, and the second has no claim to the first one's biases.
     for start in range(0, ZOO[kind].layers, 2 if kind == "timm-parallel" else 1):
-        found, expected = totals(made, start, biases, table)
+        found, expected = completeness_sums(made, start, biases, table)
         assert (found - expected).abs().max() < exact * max(1, float(expected.abs().max())), start
 
 

@@ -23,11 +23,11 @@ def test_heads_are_what_the_trace_says(kind: str, method: str) -> None:
     assert made.layers is None, "nobody asked for them"
     for index, layer in enumerate(tr.layers):
         said = layer.A if method == "raw-attention" else (layer.A * layer.G).clamp(min=0)  # [B, H, N, N]
-        rows = torch.einsum("bi,bhij->hbj", tr.read.expand(len(image), -1), said)[..., tiny.prefix :]
+        rows = torch.einsum("bi,bhij->hbj", tr.readout_weights.expand(len(image), -1), said)[..., tiny.prefix :]
         heads = rows.unflatten(-1, tiny.grid)
         assert_same(made.heads.maps[index], heads)
         for place, fuse in enumerate((said.amin(1), said.mean(1), said.amax(1))):
-            row = (tr.read[:, None] @ fuse)[:, 0, tiny.prefix :].unflatten(-1, tiny.grid)
+            row = (tr.readout_weights[:, None] @ fuse)[:, 0, tiny.prefix :].unflatten(-1, tiny.grid)
             assert_same(made.heads.fused[index, place], row)
 
 

@@ -22,7 +22,7 @@ from clairvit.methods.explanation import Explanation
 from clairvit.methods.lime_shap import LIME_WIDTH, lime_fit, lime_kernel, shapley_fit
 from clairvit.methods.spec import resolve_method
 from clairvit.perturbation.probe import Probe, probing
-from clairvit.perturbation.segments import coalitions, groups_of, halves
+from clairvit.perturbation.segments import random_halves, segmentations, shapley_coalitions
 from helpers.rounding import assert_same, growth, same
 from linear import effects, linear
 from tiny import double, pixels, shaken, wrapped
@@ -69,7 +69,7 @@ def test_lime_is_the_weighted_ridge_of_its_samples() -> None:
     """Written as one least-squares problem: sqrt(w) (a + z·b) = sqrt(w) f(z), and sqrt(alpha) b = 0."""
     model, image = double("timm-vit")
     made = cv.explain(model, image, "lime", TARGET, samples=60, removal="mean", alpha=0.7, width=0.3, seed=5)
-    kept = torch.cat([torch.ones(1, 16), halves(59, 16, 5)]).double().numpy()
+    kept = torch.cat([torch.ones(1, 16), random_halves(59, 16, 5)]).double().numpy()
     shown = torch.from_numpy(kept.reshape(60, 1, 4, 4).repeat(8, 2).repeat(8, 3))
     for row in range(2):
         with torch.no_grad():
@@ -205,7 +205,7 @@ def test_superpixels_of_a_linear_model(method: str) -> None:
         model, images, method, 1, score="logit", removal="mean", features="superpixels", samples=200, **options
     )
     with probing(cv.trace(model, images, target=1), "mean", what="test", forwards=1) as probe:
-        groups = groups_of(probe, "superpixels", None)
+        groups = segmentations(probe, "superpixels", None)
     assert len({own.count for own in groups}) == 2
     weights = model.module.weights[1].detach().repeat_interleave(16, 0).repeat_interleave(16, 1) / 256
     for row, own in enumerate(groups):
@@ -225,7 +225,7 @@ def test_superpixels_of_tokens_are_patches() -> None:
     made = cv.explain(model, image, "lime", TARGET, samples=50, features="superpixels")
     assert 1 < made.maps.unique().numel() < 16
     with probing(cv.trace(model, image, target=TARGET), "token", what="test", forwards=1) as probe:
-        (own,) = groups_of(probe, "superpixels", None)
+        (own,) = segmentations(probe, "superpixels", None)
     assert 1 < own.count < 16
     for feature in range(own.count):
         assert made.maps[0][own.labels == feature].unique().numel() == 1
@@ -396,7 +396,7 @@ def assert_alike(values: Tensor, errors: Tensor, peer: str) -> None:
 @pytest.mark.parametrize("peer", ["lime", "captum lime"])
 def test_lime_agrees_with_the_peers_within_chance(peer: str) -> None:
     """Our draw and fit on scores of the built-in model that were written beside the peers' values."""
-    kept = torch.cat([torch.ones(1, 49, dtype=torch.bool), halves(999, 49, seed=1)])
+    kept = torch.cat([torch.ones(1, 49, dtype=torch.bool), random_halves(999, 49, seed=1)])
     assert np.array_equal(np.packbits(kept.numpy()), peers()["halves"].numpy())  # else make the file again
     said, every = peers()["half scores"][None], torch.eye(49, dtype=torch.double)
     values, errors = lime_fit(kept.double(), said, every, LIME_WIDTH, 1.0)
@@ -406,7 +406,7 @@ def test_lime_agrees_with_the_peers_within_chance(peer: str) -> None:
 @pytest.mark.parametrize("peer", ["shap", "captum kernelshap"])
 def test_kernelshap_agrees_with_the_peers_within_chance(peer: str) -> None:
     """As above, with the number of samples that is the default."""
-    drawn = coalitions(49, 49 + 1024, seed=1)
+    drawn = shapley_coalitions(49, 49 + 1024, seed=1)
     assert np.array_equal(np.packbits(drawn.sets.numpy()), peers()["sets"].numpy())  # else make the file again
     said = (peers()["halved"][None], peers()["total"][None])
     values, errors, _ = shapley_fit(drawn, *said, torch.eye(49, dtype=torch.double))

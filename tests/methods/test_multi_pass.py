@@ -484,7 +484,7 @@ def test_how_many_go_together_changes_nothing(text: str, monkeypatch: pytest.Mon
 def test_fewer_go_together_where_memory_ends(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, p = proven("plain")
     usual = cv.explain(model, p.pixels, text, target=TARGETS).maps
-    again, sizes = Trace.again, []
+    again, sizes = Trace.rerun, []
 
     def small(self: Trace, other: Tensor, *args: Any, **options: Any) -> Trace:
         sizes.append(len(other))
@@ -537,14 +537,14 @@ def test_a_trace_runs_again() -> None:
     model, p = proven("registers")
     tr = cv.trace(model, p.pixels, target=TARGETS)
     other = torch.cat([0.5 * p.pixels, -p.pixels])
-    again, new = tr.again(other), cv.trace(model, other, target=TARGETS * 2)
+    again, new = tr.rerun(other), cv.trace(model, other, target=TARGETS * 2)
     assert_same(again.dpixels, new.dpixels)
     for a, b in zip(again.layers, new.layers, strict=True):
         assert_same(a.G, b.G)
         assert_same(a.dx, b.dx)
     assert again.target.classes == tuple(TARGETS * 2)
     assert (tr.recording.forwards, tr.recording.backwards) == (3, 3)
-    assert_same(tr.again(other, None).logits, new.logits)
+    assert_same(tr.rerun(other, None).logits, new.logits)
     assert (tr.recording.forwards, tr.recording.backwards) == (5, 3)
     assert not any(call.out.requires_grad for call in again.recording.calls)  # the graph is gone
 

@@ -7,7 +7,6 @@ from typing import Annotated
 
 import pytest
 
-import clairvit as cv
 from clairvit.compat import reports, vit_explain
 from clairvit.errors import BadInput
 from clairvit.methods.options import Range, check_fields, check_range

@@ -17,7 +17,7 @@ import clairvit as cv
 from clairvit._io import to_json
 from clairvit.data.hashing import weights_hash
 from clairvit.errors import BadInput, ClairError, ClairWarning
-from clairvit.methods.recipe import KIND, Recipe, read_recipe, recipe_of
+from clairvit.methods.recipe import KIND, Recipe, as_recipe, read_recipe
 from clairvit.selection.result import Selection
 from tiny import build, pixels, wrapped
 
@@ -111,7 +111,7 @@ def test_what_is_no_recipe_is_refused(tmp_path: Path, content: Any, message: str
 def test_a_recipe_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"cannot be read: No such.*cv\.choose\(model, images\)\.save\('recipe\.json'"):
         read_recipe(tmp_path / "none.json")
-    assert recipe_of(pick().recipe) is not None
+    assert as_recipe(pick().recipe) is not None
 
 
 # Followed by explain --------------------------------------------------------------------------------------------------

@@ -360,7 +360,7 @@ def test_accuracy_of_a_single_output_is_refused() -> None:
 def test_predictions_have_a_probability_where_there_is_one(known: Known) -> None:
     scores = cv.evaluate(known.model, known.image, ["random"], ["sparseness"])
     assert not isinstance(scores, cv.Score)
-    (seen,) = scores.seen  # type: ignore[attr-defined]
+    (seen,) = scores.predictions  # type: ignore[attr-defined]
     logits = known.by_class.sum(1)
     assert seen.predicted == int(logits.argmax())
     if known.activation == "raw":

@@ -16,7 +16,7 @@ from torch import Tensor
 
 import clairvit as cv
 from clairvit.errors import BadInput
-from clairvit.metrics.curves import Walk, area_under_curve, passes
+from clairvit.metrics.curves import RemovalSchedule, area_under_curve, passes
 from clairvit.metrics.registry import find_metric, resolve_metric
 from clairvit.perturbation.removal import background
 from helpers.rounding import assert_same
@@ -82,7 +82,7 @@ def test_coporan() -> None:
     assert_same(score.curve.y[0], expected)
     assert score.curve.x.tolist() == pytest.approx([k / 100 for k in range(101)])
     assert_same(score.mean, (sum(expected) - (expected[0] + expected[-1]) / 2) / 100)
-    assert Walk(99, ends=True, counting="equal").stops(224 * 224)[1][-1] == 224 * 224 - 76
+    assert RemovalSchedule(99, ends=True, counting="equal").fractions_and_counts(224 * 224)[1][-1] == 224 * 224 - 76
     assert "coporan" not in find_metric("insertion").presets
 
 
@@ -106,8 +106,8 @@ def test_chefer(preset: str, better: str) -> None:
     right = of_photo(f"deletion(preset={preset})")
     assert right.curve is not None
     assert set(right.curve.y.flatten().tolist()) <= {0.0, 1.0}
-    assert Walk(counting="down").stops(224 * 224)[1][1:-1] == counts
-    assert Walk(counting="down").stops(99)[1][1] == 9, "cut off, not rounded"
+    assert RemovalSchedule(counting="down").fractions_and_counts(224 * 224)[1][1:-1] == counts
+    assert RemovalSchedule(counting="down").fractions_and_counts(99)[1][1] == 9, "cut off, not rounded"
 
 
 def by_patches(shown: bool) -> list[float]:
@@ -184,7 +184,7 @@ def test_both_ends() -> None:
 
 def test_so_many_patches_at_a_time() -> None:
     """16 patches, five at a time: 5, 10, 15, and the last one; as many values of pixels end in the same image."""
-    assert Walk(at_once=5).stops(16) == ([0, 0.25, 0.5, 0.75, 1], [0, 5, 10, 15, 16])
+    assert RemovalSchedule(at_once=5).fractions_and_counts(16) == ([0, 0.25, 0.5, 0.75, 1], [0, 5, 10, 15, 16])
     patches, values = (
         cv.evaluate(
             MODEL, IMAGES, EX, f"deletion(removal=minimum,at_once={step},granularity={kind},upsampling=nearest)"

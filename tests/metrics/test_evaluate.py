@@ -16,7 +16,7 @@ from PIL import Image
 from torch import Tensor
 
 import clairvit as cv
-from clairvit.data.dataset import SampleBatch, parts
+from clairvit.data.dataset import SampleBatch, iter_batches
 from clairvit.errors import BadInput, NotApplicable, UnknownName
 from clairvit.metrics.score import paired
 from helpers.rounding import assert_same
@@ -185,7 +185,7 @@ def test_no_method_may_fit() -> None:
         found = cv.evaluate(model, image, ["rollout"], [metric, "sparseness"], baselines=False, skip=True)
         assert not found
         assert "no attention" in found.skipped["rollout"]
-        assert len(found.seen) == 1
+        assert len(found.predictions) == 1
 
 
 def test_what_cannot_be_done_is_said() -> None:
@@ -245,13 +245,13 @@ def test_nothing_is_kept_of_images_that_are_done(tmp_path: Path, monkeypatch: py
     alive: list[int] = []
 
     def watched(*given: Any) -> Iterator[SampleBatch]:
-        for part in parts(*given):
+        for part in iter_batches(*given):
             yield part
             gc.collect()
             kept = (one for one in gc.get_objects() if type(one) in (torch.Tensor, torch.nn.Parameter))
             alive.append(sum(one.numel() * one.element_size() for one in kept))
 
-    monkeypatch.setattr("clairvit.metrics.evaluate.parts", watched)
+    monkeypatch.setattr("clairvit.metrics.evaluate.iter_batches", watched)
     cv.evaluate(wrapped(KIND), paths, ["ixg", "rollout"], ["deletion(steps=2)", "sparseness", "random-logit"], target=3)
     assert len(alive) == 6
     image = 3 * 32 * 32 * 4

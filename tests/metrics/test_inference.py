@@ -25,7 +25,7 @@ from clairvit.metrics.inference import (
     standard_deviation,
 )
 from clairvit.metrics.score import Score, contributions, differences, lead, pooled
-from clairvit.papers.comparison import line_up, verdicts
+from clairvit.papers.comparison import compare_rows, evaluate_claims
 from clairvit.papers.paper import Claim, Measure, MethodEntry, Paper
 from clairvit.report.sections import compare_with_random
 from clairvit.selection.stats import corrected, corrected_after_picking, holm, holm_after_picking
@@ -161,7 +161,7 @@ def test_verdicts_of_claims_are_corrected_p_values() -> None:
         values = np.random.default_rng(seed).normal(size=(3, 2, 14))
         values[0] += np.array([0.9, -0.9])[:, None]  # better by both
         scores = three_scores(values)
-        (found,) = verdicts(preset, scores, line_up(preset, scores, None))
+        (found,) = evaluate_claims(preset, scores, compare_rows(preset, scores, None))
         gaps = [sign * (values[0, m] - values[other, m]) for m, sign in ((0, 1), (1, -1)) for other in (1, 2)]
         p = holm(mean_p(np.stack(gaps)))
         assert found.surely == sum(p < LEVEL)
@@ -175,7 +175,7 @@ def test_few_images_are_never_sure(n: int) -> None:
     values[0] = np.array([1, -1])[:, None]
     scores = three_scores(values)
     preset = toy((("A", "B"), ("A", "C")))
-    (found,) = verdicts(preset, scores, line_up(preset, scores, None))
+    (found,) = evaluate_claims(preset, scores, compare_rows(preset, scores, None))
     assert (found.true, found.surely, found.surely_not, found.fewest) == (4, 0, 0, 8)
     verdict = compare_with_random(
         {"a": made("a", [0.0] * n), "b": made("b", [0.0] * n), "random": made("random", [1.0] * n)}

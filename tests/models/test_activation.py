@@ -17,7 +17,7 @@ from clairvit.data.hashing import weights_hash
 from clairvit.errors import BadInput
 from clairvit.models.activation import log_probabilities, probabilities
 from clairvit.targets.base import score_values
-from clairvit.targets.resolve import resolve, top
+from clairvit.targets.resolve import resolve_targets, top
 from helpers.rounding import assert_same
 
 SMALL_VIT = {
@@ -199,17 +199,17 @@ def test_kinds_of_scores(activation: Any) -> None:
             with pytest.raises(
                 BadInput, match=f"score '{score}' is made of a probability, and this model's scores are"
             ):
-                resolve(1, logits, score=score, activation=activation)
-        (target,) = resolve(1, logits, activation=activation)
-        assert target.preferring("prob").score == "logit"
-        assert_same(target.preferring("logprob")(logits), logits[:, 1])
+                resolve_targets(1, logits, score=score, activation=activation)
+        (target,) = resolve_targets(1, logits, activation=activation)
+        assert target.with_preferred_score("prob").score == "logit"
+        assert_same(target.with_preferred_score("logprob")(logits), logits[:, 1])
         return
     p = torch.softmax(logits, -1) if activation == "softmax" else torch.sigmoid(logits)
     for score, wanted in (("prob", p), ("logprob", p.log()), ("neg_loss", p.log()), ("loss", -p.log())):
-        (target,) = resolve(1, logits, score=score, activation=activation)
+        (target,) = resolve_targets(1, logits, score=score, activation=activation)
         assert_same(target(logits), wanted[:, 1])
-    (free,) = resolve(1, logits, activation=activation)
-    assert_same(free.preferring("prob").take([0, 0])(logits.repeat(2, 1)), p[:, 1].repeat(2))
+    (free,) = resolve_targets(1, logits, activation=activation)
+    assert_same(free.with_preferred_score("prob").take([0, 0])(logits.repeat(2, 1)), p[:, 1].repeat(2))
 
 
 def test_the_highest_classes() -> None:

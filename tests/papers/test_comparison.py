@@ -16,11 +16,11 @@ from clairvit.papers.comparison import (
     Row,
     agreement,
     agreements,
-    among_measures,
-    line_up,
-    radar_of,
+    compare_rows,
+    evaluate_claims,
+    measure_agreements,
+    radar_radii,
     ranks,
-    verdicts,
 )
 from clairvit.papers.paper import Claim, Measure, MethodEntry, Paper, Table
 from made_scores import made
@@ -85,7 +85,7 @@ def test_agreement_is_spearmans_and_counts_pairs() -> None:
 
 
 def test_numbers_stand_beside_each_other_as_the_paper_writes_them() -> None:
-    rows = {row.entrant.name: row.cells for row in line_up(preset(), FOUND, preset().tables[0])}
+    rows = {row.entry.name: row.cells for row in compare_rows(preset(), FOUND, preset().tables[0])}
     assert list(rows) == ["A", "B", "X", "random", "center"]
     cell = rows["A"]["up"]
     assert (cell.paper, cell.paper_rank, cell.our_rank, cell.images) == (10.0, 2, 2, 9)
@@ -107,7 +107,7 @@ def test_numbers_stand_beside_each_other_as_the_paper_writes_them() -> None:
 
 
 def test_agreement_with_the_papers_tables() -> None:
-    found = {one.measure: one for one in agreements(preset(), line_up(preset(), FOUND, None))}
+    found = {one.measure: one for one in agreements(preset(), compare_rows(preset(), FOUND, None))}
     assert set(found) == {"up", "down"}, "of `turned` the paper has no numbers"
     assert (found["up"].alike, found["up"].pairs) == (1, 1)
     assert (found["down"].alike, found["down"].pairs) == (0, 1)
@@ -115,20 +115,20 @@ def test_agreement_with_the_papers_tables() -> None:
 
 def test_the_area_of_ours() -> None:
     own = preset("area")
-    rows = {row.entrant.name: row.cells for row in line_up(own, FOUND, own.tables[0])}
-    r = radar_of(own, rows, ["A", "B"], paper=False)
+    rows = {row.entry.name: row.cells for row in compare_rows(own, FOUND, own.tables[0])}
+    r = radar_radii(own, rows, ["A", "B"], paper=False)
     assert r == {"A": (0.0, 1.0, 0.0), "B": (1.0, 0.0, 1.0)}
     assert rows["B"]["area"].ours == pytest.approx(math.sin(2 * math.pi / 3) / 2)
     assert rows["A"]["area"].ours == 0
     assert (rows["A"]["area"].paper_rank, rows["A"]["area"].our_rank) == (2, 2)
     assert "area" not in rows["X"]
-    assert radar_of(own, rows, ["A", "X"], paper=False) == {}, "one whole method is none to compare"
+    assert radar_radii(own, rows, ["A", "X"], paper=False) == {}, "one whole method is none to compare"
 
 
 def test_the_radar_of_the_paper_is_of_its_numbers() -> None:
     printed = Table("here", "Table 1", ("A", "B"), {"up": (10, 20), "down": (0.5, 0.2), "complement": (0.3, 0.9)})
-    rows = {row.entrant.name: row.cells for row in line_up(preset(), FOUND, printed)}
-    assert radar_of(preset(), rows, ["A", "B"], paper=True) == {"A": (0.0, 0.0, 1.0), "B": (1.0, 1.0, 0.0)}
+    rows = {row.entry.name: row.cells for row in compare_rows(preset(), FOUND, printed)}
+    assert radar_radii(preset(), rows, ["A", "B"], paper=True) == {"A": (0.0, 0.0, 1.0), "B": (1.0, 1.0, 0.0)}
 
 
 def claim(winner: str, loser: str, *measures: str) -> Claim:
@@ -137,23 +137,25 @@ def claim(winner: str, loser: str, *measures: str) -> Claim:
 
 def said(one: Claim, area: str | None = None) -> ClaimResult:
     own = preset(area, one)
-    (found,) = verdicts(own, FOUND, line_up(own, FOUND, own.tables[0]))
+    (found,) = evaluate_claims(own, FOUND, compare_rows(own, FOUND, own.tables[0]))
     return found
 
 
 def test_claims_are_tested_by_paired_differences() -> None:
     true = said(claim("B", "A", "up"))
-    assert (true.word, true.true, true.surely, true.surely_not) == ("holds", 1, 1, 0), "0.1 to 0.2: all above 0"
+    assert (true.verdict, true.true, true.surely, true.surely_not) == ("holds", 1, 1, 0), "0.1 to 0.2: all above 0"
     wrong = said(claim("A", "B", "up"))
-    assert (wrong.word, wrong.true, wrong.surely, wrong.surely_not) == ("does not hold", 0, 0, 1)
+    assert (wrong.verdict, wrong.true, wrong.surely, wrong.surely_not) == ("does not hold", 0, 0, 1)
     unsure = said(claim("A", "B", "down"))
-    assert (unsure.word, unsure.surely, unsure.surely_not) == ("holds", 0, 0), "0.3, 0.2, −0.2, three times: not known"
+    assert (unsure.verdict, unsure.surely, unsure.surely_not) == ("holds", 0, 0), (
+        "0.3, 0.2, −0.2, three times: not known"
+    )
     mixed = said(claim("B", "A", "up", "down", "complement"))
-    assert (mixed.word, mixed.true, mixed.comparisons) == ("holds in part", 2, 3)
+    assert (mixed.verdict, mixed.true, mixed.comparisons) == ("holds in part", 2, 3)
     lacking = said(claim("X", "A", "down"))
-    assert (lacking.word, lacking.comparisons, lacking.missing) == ("cannot be said", 0, 1)
+    assert (lacking.verdict, lacking.comparisons, lacking.missing) == ("cannot be said", 0, 1)
     area = said(claim("B", "A", "area"), "area")
-    assert (area.word, area.surely) == ("holds", 0), "an area has no interval"
+    assert (area.verdict, area.surely) == ("holds", 0), "an area has no interval"
 
 
 def test_claims_are_tested_on_the_images_that_both_have() -> None:
@@ -162,7 +164,7 @@ def test_claims_are_tested_on_the_images_that_both_have() -> None:
     both = FOUND["B", "up"], FOUND["A", "up"]
     fewer = replace(both[0], values=both[0].values[1:], degenerate=both[0].degenerate[1:], names=both[0].names[1:])
     scores = {**FOUND, ("B", "up"): fewer}
-    (found,) = verdicts(own, scores, line_up(own, scores, None))
+    (found,) = evaluate_claims(own, scores, compare_rows(own, scores, None))
     assert (found.comparisons, found.true, found.surely) == (1, 1, 1), "0.1 and 0.2 ahead"
 
 
@@ -173,7 +175,7 @@ def test_measures_are_compared_by_the_ranks_they_give() -> None:
         for k, (a, b) in enumerate(zip(first, second, strict=True))
     ]
     extra = Row(MethodEntry("x", "rollout", extra=True), {"up": Cell(NAN, 0.0), "down": Cell(NAN, 0.0)})
-    (found,) = among_measures(preset(), [*rows, extra])
+    (found,) = measure_agreements(preset(), [*rows, extra])
     assert (found.measure, found.data, found.methods, found.alike, found.pairs) == ("up", "down", 5, 8, 10)
     assert found.rho == pytest.approx(spearmanr(first, second).statistic, abs=1e-12)
-    assert among_measures(preset(), rows[:4]) == []
+    assert measure_agreements(preset(), rows[:4]) == []

@@ -16,7 +16,7 @@ from PIL import Image
 import clairvit as cv
 from clairvit.bench.plan import DataConfig, ModelConfig, Plan
 from clairvit.bench.store import Store
-from clairvit.data.dataset import ImageDataset, Sample, album_of, void_as_object
+from clairvit.data.dataset import ImageDataset, Sample, as_dataset, void_as_object
 from clairvit.data.hashing import weights_hash
 from clairvit.errors import BadInput, UnknownName
 from clairvit.methods.spec import resolve_method
@@ -27,14 +27,14 @@ from clairvit.papers.reproduce import (
     Reproduction,
     check_data,
     depth,
+    load_data,
     named_scores,
-    open_shown,
     reproduce,
     study_of,
     subset,
     sweep_methods,
 )
-from clairvit.papers.setup import LoadedData, ReproductionConfig, differences, instead
+from clairvit.papers.setup import LoadedData, ReproductionConfig, differences, replace_methods
 from clairvit.report.study_results import read_store
 from tiny import ZOO, wrapped
 
@@ -57,7 +57,7 @@ def trimap(seed: int) -> np.ndarray:
 
 def dataset(count: int = 3, masks: bool = True, labels: bool = True) -> ImageDataset:
     seeds = range(count)
-    return album_of(
+    return as_dataset(
         [picture(seed) for seed in seeds],
         MODEL,
         masks=[trimap(seed) for seed in seeds] if masks else None,
@@ -74,7 +74,7 @@ def wish(name: str, **options: str) -> ReproductionConfig:
 
 def ran(name: str, folder: Path, count: int = 3, **options: str) -> Reproduction:
     shown = LoadedData(dataset(count), f"{count} generated images", "the generator")
-    return reproduce(wish(name, **options), Store.open(folder), model=MODEL, shown=shown)
+    return reproduce(wish(name, **options), Store.open(folder), model=MODEL, data=shown)
 
 
 @pytest.fixture(scope="module")
@@ -85,12 +85,12 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Reproduction]
 @pytest.mark.parametrize("name", NAMES)
 def test_every_number_is_there_or_explained(name: str, results: dict[str, Reproduction]) -> None:
     result = results[name]
-    preset = result.wish.preset
+    preset = result.config.paper
     assert result.images == 3
     assert not result.failed
     words = " ".join(sentence for _, sentence in result.differences)
     for row in result.rows:
-        method = resolve_method(preset.at_effort("quick", row.entrant.method)).text
+        method = resolve_method(preset.at_effort("quick", row.entry.method)).text
         for measure in preset.measures:
             metric = resolve_metric(preset.at_effort("quick", measure.metric)).text
             nobody_sure = measure.min_confidence is not None and "0 of 3 are predicted with more than 85%" in words
@@ -101,14 +101,14 @@ def test_every_number_is_there_or_explained(name: str, results: dict[str, Reprod
 @pytest.mark.parametrize("name", NAMES)
 def test_the_papers_numbers_stand_beside_ours(name: str, results: dict[str, Reproduction]) -> None:
     result = results[name]
-    preset = result.wish.preset
-    assert [row.entrant for row in result.rows] == list(preset.methods_and_baselines)
+    preset = result.config.paper
+    assert [row.entry for row in result.rows] == list(preset.methods_and_baselines)
     if result.table is None:
         assert name == "skipplus"
         assert all(math.isnan(cell.paper) for row in result.rows for cell in row.cells.values())
         return
     for measure, printed in result.table.values.items():
-        cells = [row.cells[measure] for row in result.rows if not row.entrant.extra]
+        cells = [row.cells[measure] for row in result.rows if not row.entry.extra]
         assert tuple(cell.paper for cell in cells) == printed, measure
         assert sorted(cell.paper_rank for cell in cells)[0] >= 1
         assert sum(cell.paper_rank for cell in cells) == len(cells) * (len(cells) + 1) / 2
@@ -122,18 +122,20 @@ def test_what_differs_is_said(name: str, results: dict[str, Reproduction]) -> No
     said = dict(reversed(about))
     assert MODEL.name in said["model"]
     assert "3 generated images" in said["data"]
-    assert results[name].wish.preset.images in said["data"]
-    assert bool(results[name].among) == (name in ("focusvit", "skipplus")), "the others have too few methods"
+    assert results[name].config.paper.images in said["data"]
+    assert bool(results[name].measure_agreements) == (name in ("focusvit", "skipplus")), (
+        "the others have too few methods"
+    )
     assert ("images", "3 images say little: an interval, and any claim, takes 6.") in about
     assert ("masks", "Masks are from the generator.") in about
-    for gap in results[name].wish.preset.gaps:
+    for gap in results[name].config.paper.gaps:
         assert ("protocol", gap) in about
-    assert ("effort" in said) == bool(results[name].wish.preset.efforts)
-    assert len(results[name].verdicts) == len(results[name].wish.preset.claims)
+    assert ("effort" in said) == bool(results[name].config.paper.efforts)
+    assert len(results[name].claim_results) == len(results[name].config.paper.claims)
 
 
 def test_the_numbers_are_evaluates(results: dict[str, Reproduction]) -> None:
-    cells = {row.entrant.name: row.cells for row in results["joita"].rows}
+    cells = {row.entry.name: row.cells for row in results["joita"].rows}
     scores = cv.evaluate(MODEL, dataset(), ["gmar-l1(preset=joita)", "legrad"], ["iou", "pixel-accuracy"])
     assert isinstance(scores, Scores)
     found = {key[:2]: score for key, score in scores.items()}
@@ -145,7 +147,7 @@ def test_the_numbers_are_evaluates(results: dict[str, Reproduction]) -> None:
 
 
 def test_skipplus_scores_the_true_class_and_turns_two_measures(results: dict[str, Reproduction]) -> None:
-    cells = {row.entrant.name: row.cells for row in results["skipplus"].rows}
+    cells = {row.entry.name: row.cells for row in results["skipplus"].rows}
     scores = cv.evaluate(
         MODEL, dataset(), ["ixg+skipplus"], ["deletion(preset=skipplus,auc=width)", "ap"], target="label"
     )
@@ -158,9 +160,9 @@ def test_skipplus_scores_the_true_class_and_turns_two_measures(results: dict[str
 def test_the_sweep_meets_plus_and_skipplus(results: dict[str, Reproduction]) -> None:
     """Started at layer 0 it is PLUS, at the middle SkipPLUS."""
     result = results["skipplus"]
-    cells = {row.entrant.name: row.cells for row in result.rows}
+    cells = {row.entry.name: row.cells for row in result.rows}
     layers = ZOO["timm-vit"].layers
-    assert {one.method for one in result.sweeps} == set(result.wish.preset.sweep)
+    assert {one.method for one in result.sweeps} == set(result.config.paper.sweep)
     for one in result.sweeps:
         name = {"decompx": "DecompX", "globenc": "GlobEnc", "ixg": "IxG"}[one.method]
         assert len(one.values) == layers
@@ -176,7 +178,7 @@ def test_a_second_run_computes_nothing_and_a_larger_one_only_what_is_new(tmp_pat
 
     def go(count: int) -> Reproduction:
         shown = LoadedData(dataset(count), "generated")
-        return reproduce(wish("joita"), store, model=MODEL, shown=shown, told=plans.append)
+        return reproduce(wish("joita"), store, model=MODEL, data=shown, on_plan=plans.append)
 
     first, again = go(3), go(3)
     assert plans[0].done == 0
@@ -191,9 +193,9 @@ def test_a_second_run_computes_nothing_and_a_larger_one_only_what_is_new(tmp_pat
 def test_confident_images_only(tmp_path: Path) -> None:
     """Coporan's subset: of the images above 85 %, none of the others, and the pointing game of all."""
     every = Scores()
-    every.seen = tuple(Prediction(f"{k}", 0, p, None) for k, p in enumerate((0.9, 0.85, 0.86)))
+    every.predictions = tuple(Prediction(f"{k}", 0, p, None) for k, p in enumerate((0.9, 0.85, 0.86)))
     own = replace(wish("coporan"), effort="paper")
-    jaccard, pointing = own.preset.measures[0], own.preset.measures[-1]
+    jaccard, pointing = own.paper.measures[0], own.paper.measures[-1]
     for metric in ("iou", "pointing-game(ties=first,tolerance=0)"):
         every["attcam", metric] = Score(
             metric,
@@ -218,7 +220,7 @@ def test_no_confident_image_is_said(tmp_path: Path, results: dict[str, Reproduct
     (sentence,) = [what for _, what in result.differences if "are predicted with more than" in what]
     assert sentence.startswith(f"{sure} of 3 ")
     assert {row.cells["Jaccard Index"].images for row in result.rows} <= set(range(sure + 1))
-    assert all(row.cells["Pointing Game Accuracy"].images == 3 for row in result.rows if not row.entrant.extra)
+    assert all(row.cells["Pointing Game Accuracy"].images == 3 for row in result.rows if not row.entry.extra)
 
 
 def test_void_counts_as_object_for_coporan() -> None:
@@ -248,7 +250,7 @@ def test_whoever_opens_the_study_again_sees_what_was_scored(tmp_path: Path) -> N
         own = replace(wish(name), data=data)
         plans: list[Plan] = []
         store = Store.open(tmp_path / name)
-        reproduce(own, store, model=MODEL, told=plans.append)
+        reproduce(own, store, model=MODEL, on_plan=plans.append)
         (study,) = read_store(store).studies
         assert (study.data[0].open(study.seed).content_hash(0),) == plans[0].units[0].image_hashes
 
@@ -270,9 +272,9 @@ def test_true_classes_are_asked_for() -> None:
     with pytest.raises(BadInput, match=r"explains the true class, and folder:here has none.*target='predicted'"):
         check_data(wish("skipplus"), LoadedData(dataset(labels=False), "generated"))
     with pytest.raises(BadInput, match=r"the model has no class a, b, c, … \(4 of"):
-        check_data(wish("skipplus"), LoadedData(dataset(), "generated", unknown=("a", "b", "c", "d")))
+        check_data(wish("skipplus"), LoadedData(dataset(), "generated", unknown_classes=("a", "b", "c", "d")))
     assert check_data(wish("skipplus", target="predicted"), LoadedData(dataset(labels=False), "generated"))
-    assert check_data(wish("joita"), LoadedData(dataset(), "generated", unknown=("a",))), "it needs no true class"
+    assert check_data(wish("joita"), LoadedData(dataset(), "generated", unknown_classes=("a",))), "it needs no true class"
 
 
 def test_targets_are_the_papers_unless_one_is_named() -> None:
@@ -289,7 +291,7 @@ def test_masks_that_changed_are_not_mixed_with_old_ones(tmp_path: Path) -> None:
     store = Store.open(tmp_path / "s")
 
     def overlap(images: ImageDataset) -> str:
-        found = reproduce(wish("joita"), store, model=MODEL, shown=LoadedData(images, "generated"))
+        found = reproduce(wish("joita"), store, model=MODEL, data=LoadedData(images, "generated"))
         assert found.images == 3
         return repr([row.cells["mIoU"] for row in found.rows])
 
@@ -315,12 +317,12 @@ def test_part_of_a_score_keeps_its_curve_and_counts() -> None:
 
 def test_the_study_has_the_efforts_samples() -> None:
     own = wish("focusvit")
-    study = study_of(own, own.preset.measures)
+    study = study_of(own, own.paper.measures)
     assert "kernelshap(samples=40)" in study.methods
     assert any("layers=3" in metric for metric in study.metrics)
-    assert study_of(replace(own, effort="paper"), own.preset.measures).methods[1] == "kernelshap"
+    assert study_of(replace(own, effort="paper"), own.paper.measures).methods[1] == "kernelshap"
     with pytest.raises(BadInput, match="quick, usual, paper"):
-        study_of(replace(own, effort="fast"), own.preset.measures)
+        study_of(replace(own, effort="fast"), own.paper.measures)
 
 
 def test_layers_are_counted() -> None:
@@ -345,7 +347,7 @@ def test_nothing_to_score_is_an_error(tmp_path: Path) -> None:
 
     torn = replace(dataset(), read=broken)
     with pytest.raises(BadInput, match="Nothing could be scored"):
-        reproduce(wish("joita"), Store.open(tmp_path / "s"), model=MODEL, shown=LoadedData(torn, "torn"))
+        reproduce(wish("joita"), Store.open(tmp_path / "s"), model=MODEL, data=LoadedData(torn, "torn"))
 
 
 def test_a_folder_is_opened_with_its_masks(tmp_path: Path) -> None:
@@ -355,8 +357,8 @@ def test_a_folder_is_opened_with_its_masks(tmp_path: Path) -> None:
         picture(seed).save(tmp_path / "photos" / f"{seed}.png")
         Image.fromarray(trimap(seed).astype(np.uint8)).save(tmp_path / "masks" / f"{seed}.png")
     data = DataConfig(f"folder:{tmp_path / 'photos'}", limit=2, masks=str(tmp_path / "masks"), mask_kind="trimap")
-    shown = open_shown(replace(wish("joita"), data=data), MODEL)
-    assert "2 of 3 images" in shown.words
+    shown = load_data(replace(wish("joita"), data=data), MODEL)
+    assert "2 of 3 images" in shown.description
     assert shown.dataset.has_masks
     assert shown.masks == str(tmp_path / "masks")
 
@@ -378,25 +380,25 @@ def test_an_image_that_cannot_be_read_costs_itself(tmp_path: Path) -> None:
         return whole.read(row, model)
 
     shown = LoadedData(replace(whole, read=read), "generated")
-    result = reproduce(wish("joita"), Store.open(tmp_path / "s"), model=MODEL, shown=shown)
+    result = reproduce(wish("joita"), Store.open(tmp_path / "s"), model=MODEL, data=shown)
     assert result.images == 2
     assert result.failed == (f"{whole.names[1]}: it is torn.",)
     assert {cell.images for row in result.rows for cell in row.cells.values()} == {2}
 
 
 def test_other_methods_under_the_papers_names() -> None:
-    preset = instead(find_paper("focusvit"), ["FocusViT=focusvit(m=1)", "SHAP=kernelshap(samples=9)"])
+    preset = replace_methods(find_paper("focusvit"), ["FocusViT=focusvit(m=1)", "SHAP=kernelshap(samples=9)"])
     assert [one.name for one in preset.methods] == [one.name for one in find_paper("focusvit").methods]
-    study = study_of(replace(wish("focusvit"), preset=preset), preset.measures)
+    study = study_of(replace(wish("focusvit"), paper=preset), preset.measures)
     assert study.methods[5] == "focusvit(m=1)"
     assert study.methods[1] == "kernelshap(samples=9)", "no effort changes what was asked for"
     assert study.methods[0] == "lime(preset=lime,samples=30)"
     with pytest.raises(UnknownName, match="Did you mean 'FocusViT'"):
-        instead(find_paper("focusvit"), ["FocusVit=rollout"])
+        replace_methods(find_paper("focusvit"), ["FocusVit=rollout"])
     with pytest.raises(UnknownName, match="Type NAME=METHOD"):
-        instead(find_paper("focusvit"), ["rollout"])
+        replace_methods(find_paper("focusvit"), ["rollout"])
     with pytest.raises(UnknownName, match="focusvitt"):
-        instead(find_paper("focusvit"), ["FocusViT=focusvitt"])
+        replace_methods(find_paper("focusvit"), ["FocusViT=focusvitt"])
 
 
 def test_only_coporan_runs_on_masks_with_void(tmp_path: Path) -> None:
@@ -404,7 +406,7 @@ def test_only_coporan_runs_on_masks_with_void(tmp_path: Path) -> None:
     for name in ("coporan", "joita"):
         plans: list[Plan] = []
         shown = LoadedData(dataset(2), "generated")
-        reproduce(wish(name), Store.open(tmp_path / name), model=MODEL, shown=shown, told=plans.append)
+        reproduce(wish(name), Store.open(tmp_path / name), model=MODEL, data=shown, on_plan=plans.append)
         marks[name] = plans[0].units[0].image_hashes
     assert marks["joita"] == tuple(dataset(2).content_hash(row) for row in range(2))
     assert marks["coporan"] == tuple(void_as_object(dataset(2)).content_hash(row) for row in range(2))
@@ -422,27 +424,27 @@ def test_only_coporan_runs_on_masks_with_void(tmp_path: Path) -> None:
 )
 def test_whether_the_paper_has_numbers_on_this_data_is_said(name: str, spec: str, same: bool) -> None:
     own = replace(wish(name), data=DataConfig(spec))
-    table = own.preset.table_for(spec)
-    said = dict(differences(own, MODEL, LoadedData(dataset(2), "generated"), Scores(), own.preset.measures, table))
+    table = own.paper.table_for(spec)
+    said = dict(differences(own, MODEL, LoadedData(dataset(2), "generated"), Scores(), own.paper.measures, table))
     assert said["numbers"].endswith(f"the paper has {'them' if same else 'none'} for this data.")
 
 
 def test_constant_maps_are_said() -> None:
     flat = Scores()
-    flat.seen = (Prediction("x", 0, 0.9, None), Prediction("y", 0, 0.9, None))
+    flat.predictions = (Prediction("x", 0, 0.9, None), Prediction("y", 0, 0.9, None))
     for method, constant in (("vanilla", True), ("ixg", False), ("random", True)):
         flat[method, "iou"] = Score(
             "iou", method, torch.ones(2).double(), "higher", (0, 1), torch.tensor([constant, False]), ("x", "y"), "m"
         )
     own = wish("joita")
-    said = differences(own, MODEL, LoadedData(dataset(2), "generated"), flat, own.preset.measures, None)
+    said = differences(own, MODEL, LoadedData(dataset(2), "generated"), flat, own.paper.measures, None)
     found = [sentence for about, sentence in said if about == "constant"]
     assert found == ["Maps of vanilla are constant on 1 of 2 images: the order of their patches is arbitrary."]
 
 
 def test_sums_that_are_the_same_maths(results: dict[str, Reproduction]) -> None:
     """SkipPLUS's special cases: summed, HiResCAM is IxG; FullGrad repeats biases, FullGrad+ does not."""
-    cells = {row.entrant.name: row.cells for row in results["skipplus"].rows}
+    cells = {row.entry.name: row.cells for row in results["skipplus"].rows}
 
     def ours(name: str) -> list[float]:
         return [cell.ours for cell in cells[name].values()]

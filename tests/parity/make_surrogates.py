@@ -24,7 +24,7 @@ from lime.lime_image import LimeImageExplainer
 from torch import Tensor
 
 import clairvit as cv
-from clairvit.perturbation.segments import coalitions, halves
+from clairvit.perturbation.segments import random_halves, shapley_coalitions
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 CELLS, SEEDS, SAMPLES, WIDTH = 7, 4, 1000, 0.25
@@ -117,13 +117,13 @@ def lime_fit(kept: np.ndarray, said: np.ndarray) -> np.ndarray:
 
 def half_scores() -> dict[str, np.ndarray]:
     """Probabilities of what ClairViT draws for LIME, behind everything kept."""
-    kept = np.concatenate([np.ones((1, CELLS**2), dtype=bool), halves(SAMPLES - 1, CELLS**2, seed=1).numpy()])
+    kept = np.concatenate([np.ones((1, CELLS**2), dtype=bool), random_halves(SAMPLES - 1, CELLS**2, seed=1).numpy()])
     return {"halves": np.packbits(kept), "half scores": keeping(kept, CELLS, "prob")}
 
 
 def coalition_scores() -> dict[str, np.ndarray]:
     """Logits of what ClairViT draws for 7 × 7 cells with the default number of samples, from plain painted images."""
-    drawn = coalitions(CELLS**2, CELLS**2 + 1024, seed=1)
+    drawn = shapley_coalitions(CELLS**2, CELLS**2 + 1024, seed=1)
     sets = drawn.sets.numpy()
     ends = keeping(np.stack([np.zeros(CELLS**2), np.ones(CELLS**2)]), CELLS, "logit")
     with_set, with_rest = keeping(sets, CELLS, "logit"), keeping(~sets, CELLS, "logit")

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import clairvit as cv
-from clairvit.perturbation.attention_override import AttentionOverride, Rewrite, mask_tokens
+from clairvit.perturbation.attention_override import AttentionOverride, ScoreTransform, mask_tokens
 from clairvit.perturbation.probe import probing
 from clairvit.perturbation.token_dropping import DropStrategy, embedded, run_tokens
 from helpers.rounding import assert_same, rounding_bound
@@ -84,7 +84,7 @@ def test_a_probe_changes_the_attention_of_each_variant_for_itself(name: str) -> 
     model, image = wrapped(name, torch.float64), pixels(name, 2, dtype=torch.float64)
     trace = cv.trace(model, image, target=3)
 
-    def transform(images: Tensor, variants: Tensor) -> Rewrite:
+    def transform(images: Tensor, variants: Tensor) -> ScoreTransform:
         shown = torch.ones(len(images), tiny.tokens, dtype=torch.bool)
         shown[torch.arange(len(images)), tiny.prefix + images + variants] = False
         return mask_tokens(shown)

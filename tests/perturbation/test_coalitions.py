@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from clairvit.perturbation.segments import coalitions, halves
+from clairvit.perturbation.segments import random_halves, shapley_coalitions
 from helpers.rounding import assert_same
 
 
@@ -26,7 +26,7 @@ def kernel_sum(features: int) -> Tensor:
 
 def own_sum(features: int, pairs: int, seed: int) -> Tensor:
     """The same sum over the pairs: each set and its complement at half the pair's weight."""
-    found = coalitions(features, pairs, seed)
+    found = shapley_coalitions(features, pairs, seed)
     both = torch.cat([found.sets, ~found.sets]).double()
     return (both.mT * found.weights.repeat(2) / 2) @ both
 
@@ -35,7 +35,7 @@ def own_sum(features: int, pairs: int, seed: int) -> Tensor:
 def test_all_of_them_are_the_kernel(features: int) -> None:
     every = 2 ** (features - 1) - 1
     for pairs in (every, every + 1, 1000):
-        found = coalitions(features, pairs, seed=0)
+        found = shapley_coalitions(features, pairs, seed=0)
         assert len({row.numpy().tobytes() for row in torch.cat([found.sets, ~found.sets])}) == 2 * every
         assert not found.unseen.any()
         assert_same(own_sum(features, pairs, 0), kernel_sum(features))
@@ -55,7 +55,7 @@ def test_a_draw_is_the_kernel_on_average(features: int, pairs: int) -> None:
 
 def test_sizes_get_their_share_and_no_set_comes_twice() -> None:
     features, pairs = 16, 200
-    found = coalitions(features, pairs, seed=3)
+    found = shapley_coalitions(features, pairs, seed=3)
     assert len(found.sets) == pairs
     assert len({row.numpy().tobytes() for row in torch.cat([found.sets, ~found.sets])}) == 2 * pairs
     sizes = found.sets.sum(1)
@@ -73,12 +73,12 @@ def test_sizes_get_their_share_and_no_set_comes_twice() -> None:
 
 
 def test_chance_comes_from_the_seed_alone() -> None:
-    assert torch.equal(coalitions(20, 50, 7).sets, coalitions(20, 50, 7).sets)
-    assert not torch.equal(coalitions(20, 50, 7).sets, coalitions(20, 50, 8).sets)
-    assert torch.equal(halves(50, 20, 7), halves(50, 20, 7))
-    assert not torch.equal(halves(50, 20, 7), halves(50, 20, 8))
-    assert abs(halves(4000, 5, 1).double().mean() - 0.5) < 0.02
+    assert torch.equal(shapley_coalitions(20, 50, 7).sets, shapley_coalitions(20, 50, 7).sets)
+    assert not torch.equal(shapley_coalitions(20, 50, 7).sets, shapley_coalitions(20, 50, 8).sets)
+    assert torch.equal(random_halves(50, 20, 7), random_halves(50, 20, 7))
+    assert not torch.equal(random_halves(50, 20, 7), random_halves(50, 20, 8))
+    assert abs(random_halves(4000, 5, 1).double().mean() - 0.5) < 0.02
 
 
 def test_one_feature_has_no_coalitions() -> None:
-    assert coalitions(1, 100, 0).sets.shape == (0, 1)
+    assert shapley_coalitions(1, 100, 0).sets.shape == (0, 1)

@@ -14,7 +14,14 @@ import clairvit as cv
 from clairvit.errors import UnknownName
 from clairvit.models.preprocess import Preprocess
 from clairvit.perturbation.probe import probing
-from clairvit.perturbation.removal import REMOVALS, background, check_removal, gaussian_blur, on_pixels, rise_kernel
+from clairvit.perturbation.removal import (
+    REMOVALS,
+    background,
+    check_removal,
+    gaussian_blur,
+    patches_to_pixels,
+    rise_kernel,
+)
 from helpers.rounding import assert_same
 from tiny import ZOO, double, pixels, wrapped
 
@@ -99,8 +106,8 @@ def test_every_pixel_has_its_patch_s_value(grid: tuple[int, int], size: tuple[in
     """The patch that the middle of the pixel lies in, also where the image is no multiple of the grid."""
     cells = torch.randn(2, *grid, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     rows, cols = ([int((i + 0.5) * n / side) for i in range(side)] for n, side in zip(grid, size, strict=True))
-    assert torch.equal(on_pixels(cells, size), cells[:, rows][:, :, cols]), "float64 is not rounded"
-    assert on_pixels(cells.bfloat16(), size).dtype == on_pixels(cells > 0, size).dtype == torch.float32
+    assert torch.equal(patches_to_pixels(cells, size), cells[:, rows][:, :, cols]), "float64 is not rounded"
+    assert patches_to_pixels(cells.bfloat16(), size).dtype == patches_to_pixels(cells > 0, size).dtype == torch.float32
 
 
 @pytest.mark.parametrize("removal", [name for name in REMOVALS if name not in ("token", "road")])

@@ -15,9 +15,9 @@ from clairvit.perturbation.probe import Probe, probing
 from clairvit.perturbation.segments import (
     Segmentation,
     grid_cells,
-    groups_of,
     relabel,
-    scores_keeping,
+    score_features,
+    segmentations,
     segments_on_patches,
     superpixels,
     superpixels_of,
@@ -118,14 +118,14 @@ def two_kinds() -> Tensor:
 
 
 def test_superpixels_are_pixels_where_paint_goes_and_patches_where_tokens_go() -> None:
-    painted = groups_of(probe_on("timm-vit", "mean", two_kinds()), "superpixels", None)
-    dropped = groups_of(probe_on("timm-vit", "token", two_kinds()), "superpixels", None)
-    imputed = groups_of(probe_on("timm-vit", "road", two_kinds()), "superpixels", None)
+    painted = segmentations(probe_on("timm-vit", "mean", two_kinds()), "superpixels", None)
+    dropped = segmentations(probe_on("timm-vit", "token", two_kinds()), "superpixels", None)
+    imputed = segmentations(probe_on("timm-vit", "road", two_kinds()), "superpixels", None)
     assert [own.pixels for own in (*painted, *dropped, *imputed)] == [True, True, False, False, False, False]
     assert painted[0].labels.shape == (32, 32)
     assert dropped[0].labels.shape == imputed[0].labels.shape == (4, 4)
     with pytest.raises(BadInput, match=r"features=superpixels and cells=3 were given.*Leave one of them out"):
-        groups_of(probe_on("timm-vit", "mean", two_kinds()), "superpixels", 3)
+        segmentations(probe_on("timm-vit", "mean", two_kinds()), "superpixels", 3)
 
 
 def test_scores_are_of_the_pixels_that_are_left() -> None:
@@ -135,7 +135,7 @@ def test_scores_are_of_the_pixels_that_are_left() -> None:
     kept = [torch.tensor([[True, False], [False, True], [False, False]]), torch.tensor([[False]])]
     with probing(cv.trace(model, image, target=3), "mean", what="test", forwards=3) as probe:
         groups = [Segmentation(own, probe.grid, pixels=True) for own in segments]
-        first, second = scores_keeping(probe, groups, kept)
+        first, second = score_features(probe, groups, kept)
     by_hand = torch.stack([image[0] * (image[0, 0] < 0), image[0] * (image[0, 0] > 0), torch.zeros_like(image[0])])
     with torch.no_grad():
         expected = model.logits(by_hand)[:, 3]
@@ -149,7 +149,7 @@ def test_cells_are_patches_together() -> None:
     """A cell that goes is its patches that go."""
     (model, image), kept = double("timm-vit"), torch.tensor([[True, False, True, True]])
     with probing(cv.trace(model, image, target=3), "token", what="test", forwards=2) as probe:
-        (found,) = scores_keeping(probe, groups_of(probe, "patches", 2), [kept])
+        (found,) = score_features(probe, segmentations(probe, "patches", 2), [kept])
         by_hand = torch.ones(4, 4, dtype=torch.bool)
         by_hand[:2, 2:] = False
         expected = probe.score_kept(by_hand.reshape(1, 1, 16))

@@ -17,8 +17,8 @@ from clairvit.cli import main
 from clairvit.methods.explanation import Explanation
 from clairvit.plotting.comparison import comparison_figure
 from clairvit.plotting.figures import explanation_figure
-from clairvit.plotting.labels import guesses, named, score_text
-from clairvit.plotting.save import record
+from clairvit.plotting.labels import class_label, score_text, top_classes
+from clairvit.plotting.save import explanation_record
 from clairvit.plotting.style import PlotStyle
 from clairvit.plotting.tiles import source_line, target_label
 from helpers.rounding import assert_same
@@ -43,10 +43,10 @@ def words_of(figure: Any) -> str:
 
 
 def test_names_with_what_is_known() -> None:
-    assert named("cat", 0.95) == "cat 95%"
-    assert named("cat", 0.95, 3.0) == "cat 95%"
-    assert named("age", None, 37.0) == "age (score 37.0)"
-    assert named("a − b", None) == "a − b"
+    assert class_label("cat", 0.95) == "cat 95%"
+    assert class_label("cat", 0.95, 3.0) == "cat 95%"
+    assert class_label("age", None, 37.0) == "age (score 37.0)"
+    assert class_label("a − b", None) == "a − b"
     assert [score_text(v) for v in (37.0, -0.25, 12345.0)] == ["score 37.0", "score -0.250", "score 1.234e+04"]
 
 
@@ -66,23 +66,23 @@ def test_titles_and_captions_of_raw_scores() -> None:
 
 def test_the_highest_classes_by_activation() -> None:
     scores = raw(((1.0, 3.0, -2.5, 0.2),))
-    assert [(one.index, one.probability, one.score) for one in guesses(scores, 0, 2)] == [
+    assert [(one.index, one.probability, one.score) for one in top_classes(scores, 0, 2)] == [
         (1, None, 3.0),
         (0, None, 1.0),
     ]
-    independent = guesses(replace(scores, activation="sigmoid"), 0, 2)
+    independent = top_classes(replace(scores, activation="sigmoid"), 0, 2)
     assert_same([one.probability for one in independent], torch.tensor([3.0, 1.0], dtype=torch.float64).sigmoid())
     assert [one.score for one in independent] == [3.0, 1.0]
 
 
 def test_the_record_of_raw_scores_has_no_probability() -> None:
-    content = record(raw())
+    content = explanation_record(raw())
     assert content["activation"] == "raw"
     assert content["probabilities"] == [None]
     assert content["class_scores"] == [37.0]
     assert [one["probability"] for one in content["top"][0]] == [None] * 4
     assert content["top"][0][0]["score"] == 37.0
-    assert record(fake())["activation"] == "softmax"
+    assert explanation_record(fake())["activation"] == "softmax"
 
 
 # The command line
@@ -191,7 +191,7 @@ def test_models_says_what_scores_mean(capsys: Captured) -> None:
 
 
 def test_a_study_keeps_activations_apart_and_its_report_shows_no_probability(folder: Path, capsys: Captured) -> None:
-    made = study(folder, methods=("legrad",), metrics=("deletion(steps=3)",)).settled()
+    made = study(folder, methods=("legrad",), metrics=("deletion(steps=3)",)).resolved()
     (entry,) = made.models
     store = Store.open(folder / "store")
     for activation in (None, "raw"):
@@ -212,15 +212,15 @@ def test_a_study_keeps_activations_apart_and_its_report_shows_no_probability(fol
 
 
 def test_a_store_gives_back_that_a_score_has_no_bounds(folder: Path) -> None:
-    from clairvit.bench.results import combinations, scores_of
+    from clairvit.bench.results import combinations, read_scores
 
-    made = study(folder, methods=("legrad",), metrics=("deletion(steps=3)",)).settled()
+    made = study(folder, methods=("legrad",), metrics=("deletion(steps=3)",)).resolved()
     store = Store.open(folder / "store")
     run_study(replace(made, models=(replace(made.models[0], activation="raw"),)), store)
     ((_, mark, data, settings),) = combinations(store)
-    scores = scores_of(store, mark, data, settings)
+    scores = read_scores(store, mark, data, settings)
     assert scores["legrad", "deletion(steps=3)"].span == (-float("inf"), float("inf"))
-    assert all(one.probability is None for one in scores.seen)
+    assert all(one.probability is None for one in scores.predictions)
 
 
 def test_a_study_file_names_the_activation(tmp_path: Path) -> None:

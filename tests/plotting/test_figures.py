@@ -15,7 +15,7 @@ from clairvit.plotting.canvas import fit, text_width, tick_labels
 from clairvit.plotting.comparison import arrange_cells, comparison_figure, rows_needed
 from clairvit.plotting.figures import explanation_figure, layers_figure
 from clairvit.plotting.heads import heads_figure
-from clairvit.plotting.labels import effort, guesses, percent
+from clairvit.plotting.labels import cost_label, percent, top_classes
 from clairvit.plotting.style import PlotStyle
 from clairvit.plotting.tiles import same_image
 from plotting.fakes import fake
@@ -273,7 +273,7 @@ def test_words() -> None:
         "<0.1%",
         "",
     ]
-    assert effort(Cost(1, 0)) == "1 forward"
-    assert effort(Cost()) == "no pass"
-    assert [guess.name for guess in guesses(fake(), 0, 2)] == ["Egyptian Mau", "Bengal"]
-    assert len(guesses(fake(), 0, 99)) == 4
+    assert cost_label(Cost(1, 0)) == "1 forward"
+    assert cost_label(Cost()) == "no pass"
+    assert [guess.name for guess in top_classes(fake(), 0, 2)] == ["Egyptian Mau", "Bengal"]
+    assert len(top_classes(fake(), 0, 99)) == 4

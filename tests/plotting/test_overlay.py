@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from clairvit.models.preprocess import Preprocess
-from clairvit.plotting.overlay import enlarge, overlay, photo_of, scale_of
+from clairvit.plotting.overlay import denormalised_photo, enlarge, overlay, scale_of
 from helpers.rounding import assert_same
 
 
@@ -13,11 +13,11 @@ def test_the_photo_is_un_normalised() -> None:
     image = torch.rand(3, 2, 3, dtype=torch.float64)
     mean, std = torch.tensor([preprocess.mean, preprocess.std], dtype=torch.float64)
     pixels = (image - mean[:, None, None]) / std[:, None, None]
-    assert_same(photo_of(pixels, preprocess), image.permute(1, 2, 0))
+    assert_same(denormalised_photo(pixels, preprocess), image.permute(1, 2, 0))
 
 
 def test_half_precision_pixels_are_drawn_too() -> None:
-    assert photo_of(torch.zeros(3, 2, 2, dtype=torch.bfloat16), Preprocess()).dtype == np.float64
+    assert denormalised_photo(torch.zeros(3, 2, 2, dtype=torch.bfloat16), Preprocess()).dtype == np.float64
 
 
 def test_patches_keep_their_place_when_enlarged() -> None:

@@ -50,7 +50,7 @@ def half(tmp_path: Path) -> tuple[Store, Study, Worker]:
     """Two data sets of six images, two images a unit: one unit of six is done, so 2 of 6 images of the first."""
     study = replace(study_of(METHODS, METRICS), data=(DataConfig("folder:one"), DataConfig("folder:two")), at_once=2)
     albums = {0: dataset(NAMES), 1: dataset(NAMES, seed=2)}
-    worker = Worker(study, models={0: MODEL}, albums=albums)
+    worker = Worker(study, models={0: MODEL}, datasets=albums)
     return interrupted(tmp_path / "run", 1, study, worker), study, worker
 
 
@@ -114,7 +114,7 @@ def test_a_study_that_went_on_has_nothing_missing(half: tuple[Store, Study, Work
 
 def test_a_second_model_that_was_never_reached(tmp_path: Path) -> None:
     study = replace(study_of(METHODS, METRICS), models=(ModelConfig("tiny"), ModelConfig("other")))
-    worker = Worker(study, models={0: MODEL, 1: MODEL}, albums={0: dataset(NAMES)}, hashes={1: "other weights"})
+    worker = Worker(study, models={0: MODEL, 1: MODEL}, datasets={0: dataset(NAMES)}, hashes={1: "other weights"})
     store = interrupted(tmp_path / "run", 1, study, worker)
     warnings = build_report(store, ReportOptions(gallery=False)).warnings
     assert warnings[1:] == ("other on folder:photos: nothing is computed (0 of 6 images).",)

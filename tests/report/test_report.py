@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from clairvit.bench.plan import DataConfig, ModelConfig, Study
-from clairvit.bench.results import combinations, scores_of
+from clairvit.bench.results import combinations, read_scores
 from clairvit.bench.store import Store
 from clairvit.bench.worker import Worker
 from clairvit.errors import BadInput
@@ -130,7 +130,7 @@ def test_a_model_or_data_with_a_bad_name_is_text_too(tmp_path: Path) -> None:
 
 def test_the_ranking_is_the_stores_scores(store: Store, document: Document) -> None:
     ((_, model_hash, data, settings),) = combinations(store)
-    scores = scores_of(store, model_hash, data, settings)
+    scores = read_scores(store, model_hash, data, settings)
     records = document.tables()["ranking"]
     assert len(records) == (len(METHODS) + 2) * len(METRICS)
     for record in records:
@@ -214,7 +214,7 @@ def test_examples_are_those_that_the_scores_say(store: Store) -> None:
     most = values.std(0, correction=0).topk(2).indices.tolist()
     disagreed = {image for image, reasons in chosen.items() if "methods disagree most by deletion" in reasons}
     assert disagreed == {score.names[place] for place in most}
-    wrong = [one for one in results.scores.seen if one.label != one.predicted]
+    wrong = [one for one in results.scores.predictions if one.label != one.predicted]
     surest = max(wrong, key=lambda one: one.probability)
     assert "surest wrong prediction" in chosen[surest.image]
 
@@ -228,7 +228,7 @@ def test_the_map_shown_is_of_the_studys_target_and_seed(tmp_path: Path, monkeypa
     monkeypatch.setattr(gallery, "overlay", lambda photo, values, scale: drawn.append(values) or photo)
     study = replace(study_of(("rise(samples=8)", "genatt"), ("sparseness",)), seed=5, target="label")
     (results,) = read_store(run(tmp_path / "run", study)).results
-    wrong = next(one for one in results.scores.seen if one.predicted != one.label)
+    wrong = next(one for one in results.scores.predictions if one.predicted != one.label)
     source = gallery.load_source(results, [study], worker_of)
     assert isinstance(source, gallery.Source)
     gallery.draw_examples(results, [gallery.SelectedImage(wrong.image, ("it is wrong",))], source)
@@ -277,7 +277,7 @@ def test_without_the_model_the_report_says_so(store: Store) -> None:
     from tiny import wrapped
 
     def another(study: Study) -> Worker:
-        return Worker(study, models={0: wrapped("timm-vit-avg")}, albums={0: dataset()})
+        return Worker(study, models={0: wrapped("timm-vit-avg")}, datasets={0: dataset()})
 
     found = Reader(to_html(build_report(store, ReportOptions(open_worker=another))))
     assert "has other weights now than when the study was run" in found.section("Examples")
@@ -323,15 +323,15 @@ def test_no_gallery_loads_nothing(store: Store) -> None:
 
 def test_classes_are_the_true_ones_with_accuracy(store: Store, document: Document) -> None:
     ((_, model_hash, data, settings),) = combinations(store)
-    scores = scores_of(store, model_hash, data, settings)
+    scores = read_scores(store, model_hash, data, settings)
     records = document.tables()["classes"]
     assert {record["class"] for record in records} == {0, 1, 2}
-    inside = [place for place, one in enumerate(scores.seen) if one.label == 1]
+    inside = [place for place, one in enumerate(scores.predictions) if one.label == 1]
     (own,) = [r for r in records if r["class"] == 1 and r["method"] == "legrad"]
     assert own["images"] == own["n"] == 3
     assert own["metric"] == "deletion"
     assert own["mean"] == pytest.approx(float(scores["legrad", "deletion"].values[inside].mean()), rel=1e-12)
-    right = sum(scores.seen[place].predicted == 1 for place in inside)
+    right = sum(scores.predictions[place].predicted == 1 for place in inside)
     assert own["accuracy"] == right / 3
 
 
@@ -382,5 +382,5 @@ def test_a_study_comes_back_from_its_document() -> None:
         seed=3,
         target="label",
         maps="abs",
-    ).settled()
+    ).resolved()
     assert parse_study(json.loads(json.dumps(study.as_document()))) == study

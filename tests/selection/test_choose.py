@@ -16,7 +16,7 @@ from torch import Tensor
 import clairvit as cv
 import clairvit.metrics.evaluate as evaluate_module
 import clairvit.selection.choose as choose_module
-from clairvit.data.dataset import ImageDataset, Sample, album_of
+from clairvit.data.dataset import ImageDataset, Sample, as_dataset
 from clairvit.errors import BadInput, ClairError, NotApplicable
 from clairvit.methods.explanation import Cost
 from clairvit.methods.spec import resolve_method
@@ -24,7 +24,7 @@ from clairvit.metrics.inference import LEVEL, mean_p
 from clairvit.selection.choose import METRICS, PANEL
 from clairvit.selection.ranking import RankingInput, rank_methods, summarise
 from clairvit.selection.result import Selection
-from clairvit.selection.start_layer import StartLayer, base_of, best_start, candidates, from_half
+from clairvit.selection.start_layer import StartLayer, base_method, best_start, candidates, from_half
 from clairvit.selection.stats import fewest_images, holm, holm_after_picking
 from helpers.rounding import assert_same
 from linear import effects, linear
@@ -271,7 +271,7 @@ def test_mistakes_are_refused(more: dict[str, Any], message: str) -> None:
 
 def test_an_image_that_cannot_be_read_costs_only_itself() -> None:
     model, _ = linear()
-    whole = album_of(images(4), model)
+    whole = as_dataset(images(4), model)
 
     def read(row: int, net: cv.Model) -> Sample:
         if row == 0:
@@ -453,18 +453,18 @@ def test_sentences_of_a_start() -> None:
 
 
 def test_names_of_starts() -> None:
-    assert base_of("genatt+plus") == base_of("genatt+skipplus") == base_of("genatt") == "genatt"
-    assert base_of("focusvit(m=3)") == base_of("focusvit") == "focusvit"
-    assert base_of("rollout(fusion=max)") == "rollout(fusion=max)"
+    assert base_method("genatt+plus") == base_method("genatt+skipplus") == base_method("genatt") == "genatt"
+    assert base_method("focusvit(m=3)") == base_method("focusvit") == "focusvit"
+    assert base_method("rollout(fusion=max)") == "rollout(fusion=max)"
     assert candidates("genatt", 2) == ["genatt+from:0", "genatt+from:1"]
     assert candidates("focusvit", 2) == ["focusvit(m=0)", "focusvit(m=1)"]
     assert from_half("focusvit") == "focusvit"
     assert from_half("decompx") == "decompx+skipplus"
     assert from_half("legrad") == "legrad(start=half)"
     with pytest.raises(NotApplicable):
-        base_of("lime")
+        base_method("lime")
     with pytest.raises(BadInput, match="cannot be tuned"):
-        base_of("ensemble(genatt,rollout)")
+        base_method("ensemble(genatt,rollout)")
 
 
 def test_the_best_of_equals_is_the_deeper_one() -> None:
@@ -489,7 +489,7 @@ def test_noise_is_never_called_a_winner() -> None:
         rng = np.random.default_rng(study)
         verdict = rank_methods(measures(rng.normal(size=(6, 10)) + 3 * rng.normal(size=10)))
         winners += verdict.clear
-        beats_baselines += all(row.apart and row.gap > 0 for row in verdict.rivals if row.baseline)
+        beats_baselines += all(row.differs_from_best and row.gap > 0 for row in verdict.rivals if row.baseline)
     assert winners <= 10
     assert beats_baselines <= 10
 
@@ -511,7 +511,7 @@ def test_who_loses_to_a_baseline_wins_nothing() -> None:
     values = np.random.default_rng(0).normal(size=(4, 10)) + np.array([50, 0, 0, 99])[:, None]
     verdict = rank_methods(measures(values))
     assert verdict.best.method == "m0"
-    assert all(row.apart for row in verdict.rivals)
+    assert all(row.differs_from_best for row in verdict.rivals)
     assert not verdict.clear
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from clairvit.targets import resolve as resolution
-from clairvit.targets.base import ScoreContext, Target, TargetSpec, class_agnostic_target
+from clairvit.targets.base import ScoreContext, Target, TargetBatch, class_agnostic_target
 
 LABELS = ("Bengal", "Beagle", "Egyptian Mau", "Pug")
 
@@ -20,25 +20,25 @@ def logits() -> Tensor:
 
 
 @dataclass(frozen=True)
-class SecondClass(TargetSpec):
+class SecondClass(Target):
     """The class with the second highest score of each image: a kind of target that the package does not have."""
 
-    def resolve(self, context: ScoreContext) -> Target:
+    def resolve(self, context: ScoreContext) -> TargetBatch:
         classes = context.logits.topk(2, dim=-1).indices[:, 1].tolist()
         return context.target([context.name(c) for c in classes], classes, [((c, 1.0),) for c in classes])
 
 
 def test_a_subclass_of_target_spec_is_a_target(logits: Tensor) -> None:
-    (target,) = resolution.resolve(SecondClass(), logits, LABELS)
+    (target,) = resolution.resolve_targets(SecondClass(), logits, LABELS)
     assert target.names == ("Egyptian Mau", "Egyptian Mau")
     assert not target.class_agnostic
     assert torch.equal(target(logits), torch.tensor([1.0, 1.0]))
-    (mixed,) = resolution.resolve([SecondClass(), "Pug"], logits, LABELS)
+    (mixed,) = resolution.resolve_targets([SecondClass(), "Pug"], logits, LABELS)
     assert mixed.names == ("Egyptian Mau", "Pug")
 
 
 def test_a_target_takes_the_raw_output_of_a_module(logits: Tensor) -> None:
-    (target,) = resolution.resolve("Pug", logits, LABELS)
+    (target,) = resolution.resolve_targets("Pug", logits, LABELS)
     for output in (logits, (logits, "tokens"), {"logits": logits}):
         assert torch.equal(target(output), torch.tensor([-1.0, 0.1]))
 

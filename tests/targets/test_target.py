@@ -10,7 +10,7 @@ from torch import Tensor
 from clairvit.errors import BadInput, UnknownName
 from clairvit.targets.class_ import find_class
 from clairvit.targets.contrast import contrast
-from clairvit.targets.resolve import resolve, top
+from clairvit.targets.resolve import resolve_targets, top
 from helpers.rounding import assert_same, growth
 
 LABELS = ("Bengal", "Beagle", "Egyptian Mau", "Pug", "crane, bird", "crane, machine")
@@ -22,7 +22,7 @@ def logits() -> Tensor:
 
 
 def test_predicted_class(logits: Tensor) -> None:
-    (target,) = resolve(None, logits, LABELS)
+    (target,) = resolve_targets(None, logits, LABELS)
     assert target.names == ("Beagle", "Bengal")
     assert target.classes == (1, 0)
     assert target.score == "logit"
@@ -33,14 +33,14 @@ def test_predicted_class(logits: Tensor) -> None:
     "spec", [2, np.int64(2), torch.tensor(2), "2", "Egyptian Mau", "egyptian mau", "EGY", " Egyp "]
 )
 def test_one_class_for_all(logits: Tensor, spec: object) -> None:
-    (target,) = resolve(spec, logits, LABELS)  # type: ignore[arg-type]
+    (target,) = resolve_targets(spec, logits, LABELS)  # type: ignore[arg-type]
     assert target.classes == (2, 2)
     assert target.names == ("Egyptian Mau",) * 2
     assert torch.equal(target(logits), torch.tensor([1.0, 1.0]))
 
 
 def test_gradient_is_one_at_the_class(logits: Tensor) -> None:
-    (target,) = resolve([3, "Pug"], logits, LABELS)
+    (target,) = resolve_targets([3, "Pug"], logits, LABELS)
     (gradient,) = torch.autograd.grad(target(logits).sum(), logits)
     expected = torch.zeros(2, 6)
     expected[:, 3] = 1
@@ -73,24 +73,24 @@ def test_exact_name_beats_longer_ones_and_digits_can_be_names() -> None:
 
 
 def test_without_labels(logits: Tensor) -> None:
-    (target,) = resolve(4, logits)
+    (target,) = resolve_targets(4, logits)
     assert target.names == ("class 4", "class 4")
     with pytest.raises(
         BadInput, match="asked for by name, but this model has no class names; give an index from 0 to 5"
     ):
-        resolve("Pug", logits)
+        resolve_targets("Pug", logits)
 
 
 @pytest.mark.parametrize("index", [6, -1, "6", "-1"])
 def test_out_of_range(logits: Tensor, index: object) -> None:
     with pytest.raises(BadInput, match=rf"There is no class {index}: the model has 6; give an index from 0 to 5"):
-        resolve(index, logits, LABELS)  # type: ignore[arg-type]
+        resolve_targets(index, logits, LABELS)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("spec", [True, 1.5, object(), {"a": 1}, [[1, 2], [3, 4]]])
 def test_invalid_targets_raise(logits: Tensor, spec: object) -> None:
     with pytest.raises(BadInput, match="expected a class index, a class name, contrast"):
-        resolve(spec, logits, LABELS)  # type: ignore[arg-type]
+        resolve_targets(spec, logits, LABELS)  # type: ignore[arg-type]
 
 
 # lists --------------------------------------------------------------------------------------------------------------
@@ -98,15 +98,15 @@ def test_invalid_targets_raise(logits: Tensor, spec: object) -> None:
 
 def test_list_is_one_for_each_image(logits: Tensor) -> None:
     for spec in (["Pug", None], ("Pug", None)):
-        (target,) = resolve(spec, logits, LABELS)
+        (target,) = resolve_targets(spec, logits, LABELS)
         assert target.classes == (3, 0)
         assert torch.equal(target(logits), torch.tensor([-1.0, 2.0]))
-    assert resolve(torch.tensor([1, 2]), logits, LABELS)[0].classes == (1, 2)  # type: ignore[arg-type]
-    assert resolve(np.array([1, 2]), logits, LABELS)[0].classes == (1, 2)  # type: ignore[arg-type]
+    assert resolve_targets(torch.tensor([1, 2]), logits, LABELS)[0].classes == (1, 2)  # type: ignore[arg-type]
+    assert resolve_targets(np.array([1, 2]), logits, LABELS)[0].classes == (1, 2)  # type: ignore[arg-type]
 
 
 def test_list_for_a_single_image_is_several_targets(logits: Tensor) -> None:
-    targets = resolve(["Pug", None, contrast("Pug", "Bengal")], logits[:1], LABELS, single=True)
+    targets = resolve_targets(["Pug", None, contrast("Pug", "Bengal")], logits[:1], LABELS, single=True)
     assert [t.names for t in targets] == [("Pug",), ("Beagle",), ("Pug − Bengal",)]
     assert [t(logits[:1]).item() for t in targets] == [-1.0, 3.0, -1.0]
 
@@ -126,36 +126,39 @@ def test_list_for_a_single_image_is_several_targets(logits: Tensor) -> None:
 )
 def test_wrong_number(logits: Tensor, spec: list[int], rows: int, said: str) -> None:
     with pytest.raises(BadInput, match=said):
-        resolve(spec, logits[:rows], LABELS)
+        resolve_targets(spec, logits[:rows], LABELS)
     with pytest.raises(BadInput, match="empty list of targets"):
-        resolve([], logits[:1], LABELS, single=True)
+        resolve_targets([], logits[:1], LABELS, single=True)
 
 
 # contrasts ----------------------------------------------------------------------------------------------------------
 
 
 def test_contrast(logits: Tensor) -> None:
-    (target,) = resolve(contrast(None, "Pug"), logits, LABELS)
+    (target,) = resolve_targets(contrast(None, "Pug"), logits, LABELS)
     assert target.names == ("Beagle − Pug", "Bengal − Pug")
     assert target.classes == (None, None)
     assert_same(target(logits), torch.tensor([4.0, 1.9]), growth=growth(1, 2))  # float32: one difference
-    (target,) = resolve(contrast(1, "3"), logits, LABELS, score="prob")
+    (target,) = resolve_targets(contrast(1, "3"), logits, LABELS, score="prob")
     chances = logits.softmax(-1)
     assert_same(target(logits), chances[:, 1] - chances[:, 3], growth=growth(2, 6), magnitude=1.0)  # float32, 6 classes
 
 
 def test_contrast_with_itself(logits: Tensor) -> None:
     with pytest.raises(BadInput, match="contrast of 'Bengal' with itself is 0 everywhere"):
-        resolve(contrast(None, "Bengal"), logits, LABELS)
+        resolve_targets(contrast(None, "Bengal"), logits, LABELS)
     with pytest.raises(BadInput, match="expected a class index"):
-        resolve(contrast(1, lambda scores: scores[:, 0]), logits, LABELS)  # type: ignore[arg-type]
+        resolve_targets(contrast(1, lambda scores: scores[:, 0]), logits, LABELS)  # type: ignore[arg-type]
 
 
 # scores -------------------------------------------------------------------------------------------------------------
 
 
 def test_scores(logits: Tensor) -> None:
-    got = {s: resolve(2, logits, LABELS, score=s)[0](logits) for s in ("logit", "prob", "logprob", "neg_loss", "loss")}
+    got = {
+        s: resolve_targets(2, logits, LABELS, score=s)[0](logits)
+        for s in ("logit", "prob", "logprob", "neg_loss", "loss")
+    }
     expected = logits.log_softmax(-1)[:, 2]
     assert torch.equal(got["logprob"], expected)
     assert torch.equal(got["neg_loss"], expected)
@@ -165,22 +168,22 @@ def test_scores(logits: Tensor) -> None:
     with pytest.raises(
         UnknownName, match=r"no score 'probs'\. Did you mean 'prob'.*logit, prob, logprob, neg_loss, loss"
     ):
-        resolve(2, logits, LABELS, score="probs")
+        resolve_targets(2, logits, LABELS, score="probs")
 
 
 def test_single_output_is_a_raw_score_unless_it_is_a_sigmoid() -> None:
     logits = torch.tensor([[2.0], [-1.0]], requires_grad=True)
-    (target,) = resolve(None, logits, score="prob", activation="sigmoid")
+    (target,) = resolve_targets(None, logits, score="prob", activation="sigmoid")
     assert torch.allclose(target(logits), torch.tensor([2.0, -1.0]).sigmoid())
     assert top(logits, activation="sigmoid")[0] == [("class 0", pytest.approx(torch.tensor(2.0).sigmoid().item()))]
     with pytest.raises(BadInput, match="this model's scores are raw"):
-        resolve(None, logits, score="prob")
+        resolve_targets(None, logits, score="prob")
     assert top(logits)[0] == [("class 0", 2.0)]
 
 
 def test_half_precision_probabilities_are_computed_in_full() -> None:
     logits = torch.tensor([[0.0, 20.0]], dtype=torch.float16, requires_grad=True)
-    (target,) = resolve(0, logits, score="prob")
+    (target,) = resolve_targets(0, logits, score="prob")
     assert target(logits).dtype == torch.float32
     assert target(logits).item() == pytest.approx(2.06e-9, rel=1e-2)
 
@@ -194,18 +197,18 @@ def margin(scores: Tensor) -> Tensor:
 
 
 def test_function(logits: Tensor) -> None:
-    (target,) = resolve(margin, logits, LABELS, score="prob")
+    (target,) = resolve_targets(margin, logits, LABELS, score="prob")
     assert target.names == ("margin", "margin")
     assert target.classes == (None, None)
     assert target.score == "custom"
     assert torch.equal(target(logits), torch.tensor([2.0, 1.0]))
-    (target,) = resolve(lambda scores: scores[0, 3], logits[:1], LABELS)
+    (target,) = resolve_targets(lambda scores: scores[0, 3], logits[:1], LABELS)
     assert torch.equal(target(logits[:1]), torch.tensor([-1.0]))
     assert target.names == ("custom target",)
 
 
 def test_functions_and_classes_mixed(logits: Tensor) -> None:
-    (target,) = resolve([lambda scores: scores[0, 0] * 2, "Pug"], logits.detach() + 1, LABELS)
+    (target,) = resolve_targets([lambda scores: scores[0, 0] * 2, "Pug"], logits.detach() + 1, LABELS)
     assert target.names == ("custom target", "Pug")
     assert target.score == "logit"
     assert_same(target(logits.detach() + 1), torch.tensor([2.0, 1.1]), growth=growth(1, 2))  # float32: one sum
@@ -225,16 +228,16 @@ def test_functions_and_classes_mixed(logits: Tensor) -> None:
 )
 def test_bad_functions(logits: Tensor, function: object, said: str) -> None:
     with pytest.raises(BadInput, match=said):
-        resolve(function, logits, LABELS)  # type: ignore[arg-type]
+        resolve_targets(function, logits, LABELS)  # type: ignore[arg-type]
 
 
 def test_functions_are_checked_even_without_gradients(logits: Tensor) -> None:
     with torch.no_grad():
-        (target,) = resolve(margin, logits)
+        (target,) = resolve_targets(margin, logits)
     with torch.inference_mode():
         frozen = logits * 1
-        resolve(margin, frozen)
-    resolve(margin, frozen)
+        resolve_targets(margin, frozen)
+    resolve_targets(margin, frozen)
     assert target(logits).requires_grad
 
 
@@ -242,11 +245,11 @@ def test_functions_are_checked_even_without_gradients(logits: Tensor) -> None:
 
 
 def test_take(logits: Tensor) -> None:
-    (target,) = resolve(["Pug", contrast(0, 1)], logits, LABELS)
+    (target,) = resolve_targets(["Pug", contrast(0, 1)], logits, LABELS)
     three = target.take([1, 0, 1])
     assert three.names == ("Bengal − Beagle", "Pug", "Bengal − Beagle")
     assert torch.equal(three(logits[[1, 0, 1]]), torch.tensor([2.0, -1.0, 2.0]))
-    (target,) = resolve(margin, logits)
+    (target,) = resolve_targets(margin, logits)
     assert torch.equal(target.take([1])(logits[1:]), torch.tensor([1.0]))
     with pytest.raises(BadInput, match=r"target for 2 images got scores of shape \[1, 6\].*take"):
         target(logits[:1])
@@ -254,17 +257,17 @@ def test_take(logits: Tensor) -> None:
 
 def test_embedding_has_no_prediction(logits: Tensor) -> None:
     with pytest.raises(BadInput, match="gives an embedding, so it predicts no class; load it with prompts"):
-        resolve(None, logits, classifier=False)
+        resolve_targets(None, logits, classifier=False)
     with pytest.raises(BadInput, match="score 'prob' needs classes"):
-        resolve(1, logits, classifier=False, score="prob")
-    assert resolve(1, logits, classifier=False)[0].names == ("class 1", "class 1")
-    assert resolve(margin, logits, classifier=False)[0].classes == (None, None)
+        resolve_targets(1, logits, classifier=False, score="prob")
+    assert resolve_targets(1, logits, classifier=False)[0].names == ("class 1", "class 1")
+    assert resolve_targets(margin, logits, classifier=False)[0].classes == (None, None)
 
 
 def test_nan_scores(logits: Tensor) -> None:
     broken = logits.detach().clone()
     broken[1, 3] = float("nan")
-    for ask in (lambda: resolve(None, broken), lambda: top(broken)):
+    for ask in (lambda: resolve_targets(None, broken), lambda: top(broken)):
         with pytest.raises(BadInput, match="scores for image 2 are NaN or infinite"):
             ask()
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import clairvit as cv
-from clairvit.models.model import first_scores
+from clairvit.models.model import extract_scores
 from clairvit.tracing.recording import Recording, record
 from clairvit.tracing.trace import Trace, one_target, run_backward
 from helpers.rounding import assert_same, growth, same
@@ -89,7 +89,7 @@ def test_every_configuration_is_in_the_sweep() -> None:
 @pytest.mark.parametrize("name", TINY)
 def test_logits_under_trace_are_the_plain_logits(name: str) -> None:
     with torch.no_grad():
-        plain = first_scores(build(name).double()(pixels(name, dtype=torch.float64)))
+        plain = extract_scores(build(name).double()(pixels(name, dtype=torch.float64)))
     assert_close(traced(name, torch.float64).logits, plain, **bound_of(name))
 
 
@@ -97,7 +97,7 @@ def test_logits_under_trace_are_the_plain_logits(name: str) -> None:
 def test_logits_stay_under_every_rule_table_at_once(name: str) -> None:
     model, image = double(name)
     with torch.no_grad():
-        plain = first_scores(build(name).double()(image))
+        plain = extract_scores(build(name).double()(image))
     recording = record(model, image, rules=("plain", "linear", "attnlrp"))
     assert_close(recording.logits, plain, **bound_of(name))
 
@@ -132,12 +132,14 @@ def test_tokens_lie_where_their_patches_are(name: str) -> None:
 def test_what_the_head_reads_adds_up(name: str) -> None:
     """[B, N] weights of the tokens; an attention pool's own row for `map`."""
     tiny, tr = ZOO[name], traced(name, torch.float64)
-    assert tr.read.shape[1] == tiny.tokens
+    assert tr.readout_weights.shape[1] == tiny.tokens
     if tiny.pooling == "map":
-        assert len(tr.read) == 2
-        assert tr.read.std(1).min() > 0  # a pool that looks everywhere alike would be no test
+        assert len(tr.readout_weights) == 2
+        assert tr.readout_weights.std(1).min() > 0  # a pool that looks everywhere alike would be no test
     if tiny.sums_to_one:
-        assert_same(tr.read.sum(1), torch.ones(len(tr.read), dtype=torch.float64), **bound_of(name))
+        assert_same(
+            tr.readout_weights.sum(1), torch.ones(len(tr.readout_weights), dtype=torch.float64), **bound_of(name)
+        )
 
 
 @pytest.mark.parametrize("name", TINY)
@@ -197,7 +199,7 @@ def test_block_inputs_and_their_gradients_equal_hooks(name: str) -> None:
 @pytest.mark.parametrize("name", TINY)
 def test_pixel_gradient_equals_autograd(name: str) -> None:
     image = pixels(name, dtype=torch.float64).requires_grad_()
-    score = first_scores(build(name).double().requires_grad_(False)(image))[:, TARGET].sum()
+    score = extract_scores(build(name).double().requires_grad_(False)(image))[:, TARGET].sum()
     assert_close(traced(name, torch.float64).dpixels, torch.autograd.grad(score, image)[0], **bound_of(name))
 
 
@@ -338,7 +340,7 @@ def explicit(module: nn.Module, image: Tensor) -> list[tuple[Tensor, Tensor]]:
     else:
         with showing(module) as attentions:
             out = module(image)
-    gradients = torch.autograd.grad(first_scores(out)[:, TARGET].sum(), attentions, allow_unused=True)
+    gradients = torch.autograd.grad(extract_scores(out)[:, TARGET].sum(), attentions, allow_unused=True)
     batch = len(image)
     return [
         (as_heads(A.detach(), batch), as_heads(torch.zeros_like(A) if G is None else G, batch))
@@ -387,7 +389,7 @@ def reference_blocks(name: str, image: Tensor) -> list[tuple[Tensor, Tensor]]:
 
     for block in module.get_submodule(ZOO[name].blocks).children():
         block.register_forward_pre_hook(note)
-    score = first_scores(module(image.requires_grad_()))[:, TARGET].sum()
+    score = extract_scores(module(image.requires_grad_()))[:, TARGET].sum()
     return list(zip(seen, torch.autograd.grad(score, seen), strict=True))
 
 

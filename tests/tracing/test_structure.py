@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 import clairvit as cv
 from clairvit.errors import BadInput, CaptureError, NotApplicable
 from clairvit.methods.registry import list_methods
-from clairvit.models.model import first_scores
+from clairvit.models.model import extract_scores
 from clairvit.tracing.structure import model_structure
 from helpers.rounding import assert_same
 from tiny import CLASSES, STRANGE, build, cnn, double, pixels, strange, wrapped
@@ -101,7 +101,7 @@ def test_ixg_is_that_of_a_hook_on_the_first_block(kind: str) -> None:
     seen: list[Tensor] = []
     first = next(part for part in module.modules() if type(part).__name__ == known.blocks)
     first.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
-    score = first_scores(module(image.clone().requires_grad_()))[:, TARGET].sum()
+    score = extract_scores(module(image.clone().requires_grad_()))[:, TARGET].sum()
     (x,) = seen
     product = (x * torch.autograd.grad(score, x)[0]).detach()
     if x.ndim == 4 and x.shape[1:3] != known.first:

@@ -15,7 +15,7 @@ from PIL import Image
 from torch import nn
 
 import clairvit as cv
-from clairvit.data.dataset import ImageDataset, album_of
+from clairvit.data.dataset import ImageDataset, as_dataset
 from clairvit.errors import BadInput, ClairError, ModelUnavailable, UnknownName
 from clairvit.models.model import Model
 from clairvit.training.augment import augment, center_crop, draw_augmentations, epoch_order
@@ -50,7 +50,7 @@ def colours(count: int = 24, seed: int = 0) -> ImageDataset:
         noise = rng.integers(0, 120, (32, 40, 3), dtype=np.uint8)
         noise[..., 2 * (number % 2)] += 120
         pictures.append(Image.fromarray(noise))
-    return album_of(pictures, NOBODY, labels=["red", "blue"] * (count // 2))
+    return as_dataset(pictures, NOBODY, labels=["red", "blue"] * (count // 2))
 
 
 def run(folder: Path, dataset: ImageDataset | None = None, recipe: TrainingConfig = SHORT, **more: Any) -> Trained:
@@ -71,7 +71,7 @@ def test_a_run_that_was_interrupted_ends_with_the_same_bytes(tmp_path: Path, aft
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run(tmp_path / "parts", told=stop)
+        run(tmp_path / "parts", on_epoch=stop)
     assert len(read_progress(checkpoint_of(tmp_path / "parts" / "model.safetensors")).history) == after
     torch.manual_seed(after)  # whatever happened in between
     resumed = run(tmp_path / "parts")
@@ -172,7 +172,7 @@ def test_weights_may_be_written_as_float16(tmp_path: Path) -> None:
 
 def test_training_goes_on_from_a_file_with_a_new_head(tmp_path: Path) -> None:
     first = run(tmp_path / "first")
-    dataset = album_of(
+    dataset = as_dataset(
         [Image.new("RGB", (32, 32), name) for name in ("red", "blue", "lime") * 3], NOBODY, labels=["r", "b", "g"] * 3
     )
     recipe = dataclasses.replace(SHORT, epochs=1, rate=1e-9, decay=0.0)
@@ -207,7 +207,7 @@ def test_validation_sees_what_the_finished_model_will_see(tmp_path: Path, monkey
     rng = np.random.default_rng(3)
     sizes = [(32, 32 + more) for more in range(6)]  # however much is cut off, odd or even
     pictures = [Image.fromarray(rng.integers(0, 255, (*size, 3), dtype=np.uint8)) for size in sizes]
-    others = album_of(pictures, NOBODY, labels=["red", "blue"] * 3)
+    others = as_dataset(pictures, NOBODY, labels=["red", "blue"] * 3)
     done = run(tmp_path, validation=others, recipe=dataclasses.replace(SHORT, epochs=2))
     assert [training for training, _ in seen] == [True, True, True, False] * 2, "24 images in batches of 8, then 6"
     model = cv.load(f"file:{done.path}")
@@ -232,7 +232,7 @@ def test_training_stops_when_patience_ends_and_the_rate_falls_in_steps(tmp_path:
 def test_validation_images_that_are_given_are_used_and_none_is_held_out(tmp_path: Path) -> None:
     done = run(tmp_path, validation=colours(6, seed=3), recipe=dataclasses.replace(SHORT, epochs=1))
     assert (done.images, done.validated) == (24, 6)
-    green = album_of([Image.new("RGB", (32, 32))], NOBODY, labels=["green"])
+    green = as_dataset([Image.new("RGB", (32, 32))], NOBODY, labels=["green"])
     with pytest.raises(BadInput, match="class 'green', which is none of the 2"):
         run(tmp_path / "other", validation=green)
 
@@ -244,12 +244,12 @@ def test_an_unreadable_image_costs_only_itself(tmp_path: Path) -> None:
         Image.new("RGB", (32, 32), ("red", "blue")[number % 2]).save(path)
         files.append(str(path))
     Path(files[4]).write_bytes(b"no image")
-    dataset = album_of(files, NOBODY, labels=["red", "blue"] * 6)
+    dataset = as_dataset(files, NOBODY, labels=["red", "blue"] * 6)
     left: list[str] = []
     recipe = dataclasses.replace(SHORT, epochs=1)
     done = run(tmp_path, dataset, recipe, failed=lambda name, error: left.append(name))
     assert left == [files[4]]
-    bare = album_of(files[5:], NOBODY, labels=["blue", "red", None, "red", "blue", "red", "blue"])
+    bare = as_dataset(files[5:], NOBODY, labels=["blue", "red", None, "red", "blue", "red", "blue"])
     told: list[str] = []
     done_without = run(tmp_path / "bare", bare, recipe, failed=lambda name, error: told.append(str(error)))
     assert told == [f"'{files[7]}' has no class; expected one for each image."]
@@ -276,9 +276,9 @@ def test_a_loss_that_explodes_is_said(tmp_path: Path) -> None:
         ({"options": {"embed_dim": 17, "num_heads": 2}}, "options that this model takes"),
         ({"device": "quantum"}, "cannot be used here"),
         ({"recipe": dataclasses.replace(SHORT, resize=16)}, "expected at least 32"),
-        ({"dataset": album_of([Image.new("RGB", (9, 9))], NOBODY)}, "have no classes"),
-        ({"dataset": album_of([Image.new("RGB", (9, 9))] * 2, NOBODY, labels=["a", "a"])}, "at least two classes"),
-        ({"dataset": album_of([Image.new("RGB", (9, 9))] * 2, NOBODY, labels=["a", "b"])}, "single image"),
+        ({"dataset": as_dataset([Image.new("RGB", (9, 9))], NOBODY)}, "have no classes"),
+        ({"dataset": as_dataset([Image.new("RGB", (9, 9))] * 2, NOBODY, labels=["a", "a"])}, "at least two classes"),
+        ({"dataset": as_dataset([Image.new("RGB", (9, 9))] * 2, NOBODY, labels=["a", "b"])}, "single image"),
     ],
 )
 def test_what_cannot_be_done_is_refused(tmp_path: Path, asked: dict[str, Any], words: str) -> None:
@@ -290,7 +290,7 @@ def test_a_place_that_cannot_be_written_to_is_found_before_training(tmp_path: Pa
     (tmp_path / "file").write_text("no folder")
     told: list[Epoch] = []
     with pytest.raises(BadInput, match=r"Cannot write '.*model.safetensors' \(.*\); choose a place you may write to"):
-        run(tmp_path / "file", told=told.append)
+        run(tmp_path / "file", on_epoch=told.append)
     assert told == []
     done = run(tmp_path / "new", recipe=dataclasses.replace(SHORT, epochs=1))
     assert {file.name for file in done.path.parent.iterdir()} == {"model.safetensors", "model.training.safetensors"}
@@ -320,7 +320,7 @@ def test_a_recipe_that_makes_no_sense_is_refused(wrong: dict[str, Any]) -> None:
 
 
 def test_focusvits_recipe_is_the_papers_and_other_sizes_keep_their_ratio() -> None:
-    recipe = named_recipe("focusvit").settled(pretrained=True, new_head=True)
+    recipe = named_recipe("focusvit").resolved(pretrained=True, new_head=True)
     assert (recipe.rate, recipe.head_rate, recipe.warmup, recipe.clip) == (1e-4, 1e-4, 0, None)
     assert (recipe.gamma, recipe.every, recipe.batch, recipe.patience) == (0.7, 10, 32, 5)
     assert recipe.rotation == 15
@@ -334,12 +334,12 @@ def test_focusvits_recipe_is_the_papers_and_other_sizes_keep_their_ratio() -> No
 
 def test_the_default_rates_suit_what_is_trained() -> None:
     settled = [
-        TrainingConfig().settled(pretrained, new) for pretrained, new in ((True, True), (True, False), (False, True))
+        TrainingConfig().resolved(pretrained, new) for pretrained, new in ((True, True), (True, False), (False, True))
     ]
     assert [(one.rate, one.head_rate) for one in settled] == [(1e-5, 1e-3), (1e-5, 1e-5), (1e-4, 1e-4)]
-    given = TrainingConfig(rate=1e-3, head_rate=2e-3).settled(pretrained=True, new_head=True)
+    given = TrainingConfig(rate=1e-3, head_rate=2e-3).resolved(pretrained=True, new_head=True)
     assert (given.rate, given.head_rate) == (1e-3, 2e-3)
-    assert TrainingConfig(rate=5e-2).settled(pretrained=True, new_head=True).head_rate == 5e-2, "never below the rate"
+    assert TrainingConfig(rate=5e-2).resolved(pretrained=True, new_head=True).head_rate == 5e-2, "never below the rate"
 
 
 def test_the_rate_rises_and_then_falls_in_steps() -> None:
@@ -353,7 +353,7 @@ def test_the_rate_rises_and_then_falls_in_steps() -> None:
 def test_training_uses_the_schedule_and_a_rate_of_its_own_for_a_new_head(tmp_path: Path) -> None:
     """The optimiser's own record, step by step; 24 images, 20 trained on, 8 a step: 3 steps an epoch."""
     first = run(tmp_path / "first", recipe=dataclasses.replace(SHORT, epochs=1))
-    dataset = album_of(
+    dataset = as_dataset(
         [Image.new("RGB", (32, 32), name) for name in ("red", "blue", "lime") * 8], NOBODY, labels=["r", "b", "g"] * 8
     )
     seen: list[list[float]] = []

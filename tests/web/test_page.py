@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 import clairvit as cv
-from clairvit.plotting.overlay import numbers, overlay, photo_of, scale_of
+from clairvit.plotting.overlay import denormalised_photo, overlay, scale_of, to_numpy
 from tab import WAIT, browser, changes, method, needs_a_browser, picture, settled, sync_api, visit
 
 __all__ = ["browser", "visit"]  # fixtures
@@ -46,10 +46,10 @@ def test_the_page_draws_as_the_command_line_does(visit: Callable[..., Any], name
     """Sequential, signed, and two on one scale: canvases against plotting/overlay.py, up to how a photo is enlarged."""
     page = visit(f"#method={name}" + "".join(f"&target={one}" for one in targets))
     made = cv.explain(cv.load("pets"), "demo", name, targets=targets)
-    values = numbers(made.maps)
+    values = to_numpy(made.maps)
     scale = scale_of(values, made.signed)
     assert float(page.locator("#high").inner_text().lstrip("≥ ")) == pytest.approx(scale.high, rel=5e-3)
-    photo = Image.fromarray(np.round(photo_of(made.pixels[0], made.preprocess) * 255).astype(np.uint8))
+    photo = Image.fromarray(np.round(denormalised_photo(made.pixels[0], made.preprocess) * 255).astype(np.uint8))
     large = np.asarray(photo.resize((448, 448), Image.Resampling.BILINEAR)) / 255.0
     for k in range(len(targets)):
         wanted = overlay(large, values[k], scale)
@@ -65,10 +65,10 @@ def test_layers_heads_and_unsigned_maps_are_the_librarys(visit: Callable[..., An
     assert made.layers is not None
     assert made.heads is not None
     shown = {
-        "": numbers(made.maps),
-        "&layer=4": numbers(made.layers[3]),
-        "&layer=4&head=2": numbers(made.heads.maps[3, 2]),
-        "&signed=0": numbers(made.maps).clip(min=0),
+        "": to_numpy(made.maps),
+        "&layer=4": to_numpy(made.layers[3]),
+        "&layer=4&head=2": to_numpy(made.heads.maps[3, 2]),
+        "&signed=0": to_numpy(made.maps).clip(min=0),
     }
     for link, values in shown.items():
         page = visit(f"#method=ixg{link}")

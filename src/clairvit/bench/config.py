@@ -14,7 +14,7 @@ from pydantic import StrictBool, StrictFloat, StrictInt, StrictStr, TypeAdapter,
 from clairvit.data.dataset import ImageDataset, void_as_object
 from clairvit.errors import BadInput, did_you_mean
 from clairvit.models.activation import check_activation
-from clairvit.models.preprocess import preprocess_options, rows_columns
+from clairvit.models.preprocess import parse_size, preprocess_options
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -196,7 +196,7 @@ class _Source:
                 if key == "activation":
                     check_activation(value)
                 elif key == "crop":
-                    rows_columns(value)
+                    parse_size(value)
                 else:
                     options: dict[str, Any] = {key: value}
                     preprocess_options(**options)

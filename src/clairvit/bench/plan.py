@@ -33,7 +33,7 @@ class Study:
     maps: str = "raw"
     at_once: int = AT_ONCE
 
-    def settled(self) -> Study:
+    def resolved(self) -> Study:
         """Return the study with canonical names and the baselines among its methods.
 
         Raises:

@@ -35,7 +35,7 @@ def combinations(store: Store) -> list[tuple[str, str, str, str]]:
     return [(str(a), str(b), str(c), str(d)) for a, b, c, d in rows]
 
 
-def scores_of(
+def read_scores(
     store: Store, model_hash: str, data: str, settings: str, images: Sequence[tuple[str, str]] | None = None
 ) -> Scores:
     """Return the scores of every method and metric of one model, with images in the order of their names.
@@ -67,7 +67,7 @@ def scores_of(
     }
     scores = Scores()
     scores.model_record = {key: value for key, value in store.models().get(model_hash, {}).items() if key != "model"}
-    scores.seen = tuple(predictions[image] for image in sorted(predictions))
+    scores.predictions = tuple(predictions[image] for image in sorted(predictions))
     scores.skipped = {
         record["method"]: record["note"]
         for record in records
@@ -102,7 +102,9 @@ def _resolvable(groups: Groups) -> Groups:
     return {key: group for key, group in groups.items() if unknown.keys().isdisjoint(key)}
 
 
-def unread(store: Store, model_hash: str, settings: str, images: Sequence[tuple[str, str]]) -> dict[str, str]:
+def unreadable_images(
+    store: Store, model_hash: str, settings: str, images: Sequence[tuple[str, str]]
+) -> dict[str, str]:
     """Return image -> error, for images that have no score by any method, not even a baseline."""
     records = _records(store, model_hash, settings, "", images)
     read = {record["image_hash"] for record in records if record["predicted"] is not None}
@@ -181,7 +183,9 @@ class Missing:
     cells_done: int
     cells: int
     methods: int  # baselines too
-    lacking: tuple[tuple[str, tuple[str, ...], int], ...]  # metric, methods, number of images without their scores
+    missing_scores: tuple[
+        tuple[str, tuple[str, ...], int], ...
+    ]  # metric, methods, number of images without their scores
 
     @property
     def sentence(self) -> str:
@@ -194,7 +198,7 @@ class Missing:
     def _groups(self) -> Iterable[str]:
         """Yield what is missing, with the metrics of the same methods and number of images together."""
         groups: dict[tuple[tuple[str, ...], int], list[str]] = {}
-        for metric, methods, images in self.lacking:
+        for metric, methods, images in self.missing_scores:
             groups.setdefault((methods, images), []).append(metric)
         for (methods, images), metrics in groups.items():
             more = len(methods) - LISTED_METHODS
@@ -216,11 +220,11 @@ class Missing:
         }
         return [
             {**shared, "metric": metric, "methods": ", ".join(methods), "images_missing": images}
-            for metric, methods, images in self.lacking
+            for metric, methods, images in self.missing_scores
         ]
 
 
-def missing_of(plan: StoredPlan, cells: frozenset[Cell]) -> list[Missing]:
+def find_missing(plan: StoredPlan, cells: frozenset[Cell]) -> list[Missing]:
     """Return what the cells of a store lack of a plan, for each model and data set that is not complete."""
     study = plan.study
     every = [
@@ -255,11 +259,11 @@ def _missing(plan: StoredPlan, model: int, data: int, cells: frozenset[Cell]) ->
         cells_done=total - sum(len(methods) * count for (_, count), methods in lacking.items()),
         cells=total,
         methods=len(study.methods),
-        lacking=tuple((metric, tuple(methods), count) for (metric, count), methods in lacking.items()),
+        missing_scores=tuple((metric, tuple(methods), count) for (metric, count), methods in lacking.items()),
     )
 
 
-def warning_of(missing: Sequence[Missing], unplanned: int) -> tuple[str, ...]:
+def missing_warnings(missing: Sequence[Missing], unplanned: int) -> tuple[str, ...]:
     """Return the sentences that a reader of an incomplete study must see first; none if it is complete.
 
     `unplanned`: studies whose plan is not in the store.

@@ -31,11 +31,11 @@ class Outcome:
     plan: Plan
 
 
-def planned(study: Study, store: Store | None, worker: Worker | None = None) -> tuple[Plan, Worker]:
+def plan_study(study: Study, store: Store | None, worker: Worker | None = None) -> tuple[Plan, Worker]:
     """Return the plan of a settled study, and the worker with its models loaded and its images hashed."""
     worker = worker or Worker(study)
     worker.open()
-    hashes = [worker.hash_of(index) for index in range(len(study.models))]
+    hashes = [worker.model_hash(index) for index in range(len(study.models))]
     datasets = [worker.dataset(index) for index in range(len(study.data))]
     if store is not None and (others := [version for version in store.versions() if version != __version__]):
         warnings.warn(
@@ -83,7 +83,7 @@ def run_study(
     store: Store,
     engine: Executor = in_process,
     worker: Worker | None = None,
-    told: Callable[[Plan], None] = lambda plan: None,
+    on_plan: Callable[[Plan], None] = lambda plan: None,
 ) -> Outcome:
     """Compute what the store lacks.
 
@@ -94,15 +94,15 @@ def run_study(
         store: Where results are written.
         engine: Which executor computes the units.
         worker: A worker that has models or data loaded already.
-        told: Called with the plan before the work begins.
+        on_plan: Called with the plan before the work begins.
     """
-    study = study.settled()
+    study = study.resolved()
     store.add_study(study)
-    plan, worker = planned(study, store, worker)
-    models = {worker.hash_of(index): worker.model(index) for index in range(len(study.models))}
+    plan, worker = plan_study(study, store, worker)
+    models = {worker.model_hash(index): worker.model(index) for index in range(len(study.models))}
     store.add_models({key: {"model": model.name, **model_record(model)} for key, model in models.items()})
     store.write_plan(StoredPlan.of(study, plan).as_document())
-    told(plan)
+    on_plan(plan)
     started, computed = time.monotonic(), 0
     failed: list[tuple[Unit, str]] = []
     remaining = list(plan.units)

@@ -28,7 +28,7 @@ class Worker:
     device: str | None = None
     batch_size: int | None = None
     models: dict[int, Model] = field(default_factory=dict)
-    albums: dict[int, ImageDataset] = field(default_factory=dict)
+    datasets: dict[int, ImageDataset] = field(default_factory=dict)
     hashes: dict[int, str] = field(default_factory=dict)  # of the models
 
     def model(self, index: int) -> Model:
@@ -37,18 +37,18 @@ class Worker:
         return self.models[index]
 
     def dataset(self, index: int) -> ImageDataset:
-        if index not in self.albums:
-            self.albums[index] = self.study.data[index].open(self.study.seed)
-        return self.albums[index]
+        if index not in self.datasets:
+            self.datasets[index] = self.study.data[index].open(self.study.seed)
+        return self.datasets[index]
 
     def open(self) -> None:
         """Open all data sets, then load all models."""
         for index in range(len(self.study.data)):
             self.dataset(index)
         for index in range(len(self.study.models)):
-            self.hash_of(index)
+            self.model_hash(index)
 
-    def hash_of(self, index: int) -> str:
+    def model_hash(self, index: int) -> str:
         """Return the hash of a model's weights, preprocessing and activation."""
         if index not in self.hashes:
             self.hashes[index] = weights_hash(self.model(index))
@@ -75,7 +75,7 @@ class Worker:
         shared = {
             "unit": unit.key,
             "model": model.name,
-            "model_hash": self.hash_of(unit.model),
+            "model_hash": self.model_hash(unit.model),
             "data": study.data[unit.data].spec,
             "settings": settings_of(study),
             "among": unit.image_set or None,
@@ -86,7 +86,7 @@ class Worker:
 
     def _check_hashes(self, unit: Unit, model: Model, dataset: ImageDataset) -> None:
         """Raise `ClairError` if the model or the images changed under the same name since the study was planned."""
-        if self.hash_of(unit.model) != unit.weights:
+        if self.model_hash(unit.model) != unit.weights:
             raise ClairError(
                 f"{model.name} has other weights here than where the study was planned; expected the same file or "
                 "version of the model everywhere."
@@ -128,7 +128,7 @@ def _rows(unit: Unit, scores: Scores, hashes: Mapping[str, str], errors: Mapping
                     note = errors.get(image) or reason
                     rows.append({**names, "image": image, "image_hash": hashed, "note": note})
             if score is not None:
-                rows += [{**names, **row} for row in _score_rows(score, scores.seen, hashes)]
+                rows += [{**names, **row} for row in _score_rows(score, scores.predictions, hashes)]
     return rows
 
 

@@ -90,7 +90,7 @@ class Annotations(options.OptionGroup):
 
     def dataset(self, images: Sequence[str], model: Model, by_label: bool = False) -> AnnotatedImages:
         """Return the images, read one at a time; with `by_label` an image without a true class raises BadInput."""
-        from clairvit.data.dataset import album_of
+        from clairvit.data.dataset import as_dataset
 
         detected: Detections = {}
         masks: Any = None
@@ -99,7 +99,7 @@ class Annotations(options.OptionGroup):
         elif self.masks is not None:
             masks = mask_files([Path(image) for image in images], Path(self.masks))
         labels, others = self._classes(images)
-        dataset = album_of(list(images), model, masks=masks, mask_kind=self.mask_kind, labels=labels, others=others)
+        dataset = as_dataset(list(images), model, masks=masks, mask_kind=self.mask_kind, labels=labels, others=others)
         if labels is None or not by_label:
             return AnnotatedImages(dataset, detected)
         image_labels = labels

@@ -169,7 +169,7 @@ def read_preprocess(
     mean: str | None, std: str | None, resize: str | None, crop: str | None, interpolation: str | None
 ) -> dict[str, Any]:
     """Return the options of preprocessing as arguments of `cv.load`, checked before a model is loaded."""
-    from clairvit.models.preprocess import preprocess_options, rows_columns
+    from clairvit.models.preprocess import parse_size, preprocess_options
 
     arguments: dict[str, Any] = {"interpolation": interpolation} if interpolation is not None else {}
     options: tuple[tuple[str, str, str | None, type[int] | type[float]], ...] = (
@@ -183,7 +183,7 @@ def read_preprocess(
             numbers = split_numbers(text, option, kind)
             arguments[name] = numbers[0] if len(numbers) == 1 else numbers
     preprocess_options(**{name: value for name, value in arguments.items() if name != "size"})
-    rows_columns(arguments.get("size"))
+    parse_size(arguments.get("size"))
     return arguments
 
 

@@ -146,7 +146,7 @@ def bench(
     requested = study_of(config, typed)
     device = device if device is not None or engine_options.engine == "ray" else _gpu()
     engine = engine_options.create(device, batch_size)
-    settled = requested.settled()
+    settled = requested.resolved()
     check_place(out)
     for entry in requested.data if data.download else ():
         download_data(entry.spec, entry.split)
@@ -162,11 +162,11 @@ bench.__doc__ = f"Run a study: every method by every metric, for each model on e
 
 def _plan_only(study: Study, worker: Worker, out: Path, output: options.OutputOptions) -> None:
     """Print what a run would compute."""
-    from clairvit.bench.run import planned
+    from clairvit.bench.run import plan_study
     from clairvit.bench.store import Store
 
     store = Store.open(out, create=False) if (out / "store.json").exists() else None
-    plan, _ = planned(study, store, worker)
+    plan, _ = plan_study(study, store, worker)
     if output.as_json or not output.quiet:
         print_plan(study, plan, output.as_json)
 
@@ -197,7 +197,7 @@ def _run(
 
     store = Store.open(out)
     with progress_bar("study", 1, hidden=output.hidden), _progress_messages(output.hidden):
-        outcome = run_study(study, store, worker=worker, told=on_plan, engine=engine or in_process)
+        outcome = run_study(study, store, worker=worker, on_plan=on_plan, engine=engine or in_process)
     print_study(store, study, methods, outcome, output.as_json, output.quiet)
 
 

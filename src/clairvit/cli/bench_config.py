@@ -37,13 +37,13 @@ class StudyOptions:
 def study_of(config: StudyConfig, typed: StudyOptions) -> Study:
     """Return the study of a file and the options."""
     from clairvit.bench.plan import Study
-    from clairvit.metrics.context import check_shape
+    from clairvit.metrics.context import check_map_transform
 
     models, data = model_configs(config, typed), data_configs(config, typed)
     methods = resolve_methods(*_names("methods", typed.method, config.methods, METHODS))
     metrics = resolve_metrics(*_names("metrics", typed.metric, config.metrics, METRICS))
     maps = _first(typed.maps, config.maps) or "raw"
-    check_shape(maps)
+    check_map_transform(maps)
     return Study(
         models,
         data,

@@ -81,12 +81,12 @@ def choose(
     output: options.OutputOptions,
 ) -> None:
     import clairvit as cv
-    from clairvit.selection.start_layer import base_of
+    from clairvit.selection.start_layer import base_method
 
     # What is misspelt is refused before a model is loaded.
     methods = resolve_methods(*method) if method else None
     metrics = resolve_metrics(*metric) if metric else None
-    tuned = [base_of(text) for text in split_methods(*tune_start)] if tune_start else []
+    tuned = [base_method(text) for text in split_methods(*tune_start)] if tune_start else []
     _check(by, metrics, maps, out)
     run_options.check()
     model_options.preprocess()
@@ -120,7 +120,7 @@ def choose(
         typed = [*(["--model", model] if model != "pets" else []), *model_options.typed()]
         command = shlex.join(["clairvit", "explain", "IMAGE", *typed, "--recipe", str(file)])
         print_line(f"Wrote {file}; use it by: {command}")
-    exit_on_failures(len(selection.scores.seen), failures, "scored")
+    exit_on_failures(len(selection.scores.predictions), failures, "scored")
 
 
 choose.__doc__ = (
@@ -129,11 +129,11 @@ choose.__doc__ = (
 
 
 def _check(by: str, metrics: list[MetricSpec] | None, maps: str, out: str) -> None:
-    from clairvit.metrics.context import check_shape
+    from clairvit.metrics.context import check_map_transform
     from clairvit.metrics.registry import resolve_metric
     from clairvit.selection.choose import METRICS, WITH_MASKS, criterion
 
     criterion(by, metrics or [resolve_metric(text) for text in (*METRICS, *WITH_MASKS)])
-    check_shape(maps)
+    check_map_transform(maps)
     if Path(out).suffix.lower() != ".json":
         raise BadInput(f"--out {out} is no name for a recipe; expected one that ends in .json, such as recipe.json.")

@@ -118,7 +118,7 @@ def _save(_: Model, explanations: Mapping[str, Explanation], path: Path) -> list
 def _print_methods(result: WrittenResult, slow: Mapping[str, str]) -> None:
     """Print each method with its properties and cost, then those that were left out."""
     from clairvit.methods.spec import resolve_method
-    from clairvit.plotting.labels import effort
+    from clairvit.plotting.labels import cost_label
 
     rows = []
     for name, record in result.records.items():
@@ -131,7 +131,7 @@ def _print_methods(result: WrittenResult, slow: Mapping[str, str]) -> None:
     title = f"{len(rows)} methods; the passes are shared, the milliseconds each one's own"
     table(title, columns, rows, right=columns[5:], grouped=True)
     if result.cost is not None:
-        print_line(f"All together, passes included: {effort(result.cost)}, {1000 * result.cost.seconds:.0f} ms.")
+        print_line(f"All together, passes included: {cost_label(result.cost)}, {1000 * result.cost.seconds:.0f} ms.")
     print_skipped({**result.skipped, **slow})
 
 

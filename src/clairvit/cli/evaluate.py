@@ -61,12 +61,12 @@ def evaluate(
     output: options.OutputOptions,
 ) -> None:
     import clairvit as cv
-    from clairvit.metrics.context import check_shape
+    from clairvit.metrics.context import check_map_transform
 
     # What is misspelt is refused before a model is loaded.
     typed = method or [METHODS]
     methods, metrics = resolve_methods(*typed), resolve_metrics(*(metric or [METRICS]))
-    check_shape(maps)
+    check_map_transform(maps)
     run_options.check()
     path = output_path(out, check_suffix)
     model_options.preprocess()

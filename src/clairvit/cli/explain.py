@@ -78,13 +78,13 @@ def explain(
     out: options.Out = "out/",
     output: options.OutputOptions,
 ) -> None:
-    from clairvit.methods.recipe import USUAL, read_recipe
+    from clairvit.methods.recipe import DEFAULT_METHOD, read_recipe
     from clairvit.methods.spec import resolve_method
 
     typed = single_method(method, "explain")
     chosen = None if recipe is None else read_recipe(recipe)
     # Misspelt methods are refused before a model is loaded.
-    spec = resolve_method((typed or USUAL) if chosen is None else chosen.method_for(typed), **sampling.typed())
+    spec = resolve_method((typed or DEFAULT_METHOD) if chosen is None else chosen.method_for(typed), **sampling.typed())
     run_options.check()
     by_layer: dict[str, Any] = {"layers": layers, "by_head": heads, "score": targets.score}
     job = ImageJob(

@@ -202,7 +202,7 @@ def finetune(
             fresh=fresh,
             keep_state=not discard_state,
             failed=lambda image, error: failures.append(Failure(image, with_options(error))),
-            told=print_epoch,
+            on_epoch=print_epoch,
         )
     if output.as_json:
         print_document("finetune", document(trained, time.monotonic() - started), failures)
@@ -247,9 +247,9 @@ def open_data_set(
     spec: str, download: bool = False
 ) -> tuple[ImageDataset, ImageDataset | None, tuple[str, ...] | None]:
     """Return the training split of a data set, its validation split if it has one, and its classes."""
-    from clairvit.data.open import datasets, open_data
+    from clairvit.data.open import list_datasets, open_data
 
-    splits = next((entry.splits for entry in datasets() if entry.name == spec.partition(":")[0]), ())
+    splits = next((entry.splits for entry in list_datasets() if entry.name == spec.partition(":")[0]), ())
     train = next((name for name in splits if name.startswith("train")), None)
     data = open_data(spec, split=train, download=download)
     validation = next((name for name in splits if name.startswith("val")), None) if train is not None else None
@@ -261,7 +261,7 @@ def class_folders(folder: Path) -> ImageDataset:
     """Return the images of a folder with one folder per class: PHOTOS/cat/1.jpg is a cat."""
     from torch import nn
 
-    from clairvit.data.dataset import album_of
+    from clairvit.data.dataset import as_dataset
     from clairvit.models.image_files import find_images, folders_in
     from clairvit.models.model import Model
 
@@ -283,7 +283,7 @@ def class_folders(folder: Path) -> ImageDataset:
         images += map(str, files)
         labels += [path.name] * len(files)
     placeholder = Model(nn.Identity(), "placeholder")  # the model matters for tensors only, and these are files
-    return album_of(images, placeholder, labels=labels)
+    return as_dataset(images, placeholder, labels=labels)
 
 
 def read_options(text: str) -> dict[str, Any]:

@@ -23,7 +23,7 @@ def print_document(command: str, content: Mapping[str, Any], failures: Sequence[
 
 def print_predictions(results: Sequence[WrittenResult]) -> None:
     """Print the most probable classes (or highest scores) of one image, or the predicted class of each of several."""
-    from clairvit.plotting.labels import named, percent
+    from clairvit.plotting.labels import class_label, percent
 
     if len(results) == 1:
         top = results[0].first["top"][0]
@@ -39,7 +39,9 @@ def print_predictions(results: Sequence[WrittenResult]) -> None:
         return
     lines = []
     for result in results[:MAX_ROWS]:
-        best = [named(guess["name"], guess["probability"], guess["score"]) for guess in result.first["top"][0][:2]]
+        best = [
+            class_label(guess["name"], guess["probability"], guess["score"]) for guess in result.first["top"][0][:2]
+        ]
         lines.append((result.image, *best, *[""] * (2 - len(best)), ", ".join(dict.fromkeys(result.first["targets"]))))
     if lines:
         table(f"{len(results)} images", ("image", "predicted", "then", "explained"), lines)
@@ -66,11 +68,11 @@ def print_statistics(results: Sequence[WrittenResult]) -> None:
 def print_cost(record: Mapping[str, Any]) -> None:
     """Print the passes and seconds of a method that runs the model more than once."""
     from clairvit.methods.explanation import Cost
-    from clairvit.plotting.labels import effort
+    from clairvit.plotting.labels import cost_label
 
     cost = Cost(**record["cost"])
     if cost.forwards > 1:
-        print_line(f"It took {effort(cost)} and {cost.seconds:.1f} seconds.")
+        print_line(f"It took {cost_label(cost)} and {cost.seconds:.1f} seconds.")
 
 
 def _min_mean_max(statistics: Mapping[str, float | None]) -> list[str]:

@@ -142,11 +142,11 @@ class ImageJob:
             check_rows(images if self.methods == 1 else rows_needed(self.methods, images, max(1, targets)))
 
     def _write(self, model: Model, result: ImageResult, paths: Sequence[Path]) -> WrittenResult:
-        from clairvit.plotting.save import record
+        from clairvit.plotting.save import explanation_record
 
         files = tuple(file for path in paths for file in self.save(model, result.explanations, path))
         values = self.output.as_json  # keep the maps in the records, not only in the files
-        records = {name: record(explanation, values) for name, explanation in result.explanations.items()}
+        records = {name: explanation_record(explanation, values) for name, explanation in result.explanations.items()}
         return WrittenResult(result.image, files, records, result.skipped, result.cost)
 
     def _write_together(self, model: Model, results: Sequence[ImageResult], path: Path) -> tuple[Path, ...]:

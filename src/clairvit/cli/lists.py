@@ -136,11 +136,11 @@ def _choices(hint: Any) -> list[str]:
 
 
 def _passes(method: Method) -> str:
-    from clairvit.plotting.labels import effort
+    from clairvit.plotting.labels import cost_label
 
     return (
         ("at most " if method.extra_cost.at_most else "")
-        + effort(method.cost)
+        + cost_label(method.cost)
         + (" on 14 × 14 patches" if method.extra_cost.passes else "")
     )
 
@@ -200,9 +200,9 @@ def metrics_command(
     clairvit metrics deletion
     """
     from clairvit.metrics.registry import resolve_metric
-    from clairvit.plotting.labels import in_order
+    from clairvit.plotting.labels import metrics_by_family
 
-    chosen = in_order() if name is None else [resolve_metric(name).metric]
+    chosen = metrics_by_family() if name is None else [resolve_metric(name).metric]
     if as_json:
         print_json([_metric_record(metric) for metric in chosen])
     elif name is None:
@@ -212,16 +212,16 @@ def metrics_command(
 
 
 def _print_metrics(metrics: list[Metric]) -> None:
-    from clairvit.plotting.labels import ARROWS, forwards, needs, span
+    from clairvit.plotting.labels import ARROWS, default_forwards, needs_label, value_range_label
 
     rows = [
         (
             metric.family,
             metric.name,
             ARROWS[metric.better],
-            span(metric),
-            ", ".join(needs(metric)),
-            str(forwards(metric)),
+            value_range_label(metric),
+            ", ".join(needs_label(metric)),
+            str(default_forwards(metric)),
             metric.paper,
         )
         for metric in metrics
@@ -236,17 +236,21 @@ def _print_metrics(metrics: list[Metric]) -> None:
 
 
 def _print_metric(metric: Metric) -> None:
-    from clairvit.plotting.labels import forwards, needs, span
+    from clairvit.plotting.labels import default_forwards, needs_label, value_range_label
 
     print_line(f"{metric.name} — {metric.paper}\n")
     print_line(f"{inspect.getdoc(metric.function) or metric.summary}\n")
     facts = [
         ("family", metric.family),
         ("better", metric.better),
-        ("range", span(metric)),
-        *([("needs", ", ".join(needs(metric)))] if metric.needs else []),
-        ("forwards", f"{forwards(metric)} for a map of 14 × 14 patches"),
-        *([("reads", "the order of the patches only; the order of a constant map is random")] if metric.orders else []),
+        ("range", value_range_label(metric)),
+        *([("needs", ", ".join(needs_label(metric)))] if metric.needs else []),
+        ("forwards", f"{default_forwards(metric)} for a map of 14 × 14 patches"),
+        *(
+            [("reads", "the order of the patches only; the order of a constant map is random")]
+            if metric.rank_only
+            else []
+        ),
         *([("papers differ", metric.discrepancies)] if metric.discrepancies else []),
     ]
     table("", ("", ""), facts)
@@ -256,7 +260,7 @@ def _print_metric(metric: Metric) -> None:
 
 
 def _metric_record(metric: Metric) -> dict[str, Any]:
-    from clairvit.plotting.labels import forwards
+    from clairvit.plotting.labels import default_forwards
 
     return {
         "name": metric.name,
@@ -266,8 +270,8 @@ def _metric_record(metric: Metric) -> dict[str, Any]:
         "better": metric.better,
         "span": list(metric.span),
         "needs": list(metric.needs),
-        "orders": metric.orders,
-        "cost": {"forwards": forwards(metric)},
+        "orders": metric.rank_only,
+        "cost": {"forwards": default_forwards(metric)},
         "options": metric.options,
         "presets": {name: dict(preset) for name, preset in metric.presets.items()},
         "discrepancies": metric.discrepancies,

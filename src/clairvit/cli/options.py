@@ -373,9 +373,9 @@ class RunOptions(OptionGroup):
 
     def check(self) -> None:
         """Raise BadInput before a model is loaded."""
-        from clairvit.perturbation.batching import check_pace
+        from clairvit.perturbation.batching import check_execution_options
 
-        check_pace(self.batch_size, self.autocast)
+        check_execution_options(self.batch_size, self.autocast)
 
     def arguments(self) -> dict[str, Any]:
         """Return the arguments of `cv.explain`, `cv.compare`, `cv.evaluate` and `cv.choose`."""

@@ -255,10 +255,10 @@ def _ranking_cells(row: Row, selection: Selection, others: Sequence[str]) -> tup
         f"{row.rank:>2}  {row.method}" + (" (baseline)" if row.baseline else ""),
         _number(row.mean) + error,
         "best" if is_best else f"{_number(row.gap)}\n{_interval(row.gap_interval)}".strip(),
-        "" if is_best else f"{row.p:.2g}{'' if row.apart else ' ='}",
+        "" if is_best else f"{row.p:.2g}{'' if row.differs_from_best else ' ='}",
         *(_number(row.means[metric]) for metric in others),
         f"{row.cost.forwards} f{backwards}, {row.cost.seconds:.2g} s",
-        "●" if row.on_front else "",
+        "●" if row.is_pareto_optimal else "",
     )
 
 
@@ -282,7 +282,7 @@ def selection_document(selection: Selection, file: Path) -> dict[str, Any]:
         "metrics": selection.metrics,
         "settings": selection.settings,
         "seed": selection.seed,
-        "images": [prediction.image for prediction in selection.scores.seen],
+        "images": [prediction.image for prediction in selection.scores.predictions],
         "ranking": [asdict(row) for row in selection.ranking],
         "front": selection.front,
         "groups": selection.groups,
@@ -336,15 +336,15 @@ def print_study(
 ) -> None:
     """Print the scores of this study, whatever else is in the store; failures make the exit status 2."""
     from clairvit.bench.plan import settings_of
-    from clairvit.bench.results import scores_of, unread
+    from clairvit.bench.results import read_scores, unreadable_images
 
     documents, failures = [], _unit_failures(study, outcome)
     for model, weights in enumerate(outcome.plan.hashes):
         for data, images in enumerate(outcome.plan.images):
             spec = study.data[data].spec
             title = f"{study.models[model].spec} on {spec}"
-            scores = scores_of(store, weights, spec, settings_of(study), images)
-            unreadable = unread(store, weights, settings_of(study), images)
+            scores = read_scores(store, weights, spec, settings_of(study), images)
+            unreadable = unreadable_images(store, weights, settings_of(study), images)
             rows = _study_rows(scores, study)
             if len(unreadable) == len(images):
                 failures.append(_no_images(title, unreadable))

@@ -105,13 +105,13 @@ def reproduce(
             "pets:/data/oxford-iiit-pet, or --check to compute the paper's own numbers again."
         )
     from clairvit.bench.plan import DataConfig
-    from clairvit.papers.setup import ReproductionConfig, instead
-    from clairvit.perturbation.batching import check_pace
+    from clairvit.papers.setup import ReproductionConfig, replace_methods
+    from clairvit.perturbation.batching import check_execution_options
 
-    preset = instead(preset, split_methods(*method) if method else [])
+    preset = replace_methods(preset, split_methods(*method) if method else [])
     annotations = Annotations(masks, mask_kind, weights, None)
     annotations.check([], None)
-    check_pace(batch_size, None)
+    check_execution_options(batch_size, None)
     config = ReproductionConfig(
         preset,
         model_options.config(model, model_options.arch),
@@ -146,7 +146,7 @@ def _run(
     out: str | None,
     output: options.OutputOptions,
 ) -> Reproduction:
-    from clairvit.papers.reproduce import check_data, open_shown
+    from clairvit.papers.reproduce import check_data, load_data
     from clairvit.papers.reproduce import reproduce as run
 
     def on_plan(plan: Plan) -> None:
@@ -156,11 +156,11 @@ def _run(
                 f"{plan.forwards} forwards."
             )
 
-    data = detected_data(config, annotations, model) if annotations.detects else open_shown(config, model)
+    data = detected_data(config, annotations, model) if annotations.detects else load_data(config, model)
     check_data(config, data)  # before a store is created
-    name = config.preset.name
+    name = config.paper.name
     with _store(out, name) as store, progress_bar(f"reproduce {name}", 1, hidden=output.hidden):
-        return run(config, store, model=model, shown=data, device=device, batch_size=batch_size, told=on_plan)
+        return run(config, store, model=model, data=data, device=device, batch_size=batch_size, on_plan=on_plan)
 
 
 @contextmanager
@@ -216,7 +216,7 @@ def write(result: Reproduction, folder: Path) -> list[Path]:
     from clairvit.report.render import to_markdown
     from clairvit.report.reproduction import reproduction_json, reproduction_radar, reproduction_report
 
-    name = result.wish.preset.name
+    name = result.config.paper.name
     files = [
         write_text(to_markdown(reproduction_report(result)), folder / f"{name}.md"),
         write_json(reproduction_json(result), folder / f"{name}.json"),

@@ -22,7 +22,7 @@ from clairvit.models.image_files import read_image
 from clairvit.models.images import Batch, image_name, list_images, prepare
 from clairvit.models.model import Model
 
-Failed = Callable[[str, ClairError], None]  # called with the name of an image and why it cannot be read
+ErrorHandler = Callable[[str, ClairError], None]  # called with the name of an image and why it cannot be read
 MaskFinder = Callable[[str, Image.Image], Image.Image]  # name, picture -> its mask, 0 and 255
 
 
@@ -89,7 +89,9 @@ def void_as_object(dataset: ImageDataset) -> ImageDataset:
     return replace(dataset, read=read, content_hash=lambda row: digest(dataset.content_hash(row), b"void is object"))
 
 
-def parts(dataset: ImageDataset, model: Model, size: int, on_error: Failed | None = None) -> Iterator[SampleBatch]:
+def iter_batches(
+    dataset: ImageDataset, model: Model, size: int, on_error: ErrorHandler | None = None
+) -> Iterator[SampleBatch]:
     """Yield batches of at most `size` images.
 
     Args:
@@ -133,7 +135,7 @@ def _stack(dataset: ImageDataset, samples: dict[int, Sample], model: Model) -> S
     )
 
 
-def album_of(
+def as_dataset(
     images: Any,
     model: Model,
     *,

@@ -30,7 +30,7 @@ SCENES, SCENES_SPLITS, SCENES_COUNT = "scenes", ("one", "two", "part"), 200
 
 
 @dataclass(frozen=True, eq=False)
-class Data:
+class OpenedDataset:
     """An opened dataset: its images, classes and origin."""
 
     dataset: ImageDataset
@@ -50,12 +50,12 @@ class Data:
         """Return notes about the folder for the user."""
         return self.dataset.notes
 
-    def unknown(self, model: Model) -> tuple[str, ...]:
+    def unknown_classes(self, model: Model) -> tuple[str, ...]:
         """Return the classes of the dataset that the model does not have; images of them have no true class."""
         return tuple(name for index, name in enumerate(self.classes) if self.model_class(index, model) is None)
 
 
-def datasets() -> tuple[DatasetFormat, ...]:
+def list_datasets() -> tuple[DatasetFormat, ...]:
     """Return the formats that `open_data` reads: their folders (`.layout()`), annotations (`.has`) and `.download`."""
     modules = [importlib.import_module(f"clairvit.data.formats.{name}").__name__ for name in _FORMATS]
     order = {module: position for position, module in enumerate(modules)}
@@ -72,14 +72,14 @@ def open_data(
     *,
     masks: str | Path | None = None,
     mask_kind: str = "nonzero",
-) -> Data:
+) -> OpenedDataset:
     """Open "NAME:PATH" as a dataset; images are read lazily.
 
     "scenes" or "scenes:COUNT" are generated from the seed and need no path; their splits are one (object), two
     (objects) and part (one object; the mask is the part that determines its class).
 
     Args:
-        spec: NAME:PATH, with a name of `datasets()`, or scenes.
+        spec: NAME:PATH, with a name of `list_datasets()`, or scenes.
         split: A split of the dataset; None is its first one.
         limit: The number of images, a stratified sample over classes, in the dataset's order; None is all.
         seed: Of the sample and of scenes.
@@ -111,7 +111,7 @@ def open_data(
     if not index.entries:
         raise BadInput(f"'{root}' holds no images for {data.name}, split {split}. Expected:\n{data.layout(path)}")
     rows = range(len(index.entries)) if limit is None else stratified_sample(_strata(index, limit), limit, seed)
-    return Data(
+    return OpenedDataset(
         dataset=_image_dataset([index.entries[row] for row in rows], index),
         name=data.name,
         title=data.title,
@@ -123,7 +123,7 @@ def open_data(
     )
 
 
-def _open_scenes(spec: str, split: str | None, limit: int | None, seed: int) -> Data:
+def _open_scenes(spec: str, split: str | None, limit: int | None, seed: int) -> OpenedDataset:
     """Return generated scenes."""
     from clairvit.data.scenes import CLASSES, scenes
 
@@ -135,7 +135,7 @@ def _open_scenes(spec: str, split: str | None, limit: int | None, seed: int) -> 
     limited = int(count) if limit is None else min(int(count), limit)
     dataset = scenes(limited, seed, objects=1 + (split == "two"), mask="part" if split == "part" else "object")
     index = DatasetIndex((), CLASSES)
-    return Data(
+    return OpenedDataset(
         dataset=dataset,
         name=SCENES,
         title="Scenes",
@@ -188,7 +188,7 @@ def model_class(class_index: int, index: DatasetIndex, model: Model) -> int | No
 
 def _parse_spec(spec: str) -> tuple[DatasetFormat, Path]:
     """Return format and path of NAME:PATH."""
-    formats = {data.name: data for data in datasets()}
+    formats = {data.name: data for data in list_datasets()}
     name, colon, path = str(spec).partition(":")
     if name in formats and path:
         return formats[name], Path(path).expanduser()

@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 from clairvit.diagnostics.context import DoctorContext, abbreviated, check, failed, passed, plural, skipped, warned
 from clairvit.diagnostics.report import Check
 from clairvit.errors import NotApplicable
-from clairvit.methods.fullgrad import totals
+from clairvit.methods.fullgrad import completeness_sums
 from clairvit.models.model import Model
 from clairvit.numerics import widened
 from clairvit.tracing import ops
@@ -40,7 +40,7 @@ def gradient_reaches_tokens(context: DoctorContext) -> Check:
     trace = run_backward(recording, context.target, "plain", keep=False)
     if not trace.layers:
         return skipped("This model has no blocks.")
-    names = [name for name, is_zero in zip(context.batch.names, trace.blank, strict=True) if is_zero]
+    names = [name for name, is_zero in zip(context.batch.names, trace.has_zero_gradient, strict=True) if is_zero]
     if names:
         return failed(
             "The gradient of the score reaches the pixels, but not the tokens after the last block (of "
@@ -65,7 +65,7 @@ def completeness_of_linear_rules(context: DoctorContext) -> Check:
     recording = record(precision.model, precision.pixels, rules=("linear",), recorders=(LearnedBiasTerms,))
     trace = run_backward(recording, context.target, "linear", keep=False)
     try:
-        sums, scores = totals(trace, 0, "learned", "linear")
+        sums, scores = completeness_sums(trace, 0, "learned", "linear")
         terms = absolute_sum(trace)
     except NotApplicable as error:
         return skipped(str(error))

@@ -29,8 +29,8 @@ from clairvit.methods.registry import list_methods
 from clairvit.methods.spec import MethodSpec, resolve_method
 from clairvit.models.images import Batch
 from clairvit.models.model import Model
-from clairvit.targets.base import Target, class_agnostic_target
-from clairvit.targets.resolve import resolve
+from clairvit.targets.base import TargetBatch, class_agnostic_target
+from clairvit.targets.resolve import resolve_targets
 from clairvit.tracing.module_state import own_grad_mode
 
 MAX_IMAGES = 8  # of all checks but deletion
@@ -128,9 +128,11 @@ class DoctorContext:
         return int(self.forward.logits.shape[-1])
 
     @functools.cached_property
-    def target(self) -> Target:
+    def target(self) -> TargetBatch:
         """Return the predicted class of each image as a target."""
-        (target,) = resolve(None, self.forward.logits.detach(), self.model.labels, classifier=self.model.classifier)
+        (target,) = resolve_targets(
+            None, self.forward.logits.detach(), self.model.labels, classifier=self.model.classifier
+        )
         return target
 
     def status(self, name: str) -> Status:
@@ -176,7 +178,7 @@ def run_methods(model: Model, pixels: Tensor, specs: Sequence[MethodSpec], seed:
     try:
         recording = record_for(specs, model, pixels)
         if model.classifier:
-            (target,) = resolve(None, recording.logits.detach(), model.labels)
+            (target,) = resolve_targets(None, recording.logits.detach(), model.labels)
         else:
             target = class_agnostic_target(len(pixels))
         results = run_all(specs, recording, [target], seed=seed)

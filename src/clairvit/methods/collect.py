@@ -19,7 +19,7 @@ from clairvit.methods.explanation import Comparison, Cost, Explanation, cat_if_a
 from clairvit.methods.spec import MethodSpec
 from clairvit.models.images import Batch
 from clairvit.models.model import Model
-from clairvit.targets.base import Target
+from clairvit.targets.base import TargetBatch
 from clairvit.tracing.recording import Recording
 
 ROUNDINGS = 16  # a map whose values differ by no more than so many roundings of the largest one is constant
@@ -30,7 +30,7 @@ def collect(
     batch: Batch,
     recording: Recording,
     specs: Sequence[MethodSpec],
-    targets: Sequence[Target],
+    targets: Sequence[TargetBatch],
     results: dict[str, list[Result]],
     seed: int,
     seconds: float,
@@ -76,7 +76,7 @@ def collect(
 
 
 def _common_fields(
-    model: Model, batch: Batch, recording: Recording, targets: Sequence[Target], seed: int
+    model: Model, batch: Batch, recording: Recording, targets: Sequence[TargetBatch], seed: int
 ) -> Explanation:
     """Return an explanation without maps that holds what all methods share; rows are images within targets."""
     count = len(targets)

@@ -17,7 +17,7 @@ from clairvit.methods.result import MapResult
 from clairvit.methods.spec import resolve_method
 from clairvit.perturbation.probe import Probe, probing
 from clairvit.perturbation.removal import Removal
-from clairvit.targets.base import Target, class_name
+from clairvit.targets.base import TargetBatch, class_name
 from clairvit.tracing.attention import widened
 from clairvit.tracing.trace import Trace
 
@@ -93,10 +93,10 @@ def _cost(patches: int, effort: int, along: str) -> Cost:
 Margins = Callable[[Tensor, list[int]], Tensor]  # logits [n, C] of images [n] -> [n, 2]: margin, and the rival class
 
 
-def margin_function(target: Target) -> Margins:
+def margin_function(target: TargetBatch) -> Margins:
     """Return a function of logits that gives the target's margin over its rival, and which class the rival is."""
     rows = [row if isinstance(row, tuple) else () for row in target.rows]
-    if target.together or not all(len(row) in (1, 2) for row in rows):
+    if target.is_batch_function or not all(len(row) in (1, 2) for row in rows):
         raise NotApplicable(
             f"'{NAME}' looks for what changes the model's answer, and a target function of your own is no answer. "
             f"Use a class or cv.contrast(a, b) as target, or {ALONE}."

@@ -96,7 +96,9 @@ def smoothed(inner: MethodSpec, trace: Trace, n: PassCount = 20, sigma: Sigma = 
     noisy = noisy_images(trace, sigma, seed)
 
     def run(ks: range) -> Result:
-        recording, target = trace.rerecorded(torch.cat([noisy(k) for k in ks]), functools.partial(record_for, [inner]))
+        recording, target = trace.record_variants(
+            torch.cat([noisy(k) for k in ks]), functools.partial(record_for, [inner])
+        )
         (result,) = run_all([inner], recording, [target], seed=seed)[inner.text]
         trace.recording.backwards += len(ks) * inner.backwards
         return result

@@ -15,7 +15,7 @@ from torch import Tensor
 from clairvit.errors import BadInput, ClairError, NotApplicable
 from clairvit.methods.aggregation import Aggregation, reading
 from clairvit.methods.explanation import Cost
-from clairvit.methods.layer_view import LayerView, NotStackable, RunContext, laid_out, stacked
+from clairvit.methods.layer_view import LayerView, NotStackable, RunContext, stacked, tokens_to_grid
 from clairvit.methods.result import MapFunction, as_map_result
 from clairvit.methods.spec import MethodSpec
 from clairvit.tracing.attention import AttentionCall, widened
@@ -88,7 +88,7 @@ def run(
                 layer_pass.finish()
     for spec, result in zip(specs, results, strict=True):
         unmoved = result.blank or [False] * len(trace.pixels)
-        result.blank = trace.blank if spec.passes == "backward" else unmoved
+        result.blank = trace.has_zero_gradient if spec.passes == "backward" else unmoved
     return results
 
 
@@ -185,7 +185,7 @@ class _LayerPass:
             )
         self.used = aggregation.used(count)
         self.keep_layers = layers
-        self.row: Tensor | None = aggregation.start_row(trace.read) if aggregation.matrices_only else None
+        self.row: Tensor | None = aggregation.start_row(trace.readout_weights) if aggregation.matrices_only else None
         self.rows_of_layers: dict[int, Tensor] = {}
 
     def wants(self, index: int) -> bool:
@@ -204,10 +204,10 @@ class _LayerPass:
             self.keep_layers = False  # the method is defined for some layers only, so not all can be kept
             return
         layer_maps = maps.reshape(len(indices), -1, *maps.shape[1:])  # [layers, B, …]
-        read = self.trace.read if maps.ndim == 3 else maps[: layer_maps.shape[1]]
+        read = self.trace.readout_weights if maps.ndim == 3 else maps[: layer_maps.shape[1]]
         if maps.ndim == 3 and maps.shape[1] != read.shape[1]:
-            assert self.trace.read_rows is not None
-            read = read[:, self.trace.read_rows]
+            assert self.trace.readout_rows is not None
+            read = read[:, self.trace.readout_rows]
         if used:
             self._check_tokens(layer_maps)
             self.row = self.aggregation.steps(self.row, layer_maps[used[0] : used[-1] + 1], read)
@@ -244,13 +244,13 @@ class _LayerPass:
 
     def _on_grid(self, row: Tensor, index: int) -> Tensor:
         """Return [B, N] without its prefix tokens, as [B, rows, cols]."""
-        return laid_out(row, self.trace, index).expand(len(self.trace.pixels), -1, -1)
+        return tokens_to_grid(row, self.trace, index).expand(len(self.trace.pixels), -1, -1)
 
 
 def _whole_image(spec: MethodSpec, trace: Trace, seed: int, result: Result) -> None:
     options = dict(spec.options)
     if trace.target is not None and spec.method.score != "logit":
-        trace = replace(trace, target=trace.target.preferring(spec.method.score))
+        trace = replace(trace, target=trace.target.with_preferred_score(spec.method.score))
         result.score = trace.target.score if trace.target is not None else None
     if "seed" in _parameters(spec.method.function):
         options["seed"] = seed

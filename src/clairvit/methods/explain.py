@@ -16,7 +16,7 @@ from clairvit.methods.collect import collect
 from clairvit.methods.explanation import Comparison, Cost, Explanation, concat
 from clairvit.methods.heads import collect_heads, head_notes, head_variants
 from clairvit.methods.planner import record_for, run_all
-from clairvit.methods.recipe import advised
+from clairvit.methods.recipe import method_text_for
 from clairvit.methods.registry import by_family
 from clairvit.methods.registry import list_methods as registered_methods
 from clairvit.methods.spec import MethodSpec, resolve_method
@@ -24,8 +24,8 @@ from clairvit.models.coerce import LabelledImages, ModelLike, as_images, as_mode
 from clairvit.models.images import Batch, prepare
 from clairvit.models.model import Model
 from clairvit.perturbation.rng import check_seed
-from clairvit.targets.base import Target
-from clairvit.targets.resolve import resolve
+from clairvit.targets.base import TargetBatch
+from clairvit.targets.resolve import resolve_targets
 from clairvit.tracing.module_state import own_grad_mode
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def explain(
         resolve_method(method, **options)  # a misspelt method is refused before a model is loaded
     images = as_images(images)
     model = as_model(model, images)
-    spec = resolve_method(advised(model, method, recipe), **options)
+    spec = resolve_method(method_text_for(model, method, recipe), **options)
     request = _Request(
         model,
         (spec,),
@@ -315,20 +315,20 @@ def _explain_batch(request: _Request, batch: Batch) -> Comparison:
     return comparison
 
 
-def _resolve_targets(request: _Request, logits: Tensor) -> tuple[Target, ...]:
+def _resolve_targets(request: _Request, logits: Tensor) -> tuple[TargetBatch, ...]:
     """Return the targets of each image as functions of the logits [B, C]."""
     model = request.model
     if request.targets is None and not model.classifier:
         return _no_target(model, request.specs, len(logits))
     return tuple(
-        resolve(
+        resolve_targets(
             target, logits, model.labels, score=request.score, classifier=model.classifier, activation=model.activation
         )[0]
         for target in request.targets or (None,)
     )
 
 
-def _for_any_class(explanation: Explanation, targets: Sequence[Target]) -> Explanation:
+def _for_any_class(explanation: Explanation, targets: Sequence[TargetBatch]) -> Explanation:
     """Return the explanation of a class-agnostic method: its map is evidence for no class, whatever was asked for."""
     names = dict.fromkeys(name for target in targets for name in target.names)
     about = f", so it says nothing of {' or '.join(names)} in particular" if len(names) <= MOST_NAMED and names else ""
@@ -344,11 +344,11 @@ def _for_any_class(explanation: Explanation, targets: Sequence[Target]) -> Expla
     )
 
 
-def _no_target(model: Model, specs: Sequence[MethodSpec], count: int) -> tuple[Target, ...]:
+def _no_target(model: Model, specs: Sequence[MethodSpec], count: int) -> tuple[TargetBatch, ...]:
     """Return an empty target for an embedding, which has no predicted class; raise if a method needs one."""
     asking = next((spec for spec in specs if spec.method.class_specific), None)
     if asking is None:
-        return (Target(names=(ANY_CLASS,) * count, classes=(None,) * count, score=NO_SCORE),)
+        return (TargetBatch(names=(ANY_CLASS,) * count, classes=(None,) * count, score=NO_SCORE),)
     raise BadInput(
         f"{model.name} returns an embedding, not class scores, and '{asking.text}' explains a score. "
         "Load it with labels=['a photo of a cat', …], or pass a target function of the output.",

@@ -63,7 +63,7 @@ def bias_terms(trace: Trace, biases: str, rules: str) -> BiasTerms:
     return trace[_RECORDERS[biases]].checked()
 
 
-def totals(trace: Trace, start: int, biases: str, rules: str) -> tuple[Tensor, Tensor]:
+def completeness_sums(trace: Trace, start: int, biases: str, rules: str) -> tuple[Tensor, Tensor]:
     """Return the sum of what tokens and biases add from a layer on, and the score that it should be; [B] each."""
     layer, terms = trace.layers[start], bias_terms(trace, biases, rules)
     dtype = terms.other.dtype
@@ -80,7 +80,7 @@ def completeness(
     """Return how far tokens and biases are from adding up to the score; None for a sum over several start layers."""
     if each and used.start != len(trace.layers) - 1:
         return None
-    total, score = (values.tolist() for values in totals(trace, used.start, biases, rules))
+    total, score = (values.tolist() for values in completeness_sums(trace, used.start, biases, rules))
     has_gap = rules == "plain" and biases == "learned"
     return completeness_note(total, score, "; rules=linear or biases=implicit closes it" if has_gap else "")
 

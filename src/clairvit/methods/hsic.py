@@ -15,7 +15,7 @@ from clairvit.methods.result import MapResult
 from clairvit.methods.rise import Cells, Samples
 from clairvit.numerics import pool_to_grid
 from clairvit.perturbation.probe import Probe, probing
-from clairvit.perturbation.removal import Removal, on_pixels
+from clairvit.perturbation.removal import Removal, patches_to_pixels
 from clairvit.perturbation.rng import make_generator
 from clairvit.tracing.trace import Trace
 
@@ -122,7 +122,7 @@ def _masked_scores(probe: Probe, shown: Tensor, sides: tuple[int, int]) -> Tenso
         masks = shown.reshape(-1, *sides)
 
         def variant(ks: range) -> Tensor:
-            return probe.blend(on_pixels(masks[ks.start : ks.stop], probe.size)[None])
+            return probe.blend(patches_to_pixels(masks[ks.start : ks.stop], probe.size)[None])
 
         return probe.score_images(len(shown), variant)
     return probe.score_kept(shown[:, cell_of_patch(sides, probe.grid).to(shown.device)][None])

@@ -32,7 +32,7 @@ def weighted_heads(heads: Tensor, weights: Tensor) -> Tensor:
     return (weights[:, None] @ heads.flatten(2)).view(len(heads), *heads.shape[2:])
 
 
-def laid_out(tokens: Tensor, trace: Trace, index: int) -> Tensor:
+def tokens_to_grid(tokens: Tensor, trace: Trace, index: int) -> Tensor:
     """Return tokens [n, N, …] of a layer without their prefix on the image grid, [n, rows, cols, …]."""
     layout, batch = trace.in_order, len(trace.pixels)
     if tokens.shape[1] == layout.tokens and len(tokens) in (1, batch):
@@ -95,13 +95,13 @@ class LayerView:
         self.layer = layer
         self.context = context
         self._whole = whole  # the view of all rows, if this one has only those the head reads
-        self._rows = None if whole is None else context.trace.read_rows
+        self._rows = None if whole is None else context.trace.readout_rows
         self._cache: dict[Any, Tensor] = {}
         self._decomposition: BlockDecomposition | None = None
 
     def reading_rows(self) -> LayerView:
         """Return the same layer with only the query rows that the head reads (all of them if it reads most)."""
-        return self if self.context.trace.read_rows is None else type(self)(self.layer, self.context, whole=self)
+        return self if self.context.trace.readout_rows is None else type(self)(self.layer, self.context, whole=self)
 
     @property
     def index(self) -> int:

@@ -13,7 +13,7 @@ from clairvit.methods.explanation import Cost
 from clairvit.methods.options import Range
 from clairvit.methods.registry import FORWARD, ExtraCost, method
 from clairvit.methods.result import MapResult
-from clairvit.perturbation.attention_override import Rewrite
+from clairvit.perturbation.attention_override import ScoreTransform
 from clairvit.perturbation.probe import probing
 from clairvit.perturbation.removal import Removal
 from clairvit.tracing.trace import Trace
@@ -92,7 +92,7 @@ def suppression_factors(tokens: Tensor, factor: float, threshold: float | None) 
     return torch.where(similar, m, torch.ones_like(cosine))
 
 
-def suppress_keys(m: Tensor, shift_min: bool) -> Rewrite:
+def suppress_keys(m: Tensor, shift_min: bool) -> ScoreTransform:
     """Return S -> S·m for m [n, tokens], S measured from the lowest score of each row or from zero."""
 
     def rewrite(scores: Tensor) -> Tensor:  # [n, H, queries, tokens]

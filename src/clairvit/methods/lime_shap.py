@@ -24,10 +24,10 @@ from clairvit.perturbation.segments import (
     Coalitions,
     Features,
     Segmentation,
-    coalitions,
-    groups_of,
-    halves,
-    scores_keeping,
+    random_halves,
+    score_features,
+    segmentations,
+    shapley_coalitions,
 )
 from clairvit.tracing.trace import Trace
 
@@ -116,10 +116,10 @@ def lime(
     gets the coefficient of its feature. `preset=lime` has that package's kernel, exp(−D²/2w²), and its superpixels.
     """
     with probing(trace, removal, what="lime", forwards=samples - 1, seed=seed) as probe:
-        segmentations = groups_of(probe, features, cells)
-        kept = [halves(samples - 1, segments.count, seed) for segments in segmentations]
-        parts, notes = [], _single_feature_notes(segmentations, "lime")
-        for segments, keep, scores, original in _scored(probe, segmentations, kept):
+        segments_per_image = segmentations(probe, features, cells)
+        kept = [random_halves(samples - 1, segments.count, seed) for segments in segments_per_image]
+        parts, notes = [], _single_feature_notes(segments_per_image, "lime")
+        for segments, keep, scores, original in _scored(probe, segments_per_image, kept):
             if samples < segments.count:
                 notes.append(
                     f"lime: {samples} samples are fewer than the {segments.count} features, so that the ridge decides "
@@ -195,14 +195,14 @@ def kernelshap(
     patches = trace.layout.patches
     forwards = _most_forwards(samples, patches, features, cells).forwards
     with probing(trace, removal, what="kernelshap", forwards=forwards, seed=seed) as probe:
-        segmentations = groups_of(probe, features, cells)
+        segments_per_image = segmentations(probe, features, cells)
         drawn = [
-            coalitions(segments.count, _pairs(samples, min(segments.count, patches)), seed)
-            for segments in segmentations
+            shapley_coalitions(segments.count, _pairs(samples, min(segments.count, patches)), seed)
+            for segments in segments_per_image
         ]
         kept = [torch.cat([one.sets.new_zeros(1, one.sets.shape[1]), one.sets, ~one.sets]) for one in drawn]
-        parts, notes = [], _single_feature_notes(segmentations, "kernelshap")
-        for index, (segments, _, scores, original) in enumerate(_scored(probe, segmentations, kept)):
+        parts, notes = [], _single_feature_notes(segments_per_image, "kernelshap")
+        for index, (segments, _, scores, original) in enumerate(_scored(probe, segments_per_image, kept)):
             count = len(drawn[index].sets)
             halved = (scores[:, 1 : 1 + count] - scores[:, 1 + count :]) / 2
             values, errors, rank = shapley_fit(drawn[index], halved, original - scores[:, 0], segments.shares)
@@ -241,7 +241,7 @@ def _scored(
     probe: Probe, segmentations: list[Segmentation], kept: list[Tensor]
 ) -> Iterator[tuple[Segmentation, Tensor, Tensor, Tensor]]:
     """Yield segments, what was kept of them, scores [B, V] and original scores [B]; per image where segments differ."""
-    scores = scores_keeping(probe, segmentations, kept)
+    scores = score_features(probe, segmentations, kept)
     originals = [probe.original] if len(segmentations) == 1 else list(probe.original[:, None])
     for segments, keep, image_scores, original in zip(segmentations, kept, scores, originals, strict=True):
         yield segments, keep, image_scores.double().cpu(), original.double().cpu()

@@ -11,7 +11,7 @@ from torch import Tensor
 from clairvit.errors import NotApplicable
 from clairvit.methods.aggregation import Product, Single
 from clairvit.methods.gradient import Level, TokenLevel, input_x_gradient, token_gradients
-from clairvit.methods.layer_view import LayerView, laid_out, mean_of_heads
+from clairvit.methods.layer_view import LayerView, mean_of_heads, tokens_to_grid
 from clairvit.methods.options import Range
 from clairvit.methods.registry import Caveats, Requires, method, register
 from clairvit.numerics import pool_to_grid
@@ -165,7 +165,7 @@ def relevance_at_embedding(trace: Trace, level: Level) -> Tensor:
     if level == "pixel":
         return embedding.to_pixels(R).sum(1)
     if embedding.input is None:
-        return laid_out(recording.as_tokens(R).sum(-1), trace, 0)
+        return tokens_to_grid(recording.as_tokens(R).sum(-1), trace, 0)
     layout = recording.structure.layout
     return R.sum(1) if layout is None else pool_to_grid(R.sum(1), layout.grid, "sum")
 

@@ -1,7 +1,7 @@
 """Many passes: gradients averaged over noise (SmoothGrad), along a path (Integrated Gradients), over brightness (TAM).
 
 All three run the same model on variants of the images for the same target. A variant k is a whole batch [B, …]; several
-variants are run at once. Their passes are counted by `Trace.again`.
+variants are run at once. Their passes are counted by `Trace.rerun`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from clairvit.errors import BadInput
 from clairvit.methods.aggregation import layer_index, reading
 from clairvit.methods.explanation import Cost
 from clairvit.methods.gradient import Level, at_level
-from clairvit.methods.layer_view import laid_out, mean_of_heads
+from clairvit.methods.layer_view import mean_of_heads, tokens_to_grid
 from clairvit.methods.options import Passes, Range
 from clairvit.methods.registry import FORWARD, NOTHING, ExtraCost, Requires, method
 from clairvit.methods.result import MapResult
@@ -42,7 +42,7 @@ def trace_variants(
     """Yield traces of variant(0) … variant(count - 1), several at once: pixels [B, 3, H, W] or tokens x^0 [B, N, d]."""
 
     def run(ks: range) -> Trace:
-        return trace.again(torch.cat([variant(k) for k in ks]).to(trace.pixels.dtype), reach=scope)
+        return trace.rerun(torch.cat([variant(k) for k in ks]).to(trace.pixels.dtype), scope=scope)
 
     return run_variants(trace, count, run, what)
 
@@ -51,7 +51,7 @@ def run_variants(trace: Trace, count: int, run: Callable[[range], T], what: str)
     """Yield run(ks) for variants 0 … count - 1 of the whole batch, several at once, with a progress bar `what`."""
     images, pixels = len(trace.pixels), trace.pixels[:, 0].numel()
     # A target function of the whole batch may know images by their index: then one variant at a time.
-    whole_batch = trace.target is not None and trace.target.together
+    whole_batch = trace.target is not None and trace.target.is_batch_function
     budget = BatchBudget(pixels if whole_batch else PIXELS_AT_ONCE, trace.recording.options.batch_size)
     with report_progress(what, count) as advance:
         for ks, output in in_batches(count, budget, pixels, run, images_per_variant=images):
@@ -165,11 +165,11 @@ def integrated_gradients(
         g = by_variant(variants.layers[0].dx if path == "token" else variants.dpixels, trace)  # [V, B, …]
         mean_gradient += torch.einsum("v,v...->...", g.new_tensor([weights[k] for k in ks]), g)
     attributions = (x - x0) * mean_gradient
-    rise = target_scores(trace) - target_scores(trace.again(x0.to(trace.pixels.dtype), None))
+    rise = target_scores(trace) - target_scores(trace.rerun(x0.to(trace.pixels.dtype), None))
     remedy = "more steps" if path == "pixel" or rule == "crowded" else "rule=crowded or more steps"
     note = completeness_note(attributions.flatten(1).sum(1), rise, remedy)
     if path == "token":
-        return MapResult(laid_out(attributions.sum(-1), trace, 0), notes=(note,))
+        return MapResult(tokens_to_grid(attributions.sum(-1), trace, 0), notes=(note,))
     return MapResult(at_level(attributions.sum(1), trace, level, "sum"), notes=(note,))
 
 
@@ -242,8 +242,8 @@ def transition_attention(
     as the head reads. The chain goes down to `start_layer`; `first_state` leaves it out. `with_integral=False` takes
     the gradient at the image alone, as steps=1 does.
     """
-    rows, count = trace.read_rows, len(trace.layers)
-    read = trace.read if rows is None else trace.read[:, rows]  # the head's weights of the rows
+    rows, count = trace.readout_rows, len(trace.layers)
+    read = trace.readout_weights if rows is None else trace.readout_weights[:, rows]  # the head's weights of the rows
     last = trace.layers[-1].between_tokens()
     G = last.G(trace.layers[-1].dO, rows)  # [B, H, rows, N]
     if with_integral and steps > 1:
@@ -259,7 +259,7 @@ def transition_attention(
         start, notes = chain_start(start_layer, count)
         for index in reversed(range(start, count - 1)):
             state = state + reading(mean_of_heads(trace.layers[index].A), state)
-    return MapResult(laid_out(state * weight, trace, 0), notes=notes)
+    return MapResult(tokens_to_grid(state * weight, trace, 0), notes=notes)
 
 
 def chain_start(start_layer: int, count: int) -> tuple[int, tuple[str, ...]]:

@@ -13,7 +13,7 @@ from clairvit.methods.explanation import Cost
 from clairvit.methods.result import as_map_result
 from clairvit.methods.spec import MethodSpec
 from clairvit.models.model import Model
-from clairvit.targets.base import Target
+from clairvit.targets.base import TargetBatch
 from clairvit.tracing.module_state import own_grad_mode
 from clairvit.tracing.recording import Recording, record
 from clairvit.tracing.rules import PLAIN, RuleTable
@@ -42,7 +42,7 @@ def record_for(
 def run_all(
     specs: Sequence[MethodSpec],
     recording: Recording,
-    targets: Sequence[Target],
+    targets: Sequence[TargetBatch],
     *,
     seed: int = 0,
     layers: bool = False,
@@ -60,7 +60,7 @@ def run_all(
             readers = [*group, *(spec for spec in single if spec.second_rules == table is not None)]
             rules = None if recording.structure.barriers else table
             scope = gradient_scope(readers, len(recording.inputs), layers)
-            trace = run_backward(recording, target, rules, keep=keep, reach=scope)
+            trace = run_backward(recording, target, rules, keep=keep, scope=scope)
             for spec, result in zip(group, run(group, trace, others, seed=seed, layers=layers), strict=True):
                 results[spec.text].append(result)
             if len(readers) > len(group) and table is not None:

@@ -17,7 +17,7 @@ from clairvit.methods.options import Range
 from clairvit.methods.registry import FORWARD, ExtraCost, method
 from clairvit.methods.result import MapResult
 from clairvit.perturbation.probe import probing
-from clairvit.perturbation.removal import Removal, on_pixels
+from clairvit.perturbation.removal import Removal, patches_to_pixels
 from clairvit.perturbation.rng import make_generator
 from clairvit.tracing.trace import Trace
 
@@ -128,7 +128,7 @@ def binarise(masks: Tensor, seed: int) -> Tensor:
 
 
 def _enlarged(keep: Tensor, size: tuple[int, int]) -> Callable[[range], Tensor]:
-    return lambda ks: on_pixels(keep[ks.start : ks.stop], size).double()
+    return lambda ks: patches_to_pixels(keep[ks.start : ks.stop], size).double()
 
 
 def masked_mean(scores: Tensor, masks: Callable[[range], Tensor], p: float | None) -> tuple[Tensor, Tensor]:

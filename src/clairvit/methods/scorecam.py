@@ -19,7 +19,7 @@ from torch import Tensor
 from clairvit.methods.cam import last_norm_features
 from clairvit.methods.explanation import Cost
 from clairvit.methods.gradient import Level, at_level
-from clairvit.methods.layer_view import laid_out
+from clairvit.methods.layer_view import tokens_to_grid
 from clairvit.methods.multi_pass import normal_noise
 from clairvit.methods.options import Range
 from clairvit.methods.registry import ExtraCost, Requires, method
@@ -40,7 +40,7 @@ def feature_maps(trace: Trace) -> Tensor:
     """Return the channels of the features that class activation maps read, [B, d, rows, cols]."""
     last = trace.layers[-1]
     tokens = last_norm_features(trace)[0] if last.call is not None else None  # a CNN's stages are feature maps already
-    return laid_out(widened(last.x if tokens is None else tokens), trace, last.index).permute(0, 3, 1, 2)
+    return tokens_to_grid(widened(last.x if tokens is None else tokens), trace, last.index).permute(0, 3, 1, 2)
 
 
 def enlarge(maps: Tensor, size: tuple[int, int], corners: bool = False) -> Tensor:

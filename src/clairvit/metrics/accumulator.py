@@ -44,7 +44,7 @@ class ScoreAccumulator:
     seed: int
     settings: Mapping[str, Any]
     names: list[str] = field(default_factory=list)
-    seen: list[Prediction] = field(default_factory=list)
+    predictions: list[Prediction] = field(default_factory=list)
     unmasked: list[str] = field(default_factory=list)
     skipped: dict[str, str] = field(default_factory=dict)
     notes: dict[str, list[str]] = field(default_factory=dict)  # by metric
@@ -52,7 +52,7 @@ class ScoreAccumulator:
     series: dict[tuple[str, str], _Series] = field(default_factory=dict)
     patches: int | None = None  # of the model's grid, after the first batch
 
-    def see(
+    def add_predictions(
         self, names: Sequence[str], logits: Tensor, labels: Sequence[int | None], activation: Activation = "softmax"
     ) -> None:
         """Add the model's predictions for some images, logits [B, C]."""
@@ -62,7 +62,7 @@ class ScoreAccumulator:
         )
         self.names += names
         rows = zip(names, classes.tolist(), certainty, labels, strict=True)
-        self.seen += [Prediction(*row) for row in rows]
+        self.predictions += [Prediction(*row) for row in rows]
 
     def measure(self, context: EvalContext, spec: MetricSpec) -> None:
         """Add a metric of a batch; maps with NaN have no score, and the methods share what was spent."""
@@ -129,7 +129,11 @@ class ScoreAccumulator:
     ) -> Scores:
         """Return the scores of methods `specs`; `every` are the methods that were run, with the baselines."""
         scores = Scores()
-        scores.skipped, scores.unmasked, scores.seen = self.skipped, tuple(self.unmasked), tuple(self.seen)
+        scores.skipped, scores.unmasked, scores.predictions = (
+            self.skipped,
+            tuple(self.unmasked),
+            tuple(self.predictions),
+        )
         for metric in metrics:
             by_method = {method.text: self._score(method, metric) for method in every}
             baseline_scores = {name: by_method[name] for name in baselines}

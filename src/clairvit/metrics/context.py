@@ -23,7 +23,7 @@ from clairvit.models.model import Model
 from clairvit.numerics import is_constant, min_max, over_largest, pool_to_grid
 from clairvit.perturbation.probe import Probe, ScoreFunction, probing
 from clairvit.perturbation.rng import image_seeds, make_generator
-from clairvit.targets.base import SCORES, Target
+from clairvit.targets.base import SCORES, TargetBatch
 from clairvit.tracing.module_state import frozen_eval
 from clairvit.tracing.trace import Trace
 
@@ -83,7 +83,7 @@ class EvalContext:
         return self.trace.recording.model
 
     @property
-    def target(self) -> Target:
+    def target(self) -> TargetBatch:
         assert self.trace.target is not None
         return self.trace.target
 
@@ -239,7 +239,7 @@ class EvalContext:
     # Explanations of other inputs
 
     def explain(
-        self, pixels: Tensor, model: Model | None = None, seed: int | None = None, target: Target | None = None
+        self, pixels: Tensor, model: Model | None = None, seed: int | None = None, target: TargetBatch | None = None
     ) -> Tensor:
         """Return the methods' maps [M, V·B, rows, cols] of other pixels [V·B, 3, H, W], model or targets [B]."""
         self._check_has_methods()
@@ -258,7 +258,7 @@ class EvalContext:
             if result.error is not None:
                 raise result.error
             assert result.maps is not None
-            maps.append(pool_to_grid(shaped(result.maps.double(), self.transform), self.trace.layout.grid))
+            maps.append(pool_to_grid(transform_maps(result.maps.double(), self.transform), self.trace.layout.grid))
         return torch.stack(maps)
 
     def compute_logits(self, pixels: Tensor) -> Tensor:
@@ -297,9 +297,9 @@ def inverse_permutation(order: Tensor) -> Tensor:
     return torch.empty_like(order).scatter_(-1, order, positions)
 
 
-def shaped(maps: Tensor, transform: str) -> Tensor:
+def transform_maps(maps: Tensor, transform: str) -> Tensor:
     """Return maps [B, rows, cols] transformed image by image: raw, |a|, max(a, 0), min-max, or a / max |a|."""
-    check_shape(transform)
+    check_map_transform(transform)
     if transform == "abs":
         return maps.abs()
     if transform == "relu":
@@ -311,7 +311,7 @@ def shaped(maps: Tensor, transform: str) -> Tensor:
     return maps
 
 
-def check_shape(transform: str) -> None:
+def check_map_transform(transform: str) -> None:
     """Raise BadInput unless this is a transformation of maps."""
     if transform not in get_args(MapTransform):
         raise BadInput(f"normalize={transform} was given; expected one of {', '.join(get_args(MapTransform))}.")

@@ -63,7 +63,7 @@ def passes(
 
 
 @dataclass(frozen=True)
-class Walk:
+class RemovalSchedule:
     """The steps of a removal curve: of which parts the image consists, and how many of them go in each step."""
 
     steps: int = 9
@@ -73,7 +73,7 @@ class Walk:
     ends: bool = False
     upsampling: Upsampling = "bilinear"
 
-    def stops(self, count: int) -> tuple[list[float], list[int]]:
+    def fractions_and_counts(self, count: int) -> tuple[list[float], list[int]]:
         """Return fractions on the x axis from 0 to 1, and how many of `count` parts are removed (or shown) there."""
         if self.at_once is None:
             if self.steps < 1:
@@ -106,7 +106,7 @@ class Walk:
     span=(0, 1),
     paper="Petsiuk et al., BMVC 2018 (RISE)",
     in_score=True,
-    orders=True,
+    rank_only=True,
     flipped_by=(("reverse", True), *_DROP_SCORES),
     cost=passes,
     presets={
@@ -149,8 +149,8 @@ def deletion(
     regression, a cosine) the curve is of (f − f(nothing left)) / |f(x) − f(nothing left)|, undefined where this divides
     by 0.
     """
-    walk = Walk(steps, at_once, granularity, counting, ends, upsampling)
-    x, y = falling(context, walk, removal, score, "deletion", whole, reverse)
+    walk = RemovalSchedule(steps, at_once, granularity, counting, ends, upsampling)
+    x, y = deletion_curve(context, walk, removal, score, "deletion", whole, reverse)
     return MetricOutput(area_under_curve(x, y, auc), x, y, context.meaning(score))
 
 
@@ -161,7 +161,7 @@ def deletion(
     span=(0, 1),
     paper="Petsiuk et al., BMVC 2018 (RISE)",
     in_score=True,
-    orders=True,
+    rank_only=True,
     flipped_by=_DROP_SCORES,
     cost=passes,
     presets={
@@ -188,8 +188,8 @@ def insertion(
     `at_once=224` starts with nothing and shows so many more per step. Other options are those of `deletion`; with
     `score=drop` and `log-odds` lower is better. Raw scores are normalised as there.
     """
-    walk = Walk(steps, at_once, granularity, "round", ends, upsampling)
-    x, y = rising(context, walk, removal, score, "insertion")
+    walk = RemovalSchedule(steps, at_once, granularity, "round", ends, upsampling)
+    x, y = insertion_curve(context, walk, removal, score, "insertion")
     return MetricOutput(area_under_curve(x, y, auc), x, y, context.meaning(score))
 
 
@@ -200,7 +200,7 @@ def insertion(
     span=(-1, 1),
     paper="RISE's two curves, one number",
     in_score=True,
-    orders=True,
+    rank_only=True,
     cost=lambda steps, **_: Cost(2 * steps),
 )
 def insertion_deletion(
@@ -211,17 +211,24 @@ def insertion_deletion(
     Raw scores are normalised as there.
     """
     insertions, deletions = (
-        curve(context, Walk(steps), removal, score, "insertion-deletion") for curve in (rising, falling)
+        curve(context, RemovalSchedule(steps), removal, score, "insertion-deletion")
+        for curve in (insertion_curve, deletion_curve)
     )
     return area_under_curve(*insertions, auc) - area_under_curve(*deletions, auc)
 
 
-def falling(
-    context: EvalContext, walk: Walk, removal: str, score: str, name: str, whole: bool = True, reverse: bool = False
+def deletion_curve(
+    context: EvalContext,
+    walk: RemovalSchedule,
+    removal: str,
+    score: str,
+    name: str,
+    whole: bool = True,
+    reverse: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Return fractions removed [S] and scores [M, B, S], with the whole image first if `whole`."""
     rank, count = _ranks(context, walk)
-    x, counts = walk.stops(count)
+    x, counts = walk.fractions_and_counts(count)
     last = len(x) if walk.includes_empty_image else -1
     rank = count - 1 - rank if reverse else rank
     removed = torch.tensor(counts[1:last], device=rank.device)
@@ -236,10 +243,12 @@ def falling(
     return fractions, _curve_values(context, y, score, removal, name)
 
 
-def rising(context: EvalContext, walk: Walk, removal: str, score: str, name: str) -> tuple[Tensor, Tensor]:
+def insertion_curve(
+    context: EvalContext, walk: RemovalSchedule, removal: str, score: str, name: str
+) -> tuple[Tensor, Tensor]:
     """Return fractions shown [S] and scores [M, B, S], with the whole image last."""
     rank, count = _ranks(context, walk)
-    x, counts = walk.stops(count)
+    x, counts = walk.fractions_and_counts(count)
     first = 0 if walk.includes_empty_image else 1
     shown = torch.tensor(counts[first:-1], device=rank.device)
     if walk.granularity == "patch":
@@ -251,7 +260,7 @@ def rising(context: EvalContext, walk: Walk, removal: str, score: str, name: str
     return torch.tensor(x[first:], dtype=torch.float64), _curve_values(context, y, score, removal, name)
 
 
-def _ranks(context: EvalContext, walk: Walk) -> tuple[Tensor, int]:
+def _ranks(context: EvalContext, walk: RemovalSchedule) -> tuple[Tensor, int]:
     """Return the ranks [M, B, n] of patches, pixels or channel values, and n."""
     if walk.granularity == "patch":
         return context.rank, context.patches
@@ -299,7 +308,7 @@ def area_under_curve(x: Tensor, y: Tensor, auc: Width) -> Tensor:
     span=(-1, 1),
     paper="Samek et al., 2017",
     in_score=True,
-    orders=True,
+    rank_only=True,
     flipped_by=("order", "lerf"),
     cost=lambda regions, **_: Cost(regions),
     discrepancies="Quantus calls lower better; a larger drop is better when the most relevant go first, worse when the "
@@ -364,7 +373,7 @@ def _region_ranks(context: EvalContext, rank: Tensor, order: RegionOrder, draws:
     span=(-1, 1),
     paper="DeYoung et al., ACL 2020",
     in_score=True,
-    orders=True,
+    rank_only=True,
     cost=lambda **_: Cost(len(FRACTIONS)),
 )
 def comprehensiveness(context: EvalContext, removal: Removal = "token", score: ScoreKind = "prob") -> Tensor:
@@ -385,7 +394,7 @@ def comprehensiveness(context: EvalContext, removal: Removal = "token", score: S
     span=(-1, 1),
     paper="DeYoung et al., ACL 2020",
     in_score=True,
-    orders=True,
+    rank_only=True,
     cost=lambda **_: Cost(len(FRACTIONS)),
     discrepancies="Quantus has another metric of this name, which compares maps of images of a batch.",
 )
@@ -410,7 +419,7 @@ def sufficiency(context: EvalContext, removal: Removal = "token", score: ScoreKi
     span=(-1, 1),
     paper="Rong et al., ICML 2022",
     in_score=True,
-    orders=True,
+    rank_only=True,
     cost=lambda steps, order, **_: Cost(steps * (2 if order == "combined" else 1)),
     flipped_by=("order", "morf"),
     presets={"morf": {"order": "morf"}, "lerf": {"order": "lerf"}},
@@ -432,7 +441,7 @@ def road(
     (f − f(nothing left)) / |f(x) − f(nothing left)|, undefined where this divides by 0.
     """
     check_at_least("steps", steps, 1)
-    fractions, counts = Walk(steps).stops(context.patches)
+    fractions, counts = RemovalSchedule(steps).fractions_and_counts(context.patches)
     removed = torch.tensor(counts[1:-1], device=context.rank.device)[:, None]
     without_top = context.rank[:, :, None, :] >= removed  # bool [M, B, S, patches]
     without_last = context.rank[:, :, None, :] < context.patches - removed
@@ -455,7 +464,7 @@ def road(
     span=(-math.inf, 1),
     paper="Rieger & Hansen, 2020",
     undefined="an image of one superpixel has no order of superpixels, and a score of 0 no shares",
-    orders=True,
+    rank_only=True,
     cost=lambda patches, **_: Cost(patches),
     discrepancies="The paper cuts images up with SLIC and to the pixel; here with quickshift (as LIME does), and each "
     "patch belongs to the superpixel that has most of it. Quantus fails on images of three channels, and its area is "

@@ -16,7 +16,7 @@ from clairvit.methods.planner import record_for, run_all, spent_on
 from clairvit.methods.spec import MethodSpec
 from clairvit.metrics.context import Notes
 from clairvit.models.model import Model
-from clairvit.targets.resolve import resolve
+from clairvit.targets.resolve import resolve_targets
 
 
 @dataclass(eq=False)
@@ -45,7 +45,7 @@ class DatasetContext:
     def explain(self, pixels: Tensor, classes: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Return maps [M, T, rows, cols] of one image [3, H, W] for T classes, and its logits [C]."""
         recording = record_for(self.specs, self.model, pixels[None], self.options)
-        targets = resolve(
+        targets = resolve_targets(
             list(classes),
             recording.logits.detach(),
             self.model.labels,

@@ -10,7 +10,7 @@ from typing import Any, Literal, overload
 import torch
 from torch import Tensor
 
-from clairvit.data.dataset import Failed, ImageDataset, SampleBatch, album_of, parts
+from clairvit.data.dataset import ErrorHandler, ImageDataset, SampleBatch, as_dataset, iter_batches
 from clairvit.data.hashing import model_record
 from clairvit.errors import BadInput, ClairError, ClairWarning, user_stacklevel
 from clairvit.execution import ExecutionOptions
@@ -19,7 +19,7 @@ from clairvit.methods.explanation import Explanation
 from clairvit.methods.planner import record_for, run_all
 from clairvit.methods.spec import MethodSpec, resolve_method
 from clairvit.metrics.accumulator import BASELINES, ScoreAccumulator
-from clairvit.metrics.context import EvalContext, Notes, shaped
+from clairvit.metrics.context import EvalContext, Notes, transform_maps
 from clairvit.metrics.dataset_context import DatasetContext
 from clairvit.metrics.registry import Metric, MetricSpec, resolve_metric
 from clairvit.metrics.score import Score, Scores
@@ -27,9 +27,9 @@ from clairvit.models.coerce import ModelLike, as_images, as_model
 from clairvit.models.model import Model
 from clairvit.perturbation.progress import report_progress
 from clairvit.perturbation.rng import check_seed
-from clairvit.targets.base import Target
+from clairvit.targets.base import TargetBatch
 from clairvit.targets.class_ import find_class
-from clairvit.targets.resolve import resolve
+from clairvit.targets.resolve import resolve_targets
 from clairvit.tracing.module_state import own_grad_mode
 from clairvit.tracing.recording import Recording
 from clairvit.tracing.trace import run_backward
@@ -174,7 +174,7 @@ def evaluate(
     method_specs = [resolve_method(method) for method in _method_list(methods)]
     images = as_images(images)
     model = as_model(model, images)
-    dataset = album_of(images, model, masks=masks, mask_kind=mask_kind, labels=labels, others=distractors)
+    dataset = as_dataset(images, model, masks=masks, mask_kind=mask_kind, labels=labels, others=distractors)
     if given is not None and len(given) != len(dataset):
         raise BadInput(f"The explanation has {len(given)} maps and {len(dataset)} images were given; expected as many.")
     request = _Request(
@@ -199,7 +199,7 @@ def evaluate(
     return next(iter(scores.values()))
 
 
-def error_handler(on_error: OnError) -> Failed | None:
+def error_handler(on_error: OnError) -> ErrorHandler | None:
     """Return the function that is called with the name and the error of an image; None: the error is raised."""
     if on_error is None or on_error == "raise":
         return None
@@ -227,7 +227,7 @@ class _Request:
     normalize: str
     baselines: tuple[str, ...]  # methods that are scored next to those asked for
     skip: bool
-    on_error: Failed | None
+    on_error: ErrorHandler | None
     seed: int
     execution: ExecutionOptions
 
@@ -277,7 +277,7 @@ def _evaluate(request: _Request) -> Scores:
     labels: list[int | None] = []
     size = CHUNK_SIZE.get(request.model.device.type, 8)
     with report_progress("images", len(request.dataset)) as advance:
-        for part in parts(request.dataset, request.model, size, request.on_error):
+        for part in iter_batches(request.dataset, request.model, size, request.on_error):
             recording = record_for(specs, request.model, part.pixels, request.execution)
             target = _resolve_target(recording, part, request)
             if per_image:
@@ -291,7 +291,7 @@ def _evaluate(request: _Request) -> Scores:
             logits.append(recording.logits.detach().cpu())
             classes = _class_indices(part.labels, recording, request.model) or [None] * len(part.rows)
             labels += classes
-            accumulator.see(part.names, logits[-1], classes, request.model.activation)
+            accumulator.add_predictions(part.names, logits[-1], classes, request.model.activation)
             accumulator.unmasked += part.unmasked
             advance(len(part.rows))
     if not rows:
@@ -362,7 +362,7 @@ def _eval_context(
     request: _Request,
     part: SampleBatch,
     recording: Recording,
-    target: Target,
+    target: TargetBatch,
     specs: tuple[MethodSpec, ...],
     results: Mapping[str, list[Result]],
 ) -> EvalContext:
@@ -379,7 +379,7 @@ def _eval_context(
     return EvalContext(
         trace=run_backward(recording, target, None),
         specs=specs,
-        raw=tuple(shaped(maps(spec), request.normalize) for spec in specs),
+        raw=tuple(transform_maps(maps(spec), request.normalize) for spec in specs),
         masks=part.masks,
         void=part.void,
         labels=None if labels is None else tuple(labels),
@@ -399,7 +399,7 @@ def _class_indices(
     return [None if name is None else find_class(name, model.labels, count) for name in classes]
 
 
-def _resolve_target(recording: Recording, part: SampleBatch, request: _Request) -> Target:
+def _resolve_target(recording: Recording, part: SampleBatch, request: _Request) -> TargetBatch:
     """Return what is scored: the class that was explained, what the caller names, the true class or the prediction."""
     logits, target = recording.logits.detach(), request.target
     if request.given is not None and target is None:
@@ -424,5 +424,7 @@ def _resolve_target(recording: Recording, part: SampleBatch, request: _Request) 
             )
         target = [target[row] for row in part.rows]
     model = request.model
-    (resolved,) = resolve(target, logits, model.labels, classifier=model.classifier, activation=model.activation)
+    (resolved,) = resolve_targets(
+        target, logits, model.labels, classifier=model.classifier, activation=model.activation
+    )
     return resolved

@@ -108,7 +108,7 @@ def sensitivity_n(
     better="higher",
     span=(-1, 1),
     paper="Alvarez-Melis & Jaakkola, NeurIPS 2018",
-    orders=True,
+    rank_only=True,
     cost=lambda patches, steps, features, at_once, **_: passes(
         patches, features, at_once if features == "channel" else None, steps
     ),
@@ -164,7 +164,7 @@ def _estimate_by_values(context: EvalContext, at_once: int, removal: str, score:
     better="higher",
     span=(0, 1),
     paper="Arya et al., 2019",
-    orders=True,
+    rank_only=True,
     cost=lambda steps, **_: Cost(steps - 1),  # the last step is the image itself
     discrepancies="The original asks whether all steps rise, yes or no; here the share of them that do. Quantus starts "
     "from an empty image and fills it with the same empty value, so that it says yes to every map: not reproduced.",

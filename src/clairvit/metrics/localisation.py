@@ -344,7 +344,7 @@ def _area_under_roc(true: Tensor, false: Tensor) -> Tensor:
     span=(0, 1),
     paper="Arras et al., 2022",
     needs=("masks",),
-    orders=True,
+    rank_only=True,
     discrepancies="Quantus breaks ties by an unstable sort, so that its value depends on the order in memory; here "
     "pixels that tie for the last place count in part.",
 )
@@ -364,7 +364,7 @@ def relevance_rank(context: EvalContext, upsampling: Upsampling = "bilinear") ->
     span=(0, 1),
     paper="Theiner et al., 2022",
     needs=("masks",),
-    orders=True,
+    rank_only=True,
     discrepancies="Quantus breaks ties by an unstable sort; here what ties for the last place counts in part. Its "
     "concept_influence (times all pixels / the object's) leaves 0 … 1 and is not offered.",
 )
@@ -407,7 +407,7 @@ def _share_of_top(maps: Tensor, objects: Tensor, valid: Tensor, sizes: Tensor) -
     span=(0, 1),
     paper="Zhang et al., ECCV 2016",
     needs=("masks",),
-    orders=True,
+    rank_only=True,
     presets={
         "torchray": {"ties": "first"},
         "coporan": {"tolerance": 0, "ties": "first"},

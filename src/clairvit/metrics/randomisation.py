@@ -23,7 +23,7 @@ from clairvit.models.load_options import seeded
 from clairvit.models.model import Model
 from clairvit.perturbation.progress import report_progress
 from clairvit.perturbation.rng import image_noise, make_generator
-from clairvit.targets.base import Target, class_name
+from clairvit.targets.base import TargetBatch, class_name
 from clairvit.tracing.attention import widened
 from clairvit.tracing.module_state import frozen_eval
 
@@ -221,7 +221,7 @@ def _other_class(context: EvalContext, row: int, which: Other) -> int:
     return rest[int(scores.argmax() if which == "second" else scores.argmin())]
 
 
-def target_of_classes(context: EvalContext, classes: list[int]) -> Target:
+def target_of_classes(context: EvalContext, classes: list[int]) -> TargetBatch:
     """Return the same kind of target for other classes, one per image."""
     names = tuple(class_name(context.model.labels, c) for c in classes)
     return replace(context.target, names=names, classes=tuple(classes), rows=tuple(((c, 1.0),) for c in classes))

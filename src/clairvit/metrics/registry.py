@@ -45,7 +45,7 @@ class Metric:
     )  # (EvalContext or DatasetContext, options) -> MetricOutput or [M, B]
     needs: tuple[str, ...] = ()  # "masks", "others" (classes of other objects), "methods" (it explains other inputs)
     scope: Literal["image", "set"] = "image"  # a function of an EvalContext, or of a DatasetContext
-    orders: bool = False  # it depends on the order of the patches only, which is random for a constant map
+    rank_only: bool = False  # it depends on the order of the patches only, which is random for a constant map
     cost: Callable[..., Cost] | None = field(default=None, repr=False)  # (patches, options) -> passes for one map
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, repr=False)
     discrepancies: str = ""

@@ -219,7 +219,7 @@ class Scores(dict[tuple[str, str], Score]):
         super().__init__()
         self.skipped: dict[str, str] = {}
         self.unmasked: tuple[str, ...] = ()
-        self.seen: tuple[Prediction, ...] = ()
+        self.predictions: tuple[Prediction, ...] = ()
         self.model_record: dict[str, Any] = {}
 
     def __repr__(self) -> str:

@@ -11,11 +11,11 @@ import torch
 from clairvit.errors import BadInput
 from clairvit.models.activation import check_activation
 from clairvit.models.labels import Labels, read_labels
-from clairvit.models.load_options import Request
+from clairvit.models.load_options import LoadOptions
 from clairvit.models.model import Model
-from clairvit.models.preprocess import Size, preprocess_options, rows_columns
+from clairvit.models.preprocess import Size, parse_size, preprocess_options
 from clairvit.models.sources import builtin
-from clairvit.models.sources.registry import BUILDERS, BUILT_IN, PYTHON, split
+from clairvit.models.sources.registry import BUILDERS, BUILT_IN, PYTHON, split_name
 from clairvit.models.wrap import with_activation
 
 DTYPES = {
@@ -76,11 +76,11 @@ def load(
         >>> cv.load("timm:vit_tiny_patch16_224", pretrained=False, mean=0.5, std=0.5, resize=248).preprocess.resize
         248
     """
-    source, rest = split(name)
+    source, rest = split_name(name)
     torch_device, torch_dtype = usable_device(device), _usable_dtype(dtype)
     preprocessing = preprocess_options(mean, std, resize, interpolation)
     checked = None if activation is None else check_activation(activation)
-    request = Request(name, rest, pretrained, arch, read_labels(labels), rows_columns(size), checked, preprocessing)
+    request = LoadOptions(name, rest, pretrained, arch, read_labels(labels), parse_size(size), checked, preprocessing)
     if arch is not None and source != "file":
         raise BadInput(f"arch={arch!r} belongs to 'file:PATH' only; '{name}' knows its own architecture.")
     if source == PYTHON:
@@ -95,7 +95,7 @@ def load(
     return dataclasses.replace(model, module=module, preprocess=preprocessing.applied_to(model.preprocess))
 
 
-def _load_python(request: Request, device: str | torch.device | None, dtype: str | torch.dtype | None) -> Model:
+def _load_python(request: LoadOptions, device: str | torch.device | None, dtype: str | torch.dtype | None) -> Model:
     """Return the model of MODULE:ATTRIBUTE, moved or cast only if device or dtype is given."""
     from clairvit.models.sources.python import build
 

@@ -14,7 +14,7 @@ from clairvit.models.preprocess import NOT_GIVEN, PreprocessOptions
 
 
 @dataclass(frozen=True)
-class Request:
+class LoadOptions:
     """The options of one call of `load`, checked; every source reads these."""
 
     spec: str  # as typed: "timm:vit_tiny_patch16_224"

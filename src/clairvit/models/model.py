@@ -161,7 +161,7 @@ class Model:
 
     def logits(self, pixels: Tensor) -> Tensor:
         """Return the scores [B, C] of pixels [B, 3, H, W], whatever type the module returns."""
-        scores = first_scores(self.module(pixels))
+        scores = extract_scores(self.module(pixels))
         if len(scores) != len(pixels):
             raise BadInput(
                 f"{self.name} returned scores of shape {list(scores.shape)} for {len(pixels)} images; expected one row "
@@ -180,7 +180,7 @@ def check_materialised(module: nn.Module, name: str) -> None:
             )
 
 
-def first_scores(output: Any) -> Tensor:
+def extract_scores(output: Any) -> Tensor:
     """Return the class scores (or embedding) [B, C] in a module's output: tensor, dataclass, tuple or mapping."""
     if isinstance(output, Tensor):
         scores = output

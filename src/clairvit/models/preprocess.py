@@ -90,7 +90,7 @@ def preprocess_options(
     )
 
 
-def rows_columns(size: Size | None) -> tuple[int, int] | None:
+def parse_size(size: Size | None) -> tuple[int, int] | None:
     """Return an image size as (rows, columns): 224 -> (224, 224), and (224, 320) stays."""
     if size is None:
         return None

@@ -19,7 +19,7 @@ from clairvit.models.activation import (
 )
 from clairvit.models.labels import Labels, fit_labels, read_labels
 from clairvit.models.model import Layout, Model, check_materialised
-from clairvit.models.preprocess import Preprocess, Size, assumption, for_size, preprocess_options, rows_columns
+from clairvit.models.preprocess import Preprocess, Size, assumption, for_size, parse_size, preprocess_options
 from clairvit.models.sources.adapters import Backbone, ZeroShot
 from clairvit.models.sources.hf_outputs import adapted
 
@@ -87,7 +87,7 @@ def wrap(
     check_materialised(module, name)
     traced = adapted(module)
     options = preprocess_options(mean, std, resize, interpolation)
-    stated, assumed_from = _stated_preprocess(module, rows_columns(size))
+    stated, assumed_from = _stated_preprocess(module, parse_size(size))
     preprocess = options.applied_to(stated)
     missing = options.missing() if assumed_from is not None else ()
     if classifier is None:
@@ -208,5 +208,5 @@ def _stated_size(module: nn.Module) -> tuple[int, int] | None:
     for holder in (module, getattr(module, "config", None)):
         size = getattr(holder, "image_size", None)
         if isinstance(size, int | tuple | list):
-            return rows_columns(size if isinstance(size, int) else tuple(size))
+            return parse_size(size if isinstance(size, int) else tuple(size))
     return None

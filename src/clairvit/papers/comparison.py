@@ -42,7 +42,7 @@ Cells = Mapping[str, Mapping[str, Cell]]  # method -> measure -> cell
 class Row:
     """A method with its cells by measure, the area last where the paper has one."""
 
-    entrant: MethodEntry
+    entry: MethodEntry
     cells: Mapping[str, Cell]
 
 
@@ -72,7 +72,7 @@ class ClaimResult:
     fewest: int = 0  # images from which on a comparison of this claim can be significant
 
     @property
-    def word(self) -> str:
+    def verdict(self) -> str:
         """Return "holds", "holds in part", "does not hold", or "cannot be said" without any comparison."""
         if not self.comparisons:
             return "cannot be said"
@@ -96,7 +96,7 @@ def agreement(measure: str, data: str, first: Sequence[float], second: Sequence[
     return Agreement(measure, data, len(both), sum(same), len(same), rho)
 
 
-def line_up(paper: Paper, scores: NamedScores, table: Table | None) -> list[Row]:
+def compare_rows(paper: Paper, scores: NamedScores, table: Table | None) -> list[Row]:
     """Return the paper's methods in its order, then those for comparison; only the paper's methods have ranks."""
     cells: dict[str, dict[str, Cell]] = {entry.name: {} for entry in paper.methods_and_baselines}
     names = [entry.name for entry in paper.methods if not entry.extra]
@@ -130,7 +130,7 @@ def _add_ranks(cells: dict[str, dict[str, Cell]], names: Sequence[str], measure:
         cells[name][measure] = replace(cell, paper_rank=paper_rank, our_rank=our_rank)
 
 
-def radar_of(preset: Paper, cells: Cells, names: Sequence[str], paper: bool) -> Mapping[str, tuple[float, ...]]:
+def radar_radii(preset: Paper, cells: Cells, names: Sequence[str], paper: bool) -> Mapping[str, tuple[float, ...]]:
     """Return the radius of each method on each axis, 0 the worst of these methods and 1 the best.
 
     `paper`: of the paper's values instead of ours. Methods that lack a value are left out.
@@ -152,7 +152,7 @@ def radar_of(preset: Paper, cells: Cells, names: Sequence[str], paper: bool) -> 
 
 def areas(paper: Paper, cells: Cells, names: Sequence[str]) -> dict[str, float]:
     """Return the area under the radar of our values; it depends on which methods are compared."""
-    radii = radar_of(paper, cells, names, paper=False)
+    radii = radar_radii(paper, cells, names, paper=False)
     if not radii or len(next(iter(radii.values()))) < 3:
         return {}
     values = area_under_radar(torch.tensor(list(radii.values()), dtype=torch.float64)).tolist()
@@ -161,20 +161,20 @@ def areas(paper: Paper, cells: Cells, names: Sequence[str]) -> dict[str, float]:
 
 def agreements(paper: Paper, rows: Sequence[Row]) -> list[Agreement]:
     """Compare our order of the methods with that of each of the paper's tables, for each measure."""
-    rows = [row for row in rows if not row.entrant.extra]
+    rows = [row for row in rows if not row.entry.extra]
     results = []
     for table in paper.tables:
         for measure in rows[0].cells:
-            printed = [table.value(measure, row.entrant.name) for row in rows]
+            printed = [table.value(measure, row.entry.name) for row in rows]
             result = agreement(measure, table.data, printed, [row.cells[measure].ours for row in rows])
             if result.methods > 1:
                 results.append(result)
     return results
 
 
-def among_measures(paper: Paper, rows: Sequence[Row]) -> list[Agreement]:
+def measure_agreements(paper: Paper, rows: Sequence[Row]) -> list[Agreement]:
     """Compare the orders that every two of our measures give; none with fewer than `MIN_METHODS` methods."""
-    cells = [row.cells for row in rows if not row.entrant.extra]
+    cells = [row.cells for row in rows if not row.entry.extra]
     if len(cells) < MIN_METHODS:
         return []
     measures = [name for name in cells[0] if name != paper.area]
@@ -184,9 +184,9 @@ def among_measures(paper: Paper, rows: Sequence[Row]) -> list[Agreement]:
     ]
 
 
-def verdicts(paper: Paper, scores: NamedScores, rows: Sequence[Row]) -> list[ClaimResult]:
+def evaluate_claims(paper: Paper, scores: NamedScores, rows: Sequence[Row]) -> list[ClaimResult]:
     """Test each claim of the paper on our scores."""
-    cells = {row.entrant.name: row.cells for row in rows}
+    cells = {row.entry.name: row.cells for row in rows}
     return [_test_claim(paper, claim, scores, cells) for claim in paper.claims]
 
 

@@ -10,18 +10,26 @@ from typing import Any
 import torch
 
 from clairvit.bench.plan import Plan, Study, settings_of
-from clairvit.bench.results import scores_of, unread
+from clairvit.bench.results import read_scores, unreadable_images
 from clairvit.bench.run import Outcome, run_study
 from clairvit.bench.store import Store
 from clairvit.bench.worker import Worker
-from clairvit.data.dataset import ImageDataset, parts, void_as_object
+from clairvit.data.dataset import ImageDataset, iter_batches, void_as_object
 from clairvit.errors import BadInput
 from clairvit.methods.planner import record_for
 from clairvit.methods.spec import resolve_method
 from clairvit.metrics.registry import resolve_metric
 from clairvit.metrics.score import Score, Scores
 from clairvit.models.model import Model
-from clairvit.papers.comparison import Agreement, ClaimResult, Row, agreements, among_measures, line_up, verdicts
+from clairvit.papers.comparison import (
+    Agreement,
+    ClaimResult,
+    Row,
+    agreements,
+    compare_rows,
+    evaluate_claims,
+    measure_agreements,
+)
 from clairvit.papers.paper import Measure, Paper, Table, check_effort
 from clairvit.papers.setup import LoadedData, ReproductionConfig, differences
 
@@ -41,14 +49,14 @@ class Sweep:
 class Reproduction:
     """The result of `reproduce`."""
 
-    wish: ReproductionConfig
+    config: ReproductionConfig
     model: str
     images: int
     table: Table | None  # the paper's numbers that ours are compared with
     rows: tuple[Row, ...]
     agreements: tuple[Agreement, ...]
-    among: tuple[Agreement, ...]  # of our measures with each other
-    verdicts: tuple[ClaimResult, ...]
+    measure_agreements: tuple[Agreement, ...]  # of our measures with each other
+    claim_results: tuple[ClaimResult, ...]
     sweeps: tuple[Sweep, ...]
     differences: tuple[tuple[str, str], ...]  # topic and sentence
     failed: tuple[str, ...]  # errors of units, and of images that could not be read
@@ -56,7 +64,7 @@ class Reproduction:
     model_record: Mapping[str, Any] = field(default_factory=dict)  # preprocessing, weights' hash, assumptions
 
 
-def open_shown(config: ReproductionConfig, model: Model) -> LoadedData:
+def load_data(config: ReproductionConfig, model: Model) -> LoadedData:
     """Open the data set of a configuration with its own masks."""
     from clairvit.data.open import open_data
 
@@ -65,12 +73,12 @@ def open_shown(config: ReproductionConfig, model: Model) -> LoadedData:
         data.spec, split=data.split, limit=data.limit, seed=config.seed, masks=data.masks, mask_kind=data.mask_kind
     )
     words = f"{index.title}, split {index.split}, {len(index)} of {index.total} images"
-    return LoadedData(index.dataset, words, data.masks or "", index.notes, index.unknown(model))
+    return LoadedData(index.dataset, words, data.masks or "", index.notes, index.unknown_classes(model))
 
 
 def check_data(config: ReproductionConfig, data: LoadedData) -> tuple[Measure, ...]:
     """Return the measures that these images allow; raise `BadInput` if one that the paper needs is not possible."""
-    paper = config.preset
+    paper = config.paper
     needed = [measure.name for measure in paper.measures if measure.needs_masks and not measure.optional]
     if needed and not data.dataset.has_masks:
         raise BadInput(
@@ -84,10 +92,11 @@ def check_data(config: ReproductionConfig, data: LoadedData) -> tuple[Measure, .
             "target='predicted'.",
             parameters={"target": "predicted"},
         )
-    if config.study_target == "label" and data.unknown:
-        some = ", ".join(data.unknown[:3]) + (", …" if len(data.unknown) > 3 else "")
+    if config.study_target == "label" and data.unknown_classes:
+        some = ", ".join(data.unknown_classes[:3]) + (", …" if len(data.unknown_classes) > 3 else "")
         raise BadInput(
-            f"'{paper.name}' explains the true class, and the model has no class {some} ({len(data.unknown)} of the "
+            f"'{paper.name}' explains the true class, and the model has no class {some} "
+            f"({len(data.unknown_classes)} of the "
             "data's classes); expected a model of these classes, or target='predicted'.",
             parameters={"model": "NAME", "labels": "FILE", "target": "predicted"},
         )
@@ -96,7 +105,9 @@ def check_data(config: ReproductionConfig, data: LoadedData) -> tuple[Measure, .
 
 def depth(model: Model, dataset: ImageDataset) -> int:
     """Return the number of layers of a model, counted on the first image that can be read."""
-    for batch in parts(dataset, model, 1, on_error=lambda image, error: None):  # the study reports unreadable images
+    for batch in iter_batches(
+        dataset, model, 1, on_error=lambda image, error: None
+    ):  # the study reports unreadable images
         return len(record_for([resolve_method("raw-attention")], model, batch.pixels).calls)
     raise BadInput(f"None of the {len(dataset)} images can be read; expected at least one.")
 
@@ -108,7 +119,7 @@ def sweep_methods(paper: Paper, layers: int) -> dict[str, list[str]]:
 
 def study_of(config: ReproductionConfig, measures: Iterable[Measure], layers: int = 0) -> Study:
     """Return the study that computes everything a reproduction needs."""
-    paper, effort = config.preset, config.effort
+    paper, effort = config.paper, config.effort
     check_effort(effort)
     methods = [paper.at_effort(effort, entry.method) for entry in paper.methods]
     methods += [text for texts in sweep_methods(paper, layers).values() for text in texts]
@@ -127,10 +138,10 @@ def reproduce(
     store: Store,
     *,
     model: Model | None = None,
-    shown: LoadedData | None = None,
+    data: LoadedData | None = None,
     device: str | None = None,
     batch_size: int | None = None,
-    told: Callable[[Plan], None] = lambda plan: None,
+    on_plan: Callable[[Plan], None] = lambda plan: None,
 ) -> Reproduction:
     """Compute what the store lacks, and compare it with what the paper prints.
 
@@ -138,37 +149,37 @@ def reproduce(
         config: The paper, the model and the data.
         store: Where scores are kept; those that it has are not computed again.
         model: The loaded model; None loads `config.model`.
-        shown: The opened data; None opens `config.data`.
+        data: The opened data; None opens `config.data`.
         device: Where the model runs, if it is loaded here.
         batch_size: Images per forward pass; None chooses.
-        told: Called with the plan before the work begins.
+        on_plan: Called with the plan before the work begins.
 
     Raises:
         BadInput: If the data lacks masks or classes that the paper needs, or nothing could be scored.
     """
     check_effort(config.effort)
-    paper = config.preset
+    paper = config.paper
     model = model or config.model.load(device)
-    data = shown or open_shown(config, model)
+    data = data or load_data(config, model)
     measures = check_data(config, data)
     dataset = void_as_object(data.dataset) if paper.void == "object" else data.dataset
     layers = depth(model, dataset) if paper.sweep else 0
     study = study_of(config, measures, layers)
-    worker = Worker(study, device, batch_size, models={0: model}, albums={0: dataset})
-    outcome = run_study(study, store, worker=worker, told=told)
+    worker = Worker(study, device, batch_size, models={0: model}, datasets={0: dataset})
+    outcome = run_study(study, store, worker=worker, on_plan=on_plan)
     scores, failed = _scores_and_errors(store, worker, study, outcome)
     by_name = named_scores(config, scores, measures)
     table = paper.table_for(config.data.spec)
-    rows = line_up(paper, by_name, table)
+    rows = compare_rows(paper, by_name, table)
     return Reproduction(
         config,
         model.name,
-        len(scores.seen),
+        len(scores.predictions),
         table,
         tuple(rows),
         tuple(agreements(paper, rows)),
-        tuple(among_measures(paper, rows)),
-        tuple(verdicts(paper, by_name, rows)),
+        tuple(measure_agreements(paper, rows)),
+        tuple(evaluate_claims(paper, by_name, rows)),
         tuple(_sweeps(config, scores, measures, layers)),
         tuple(differences(config, model, data, scores, measures, table)),
         failed,
@@ -180,11 +191,11 @@ def reproduce(
 def _scores_and_errors(store: Store, worker: Worker, study: Study, outcome: Outcome) -> tuple[Scores, tuple[str, ...]]:
     """Return the scores of a study of one model and data set, and why units or images have none."""
     images, settings = outcome.plan.images[0], settings_of(study)
-    scores = scores_of(store, worker.hash_of(0), study.data[0].spec, settings, images)
+    scores = read_scores(store, worker.model_hash(0), study.data[0].spec, settings, images)
     errors = list(dict.fromkeys(error for _, error in outcome.failed))
     if not scores:
         raise BadInput(f"Nothing could be scored: {' '.join(errors) or 'none of the images could be read.'}")
-    reasons = unread(store, worker.hash_of(0), settings, images)
+    reasons = unreadable_images(store, worker.model_hash(0), settings, images)
     errors += [reason if name in reason else f"{name}: {reason}" for name, reason in reasons.items()]
     return scores, tuple(dict.fromkeys(errors))
 
@@ -207,8 +218,8 @@ def named_scores(
     config: ReproductionConfig, scores: Scores, measures: Sequence[Measure]
 ) -> dict[tuple[str, str], Score]:
     """Return scores by the paper's names of methods and measures, of confident images only where the paper does so."""
-    paper = config.preset
-    confidence = {prediction.image: prediction.probability or 0.0 for prediction in scores.seen}
+    paper = config.paper
+    confidence = {prediction.image: prediction.probability or 0.0 for prediction in scores.predictions}
     by_name = {}
     for measure in measures:
         metric = resolve_metric(paper.at_effort(config.effort, measure.metric)).text
@@ -223,7 +234,7 @@ def named_scores(
 
 
 def _sweeps(config: ReproductionConfig, scores: Scores, measures: Sequence[Measure], layers: int) -> list[Sweep]:
-    paper = config.preset
+    paper = config.paper
     sweeps = []
     for method, texts in sweep_methods(paper, layers).items():
         for measure in measures:

@@ -23,7 +23,7 @@ FEW_IMAGES = 30  # below this, a note says so
 class ReproductionConfig:
     """Which paper is reproduced, on which model and data."""
 
-    preset: Paper
+    paper: Paper
     model: ModelConfig
     data: DataConfig
     effort: str = "usual"
@@ -38,13 +38,13 @@ class ReproductionConfig:
 
     def check_target(self) -> str:
         """Return the target, by default the paper's; raise `BadInput` for an unknown one."""
-        target = self.target or self.preset.target or "predicted"
+        target = self.target or self.paper.target or "predicted"
         if target not in TARGETS:
             raise BadInput(f"target='{target}' was given; expected one of {', '.join(TARGETS)}.")
         return target
 
 
-def instead(paper: Paper, assignments: Sequence[str]) -> Paper:
+def replace_methods(paper: Paper, assignments: Sequence[str]) -> Paper:
     """Return a paper with other methods of ours under its names: "FocusViT=focusvit(m=8)"."""
     entries = {entry.name: entry for entry in paper.methods}
     for text in assignments:
@@ -63,10 +63,10 @@ class LoadedData:
     """The images of a reproduction, and what the user should know about them."""
 
     dataset: ImageDataset
-    words: str  # which images, how many of how many
+    description: str  # which images, how many of how many
     masks: str = ""  # where masks come from, where that is not the data set itself
     notes: tuple[str, ...] = ()
-    unknown: tuple[str, ...] = ()  # classes of the data that the model does not have
+    unknown_classes: tuple[str, ...] = ()  # classes of the data that the model does not have
 
 
 Notes = Iterator[tuple[str, str]]  # topic and sentence
@@ -81,24 +81,24 @@ def differences(
     table: Table | None,
 ) -> Notes:
     """Yield what differs from the paper, by topic."""
-    yield from _model_and_data(config, model, data, len(scores.seen), table)
+    yield from _model_and_data(config, model, data, len(scores.predictions), table)
     yield from _protocol(config, data, measures)
     yield from _left_out(scores, measures)
     for note in data.notes:
         yield "data", note
     for note in dict.fromkeys(note for score in scores.values() for note in score.notes):
         yield "note", note
-    for gap in config.preset.gaps:
+    for gap in config.paper.gaps:
         yield "protocol", gap
 
 
 def _model_and_data(
     config: ReproductionConfig, model: Model, data: LoadedData, count: int, table: Table | None
 ) -> Notes:
-    paper = config.preset
+    paper = config.paper
     size = sum(p.numel() for p in model.module.parameters()) / 1e6
     yield "model", f"Here {model.name} ({size:.1f} million parameters); in the paper {paper.models}."
-    yield "data", f"Here {data.words}; in the paper {paper.data}; how many images: {paper.images}."
+    yield "data", f"Here {data.description}; in the paper {paper.data}; how many images: {paper.images}."
     if table is not None:
         same = paper.table_of_dataset.get(config.data.spec.partition(":")[0]) == table.data
         match = "the paper has them for this data" if same else "the paper has none for this data"
@@ -113,7 +113,7 @@ def _model_and_data(
 
 
 def _protocol(config: ReproductionConfig, data: LoadedData, measures: Sequence[Measure]) -> Notes:
-    paper = config.preset
+    paper = config.paper
     yield "protocol", f"In the paper: {paper.protocol}."
     yield "target", f"Maps and scores are of the {'true' if config.study_target == 'label' else 'predicted'} class."
     texts = [*(entry.method for entry in paper.methods), *(measure.metric for measure in measures)]
@@ -135,10 +135,10 @@ def _left_out(scores: Scores, measures: Sequence[Measure]) -> Notes:
     """Yield images, methods and values without a number, or with a meaningless one."""
     for limit in sorted({measure.min_confidence for measure in measures if measure.min_confidence is not None}):
         confident = sum(
-            prediction.probability is not None and prediction.probability > limit for prediction in scores.seen
+            prediction.probability is not None and prediction.probability > limit for prediction in scores.predictions
         )
         names = ", ".join(measure.name for measure in measures if measure.min_confidence == limit)
-        total = len(scores.seen)
+        total = len(scores.predictions)
         yield "images", f"{confident} of {total} are predicted with more than {limit:.0%}: {names} are of these."
     for method, reason in scores.skipped.items():
         yield "methods", f"{method} is left out. {reason}"

@@ -16,14 +16,14 @@ from torch.overrides import TorchFunctionMode
 from clairvit.tracing import ops
 from clairvit.tracing.attention import repeated, scaled_scores
 
-Rewrite = Callable[[Tensor], Tensor]  # scores [B, H, queries, tokens] -> the same shape
+ScoreTransform = Callable[[Tensor], Tensor]  # scores [B, H, queries, tokens] -> the same shape
 MAX_EXTRA_KEYS = 2  # class tokens that are added in a pool after the layers
 
 
 class AttentionOverride(TorchFunctionMode):
     """Apply `transform` to the scores of each attention over the image's tokens, pools included; not inside windows."""
 
-    def __init__(self, batch: int, tokens: int, transform: Rewrite) -> None:
+    def __init__(self, batch: int, tokens: int, transform: ScoreTransform) -> None:
         super().__init__()
         self.batch, self.tokens, self.transform = batch, tokens, transform
         self.calls = 0  # attention calls that were changed
@@ -64,6 +64,6 @@ class AttentionOverride(TorchFunctionMode):
         return self._override(scores).softmax(-1).to(v.dtype) @ repeated(v, q)
 
 
-def mask_tokens(kept: Tensor) -> Rewrite:
+def mask_tokens(kept: Tensor) -> ScoreTransform:
     """Return a transform that lets no token attend to those that are not kept, bool [B, tokens]."""
     return lambda scores: scores.masked_fill(~kept[:, None, None, :], float("-inf"))

@@ -18,7 +18,7 @@ _OUT_OF_MEMORY = (  # Linux, other systems, Apple's GPUs, and CUDA libraries tha
 GROWS_AFTER = 8  # passes that fit before a halved batch is doubled again
 
 
-def check_pace(batch_size: int | None, autocast: str | None) -> None:
+def check_execution_options(batch_size: int | None, autocast: str | None) -> None:
     """Raise BadInput unless these are valid execution options."""
     ExecutionOptions(batch_size, autocast)
 

@@ -17,10 +17,10 @@ from torch import Tensor
 from clairvit.errors import BadInput, NotApplicable
 from clairvit.execution import ExecutionOptions
 from clairvit.models.model import Layout
-from clairvit.perturbation.attention_override import AttentionOverride, Rewrite
+from clairvit.perturbation.attention_override import AttentionOverride, ScoreTransform
 from clairvit.perturbation.batching import BatchBudget, in_batches
 from clairvit.perturbation.progress import report_progress
-from clairvit.perturbation.removal import background, check_removal, impute, on_pixels
+from clairvit.perturbation.removal import background, check_removal, impute, patches_to_pixels
 from clairvit.perturbation.rng import image_seeds
 from clairvit.perturbation.token_dropping import (
     NO_DROPPING,
@@ -29,7 +29,7 @@ from clairvit.perturbation.token_dropping import (
     embedded,
     run_tokens,
 )
-from clairvit.targets.base import Target
+from clairvit.targets.base import TargetBatch
 from clairvit.tracing.attention import widened
 from clairvit.tracing.module_state import frozen_eval
 from clairvit.tracing.trace import Trace
@@ -42,7 +42,7 @@ TOKENS_AT_ONCE = {"cpu": 16 * 197, "cuda": 512 * 197}  # keeps the processor bus
 class ScoreCollector:
     """Turn the logits of variants of a batch into the target's scores; note which scores never changed."""
 
-    def __init__(self, target: Target, logits: Tensor) -> None:
+    def __init__(self, target: TargetBatch, logits: Tensor) -> None:
         self.target, self.logits = target, logits  # [B, C], of the images themselves
         self._ranges: list[Tensor] = []  # lowest and highest score per image, [2, B]
 
@@ -55,12 +55,12 @@ class ScoreCollector:
         """Return what is kept of a pass with logits [n, C] of variants of `images` [n]: scores [n, …], or logits."""
         if score is not None:
             return score(widened(logits), images.tolist())
-        if self.target.together:
+        if self.target.is_batch_function:
             return widened(logits)  # the user's own function takes all images at once, in their order
         return self._target_scores(self.target.take(images.tolist()), logits)
 
     @staticmethod
-    def _target_scores(target: Target, logits: Tensor) -> Tensor:
+    def _target_scores(target: TargetBatch, logits: Tensor) -> Tensor:
         """Return scores [n] in float64, as removals change them little; the user's functions get the model's dtype."""
         is_class = all(isinstance(row, tuple) for row in target.rows)
         return target(logits.double() if is_class else widened(logits)).double()
@@ -68,7 +68,7 @@ class ScoreCollector:
     def by_image(self, values: Tensor, variants: int, images: Tensor | None = None) -> Tensor:
         """Return scores [rows, V] of values [rows·V, …]; rows are the whole batch, or variants of these `images`."""
         values = values.reshape(-1, variants, *values.shape[1:])
-        if self.target.together and variants:
+        if self.target.is_batch_function and variants:
             values = torch.stack([self._score_together(values[:, v], images) for v in range(variants)], 1)
         if values.numel():
             self._note_range(values, images)
@@ -119,7 +119,7 @@ class Probe:
     ) -> None:
         assert trace.target is not None
         self.trace, self.removal, self.seed, self.options = trace, removal, seed, options
-        self.target: Target = trace.target
+        self.target: TargetBatch = trace.target
         self.pixels = trace.pixels
         self.size = (int(self.pixels.shape[-2]), int(self.pixels.shape[-1]))
         self.layout: Layout = trace.layout
@@ -243,7 +243,7 @@ class Probe:
         masks = masks[:, :, None].to(self.pixels)
         return torch.lerp(self.background[:, None], self.pixels[:, None], masks)
 
-    def score_with_attention(self, count: int, transform: Callable[[Tensor, Tensor], Rewrite]) -> Tensor:
+    def score_with_attention(self, count: int, transform: Callable[[Tensor, Tensor], ScoreTransform]) -> Tensor:
         """Return scores [B, V] with changed attention: transform(images [n], variants [n]) changes that of n of them.
 
         Raises:
@@ -304,7 +304,7 @@ class Probe:
 
     def _painted(self, images: Tensor, keep: Tensor) -> Tensor:
         """Return images [n, 3, H, W] whose patches outside `keep` are imputed or painted over."""
-        visible = on_pixels(keep.reshape(-1, *self.grid), self.size)  # [n, H, W]
+        visible = patches_to_pixels(keep.reshape(-1, *self.grid), self.size)  # [n, H, W]
         if self.removal == "road":
             return impute(self.pixels[images], visible == 0, [self.image_seeds[i] for i in images.tolist()])
         return torch.where(visible[:, None] > 0, self.pixels[images], self.background[images])

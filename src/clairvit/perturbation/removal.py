@@ -84,7 +84,7 @@ def gaussian_blur(pixels: Tensor) -> Tensor:
     return pixels
 
 
-def on_pixels(cells: Tensor, size: tuple[int, int]) -> Tensor:
+def patches_to_pixels(cells: Tensor, size: tuple[int, int]) -> Tensor:
     """Return [n, H, W] of [n, rows, cols]: every pixel has its patch's value, in float32 at least."""
     wide = cells.to(torch.promote_types(cells.dtype, torch.float32))
     return F.interpolate(wide[:, None], size=size, mode="nearest-exact")[:, 0]

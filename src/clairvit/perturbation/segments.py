@@ -21,7 +21,7 @@ from torch import Tensor
 from clairvit.errors import BadInput
 from clairvit.models.preprocess import Preprocess
 from clairvit.perturbation.probe import Probe
-from clairvit.perturbation.removal import on_pixels
+from clairvit.perturbation.removal import patches_to_pixels
 from clairvit.perturbation.rng import make_generator
 from clairvit.tracing.attention import widened
 
@@ -51,13 +51,13 @@ class Segmentation:
         patches = self.grid[0] * self.grid[1]
         patch = torch.arange(patches, dtype=torch.float64).reshape(1, *self.grid)
         if self.pixels:
-            patch = on_pixels(patch, (int(self.labels.shape[0]), int(self.labels.shape[1])))
+            patch = patches_to_pixels(patch, (int(self.labels.shape[0]), int(self.labels.shape[1])))
         pairs = patch.flatten().long() * self.count + self.labels.flatten()
         areas = torch.bincount(pairs, minlength=patches * self.count).reshape(patches, self.count).double()
         return areas / areas.sum(1, keepdim=True)
 
 
-def groups_of(probe: Probe, features: str, cells: int | None) -> list[Segmentation]:
+def segmentations(probe: Probe, features: str, cells: int | None) -> list[Segmentation]:
     """Return one segmentation for all images where features are patches or cells; of superpixels one per image.
 
     Superpixels are exact to the pixel where the removal paints. For token dropping, and for road, whose imputation
@@ -123,7 +123,7 @@ def relabel(labels: Tensor) -> Tensor:
     return torch.from_numpy(numbers).reshape(labels.shape)
 
 
-def scores_keeping(probe: Probe, groups: Sequence[Segmentation], kept: Sequence[Tensor]) -> list[Tensor]:
+def score_features(probe: Probe, groups: Sequence[Segmentation], kept: Sequence[Tensor]) -> list[Tensor]:
     """Return scores when only the features of `kept`, bool [V, features] per segmentation, are left.
 
     One [B, V] if one segmentation is for all images, else one [1, V] per image; each image may have its own V.
@@ -150,7 +150,7 @@ def _padded(visible: Tensor, count: int) -> Tensor:
 # Coalitions: which features are kept. They are drawn from the seed alone, so that all images share them.
 
 
-def halves(count: int, features: int, seed: int) -> Tensor:
+def random_halves(count: int, features: int, seed: int) -> Tensor:
     """Return random coalitions, bool [count, features], each feature with probability 1/2 (LIME)."""
     return torch.rand(count, features, generator=make_generator(seed)) < 0.5
 
@@ -164,7 +164,7 @@ class Coalitions:
     unseen: Tensor  # [n] the share of all sets of its size that was not taken; 0: all were, without randomness
 
 
-def coalitions(features: int, pairs: int, seed: int) -> Coalitions:
+def shapley_coalitions(features: int, pairs: int, seed: int) -> Coalitions:
     """Return all pairs of the smallest sizes while the samples cover them, then random ones of the other sizes.
 
     A size k (with M − k) weighs W_k = (M − 1)/(k(M − k)), once for each side. Enumerated pairs have the weight W_k over

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from clairvit.models.model import Layout, first_scores
+from clairvit.models.model import Layout, extract_scores
 from clairvit.perturbation.attention_override import AttentionOverride, mask_tokens
 from clairvit.perturbation.batching import out_of_memory
 from clairvit.perturbation.position_slicing import PositionSlicing
@@ -89,7 +89,7 @@ def run_tokens(recording: Recording, strategy: DropStrategy, tokens: Tensor, kep
         _attention_of_any_length(tokens),
         positions or nullcontext(),
     ):
-        return first_scores(module(placeholder)).detach()
+        return extract_scores(module(placeholder)).detach()
 
 
 def _attention_of_any_length(tokens: Tensor) -> AbstractContextManager[None]:

@@ -20,7 +20,7 @@ from clairvit.plotting.comparison import comparison_figure
 from clairvit.plotting.curves import mean_line
 from clairvit.plotting.figures import explanation_figure
 from clairvit.plotting.labels import ARROWS
-from clairvit.plotting.overlay import Scale, numbers, overlay
+from clairvit.plotting.overlay import Scale, overlay, to_numpy
 from clairvit.plotting.patch_outline import chosen_patches, draw_outline
 from clairvit.plotting.save import NOTEBOOK_IMAGES, figure_bytes
 from clairvit.plotting.series import COLOURS
@@ -51,7 +51,7 @@ def plot_explanation(explanation: Explanation, ax: Any = None, **display: Any) -
     axes = grid.reshape(-1)
     if len(axes) < count:
         raise BadInput(f"{len(axes)} axes were given for {count} maps; expected one for each, or ax=None.")
-    scales = map_scales(explanation, numbers(explanation.maps), style)
+    scales = map_scales(explanation, to_numpy(explanation.maps), style)
     for item in range(count):
         _draw_map(axes[item], explanation, item, scales[item], style)
         axes[item].set_title(target_label(explanation, item), fontsize="small")
@@ -72,7 +72,7 @@ def plot_comparison(comparison: Comparison, axes: Any = None, **display: Any) ->
         )
     grid = grid.reshape(maps, len(comparison))
     for column, (method, explanation) in enumerate(comparison.items()):
-        scales = map_scales(explanation, numbers(explanation.maps), style)
+        scales = map_scales(explanation, to_numpy(explanation.maps), style)
         for item in range(maps):
             _draw_map(grid[item, column], explanation, item, scales[item], style)
         grid[0, column].set_title(method, fontsize="small")
@@ -174,7 +174,7 @@ def _cell(score: Score | None, best: Score | None) -> str:
 
 def _draw_map(axes: Axes, explanation: Explanation, item: int, scale: Scale, style: PlotStyle) -> None:
     picture = overlay(
-        explanation_photo(explanation, item), numbers(explanation.maps[item]), scale, style.opacity, style.smooth
+        explanation_photo(explanation, item), to_numpy(explanation.maps[item]), scale, style.opacity, style.smooth
     )
     axes.imshow(picture)
     draw_outline(axes, chosen_patches(explanation, item), picture.shape[:2], TILE)

@@ -13,8 +13,8 @@ from matplotlib.figure import Figure
 from clairvit.errors import BadInput
 from clairvit.methods.explanation import Explanation
 from clairvit.plotting.canvas import GAP, HEADING, MARGIN, PALE, SMALL, Canvas
-from clairvit.plotting.labels import CLASS_AGNOSTIC, SIGNED, effort, guesses, map_marks, named
-from clairvit.plotting.overlay import numbers, overlay, scale_of
+from clairvit.plotting.labels import CLASS_AGNOSTIC, SIGNED, class_label, cost_label, map_marks, top_classes
+from clairvit.plotting.overlay import overlay, scale_of, to_numpy
 from clairvit.plotting.patch_outline import chosen_patches, draw_outline
 from clairvit.plotting.style import PlotStyle
 from clairvit.plotting.tiles import (
@@ -153,7 +153,7 @@ def families(methods: Sequence[tuple[str, Explanation]]) -> list[str]:
 def _photo_cell(canvas: Canvas, explanation: Explanation, group: Sequence[int], cell: Cell, row: int) -> None:
     """Draw the photo; its heading names the target (or the image) and the highest classes."""
     left, top = cell.corner(row, 0)
-    best = [named(guess.name, guess.probability, guess.score) for guess in guesses(explanation, group[0], 3)]
+    best = [class_label(guess.name, guess.probability, guess.score) for guess in top_classes(explanation, group[0], 3)]
     title = target_label(explanation, group[0]) if len(group) == 1 else short_name(explanation, group[0])
     canvas.heading(title, " · ".join([name for name in best if name != title][:2]), left, top, cell.wide)
     middle = left + (cell.wide - cell.tile) / 2
@@ -171,14 +171,14 @@ def _method_cell(
     column: int,
 ) -> None:
     left, top = cell.corner(row, column)
-    canvas.heading(name, effort(explanation.cost), left, top, cell.wide)
+    canvas.heading(name, cost_label(explanation.cost), left, top, cell.wide)
     down = top + HEADING + cell.label
     once = not explanation.class_specific  # the same for all targets: drawn once, in the middle
     for place, item in enumerate(group[:1] if once else group):
         start = left + ((cell.wide - cell.tile) / 2 if once else place * (cell.tile + SEAM))
         if cell.label:
             canvas.write(target_label(explanation, item), start, top + HEADING, cell.tile, SMALL, PALE)
-        values = numbers(explanation.maps[item])
+        values = to_numpy(explanation.maps[item])
         scale = map_scale(explanation, values, style)
         picture = overlay(explanation_photo(explanation, item), values, scale, style.opacity, style.smooth)
         axes = canvas.image(picture, start, down, cell.tile, cell.tall)

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from clairvit.errors import BadInput
 from clairvit.methods.features import Features, LayerFeatures
 from clairvit.plotting.canvas import GAP, MARGIN, PALE, SMALL, TITLE, Canvas
-from clairvit.plotting.overlay import enlarge, numbers, photo_of, scale_of
+from clairvit.plotting.overlay import denormalised_photo, enlarge, scale_of, to_numpy
 from clairvit.plotting.style import PlotStyle
 from clairvit.plotting.tiles import FOOT, check_rows
 
@@ -39,7 +39,7 @@ def features_figure(images: Sequence[Features], style: PlotStyle | None = None) 
     top = MARGIN
     for image in images:
         canvas.write(PurePath(image.name).name or image.name, MARGIN, top + LABEL + 0.02, TILE, SMALL, PALE)
-        canvas.image(photo_of(image.pixels, image.preprocess), MARGIN, top + 2 * LABEL, TILE, tall)
+        canvas.image(denormalised_photo(image.pixels, image.preprocess), MARGIN, top + 2 * LABEL, TILE, tall)
         for layer in image.layers:
             _row(canvas, layer, top, size, tall, style)
             top += line
@@ -58,7 +58,7 @@ def _row(
     title = f"{layer.name} · {rows} × {cols} · {layer.width} channels"
     canvas.write(title, left, top + 0.02, canvas.width - left - MARGIN, TITLE, bold=True, align="left")
     for label, tile in [("mean", layer.mean), *((f"channel {k}", channel) for k, channel in layer.channels)]:
-        values = numbers(tile)
+        values = to_numpy(tile)
         canvas.write(label, left, top + LABEL + 0.02, TILE, SMALL, PALE)
         scale = scale_of(values, signed=False, style=style)
         canvas.image(scale.colours(enlarge(values, size, style.smooth)), left, top + 2 * LABEL, TILE, tall)

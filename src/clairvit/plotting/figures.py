@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 from clairvit.errors import BadInput
 from clairvit.methods.explanation import Explanation
 from clairvit.plotting.canvas import BAR, GAP, HEADING, MARGIN, PALE, SMALL, TITLE, Canvas
-from clairvit.plotting.labels import CLASS_AGNOSTIC, guesses, named
-from clairvit.plotting.overlay import Array, Scale, numbers, overlay
+from clairvit.plotting.labels import CLASS_AGNOSTIC, class_label, top_classes
+from clairvit.plotting.overlay import Array, Scale, overlay, to_numpy
 from clairvit.plotting.patch_outline import chosen_patches, draw_outline, photo_without, removal_labels
 from clairvit.plotting.style import PlotStyle
 from clairvit.plotting.tiles import (
@@ -59,7 +59,7 @@ def explanation_figure(explanation: Explanation, style: PlotStyle | None = None)
     style = style or PlotStyle()
     groups = same_image(explanation)
     check_rows(len(groups))
-    scales = map_scales(explanation, numbers(explanation.maps), style)
+    scales = map_scales(explanation, to_numpy(explanation.maps), style)
     columns = max(len(group) for group in groups)
     side = BAR if explanation.chosen is None else BAR + TILE + GAP
     grid = TileGrid(len(groups), columns, TILE, TILE * aspect_ratio(explanation), side)
@@ -88,7 +88,7 @@ def layers_figure(explanation: Explanation, style: PlotStyle | None = None) -> F
             "(methods that have no layers cannot show any).",
             parameters={"layers": "True"},
         )
-    layers = numbers(explanation.layers)  # [L, B, rows, cols]
+    layers = to_numpy(explanation.layers)  # [L, B, rows, cols]
     count, maps = layers.shape[:2]
     columns = _strip_columns(count + 2)  # the photo, the layers, the map they make together
     lines = math.ceil((count + 2) / columns)
@@ -116,7 +116,7 @@ def _layer_tiles(
     explanation: Explanation, layer_maps: Array, item: int, style: PlotStyle
 ) -> Iterator[tuple[str, Array]]:
     """Yield the names and images of a strip: the photo, the layers [L, rows, cols], the whole map."""
-    photo, whole = explanation_photo(explanation, item), numbers(explanation.maps[item])
+    photo, whole = explanation_photo(explanation, item), to_numpy(explanation.maps[item])
     yield short_name(explanation, item), photo
     scales = map_scales(explanation, layer_maps, style)
     for layer, (values, scale) in enumerate(zip(layer_maps, scales, strict=True)):
@@ -127,7 +127,7 @@ def _layer_tiles(
 
 def _photo_tile(canvas: Canvas, explanation: Explanation, item: int, left: float, top: float, grid: TileGrid) -> None:
     """Draw the photo; its heading names the image and the highest classes."""
-    best = [named(guess.name, guess.probability, guess.score) for guess in guesses(explanation, item, 2)]
+    best = [class_label(guess.name, guess.probability, guess.score) for guess in top_classes(explanation, item, 2)]
     canvas.heading(short_name(explanation, item), " · ".join(best), left, top, grid.tile)
     canvas.image(explanation_photo(explanation, item), left, top + HEADING, grid.tile, grid.tall)
 
@@ -143,7 +143,7 @@ def _map_tile(
     grid: TileGrid,
 ) -> None:
     canvas.heading(target_label(explanation, item), explanation.method, left, top, grid.tile)
-    values = numbers(explanation.maps[item])
+    values = to_numpy(explanation.maps[item])
     picture = overlay(explanation_photo(explanation, item), values, scale, style.opacity, style.smooth)
     axes = canvas.image(picture, left, top + HEADING, grid.tile, grid.tall)
     draw_outline(axes, chosen_patches(explanation, item), picture.shape[:2], grid.tile)

@@ -14,7 +14,7 @@ from clairvit.errors import BadInput
 from clairvit.methods.explanation import FUSIONS, Explanation, Heads
 from clairvit.plotting.canvas import MARGIN, PALE, SMALL, TITLE, Canvas
 from clairvit.plotting.labels import CLASS_AGNOSTIC
-from clairvit.plotting.overlay import Array, Scale, numbers, overlay, scale_of
+from clairvit.plotting.overlay import Array, Scale, overlay, scale_of, to_numpy
 from clairvit.plotting.style import PlotStyle
 from clairvit.plotting.tiles import FOOT, aspect_ratio, explanation_photo, same_image, short_name, target_label
 
@@ -110,8 +110,8 @@ def _class_specific(explanation: Explanation, heads: Heads) -> bool:
 def _block(
     canvas: Canvas, explanation: Explanation, heads: Heads, item: int, grid: Grid, style: PlotStyle, top: float
 ) -> None:
-    maps, fused = numbers(heads.maps[:, :, item]), numbers(heads.fused[:, :, item])  # [L, H, rows, cols], [L, 3, …]
-    whole = None if heads.whole is None else numbers(heads.whole[:, item])[None]  # [1, 3, rows, cols]
+    maps, fused = to_numpy(heads.maps[:, :, item]), to_numpy(heads.fused[:, :, item])  # [L, H, rows, cols], [L, 3, …]
+    whole = None if heads.whole is None else to_numpy(heads.whole[:, item])[None]  # [1, 3, rows, cols]
     everything = [maps, fused] if whole is None else [maps, fused, whole]
     together = scale_of(np.concatenate([part.ravel() for part in everything]), _signed(everything), style)
     photo = _downscaled(explanation_photo(explanation, item), math.ceil(grid.tile * style.dpi))
@@ -173,4 +173,4 @@ def _downscaled(photo: Array, width: int) -> Array:
     size = (max(1, round(photo.shape[0] * width / photo.shape[1])), width)
     pixels = torch.from_numpy(np.ascontiguousarray(photo.transpose(2, 0, 1)))[None]
     small = torch.nn.functional.interpolate(pixels, size, mode="bilinear", antialias=True, align_corners=False)
-    return numbers(small[0]).transpose(1, 2, 0).clip(0.0, 1.0)
+    return to_numpy(small[0]).transpose(1, 2, 0).clip(0.0, 1.0)

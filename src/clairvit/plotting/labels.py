@@ -14,7 +14,7 @@ from clairvit.methods.explanation import Cost, Explanation
 from clairvit.methods.registry import USUAL_PATCHES
 from clairvit.metrics.registry import FAMILIES, Metric, list_metrics
 from clairvit.models.activation import probabilities
-from clairvit.plotting.overlay import numbers
+from clairvit.plotting.overlay import to_numpy
 from clairvit.targets.base import class_name
 
 UNDEFINED = "–"  # printed for a number that is not defined
@@ -95,14 +95,14 @@ def count_images(count: int) -> str:
 # Metrics
 
 
-def in_order() -> list[Metric]:
+def metrics_by_family() -> list[Metric]:
     """Return every metric, family by family; families of registered extensions come last."""
     metrics = list_metrics()
     families = (*FAMILIES, *dict.fromkeys(metric.family for metric in metrics if metric.family not in FAMILIES))
     return sorted(metrics, key=lambda metric: families.index(metric.family))
 
 
-def span(metric: Metric) -> str:
+def value_range_label(metric: Metric) -> str:
     """Return the range of a metric's values: '0 … 1', '0 … ∞'."""
     return " … ".join(_edge(edge) for edge in metric.span)
 
@@ -111,12 +111,12 @@ def _edge(edge: float) -> str:
     return f"{edge:g}".replace("-", "−") if math.isfinite(edge) else "−∞" if edge < 0 else "∞"
 
 
-def needs(metric: Metric) -> list[str]:
+def needs_label(metric: Metric) -> list[str]:
     """Return what a metric needs apart from the map, in words."""
     return [_NEEDS.get(need, need) for need in metric.needs]
 
 
-def forwards(metric: Metric) -> int:
+def default_forwards(metric: Metric) -> int:
     """Return the forward passes per map with the default options; 0 where the metric declares no cost."""
     return 0 if metric.cost is None else metric.cost(patches=USUAL_PATCHES, **metric.options).forwards
 
@@ -134,7 +134,7 @@ class ClassScore:
     score: float  # the model's own output for the class, before any activation
 
 
-def guesses(explanation: Explanation, item: int, count: int = 5) -> list[ClassScore]:
+def top_classes(explanation: Explanation, item: int, count: int = 5) -> list[ClassScore]:
     """Return the highest classes of one image, best first; none where the output is an embedding, not class scores."""
     if not explanation.classifier:
         return []
@@ -157,14 +157,14 @@ def score_text(score: float) -> str:
     return f"score {score:#.3g}" if abs(score) < 1000 else f"score {score:.4g}"
 
 
-def named(name: str, probability: float | None, score: float | None = None) -> str:
+def class_label(name: str, probability: float | None, score: float | None = None) -> str:
     """Return 'Egyptian Mau 92%'; where there is no probability 'age (score 37.0)', or the name alone."""
     if probability is None and score is not None:
         return f"{name} ({score_text(score)})"
     return f"{name} {percent(probability)}".rstrip()
 
 
-def effort(cost: Cost) -> str:
+def cost_label(cost: Cost) -> str:
     """Return '1 forward + 2 backward'."""
     passes = [f"{count} {word}" for count, word in ((cost.forwards, "forward"), (cost.backwards, "backward")) if count]
     return " + ".join(passes) or "no pass"
@@ -177,7 +177,7 @@ def map_marks(explanation: Explanation) -> list[str]:
 
 def map_statistics(values: torch.Tensor) -> dict[str, float | None]:
     """Return the lowest, mean and highest finite value of a map; None where there is none."""
-    array = numbers(values)
+    array = to_numpy(values)
     finite = array[np.isfinite(array)]
     if finite.size == 0:
         return {"min": None, "mean": None, "max": None}

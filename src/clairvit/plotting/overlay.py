@@ -94,13 +94,13 @@ def _check_cmap(cmap: str) -> str:
     return cmap
 
 
-def photo_of(pixels: Tensor, preprocess: Preprocess) -> Array:
+def denormalised_photo(pixels: Tensor, preprocess: Preprocess) -> Array:
     """Return the photo as the model saw it: normalised [3, H, W] -> [H, W, 3] from 0 to 1."""
-    image: Array = numbers(pixels).transpose(1, 2, 0) * np.array(preprocess.std) + np.array(preprocess.mean)
+    image: Array = to_numpy(pixels).transpose(1, 2, 0) * np.array(preprocess.std) + np.array(preprocess.mean)
     return np.nan_to_num(image).clip(0.0, 1.0)
 
 
-def numbers(tensor: Tensor) -> Array:
+def to_numpy(tensor: Tensor) -> Array:
     """Return a tensor from any device and dtype as a float64 array."""
     return np.asarray(tensor.detach().to("cpu", torch.float64).numpy())
 
@@ -109,8 +109,8 @@ def enlarge(values: Array, size: tuple[int, int], smooth: bool = True) -> Array:
     """Return [H, W] from [rows, cols]; every patch covers its own pixels (align_corners=False)."""
     grid = torch.from_numpy(np.ascontiguousarray(values))[None, None]
     if smooth:
-        return numbers(torch.nn.functional.interpolate(grid, size, mode="bilinear", align_corners=False)[0, 0])
-    return numbers(torch.nn.functional.interpolate(grid, size, mode="nearest")[0, 0])
+        return to_numpy(torch.nn.functional.interpolate(grid, size, mode="bilinear", align_corners=False)[0, 0])
+    return to_numpy(torch.nn.functional.interpolate(grid, size, mode="nearest")[0, 0])
 
 
 def overlay(photo: Array, values: Array, scale: Scale, opacity: float = 0.8, smooth: bool = True) -> Array:

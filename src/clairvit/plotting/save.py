@@ -13,8 +13,8 @@ from clairvit._io import atomic_write, dumps_json, to_json, write_json
 from clairvit.data.hashing import plain_preprocess
 from clairvit.errors import BadInput
 from clairvit.methods.explanation import FUSIONS, Explanation, Heads
-from clairvit.plotting.labels import guesses, map_statistics
-from clairvit.plotting.overlay import numbers
+from clairvit.plotting.labels import map_statistics, top_classes
+from clairvit.plotting.overlay import to_numpy
 from clairvit.plotting.style import PlotStyle, plot_style
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def save(explanation: Explanation, path: Path | str, **display: Any) -> Path:
         draw = heads_figure if chosen.heads else layers_figure if chosen.layers else explanation_figure
         return write_figure(draw(explanation, chosen), path, chosen)
     if check_suffix(path) == ".json":
-        return write_json(record(explanation), path)
+        return write_json(explanation_record(explanation), path)
     return atomic_write(path, _npz({"": explanation}))
 
 
@@ -48,7 +48,7 @@ def save_comparison(explanations: Mapping[str, Explanation], path: Path | str, *
 
         return write_figure(comparison_figure(explanations, chosen), path, chosen)
     if check_suffix(path) == ".json":
-        return write_json({name: record(explanation) for name, explanation in explanations.items()}, path)
+        return write_json({name: explanation_record(explanation) for name, explanation in explanations.items()}, path)
     return atomic_write(path, _npz(explanations))
 
 
@@ -68,7 +68,7 @@ def comparison_png(explanations: Mapping[str, Explanation]) -> bytes:
     return figure_bytes(comparison_figure(first, PlotStyle()), ".png")
 
 
-def record(explanation: Explanation, values: bool = True) -> dict[str, Any]:
+def explanation_record(explanation: Explanation, values: bool = True) -> dict[str, Any]:
     """Return an explanation as JSON values under the names of `Explanation`; lists have one entry per map."""
     items = range(len(explanation))
     content = {
@@ -92,7 +92,7 @@ def record(explanation: Explanation, values: bool = True) -> dict[str, Any]:
         "classes": list(explanation.classes),
         "probabilities": list(explanation.probabilities),
         "class_scores": list(explanation.class_scores),
-        "top": [[vars(guess) for guess in guesses(explanation, item)] for item in items],
+        "top": [[vars(guess) for guess in top_classes(explanation, item)] for item in items],
         "statistics": [map_statistics(explanation.maps[item]) for item in items],
         "standard_error": None
         if explanation.standard_error is None
@@ -106,11 +106,11 @@ def record(explanation: Explanation, values: bool = True) -> dict[str, Any]:
         "heads": None if explanation.heads is None else _describe_heads(explanation.heads),
     }
     if values:
-        content["maps"] = numbers(explanation.maps).tolist()
+        content["maps"] = to_numpy(explanation.maps).tolist()
         if explanation.standard_error is not None:
-            content["standard_error_maps"] = numbers(explanation.standard_error).tolist()
+            content["standard_error_maps"] = to_numpy(explanation.standard_error).tolist()
         if explanation.layers is not None:
-            content["layer_maps"] = numbers(explanation.layers).tolist()
+            content["layer_maps"] = to_numpy(explanation.layers).tolist()
     return dict(to_json(content))
 
 
@@ -150,20 +150,20 @@ def _npz(explanations: Mapping[str, Explanation]) -> bytes:
     arrays: dict[str, Any] = {}
     for name, explanation in explanations.items():
         start = f"{name}/" if name else ""
-        arrays[f"{start}maps"] = numbers(explanation.maps).astype(np.float32)
-        arrays[f"{start}logits"] = numbers(explanation.logits).astype(np.float32)
+        arrays[f"{start}maps"] = to_numpy(explanation.maps).astype(np.float32)
+        arrays[f"{start}logits"] = to_numpy(explanation.logits).astype(np.float32)
         if explanation.standard_error is not None:
-            arrays[f"{start}standard_error"] = numbers(explanation.standard_error).astype(np.float32)
+            arrays[f"{start}standard_error"] = to_numpy(explanation.standard_error).astype(np.float32)
         if explanation.chosen is not None:
             arrays[f"{start}chosen"] = explanation.chosen.cpu().numpy()
         if explanation.layers is not None:
-            arrays[f"{start}layers"] = numbers(explanation.layers).astype(np.float32)
+            arrays[f"{start}layers"] = to_numpy(explanation.layers).astype(np.float32)
         if explanation.heads is not None:
-            arrays[f"{start}heads"] = numbers(explanation.heads.maps).astype(np.float32)
-            arrays[f"{start}fused"] = numbers(explanation.heads.fused).astype(np.float32)
+            arrays[f"{start}heads"] = to_numpy(explanation.heads.maps).astype(np.float32)
+            arrays[f"{start}fused"] = to_numpy(explanation.heads.fused).astype(np.float32)
             if explanation.heads.whole is not None:
-                arrays[f"{start}fused_whole"] = numbers(explanation.heads.whole).astype(np.float32)
-        arrays[f"{start}about"] = np.array(dumps_json(record(explanation, values=False)))
+                arrays[f"{start}fused_whole"] = to_numpy(explanation.heads.whole).astype(np.float32)
+        arrays[f"{start}about"] = np.array(dumps_json(explanation_record(explanation, values=False)))
     buffer = io.BytesIO()
     np.savez_compressed(buffer, **arrays)
     return buffer.getvalue()

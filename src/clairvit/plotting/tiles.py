@@ -6,8 +6,8 @@ from pathlib import PurePath
 
 from clairvit.errors import BadInput
 from clairvit.methods.explanation import Explanation
-from clairvit.plotting.labels import named
-from clairvit.plotting.overlay import Array, Scale, photo_of, scale_of
+from clairvit.plotting.labels import class_label
+from clairvit.plotting.overlay import Array, Scale, denormalised_photo, scale_of
 from clairvit.plotting.style import PlotStyle
 
 FOOT = 0.24  # inches, the line under a figure
@@ -44,13 +44,13 @@ def map_scale(explanation: Explanation, values: Array, style: PlotStyle) -> Scal
 
 def explanation_photo(explanation: Explanation, item: int) -> Array:
     """Return the photo of one map, [H, W, 3] from 0 to 1."""
-    return photo_of(explanation.pixels[item], explanation.preprocess)
+    return denormalised_photo(explanation.pixels[item], explanation.preprocess)
 
 
 def target_label(explanation: Explanation, item: int) -> str:
     """Return the target of one map with its probability or score."""
     score = explanation.class_scores[item] if explanation.classifier else None
-    return named(explanation.targets[item], explanation.probabilities[item], score)
+    return class_label(explanation.targets[item], explanation.probabilities[item], score)
 
 
 def short_name(explanation: Explanation, item: int) -> str:

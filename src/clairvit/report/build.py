@@ -107,7 +107,7 @@ def _examples_section(
     if examples:
         text = "Maps were computed again for this page with the study's model and seed, each drawn on its own scale"
         blocks.append(Text(f"{text}; the number is the method's {results.key_metric} on the image."))
-    if selected and not any(one.label is not None for one in results.scores.seen):
+    if selected and not any(one.label is not None for one in results.scores.predictions):
         blocks.append(Text("The true classes are not known, so right and wrong predictions cannot be told apart."))
     blocks += [*(Text(sentence) for sentence in problems), *examples]
     return Section(title, blocks or [Text("There is no method or no score to choose examples by.")]), results
@@ -181,10 +181,10 @@ def _models_table(contents: StoreContents) -> Table:
     )
     rows, records = [], []
     for results in contents.results:
-        labelled = [one for one in results.scores.seen if one.label is not None]
+        labelled = [one for one in results.scores.predictions if one.label is not None]
         accuracy = sum(one.label == one.predicted for one in labelled) / len(labelled) if labelled else None
         counts = {
-            "images": len(results.scores.seen),
+            "images": len(results.scores.predictions),
             "unreadable": len(results.unreadable),
             "methods": len(results.methods),
             "metrics": len(results.metrics),
@@ -213,7 +213,7 @@ def environment_section(contents: StoreContents) -> Section:
     """Return the versions that wrote the results and this page, and what went wrong with the store."""
     writers = ", ".join(f"ClairViT {version}" for version in contents.versions) or "nothing was written yet"
     here = ", ".join(f"{name} {version}" for name, version in versions().items())
-    total = sum(len(results.scores.seen) for results in contents.results)
+    total = sum(len(results.scores.predictions) for results in contents.results)
     facts = Facts(
         (
             ("results written by", writers),

@@ -20,8 +20,8 @@ from clairvit.methods.explanation import Explanation
 from clairvit.metrics.score import Prediction
 from clairvit.models.images import Batch
 from clairvit.models.model import Model
-from clairvit.plotting.labels import decimals_for, format_number, named
-from clairvit.plotting.overlay import Array, numbers, overlay, photo_of, scale_of
+from clairvit.plotting.labels import class_label, decimals_for, format_number
+from clairvit.plotting.overlay import Array, denormalised_photo, overlay, scale_of, to_numpy
 from clairvit.report.blocks import Example, Tile
 from clairvit.report.ranking import higher_is_better
 from clairvit.report.study_results import StudyResults
@@ -63,7 +63,7 @@ def load_source(results: StudyResults, studies: Sequence[Study], open_worker: Wo
         worker = open_worker(study)
         for model in range(len(study.models)):
             try:
-                if worker.hash_of(model) == results.model_hash:
+                if worker.model_hash(model) == results.model_hash:
                     return Source(study, worker.model(model), worker.dataset(place))
                 reason = f"{study.models[model].spec} has other weights now than when the study was run"
             except (ClairError, OSError, RuntimeError, ValueError) as error:  # a report goes on without images
@@ -90,7 +90,7 @@ def select_examples(results: StudyResults) -> list[SelectedImage]:
         add(order[::-1][:count], f"worst {metric} of {methods[0]}")
         spread = _standard_deviations(results, metric)
         add(sorted(spread, key=lambda image: (-spread[image], image))[:2], f"methods disagree most by {metric}")
-    surest = _by_confidence(results.scores.seen)
+    surest = _by_confidence(results.scores.predictions)
     add([one.image for one in surest if one.predicted == one.label][:1], "surest right prediction")
     add([one.image for one in surest if one.predicted != one.label][:2], "surest wrong prediction")
     return [SelectedImage(image, tuple(why)) for image, why in reasons.items()]
@@ -144,12 +144,12 @@ def _example(results: StudyResults, selected: SelectedImage, source: Source, row
     """Return the photo and the maps of the best methods, computed with the study's target and seed."""
     model, name = source.model, results.short_name(selected.image)
     methods = list(results.methods[:MOST_METHODS])
-    prediction = next(one for one in results.scores.seen if one.image == selected.image)
+    prediction = next(one for one in results.scores.predictions if one.image == selected.image)
     pixels = source.dataset.read(row, model).pixels[None].to(model.device, model.dtype)
     target = prediction.label if source.study.target == "label" else None
     batch = Batch(pixels, (selected.image,), single=False)
     explanations = compare(model, batch, methods, target, seed=source.study.seed, skip=True)
-    photo = photo_of(pixels[0], model.preprocess)
+    photo = denormalised_photo(pixels[0], model.preprocess)
     values = {method: _value(results, method, selected.image) for method in methods}
     decimals = decimals_for(values.values())
     alternative = f"The photo {name} as the model sees it"
@@ -163,7 +163,7 @@ def _example(results: StudyResults, selected: SelectedImage, source: Source, row
 
 def _prediction_text(results: StudyResults, prediction: Prediction) -> str:
     """Return 'Beagle 92% ✓' or 'Beagle 92%, is Pug'."""
-    text = named(results.class_name(prediction.predicted), prediction.probability)
+    text = class_label(results.class_name(prediction.predicted), prediction.probability)
     if prediction.label is None:
         return text
     correct = prediction.label == prediction.predicted
@@ -179,7 +179,7 @@ def _value(results: StudyResults, method: str, image: str) -> float:
 
 
 def _map_tile(image: str, method: str, explanation: Explanation, photo: Array, value: str) -> Tile:
-    values = numbers(explanation.maps[0])
+    values = to_numpy(explanation.maps[0])
     picture = overlay(photo, values, scale_of(values, explanation.signed))
     return Tile(data_uri(picture), f"Map of {method} for {explanation.targets[0]} on {image}", method, value)
 

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from clairvit._version import __version__
 from clairvit.papers.comparison import Cell as Comparison
-from clairvit.papers.comparison import ClaimResult, radar_of
+from clairvit.papers.comparison import ClaimResult, radar_radii
 from clairvit.papers.comparison import Row as MethodRow
 from clairvit.papers.paper import Finding, Paper
 from clairvit.papers.reproduce import Reproduction
@@ -24,7 +24,7 @@ MOST_POLYGONS = 8  # in one radar; more cannot be told apart
 
 def reproduction_report(result: Reproduction) -> Document:
     """Return every table, the radar, and what differs from the paper."""
-    preset = result.wish.preset
+    preset = result.config.paper
     blocks: list[Block] = list(result_tables(result))
     figure = reproduction_radar(result)
     if figure is not None:
@@ -41,9 +41,9 @@ def result_tables(result: Reproduction) -> Iterator[Table]:
     yield _paper_table(result) if result.table is not None else _own_table(result)
     if result.agreements:
         yield _agreement_table(result)
-    if result.among:
+    if result.measure_agreements:
         yield _metric_agreement_table(result)
-    if result.verdicts:
+    if result.claim_results:
         yield _claims_table(result)
     if result.sweeps:
         yield _start_layer_table(result)
@@ -76,7 +76,7 @@ def _paper_table(result: Reproduction) -> Table:
     rows = [
         (
             f"{measure} {arrow}",
-            row.entrant.name,
+            row.entry.name,
             _number(row.cells[measure].paper),
             _rank(row.cells[measure].paper_rank),
             _own_number(row.cells[measure]),
@@ -87,7 +87,7 @@ def _paper_table(result: Reproduction) -> Table:
         if measure in row.cells
     ]
     columns = ("measure", "method", "paper", "rank", "ours", "our rank")
-    caption = f"{result.wish.preset.title}: {result.images} images, {result.model}; the paper on {result.table.data}"
+    caption = f"{result.config.paper.title}: {result.images} images, {result.model}; the paper on {result.table.data}"
     return _table(caption, columns, rows, ("paper", "rank", "our rank"), grouped=True)
 
 
@@ -103,9 +103,9 @@ def _own_table(result: Reproduction) -> Table:
         ]
         ranks = [cell.our_rank for cell in cells if cell is not None]
         mean = sum(ranks) / len(ranks) if ranks else math.nan
-        rows.append((row.entrant.name, *texts, _number(mean, 3)))
+        rows.append((row.entry.name, *texts, _number(mean, 3)))
     columns = ("method", *(f"{measure} {arrow}" for measure, arrow in measures), "mean rank")
-    caption = f"{result.wish.preset.title}: {result.images} images, {result.model}; value ± standard error (rank)"
+    caption = f"{result.config.paper.title}: {result.images} images, {result.model}; value ± standard error (rank)"
     return _table(caption, columns, rows, ("mean rank",))
 
 
@@ -123,10 +123,10 @@ def _agreement_table(result: Reproduction) -> Table:
 def _metric_agreement_table(result: Reproduction) -> Table:
     rows = [
         (one.measure, one.data, str(one.methods), f"{one.alike} of {one.pairs}", _number(one.rho, 2))
-        for one in result.among
+        for one in result.measure_agreements
     ]
     columns = ("measure", "and", "methods", "pairs in the same order", "Spearman's ρ")
-    remark = f" (The paper, {result.wish.preset.remark}.)" if result.wish.preset.remark else ""
+    remark = f" (The paper, {result.config.paper.remark}.)" if result.config.paper.remark else ""
     return _table(f"Do the measures agree with each other here?{remark}", columns, rows, columns[2:], grouped=True)
 
 
@@ -135,11 +135,11 @@ def _claims_table(result: Reproduction) -> Table:
         (
             one.claim.statement,
             one.claim.source,
-            one.word,
+            one.verdict,
             f"{one.true} of {one.comparisons}",
             *_significant(one),
         )
-        for one in result.verdicts
+        for one in result.claim_results
     ]
     columns = ("the paper says", "where", "here", "comparisons so", "surely so", "surely not")
     caption = (
@@ -170,7 +170,7 @@ def _start_layer_table(result: Reproduction) -> Table:
 
 
 def _names_table(result: Reproduction) -> Table:
-    preset, effort = result.wish.preset, result.wish.effort
+    preset, effort = result.config.paper, result.config.effort
     rows = [(one.name, preset.at_effort(effort, one.method)) for one in preset.methods]
     rows += [(one.name, preset.at_effort(effort, one.metric)) for one in preset.measures]
     return _table("What is what", ("in the table", "in ClairViT"), rows)
@@ -178,7 +178,7 @@ def _names_table(result: Reproduction) -> Table:
 
 def _measures(result: Reproduction) -> Iterator[tuple[str, str]]:
     """Yield the name and the arrow of each measure that has numbers, the area last."""
-    preset = result.wish.preset
+    preset = result.config.paper
     for one in preset.measures:
         if any(one.name in row.cells for row in result.rows):
             yield one.name, ARROWS[one.better]
@@ -206,11 +206,11 @@ def _own_number(cell: Comparison) -> str:
 
 def reproduction_json(result: Reproduction) -> dict[str, Any]:
     """Return everything that is known; `dumps_json` writes null where there is no number."""
-    wish = result.wish
+    wish = result.config
     return {
         "clairvit": __version__,
         "command": "reproduce",
-        "paper": {"name": wish.preset.name, "title": wish.preset.title, "citation": wish.preset.citation},
+        "paper": {"name": wish.paper.name, "title": wish.paper.title, "citation": wish.paper.citation},
         "model": result.model,
         **result.model_record,
         "data": wish.data.spec,
@@ -223,16 +223,16 @@ def reproduction_json(result: Reproduction) -> dict[str, Any]:
         "agreement": [dict(vars(one)) for one in result.agreements],
         "among_measures": [
             {"measure": one.measure, "other": one.data, "alike": one.alike, "pairs": one.pairs, "rho": one.rho}
-            for one in result.among
+            for one in result.measure_agreements
         ],
         "claims": [
             {
                 "claim": one.claim.statement,
                 "source": one.claim.source,
-                "verdict": one.word,
+                "verdict": one.verdict,
                 **{key: value for key, value in vars(one).items() if key != "claim"},
             }
-            for one in result.verdicts
+            for one in result.claim_results
         ],
         "sweeps": [
             {
@@ -252,9 +252,9 @@ def reproduction_json(result: Reproduction) -> dict[str, Any]:
 
 def _row_json(result: Reproduction, row: MethodRow) -> dict[str, Any]:
     return {
-        "method": row.entrant.name,
-        "ours": result.wish.preset.at_effort(result.wish.effort, row.entrant.method),
-        "in_paper": not row.entrant.extra,
+        "method": row.entry.name,
+        "ours": result.config.paper.at_effort(result.config.effort, row.entry.method),
+        "in_paper": not row.entry.extra,
         "cells": {
             measure: {
                 "paper": cell.paper,
@@ -272,15 +272,15 @@ def _row_json(result: Reproduction, row: MethodRow) -> dict[str, Any]:
 
 def reproduction_radar(result: Reproduction) -> Figure | None:
     """Return radars of our numbers and of the paper's where it has all; None where measures or methods are too few."""
-    preset = result.wish.preset
-    cells = {row.entrant.name: row.cells for row in result.rows}
+    preset = result.config.paper
+    cells = {row.entry.name: row.cells for row in result.rows}
     names = _best_methods(result)
-    ours = radar_of(preset, cells, names, paper=False)
+    ours = radar_radii(preset, cells, names, paper=False)
     axes = [measure for measure, _ in _measures(result) if measure != preset.area]
     if not ours or len(axes) < 3:
         return None
     panels: dict[str, Mapping[str, Sequence[float]]] = {f"here, {result.images} images": ours}
-    printed = radar_of(preset, cells, names, paper=True)
+    printed = radar_radii(preset, cells, names, paper=True)
     if printed and result.table is not None:
         panels[f"the paper, {result.table.data}"] = printed
     return radar_figure(panels, axes, f"{preset.name}: outside is the best of these methods, the middle the worst")
@@ -288,11 +288,11 @@ def reproduction_radar(result: Reproduction) -> Figure | None:
 
 def _best_methods(result: Reproduction) -> list[str]:
     """Return the paper's methods; where there are many, those with the best mean rank."""
-    rows = [row for row in result.rows if not row.entrant.extra]
+    rows = [row for row in result.rows if not row.entry.extra]
 
     def mean_rank(row: MethodRow) -> float:
         ranks = [cell.our_rank for cell in row.cells.values()]
         return math.inf if not ranks or any(map(math.isnan, ranks)) else sum(ranks) / len(ranks)
 
     shown = rows if len(rows) <= MOST_POLYGONS else sorted(rows, key=mean_rank)[:MOST_POLYGONS]
-    return [row.entrant.name for row in shown]
+    return [row.entry.name for row in shown]

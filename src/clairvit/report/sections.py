@@ -73,7 +73,7 @@ def split_metrics(metrics: Sequence[str]) -> list[Sequence[str]]:
 def _summary(results: StudyResults, mean: Mapping[str, float]) -> str:
     """Return which method is the best, and whether its difference to the next is significant."""
     best, *others = results.methods
-    image_count = count_images(len(results.scores.seen))
+    image_count = count_images(len(results.scores.predictions))
     metric = results.key_metric
     if metric is None:
         return f"None of the metrics is defined on these {image_count}."
@@ -306,7 +306,7 @@ class _ClassGroups:
 
 
 def _class_groups(results: StudyResults) -> _ClassGroups:
-    predictions = results.scores.seen
+    predictions = results.scores.predictions
     true_classes = all(one.label is not None for one in predictions)
     by_image = {one.image: one.predicted if one.label is None or not true_classes else one.label for one in predictions}
     return _ClassGroups(by_image, {one.image: one.predicted == one.label for one in predictions}, true_classes)

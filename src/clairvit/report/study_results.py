@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from clairvit.bench.plan import DataConfig, ModelConfig, StoredPlan, Study
-from clairvit.bench.results import Missing, combinations, missing_of, scores_of, warning_of
+from clairvit.bench.results import Missing, combinations, find_missing, missing_warnings, read_scores
 from clairvit.bench.store import Store
 from clairvit.metrics.accumulator import BASELINES
 from clairvit.metrics.registry import resolve_metric
@@ -85,7 +85,7 @@ class StoreContents:
     @property
     def warnings(self) -> tuple[str, ...]:
         """Return sentences about what is missing; none if every study is complete."""
-        return warning_of(self.missing, self.unplanned)
+        return missing_warnings(self.missing, self.unplanned)
 
 
 def read_store(store: Store) -> StoreContents:
@@ -124,7 +124,7 @@ def _missing(store: Store, studies: Sequence[Study]) -> tuple[tuple[Missing, ...
         if (study := parse_study(document["study"]))
     }
     cells = store.cells() if plans else frozenset()
-    missing = [entry for study in studies if study in plans for entry in missing_of(plans[study], cells)]
+    missing = [entry for study in studies if study in plans for entry in find_missing(plans[study], cells)]
     return tuple(missing), sum(study not in plans for study in studies)
 
 
@@ -136,7 +136,7 @@ def _study_results(
 ) -> StudyResults:
     """Return the results of one model on one set of images, methods in the order of their mean ranks."""
     model, model_hash, data, settings = names
-    scores = scores_of(store, model_hash, data, settings)
+    scores = read_scores(store, model_hash, data, settings)
     scored_methods, scored_metrics = {method for method, _ in scores}, {metric for _, metric in scores}
     study_methods = [*(method for study in studies for method in study.methods), *sorted(scored_methods)]
     study_metrics = [*(metric for study in studies for metric in study.metrics), *sorted(scored_metrics)]

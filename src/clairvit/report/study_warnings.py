@@ -56,7 +56,7 @@ def _image_warnings(results: StudyResults) -> Iterator[StudyWarning]:
 
 
 def _metric_warnings(results: StudyResults) -> Iterator[StudyWarning]:
-    total = len(results.scores.seen)
+    total = len(results.scores.predictions)
     for metric in results.metrics:
         scores = results.by_method(metric)
         undefined = {method: score.n_invalid for method, score in scores.items() if score.n_invalid}
@@ -73,7 +73,7 @@ def _method_warnings(results: StudyResults) -> Iterator[StudyWarning]:
     constant: dict[str, int] = {}
     for (method, _), score in results.scores.items():
         constant[method] = max(constant.get(method, 0), score.n_degenerate)
-    total = len(results.scores.seen)
+    total = len(results.scores.predictions)
     for method, count in constant.items():
         if count:
             text = f"{count_images(count)} of {total} have a constant map, whose patches are in random order"

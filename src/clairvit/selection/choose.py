@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from clairvit.data.dataset import Failed, ImageDataset, album_of, parts
+from clairvit.data.dataset import ErrorHandler, ImageDataset, as_dataset, iter_batches
 from clairvit.data.hashing import weights_hash
 from clairvit.errors import BadInput, ClairWarning, did_you_mean
 from clairvit.methods.explain import explain
@@ -26,7 +26,7 @@ from clairvit.models.model import Model
 from clairvit.perturbation.rng import check_seed
 from clairvit.selection.ranking import RankingInput, join, rank_methods, summarise
 from clairvit.selection.result import Selection
-from clairvit.selection.start_layer import StartLayer, base_of, tune_start_layers
+from clairvit.selection.start_layer import StartLayer, base_method, tune_start_layers
 from clairvit.selection.stats import mean_ranks, spearman
 
 # Well known, of every family, and all of them computed from the same trace.
@@ -104,13 +104,15 @@ def choose(
     panel = [resolve_method(text).text for text in (PANEL if methods is None else methods)]
     if not tune_start and all(text in BASELINES for text in panel):
         raise BadInput("No method but the baselines was given; expected at least one, such as ['legrad', 'genatt'].")
-    bases = list(dict.fromkeys(base_of(str(text)) for text in tune_start))
-    dataset = album_of(images, model, masks=masks, mask_kind=mask_kind, labels=labels, others=distractors)
+    bases = list(dict.fromkeys(base_method(str(text)) for text in tune_start))
+    dataset = as_dataset(images, model, masks=masks, mask_kind=mask_kind, labels=labels, others=distractors)
     specs = _metric_specs(metrics, dataset)
     criteria = criterion(by, specs)
     pixels, first = _first_image(dataset, model, failed)
     options: dict[str, Any] = {"normalize": normalize, "seed": seed, "batch_size": batch_size, "autocast": autocast}
-    ignore: Failed | None = None if failed is None else lambda name, error: None  # the evaluation below reports them
+    ignore: ErrorHandler | None = (
+        None if failed is None else lambda name, error: None
+    )  # the evaluation below reports them
     starts: Mapping[str, StartLayer] = {}
     if bases:
         starts = tune_start_layers(model, dataset, bases, criteria[0], target, pixels, on_error=ignore, **options)
@@ -191,7 +193,9 @@ def _images_without_masks(scores: Scores, metrics: Sequence[MetricSpec]) -> list
     if not scores.unmasked or not with_masks:
         return []
     some = ", ".join(scores.unmasked[:3]) + (", …" if len(scores.unmasked) > 3 else "")
-    return [f"{len(scores.unmasked)} of {len(scores.seen)} images have no mask, so no {join(with_masks)}: {some}."]
+    return [
+        f"{len(scores.unmasked)} of {len(scores.predictions)} images have no mask, so no {join(with_masks)}: {some}."
+    ]
 
 
 def _metric_specs(metrics: Sequence[str | MetricSpec] | None, dataset: ImageDataset) -> list[MetricSpec]:
@@ -222,10 +226,10 @@ def criterion(by: str, metrics: Sequence[MetricSpec]) -> list[MetricSpec]:
     return chosen
 
 
-def _first_image(dataset: ImageDataset, model: Model, failed: Failed | None) -> tuple[Any, int]:
+def _first_image(dataset: ImageDataset, model: Model, failed: ErrorHandler | None) -> tuple[Any, int]:
     """Return the first image that can be read, [1, 3, H, W], and its row."""
-    ignore: Failed | None = None if failed is None else lambda name, error: None
-    batch = next(parts(dataset, model, 1, ignore), None)
+    ignore: ErrorHandler | None = None if failed is None else lambda name, error: None
+    batch = next(iter_batches(dataset, model, 1, ignore), None)
     if batch is None:
         raise BadInput("None of the images could be read; expected at least one that can.")
     return batch.pixels, batch.rows[0]

@@ -42,8 +42,8 @@ class Row:
     gap: float
     gap_interval: tuple[float, float]
     p: float  # of the gap, corrected; 1 for the best itself
-    apart: bool  # significantly different from the best
-    on_front: bool  # Pareto-optimal in faithfulness, localisation and cost
+    differs_from_best: bool  # significantly different from the best
+    is_pareto_optimal: bool  # Pareto-optimal in faithfulness, localisation and cost
     means: Mapping[str, float]  # by metric
     cost: Cost  # of one map
 
@@ -86,12 +86,12 @@ class Ranking:
     @property
     def clear(self) -> bool:
         """Return whether the best is significantly better than all others."""
-        return all(row.apart and row.gap > 0 for row in self.rivals)
+        return all(row.differs_from_best and row.gap > 0 for row in self.rivals)
 
     @property
     def tied(self) -> tuple[Row, ...]:
         """Return the rows that do not differ significantly from the best."""
-        return tuple(row for row in self.rivals if not row.apart)
+        return tuple(row for row in self.rivals if not row.differs_from_best)
 
 
 def rank_methods(data: RankingInput) -> Ranking:
@@ -118,7 +118,7 @@ def rank_methods(data: RankingInput) -> Ranking:
         index: _row(data, index, rank, gaps[index], p.get(index), optimal[index]) for rank, index in enumerate(order, 1)
     }
     groups = indistinguishable_groups(order, all_pairs(upward, data.seed))
-    close = next((index for index in rivals if not rows[index].apart and rows[index].gap >= 0), None)
+    close = next((index for index in rivals if not rows[index].differs_from_best and rows[index].gap >= 0), None)
     needed = None if close is None else images_needed(gaps[close])
     return Ranking(
         rows=tuple(rows.values()),
@@ -143,8 +143,8 @@ def _row(data: RankingInput, index: int, rank: int, gaps: Array, p: float | None
         gap=_mean(gaps),
         gap_interval=(0.0, 0.0) if p is None else paired_interval(gaps, data.seed),
         p=1.0 if p is None else p,
-        apart=p is not None and p < LEVEL,
-        on_front=optimal,
+        differs_from_best=p is not None and p < LEVEL,
+        is_pareto_optimal=optimal,
         means={metric: float(means[index]) for metric, means in data.means.items()},
         cost=data.costs[index],
     )
@@ -185,7 +185,7 @@ def summarise(ranking: Ranking, by: str, agreement: Mapping[tuple[str, str], flo
         close = ranking.close.method
         about = f"{float(f'{ranking.needed:.2g}'):.0f}"  # it is not known more precisely
         sentences.append(f"If the gap to {close} is what it seems, about {about} images would show it.")
-    listed = join([row.method for row in ranking.rows if row.on_front])
+    listed = join([row.method for row in ranking.rows if row.is_pareto_optimal])
     sentences.append(f"Pareto-optimal in {join([*goals, 'cost'])}: {listed}.")
     for (first, second), rho in agreement.items():
         if rho < AGREE:
@@ -229,7 +229,7 @@ def _winner_sentence(ranking: Ranking, by: str) -> str:
 def _baseline_sentence(best: Row, rivals: Sequence[Row]) -> str:
     """Return whether the best method is significantly better than the baselines."""
     baselines = [row for row in rivals if row.baseline]
-    not_beaten = [row for row in baselines if not (row.apart and row.gap > 0)]
+    not_beaten = [row for row in baselines if not (row.differs_from_best and row.gap > 0)]
     if not not_beaten:
         return f"It beats {join([row.method for row in baselines])} significantly."
     numbers = join([f"{row.method} (gap {_gap(row)}, corrected p = {row.p:.2g})" for row in not_beaten])

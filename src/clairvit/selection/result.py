@@ -55,7 +55,7 @@ class Selection:
     @property
     def front(self) -> tuple[str, ...]:
         """Return the methods that are Pareto-optimal in faithfulness, localisation and cost."""
-        return tuple(row.method for row in self.ranking if row.on_front)
+        return tuple(row.method for row in self.ranking if row.is_pareto_optimal)
 
     @property
     def images(self) -> int:

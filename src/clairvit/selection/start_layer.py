@@ -101,7 +101,7 @@ class StartLayer:
         }
 
 
-def base_of(text: str) -> str:
+def base_method(text: str) -> str:
     """Return a method without its start, "genatt+plus" -> "genatt"; raise `BadInput` if it has no start layer."""
     spec = parse_spec(text)
     if spec.inner or spec.combinator not in ("", "plus", "skipplus"):

@@ -1,8 +1,8 @@
-"""Base classes of targets: what the user asks for (`TargetSpec`) and its resolved form for one batch (`Target`).
+"""Base classes of targets: what the user asks for (`Target`) and its resolved form for one batch (`TargetBatch`).
 
-A `TargetSpec` is stated once, for any model: a class, a contrast, a function. `TargetSpec.resolve` turns it into a
-`Target`: class names become indices, "the predicted class" becomes the class of each image, and what is left is a
-function of the module's output with one score per image. A new kind of target is one subclass of `TargetSpec`.
+A `Target` is stated once, for any model: a class, a contrast, a function. `Target.resolve` turns it into a
+`TargetBatch`: class names become indices, "the predicted class" becomes the class of each image, and what is left is a
+function of the module's output with one score per image. A new kind of target is one subclass of `Target`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from clairvit.errors import BadInput
 from clairvit.models.activation import Activation, log_probabilities, probabilities
-from clairvit.models.model import first_scores
+from clairvit.models.model import extract_scores
 from clairvit.numerics import widened
 
 Function = Callable[[Tensor], Tensor]  # scores [B, C] -> [B]
@@ -85,9 +85,9 @@ class ScoreContext:
         """Return the name of a class."""
         return class_name(self.labels, index)
 
-    def target(self, names: Sequence[str], classes: Sequence[int | None], rows: Sequence[ClassWeights]) -> Target:
+    def target(self, names: Sequence[str], classes: Sequence[int | None], rows: Sequence[ClassWeights]) -> TargetBatch:
         """Return the target with one weighted sum of class scores per image."""
-        return Target(
+        return TargetBatch(
             tuple(names),
             tuple(classes),
             self.score,
@@ -97,18 +97,18 @@ class ScoreContext:
         )
 
 
-class TargetSpec(ABC):
+class Target(ABC):
     """What is to be explained, as the user states it; subclasses are frozen dataclasses."""
 
     class_agnostic: ClassVar[bool] = False  # True: there is no score, and maps do not depend on a class
 
     @abstractmethod
-    def resolve(self, context: ScoreContext) -> Target:
+    def resolve(self, context: ScoreContext) -> TargetBatch:
         """Return the target of every image in the context; raise BadInput or UnknownName if there is none."""
 
 
 @dataclass(frozen=True, eq=False)
-class Target:
+class TargetBatch:
     """One target per row of a batch: target(output) -> [B], differentiable.
 
     The output is what the module returned: scores [B, C], or a tuple, mapping or dataclass that holds them.
@@ -118,7 +118,7 @@ class Target:
     classes: tuple[int | None, ...]  # None for a contrast or a function
     score: str
     rows: tuple[Row, ...] = ()  # empty where nothing is differentiated
-    together: bool = False  # one function for the whole batch, called once
+    is_batch_function: bool = False  # one function for the whole batch, called once
     score_is_default: bool = False  # the user named no kind of score: a method may prefer another
     activation: Activation = "softmax"  # what the model's scores mean
 
@@ -137,21 +137,24 @@ class Target:
 
     def __call__(self, output: Any) -> Tensor:
         """Return the score of each row [B] of the module's output."""
-        logits = output if isinstance(output, Tensor) else first_scores(output)
+        logits = output if isinstance(output, Tensor) else extract_scores(output)
         if logits.ndim != 2 or len(logits) != len(self.rows):
             raise BadInput(
                 f"A target for {len(self.rows)} images got scores of shape {list(logits.shape)}; call it on "
                 "the batch it was made for, or choose rows with target.take([…])."
             )
-        if self.together:
+        if self.is_batch_function:
             return call_function(self.rows[0], logits)
         if self.sums_classes:
             return _weighted_sum(self.rows, score_values(widened(logits), self.score, self.activation))  # type: ignore[arg-type]
         return torch.cat(
-            [replace(self.take([i]), together=callable(self.rows[i]))(logits[i : i + 1]) for i in range(len(self))]
+            [
+                replace(self.take([i]), is_batch_function=callable(self.rows[i]))(logits[i : i + 1])
+                for i in range(len(self))
+            ]
         )
 
-    def take(self, rows: Sequence[int]) -> Target:
+    def take(self, rows: Sequence[int]) -> TargetBatch:
         """Return the target of chosen rows, repeated as often as named: for chunks and for variants of one image."""
         return replace(
             self,
@@ -160,7 +163,7 @@ class Target:
             rows=tuple(self.rows[i] for i in rows) if self.rows else (),
         )
 
-    def preferring(self, score: str) -> Target:
+    def with_preferred_score(self, score: str) -> TargetBatch:
         """Return the same target by another kind of score if the user named none; a user's own function stays.
 
         Where there is no probability, a preference for one falls back to the score itself.
@@ -170,9 +173,9 @@ class Target:
         return replace(self, score=score) if self.score_is_default and self.sums_classes and self.rows else self
 
 
-def class_agnostic_target(count: int) -> Target:
+def class_agnostic_target(count: int) -> TargetBatch:
     """Return the target of class-agnostic maps of so many images: it has a title and no score."""
-    return Target((ANY_CLASS,) * count, (None,) * count, NO_SCORE)
+    return TargetBatch((ANY_CLASS,) * count, (None,) * count, NO_SCORE)
 
 
 def call_function(function: Any, logits: Tensor) -> Tensor:

@@ -9,16 +9,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from clairvit.errors import BadInput, UnknownName, did_you_mean
-from clairvit.targets.base import ScoreContext, Target, TargetSpec
+from clairvit.targets.base import ScoreContext, Target, TargetBatch
 
 
 @dataclass(frozen=True)
-class ClassTarget(TargetSpec):
+class ClassTarget(Target):
     """The score of a class, given by index or name; None is the predicted class of each image."""
 
     label: Any = None
 
-    def resolve(self, context: ScoreContext) -> Target:
+    def resolve(self, context: ScoreContext) -> TargetBatch:
         """Return the target of the class."""
         classes = resolve_classes(self.label, context)
         return context.target([context.name(c) for c in classes], classes, [((c, 1.0),) for c in classes])

@@ -6,18 +6,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from clairvit.errors import BadInput
-from clairvit.targets.base import ScoreContext, Target, TargetSpec
+from clairvit.targets.base import ScoreContext, Target, TargetBatch
 from clairvit.targets.class_ import resolve_classes
 
 
 @dataclass(frozen=True)
-class Contrast(TargetSpec):
+class Contrast(Target):
     """Why a rather than b? The score of `a` minus the score of `b`; None is the predicted class."""
 
     a: Any
     b: Any
 
-    def resolve(self, context: ScoreContext) -> Target:
+    def resolve(self, context: ScoreContext) -> TargetBatch:
         """Return the target score[a] - score[b]."""
         pairs = list(zip(resolve_classes(self.a, context), resolve_classes(self.b, context), strict=True))
         same = [context.name(a) for a, b in pairs if a == b]

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from clairvit.errors import BadInput
-from clairvit.targets.base import CUSTOM_SCORE, Function, ScoreContext, Target, TargetSpec, call_function
+from clairvit.targets.base import CUSTOM_SCORE, Function, ScoreContext, Target, TargetBatch, call_function
 
 
 @dataclass(frozen=True)
-class FunctionTarget(TargetSpec):
+class FunctionTarget(Target):
     """A function of the scores [B, C] that returns one number per image [B]."""
 
     function: Function
@@ -23,16 +23,16 @@ class FunctionTarget(TargetSpec):
         name = getattr(self.function, "__name__", type(self.function).__name__)
         return "custom target" if name == "<lambda>" else name
 
-    def resolve(self, context: ScoreContext) -> Target:
+    def resolve(self, context: ScoreContext) -> TargetBatch:
         """Return the target, after one call of the function."""
         _check_differentiable(self.function, context.logits)
         count = len(context)
-        return Target(
+        return TargetBatch(
             (self.title,) * count,
             (None,) * count,
             CUSTOM_SCORE,
             (self.function,) * count,
-            together=True,
+            is_batch_function=True,
             score_is_default=context.score_is_default,
             activation=context.activation,
         )

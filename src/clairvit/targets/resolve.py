@@ -1,4 +1,4 @@
-"""Resolve what the user typed (None, an index, a name, a `TargetSpec`, a function, a list of these) into targets."""
+"""Resolve what the user typed (None, an index, a name, a `Target`, a function, a list of these) into targets."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from clairvit.targets.base import (
     Function,
     ScoreContext,
     Target,
-    TargetSpec,
+    TargetBatch,
     class_name,
     no_probability,
 )
 from clairvit.targets.class_ import ClassTarget
 from clairvit.targets.function import FunctionTarget
 
-TargetLike = None | int | str | TargetSpec | Function | Sequence[Any]
+TargetLike = None | int | str | Target | Function | Sequence[Any]
 
 
-def resolve(
+def resolve_targets(
     spec: TargetLike,
     logits: Tensor,
     labels: Sequence[str] = (),
@@ -36,7 +36,7 @@ def resolve(
     classifier: bool = True,
     single: bool = False,
     activation: Activation = "softmax",
-) -> tuple[Target, ...]:
+) -> tuple[TargetBatch, ...]:
     """Return what the user asked for as targets over the whole batch.
 
     Args:
@@ -71,9 +71,9 @@ def resolve(
     return (_join([as_target(item).resolve(context.take([i])) for i, item in enumerate(spec)], context),)
 
 
-def as_target(spec: Any) -> TargetSpec:
+def as_target(spec: Any) -> Target:
     """Return a single target that the user typed as an object."""
-    if isinstance(spec, TargetSpec):
+    if isinstance(spec, Target):
         return spec
     return FunctionTarget(spec) if callable(spec) else ClassTarget(spec)
 
@@ -118,7 +118,7 @@ def _score_context(
     return ScoreContext(logits, labels, kind, score is None and classifier, classifier, activation)
 
 
-def _join(targets: Sequence[Target], context: ScoreContext) -> Target:
+def _join(targets: Sequence[TargetBatch], context: ScoreContext) -> TargetBatch:
     """Return targets of one image each as one target of the batch."""
     score = next((target.score for target in targets if target.score != CUSTOM_SCORE), CUSTOM_SCORE)
     joined = context.target([t.names[0] for t in targets], [t.classes[0] for t in targets], ())

@@ -44,7 +44,7 @@ class Recording:
     rules: tuple[RuleTable, ...]
     differentiable: bool
     recorders: Mapping[type[Recorder], Recorder]
-    forwards: int = field(default=1)  # passes over the batch, with those of `Trace.again`
+    forwards: int = field(default=1)  # passes over the batch, with those of `Trace.rerun`
     backwards: int = field(default=0)
     options: ExecutionOptions = field(default_factory=ExecutionOptions)  # how perturbed inputs of it are run
 

@@ -20,8 +20,8 @@ from clairvit.errors import BadInput, NotApplicable
 from clairvit.models.coerce import ModelLike, as_images, as_model
 from clairvit.models.images import prepare
 from clairvit.models.model import Layout, Model
-from clairvit.targets.base import Target
-from clairvit.targets.resolve import resolve
+from clairvit.targets.base import TargetBatch
+from clairvit.targets.resolve import resolve_targets
 from clairvit.tracing.attention import AttentionCall
 from clairvit.tracing.layer import Layer, gradient_at
 from clairvit.tracing.module_state import own_grad_mode
@@ -55,7 +55,7 @@ class Trace:
     """
 
     recording: Recording
-    target: Target | None
+    target: TargetBatch | None
     rules: RuleTable | None
     layers: tuple[Layer, ...]
     pixels: Tensor
@@ -110,7 +110,7 @@ class Trace:
         return gradient_at(self.pixels_gradient, "pixels")
 
     @functools.cached_property
-    def blank(self) -> list[bool]:
+    def has_zero_gradient(self) -> list[bool]:
         """For each image, whether its score has no gradient at all, so that gradients say nothing of the target."""
         final, batch = self.final_gradient, len(self.pixels)
         gradients = [layer.out_gradient for layer in self.layers] if final is None else [final]
@@ -118,7 +118,7 @@ class Trace:
         return torch.stack(nonzero).any(0).logical_not().tolist() if nonzero else [False] * batch
 
     @functools.cached_property
-    def read(self) -> Tensor:
+    def readout_weights(self) -> Tensor:
         """How much the head reads of each token, [1 or B, N]; rows of an N×N map are weighted by it."""
         layout = self.layout
         if layout.pooling == "map":
@@ -129,7 +129,7 @@ class Trace:
         return row[None]
 
     @functools.cached_property
-    def read_rows(self) -> Tensor | None:
+    def readout_rows(self) -> Tensor | None:
         """The few rows the head reads; None if it reads most of them."""
         if self.layout.pooling == "map":
             return None
@@ -145,8 +145,8 @@ class Trace:
         return run_backward(self.recording, resolved, self.rules)
 
     @own_grad_mode()
-    def again(
-        self, other: Tensor, rules: str | RuleTable | None = PLAIN, *, reach: GradientScope | None = None
+    def rerun(
+        self, other: Tensor, rules: str | RuleTable | None = PLAIN, *, scope: GradientScope | None = None
     ) -> Trace:
         """Return the trace of the same model and target on other inputs.
 
@@ -157,11 +157,13 @@ class Trace:
         start = self.recording.from_tokens(other, like=self.recording.inputs[0]) if other.ndim == 3 else None
         pixels = other if start is None else self.pixels.repeat(len(other) // len(self.pixels), 1, 1, 1)
         recorded = functools.partial(record, rules=(rules or PLAIN,), differentiable=rules is not None, start=start)
-        recording, target = self.rerecorded(pixels, recorded)
+        recording, target = self.record_variants(pixels, recorded)
         self.recording.backwards += len(pixels) // len(self.pixels) if rules is not None else 0
-        return run_backward(recording, target, rules, keep=False, reach=reach or EVERYTHING)
+        return run_backward(recording, target, rules, keep=False, scope=scope or EVERYTHING)
 
-    def rerecorded(self, pixels: Tensor, make: Callable[[Model, Tensor], Recording]) -> tuple[Recording, Target]:
+    def record_variants(
+        self, pixels: Tensor, make: Callable[[Model, Tensor], Recording]
+    ) -> tuple[Recording, TargetBatch]:
         """Return a recording of other pixels as in `again`, with the target for it; its forwards are counted here."""
         assert self.target is not None
         variants = len(pixels) // len(self.pixels)
@@ -214,9 +216,9 @@ def trace(
     return run_backward(recording, one_target(recording, target, score, single=batch.single), table)
 
 
-def one_target(recording: Recording, target: Any, score: str, *, single: bool) -> Target:
+def one_target(recording: Recording, target: Any, score: str, *, single: bool) -> TargetBatch:
     """Return the one target that is meant for a recording's images."""
-    targets = resolve(
+    targets = resolve_targets(
         target,
         recording.logits.detach(),
         recording.model.labels,
@@ -254,15 +256,15 @@ EVERYTHING = GradientScope()
 
 def run_backward(
     recording: Recording,
-    target: Target | None,
+    target: TargetBatch | None,
     rules: str | RuleTable | None = PLAIN,
     *,
     keep: bool = True,
-    reach: GradientScope = EVERYTHING,
+    scope: GradientScope = EVERYTHING,
 ) -> Trace:
     """Return the trace of one target; `rules=None` makes no backward, `keep=False` frees the graph."""
     table = None if rules is None else rule_table(rules)
-    gradients = {} if target is None or table is None else _gradients(recording, target, table, reach, keep=keep)
+    gradients = {} if target is None or table is None else _gradients(recording, target, table, scope, keep=keep)
 
     def gradient_of(tensor: Tensor | None) -> Tensor | None:
         if tensor is None or id(tensor) not in gradients:
@@ -309,7 +311,7 @@ def run_backward(
 
 
 def _gradients(
-    recording: Recording, target: Target, rules: RuleTable, scope: GradientScope, *, keep: bool
+    recording: Recording, target: TargetBatch, rules: RuleTable, scope: GradientScope, *, keep: bool
 ) -> dict[int, Tensor | None]:
     """Return tensor id -> gradient, one backward; None where no gradient arrives."""
     wanted = {id(tensor): tensor for tensor in scope.tensors(recording)}

@@ -12,14 +12,14 @@ from torch import nn
 
 from clairvit.errors import BadInput
 from clairvit.models.load import load
-from clairvit.models.load_options import Request
+from clairvit.models.load_options import LoadOptions
 from clairvit.models.preprocess import NOT_GIVEN, Preprocess, PreprocessOptions
 from clairvit.models.sources import file as from_file
 from clairvit.models.sources import timm as from_timm
 from clairvit.models.sources import weights_header
 from clairvit.models.sources.builtin import built_in_weights
 from clairvit.models.sources.hub import fetching, hub_blocked
-from clairvit.models.sources.registry import BUILT_IN, split
+from clairvit.models.sources.registry import BUILT_IN, split_name
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def load_base_model(request: ModelRequest, classes: tuple[str, ...], seed: int) 
     Raises:
         BadInput: If the model cannot be fine-tuned, or the options do not fit it.
     """
-    source, rest = split(request.spec)
+    source, rest = split_name(request.spec)
     options = weights_header.check_options(request.options or {})
     torch.manual_seed(seed)
     if source == "timm":
@@ -95,7 +95,7 @@ def _from_timm(request: ModelRequest, name: str, options: dict[str, Any], classe
 
 def _from_file(request: ModelRequest, rest: str, classes: tuple[str, ...]) -> BaseModel:
     """Load a file; if it names the same classes it keeps its head, so that training continues."""
-    file_request = Request(
+    file_request = LoadOptions(
         request.spec,
         rest,
         request.pretrained,

@@ -19,11 +19,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from clairvit._io import check_writable
-from clairvit.data.dataset import Failed, ImageDataset
+from clairvit.data.dataset import ErrorHandler, ImageDataset
 from clairvit.errors import BadInput, ClairError
 from clairvit.models.load import DTYPES, usable_device
-from clairvit.models.model import first_scores
-from clairvit.models.preprocess import Preprocess, Size, preprocess_options, rows_columns
+from clairvit.models.model import extract_scores
+from clairvit.models.preprocess import Preprocess, Size, parse_size, preprocess_options
 from clairvit.models.sources import weights_header
 from clairvit.perturbation.progress import report_progress
 from clairvit.training.augment import augment, batches, center_crop, draw_augmentations, epoch_order
@@ -76,7 +76,7 @@ class _Trainer:
         """Return logits [B, classes] in float32 of images [B, 3, H, W] in 0..1; computed in bfloat16 on a GPU."""
         precision = torch.autocast("cuda", torch.bfloat16) if self.device.type == "cuda" else nullcontext()
         with precision:
-            logits = first_scores(self.module(self.normalise(images)))
+            logits = extract_scores(self.module(self.normalise(images)))
         return logits.float()
 
 
@@ -113,8 +113,8 @@ def finetune(
     dtype: str = "float32",
     fresh: bool = False,
     keep_state: bool = True,
-    failed: Failed | None = None,
-    told: EpochCallback | None = None,
+    failed: ErrorHandler | None = None,
+    on_epoch: EpochCallback | None = None,
 ) -> Trained:
     """Train a model to classify a data set, and write the weights of the best epoch.
 
@@ -138,17 +138,17 @@ def finetune(
         keep_state: Keep the checkpoint (three times the size of the weights) when training is complete, so that more
             epochs continue exactly.
         failed: Called with each image that cannot be read; None raises the first error.
-        told: Called after each epoch.
+        on_epoch: Called after each epoch.
     """
     config, path = recipe or TrainingConfig(), Path(out).expanduser()
     if path.suffix != ".safetensors":
         raise BadInput(f"'{path}' ends in '{path.suffix}'; expected a name for weights that ends in .safetensors.")
     if dtype not in DTYPES:
         raise BadInput(f"dtype={dtype!r} was given for the weights; expected one of {', '.join(DTYPES)}.")
-    request = ModelRequest(model, pretrained, arch, options, rows_columns(size), preprocess_options(mean, std))
+    request = ModelRequest(model, pretrained, arch, options, parse_size(size), preprocess_options(mean, std))
     used = usable_device(device)
     with torch.random.fork_rng([used] if used.type == "cuda" else []):
-        result = _finetune(dataset, validation, request, config, path, classes, used, dtype, fresh, failed, told)
+        result = _finetune(dataset, validation, request, config, path, classes, used, dtype, fresh, failed, on_epoch)
     if not keep_state:
         checkpoint_of(path).unlink(missing_ok=True)
     return result
@@ -164,7 +164,7 @@ def _finetune(
     device: torch.device,
     dtype: str,
     fresh: bool,
-    failed: Failed | None,
+    failed: ErrorHandler | None,
     on_epoch: EpochCallback | None,
 ) -> Trained:
     # the image size is that of the model without weights; the classes are known once the images are read
@@ -181,7 +181,7 @@ def _finetune(
     base = load_base_model(request, names, config.seed)
     resize: int | tuple[int, int] = cover[0] if cover[0] == cover[1] else cover
     preprocess = dataclasses.replace(preprocess, resize=resize, keep_ratio=True)
-    config = config.settled(base.pretrained, base.new_head)
+    config = config.resolved(base.pretrained, base.new_head)
     trainer = _Trainer(base.module.to(device).float(), preprocess, config, device)
     check_writable(path)
     settings = _settings(request, config, names, training, held_out, dtype)

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from clairvit.data.dataset import Failed, ImageDataset
+from clairvit.data.dataset import ErrorHandler, ImageDataset
 from clairvit.data.hashing import digest
 from clairvit.errors import BadInput, ClairError, did_you_mean
 from clairvit.models.model import Model
@@ -48,7 +48,7 @@ def cache_images(
     dataset: ImageDataset,
     cover: tuple[int, int],
     interpolation: str,
-    failed: Failed | None = None,
+    failed: ErrorHandler | None = None,
     classes: tuple[str, ...] = (),
 ) -> ImageCache:
     """Read all images of a data set with labels.

@@ -67,7 +67,7 @@ class TrainingConfig:
         if not 0 < self.held_out < 1:
             raise BadInput(f"held_out={self.held_out} was given for fine-tuning; expected a share between 0 and 1.")
 
-    def settled(self, pretrained: bool, new_head: bool) -> TrainingConfig:
+    def resolved(self, pretrained: bool, new_head: bool) -> TrainingConfig:
         """Return the configuration with both rates as numbers, for weights that are pretrained or not."""
         rate = self.rate if self.rate is not None else PRETRAINED_RATE if pretrained else SCRATCH_RATE
         head_rate = self.head_rate

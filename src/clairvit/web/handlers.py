@@ -23,14 +23,14 @@ from clairvit.methods.explanation import Comparison, Explanation
 from clairvit.methods.planner import record_for, run_all
 from clairvit.methods.spec import MethodSpec
 from clairvit.metrics.context import EvalContext
-from clairvit.metrics.curves import Walk, area_under_curve, falling, rising
+from clairvit.metrics.curves import RemovalSchedule, area_under_curve, deletion_curve, insertion_curve
 from clairvit.models.images import Batch
 from clairvit.models.model import Model
 from clairvit.perturbation.rng import make_generator
-from clairvit.plotting.labels import guesses
-from clairvit.plotting.overlay import photo_of
-from clairvit.plotting.save import record
-from clairvit.targets.resolve import resolve
+from clairvit.plotting.labels import top_classes
+from clairvit.plotting.overlay import denormalised_photo
+from clairvit.plotting.save import explanation_record
+from clairvit.targets.resolve import resolve_targets
 from clairvit.tracing.module_state import own_grad_mode
 from clairvit.tracing.trace import run_backward
 from clairvit.web.schemas import (
@@ -96,7 +96,7 @@ def explain_response(comparison: Comparison, photo: Upload, model: Model, reques
         class_scores=list(first.class_scores) if first.classifier else [None] * len(first.targets),
         top=[
             ClassScore(index=guess.index, name=guess.name, probability=guess.probability, score=guess.score)
-            for guess in guesses(first, 0)
+            for guess in top_classes(first, 0)
         ],
         explanations=[_method_maps(explanation) for explanation in comparison.values()],
         skipped=comparison.skipped,
@@ -129,7 +129,7 @@ def explain_file(comparison: Comparison, kind: str) -> bytes:
     """Return the record (.json) or the arrays (.npz) of one explanation, as `clairvit explain` writes them."""
     explanation = next(iter(comparison.values()))
     if kind == "record":
-        return dumps_json(record(explanation)).encode()
+        return dumps_json(explanation_record(explanation)).encode()
     with tempfile.TemporaryDirectory(prefix="clairvit-") as folder:
         return explanation.save(Path(folder) / "maps.npz").read_bytes()
 
@@ -137,7 +137,7 @@ def explain_file(comparison: Comparison, kind: str) -> bytes:
 def _png(pixels: Tensor, model: Model) -> str:
     """Return the model's input [3, H, W] as a PNG in base64."""
     buffer = io.BytesIO()
-    Image.fromarray(np.round(photo_of(pixels, model.preprocess) * 255).astype(np.uint8)).save(buffer, "PNG")
+    Image.fromarray(np.round(denormalised_photo(pixels, model.preprocess) * 255).astype(np.uint8)).save(buffer, "PNG")
     return base64.b64encode(buffer.getvalue()).decode()
 
 
@@ -181,7 +181,9 @@ def _curve_response(
     recording = record_for([spec], model, photo.pixels[model.name], execution)
     target: Any = None if request.target is None else parse_class(request.target)
     logits = recording.logits.detach()
-    (resolved,) = resolve(target, logits, model.labels, classifier=model.classifier, activation=model.activation)
+    (resolved,) = resolve_targets(
+        target, logits, model.labels, classifier=model.classifier, activation=model.activation
+    )
     (result,) = run_all([spec], recording, [resolved], seed=request.seed)[spec.text]
     if result.error is not None:
         raise result.error
@@ -189,11 +191,11 @@ def _curve_response(
     trace = run_backward(recording, resolved, None)
     random_maps = [_random_map(trace.layout.grid, request.seed, k).to(result.maps) for k in range(RANDOM_ORDERS)]
     context = EvalContext(trace=trace, specs=(spec,), raw=(result.maps.detach(), *random_maps), seed=request.seed)
-    walk = Walk(steps=request.steps, ends=True)
-    counts = walk.stops(context.patches)[1]
+    walk = RemovalSchedule(steps=request.steps, ends=True)
+    counts = walk.fractions_and_counts(context.patches)[1]
     curves = {
-        "deletion": falling(context, walk, request.removal, "prob", "deletion"),
-        "insertion": rising(context, walk, request.removal, "prob", "insertion"),
+        "deletion": deletion_curve(context, walk, request.removal, "prob", "deletion"),
+        "insertion": insertion_curve(context, walk, request.removal, "prob", "insertion"),
     }
     bands = {
         name: CurveBands(x=x.tolist(), counts=counts, method=_band(x, y[:1, 0]), random=_band(x, y[1:, 0]))

@@ -12,7 +12,7 @@ from torch.nn.functional import normalize
 
 from clairvit.errors import BadInput
 from clairvit.models.activation import StatedActivation
-from clairvit.models.model import first_scores
+from clairvit.models.model import extract_scores
 
 
 class ZeroShot(nn.Module):
@@ -53,7 +53,7 @@ class ZeroShot(nn.Module):
         self.bias = torch.zeros_like(self.bias)
 
     def forward(self, pixels: Tensor) -> Tensor:
-        image = normalize(first_scores(self.tower(pixels)), dim=-1)  # [B, d]
+        image = normalize(extract_scores(self.tower(pixels)), dim=-1)  # [B, d]
         return self.scale * image @ self.text.T + self.bias
 
 
@@ -69,7 +69,7 @@ class ImageTower(nn.Module):
                 setattr(pair, name, None)
 
     def forward(self, pixels: Tensor) -> Tensor:
-        return first_scores(self.pair.get_image_features(pixel_values=pixels))  # type: ignore[operator]
+        return extract_scores(self.pair.get_image_features(pixel_values=pixels))  # type: ignore[operator]
 
 
 class Backbone(nn.Module):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from clairvit.errors import BadInput
 from clairvit.models.labels import fit_labels
-from clairvit.models.load_options import Request, seeded
+from clairvit.models.load_options import LoadOptions, seeded
 from clairvit.models.model import Model
 from clairvit.models.preprocess import Preprocess
 
@@ -31,12 +31,12 @@ def built_in_weights(name: str) -> Iterator[tuple[Path, str | None]]:
         yield path, arch
 
 
-def build(name: str, request: Request) -> Model:
+def build(name: str, request: LoadOptions) -> Model:
     """Return the built-in model of that name."""
     return {"pets": _pets, "scenes": _scenes}[name](request)
 
 
-def _pets(request: Request) -> Model:
+def _pets(request: LoadOptions) -> Model:
     """Return the ViT-Tiny for 37 breeds; its model card is pets/README.md."""
     import timm
     from safetensors.torch import load as parse
@@ -54,7 +54,7 @@ def _pets(request: Request) -> Model:
     return Model(module, request.name, preprocess, fit_labels(request.labels, lambda: labels, len(labels)))
 
 
-def _scenes(request: Request) -> Model:
+def _scenes(request: LoadOptions) -> Model:
     """Return the ViT for generated scenes; its model card is scenes/README.md, its labels are in the weights file."""
     from clairvit.models.sources import file
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from clairvit.errors import BadInput, ModelUnavailable, did_you_mean
 from clairvit.models.labels import read_labels
-from clairvit.models.load_options import Request, seeded
+from clairvit.models.load_options import LoadOptions, seeded
 from clairvit.models.model import Model
 from clairvit.models.preprocess import Preprocess, assumption, for_size
 from clairvit.models.sources import timm as timm_source
@@ -29,7 +29,7 @@ _CHECKPOINT_KEYS = ("state_dict_ema", "model_ema", "state_dict", "model")  # whe
 _PREFIXES = ("module.", "_orig_mod.", "model.", "backbone.")
 
 
-def build(request: Request) -> Model:
+def build(request: LoadOptions) -> Model:
     """Return the model of a weights file."""
     path = Path(request.rest).expanduser()
     state, header = read_weights(path, request.spec)
@@ -44,7 +44,7 @@ def build(request: Request) -> Model:
     classes = int(options["num_classes"])
     header_labels = weights_header.read_labels(header, request.spec, classes) if classes else None
     labels = request.labels or read_labels(labels_file(path)) or header_labels
-    model = timm_source.describe(module, Request(request.spec, name, request.pretrained, labels=labels, size=size))
+    model = timm_source.describe(module, LoadOptions(request.spec, name, request.pretrained, labels=labels, size=size))
     activation = weights_header.read_activation(header, request.spec, classes) if model.classifier else None
     if activation is not None:
         model = dataclasses.replace(model, activation=activation, activation_reason="the weights file states it")
@@ -107,7 +107,7 @@ def strip_prefixes(state: State) -> State:
     return state
 
 
-def architecture(request: Request, header: Mapping[str, str]) -> str:
+def architecture(request: LoadOptions, header: Mapping[str, str]) -> str:
     """Return timm's name of the architecture, from the request or the header."""
     arch = request.arch or header.get("arch") or header.get("architecture")
     if arch is None:

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from clairvit.errors import BadInput, ModelUnavailable, NotApplicable, UnknownName, did_you_mean
 from clairvit.models.labels import fit_labels
-from clairvit.models.load_options import Request, seeded
-from clairvit.models.model import Model, first_scores
+from clairvit.models.load_options import LoadOptions, seeded
+from clairvit.models.model import Model, extract_scores
 from clairvit.models.preprocess import INTERPOLATIONS, Preprocess, assumption
 from clairvit.models.sources.adapters import Backbone, ImageTower, UnmaskedEncoder, ZeroShot
 from clairvit.models.sources.hf_outputs import refusal
@@ -26,7 +26,7 @@ from clairvit.models.sources.hub import extra, fetching, hub_blocked, offline, q
 Kind = Literal["classifier", "pair", "backbone"]
 
 
-def build(request: Request) -> Model:
+def build(request: LoadOptions) -> Model:
     """Return a model of a hub id, a folder or, with random weights, a model type."""
     transformers = extra("transformers", "hf", request.spec)
     folder = Path(request.rest).expanduser()
@@ -49,7 +49,7 @@ def build(request: Request) -> Model:
         return dataclasses.replace(described, assumptions=assumed)
 
 
-def _from_type(transformers: Any, request: Request) -> Model:
+def _from_type(transformers: Any, request: LoadOptions) -> Model:
     """Return a model type of transformers, which has an architecture but no weights."""
     types = vision_types(transformers)
     if request.rest not in transformers.CONFIG_MAPPING:
@@ -146,7 +146,7 @@ def _model_class(transformers: Any, config: Any, kind: Kind) -> Any:
     return next((model_class for model_class in classes if model_class is not None), automatic)
 
 
-def _with_weights(transformers: Any, config: Any, kind: Kind, location: str, request: Request) -> nn.Module:
+def _with_weights(transformers: Any, config: Any, kind: Kind, location: str, request: LoadOptions) -> nn.Module:
     """Return the module with its saved weights; raise ModelUnavailable if tensors of its head are missing."""
     if request.size:
         raise BadInput(
@@ -173,7 +173,7 @@ def _with_weights(transformers: Any, config: Any, kind: Kind, location: str, req
     return model  # type: ignore[no-any-return]
 
 
-def _with_random_weights(transformers: Any, config: Any, kind: Kind, request: Request) -> nn.Module:
+def _with_random_weights(transformers: Any, config: Any, kind: Kind, request: LoadOptions) -> nn.Module:
     """Return the module with random weights, for the size and number of labels of the request."""
     if request.size:
         rows, columns = request.size
@@ -192,7 +192,7 @@ def _backbone(model: nn.Module, pooled: bool) -> nn.Module:
 
 
 def _describe(
-    transformers: Any, model: nn.Module, kind: Kind, preprocess: Preprocess, location: str, request: Request
+    transformers: Any, model: nn.Module, kind: Kind, preprocess: Preprocess, location: str, request: LoadOptions
 ) -> Model:
     """Return the module as a model: a classifier, an embedding, or a zero-shot classifier of prompts."""
     if kind == "classifier":
@@ -217,7 +217,7 @@ def prompt_features(transformers: Any, model: Any, location: str, prompts: tuple
     length = model.config.text_config.max_position_embeddings
     tokens = tokenizer(list(prompts), padding=padding, truncation=True, max_length=length, return_tensors="pt")
     tokens.pop("token_type_ids", None)
-    return first_scores(model.get_text_features(**tokens))
+    return extract_scores(model.get_text_features(**tokens))
 
 
 def class_names(config: Any) -> tuple[str, ...]:
@@ -246,7 +246,7 @@ def saved_preprocess(module: nn.Module) -> Preprocess | None:
 
 
 def _saved_or_given_preprocess(
-    transformers: Any, config: Any, location: str, request: Request
+    transformers: Any, config: Any, location: str, request: LoadOptions
 ) -> tuple[Preprocess, tuple[str, ...]]:
     """Return the preprocessing of the saved image processor, else the user's, and notes on what was assumed."""
     try:

@@ -9,14 +9,14 @@ import torch
 from torch import nn
 
 from clairvit.errors import NotApplicable, UnknownName, did_you_mean
-from clairvit.models.load_options import Request, seeded
+from clairvit.models.load_options import LoadOptions, seeded
 from clairvit.models.model import Model
 from clairvit.models.preprocess import Preprocess
 from clairvit.models.sources.adapters import ZeroShot
 from clairvit.models.sources.hub import abbreviated, extra, fetching, hub_blocked
 
 
-def build(request: Request) -> Model:
+def build(request: LoadOptions) -> Model:
     """Return the zero-shot classifier of the labels as prompts, or the image encoder."""
     open_clip = extra("open_clip", "clip", request.spec)
     name, weights = split_weights(open_clip, request)
@@ -44,7 +44,7 @@ def build(request: Request) -> Model:
     )
 
 
-def split_weights(open_clip: Any, request: Request) -> tuple[str, str | None]:
+def split_weights(open_clip: Any, request: LoadOptions) -> tuple[str, str | None]:
     """Return name and weights of 'ViT-B-32:openai'; names of hub and folder have no separate weights."""
     if request.rest.startswith(("hf-hub:", "local-dir:")):
         return request.rest, None

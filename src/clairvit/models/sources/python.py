@@ -13,7 +13,7 @@ from typing import Any
 from torch import nn
 
 from clairvit.errors import BadInput, ClairError, ModelUnavailable, UnknownName, did_you_mean
-from clairvit.models.load_options import Request
+from clairvit.models.load_options import LoadOptions
 from clairvit.models.model import Model
 from clairvit.models.preprocess import NOT_GIVEN, for_size
 from clairvit.models.wrap import with_activation, wrap
@@ -25,7 +25,7 @@ def is_python_name(name: str) -> bool:
     return all(part.isidentifier() for part in (*module.split("."), *attribute.split(".")))
 
 
-def build(request: Request) -> Model:
+def build(request: LoadOptions) -> Model:
     """Return the model of MODULE:ATTRIBUTE, on its own device, in its own precision and mode.
 
     The attribute is an nn.Module, a cv.Model, or a callable that returns one when called without arguments.

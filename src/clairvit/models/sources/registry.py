@@ -81,7 +81,7 @@ def sources(pattern: str | None = None) -> list[Source]:
     ]
 
 
-def split(name: str) -> tuple[str, str]:
+def split_name(name: str) -> tuple[str, str]:
     """Return the source and the rest of a name: 'timm:vit_tiny_patch16_224' -> ('timm', 'vit_tiny_patch16_224')."""
     if not isinstance(name, str):
         raise BadInput(

@@ -10,13 +10,13 @@ from torch import nn
 
 from clairvit.errors import UnknownName, did_you_mean
 from clairvit.models.labels import fit_labels
-from clairvit.models.load_options import Request, seeded
+from clairvit.models.load_options import LoadOptions, seeded
 from clairvit.models.model import Model
 from clairvit.models.preprocess import Preprocess
 from clairvit.models.sources.hub import abbreviated, fetching, hub_blocked
 
 
-def build(request: Request) -> Model:
+def build(request: LoadOptions) -> Model:
     """Return a timm model with pretrained or random weights."""
     name = request.rest
     check_name(name)
@@ -30,7 +30,7 @@ def build(request: Request) -> Model:
     return describe(module, request)
 
 
-def describe(module: nn.Module, request: Request) -> Model:
+def describe(module: nn.Module, request: LoadOptions) -> Model:
     """Return a timm module as a model, with its preprocessing and class names."""
     classes = int(getattr(module, "num_classes", 0))
     labels = fit_labels(request.labels, lambda: imagenet_labels(module), classes) if classes else ()

@@ -8,13 +8,13 @@ from urllib.parse import urlparse
 
 from clairvit.errors import BadInput, UnknownName, did_you_mean
 from clairvit.models.labels import fit_labels
-from clairvit.models.load_options import Request, seeded
+from clairvit.models.load_options import LoadOptions, seeded
 from clairvit.models.model import Model
 from clairvit.models.preprocess import Preprocess
 from clairvit.models.sources.hub import fetching, not_downloaded, url_blocked
 
 
-def build(request: Request) -> Model:
+def build(request: LoadOptions) -> Model:
     """Return a torchvision classifier with pretrained or random weights."""
     from torchvision import models
 

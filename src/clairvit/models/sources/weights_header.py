@@ -10,7 +10,7 @@ from typing import Any
 from clairvit.errors import BadInput, ModelUnavailable, did_you_mean
 from clairvit.models.activation import Activation, check_activation
 from clairvit.models.labels import is_dict_or_names, label_names
-from clairvit.models.preprocess import Preprocess, preprocess_options, rows_columns
+from clairvit.models.preprocess import Preprocess, parse_size, preprocess_options
 
 Header = Mapping[str, str]
 # Options of timm models that a file or the command line may set. Others (a checkpoint's path, for example) would make
@@ -117,7 +117,7 @@ def read_preprocess(header: Header, spec: str) -> dict[str, Any]:
             continue
         value = _parse_entry(header[name])
         if name in ("size", "img_size"):
-            fields["size"] = _check_entry(name, spec, rows_columns, value)
+            fields["size"] = _check_entry(name, spec, parse_size, value)
         elif value is not None:
             options = _check_entry(name, spec, preprocess_options, **{name: value})
             fields[name] = getattr(options, name)
