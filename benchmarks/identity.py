@@ -81,7 +81,7 @@ def main() -> None:
 
     import clairvit as cv
 
-    tiny: Any = importlib.import_module("tiny")
+    tiny: Any = importlib.import_module("helpers.tiny_models")
 
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)

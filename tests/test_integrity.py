@@ -24,12 +24,12 @@ from clairvit.errors import ClairError
 from clairvit.models.model import Model
 from clairvit.training.finetune import finetune
 from clairvit.training.training_config import TrainingConfig
-from conditions import allow_declared_zeros
-from fingerprint import differences, messy, surroundings, unchanged
+from helpers.method_conditions import allow_declared_zeros
+from helpers.module_fingerprint import differences, messy, surroundings, unchanged
 from helpers.operations import FailAt
 from helpers.rounding import assert_same
+from helpers.small_study import study
 from helpers.verbs import NAME, VERBS, out_of_memory, tensors
-from small_study import study
 
 POINTS = 7  # where a run is stopped: at the first call, near the last, and between
 MANY = 10_000  # calls of a run that takes seconds; it is stopped at three points

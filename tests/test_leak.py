@@ -19,7 +19,7 @@ import torch
 torch.set_num_threads(1)
 import clairvit as cv
 from helpers.verbs import KINDS, NAME, TARGET
-from tiny import build, pixels
+from helpers.tiny_models import build, pixels
 
 trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
 

@@ -15,7 +15,7 @@ from clairvit.methods import registry as methods
 from clairvit.methods.aggregation import Product, Total
 from clairvit.metrics import registry as metrics
 from helpers.rounding import assert_same
-from tiny import double, pixels, wrapped
+from helpers.tiny_models import double, pixels, wrapped
 
 KIND = "timm-vit"
 

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 import clairvit as cv
 from clairvit.models.load_options import seeded
 from clairvit.tracing.recording import record
-from conditions import allow_declared_zeros
-from fingerprint import messy, unchanged
+from helpers.method_conditions import allow_declared_zeros
+from helpers.module_fingerprint import messy, unchanged
 from helpers.rounding import assert_same
+from helpers.tiny_models import build, pixels
 from helpers.verbs import KINDS, NAME, TARGET
-from tiny import build, pixels
 
 THREADS = 4
 IMAGES = 2  # for each thread

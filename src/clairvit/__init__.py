@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from clairvit.methods.explanation import concat as concat
     from clairvit.methods.layer_view import LayerView as LayerView
     from clairvit.methods.recipe import Recipe as Recipe
+    from clairvit.methods.registry import Requires as Requires
+    from clairvit.methods.result import MapResult as MapResult
     from clairvit.methods.spec import MethodSpec as MethodSpec
     from clairvit.metrics.context import EvalContext as EvalContext
     from clairvit.metrics.evaluate import evaluate as evaluate
@@ -61,8 +63,10 @@ if TYPE_CHECKING:
     from clairvit.registry import parse_metric as parse_metric
     from clairvit.selection.choose import choose as choose
     from clairvit.selection.result import Selection as Selection
+    from clairvit.targets.base import Target as Target
     from clairvit.targets.base import TargetBatch as TargetBatch
     from clairvit.targets.contrast import contrast as contrast
+    from clairvit.tracing.recorders.base import Recorder as Recorder
     from clairvit.tracing.trace import Trace as Trace
     from clairvit.tracing.trace import trace as trace
 
@@ -84,6 +88,7 @@ _MODULES = {
     "Heads": "clairvit.methods.explanation",
     "Cost": "clairvit.methods.explanation",
     "Target": "clairvit.targets.base",
+    "TargetBatch": "clairvit.targets.base",
     "contrast": "clairvit.targets.contrast",
     "smooth": "clairvit.methods.ensembles",
     "ensemble": "clairvit.methods.ensembles",
@@ -92,6 +97,9 @@ _MODULES = {
     "method": "clairvit.registry",
     "MethodSpec": "clairvit.methods.spec",
     "LayerView": "clairvit.methods.layer_view",
+    "MapResult": "clairvit.methods.result",
+    "Requires": "clairvit.methods.registry",
+    "Recorder": "clairvit.tracing.recorders.base",
     "trace": "clairvit.tracing.trace",
     "Trace": "clairvit.tracing.trace",
     # scores

@@ -18,7 +18,7 @@ from clairvit.data.dataset import ImageDataset, as_dataset
 from clairvit.models.model import Model
 from clairvit.training.finetune import finetune
 from clairvit.training.training_config import TrainingConfig
-from small_study import study, table
+from helpers.small_study import study, table
 
 pytestmark = pytest.mark.cuda
 VALUES = "select image, method, metric, value from results order by all"

@@ -31,7 +31,7 @@ from clairvit.bench.run import run_study
 from clairvit.bench.store import Store
 from clairvit.bench.worker import Worker
 from clairvit.errors import BadInput, ClairError
-from small_study import Deadly, study, table
+from helpers.small_study import Deadly, study, table
 
 PATHS = [str(Path(__file__).parent.parent), *sys.path]  # other processes find what this one finds
 UNIT = Unit("k", "w", 0, 0, (0,), ("m",), (), (), 1)
@@ -124,7 +124,7 @@ from pathlib import Path
 from clairvit.bench.executors import local
 from clairvit.bench.run import run_study
 from clairvit.bench.store import Store
-from small_study import study
+from helpers.small_study import study
 
 if __name__ == "__main__":
     folder = Path(sys.argv[1])

@@ -22,7 +22,7 @@ from clairvit.bench.plan import (
 from clairvit.data.dataset import ImageDataset
 from clairvit.data.hashing import weights_hash
 from clairvit.errors import BadInput
-from tiny import wrapped
+from helpers.tiny_models import wrapped
 
 
 def dataset(marks: Sequence[str]) -> ImageDataset:

@@ -25,7 +25,7 @@ from clairvit.bench.worker import Worker
 from clairvit.errors import ClairError, ClairWarning
 from clairvit.models.model import Model
 from helpers.rounding import assert_same
-from small_study import METHODS, METRICS, study, table, weights
+from helpers.small_study import METHODS, METRICS, study, table, weights
 
 
 class Counting(Worker):
@@ -315,7 +315,7 @@ from clairvit.data.open import datasets
 from clairvit.bench.run import run_study
 from clairvit.bench.store import Store
 from helpers.rounding import assert_same
-from small_study import study
+from helpers.small_study import study
 
 cv.list_methods(), cv.list_metrics(), datasets()
 folder = Path(sys.argv[1])

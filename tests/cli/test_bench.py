@@ -19,7 +19,7 @@ from clairvit.bench.store import Store
 from clairvit.bench.worker import Worker
 from clairvit.cli import main
 from clairvit.cli.bench import format_duration, progress_reporter
-from small_study import ARCHITECTURE, photos, table, weights
+from helpers.small_study import ARCHITECTURE, photos, table, weights
 
 Captured = pytest.CaptureFixture[str]
 ARCH = ("--model", "file:tiny.safetensors", "--arch", f"timm:{ARCHITECTURE}")

@@ -18,8 +18,8 @@ from clairvit.cli import main
 from clairvit.cli.annotations import data_set, sample_images
 from clairvit.data.dataset import ImageDataset, as_dataset
 from clairvit.errors import BadInput
-from small_study import ARCHITECTURE, weights
-from three_photos import photos as photos
+from helpers.small_study import ARCHITECTURE, weights
+from helpers.three_photos import photos as photos
 
 Captured = pytest.CaptureFixture[str]
 METRIC = "insertion-deletion(steps=1)"

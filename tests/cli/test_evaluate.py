@@ -23,10 +23,10 @@ from clairvit.cli.output import print_scores, score_notes
 from clairvit.errors import BadInput
 from clairvit.methods.registry import list_methods
 from clairvit.metrics.registry import list_metrics
+from helpers.fixed_scores import made
 from helpers.rounding import assert_same
-from made_scores import made
-from three_photos import CAT
-from three_photos import photos as photos
+from helpers.three_photos import CAT
+from helpers.three_photos import photos as photos
 
 Captured = pytest.CaptureFixture[str]
 

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from clairvit.cli import main
-from small_study import ARCHITECTURE, weights
+from helpers.small_study import ARCHITECTURE, weights
 
 EMPTY = "clairvit: note: No images are in the class folder 'fox'."
 TINY = ["--model", "file:tiny.safetensors", "--arch", f"timm:{ARCHITECTURE}"]

@@ -17,7 +17,7 @@ from clairvit.cli import main, options
 from clairvit.cli.app import app
 from clairvit.cli.arguments import data_specs, single_method
 from clairvit.errors import BadInput
-from small_study import ARCHITECTURE, weights
+from helpers.small_study import ARCHITECTURE, weights
 
 COMMANDS: dict[str, click.Command] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 TINY = ["--model", "file:tiny.safetensors", "--arch", f"timm:{ARCHITECTURE}"]

@@ -18,7 +18,7 @@ from clairvit.cli.arguments import read_preprocess
 from clairvit.data.hashing import state_hash
 from clairvit.errors import BadInput
 from clairvit.models.sources import registry as sources
-from small_study import ARCHITECTURE, photos, weights
+from helpers.small_study import ARCHITECTURE, photos, weights
 
 Captured = pytest.CaptureFixture[str]
 STATED = ["--mean", "0.485,0.456,0.406", "--std", "0.229,0.224,0.225", "--resize", "40", "--interpolation", "bilinear"]

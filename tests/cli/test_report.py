@@ -11,7 +11,7 @@ import pytest
 from clairvit.bench.plan import DataConfig, ModelConfig
 from clairvit.bench.store import Store
 from clairvit.cli import main
-from study_page import MODEL, Reader, dataset, run, study_of
+from helpers.small_report import MODEL, Reader, dataset, run, study_of
 
 
 @pytest.fixture(scope="module")

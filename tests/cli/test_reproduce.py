@@ -20,7 +20,7 @@ from clairvit.data.detector import Detector
 from clairvit.errors import BadInput
 from clairvit.papers.paper import NAMES, find_paper
 from clairvit.papers.setup import ReproductionConfig
-from tiny import wrapped
+from helpers.tiny_models import wrapped
 
 Captured = pytest.CaptureFixture[str]
 SIZE = 32

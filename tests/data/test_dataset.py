@@ -12,7 +12,7 @@ from PIL import Image
 from clairvit.data.dataset import ImageDataset, as_dataset, iter_batches
 from clairvit.data.hashing import digest
 from clairvit.errors import BadInput, ClairError
-from tiny import pixels, wrapped
+from helpers.tiny_models import pixels, wrapped
 
 MODEL = wrapped("timm-vit")
 

@@ -13,7 +13,7 @@ from matplotlib.path import Path as Outline
 from clairvit.data.formats.shapes import decode_runs, decode_segmentation, fill_boxes, fill_polygon, parse_run_lengths
 from clairvit.data.open import open_data
 from clairvit.errors import BadInput
-from small_datasets import block, called, identity_model, photo, read_sample, shows, written
+from helpers.small_datasets import block, called, identity_model, photo, read_sample, shows, written
 
 
 def test_outlines_hold_the_pixels_whose_centres_they_hold() -> None:

@@ -11,7 +11,7 @@ from PIL import Image
 from clairvit.data.dataset import iter_batches
 from clairvit.data.open import open_data
 from clairvit.errors import BadInput
-from small_datasets import block, called, identity_model, painted, photo, read_sample, shows, written
+from helpers.small_datasets import block, called, identity_model, painted, photo, read_sample, shows, written
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from torchvision.models._meta import _IMAGENET_CATEGORIES
 from clairvit.data.formats import imagenet
 from clairvit.data.open import open_data
 from clairvit.errors import BadInput
-from small_datasets import block, called, identity_model, painted, photo, read_sample, shows, written
+from helpers.small_datasets import block, called, identity_model, painted, photo, read_sample, shows, written
 
 TENCH, GOLDFISH, SHARK, ZEBRA = "n01440764", "n01443537", "n01484850", "n02391049"
 

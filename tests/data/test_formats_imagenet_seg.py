@@ -11,7 +11,7 @@ import pytest
 
 from clairvit.data.open import open_data
 from clairvit.errors import BadInput
-from small_datasets import block, called, read_sample, shows, written
+from helpers.small_datasets import block, called, read_sample, shows, written
 
 TENCH, ZEBRA = "n01440764", "n02391049"
 

@@ -13,7 +13,7 @@ from scipy.io import savemat
 from clairvit.data.formats.voc import CLASSES
 from clairvit.data.open import open_data
 from clairvit.errors import BadInput, UnknownName
-from small_datasets import block, called, identity_model, painted, photo, read_sample, shows, written
+from helpers.small_datasets import block, called, identity_model, painted, photo, read_sample, shows, written
 
 BIG = identity_model(size=(48, 64))  # JPEG smears over 16 pixels
 

@@ -17,7 +17,7 @@ from clairvit.data.formats.entry import DatasetIndex, labelled_entry, list_files
 from clairvit.data.formats.registry import DataRequest
 from clairvit.data.open import list_datasets, open_data, stratified_sample
 from clairvit.errors import BadInput, UnknownName
-from small_datasets import block, called, identity_model, painted, photo, read_sample, shows, written
+from helpers.small_datasets import block, called, identity_model, painted, photo, read_sample, shows, written
 
 BREEDS = ("Abyssinian", "american_bulldog", "pug")
 

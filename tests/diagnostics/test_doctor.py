@@ -13,8 +13,6 @@ import torch
 from torch import Tensor, nn
 
 import clairvit as cv
-from broken_models import BROKEN, ActiveDropout, Artefacts, Cancelling, Counting, Plain, healthy, made, wrapped
-from broken_models import with_unknown_activation as unknown_activation
 from clairvit.diagnostics import explanations
 from clairvit.diagnostics.context import DoctorContext, RegisteredCheck, passed, registered_checks
 from clairvit.diagnostics.explanations import CLASS_METHODS, DELETION_METHODS, DeletionResult, min_images_for_test
@@ -22,9 +20,11 @@ from clairvit.diagnostics.inspection import snapshot
 from clairvit.errors import BadInput, ClairWarning, UnknownName
 from clairvit.methods.spec import resolve_method
 from clairvit.models.images import prepare
-from fingerprint import differences, fingerprint, surroundings
-from tiny import STRANGE, ZOO
-from tiny import wrapped as tiny_wrapped
+from helpers.broken_models import BROKEN, ActiveDropout, Artefacts, Cancelling, Counting, Plain, healthy, made, wrapped
+from helpers.broken_models import with_unknown_activation as unknown_activation
+from helpers.module_fingerprint import differences, fingerprint, surroundings
+from helpers.tiny_models import STRANGE, ZOO
+from helpers.tiny_models import wrapped as tiny_wrapped
 
 NAMES = {
     *("model", "device", "precision", "mode", "parameters", "compile", "parallel", "quantisation", "preprocessing"),

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 import clairvit as cv
-from broken_models import Artefacts, made, wrapped
 from clairvit.diagnostics.arithmetic import OUTLIER_RATIO, cancellation_by_layer, find_outliers
 from clairvit.diagnostics.inspection import (
     DEVIATIONS,
@@ -26,10 +25,11 @@ from clairvit.diagnostics.structure import blocks_without_attention
 from clairvit.tracing.recording import record
 from clairvit.tracing.structure import model_structure
 from clairvit.tracing.trace import run_backward
+from helpers.broken_models import Artefacts, made, wrapped
+from helpers.custom_vits import Block, HomeMade, MatmulAttention
 from helpers.rounding import assert_same
-from tiny import pixels
-from tiny import wrapped as tiny_wrapped
-from tiny_home import Block, HomeMade, MatmulAttention
+from helpers.tiny_models import pixels
+from helpers.tiny_models import wrapped as tiny_wrapped
 
 
 class Halving(Block):

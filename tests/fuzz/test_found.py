@@ -17,7 +17,7 @@ from clairvit.errors import BadInput, UnknownName
 from clairvit.models.image_files import find_images
 from clairvit.models.model import Model
 from clairvit.training.finetune import finetune
-from tiny import build, pixels
+from helpers.tiny_models import build, pixels
 
 IMAGE = pixels("timm-vit", batch=1)
 

@@ -25,9 +25,9 @@ from clairvit.metrics.registry import resolve_metric
 from clairvit.web.app import create_app
 from clairvit.web.state import create_state
 from helpers import strategies
+from helpers.app_lifespan import unclosed
 from helpers.fuzzing import CASES, SHARES, Cases, cases_of, run_family
-from tiny import build, pixels, wrapped
-from unclosed import unclosed
+from helpers.tiny_models import build, pixels, wrapped
 
 pytestmark = pytest.mark.slow
 LABELS = ["cat", "dog", "cow", "ant", "bee", "catfish", "d"]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import clairvit as cv
-from tiny import pixels
+from helpers.tiny_models import pixels
 
 NAME = "timm-vit"
 TARGET = 3

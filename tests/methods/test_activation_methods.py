@@ -19,9 +19,9 @@ from clairvit.methods.occlusion import multi_scale_boxes
 from clairvit.methods.registry import list_methods
 from clairvit.methods.rise import random_masks
 from clairvit.perturbation.segments import random_halves
+from helpers.linear_patch_model import LinearPatches, effects
 from helpers.rounding import assert_same
-from linear import LinearPatches, effects
-from tiny import ZOO, build, pixels
+from helpers.tiny_models import ZOO, build, pixels
 
 GRID, PATCH, TARGET = (2, 3), 4, 1
 PATCHES = GRID[0] * GRID[1]

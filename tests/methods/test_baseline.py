@@ -9,7 +9,7 @@ import torch
 
 import clairvit as cv
 from helpers.rounding import assert_same
-from tiny import ZOO, pixels, wrapped
+from helpers.tiny_models import ZOO, pixels, wrapped
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])

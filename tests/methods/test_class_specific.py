@@ -16,7 +16,7 @@ from torch import Tensor
 
 import clairvit as cv
 from clairvit.methods.explanation import Comparison
-from conditions import METHODS, home_of
+from helpers.method_conditions import METHODS, home_of
 
 pytestmark = pytest.mark.slow  # all methods on eight images, at once
 RED, BLUE = 0, 1  # classes, and the places of the two objects: red is on the left in every other image

@@ -15,14 +15,14 @@ from torch import Tensor, nn
 from torchvision.models.resnet import BasicBlock, ResNet
 
 import clairvit as cv
-from cams_by_hand import cam_by_hand
 from clairvit.errors import BadInput, NotApplicable
 from clairvit.tracing.structure import model_structure
-from conditions import METHODS, allow_declared_zeros
-from exact_models import TARGETS
-from fingerprint import differences, fingerprint
+from helpers.exact_models import TARGETS
+from helpers.method_conditions import METHODS, allow_declared_zeros
+from helpers.module_fingerprint import differences, fingerprint
+from helpers.reference_cams import cam_by_hand
 from helpers.rounding import assert_same
-from tiny import cnn, strange
+from helpers.tiny_models import cnn, strange
 
 CLASSES = 5
 FAMILY = ["gradcam", "gradcam-pp", "hirescam", "gradcam-elementwise", "layercam", "xgradcam", "xgradcam-plus"]

@@ -19,12 +19,12 @@ from clairvit.errors import BadInput, ClairError, NotApplicable, UnknownName
 from clairvit.methods.explanation import Explanation
 from clairvit.methods.registry import COMBINATORS
 from clairvit.methods.spec import resolve_method
-from conditions import METHODS, allow_declared_zeros, fits, home_of, short
-from exact_models import build as exact_model
-from exact_models import images_for
+from helpers.custom_vits import Block, HomeMade, MatmulAttention
+from helpers.exact_models import build as exact_model
+from helpers.exact_models import images_for
+from helpers.method_conditions import METHODS, allow_declared_zeros, fits, home_of, short
 from helpers.rounding import assert_same, same
-from tiny import ZOO, pixels, strange, wrapped
-from tiny_home import Block, HomeMade, MatmulAttention
+from helpers.tiny_models import ZOO, pixels, strange, wrapped
 
 TARGET = 3
 EVERY = list(METHODS)

@@ -18,11 +18,11 @@ import clairvit as cv
 from clairvit.errors import BadInput, ClairError, ClairWarning, NotApplicable
 from clairvit.methods.explanation import Comparison, Cost
 from clairvit.methods.spec import resolve_method
-from conditions import METHODS, allow_declared_zeros, fits, home_of, method_of, short
-from fingerprint import differences, fingerprint, surroundings
+from helpers.custom_vits import CLASSES, Block, HomeMade, MatmulAttention
+from helpers.method_conditions import METHODS, allow_declared_zeros, fits, home_of, method_of, short
+from helpers.module_fingerprint import differences, fingerprint, surroundings
 from helpers.rounding import assert_same, magnified
-from tiny import TINY, ZOO, build, double, growth_of, pixels, strange, wrapped
-from tiny_home import CLASSES, Block, HomeMade, MatmulAttention
+from helpers.tiny_models import TINY, ZOO, build, double, growth_of, pixels, strange, wrapped
 
 TARGET = 3
 PATCHES = 16  # of the counting model

@@ -22,11 +22,11 @@ from clairvit.methods.counterfactual import (
     smallest_prefix,
 )
 from clairvit.methods.spec import resolve_method
-from conditions import allow_declared_zeros
-from dropping import logits_left, logits_without
+from helpers.linear_patch_model import CLASSES, effects, linear
+from helpers.method_conditions import allow_declared_zeros
+from helpers.reference_token_dropping import logits_left, logits_without
 from helpers.rounding import assert_same
-from linear import CLASSES, effects, linear
-from tiny import ZOO, build, double, pixels, wrapped
+from helpers.tiny_models import ZOO, build, double, pixels, wrapped
 
 KINDS = ["timm-vit", "timm-vit-nonsquare", "timm-vit-avg", "timm-reg4-gap", "timm-eva02"]
 SEARCHES = [

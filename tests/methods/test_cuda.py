@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import clairvit as cv
-from conditions import METHODS, allow_declared_zeros, method_of, short
+from helpers.method_conditions import METHODS, allow_declared_zeros, method_of, short
 from helpers.rounding import assert_same, growth, magnified
 
 pytestmark = pytest.mark.cuda

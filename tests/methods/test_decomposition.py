@@ -10,18 +10,18 @@ import torch
 from torch import Tensor
 
 import clairvit as cv
-import reference_inside as inside
-import reference_maps as ref
 from clairvit.errors import BadInput, NotApplicable
 from clairvit.methods import decomposition
 from clairvit.tracing.decompx import shares
 from clairvit.tracing.recorders.op_log import OpLog
 from clairvit.tracing.recording import record
-from exact_models import TARGETS, build, images_for, wrapped
+from helpers import reference_maps as ref
+from helpers import reference_token_contributions as inside
+from helpers.exact_models import TARGETS, build, images_for, wrapped
+from helpers.reference_maps import Proof
 from helpers.rounding import assert_same
-from reference_maps import Proof
-from tiny import TINY, ZOO, pixels
-from tiny import wrapped as tiny
+from helpers.tiny_models import TINY, ZOO, pixels
+from helpers.tiny_models import wrapped as tiny
 
 DEPTH = 3
 KINDS = ["plain", "registers", "layer-scale", "distilled", "avg", "map", "sub-norm", "rms-norm"]

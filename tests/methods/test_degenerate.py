@@ -15,9 +15,9 @@ from torch import Tensor, nn
 import clairvit as cv
 from clairvit.errors import ClairWarning
 from clairvit.methods.explanation import Comparison
-from conditions import METHODS, short
-from exact_models import CLASSES, randomised
-from tiny import cnn, strange
+from helpers.exact_models import CLASSES, randomised
+from helpers.method_conditions import METHODS, short
+from helpers.tiny_models import cnn, strange
 
 TARGET = 2
 POOLINGS = {"token": True, "avg": False}  # and whether there is a class token

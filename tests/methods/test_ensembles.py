@@ -14,9 +14,9 @@ from clairvit.errors import BadInput, NotApplicable, UnknownName
 from clairvit.methods.ensembles import starts
 from clairvit.methods.explanation import Explanation
 from clairvit.methods.spec import resolve_method
-from conditions import METHODS, allow_declared_zeros, home_of
+from helpers.method_conditions import METHODS, allow_declared_zeros, home_of
 from helpers.rounding import assert_same, same
-from tiny import pixels, wrapped
+from helpers.tiny_models import pixels, wrapped
 
 TARGET, DEEP, DEPTH = 3, "timm-deep", 5
 ONE_TRACE = [name for name, method in METHODS.items() if method.extra_cost.passes is None]

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 
 import clairvit as cv
-import reference_maps as ref
 from clairvit.methods.registry import list_methods
-from exact_models import CLASSES, KINDS, TARGETS, both_ways, build, images_for, wrapped
+from helpers import reference_maps as ref
+from helpers.exact_models import CLASSES, KINDS, TARGETS, both_ways, build, images_for, wrapped
+from helpers.reference_maps import Proof
+from helpers.reference_vit import forward, score
 from helpers.rounding import assert_same
-from reference_maps import Proof
-from references import forward, score
 
 DEPTH = 4
 pytestmark = pytest.mark.filterwarnings("ignore::clairvit.errors.ClairWarning")  # a ReLU may leave an image nothing

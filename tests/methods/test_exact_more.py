@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 import clairvit as cv
-import reference_maps as ref
-from cams_by_hand import cam_by_hand
 from clairvit.errors import ClairWarning, NotApplicable
-from exact_models import TARGETS, build, images_for, wrapped
+from helpers import reference_maps as ref
+from helpers.exact_models import TARGETS, build, images_for, wrapped
+from helpers.reference_cams import cam_by_hand
+from helpers.reference_maps import Proof
 from helpers.rounding import assert_same
-from reference_maps import Proof
 
 DEPTH = 3
 POOLINGS = ["plain", "registers", "distilled", "avg", "map"]

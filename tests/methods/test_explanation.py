@@ -15,8 +15,8 @@ from PIL import Image
 import clairvit as cv
 from clairvit.errors import BadInput, UnknownName
 from clairvit.methods.explain import DEFAULT_PANEL, expand_all
-from conditions import allow_declared_zeros
-from tiny import pixels, wrapped
+from helpers.method_conditions import allow_declared_zeros
+from helpers.tiny_models import pixels, wrapped
 
 
 @pytest.fixture(scope="module")

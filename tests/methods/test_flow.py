@@ -27,7 +27,7 @@ from clairvit.methods.spec import resolve_method
 from clairvit.models.model import Layout
 from clairvit.perturbation.progress import on_progress
 from helpers.rounding import assert_same
-from tiny import ZOO, double, pixels, wrapped
+from helpers.tiny_models import ZOO, double, pixels, wrapped
 
 Reals = NDArray[np.float64]
 TARGET = 3

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 import clairvit as cv
+from helpers.custom_vits import WIDTH
+from helpers.post_norm_model import picture, post_norm
 from helpers.rounding import assert_same
-from post_norm import picture, post_norm
-from tiny_home import WIDTH
 
 SAID = np.load(Path(__file__).parent.parent / "fixtures" / "forward.npz")
 OURS = {

@@ -18,12 +18,12 @@ from clairvit.methods.fullgrad import completeness_sums
 from clairvit.tracing.recorders.bias_terms import BiasMaps, BiasTerms, ImplicitBiasTerms, LearnedBiasTerms
 from clairvit.tracing.recording import record
 from clairvit.tracing.trace import Trace, one_target, run_backward
-from exact_models import TARGETS, both_ways, build, images_for, wrapped
+from helpers.exact_models import TARGETS, both_ways, build, images_for, wrapped
+from helpers.reference_vit import ACTIVATIONS, Attention, Linear, Mlp, Norm, ViT, score, written_out
 from helpers.rounding import assert_same
+from helpers.tiny_models import STRANGE, TINY, ZOO, cnn, pixels, strange
+from helpers.tiny_models import wrapped as tiny_model
 from parity.tiny_vit import seeded
-from references import ACTIVATIONS, Attention, Linear, Mlp, Norm, ViT, score, written_out
-from tiny import STRANGE, TINY, ZOO, cnn, pixels, strange
-from tiny import wrapped as tiny_model
 
 DEPTH = 3
 FIXTURES = Path(__file__).parent.parent / "fixtures"

@@ -8,7 +8,7 @@ import torch
 import clairvit as cv
 from clairvit.methods.explanation import FUSIONS
 from helpers.rounding import assert_same
-from tiny import ZOO, double, pixels, wrapped
+from helpers.tiny_models import ZOO, double, pixels, wrapped
 
 KINDS = ["timm-vit", "timm-reg4-gap", "timm-deit-distilled-explicit", "timm-siglip-map", "hf-dinov2-registers-sdpa"]
 

@@ -22,9 +22,9 @@ from clairvit.errors import BadInput
 from clairvit.methods.hsic import binary_design, cell_of_patch, dependence, kernel_widths
 from clairvit.perturbation.probe import probing
 from clairvit.perturbation.removal import REMOVALS
+from helpers.linear_patch_model import effects, linear
 from helpers.rounding import assert_same, same
-from linear import effects, linear
-from tiny import cnn, double, pixels, wrapped
+from helpers.tiny_models import cnn, double, pixels, wrapped
 
 DESIGNS = ["sobol", "lhs", "random"]
 

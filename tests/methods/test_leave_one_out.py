@@ -16,12 +16,12 @@ import clairvit as cv
 from clairvit.errors import BadInput, NotApplicable
 from clairvit.methods.leave_one_out import suppress_keys, suppression_factors
 from clairvit.perturbation.probe import probing
-from dropping import logits_without
+from helpers.custom_vits import HomeMade, merge_heads, split_heads
+from helpers.linear_patch_model import effects, linear
+from helpers.reference_token_dropping import logits_without
 from helpers.rounding import assert_same, growth, same
-from linear import effects, linear
+from helpers.tiny_models import STRANGE, ZOO, build, cnn, double, pixels, strange, wrapped
 from parity.peers_models import TARGETS, vit
-from tiny import STRANGE, ZOO, build, cnn, double, pixels, strange, wrapped
-from tiny_home import HomeMade, merge_heads, split_heads
 
 TARGET = 3
 FIXTURES = Path(__file__).parent.parent / "fixtures"

@@ -23,9 +23,9 @@ from clairvit.methods.lime_shap import LIME_WIDTH, lime_fit, lime_kernel, shaple
 from clairvit.methods.spec import resolve_method
 from clairvit.perturbation.probe import Probe, probing
 from clairvit.perturbation.segments import random_halves, segmentations, shapley_coalitions
+from helpers.linear_patch_model import effects, linear
 from helpers.rounding import assert_same, growth, same
-from linear import effects, linear
-from tiny import double, pixels, shaken, wrapped
+from helpers.tiny_models import double, pixels, shaken, wrapped
 
 FIXTURE = Path(__file__).parent.parent / "fixtures" / "surrogates.npz"
 TARGET = 3

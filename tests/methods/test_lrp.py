@@ -14,16 +14,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import clairvit as cv
-import reference_lrp as ref
-import reference_maps
 from clairvit.errors import BadInput, NotApplicable
 from clairvit.tracing.recorders.patch_embedding import PatchEmbedding
 from clairvit.tracing.rules import rule_table
-from exact_models import TARGETS, both_ways, build, images_for, wrapped
-from helpers.rounding import assert_same, same
-from reference_maps import Proof, rolled
-from reference_rules import _norm_rule, _softmax_rule, _ungrouped, decomposed
-from references import (
+from helpers import reference_lrp as ref
+from helpers import reference_maps
+from helpers.exact_models import TARGETS, both_ways, build, images_for, wrapped
+from helpers.reference_maps import Proof, rolled
+from helpers.reference_rules import _norm_rule, _softmax_rule, _ungrouped, decomposed
+from helpers.reference_vit import (
     ACTIVATIONS,
     Attention,
     AttentionRun,
@@ -35,8 +34,9 @@ from references import (
     forward,
     written_out,
 )
-from tiny import pixels as tiny_pixels
-from tiny import wrapped as tiny
+from helpers.rounding import assert_same, same
+from helpers.tiny_models import pixels as tiny_pixels
+from helpers.tiny_models import wrapped as tiny
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 KINDS = ["plain", "registers", "distilled", "avg", "map", "layer-scale"]

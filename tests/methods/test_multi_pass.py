@@ -16,18 +16,18 @@ import torch
 from torch import Tensor, nn
 
 import clairvit as cv
-import reference_maps as ref
-import tiny
 from clairvit.errors import BadInput, NotApplicable
 from clairvit.methods import multi_pass
 from clairvit.methods.spec import resolve_method
 from clairvit.perturbation.rng import image_seeds
 from clairvit.tracing.trace import Trace
-from exact_models import TARGETS, build, images_for, wrapped
+from helpers import reference_maps as ref
+from helpers import tiny_models as tiny
+from helpers.custom_vits import HomeMade
+from helpers.exact_models import TARGETS, build, images_for, wrapped
+from helpers.reference_maps import Proof
+from helpers.reference_vit import ViT, forward, score, written_out
 from helpers.rounding import DEFAULT_GROWTH, assert_same, same
-from reference_maps import Proof
-from references import ViT, forward, score, written_out
-from tiny_home import HomeMade
 
 KINDS = ["plain", "registers", "distilled", "avg", "avg-no-cls", "map", "map-cls", "torchvision"]
 NEAR_ZERO = 1e3 * DEFAULT_GROWTH  # a path from tokens of zero: there LayerNorm divides by sqrt(eps) = 1e-3

@@ -16,11 +16,11 @@ from torch import Tensor
 import clairvit as cv
 from clairvit.methods.occlusion import box_masks, multi_scale_boxes, sliding_boxes
 from clairvit.perturbation.probe import probing
+from helpers.linear_patch_model import effects, linear
 from helpers.rounding import assert_same
-from linear import effects, linear
+from helpers.tiny_models import double
 from parity.mask_cases import OCCLUSIONS
 from parity.peers_models import TARGETS, vit
-from tiny import double
 
 FIXTURE = Path(__file__).parent.parent / "fixtures" / "masks.npz"
 

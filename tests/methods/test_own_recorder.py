@@ -17,7 +17,7 @@ from clairvit.methods.registry import Method, Requires, _registry, register
 from clairvit.tracing import ops
 from clairvit.tracing.recorders.base import Op, Recorder
 from clairvit.tracing.recording import Recording, record
-from tiny import pixels, wrapped
+from helpers.tiny_models import pixels, wrapped
 
 
 class HiddenActivations(Recorder):

@@ -10,9 +10,9 @@ import torch
 import clairvit as cv
 from clairvit.methods import executor as run
 from clairvit.methods.explanation import Comparison
-from conditions import METHODS, fits
+from helpers.method_conditions import METHODS, fits
 from helpers.rounding import assert_same
-from tiny import TINY, pixels, wrapped
+from helpers.tiny_models import TINY, pixels, wrapped
 
 TARGET = 3
 EVERY = [f"{name}(relu=false)" if method.relu else name for name, method in METHODS.items() if not method.slow]

@@ -19,7 +19,7 @@ from clairvit.data.hashing import weights_hash
 from clairvit.errors import BadInput, ClairError, ClairWarning
 from clairvit.methods.recipe import KIND, Recipe, as_recipe, read_recipe
 from clairvit.selection.result import Selection
-from tiny import build, pixels, wrapped
+from helpers.tiny_models import build, pixels, wrapped
 
 METRIC = "insertion-deletion(steps=2)"
 DEEP = "timm-deep"  # five layers

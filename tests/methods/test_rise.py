@@ -24,11 +24,11 @@ from clairvit.methods import rise
 from clairvit.methods.rise import RandomMasks, binarise, random_masks, shifted_weights
 from clairvit.perturbation.probe import probing
 from clairvit.perturbation.removal import REMOVALS
+from helpers.linear_patch_model import effects, linear
 from helpers.rounding import assert_same, growth
-from linear import effects, linear
+from helpers.tiny_models import cnn, double, pixels, wrapped
 from parity.mask_cases import KEPT_EVERY, RISES
 from parity.peers_models import TARGETS, vit
-from tiny import cnn, double, pixels, wrapped
 
 FIXTURE = Path(__file__).parent.parent / "fixtures" / "masks.npz"
 

@@ -24,10 +24,10 @@ from clairvit.perturbation.probe import Probe, probing
 from clairvit.tracing.recorders.last_norm import LastNorm
 from clairvit.tracing.trace import Trace
 from helpers.rounding import DEFAULT_GROWTH, assert_same, growth, same
+from helpers.tiny_models import double, wrapped
+from helpers.tiny_models import pixels as tiny_pixels
 from parity.peers_models import TARGETS, vit
 from parity.small_cnn import CHANNELS, CONSTANT, DEAD, small_cnn
-from tiny import double, wrapped
-from tiny import pixels as tiny_pixels
 
 FIXTURE = Path(__file__).parent.parent / "fixtures" / "feature_masks.npz"
 MODELS = {"vit": vit, "cnn": small_cnn}

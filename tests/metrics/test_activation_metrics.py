@@ -16,8 +16,8 @@ from clairvit.errors import BadInput, NotApplicable
 from clairvit.metrics.context import NORMALISED_BY
 from clairvit.metrics.registry import list_metrics
 from clairvit.perturbation.segments import segments_on_patches, superpixels_of
+from helpers.linear_patch_model import LinearPatches, effects
 from helpers.rounding import assert_same
-from linear import LinearPatches, effects
 
 GRID, PATCH, TARGET = (4, 4), 16, 1
 PATCHES = GRID[0] * GRID[1]

@@ -11,9 +11,9 @@ from torch import Tensor
 
 import clairvit as cv
 from clairvit.errors import BadInput
+from helpers.linear_patch_model import effects, linear
 from helpers.rounding import assert_same
-from linear import effects, linear
-from tiny import double, pixels, wrapped
+from helpers.tiny_models import double, pixels, wrapped
 
 MODEL, IMAGE = linear((6, 6), 4)
 ORACLE = effects(MODEL, IMAGE, 1)

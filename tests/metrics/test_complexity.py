@@ -9,7 +9,7 @@ import torch
 
 import clairvit as cv
 from clairvit.metrics.registry import resolve_metric
-from metric_cases import case_of
+from helpers.eval_contexts import case_of
 
 N = 16
 

@@ -12,9 +12,9 @@ from torch import Tensor
 
 import clairvit as cv
 from clairvit.metrics.registry import FAMILIES, list_metrics, resolve_metric
-from fingerprint import differences, fingerprint, surroundings
+from helpers.module_fingerprint import differences, fingerprint, surroundings
 from helpers.rounding import assert_same, rounding_bound
-from tiny import ZOO, double, pixels, wrapped
+from helpers.tiny_models import ZOO, double, pixels, wrapped
 
 METRICS = {metric.name: metric for metric in list_metrics() if metric.scope == "image"}
 KINDS = ["timm-vit", "timm-reg4-gap", "hf-dinov2-registers-sdpa", "open_clip-nonsquare", "home-mean-pool"]

@@ -19,9 +19,9 @@ from clairvit.errors import BadInput
 from clairvit.metrics.curves import RemovalSchedule, area_under_curve, passes
 from clairvit.metrics.registry import find_metric, resolve_metric
 from clairvit.perturbation.removal import background
+from helpers.linear_patch_model import linear
 from helpers.rounding import assert_same
-from linear import linear
-from tiny import double
+from helpers.tiny_models import double
 
 KIND = "timm-vit"
 MODEL, IMAGES = double(KIND, 2)

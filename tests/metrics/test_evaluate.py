@@ -19,9 +19,9 @@ import clairvit as cv
 from clairvit.data.dataset import SampleBatch, iter_batches
 from clairvit.errors import BadInput, NotApplicable, UnknownName
 from clairvit.metrics.score import paired
+from helpers.linear_patch_model import effects, linear
 from helpers.rounding import assert_same
-from linear import effects, linear
-from tiny import double, pixels, wrapped
+from helpers.tiny_models import double, pixels, wrapped
 
 KIND = "timm-vit"
 

@@ -14,9 +14,9 @@ import clairvit as cv
 from clairvit.errors import BadInput
 from clairvit.metrics.registry import find_metric, list_metrics, resolve_metric
 from clairvit.metrics.similarity import pearson
+from helpers.linear_patch_model import effects, linear
 from helpers.rounding import assert_same, rounding_bound
-from linear import effects, linear
-from tiny import double
+from helpers.tiny_models import double
 
 LINEAR: dict[str, Any] = {"score": "logit", "removal": "mean"}
 FAMILY = [metric for metric in list_metrics() if metric.family == "faithfulness"]

@@ -13,7 +13,7 @@ import clairvit as cv
 from clairvit.errors import BadInput
 from clairvit.metrics.grid_pointing import cell_masks, share_inside, side_by_side
 from helpers.rounding import assert_same
-from tiny import double
+from helpers.tiny_models import double
 
 SHARP = 40.0
 

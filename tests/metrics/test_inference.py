@@ -29,8 +29,8 @@ from clairvit.papers.comparison import compare_rows, evaluate_claims
 from clairvit.papers.paper import Claim, Measure, MethodEntry, Paper
 from clairvit.report.sections import compare_with_random
 from clairvit.selection.stats import corrected, corrected_after_picking, holm, holm_after_picking
+from helpers.fixed_scores import made
 from helpers.rounding import assert_same
-from made_scores import made
 
 Array = NDArray[np.float64]
 Draw = Callable[[np.random.Generator, tuple[int, ...]], Array]

@@ -14,8 +14,8 @@ from clairvit.errors import BadInput
 from clairvit.metrics.localisation import SWEEP, binarise, otsu, score_thresholded
 from clairvit.metrics.registry import MetricOutput, resolve_metric
 from clairvit.numerics import min_max
-from metric_cases import case_of, values
-from tiny import double
+from helpers.eval_contexts import case_of, values
+from helpers.tiny_models import double
 
 SIZE = 16
 NEAR = "upsampling=nearest"

@@ -11,9 +11,9 @@ from torch import Tensor
 import clairvit as cv
 from clairvit.metrics.localisation import FULL
 from clairvit.metrics.registry import find_metric, list_metrics
+from helpers.eval_contexts import case_of, values
 from helpers.rounding import assert_same
-from metric_cases import case_of, values
-from tiny import pixels, wrapped
+from helpers.tiny_models import pixels, wrapped
 
 SIZE = 16
 ALL = [one.name for one in list_metrics() if one.family == "localisation" and "methods" not in one.needs]

@@ -9,7 +9,7 @@ import torch
 
 from clairvit.compat.quantus import numpy_generator, numpy_noise
 from clairvit.perturbation.rng import image_noise, image_seeds
-from tiny import pixels
+from helpers.tiny_models import pixels
 
 KIND = "timm-vit"
 

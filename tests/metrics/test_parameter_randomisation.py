@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import clairvit as cv
 from clairvit.metrics.randomisation import parameter_layers, randomised_models, spread_steps
-from tiny import build
+from helpers.tiny_models import build
 
 KIND = "timm-vit"
 ORDERS = ["top-down", "bottom-up", "independent"]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import clairvit as cv
 from clairvit.metrics.registry import resolve_metric
-from metric_cases import case_of, values
+from helpers.eval_contexts import case_of, values
 from parity.peers_models import TARGETS, vit
 from parity.small_cnn import small_cnn
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from clairvit.metrics.registry import resolve_metric
-from metric_cases import case_of, values
+from helpers.eval_contexts import case_of, values
 
 THEIRS = np.load(Path(__file__).parent.parent / "fixtures" / "sklearn.npz")
 MAPS, MASKS, VOID = (torch.from_numpy(THEIRS[name]) for name in ("maps", "masks", "void"))

@@ -13,10 +13,10 @@ import clairvit as cv
 from clairvit.compat.quantus import numpy_subsets
 from clairvit.errors import BadInput
 from clairvit.metrics.pixel_ranking import pixel_ranks, random_subsets, square_ranks, squares, value_ranks
+from helpers.eval_contexts import case_of
+from helpers.linear_patch_model import linear
 from helpers.rounding import assert_same
-from linear import linear
-from metric_cases import case_of
-from tiny import pixels, wrapped
+from helpers.tiny_models import pixels, wrapped
 
 
 def grey() -> tuple[cv.Model, Tensor, Tensor]:

@@ -11,7 +11,7 @@ from torch import Tensor
 from clairvit.errors import BadInput
 from clairvit.metrics.localisation import dilate, patch_foreground
 from clairvit.metrics.registry import resolve_metric
-from metric_cases import case_of, values
+from helpers.eval_contexts import case_of, values
 
 SIZE = 16
 

@@ -10,7 +10,7 @@ import torch
 from clairvit.errors import BadInput
 from clairvit.metrics.radar import area_under_radar, radar
 from clairvit.metrics.registry import resolve_metric
-from metric_cases import case_of
+from helpers.eval_contexts import case_of
 
 METHODS = ["LIME", "SHAP", "LRP", "Grad-CAM", "Attention", "Our"]
 BETTER = ["higher", "lower", "lower", "lower"]

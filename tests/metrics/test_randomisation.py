@@ -14,9 +14,9 @@ import clairvit as cv
 from clairvit.errors import BadInput
 from clairvit.metrics.randomisation import parameter_layers
 from clairvit.perturbation.rng import image_seeds, make_generator
-from fingerprint import differences, fingerprint, surroundings
+from helpers.module_fingerprint import differences, fingerprint, surroundings
 from helpers.rounding import assert_same
-from tiny import CLASSES, ZOO, double, pixels, wrapped
+from helpers.tiny_models import CLASSES, ZOO, double, pixels, wrapped
 
 KIND = "timm-vit"
 ORDERS = ["top-down", "bottom-up", "independent"]

@@ -10,8 +10,8 @@ from torch import Tensor
 from clairvit.errors import BadInput
 from clairvit.metrics.context import EvalContext
 from clairvit.metrics.registry import find_metric, resolve_metric
+from helpers.eval_contexts import case_of, values
 from helpers.rounding import assert_same
-from metric_cases import case_of, values
 
 SIZE = 16
 

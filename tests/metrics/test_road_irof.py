@@ -19,10 +19,10 @@ from clairvit.metrics.registry import resolve_metric
 from clairvit.perturbation.removal import impute
 from clairvit.perturbation.rng import image_seeds
 from clairvit.perturbation.segments import segments_on_patches, superpixels
+from helpers.eval_contexts import case_of
+from helpers.linear_patch_model import effects, linear
 from helpers.rounding import assert_same, rounding_bound
-from linear import effects, linear
-from metric_cases import case_of
-from tiny import pixels, wrapped
+from helpers.tiny_models import pixels, wrapped
 
 GRID, PATCH, TARGET = (8, 8), 8, 0
 MODEL, IMAGE = linear(GRID, PATCH, seed=6)  # the whole image speaks for the target, as IROF wants it

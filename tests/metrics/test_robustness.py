@@ -11,7 +11,7 @@ from clairvit.metrics.registry import list_metrics
 from clairvit.metrics.robustness import away_from_zero
 from clairvit.perturbation.rng import image_seeds, make_generator
 from helpers.rounding import assert_same, rounding_bound
-from tiny import double, pixels, wrapped
+from helpers.tiny_models import double, pixels, wrapped
 
 KIND = "timm-vit"
 NAMES = [metric.name for metric in list_metrics() if metric.family == "robustness"]

@@ -13,7 +13,7 @@ import pytest
 
 import clairvit as cv
 from clairvit.errors import BadInput, ClairError, ClairWarning
-from tiny import pixels, wrapped
+from helpers.tiny_models import pixels, wrapped
 
 KIND = "timm-vit"
 

@@ -19,7 +19,7 @@ import clairvit as cv
 from clairvit.errors import BadInput, ClairWarning, WrongType
 from clairvit.models.coerce import LabelledImages, as_images, as_model
 from helpers.rounding import assert_same
-from tiny import build, pixels, wrapped
+from helpers.tiny_models import build, pixels, wrapped
 
 KIND = "timm-vit"
 ATTENTIVE = ["rollout", "ixg"]

@@ -23,7 +23,7 @@ from clairvit.papers.comparison import (
     ranks,
 )
 from clairvit.papers.paper import Claim, Measure, MethodEntry, Paper, Table
-from made_scores import made
+from helpers.fixed_scores import made
 
 NAN = math.nan
 

@@ -36,7 +36,7 @@ from clairvit.papers.reproduce import (
 )
 from clairvit.papers.setup import LoadedData, ReproductionConfig, differences, replace_methods
 from clairvit.report.study_results import read_store
-from tiny import ZOO, wrapped
+from helpers.tiny_models import ZOO, wrapped
 
 MODEL = wrapped("timm-vit", torch.float64)
 SIZE = 32
@@ -274,7 +274,9 @@ def test_true_classes_are_asked_for() -> None:
     with pytest.raises(BadInput, match=r"the model has no class a, b, c, … \(4 of"):
         check_data(wish("skipplus"), LoadedData(dataset(), "generated", unknown_classes=("a", "b", "c", "d")))
     assert check_data(wish("skipplus", target="predicted"), LoadedData(dataset(labels=False), "generated"))
-    assert check_data(wish("joita"), LoadedData(dataset(), "generated", unknown_classes=("a",))), "it needs no true class"
+    assert check_data(wish("joita"), LoadedData(dataset(), "generated", unknown_classes=("a",))), (
+        "it needs no true class"
+    )
 
 
 def test_targets_are_the_papers_unless_one_is_named() -> None:

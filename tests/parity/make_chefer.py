@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from baselines.ViT import ViT_LRP, ViT_orig_LRP
 
-from exact_models import SMALL, TARGETS, build, images_for
+from helpers.exact_models import SMALL, TARGETS, build, images_for
 
 MAPS = {
     "transatt": (ViT_LRP, {"method": "transformer_attribution"}),

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 from transformers import BertConfig
 
-from post_norm import EPS, PostNorm, picture, post_norm
-from tiny_home import CLASSES, HEADS, WIDTH
+from helpers.custom_vits import CLASSES, HEADS, WIDTH
+from helpers.post_norm_model import EPS, PostNorm, picture, post_norm
 
 # ALTI's file reads a settings file and imports captum for other methods; both are stood in for.
 NAMES = {

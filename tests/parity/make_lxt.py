@@ -16,7 +16,7 @@ import torch.nn.functional as F
 import zennit.rules as rules
 from zennit.composites import LayerMapComposite
 
-from exact_models import TARGETS, build, images_for
+from helpers.exact_models import TARGETS, build, images_for
 
 GAMMAS = {"gamma_lin=0,gamma_conv=0": (0.0, 0.0), "gamma_lin=0.05,gamma_conv=0.25": (0.05, 0.25)}
 PATCH = 4

@@ -21,7 +21,7 @@ from peers_models import TARGETS, vit
 from small_cnn import small_cnn
 from torch import nn
 
-from exact_models import CLASSES
+from helpers.exact_models import CLASSES
 
 FIXTURE = Path(__file__).parent.parent / "fixtures" / "quantus_maps.npz"
 SEED = 42  # Quantus's own, where it sets one

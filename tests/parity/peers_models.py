@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torchvision.models.resnet import BasicBlock, ResNet
 
-from exact_models import build, images_for, randomised
+from helpers.exact_models import build, images_for, randomised
 
 TARGETS = [1, 3]
 CAMS = ["gradcam", "gradcam-pp", "hirescam", "gradcam-elementwise", "layercam", "xgradcam"]

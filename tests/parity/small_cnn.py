@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from exact_models import CLASSES, randomised
+from helpers.exact_models import CLASSES, randomised
 
 CHANNELS = 12
 DEAD, CONSTANT = 3, 7  # zero, and one number other than zero, at every place

@@ -11,7 +11,7 @@ from clairvit.perturbation.attention_override import AttentionOverride, ScoreTra
 from clairvit.perturbation.probe import probing
 from clairvit.perturbation.token_dropping import DropStrategy, embedded, run_tokens
 from helpers.rounding import assert_same, rounding_bound
-from tiny import TINY, ZOO, pixels, wrapped
+from helpers.tiny_models import TINY, ZOO, pixels, wrapped
 
 
 def same(scores: Tensor) -> Tensor:

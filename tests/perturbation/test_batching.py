@@ -19,7 +19,7 @@ from clairvit.perturbation.probe import TOKENS_AT_ONCE, probing
 from clairvit.perturbation.progress import on_progress, report_progress
 from clairvit.tracing.trace import Trace, one_target, run_backward
 from helpers.rounding import assert_same
-from tiny import double, pixels, wrapped
+from helpers.tiny_models import double, pixels, wrapped
 
 LINUX = RuntimeError(
     "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate "

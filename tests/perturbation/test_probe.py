@@ -21,10 +21,10 @@ from clairvit.perturbation.attention_override import mask_tokens
 from clairvit.perturbation.probe import Probe, probing
 from clairvit.perturbation.token_dropping import drop_strategy, embedded
 from clairvit.tracing.trace import Trace
-from fingerprint import differences, fingerprint, surroundings
+from helpers.linear_patch_model import effects, linear
+from helpers.module_fingerprint import differences, fingerprint, surroundings
 from helpers.rounding import DEFAULT_GROWTH, assert_same, growth
-from linear import effects, linear
-from tiny import ZOO, build, double, pixels, wrapped
+from helpers.tiny_models import ZOO, build, double, pixels, wrapped
 
 KINDS = ["timm-vit", "timm-eva02", "timm-sam", "home-loop", "timm-siglip-map"]  # drop, cut, zero, paint, pool
 B, V = 3, 10

@@ -23,7 +23,7 @@ from clairvit.perturbation.removal import (
     rise_kernel,
 )
 from helpers.rounding import assert_same
-from tiny import ZOO, double, pixels, wrapped
+from helpers.tiny_models import ZOO, double, pixels, wrapped
 
 USUAL = Preprocess()
 

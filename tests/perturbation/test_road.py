@@ -16,7 +16,7 @@ from clairvit.perturbation import removal
 from clairvit.perturbation.probe import probing
 from clairvit.perturbation.removal import ROAD_NOISE, impute
 from helpers.rounding import assert_same
-from tiny import pixels, wrapped
+from helpers.tiny_models import pixels, wrapped
 
 THEIRS = np.load(Path(__file__).parent.parent / "fixtures" / "road.npz")
 

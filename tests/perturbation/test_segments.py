@@ -23,7 +23,7 @@ from clairvit.perturbation.segments import (
     superpixels_of,
 )
 from helpers.rounding import assert_same
-from tiny import double, wrapped
+from helpers.tiny_models import double, wrapped
 
 PLAIN = Preprocess(mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
 

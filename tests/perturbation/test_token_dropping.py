@@ -25,10 +25,10 @@ from clairvit.perturbation.token_dropping import (
     select_strategy,
 )
 from clairvit.tracing.recording import Recording, record
-from fingerprint import differences, fingerprint
+from helpers.custom_vits import HEADS, WIDTH, Block, HomeMade, Lucid, MatmulAttention, mlp
+from helpers.module_fingerprint import differences, fingerprint
 from helpers.rounding import assert_same, growth
-from tiny import STRANGE, TINY, ZOO, cnn, pixels, shaken, strange, wrapped
-from tiny_home import HEADS, WIDTH, Block, HomeMade, Lucid, MatmulAttention, mlp
+from helpers.tiny_models import STRANGE, TINY, ZOO, cnn, pixels, shaken, strange, wrapped
 
 # What a person who knows the architectures says; all others have learned position embeddings, and simply drop.
 _PLACES = ("beit", "beitv2", "eva02", "dinov3", "relpos", "post-norm")

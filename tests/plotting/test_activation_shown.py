@@ -22,8 +22,8 @@ from clairvit.plotting.save import explanation_record
 from clairvit.plotting.style import PlotStyle
 from clairvit.plotting.tiles import source_line, target_label
 from helpers.rounding import assert_same
+from helpers.small_study import ARCHITECTURE, photos, study, weights
 from plotting.fakes import fake
-from small_study import ARCHITECTURE, photos, study, weights
 
 Captured = pytest.CaptureFixture[str]
 

@@ -17,7 +17,7 @@ from clairvit.plotting.figures import explanation_figure, layers_figure
 from clairvit.plotting.heads import heads_figure
 from clairvit.plotting.labels import CLASS_AGNOSTIC
 from clairvit.plotting.save import RC_PARAMS, explanation_record
-from tiny import pixels, wrapped
+from helpers.tiny_models import pixels, wrapped
 
 LONG = f"file:/home/somebody/{'projects/' * 12}run-7/epoch-30.safetensors"
 MODEL = wrapped("timm-vit")

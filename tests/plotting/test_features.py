@@ -10,7 +10,7 @@ from clairvit.errors import BadInput, NotApplicable
 from clairvit.methods.features import features, spread
 from clairvit.plotting.features import features_figure
 from helpers.rounding import assert_same
-from tiny import cnn, double, pixels, strange, wrapped
+from helpers.tiny_models import cnn, double, pixels, strange, wrapped
 
 
 def test_of_a_cnn_are_its_stages() -> None:

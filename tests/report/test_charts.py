@@ -17,7 +17,7 @@ from clairvit.report.blocks import Chart
 from clairvit.report.charts import curves_chart, intervals_chart, radar_chart
 from clairvit.report.ranking import RadarData
 from clairvit.report.svg import inline_svg
-from made_scores import made
+from helpers.fixed_scores import made
 
 
 def curved(method: str, lines: list[list[float]]) -> Score:

@@ -18,7 +18,7 @@ import pytest
 from clairvit.report.build import ReportOptions, build_report
 from clairvit.report.render import to_html
 from helpers.browser import find_chromium
-from study_page import NASTY, Reader, run, worker_of
+from helpers.small_report import NASTY, Reader, run, worker_of
 
 pytestmark = pytest.mark.browser
 OWN = "not an origin"  # who Chromium says asked, when it was Chromium itself

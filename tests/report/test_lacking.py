@@ -11,7 +11,7 @@ from clairvit.bench.plan import Study
 from clairvit.bench.store import Store
 from clairvit.report.build import ReportOptions, build_report
 from clairvit.report.render import to_html, to_markdown
-from study_page import (
+from helpers.small_report import (
     NAMES,
     Reader,
     run,

@@ -20,7 +20,7 @@ from clairvit.bench.worker import Worker
 from clairvit.cli import main
 from clairvit.report.build import ReportOptions, build_report
 from clairvit.report.render import to_csv, to_html, to_markdown
-from study_page import MODEL, Reader, dataset, study_of, worker_of
+from helpers.small_report import MODEL, Reader, dataset, study_of, worker_of
 
 METHODS, METRICS = ("legrad", "rollout"), ("sparseness", "deletion")
 NAMES = tuple(f"{place}.png" for place in range(6))

@@ -16,8 +16,8 @@ from clairvit.report.blocks import Text
 from clairvit.report.ranking import FOCUSVIT, agreement, class_means, mean_ranks, radar_data, ranks
 from clairvit.report.sections import compare_with_random, radar_section, split_metrics
 from clairvit.report.study_results import StudyResults
-from made_scores import made
-from study_page import (
+from helpers.fixed_scores import made
+from helpers.small_report import (
     noise,
 )
 

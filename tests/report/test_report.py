@@ -30,9 +30,9 @@ from clairvit.report.gallery import select_examples
 from clairvit.report.render import to_csv, to_html, to_markdown
 from clairvit.report.sections import _MetricColumn
 from clairvit.report.study_results import parse_study
+from helpers.fixed_scores import made
 from helpers.rounding import assert_same
-from made_scores import made
-from study_page import (
+from helpers.small_report import (
     METHODS,
     METRICS,
     MODEL,
@@ -274,7 +274,7 @@ def test_without_the_data_the_report_says_so_and_goes_on(store: Store) -> None:
 
 
 def test_without_the_model_the_report_says_so(store: Store) -> None:
-    from tiny import wrapped
+    from helpers.tiny_models import wrapped
 
     def another(study: Study) -> Worker:
         return Worker(study, models={0: wrapped("timm-vit-avg")}, datasets={0: dataset()})

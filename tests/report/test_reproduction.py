@@ -15,7 +15,7 @@ from clairvit.papers.reproduce import Reproduction
 from clairvit.papers.setup import ReproductionConfig
 from clairvit.report.render import to_html, to_markdown
 from clairvit.report.reproduction import reproduction_json, reproduction_report, result_tables
-from study_page import Reader
+from helpers.small_report import Reader
 
 NASTY = "<b>a|b*c</b>"
 

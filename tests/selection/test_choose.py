@@ -26,9 +26,9 @@ from clairvit.selection.ranking import RankingInput, rank_methods, summarise
 from clairvit.selection.result import Selection
 from clairvit.selection.start_layer import StartLayer, base_method, best_start, candidates, from_half
 from clairvit.selection.stats import fewest_images, holm, holm_after_picking
+from helpers.linear_patch_model import effects, linear
 from helpers.rounding import assert_same
-from linear import effects, linear
-from tiny import double, pixels, wrapped
+from helpers.tiny_models import double, pixels, wrapped
 
 BY = "insertion-deletion(removal=mean,steps=4)"
 TRUE = "leave-one-out(removal=mean)"

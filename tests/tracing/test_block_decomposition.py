@@ -15,9 +15,9 @@ from clairvit.tracing.block_decomposition import BlockDecomposition
 from clairvit.tracing.linearised import shifted
 from clairvit.tracing.recorders.op_log import OpLog
 from clairvit.tracing.recording import record
+from helpers.custom_vits import WIDTH, Block, HomeMade, MatmulAttention
 from helpers.rounding import assert_same
-from tiny import TINY, ZOO, build, pixels, strange, wrapped
-from tiny_home import WIDTH, Block, HomeMade, MatmulAttention
+from helpers.tiny_models import TINY, ZOO, build, pixels, strange, wrapped
 
 FITTING = [kind for kind in TINY if "residual" not in ZOO[kind].lacks and kind != "home-loop"]
 

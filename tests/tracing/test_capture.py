@@ -20,7 +20,7 @@ from clairvit.models.model import extract_scores
 from clairvit.tracing.recording import Recording, record
 from clairvit.tracing.trace import Trace, one_target, run_backward
 from helpers.rounding import assert_same, growth, same
-from tiny import TINY, ZOO, build, double, pixels, wrapped
+from helpers.tiny_models import TINY, ZOO, build, double, pixels, wrapped
 
 TARGET = 3
 FULL_SIZE = [name for name in ZOO if name not in TINY]

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torchvision.models import VisionTransformer as TorchvisionVisionTransformer
 
 import clairvit as cv
-from exact_models import KINDS, TARGETS, HomeViT, both_ways, build, images_for, wrapped
+from helpers.exact_models import KINDS, TARGETS, HomeViT, both_ways, build, images_for, wrapped
+from helpers.reference_vit import Gradients, ViT, brute_force, score, written_out
 from helpers.rounding import assert_same
-from references import Gradients, ViT, brute_force, score, written_out
 
 WAYS = both_ways(*KINDS)
 

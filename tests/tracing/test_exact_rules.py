@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 import clairvit as cv
-from exact_models import KINDS, TARGETS, both_ways, build, images_for, wrapped
+from helpers.exact_models import KINDS, TARGETS, both_ways, build, images_for, wrapped
+from helpers.reference_rules import attnlrp, decomposed
+from helpers.reference_vit import Run, ViT, forward, written_out
 from helpers.rounding import assert_same
-from reference_rules import attnlrp, decomposed
-from references import Run, ViT, forward, written_out
 
 WAYS = both_ways(*KINDS)
 RELEVANCE_WAYS = [(kind, fused) for kind, fused in WAYS if kind != "bool-mask"]  # a score of -inf has no eps → 0 rule

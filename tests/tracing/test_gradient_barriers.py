@@ -19,7 +19,7 @@ from clairvit.errors import ClairWarning, NotApplicable
 from clairvit.methods.spec import resolve_method
 from clairvit.tracing.gradient_barriers import Barrier, gradient_barriers
 from clairvit.tracing.structure import model_structure
-from fingerprint import differences, fingerprint
+from helpers.module_fingerprint import differences, fingerprint
 
 SIZE = 32
 GRADIENT = ("ixg", "genatt", "legrad", "saliency", "gradcam", "attnlrp", "transatt", "smoothgrad(n=2)")

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 import clairvit as cv
-import reference_lrp as ref
 from clairvit.tracing.trace import Trace
-from exact_models import TARGETS, both_ways, build, images_for, wrapped
+from helpers import reference_lrp as ref
+from helpers.exact_models import TARGETS, both_ways, build, images_for, wrapped
+from helpers.reference_vit import Run, ViT, forward, written_out
 from helpers.rounding import assert_same, magnified
-from references import Run, ViT, forward, written_out
 
 KINDS = [
     "plain",

@@ -17,11 +17,11 @@ import clairvit as cv
 from clairvit.errors import BadInput, ClairError, UnknownName
 from clairvit.tracing.recording import record
 from clairvit.tracing.trace import one_target, run_backward
-from conditions import METHODS, allow_declared_zeros, fits, home_of, short
-from fingerprint import differences, fingerprint, messy, surroundings, unchanged
+from helpers.custom_vits import Block, HomeMade, MatmulAttention
+from helpers.method_conditions import METHODS, allow_declared_zeros, fits, home_of, short
+from helpers.module_fingerprint import differences, fingerprint, messy, surroundings, unchanged
 from helpers.rounding import assert_same, same
-from tiny import build, pixels, strange
-from tiny_home import Block, HomeMade, MatmulAttention
+from helpers.tiny_models import build, pixels, strange
 
 TARGET = 3
 EVERY = [short(name) for name in METHODS]

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import clairvit as cv
 from clairvit.errors import BadInput, CaptureError
 from helpers.rounding import assert_same
-from tiny import build, pixels, wrapped
+from helpers.tiny_models import build, pixels, wrapped
 
 METHODS = ["rollout", "genatt", "ixg", "ixg+layer:1", "legrad"]
 

@@ -16,9 +16,7 @@ from clairvit.errors import BadInput, CaptureError, NotApplicable
 from clairvit.methods.registry import list_methods
 from clairvit.models.model import extract_scores
 from clairvit.tracing.structure import model_structure
-from helpers.rounding import assert_same
-from tiny import CLASSES, STRANGE, build, cnn, double, pixels, strange, wrapped
-from tiny_home import (
+from helpers.custom_vits import (
     PATCH,
     WIDTH,
     Block,
@@ -29,6 +27,8 @@ from tiny_home import (
     MeanPool,
     SortedByWindows,
 )
+from helpers.rounding import assert_same
+from helpers.tiny_models import CLASSES, STRANGE, build, cnn, double, pixels, strange, wrapped
 
 TARGET = 3
 ATTENTION = [m.name for m in list_methods() if m.family in ("attention", "gradient × attention")]

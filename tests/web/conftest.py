@@ -10,8 +10,8 @@ from fastapi.testclient import TestClient
 import clairvit as cv
 from clairvit.web.app import create_app
 from clairvit.web.state import AppState, create_state
-from served import serving
-from unclosed import unclosed
+from helpers.app_lifespan import unclosed
+from helpers.web_server import serving
 
 
 @pytest.fixture(scope="session")

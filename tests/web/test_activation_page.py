@@ -12,9 +12,9 @@ from torch import Tensor, nn
 import clairvit as cv
 from clairvit.web.app import create_app
 from clairvit.web.state import AppState, create_state
-from served import serving
-from tab import WAIT, browser, needs_a_browser, sync_api
-from unclosed import unclosed
+from helpers.app_lifespan import unclosed
+from helpers.browser_tab import WAIT, browser, needs_a_browser, sync_api
+from helpers.web_server import serving
 
 __all__ = ["browser"]  # a fixture
 pytestmark = needs_a_browser

@@ -23,9 +23,9 @@ from clairvit.web.app import create_app
 from clairvit.web.job_queue import JobQueue
 from clairvit.web.schemas import CurveRequest, ExplainRequest
 from clairvit.web.state import AppState, create_state, resolve_request
-from fingerprint import fingerprint
+from helpers.app_lifespan import unclosed
+from helpers.module_fingerprint import fingerprint
 from helpers.rounding import assert_same, growth
-from unclosed import unclosed
 
 pytestmark = pytest.mark.filterwarnings("default::clairvit.errors.ClairWarning")
 SENT = 1.0  # numbers are sent as float32: rounded once

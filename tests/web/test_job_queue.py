@@ -14,7 +14,7 @@ import pytest
 from clairvit.perturbation.progress import track
 from clairvit.web.job_queue import JobCancelled, JobQueue, QueueFull, TimeLimitExceeded
 from clairvit.web.state import AppState
-from fingerprint import fingerprint
+from helpers.module_fingerprint import fingerprint
 
 
 async def never_disconnected() -> bool:

@@ -17,7 +17,7 @@ from clairvit.web import middleware
 from clairvit.web.app import STATIC, create_app
 from clairvit.web.middleware import AccessRules, RequestLimits
 from clairvit.web.state import AppState
-from unclosed import unclosed
+from helpers.app_lifespan import unclosed
 
 SECRET = "correct-horse-battery"
 

@@ -11,7 +11,7 @@ import clairvit as cv
 from clairvit.errors import BadInput
 from clairvit.web.app import create_app
 from clairvit.web.state import create_state
-from tiny import STRANGE, cnn, strange, wrapped
+from helpers.tiny_models import STRANGE, cnn, strange, wrapped
 
 pytestmark = pytest.mark.filterwarnings("default::clairvit.errors.ClairWarning")
 KINDS: dict[str, tuple[Callable[[], cv.Model], bool]] = {  # model, and does it attend between all tokens?

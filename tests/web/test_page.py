@@ -16,7 +16,7 @@ from PIL import Image
 
 import clairvit as cv
 from clairvit.plotting.overlay import denormalised_photo, overlay, scale_of, to_numpy
-from tab import WAIT, browser, changes, method, needs_a_browser, picture, settled, sync_api, visit
+from helpers.browser_tab import WAIT, browser, changes, method, needs_a_browser, picture, settled, sync_api, visit
 
 __all__ = ["browser", "visit"]  # fixtures
 pytestmark = needs_a_browser

@@ -14,9 +14,20 @@ from PIL import Image
 import clairvit as cv
 from clairvit.models.image_files import read_image
 from clairvit.web.state import AppState, create_state
-from served import serving
-from tab import WAIT, browser, changes, method, needs_a_browser, picture, settled, sync_api, visit, wait_for_map
-from tiny import cnn, strange, wrapped
+from helpers.browser_tab import (
+    WAIT,
+    browser,
+    changes,
+    method,
+    needs_a_browser,
+    picture,
+    settled,
+    sync_api,
+    visit,
+    wait_for_map,
+)
+from helpers.tiny_models import cnn, strange, wrapped
+from helpers.web_server import serving
 
 __all__ = ["browser", "visit"]  # fixtures
 pytestmark = needs_a_browser

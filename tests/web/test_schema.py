@@ -12,8 +12,8 @@ from hypothesis.strategies import integers, sampled_from
 
 from clairvit.web.app import create_app
 from clairvit.web.state import create_state
-from tiny import wrapped
-from unclosed import unclosed
+from helpers.app_lifespan import unclosed
+from helpers.tiny_models import wrapped
 
 pytestmark = pytest.mark.filterwarnings("default::clairvit.errors.ClairWarning", "ignore::DeprecationWarning")
 TRUE = [  # what the document says of answers

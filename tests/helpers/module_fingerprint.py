@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tiny import build
+from helpers.tiny_models import build
 
 _PLAIN = (bool, int, float, str, bytes, tuple, frozenset, type(None))
 _DEVICES = ("cpu", "cuda")

@@ -22,7 +22,7 @@ def short(name: str) -> str:
 
 def fits(text: str, kind: str) -> bool:
     """Do the method's declared conditions hold for this model?"""
-    from tiny import ZOO  # here, so that a machine without all the libraries can still read the registry
+    from helpers.tiny_models import ZOO  # here, so that a machine without all the libraries can still read the registry
 
     requires, tiny = method_of(text).requirements(), ZOO[kind]
     return (not requires.poolings or tiny.pooling in requires.poolings) and not set(requires.structure) & tiny.lacks

@@ -12,7 +12,7 @@ import uvicorn
 from clairvit.web.app import create_app
 from clairvit.web.middleware import AccessRules
 from clairvit.web.state import AppState
-from unclosed import unclosed
+from helpers.app_lifespan import unclosed
 
 
 @contextmanager

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import clairvit as cv
-from tiny import shaken
-from tiny_home import CLASSES, WIDTH, Block, HomeMade, MatmulAttention
+from helpers.custom_vits import CLASSES, WIDTH, Block, HomeMade, MatmulAttention
+from helpers.tiny_models import shaken
 
 
 class Plain(HomeMade):

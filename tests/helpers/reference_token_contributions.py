@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from references import Attention, AttentionRun, Norm
+from helpers.reference_vit import Attention, AttentionRun, Norm
 
 
 def linear_norm(norm: Norm, v: Tensor, at: Tensor) -> Tensor:

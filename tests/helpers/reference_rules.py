@@ -7,8 +7,21 @@ import math
 import torch
 from torch import Tensor
 
+from helpers.reference_vit import (
+    ACTIVATIONS,
+    Attention,
+    AttentionRun,
+    Linear,
+    Mlp,
+    MlpRun,
+    Norm,
+    Pool,
+    PoolRun,
+    Reader,
+    Run,
+    ViT,
+)
 from helpers.rounding import assert_same
-from references import ACTIVATIONS, Attention, AttentionRun, Linear, Mlp, MlpRun, Norm, Pool, PoolRun, Reader, Run, ViT
 
 # Forward decomposition. D is [B, tokens i, sources s, d]; the last source collects every bias met on the way, so the
 # sources always add up to the true activation.

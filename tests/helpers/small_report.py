@@ -14,7 +14,7 @@ from clairvit.bench.store import Store
 from clairvit.bench.worker import Worker
 from clairvit.data.dataset import ImageDataset, as_dataset
 from clairvit.models.images import Batch
-from tiny import pixels, wrapped
+from helpers.tiny_models import pixels, wrapped
 
 NASTY = '<script>alert(1)</script>"><img src=x onerror=alert(2)>&lt;a|b*c_d'  # whichever image is shown, it is one
 NAMES = tuple(f"{place}{NASTY}.png" for place in range(6))

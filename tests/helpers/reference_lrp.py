@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from reference_rules import _ungrouped
-from references import Attention, AttentionRun, Linear, Mlp, MlpRun, Pool, PoolRun, Run, ViT
+from helpers.reference_rules import _ungrouped
+from helpers.reference_vit import Attention, AttentionRun, Linear, Mlp, MlpRun, Pool, PoolRun, Run, ViT
 
 LinearRule = Callable[[Linear, Tensor, Tensor], Tensor]
 SumRule = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]

@@ -9,7 +9,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from references import Gradients, Run, ViT, attend, brute_force, forward, read_out, score, transform, written_out
+from helpers.reference_vit import (
+    Gradients,
+    Run,
+    ViT,
+    attend,
+    brute_force,
+    forward,
+    read_out,
+    score,
+    transform,
+    written_out,
+)
 
 
 @dataclass(frozen=True)

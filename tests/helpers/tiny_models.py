@@ -1,6 +1,6 @@
 """Tiny Vision Transformers of every kind, with what is known about each of them written down by hand.
 
-    from tiny import ZOO, build, pixels
+    from helpers.tiny_models import ZOO, build, pixels
 
 `build(name)` is seeded and shaken: biases, LayerScale, heads, norms and tokens are all far from zero and from one, so a
 test that forgets one of them fails. `ZOO[name]` says what a trace must find out by itself.
@@ -25,8 +25,7 @@ from open_clip.transformer import VisionTransformer as OpenClipTower
 from torch import Tensor, nn
 
 import clairvit as cv
-from helpers.rounding import growth
-from tiny_home import (
+from helpers.custom_vits import (
     CLASSES,
     DEPTH,
     HEADS,
@@ -51,6 +50,7 @@ from tiny_home import (
     ValuesFirstEinsumAttention,
     encoder_layer,
 )
+from helpers.rounding import growth
 
 Reference = Literal["hf", "mha", "drop"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from tiny_home import HEADS, WIDTH, HomeMade, merge_heads, split_heads
+from helpers.custom_vits import HEADS, WIDTH, HomeMade, merge_heads, split_heads
 
 EPS = 1e-12  # BERT's
 

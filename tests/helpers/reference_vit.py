@@ -18,7 +18,7 @@ from timm.models.eva import Eva
 from torch import Tensor, nn
 from torchvision.models import VisionTransformer as TorchvisionVisionTransformer
 
-from exact_models import HomeViT
+from helpers.exact_models import HomeViT
 
 
 @dataclass(frozen=True)
