@@ -15,7 +15,7 @@ PACKAGES = [
     *("models", "targets", "data", "tracing", "perturbation", "methods", "metrics", "selection", "bench", "papers"),
     *("training", "diagnostics", "plotting", "report"),
 ]
-SHARED = {"errors", "numerics", "compat", "_io", "_registry", "_version"}
+SHARED = {"errors", "execution", "numerics", "compat", "_io", "_registry", "_version"}
 LAZY_EXCEPTIONS = {
     ("methods/explanation.py", "plotting"),  # Explanation.save, .plot and the picture in a notebook
     ("methods/explain.py", "plotting"),  # the same of Comparison
@@ -56,7 +56,7 @@ def test_only_the_serve_command_imports_the_web_server() -> None:
 def test_public_functions_stay_functions_after_importing_packages() -> None:
     code = (
         "import clairvit.tracing.capture, clairvit.methods.attention as attention, clairvit as cv; "
-        "assert attention.rolled_attention; assert callable(cv.trace); assert len(cv.list_methods()) > 10; "
+        "assert attention.raw_attention; assert callable(cv.trace); assert len(cv.list_methods()) > 10; "
         "assert not callable(cv.methods)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -57,6 +57,11 @@ class Requires:
         all_rows: The layer map cannot be computed for single query rows.
         poolings: The only poolings it is defined for; none named: all.
         structure: What a model must have beyond attention: "residual" (x + attention, decomposed), "middle" (that sum).
+
+    Example:
+        >>> import clairvit as cv
+        >>> cv.Requires(passes="forward").tables  # the rule tables of its backward passes
+        ()
     """
 
     passes: Passes = "backward"

@@ -12,7 +12,20 @@ from clairvit.perturbation.probe import Probe
 
 @dataclass(frozen=True, eq=False)
 class MapResult:
-    """A method's maps with what goes with them; a method that has the maps only returns them as a tensor."""
+    """A method's maps with what goes with them; a method that has the maps only returns them as a tensor.
+
+    Args:
+        maps: [B, rows, cols].
+        standard_error: [B, rows, cols], of maps that are estimated from random samples.
+        chosen: Bool [B, rows, cols], the patches that a search selected.
+        notes: Sentences for `Explanation.notes`.
+        unmoved: [B] or empty: images whose score stayed the same whatever was removed.
+
+    Example:
+        >>> import clairvit as cv, torch
+        >>> cv.MapResult(torch.zeros(1, 14, 14), notes=("a sentence",)).notes
+        ('a sentence',)
+    """
 
     maps: Tensor  # [B, rows, cols]
     standard_error: Tensor | None = None  # [B, rows, cols], of maps that are estimated from random samples

@@ -25,8 +25,15 @@ class Layout:
     that the head reads, with weights that sum to 1; left out, they follow from `pooling`. Under `map` pooling they are
     rows of the attention pool (its latent queries) instead of tokens.
 
+    Args:
+        grid: Rows and columns of patches.
+        prefix: The number of tokens before the patches.
+        pooling: What the head reads: "token", "distilled", "avg", "map" or "mixed".
+        read: (row, weight) of the query rows that the head reads; left out, they follow from `pooling`.
+
     Example:
-        >>> Layout(grid=(14, 14), prefix=1, pooling="token").tokens
+        >>> import clairvit as cv
+        >>> cv.Layout(grid=(14, 14), prefix=1, pooling="token").tokens
         197
     """
 

@@ -27,6 +27,11 @@ class Preprocess:
             exactly if `keep_ratio` is False; None is just enough to cover `size`.
         interpolation: One of `INTERPOLATIONS`.
         keep_ratio: False: the image is squashed to the box, as SigLIP and most transformers models do.
+
+    Example:
+        >>> import clairvit as cv
+        >>> cv.Preprocess(size=(96, 96)).resize is None
+        True
     """
 
     size: tuple[int, int] = (224, 224)

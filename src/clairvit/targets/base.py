@@ -98,7 +98,16 @@ class ScoreContext:
 
 
 class Target(ABC):
-    """What is to be explained, as the user states it; subclasses are frozen dataclasses."""
+    """What is to be explained, as the user states it; subclasses are frozen dataclasses.
+
+    Attributes:
+        class_agnostic: There is no score, and maps do not depend on a class.
+
+    Example:
+        >>> import clairvit as cv
+        >>> isinstance(cv.contrast("Bengal", None), cv.Target)
+        True
+    """
 
     class_agnostic: ClassVar[bool] = False  # True: there is no score, and maps do not depend on a class
 
@@ -112,6 +121,16 @@ class TargetBatch:
     """One target per row of a batch: target(output) -> [B], differentiable.
 
     The output is what the module returned: scores [B, C], or a tuple, mapping or dataclass that holds them.
+
+    Attributes:
+        names: The title of the target of each image.
+        classes: The class index of each image; None for a contrast or a function.
+        score: The kind of score: logit, prob, logprob, …
+
+    Example:
+        >>> import clairvit as cv
+        >>> cv.trace("pets", "demo", target="Bengal").target.names
+        ('Bengal',)
     """
 
     names: tuple[str, ...]  # the title of each row

@@ -33,8 +33,14 @@ def contrast(a: int | str | None, b: int | str | None) -> Contrast:
     Args:
         a, b: Class indices or names; None is the predicted class.
 
+    Returns:
+        A target that every verb takes.
+
     Example:
-        >>> contrast("Beagle", None)
+        >>> import clairvit as cv
+        >>> cv.explain("pets", "demo", "genatt", target=cv.contrast("Bengal", "Egyptian Mau")).targets
+        ('Bengal − Egyptian Mau',)
+        >>> cv.contrast("Beagle", None)
         Contrast(a='Beagle', b=None)
     """
     return Contrast(a, b)
