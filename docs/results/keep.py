@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from clairvit.metrics.inference import mean_interval
+from clairvit.metrics.confidence_intervals import mean_interval
 
 DIGITS = 4
 # (method that the paper says is better, than which, who says so)

@@ -17,7 +17,6 @@ from clairvit.methods.registry import register as register_method
 from clairvit.methods.spec import MethodSpec, resolve_method
 from clairvit.metrics.registry import Better, MetricSpec, resolve_metric
 from clairvit.metrics.registry import list_metrics as registered_metrics
-from clairvit.metrics.registry import metric as register_metric
 from clairvit.models.sources.registry import sources
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -279,7 +278,7 @@ def metric(
 
     def register(function: Function) -> Function:
         _check_options(name, dict([*inspect.signature(function).parameters.items()][1:]))
-        register_metric(
+        metric(
             name,
             family=family,
             better=better,

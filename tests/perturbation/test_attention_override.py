@@ -9,7 +9,7 @@ from torch import Tensor
 import clairvit as cv
 from clairvit.perturbation.attention_override import AttentionOverride, ScoreTransform, mask_tokens
 from clairvit.perturbation.probe import probing
-from clairvit.perturbation.token_dropping import DropStrategy, embedded, run_tokens
+from clairvit.perturbation.token_dropping import DropStrategy, droppable_tokens, run_tokens
 from helpers.rounding import assert_same, rounding_bound
 from helpers.tiny_models import TINY, ZOO, pixels, wrapped
 
@@ -114,7 +114,7 @@ def test_pools_get_the_class_token_that_joins_late_and_windows_are_left_alone() 
 
 def test_hidden_tokens_are_hidden_from_handed_tokens_too() -> None:
     trace = cv.trace(wrapped("timm-vit", torch.float64), pixels("timm-vit", 2, dtype=torch.float64), target=3)
-    tokens = embedded(trace.recording)
+    tokens = droppable_tokens(trace.recording)
     assert tokens is not None
     shown = torch.rand(2, 17, generator=torch.Generator().manual_seed(0)) < 0.5
     shown[:, 0] = True

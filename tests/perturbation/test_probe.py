@@ -19,7 +19,7 @@ from clairvit.execution import ExecutionOptions
 from clairvit.perturbation import token_dropping as tokens
 from clairvit.perturbation.attention_override import mask_tokens
 from clairvit.perturbation.probe import Probe, probing
-from clairvit.perturbation.token_dropping import drop_strategy, embedded
+from clairvit.perturbation.token_dropping import drop_strategy, droppable_tokens
 from clairvit.tracing.trace import Trace
 from helpers.linear_patch_model import effects, linear
 from helpers.module_fingerprint import differences, fingerprint, surroundings
@@ -346,7 +346,7 @@ def test_nothing_is_kept_when_the_work_is_done(name: str, removal: str) -> None:
         trace = traced(name)
         one = torch.zeros(1, 1, some(name).shape[2], dtype=torch.bool)
         one[..., 3] = True
-        stream = embedded(trace.recording)
+        stream = droppable_tokens(trace.recording)
         with probing(trace, removal, what="test", forwards=1) as probe:
             probe.score_kept(some(name))
             probe.score_kept(one)

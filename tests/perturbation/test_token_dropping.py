@@ -20,7 +20,7 @@ from clairvit.perturbation.token_dropping import (
     NO_DROPPING,
     DropStrategy,
     drop_strategy,
-    embedded,
+    droppable_tokens,
     run_tokens,
     select_strategy,
 )
@@ -102,7 +102,7 @@ def test_each_model_is_dropped_from_in_the_way_that_its_architecture_asks_for(na
 @pytest.mark.parametrize("name", [name for name in TINY if name not in WITHOUT_BLOCKS])
 def test_keeping_all_tokens_is_the_plain_forward(name: str) -> None:
     recording = recorded(name)
-    tokens = embedded(recording)
+    tokens = droppable_tokens(recording)
     assert tokens is not None
     with torch.no_grad():
         plain = recording.model.logits(recording.pixels)
@@ -119,7 +119,7 @@ def test_dropping_is_masked_attention(name: str, count: int) -> None:
     recording, tiny = recorded(name), ZOO[name]
     keep, kept = some(name, count)
     shown = torch.cat([keep.new_ones(3, tiny.prefix), keep], 1)
-    tokens = embedded(recording)
+    tokens = droppable_tokens(recording)
     assert tokens is not None
 
     def with_masked_attention() -> Tensor:
@@ -139,7 +139,7 @@ def test_dropping_is_masked_attention(name: str, count: int) -> None:
 @pytest.mark.parametrize("name", sorted(set(DROPPING) - KNOW_PLACES))
 def test_the_order_of_kept_tokens_does_not_matter(name: str) -> None:
     recording, prefix = recorded(name), ZOO[name].prefix
-    tokens, (_, kept) = embedded(recording), some(name, 6)
+    tokens, (_, kept) = droppable_tokens(recording), some(name, 6)
     assert tokens is not None
     turned = torch.cat([kept[:, :prefix], kept[:, prefix:].flip(1)], 1)
     strategy = drop_strategy(recording)
@@ -151,7 +151,7 @@ def test_the_order_of_kept_tokens_does_not_matter(name: str) -> None:
 def test_positions_go_with_their_tokens(name: str) -> None:
     """In another order, tokens and their positions together, the patches are still the same patches."""
     recording, prefix = recorded(name), ZOO[name].prefix
-    tokens, (_, kept) = embedded(recording), some(name, 6)
+    tokens, (_, kept) = droppable_tokens(recording), some(name, 6)
     assert tokens is not None
     turned = torch.cat([kept[:, :prefix], kept[:, prefix:].flip(1)], 1)
     strategy = drop_strategy(recording)
@@ -190,7 +190,7 @@ def test_a_mean_is_the_mean_of_the_kept_tokens() -> None:
         x = x + block.attn.proj(attended(q, k, v))
         x = x + block.mlp(block.norm2(x))
     expected = m.head(m.fc_norm(x[:, 1:].mean(1)))
-    tokens = embedded(recording)
+    tokens = droppable_tokens(recording)
     assert tokens is not None
     assert_same(run_tokens(recording, drop_strategy(recording), tokens, kept), expected)
 
@@ -240,7 +240,7 @@ def test_rotary_angles_are_those_of_the_kept_patches(name: str, pairs: bool) -> 
         y = block.mlp(block.norm2(x))
         x = x + (y if block.gamma_2 is None else block.gamma_2 * y)
     expected = m.head(m.fc_norm(m.norm(x)[:, tiny.prefix :].mean(1)))
-    tokens = embedded(recording)
+    tokens = droppable_tokens(recording)
     assert tokens is not None
     assert_same(run_tokens(recording, drop_strategy(recording), tokens, kept), expected)
 
@@ -265,7 +265,7 @@ def test_relative_biases_are_those_between_the_kept_tokens() -> None:
         x = x + block.gamma_1 * own.proj(attended(q, k, v, bias))
         x = x + block.gamma_2 * block.mlp(block.norm2(x))
     expected = m.head(m.fc_norm(x[:, 1:].mean(1)))
-    tokens = embedded(recording)
+    tokens = droppable_tokens(recording)
     assert tokens is not None
     assert_same(run_tokens(recording, drop_strategy(recording), tokens, kept), expected)
 
@@ -314,7 +314,7 @@ def test_without_patches_there_is_no_mean_and_tokens_are_zeroed(name: str) -> No
     keep = torch.zeros(1, 3, patches, dtype=torch.bool)
     keep[0, 1, :4] = True  # a variant with patches in between stays itself
     found, probe = probed(name, keep)
-    tokens = embedded(probe.trace.recording)
+    tokens = droppable_tokens(probe.trace.recording)
     assert tokens is not None
     zeroed = tokens.clone()
     zeroed[:, ZOO[name].prefix :] = 0
@@ -328,7 +328,7 @@ def test_without_patches_there_is_no_mean_and_tokens_are_zeroed(name: str) -> No
 def test_windows_keep_their_number_and_tokens_are_zeroed() -> None:
     keep, _ = some("timm-sam", 6)
     found, probe = probed("timm-sam", keep[:2, None])
-    tokens = embedded(probe.trace.recording)
+    tokens = droppable_tokens(probe.trace.recording)
     assert tokens is not None
     expected = run_tokens(probe.trace.recording, DropStrategy("zero"), tokens * keep[:2, :, None], None)[:, 3]
     assert_same(found[:, 0], expected)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from scipy.stats import spearmanr
 
-from clairvit.metrics.inference import mean_interval
+from clairvit.metrics.confidence_intervals import mean_interval
 from clairvit.metrics.score import Score, Scores, lead
 from clairvit.plotting.labels import decimals_for, format_number, format_seconds
 from clairvit.report.blocks import Text

@@ -20,7 +20,7 @@ from clairvit.data.dataset import ImageDataset, Sample, as_dataset
 from clairvit.errors import BadInput, ClairError, NotApplicable
 from clairvit.methods.explanation import Cost
 from clairvit.methods.spec import resolve_method
-from clairvit.metrics.inference import LEVEL, mean_p
+from clairvit.metrics.confidence_intervals import LEVEL, mean_p
 from clairvit.selection.choose import METRICS, PANEL
 from clairvit.selection.ranking import RankingInput, rank_methods, summarise
 from clairvit.selection.result import Selection

@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 from scipy import stats as scipy_stats
 
-from clairvit.metrics.inference import EXACT, LEVEL, mean_interval, sign_flips, skewed_t, smallest_p
+from clairvit.metrics.confidence_intervals import EXACT, LEVEL, mean_interval, sign_flips, skewed_t, smallest_p
 from clairvit.selection.stats import (
     all_pairs,
     draws_for,

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from clairvit.models.model import Model
 
-AT_ONCE = 8  # images per unit: what is lost when a run is killed
+IMAGES_PER_UNIT = 8  # images per unit: what is lost when a run is killed
 Location = tuple[str | int, ...]  # keys and list indices that lead to a value of the document
 _STRICT: Any = {"extra": "forbid"}  # pydantic: an unknown key is an error
 
@@ -96,7 +96,7 @@ class StudyConfig:
     seed: StrictInt | None = None
     target: StrictStr | None = None
     maps: StrictStr | None = None
-    at_once: StrictInt = AT_ONCE
+    at_once: StrictInt = IMAGES_PER_UNIT
 
 
 _TABLES: Mapping[str, tuple[type, str]] = {  # key of the file -> its class, and an example of a spec

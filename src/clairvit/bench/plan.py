@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple
 
-from clairvit.bench.config import AT_ONCE
+from clairvit.bench.config import IMAGES_PER_UNIT
 from clairvit.bench.config import DataConfig as DataConfig
 from clairvit.bench.config import ModelConfig as ModelConfig
 from clairvit.data.dataset import ImageDataset
@@ -31,7 +31,7 @@ class Study:
     seed: int = 0
     target: str | None = None  # None: the predicted class; "label": the true class
     maps: str = "raw"
-    at_once: int = AT_ONCE
+    at_once: int = IMAGES_PER_UNIT
 
     def resolved(self) -> Study:
         """Return the study with canonical names and the baselines among its methods.

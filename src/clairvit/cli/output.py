@@ -48,7 +48,7 @@ def by_metric(scores: Mapping[tuple[str, str], Score]) -> ScoreTable:
 
 def print_scores(rows: ScoreTable, methods: Sequence[str]) -> None:
     """Print one row per method and one column per metric: mean ± standard error and, below, the interval."""
-    from clairvit.metrics.inference import FEWEST
+    from clairvit.metrics.confidence_intervals import FEWEST
     from clairvit.plotting.labels import ARROWS
 
     metrics = list(rows)

@@ -29,8 +29,8 @@ from clairvit.errors import ClairError
 from clairvit.methods.explain import compare
 from clairvit.methods.registry import list_methods
 from clairvit.methods.spec import resolve_method
+from clairvit.metrics.confidence_intervals import LEVEL, sign_flips, smallest_p
 from clairvit.metrics.evaluate import evaluate
-from clairvit.metrics.inference import LEVEL, sign_flips, smallest_p
 from clairvit.metrics.similarity import pearson
 from clairvit.tracing.structure import model_structure
 

@@ -12,7 +12,7 @@ from clairvit.diagnostics.forward import largest_gap
 from clairvit.diagnostics.inspection import plain_forward
 from clairvit.diagnostics.report import Check
 from clairvit.errors import ClairError
-from clairvit.tracing.attention import Kind
+from clairvit.tracing.attention_call import Kind
 from clairvit.tracing.grid import off_proportion
 from clairvit.tracing.recording import record
 from clairvit.tracing.structure import ModelStructure, model_structure

@@ -18,7 +18,7 @@ from clairvit.methods.spec import resolve_method
 from clairvit.perturbation.probe import Probe, probing
 from clairvit.perturbation.removal import Removal
 from clairvit.targets.base import TargetBatch, class_name
-from clairvit.tracing.attention import widened
+from clairvit.tracing.attention_call import widened
 from clairvit.tracing.trace import Trace
 
 NAME, ALONE = "counterfactual", "leave-one-out"

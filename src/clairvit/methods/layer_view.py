@@ -12,7 +12,7 @@ from torch import Tensor
 
 from clairvit.errors import NotApplicable
 from clairvit.models.model import Layout
-from clairvit.tracing.attention import merged, widened
+from clairvit.tracing.attention_call import merged, widened
 from clairvit.tracing.block_decomposition import BlockDecomposition
 from clairvit.tracing.grid import square_patches
 from clairvit.tracing.layer import Layer

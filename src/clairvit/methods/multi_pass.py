@@ -24,7 +24,7 @@ from clairvit.methods.result import MapResult
 from clairvit.perturbation.batching import BatchBudget, in_batches
 from clairvit.perturbation.progress import report_progress
 from clairvit.perturbation.rng import image_seeds, make_generator
-from clairvit.tracing.attention import widened
+from clairvit.tracing.attention_call import widened
 from clairvit.tracing.trace import GradientScope, Trace
 
 T = TypeVar("T")

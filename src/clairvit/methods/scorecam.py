@@ -26,7 +26,7 @@ from clairvit.methods.registry import ExtraCost, Requires, method
 from clairvit.methods.result import MapResult
 from clairvit.perturbation.probe import Probe, probing
 from clairvit.perturbation.rng import image_seeds
-from clairvit.tracing.attention import widened
+from clairvit.tracing.attention_call import widened
 from clairvit.tracing.recorders.last_norm import LastNorm
 from clairvit.tracing.trace import Trace
 

@@ -24,7 +24,7 @@ from clairvit.models.model import Model
 from clairvit.perturbation.progress import report_progress
 from clairvit.perturbation.rng import image_noise, make_generator
 from clairvit.targets.base import TargetBatch, class_name
-from clairvit.tracing.attention import widened
+from clairvit.tracing.attention_call import widened
 from clairvit.tracing.module_state import frozen_eval
 
 Order = Literal["top-down", "bottom-up", "independent"]

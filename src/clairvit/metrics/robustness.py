@@ -22,7 +22,7 @@ from clairvit.metrics.registry import metric
 from clairvit.numerics import over_largest
 from clairvit.perturbation.progress import track
 from clairvit.perturbation.rng import Distribution, image_noise, make_generator
-from clairvit.tracing.attention import widened
+from clairvit.tracing.attention_call import widened
 
 Resolution = Literal["patch", "pixel"]
 NearZero = Literal["largest", "exact"]

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from clairvit.errors import ClairError
 from clairvit.methods.explanation import Cost
-from clairvit.metrics.inference import mean_interval, standard_deviation
+from clairvit.metrics.confidence_intervals import mean_interval, standard_deviation
 
 Counts = NDArray[np.float64]  # [n, K, 2]
 

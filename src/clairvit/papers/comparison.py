@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from clairvit.metrics.inference import LEVEL, fewest_values
+from clairvit.metrics.confidence_intervals import LEVEL, fewest_values
 from clairvit.metrics.radar import area_under_radar, radar
 from clairvit.metrics.score import Score, leads
 from clairvit.numerics import average_ranks

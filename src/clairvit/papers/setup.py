@@ -10,7 +10,7 @@ from clairvit.data.dataset import ImageDataset
 from clairvit.errors import BadInput, UnknownName, did_you_mean
 from clairvit.methods.spec import resolve_method
 from clairvit.metrics.accumulator import BASELINES
-from clairvit.metrics.inference import FEWEST
+from clairvit.metrics.confidence_intervals import FEWEST
 from clairvit.metrics.score import Scores
 from clairvit.models.model import Model
 from clairvit.papers.paper import Measure, Paper, Table

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from clairvit.tracing import ops
-from clairvit.tracing.attention import repeated, scaled_scores
+from clairvit.tracing.attention_call import repeated, scaled_scores
 
 ScoreTransform = Callable[[Tensor], Tensor]  # scores [B, H, queries, tokens] -> the same shape
 MAX_EXTRA_KEYS = 2  # class tokens that are added in a pool after the layers

@@ -26,11 +26,11 @@ from clairvit.perturbation.token_dropping import (
     NO_DROPPING,
     DropStrategy,
     drop_strategy,
-    embedded,
+    droppable_tokens,
     run_tokens,
 )
 from clairvit.targets.base import TargetBatch
-from clairvit.tracing.attention import widened
+from clairvit.tracing.attention_call import widened
 from clairvit.tracing.module_state import frozen_eval
 from clairvit.tracing.trace import Trace
 
@@ -125,7 +125,7 @@ class Probe:
         self.layout: Layout = trace.layout
         self.images_run = 0  # images that went through the model
         self.strategy: DropStrategy = drop_strategy(trace.recording) if removal == "token" else NO_DROPPING
-        self.tokens = embedded(trace.recording) if self.strategy.mode != "none" else None
+        self.tokens = droppable_tokens(trace.recording) if self.strategy.mode != "none" else None
         limit = TOKENS_AT_ONCE.get(self.pixels.device.type, TOKENS_AT_ONCE["cuda"])
         self.budget = BatchBudget(limit, options.batch_size)
         self._advance = advance

@@ -58,7 +58,7 @@ def drop_strategy(recording: Recording) -> DropStrategy:
     return strategies[recording.structure]
 
 
-def embedded(recording: Recording) -> Tensor | None:
+def droppable_tokens(recording: Recording) -> Tensor | None:
     """Return the first block's input [B, N, d] where its tokens are the layout's; None: no tokens can be dropped."""
     structure, first_input = recording.structure, recording.inputs[0] if recording.inputs else None
     if structure.layout is None or first_input is None or not structure.layers or not structure.in_order:
@@ -153,14 +153,14 @@ def _replace_block_input(
 @torch.no_grad()
 def select_strategy(recording: Recording) -> DropStrategy:
     """Return the first strategy whose results are right on two noise images; the user's own may be blank."""
-    if embedded(recording) is None:
+    if droppable_tokens(recording) is None:
         return NO_DROPPING
     pixels = recording.pixels
     noise = torch.randn(2, *pixels.shape[1:], generator=torch.Generator().manual_seed(0)).to(pixels)
     full_precision = torch.autocast(pixels.device.type, enabled=False)  # rounding would hide differences
     with frozen_eval(recording.model.module), full_precision:  # our hooks see no other thread's passes
         reference = record(recording.model, noise, differentiable=False)
-        tokens = embedded(reference)
+        tokens = droppable_tokens(reference)
         assert tokens is not None
         for strategy in _STRATEGIES:
             if _is_correct(recording, strategy, tokens, reference):

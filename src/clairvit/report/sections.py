@@ -10,7 +10,7 @@ from clairvit.methods.explanation import Cost
 from clairvit.methods.registry import USUAL_PATCHES
 from clairvit.methods.spec import resolve_method
 from clairvit.metrics.accumulator import BASELINES
-from clairvit.metrics.inference import FEWEST, LEVEL, fewest_values
+from clairvit.metrics.confidence_intervals import FEWEST, LEVEL, fewest_values
 from clairvit.metrics.registry import resolve_metric
 from clairvit.metrics.score import Score, lead, leads
 from clairvit.plotting.labels import (

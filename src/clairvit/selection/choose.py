@@ -17,8 +17,8 @@ from clairvit.methods.explain import explain
 from clairvit.methods.explanation import Cost
 from clairvit.methods.spec import MethodSpec, resolve_method
 from clairvit.metrics.accumulator import BASELINES
+from clairvit.metrics.confidence_intervals import Array
 from clairvit.metrics.evaluate import LABEL, OnError, error_handler, evaluate
-from clairvit.metrics.inference import Array
 from clairvit.metrics.registry import MetricSpec, resolve_metric
 from clairvit.metrics.score import Scores
 from clairvit.models.coerce import ModelLike, as_images, as_model

@@ -11,7 +11,7 @@ import numpy as np
 from clairvit.errors import BadInput
 from clairvit.methods.explanation import Cost
 from clairvit.metrics.accumulator import BASELINES
-from clairvit.metrics.inference import EVERYWHERE, LEVEL, Array, mean_p, standard_deviation
+from clairvit.metrics.confidence_intervals import EVERYWHERE, LEVEL, Array, mean_p, standard_deviation
 from clairvit.selection.stats import (
     all_pairs,
     draws_for,

@@ -15,8 +15,8 @@ from clairvit.methods.aggregation import Total, first_layer
 from clairvit.methods.ensembles import starts
 from clairvit.methods.parsing import STARTS, parse_spec
 from clairvit.methods.spec import resolve_method
+from clairvit.metrics.confidence_intervals import LEVEL, Array, mean_p
 from clairvit.metrics.evaluate import evaluate
-from clairvit.metrics.inference import LEVEL, Array, mean_p
 from clairvit.metrics.registry import MetricSpec
 from clairvit.metrics.score import Score
 from clairvit.models.model import Model

@@ -1,7 +1,7 @@
 """Statistics of methods that were scored on the same images: corrections for many comparisons, ranks, Pareto front.
 
 All tests are paired: they are about the difference of two methods on an image, not about how hard the image is. Tests
-of one mean are in `metrics/inference.py`.
+of one mean are in `metrics/confidence_intervals.py`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,16 @@ import torch
 from numpy.typing import NDArray
 
 from clairvit.metrics import similarity
-from clairvit.metrics.inference import DRAWS, EVERYWHERE, FEWEST, LEVEL, Array, fewest_values, mean_interval, mean_p
+from clairvit.metrics.confidence_intervals import (
+    DRAWS,
+    EVERYWHERE,
+    FEWEST,
+    LEVEL,
+    Array,
+    fewest_values,
+    mean_interval,
+    mean_p,
+)
 from clairvit.numerics import average_ranks
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from clairvit.errors import NotApplicable
 from clairvit.tracing import ops
-from clairvit.tracing.attention import AttentionCall, widened
+from clairvit.tracing.attention_call import AttentionCall, widened
 from clairvit.tracing.capture import Capture
 from clairvit.tracing.linearised import Norm, PathStep, is_sum, linear_path, propagate, rerun
 from clairvit.tracing.recorders.op_log import OpLog, Step

@@ -2,8 +2,8 @@
 
 Nothing is patched. Inside `with Capture(…)` each torch function the model calls passes through `__torch_function__`:
 fused attention is recorded with its q, k, v; the explicit path (product, softmax, product) is recognised by following
-the softmax output until it meets the values; recorders are shown the operations they ask for; and, if a `Switch` is
-given, operations get a backward that follows a rule table.
+the softmax output until it meets the values; recorders are shown the operations they ask for; and, if an
+`ActiveRuleTable` is given, operations get a backward that follows a rule table.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from clairvit.tracing import ops
-from clairvit.tracing.attention import AttentionCall, common_form, repeated
+from clairvit.tracing.attention_call import AttentionCall, common_form, repeated
 from clairvit.tracing.recorders.base import Op, Recorder
-from clairvit.tracing.rules.table import Switch, gelu_slope, with_custom_backward
+from clairvit.tracing.rules.table import ActiveRuleTable, gelu_slope, with_custom_backward
 
 
 class Capture(TorchFunctionMode):
@@ -29,7 +29,7 @@ class Capture(TorchFunctionMode):
     def __init__(
         self,
         batch: int,
-        switch: Switch | None = None,
+        switch: ActiveRuleTable | None = None,
         recorders: Sequence[Recorder] = (),
         *,
         sequence_first: bool = False,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from clairvit.errors import CaptureError, NotApplicable
-from clairvit.tracing.attention import AttentionCall
+from clairvit.tracing.attention_call import AttentionCall
 from clairvit.tracing.autograd_errors import GRADIENT_METHODS, no_attention
 
 

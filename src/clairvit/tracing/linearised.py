@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_flatten
 
 from clairvit.errors import NotApplicable
 from clairvit.tracing import ops
-from clairvit.tracing.attention import repeated, scaled_scores, widened
+from clairvit.tracing.attention_call import repeated, scaled_scores, widened
 from clairvit.tracing.recorders.op_log import Step, map_leaves
 
 

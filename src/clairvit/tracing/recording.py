@@ -14,14 +14,14 @@ from clairvit.errors import CaptureError, NotApplicable
 from clairvit.execution import ExecutionOptions
 from clairvit.models.model import Model
 from clairvit.tracing import ops
-from clairvit.tracing.attention import AttentionCall
+from clairvit.tracing.attention_call import AttentionCall
 from clairvit.tracing.autograd_errors import CHECKPOINTED, translate_autograd_errors
 from clairvit.tracing.capture import Capture
 from clairvit.tracing.gradient_barriers import blocked_gradient
 from clairvit.tracing.grid import channels_first
 from clairvit.tracing.module_state import frozen_eval, own_grad_mode, this_thread_only
 from clairvit.tracing.recorders.base import Op, Recorder
-from clairvit.tracing.rules import RuleTable, Switch, rule_table
+from clairvit.tracing.rules import ActiveRuleTable, RuleTable, rule_table
 from clairvit.tracing.stages import StageRecorder
 from clairvit.tracing.structure import ModelStructure, model_structure, tokens_among
 
@@ -40,7 +40,7 @@ class Recording:
     end: Tensor | None  # the last block's output; a CNN's last feature map
     calls: tuple[AttentionCall, ...]  # the attention of each layer
     pools: tuple[AttentionCall, ...]  # attention pools after the layers
-    switch: Switch | None
+    switch: ActiveRuleTable | None
     rules: tuple[RuleTable, ...]
     differentiable: bool
     recorders: Mapping[type[Recorder], Recorder]
@@ -163,7 +163,9 @@ def record(
     pixels = pixels.detach().clone().requires_grad_(differentiable)
     tables = tuple(map(rule_table, rules))
     used = {kind: kind() for kind in recorders}
-    forward = _ForwardPass(structure, pixels, Switch.among(tables) if differentiable else None, used.values(), start)
+    forward = _ForwardPass(
+        structure, pixels, ActiveRuleTable.among(tables) if differentiable else None, used.values(), start
+    )
     with frozen_eval(model.module), torch.set_grad_enabled(differentiable):
         logits = forward.run(model)
     calls = forward.checked_calls(differentiable)
@@ -210,7 +212,7 @@ class _ForwardPass:
         self,
         structure: ModelStructure,
         pixels: Tensor,
-        switch: Switch | None,
+        switch: ActiveRuleTable | None,
         recorders: Collection[Recorder],
         start: Tensor | None,
     ) -> None:
@@ -289,7 +291,7 @@ class _ForwardPass:
         if len(calls) != len(sites):
             raise CaptureError(
                 f"The model made {len(calls)} attention calls, {len(sites)} on an earlier run of the same image size; "
-                "expected the same path every time. Switch off random depth or early exits, then trace again."
+                "expected the same path every time. ActiveRuleTable off random depth or early exits, then trace again."
             )
         for call, site in zip(calls, sites, strict=True):
             call.kind = site.kind

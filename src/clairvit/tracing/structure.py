@@ -24,7 +24,7 @@ from torch.utils.hooks import RemovableHandle
 from clairvit.errors import BadInput, CaptureError, ClairError
 from clairvit.models.model import Layout, Model, Pooling
 from clairvit.tracing import ops
-from clairvit.tracing.attention import AttentionCall, Kind
+from clairvit.tracing.attention_call import AttentionCall, Kind
 from clairvit.tracing.autograd_errors import CHECKPOINTED, translate_autograd_errors
 from clairvit.tracing.capture import Capture
 from clairvit.tracing.gradient_barriers import Barrier, BarrierFinder

@@ -22,7 +22,7 @@ from clairvit.models.images import prepare
 from clairvit.models.model import Layout, Model
 from clairvit.targets.base import TargetBatch
 from clairvit.targets.resolve import resolve_targets
-from clairvit.tracing.attention import AttentionCall
+from clairvit.tracing.attention_call import AttentionCall
 from clairvit.tracing.layer import Layer, gradient_at
 from clairvit.tracing.module_state import own_grad_mode
 from clairvit.tracing.recorders.base import Recorder

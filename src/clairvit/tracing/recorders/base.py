@@ -15,7 +15,7 @@ from torch import Tensor
 from clairvit.errors import NotApplicable
 
 if TYPE_CHECKING:
-    from clairvit.tracing.attention import AttentionCall
+    from clairvit.tracing.attention_call import AttentionCall
     from clairvit.tracing.recording import Recording
     from clairvit.tracing.structure import ModelStructure
     from clairvit.tracing.trace import GradientScope

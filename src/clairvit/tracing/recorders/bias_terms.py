@@ -21,7 +21,7 @@ from torch import Tensor
 from clairvit.errors import NotApplicable
 from clairvit.models.model import Layout
 from clairvit.tracing import ops
-from clairvit.tracing.attention import repeated, scaled_scores
+from clairvit.tracing.attention_call import repeated, scaled_scores
 from clairvit.tracing.grid import MOST_PREFIX_TOKENS
 from clairvit.tracing.recorders.base import GradientOf, Op, Recorder
 

@@ -11,7 +11,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils._pytree import tree_flatten, tree_map
 
 from clairvit.tracing import ops
-from clairvit.tracing.attention import AttentionCall
+from clairvit.tracing.attention_call import AttentionCall
 from clairvit.tracing.recorders.base import Op, Recorder
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Self
 from torch import Tensor
 
 from clairvit.tracing import ops
-from clairvit.tracing.attention import AttentionCall
+from clairvit.tracing.attention_call import AttentionCall
 from clairvit.tracing.recorders.base import GradientOf, Op, Recorder
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map
 
 from clairvit.tracing import ops
-from clairvit.tracing.attention import AttentionCall
+from clairvit.tracing.attention_call import AttentionCall
 from clairvit.tracing.recorders.base import Op, Recorder
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from clairvit.errors import NotApplicable
 from clairvit.tracing import ops
-from clairvit.tracing.attention import AttentionCall, widened
+from clairvit.tracing.attention_call import AttentionCall, widened
 from clairvit.tracing.recorders.base import Op, Recorder
 
 if TYPE_CHECKING:

@@ -6,10 +6,10 @@ import functools
 from collections.abc import Callable
 
 from clairvit.errors import UnknownName, did_you_mean
-from clairvit.tracing.rules.gamma import ATTNLRP, attnlrp_rules, cp_lrp_rules
+from clairvit.tracing.rules.attnlrp import ATTNLRP, attnlrp_rules, cp_lrp_rules
+from clairvit.tracing.rules.chefer_lrp import CHEFER, DEEP_TAYLOR, LRP
 from clairvit.tracing.rules.linear import LIBRA, LINEAR, RESIDUAL
-from clairvit.tracing.rules.lrp import CHEFER, DEEP_TAYLOR, LRP
-from clairvit.tracing.rules.table import PLAIN, Rule, RuleTable, Switch
+from clairvit.tracing.rules.table import PLAIN, ActiveRuleTable, Rule, RuleTable
 
 __all__ = [
     "ATTNLRP",
@@ -21,8 +21,8 @@ __all__ = [
     "PLAIN",
     "RESIDUAL",
     "TABLES",
+    "ActiveRuleTable",
     "RuleTable",
-    "Switch",
     "rule_table",
 ]
 

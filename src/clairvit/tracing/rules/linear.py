@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from clairvit.tracing.attention import scaled_scores
+from clairvit.tracing.attention_call import scaled_scores
 from clairvit.tracing.rules.table import Call, Gradients, Rule, RuleTable
 
 

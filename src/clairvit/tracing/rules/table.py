@@ -2,7 +2,7 @@
 
 A table is a frozen value: for a role that an operation plays ("norm", "activation", …) a small function from the call
 and the incoming gradient to the gradients of its inputs. A role that a table does not name keeps its ordinary gradient,
-so the table `plain` is empty. One forward graph serves all tables: the backward asks the `Switch` which one is on.
+so the table `plain` is empty. One forward graph serves all tables: the backward reads the `ActiveRuleTable`.
 
 A backward always carries c = R / a, relevance over activation, so that gradient × input is relevance. Then views, sums,
 means and scalings need no rule: their ordinary gradient is the proportional one.
@@ -60,22 +60,24 @@ PLAIN = RuleTable("plain")
 
 
 @dataclass(eq=False)
-class Switch:
+class ActiveRuleTable:
     """Which table the next backward follows: set by the recording before each backward, read by every call."""
 
     roles: frozenset[str]  # those that some table of the recording names: no other operation is wrapped
     table: RuleTable = PLAIN
 
     @staticmethod
-    def among(tables: Iterable[RuleTable]) -> Switch | None:
+    def among(tables: Iterable[RuleTable]) -> ActiveRuleTable | None:
         """Return a switch between tables; None where no table names a role, so that nothing need be wrapped."""
         roles = frozenset(role for table in tables for role in table.rules)
-        return Switch(roles) if roles else None
+        return ActiveRuleTable(roles) if roles else None
 
 
 class _CustomBackward(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, role: str, switch: Switch, call: Call, output: list[Tensor], *inputs: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, role: str, switch: ActiveRuleTable, call: Call, output: list[Tensor], *inputs: Tensor
+    ) -> Tensor:
         ctx.role, ctx.switch, ctx.call = role, switch, call
         return output.pop()  # in a list: a tensor argument that is returned would be a view, and x.add_(…) forbidden
 
@@ -87,7 +89,11 @@ class _CustomBackward(torch.autograd.Function):
 
 
 def with_custom_backward(
-    role: str, switch: Switch, function: Callable[..., Tensor], inputs: tuple[Tensor, ...], arguments: dict[str, Any]
+    role: str,
+    switch: ActiveRuleTable,
+    function: Callable[..., Tensor],
+    inputs: tuple[Tensor, ...],
+    arguments: dict[str, Any],
 ) -> Tensor:
     """Return function(*inputs) with a backward that follows the switch; the inner graph is the operation's own."""
     if role not in switch.roles or not torch.is_grad_enabled() or not any(x.requires_grad for x in inputs):

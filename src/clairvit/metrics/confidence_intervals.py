@@ -27,7 +27,7 @@ FEWEST = 6  # values: 2^(1 − 6) = 0.031 is the first smallest p below 5 %
 EXACT = 12  # values up to which all 2^n sign flips are enumerated
 DRAWS = 20_000  # random sign flips of a test, for more values
 INTERVAL_DRAWS = 2_000  # random sign flips of an interval, for more values
-AT_ONCE = 2_000  # flips in memory
+FLIPS_PER_CHUNK = 2_000  # flips in memory
 EVERYWHERE = (-math.inf, math.inf)
 SLACK = 1e-9  # relative: sums that differ by rounding are equal
 
@@ -56,8 +56,10 @@ def _signs(n: int, draws: int, seed: int) -> Iterator[Array]:
         yield _all_signs(n)
         return
     generator = np.random.default_rng(seed)
-    for start in range(0, draws, AT_ONCE):
-        yield np.asarray(generator.integers(0, 2, (min(AT_ONCE, draws - start), n)) * 2.0 - 1.0, dtype=np.float64)
+    for start in range(0, draws, FLIPS_PER_CHUNK):
+        yield np.asarray(
+            generator.integers(0, 2, (min(FLIPS_PER_CHUNK, draws - start), n)) * 2.0 - 1.0, dtype=np.float64
+        )
 
 
 def sign_flips(differences: Array, seed: int = 0, draws: int = DRAWS) -> Array:

@@ -8,9 +8,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from clairvit.tracing.attention import scaled_scores
+from clairvit.tracing.attention_call import scaled_scores
+from clairvit.tracing.rules.chefer_lrp import Affine, ratio
 from clairvit.tracing.rules.linear import DETACHED, LINEAR, uniform_half
-from clairvit.tracing.rules.lrp import Affine, ratio
 from clairvit.tracing.rules.table import Call, Gradients, Rule, RuleTable
 
 
@@ -49,17 +49,17 @@ def gamma_rule(gamma: float, eps: float, inside: bool = True) -> Rule:
         up, down = layer.signs
         b = torch.zeros_like(z[:1]) if layer.bias is None else _on_channels(layer.bias, layer.weight)
         x_up, x_down = layer.x.clamp(min=0), layer.x.clamp(max=0)
-        for_z = layer(x_up, up) + layer(x_down, down) + b.clamp(min=0)
-        against_z = layer(x_up, down) + layer(x_down, up) + b.clamp(max=0)
-        added = torch.where(z > 0, for_z, against_z)
-        s = ratio(z * c, stabilise(z + gamma * added, eps))
-        s_for, s_against = torch.where(z > 0, s, 0), torch.where(z < 0, s, 0)
-        more = torch.where(
+        positive_part = layer(x_up, up) + layer(x_down, down) + b.clamp(min=0)
+        negative_part = layer(x_up, down) + layer(x_down, up) + b.clamp(max=0)
+        gamma_share = torch.where(z > 0, positive_part, negative_part)
+        s = ratio(z * c, stabilise(z + gamma * gamma_share, eps))
+        s_where_positive, s_where_negative = torch.where(z > 0, s, 0), torch.where(z < 0, s, 0)
+        gamma_relevance = torch.where(
             layer.x > 0,
-            layer.back(s_for, up) + layer.back(s_against, down),
-            layer.back(s_for, down) + layer.back(s_against, up),
+            layer.back(s_where_positive, up) + layer.back(s_where_negative, down),
+            layer.back(s_where_positive, down) + layer.back(s_where_negative, up),
         )
-        return (layer.back(s, layer.weight) + gamma * more,)
+        return (layer.back(s, layer.weight) + gamma * gamma_relevance,)
 
     return rule
 
@@ -86,7 +86,7 @@ def stabilised_attention(eps: float) -> Rule:
     return rule
 
 
-def stabilised_linear_mix(eps: float) -> Rule:
+def stabilised_weighted_values(eps: float) -> Rule:
     return lambda call, c: uniform_half(call, epsilon_stabilise(c, call.function(*call.inputs), eps / 2))
 
 
@@ -122,7 +122,7 @@ def attnlrp_rules(
     if eps:
         rules |= {
             "attention": stabilised_attention(eps),
-            "mix": stabilised_linear_mix(eps),
+            "mix": stabilised_weighted_values(eps),
             "softmax": stabilised_softmax(eps),
         }
     return rules

@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 from scipy import stats as scipy_stats
 
-from clairvit.metrics.inference import (
+from clairvit.metrics.confidence_intervals import (
     EXACT,
     FEWEST,
     LEVEL,

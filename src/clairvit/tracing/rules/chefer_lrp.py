@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from clairvit.tracing.attention import scaled_scores
+from clairvit.tracing.attention_call import scaled_scores
 from clairvit.tracing.rules.linear import (
     activation_secant,
     detach_gate,
