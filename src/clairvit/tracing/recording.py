@@ -291,7 +291,7 @@ class _ForwardPass:
         if len(calls) != len(sites):
             raise CaptureError(
                 f"The model made {len(calls)} attention calls, {len(sites)} on an earlier run of the same image size; "
-                "expected the same path every time. ActiveRuleTable off random depth or early exits, then trace again."
+                "expected the same path every time. Switch off random depth or early exits, then trace again."
             )
         for call, site in zip(calls, sites, strict=True):
             call.kind = site.kind
