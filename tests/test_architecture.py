@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+import tokenize
 from pathlib import Path
 
 import pytest
@@ -60,3 +61,18 @@ def test_public_functions_stay_functions_after_importing_packages() -> None:
         "assert not callable(cv.methods)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+METAPHORS = {
+    *("album", "anatomy", "aside", "desk", "dice", "film", "found", "guest", "house", "lane", "ledger", "luck", "room"),
+    *("said", "shelf", "tally", "told", "wish"),
+}
+
+
+@pytest.mark.parametrize("path", sorted(SOURCE.rglob("*.py")), ids=lambda path: path.relative_to(SOURCE).as_posix())
+def test_names_are_no_metaphors(path: Path) -> None:
+    """A reader who knows PyTorch, LRP and captum finds things by the usual words."""
+    with path.open(encoding="utf-8") as file:
+        names = {token.string for token in tokenize.generate_tokens(file.readline) if token.type == tokenize.NAME}
+    used = {name for name in names if METAPHORS & set(name.lower().strip("_").split("_"))}
+    assert used == set()

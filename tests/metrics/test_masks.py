@@ -73,7 +73,7 @@ def test_an_empty_mask_is_undefined(text: str) -> None:
     found = values(text, context)
     assert found[0, 1].isnan()
     assert found[0, [0, 2]].isfinite().all()
-    assert FULL not in context.aside.notes
+    assert FULL not in context.notes_log.notes
 
 
 @pytest.mark.parametrize("text", VARIANTS)
@@ -82,7 +82,7 @@ def test_a_full_mask_is_flagged(text: str) -> None:
     where[1] = True
     context = case_of(noise().abs(), masks=where)
     found = values(text, context)
-    assert context.aside.notes == [FULL]
+    assert context.notes_log.notes == [FULL]
     assert found[0, [0, 2]].isfinite().all()
     assert found[0, 1].isnan() if text.startswith(UNDEFINED_IF_FULL) else found[0, 1].isfinite()
     mass = ("relevance-mass", "energy", "relevance-rank", "top-k", "pointing-game", "faf", "ap(on=binary)")
@@ -92,7 +92,7 @@ def test_a_full_mask_is_flagged(text: str) -> None:
     void[0], void[1, 3:5] = ~where[0], True
     context = case_of(noise().abs(), masks=where, void=void)
     values(text, context)
-    assert context.aside.notes == [FULL], "void pixels are no background"
+    assert context.notes_log.notes == [FULL], "void pixels are no background"
 
 
 @pytest.mark.parametrize("text", VARIANTS)

@@ -205,10 +205,10 @@ def _stored(maps: Tensor | None) -> Tensor:
 @functools.cache
 def versions() -> dict[str, str]:
     """Return the versions of Python and of the packages that a result depends on."""
-    found = {"python": platform.python_version()}
+    versions_by_package = {"python": platform.python_version()}
     for package in ("clairvit", "torch", "timm", "torchvision", "transformers", "open_clip_torch"):
         try:
-            found[package] = version(package)
+            versions_by_package[package] = version(package)
         except PackageNotFoundError:
             continue  # an extra that is not installed
-    return found
+    return versions_by_package

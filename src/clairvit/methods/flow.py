@@ -53,10 +53,10 @@ class Flow:
     def start_row(self, read: Tensor) -> Tensor | None:
         return read[:, None]  # [1 or B, 1, N]: the source
 
-    def step(self, row: Tensor | None, said: Tensor, read: Tensor) -> Tensor:
+    def step(self, row: Tensor | None, layer_map: Tensor, read: Tensor) -> Tensor:
         """Return the capacities so far, [B, 1 + layers·N, N]: of the source, then of each token, last layer first."""
         assert row is not None
-        return torch.cat([row.expand(len(said), -1, -1), row_normalised_capacities(said, self.residual)], 1)
+        return torch.cat([row.expand(len(layer_map), -1, -1), row_normalised_capacities(layer_map, self.residual)], 1)
 
     def steps(self, row: Tensor | None, several: Tensor, read: Tensor) -> Tensor:
         return one_by_one(self, row, several, read)

@@ -59,7 +59,7 @@ def hsic(
     widths = kernel_widths(outputs.double(), width)
     if bool((widths.abs() < NARROW * outputs.double().std(1)).any()) and width == "outputs":
         notes.append(
-            "hsic: the median of the outputs is near zero beside their spread; width=distances suits them better"
+            "hsic: the median of the outputs is near zero compared with their spread; width=distances suits them better"
         )
     scores = torch.stack([dependence(shown, y, sigma) for y, sigma in zip(outputs.double(), widths, strict=True)])
     return MapResult.from_probe(_on_patches(scores.reshape(-1, *sides), probe).to(outputs.dtype), probe, notes=notes)

@@ -74,9 +74,9 @@ class ScoreAccumulator:
         passes = recording.forwards - before[0], recording.backwards - before[1]
         values = output.values.masked_fill(context.invalid, math.nan)
         self._add(spec, context.specs, replace(output, values=values), context.degenerate, passes, started)
-        self._add_notes(spec, context.aside.notes)
+        self._add_notes(spec, context.notes_log.notes)
         self.used.setdefault(spec.text, {}).update(context.settings)
-        context.aside.notes.clear()
+        context.notes_log.notes.clear()
         context.settings.clear()
 
     def measure_set(self, context: DatasetContext, spec: MetricSpec) -> None:
@@ -89,8 +89,8 @@ class ScoreAccumulator:
             math.ceil((context.cost.backwards - before.backwards) / len(context.rows)),
         )
         self._add(spec, context.specs, output, degenerate, passes, started)
-        self._add_notes(spec, context.aside.notes)
-        context.aside.notes.clear()
+        self._add_notes(spec, context.notes_log.notes)
+        context.notes_log.notes.clear()
 
     def _add(
         self,

@@ -74,7 +74,7 @@ class EvalContext:
     others: tuple[int | None, ...] | None = None  # classes of other objects in the images
     transform: str = "raw"  # a `MapTransform`, already applied to `raw`
     seed: int = 0
-    aside: Notes = field(default_factory=Notes)
+    notes_log: Notes = field(default_factory=Notes)
     settings: dict[str, str] = field(default_factory=dict)  # values that a metric used instead of its options'
     _empty_scores: dict[str, Tensor] = field(default_factory=dict, repr=False)  # removal -> f(nothing left) [B]
 
@@ -189,12 +189,12 @@ class EvalContext:
         if removal not in self._empty_scores:
             keep = torch.zeros(1, 1, self.patches, dtype=torch.bool)
             self._empty_scores[removal] = self.score_shared(keep, removal, "prob", name)[:, 0]
-        self.aside.note(f"{name}: this model's scores are raw, so they are normalised by ({NORMALISED_BY})")
+        self.notes_log.note(f"{name}: this model's scores are raw, so they are normalised by ({NORMALISED_BY})")
         empty = self._empty_scores[removal]
         rise = (self.original("prob") - empty).abs()
         flat = rise == 0
         if flat.any():
-            self.aside.note(
+            self.notes_log.note(
                 f"{name}: the raw score of {int(flat.sum())} of {len(flat)} images is the same with nothing left, so "
                 "that their curves cannot be normalised and have no score"
             )
@@ -222,7 +222,7 @@ class EvalContext:
         """Yield a probe of the images for a metric of this name."""
         with probing(self.trace, removal, what=name, forwards=forwards, seed=self.seed) as probe:
             for note in probe.notes:
-                self.aside.note(note)
+                self.notes_log.note(note)
             yield probe
 
     def score_kept(self, keep: Tensor, removal: str, score: str, name: str) -> Tensor:

@@ -149,8 +149,8 @@ def deletion(
     regression, a cosine) the curve is of (f − f(nothing left)) / |f(x) − f(nothing left)|, undefined where this divides
     by 0.
     """
-    walk = RemovalSchedule(steps, at_once, granularity, counting, ends, upsampling)
-    x, y = deletion_curve(context, walk, removal, score, "deletion", whole, reverse)
+    schedule = RemovalSchedule(steps, at_once, granularity, counting, ends, upsampling)
+    x, y = deletion_curve(context, schedule, removal, score, "deletion", whole, reverse)
     return MetricOutput(area_under_curve(x, y, auc), x, y, context.meaning(score))
 
 
@@ -188,8 +188,8 @@ def insertion(
     `at_once=224` starts with nothing and shows so many more per step. Other options are those of `deletion`; with
     `score=drop` and `log-odds` lower is better. Raw scores are normalised as there.
     """
-    walk = RemovalSchedule(steps, at_once, granularity, "round", ends, upsampling)
-    x, y = insertion_curve(context, walk, removal, score, "insertion")
+    schedule = RemovalSchedule(steps, at_once, granularity, "round", ends, upsampling)
+    x, y = insertion_curve(context, schedule, removal, score, "insertion")
     return MetricOutput(area_under_curve(x, y, auc), x, y, context.meaning(score))
 
 
@@ -219,7 +219,7 @@ def insertion_deletion(
 
 def deletion_curve(
     context: EvalContext,
-    walk: RemovalSchedule,
+    schedule: RemovalSchedule,
     removal: str,
     score: str,
     name: str,
@@ -227,12 +227,12 @@ def deletion_curve(
     reverse: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Return fractions removed [S] and scores [M, B, S], with the whole image first if `whole`."""
-    rank, count = _ranks(context, walk)
-    x, counts = walk.fractions_and_counts(count)
-    last = len(x) if walk.includes_empty_image else -1
+    rank, count = _ranks(context, schedule)
+    x, counts = schedule.fractions_and_counts(count)
+    last = len(x) if schedule.includes_empty_image else -1
     rank = count - 1 - rank if reverse else rank
     removed = torch.tensor(counts[1:last], device=rank.device)
-    if walk.granularity == "patch":
+    if schedule.granularity == "patch":
         y = context.score_kept(rank[:, :, None, :] >= removed[:, None], removal, _model_score(score), name)
     else:
         zero = torch.zeros_like(removed)
@@ -244,14 +244,14 @@ def deletion_curve(
 
 
 def insertion_curve(
-    context: EvalContext, walk: RemovalSchedule, removal: str, score: str, name: str
+    context: EvalContext, schedule: RemovalSchedule, removal: str, score: str, name: str
 ) -> tuple[Tensor, Tensor]:
     """Return fractions shown [S] and scores [M, B, S], with the whole image last."""
-    rank, count = _ranks(context, walk)
-    x, counts = walk.fractions_and_counts(count)
-    first = 0 if walk.includes_empty_image else 1
+    rank, count = _ranks(context, schedule)
+    x, counts = schedule.fractions_and_counts(count)
+    first = 0 if schedule.includes_empty_image else 1
     shown = torch.tensor(counts[first:-1], device=rank.device)
-    if walk.granularity == "patch":
+    if schedule.granularity == "patch":
         y = context.score_kept(rank[:, :, None, :] < shown[:, None], removal, _model_score(score), name)
     else:
         end = torch.full_like(shown, count)
@@ -260,11 +260,11 @@ def insertion_curve(
     return torch.tensor(x[first:], dtype=torch.float64), _curve_values(context, y, score, removal, name)
 
 
-def _ranks(context: EvalContext, walk: RemovalSchedule) -> tuple[Tensor, int]:
+def _ranks(context: EvalContext, schedule: RemovalSchedule) -> tuple[Tensor, int]:
     """Return the ranks [M, B, n] of patches, pixels or channel values, and n."""
-    if walk.granularity == "patch":
+    if schedule.granularity == "patch":
         return context.rank, context.patches
-    rank = (pixel_ranks if walk.granularity == "pixel" else value_ranks)(context, walk.upsampling)
+    rank = (pixel_ranks if schedule.granularity == "pixel" else value_ranks)(context, schedule.upsampling)
     return rank, rank.shape[-1]
 
 

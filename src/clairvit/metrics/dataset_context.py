@@ -30,7 +30,7 @@ class DatasetContext:
     logits: Tensor  # [N, C]
     labels: tuple[int | None, ...] | None  # [N], the true classes
     seed: int
-    aside: Notes
+    notes_log: Notes
     cost: Cost = field(default_factory=Cost)
     options: ExecutionOptions = field(default_factory=ExecutionOptions)
 

@@ -70,7 +70,7 @@ def grid_pointing_game(
         first = logits.topk(min(n * n, len(logits))).indices.tolist()
         recognised += sum(c in first for c in grid_classes)
     count = min(len(chosen), grids)
-    context.aside.note(
+    context.notes_log.note(
         f"grid-pointing-game: {count} grid{'s' * (count != 1)} of {len(context)} images; {recognised} of the "
         f"{count * n * n} classes are among the first {n * n} that the model sees in their grid"
     )

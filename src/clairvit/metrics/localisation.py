@@ -62,7 +62,7 @@ def object_masks(context: EvalContext) -> tuple[Tensor, Tensor]:
     valid = torch.ones_like(masks) if context.void is None else ~context.void
     objects = masks & valid
     if bool((_any_pixel(objects) & ~_any_pixel(valid & ~objects)).any()):
-        context.aside.note(FULL)
+        context.notes_log.note(FULL)
     return objects, valid
 
 

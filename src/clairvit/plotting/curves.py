@@ -83,10 +83,10 @@ def curves_figure(scores: Sequence[Score]) -> Figure:
     axes.legend(
         loc="upper left", bbox_to_anchor=corner, fontsize=SMALL, frameon=False, labelcolor=INK, handlelength=2.2
     )
-    room = canvas.width - LEFT - 0.1
-    canvas.write(f"{first.metric} {ARROWS[first.better]}", LEFT, 0.08, room, TITLE, INK, bold=True, align="left")
+    line_width = canvas.width - LEFT - 0.1
+    canvas.write(f"{first.metric} {ARROWS[first.better]}", LEFT, 0.08, line_width, TITLE, INK, bold=True, align="left")
     subtitle = f"{describe_mean(drawn)} · {first.better} is better · {first.model}"
-    canvas.write(subtitle, LEFT, 0.28, room, SMALL, PALE, align="left")
+    canvas.write(subtitle, LEFT, 0.28, line_width, SMALL, PALE, align="left")
     return canvas.figure
 
 

@@ -206,17 +206,17 @@ def _own_number(cell: Comparison) -> str:
 
 def reproduction_json(result: Reproduction) -> dict[str, Any]:
     """Return everything that is known; `dumps_json` writes null where there is no number."""
-    wish = result.config
+    config = result.config
     return {
         "clairvit": __version__,
         "command": "reproduce",
-        "paper": {"name": wish.paper.name, "title": wish.paper.title, "citation": wish.paper.citation},
+        "paper": {"name": config.paper.name, "title": config.paper.title, "citation": config.paper.citation},
         "model": result.model,
         **result.model_record,
-        "data": wish.data.spec,
+        "data": config.data.spec,
         "images": result.images,
-        "effort": wish.effort,
-        "seed": wish.seed,
+        "effort": config.effort,
+        "seed": config.seed,
         "numbers_on": None if result.table is None else result.table.data,
         "source": None if result.table is None else result.table.source,
         "rows": [_row_json(result, row) for row in result.rows],

@@ -191,11 +191,11 @@ def _curve_response(
     trace = run_backward(recording, resolved, None)
     random_maps = [_random_map(trace.layout.grid, request.seed, k).to(result.maps) for k in range(RANDOM_ORDERS)]
     context = EvalContext(trace=trace, specs=(spec,), raw=(result.maps.detach(), *random_maps), seed=request.seed)
-    walk = RemovalSchedule(steps=request.steps, ends=True)
-    counts = walk.fractions_and_counts(context.patches)[1]
+    schedule = RemovalSchedule(steps=request.steps, ends=True)
+    counts = schedule.fractions_and_counts(context.patches)[1]
     curves = {
-        "deletion": deletion_curve(context, walk, request.removal, "prob", "deletion"),
-        "insertion": insertion_curve(context, walk, request.removal, "prob", "insertion"),
+        "deletion": deletion_curve(context, schedule, request.removal, "prob", "deletion"),
+        "insertion": insertion_curve(context, schedule, request.removal, "prob", "insertion"),
     }
     bands = {
         name: CurveBands(x=x.tolist(), counts=counts, method=_band(x, y[:1, 0]), random=_band(x, y[1:, 0]))
@@ -211,7 +211,7 @@ def _curve_response(
         grid=trace.layout.grid,
         deletion=bands["deletion"],
         insertion=bands["insertion"],
-        notes=[*result.notes, *context.aside.notes],
+        notes=[*result.notes, *context.notes_log.notes],
     )
 
 
