@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+import clairvit
 
 ROOT = Path(__file__).parent.parent
 HISTORY = ("readers-test.md",)  # names files that were renamed
@@ -56,3 +60,14 @@ ex = cv.explain(cv.load("pets"), "demo", "negative-attention+skipplus")
 assert ex.maps.shape == (1, 14, 14) and ex.maps.min() >= 0 and ex.maps.any()
 """
     subprocess.run([sys.executable, "-c", example + check], check=True)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_names_that_examples_import_exist(page: Path) -> None:
+    for block in re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL):
+        for node in ast.walk(ast.parse(block)):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("clairvit"):
+                module = importlib.import_module(node.module or "")
+                assert [alias.name for alias in node.names if not hasattr(module, alias.name)] == []
+            elif isinstance(node, ast.Attribute) and ast.unparse(node.value) == "cv":
+                assert hasattr(clairvit, node.attr), f"cv.{node.attr}"

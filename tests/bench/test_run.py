@@ -311,13 +311,13 @@ from pathlib import Path
 
 import duckdb, pyarrow.parquet
 import clairvit as cv
-from clairvit.data.open import datasets
+from clairvit.data.open import list_datasets
 from clairvit.bench.run import run_study
 from clairvit.bench.store import Store
 from helpers.rounding import assert_same
 from helpers.small_study import study
 
-cv.list_methods(), cv.list_metrics(), datasets()
+cv.list_methods(), cv.list_metrics(), list_datasets()
 folder = Path(sys.argv[1])
 own = study(folder, {IMAGES}, at_once=1)
 own.models[0].load()

@@ -135,7 +135,7 @@ def test_a_recipe_has_a_name_and_options_change_it(capsys: Captured) -> None:
         assert main([*arguments, *own]) == 0
         rates.append(json.loads(capsys.readouterr().out)["epochs"][0]["rate"])
     assert rates[0] < rates[1], "still rising in the first epoch"
-    assert "expected one of default, focusvit" in refusal(capsys, "photos", *TINY, *SHAPE, "--recipe", "vit")
+    assert "Choose one of: default, focusvit." in refusal(capsys, "photos", *TINY, *SHAPE, "--recipe", "vit")
 
 
 def test_train_and_val_folders_are_taken_as_they_are(photos: Path, capsys: Captured) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import clairvit as cv
-from clairvit.errors import BadInput, ClairWarning, NotApplicable
+from clairvit.errors import BadInput, ClairWarning, NotApplicable, UnknownName
 from clairvit.methods.counterfactual import (
     find_flipping_set,
     greedy_removal,
@@ -250,7 +250,7 @@ def test_a_function_of_the_users_own_is_refused() -> None:
     ],
 )
 def test_bad_options_are_refused(option: str, says: str) -> None:
-    with pytest.raises(BadInput, match=says):
+    with pytest.raises((BadInput, UnknownName), match=says):
         cv.explain(wrapped("timm-vit"), pixels("timm-vit"), f"counterfactual({option})")
 
 

@@ -492,11 +492,11 @@ def test_fewer_go_together_where_memory_ends(text: str, monkeypatch: pytest.Monk
             raise torch.OutOfMemoryError("out of memory")
         return again(self, other, *args, **options)
 
-    monkeypatch.setattr(Trace, "again", small)
+    monkeypatch.setattr(Trace, "rerun", small)
     assert_same(cv.explain(model, p.pixels, text, target=TARGETS).maps, usual)
     assert max(sizes) > 4
     with monkeypatch.context() as tight:
-        tight.setattr(Trace, "again", lambda self, other, *_, **__: small(self, torch.cat([other] * 9)))
+        tight.setattr(Trace, "rerun", lambda self, other, *_, **__: small(self, torch.cat([other] * 9)))
         with pytest.raises(torch.OutOfMemoryError):
             cv.explain(model, p.pixels, text, target=TARGETS)
 

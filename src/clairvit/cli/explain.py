@@ -127,7 +127,7 @@ def _explain_batch(
     def explain_batch(model: Model, batch: Batch, target: Any) -> dict[str, Explanation]:
         while unchecked:
             unchecked.pop().check(model)
-        return {spec.text: cv.explain(model, batch, spec.text, target, **arguments)}
+        return {spec.text: cv.explain(model, batch, spec.text, targets=target, **arguments)}
 
     return explain_batch
 
