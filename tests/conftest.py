@@ -15,10 +15,17 @@ import pytest
 from helpers.browser import find_chromium
 
 TESTS = Path(__file__).parent
-NUMERIC_FOLDERS = {"data", "diagnostics", "methods", "metrics", "models", "perturb", "trace"}
+NUMERIC_FOLDERS = {"data", "diagnostics", "methods", "metrics", "models", "perturbation", "targets", "tracing"}
 # Whole commands, servers, studies and processes: each test takes seconds, so all of them are slow.
-END_TO_END = {"cli", "diagnostics", "fuzz", "show", "study", "web"}
-END_TO_END |= {"test_architecture.py", "test_docs.py", "test_integrity.py", "test_leak.py", "test_threads.py"}
+END_TO_END = {"bench", "cli", "diagnostics", "fuzz", "papers", "plotting", "report", "selection", "training", "web"}
+END_TO_END |= {
+    "test_architecture.py",
+    "test_docs.py",
+    "test_public_api.py",
+    "test_integrity.py",
+    "test_leak.py",
+    "test_threads.py",
+}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

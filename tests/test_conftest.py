@@ -83,3 +83,15 @@ def test_tests_of_folders_of_numbers_are_numeric(suite: Path) -> None:
     numeric = collected(suite, "-m", "numeric")
     assert len(numeric) == 23
     assert all(name.startswith("metrics/") for name in numeric)
+
+
+def test_the_folders_that_are_named_exist() -> None:
+    """A folder that is renamed must not drop out of make test-portable."""
+    root = Path(__file__).parent
+    names = re.findall(
+        r'"([a-z_.]+)"',
+        re.search(
+            r"NUMERIC_FOLDERS = .*?END_TO_END \|= [^\n]*", (root / "conftest.py").read_text(encoding="utf-8"), re.DOTALL
+        )[0],
+    )
+    assert [name for name in names if not (root / name).exists()] == []
