@@ -18,7 +18,7 @@ from clairvit.errors import NotApplicable
 from clairvit.methods.aggregation import Single
 from clairvit.methods.layer_view import LayerView
 from clairvit.methods.registry import Caveats, OptionOverrides, Requires, method
-from clairvit.tracing.attention_call import widened
+from clairvit.numerics import widened
 from clairvit.tracing.recorders.last_norm import LastNorm
 from clairvit.tracing.rules import LINEAR
 from clairvit.tracing.trace import Trace

@@ -15,10 +15,10 @@ from clairvit.methods.planner import record_for, run_all
 from clairvit.methods.registry import FORWARD, Caveats, ExtraCost, method
 from clairvit.methods.result import MapResult
 from clairvit.methods.spec import resolve_method
+from clairvit.numerics import widened
 from clairvit.perturbation.probe import Probe, probing
 from clairvit.perturbation.removal import Removal
 from clairvit.targets.base import TargetBatch, class_name
-from clairvit.tracing.attention_call import widened
 from clairvit.tracing.trace import Trace
 
 NAME, ALONE = "counterfactual", "leave-one-out"

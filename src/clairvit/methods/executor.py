@@ -18,7 +18,8 @@ from clairvit.methods.explanation import Cost
 from clairvit.methods.layer_view import LayerView, NotStackable, RunContext, stacked, tokens_to_grid
 from clairvit.methods.result import MapFunction, as_map_result
 from clairvit.methods.spec import MethodSpec
-from clairvit.tracing.attention_call import AttentionCall, widened
+from clairvit.numerics import widened
+from clairvit.tracing.attention_call import AttentionCall
 from clairvit.tracing.gradient_barriers import blocked_gradient
 from clairvit.tracing.layer import Layer
 from clairvit.tracing.rules import RuleTable

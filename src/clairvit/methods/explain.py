@@ -24,15 +24,13 @@ from clairvit.models.coerce import LabelledImages, ModelLike, as_images, as_mode
 from clairvit.models.images import Batch, prepare
 from clairvit.models.model import Model
 from clairvit.perturbation.rng import check_seed
-from clairvit.targets.base import TargetBatch
+from clairvit.targets.base import ANY_CLASS, NO_SCORE, TargetBatch, class_agnostic_target
 from clairvit.targets.resolve import resolve_targets
 from clairvit.tracing.module_state import own_grad_mode
 
 if TYPE_CHECKING:
     from clairvit.methods.recipe import Recipe
 
-ANY_CLASS = "any class"  # the target of a class-agnostic map
-NO_SCORE = "none"  # the score that it explains
 MOST_NAMED = 6  # targets that a note lists
 CHUNK_SIZE = {"cpu": 8, "cuda": 32}  # images of a data set that are explained together
 # The methods of `compare` when none are named: the best known of each family
@@ -348,7 +346,7 @@ def _no_target(model: Model, specs: Sequence[MethodSpec], count: int) -> tuple[T
     """Return an empty target for an embedding, which has no predicted class; raise if a method needs one."""
     asking = next((spec for spec in specs if spec.method.class_specific), None)
     if asking is None:
-        return (TargetBatch(names=(ANY_CLASS,) * count, classes=(None,) * count, score=NO_SCORE),)
+        return (class_agnostic_target(count),)
     raise BadInput(
         f"{model.name} returns an embedding, not class scores, and '{asking.text}' explains a score. "
         "Load it with labels=['a photo of a cat', …], or pass a target function of the output.",

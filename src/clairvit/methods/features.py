@@ -12,7 +12,7 @@ from clairvit.errors import BadInput, NotApplicable
 from clairvit.models.images import prepare
 from clairvit.models.model import Model
 from clairvit.models.preprocess import Preprocess
-from clairvit.tracing.attention_call import widened
+from clairvit.numerics import widened
 from clairvit.tracing.layer import Layer
 from clairvit.tracing.module_state import own_grad_mode
 from clairvit.tracing.recording import record

@@ -14,7 +14,7 @@ from clairvit.methods.layer_view import LayerView
 from clairvit.methods.multi_pass import target_scores
 from clairvit.methods.registry import Caveats, ExtraCost, OptionOverrides, Requires, method, register
 from clairvit.methods.result import MapResult
-from clairvit.tracing.attention_call import widened
+from clairvit.numerics import widened
 from clairvit.tracing.recorders.bias_terms import BiasMaps, BiasTerms, ImplicitBiasTerms, LearnedBiasTerms, rescaled
 from clairvit.tracing.rules import rule_table
 from clairvit.tracing.trace import Trace

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from clairvit.errors import NotApplicable
 from clairvit.models.model import Layout
-from clairvit.tracing.attention_call import merged, widened
+from clairvit.numerics import widened
+from clairvit.tracing.attention_call import merged
 from clairvit.tracing.block_decomposition import BlockDecomposition
 from clairvit.tracing.grid import square_patches
 from clairvit.tracing.layer import Layer

@@ -21,10 +21,10 @@ from clairvit.methods.layer_view import mean_of_heads, tokens_to_grid
 from clairvit.methods.options import Passes, Range
 from clairvit.methods.registry import FORWARD, NOTHING, ExtraCost, Requires, method
 from clairvit.methods.result import MapResult
+from clairvit.numerics import widened
 from clairvit.perturbation.batching import BatchBudget, in_batches
 from clairvit.perturbation.progress import report_progress
 from clairvit.perturbation.rng import image_seeds, make_generator
-from clairvit.tracing.attention_call import widened
 from clairvit.tracing.trace import GradientScope, Trace
 
 T = TypeVar("T")

@@ -24,9 +24,9 @@ from clairvit.methods.multi_pass import normal_noise
 from clairvit.methods.options import Range
 from clairvit.methods.registry import ExtraCost, Requires, method
 from clairvit.methods.result import MapResult
+from clairvit.numerics import widened
 from clairvit.perturbation.probe import Probe, probing
 from clairvit.perturbation.rng import image_seeds
-from clairvit.tracing.attention_call import widened
 from clairvit.tracing.recorders.last_norm import LastNorm
 from clairvit.tracing.trace import Trace
 

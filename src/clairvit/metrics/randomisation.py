@@ -21,10 +21,10 @@ from clairvit.metrics.robustness import Resolution, at_resolution
 from clairvit.metrics.similarity import Similarity, histogram_entropy, map_similarity
 from clairvit.models.load_options import seeded
 from clairvit.models.model import Model
+from clairvit.numerics import widened
 from clairvit.perturbation.progress import report_progress
 from clairvit.perturbation.rng import image_noise, make_generator
 from clairvit.targets.base import TargetBatch, class_name
-from clairvit.tracing.attention_call import widened
 from clairvit.tracing.module_state import frozen_eval
 
 Order = Literal["top-down", "bottom-up", "independent"]

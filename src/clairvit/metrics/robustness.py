@@ -19,10 +19,9 @@ from clairvit.errors import BadInput
 from clairvit.methods.explanation import Cost
 from clairvit.metrics.context import EvalContext
 from clairvit.metrics.registry import metric
-from clairvit.numerics import over_largest
+from clairvit.numerics import over_largest, widened
 from clairvit.perturbation.progress import track
 from clairvit.perturbation.rng import Distribution, image_noise, make_generator
-from clairvit.tracing.attention_call import widened
 
 Resolution = Literal["patch", "pixel"]
 NearZero = Literal["largest", "exact"]

@@ -17,6 +17,7 @@ from torch import Tensor
 from clairvit.errors import BadInput, NotApplicable
 from clairvit.execution import ExecutionOptions
 from clairvit.models.model import Layout
+from clairvit.numerics import widened
 from clairvit.perturbation.attention_override import AttentionOverride, ScoreTransform
 from clairvit.perturbation.batching import BatchBudget, in_batches
 from clairvit.perturbation.progress import report_progress
@@ -30,7 +31,6 @@ from clairvit.perturbation.token_dropping import (
     run_tokens,
 )
 from clairvit.targets.base import TargetBatch
-from clairvit.tracing.attention_call import widened
 from clairvit.tracing.module_state import frozen_eval
 from clairvit.tracing.trace import Trace
 

@@ -20,10 +20,10 @@ from torch import Tensor
 
 from clairvit.errors import BadInput
 from clairvit.models.preprocess import Preprocess
+from clairvit.numerics import widened
 from clairvit.perturbation.probe import Probe
 from clairvit.perturbation.removal import patches_to_pixels
 from clairvit.perturbation.rng import make_generator
-from clairvit.tracing.attention_call import widened
 
 Features = Literal["patches", "superpixels"]
 QUICKSHIFT: dict[str, Any] = {"kernel_size": 4, "max_dist": 200, "ratio": 0.2}  # what lime segments images with

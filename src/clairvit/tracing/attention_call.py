@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from clairvit.errors import NotApplicable
+from clairvit.numerics import widened
 
 _BMM_WIDENS = "out_dtype" in (torch.bmm.__doc__ or "")  # torch 2.8 and later, on CUDA
 # reduced: from all tokens to fewer, spatially reduced keys; aside: attention that does not see the image
@@ -137,11 +138,6 @@ def repeated(kv: Tensor, q: Tensor) -> Tensor:
 
 def _select(matrix: Tensor, rows: Tensor | None) -> Tensor:
     return matrix if rows is None else matrix[..., rows, :]
-
-
-def widened(tensor: Tensor) -> Tensor:
-    """Return half precision as float32; float32 and float64 stay."""
-    return tensor.float() if tensor.dtype.itemsize < 4 else tensor
 
 
 def _wide(tensor: Tensor) -> Tensor:

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from clairvit.errors import NotApplicable
+from clairvit.numerics import widened
 from clairvit.tracing import ops
-from clairvit.tracing.attention_call import AttentionCall, widened
+from clairvit.tracing.attention_call import AttentionCall
 from clairvit.tracing.capture import Capture
 from clairvit.tracing.linearised import Norm, PathStep, is_sum, linear_path, propagate, rerun
 from clairvit.tracing.recorders.op_log import OpLog, Step

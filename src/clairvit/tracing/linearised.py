@@ -16,8 +16,9 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten
 
 from clairvit.errors import NotApplicable
+from clairvit.numerics import widened
 from clairvit.tracing import ops
-from clairvit.tracing.attention_call import repeated, scaled_scores, widened
+from clairvit.tracing.attention_call import repeated, scaled_scores
 from clairvit.tracing.recorders.op_log import Step, map_leaves
 
 

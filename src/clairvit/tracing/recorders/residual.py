@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from clairvit.errors import NotApplicable
+from clairvit.numerics import widened
 from clairvit.tracing import ops
-from clairvit.tracing.attention_call import AttentionCall, widened
+from clairvit.tracing.attention_call import AttentionCall
 from clairvit.tracing.recorders.base import Op, Recorder
 
 if TYPE_CHECKING:
