@@ -278,7 +278,7 @@ def metric(
 
     def register(function: Function) -> Function:
         _check_options(name, dict([*inspect.signature(function).parameters.items()][1:]))
-        metric(
+        register_metric(
             name,
             family=family,
             better=better,
