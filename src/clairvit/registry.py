@@ -17,6 +17,7 @@ from clairvit.methods.registry import register as register_method
 from clairvit.methods.spec import MethodSpec, resolve_method
 from clairvit.metrics.registry import Better, MetricSpec, resolve_metric
 from clairvit.metrics.registry import list_metrics as registered_metrics
+from clairvit.metrics.registry import metric as register_metric
 from clairvit.models.sources.registry import sources
 
 Function = TypeVar("Function", bound=Callable[..., Any])
