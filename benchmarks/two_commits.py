@@ -9,6 +9,7 @@ Only the public functions are used, so that the checkouts may differ inside. One
 from __future__ import annotations
 
 import argparse
+import fnmatch
 import json
 import os
 import statistics
@@ -77,13 +78,14 @@ def main() -> None:
     parser.add_argument("after", help="the src folder of the other")
     parser.add_argument("--model", default="pets")
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--rows", default="*", help="a pattern of row names, such as 'evaluate *' or '[!el]*'")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.serve:
         serve(arguments.model)
         return
     workers = [start_worker(os.path.abspath(source), arguments.model) for source in (arguments.before, arguments.after)]
-    rows = tasks()
+    rows = {name: task for name, task in tasks().items() if fnmatch.fnmatchcase(name, arguments.rows)}
     timed: dict[str, list[tuple[float, float]]] = {name: [] for name in rows}
     for turn in range(arguments.rounds + 1):  # the first round warms up
         for name, task in rows.items():
