@@ -5,8 +5,10 @@ from __future__ import annotations
 import pickle
 
 import pytest
+from PIL import Image
 
 import clairvit as cv
+from clairvit.data.masks import read_mask
 from clairvit.errors import user_stacklevel
 
 
@@ -46,3 +48,14 @@ def test_unknown_names_of_every_kind() -> None:
 
 def test_the_stacklevel_of_a_warning_is_that_of_the_caller() -> None:
     assert user_stacklevel() == 1, "called from outside the package"
+
+
+def test_bad_input_is_not_taken_for_a_foreign_value_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """cv.BadInput is a ValueError: code that catches those of other libraries must let it pass."""
+
+    def refuse(*_: object) -> None:
+        raise cv.BadInput("The picture is odd; expected an even one.")
+
+    monkeypatch.setattr("clairvit.data.masks.upright", refuse)
+    with pytest.raises(cv.BadInput, match=r"^The picture is odd; expected an even one\.$"):
+        read_mask(Image.new("L", (4, 4)), (4, 4))

@@ -304,7 +304,7 @@ def test_a_group_larger_than_the_grid_is_all_patches() -> None:
         ("genatt(prune=-0.1)+flow", r"prune=-0.1 was given"),
         (
             "attention-flow(grid_pool=0)",
-            r"grid_pool=0 was given; expected 1 or more patches per side, such as",
+            r"grid_pool=0 was given; expected 1 or more patches per side, such as grid_pool=2",
         ),
         ("attention-flow(residual=-1)", r"residual=-1 was given; expected 0 or more"),
         ("attention-flow(precision=10)", r"precision=10 was given; expected from 1000 to 1e\+09"),

@@ -315,7 +315,7 @@ def test_one_feature_takes_it_all() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("lime(samples=1)", "samples=1 was given; expected 2 or more variants of the image, such as"),
+        ("lime(samples=1)", "samples=1 was given; expected 2 or more variants of the image, such as samples=1000"),
         ("lime(width=0)", "width=0 was given; expected more than 0, such as width=0.25"),
         ("lime(alpha=-1)", "alpha=-1 was given; expected 0 or more (0: least squares), such as alpha=1"),
         (

@@ -558,7 +558,7 @@ def test_a_trace_runs_again() -> None:
         ("smoothgrad(n=0)", r"n=0 was given; expected 1 or more passes, such as n=50"),
         (
             "smoothgrad(sigma=-1)",
-            r"sigma=-1 was given; expected 0 or more parts of the image's range, such as sigma",
+            r"sigma=-1 was given; expected 0 or more parts of the image's range, such as sigma=0.1",
         ),
         ("smoothgrad(base=gradd)", r"base=gradd was given; expected 'grad' or 'ixg'.*'grad'"),
         ("integrated-gradients(steps=0)", r"steps=0 was given; expected 1 or more passes, such as steps=50"),

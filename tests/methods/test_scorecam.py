@@ -187,7 +187,7 @@ def test_removals_that_cannot_be_half_there_are_refused(removal: str) -> None:
         ("vit-cx(repeats=0)", "repeats=0 was given; expected 1 or more"),
         (
             "vit-cx(threshold=-0.1)",
-            "threshold=-0.1 was given; expected 0 or more (a cosine distance), such as",
+            "threshold=-0.1 was given; expected 0 or more (a cosine distance), such as threshold=0.1",
         ),
         ("vit-cx(noise=-1)", "noise=-1 was given; expected 0 or more (a standard deviation), such as noise=0.1"),
     ],

@@ -145,6 +145,8 @@ def _values(source: str | Path | Image.Image | NDArray[Any], name: str) -> NDArr
                 image.load()
                 picture = upright(image, f"'{source}'")
         values: NDArray[Any] = np.asarray(picture)
+    except BadInput:  # a ValueError too
+        raise
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise BadInput(f"{name} cannot be read ({error}); expected a whole PNG.") from error
     if values.ndim == 3:

@@ -107,7 +107,7 @@ def smooth_mprt(
     original: bool = False,
     draws: Draws = "own",
 ) -> MetricOutput:
-    """Return mprt of maps that are means over noisy copies of the image, without the noise of single gradients.
+    """Return the MPRT of maps that are means over noisy copies of the image, without the noise of single gradients.
 
     The noise is normal with a tenth of the difference between the image's largest and smallest value as standard
     deviation, the same for every model; `draws=quantus` is numpy's, and continues from model to model. `clean` leaves

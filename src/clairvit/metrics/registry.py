@@ -55,9 +55,9 @@ class Metric:
 
     @property
     def summary(self) -> str:
-        """The first line of its docstring, without "Return the"."""
-        line = (inspect.getdoc(self.function) or "").split("\n")[0]
-        return line.removeprefix("Return ").removeprefix("the ")
+        """The first line of its docstring as a sentence, without "Return the"."""
+        line = (inspect.getdoc(self.function) or "").split("\n")[0].removeprefix("Return ").removeprefix("the ")
+        return line[:1].upper() + line[1:] if line.partition(" ")[0].isalpha() else line
 
     @property
     def options(self) -> dict[str, Any]:

@@ -13,8 +13,8 @@ from clairvit.errors import NotApplicable
 from clairvit.numerics import widened
 
 _BMM_WIDENS = "out_dtype" in (torch.bmm.__doc__ or "")  # torch 2.8 and later, on CUDA
-# reduced: from all tokens to fewer, spatially reduced keys; aside: attention that does not see the image
-Kind = Literal["tokens", "pool", "window", "reduced", "channel", "aside"]
+# reduced: from all tokens to fewer, spatially reduced keys; unrelated: attention that does not see the image
+Kind = Literal["tokens", "pool", "window", "reduced", "channel", "unrelated"]
 
 
 @dataclass(eq=False)

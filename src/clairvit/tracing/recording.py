@@ -295,6 +295,6 @@ class _ForwardPass:
             )
         for call, site in zip(calls, sites, strict=True):
             call.kind = site.kind
-        if differentiable and any(not call.out.requires_grad for call in calls if call.kind != "aside"):
+        if differentiable and any(not call.out.requires_grad for call in calls if call.kind != "unrelated"):
             raise CaptureError(CHECKPOINTED)
         return calls

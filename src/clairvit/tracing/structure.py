@@ -54,7 +54,7 @@ class AttentionSite:
     @property
     def is_layer(self) -> bool:
         """Whether it belongs to the token stream: no pool, and no attention that does not see the image."""
-        return self.kind not in ("pool", "aside")
+        return self.kind not in ("pool", "unrelated")
 
 
 @dataclass(frozen=True)
@@ -293,7 +293,7 @@ def _classify(
     layout: Layout | None = None
     for call, visit, sees in zip(calls, blocks, sees_image, strict=True):
         if not sees:
-            sites.append(AttentionSite("aside", None, None, call.queries, call.keys))
+            sites.append(AttentionSite("unrelated", None, None, call.queries, call.keys))
             continue
         tokens = None if visit is None or visit.tokens is None else visit.tokens
         count, grid = _count_tokens(tokens, call, image)
@@ -376,7 +376,7 @@ def with_pooling(
             "The model's output does not depend on its attention (detached output or torch.no_grad inside forward); "
             "expected a differentiable forward. Remove the no_grad, or pass layout=cv.Layout(…) to cv.wrap."
         )
-    if not all(call.out.requires_grad for call, site in zip(calls, sites, strict=True) if site.kind != "aside"):
+    if not all(call.out.requires_grad for call, site in zip(calls, sites, strict=True) if site.kind != "unrelated"):
         raise CaptureError(CHECKPOINTED)
     pools = [i for i in range(layers[-1] + 1, len(sites)) if sites[i].kind == "pool"]
     # A new head is often all zeros and passes no gradient; then see what its linear layers read.

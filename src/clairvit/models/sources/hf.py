@@ -241,6 +241,8 @@ def saved_preprocess(module: nn.Module) -> Preprocess | None:
                 location, trust_remote_code=False, local_files_only=True
             )
         return read_processor(processor.to_dict(), location)
+    except BadInput:  # a ValueError too, and no reason to guess
+        raise
     except (OSError, ValueError, NotApplicable):  # no processor, or one that resizes in another way
         return None
 
