@@ -59,7 +59,10 @@ NOT_HERE = """
 ## Not here
 
 **I-SAW** (Mallick et al., ICIP 2022) is named in one of the five papers without a formula, and no code or text of it
-could be read. Nothing is shipped under that name until it can be."""
+could be read. Nothing is shipped under that name until it can be.
+
+**PA-LRP** (arXiv 2506.02138) and **absLRP** (arXiv 2412.09311) are rule tables whose papers could not be read
+completely: secondary sources leave out rules of single operations. They would be a file each in `tracing/rules/`."""
 
 FUNCTIONS = """
 A rollout under `+plus`, `+skipplus` or `+from:M` adds up what each layer says, as SkipPLUS does in practice. Read
