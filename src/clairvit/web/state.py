@@ -12,6 +12,7 @@ from clairvit._version import __version__
 from clairvit.errors import BadInput, UnknownName, did_you_mean
 from clairvit.methods.explanation import Cost
 from clairvit.methods.flow import Flow
+from clairvit.methods.options import local_paths
 from clairvit.methods.registry import FAMILIES, Method, by_family, list_methods
 from clairvit.methods.spec import MethodSpec, resolve_method
 from clairvit.models.model import Model
@@ -161,6 +162,11 @@ def resolve_request(texts: Sequence[str], patches: int, targets: int = 1) -> tup
     specs = list({spec.text: spec for spec in map(resolve_method, names)}.values())
     with_members = [member for spec in specs for member in (spec, *spec.members)]
     for member in with_members:
+        for key in local_paths(member.method.function, dict(member.options)):
+            raise BadInput(
+                f"'{member.text}' names files by {key}=; this server reads no files of its own for others. Leave {key} "
+                "out, or use the command line."
+            )
         for key, value in member.options:
             limit = MAX_OPTIONS.get(key, MAX_OPTION)
             if _exceeds(value, limit):
