@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from clairvit.errors import UnknownName as UnknownName
     from clairvit.errors import WrongType as WrongType
     from clairvit.methods.ensembles import ensemble as ensemble
+    from clairvit.methods.ensembles import shift as shift
     from clairvit.methods.ensembles import smooth as smooth
     from clairvit.methods.explain import compare as compare
     from clairvit.methods.explain import explain as explain
@@ -90,6 +91,7 @@ _MODULES = {
     "Target": "clairvit.targets.base",
     "TargetBatch": "clairvit.targets.base",
     "contrast": "clairvit.targets.contrast",
+    "shift": "clairvit.methods.ensembles",
     "smooth": "clairvit.methods.ensembles",
     "ensemble": "clairvit.methods.ensembles",
     "list_methods": "clairvit.registry",

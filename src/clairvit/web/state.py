@@ -144,7 +144,11 @@ def methods_response() -> MethodsResponse:
     return MethodsResponse(families=[*known, *(f for f in families if f not in known)], methods=cards)
 
 
-_COMBINING = ("smooth", "ensemble")  # they take other methods as arguments, so they cannot be chosen from a list
+_COMBINING = (
+    "smooth",
+    "shift",
+    "ensemble",
+)  # they take other methods as arguments, so they cannot be chosen from a list
 
 
 def is_one_trace(method: Method) -> bool:
