@@ -91,7 +91,7 @@ GIVES = {
         "vanilla-l2 xgradcam xgradcam-plus"
     ),
     "image": (
-        "atman center counterfactual deep-taylor expected-gradients fullgrad-pixel hsic integrated-gradients "
+        "atman caap center counterfactual deep-taylor expected-gradients fullgrad-pixel hsic integrated-gradients "
         "kernelshap leave-one-out lime lrp occlusion pami random rise saliency scorecam smoothgrad tam vit-cx"
     ),
 }

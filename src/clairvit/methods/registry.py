@@ -244,6 +244,7 @@ _MODULES = (
     "multi_pass",
     "expected_gradients",
     "leave_one_out",
+    "activation_patching",
     "scorecam",
     "counterfactual",
     "lime_shap",

@@ -144,11 +144,7 @@ def methods_response() -> MethodsResponse:
     return MethodsResponse(families=[*known, *(f for f in families if f not in known)], methods=cards)
 
 
-_COMBINING = (
-    "smooth",
-    "shift",
-    "ensemble",
-)  # they take other methods as arguments, so they cannot be chosen from a list
+_COMBINING = ("smooth", "shift", "ensemble")  # they take other methods, so they cannot be chosen from a list
 
 
 def is_one_trace(method: Method) -> bool:
