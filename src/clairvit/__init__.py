@@ -68,6 +68,7 @@ if TYPE_CHECKING:
     from clairvit.targets.base import TargetBatch as TargetBatch
     from clairvit.targets.contrast import contrast as contrast
     from clairvit.tracing.recorders.base import Recorder as Recorder
+    from clairvit.tracing.recorders.residual_sums import ResidualSums as ResidualSums
     from clairvit.tracing.trace import Trace as Trace
     from clairvit.tracing.trace import trace as trace
 
@@ -102,6 +103,7 @@ _MODULES = {
     "MapResult": "clairvit.methods.result",
     "Requires": "clairvit.methods.registry",
     "Recorder": "clairvit.tracing.recorders.base",
+    "ResidualSums": "clairvit.tracing.recorders.residual_sums",
     "trace": "clairvit.tracing.trace",
     "Trace": "clairvit.tracing.trace",
     # scores
