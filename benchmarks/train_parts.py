@@ -5,8 +5,8 @@ Usage: python benchmarks/train_parts.py --out parts-vit.safetensors --device cud
 As in FunnyBirds (Hesse et al., ICCV 2023), parts are removed at random while training, and the target of such a picture
 is uniform over the classes that have the parts which are left: a picture without a part is nothing unusual for the
 model. A second head, which is not kept, names the variant of each part, or that it is missing: training needs fewer
-steps with it. Scenes of seed 1 are trained on; seed 2 is validated on, once, at the end. The last lines say how accurate
-the model is: on whole pictures, and after k parts were removed how often its answer is a class with the parts left.
+steps with it. Scenes of seed 1 are trained on; seed 2 is validated on, once, at the end. The last lines say how often
+the model is right: on whole pictures, and with k parts removed, where any class with the parts left is right.
 """
 
 from __future__ import annotations
@@ -72,16 +72,16 @@ def draw_scenes(seed: int, count: int, workers: int) -> Scenes:
     """Draw scenes 0 … count - 1 of a seed in several processes."""
     starts = range(0, count, CHUNK)
     ends = [min(start + CHUNK, count) for start in starts]
-    tensors = [torch.empty(count, 3, SIZE, SIZE, dtype=torch.uint8) for _ in range(2)]
+    full, empty = (torch.empty(count, 3, SIZE, SIZE, dtype=torch.uint8) for _ in range(2))
     components, labels = torch.empty(count, SIZE, SIZE, dtype=torch.uint8), torch.empty(count, dtype=torch.long)
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
         chunks = pool.map(draw_chunk, [seed] * len(ends), starts, ends)
-        for start, (full, empty, regions, classes) in zip(starts, chunks, strict=True):
+        for start, arrays in zip(starts, chunks, strict=True):
+            with_parts, without, regions, classes = (torch.from_numpy(array) for array in arrays)
             rows = slice(start, start + len(classes))
-            for layer, values in zip(tensors, (full, empty), strict=True):
-                layer[rows] = torch.from_numpy(values).permute(0, 3, 1, 2)
-            components[rows], labels[rows] = torch.from_numpy(regions), torch.from_numpy(classes)
-    return Scenes(*tensors, components, labels)
+            full[rows], empty[rows] = with_parts.permute(0, 3, 1, 2), without.permute(0, 3, 1, 2)
+            components[rows], labels[rows] = regions, classes
+    return Scenes(full, empty, components, labels)
 
 
 def random_keep(count: int, generator: torch.Generator) -> Tensor:
@@ -164,7 +164,8 @@ def share_compatible(module: nn.Module, scenes: Scenes, removed: int, distractor
     device = scenes.labels.device
     generator = torch.Generator(device).manual_seed(removed)
     hits = 0.0
-    for rows in torch.arange(len(scenes), device=device).split(500):
+    for start in range(0, len(scenes), 500):
+        rows = torch.arange(start, min(start + 500, len(scenes)), device=device)
         order = torch.rand(len(rows), len(PARTS), generator=generator, device=device).argsort(1).argsort(1)
         keep = torch.cat([order >= removed, torch.full((len(rows), MAX_DISTRACTORS), distractors, device=device)], 1)
         answers = module(scenes.compose(rows, keep)).argmax(1)

@@ -60,7 +60,7 @@ _PATTERN_ORDER = {"crest": "0123", "emblem": "2031", "tail": "3210", "arm": "130
 # A class is named by the variants of its parts, in the order of PARTS. Any two differ in two parts or more, every
 # variant is in three classes or more, and each class has contrast classes (`PartTable.contrast_classes`); otherwise
 # they were drawn at random. Two or three parts are sufficient for a class, and most classes have several such sets.
-CLASSES = (
+CLASSES: tuple[str, ...] = (
     *("abbba", "abcdd", "abddc", "acbbd", "adcac", "baaad", "baadc", "babdd", "badab", "bccbc", "bcdcb", "bdbda"),
     *("bdcdb", "bddac", "cabca", "cbbbd", "ccdbc", "cdbbc", "dacba", "daddd", "ddabc", "ddbbd", "dddbb", "dddca"),
 )
