@@ -26,7 +26,8 @@ _FORMATS = (  # modules of clairvit.data.formats, in the order in which their fo
     *("imagenet", "imagenet_s", "imagenet_seg", "coco"),
 )
 _VOID = 255  # in a mask of the kind voc
-SCENES, SCENES_SPLITS, SCENES_COUNT = "scenes", ("one", "two", "part"), 200
+GENERATED_COUNT = 200  # images where no number is given
+GENERATED_SPLITS = {"scenes": ("one", "two", "part"), "parts": ("all",)}  # data that need no path
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,13 +77,14 @@ def open_data(
     """Open "NAME:PATH" as a dataset; images are read lazily.
 
     "scenes" or "scenes:COUNT" are generated from the seed and need no path; their splits are one (object), two
-    (objects) and part (one object; the mask is the part that determines its class).
+    (objects) and part (one object; the mask is the part that determines its class). "parts" or "parts:COUNT" are
+    generated too: objects of removable parts.
 
     Args:
-        spec: NAME:PATH, with a name of `list_datasets()`, or scenes.
+        spec: NAME:PATH, with a name of `list_datasets()`, or scenes, or parts.
         split: A split of the dataset; None is its first one.
         limit: The number of images, a stratified sample over classes, in the dataset's order; None is all.
-        seed: Of the sample and of scenes.
+        seed: Of the sample and of generated images.
         download: Download the dataset into PATH if it is not there, where that is allowed.
         masks: For `folder:PATH` only: a folder with 'cat.png' for 'cat.jpg', read as `mask_kind` says.
         mask_kind: One of `MASK_KINDS`.
@@ -98,12 +100,11 @@ def open_data(
     if limit is not None and (isinstance(limit, bool) or limit < 1):
         raise BadInput(f"limit={limit} was given; expected the number of images to take, 1 or more.")
     check_kind(mask_kind)
-    is_scenes = spec.partition(":")[0] == SCENES
-    parsed = None if is_scenes else _parse_spec(spec)
+    parsed = None if spec.partition(":")[0] in GENERATED_SPLITS else _parse_spec(spec)
     if masks is not None and (parsed is None or parsed[0].name != "folder"):
         raise BadInput(f"masks={masks} was given with {spec}, which has its own; expected it with folder:PATH only.")
     if parsed is None:
-        return _open_scenes(spec, split, limit, seed)
+        return _open_generated(spec, split, limit, seed)
     data, path = parsed
     split = _check_split(data, split)
     root = _find_or_download(data, path, split, download)
@@ -123,25 +124,30 @@ def open_data(
     )
 
 
-def _open_scenes(spec: str, split: str | None, limit: int | None, seed: int) -> OpenedDataset:
-    """Return generated scenes."""
-    from clairvit.data.scenes import CLASSES, scenes
+def _open_generated(spec: str, split: str | None, limit: int | None, seed: int) -> OpenedDataset:
+    """Return generated scenes, or part scenes."""
+    from clairvit.data import part_scenes, scenes
 
-    count = spec.partition(":")[2] or str(limit or SCENES_COUNT)
+    name, _, number = spec.partition(":")
+    count, splits = number or str(limit or GENERATED_COUNT), GENERATED_SPLITS[name]
     if not count.isdecimal() or int(count) < 1:
-        raise BadInput(f"'{spec}' was given; expected scenes, or scenes:COUNT such as scenes:500.")
-    if split not in (None, *SCENES_SPLITS):
-        raise UnknownName(f"Scenes have no split '{split}'. Choose one of: {', '.join(SCENES_SPLITS)}.")
+        raise BadInput(f"'{spec}' was given; expected {name}, or {name}:COUNT such as {name}:500.")
+    if split not in (None, *splits):
+        raise UnknownName(f"{name.title()} have no split '{split}'. Choose one of: {', '.join(splits)}.")
     limited = int(count) if limit is None else min(int(count), limit)
-    dataset = scenes(limited, seed, objects=1 + (split == "two"), mask="part" if split == "part" else "object")
-    index = DatasetIndex((), CLASSES)
+    if name == "parts":
+        dataset, classes = part_scenes.part_scenes(limited, seed), part_scenes.CLASSES
+    else:
+        mask: scenes.SceneMask = "part" if split == "part" else "object"
+        dataset, classes = scenes.scenes(limited, seed, objects=1 + (split == "two"), mask=mask), scenes.CLASSES
+    index = DatasetIndex((), classes)
     return OpenedDataset(
         dataset=dataset,
-        name=SCENES,
-        title="Scenes",
+        name=name,
+        title={"scenes": "Scenes", "parts": "Part scenes"}[name],
         root=Path(),
-        split=split or SCENES_SPLITS[0],
-        classes=CLASSES,
+        split=split or splits[0],
+        classes=classes,
         total=int(count),
         model_class=lambda class_index, model: model_class(class_index, index, model),
     )
