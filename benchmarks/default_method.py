@@ -86,7 +86,7 @@ def main() -> None:
         model = cv.wrap(module, name=name, size=(SIZE, SIZE), mean=(0.5,) * 3, std=(0.5,) * 3, labels=CLASSES)
         dataset = part_scenes(arguments.images, seed=3)
         scores = cv.evaluate(model, dataset, list(METHODS), list(METRICS), skip=True)
-        listed = [method for method in dict.fromkeys(method for method, _ in scores)]
+        listed = list(dict.fromkeys(method for method, _ in scores))
         print("| method | " + " | ".join(METRICS) + " |")
         print("| --- |" + " --- |" * len(METRICS))
         for method in sorted(listed, key=lambda text: -scores[text, METRICS[0]].mean):
