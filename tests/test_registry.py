@@ -22,13 +22,8 @@ KIND = "timm-vit"
 @pytest.fixture(autouse=True)
 def restored() -> Iterator[None]:
     """Forget what a test registers."""
-    methods.load_all()
-    metrics.load_all()
-    kept = dict(methods._registry), dict(metrics._registry)
-    yield
-    for registry, before in zip((methods._registry, metrics._registry), kept, strict=True):
-        registry.clear()
-        registry.update(before)
+    with methods.METHODS.restored(), metrics.METRICS.restored():
+        yield
 
 
 def test_filters_are_wildcards() -> None:
