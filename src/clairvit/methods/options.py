@@ -1,84 +1,11 @@
-"""Ranges of numeric options: declared in the option's type, enforced once where options are resolved.
-
-n: Annotated[int, Range(ge=1, unit="passes", example=50)] = 50
-"""
+"""Types of options that several methods share."""
 
 from __future__ import annotations
 
-import dataclasses
-import functools
-import math
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Annotated, Any, get_args, get_type_hints
+from typing import Annotated
 
-from clairvit.errors import BadInput
-
-
-@dataclass(frozen=True)
-class Range:
-    """Bounds of a number, as metadata of its type: finite, and ≥ `ge`, > `gt`, ≤ `le`, < `lt` where given."""
-
-    ge: float | None = None
-    gt: float | None = None
-    le: float | None = None
-    lt: float | None = None
-    unit: str = ""  # what is counted or measured: "1 or more passes"
-    example: float | None = None
-
-    def __contains__(self, value: float) -> bool:
-        above = (self.ge is None or value >= self.ge) and (self.gt is None or value > self.gt)
-        below = (self.le is None or value <= self.le) and (self.lt is None or value < self.lt)
-        return math.isfinite(value) and above and below
-
-    def __str__(self) -> str:
-        low = self.gt if self.ge is None else self.ge
-        high = self.lt if self.le is None else self.le
-        if high is None:
-            text = f"{low:g} or more" if self.gt is None else f"more than {low:g}"
-        elif self.ge is not None and self.lt is not None:
-            text = f"{low:g} or more and below {high:g}"
-        else:
-            text = f"from {low:g} to {high:g}" if self.gt is None else f"more than {low:g} and below {high:g}"
-        return f"{text} {self.unit}".rstrip()
-
+from clairvit.option_types import Range as Range
+from clairvit.option_types import check_fields as check_fields
+from clairvit.option_types import check_range as check_range
 
 Passes = Annotated[int, Range(ge=1, unit="passes", example=50)]
-
-
-def check_range(owner: Any, name: str, value: Any, *, typed: str | None = None) -> None:
-    """Raise BadInput if the option `name` of a function or dataclass declares a range that does not hold the value.
-
-    Args:
-        owner: The function whose parameter, or the class whose field, the option is.
-        name: The parameter or field.
-        value: What it is to be; None and words have no range.
-        typed: The name that the user typed, where it is another one.
-    """
-    bounds = _ranges(owner).get(name)
-    if bounds is None or not isinstance(value, int | float) or value in bounds:
-        return
-    key = typed or name
-    example = "" if bounds.example is None else f", such as {key}={bounds.example:g}"
-    raise BadInput(f"{key}={value:g} was given; expected {bounds}{example}.")
-
-
-def check_fields(instance: Any) -> None:
-    """Raise BadInput if a field of a dataclass instance is outside its declared range: for `__post_init__`."""
-    for field in dataclasses.fields(instance):
-        check_range(type(instance), field.name, getattr(instance, field.name))
-
-
-@functools.cache
-def _ranges(owner: Any) -> dict[str, Range]:
-    hints = get_type_hints(owner, include_extras=True)
-    return {name: bounds for name, hint in hints.items() for bounds in _metadata(hint)}
-
-
-def _metadata(hint: Any) -> Iterator[Range]:
-    """Yield the ranges in a type, also inside unions: Annotated[int, Range(…)] | None."""
-    for part in (*getattr(hint, "__metadata__", ()), *get_args(hint)):
-        if isinstance(part, Range):
-            yield part
-        else:
-            yield from _metadata(part)

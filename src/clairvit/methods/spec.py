@@ -17,7 +17,6 @@ from clairvit.errors import BadInput, NotApplicable, UnknownName, did_you_mean
 from clairvit.methods.aggregation import Aggregation, Product, Single, Suffixes, Total
 from clairvit.methods.explanation import Cost
 from clairvit.methods.flow import Flow
-from clairvit.methods.options import check_range
 from clairvit.methods.parsing import SEARCHED, ParsedSpec, parse_spec, refuse_auto
 from clairvit.methods.registry import (
     ALIASES,
@@ -33,6 +32,7 @@ from clairvit.methods.registry import (
     layer_options,
     parameters,
 )
+from clairvit.option_types import check_range
 from clairvit.tracing.rules import RuleTable
 
 

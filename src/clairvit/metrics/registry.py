@@ -16,6 +16,7 @@ from clairvit.errors import BadInput, UnknownName, did_you_mean
 from clairvit.methods.explanation import Cost
 from clairvit.methods.parsing import parse_spec
 from clairvit.methods.spec import checked
+from clairvit.option_types import check_range
 
 Better = Literal["higher", "lower"]
 FAMILIES = ("faithfulness", "robustness", "complexity", "randomisation", "localisation")
@@ -215,6 +216,7 @@ def resolve_metric(text: str | MetricSpec, **options: Any) -> MetricSpec:
             listed = ", ".join(values) or "none"
             raise UnknownName(f"'{metric.name}' has no option '{key}'; it has {listed}.{did_you_mean(key, values)}")
         values[key] = checked(hints[key], key, value)
+        check_range(metric.function, key, values[key])
     changed = {key: value for key, value in values.items() if value != metric.options[key]}
     inside = ",".join(f"{key}={value}" for key, value in sorted(changed.items()))
     return MetricSpec(metric, tuple(sorted(values.items())), metric.name + (f"({inside})" if inside else ""))
