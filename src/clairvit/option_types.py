@@ -10,7 +10,7 @@ import functools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, get_args, get_type_hints
+from typing import Annotated, Any, get_args, get_type_hints
 
 from clairvit.errors import BadInput
 
@@ -42,6 +42,9 @@ class Range:
         else:
             text = f"{lowest} and {'below' if self.le is None else 'at most'} {high:g}"
         return f"{text} {self.unit}".rstrip()
+
+
+Passes = Annotated[int, Range(ge=1, unit="passes", example=50)]
 
 
 def check_range(owner: Any, name: str, value: Any, *, typed: str | None = None) -> None:
