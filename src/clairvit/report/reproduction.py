@@ -52,8 +52,8 @@ def result_tables(result: Reproduction) -> Iterator[Table]:
 
 def check_table(preset: Paper, findings: Sequence[Finding]) -> Table:
     """Return which of the numbers that a paper prints hold when they are computed again."""
-    rows = [("yes" if one.holds else "NO", one.what, one.source, one.seen) for one in findings]
-    held = sum(one.holds for one in findings)
+    rows = [("yes" if item.holds else "NO", item.statement, item.source, item.numbers) for item in findings]
+    held = sum(item.holds for item in findings)
     caption = f"{preset.citation}: {held} of {len(findings)} hold when computed again"
     return _table(caption, ("holds", "what", "where", "numbers"), rows)
 
@@ -275,12 +275,12 @@ def reproduction_radar(result: Reproduction) -> Figure | None:
     preset = result.config.paper
     cells = {row.entry.name: row.cells for row in result.rows}
     names = _best_methods(result)
-    ours = radar_radii(preset, cells, names, paper=False)
+    ours = radar_radii(preset, cells, names, printed=False)
     axes = [measure for measure, _ in _measures(result) if measure != preset.area]
     if not ours or len(axes) < 3:
         return None
     panels: dict[str, Mapping[str, Sequence[float]]] = {f"here, {result.images} images": ours}
-    printed = radar_radii(preset, cells, names, paper=True)
+    printed = radar_radii(preset, cells, names, printed=True)
     if printed and result.table is not None:
         panels[f"the paper, {result.table.data}"] = printed
     return radar_figure(panels, axes, f"{preset.name}: outside is the best of these methods, the middle the worst")
