@@ -201,7 +201,7 @@ def finetune(
             dtype="float16" if half else "float32",
             fresh=fresh,
             keep_state=not discard_state,
-            failed=lambda image, error: failures.append(Failure(image, with_options(error))),
+            on_error=lambda image, error: failures.append(Failure(image, with_options(error))),
             on_epoch=print_epoch,
         )
     if output.as_json:
