@@ -1,4 +1,4 @@
-"""The sections of a report on one model and data, one function each; without data a section is a sentence that says so."""
+"""The sections of a report on one model and data, one function each; a section without data is one sentence."""
 
 from __future__ import annotations
 
