@@ -233,7 +233,7 @@ def _download(data: DatasetFormat, path: Path) -> None:
 
 
 def _strata(index: DatasetIndex, limit: int) -> list[int | None]:
-    """Return the class of each image for sampling; None if all images are taken or there are no labels."""
+    """Return the class per image for sampling; None for each if all images are taken or there are no labels."""
     if limit >= len(index.entries) or not index.has_labels:
         return [None] * len(index.entries)
     return [_stratum(entry) for entry in index.entries]
