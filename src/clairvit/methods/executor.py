@@ -14,6 +14,7 @@ from torch import Tensor
 
 from clairvit.errors import BadInput, ClairError, NotApplicable
 from clairvit.methods.aggregation import Aggregation, reading
+from clairvit.methods.alternatives import with_named_methods
 from clairvit.methods.explanation import Cost
 from clairvit.methods.layer_view import LayerView, NotStackable, RunContext, stacked, tokens_to_grid
 from clairvit.methods.result import MapFunction, as_map_result
@@ -158,7 +159,7 @@ def _visit(passes: Sequence[_LayerPass], whole: LayerView, indices: list[int]) -
 def _check_gradient(spec: MethodSpec, trace: Trace) -> None:
     structure = trace.recording.structure
     if structure.barriers and spec.reads_gradients:
-        raise NotApplicable(blocked_gradient(structure.barriers, f"'{spec.text}'", attention=bool(structure.sites)))
+        raise blocked_gradient(structure.barriers, f"'{spec.text}'", attention=bool(structure.sites))
 
 
 def _check_pooling(spec: MethodSpec, trace: Trace) -> None:
@@ -282,6 +283,7 @@ class _Timed:
     def __exit__(self, kind: object, error: BaseException | None, where: object) -> bool:
         self.result.seconds += time.perf_counter() - self.started
         if isinstance(error, NotApplicable):
-            self.result.error = error.with_traceback(None)  # its frames would hold the trace until the next collection
+            # The frames of its traceback would hold the trace until the next collection.
+            self.result.error = with_named_methods(error).with_traceback(None)
             return True
         return False

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from clairvit.errors import BadInput
 from clairvit.methods.aggregation import Single, Total
+from clairvit.methods.alternatives import advice
 from clairvit.methods.gradient import Level, at_level
 from clairvit.methods.layer_view import LayerView
 from clairvit.methods.multi_pass import target_scores
@@ -60,7 +61,8 @@ def bias_terms(trace: Trace, biases: str, rules: str) -> BiasTerms:
             f"biases=implicit was given with rules={rules}; expected rules=plain: what a slope does not explain is "
             f"counted for the true slopes. With rules={rules} use biases=learned."
         )
-    return trace[_RECORDERS[biases]].checked()
+    with advice("Use fullgrad-pixel, or ixg, which needs none."):
+        return trace[_RECORDERS[biases]].checked()
 
 
 def completeness_sums(trace: Trace, start: int, biases: str, rules: str) -> tuple[Tensor, Tensor]:

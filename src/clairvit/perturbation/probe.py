@@ -264,8 +264,7 @@ class Probe:
             if override.calls < max(1, len(self.trace.layers)):
                 raise NotApplicable(
                     f"Only {override.calls} of the {len(self.trace.layers)} attention calls of this model could be "
-                    "changed (others are inside windows, or run outside torch). Use leave-one-out, which takes patches "
-                    "out."
+                    "changed; the others are inside windows, or run outside torch."
                 )
             return logits
 
