@@ -173,8 +173,8 @@ def load_state(module: torch.nn.Module, state: State, spec: str, name: str) -> N
         if state[key].shape != expected[key].shape
     ]
     problems = [
-        f"{len(keys)} {word} ({', '.join(keys[:3])}{', …' if len(keys) > 3 else ''})"
-        for keys, word in ((missing, "missing"), (extra, "unexpected"), (shapes, "of another shape"))
+        f"{len(keys)} {problem} ({', '.join(keys[:3])}{', …' if len(keys) > 3 else ''})"
+        for keys, problem in ((missing, "missing"), (extra, "unexpected"), (shapes, "of another shape"))
         if keys
     ]
     if problems:
