@@ -74,17 +74,17 @@ def run(
                 _check_gradient(spec, trace)
                 _check_pooling(spec, trace)
                 if spec.aggregation is None:
-                    _whole_image(spec, trace, seed, result)
+                    _run_image_method(spec, trace, seed, result)
                 else:
                     passes.append(_LayerPass(spec, spec.aggregation, result, trace, layers))
         for ascending in (False, True):
             ordered = [layer_pass for layer_pass in passes if layer_pass.aggregation.ascending == ascending]
             order = range(len(trace.layers)) if ascending else reversed(range(len(trace.layers)))
-            wanted = [index for index in order if any(layer_pass.wants(index) for layer_pass in ordered)]
-            for indices in layer_groups(wanted, trace):
-                left = ordered if len(indices) == 1 else _visit_stacked(ordered, indices, trace, context)
-                for index in indices if left else ():
-                    _visit(left, LayerView(trace.layers[index], context), [index])
+            used = [index for index in order if any(layer_pass.wants(index) for layer_pass in ordered)]
+            for indices in layer_groups(used, trace):
+                unstacked = ordered if len(indices) == 1 else _visit_stacked(ordered, indices, trace, context)
+                for index in indices if unstacked else ():
+                    _visit(unstacked, LayerView(trace.layers[index], context), [index])
         for layer_pass in passes:
             with _Timed(layer_pass.result):
                 layer_pass.finish()
@@ -133,27 +133,27 @@ def _has_gradients(layer: Layer) -> tuple[bool, bool]:
 def _visit_stacked(
     passes: Sequence[_LayerPass], indices: list[int], trace: Trace, context: RunContext
 ) -> list[_LayerPass]:
-    """Visit layers at once with all methods that treat them alike; return the others."""
+    """Show several layers at once to all methods that treat them alike; return the other methods."""
     view = stacked([trace.layers[index] for index in indices], context)
     return list(passes) if view is None else _visit(passes, view, indices)
 
 
-def _visit(passes: Sequence[_LayerPass], whole: LayerView, indices: list[int]) -> list[_LayerPass]:
+def _visit(passes: Sequence[_LayerPass], view: LayerView, indices: list[int]) -> list[_LayerPass]:
     """Show a view to every method that needs it; return those that must see its layers one by one."""
     rows_view: LayerView | None = None
-    left = []
+    unstackable = []
     for layer_pass in passes:
         if any(layer_pass.wants(index) for index in indices):
             with _Timed(layer_pass.result):
                 try:
                     if layer_pass.spec.method.output == "matrix" and not layer_pass.spec.needs_all_rows:
-                        rows_view = rows_view or whole.reading_rows()
+                        rows_view = rows_view or view.reading_rows()
                         layer_pass.visit(rows_view, indices)
                     else:
-                        layer_pass.visit(whole, indices)
+                        layer_pass.visit(view, indices)
                 except NotStackable:
-                    left.append(layer_pass)
-    return left
+                    unstackable.append(layer_pass)
+    return unstackable
 
 
 def _check_gradient(spec: MethodSpec, trace: Trace) -> None:
@@ -164,9 +164,9 @@ def _check_gradient(spec: MethodSpec, trace: Trace) -> None:
 
 def _check_pooling(spec: MethodSpec, trace: Trace) -> None:
     allowed = spec.requires.poolings
-    if (
-        allowed and trace.layers and trace.layout.pooling not in allowed
-    ):  # no layers at all is reported by the layer pass
+    if not trace.layers:
+        return  # reported by the layer pass
+    if allowed and trace.layout.pooling not in allowed:
         raise NotApplicable(
             f"'{spec.method.name}' is defined for models whose head reads {' or '.join(allowed)} pooling, and "
             f"{trace.recording.model.name} has {trace.layout.pooling} pooling. Use gradcam or decompx."
@@ -195,7 +195,7 @@ class _LayerPass:
 
     def visit(self, view: LayerView, indices: list[int]) -> None:
         """Add the map of a layer, or of several at once."""
-        used = [place for place, index in enumerate(indices) if index in self.used]
+        used = [position for position, index in enumerate(indices) if index in self.used]
         try:
             maps = view.once(
                 self.spec.key, lambda: as_map_result(self.spec.method.function(view, **dict(self.spec.options))).maps
@@ -249,7 +249,8 @@ class _LayerPass:
         return tokens_to_grid(row, self.trace, index).expand(len(self.trace.pixels), -1, -1)
 
 
-def _whole_image(spec: MethodSpec, trace: Trace, seed: int, result: Result) -> None:
+def _run_image_method(spec: MethodSpec, trace: Trace, seed: int, result: Result) -> None:
+    """Run a method that makes its map from the whole trace, and fill in its result."""
     options = dict(spec.options)
     if trace.target is not None and spec.method.score != "logit":
         trace = replace(trace, target=trace.target.with_preferred_score(spec.method.score))

@@ -76,7 +76,7 @@ def features(
     recording = record(model, batch.pixels, differentiable=relevance)
     goal = one_target(recording, target, "logit", single=batch.single) if relevance else None
     trace = run_backward(recording, goal, "plain" if relevance else None, keep=False)
-    grid_layers = [(layer, place) for layer in trace.layers if (place := _grid_tokens(trace, layer)) is not None]
+    grid_layers = [(layer, tokens) for layer in trace.layers if (tokens := _grid_tokens(trace, layer)) is not None]
     if not grid_layers:
         raise NotApplicable(
             f"No layer of {model.name} lies on a grid, so it has no feature maps to show; expected a CNN or a Vision "
@@ -91,18 +91,18 @@ def features(
             pixels=batch.pixels[item],
             preprocess=model.preprocess,
             by=by,
-            layers=tuple(_layer_features(layer, place, item, count, relevance) for layer, place in grid_layers),
+            layers=tuple(_layer_features(layer, tokens, item, count, relevance) for layer, tokens in grid_layers),
         )
         for item, name in enumerate(names or batch.names)
     ]
 
 
-def spread(count: int, wanted: int) -> list[int]:
-    """Return up to `wanted` of `count` indices, evenly spaced, the first and the last among them."""
-    if wanted == 1 or count == 1:
+def spread(count: int, most: int) -> list[int]:
+    """Return up to `most` of `count` indices, evenly spaced, the first and the last among them."""
+    if most == 1 or count == 1:
         return [count - 1]
-    wanted = min(wanted, count)
-    return [round(i * (count - 1) / (wanted - 1)) for i in range(wanted)]
+    most = min(most, count)
+    return [round(i * (count - 1) / (most - 1)) for i in range(most)]
 
 
 def _grid_tokens(trace: Trace, layer: Layer) -> tuple[slice, tuple[int, int]] | None:
@@ -118,9 +118,9 @@ def _grid_tokens(trace: Trace, layer: Layer) -> tuple[slice, tuple[int, int]] | 
 
 
 def _layer_features(
-    layer: Layer, place: tuple[slice, tuple[int, int]], item: int, count: int, relevance: bool
+    layer: Layer, grid_tokens: tuple[slice, tuple[int, int]], item: int, count: int, relevance: bool
 ) -> LayerFeatures:
-    tokens, grid = place
+    tokens, grid = grid_tokens
     x = widened(layer.x[item, tokens])  # [n, d]
     scores = x * widened(layer.dx[item, tokens]) if relevance else x
     strongest = scores.abs().mean(0).topk(min(count, x.shape[1])).indices.tolist()

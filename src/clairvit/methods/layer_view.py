@@ -157,11 +157,11 @@ class LayerView:
 
     def __getitem__(self, recorder: type[Recorder]) -> Tensor:
         """Return what a recorder kept of this layer; the method must declare it in `requires`."""
-        kept = self.trace[recorder]
-        value = kept.at_layer(self.index, self.trace.recording)
+        recorded = self.trace[recorder]
+        value = recorded.at_layer(self.index, self.trace.recording)
         if value is None:
             _ = self.layer.x, self.layer.between_tokens()  # raise where there are no tokens
-            raise kept.missing(self.index)
+            raise recorded.missing(self.index)
         return value
 
     @property
