@@ -252,7 +252,9 @@ def _metric_specs(metrics: OneMetric | Sequence[OneMetric], options: Mapping[str
     for name in options:
         if not any(name in names for names in accepted):
             listed = ", ".join(map(str, metrics))
-            raise BadInput(f"None of the metrics {listed} has an option '{name}'; `clairvit metrics` lists them.")
+            raise BadInput(
+                f"None of the metrics {listed} has an option '{name}'; cv.parse_metric(name).options lists them."
+            )
     return [
         resolve_metric(metric, **{name: value for name, value in options.items() if name in names})
         for metric, names in zip(metrics, accepted, strict=True)
@@ -261,7 +263,7 @@ def _metric_specs(metrics: OneMetric | Sequence[OneMetric], options: Mapping[str
 
 def _accepted_options(metric: Metric, options: Mapping[str, Any]) -> set[str]:
     """Return the options that a metric has; `preset` and `compat` too, if it has one of that name."""
-    presets = {word for word in ("preset", "compat") if options.get(word) in metric.presets}
+    presets = {keyword for keyword in ("preset", "compat") if options.get(keyword) in metric.presets}
     return set(metric.options) | presets
 
 
@@ -312,14 +314,14 @@ def _measure_set(
     labels: Sequence[int | None],
 ) -> None:
     """Score the metrics of all images together."""
-    known = tuple(labels) if request.dataset.has_labels else None
+    true_classes = tuple(labels) if request.dataset.has_labels else None
     context = DatasetContext(
         request.model,
         request.dataset,
         specs,
         tuple(rows),
         logits,
-        known,
+        true_classes,
         request.seed,
         Notes(),
         options=request.execution,
