@@ -163,7 +163,9 @@ class TargetBatch:
                 "the batch it was made for, or choose rows with target.take([…])."
             )
         if self.is_batch_function:
-            return call_function(self.rows[0], logits)
+            function = self.rows[0]
+            assert callable(function)
+            return call_function(function, logits)
         if self.sums_classes:
             return _weighted_sum(self.rows, score_values(widened(logits), self.score, self.activation))  # type: ignore[arg-type]
         return torch.cat(
@@ -197,7 +199,7 @@ def class_agnostic_target(count: int) -> TargetBatch:
     return TargetBatch((ANY_CLASS,) * count, (None,) * count, NO_SCORE)
 
 
-def call_function(function: Any, logits: Tensor) -> Tensor:
+def call_function(function: Function, logits: Tensor) -> Tensor:
     """Return the user's function of the scores [B, C]; raise BadInput unless it returns a tensor [B]."""
     try:
         value = function(logits)

@@ -31,7 +31,7 @@ _PREFIXES = ("module.", "_orig_mod.", "model.", "backbone.")
 
 def build(request: LoadOptions) -> Model:
     """Return the model of a weights file."""
-    path = Path(request.rest).expanduser()
+    path = Path(request.identifier).expanduser()
     state, header = read_weights(path, request.spec)
     name = architecture(request, header)
     options = infer_options(name, state, header, request.spec)
