@@ -289,8 +289,8 @@ def _map_along(along: str, trace: Trace, seed: int) -> tuple[Tensor, tuple[str, 
     assert trace.target is not None
     recording = record_for([inner], trace.recording.model, trace.pixels, trace.recording.options)
     (result,) = run_all([inner], recording, [trace.target], seed=seed)[inner.text]
-    trace.recording.forwards += 1 + result.more.forwards
-    trace.recording.backwards += inner.backwards + result.more.backwards
+    trace.recording.forwards += 1 + result.own_cost.forwards
+    trace.recording.backwards += inner.backwards + result.own_cost.backwards
     if result.error is not None:
         raise result.error
     assert result.maps is not None

@@ -39,9 +39,9 @@ class Result:
     layers: Tensor | None = None  # [L, B, rows, cols]
     error: ClairError | None = None
     seconds: float = 0.0
-    more: Cost = field(default_factory=Cost)  # passes beyond the shared trace
+    own_cost: Cost = field(default_factory=Cost)  # passes beyond the shared trace
     notes: list[str] = field(default_factory=list)
-    blank: Sequence[bool] = ()  # images whose score nothing changes: no gradient, or the same whatever is removed
+    unmoved: Sequence[bool] = ()  # images whose score nothing changes: no gradient, or the same whatever is removed
     standard_error: Tensor | None = None  # [B, rows, cols]
     chosen: Tensor | None = None  # bool [B, rows, cols]
     score: str | None = None  # the kind of score it explained, if another than the target's
@@ -89,8 +89,8 @@ def run(
             with _Timed(layer_pass.result):
                 layer_pass.finish()
     for spec, result in zip(specs, results, strict=True):
-        unmoved = result.blank or [False] * len(trace.pixels)
-        result.blank = trace.has_zero_gradient if spec.passes == "backward" else unmoved
+        unmoved = result.unmoved or [False] * len(trace.pixels)
+        result.unmoved = trace.has_zero_gradient if spec.passes == "backward" else unmoved
     return results
 
 
@@ -259,11 +259,11 @@ def _run_image_method(spec: MethodSpec, trace: Trace, seed: int, result: Result)
         options["seed"] = seed
     forwards, backwards = trace.recording.forwards, trace.recording.backwards
     output = as_map_result(spec.method.function(trace, **options))
-    result.more = Cost(trace.recording.forwards - forwards, trace.recording.backwards - backwards)
+    result.own_cost = Cost(trace.recording.forwards - forwards, trace.recording.backwards - backwards)
     dtype = widened(trace.logits).dtype
     result.maps = (output.maps.clamp(min=0) if spec.relu else output.maps).to(dtype)
     result.standard_error = None if output.standard_error is None else output.standard_error.to(dtype)
-    result.blank, result.chosen = output.unmoved, output.chosen
+    result.unmoved, result.chosen = output.unmoved, output.chosen
     result.notes += dict.fromkeys(output.notes)
 
 

@@ -282,19 +282,19 @@ def run_backward(
         return None if tensor is None else recording.as_tokens(tensor)
 
     calls, structure = recording.calls, recording.structure
-    places: tuple[AttentionSite | Stage, ...] = structure.stages or structure.layers
+    sites: tuple[AttentionSite | Stage, ...] = structure.stages or structure.layers
     layers = tuple(
         Layer(
             index=index,
             count=len(recording.inputs),
             call=calls[index] if calls else None,
-            grid=place.grid,
-            name=place.name if isinstance(place, Stage) else "",
+            grid=site.grid,
+            name=site.name if isinstance(site, Stage) else "",
             tokens=None if x is None else tokens_of(x.detach()),
             tokens_gradient=tokens_of(gradient_of(x)),
             out_gradient=heads_gradient(calls[index]) if calls else None,
         )
-        for index, (x, place) in enumerate(zip(recording.inputs, places, strict=True))
+        for index, (x, site) in enumerate(zip(recording.inputs, sites, strict=True))
     )
     result = Trace(
         recording=recording,
