@@ -46,7 +46,7 @@ class Notes:
 
 @dataclass(eq=False)
 class EvalContext:
-    """M methods' maps of B images, one target an image.
+    """M methods' maps of B images, one target per image.
 
     Attributes:
         maps: [M, B, rows, cols], the maps of M methods on the patches, float64.

@@ -286,8 +286,8 @@ def _curve_values(context: EvalContext, y: Tensor, score: str, removal: str, nam
     if score == "log-odds":
         if context.uses_raw_score("prob"):
             raise no_probability(score)
-        whole = context.original("prob").clamp(min=SMALLEST_PROBABILITY)
-        return whole.log()[:, None] - y.clamp(min=SMALLEST_PROBABILITY).log()
+        original = context.original("prob").clamp(min=SMALLEST_PROBABILITY)
+        return original.log()[:, None] - y.clamp(min=SMALLEST_PROBABILITY).log()
     return context.normalise_raw(y, score, removal, name)
 
 
@@ -485,11 +485,11 @@ def irof(context: EvalContext, removal: Removal = "mean", score: ScoreKind = "pr
     images = torch.tensor([k for k, length in enumerate(lengths) for _ in range(length)], device=context.maps.device)
     with context.probe(removal, "irof", math.ceil(len(images) / len(labels))) as probe:
         y = probe.score_pairs(images, torch.cat(keep), context.score_function(score)).double()
-    whole = context.original(score)
-    empty, unit = torch.zeros_like(whole), whole.masked_fill(whole == 0, math.nan)
+    original = context.original(score)
+    empty, unit = torch.zeros_like(original), original.masked_fill(original == 0, math.nan)
     if context.uses_raw_score(score):
         empty, unit = context.empty_image_scores(removal, "irof")
-    start, shares = (whole - empty) / unit, (y - empty[images]) / unit[images]
+    start, shares = (original - empty) / unit, (y - empty[images]) / unit[images]
     areas = [
         _area_over_curve(part.reshape(len(context.maps), -1), start[image])
         for image, part in enumerate(torch.split(shares, lengths))

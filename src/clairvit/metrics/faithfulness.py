@@ -152,9 +152,8 @@ def _estimate_by_values(context: EvalContext, at_once: int, removal: str, score:
     drops = context.original(score)[:, None] - score_without_ranks(
         context, rank, first, (first + at_once).clamp(max=count), removal, score, "faithfulness-estimate"
     )
-    values = torch.stack(
-        [maps.flatten(1) for maps in context.pixel_maps(upsampling)]
-    )  # [M, B, H·W], the same in every channel
+    # [M, B, H·W], the same in every channel
+    values = torch.stack([maps.flatten(1) for maps in context.pixel_maps(upsampling)])
     values = values.repeat(1, 1, count // values.shape[-1])
     sums = drops.new_zeros(drops.shape).scatter_add_(2, rank // at_once, values)
     return pearson(sums, drops)
@@ -270,7 +269,7 @@ def _random_blocks(context: EvalContext, runs: int, side: int | None) -> Tensor:
     rows, cols = context.trace.layout.grid
     largest = min(rows, cols)
     if side is not None and not 1 <= side <= largest:
-        raise BadInput(f"side={side} was given; expected a block of 1 to {largest} patches a side.")
+        raise BadInput(f"side={side} was given; expected a block of 1 to {largest} patches per side.")
     blocks = []
     for seed in context.image_seeds:
         generator = make_generator(seed, BLOCKS)
