@@ -18,11 +18,11 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from clairvit.data.part_scenes import CLASSES, SIZE, part_scenes
 from torch import nn
-from train_parts import Scenes, batches, compatible, draw_scenes, random_keep, share_compatible
 
 import clairvit as cv
+from clairvit.data.part_scenes import CLASSES, SIZE, part_scenes
+from train_parts import Scenes, batches, compatible, draw_scenes, random_keep, share_compatible
 
 ARCHITECTURES = {
     "swin": (

@@ -13,7 +13,7 @@ from clairvit.errors import BadInput, UnknownName, did_you_mean
 from clairvit.methods.explanation import Cost
 from clairvit.methods.flow import Flow
 from clairvit.methods.recommended import recommended_methods
-from clairvit.methods.registry import FAMILIES, Method, by_family, list_methods
+from clairvit.methods.registry import Method, by_family, list_methods
 from clairvit.methods.spec import MethodSpec, resolve_method
 from clairvit.models.model import Model
 from clairvit.targets.base import class_name
@@ -122,8 +122,6 @@ def methods_response() -> MethodsResponse:
     """Return every method, ordered by family."""
     registered = list_methods()
     ordered = [registered[row] for row in by_family(method.family for method in registered)]
-    families = list(dict.fromkeys(method.family for method in ordered))
-    known = [family for family in FAMILIES if family in families]
     cards = [
         MethodCard(
             name=method.name,
@@ -141,9 +139,11 @@ def methods_response() -> MethodsResponse:
         for method in ordered
         if method.name not in _COMBINING
     ]
-    recommended = [RecommendationCard(**asdict(item)) for item in recommended_methods()]
-    families = [*known, *(family for family in families if family not in known)]
-    return MethodsResponse(recommended=recommended, families=families, methods=cards)
+    return MethodsResponse(
+        recommended=[RecommendationCard(**asdict(item)) for item in recommended_methods()],
+        families=list(dict.fromkeys(method.family for method in ordered)),
+        methods=cards,
+    )
 
 
 _COMBINING = ("smooth", "ensemble")  # they take other methods as arguments, so they cannot be chosen from a list
