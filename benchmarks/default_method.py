@@ -54,7 +54,7 @@ def train(module: nn.Module, scenes: Scenes, epochs: float, batch: int, rate: fl
             logits = module(scenes.compose(rows, keep))
         loss = F.cross_entropy(logits.float(), allowed / allowed.sum(1, keepdim=True))
         optimiser.zero_grad(set_to_none=True)
-        loss.backward()
+        torch.autograd.backward(loss)
         nn.utils.clip_grad_norm_(module.parameters(), 1.0)
         optimiser.step()
         schedule.step()

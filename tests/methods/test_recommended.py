@@ -76,7 +76,7 @@ def test_a_method_that_does_not_fit_gives_way_to_the_next(monkeypatch: pytest.Mo
 
 
 def test_a_data_set_is_explained_by_default() -> None:
-    pixels = torch.rand(3, 3, 224, 224, generator=torch.Generator().manual_seed(0))
+    pixels = torch.randn(3, 3, 224, 224, generator=torch.Generator().manual_seed(0))
     dataset = torch.utils.data.TensorDataset(pixels, torch.zeros(3))
     explanation = cv.explain("pets", dataset)
     assert (explanation.method, len(explanation)) == ("attnlrp+plus", 3)
