@@ -72,12 +72,12 @@ class Trigger:
         A random position is floor(draw · (side − size + 1)) on each axis; the others ignore the draws.
         """
         self.check_fits(size)
-        room = torch.tensor([side - self.size for side in size])
+        largest = torch.tensor([side - self.size for side in size])
         if self.position == "random":
-            return (draws.cpu() * (room + 1)).long().minimum(room)
+            return (draws.cpu() * (largest + 1)).long().minimum(largest)
         if self.position == "center":
-            return (room // 2).expand(len(draws), -1)
-        return (torch.tensor(_CORNERS[self.position]) * room).long().expand(len(draws), -1)
+            return (largest // 2).expand(len(draws), -1)
+        return (torch.tensor(_CORNERS[self.position]) * largest).long().expand(len(draws), -1)
 
     def paste(self, images: Tensor, draws: Tensor, preprocess: Preprocess | None = None) -> tuple[Tensor, Tensor]:
         """Return images [B, 3, H, W] with the trigger, and where it is, bool [B, H, W].
