@@ -244,4 +244,6 @@ def test_tokens_are_dropped_and_a_trigger_is_planted_and_scored_by_localisation(
 
 def test_interventions_that_do_not_fit_are_one_sentence(capsys: Captured) -> None:
     assert "drop_tokens=1.5 was given" in refusal(capsys, "photos", *TINY, *SHAPE, "--drop-tokens", "1.5")
+    spec = "trigger(folder:photos,class=red)"
+    assert "type folder:photos --trigger red." in refusal(capsys, spec, *TINY, *SHAPE)
     assert "trigger=pink was given" in refusal(capsys, "photos", *TINY, *SHAPE, "--trigger", "pink")

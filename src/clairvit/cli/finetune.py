@@ -280,7 +280,14 @@ def open_data_set(
 ) -> tuple[ImageDataset, ImageDataset | None, tuple[str, ...] | None]:
     """Return the training split of a data set, its validation split if it has one, and its classes."""
     from clairvit.data.open import list_datasets, open_data
+    from clairvit.data.trigger import parse_trigger_spec
 
+    triggered = parse_trigger_spec(spec)
+    if triggered is not None:
+        raise BadInput(
+            f"'{spec}' is for scoring: all of its images have one class. To train with a trigger, type "
+            f"{triggered.inner} --trigger {triggered.class_name}."
+        )
     splits = next((entry.splits for entry in list_datasets() if entry.name == spec.partition(":")[0]), ())
     train = next((name for name in splits if name.startswith("train")), None)
     data = open_data(spec, split=train, download=download)
