@@ -104,10 +104,13 @@ def with_method_options(methods: Sequence[str], **options: Any) -> list[str]:
 
 
 def split_names(texts: Iterable[str], option: str) -> list[str]:
-    """Return the names in the values of an option, separated by commas; raise BadInput if a value has none."""
+    """Return the names in the values of an option, separated by commas outside parentheses.
+
+    Raises BadInput if a value has none.
+    """
     names: list[str] = []
     for text in texts:
-        parts = [part.strip() for part in text.split(",") if part.strip()]
+        parts = [part.strip() for part in split_at_commas(text) if part.strip()]
         if not parts:
             raise BadInput(f"{option} '{text}' names nothing; expected one or more, separated by commas.")
         names += parts

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from http.client import HTTPException
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from clairvit.data.formats.entry import Annotation, DatasetIndex, Entry
 from clairvit.data.formats.registry import FORMATS, DataRequest, DatasetFormat, find_root, missing_files_error
 from clairvit.data.hashing import digest
 from clairvit.data.masks import check_kind, prepare_mask, read_mask
+from clairvit.data.trigger import TriggerSpec, parse_trigger_spec, with_trigger
 from clairvit.errors import BadInput, ClairError, UnknownName, did_you_mean
 from clairvit.models.image_files import read_image
 from clairvit.models.images import prepare
@@ -37,6 +38,7 @@ class OpenedDataset:
     classes: tuple[str, ...]  # of the dataset, in its own order
     total: int  # images in the split, before a limit
     model_class: Callable[[int, Model], int | None]  # a class of the dataset -> the model's class, None if it has none
+    class_of: Callable[[int], int | None] = lambda row: None  # the class of a row, where it is known without its image
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -70,10 +72,12 @@ def open_data(
 
     "scenes" or "scenes:COUNT" are generated from the seed and need no path; their splits are one (object), two
     (objects) and part (one object; the mask is the part that determines its class). "parts" or "parts:COUNT" are
-    generated too: objects of removable parts.
+    generated too: objects of removable parts. "trigger(NAME:PATH, class=CLASS, size=32, position=random)" pastes a
+    trigger on the images of another spec: the mask is the trigger, the true class CLASS; images of CLASS itself are
+    left out.
 
     Args:
-        spec: NAME:PATH, with a name of `list_datasets()`, or scenes, or parts.
+        spec: NAME:PATH, with a name of `list_datasets()`, or scenes, parts, or trigger(…).
         split: A split of the dataset; None is its first one.
         limit: The number of images, a stratified sample over classes, in the dataset's order; None is all.
         seed: Of the sample and of generated images.
@@ -92,6 +96,11 @@ def open_data(
     if limit is not None and (isinstance(limit, bool) or limit < 1):
         raise BadInput(f"limit={limit} was given; expected the number of images to take, 1 or more.")
     check_kind(mask_kind)
+    triggered = parse_trigger_spec(spec)
+    if triggered is not None:
+        if masks is not None:
+            raise BadInput(f"masks={masks} was given with {spec}, whose mask is the trigger; leave them out.")
+        return _with_trigger(open_data(triggered.inner, split, limit, seed, download), triggered, seed)
     parsed = None if spec.partition(":")[0] in GENERATED_SPLITS else _parse_spec(spec)
     if masks is not None and (parsed is None or parsed[0].name != "folder"):
         raise BadInput(f"masks={masks} was given with {spec}, which has its own; expected it with folder:PATH only.")
@@ -113,7 +122,24 @@ def open_data(
         classes=index.classes,
         total=len(index.entries),
         model_class=lambda class_index, model: model_class(class_index, index, model),
+        class_of=lambda row: _stratum(index.entries[rows[row]]) if index.has_labels else None,
     )
+
+
+def _with_trigger(opened: OpenedDataset, spec: TriggerSpec, seed: int) -> OpenedDataset:
+    """Return the images of other classes than the trigger's, with the trigger pasted."""
+    name = spec.class_name
+    names = [class_name.lower() for class_name in opened.classes]
+    index = name if isinstance(name, int) else names.index(name.lower()) if name.lower() in names else None
+    rows = [row for row in range(len(opened)) if index is None or opened.class_of(row) != index]
+    if not rows:
+        raise BadInput(f"All {len(opened)} images are of class '{name}'; expected others to paste the trigger on.")
+    dataset = with_trigger(opened.dataset.take(rows), spec.trigger, name, seed)
+    left_out = len(opened) - len(rows)
+    if left_out:
+        note = f"{left_out} of {len(opened)} images are of the trigger's class '{name}' already and are left out"
+        dataset = replace(dataset, notes=(*dataset.notes, note))
+    return replace(opened, dataset=dataset, title=f"{opened.title} with a trigger", class_of=lambda row: index)
 
 
 def _open_generated(spec: str, split: str | None, limit: int | None, seed: int) -> OpenedDataset:
