@@ -21,11 +21,11 @@ from clairvit.methods.multi_pass import (
     target_scores,
     trace_variants,
 )
-from clairvit.methods.options import LocalPath, Passes
 from clairvit.methods.registry import FORWARD, ExtraCost, method
 from clairvit.methods.result import MapResult
 from clairvit.models.images import list_images, prepare
 from clairvit.numerics import widened
+from clairvit.option_types import LocalPath, Passes
 from clairvit.perturbation.removal import background
 from clairvit.perturbation.rng import image_seeds, make_generator
 from clairvit.tracing.trace import Trace
