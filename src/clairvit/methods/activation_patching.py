@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from torch import Tensor
 
 from clairvit.errors import BadInput, NotApplicable
+from clairvit.methods.alternatives import advice
 from clairvit.methods.explanation import Cost
 from clairvit.methods.registry import FORWARD, ExtraCost, method
 from clairvit.methods.result import MapResult
@@ -48,7 +49,10 @@ def causal_activation_patching(
     activations = _activations(trace, used)
     neutral_images = background(neutral, trace.pixels, trace.recording.model.preprocess, 0)
     # Nothing is removed from the image, so any removal that needs no tokens to be dropped will do.
-    with probing(trace, "mean", what=NAME, forwards=trace.layout.patches + 1) as probe:
+    with (
+        advice("Use leave-one-out, which takes patches out."),
+        probing(trace, "mean", what=NAME, forwards=trace.layout.patches + 1) as probe,
+    ):
         if direction == "insert":
             reference = probe.score_images(1, lambda ks: neutral_images[:, None])  # [B, 1]
             scores = probe.score_patched(neutral_images, activations)  # [B, patches]

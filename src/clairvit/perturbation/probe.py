@@ -294,8 +294,8 @@ class Probe:
                 logits = self._logits(images[rows])
             if patching.applied < len(values):
                 raise NotApplicable(
-                    f"Only {patching.applied} of {len(values)} blocks could be given other activations in this model. "
-                    "Use leave-one-out, which takes patches out."
+                    f"Only {patching.applied} of {len(values)} blocks of this model could be given other activations; "
+                    "the others take no tokens."
                 )
             return logits
 
