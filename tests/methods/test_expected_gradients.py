@@ -133,7 +133,13 @@ def test_references_from_a_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("references", "message"), [("blurr", "Did you mean 'blur'"), ("/nowhere/at/all", "nowhere"), ("", "copies, mean")]
+    ("references", "message"),
+    [
+        ("blurr", "Did you mean 'blur'"),
+        ("/nowhere/at/all", "nowhere"),
+        ("", "copies, mean"),
+        ("a" * 5000, "is no path"),
+    ],
 )
 def test_unusable_references_are_refused(references: str, message: str) -> None:
     module = build("plain")

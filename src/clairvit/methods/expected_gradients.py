@@ -23,6 +23,7 @@ from clairvit.methods.multi_pass import (
 )
 from clairvit.methods.registry import FORWARD, ExtraCost, method
 from clairvit.methods.result import MapResult
+from clairvit.models.image_files import as_path
 from clairvit.models.images import list_images, prepare
 from clairvit.numerics import widened
 from clairvit.option_types import LocalPath, Passes
@@ -126,7 +127,7 @@ def load_references(trace: Trace, references: str, samples: int, seed: int) -> T
 
 def _reference_files(references: str) -> list[Path]:
     """Return the image files of a folder or pattern."""
-    if not references or (not Path(references).exists() and not set(references) & set("/\\*?.")):
+    if not references or (not as_path(references).exists() and not set(references) & set("/\\*?.")):
         raise BadInput(
             f"references={references} was given; expected {', '.join(COPIES)}, or a folder of images."
             f"{did_you_mean(references, COPIES)}"
