@@ -112,6 +112,9 @@ def test_the_expectation_is_the_mean_of_integrated_gradients_and_is_complete() -
     rise = logits[0] - logits[1:].mean(0)
     assert ((integral.sum((1, 2, 3)) - rise).abs() < 1e-3 * rise.abs()).all()  # of the quadrature
     assert f"rises by {rise[0]:.3g}, {rise[1]:.3g} from the references" in made.notes[0]
+    errors = [float(text) for text in made.notes[0].rpartition("error is ")[2].split(", ")]
+    gaps = (made.maps.sum((1, 2)) - rise).abs().tolist()
+    assert all(gap <= 5 * error for gap, error in zip(gaps, errors, strict=True))
 
 
 def test_references_from_a_folder(tmp_path: Path) -> None:

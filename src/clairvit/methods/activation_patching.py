@@ -42,8 +42,8 @@ def causal_activation_patching(
     Token i has x's activations at the inputs of the layers `start` … `stop` − 1, and everything else is computed from
     the neutral image and what these activations change in it. By default that is the middle third of the layers, where
     a token holds its patch in context. `direction=remove` is f(x) − f(x, token i with the neutral activations).
-    `relative=False` gives the score of each run itself: the same order, shifted by a constant per image. One forward
-    per patch, and one for the neutral image.
+    `relative=False` gives the score of each run itself, not its difference: the same order for insert, the reverse for
+    remove. One forward per patch, and one for the neutral image.
     """
     used = layer_range(start, stop, len(trace.layers))
     activations = _activations(trace, used)

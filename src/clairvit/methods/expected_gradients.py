@@ -89,10 +89,13 @@ def expected_gradients(
             else:
                 maps.append(at_level(product.sum(1), trace, "pixel" if level == "pixel" else "patch", "sum"))
     by_draw = torch.stack(maps)  # [n, B, rows, cols]
-    rise = target_scores(trace) - reference_scores.mean(0)
-    error = by_draw.std(0) / samples**0.5 if samples > 1 else None
-    note = completeness_note(by_draw.mean(0).flatten(1).sum(1), rise, "more samples", NAME, "references")
-    return MapResult(by_draw.mean(0), standard_error=error, notes=(note,))
+    rise, sums = target_scores(trace) - reference_scores.mean(0), by_draw.flatten(2).sum(2)  # [B], [n, B]
+    note = completeness_note(sums.mean(0), rise, "more samples", NAME, "references")
+    if samples == 1:
+        return MapResult(by_draw[0], notes=(note,))
+    error, error_of_sum = (values.std(0) / samples**0.5 for values in (by_draw, sums))
+    listed = ", ".join(f"{value:.2g}" for value in error_of_sum.tolist())
+    return MapResult(by_draw.mean(0), standard_error=error, notes=(f"{note}; the sum's standard error is {listed}",))
 
 
 def draws(pixels: Tensor, count: int, samples: int, seed: int) -> tuple[Tensor, Tensor]:
