@@ -19,6 +19,7 @@ PACKAGES = [
 SHARED = {"errors", "execution", "numerics", "compat", "_io", "_registry", "_version"}
 LAZY_EXCEPTIONS = {
     ("methods/explanation.py", "plotting"),  # Explanation.save, .plot and the picture in a notebook
+    ("methods/explanation.py", "metrics"),  # Explanation.check
     ("methods/explain.py", "plotting"),  # the same of Comparison
     ("metrics/score.py", "plotting"),  # the same of Scores
 }

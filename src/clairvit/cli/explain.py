@@ -13,6 +13,7 @@ from clairvit.cli.arguments import single_method
 from clairvit.cli.console import print_line
 from clairvit.cli.finish import (
     exit_on_failures,
+    print_checks,
     print_document,
     print_files,
     print_notes,
@@ -43,6 +44,8 @@ clairvit explain cat.jpg --method rollout --layers --heads
 clairvit explain cat.jpg --method lime --samples 2000 --removal blur
 
 clairvit explain cat.jpg --recipe recipe.json
+
+clairvit explain cat.jpg --check
 
 clairvit explain cat.jpg --model torchvision:resnet50 --method gradcam --features
 """
@@ -75,6 +78,9 @@ def explain(
         typer.Option("--features", help="Draw feature maps, too: the strongest channels of a CNN's stages or blocks."),
     ] = False,
     heads: Annotated[bool, typer.Option("--heads", help="Draw the map of each head of each layer, too.")] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Say how far to trust each map, by removing its brightest patches.")
+    ] = False,
     out: options.Out = "out/",
     output: options.OutputOptions,
 ) -> None:
@@ -94,7 +100,7 @@ def explain(
         targets,
         run_options,
         output,
-        explain=_explain_batch(spec, chosen, {**by_layer, **run_options.arguments()}),
+        explain=_explain_batch(spec, chosen, {**by_layer, **run_options.arguments()}, check=check),
         save=_save_with_features if features else _save,
         out=out,
         suffix=safe_file_name(spec.text),
@@ -106,6 +112,7 @@ def explain(
     elif not output.quiet:
         print_predictions(results)
         print_statistics(results)
+        print_checks(results)
         print_notes(results)
         if layers and results and results[0].first["layers"] is None:
             print_line(f"Note: {spec.text} has no maps of single layers, so there is no strip of layers.")
@@ -117,7 +124,7 @@ explain.__doc__ = f"Show where a model looked, by one method.\n\n{EXAMPLES}"
 
 
 def _explain_batch(
-    spec: MethodSpec, recipe: Recipe | None, arguments: Mapping[str, Any]
+    spec: MethodSpec, recipe: Recipe | None, arguments: Mapping[str, Any], *, check: bool
 ) -> Callable[[Model, Batch, Any], dict[str, Explanation]]:
     """Return the function that explains one batch; it checks once that the recipe belongs to the model."""
     import clairvit as cv
@@ -127,7 +134,11 @@ def _explain_batch(
     def explain_batch(model: Model, batch: Batch, target: Any) -> dict[str, Explanation]:
         while unchecked:
             unchecked.pop().check(model)
-        return {spec.text: cv.explain(model, batch, spec.text, targets=target, **arguments)}
+        explanation = cv.explain(model, batch, spec.text, targets=target, **arguments)
+        if check:
+            passes = {name: arguments[name] for name in ("batch_size", "autocast")}
+            explanation = explanation.with_check(**passes)
+        return {spec.text: explanation}
 
     return explain_batch
 
