@@ -97,9 +97,8 @@ def print_tables(rows: Sequence[Row], methods: Sequence[str]) -> None:
         print(f"| {method} | {separation:.3f} |")
     good = [method for method in methods if method in GOOD]
     if good:
-        print(
-            f"| {', '.join(good)} together | {area_under_roc(effects(rows, good, False), effects(rows, good, True)):.3f} |"
-        )
+        separation = area_under_roc(effects(rows, good, False), effects(rows, good, True))
+        print(f"| {', '.join(good)} together | {separation:.3f} |")
 
 
 def main() -> None:

@@ -205,8 +205,8 @@ def test_sentence_of_a_probability_is_in_per_cent() -> None:
     )
     check = cv.MapCheck("a", "cat", "genatt", "probability", 0.831, removals, 0.5, 0.1, 0.9, {}, 0, 0.0, "supported")
     assert check.sentence == (
-        "Without the brightest 10 % of the photo the model's confidence in cat falls from 83 % to 12 %; random patches: "
-        "81 %. This map points at what the model uses."
+        "Without the brightest 10 % of the photo the model's confidence in cat falls from 83 % to 12 %; random "
+        "patches: 81 %. This map points at what the model uses."
     )
     same = replace(check, removals=(replace(removals[0], top=0.8305), replace(removals[1], top=0.86)))
     assert "stays at 83 %" in replace(same, verdict="weak").sentence

@@ -136,8 +136,8 @@ def check_maps(
     tensor = torch.as_tensor(maps)
     if tensor.ndim != 3 or len(tensor) != len(batch.pixels):
         raise BadInput(
-            f"Maps of shape {list(tensor.shape)} were given for {len(batch.pixels)} images; expected [{len(batch.pixels)}, "
-            "rows, columns], one map per image."
+            f"Maps of shape {list(tensor.shape)} were given for {len(batch.pixels)} images; expected "
+            f"[{len(batch.pixels)}, rows, columns], one map per image."
         )
     spec = None if method is None else resolve_method(method)
     options = ExecutionOptions.from_caller(batch_size, autocast)
@@ -485,8 +485,8 @@ def _judged(check: MapCheck, row: int, context: EvalContext, measured: _Measured
         remarks.append(f"A little noise changes the map (rank correlation {check.stability:.2f}).")
     if check.outlier_share is not None and check.outlier_share >= OUTLIERS_MATTER:
         remarks.append(
-            f"{100 * check.outlier_share:.0f} % of its brightest patches are high-norm outlier tokens, which say little "
-            "about their place."
+            f"{100 * check.outlier_share:.0f} % of its brightest patches are high-norm outlier tokens, which say "
+            "little about their place."
         )
     return replace(check, verdict=verdict, remarks=tuple(remarks))
 
@@ -501,7 +501,5 @@ def _low_confidence(check: MapCheck, context: EvalContext) -> list[str]:
     confidence, guess = (percent(value).replace("%", " %") for value in (check.full, chance))
     if sigmoid:
         return [f"The model does not see {check.target} (confidence {confidence}), so there is little that could fall."]
-    return [
-        f"The model is unsure: its confidence in {check.target} is {confidence}, and guessing gives {guess}, so there is "
-        "little that could fall."
-    ]
+    unsure = f"The model is unsure: its confidence in {check.target} is {confidence}, and guessing gives {guess}"
+    return [f"{unsure}, so there is little that could fall."]

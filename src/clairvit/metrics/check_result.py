@@ -128,7 +128,7 @@ class MapCheck:
         """Return what was measured and what follows from it, in words for a person."""
         if self.verdict is None or not self.removals:
             return " ".join([CONCLUSIONS[None], *self.remarks])
-        removal = self._told_removal
+        removal = self._reported_removal
         start, end, random = (self._text(value) for value in (self.full, removal.top, removal.random_mean))
         change = f"stays at {start}"
         if start != end:
@@ -139,7 +139,7 @@ class MapCheck:
         )
 
     @property
-    def _told_removal(self) -> RemovalEffect:
+    def _reported_removal(self) -> RemovalEffect:
         """Return the removal that the sentence is about: the smaller one if it says enough, else the larger effect."""
         first = self.removals[0]
         fall = first.random_mean - first.top
