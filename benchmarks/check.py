@@ -13,6 +13,7 @@ be tried without running the model again.
 from __future__ import annotations
 
 import argparse
+import math
 import random
 from collections import Counter
 from collections.abc import Sequence
@@ -21,10 +22,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from scipy import stats
 from torch import Tensor
 
 import clairvit as cv
 from clairvit._io import write_json
+from clairvit.metrics.check import DRAWS, FRACTIONS
 from clairvit.metrics.check_result import CHANCE, SUPPORTED, Verdict
 from clairvit.perturbation.rng import make_generator
 
@@ -85,12 +88,27 @@ def verdict_line(rows: Sequence[Row], method: str, shuffled: bool) -> str:
     return f"| {name} | {shares} | {float(values.median()):.1f} |"
 
 
+def expected_shares() -> dict[Verdict, float]:
+    """Return the shares of verdicts of a random map if the evidence is a sum over patches with normal values.
+
+    The mean of the two effects then is √((1 + ρ) / 2) times Student's t with F (K − 1) degrees of freedom, where the
+    effects of nested removals correlate by ρ = √(f (1 − g) / (g (1 − f))) / (1 + 1/K), f < g.
+    """
+    smaller, larger = FRACTIONS
+    nested = math.sqrt(smaller * (1 - larger) / (larger * (1 - smaller)))
+    scale = math.sqrt((1 + nested / (1 + 1 / DRAWS)) / 2)
+    above = [float(stats.t.sf(bound / scale, len(FRACTIONS) * (DRAWS - 1))) for bound in (SUPPORTED, CHANCE)]
+    return {"supported": above[0], "weak": above[1] - above[0], "not better than chance": 1 - above[1]}
+
+
 def print_tables(rows: Sequence[Row], methods: Sequence[str]) -> None:
     """Print the shares of verdicts per method, and how well effects separate real from shuffled maps."""
     print(f"\n| map | {' | '.join(VERDICTS)} | median effect |\n|---|---|---|---|---|")
     for shuffled in (False, True):
         for method in methods:
             print(verdict_line(rows, method, shuffled))
+    shares = " | ".join(f"{share:.0%}".replace("%", " %") for share in expected_shares().values())
+    print(f"| random, in theory | {shares} | 0.0 |")
     print("\n| method | AUC, real against shuffled |\n|---|---|")
     for method in methods:
         separation = area_under_roc(effects(rows, [method], False), effects(rows, [method], True))

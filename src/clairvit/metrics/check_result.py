@@ -12,7 +12,7 @@ from __future__ import annotations
 import html
 import math
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, overload
 
@@ -27,7 +27,7 @@ Quantity = Literal["probability", "score", "similarity"]
 # Chosen on photos, real maps against the same maps with their patches shuffled: docs/check.md, benchmarks/check.py.
 SUPPORTED = 3.0  # mean effect, in standard deviations of a random removal
 CHANCE = 1.5
-CLEAR_FALL = 0.05  # of a probability: where the smaller removal costs less, the sentence speaks of the larger one
+CLEAR_FALL = 0.05  # of a probability; where the smaller removal costs less, the sentence is about the larger one
 UNSTABLE = 0.5  # rank correlation with the map of a noisy copy
 OUTLIERS_MATTER = 0.25  # share of outlier tokens among the brightest patches
 LARGEST_EFFECT = 99.0  # where all random removals cost the same, an effect has no bound
@@ -140,12 +140,10 @@ class MapCheck:
 
     @property
     def _reported_removal(self) -> RemovalEffect:
-        """Return the removal that the sentence is about: the smaller one if it says enough, else the larger effect."""
-        first = self.removals[0]
-        fall = first.random_mean - first.top
-        if self.quantity != "probability" or fall >= CLEAR_FALL:
-            return first
-        return max(self.removals, key=lambda removal: removal.random_mean - removal.top)
+        """Return the removal that the sentence is about: the smaller one if it says enough, else what says most."""
+        if self.quantity == "probability":
+            return _first_or_largest(self.removals, lambda removal: removal.random_mean - removal.top, CLEAR_FALL)
+        return _first_or_largest(self.removals, lambda removal: removal.effect, SUPPORTED)
 
     @property
     def _subject(self) -> str:
@@ -274,6 +272,13 @@ class CheckResult(Sequence[MapCheck]):
     def _repr_html_(self) -> str:
         """Return one paragraph per map as HTML."""
         return "".join(check._repr_html_() for check in self.checks)
+
+
+def _first_or_largest(
+    removals: Sequence[RemovalEffect], value: Callable[[RemovalEffect], float], enough: float
+) -> RemovalEffect:
+    """Return the first removal if its value is enough, else the one with the largest value."""
+    return removals[0] if value(removals[0]) >= enough else max(removals, key=value)
 
 
 def judge(effects: Sequence[float]) -> Verdict:
