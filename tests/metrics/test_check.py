@@ -12,7 +12,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import timm
 import torch
+import torchvision
 from torch import Tensor, nn
 
 import clairvit as cv
@@ -341,6 +343,33 @@ def test_embedding_without_a_target_is_measured_by_similarity() -> None:
     assert check.quantity == "similarity"
     assert check.full == pytest.approx(1.0)
     assert all(value <= 1 for removal in check.removals for value in (removal.top, *removal.random))
+
+
+def resnet() -> tuple[cv.Model, Tensor]:
+    torch.manual_seed(0)
+    return cv.wrap(torchvision.models.resnet18(num_classes=5).eval(), size=(64, 64)), torch.randn(2, 3, 64, 64)
+
+
+def swin() -> tuple[cv.Model, Tensor]:
+    torch.manual_seed(0)
+    options = {"img_size": 64, "window_size": 4, "embed_dim": 16, "depths": (1, 1), "num_heads": (2, 4)}
+    module = timm.create_model("swin_tiny_patch4_window7_224", num_classes=5, **options)
+    return cv.wrap(module.eval(), size=(64, 64)), torch.randn(2, 3, 64, 64)
+
+
+def mean_pooled() -> tuple[cv.Model, Tensor]:
+    return cv.wrap(build("open_clip-avg")), pixels("open_clip-avg", batch=2)
+
+
+@pytest.mark.parametrize("make", [resnet, swin, mean_pooled])
+def test_other_kinds_of_models_are_checked(make: Callable[[], tuple[cv.Model, Tensor]]) -> None:
+    """Convolutions, windows and mean pooling: tokens are dropped, set to zero or painted, by one code path."""
+    model, images = make()
+    result = cv.explain(model, images, "gradcam", target=1).check()
+    assert len(result) == 2
+    assert all(check.verdict is not None for check in result)
+    assert all(len(check.agreement) >= 1 for check in result)
+    assert result.cost.forwards <= 12
 
 
 def test_model_without_a_token_stream_is_painted_and_says_so() -> None:

@@ -261,7 +261,13 @@ class Explanation:
         return plot_explanation(self, ax, **display)
 
     def check(
-        self, model: ModelLike | None = None, *, target: Any = None, seed: int | None = None, **execution: Any
+        self,
+        model: ModelLike | None = None,
+        *,
+        target: Any = None,
+        seed: int | None = None,
+        batch_size: int | None = None,
+        autocast: str | None = None,
     ) -> CheckResult:
         """Check how far each map can be trusted: a verdict, a sentence and numbers, at about 12 forwards per map.
 
@@ -272,7 +278,8 @@ class Explanation:
             model: The model that was explained; needed only for an explanation from a pickle.
             target: What was explained, where that was no class and `model` is given.
             seed: The seed of random patches and noise; None is the explanation's own.
-            **execution: batch_size= and autocast=, as in `cv.explain`.
+            batch_size: As in `cv.explain`.
+            autocast: As in `cv.explain`.
 
         Returns:
             A `CheckResult` with one `MapCheck` per map.
@@ -287,7 +294,7 @@ class Explanation:
         """
         from clairvit.metrics.check import check_explanation  # metrics come after methods
 
-        return check_explanation(self, model, target=target, seed=seed, **execution)
+        return check_explanation(self, model, target=target, seed=seed, batch_size=batch_size, autocast=autocast)
 
     def with_check(self, **arguments: Any) -> Explanation:
         """Return the same explanation with the result of `check` in `.checked`: figures and files then show it."""

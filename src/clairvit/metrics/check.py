@@ -21,7 +21,7 @@ from clairvit.errors import BadInput, UnknownName
 from clairvit.execution import ExecutionOptions
 from clairvit.methods.collect import varies
 from clairvit.methods.executor import Result
-from clairvit.methods.explanation import Explanation
+from clairvit.methods.explanation import Cost, Explanation
 from clairvit.methods.planner import record_for, run_all, spent_on
 from clairvit.methods.spec import MethodSpec, resolve_method
 from clairvit.metrics.check_result import (
@@ -91,6 +91,7 @@ def check_explanation(
         _spec_of(explanation.method),
         check_seed(explanation.seed if seed is None else seed),
         ExecutionOptions.from_caller(batch_size, autocast),
+        class_specific=explanation.class_specific,
     )
     return _run(job)
 
@@ -140,9 +141,19 @@ def check_maps(
             f"[{len(batch.pixels)}, rows, columns], one map per image."
         )
     spec = None if method is None else resolve_method(method)
-    options = ExecutionOptions.from_caller(batch_size, autocast)
-    resolved = _resolve(model, batch.pixels, target)
-    return _run(_Job(model, batch.pixels, tensor, resolved, batch.names, spec, check_seed(seed), options))
+    job = _Job(
+        model,
+        batch.pixels,
+        tensor,
+        _resolve(model, batch.pixels, target),
+        batch.names,
+        spec,
+        check_seed(seed),
+        ExecutionOptions.from_caller(batch_size, autocast),
+        class_specific=spec is None or spec.method.class_specific,
+    )
+    result = _run(job)
+    return replace(result, cost=result.cost + Cost(forwards=1))  # the scores that the target is resolved by
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,6 +168,11 @@ class _Job:
     spec: MethodSpec | None
     seed: int
     options: ExecutionOptions
+    class_specific: bool
+
+    def quantity(self, row: int) -> Quantity:
+        """Return what is measured of one map."""
+        return quantity_of(self.target, row, self.class_specific)
 
     def take(self, rows: Sequence[int]) -> _Job:
         picked = list(rows)
@@ -296,7 +312,7 @@ def log_odds(logits: Tensor, index: int, activation: str) -> Tensor:
 
 def _values_of(job: _Job, row: int, original: Tensor) -> Callable[[Tensor], Tensor]:
     """Return a function of logits [n, C] to values and evidence, [n, 2], in float64, of one map's target."""
-    quantity = quantity_of(job.target, row, job.spec is None or job.spec.method.class_specific)
+    quantity = job.quantity(row)
     target = job.target.take([row])
     index = target.classes[0]
 
@@ -443,12 +459,11 @@ def _map_check(
             strict=True,
         )
     )
-    class_specific = job.spec is None or job.spec.method.class_specific
     check = MapCheck(
         name=job.names[row],
         target=job.target.names[row],
         method="" if job.spec is None else job.spec.text,
-        quantity=quantity_of(job.target, row, class_specific),
+        quantity=job.quantity(row),
         full=float(measured.full[row, 0]),
         removals=removals,
         kept=float(measured.kept[row, 0, 0]),
