@@ -238,6 +238,19 @@ def test_quantity_of_targets() -> None:
     assert quantity_of(replace(target, rows=()), 0) == "similarity"
 
 
+def test_fall_of_the_log_odds_that_the_confidence_does_not_show_is_said() -> None:
+    """One class is so far above the others that its probability stays 1 whatever is removed."""
+    model, image = linear_softmax()
+    module = copy.deepcopy(model.module)
+    with torch.no_grad():
+        module.weights[1] += 10  # type: ignore[index, operator]
+    sure = replace(model, module=module)
+    check = check_one(sure, image, effects(sure, image, 1), target=1)
+    assert check.full == pytest.approx(1)
+    assert check.verdict == "supported"
+    assert any("log-odds" in remark for remark in check.remarks)
+
+
 def test_low_confidence_is_said() -> None:
     model, image = linear_softmax()
     with torch.no_grad():

@@ -27,6 +27,7 @@ from clairvit.methods.spec import MethodSpec, resolve_method
 from clairvit.metrics.check_result import (
     LARGEST_EFFECT,
     OUTLIERS_MATTER,
+    SMALL_FALL,
     UNSTABLE,
     CheckResult,
     MapCheck,
@@ -34,6 +35,7 @@ from clairvit.metrics.check_result import (
     RemovalEffect,
     Verdict,
     judge,
+    percent_in_words,
 )
 from clairvit.metrics.context import EvalContext
 from clairvit.metrics.robustness import explain_noisy_copies
@@ -42,7 +44,7 @@ from clairvit.models.activation import probabilities
 from clairvit.models.coerce import ModelLike, as_images, as_model
 from clairvit.models.images import prepare
 from clairvit.models.model import Model
-from clairvit.numerics import percent, pool_to_grid, widened
+from clairvit.numerics import pool_to_grid, widened
 from clairvit.perturbation.progress import report_progress
 from clairvit.perturbation.rng import check_seed
 from clairvit.targets.base import TargetBatch, class_agnostic_target
@@ -496,6 +498,10 @@ def _judged(check: MapCheck, row: int, context: EvalContext, measured: _Measured
     if measured.patches == 1:
         remarks.append("The map has a single patch, so there is nothing to compare.")
     remarks += _low_confidence(check, context)
+    shown = check.reported_removal
+    hardly_falls = check.quantity == "probability" and shown.random_mean - shown.top < SMALL_FALL
+    if hardly_falls and verdict != "not better than chance":
+        remarks.append("The fall is clear in the log-odds, and too small to matter for the confidence.")
     if check.stability is not None and check.stability < UNSTABLE:
         remarks.append(f"A little noise changes the map (rank correlation {check.stability:.2f}).")
     if check.outlier_share is not None and check.outlier_share >= OUTLIERS_MATTER:
@@ -513,7 +519,7 @@ def _low_confidence(check: MapCheck, context: EvalContext) -> list[str]:
     chance = 0.5 if sigmoid else 1 / classes
     if check.quantity != "probability" or check.full >= (chance if sigmoid else NEAR_CHANCE * chance):
         return []
-    confidence, guess = (percent(value).replace("%", " %") for value in (check.full, chance))
+    confidence, guess = percent_in_words(check.full), percent_in_words(chance)
     if sigmoid:
         return [f"The model does not see {check.target} (confidence {confidence}), so there is little that could fall."]
     unsure = f"The model is unsure: its confidence in {check.target} is {confidence}, and guessing gives {guess}"

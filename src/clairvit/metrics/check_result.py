@@ -27,6 +27,7 @@ Quantity = Literal["probability", "score", "similarity"]
 # Chosen on photos, real maps against the same maps with their patches shuffled: docs/check.md, benchmarks/check.py.
 SUPPORTED = 3.0  # mean effect, in standard deviations of a random removal
 CHANCE = 1.5
+SMALL_FALL = 0.01  # of a probability: a smaller one hardly shows in the sentence
 CLEAR_FALL = 0.05  # of a probability; where the smaller removal costs less, the sentence is about the larger one
 UNSTABLE = 0.5  # rank correlation with the map of a noisy copy
 OUTLIERS_MATTER = 0.25  # share of outlier tokens among the brightest patches
@@ -128,7 +129,7 @@ class MapCheck:
         """Return what was measured and what follows from it, in words for a person."""
         if self.verdict is None or not self.removals:
             return " ".join([CONCLUSIONS[None], *self.remarks])
-        removal = self._reported_removal
+        removal = self.reported_removal
         start, end, random = (self._text(value) for value in (self.full, removal.top, removal.random_mean))
         change = f"stays at {start}"
         if start != end:
@@ -139,7 +140,7 @@ class MapCheck:
         )
 
     @property
-    def _reported_removal(self) -> RemovalEffect:
+    def reported_removal(self) -> RemovalEffect:
         """Return the removal that the sentence is about: the smaller one if it says enough, else what says most."""
         if self.quantity == "probability":
             return _first_or_largest(self.removals, lambda removal: removal.random_mean - removal.top, CLEAR_FALL)
@@ -154,7 +155,7 @@ class MapCheck:
         return f"the model's score for {self.target}"
 
     def _text(self, value: float) -> str:
-        return percent(value).replace("%", " %") if self.quantity == "probability" else f"{value:.2f}"
+        return percent_in_words(value) if self.quantity == "probability" else f"{value:.2f}"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the values as JSON has them, with the sentence and the mean effect."""
@@ -279,6 +280,11 @@ def _first_or_largest(
 ) -> RemovalEffect:
     """Return the first removal if its value is enough, else the one with the largest value."""
     return removals[0] if value(removals[0]) >= enough else max(removals, key=value)
+
+
+def percent_in_words(probability: float) -> str:
+    """Return 0.831 as '83 %' and 0.0001 as 'less than 0.1 %'."""
+    return percent(probability).replace("%", " %").replace("<", "less than ")
 
 
 def judge(effects: Sequence[float]) -> Verdict:
