@@ -34,6 +34,7 @@ from clairvit.perturbation.rng import make_generator
 METHODS = ("attnlrp+plus", "genatt", "legrad", "rollout", "ixg", "gradcam", "center", "random")
 GOOD = ("attnlrp+plus", "genatt", "legrad")  # of which the separation is reported together
 VERDICTS: tuple[Verdict, ...] = ("supported", "weak", "not better than chance")
+LOADED = ("arch", "labels", "resize")  # arguments of cv.load
 BATCH = {"cpu": 8, "cuda": 32}
 
 
@@ -125,13 +126,14 @@ def main() -> None:
     parser.add_argument("--model", default="pets")
     parser.add_argument("--arch", help="of a weights file, e.g. timm:vit_small_patch14_dinov2")
     parser.add_argument("--labels", help="of a weights file")
+    parser.add_argument("--resize", type=int, help="of a weights file: the short side before the crop, in pixels")
     parser.add_argument("--photos", type=int, default=40)
     parser.add_argument("--method", action="append", help="repeatable")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--json", type=Path, help="a file for all checks")
     arguments = parser.parse_args()
-    given: dict[str, Any] = {name: getattr(arguments, name) for name in ("arch", "labels") if getattr(arguments, name)}
+    given: dict[str, Any] = {name: value for name in LOADED if (value := getattr(arguments, name)) is not None}
     model = cv.load(arguments.model, device=arguments.device, **given)
     photos = sorted(path for path in arguments.folder.rglob("*") if path.suffix.lower() in (".jpg", ".jpeg", ".png"))
     photos = random.Random(arguments.seed).sample(photos, min(arguments.photos, len(photos)))
