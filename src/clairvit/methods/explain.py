@@ -194,7 +194,7 @@ def expand_all(methods: Sequence[str | MethodSpec]) -> list[str]:
         return [str(method) for method in methods]
     quick = [method.name for method in registered_methods() if not method.slow]
     listed = list(dict.fromkeys(name for text in methods for name in (quick if text == ALL else [str(text)])))
-    return [listed[place] for place in by_family(resolve_method(text).method.family for text in listed)]
+    return [listed[i] for i in by_family(resolve_method(text).method.family for text in listed)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -243,11 +243,12 @@ def _explain_images(request: _Request, images: Any) -> Comparison:
     parts: list[Comparison] = []
     sizes: list[int] = []
     for items, names in images.chunks(size):
-        own = request
+        chunk_request = request
         if request.targets is not None:
             rows = range(sum(sizes), sum(sizes) + len(items))
-            own = replace(request, targets=tuple(_target_rows(one, rows, len(images)) for one in request.targets))
-        parts.append(_explain_batch(own, replace(prepare(items, request.model), names=names)))
+            targets = tuple(_target_rows(target, rows, len(images)) for target in request.targets)
+            chunk_request = replace(request, targets=targets)
+        parts.append(_explain_batch(chunk_request, replace(prepare(items, request.model), names=names)))
         sizes.append(len(items))
     return _concat_comparisons(parts, sizes)
 
@@ -263,25 +264,25 @@ def _target_rows(target: Any, rows: range, count: int) -> Any:
 
 
 def _concat_comparisons(parts: Sequence[Comparison], sizes: Sequence[int]) -> Comparison:
-    """Join the comparisons of chunks of so many images; maps are ordered by target, then by image."""
-    whole = Comparison()
+    """Join the comparisons of chunks of `sizes` images; maps are ordered by target, then by image."""
+    comparison = Comparison()
     for part in parts:
-        whole.skipped |= part.skipped
-    whole.cost = sum((part.cost for part in parts), Cost())
+        comparison.skipped |= part.skipped
+    comparison.cost = sum((part.cost for part in parts), Cost())
     for text in parts[0]:
-        if text in whole.skipped:
+        if text in comparison.skipped:
             continue
         explanations = [part[text] for part in parts]
         targets = len(explanations[0]) // sizes[0]
-        starts = [sum(len(one) for one in explanations[:place]) for place in range(len(parts))]
+        starts = [sum(map(len, explanations[:i])) for i in range(len(parts))]
         order = [
             start + target * size + row
             for target in range(targets)
             for start, size in zip(starts, sizes, strict=True)
             for row in range(size)
         ]
-        whole[text] = concat(explanations)[order]
-    return whole
+        comparison[text] = concat(explanations)[order]
+    return comparison
 
 
 @own_grad_mode()
@@ -303,12 +304,12 @@ def _explain_batch(request: _Request, batch: Batch) -> Comparison:
         if not explanation.class_specific and model.classifier:
             comparison[text] = _for_any_class(explanation, resolved if request.targets is not None else ())
     for spec in specs if request.by_head else ():
-        explanation, own = comparison[spec.text], collect_heads(spec, heads[spec.text], results)
+        explanation, spec_heads = comparison[spec.text], collect_heads(spec, heads[spec.text], results)
         comparison[spec.text] = replace(
             explanation,
             layers=explanation.layers if request.layers else None,
-            heads=own,
-            notes=(*explanation.notes, *head_notes(spec, own)),
+            heads=spec_heads,
+            notes=(*explanation.notes, *head_notes(spec, spec_heads)),
         )
     return comparison
 

@@ -131,13 +131,13 @@ def score_without_values(context: EvalContext, indices: Tensor, removal: str, sc
     runs = indices.shape[1]
     with context.probe(removal, name, runs) as probe:
         check_paints(probe)
-        whole, background = (values.flatten(1)[:, None] for values in (probe.pixels, probe.background))
+        images, background = (values.flatten(1)[:, None] for values in (probe.pixels, probe.background))
 
         def variant(ks: range) -> Tensor:
-            removed = indices[:, ks.start : ks.stop].expand(len(whole), -1, -1)  # [B, k, size]
-            copies = whole.repeat(1, len(ks), 1)
+            removed = indices[:, ks.start : ks.stop].expand(len(images), -1, -1)  # [B, k, size]
+            copies = images.repeat(1, len(ks), 1)
             copies.scatter_(2, removed, background.expand(-1, len(ks), -1).gather(2, removed))
-            return copies.reshape(len(whole), len(ks), *probe.pixels.shape[1:])
+            return copies.reshape(len(images), len(ks), *probe.pixels.shape[1:])
 
         return probe.score_images(runs, variant, score=context.score_function(score)).double()
 

@@ -12,7 +12,7 @@ from clairvit._version import __version__
 from clairvit.errors import BadInput, UnknownName, did_you_mean
 from clairvit.methods.explanation import Cost
 from clairvit.methods.flow import Flow
-from clairvit.methods.registry import FAMILIES, Method, by_family, list_methods
+from clairvit.methods.registry import Method, by_family, list_methods
 from clairvit.methods.spec import MethodSpec, resolve_method
 from clairvit.models.model import Model
 from clairvit.targets.base import class_name
@@ -121,8 +121,6 @@ def methods_response() -> MethodsResponse:
     """Return every method, ordered by family."""
     registered = list_methods()
     ordered = [registered[row] for row in by_family(method.family for method in registered)]
-    families = list(dict.fromkeys(method.family for method in ordered))
-    known = [family for family in FAMILIES if family in families]
     cards = [
         MethodCard(
             name=method.name,
@@ -140,7 +138,7 @@ def methods_response() -> MethodsResponse:
         for method in ordered
         if method.name not in _COMBINING
     ]
-    return MethodsResponse(families=[*known, *(f for f in families if f not in known)], methods=cards)
+    return MethodsResponse(families=list(dict.fromkeys(method.family for method in ordered)), methods=cards)
 
 
 _COMBINING = ("smooth", "ensemble")  # they take other methods as arguments, so they cannot be chosen from a list

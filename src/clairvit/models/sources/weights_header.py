@@ -175,5 +175,6 @@ def _read_json(header: Header, name: str, spec: str) -> Any:
 
 def _invalid_entry(name: str, spec: str, reason: str) -> ModelUnavailable:
     return ModelUnavailable(
-        f"The note '{name}' in '{spec}' cannot be used: {reason} Expected one as clairvit finetune writes it."
+        f"The entry '{name}' in the header of '{spec}' cannot be used: {reason} Expected one as clairvit finetune "
+        "writes it."
     )
