@@ -79,13 +79,11 @@ def effects(rows: Sequence[Row], methods: Sequence[str], shuffled: bool) -> list
     return [row.check.effect for row in rows if row.method in methods and row.shuffled == shuffled]
 
 
-def verdict_line(rows: Sequence[Row], method: str, shuffled: bool) -> str:
+def verdict_line(name: str, checks: Sequence[cv.MapCheck]) -> str:
     """Return one line of the table of verdicts."""
-    checks = [row.check for row in rows if row.method == method and row.shuffled == shuffled]
     counts = Counter(check.verdict for check in checks)
     shares = " | ".join(f"{counts[verdict] / len(checks):.0%}".replace("%", " %") for verdict in VERDICTS)
     values = torch.tensor([check.effect for check in checks], dtype=torch.float64)
-    name = f"{method}, shuffled" if shuffled else method
     return f"| {name} | {shares} | {float(values.median()):.1f} |"
 
 
@@ -107,7 +105,9 @@ def print_tables(rows: Sequence[Row], methods: Sequence[str]) -> None:
     print(f"\n| map | {' | '.join(VERDICTS)} | median effect |\n|---|---|---|---|---|")
     for shuffled in (False, True):
         for method in methods:
-            print(verdict_line(rows, method, shuffled))
+            checks = [row.check for row in rows if row.method == method and row.shuffled == shuffled]
+            print(verdict_line(f"{method}, shuffled" if shuffled else method, checks))
+    print(verdict_line("all shuffled maps", [row.check for row in rows if row.shuffled]))
     shares = " | ".join(f"{share:.0%}".replace("%", " %") for share in expected_shares().values())
     print(f"| random, in theory | {shares} | 0.0 |")
     print("\n| method | AUC, real against shuffled |\n|---|---|")
