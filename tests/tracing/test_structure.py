@@ -35,8 +35,8 @@ ATTENTION = [m.name for m in list_methods() if m.family in ("attention", "gradie
 
 
 @functools.cache
-def model_of(kind: str) -> cv.Model:
-    return cv.wrap(strange(STRANGE[kind].make), name=kind)
+def model_of(kind: str, dtype: torch.dtype = torch.float32) -> cv.Model:
+    return cv.wrap(strange(STRANGE[kind].make).to(dtype), name=kind)
 
 
 def image_of(kind: str) -> Tensor:
@@ -112,12 +112,23 @@ def test_ixg_is_that_of_a_hook_on_the_first_block(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["swin", "swin-v2", "hf-swin", "maxvit"])
-def test_sums_over_stages_refuse(kind: str) -> None:
-    with pytest.raises(
-        NotApplicable, match=r"'cat' adds up layers, .* token count changes .* Use one layer: cat\+last"
-    ):
-        cv.explain(model_of(kind), image_of(kind), "cat", target=TARGET)
-    assert cv.explain(model_of(kind), image_of(kind), "cat+last", target=TARGET).maps.isfinite().all()
+def test_sums_over_stages_are_sums_of_single_layers_on_the_finest_grid(kind: str) -> None:
+    """Each cell of a coarser layer is spread evenly over the finest cells: np.kron of a map, where sizes divide."""
+    model, image = model_of(kind, torch.float64), image_of(kind).double()
+    explanation = cv.explain(model, image, "cat", target=TARGET)
+    count = len(cv.trace(model, image, target=TARGET).layers)
+    layer_maps = [cv.explain(model, image, f"cat+layer:{index}", target=TARGET).maps for index in range(count)]
+    rows, cols = explanation.maps.shape[-2:]
+    assert (rows, cols) == max(tuple(layer_map.shape[-2:]) for layer_map in layer_maps)
+    expected = torch.zeros_like(explanation.maps)
+    for layer_map in layer_maps:
+        down, right = rows // layer_map.shape[-2], cols // layer_map.shape[-1]
+        assert (layer_map.shape[-2] * down, layer_map.shape[-1] * right) == (rows, cols)
+        block = torch.ones(down, right, dtype=torch.float64)
+        expected += torch.stack([torch.kron(cells, block) for cells in layer_map]) / block.numel()
+    magnitude = float(torch.stack([layer_map.abs().max() for layer_map in layer_maps]).sum())
+    assert_same(explanation.maps, expected, magnitude=magnitude)
+    assert any("added on the finest grid" in note for note in explanation.notes)
 
 
 @pytest.mark.parametrize("kind", ["xcit", "xcit-nonsquare"])

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from clairvit.errors import BadInput, ClairError, NotApplicable
-from clairvit.methods.aggregation import Aggregation, reading
+from clairvit.methods.aggregation import Aggregation, Total, reading
 from clairvit.methods.alternatives import with_named_methods
 from clairvit.methods.explanation import Cost
 from clairvit.methods.layer_view import LayerView, NotStackable, RunContext, stacked, tokens_to_grid
 from clairvit.methods.result import MapFunction, as_map_result
 from clairvit.methods.spec import MethodSpec
-from clairvit.numerics import widened
+from clairvit.numerics import spread_evenly, widened
 from clairvit.tracing.attention_call import AttentionCall
 from clairvit.tracing.gradient_barriers import blocked_gradient
 from clairvit.tracing.layer import Layer
@@ -188,6 +188,8 @@ class _LayerPass:
         self.used = aggregation.used(count)
         self.keep_layers = layers
         self.row: Tensor | None = aggregation.start_row(trace.readout_weights) if aggregation.matrices_only else None
+        self.last_index = self.used[-1]  # the layer that was added to `row` last
+        self.stages: list[tuple[Tensor, int]] = []  # sums over layers of one size [B, N] each, and one of those layers
         self.rows_of_layers: dict[int, Tensor] = {}
 
     def wants(self, index: int) -> bool:
@@ -213,14 +215,20 @@ class _LayerPass:
         if used:
             self._check_tokens(layer_maps)
             self.row = self.aggregation.steps(self.row, layer_maps[used[0] : used[-1] + 1], read)
+            self.last_index = indices[used[-1]]
         if self.keep_layers:
             self.rows_of_layers |= {
                 i: reading(layer_map, read) for i, layer_map in zip(indices, layer_maps, strict=True)
             }
 
     def _check_tokens(self, layer_maps: Tensor) -> None:
+        """Begin a new stage where a sum comes to layers of another size; raise where layers are multiplied."""
         row = self.row
         if row is not None and (row.shape[-1] != layer_maps.shape[-1] or len(row) not in (1, layer_maps.shape[1])):
+            if isinstance(self.aggregation, Total) and layer_maps.ndim == 3:  # [layers, B, N]: one number per token
+                self.stages.append((row, self.last_index))
+                self.row = None
+                return
             counts = [len(t) * t.shape[-1] // len(self.trace.pixels) for t in (row, layer_maps[0])]
             raise NotApplicable(
                 f"'{self.spec.text}' adds up layers, and this model's token count changes between them "
@@ -232,9 +240,13 @@ class _LayerPass:
         if self.result.error is not None:
             return
         assert self.row is not None
-        row = self.aggregation.finish(self.row, len(self.trace.layers), self.trace.layout)
-        grid_of = self.used[-1]
-        self.result.maps = self._on_grid(row.clamp(min=0) if self.spec.relu else row, grid_of)
+        stages = [*self.stages, (self.row, self.last_index if self.stages else self.used[-1])]
+        parts = [
+            self._on_grid(self.aggregation.finish(row, len(self.trace.layers), self.trace.layout), index)
+            for row, index in stages
+        ]
+        total = parts[0] if len(parts) == 1 else self._sum_of_stages(parts)
+        self.result.maps = total.clamp(min=0) if self.spec.relu else total
         if self.spec.method.caveats.note is not None:
             note = self.spec.method.caveats.note(self.trace, self.used, **dict(self.spec.options))
             self.result.notes += [] if note is None else [f"{self.spec.text}: {note}"]
@@ -243,6 +255,16 @@ class _LayerPass:
             if len(shapes) == 1:
                 rows = [self._on_grid(self.rows_of_layers[i], i) for i in sorted(self.rows_of_layers)]
                 self.result.layers = torch.stack(rows)
+
+    def _sum_of_stages(self, parts: Sequence[Tensor]) -> Tensor:
+        """Return the sum of maps of several sizes on the finest grid, [B, rows, cols]; each cell is spread evenly."""
+        finest = max((int(part.shape[-2]), int(part.shape[-1])) for part in parts)
+        sizes = ", ".join(dict.fromkeys(f"{part.shape[-2]}×{part.shape[-1]}" for part in reversed(parts)))
+        self.result.notes.append(
+            f"{self.spec.text}: layers of different sizes ({sizes}) were added on the finest grid, each cell spread "
+            "evenly over the finer cells that it covers."
+        )
+        return torch.stack([spread_evenly(part, finest) for part in parts]).sum(0)
 
     def _on_grid(self, row: Tensor, index: int) -> Tensor:
         """Return [B, N] without its prefix tokens, as [B, rows, cols]."""

@@ -87,6 +87,10 @@ class Heads:
     fused: Tensor
     whole: Tensor | None = None
 
+    def __repr__(self) -> str:
+        layers, heads, maps, *_ = self.maps.shape
+        return f"Heads('{self.method}', {layers} layers × {heads} heads × {maps} map{'s' * (maps != 1)})"
+
 
 @dataclass(frozen=True, eq=False)
 class Origin:
@@ -253,8 +257,8 @@ class Explanation:
         Example:
             >>> import clairvit as cv
             >>> axes = cv.explain("pets", "demo").plot()
-            >>> axes.get_title()[:12]
-            'Egyptian Mau'
+            >>> axes.get_title()
+            'Bengal 68%'
         """
         from clairvit.plotting.axes import plot_explanation  # drawing comes after methods
 
@@ -434,7 +438,7 @@ class Comparison(dict[str, Explanation]):
         >>> many
         Comparison(2 methods × 1 map: rollout, legrad)
         >>> many["legrad"].targets
-        ('Egyptian Mau',)
+        ('Bengal',)
     """
 
     def __init__(self) -> None:

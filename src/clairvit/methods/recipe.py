@@ -21,7 +21,6 @@ from clairvit.models.model import Model
 KIND = "clairvit recipe"
 FORMAT = 1
 SHORT_HASH = 12  # characters of a hash that are shown
-DEFAULT_METHOD = "legrad"  # the method where none is named
 
 
 @dataclass(frozen=True)
@@ -167,13 +166,11 @@ def method_text_for(
     model: Model, method: str | PathLike[str] | Recipe | None, recipe: str | PathLike[str] | Recipe | None
 ) -> str:
     """Return a method string: the one typed, a recipe's method, or "focusvit(m=auto)" with the recipe's layer."""
-    if recipe is None and method is None:
-        return DEFAULT_METHOD
     if recipe is None:
         if isinstance(method, str) and not method.lower().endswith(".json"):
             return method
         if not isinstance(method, str | PathLike | Recipe):
-            raise BadInput(f"{method!r} is not a method; expected NAME such as 'legrad', or a recipe.")
+            raise BadInput(f"{method!r} is not a method; expected NAME such as 'attnlrp+plus', or a recipe.")
         recipe, method = method, None
     resolved = as_recipe(recipe)
     text = resolved.method_for(None if method is None else str(method))

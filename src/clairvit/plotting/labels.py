@@ -23,7 +23,7 @@ MOST_DECIMALS = 6  # smaller numbers are written with a power of ten
 ARROWS = {"higher": "↑", "lower": "↓"}
 SIGNED = "±"
 CLASS_AGNOSTIC = "∀"  # one map for all classes
-_NEEDS = {"methods": "explains again"}
+_NEEDS = {"methods": "explains again", "parts": "removable parts"}
 
 
 # Numbers

@@ -120,7 +120,7 @@ async def curve(http: Request, state: State, request: CurveRequest) -> Response:
     name = state.model_name(request.model)
     (spec, *others), queue = resolve_request([request.method], _patches(state, name))
     if others:
-        raise BadInput("A curve is of one method; name one, such as legrad.")
+        raise BadInput("A curve is of one method; name one, such as attnlrp+plus.")
     photo = state.uploads.find(request.photo)
     queue = "long" if queue == "quick" else queue  # the curve of a slow method needs its map first
     model = state.models[queue][name]
