@@ -168,7 +168,7 @@ def test_check_is_shown_under_the_map_until_the_map_changes(visit: Callable[...,
     page.locator("#check-map").click()
     sync_api.expect(page.locator("#check-verdict")).to_have_text("supported", timeout=WAIT)
     sync_api.expect(page.locator("#check-text")).to_contain_text("Without the brightest")
-    page.locator("#methods input[value=rollout]").check()
+    method(page, "ixg")
     sync_api.expect(page.locator("#check")).to_be_hidden(timeout=WAIT)
 
 

@@ -138,7 +138,7 @@ async def check(http: Request, state: State, request: CheckRequest) -> Response:
     name = state.model_name(request.model)
     (spec, *others), queue = resolve_request([request.method], _patches(state, name))
     if others:
-        raise BadInput("A check is of one map; name one method, such as legrad.")
+        raise BadInput("A check is of one map; name one method, such as attnlrp+plus.")
     photo = state.uploads.find(request.photo)
     queue = "long" if queue == "quick" else queue  # a dozen passes of the model
     model = state.models[queue][name]
