@@ -15,6 +15,7 @@ from clairvit.errors import NotApplicable
 from clairvit.methods.fullgrad import completeness_sums
 from clairvit.numerics import widened
 from clairvit.tracing.module_state import own_grad_mode
+from clairvit.tracing.outlier_tokens import FEWEST_PATCHES, OUTLIER_RATIO, has_comparable_tokens, norm_ratios
 from clairvit.tracing.recorders.bias_terms import LearnedBiasTerms
 from clairvit.tracing.recorders.residual_sums import ResidualSums
 from clairvit.tracing.recording import Recording, record
@@ -25,8 +26,6 @@ from clairvit.tracing.trace import Trace, run_backward
 # relevance in proportion (AttnLRP) passes on twice as much as it got, with opposite signs.
 MAX_CANCELLATION = 2.0
 AMPLIFIED_TABLES = ("attnlrp", "reslrp")  # without and with a bound on how much relevance grows at residual sums
-# Darcet et al. (ICLR 2024) find artefact tokens with about ten times the norm of others; half of that is the limit.
-OUTLIER_RATIO = 5.0
 
 
 @check("token gradient", needs=("trace", "gradient"))
@@ -147,11 +146,11 @@ def outlier_tokens(context: DoctorContext) -> Check:
     recording = record(context.model, context.pixels, differentiable=False)
     trace = run_backward(recording, None, None)
     structure = recording.structure
-    if structure.layout is None or not structure.layers or any(part.kind != "tokens" for part in structure.layers):
+    if structure.layout is None or not has_comparable_tokens(structure):
         return skipped(
             "Norms are compared among the patch tokens of a plain ViT, and this model has windows or stages."
         )
-    if structure.layout.patches < 4:
+    if structure.layout.patches < FEWEST_PATCHES:
         return skipped(f"There are only {structure.layout.patches} patch tokens to compare.")
     try:
         outliers = find_outliers(trace)
@@ -200,12 +199,9 @@ def find_outliers(trace: Trace) -> Outliers:
     prefix, batch = trace.layout.prefix, len(trace.pixels)
     ratios, counts, shares, layers = [0.0] * batch, [0] * batch, [0.0] * batch, [0] * batch
     for layer in trace.layers[1:] or trace.layers:
-        norms = widened(layer.x).norm(dim=-1)[:, prefix:]  # [B, patches]
-        ratio = norms / norms.median(1, keepdim=True).values.clamp(min=torch.finfo(norms.dtype).tiny)
+        ratio = norm_ratios(layer.x, prefix)  # [B, patches]
         is_outlier = ratio > OUTLIER_RATIO
-        attended = (
-            layer.A.mean((1, 2))[:, prefix:] if bool(is_outlier.any()) else torch.zeros_like(norms)
-        )  # [B, patches]
+        attended = layer.A.mean((1, 2))[:, prefix:] if bool(is_outlier.any()) else torch.zeros_like(ratio)
         for image in range(batch):
             ratios[image] = max(ratios[image], float(ratio[image].max()))
             share = float(attended[image][is_outlier[image]].sum())
