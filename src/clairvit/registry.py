@@ -59,8 +59,8 @@ def list_metrics(filter: Filter = "*", *, family: str | None = None) -> list[str
 
     Example:
         >>> import clairvit as cv
-        >>> cv.list_metrics("*deletion*")
-        ['deletion', 'insertion-deletion']
+        >>> cv.list_metrics("*sertion*")
+        ['insertion', 'insertion-deletion']
     """
     listed = [metric for metric in registered_metrics() if family in (None, metric.family)]
     return _matching((metric.name for metric in listed), filter)

@@ -158,7 +158,6 @@ def test_the_dataset_renders_what_is_drawn() -> None:
     assert batch.parts is not None
     assert batch.masks is not None
     for number, parts in enumerate(batch.parts):
-        assert parts is not None
         drawn = part_scene(4, number)
         assert torch.equal(parts.full, batch.pixels[number])
         assert torch.equal(parts.masks, torch.from_numpy(drawn.masks()))

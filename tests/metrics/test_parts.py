@@ -131,6 +131,7 @@ def test_the_threshold_is_chosen_by_completeness() -> None:
     assert output.criterion[0, 0].tolist() == [0] * 79 + [1 / 2]
     assert output.criterion[1, 0, 0] == 1
     assert output.chooses == "threshold"
+    assert output.values[:, 0].tolist() == [1, 1]
 
 
 def test_irrelevant_parts_of_the_object_count_as_distractors() -> None:

@@ -240,8 +240,9 @@ def _at_best_threshold(curves: CheckCurves, values: Tensor, meaning: str) -> Met
     """Return a check at the threshold at which the set's completeness is highest; at one threshold, its value."""
     if len(curves.thresholds) == 1:
         return MetricOutput(values[..., 0])
+    best = curves.completeness.nanmean(1).nan_to_num(nan=-math.inf).argmax(-1)  # [M], of this batch
     return MetricOutput(
-        values[..., 0],
+        values.gather(2, best[:, None, None].expand(-1, values.shape[1], 1))[..., 0],
         curves.thresholds,
         values,
         meaning,
