@@ -25,6 +25,7 @@ _ZERO_SHOT = "prompts: softmax, SigLIP sigmoid, a single CLIP prompt raw (the co
 SOURCES = (
     Source("pets", "the built-in ViT-Tiny for 37 breeds of cats and dogs; needs no network", "pets", "softmax"),
     Source("scenes", "the built-in small ViT for generated scenes, where the evidence is known", "scenes", "softmax"),
+    Source("parts", "the built-in small ViT for generated objects of removable parts", "parts", "softmax"),
     Source("timm:NAME", "any model of timm, with its own preprocessing", "timm:vit_base_patch16_224", _SOFTMAX),
     Source(
         "hf:ID",
@@ -49,7 +50,7 @@ SOURCES = (
         "what the module states, else " + _SOFTMAX,
     ),
 )
-BUILT_IN = ("pets", "scenes")
+BUILT_IN = ("pets", "scenes", "parts")
 BUILDERS = {  # prefix -> module with build(request)
     "timm": "clairvit.models.sources.timm",
     "hf": "clairvit.models.sources.hf",
