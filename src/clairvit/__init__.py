@@ -2,11 +2,11 @@
 
 Example:
     >>> import clairvit as cv
-    >>> ex = cv.explain("pets", "demo", "legrad")  # any model, any image, any registered method
+    >>> ex = cv.explain("pets", "demo")  # any model, any image; any registered method, or the best known one
     >>> ex.targets
-    ('Egyptian Mau',)
+    ('Bengal',)
     >>> many = cv.compare("pets", "demo", ["rollout", "genatt+skipplus"])
-    >>> score = cv.evaluate("pets", "demo", "legrad", "deletion")
+    >>> score = cv.evaluate("pets", "demo", "attnlrp+plus", "deletion")
 """
 
 from __future__ import annotations
@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from clairvit.methods.explanation import concat as concat
     from clairvit.methods.layer_view import LayerView as LayerView
     from clairvit.methods.recipe import Recipe as Recipe
+    from clairvit.methods.recommended import Recommendation as Recommendation
+    from clairvit.methods.recommended import recommended_methods as recommended_methods
     from clairvit.methods.registry import Requires as Requires
     from clairvit.methods.result import MapResult as MapResult
     from clairvit.methods.spec import MethodSpec as MethodSpec
@@ -99,6 +101,8 @@ _MODULES = {
     "LayerView": "clairvit.methods.layer_view",
     "MapResult": "clairvit.methods.result",
     "Requires": "clairvit.methods.registry",
+    "Recommendation": "clairvit.methods.recommended",
+    "recommended_methods": "clairvit.methods.recommended",
     "Recorder": "clairvit.tracing.recorders.base",
     "trace": "clairvit.tracing.trace",
     "Trace": "clairvit.tracing.trace",

@@ -46,12 +46,12 @@ def files(folder: Path) -> list[str]:
 
 def test_explain_writes_picture_record_and_maps_and_says_so(photos: Path, capsys: Captured) -> None:
     assert main(["explain", "demo"]) == 0
-    assert files(photos / "out") == ["demo-legrad.json", "demo-legrad.npz", "demo-legrad.png"]
+    assert files(photos / "out") == ["demo-attnlrp+plus.json", "demo-attnlrp+plus.npz", "demo-attnlrp+plus.png"]
     printed, errors = capsys.readouterr()
     assert errors == ""
-    assert "Egyptian Mau" in printed
+    assert "Bengal" in printed
     assert "%" in printed
-    assert "Wrote out/demo-legrad.png" in printed
+    assert "Wrote out/demo-attnlrp+plus.png" in printed
 
 
 def test_one_named_file_is_the_only_one(photos: Path) -> None:
@@ -113,7 +113,7 @@ def test_json_is_one_document_and_nothing_else(photos: Path, capsys: Captured) -
     assert first["image"] == "photos/cat.jpg"
     assert np.array(first["maps"]).shape == (1, 14, 14)
     assert all(Path(file).exists() for file in first["files"] + second["files"])
-    assert first["top"][0][0]["name"] == "Egyptian Mau"
+    assert first["top"][0][0]["name"] == "Bengal"
 
 
 def test_quiet_is_quiet(photos: Path, capsys: Captured) -> None:
@@ -127,8 +127,8 @@ def test_compare_draws_a_grid_and_prints_classes_and_costs(photos: Path, capsys:
     assert Image.open(photos / "grid.png").width > 500
     printed = capsys.readouterr().out
     for word in (
-        "Egyptian Mau",
-        "83%",
+        "Bengal",
+        "68%",
         "rollout(fusion=max,start_layer=1)",
         "ixg+plus",
         "gradient",
@@ -273,7 +273,7 @@ def test_heads_of_a_method_that_has_none_are_the_attentions(photos: Path, capsys
     (result,) = json.loads(capsys.readouterr().out)["results"]
     assert result["heads"]["method"] == "raw-attention"
     assert result["layer_statistics"] is None
-    assert "out/demo-legrad-heads.png" in result["files"]
+    assert "out/demo-attnlrp+plus-heads.png" in result["files"]
     assert any("the heads shown are the attention's" in note for note in result["notes"])
     windows = ["--model", "timm:swin_tiny_patch4_window7_224", "--no-pretrained", "--method", "saliency"]
     assert main(["explain", "demo", "--heads", "--json", *windows]) == 0

@@ -26,9 +26,9 @@ QUICK = {"samples": 2, "runs": 5}  # what a metric promises does not depend on h
 NAMES = (
     "aopc ap avg-sensitivity baf class-contrast completeness complexity comprehensiveness deletion "
     "effective-complexity efficient-mprt energy-pointing-game f1 faf faithfulness-correlation faithfulness-estimate "
-    "grid-pointing-game infidelity insertion insertion-deletion iou irof local-lipschitz max-sensitivity monotonicity "
-    "mprt pixel-accuracy pointing-game random-logit relative-stability relevance-mass relevance-rank road roc-auc "
-    "sensitivity-n smooth-mprt sparseness sufficiency top-k"
+    "grid-pointing-game idsds infidelity insertion insertion-deletion iou irof local-lipschitz max-sensitivity "
+    "monotonicity mprt pixel-accuracy pointing-game random-logit relative-stability relevance-mass relevance-rank "
+    "road roc-auc saco sensitivity-n smooth-mprt sparseness srg sufficiency top-k"
 )
 PART_NAMES = (
     "background-independence controlled-synthetic-data-check deletion-check distractibility part-accuracy "

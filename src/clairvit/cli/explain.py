@@ -19,7 +19,7 @@ from clairvit.cli.finish import (
     print_predictions,
     print_statistics,
 )
-from clairvit.cli.image_job import ImageJob, WrittenResult, safe_file_name
+from clairvit.cli.image_job import ImageJob, WrittenResult
 
 if TYPE_CHECKING:
     from clairvit.methods.explanation import Explanation
@@ -54,7 +54,8 @@ def explain(
     method: Annotated[
         list[str] | None,
         options.method_list(
-            "One of 'clairvit methods', e.g. legrad, 'rollout(fusion=max)+skipplus'.", "legrad, or the recipe's"
+            "One of 'clairvit methods', e.g. genatt, 'rollout(fusion=max)+skipplus'.",
+            "attnlrp+plus where it fits the model, or the recipe's",
         ),
     ] = None,
     recipe: Annotated[
@@ -78,13 +79,15 @@ def explain(
     out: options.Out = "out/",
     output: options.OutputOptions,
 ) -> None:
-    from clairvit.methods.recipe import DEFAULT_METHOD, read_recipe
+    from clairvit.methods.recipe import read_recipe
+    from clairvit.methods.recommended import default_method
     from clairvit.methods.spec import resolve_method
 
     typed = single_method(method, "explain")
     chosen = None if recipe is None else read_recipe(recipe)
     # Misspelt methods are refused before a model is loaded.
-    spec = resolve_method((typed or DEFAULT_METHOD) if chosen is None else chosen.method_for(typed), **sampling.typed())
+    text = (typed or (default_method() if sampling.typed() else None)) if chosen is None else chosen.method_for(typed)
+    spec = None if text is None else resolve_method(text, **sampling.typed())  # None: the default that fits
     run_options.check()
     by_layer: dict[str, Any] = {"layers": layers, "by_head": heads, "score": targets.score}
     job = ImageJob(
@@ -97,8 +100,8 @@ def explain(
         explain=_explain_batch(spec, chosen, {**by_layer, **run_options.arguments()}),
         save=_save_with_features if features else _save,
         out=out,
-        suffix=safe_file_name(spec.text),
-        title=spec.text,
+        suffix=None,
+        title=default_method() if spec is None else spec.text,
     )
     results, failures = job.run()
     if output.as_json:
@@ -108,7 +111,8 @@ def explain(
         print_statistics(results)
         print_notes(results)
         if layers and results and results[0].first["layers"] is None:
-            print_line(f"Note: {spec.text} has no maps of single layers, so there is no strip of layers.")
+            method_text = results[0].first["method"]
+            print_line(f"Note: {method_text} has no maps of single layers, so there is no strip of layers.")
         print_files(results)
     exit_on_failures(len(results), failures)
 
@@ -117,7 +121,7 @@ explain.__doc__ = f"Show where a model looked, by one method.\n\n{EXAMPLES}"
 
 
 def _explain_batch(
-    spec: MethodSpec, recipe: Recipe | None, arguments: Mapping[str, Any]
+    spec: MethodSpec | None, recipe: Recipe | None, arguments: Mapping[str, Any]
 ) -> Callable[[Model, Batch, Any], dict[str, Explanation]]:
     """Return the function that explains one batch; it checks once that the recipe belongs to the model."""
     import clairvit as cv
@@ -127,7 +131,8 @@ def _explain_batch(
     def explain_batch(model: Model, batch: Batch, target: Any) -> dict[str, Explanation]:
         while unchecked:
             unchecked.pop().check(model)
-        return {spec.text: cv.explain(model, batch, spec.text, targets=target, **arguments)}
+        explanation = cv.explain(model, batch, spec, targets=target, **arguments)
+        return {explanation.method: explanation}
 
     return explain_batch
 

@@ -35,16 +35,17 @@ def methods_command(
     from clairvit.methods.registry import list_methods
     from clairvit.methods.spec import resolve_method
 
-    chosen = list_methods() if name is None else [resolve_method(name).method]
+    listed = list_methods() if name is None else [resolve_method(name).method]
     if as_json:
-        print_json([_method_record(method) for method in chosen])
+        print_json([_method_record(method) for method in listed])
     elif name is None:
-        _print_methods(chosen)
+        _print_methods(listed)
     else:
-        _print_method(chosen[0])
+        _print_method(listed[0])
 
 
 def _print_methods(methods: list[Method]) -> None:
+    from clairvit.methods.recommended import default_method, recommended_methods
     from clairvit.methods.registry import by_family
     from clairvit.plotting.labels import CLASS_AGNOSTIC, SIGNED
 
@@ -64,6 +65,9 @@ def _print_methods(methods: list[Method]) -> None:
     ]
     columns = ("family", "method", "", "rules", "forwards", "backwards", "mind", "paper")
     table(f"{len(methods)} methods", columns, rows, right=("forwards", "backwards"), grouped=True)
+    advice = [(item.purpose, item.method, item.reason, item.evidence) for item in recommended_methods()]
+    table("Recommended", ("for", "method", "why", "measured"), advice)
+    print_line(f"Where none is named: {default_method()}, or the next that fits (cv.explain says so).")
     print_line(f"{SIGNED} signed: evidence for and against.  {CLASS_AGNOSTIC} class-agnostic: one map for all classes.")
     print_line("mind: slow ones are left out of --method all; delicate: round-off shows; or what a model must have.")
     print_line("Recombine the layers: genatt+skipplus, ixg+plus, rollout+layer:3.  Set options: 'rollout(fusion=max)'.")
@@ -158,6 +162,9 @@ def _sign(method: Method) -> str:
 
 
 def _method_record(method: Method) -> dict[str, Any]:
+    from clairvit.methods.recommended import recommended_methods
+    from clairvit.methods.spec import resolve_method
+
     requires = method.requirements()
     return {
         "name": method.name,
@@ -180,6 +187,11 @@ def _method_record(method: Method) -> dict[str, Any]:
             "at_most": method.extra_cost.at_most,
         },
         "score": method.score,
+        "recommended_for": [
+            {"purpose": item.purpose, "method": item.method, "reason": item.reason, "evidence": item.evidence}
+            for item in recommended_methods()
+            if resolve_method(item.method).method is method
+        ],
         "options": method.options,
         "choices": option_choices(method),
         "presets": {name: dict(preset) for name, preset in method.presets.items()},
@@ -202,13 +214,13 @@ def metrics_command(
     from clairvit.metrics.registry import resolve_metric
     from clairvit.plotting.labels import metrics_by_family
 
-    chosen = metrics_by_family() if name is None else [resolve_metric(name).metric]
+    listed = metrics_by_family() if name is None else [resolve_metric(name).metric]
     if as_json:
-        print_json([_metric_record(metric) for metric in chosen])
+        print_json([_metric_record(metric) for metric in listed])
     elif name is None:
-        _print_metrics(chosen)
+        _print_metrics(listed)
     else:
-        _print_metric(chosen[0])
+        _print_metric(listed[0])
 
 
 def _print_metrics(metrics: list[Metric]) -> None:

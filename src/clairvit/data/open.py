@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from http.client import HTTPException
 from pathlib import Path
 
@@ -13,18 +12,15 @@ from torch import Tensor
 
 from clairvit.data.dataset import ImageDataset, Sample
 from clairvit.data.formats.entry import Annotation, DatasetIndex, Entry
-from clairvit.data.formats.registry import DataRequest, DatasetFormat, find_root, missing_files_error, registered
+from clairvit.data.formats.registry import FORMATS, DataRequest, DatasetFormat, find_root, missing_files_error
 from clairvit.data.hashing import digest
 from clairvit.data.masks import check_kind, prepare_mask, read_mask
+from clairvit.data.trigger import TriggerSpec, parse_trigger_spec, with_trigger
 from clairvit.errors import BadInput, ClairError, UnknownName, did_you_mean
 from clairvit.models.image_files import read_image
 from clairvit.models.images import prepare
 from clairvit.models.model import Model
 
-_FORMATS = (  # modules of clairvit.data.formats, in the order in which their formats are listed
-    *("folder", "pets", "flowers", "caltech101", "voc", "dogs", "labels_only"),
-    *("imagenet", "imagenet_s", "imagenet_seg", "coco"),
-)
 _VOID = 255  # in a mask of the kind voc
 GENERATED_COUNT = 200  # images where no number is given
 GENERATED_SPLITS = {"scenes": ("one", "two", "part"), "parts": ("all",)}  # data that need no path
@@ -42,6 +38,7 @@ class OpenedDataset:
     classes: tuple[str, ...]  # of the dataset, in its own order
     total: int  # images in the split, before a limit
     model_class: Callable[[int, Model], int | None]  # a class of the dataset -> the model's class, None if it has none
+    class_of: Callable[[int], int | None] = lambda row: None  # the class of a row, where it is known without its image
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -58,10 +55,7 @@ class OpenedDataset:
 
 def list_datasets() -> tuple[DatasetFormat, ...]:
     """Return the formats that `open_data` reads: their folders (`.layout()`), annotations (`.has`) and `.download`."""
-    modules = [importlib.import_module(f"clairvit.data.formats.{name}").__name__ for name in _FORMATS]
-    order = {module: position for position, module in enumerate(modules)}
-    # independent of the order of imports; formats that others registered come last
-    return tuple(sorted(registered().values(), key=lambda data: order.get(data.open.__module__, len(order))))
+    return tuple(FORMATS.values())
 
 
 def open_data(
@@ -78,10 +72,12 @@ def open_data(
 
     "scenes" or "scenes:COUNT" are generated from the seed and need no path; their splits are one (object), two
     (objects) and part (one object; the mask is the part that determines its class). "parts" or "parts:COUNT" are
-    generated too: objects of removable parts.
+    generated too: objects of removable parts. "trigger(NAME:PATH, class=CLASS, size=32, position=random)" pastes a
+    trigger on the images of another spec: the mask is the trigger, the true class CLASS; images of CLASS itself are
+    left out.
 
     Args:
-        spec: NAME:PATH, with a name of `list_datasets()`, or scenes, or parts.
+        spec: NAME:PATH, with a name of `list_datasets()`, or scenes, parts, or trigger(…).
         split: A split of the dataset; None is its first one.
         limit: The number of images, a stratified sample over classes, in the dataset's order; None is all.
         seed: Of the sample and of generated images.
@@ -100,6 +96,11 @@ def open_data(
     if limit is not None and (isinstance(limit, bool) or limit < 1):
         raise BadInput(f"limit={limit} was given; expected the number of images to take, 1 or more.")
     check_kind(mask_kind)
+    triggered = parse_trigger_spec(spec)
+    if triggered is not None:
+        if masks is not None:
+            raise BadInput(f"masks={masks} was given with {spec}, whose mask is the trigger; leave them out.")
+        return _with_trigger(open_data(triggered.inner, split, limit, seed, download), triggered, seed)
     parsed = None if spec.partition(":")[0] in GENERATED_SPLITS else _parse_spec(spec)
     if masks is not None and (parsed is None or parsed[0].name != "folder"):
         raise BadInput(f"masks={masks} was given with {spec}, which has its own; expected it with folder:PATH only.")
@@ -121,7 +122,24 @@ def open_data(
         classes=index.classes,
         total=len(index.entries),
         model_class=lambda class_index, model: model_class(class_index, index, model),
+        class_of=lambda row: _stratum(index.entries[rows[row]]) if index.has_labels else None,
     )
+
+
+def _with_trigger(opened: OpenedDataset, spec: TriggerSpec, seed: int) -> OpenedDataset:
+    """Return the images of other classes than the trigger's, with the trigger pasted."""
+    name = spec.class_name
+    names = [class_name.lower() for class_name in opened.classes]
+    index = name if isinstance(name, int) else names.index(name.lower()) if name.lower() in names else None
+    rows = [row for row in range(len(opened)) if index is None or opened.class_of(row) != index]
+    if not rows:
+        raise BadInput(f"All {len(opened)} images are of class '{name}'; expected others to paste the trigger on.")
+    dataset = with_trigger(opened.dataset.take(rows), spec.trigger, name, seed)
+    left_out = len(opened) - len(rows)
+    if left_out:
+        note = f"{left_out} of {len(opened)} images are of the trigger's class '{name}' already and are left out"
+        dataset = replace(dataset, notes=(*dataset.notes, note))
+    return replace(opened, dataset=dataset, title=f"{opened.title} with a trigger", class_of=lambda row: index)
 
 
 def _open_generated(spec: str, split: str | None, limit: int | None, seed: int) -> OpenedDataset:
@@ -194,19 +212,14 @@ def model_class(class_index: int, index: DatasetIndex, model: Model) -> int | No
 
 def _parse_spec(spec: str) -> tuple[DatasetFormat, Path]:
     """Return format and path of NAME:PATH."""
-    formats = {data.name: data for data in list_datasets()}
-    name, colon, path = str(spec).partition(":")
-    if name in formats and path:
-        return formats[name], Path(path).expanduser()
-    if name in formats:
-        raise BadInput(
-            f"'{spec}' does not say where the data is; type {name}:PATH. Expected:\n{formats[name].layout()}"
-        )
-    hint = f" For a folder of images type folder:{spec}." if Path(spec).expanduser().is_dir() else ""
-    raise UnknownName(
-        f"There is no data set '{name if colon else spec}'.{did_you_mean(name, formats)}{hint} "
-        f"Type NAME:PATH, with one of: {', '.join(formats)}."
-    )
+    name, _, path = str(spec).partition(":")
+    if name not in FORMATS:
+        hint = f" For a folder of images type folder:{spec}." if Path(spec).expanduser().is_dir() else ""
+        raise FORMATS.unknown(name, near=did_you_mean(name, FORMATS) + hint)
+    data = FORMATS.resolve(name)
+    if not path:
+        raise BadInput(f"'{spec}' does not say where the data is; type {name}:PATH. Expected:\n{data.layout()}")
+    return data, Path(path).expanduser()
 
 
 def _check_split(data: DatasetFormat, split: str | None) -> str:
@@ -252,7 +265,7 @@ def _download(data: DatasetFormat, path: Path) -> None:
 
 
 def _strata(index: DatasetIndex, limit: int) -> list[int | None]:
-    """Return the class of each image for sampling; None if all images are taken or there are no labels."""
+    """Return the class per image for sampling; None for each if all images are taken or there are no labels."""
     if limit >= len(index.entries) or not index.has_labels:
         return [None] * len(index.entries)
     return [_stratum(entry) for entry in index.entries]

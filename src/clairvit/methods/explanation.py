@@ -82,6 +82,10 @@ class Heads:
     fused: Tensor
     whole: Tensor | None = None
 
+    def __repr__(self) -> str:
+        layers, heads, maps, *_ = self.maps.shape
+        return f"Heads('{self.method}', {layers} layers × {heads} heads × {maps} map{'s' * (maps != 1)})"
+
 
 @dataclass(frozen=True, eq=False)
 class Explanation:
@@ -163,7 +167,7 @@ class Explanation:
         return len(self.maps)
 
     def __iter__(self) -> Iterator[Explanation]:
-        return (self[place] for place in range(len(self)))
+        return (self[i] for i in range(len(self)))
 
     def __repr__(self) -> str:
         """Return one line: method, model, shape of the maps and the first targets."""
@@ -176,12 +180,12 @@ class Explanation:
 
         The cost stays that of the whole batch.
         """
-        places = range(len(self))
+        rows = range(len(self))
         if isinstance(items, slice):
-            return self._take(list(places[items]))
+            return self._take(list(rows[items]))
         if isinstance(items, Sequence):
-            return self._take([places[item] for item in items])
-        return self._take([places[operator.index(items)]])
+            return self._take([rows[item] for item in items])
+        return self._take([rows[operator.index(items)]])
 
     def _take(self, rows: list[int]) -> Explanation:
         heads = self.heads
@@ -224,8 +228,8 @@ class Explanation:
         Example:
             >>> import clairvit as cv
             >>> axes = cv.explain("pets", "demo").plot()
-            >>> axes.get_title()[:12]
-            'Egyptian Mau'
+            >>> axes.get_title()
+            'Bengal 68%'
         """
         from clairvit.plotting.axes import plot_explanation  # drawing comes after methods
 
@@ -282,27 +286,27 @@ def concat(explanations: Sequence[Explanation]) -> Explanation:
         ('Bengal', 'Beagle')
     """
     if not explanations:
-        raise BadInput("No explanations were given to join; expected at least one.")
+        raise BadInput("No explanations were given to join; expected at least part.")
     first = explanations[0]
-    if len({(one.method, one.model, one.score) for one in explanations}) > 1:
+    if len({(part.method, part.model, part.score) for part in explanations}) > 1:
         raise BadInput("Only explanations by the same method, model and score fit into one; compare methods instead.")
-    layers = [one.layers for one in explanations if one.layers is not None]
-    heads = [one.heads for one in explanations if one.heads is not None]
+    layers = [part.layers for part in explanations if part.layers is not None]
+    heads = [part.heads for part in explanations if part.heads is not None]
     return replace(
         first,
-        maps=torch.cat([one.maps for one in explanations]),
-        targets=tuple(target for one in explanations for target in one.targets),
-        classes=tuple(index for one in explanations for index in one.classes),
-        logits=torch.cat([one.logits for one in explanations]),
-        probabilities=tuple(probability for one in explanations for probability in one.probabilities),
-        pixels=torch.cat([one.pixels for one in explanations]),
-        names=tuple(name for one in explanations for name in one.names),
-        standard_error=cat_if_all([one.standard_error for one in explanations]),
-        chosen=cat_if_all([one.chosen for one in explanations]),
+        maps=torch.cat([part.maps for part in explanations]),
+        targets=tuple(target for part in explanations for target in part.targets),
+        classes=tuple(index for part in explanations for index in part.classes),
+        logits=torch.cat([part.logits for part in explanations]),
+        probabilities=tuple(probability for part in explanations for probability in part.probabilities),
+        pixels=torch.cat([part.pixels for part in explanations]),
+        names=tuple(name for part in explanations for name in part.names),
+        standard_error=cat_if_all([part.standard_error for part in explanations]),
+        chosen=cat_if_all([part.chosen for part in explanations]),
         layers=torch.cat(layers, dim=1) if len(layers) == len(explanations) else None,
         heads=_concat_heads(heads) if len(heads) == len(explanations) else None,
-        cost=_concat_cost([one.cost for one in explanations]),
-        notes=tuple(dict.fromkeys(note for one in explanations for note in one.notes)),
+        cost=_concat_cost([part.cost for part in explanations]),
+        notes=tuple(dict.fromkeys(note for part in explanations for note in part.notes)),
     )
 
 
@@ -313,11 +317,11 @@ def cat_if_all(tensors: Sequence[Tensor | None]) -> Tensor | None:
 
 
 def _concat_heads(heads: Sequence[Heads]) -> Heads:
-    whole = [one.whole for one in heads if one.whole is not None]
+    whole = [part.whole for part in heads if part.whole is not None]
     return Heads(
         heads[0].method,
-        torch.cat([one.maps for one in heads], dim=2),
-        torch.cat([one.fused for one in heads], dim=2),
+        torch.cat([part.maps for part in heads], dim=2),
+        torch.cat([part.fused for part in heads], dim=2),
         torch.cat(whole, dim=1) if len(whole) == len(heads) else None,
     )
 
@@ -349,7 +353,7 @@ class Comparison(dict[str, Explanation]):
         >>> many
         Comparison(2 methods × 1 map: rollout, legrad)
         >>> many["legrad"].targets
-        ('Egyptian Mau',)
+        ('Bengal',)
     """
 
     def __init__(self) -> None:

@@ -15,12 +15,13 @@ import torch
 from torch import Tensor
 
 from clairvit.methods.explanation import Cost
-from clairvit.methods.options import Range
 from clairvit.methods.registry import FORWARD, ExtraCost, method
 from clairvit.methods.result import MapResult
+from clairvit.option_types import Range
 from clairvit.perturbation.probe import Probe, probing
 from clairvit.perturbation.removal import Removal
 from clairvit.perturbation.segments import (
+    Cells,
     Coalitions,
     Features,
     Segmentation,
@@ -105,7 +106,7 @@ def lime(
     width: Annotated[float, Range(gt=0, example=LIME_WIDTH)] = LIME_WIDTH,
     alpha: Annotated[float, Range(ge=0, unit="(0: least squares)", example=1)] = 1.0,
     features: Features = "patches",
-    cells: int | None = None,
+    cells: Cells | None = None,
     removal: Removal = "token",
     seed: int = 0,
 ) -> MapResult:
@@ -181,7 +182,7 @@ def kernelshap(
     *,
     samples: Samples | None = None,
     features: Features = "patches",
-    cells: int | None = None,
+    cells: Cells | None = None,
     removal: Removal = "token",
     seed: int = 0,
 ) -> MapResult:
@@ -200,7 +201,8 @@ def kernelshap(
             shapley_coalitions(segments.count, _pairs(samples, min(segments.count, patches)), seed)
             for segments in segments_per_image
         ]
-        kept = [torch.cat([one.sets.new_zeros(1, one.sets.shape[1]), one.sets, ~one.sets]) for one in drawn]
+        sets_per_image = [coalitions.sets for coalitions in drawn]
+        kept = [torch.cat([sets.new_zeros(1, sets.shape[1]), sets, ~sets]) for sets in sets_per_image]
         parts, notes = [], _single_feature_notes(segments_per_image, "kernelshap")
         for index, (segments, _, scores, original) in enumerate(_scored(probe, segments_per_image, kept)):
             count = len(drawn[index].sets)
@@ -247,9 +249,9 @@ def _scored(
         yield segments, keep, image_scores.double().cpu(), original.double().cpu()
 
 
-def _single_feature_notes(segmentations: list[Segmentation], what: str) -> list[str]:
+def _single_feature_notes(segmentations: list[Segmentation], method: str) -> list[str]:
     is_single = any(segments.count == 1 for segments in segmentations)
-    note = f"{what}: there is one feature only, so the map is flat; use features=patches, or more cells"
+    note = f"{method}: there is one feature only, so the map is flat; use features=patches, or more cells"
     return [note] if is_single else []
 
 

@@ -12,16 +12,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from clairvit._registry import Registry
 from clairvit.errors import BadInput, NotApplicable, UnknownName, did_you_mean
 from clairvit.methods.aggregation import Aggregation, Product, Single, Suffixes, Total
 from clairvit.methods.explanation import Cost
 from clairvit.methods.flow import Flow
-from clairvit.methods.options import check_range
 from clairvit.methods.parsing import SEARCHED, ParsedSpec, parse_spec, refuse_auto
 from clairvit.methods.registry import (
     ALIASES,
     COMBINATORS,
     MATRIX_COMBINATORS,
+    METHODS,
     USUAL_PATCHES,
     Method,
     Passes,
@@ -29,10 +30,9 @@ from clairvit.methods.registry import (
     Requires,
     find_method,
     layer_options,
-    list_methods,
-    load_all,
     parameters,
 )
+from clairvit.option_types import check_range
 from clairvit.tracing.rules import RuleTable
 
 
@@ -161,14 +161,14 @@ class MethodSpec:
 
 
 Wrapper = Callable[[ParsedSpec, dict[str, Any]], MethodSpec]
-_wrappers: dict[str, Wrapper] = {}
+WRAPPERS: Registry[Wrapper] = Registry("wrapper", modules=["clairvit.methods.ensembles"])  # smooth(…), ensemble(…)
 
 
 def wraps(name: str) -> Callable[[Wrapper], Wrapper]:
     """Return a decorator that registers a function on methods, such as smooth(…), under its name."""
 
     def decorate(wrapper: Wrapper) -> Wrapper:
-        _wrappers[name] = wrapper
+        WRAPPERS.register(name, wrapper)
         return wrapper
 
     return decorate
@@ -180,15 +180,13 @@ def resolve_method(text: str | MethodSpec, **options: Any) -> MethodSpec:
         if not options:
             return text
         text = text.text
-    load_all()
     try:
         parsed = parse_spec(text)
     except BadInput as error:
-        names = [method.name for method in list_methods()]
-        raise BadInput(f"{error}{did_you_mean(text, names, ALIASES) if isinstance(text, str) else ''}") from None
+        raise BadInput(f"{error}{did_you_mean(text, METHODS, ALIASES) if isinstance(text, str) else ''}") from None
     combinator = parsed.combinator
-    if parsed.name in _wrappers:
-        return _wrappers[parsed.name](parsed, options)
+    if parsed.name in WRAPPERS:
+        return WRAPPERS.resolve(parsed.name)(parsed, options)
     method = find_method(parsed.name)
     refuse_auto(parsed.name, combinator, parsed.options | options)
     if parsed.inner:
@@ -196,9 +194,9 @@ def resolve_method(text: str | MethodSpec, **options: Any) -> MethodSpec:
     typed = parsed.options | options
     plus_mode = _plus_mode(method, combinator, typed)
     aggregation, combined = _combined(method, combinator, plus_mode)
-    for word in ("preset", "compat"):
-        if word in typed:
-            typed = _preset(method, str(typed.pop(word)), aggregation, combinator) | typed
+    for keyword in ("preset", "compat"):
+        if keyword in typed:
+            typed = _preset(method, str(typed.pop(keyword)), aggregation, combinator) | typed
     values = _function_defaults(method, combined)
     relu = method.relu and not combined
     fields = layer_options(method, aggregation)
@@ -247,26 +245,26 @@ def _combined(method: Method, combinator: str, plus_mode: str = "layer") -> tupl
     """Return the aggregation that a combinator stands for, and whether there is a combinator."""
     if not combinator:
         return method.aggregation, False
-    word, colon, number = combinator.partition(":")
+    kind, colon, number = combinator.partition(":")
     names = [c.partition(":")[0] for c in COMBINATORS]
-    if word not in names or (word in ("from", "layer")) != bool(colon):
+    if kind not in names or (kind in ("from", "layer")) != bool(colon):
         listed = ", ".join(f"+{c}" for c in COMBINATORS)
         raise UnknownName(
-            f"There is no combinator '+{combinator}'; expected one of {listed}.{did_you_mean(word, names)}"
+            f"There is no combinator '+{combinator}'; expected one of {listed}.{did_you_mean(kind, names)}"
         )
     if method.output == "image":
         raise NotApplicable(
             f"'{method.name}' makes its map from the whole image at once, so '+{combinator}' has no layers to combine. "
             f"Use '{method.name}' alone, or a layer-wise method such as "
-            f"{'genatt' if word in MATRIX_COMBINATORS else 'ixg'}+{combinator}."
+            f"{'genatt' if kind in MATRIX_COMBINATORS else 'ixg'}+{combinator}."
         )
-    if word in MATRIX_COMBINATORS and method.output != "matrix":
+    if kind in MATRIX_COMBINATORS and method.output != "matrix":
         raise NotApplicable(
-            f"'+{word}' goes from token to token through N×N matrices, and '{method.name}' says one number for each "
-            f"token. Use {method.name}+plus or {method.name}+skipplus, or a matrix method such as genatt+{word}."
+            f"'+{kind}' goes from token to token through N×N matrices, and '{method.name}' says one number for each "
+            f"token. Use {method.name}+plus or {method.name}+skipplus, or a matrix method such as genatt+{kind}."
         )
     if colon and not re.fullmatch(r"-?\d+", number):
-        raise BadInput(f"'+{combinator}' needs a layer number; expected +{word}:6, say.")
+        raise BadInput(f"'+{combinator}' needs a layer number; expected +{kind}:6, say.")
 
     def total(start: int | Literal["half"]) -> Aggregation:
         product = method.aggregation
@@ -283,7 +281,7 @@ def _combined(method: Method, combinator: str, plus_mode: str = "layer") -> tupl
         "last": lambda: Single(-1),
         "layer": lambda: Single(int(number)),
     }
-    return aggregations[word](), True
+    return aggregations[kind](), True
 
 
 def _preset(method: Method, name: str, aggregation: Aggregation | None, combinator: str) -> dict[str, Any]:

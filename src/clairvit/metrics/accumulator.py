@@ -84,7 +84,8 @@ class ScoreAccumulator:
     def measure_set(self, context: DatasetContext, spec: MetricSpec) -> None:
         """Add a metric of all images together."""
         started, before = time.perf_counter(), context.cost
-        output = spec(context)
+        result = spec(context)
+        output = result if isinstance(result, MetricOutput) else MetricOutput(result)
         degenerate = torch.zeros_like(output.values, dtype=torch.bool)
         passes = (
             math.ceil((context.cost.forwards - before.forwards) / len(context.rows)),
@@ -124,17 +125,17 @@ class ScoreAccumulator:
                 series.counts.append(output.counts[index].cpu())
 
     def _add_notes(self, metric: MetricSpec, notes: Sequence[str]) -> None:
-        kept = self.notes.setdefault(metric.text, [])
-        kept += [note for note in dict.fromkeys(notes) if note not in kept]
+        metric_notes = self.notes.setdefault(metric.text, [])
+        metric_notes += [note for note in dict.fromkeys(notes) if note not in metric_notes]
 
     def scores(
         self,
         specs: Sequence[MethodSpec],
         metrics: Sequence[MetricSpec],
-        every: Sequence[MethodSpec],
+        run: Sequence[MethodSpec],
         baselines: Sequence[str],
     ) -> Scores:
-        """Return the scores of methods `specs`; `every` are the methods that were run, with the baselines."""
+        """Return the scores of methods `specs`; `run` are the methods that were run, with the baselines."""
         scores = Scores()
         scores.skipped, scores.unmasked, scores.predictions = (
             self.skipped,
@@ -142,7 +143,7 @@ class ScoreAccumulator:
             tuple(self.predictions),
         )
         for metric in metrics:
-            by_method = {method.text: self._score(method, metric) for method in every}
+            by_method = {method.text: self._score(method, metric) for method in run}
             baseline_scores = {name: by_method[name] for name in baselines}
             for method in specs:
                 if method.text in by_method:

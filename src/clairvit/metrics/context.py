@@ -47,7 +47,7 @@ class Notes:
 
 @dataclass(eq=False)
 class EvalContext:
-    """M methods' maps of B images, one target an image.
+    """M methods' maps of B images, one target per image.
 
     Attributes:
         maps: [M, B, rows, cols], the maps of M methods on the patches, float64.
@@ -333,12 +333,6 @@ def check_score(score: str) -> None:
     """Raise BadInput unless this is a kind of score."""
     if score not in SCORES:
         raise BadInput(f"score={score!r} was given; expected one of {', '.join(SCORES)} or accuracy.")
-
-
-def check_at_least(name: str, value: int, least: int) -> None:
-    """Raise BadInput if an option is below its least value."""
-    if value < least:
-        raise BadInput(f"{name}={value} was given; expected {least} or more.")
 
 
 def fraction_counts(total: int, fractions: Sequence[float]) -> list[int]:

@@ -6,7 +6,7 @@ import copy
 import math
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, Literal, cast
+from typing import Annotated, Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -17,16 +17,18 @@ from clairvit.methods.explanation import Cost
 from clairvit.metrics.context import EvalContext
 from clairvit.metrics.curves import area_under_curve
 from clairvit.metrics.registry import MetricOutput, metric
-from clairvit.metrics.robustness import Resolution, at_resolution
+from clairvit.metrics.robustness import Copies, Resolution, at_resolution
 from clairvit.metrics.similarity import Similarity, histogram_entropy, map_similarity
 from clairvit.models.load_options import seeded
 from clairvit.models.model import Model
 from clairvit.numerics import widened
+from clairvit.option_types import Range
 from clairvit.perturbation.progress import report_progress
 from clairvit.perturbation.rng import image_noise, make_generator
 from clairvit.targets.base import TargetBatch, class_name
 from clairvit.tracing.module_state import frozen_eval
 
+Steps = Annotated[int, Range(ge=1, unit="steps (None: all)", example=12)]
 Order = Literal["top-down", "bottom-up", "independent"]
 Law = Literal["normal", "shuffle", "reset", "quantus"]
 Summary = Literal["mean", "last", "auc"]
@@ -54,7 +56,7 @@ X_AXIS = "part of the layers drawn anew"
 def mprt(
     context: EvalContext,
     order: Order = "top-down",
-    layers: int | None = STEPS,
+    layers: Steps | None = STEPS,
     by: Law = "normal",
     similarity: Similarity = "spearman",
     signed: bool = False,
@@ -96,10 +98,10 @@ def mprt(
 )
 def smooth_mprt(
     context: EvalContext,
-    samples: int = 10,
+    samples: Copies = 10,
     clean: bool = False,
     order: Order = "top-down",
-    layers: int | None = STEPS,
+    layers: Steps | None = STEPS,
     by: Law = "normal",
     similarity: Similarity = "spearman",
     signed: bool = False,
@@ -114,8 +116,6 @@ def smooth_mprt(
     the last copy as it is. `original` explains the original once more and counts its similarity to itself. Other
     options are those of mprt.
     """
-    if samples < 1:
-        raise BadInput(f"samples={samples} was given; expected 1 or more noisy copies, such as samples=10.")
     x = widened(context.trace.pixels)
     std = NOISE * (x.amax((1, 2, 3)) - x.amin((1, 2, 3)))[:, None, None, None]
     continued = numpy_noise(x, context.seed, lambda generator, shape: generator.standard_normal(shape))
@@ -150,13 +150,13 @@ def smooth_mprt(
     "bins read the number of axes where they need the number of entries; here the number is an option, and 100 is its "
     "default too.",
 )
-def efficient_mprt(context: EvalContext, bins: int = 100, by: Law = "normal") -> Tensor:
+def efficient_mprt(
+    context: EvalContext, bins: Annotated[int, Range(ge=2, example=100)] = 100, by: Law = "normal"
+) -> Tensor:
     """Return (H(a_random) − H(a)) / H(a), H the entropy of the histogram of the map: higher for a random model's map.
 
     Only the fully randomised model is explained. NaN where all of a map falls into one bin, as of a constant map.
     """
-    if bins < 2:
-        raise BadInput(f"bins={bins} was given; expected 2 or more, such as bins=100.")
     models = randomised_models(context, "top-down", 1, by)
     (maps,) = [context.explain(context.trace.pixels, model=model) for _, model in models]
     before, after = (histogram_entropy(values.flatten(2), bins) for values in (context.maps, maps))
@@ -212,13 +212,13 @@ def _other_class(context: EvalContext, row: int, which: Other) -> int:
             f"random-logit compares the map of a class with that of another one, and {cause} was given; expected a "
             "class of several: target=3, or nothing for the prediction."
         )
-    rest = [c for c in range(count) if c != target]
+    other_classes = [c for c in range(count) if c != target]
     if which == "random":
-        return rest[int(torch.randint(count - 1, (), generator=make_generator(context.image_seeds[row])))]
+        return other_classes[int(torch.randint(count - 1, (), generator=make_generator(context.image_seeds[row])))]
     if which == "quantus":
-        return rest[int(numpy_generator(context.seed).randint(0, count - 1, 1)[0])]
-    scores = logits[rest]
-    return rest[int(scores.argmax() if which == "second" else scores.argmin())]
+        return other_classes[int(numpy_generator(context.seed).randint(0, count - 1, 1)[0])]
+    scores = logits[other_classes]
+    return other_classes[int(scores.argmax() if which == "second" else scores.argmin())]
 
 
 def target_of_classes(context: EvalContext, classes: list[int]) -> TargetBatch:
@@ -236,26 +236,24 @@ def randomised_models(context: EvalContext, order: Order, layers: int | None, by
     The user's model is copied, never changed. Draws come from the seed alone, so that every batch gets the same random
     models; steps that are not yielded are drawn nevertheless, so that the others do not depend on `layers`.
     """
-    if layers is not None and layers < 1:
-        raise BadInput(f"layers={layers} was given; expected 1 or more steps, such as layers=12, or None for all.")
     with frozen_eval(context.model.module):  # no other thread registers hooks meanwhile
         model = replace(context.model, module=copy.deepcopy(context.model.module))
-    every = parameter_layers(model.module)
+    randomised = parameter_layers(model.module)
     if by == "quantus":
-        every = [layer for layer in every if can_reset(layer[0])]
-    if not every:
+        randomised = [layer for layer in randomised if can_reset(layer[0])]
+    if not randomised:
         raise BadInput(
             f"{context.model.name} has no parameters that by={by} can draw anew; expected some. Take by=normal, or "
             "another metric."
         )
-    chosen = spread_steps(len(every), layers)
+    chosen = spread_steps(len(randomised), layers)
     generator = make_generator(context.seed)
     with report_progress("randomisation", len(chosen)) as advance:
-        for step, layer in enumerate(reversed(every) if order == "top-down" else every, 1):
+        for step, layer in enumerate(reversed(randomised) if order == "top-down" else randomised, 1):
             trained = [p.detach().clone() for p in layer[1]]
             randomise(layer, by, torch.Generator().manual_seed(context.seed + 1) if by == "quantus" else generator)
             if step in chosen:
-                yield step / len(every), model
+                yield step / len(randomised), model
                 advance(1)
             if order == "independent":
                 _restore(layer[1], trained)

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from clairvit.errors import BadInput
+from clairvit.errors import BadInput, ClairError
 from clairvit.models.activation import Activation, log_probabilities, probabilities
 from clairvit.models.model import extract_scores
 from clairvit.numerics import widened
@@ -163,7 +163,9 @@ class TargetBatch:
                 "the batch it was made for, or choose rows with target.take([…])."
             )
         if self.is_batch_function:
-            return call_function(self.rows[0], logits)
+            function = self.rows[0]
+            assert callable(function)
+            return call_function(function, logits)
         if self.sums_classes:
             return _weighted_sum(self.rows, score_values(widened(logits), self.score, self.activation))  # type: ignore[arg-type]
         return torch.cat(
@@ -197,14 +199,16 @@ def class_agnostic_target(count: int) -> TargetBatch:
     return TargetBatch((ANY_CLASS,) * count, (None,) * count, NO_SCORE)
 
 
-def call_function(function: Any, logits: Tensor) -> Tensor:
+def call_function(function: Function, logits: Tensor) -> Tensor:
     """Return the user's function of the scores [B, C]; raise BadInput unless it returns a tensor [B]."""
     try:
         value = function(logits)
-    except Exception as error:
+    except (ClairError, torch.OutOfMemoryError):  # a message of ours, and what callers halve their batches for
+        raise
+    except Exception as error:  # the user's own code may raise anything
         raise BadInput(
             f"The target function failed on the model's output {list(logits.shape)} ({type(error).__name__}: {error}); "
-            "expected a function of the scores [B, classes] that returns one number for each image."
+            "expected a function of the scores [B, classes] that returns one number per image."
         ) from error
     if isinstance(value, Tensor) and value.ndim == 0 and len(logits) == 1:
         value = value[None]
@@ -212,7 +216,7 @@ def call_function(function: Any, logits: Tensor) -> Tensor:
         returned = f"shape {list(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
         raise BadInput(
             f"The target function returned {returned} for scores {list(logits.shape)}; expected a tensor "
-            f"[{len(logits)}], one number for each image, like lambda scores: scores[:, 3]."
+            f"[{len(logits)}], one number per image, like lambda scores: scores[:, 3]."
         )
     return value
 

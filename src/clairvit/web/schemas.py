@@ -101,7 +101,15 @@ class MethodCard(_Response):
     combinators: list[str]
 
 
+class RecommendationCard(_Response):
+    purpose: str
+    method: str
+    reason: str
+    evidence: str
+
+
 class MethodsResponse(_Response):
+    recommended: list[RecommendationCard] = Field(description="one method per purpose; the first is the default")
     families: list[str]
     methods: list[MethodCard]
 
@@ -113,7 +121,10 @@ class ExplainRequest(_Request):
     photo: PhotoId = Field(default="demo", description="'demo', or the id in an earlier response")
     model: ModelName | None = Field(default=None, description="one of /api/models; the first by default")
     method: list[MethodText] = Field(
-        default=["legrad"], min_length=1, max_length=64, description="method strings; 'all' are all one-trace methods"
+        default=["attnlrp+plus"],
+        min_length=1,
+        max_length=64,
+        description="method strings; 'all' are all one-trace methods",
     )
     target: list[ClassText] = Field(
         default=[], max_length=4, description="class names or numbers; none: the predicted class"
@@ -192,7 +203,7 @@ class TraceResponse(_Response):
 class CurveRequest(_Request):
     photo: PhotoId = "demo"
     model: ModelName | None = None
-    method: MethodText = "legrad"
+    method: MethodText = "attnlrp+plus"
     target: ClassText | None = None
     seed: Seed = 0
     steps: int = Field(default=13, ge=1, le=48)

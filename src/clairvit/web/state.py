@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 from torch import nn
 
@@ -12,14 +12,15 @@ from clairvit._version import __version__
 from clairvit.errors import BadInput, UnknownName, did_you_mean
 from clairvit.methods.explanation import Cost
 from clairvit.methods.flow import Flow
-from clairvit.methods.registry import FAMILIES, Method, by_family, list_methods
+from clairvit.methods.recommended import recommended_methods
+from clairvit.methods.registry import Method, by_family, list_methods
 from clairvit.methods.spec import MethodSpec, resolve_method
 from clairvit.models.model import Model
 from clairvit.targets.base import class_name
 from clairvit.tracing.recording import record
 from clairvit.tracing.trace import Trace, run_backward
 from clairvit.web.job_queue import JobQueue
-from clairvit.web.schemas import Limits, MethodCard, MethodsResponse, ModelCard, ModelsResponse
+from clairvit.web.schemas import Limits, MethodCard, MethodsResponse, ModelCard, ModelsResponse, RecommendationCard
 from clairvit.web.uploads import MAX_BYTES, MAX_PIXELS, UploadStore
 
 ALL = "all"
@@ -121,8 +122,6 @@ def methods_response() -> MethodsResponse:
     """Return every method, ordered by family."""
     registered = list_methods()
     ordered = [registered[row] for row in by_family(method.family for method in registered)]
-    families = list(dict.fromkeys(method.family for method in ordered))
-    known = [family for family in FAMILIES if family in families]
     cards = [
         MethodCard(
             name=method.name,
@@ -140,7 +139,11 @@ def methods_response() -> MethodsResponse:
         for method in ordered
         if method.name not in _COMBINING
     ]
-    return MethodsResponse(families=[*known, *(f for f in families if f not in known)], methods=cards)
+    return MethodsResponse(
+        recommended=[RecommendationCard(**asdict(item)) for item in recommended_methods()],
+        families=list(dict.fromkeys(method.family for method in ordered)),
+        methods=cards,
+    )
 
 
 _COMBINING = ("smooth", "ensemble")  # they take other methods as arguments, so they cannot be chosen from a list

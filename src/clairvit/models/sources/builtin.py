@@ -64,4 +64,4 @@ def _generated(name: str, request: LoadOptions) -> Model:
     if request.pretrained and request.size not in (None, (side, side)):
         raise BadInput(f"The built-in model takes {side} x {side} images, not size={request.size}; leave size out.")
     with built_in_weights(name) as (path, _):
-        return file.build(dataclasses.replace(request, rest=str(path)))
+        return file.build(dataclasses.replace(request, identifier=str(path)))

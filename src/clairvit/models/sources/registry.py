@@ -7,6 +7,7 @@ import fnmatch
 import importlib.util
 from typing import NamedTuple
 
+from clairvit._registry import Registry
 from clairvit.errors import BadInput, UnknownName, did_you_mean
 from clairvit.models.sources.python import current_directory_importable, is_python_name
 
@@ -51,13 +52,12 @@ SOURCES = (
     ),
 )
 BUILT_IN = ("pets", "scenes", "parts")
-BUILDERS = {  # prefix -> module with build(request)
-    "timm": "clairvit.models.sources.timm",
-    "hf": "clairvit.models.sources.hf",
-    "torchvision": "clairvit.models.sources.torchvision",
-    "open_clip": "clairvit.models.sources.open_clip",
-    "file": "clairvit.models.sources.file",
-}
+_KINDS = ", ".join(f"'{source.spec}'" for source in SOURCES)
+BUILDERS = Registry(  # prefix -> module with build(request)
+    "model",
+    {name: f"clairvit.models.sources.{name}" for name in ("timm", "hf", "torchvision", "open_clip", "file")},
+    advice=f"Models are named {_KINDS}; type 'clairvit models'.",
+)
 PYTHON = "python"  # MODULE:ATTRIBUTE
 
 
@@ -83,19 +83,19 @@ def sources(pattern: str | None = None) -> list[Source]:
 
 
 def split_name(name: str) -> tuple[str, str]:
-    """Return the source and the rest of a name: 'timm:vit_tiny_patch16_224' -> ('timm', 'vit_tiny_patch16_224')."""
+    """Return the source and the identifier of a name: 'timm:resnet18' -> ('timm', 'resnet18')."""
     if not isinstance(name, str):
         raise BadInput(
             f"load got a {type(name).__name__}; expected a name such as 'pets'. For a module use cv.wrap(it)."
         )
     if name in BUILT_IN:
         return name, ""
-    source, _, rest = name.partition(":")
-    if source in BUILDERS and rest:
-        return source, rest
+    source, _, identifier = name.partition(":")
+    if source in BUILDERS and identifier:
+        return source, identifier
     if name.endswith((".safetensors", ".pth", ".pt")):
         return "file", name
-    if rest and is_python_name(name) and not _is_misspelt(source):
+    if identifier and is_python_name(name) and not _is_misspelt(source):
         return PYTHON, name
     raise _unknown_name(name)
 
@@ -112,21 +112,20 @@ def _unknown_name(name: str) -> UnknownName:
     """Return the error for a name of no source, with the nearest name; the prefix may only be missing."""
     import timm
 
-    source, colon, rest = name.partition(":")
-    kinds = ", ".join(f"'{s.spec}'" for s in SOURCES)
+    source, colon, identifier = name.partition(":")
     if timm.is_model(name):
         hint = f" Did you mean 'timm:{name}'?"
-    elif colon and not rest:
+    elif colon and not identifier:
         example = next((s.example for s in SOURCES if s.spec.startswith(name)), "pets")
         hint = f" Did you mean '{example}'?"
     elif colon:
         near = difflib.get_close_matches(source.lower(), BUILDERS, n=1)
-        hint = f" Did you mean '{near[0]}:{rest}'?" if near else ""
+        hint = f" Did you mean '{near[0]}:{identifier}'?" if near else ""
     elif "/" in name and not name.startswith((".", "/", "~")):  # a hub id: google/vit-base-patch16-224
         hint = f" Did you mean 'hf:{name}'?"
     else:
         hint = did_you_mean(name, [*BUILT_IN, *(f"timm:{model}" for model in timm.list_models())])
-    return UnknownName(f"There is no model '{name}'.{hint} Models are named {kinds}; type 'clairvit models'.")
+    return BUILDERS.unknown(name, near=hint)
 
 
 def _list_models(source: str, optional: bool) -> list[tuple[str, str]]:
