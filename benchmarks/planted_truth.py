@@ -10,6 +10,7 @@ sensitivity. Rows are ordered by the mean of these three; ± is half the width o
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 import time
 
@@ -41,6 +42,11 @@ def mean(scores: Scores, method: str) -> float:
     return sum(scores[method, name].mean for name in SUMMARY) / len(SUMMARY)
 
 
+def rank(value: float) -> float:
+    """Return the sort key: highest first, undefined last."""
+    return math.inf if math.isnan(value) else -value
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--model", default="parts")
@@ -55,7 +61,7 @@ def main() -> None:
     scores = cv.evaluate(
         model, dataset, list(methods), [*CHECKS, *SUMMARY, *MODEL], skip=True, baselines=False, seed=arguments.seed
     )
-    rated = sorted(dict.fromkeys(method for method, _ in scores), key=lambda name: -mean(scores, name))
+    rated = sorted(dict.fromkeys(method for method, _ in scores), key=lambda name: rank(mean(scores, name)))
     print(f"`{arguments.model}` on {len(dataset)} part scenes of seed {arguments.seed}: ", end="")
     print(", ".join(f"{name} {scores[rated[0], name].mean:.3f}" for name in MODEL) + ".\n")
     for cells in (COLUMNS, ["---"] * len(COLUMNS), *(row(scores, method) for method in rated)):

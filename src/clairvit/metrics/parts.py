@@ -428,8 +428,8 @@ def single_deletion(
 ) -> Tensor:
     """Return ½ + ½ ρ(importance of part p, f(x) − f(x without p)), FunnyBirds' correctness; ρ is Spearman's.
 
-    Over the parts of the object, without distractors: 1 if they are ranked by their effect, ½ in the mean for a random
-    map.
+    Over the parts of the object, without distractors: 1 if they are ranked by their effect, ½ if the two orders are
+    unrelated. Importance is a sum, so a map without information ranks parts by their area.
     """
     importance, _ = _importance(context, PartOptions(relevance, dilation, upsampling))
     count = context.require_parts()[0].part_count
