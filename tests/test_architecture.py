@@ -21,6 +21,7 @@ PACKAGES = [
 SHARED = {"errors", "execution", "numerics", "option_types", "compat", "_io", "_registry", "_version"}
 LAZY_EXCEPTIONS = {
     ("methods/explanation.py", "plotting"),  # Explanation.save, .plot and the picture in a notebook
+    ("methods/explanation.py", "metrics"),  # Explanation.check
     ("methods/explain.py", "plotting"),  # the same of Comparison
     ("metrics/score.py", "plotting"),  # the same of Scores
 }

@@ -44,6 +44,10 @@ if TYPE_CHECKING:
     from clairvit.methods.registry import Requires as Requires
     from clairvit.methods.result import MapResult as MapResult
     from clairvit.methods.spec import MethodSpec as MethodSpec
+    from clairvit.metrics.check import check_maps as check_maps
+    from clairvit.metrics.check_result import CheckResult as CheckResult
+    from clairvit.metrics.check_result import MapCheck as MapCheck
+    from clairvit.metrics.check_result import RemovalEffect as RemovalEffect
     from clairvit.metrics.context import EvalContext as EvalContext
     from clairvit.metrics.evaluate import evaluate as evaluate
     from clairvit.metrics.registry import MetricOutput as MetricOutput
@@ -117,6 +121,10 @@ _MODULES = {
     "MetricSpec": "clairvit.metrics.registry",
     "MetricOutput": "clairvit.metrics.registry",
     "EvalContext": "clairvit.metrics.context",
+    "check_maps": "clairvit.metrics.check",
+    "CheckResult": "clairvit.metrics.check_result",
+    "MapCheck": "clairvit.metrics.check_result",
+    "RemovalEffect": "clairvit.metrics.check_result",
     "choose": "clairvit.selection.choose",
     "Selection": "clairvit.selection.result",
     "Recipe": "clairvit.methods.recipe",

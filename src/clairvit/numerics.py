@@ -84,6 +84,17 @@ def pool_to_grid(pixels: Tensor, grid: tuple[int, int], reduction: Literal["sum"
     return mean * per_cell if reduction == "sum" else mean
 
 
+def percent(probability: float | None) -> str:
+    """Return 0.923 as '92%', 0.0042 as '0.4%', and '' where there is no probability."""
+    if probability is None or not math.isfinite(probability):
+        return ""
+    if probability < 0.0005:
+        return "<0.1%"
+    if probability < 0.0995:
+        return f"{100 * probability:.1f}%"
+    return f"{100 * probability:.0f}%" if probability < 0.995 else f"{math.floor(1000 * probability) / 10:g}%"
+
+
 def spread_evenly(cells: Tensor, grid: tuple[int, int]) -> Tensor:
     """Return [B, rows, cols] on another grid with the same total: a cell's value is spread over the area it covers."""
     rows, cols = cells.shape[-2:]

@@ -93,6 +93,23 @@ def test_targets_side_by_side_and_a_contrast(photos: Path, capsys: Captured) -> 
     assert result["names"] == ["demo"] * 3
 
 
+def test_check_is_printed_written_and_in_the_json(photos: Path, capsys: Captured) -> None:
+    assert main(["explain", "demo", "--method", "genatt", "--check"]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "Check: supported. Without the brightest" in printed
+    with_check = Image.open(photos / "out" / "demo-genatt.png").height
+    assert main(["explain", "demo", "photos/no.jpg", "--method", "genatt", "--check", "--json"]) == 2
+    document = json.loads(capsys.readouterr().out)
+    (result,) = document["results"]
+    (check,) = result["check"]["checks"]
+    assert check["verdict"] == "supported"
+    assert check["sentence"] in printed
+    assert result["check"]["thresholds"]["supported"] > result["check"]["thresholds"]["chance"]
+    assert len(document["failed"]) == 1
+    assert main(["explain", "demo", "--method", "genatt", "--quiet"]) == 0
+    assert Image.open(photos / "out" / "demo-genatt.png").height < with_check  # no lines under the map
+
+
 def test_layers_are_drawn_beside_the_map(photos: Path, capsys: Captured) -> None:
     assert main(["explain", "demo", "--method", "genatt", "--layers"]) == 0
     assert "demo-genatt-layers.png" in files(photos / "out")

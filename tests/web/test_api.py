@@ -154,6 +154,18 @@ def test_curve_is_the_librarys_deletion(wide_client: TestClient, wide: cv.Model)
     assert told["rank"].index(0) == int(wanted.argmax())
 
 
+def test_check_is_the_librarys(wide_client: TestClient, wide: cv.Model) -> None:
+    reply = wide_client.post("/api/check", json={"method": "genatt"}).json()
+    (check,) = cv.explain(wide, "demo", "genatt").check()
+    assert reply["verdict"] == check.verdict
+    assert reply["sentence"] == check.sentence
+    assert reply["target"] == check.target
+    assert_same(reply["removals"][0]["top"], check.removals[0].top)
+    several = wide_client.post("/api/check", json={"method": "all"})
+    assert several.status_code == 422
+    assert "one method" in several.json()["message"]
+
+
 def test_streams_tell_progress_and_then_the_reply(client: TestClient) -> None:
     text = client.post("/api/explain", data={"method": "lime(samples=64)", "stream": "true"}).text
     *progress, last = [json.loads(one) for one in text.splitlines()]
@@ -219,7 +231,8 @@ def test_curves_and_many_methods_do_not_delay_quick_maps(
     client.post("/api/curve", json={"steps": 1, "method": "occlusion(window=7,stride=7)"})
     client.post("/api/explain", data={"method": ["legrad", "rollout"]})
     client.get("/api/trace/0")
-    assert used == ["long", "slow", "quick", "quick"]
+    client.post("/api/check", json={})
+    assert used == ["long", "slow", "quick", "quick", "long"]
 
 
 def test_the_time_limit_is_reported_and_leaves_the_model_as_it_was(

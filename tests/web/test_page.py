@@ -162,6 +162,16 @@ def test_deletion_plays_and_can_be_stepped_through(visit: Callable[..., Any]) ->
     assert grey(page) == 1.0
 
 
+def test_check_is_shown_under_the_map_until_the_map_changes(visit: Callable[..., Any]) -> None:
+    page = visit()
+    assert page.locator("#check").is_hidden()
+    page.locator("#check-map").click()
+    sync_api.expect(page.locator("#check-verdict")).to_have_text("supported", timeout=WAIT)
+    sync_api.expect(page.locator("#check-text")).to_contain_text("Without the brightest")
+    method(page, "ixg")
+    sync_api.expect(page.locator("#check")).to_be_hidden(timeout=WAIT)
+
+
 def test_all_methods_as_thumbnails_and_one_enlarged(visit: Callable[..., Any]) -> None:
     page = visit()
     page.locator("#all").scroll_into_view_if_needed()

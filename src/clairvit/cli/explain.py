@@ -13,6 +13,7 @@ from clairvit.cli.arguments import single_method
 from clairvit.cli.console import print_line
 from clairvit.cli.finish import (
     exit_on_failures,
+    print_checks,
     print_document,
     print_files,
     print_notes,
@@ -43,6 +44,8 @@ clairvit explain cat.jpg --method rollout --layers --heads
 clairvit explain cat.jpg --method lime --samples 2000 --removal blur
 
 clairvit explain cat.jpg --recipe recipe.json
+
+clairvit explain cat.jpg --check
 
 clairvit explain cat.jpg --model torchvision:resnet50 --method gradcam --features
 """
@@ -76,6 +79,9 @@ def explain(
         typer.Option("--features", help="Draw feature maps, too: the strongest channels of a CNN's stages or blocks."),
     ] = False,
     heads: Annotated[bool, typer.Option("--heads", help="Draw the map of each head of each layer, too.")] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Say how far to trust each map, by removing its brightest patches.")
+    ] = False,
     out: options.Out = "out/",
     output: options.OutputOptions,
 ) -> None:
@@ -97,7 +103,7 @@ def explain(
         targets,
         run_options,
         output,
-        explain=_explain_batch(spec, chosen, {**by_layer, **run_options.arguments()}),
+        explain=_explain_batch(spec, chosen, {**by_layer, **run_options.arguments()}, check=check),
         save=_save_with_features if features else _save,
         out=out,
         suffix=None,
@@ -109,6 +115,7 @@ def explain(
     elif not output.quiet:
         print_predictions(results)
         print_statistics(results)
+        print_checks(results)
         print_notes(results)
         if layers and results and results[0].first["layers"] is None:
             method_text = results[0].first["method"]
@@ -121,7 +128,7 @@ explain.__doc__ = f"Show where a model looked, by one method.\n\n{EXAMPLES}"
 
 
 def _explain_batch(
-    spec: MethodSpec | None, recipe: Recipe | None, arguments: Mapping[str, Any]
+    spec: MethodSpec | None, recipe: Recipe | None, arguments: Mapping[str, Any], *, check: bool
 ) -> Callable[[Model, Batch, Any], dict[str, Explanation]]:
     """Return the function that explains one batch; it checks once that the recipe belongs to the model."""
     import clairvit as cv
@@ -132,6 +139,9 @@ def _explain_batch(
         while unchecked:
             unchecked.pop().check(model)
         explanation = cv.explain(model, batch, spec, targets=target, **arguments)
+        if check:
+            passes = {name: arguments[name] for name in ("batch_size", "autocast")}
+            explanation = explanation.with_check(**passes)
         return {explanation.method: explanation}
 
     return explain_batch

@@ -15,11 +15,11 @@ from torch import Tensor
 from clairvit.data.hashing import state_hash
 from clairvit.errors import ClairError, ClairWarning, user_stacklevel
 from clairvit.methods.executor import Result
-from clairvit.methods.explanation import Comparison, Cost, Explanation, cat_if_all
+from clairvit.methods.explanation import Comparison, Cost, Explanation, Origin, cat_if_all
 from clairvit.methods.spec import MethodSpec
 from clairvit.models.images import Batch
 from clairvit.models.model import Model
-from clairvit.targets.base import TargetBatch
+from clairvit.targets.base import TargetBatch, join_targets
 from clairvit.tracing.recording import Recording
 
 ROUNDINGS = 16  # a map whose values differ by no more than so many roundings of the largest one is constant
@@ -106,6 +106,7 @@ def _common_fields(
         activation=model.activation_of(logits),
         weights_hash=state_hash(model.module),
         versions=versions(),
+        origin=Origin(model, join_targets([target.by_row(recording.logits) for target in targets])),
     )
 
 

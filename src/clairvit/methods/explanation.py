@@ -17,9 +17,14 @@ from torch import Tensor
 from clairvit.errors import BadInput
 from clairvit.models.activation import Activation
 from clairvit.models.preprocess import Preprocess
+from clairvit.targets.base import join_targets
 
 if TYPE_CHECKING:
     from clairvit.methods.spec import MethodSpec
+    from clairvit.metrics.check_result import CheckResult
+    from clairvit.models.coerce import ModelLike
+    from clairvit.models.model import Model
+    from clairvit.targets.base import TargetBatch
 
 SHOWN_TARGETS = 3  # in a repr
 SHOWN_METHODS = 6
@@ -88,6 +93,24 @@ class Heads:
 
 
 @dataclass(frozen=True, eq=False)
+class Origin:
+    """The model and the target of each map, for `Explanation.check`; files and pickles hold None in its place."""
+
+    model: Model
+    target: TargetBatch  # one row per map
+
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        """Leave the module and the user's functions out of a pickle."""
+        return type(None), ()
+
+    def __copy__(self) -> Origin:
+        return self
+
+    def __deepcopy__(self, memo: object) -> Origin:
+        return self
+
+
+@dataclass(frozen=True, eq=False)
 class Explanation:
     """B raw signed maps, one per image and target. Clipping, upsampling and colour come later, when it is drawn.
 
@@ -121,6 +144,8 @@ class Explanation:
         notes: Fallbacks, zero maps, preprocessing that was assumed, …
         weights_hash: A hash of the model's parameters and buffers.
         versions: Package versions that the result depends on.
+        checked: How far to trust each map, where `with_check` asked for it: in figures and files.
+        origin: The model and the targets themselves, for `check`; None after pickling.
 
     Example:
         >>> import clairvit as cv
@@ -155,6 +180,8 @@ class Explanation:
     notes: tuple[str, ...] = ()
     weights_hash: str = ""
     versions: dict[str, str] = field(default_factory=dict)
+    checked: CheckResult | None = None
+    origin: Origin | None = field(default=None, repr=False)
 
     @property
     def class_scores(self) -> tuple[float | None, ...]:
@@ -200,6 +227,8 @@ class Explanation:
             names=tuple(self.names[row] for row in rows),
             standard_error=None if self.standard_error is None else self.standard_error[rows],
             chosen=None if self.chosen is None else self.chosen[rows],
+            checked=None if self.checked is None else self.checked.take(rows),
+            origin=None if self.origin is None else replace(self.origin, target=self.origin.target.take(rows)),
             layers=None if self.layers is None else self.layers[:, rows],
             heads=None
             if heads is None
@@ -234,6 +263,46 @@ class Explanation:
         from clairvit.plotting.axes import plot_explanation  # drawing comes after methods
 
         return plot_explanation(self, ax, **display)
+
+    def check(
+        self,
+        model: ModelLike | None = None,
+        *,
+        target: Any = None,
+        seed: int | None = None,
+        batch_size: int | None = None,
+        autocast: str | None = None,
+    ) -> CheckResult:
+        """Check how far each map can be trusted: a verdict, a sentence and numbers, at about 12 forwards per map.
+
+        The brightest 10 % and 30 % of the patches are removed and the fall of the score is compared with that of as
+        many random patches; stability, agreement with other methods and outlier tokens are reported with it.
+
+        Args:
+            model: The model that was explained; needed only for an explanation from a pickle.
+            target: What was explained, where that was no class and `model` is given.
+            seed: The seed of random patches and noise; None is the explanation's own.
+            batch_size: As in `cv.explain`.
+            autocast: As in `cv.explain`.
+
+        Returns:
+            A `CheckResult` with one `MapCheck` per map.
+
+        Raises:
+            BadInput: The model is not known any more, or its weights have changed.
+
+        Example:
+            >>> import clairvit as cv
+            >>> cv.explain("pets", "demo", "genatt").check().verdict
+            'supported'
+        """
+        from clairvit.metrics.check import check_explanation  # metrics come after methods
+
+        return check_explanation(self, model, target=target, seed=seed, batch_size=batch_size, autocast=autocast)
+
+    def with_check(self, **arguments: Any) -> Explanation:
+        """Return the same explanation with the result of `check` in `.checked`: figures and files then show it."""
+        return replace(self, checked=self.check(**arguments))
 
     def save(self, path: str | PathLike[str], **display: Any) -> Path:
         """Write a file by its suffix: .png/.pdf/.svg/.jpg the picture, .json the record, .npz the raw maps.
@@ -286,7 +355,7 @@ def concat(explanations: Sequence[Explanation]) -> Explanation:
         ('Bengal', 'Beagle')
     """
     if not explanations:
-        raise BadInput("No explanations were given to join; expected at least part.")
+        raise BadInput("No explanations were given to join; expected at least one.")
     first = explanations[0]
     if len({(part.method, part.model, part.score) for part in explanations}) > 1:
         raise BadInput("Only explanations by the same method, model and score fit into one; compare methods instead.")
@@ -306,6 +375,8 @@ def concat(explanations: Sequence[Explanation]) -> Explanation:
         layers=torch.cat(layers, dim=1) if len(layers) == len(explanations) else None,
         heads=_concat_heads(heads) if len(heads) == len(explanations) else None,
         cost=_concat_cost([part.cost for part in explanations]),
+        origin=_concat_origins(explanations),
+        checked=_concat_checks([part.checked for part in explanations]),
         notes=tuple(dict.fromkeys(note for part in explanations for note in part.notes)),
     )
 
@@ -314,6 +385,20 @@ def cat_if_all(tensors: Sequence[Tensor | None]) -> Tensor | None:
     """Return the tensors concatenated along the first axis; None if one of them is missing."""
     present = [tensor for tensor in tensors if tensor is not None]
     return torch.cat(present) if present and len(present) == len(tensors) else None
+
+
+def _concat_origins(explanations: Sequence[Explanation]) -> Origin | None:
+    """Return the origin of all maps; None if one has none, or if their weights differ."""
+    origins = [part.origin for part in explanations if part.origin is not None]
+    if len(origins) < len(explanations) or len({part.weights_hash for part in explanations}) > 1:
+        return None
+    return replace(origins[0], target=join_targets([origin.target for origin in origins]))
+
+
+def _concat_checks(checks: Sequence[CheckResult | None]) -> CheckResult | None:
+    """Return the checks of all maps; None if one is missing."""
+    present = [check for check in checks if check is not None]
+    return present[0].joined(present[1:]) if len(present) == len(checks) else None
 
 
 def _concat_heads(heads: Sequence[Heads]) -> Heads:

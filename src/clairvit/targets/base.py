@@ -184,6 +184,18 @@ class TargetBatch:
             rows=tuple(self.rows[i] for i in rows) if self.rows else (),
         )
 
+    def by_row(self, logits: Tensor) -> TargetBatch:
+        """Return the same target with one function per row, so that rows can be taken, repeated and joined.
+
+        A function of the whole batch is called with the scores `logits` [B, C] of all images, of which it is given
+        one row anew.
+        """
+        if not self.is_batch_function:
+            return self
+        fixed = widened(logits.detach())
+        rows = tuple(_row_function(self.rows[0], fixed, row) for row in range(len(self)))
+        return replace(self, rows=rows, is_batch_function=False)
+
     def with_preferred_score(self, score: str) -> TargetBatch:
         """Return the same target by another kind of score if the user named none; a user's own function stays.
 
@@ -192,6 +204,19 @@ class TargetBatch:
         if self.activation == "raw":
             score = "logit"
         return replace(self, score=score) if self.score_is_default and self.sums_classes and self.rows else self
+
+
+def join_targets(targets: Sequence[TargetBatch]) -> TargetBatch:
+    """Return targets whose rows are independent of each other as one target with all their rows."""
+    score = next((target.score for target in targets if target.score != CUSTOM_SCORE), CUSTOM_SCORE)
+    return replace(
+        targets[0],
+        names=tuple(name for target in targets for name in target.names),
+        classes=tuple(index for target in targets for index in target.classes),
+        score=score,
+        rows=tuple(row for target in targets for row in target.rows),
+        is_batch_function=False,
+    )
 
 
 def class_agnostic_target(count: int) -> TargetBatch:
@@ -218,6 +243,16 @@ def call_function(function: Function, logits: Tensor) -> Tensor:
             f"The target function returned {returned} for scores {list(logits.shape)}; expected a tensor "
             f"[{len(logits)}], one number per image, like lambda scores: scores[:, 3]."
         )
+    return value
+
+
+def _row_function(function: Any, logits: Tensor, row: int) -> Function:
+    """Return the value of one row [1] by a function of the whole batch: scores [1, C] replace that row of `logits`."""
+
+    def value(scores: Tensor) -> Tensor:
+        index = torch.tensor([row], device=scores.device)
+        return call_function(function, logits.to(scores).index_put((index,), scores))[row : row + 1]
+
     return value
 
 

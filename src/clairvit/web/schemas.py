@@ -238,3 +238,48 @@ class CurveResponse(_Response):
     deletion: CurveBands
     insertion: CurveBands
     notes: list[str]
+
+
+class CheckRequest(_Request):
+    photo: PhotoId = "demo"
+    model: ModelName | None = None
+    method: MethodText = "attnlrp+plus"
+    target: ClassText | None = None
+    score: ScoreKind | None = None
+    seed: Seed = 0
+    stream: bool = False
+
+
+class CheckedRemoval(_Response):
+    """The values without the brightest patches, and without as many random ones; null: undefined."""
+
+    fraction: float
+    patches: int
+    top: float | None
+    random: list[float | None]
+    random_mean: float | None
+    random_spread: float | None
+    effect: float | None = Field(description="in standard deviations of a random removal")
+
+
+class CheckResponse(_Response):
+    """How far to trust the map of a method: a verdict, a sentence and the numbers behind them."""
+
+    photo: str
+    model: str
+    method: str
+    target: str
+    verdict: Literal["supported", "weak", "not better than chance"] | None = Field(description="null: not checked")
+    sentence: str
+    remarks: list[str]
+    quantity: Literal["probability", "score", "similarity"] = Field(description="what the values are")
+    full: float | None = Field(description="the value of the whole photo")
+    removals: list[CheckedRemoval]
+    effect: float | None = Field(description="the mean effect of the removals, which the verdict depends on")
+    kept: float | None = Field(description="the value of the brightest 10 % alone")
+    kept_random: float | None
+    stability: float | None = Field(description="rank correlation with the map of a noisy copy; null: not measured")
+    agreement: dict[str, float | None] = Field(description="rank correlation with methods of other families")
+    outliers: int | None
+    outlier_share: float | None
+    notes: list[str]
