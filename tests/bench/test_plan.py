@@ -125,15 +125,16 @@ def test_a_unit_has_another_key_if_any_of_its_numbers_may_differ(change: dict[st
     assert planned(study(), "ab", weights="other").units[0].key != usual
 
 
-def test_a_metric_of_a_whole_set_is_of_that_set_only() -> None:
-    own = study(metrics=("sparseness", "grid-pointing-game"))
+@pytest.mark.parametrize("metric", ["grid-pointing-game", "part-completeness"])
+def test_a_metric_of_a_whole_set_is_of_that_set_only(metric: str) -> None:
+    own = study(metrics=("sparseness", metric))
     plan = planned(own, "abcde")
     (whole,) = (unit for unit in plan.units if unit.image_set)
-    assert (whole.rows, whole.metrics) == ((0, 1, 2, 3, 4), ("grid-pointing-game",))
+    assert (whole.rows, whole.metrics) == ((0, 1, 2, 3, 4), (metric,))
     everything = frozenset(cells(own, plan))
     assert planned(own, "abcde", everything).units == ()
     (again,) = planned(own, "abcd", everything).units  # its scores of five images are no scores of four
-    assert (again.rows, again.metrics) == ((0, 1, 2, 3), ("grid-pointing-game",))
+    assert (again.rows, again.metrics) == ((0, 1, 2, 3), (metric,))
 
 
 @pytest.mark.parametrize("error", [BadInput("There is no file 'b.png'."), PermissionError(13, "Permission denied")])

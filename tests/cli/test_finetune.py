@@ -193,6 +193,8 @@ def test_scenes_are_made_for_training() -> None:
     assert (len(dataset), validation, classes) == (12, None, CLASSES)
     assert dataset.names[0] == "scene 1-0"
     assert len(open_images("scenes")[0]) == 8000
+    parts, validation, _ = open_images("parts:3")
+    assert (parts.names, validation) == (("parts 1-0", "parts 1-1", "parts 1-2"), None)  # seed 0 is to evaluate on
 
 
 def test_mistakes_are_one_sentence(photos: Path, capsys: Captured) -> None:

@@ -7,19 +7,25 @@ from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 import timm
 import torch
+from numpy.typing import NDArray
+from PIL import Image
+from scipy import ndimage
+from scipy.stats import spearmanr
 from torch import Tensor, nn
 
 import clairvit as cv
-from clairvit.data.part_scenes import CLASSES, part_scenes
+from clairvit.data.part_scenes import CLASSES, PARTS, PartScenePlan, draw, part_scenes, plan
 from clairvit.data.parts import PartTable, RemovableParts
 from clairvit.errors import BadInput
 from clairvit.execution import ExecutionOptions
 from clairvit.metrics.context import EvalContext
 from clairvit.metrics.parts import THRESHOLDS, component_masks
 from clairvit.metrics.registry import MetricOutput, list_metrics, resolve_metric
+from clairvit.models.images import prepare
 from clairvit.models.model import Model
 from clairvit.targets.base import TargetBatch
 from clairvit.targets.resolve import resolve_targets
@@ -66,6 +72,12 @@ class HandContext(EvalContext):
         return torch.stack([block_map(self.other_maps[c]) for c in target.classes])[None]
 
 
+def draw_blocks(keep: NDArray[np.bool_]) -> Tensor:
+    """Images [V, 3, 12, 16] with the blocks of keep, bool [V, K]."""
+    visible = torch.from_numpy(keep).double()
+    return torch.einsum("vk,khw->vhw", visible, MASKS.double())[:, None].expand(-1, 3, -1, -1)
+
+
 def block_map(importance: list[float]) -> Tensor:
     """A map [12, 16] with these sums on the components and 0 elsewhere."""
     return torch.einsum("k,khw->hw", torch.tensor(importance, dtype=torch.float64) / 16, MASKS.double())
@@ -75,12 +87,13 @@ def context_of(
     *importance: list[float], label: int | None = 0, target: int = 0, weights: Tensor = WEIGHTS, other_maps: Any = None
 ) -> HandContext:
     """One image of class x, and one method for each list of importances."""
-    parts = RemovableParts(MASKS.any(0).double().expand(3, -1, -1), torch.zeros(3, 12, 16).double(), MASKS, TABLE)
+    parts = RemovableParts(MASKS, TABLE, draw_blocks)
+    pixels = draw_blocks(np.ones((1, 6), bool))
     model = Model(AdditiveModel(weights), "additive", labels=TABLE.classes)
-    logits = model.module(parts.full[None]).detach()
+    logits = model.module(pixels).detach()
     (resolved,) = resolve_targets([target], logits, model.labels)
     recording = SimpleNamespace(model=model, forwards=0, backwards=0, options=ExecutionOptions())
-    trace: Any = SimpleNamespace(pixels=parts.full[None], logits=logits, target=resolved, recording=recording)
+    trace: Any = SimpleNamespace(pixels=pixels, logits=logits, target=resolved, recording=recording)
     maps = tuple(block_map(sums)[None] for sums in importance)
     return HandContext(cast(Trace, trace), (), maps, labels=(label,), parts=(parts,), other_maps=other_maps)
 
@@ -131,6 +144,7 @@ def test_the_threshold_is_chosen_by_completeness() -> None:
     assert output.criterion[0, 0].tolist() == [0] * 79 + [1 / 2]
     assert output.criterion[1, 0, 0] == 1
     assert output.chooses == "threshold"
+    assert output.values[:, 0].tolist() == [1, 1]
 
 
 def test_irrelevant_parts_of_the_object_count_as_distractors() -> None:
@@ -196,7 +210,7 @@ def test_what_is_undefined() -> None:
 
 
 def test_dilation_by_two_pixels() -> None:
-    parts = RemovableParts(torch.zeros(3, 12, 16), torch.zeros(3, 12, 16), MASKS, TABLE)
+    parts = RemovableParts(MASKS, TABLE, draw_blocks)
     grown = component_masks([parts], 2)[0]
     assert grown[1].nonzero().amin(0).tolist() == [0, 2]  # rows 0 … 3, columns 4 … 7, two more on each side
     assert grown[1].nonzero().amax(0).tolist() == [5, 9]
@@ -228,7 +242,7 @@ def model() -> cv.Model:
         module = timm.create_model(
             "vit_tiny_patch16_224", img_size=64, embed_dim=24, depth=2, num_heads=2, num_classes=len(CLASSES)
         )
-    return cv.wrap(module.double(), name="small", size=64, labels=CLASSES, mean=0.5, std=0.5)
+    return cv.wrap(module.double(), name="small", size=64, resize=64, labels=CLASSES, mean=0.5, std=0.5)
 
 
 def text_of(name: str, threshold: float | None = None) -> str:
@@ -252,6 +266,48 @@ def test_the_contract_of_metrics_with_parts(model: cv.Model) -> None:
         assert (result.better, result.span) == ("higher", (0, 1)), key
         assert_same(values.nan_to_num(7), again[key].values.nan_to_num(7), label=str(key))
         assert_same(values.nan_to_num(7), torch.cat([s[key].values for s in alone]).nan_to_num(7), label=str(key))
+
+
+def test_the_authors_protocol_step_by_step(model: cv.Model) -> None:
+    """Every picture drawn anew without the parts in question, one image and one threshold at a time."""
+    threshold, dataset = 0.1, part_scenes(3, size=64)
+    images = torch.stack([dataset.read(row, model).pixels for row in range(3)])
+    maps = cv.explain(model, images, "ixg").maps
+    names = ["preservation-check", "deletion-check", "distractibility"]
+    texts = [*(f"{name}(threshold={threshold})" for name in names), "single-deletion", "background-independence"]
+    scores = cv.evaluate(model, dataset, ["ixg"], texts, baselines=False)
+    for row in range(3):
+        planned = plan(0, row, 64)
+
+        def logits(removed: set[int], planned: PartScenePlan = planned) -> Tensor:
+            parts = tuple(part for k, part in enumerate(planned.parts) if k not in removed)
+            blobs = tuple(blob for k, blob in enumerate(planned.distractors) if k + len(PARTS) not in removed)
+            picture = Image.fromarray(draw(replace(planned, parts=parts, distractors=blobs)).full)
+            with torch.no_grad():
+                return model.logits(prepare([picture], model).pixels)[0]
+
+        components = draw(planned).components
+        fine = maps[row].repeat_interleave(16, 0).repeat_interleave(16, 1)  # [64, 64]
+        importance = []
+        for k in range(components.max()):
+            near = ndimage.binary_dilation(components == k + 1, np.ones((5, 5)))
+            importance.append(float(fine[torch.from_numpy(near)].sum()))
+        every, original = range(len(importance)), logits(set())
+        target = int(original.argmax())
+        important = {k for k in every if importance[k] > threshold * float(fine.sum())}
+        body_parts = set(range(len(PARTS)))
+        drops = [float(original[target] - logits({k})[target]) for k in every]
+        irrelevant = {k for k in every if drops[k] < 0.05 * abs(float(original[target]))}
+        background = set(every) - body_parts
+        expected = [
+            float(int(logits(body_parts - important).argmax()) == target),
+            float(int(logits(body_parts & important).argmax()) != target),
+            1 - len(important & irrelevant) / len(irrelevant),
+            0.5 + 0.5 * spearmanr(importance[: len(PARTS)], drops[: len(PARTS)]).statistic,
+            len(background & irrelevant) / len(background),
+        ]
+        for text, value in zip(texts, expected, strict=True):
+            assert_same(scores["ixg", text].values[row], torch.tensor(value, dtype=torch.float64), label=text)
 
 
 def test_one_threshold_for_the_set_and_all_checks(model: cv.Model) -> None:

@@ -166,6 +166,7 @@ def test_sources() -> None:
     assert [row.spec.partition(":")[0] for row in rows] == [
         "pets",
         "scenes",
+        "parts",
         "timm",
         "hf",
         "torchvision",

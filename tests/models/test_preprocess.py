@@ -141,7 +141,7 @@ def test_no_note_where_nothing_was_preprocessed(plain_file: str) -> None:
 
 
 def test_models_whose_preprocessing_is_known_have_no_note() -> None:
-    for model in (cv.load("pets"), cv.load("scenes"), cv.wrap(timm.create_model("vit_tiny_patch16_224"))):
+    for model in (*map(cv.load, ("pets", "scenes", "parts")), cv.wrap(timm.create_model("vit_tiny_patch16_224"))):
         assert model.assumptions == ()
     assert cv.explain(cv.load("pets"), "demo").notes == ()
 

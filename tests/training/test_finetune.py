@@ -526,7 +526,7 @@ def test_the_best_epoch_is_the_first_of_the_most_accurate() -> None:
 # built-in models ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["pets", "scenes"])
+@pytest.mark.parametrize("name", ["pets", "scenes", "parts"])
 def test_a_built_in_model_is_a_start(name: str) -> None:
     """What an unreachable hub advises ("use the built-in model 'pets'") works for fine-tuning too."""
     start, source = load_base_model(ModelRequest(name), ("red", "blue"), seed=0), cv.load(name)

@@ -254,11 +254,12 @@ def open_images(data: str, download: bool = False) -> tuple[ImageDataset, ImageD
 
     Without validation images (None) some are held out; without classes (None) they are those of the images.
     """
-    if data == SCENES or re.fullmatch(rf"{SCENES}:\d+", data):
-        from clairvit.data.scenes import CLASSES, scenes
+    from clairvit.data.open import GENERATED_SPLITS, open_data
 
-        count = int(data.partition(":")[2] or DEFAULT_SCENES)
-        return scenes(count, TRAINING_SEED), None, CLASSES
+    if re.fullmatch(rf"({'|'.join(GENERATED_SPLITS)})(:\d+)?", data):
+        name, _, count = data.partition(":")
+        generated = open_data(f"{name}:{count or DEFAULT_SCENES}", seed=TRAINING_SEED)
+        return generated.dataset, None, generated.classes
     folder = Path(data).expanduser()
     if not folder.is_dir():
         if ":" in data:

@@ -76,7 +76,7 @@ class SampleBatch:
     unmasked: tuple[str, ...]  # names of images without a mask
     labels: tuple[int | str | None, ...] | None
     others: tuple[int | str | None, ...] | None
-    parts: tuple[RemovableParts | None, ...] | None = None
+    parts: tuple[RemovableParts, ...] | None = None
 
 
 def void_as_object(dataset: ImageDataset) -> ImageDataset:
@@ -134,8 +134,17 @@ def _stack(dataset: ImageDataset, samples: dict[int, Sample], model: Model) -> S
         unmasked=tuple(dataset.names[row] for row, s in samples.items() if dataset.has_masks and s.mask is None),
         labels=tuple(sample.label for sample in samples.values()) if dataset.has_labels else None,
         others=tuple(sample.other for sample in samples.values()) if dataset.has_others else None,
-        parts=tuple(sample.parts for sample in samples.values()) if dataset.has_parts else None,
+        parts=_stack_parts(dataset, samples) if dataset.has_parts else None,
     )
+
+
+def _stack_parts(dataset: ImageDataset, samples: dict[int, Sample]) -> tuple[RemovableParts, ...]:
+    """Return the removable parts of each sample; raise BadInput if one has none."""
+    parts = {row: sample.parts for row, sample in samples.items()}
+    for row, removable in parts.items():
+        if removable is None:
+            raise BadInput(f"'{dataset.names[row]}' has no removable parts; expected some, as the data set has parts.")
+    return tuple(removable for removable in parts.values() if removable is not None)
 
 
 def as_dataset(

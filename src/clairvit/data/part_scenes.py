@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
+from torch import Tensor
 
 from clairvit.data.dataset import ImageDataset, Sample
 from clairvit.data.drawing import (
@@ -241,9 +242,13 @@ def part_scenes(count: int, seed: int = 0, size: int = SIZE) -> ImageDataset:
         regions = [*drawn.masks(), drawn.body | ((drawn.components > 0) & (drawn.components <= len(PARTS)))]
         pictures = [Image.fromarray(np.where(region, OBJECT, BACKGROUND).astype(np.uint8)) for region in regions]
         *masks, whole = (prepare_mask(picture, model.preprocess)[0] for picture in pictures)
-        full, empty = prepare([Image.fromarray(drawn.full), Image.fromarray(drawn.empty)], model).pixels
-        parts = RemovableParts(full, empty, torch.stack(masks), TABLE)
-        return Sample(full, whole, label=drawn.class_name, parts=parts)
+
+        def render(keep: NDArray[np.bool_]) -> Tensor:
+            return prepare([Image.fromarray(compose(drawn, row)) for row in keep], model).pixels
+
+        pixels = prepare([Image.fromarray(drawn.full)], model).pixels[0]
+        parts = RemovableParts(torch.stack(masks), TABLE, render)
+        return Sample(pixels, whole, label=drawn.class_name, parts=parts)
 
     def content_hash(row: int) -> str:
         return digest(repr(("part scene", _VERSION, seed, row, size)).encode())

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-import torch
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from clairvit.errors import BadInput
@@ -71,16 +72,11 @@ def _sufficient_sets(table: PartTable, class_index: int) -> tuple[PartSet, ...]:
 
 @dataclass(frozen=True, eq=False)
 class RemovableParts:
-    """One image as the model takes it, of which K components can be removed: P parts of the object, then distractors.
+    """One image of which K components can be removed: P parts of the object, then distractors."""
 
-    No two components overlap, so what is seen without one of them is what lies under it: the picture without any
-    component.
-    """
-
-    full: Tensor  # [3, H, W]: with all components
-    empty: Tensor  # [3, H, W]: with none of them
-    masks: Tensor  # bool [K, H, W], disjoint
+    masks: Tensor  # bool [K, H, W], disjoint, of the image as the model takes it
     table: PartTable
+    draw: Callable[[NDArray[np.bool_]], Tensor]  # keep, bool [V, K] -> images [V, 3, H, W] as the model takes them
 
     @property
     def count(self) -> int:
@@ -96,6 +92,4 @@ class RemovableParts:
         """Return the image with the components of `keep`, bool [V, K], alone: [V, 3, H, W]."""
         if keep.ndim != 2 or keep.shape[1] != self.count:
             raise BadInput(f"keep has shape {list(keep.shape)}; expected [variants, {self.count}], one per component.")
-        masks = self.masks.to(self.full.device)
-        removed = torch.einsum("vk,khw->vhw", (~keep).to(self.full.device, torch.float32), masks.float()) > 0
-        return torch.where(removed[:, None], self.empty, self.full)
+        return self.draw(keep.cpu().numpy())

@@ -390,7 +390,7 @@ def _eval_context(
         others=None if distractors is None else tuple(distractors),
         transform=request.normalize,
         seed=request.seed,
-        parts=None if part.parts is None else tuple(parts for parts in part.parts if parts is not None),
+        parts=part.parts,
     )
 
 

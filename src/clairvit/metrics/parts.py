@@ -240,8 +240,9 @@ def _at_best_threshold(curves: CheckCurves, values: Tensor, meaning: str) -> Met
     """Return a check at the threshold at which the set's completeness is highest; at one threshold, its value."""
     if len(curves.thresholds) == 1:
         return MetricOutput(values[..., 0])
+    best = curves.completeness.nanmean(1).nan_to_num(nan=-math.inf).argmax(-1)  # [M], of this batch
     return MetricOutput(
-        values[..., 0],
+        values.gather(2, best[:, None, None].expand(-1, values.shape[1], 1))[..., 0],
         curves.thresholds,
         values,
         meaning,
@@ -427,8 +428,8 @@ def single_deletion(
 ) -> Tensor:
     """Return ½ + ½ ρ(importance of part p, f(x) − f(x without p)), FunnyBirds' correctness; ρ is Spearman's.
 
-    Over the parts of the object, without distractors: 1 if they are ranked by their effect, ½ in the mean for a random
-    map.
+    Over the parts of the object, without distractors: 1 if they are ranked by their effect, ½ if the two orders are
+    unrelated. Importance is a sum, so a map without information ranks parts by their area.
     """
     importance, _ = _importance(context, PartOptions(relevance, dilation, upsampling))
     count = context.require_parts()[0].part_count

@@ -41,7 +41,7 @@ def load(
     interpolation: str | None = None,
     activation: str | None = None,
 ) -> Model:
-    """Return a model by name: pets, scenes, timm:NAME, hf:ID, torchvision:NAME, open_clip:NAME:WEIGHTS or file:PATH.
+    """Return a model by name: pets, scenes, parts, timm:NAME, hf:ID, torchvision:NAME, open_clip:… or file:PATH.
 
     MODULE:ATTRIBUTE is a model of your own code, which stays on its device, in its precision and mode unless `device`
     or `dtype` is given. Any other comes in eval mode. What its source does not state about preprocessing is named in

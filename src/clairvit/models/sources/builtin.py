@@ -1,4 +1,4 @@
-"""`pets` and `scenes`: the models whose weights come with this package."""
+"""`pets`, `scenes` and `parts`: the models whose weights come with this package."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ _PACKAGE = "clairvit.models.builtin"
 _FILES = {
     "pets": ("pets/pets-vit-tiny.safetensors", "timm:vit_tiny_patch16_224"),
     "scenes": ("scenes/scenes-vit.safetensors", None),
+    "parts": ("parts/parts-vit.safetensors", None),
 }
+_SIDES = {"scenes": 96, "parts": 112}  # pixels of the models for generated pictures
 
 
 @contextmanager
@@ -33,7 +35,7 @@ def built_in_weights(name: str) -> Iterator[tuple[Path, str | None]]:
 
 def build(name: str, request: LoadOptions) -> Model:
     """Return the built-in model of that name."""
-    return {"pets": _pets, "scenes": _scenes}[name](request)
+    return _pets(request) if name == "pets" else _generated(name, request)
 
 
 def _pets(request: LoadOptions) -> Model:
@@ -54,11 +56,12 @@ def _pets(request: LoadOptions) -> Model:
     return Model(module, request.name, preprocess, fit_labels(request.labels, lambda: labels, len(labels)))
 
 
-def _scenes(request: LoadOptions) -> Model:
-    """Return the ViT for generated scenes; its model card is scenes/README.md, its labels are in the weights file."""
+def _generated(name: str, request: LoadOptions) -> Model:
+    """Return the ViT for generated pictures; its card is NAME/README.md, its labels are in the weights file."""
     from clairvit.models.sources import file
 
-    if request.pretrained and request.size not in (None, (96, 96)):
-        raise BadInput(f"The built-in model takes 96 x 96 images, not size={request.size}; leave size out.")
-    with built_in_weights("scenes") as (path, _):
+    side = _SIDES[name]
+    if request.pretrained and request.size not in (None, (side, side)):
+        raise BadInput(f"The built-in model takes {side} x {side} images, not size={request.size}; leave size out.")
+    with built_in_weights(name) as (path, _):
         return file.build(dataclasses.replace(request, identifier=str(path)))

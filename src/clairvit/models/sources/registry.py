@@ -26,6 +26,7 @@ _ZERO_SHOT = "prompts: softmax, SigLIP sigmoid, a single CLIP prompt raw (the co
 SOURCES = (
     Source("pets", "the built-in ViT-Tiny for 37 breeds of cats and dogs; needs no network", "pets", "softmax"),
     Source("scenes", "the built-in small ViT for generated scenes, where the evidence is known", "scenes", "softmax"),
+    Source("parts", "the built-in small ViT for generated objects of removable parts", "parts", "softmax"),
     Source("timm:NAME", "any model of timm, with its own preprocessing", "timm:vit_base_patch16_224", _SOFTMAX),
     Source(
         "hf:ID",
@@ -50,7 +51,7 @@ SOURCES = (
         "what the module states, else " + _SOFTMAX,
     ),
 )
-BUILT_IN = ("pets", "scenes")
+BUILT_IN = ("pets", "scenes", "parts")
 _KINDS = ", ".join(f"'{source.spec}'" for source in SOURCES)
 BUILDERS = Registry(  # prefix -> module with build(request)
     "model",
