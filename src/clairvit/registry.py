@@ -23,7 +23,7 @@ from clairvit.models.sources.registry import sources
 Function = TypeVar("Function", bound=Callable[..., Any])
 Filter = str | Sequence[str]
 
-RESERVED = ("all", "smooth", "ensemble")  # these stand for other methods
+RESERVED = ("all", "smooth", "ensemble", "calibrated")  # these stand for other methods
 _own_methods: set[str] = set()  # registered by users: these may be registered again, as a notebook cell that runs twice
 _own_metrics: set[str] = set()
 

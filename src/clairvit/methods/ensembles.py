@@ -155,6 +155,7 @@ def _resolve_smooth(parsed: ParsedSpec, keywords: dict[str, Any]) -> MethodSpec:
         class_specific=inner.method.class_specific,
         extra_cost=ExtraCost(lambda n, **_: Cost(n, n * inner.backwards), slow=True),
         caveats=Caveats(zero_reason=inner.method.caveats.zero_reason),
+        fitted_to=inner.misfit,
     )
     return MethodSpec(method, tuple(sorted(options.items())), None, False, _text("smooth", smoothed, [inner], options))
 
@@ -188,7 +189,7 @@ def _options(name: str, function: Any, parsed: ParsedSpec, keywords: dict[str, A
             f"'{name}(…)+{parsed.combinator}' combines layers outside the parenthesis, where there are only maps. "
             f"Put it inside: {name}(genatt+{parsed.combinator}, …)."
         )
-    options = {key: p.default for key, p in parameters(function).items() if key not in ("inner", "maps")}
+    options = {key: p.default for key, p in parameters(function).items() if key != "inner"}
     for key, value in (parsed.options | keywords).items():
         if key not in options:
             known = ", ".join(options)
