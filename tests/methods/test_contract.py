@@ -77,8 +77,8 @@ NAMES = {
         "ag-cam atman attcam attcat attnlrp cam cat counterfactual cp-lrp decompx deep-taylor focusvit fullgrad "
         "fullgrad-pixel fullgrad-plus genatt gmar-l1 gmar-l2 grad-rollout gradcam gradcam-elementwise gradcam-pp "
         "gradsam hirescam hsic integrated-gradients ixg kernelshap layercam leave-one-out legrad lime lrp lrp-rollout "
-        "occlusion pami partial-lrp rise saliency scorecam smoothgrad tam tokentm transatt vanilla vanilla-l2 vit-cx "
-        "xgradcam xgradcam-plus"
+        "occlusion pami partial-lrp reslrp rise saliency scorecam smoothgrad tam tokentm transatt vanilla vanilla-l2 "
+        "vit-cx xgradcam xgradcam-plus"
     ),
     False: "alti attention-flow attin attin-residual center globenc random raw-attention rollout",
 }
