@@ -54,6 +54,7 @@ def _unregistered(name: str, **fields: Any) -> Callable[[int], MethodSpec]:
 KINDS: Mapping[str, Callable[[int], MethodSpec]] = {
     "attnlrp": _at_layer("attnlrp"),
     "decompx": _at_layer("decompx"),
+    "reslrp": _at_layer("reslrp"),
     "ixg": _at_layer("ixg"),
     "genatt": _at_layer("genatt"),
     "attention-gradient": _unregistered("attention-gradient", function=gradient_attention, output="matrix"),
