@@ -522,7 +522,7 @@ def _recipe(
         settings={
             "target": "predicted" if request.target is None else LABEL if _by_label(request.target) else "given",
             "sets": request.sets,
-            "keep_rates": KEEP_RATES,
+            "keep_rates": list(KEEP_RATES),
             "strength": "prior" if math.isinf(fitted.fit.strength) else fitted.fit.strength,
             "backwards": spec.backwards,
             "scores": "cross-fitted",
@@ -549,11 +549,11 @@ def _compared(name: str, better: str, span: tuple[float, float], values: Array, 
         "metric": name,
         "better": better,
         "calibrated": means[0],
-        "calibrated_interval": paired_interval(values[0], seed, span),
+        "calibrated_interval": list(paired_interval(values[0], seed, span)),
         PRIOR_METHOD: means[1],
-        f"{PRIOR_METHOD}_interval": paired_interval(values[1], seed, span),
+        f"{PRIOR_METHOD}_interval": list(paired_interval(values[1], seed, span)),
         "gain": float(np.nanmean(gaps)) if np.isfinite(gaps).any() else math.nan,
-        "gain_interval": paired_interval(gaps, seed),
+        "gain_interval": list(paired_interval(gaps, seed)),
     }
 
 
