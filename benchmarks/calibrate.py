@@ -82,7 +82,7 @@ def main() -> None:
     count = typed.calibration + typed.evaluation
     if count > len(order):
         raise SystemExit(f"{count} photos were asked for, and there are {len(order)}.")
-    started = time.perf_counter()
+    started, cpu_started = time.perf_counter(), time.process_time()
     recipe = cv.calibrate(
         model,
         photos.take(order[: typed.calibration]),
@@ -91,10 +91,11 @@ def main() -> None:
         cache=typed.cache,
         seed=typed.seed,
     )
-    seconds = time.perf_counter() - started
+    seconds, cpu_seconds = time.perf_counter() - started, time.process_time() - cpu_started
     if typed.recipe:
         recipe.save(Path(typed.recipe))
-    print(f"{model.name}: fitted to {typed.calibration} photos in {seconds:.0f} s on {model.device}.", flush=True)
+    spent = f"{seconds:.0f} s ({cpu_seconds:.0f} s of CPU time)"
+    print(f"{model.name}: fitted to {typed.calibration} photos in {spent} on {model.device}.", flush=True)
     print("\n".join(recipe.answer), flush=True)
     methods = list(dict.fromkeys([PRIOR_METHOD, *(typed.method or METHODS)]))
     metrics = [str(cv.parse_metric(text)) for text in typed.metric or METRICS]
@@ -104,7 +105,7 @@ def main() -> None:
         photos.take(order[typed.calibration : count]),
         [str(spec), *methods],
         metrics,
-        baselines=True,
+        baselines=False,
         seed=typed.seed,
     )
     lines, records = table(scores, [str(spec), *methods], metrics)
@@ -115,6 +116,7 @@ def main() -> None:
             "arguments": vars(typed),
             "model": model.name,
             "fit_seconds": seconds,
+            "fit_cpu_seconds": cpu_seconds,
             "backwards": spec.backwards,
             "strength": recipe.settings["strength"],
             "cross_fitted": recipe.ranking,

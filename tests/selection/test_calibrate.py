@@ -240,6 +240,7 @@ def test_a_recipe_survives_its_file(tmp_path: Path) -> None:
     calibrated_module._calibrations.clear()
     explanation = cv.explain(model, images[:2], str(file))
     assert torch.equal(explanation.maps, before)
+    assert explanation.method == cv.parse_method(str(file)).text
     spec = cv.parse_method(str(file))
     assert spec.text == f"{file}#{mine().method.partition('#')[2]}"
     calibrated_module._calibrations.clear()
@@ -428,6 +429,9 @@ def test_an_interrupted_run_continues(tmp_path: Path, monkeypatch: pytest.Monkey
     count.images = 0
     assert cv.calibrate(model, images, cache=tmp_path / "cache", **options) == whole
     assert count.images <= 4, "nothing but the first image, which tells which maps the model has"
+    next(iter((tmp_path / "cache").iterdir())).write_bytes(b"PK broken")
+    with pytest.raises(BadInput, match="cannot be read"):
+        cv.calibrate(model, images, cache=tmp_path / "cache", **options)
     count.images = 0
     cv.calibrate(model, images, cache=tmp_path / "cache", **{**options, "sets": SETS + 1})
     assert count.images > full, "other settings, other data"

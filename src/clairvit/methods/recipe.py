@@ -65,6 +65,11 @@ class Recipe:
     version: str = __version__
 
     @property
+    def is_calibrated(self) -> bool:
+        """Whether the method is the calibrated one."""
+        return self.calibration is not None and self.method == f"{CALIBRATED}#{self.calibration.hash}"
+
+    @property
     def spec(self) -> MethodSpec:
         """The method as a `MethodSpec`, for verbs that take several methods."""
         return resolve_method(self.method_for())
@@ -106,7 +111,7 @@ class Recipe:
     def check(self, model: Model) -> None:
         """Warn if the recipe was made for other weights; a calibrated method is refused where it is used."""
         weights = weights_hash(model)
-        if weights != self.weights and not self.method.startswith(CALIBRATED):
+        if weights != self.weights and not self.is_calibrated:
             warnings.warn(
                 f"The recipe was made for {self.model} (weights {self.weights[:SHORT_HASH]}), and this is {model.name} "
                 f"with other weights ({weights[:SHORT_HASH]}): what was best there need not be best here. Run "
@@ -190,7 +195,7 @@ def _resolve_recipe(parsed: ParsedSpec, options: dict[str, Any]) -> MethodSpec:
             parameters={"calibrate": "mine.json"},
         )
     recipe = read_recipe(file)
-    if recipe.calibration is not None and recipe.method == f"{CALIBRATED}#{recipe.calibration.hash}":
+    if recipe.calibration is not None and recipe.is_calibrated:
         if hash_ and hash_ != recipe.calibration.hash:
             raise BadInput(
                 f"'{file}' holds the weights {recipe.calibration.hash} now, and {parsed.name} was asked for; expected "
@@ -220,4 +225,6 @@ def method_text_for(
     resolved = as_recipe(recipe)
     text = resolved.method_for(None if method is None else str(method))
     resolved.check(model)
+    if resolved.is_calibrated and not isinstance(recipe, Recipe):
+        return resolve_method(str(recipe)).text  # named by its file, as in a list of methods
     return text

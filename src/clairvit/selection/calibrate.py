@@ -12,6 +12,7 @@ import io
 import itertools
 import math
 import warnings
+import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from os import PathLike
@@ -397,7 +398,7 @@ def _read_arrays(cache: Path | None, key: str) -> tuple[Array, Array] | None:
     try:
         with np.load(file, allow_pickle=False) as content:
             return content["first"], content["second"]
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
         raise BadInput(f"'{file}' cannot be read ({error}); expected a file of cv.calibrate. Delete it.") from error
 
 
