@@ -82,13 +82,13 @@ def measure(way: str, name: str) -> tuple[float, float, Tensor]:
         started = time.perf_counter()
         if way == "FB":
             plain_pass(model, pixels)
-            found = torch.zeros(rows, cols)
+            token_map = torch.zeros(rows, cols)
         elif way == "direct":
-            found = directly(model, pixels, 0)[-rows * cols :].view(rows, cols)
+            token_map = directly(model, pixels, 0)[-rows * cols :].view(rows, cols)
         else:
-            found = cv.explain(model, pixels, METHOD, target=0).maps[0]
+            token_map = cv.explain(model, pixels, METHOD, target=0).maps[0]
         seconds.append(time.perf_counter() - started)
-    return statistics.median(seconds), (resident("VmHWM") - before) / 1024, found.cpu()
+    return statistics.median(seconds), (resident("VmHWM") - before) / 1024, token_map.cpu()
 
 
 def main() -> None:
@@ -97,23 +97,32 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--way", help=argparse.SUPPRESS)  # one of the two, in its own process
     parser.add_argument("--to", help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
     torch.manual_seed(0)
-    if given.way:
-        torch.save(measure(given.way, given.model), given.to)
+    if arguments.way:
+        torch.save(measure(arguments.way, arguments.model), arguments.to)
         return
-    found = {}
+    results = {}
     for way in ("FB", METHOD, "direct"):
         to = f"/tmp/clairvit-{os.getpid()}-{way}.pt"
-        command = [sys.executable, __file__, "--model", given.model, "--threads", str(given.threads), "--way", way]
+        command = [
+            sys.executable,
+            __file__,
+            "--model",
+            arguments.model,
+            "--threads",
+            str(arguments.threads),
+            "--way",
+            way,
+        ]
         subprocess.run([*command, "--to", to], check=True, env=os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536"})
-        found[way] = torch.load(to, weights_only=True)
+        results[way] = torch.load(to, weights_only=True)
         Path(to).unlink()
-        print(f"{way:18s} {found[way][0]:9.2f} s   {found[way][1]:9.1f} MB", flush=True)
-    (_, plain, _), (quick, small, other), (slow, big, one) = found.values()
-    apart = (one - other).abs().max() / one.abs().max()
-    print(f"{slow / quick:.0f} times faster, {big / small:.1f} times less memory, largest difference {apart:.1e}")
+        print(f"{way:18s} {results[way][0]:9.2f} s   {results[way][1]:9.1f} MB", flush=True)
+    (_, plain, _), (quick, small, our_map), (slow, big, direct_map) = results.values()
+    difference = (direct_map - our_map).abs().max() / direct_map.abs().max()
+    print(f"{slow / quick:.0f} times faster, {big / small:.1f} times less memory, largest difference {difference:.1e}")
     print(f"above what a plain forward + backward takes: {small - plain:.1f} MB against {big - plain:.1f} MB")
 
 

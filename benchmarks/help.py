@@ -1,4 +1,4 @@
-"""How long `clairvit --help` takes, beside an interpreter that does nothing.
+"""Time `clairvit --help` next to an interpreter that does nothing.
 
 python benchmarks/help.py --rounds 9
 """
@@ -31,8 +31,10 @@ def main() -> None:
     rounds = parser.parse_args().rounds
     measured = [{name: seconds(command) for name, command in COMMANDS.items()} for _ in range(rounds)]
     for name in COMMANDS:
-        print(f"{name:18} {statistics.median(one[name] for one in measured):6.3f} s")
-    ratio = statistics.median(one["clairvit --help"] / one["python -c pass"] for one in measured)
+        print(f"{name:18} {statistics.median(round_times[name] for round_times in measured):6.3f} s")
+    ratio = statistics.median(
+        round_times["clairvit --help"] / round_times["python -c pass"] for round_times in measured
+    )
     print(f"{'ratio':18} {ratio:6.1f}")
 
 

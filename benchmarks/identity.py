@@ -45,7 +45,7 @@ def hash_maps(cv: Any, model: Any, images: Any, prefix: str, target: Any) -> dic
     texts = [f"{name}(samples=24)" if "samples" in options else name for name, options in methods]
     texts += ["genatt+skipplus", "attnlrp+plus", "raw-attention+rollout", "ixg+last", "legrad+from:1"]
     compared = cv.compare(model, images, texts, target=target, seed=0, skip=True)
-    hashes = {f"{prefix} {text}": digest(made.maps) for text, made in compared.items()}
+    hashes = {f"{prefix} {text}": digest(explanation.maps) for text, explanation in compared.items()}
     return hashes | {f"{prefix} {text}": "not applicable" for text in compared.skipped}
 
 

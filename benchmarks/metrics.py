@@ -71,37 +71,37 @@ def plain_forward(model: cv.Model, pixels: Tensor) -> float:
 
 
 def measured(name: str, work: Callable[[], object], model: cv.Model, pixels: Tensor, repeats: int = 3) -> Row:
-    """Each repeat beside a plain forward, so that both see the same machine."""
+    """Time each repeat next to a plain forward pass, so that both run under the same load."""
     work()  # what is set up once is no cost of a map
-    taken, plain = [], [plain_forward(model, pixels)]
+    seconds, plain = [], [plain_forward(model, pixels)]
     for _ in range(repeats):
-        taken.append(timed(work, pixels.device) / len(pixels))
+        seconds.append(timed(work, pixels.device) / len(pixels))
         plain.append(plain_forward(model, pixels))
-    row = Row(name, statistics.median(taken), statistics.median(plain))
-    print(f"{row.name:56s} {row.cost:9.2f} F   {1000 * row.seconds:9.1f} ms an image", flush=True)
+    row = Row(name, statistics.median(seconds), statistics.median(plain))
+    print(f"{row.name:56s} {row.cost:9.2f} F   {1000 * row.seconds:9.1f} ms per image", flush=True)
     return row
 
 
-def case_of(model: cv.Model, pixels: Tensor, methods: Sequence[str], masks: Tensor | None = None) -> EvalContext:
-    """Maps of these methods, ready to be scored."""
-    bounds = tuple(resolve_method(name) for name in methods)
-    recording = record_for(bounds, model, pixels)
-    (goal,) = resolve_targets(None, recording.logits.detach(), model.labels)
-    made = run_all(bounds, recording, [goal])
-    maps = [made[bound.text][0].maps for bound in bounds]
-    raw = tuple(one.detach() for one in maps if one is not None)
-    return EvalContext(trace=run_backward(recording, goal, None), specs=bounds, raw=raw, masks=masks)
+def make_context(model: cv.Model, pixels: Tensor, methods: Sequence[str], masks: Tensor | None = None) -> EvalContext:
+    """Return the context of a metric with the maps of these methods."""
+    specs = tuple(resolve_method(name) for name in methods)
+    recording = record_for(specs, model, pixels)
+    (target,) = resolve_targets(None, recording.logits.detach(), model.labels)
+    results = run_all(specs, recording, [target])
+    maps = [results[spec.text][0].maps for spec in specs]
+    raw = tuple(method_map.detach() for method_map in maps if method_map is not None)
+    return EvalContext(trace=run_backward(recording, target, None), specs=specs, raw=raw, masks=masks)
 
 
 def scoring(
     model: cv.Model, pixels: Tensor, texts: Sequence[str], methods: Sequence[str] = ("ixg",)
 ) -> Callable[[], Any]:
-    """The metrics of a case that is there already."""
+    """Return a function that scores maps that are computed beforehand."""
     masks = torch.zeros(len(pixels), *pixels.shape[-2:], dtype=torch.bool, device=pixels.device)
     masks[:, 50:170, 60:160] = True
-    case = case_of(model, pixels, methods, masks)
-    asked = [resolve_metric(text) for text in texts]
-    return lambda: [one(case) for one in asked]
+    context = make_context(model, pixels, methods, masks)
+    specs = [resolve_metric(text) for text in texts]
+    return lambda: [spec(context) for spec in specs]
 
 
 def budget(row: Row, most: float) -> None:
@@ -116,8 +116,8 @@ def perturbing(model: cv.Model, pixels: Tensor) -> None:
     text = "faithfulness-correlation"
     budget(measured(f"{text}, 100 runs, 25 % of tokens", of([text]), model, pixels), 75)
     budget(measured(f"{text}(compat=quantus), 100 runs", of([f"{text}(compat=quantus)"]), model, pixels, 1), 102)
-    one = measured(f"{text}, ten maps", of([text], TEN), model, pixels)
-    print(f"    {one.cost / 10:.1f} F a map: random sets do not depend on the map")
+    row = measured(f"{text}, ten maps", of([text], TEN), model, pixels)
+    print(f"    {row.cost / 10:.1f} F per map: random sets do not depend on the map")
 
 
 def again(model: cv.Model, pixels: Tensor) -> None:
@@ -133,8 +133,8 @@ def again(model: cv.Model, pixels: Tensor) -> None:
 def looking(model: cv.Model, pixels: Tensor) -> None:
     print("\nMetrics that look at the map alone, all of a family, one map")
     for family in ("complexity", "localisation"):
-        own = [one.name for one in list_metrics() if one.family == family and "methods" not in one.needs]
-        measured(f"{family}: {len(own)} metrics", scoring(model, pixels, own), model, pixels)
+        names = [metric.name for metric in list_metrics() if metric.family == family and "methods" not in metric.needs]
+        measured(f"{family}: {len(names)} metrics", scoring(model, pixels, names), model, pixels)
 
 
 def quantus(model: cv.Model, pixels: Tensor) -> None:
@@ -148,22 +148,22 @@ def quantus(model: cv.Model, pixels: Tensor) -> None:
     ex = cv.explain(model, pixels, "ixg")
     fine = torch.nn.functional.interpolate(ex.maps[:, None].float(), pixels.shape[-2:], mode="bilinear")
     x, a = pixels.cpu().numpy(), fine.cpu().numpy()
-    y = np.array([one for one in ex.classes if one is not None])
+    y = np.array([label for label in ex.classes if label is not None])
     quiet = {"disable_warnings": True, "display_progressbar": False}
     settings = {"x_batch": x, "y_batch": y, "a_batch": a, "device": str(pixels.device), "batch_size": len(x)}
 
     def gradient(model: Any, inputs: Any, targets: Any, **_: Any) -> Any:
         images = torch.as_tensor(inputs, dtype=pixels.dtype, device=pixels.device)
         wrapped = cv.wrap(model, name="again", size=(224, 224))
-        found = cv.explain(wrapped, images, "ixg", target=[int(one) for one in targets]).maps
-        return torch.nn.functional.interpolate(found[:, None].float(), images.shape[-2:]).cpu().numpy()
+        maps = cv.explain(wrapped, images, "ixg", target=[int(label) for label in targets]).maps
+        return torch.nn.functional.interpolate(maps[:, None].float(), images.shape[-2:]).cpu().numpy()
 
-    own = {
+    metrics = {
         f"FaithfulnessCorrelation, {QUANTUS_RUNS} runs": library.FaithfulnessCorrelation(nr_runs=QUANTUS_RUNS, **quiet),
         "Sparseness": library.Sparseness(**quiet),
         "MaxSensitivity, 10 samples, ixg": library.MaxSensitivity(nr_samples=10, **quiet),
     }
-    for name, score in own.items():
+    for name, score in metrics.items():
         explain = {"explain_func": gradient} if "ixg" in name else {}
         work = functools.partial(score, model=model.module, **settings, **explain)
         measured(f"Quantus {name}", work, model, pixels, 1)
@@ -172,11 +172,11 @@ def quantus(model: cv.Model, pixels: Tensor) -> None:
 def flat(model: cv.Model) -> None:
     """Time an image and memory with few and with many images, read from files."""
     print(f"\n{FEW} and {MANY} images from files: deletion(steps=3), sparseness and pointing-game of ixg")
-    dice = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     with tempfile.TemporaryDirectory() as folder:
         paths = []
         for number in range(MANY):
-            coarse = Image.fromarray(dice.integers(0, 255, (9, 9, 3), dtype=np.uint8))
+            coarse = Image.fromarray(rng.integers(0, 255, (9, 9, 3), dtype=np.uint8))
             paths.append(str(Path(folder) / f"{number}.jpg"))
             coarse.resize((300, 260), Image.Resampling.BICUBIC).save(paths[-1])
         mask = np.zeros((260, 300), np.uint8)
@@ -193,7 +193,7 @@ def flat(model: cv.Model) -> None:
             )
             seconds = clock(model.device) - started
             most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-            print(f"{count:5d} images {1000 * seconds / count:9.1f} ms an image, peak memory so far {most:.0f} MB")
+            print(f"{count:5d} images {1000 * seconds / count:9.1f} ms per image, peak memory so far {most:.0f} MB")
 
 
 def main() -> None:

@@ -39,14 +39,14 @@ class Row:
 def plain_forward(model: cv.Model, pixels: Tensor, batch: int) -> float:
     """Seconds for one image, the median of three."""
     images = pixels.expand(batch, -1, -1, -1).contiguous()
-    taken = []
+    seconds_per_image = []
     for _ in range(3):
         started = time.perf_counter()
         with torch.no_grad():
             model.logits(images)
         settled(pixels)
-        taken.append((time.perf_counter() - started) / batch)
-    return statistics.median(taken)
+        seconds_per_image.append((time.perf_counter() - started) / batch)
+    return statistics.median(seconds_per_image)
 
 
 def settled(pixels: Tensor) -> None:
@@ -68,9 +68,9 @@ def captums(model: cv.Model, pixels: Tensor, target: int, samples: int, batch: i
     except ImportError:
         return {}
     labels = patch_labels(model, pixels)
-    how = {"target": target, "feature_mask": labels, "n_samples": samples, "perturbations_per_eval": batch}
+    options = {"target": target, "feature_mask": labels, "n_samples": samples, "perturbations_per_eval": batch}
     return {
-        f"captum {kind}": functools.partial(getattr(attr, kind)(model.logits).attribute, pixels, **how)
+        f"captum {kind}": functools.partial(getattr(attr, kind)(model.logits).attribute, pixels, **options)
         for kind in ("Lime", "KernelShap")
     }
 
@@ -86,11 +86,11 @@ def measured(
     name: str, action: Callable[[], object], warm_up: Callable[[], object], model: cv.Model, pixels: Tensor, batch: int
 ) -> Row:
     """Seconds, images through the model and F, all of this one run."""
-    seen: list[int] = []
+    batch_sizes: list[int] = []
     warm_up()
     head = list(model.module.children())[-1]
     before = plain_forward(model, pixels, batch)
-    hook = head.register_forward_hook(lambda module, args, out: seen.append(len(out)))
+    hook = head.register_forward_hook(lambda module, args, out: batch_sizes.append(len(out)))
     try:
         with torch.no_grad():
             started = time.perf_counter()
@@ -99,7 +99,7 @@ def measured(
             seconds = time.perf_counter() - started
     finally:
         hook.remove()
-    return Row(name, seconds, sum(seen), (before + plain_forward(model, pixels, batch)) / 2)
+    return Row(name, seconds, sum(batch_sizes), (before + plain_forward(model, pixels, batch)) / 2)
 
 
 def report(rows: list[Row], samples: int) -> None:
@@ -109,9 +109,11 @@ def report(rows: list[Row], samples: int) -> None:
         each = row.seconds / row.plain / samples
         print(f"| {row.name} | {row.seconds:.1f} | {row.forwards} | {1000 * row.plain:.1f} | {each:.2f} |")
     by_name = {row.name: row.seconds / row.plain for row in rows}
-    for mine, theirs in (("lime", "captum Lime"), ("kernelshap", "captum KernelShap")):
-        if theirs in by_name:
-            print(f"{theirs} / {mine}: {by_name[theirs] / by_name[mine]:.2f} times the forward-equivalents")
+    for method, captum_name in (("lime", "captum Lime"), ("kernelshap", "captum KernelShap")):
+        if captum_name in by_name:
+            print(
+                f"{captum_name} / {method}: {by_name[captum_name] / by_name[method]:.2f} times the forward-equivalents"
+            )
 
 
 def main() -> None:
@@ -121,22 +123,24 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=1000)
     parser.add_argument("--batch", type=int, default=16, help="variants in one pass of captum and of a plain forward")
     parser.add_argument("--dtype", default="float32")
-    given = parser.parse_args()
-    model = cv.load(given.model, pretrained=given.model == "pets", device=given.device)
-    model.module.to(getattr(torch, given.dtype))
+    arguments = parser.parse_args()
+    model = cv.load(arguments.model, pretrained=arguments.model == "pets", device=arguments.device)
+    model.module.to(getattr(torch, arguments.dtype))
     pixels = prepare("demo", model).pixels.to(model.device, model.dtype)
     target = int(model.logits(pixels).argmax())
     cv.explain(model, pixels, "lime", target, samples=20)  # how tokens are dropped is found out once, not per map
     rows = []
-    actions = captums(model, pixels, target, given.samples, given.batch) | ours(
-        model, pixels, target, given.samples, given.batch if given.device else None
+    actions = captums(model, pixels, target, arguments.samples, arguments.batch) | ours(
+        model, pixels, target, arguments.samples, arguments.batch if arguments.device else None
     )
-    few = captums(model, pixels, target, 20, given.batch) | ours(model, pixels, target, 20, None)  # imports, kernels
+    few = captums(model, pixels, target, 20, arguments.batch) | ours(
+        model, pixels, target, 20, None
+    )  # imports, kernels
     for name, action in actions.items():
-        rows.append(measured(name, action, few[name], model, pixels, given.batch))
+        rows.append(measured(name, action, few[name], model, pixels, arguments.batch))
     if len(actions) == len(OURS):
         print("captum is not installed, so its rows are missing: pip install captum scikit-learn")
-    report(rows, given.samples)
+    report(rows, arguments.samples)
 
 
 if __name__ == "__main__":

@@ -29,58 +29,58 @@ QUICK = ("legrad", "rollout", "genatt", "ixg", "attnlrp", "gradcam", "decompx+sk
 SETTLED = 100  # MB that memory may be above the start when it is over
 
 
-class Seen:
+class LoadStatistics:
     def __init__(self) -> None:
         self.statuses: Counter[str] = Counter()
         self.errors: Counter[str] = Counter()
         self.quick: list[float] = []  # seconds of accepted quick requests
 
 
-def photo(dice: random.Random) -> bytes:
-    side = dice.choice((200, 640, 1600))
-    noise = np.random.default_rng(dice.randrange(2**31)).integers(0, 256, (side // 8, side // 6, 3), dtype=np.uint8)
+def photo(rng: random.Random) -> bytes:
+    side = rng.choice((200, 640, 1600))
+    noise = np.random.default_rng(rng.randrange(2**31)).integers(0, 256, (side // 8, side // 6, 3), dtype=np.uint8)
     buffer = io.BytesIO()
     Image.fromarray(noise).resize((side * 4 // 3, side)).save(buffer, "JPEG")
     return buffer.getvalue()
 
 
-async def ask(client: httpx.AsyncClient, number: int, dice: random.Random, seen: Seen) -> float:
+async def ask(client: httpx.AsyncClient, number: int, rng: random.Random, statistics: LoadStatistics) -> float:
     """One request; how long to wait before the next."""
     kind = ("explain", "trace", "mixed")[number % 3]
     if kind == "mixed":
-        kind = dice.choice(("upload", "curve", "hang up", "explain"))
+        kind = rng.choice(("upload", "curve", "hang up", "explain"))
     started = time.monotonic()
     if kind == "trace":
-        reply = await client.get(f"/api/trace/{dice.randrange(12)}", params={"head": dice.choice(("mean", "0", "2"))})
+        reply = await client.get(f"/api/trace/{rng.randrange(12)}", params={"head": rng.choice(("mean", "0", "2"))})
     elif kind == "upload":
-        reply = await client.post("/api/explain", files={"image": ("a.jpg", photo(dice), "image/jpeg")})
+        reply = await client.post("/api/explain", files={"image": ("a.jpg", photo(rng), "image/jpeg")})
     elif kind == "curve":
-        reply = await client.post("/api/curve", json={"method": dice.choice(QUICK), "steps": 5})
+        reply = await client.post("/api/curve", json={"method": rng.choice(QUICK), "steps": 5})
     elif kind == "hang up":
         try:
             reply = await client.post("/api/explain", data={"method": "lime"}, timeout=2.0)
         except httpx.ReadTimeout:
-            seen.statuses["hang up: gone"] += 1
+            statistics.statuses["hang up: gone"] += 1
             return 0.0
     else:
-        asked = {"method": dice.choice(QUICK), "target": str(dice.randrange(37)), "layers": "true"}
-        reply = await client.post("/api/explain", data=asked)
-    seen.statuses[f"{kind}: {reply.status_code}"] += 1
+        form = {"method": rng.choice(QUICK), "target": str(rng.randrange(37)), "layers": "true"}
+        reply = await client.post("/api/explain", data=form)
+    statistics.statuses[f"{kind}: {reply.status_code}"] += 1
     if reply.status_code == 200 and kind in ("explain", "trace", "upload"):
-        seen.quick.append(time.monotonic() - started)
+        statistics.quick.append(time.monotonic() - started)
     if reply.status_code not in (200, 429):
-        seen.errors[f"{kind}: {reply.status_code} {reply.text[:200]}"] += 1
+        statistics.errors[f"{kind}: {reply.status_code} {reply.text[:200]}"] += 1
     return float(reply.headers.get("retry-after", 0))
 
 
-async def visit(address: str, number: int, until: float, seen: Seen) -> None:
-    dice = random.Random(number)
+async def visit(address: str, number: int, until: float, statistics: LoadStatistics) -> None:
+    rng = random.Random(number)
     async with httpx.AsyncClient(base_url=address, timeout=120) as client:
         while time.monotonic() < until:
             try:
-                wait = await ask(client, number, dice, seen)
+                wait = await ask(client, number, rng, statistics)
             except httpx.HTTPError as error:
-                seen.errors[f"{type(error).__name__}: {error}"] += 1
+                statistics.errors[f"{type(error).__name__}: {error}"] += 1
                 wait = 1.0
             await asyncio.sleep(min(wait, max(0.0, until - time.monotonic())))
 
@@ -93,10 +93,10 @@ def memory(process: int) -> float:
 
 async def warm_up(address: str) -> None:
     """Each kind of work once, so that what libraries keep for good is there before memory is looked at."""
-    seen, dice = Seen(), random.Random(0)
+    statistics, rng = LoadStatistics(), random.Random(0)
     async with httpx.AsyncClient(base_url=address, timeout=120) as client:
         for number in (0, 1, *[2] * 12):
-            await ask(client, number, dice, seen)
+            await ask(client, number, rng, statistics)
 
 
 def measure(clients: int, seconds: float) -> dict[str, object]:
@@ -108,12 +108,12 @@ def measure(clients: int, seconds: float) -> dict[str, object]:
             address = next(line for line in server.stdout if "http://" in line).split()[1].rstrip("/")
             asyncio.run(warm_up(address))
             time.sleep(2)
-            before, seen = memory(server.pid), Seen()
+            before, statistics = memory(server.pid), LoadStatistics()
             until = time.monotonic() + seconds
 
             async def everybody() -> float:
                 highest = before
-                visits = [asyncio.create_task(visit(address, k, until, seen)) for k in range(clients)]
+                visits = [asyncio.create_task(visit(address, k, until, statistics)) for k in range(clients)]
                 while not all(one.done() for one in visits):
                     highest = max(highest, memory(server.pid))
                     await asyncio.sleep(0.25)
@@ -125,14 +125,14 @@ def measure(clients: int, seconds: float) -> dict[str, object]:
             after = memory(server.pid)
         finally:
             server.terminate()
-    times = np.array(seen.quick or [float("nan")])
+    times = np.array(statistics.quick or [float("nan")])
     return {
         "clients": clients,
         "seconds": seconds,
-        "answers": dict(sorted(seen.statuses.items())),
-        "errors": dict(seen.errors),
+        "answers": dict(sorted(statistics.statuses.items())),
+        "errors": dict(statistics.errors),
         "quick": {
-            "accepted": len(seen.quick),
+            "accepted": len(statistics.quick),
             "p50_s": round(float(np.percentile(times, 50)), 3),
             "p95_s": round(float(np.percentile(times, 95)), 3),
         },
@@ -142,19 +142,19 @@ def measure(clients: int, seconds: float) -> dict[str, object]:
 
 
 def main() -> int:
-    wanted = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    wanted.add_argument("--clients", type=int, default=32)
-    wanted.add_argument("--seconds", type=float, default=60)
-    wanted.add_argument("--out", type=Path)
-    given = wanted.parse_args()
-    found = measure(given.clients, given.seconds)
-    text = json.dumps(found, indent=1)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--clients", type=int, default=32)
+    parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args()
+    result = measure(arguments.clients, arguments.seconds)
+    text = json.dumps(result, indent=1)
     print(text)
-    if given.out is not None:
-        given.out.write_text(text + "\n", encoding="utf-8")
-    held = found["memory_mb"]
+    if arguments.out is not None:
+        arguments.out.write_text(text + "\n", encoding="utf-8")
+    held = result["memory_mb"]
     assert isinstance(held, dict)
-    return int(bool(found["errors"]) or held["after"] > held["before"] + SETTLED)
+    return int(bool(result["errors"]) or held["after"] > held["before"] + SETTLED)
 
 
 if __name__ == "__main__":

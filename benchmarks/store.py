@@ -1,4 +1,4 @@
-"""How long a large store takes to look through: its checksums, what is done already, and a question to it.
+"""Time a large store: checking its checksums, listing its cells, and one query.
 
 OMP_NUM_THREADS=1 python benchmarks/store.py [--parts 2000]
 
@@ -27,8 +27,8 @@ def digest(text: str) -> str:
 
 def rows_of(part: int) -> tuple[Unit, list[Row]]:
     numbers = tuple(range(part * IMAGES, (part + 1) * IMAGES))
-    marks = tuple(digest(f"image {number}") for number in numbers)
-    unit = Unit(digest(f"unit {part}")[:32], digest("model"), 0, 0, numbers, marks, METHODS, METRICS, forwards=0)
+    image_hashes = tuple(digest(f"image {number}") for number in numbers)
+    unit = Unit(digest(f"unit {part}")[:32], digest("model"), 0, 0, numbers, image_hashes, METHODS, METRICS, forwards=0)
     curve = [step / 14 for step in range(15)]
     rows: list[Row] = [
         {
@@ -37,7 +37,7 @@ def rows_of(part: int) -> tuple[Unit, list[Row]]:
             "model_hash": unit.weights,
             "data": "folder:photos",
             "image": f"{number:06}.jpg",
-            "image_hash": mark,
+            "image_hash": image_hash,
             "predicted": 0,
             "probability": 0.5,
             "method": method,
@@ -49,18 +49,20 @@ def rows_of(part: int) -> tuple[Unit, list[Row]]:
             "x": curve if metric == "deletion" else None,
             "y": curve if metric == "deletion" else None,
         }
-        for (number, mark), method, metric in itertools.product(zip(numbers, marks, strict=True), METHODS, METRICS)
+        for (number, image_hash), method, metric in itertools.product(
+            zip(numbers, image_hashes, strict=True), METHODS, METRICS
+        )
     ]
     return unit, rows
 
 
-def timed(what: str, work: Callable[[], Any]) -> None:
+def timed(title: str, work: Callable[[], Any]) -> None:
     seconds = []
     for _ in range(3):
         started = time.perf_counter()
         work()
         seconds.append(time.perf_counter() - started)
-    print(f"{what:40} {sorted(seconds)[1]:8.2f} s")
+    print(f"{title:40} {sorted(seconds)[1]:8.2f} s")
 
 
 def main() -> None:

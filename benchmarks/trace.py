@@ -34,8 +34,8 @@ def plain_pass(model: cv.Model, pixels: Tensor) -> None:
     torch.autograd.grad(model.logits(image)[:, 0].sum(), image)
 
 
-# The methods of first light, which the first budgets speak of: one backward of the plain table serves these.
-FIRST_LIGHT = [
+# Methods that share one backward pass of the plain rule table.
+PLAIN_TABLE_METHODS = [
     "raw-attention", "rollout", "grad-rollout", "attcam", "genatt", "gradsam",
     "gmar-l1", "gmar-l2", "focusvit", "ixg", "saliency", "gradcam",
     "cat", "attcat", "random", "center",
@@ -56,11 +56,11 @@ def taken_apart() -> list[str]:
     return [m.name for m in list_methods() if m.family == "decomposition" and not m.tables]
 
 
-def together() -> dict[str, list[str]]:
+def method_groups() -> dict[str, list[str]]:
     everything = one_trace("plain", "linear", "attnlrp")
     plain, three = ([n for n in names if n not in taken_apart()] for names in (one_trace("plain"), everything))
     return {
-        f"first light ({len(FIRST_LIGHT)})": FIRST_LIGHT,
+        f"first light ({len(PLAIN_TABLE_METHODS)})": PLAIN_TABLE_METHODS,
         f"all plain but legrad ({len(plain) - 1})": [name for name in plain if name != "legrad"],
         f"all plain ({len(plain)})": plain,
         f"all plain, linear, attnlrp ({len(three)})": three,
@@ -74,8 +74,8 @@ def rows(model: cv.Model, pixels: Tensor, slow: bool) -> dict[str, Callable[[], 
         "FB": lambda: plain_pass(model, pixels),
         **{name: functools.partial(cv.explain, model, pixels, name, target=0) for name in alone},
         **{
-            name: functools.partial(cv.compare, model, pixels, some, target=0, skip=True)
-            for name, some in together().items()
+            name: functools.partial(cv.compare, model, pixels, methods, target=0, skip=True)
+            for name, methods in method_groups().items()
         },
     }
 
@@ -115,8 +115,8 @@ def peak(task: str, model: cv.Model) -> float:
         "legrad": lambda: cv.explain(model, pixels, "legrad", target=0),
         "genatt": lambda: cv.explain(model, pixels, "genatt", target=0),
         **{
-            task: functools.partial(cv.compare, model, pixels, some, target=0, skip=True)
-            for task, some in together().items()
+            task: functools.partial(cv.compare, model, pixels, methods, target=0, skip=True)
+            for task, methods in method_groups().items()
         },
     }
     action = actions[task]
@@ -160,31 +160,31 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--dtype", default="float32")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     warnings.simplefilter("ignore", ClairWarning)  # zero maps of random models
-    torch.set_num_threads(given.threads)
-    if given.peak:
-        print(peak(given.peak, loaded(given.memory, given.dtype)))
-    elif given.memory:
-        tasks = ("FB", "genatt", "legrad", *together())
-        command = [sys.executable, __file__, "--memory", given.memory, "--dtype", given.dtype, "--peak"]
-        if torch.cuda.is_available():  # torch keeps its own books there
-            model = loaded(given.memory, given.dtype)
-            found = {task: peak(task, model) for task in tasks}
+    torch.set_num_threads(arguments.threads)
+    if arguments.peak:
+        print(peak(arguments.peak, loaded(arguments.memory, arguments.dtype)))
+    elif arguments.memory:
+        tasks = ("FB", "genatt", "legrad", *method_groups())
+        command = [sys.executable, __file__, "--memory", arguments.memory, "--dtype", arguments.dtype, "--peak"]
+        if torch.cuda.is_available():  # torch itself counts GPU memory
+            model = loaded(arguments.memory, arguments.dtype)
+            peaks = {task: peak(task, model) for task in tasks}
         else:
             # Freed memory goes back at once, so that the peak is what was in use and not how the heap was cut up.
             environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536"}
-            found = {
+            peaks = {
                 task: float(subprocess.check_output([*command, task], env=environment).split()[-1]) for task in tasks
             }
-        print(f"\nPeak memory at {given.memory}, {given.dtype}, above the loaded model")
-        for task, megabytes in found.items():
-            print(f"  {task:38s} {megabytes:8.0f} MB   {megabytes / found['FB']:5.2f} FB")
+        print(f"\nPeak memory at {arguments.memory}, {arguments.dtype}, above the loaded model")
+        for task, megabytes in peaks.items():
+            print(f"  {task:38s} {megabytes:8.0f} MB   {megabytes / peaks['FB']:5.2f} FB")
     else:
-        for name in given.models.split(","):
-            model = loaded(name, given.dtype)
-            pixels = torch.randn(given.batch, 3, 224, 224, device=model.device, dtype=model.dtype)
-            timings(model, pixels, given.rounds, given.slow)
+        for name in arguments.models.split(","):
+            model = loaded(name, arguments.dtype)
+            pixels = torch.randn(arguments.batch, 3, 224, 224, device=model.device, dtype=model.dtype)
+            timings(model, pixels, arguments.rounds, arguments.slow)
 
 
 if __name__ == "__main__":

@@ -90,7 +90,7 @@ def main() -> None:
     for turn in range(arguments.rounds + 1):  # the first round warms up
         for name, task in rows.items():
             order = (0, 1) if turn % 2 else (1, 0)
-            pair = {place: seconds(workers[place], task) for place in order}
+            pair = {index: seconds(workers[index], task) for index in order}
             if turn:
                 timed[name].append((pair[0], pair[1]))
     ratios = {name: statistics.median(after / before for before, after in pairs) for name, pairs in timed.items()}

@@ -36,7 +36,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before -m selects by these markers and before --random-order shuffles
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark tests as numeric by folder and as slow by their place among the cases of one parametrised test."""
+    """Mark tests as numeric by folder and as slow by their position among the cases of one parametrised test."""
     cases: defaultdict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
         cases[item.nodeid.partition("[")[0]].append(item)
@@ -54,13 +54,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """Take the thousands of collected tests out of what the garbage collector looks through."""
+    """Exclude the thousands of collected tests from garbage collection."""
     freeze_heap()
 
 
 @pytest.fixture
 def frozen_heap() -> None:
-    """Leave out of `gc.get_objects` what was there before the test, which makes counting fast."""
+    """Exclude objects that exist before the test from `gc.get_objects`, which makes counting fast."""
     freeze_heap()
 
 
@@ -82,7 +82,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say in one line how many tests were skipped for want of a browser, and what to install."""
+    """Report in one line how many tests were skipped because there is no browser, and what to install."""
     if find_chromium() is not None:
         return
     skipped = sum("browser" in report.keywords for report in terminalreporter.stats.get("skipped", []))

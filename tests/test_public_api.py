@@ -112,13 +112,8 @@ def test_public_parameters_have_types(name: str) -> None:
 @pytest.fixture
 def restored_registries() -> Iterator[None]:
     """Forget the methods and metrics that examples register."""
-    methods.load_all()
-    metrics.load_all()
-    kept = dict(methods._registry), dict(metrics._registry)
-    yield
-    for registry, before in zip((methods._registry, metrics._registry), kept, strict=True):
-        registry.clear()
-        registry.update(before)
+    with methods.METHODS.restored(), metrics.METRICS.restored():
+        yield
 
 
 @pytest.fixture(scope="module")

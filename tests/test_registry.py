@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 from torch import Tensor
@@ -13,6 +13,7 @@ from clairvit.errors import BadInput, UnknownName
 from clairvit.methods import registry as methods
 from clairvit.methods.aggregation import Product, Total
 from clairvit.metrics import registry as metrics
+from clairvit.option_types import Range
 from helpers.rounding import assert_same
 from helpers.tiny_models import double, pixels, wrapped
 
@@ -22,13 +23,8 @@ KIND = "timm-vit"
 @pytest.fixture(autouse=True)
 def restored() -> Iterator[None]:
     """Forget what a test registers."""
-    methods.load_all()
-    metrics.load_all()
-    kept = dict(methods._registry), dict(metrics._registry)
-    yield
-    for registry, before in zip((methods._registry, metrics._registry), kept, strict=True):
-        registry.clear()
-        registry.update(before)
+    with methods.METHODS.restored(), metrics.METRICS.restored():
+        yield
 
 
 def test_filters_are_wildcards() -> None:
@@ -147,3 +143,13 @@ def test_a_metric_of_the_users_own() -> None:
     assert score.method == "ixg"
     with pytest.raises(BadInput, match="There is a built-in metric 'deletion'"):
         cv.metric("deletion", better="lower")
+
+
+def test_ranges_of_own_metrics_are_checked() -> None:
+    @cv.metric("power-mean", better="higher")
+    def power_mean(context: cv.EvalContext, power: Annotated[float, Range(gt=0, example=2)] = 1.0) -> Tensor:
+        return (context.maps.flatten(2).abs() ** power).mean(-1)
+
+    assert dict(cv.parse_metric("power-mean(power=2)").options) == {"power": 2.0}
+    with pytest.raises(BadInput, match=r"^power=0 was given; expected more than 0, such as power=2\.$"):
+        cv.parse_metric("power-mean", power=0)

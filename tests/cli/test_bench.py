@@ -15,10 +15,13 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from clairvit.bench.config import DataConfig, StudyConfig
 from clairvit.bench.store import Store
 from clairvit.bench.worker import Worker
 from clairvit.cli import main
 from clairvit.cli.bench import format_duration, progress_reporter
+from clairvit.cli.bench_config import StudyOptions, data_configs
+from clairvit.cli.options import DataOptions
 from helpers.small_study import ARCHITECTURE, photos, table, weights
 
 Captured = pytest.CaptureFixture[str]
@@ -136,6 +139,12 @@ def test_a_file_says_the_same_as_options_and_options_win(capsys: Captured) -> No
         ("pets", "folder:photos/1", 2),
         ("pets", "folder:photos/2", 2),
     ]
+
+
+def test_options_keep_the_other_keys_of_a_data_set_in_the_file() -> None:
+    config = StudyConfig(data=(DataConfig("voc:PATH", limit=5, mask_kind="voc", void="object"),))
+    (data,) = data_configs(config, StudyOptions(data=DataOptions(limit=2)))
+    assert data == DataConfig("voc:PATH", limit=2, mask_kind="voc", void="object")
 
 
 def test_an_architecture_is_of_the_files_among_the_models(capsys: Captured) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 from scipy.io import savemat
 from torchvision.models._meta import _IMAGENET_CATEGORIES
 
@@ -117,7 +118,7 @@ def test_imagenet_s(imagenet_s: Path) -> None:
     assert read_sample(data, 1).label == 340, "without a mask the folder's"
 
 
-def test_imagenet_s_with_a_list(imagenet_s: Path) -> None:
+def test_imagenet_s_with_a_list(imagenet_s: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Class folders that were taken out would shift the numbers: then the list decides, and 919 classes need G."""
     for folder in sorted((imagenet_s / "validation").iterdir())[2:49]:
         folder.rmdir()
@@ -138,6 +139,12 @@ def test_imagenet_s_with_a_list(imagenet_s: Path) -> None:
     mask.write_text("no mask")
     with pytest.raises(BadInput, match=r"one.png' cannot be read"):
         read_sample(open_data(f"imagenet-s:{imagenet_s}"), 0)
+    painted(mask, coloured(np.zeros((60, 80), int)))
+    data = open_data(f"imagenet-s:{imagenet_s}")
+    with monkeypatch.context() as patch:
+        patch.setattr(Image, "MAX_IMAGE_PIXELS", 100)  # more than twice as many raise DecompressionBombError
+        with pytest.raises(BadInput, match=r"one.png' cannot be read"):
+            read_sample(data, 0)
     written(listed, "cat\ndog")
     with pytest.raises(BadInput, match="has the classes 'cat', 'dog'; expected ImageNet's ids"):
         open_data(f"imagenet-s:{imagenet_s}")

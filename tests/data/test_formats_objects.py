@@ -194,6 +194,16 @@ def test_voc_samples_are_stratified_and_broken_masks_raise(voc: Path) -> None:
     assert read_sample(data, 5).mask is None
 
 
+@pytest.mark.parametrize("name", ["voc", "voc-class"])
+def test_voc_mask_too_large_to_decode_raises_bad_input(voc: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pillow's DecompressionBombError is no OSError and no ValueError."""
+    painted(voc / "SegmentationClass" / "a.png", np.zeros((60, 80)))
+    data = open_data(f"{name}:{voc}")
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
+    with pytest.raises(BadInput, match=r"a.png' cannot be read .*; expected a whole PNG"):
+        read_sample(data, 0)
+
+
 DOG = """<annotation><size><width>{width}</width><height>6</height><depth>3</depth></size>{objects}</annotation>"""
 BOX = "<object><name>{}</name><bndbox><xmin>{}</xmin><ymin>{}</ymin><xmax>{}</xmax><ymax>{}</ymax></bndbox></object>"
 

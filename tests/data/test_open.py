@@ -237,19 +237,20 @@ def test_datasets_lists_all_formats() -> None:
             assert shown in data.layout()
 
 
-def test_a_format_is_registered_by_a_decorator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "_FORMATS", {data.name: data for data in reversed(list_datasets())})
+def test_a_format_is_registered_by_a_decorator(tmp_path: Path) -> None:
     photo(tmp_path / "cats" / "tom.png")
+    with registry.FORMATS.restored():
 
-    @registry.dataset_format("cats", "Cats", has=("labels",), tree="cats/\n  tom.png …", required_paths=("cats",))
-    def cats(asked: DataRequest) -> DatasetIndex:
-        images = list_files(asked.root / "cats", ".png")
-        return DatasetIndex(tuple(labelled_entry(asked.root, image, 0, None) for image in images), ("cat",))
+        @registry.dataset_format("cats", "Cats", has=("labels",), tree="cats/\n  tom.png …", required_paths=("cats",))
+        def cats(asked: DataRequest) -> DatasetIndex:
+            images = list_files(asked.root / "cats", ".png")
+            return DatasetIndex(tuple(labelled_entry(asked.root, image, 0, None) for image in images), ("cat",))
 
-    assert [data.name for data in list_datasets()][-2:] == ["coco", "cats"]
-    data = open_data(f"cats:{tmp_path}")
-    assert (data.dataset.names, called(data, 0)) == (("cats/tom.png",), "cat")
-    assert cats(DataRequest(tmp_path, "all")).classes == ("cat",), "the function stays a function"
+        assert [data.name for data in list_datasets()][-2:] == ["coco", "cats"]
+        data = open_data(f"cats:{tmp_path}")
+        assert (data.dataset.names, called(data, 0)) == (("cats/tom.png",), "cat")
+        assert cats(DataRequest(tmp_path, "all")).classes == ("cat",), "the function stays a function"
+    assert "cats" not in registry.FORMATS
 
 
 def test_an_existing_dataset_is_not_downloaded(pets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""The state of a server that outlives the app around it: closing the app leaves its job queues open."""
+"""A server state that stays open when its app is closed, so that several tests share its job queues."""
 
 from __future__ import annotations
 

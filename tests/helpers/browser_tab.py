@@ -1,4 +1,4 @@
-"""A tab of a real browser, and what a visitor sees in it. They need a chromium that is installed."""
+"""A tab of a real browser and its content; needs an installed Chromium."""
 
 from __future__ import annotations
 
@@ -24,42 +24,44 @@ API = re.compile(r"/api/(models|methods|explain|trace/\d+|curve)$")
 @pytest.fixture(scope="module")  # two modules may not both have playwright open
 def browser() -> Iterator[Any]:
     with sync_api.sync_playwright() as play:
-        made = play.chromium.launch(executable_path=find_chromium(), args=["--no-sandbox"])
-        yield made
-        made.close()
+        chromium = play.chromium.launch(executable_path=find_chromium(), args=["--no-sandbox"])
+        yield chromium
+        chromium.close()
 
 
 @pytest.fixture
 def visit(browser: Any, address: str) -> Iterator[Callable[..., Any]]:
-    """Opens a tab; in the end no tab may have had an error, nor asked another server for anything."""
-    tabs, troubles = [], []
+    """Open tabs; at the end no tab may have had an error or a request to another server."""
+    tabs, errors = [], []
 
     def opened(hash_: str = "", shows_a_map: bool = True, **options: Any) -> Any:
         page = browser.new_page(**{"viewport": {"width": 1280, "height": 900}, **options})
         page.set_default_timeout(WAIT)
-        page.on("pageerror", lambda error: troubles.append(str(error)))
-        page.on("console", lambda said: troubles.append(said.text) if said.type in ("error", "warning") else None)
-        page.on("request", lambda asked: seen(asked.url))
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.on(
+            "console", lambda message: errors.append(message.text) if message.type in ("error", "warning") else None
+        )
+        page.on("request", lambda request: check_url(request.url))
         page.goto(f"{address}/{hash_}")
         tabs.append(page)
         if shows_a_map:
             wait_for_map(page)
         return page
 
-    def seen(url: str) -> None:
+    def check_url(url: str) -> None:
         if url.startswith("blob:"):
             return
         parts = urlsplit(url)
         if f"{parts.scheme}://{parts.netloc}" != address:
-            troubles.append(f"asked another server: {url}")
+            errors.append(f"request to another server: {url}")
         if parts.path.startswith("/api/") and not API.search(parts.path):
-            troubles.append(f"an address of its own: {url}")
+            errors.append(f"unknown API address: {url}")
 
     yield opened
     for page in tabs:
         page.close()
-    expected = [one for one in troubles if "Failed to load resource" in one]  # a refusal that a test provokes
-    assert [one for one in troubles if one not in expected] == []
+    expected = [error for error in errors if "Failed to load resource" in error]  # a refusal that a test provokes
+    assert [error for error in errors if error not in expected] == []
 
 
 def wait_for_map(page: Any, words: str | re.Pattern[str] = re.compile(r" %|∀ any class")) -> None:
@@ -71,12 +73,12 @@ def settled(page: Any) -> None:
 
 
 def picture(page: Any, name: str = "map-0") -> str:
-    found: str = page.evaluate("(name) => document.getElementById(name).toDataURL()", name)
-    return found
+    data_url: str = page.evaluate("(name) => document.getElementById(name).toDataURL()", name)
+    return data_url
 
 
 def changes(page: Any, act: Callable[[], object], name: str = "map-0") -> None:
-    """The canvas is another one soon after."""
+    """Assert that the canvas changes after an action."""
     before, end = picture(page, name), time.monotonic() + WAIT / 1000
     act()
     while picture(page, name) == before:

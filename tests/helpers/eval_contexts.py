@@ -1,4 +1,4 @@
-"""Cases without a model: maps and masks as a test wants them."""
+"""Evaluation contexts without a model, with maps and masks that a test chooses."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from clairvit.tracing.trace import Trace
 def case_of(
     *maps: Tensor, masks: Tensor | None = None, void: Tensor | None = None, size: int = 16, seed: int = 0
 ) -> EvalContext:
-    """Maps [B, rows, cols] of several methods; images of size × size that nobody looks at."""
+    """Return a context with maps [B, rows, cols] of several methods; its images [B, 3, size, size] are arbitrary."""
     batch, rows, cols = maps[0].shape
     pixels = torch.arange(batch * 3 * size * size).reshape(batch, 3, size, size) / 1000
     layout = SimpleNamespace(grid=(rows, cols), patches=rows * cols, prefix=0)
@@ -25,7 +25,7 @@ def case_of(
 
 
 def values(text: str, context: EvalContext) -> Tensor:
-    """[M, B]: what a metric says of each image, with or without a curve."""
-    said = resolve_metric(text)(context)
-    found: Tensor = said.values if isinstance(said, MetricOutput) else said
-    return found
+    """Return the values of a metric, [M, B], of an output with or without a curve."""
+    output = resolve_metric(text)(context)
+    metric_values: Tensor = output.values if isinstance(output, MetricOutput) else output
+    return metric_values

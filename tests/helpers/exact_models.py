@@ -54,8 +54,8 @@ class MaskedAttention(nn.Module):
         super().__init__()
         self.heads = heads
         self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        seen = torch.rand(16, 16, generator=torch.Generator().manual_seed(2)) < 0.7
-        self.register_buffer("mask", seen | torch.eye(16, dtype=torch.bool))
+        visible = torch.rand(16, 16, generator=torch.Generator().manual_seed(2)) < 0.7
+        self.register_buffer("mask", visible | torch.eye(16, dtype=torch.bool))
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)

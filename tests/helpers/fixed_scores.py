@@ -1,4 +1,4 @@
-"""Scores with values that a test chose."""
+"""Scores with chosen values."""
 
 from __future__ import annotations
 

@@ -65,16 +65,16 @@ class Cases:
             else:
                 self.outcomes["done"] += 1
             finally:
-                messages += [str(one.message) for one in caught if issubclass(one.category, ClairWarning)]
+                messages += [str(warning.message) for warning in caught if issubclass(warning.category, ClairWarning)]
 
 
 def run_family(family: str, request: pytest.FixtureRequest, test: Callable[..., None], **strategies: Any) -> None:
     """Run `test(cases, **drawn)` on as many examples as the family gets, and keep the counts for the summary."""
-    cases, wanted = Cases(family), cases_of(family)
+    cases, case_count = Cases(family), cases_of(family)
 
     @hypothesis.seed(SEED)
     @hypothesis.settings(
-        max_examples=wanted,
+        max_examples=case_count,
         deadline=None,
         derandomize=True,
         database=None,
@@ -93,5 +93,5 @@ def run_family(family: str, request: pytest.FixtureRequest, test: Callable[..., 
         faulthandler.cancel_dump_traceback_later()
     assert set(cases.outcomes) <= {"done", "refused"}, f"{family}: {cases.outcomes}"
     request.node.user_properties.append(("fuzz", (family, dict(cases.outcomes))))
-    assert cases.outcomes.total() >= wanted, f"{family}: {cases.outcomes.total()} cases of {wanted}"
-    assert min(cases.outcomes["done"], cases.outcomes["refused"]) >= wanted // 50, f"one-sided: {cases.outcomes}"
+    assert cases.outcomes.total() >= case_count, f"{family}: {cases.outcomes.total()} cases of {case_count}"
+    assert min(cases.outcomes["done"], cases.outcomes["refused"]) >= case_count // 50, f"one-sided: {cases.outcomes}"

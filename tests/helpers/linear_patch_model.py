@@ -1,4 +1,4 @@
-"""A "model" that is linear in its patches, so that every perturbation method has a known answer.
+"""A model that is linear in its patches, so that every perturbation method has a known result.
 
 f_c(x) = sum_p w_c,p · mean(pixels of patch p): with removal=mean a removed patch counts 0, so that
 f_c(kept S) = sum_{p in S} effects(c)[p], exactly. Explain it with score="logit".
@@ -15,13 +15,13 @@ CLASSES = 3
 
 
 class LinearPatches(nn.Module):
-    """One convolution that averages each patch, one weight a patch and class."""
+    """One convolution that averages each patch, one weight per patch and class."""
 
     def __init__(self, grid: tuple[int, int], patch: int, smooth: bool, seed: int) -> None:
         super().__init__()
-        dice = torch.Generator().manual_seed(seed)
+        generator = torch.Generator().manual_seed(seed)
         self.embed = nn.Conv2d(3, 1, patch, patch, bias=False, dtype=torch.float64)
-        weights = torch.randn(CLASSES, 1, *grid, generator=dice, dtype=torch.float64)
+        weights = torch.randn(CLASSES, 1, *grid, generator=generator, dtype=torch.float64)
         if smooth:  # neighbouring patches weigh about the same, as in photos
             weights = nn.functional.avg_pool2d(weights, 3, 1, 1, count_include_pad=False)
         with torch.no_grad():
@@ -40,7 +40,7 @@ def linear(
     seed: int = 0,
     dtype: torch.dtype = torch.float64,
 ) -> tuple[cv.Model, Tensor]:
-    """The model, and one image [1, 3, H, W] whose patches are all far from zero.
+    """Return the model, and one image [1, 3, H, W] whose patches are all far from zero.
 
     Both are drawn in float64, whose normal draws are the same on every CPU (float32's differ between SSE and AVX), and
     are float64 unless `dtype` says otherwise, so that sums by hand agree to rounding.
@@ -53,7 +53,7 @@ def linear(
 
 
 def effects(model: cv.Model, image: Tensor, target: int) -> Tensor:
-    """What each patch adds to the logit of a class, [rows, cols]."""
+    """Return what each patch adds to the logit of a class, [rows, cols]."""
     module = model.module
     assert isinstance(module, LinearPatches)
     with torch.no_grad():

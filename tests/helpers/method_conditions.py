@@ -16,12 +16,12 @@ def method_of(text: str) -> Method:
 
 
 def short(name: str) -> str:
-    """The method with few samples, so that a sweep over all models ends: what it promises does not depend on them."""
+    """Return the method with few samples, so that a sweep over all models is quick."""
     return f"{name}(samples=24)" if "samples" in METHODS[name].options else name
 
 
 def fits(text: str, kind: str) -> bool:
-    """Do the method's declared conditions hold for this model?"""
+    """Return whether the method's declared conditions hold for this model."""
     from helpers.tiny_models import ZOO  # here, so that a machine without all the libraries can still read the registry
 
     requires, tiny = method_of(text).requirements(), ZOO[kind]
@@ -41,5 +41,5 @@ def allow_declared_zeros() -> None:
 
 
 def home_of(text: str, *kinds: str) -> str:
-    """The first of these models that the method is defined for."""
+    """Return the first of these models that the method is defined for."""
     return next(kind for kind in kinds or ("timm-vit", "timm-vit-avg") if fits(text, kind))

@@ -1,4 +1,4 @@
-"""Everything about a module, and about torch, that a visit must leave as it was."""
+"""Snapshots of the state of a module and of torch, which no call of the library may change."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _DEVICES = ("cpu", "cuda")
 
 
 def messy(name: str) -> nn.Module:
-    """A model in the middle of its owner's work: modes, gradients, flags and hooks all mixed."""
+    """Return a model with mixed training modes, gradients, requires_grad flags and hooks."""
     module = build(name)
     module.train()
     parts = list(module.modules())
@@ -48,28 +48,28 @@ def unchanged(module: nn.Module | None = None) -> Iterator[None]:
 
 
 def fingerprint(module: nn.Module) -> dict[str, Any]:
-    """Comparable with ==. Tensors are there with their bits, their identity and how often they were written to."""
-    found: dict[str, Any] = {}
+    """Return the state by name, comparable with ==; tensors by their bits, identity and version counter."""
+    state: dict[str, Any] = {}
     for name, part in module.named_modules():
-        found[f"{name}.training"] = part.training
-        found[f"{name}.attributes"] = sorted(vars(part))
+        state[f"{name}.training"] = part.training
+        state[f"{name}.attributes"] = sorted(vars(part))
         for attribute, value in vars(part).items():
             if "hook" in attribute and isinstance(value, dict):
-                found[f"{name}.{attribute}"] = list(value.items())
+                state[f"{name}.{attribute}"] = list(value.items())
             elif isinstance(value, _PLAIN):
-                found[f"{name}.{attribute}"] = value
+                state[f"{name}.{attribute}"] = value
             elif isinstance(value, set):
-                found[f"{name}.{attribute}"] = frozenset(value)
+                state[f"{name}.{attribute}"] = frozenset(value)
     for name, p in module.named_parameters(remove_duplicate=False):
-        found[f"{name}: parameter"] = (*_bits(p), p.requires_grad, None if p.grad is None else _bits(p.grad))
-        found[f"{name}: hooks"] = len(p._backward_hooks or ())
+        state[f"{name}: parameter"] = (*_bits(p), p.requires_grad, None if p.grad is None else _bits(p.grad))
+        state[f"{name}: hooks"] = len(p._backward_hooks or ())
     for name, buffer in module.named_buffers(remove_duplicate=False):
-        found[f"{name}: buffer"] = (*_bits(buffer), buffer.requires_grad)
-    return found
+        state[f"{name}: buffer"] = (*_bits(buffer), buffer.requires_grad)
+    return state
 
 
 def surroundings() -> dict[str, Any]:
-    """What belongs to the process: random numbers, modes, the grad switch."""
+    """Return the state of the process: random generators, torch modes, grad mode, warning filters, global hooks."""
     return {
         "torch": torch.get_rng_state().numpy().tobytes(),
         "numpy": str(np.random.get_state()),  # noqa: NPY002
@@ -84,7 +84,7 @@ def surroundings() -> dict[str, Any]:
         "autocast cache": torch.is_autocast_cache_enabled(),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "threads": torch.get_num_threads(),
-        "warnings": [str(one) for one in warnings.filters],
+        "warnings": [str(filter_entry) for filter_entry in warnings.filters],
         "global hooks": [len(getattr(nn.modules.module, name)) for name in _GLOBAL_HOOKS],
     }
 
@@ -95,7 +95,7 @@ _GLOBAL_HOOKS = sorted(
 
 
 def differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
-    """Names of what is not the same any more."""
+    """Return the names of the entries that differ."""
     return sorted(key for key in before.keys() | after.keys() if before.get(key) != after.get(key))
 
 

@@ -34,10 +34,10 @@ class PostNorm(HomeMade):
 
 def post_norm(first_value_bias: bool = True) -> PostNorm:
     """float64, every weight from the seed. DecompX treats the first layer's value bias apart; it can be left out."""
-    module, dice = PostNorm().double().eval(), torch.Generator().manual_seed(11)
+    module, generator = PostNorm().double().eval(), torch.Generator().manual_seed(11)
     with torch.no_grad():
         for name, p in module.named_parameters():
-            noise = torch.randn(p.shape, generator=dice, dtype=torch.float64)
+            noise = torch.randn(p.shape, generator=generator, dtype=torch.float64)
             is_gain = "norm" in name and name.endswith("weight")
             p.copy_(0.8 + 0.3 * noise if is_gain else noise * (0.3 if p.ndim == 1 else 0.9 * p.shape[-1] ** -0.5))
         if not first_value_bias:

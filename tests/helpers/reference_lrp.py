@@ -47,24 +47,24 @@ def proportional(a: Tensor, b: Tensor, R: Tensor) -> tuple[Tensor, Tensor]:
 def rescaled(a: Tensor, b: Tensor, R: Tensor) -> tuple[Tensor, Tensor]:
     """Image by image: the branches' totals become |sum R_a| and |sum R_b| over their sum, of the whole."""
     Ra, Rb = proportional(a, b, R)
-    found_a, found_b = torch.empty_like(Ra), torch.empty_like(Rb)
+    out_a, out_b = torch.empty_like(Ra), torch.empty_like(Rb)
     for i in range(len(R)):
-        sum_a, sum_b, whole = Ra[i].sum(), Rb[i].sum(), R[i].sum()
+        sum_a, sum_b, total = Ra[i].sum(), Rb[i].sum(), R[i].sum()
         size = sum_a.abs() + sum_b.abs()
-        found_a[i] = Ra[i] * (sum_a.abs() / size * whole / sum_a)
-        found_b[i] = Rb[i] * (sum_b.abs() / size * whole / sum_b)
-    return found_a, found_b
+        out_a[i] = Ra[i] * (sum_a.abs() / size * total / sum_a)
+        out_b[i] = Rb[i] * (sum_b.abs() / size * total / sum_b)
+    return out_a, out_b
 
 
 def positive(a: Tensor, b: Tensor, R: Tensor) -> tuple[Tensor, Tensor]:
-    found_a, found_b = torch.zeros_like(R), torch.zeros_like(R)
+    out_a, out_b = torch.zeros_like(R), torch.zeros_like(R)
     for at in torch.cartesian_prod(*(torch.arange(n) for n in R.shape)):
         i = tuple(at.tolist())
         p, q = float(a[i].clamp(min=0)), float(b[i].clamp(min=0))
         if p + q == 0:
             p, q = float(a[i]), float(b[i])
-        found_a[i], found_b[i] = R[i] * p / (p + q), R[i] * q / (p + q)
-    return found_a, found_b
+        out_a[i], out_b[i] = R[i] * p / (p + q), R[i] * q / (p + q)
+    return out_a, out_b
 
 
 @dataclass
@@ -138,11 +138,11 @@ class Sweep:
         inner = [reader.norm(z) if reader.norm else z for reader, z in zip(vit.readers, run.pooled, strict=True)]
         logits = [reader.share * reader.classifier(h) for reader, h in zip(vit.readers, inner, strict=True)]
         parts = (R,) if len(logits) == 1 else self.add(*logits, R)
-        found = torch.zeros_like(source)
-        for reader, z, h, own in zip(vit.readers, run.pooled, inner, parts, strict=True):
-            Rz = self.linear(reader.classifier, h, own)
-            found = found + reader.rows[:, None] * source * over(Rz, z).unsqueeze(1)
-        return found if vit.pool is None else self.pool(vit.pool, run.pool, found)
+        relevance = torch.zeros_like(source)
+        for reader, z, h, part_relevance in zip(vit.readers, run.pooled, inner, parts, strict=True):
+            Rz = self.linear(reader.classifier, h, part_relevance)
+            relevance = relevance + reader.rows[:, None] * source * over(Rz, z).unsqueeze(1)
+        return relevance if vit.pool is None else self.pool(vit.pool, run.pool, relevance)
 
 
 def chefer() -> Sweep:

@@ -25,7 +25,7 @@ from helpers.reference_vit import (
 
 @dataclass(frozen=True)
 class Proof:
-    """One model, one batch, one class for each image, and all that autograd can say about them."""
+    """One model, one batch, one class per image, and the gradients of their scores by autograd."""
 
     module: nn.Module
     pixels: Tensor
@@ -35,7 +35,7 @@ class Proof:
 
     @property
     def A(self) -> list[Tensor]:
-        return self.true.A  # [B, H, N, N] a layer
+        return self.true.A  # [B, H, N, N] per layer
 
     @property
     def G(self) -> list[Tensor]:
@@ -99,7 +99,7 @@ def row_normalised(M: Tensor) -> Tensor:
 
 def without_keepdim(M: Tensor) -> Tensor:
     """jacobgil: column j is divided by the sum of row j."""
-    return torch.stack([one / one.sum(dim=-1) for one in M])
+    return torch.stack([image / image.sum(dim=-1) for image in M])
 
 
 def discarded(M: Tensor, ratio: float, protect: str = "none") -> Tensor:
@@ -223,8 +223,8 @@ def gmar_raw(p: Proof, power: int) -> Tensor:
 
 def gradsam(p: Proof) -> Tensor:
     """1/(L H N) sum over layers, heads and queries of A * relu(G)."""
-    every = torch.stack([A * G.clamp(min=0) for A, G in zip(p.A, p.G, strict=True)])  # [L, B, H, N, N]
-    return every.mean((0, 2, 3))
+    products = torch.stack([A * G.clamp(min=0) for A, G in zip(p.A, p.G, strict=True)])  # [L, B, H, N, N]
+    return products.mean((0, 2, 3))
 
 
 def focusvit(p: Proof, start: int) -> Tensor:
@@ -246,14 +246,14 @@ def half(p: Proof) -> int:
 # Class activation maps
 
 
-def gradcam(p: Proof, watched: nn.Module) -> Tensor:
+def gradcam(p: Proof, layer: nn.Module) -> Tensor:
     """pytorch-grad-cam by hand: hook a module of the real model, w_k = mean over the patches, before the ReLU."""
-    seen: list[Tensor] = []
-    hook = watched.register_forward_hook(lambda module, args, out: seen.append(out))
+    outputs: list[Tensor] = []
+    hook = layer.register_forward_hook(lambda module, args, out: outputs.append(out))
     y = score(p.module(p.pixels), p.classes)
     hook.remove()
-    (g,) = torch.autograd.grad(y, seen[0])
-    a, g = seen[0].detach()[:, p.vit.prefix :], g[:, p.vit.prefix :]
+    (g,) = torch.autograd.grad(y, outputs[0])
+    a, g = outputs[0].detach()[:, p.vit.prefix :], g[:, p.vit.prefix :]
     return (g.mean(1, keepdim=True) * a).sum(-1).unflatten(1, p.vit.grid)
 
 
@@ -267,15 +267,15 @@ def gradcam_plus(p: Proof) -> Tensor:
 
 
 def legrad(p: Proof, pool: str = "mean") -> list[Tensor]:
-    """[B, N] a layer: mean_{h,i} relu(ds^l/dA^l), by autograd through block l alone."""
-    found = []
+    """[B, N] per layer: mean_{h,i} relu(ds^l/dA^l), by autograd through block l alone."""
+    layer_maps = []
     for (attention, mlp), x in zip(p.vit.blocks, p.x[:-1], strict=True):
         run = attend(attention, x.requires_grad_(True))
         Z = transform(mlp, run.end).end
         logits = read_mean(p.vit, Z) if pool == "mean" else read_out(p.vit, Run(), Z).logits
         (G,) = torch.autograd.grad(score(logits, p.classes), run.A)
-        found.append(G.clamp(min=0).mean((1, 2)))
-    return found
+        layer_maps.append(G.clamp(min=0).mean((1, 2)))
+    return layer_maps
 
 
 def read_mean(vit: ViT, Z: Tensor) -> Tensor:

@@ -283,9 +283,11 @@ def brute_force(vit: ViT, pixels: Tensor, classes: list[int]) -> Gradients:
     run = forward(vit, vit.embed(pixels).detach().requires_grad_(True))
     y = score(run.logits, classes)
     O = [attention.O for attention, _ in run.blocks]  # noqa: E741
-    found = torch.autograd.grad(y, [*run.A, *run.x, *O])
+    gradients = torch.autograd.grad(y, [*run.A, *run.x, *O])
     count = len(run.blocks)
-    return Gradients(run, list(found[:count]), list(found[count : 2 * count + 1]), list(found[2 * count + 1 :]))
+    return Gradients(
+        run, list(gradients[:count]), list(gradients[count : 2 * count + 1]), list(gradients[2 * count + 1 :])
+    )
 
 
 # Taking the weights out of modules
@@ -350,13 +352,13 @@ def _timm_attention(
 
 def _timm_mlp(module: Any, before: nn.Module, gain: nn.Module) -> Mlp:
     sub_norm = norm(getattr(module, "norm", nn.Identity()))
-    rest = {"norm": norm(before), "down": linear(module.fc2), "act": _act(module.act), "sub_norm": sub_norm}
+    shared = {"norm": norm(before), "down": linear(module.fc2), "act": _act(module.act), "sub_norm": sub_norm}
     if hasattr(module, "fc1_g"):
-        return Mlp(up=linear(module.fc1_x), gate=linear(module.fc1_g), g2=_gain(gain), **rest)
+        return Mlp(up=linear(module.fc1_x), gate=linear(module.fc1_g), g2=_gain(gain), **shared)
     if hasattr(module, "gate_last"):
         gate, up = (_linear(W, b) for W, b in zip(module.fc1.weight.chunk(2), module.fc1.bias.chunk(2), strict=True))
-        return Mlp(up=up, gate=gate, g2=_gain(gain), **rest)
-    return Mlp(up=linear(module.fc1), g2=_gain(gain), **rest)
+        return Mlp(up=up, gate=gate, g2=_gain(gain), **shared)
+    return Mlp(up=linear(module.fc1), g2=_gain(gain), **shared)
 
 
 def _rope(module: Eva) -> Callable[[Tensor], Tensor]:
@@ -444,13 +446,22 @@ def _home(module: HomeViT) -> ViT:
     def attention(block: Any) -> Attention:
         if isinstance(block.attn, nn.MultiheadAttention):
             return _mha(block.attn, block.norm1)
-        own = block.attn
-        if hasattr(own, "qkv"):
-            q, k, v = _thirds(own.qkv.weight, own.qkv.bias)
-            mask = getattr(own, "mask", None)
+        module_attention = block.attn
+        if hasattr(module_attention, "qkv"):
+            q, k, v = _thirds(module_attention.qkv.weight, module_attention.qkv.bias)
+            mask = getattr(module_attention, "mask", None)
             bias = None if mask is None else torch.zeros(mask.shape, dtype=torch.float64).masked_fill(~mask, -math.inf)
-            return Attention(norm(block.norm1), q, k, v, linear(own.proj), own.heads, bias=bias)
-        return Attention(norm(block.norm1), linear(own.q), linear(own.k), linear(own.v), linear(own.out), own.heads)
+            return Attention(
+                norm(block.norm1), q, k, v, linear(module_attention.proj), module_attention.heads, bias=bias
+            )
+        return Attention(
+            norm(block.norm1),
+            linear(module_attention.q),
+            linear(module_attention.k),
+            linear(module_attention.v),
+            linear(module_attention.out),
+            module_attention.heads,
+        )
 
     blocks = [(attention(b), Mlp(norm(b.norm2), linear(b.fc1), linear(b.fc2))) for b in module.blocks]
     return ViT(module.embed, blocks, norm(module.norm), None, [_cls_reader(16, module.head)], (3, 5), 1)

@@ -116,5 +116,5 @@ def _difference(actual: Any, expected: Any, growth: float, magnitude: float | No
 
 def _tensor(values: Any) -> Tensor:
     """Return values as a floating-point tensor on the CPU; integers and Python floats are float64."""
-    made = values.detach().cpu() if isinstance(values, Tensor) else torch.as_tensor(np.asarray(values))
-    return made if made.is_floating_point() else made.double()
+    tensor = values.detach().cpu() if isinstance(values, Tensor) else torch.as_tensor(np.asarray(values))
+    return tensor if tensor.is_floating_point() else tensor.double()

@@ -63,7 +63,5 @@ def shows(found: Sample, mask: np.ndarray, void: np.ndarray | None = None) -> bo
     """Pixel for pixel."""
     assert found.mask is not None
     assert found.void is not None
-    nothing = np.zeros_like(mask)
-    return bool(
-        (found.mask.numpy() == mask).all() and (found.void.numpy() == (nothing if void is None else void)).all()
-    )
+    empty = np.zeros_like(mask)
+    return bool((found.mask.numpy() == mask).all() and (found.void.numpy() == (empty if void is None else void)).all())

@@ -1,4 +1,4 @@
-"""Small real studies for tests of reports, and a reader that takes a page apart."""
+"""Small real studies for tests of reports, and a parser of their HTML."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from clairvit.models.images import Batch
 from helpers.tiny_models import pixels, wrapped
 
 NASTY = '<script>alert(1)</script>"><img src=x onerror=alert(2)>&lt;a|b*c_d'  # whichever image is shown, it is one
-NAMES = tuple(f"{place}{NASTY}.png" for place in range(6))
+NAMES = tuple(f"{index}{NASTY}.png" for index in range(6))
 METHODS = ("legrad", "rollout", "genatt", "raw-attention")
 METRICS = ("deletion", "insertion", "sparseness")
 MODEL = wrapped("timm-vit", torch.float64)
@@ -86,18 +86,18 @@ class Reader(HTMLParser):
         self.elements.append((tag, {name: value or "" for name, value in attributes}))
 
     def handle_endtag(self, tag: str) -> None:
-        opened, _ = self.open.pop()
-        assert opened == tag, f"<{opened}> is closed by </{tag}>"
+        open_tag, _ = self.open.pop()
+        assert open_tag == tag, f"<{open_tag}> is closed by </{tag}>"
 
     def handle_data(self, data: str) -> None:
-        for _, place in self.open:
-            self.texts[place] = self.texts.get(place, "") + data
+        for _, index in self.open:
+            self.texts[index] = self.texts.get(index, "") + data
 
     def all(self, tag: str, kind: str | None = None) -> list[tuple[dict[str, str], str]]:
         """Attributes and text of every such element."""
         return [
-            (attributes, self.texts.get(place, ""))
-            for place, (name, attributes) in enumerate(self.elements)
+            (attributes, self.texts.get(index, ""))
+            for index, (name, attributes) in enumerate(self.elements)
             if name == tag and (kind is None or kind in attributes.get("class", "").split())
         ]
 

@@ -40,20 +40,20 @@ def weights(path: Path, seed: int = 0) -> str:
 
 
 def photos(folder: Path, count: int, seed: int = 0) -> str:
-    dice = np.random.default_rng(seed)
+    rng = np.random.default_rng(seed)
     for number in range(count):
-        own = folder / str(number % 3)
-        own.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(dice.integers(0, 256, (32, 32, 3), dtype=np.uint8)).save(own / f"{number:03}.png")
+        class_folder = folder / str(number % 3)
+        class_folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(0, 256, (32, 32, 3), dtype=np.uint8)).save(class_folder / f"{number:03}.png")
     return f"folder:{folder}"
 
 
 def study(folder: Path, images: int = 6, **others: Any) -> Study:
-    """In a folder that keeps the weights and the photos for the next time."""
+    """Return a study in a folder; weights and photos that are in the folder are reused."""
     file = folder / "tiny.safetensors"
     model = f"file:{file}" if file.exists() else weights(file)
-    there = folder / "photos"
-    data = f"folder:{there}" if there.exists() else photos(there, images)
+    photo_folder = folder / "photos"
+    data = f"folder:{photo_folder}" if photo_folder.exists() else photos(photo_folder, images)
     usual: dict[str, Any] = {"methods": METHODS, "metrics": METRICS, "at_once": 2}
     return Study((ModelConfig(model, arch=f"timm:{ARCHITECTURE}"),), (DataConfig(data),), **usual | others)
 

@@ -1,4 +1,4 @@
-"""Inputs, from what is right to what nobody would type."""
+"""Hypothesis strategies of inputs, from valid to malformed."""
 
 from __future__ import annotations
 
@@ -100,12 +100,12 @@ def arrays(draw: DrawFn) -> Any:
         shape = shape[:-1]
     kind = draw(st.sampled_from(["u1", "u1", "u1", *NUMPY]))
     values = np.random.default_rng(draw(st.integers(0, 3))).integers(0, 256, shape)
-    made = values.astype(kind)
-    if kind in ("f2", "f4", "f8") and made.size and draw(st.booleans()):
-        made.flat[0] = draw(st.sampled_from([np.nan, np.inf, -np.inf, -1.0]))
-    if made.ndim >= 2 and draw(st.booleans()):
-        made = made[::-1, ::-1]  # negative strides
-    return made
+    array = values.astype(kind)
+    if kind in ("f2", "f4", "f8") and array.size and draw(st.booleans()):
+        array.flat[0] = draw(st.sampled_from([np.nan, np.inf, -np.inf, -1.0]))
+    if array.ndim >= 2 and draw(st.booleans()):
+        array = array[::-1, ::-1]  # negative strides
+    return array
 
 
 @st.composite
@@ -124,28 +124,28 @@ def tensors(draw: DrawFn) -> torch.Tensor:
     values = values * draw(st.sampled_from([1.0, 1.0, 1.0, 0.0, 100.0, 1e30, 1e-30]))
     if values.numel() and draw(st.integers(0, 4)) == 0:
         values.view(-1)[0] = draw(st.sampled_from([math.nan, math.inf, -math.inf]))
-    made = values.to(draw(st.sampled_from([torch.float32] * 20 + TORCH)))
+    tensor = values.to(draw(st.sampled_from([torch.float32] * 20 + TORCH)))
     change = draw(st.sampled_from(["", "", "", "", "grad", "transposed", "expanded", "sparse", "meta", "quantized"]))
-    if change == "grad" and made.is_floating_point():
-        made.requires_grad_()
-    elif change == "transposed" and made.ndim >= 2:
-        made = made.transpose(-1, -2)
-    elif change == "expanded" and made.ndim:
-        made = made[:1].expand(made.shape)
-    elif change == "sparse" and made.ndim and made.dtype != torch.bool:
-        made = made.to_sparse()
+    if change == "grad" and tensor.is_floating_point():
+        tensor.requires_grad_()
+    elif change == "transposed" and tensor.ndim >= 2:
+        tensor = tensor.transpose(-1, -2)
+    elif change == "expanded" and tensor.ndim:
+        tensor = tensor[:1].expand(tensor.shape)
+    elif change == "sparse" and tensor.ndim and tensor.dtype != torch.bool:
+        tensor = tensor.to_sparse()
     elif change == "meta":
-        made = made.to("meta")
-    elif change == "quantized" and made.dtype == torch.float32:
+        tensor = tensor.to("meta")
+    elif change == "quantized" and tensor.dtype == torch.float32:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that torch will give them up
-            made = torch.quantize_per_tensor(made, 0.1, 10, torch.quint8)
-    return made
+            tensor = torch.quantize_per_tensor(tensor, 0.1, 10, torch.quint8)
+    return tensor
 
 
 def images() -> SearchStrategy[Any]:
     """One picture or array, several of them, or something that is no image at all."""
-    one = pictures() | arrays()
+    single = pictures() | arrays()
     right = st.sampled_from(["RGB", "L", "RGBA", "P"]).map(lambda mode: Image.new(mode, (40, 30), 3))
     names = st.sampled_from(
         ["", " ", ".", "~no-such-user/x", "demo ", "a\x00b", "x" * 5000, "*.jpg", "\ud800.png", "demo"]
@@ -155,8 +155,8 @@ def images() -> SearchStrategy[Any]:
         pictures(),
         arrays(),
         st.lists(right | pictures(), min_size=1, max_size=3),
-        st.lists(one, max_size=3),
-        st.lists(one | tensors() | ODD, max_size=2),
+        st.lists(single, max_size=3),
+        st.lists(single | tensors() | ODD, max_size=2),
         names,
         names.map(lambda name: [name]),
         ODD,
@@ -258,14 +258,14 @@ FEW = {"n": 2, "samples": 4, "steps": 2, "runs": 3, "layers": 1, "masks": 4, "at
 def _call(draw: DrawFn, names: list[str], options_of: Any, junk: bool = True) -> str:
     """NAME(option=value, …), with few samples where there are any."""
     name = draw(st.sampled_from(names))
-    known = options_of(name)
-    given = {key: str(value) for key, value in FEW.items() if isinstance(known.get(key), int)}
+    options = options_of(name)
+    values = {key: str(value) for key, value in FEW.items() if isinstance(options.get(key), int)}
     for _ in range(draw(st.integers(0, 2))):
-        key = draw(st.sampled_from(sorted(known)) if known and draw(st.integers(0, 3)) else TEXT)
-        default = known.get(key)
+        key = draw(st.sampled_from(sorted(options)) if options and draw(st.integers(0, 3)) else TEXT)
+        default = options.get(key)
         value = draw(VALUES) if junk and draw(st.booleans()) else str(default)
-        given[key] = value if key not in FEW or value in ("-1", "0", "1", "2", "nan", "-inf") else given.get(key, "2")
-    inside = ",".join(f"{key}={value}" for key, value in given.items())
+        values[key] = value if key not in FEW or value in ("-1", "0", "1", "2", "nan", "-inf") else values.get(key, "2")
+    inside = ",".join(f"{key}={value}" for key, value in values.items())
     return f"{name}({inside})" if inside else name
 
 
@@ -300,8 +300,8 @@ def method_texts(draw: DrawFn) -> str:
             )
         )
     if kind == 3:
-        place = draw(st.integers(0, len(text)))
-        text = text[:place] + draw(JUNK) + text[place + draw(st.integers(0, 3)) :]
+        position = draw(st.integers(0, len(text)))
+        text = text[:position] + draw(JUNK) + text[position + draw(st.integers(0, 3)) :]
     return text
 
 
@@ -311,8 +311,8 @@ def metric_texts(draw: DrawFn) -> str:
     names = sorted(metric.name for metric in list_metrics())
     text: str = draw(_call(names, lambda name: find_metric(name).options))
     if draw(st.integers(0, 5)) == 0:
-        place = draw(st.integers(0, len(text)))
-        text = text[:place] + draw(JUNK) + text[place:]
+        position = draw(st.integers(0, len(text)))
+        text = text[:position] + draw(JUNK) + text[position:]
     return text
 
 

@@ -1,9 +1,9 @@
-"""Tiny Vision Transformers of every kind, with what is known about each of them written down by hand.
+"""Tiny Vision Transformers of every kind, with the properties of each one written down by hand.
 
     from helpers.tiny_models import ZOO, build, pixels
 
-`build(name)` is seeded and shaken: biases, LayerScale, heads, norms and tokens are all far from zero and from one, so a
-test that forgets one of them fails. `ZOO[name]` says what a trace must find out by itself.
+`build(name)` is seeded and randomised: biases, LayerScale, heads, norms and tokens are far from zero and from one, so a
+test that forgets one of them fails. `ZOO[name]` has the properties that a trace must find by itself.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ Reference = Literal["hf", "mha", "drop"]
 
 @dataclass(frozen=True)
 class Tiny:
-    """One configuration: how it is made, and what a person who knows the architecture says about it."""
+    """One configuration: how it is built, and the properties that a trace must find."""
 
     make: Callable[[], nn.Module]
     size: tuple[int, int] = (32, 32)
@@ -91,17 +91,17 @@ class Tiny:
 
 
 def shaken(module: nn.Module, seed: int) -> nn.Module:
-    """Every parameter drawn anew, of a size that keeps activations near 1 and attention far from uniform."""
-    dice = torch.Generator().manual_seed(seed)
+    """Draw every parameter anew, of a size that keeps activations near 1 and attention far from uniform."""
+    generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, p in module.named_parameters():
-            noise = torch.randn(p.shape, generator=dice)
+            noise = torch.randn(p.shape, generator=generator)
             last = name.rpartition(".")[2]
             if p.ndim == 0:
                 continue  # a temperature
             if p.ndim == 1 or (p.numel() == p.shape[-1] and "token" not in last):
-                one = last in ("weight", "gamma", "lambda1") or "gamma" in last or last.startswith("ls")
-                p.copy_(0.7 + 0.2 * noise if one else 0.3 * noise)
+                is_scale = last in ("weight", "gamma", "lambda1") or "gamma" in last or last.startswith("ls")
+                p.copy_(0.7 + 0.2 * noise if is_scale else 0.3 * noise)
             elif p.shape[0] == 1 or "token" in last or "pos" in name:
                 p.copy_(0.5 * noise)
             else:
@@ -130,8 +130,8 @@ def wrapped(name: str, dtype: torch.dtype = torch.float32) -> cv.Model:
 
 def pixels(name: str, batch: int = 2, seed: int = 1, dtype: torch.dtype = torch.float32) -> Tensor:
     """Preprocessed noise of the right size."""
-    dice = torch.Generator().manual_seed(seed)
-    return torch.randn(batch, 3, *ZOO[name].size, generator=dice, dtype=torch.float64).to(dtype)
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(batch, 3, *ZOO[name].size, generator=generator, dtype=torch.float64).to(dtype)
 
 
 def double(name: str, batch: int = 2, seed: int = 1) -> tuple[cv.Model, Tensor]:
@@ -271,18 +271,18 @@ def _timm_zoo() -> dict[str, Tiny]:
         "deep": ("vit_tiny_patch16_224", {"depth": 5}, {"layers": 5}),
         "deep-avg": ("vit_tiny_patch16_224", {"depth": 5, "global_pool": "avg"}, {"layers": 5, **AVG}),
     }
-    made = {}
+    models = {}
     for kind, (name, options, facts) in (both | fused_only).items():
-        made[f"timm-{kind}"] = Tiny(_timm(name, **options), **EXPLICIT, **facts)
+        models[f"timm-{kind}"] = Tiny(_timm(name, **options), **EXPLICIT, **facts)
     for kind, (name, options, facts) in both.items():
-        made[f"timm-{kind}-explicit"] = Tiny(_timm(name, fused=False, **options), **EXPLICIT, **facts)
+        models[f"timm-{kind}-explicit"] = Tiny(_timm(name, fused=False, **options), **EXPLICIT, **facts)
     # Class attention and talking heads are always explicit; the last two calls are the class token's.
-    made["timm-cait"] = Tiny(_timm("cait_xxs24_224"), prefix=0, pooling="map", pools=2, sums_to_one=False, **EXPLICIT)
+    models["timm-cait"] = Tiny(_timm("cait_xxs24_224"), prefix=0, pooling="map", pools=2, sums_to_one=False, **EXPLICIT)
     # Two attentions side by side in each block.
-    made["timm-parallel"] = Tiny(
+    models["timm-parallel"] = Tiny(
         _timm("vit_small_patch16_18x2_224"), layers=4, reference="drop", lacks=frozenset({"residual", "middle"})
     )
-    return made
+    return models
 
 
 def _hf_zoo() -> dict[str, Tiny]:

@@ -1,6 +1,6 @@
-"""The public verbs, each as one small call that uses a model: what every guarantee about models is tested with.
+"""Public functions, each as one small call that uses a model, for tests of guarantees about models.
 
-A new verb is one more line of VERBS.
+A new public function is one more line of VERBS.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def tensors(result: Any) -> list[Tensor]:
         return [tensor for value in result for tensor in tensors(value)]
     if hasattr(result, "checks"):  # a Diagnosis: its lines, each passed or not
         return [torch.tensor([STATUSES.index(check.status) for check in result.checks], dtype=torch.float64)]
-    return tensors(dict(result.scores))  # a Pick
+    return tensors(dict(result.scores))  # a Selection
 
 
 def out_of_memory() -> BaseException:

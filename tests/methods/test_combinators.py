@@ -322,6 +322,8 @@ def test_options_of_the_aggregation_that_a_combinator_replaces(text: str) -> Non
         ("rollout(fusion=maxx)", r"fusion=maxx was given; expected 'mean' or 'max' or 'min' or a number.*'max'"),
         ("rollout(fusion=0.5)", r"fusion=0.5 was given"),
         ("rollout(alpha=much)", r"alpha=much was given; expected a number"),
+        ("rollout(alpha=0)", r"alpha=0 was given; expected more than 0 and at most 1 \(0.5.*\), such as alpha=0\.5\."),
+        ("rollout(alpha=2,plus_mode=subnetwork)+plus", r"alpha=2 was given; expected more than 0 and at most 1"),
         ("rollout(normalise=true)", r"normalise=True was given; expected 'rows' or 'none' or 'columns'"),
         ("rollout(start_layer=1.5)", r"start_layer=1.5 was given; expected a number"),
         ("rollout(order=backward)", r"order=backward was given; expected 'later-left' or 'forward'\.$"),

@@ -9,9 +9,9 @@ import pytest
 
 from clairvit.compat import reports, vit_explain
 from clairvit.errors import BadInput
-from clairvit.methods.options import Range, check_fields, check_range
 from clairvit.methods.registry import find_method
 from clairvit.methods.spec import resolve_method
+from clairvit.option_types import Range, check_fields, check_range
 
 
 def half_open(ratio: Annotated[float, Range(ge=0, lt=1, unit="of all", example=0.5)] = 0.0) -> float:
@@ -66,6 +66,7 @@ def test_fields_of_dataclasses() -> None:
         (Range(gt=0), "more than 0"),
         (Range(ge=0, le=1, unit="(a cosine)"), "from 0 to 1 (a cosine)"),
         (Range(gt=0, lt=1), "more than 0 and below 1"),
+        (Range(gt=0, le=1), "more than 0 and at most 1"),
         (Range(ge=0, lt=1), "0 or more and below 1"),
     ],
 )

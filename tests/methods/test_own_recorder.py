@@ -13,7 +13,7 @@ import clairvit as cv
 from clairvit.errors import CaptureError
 from clairvit.methods.aggregation import Single
 from clairvit.methods.layer_view import LayerView
-from clairvit.methods.registry import Method, Requires, _registry, register
+from clairvit.methods.registry import METHODS, Method, Requires, register
 from clairvit.tracing import ops
 from clairvit.tracing.recorders.base import Op, Recorder
 from clairvit.tracing.recording import Recording, record
@@ -44,9 +44,9 @@ REQUIRES = Requires(passes="forward", recorders=(HiddenActivations,))
 @pytest.fixture
 def registered() -> Iterator[None]:
     fields = {"family": "attention", "paper": "a test", "class_specific": False}
-    register("active-share", active_share, output="tokens", aggregation=Single(-1), requires=REQUIRES, **fields)
-    yield
-    del _registry["active-share"]
+    with METHODS.restored():
+        register("active-share", active_share, output="tokens", aggregation=Single(-1), requires=REQUIRES, **fields)
+        yield
 
 
 @pytest.mark.usefixtures("registered")

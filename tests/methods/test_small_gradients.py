@@ -16,7 +16,7 @@ from clairvit.errors import ClairWarning
 from clairvit.methods.aggregation import Product, Single, Suffixes
 from clairvit.methods.collect import varies
 from clairvit.methods.layer_view import LayerView
-from clairvit.methods.registry import _registry, register
+from clairvit.methods.registry import METHODS, register
 from clairvit.models.model import Layout
 from helpers.rounding import assert_same
 
@@ -171,12 +171,10 @@ def test_a_constant_map_is_flagged() -> None:
     def even(layer: LayerView) -> Tensor:
         return torch.full_like(layer.x[..., 0], 0.25)
 
-    register("even", even, family="gradient", paper="a test", output="tokens", aggregation=Single(0))
-    try:
+    with METHODS.restored():
+        register("even", even, family="gradient", paper="a test", output="tokens", aggregation=Single(0))
         torch.manual_seed(0)
         model, pixels = cv.wrap(mean_pooled().eval()), torch.randn(1, 3, 32, 32)
         with pytest.warns(ClairWarning, match="even: the map of image 1 is the same everywhere"):
             explanation = cv.explain(model, pixels, "even", target=1)
-    finally:
-        del _registry["even"]
     assert any("is the same everywhere, up to rounding" in note for note in explanation.notes)

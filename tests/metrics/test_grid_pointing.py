@@ -101,7 +101,7 @@ def test_who_is_in_a_grid() -> None:
         game(plain(RED, GREEN, BLUE))
     with pytest.raises(BadInput, match=r"probability above 0.999999"):
         game(plain(RED, GREEN, BLUE, ALL), sure=0.999999)
-    with pytest.raises(BadInput, match="n=1, grids=500"):
+    with pytest.raises(BadInput, match="n=1 was given; expected 2 or more images in a row, such as n=2"):
         game(plain(RED, GREEN, BLUE, ALL), n=1)
 
 

@@ -74,7 +74,7 @@ def test_more_samples_never_lower_a_maximum_and_batches_agree() -> None:
 
 
 def test_no_noise_at_all_is_refused() -> None:
-    with pytest.raises(BadInput, match=r"samples=0 and radius=0\.2 were given"):
+    with pytest.raises(BadInput, match="samples=0 was given; expected 1 or more noisy copies, such as samples=10"):
         cv.evaluate(wrapped(KIND), pixels(KIND, 1), "genatt", "max-sensitivity", target=3, samples=0)
 
 
@@ -155,7 +155,7 @@ def test_copies_of_another_class_are_kept_left_out_or_nan() -> None:
 
 
 def test_a_radius_below_the_least_noise_is_refused() -> None:
-    with pytest.raises(BadInput, match=r"radius=0\.01 were given; expected .* and a radius of more than 0\.02"):
+    with pytest.raises(BadInput, match=r"radius=0\.01 was given .*; expected a radius of more than 0\.02"):
         cv.evaluate(wrapped(KIND), pixels(KIND, 1), "ixg", "relative-stability(compat=quantus,radius=0.01)", target=3)
 
 

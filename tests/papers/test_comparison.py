@@ -116,19 +116,19 @@ def test_agreement_with_the_papers_tables() -> None:
 def test_the_area_of_ours() -> None:
     own = preset("area")
     rows = {row.entry.name: row.cells for row in compare_rows(own, FOUND, own.tables[0])}
-    r = radar_radii(own, rows, ["A", "B"], paper=False)
+    r = radar_radii(own, rows, ["A", "B"], printed=False)
     assert r == {"A": (0.0, 1.0, 0.0), "B": (1.0, 0.0, 1.0)}
     assert rows["B"]["area"].ours == pytest.approx(math.sin(2 * math.pi / 3) / 2)
     assert rows["A"]["area"].ours == 0
     assert (rows["A"]["area"].paper_rank, rows["A"]["area"].our_rank) == (2, 2)
     assert "area" not in rows["X"]
-    assert radar_radii(own, rows, ["A", "X"], paper=False) == {}, "one whole method is none to compare"
+    assert radar_radii(own, rows, ["A", "X"], printed=False) == {}, "one whole method is none to compare"
 
 
 def test_the_radar_of_the_paper_is_of_its_numbers() -> None:
     printed = Table("here", "Table 1", ("A", "B"), {"up": (10, 20), "down": (0.5, 0.2), "complement": (0.3, 0.9)})
     rows = {row.entry.name: row.cells for row in compare_rows(preset(), FOUND, printed)}
-    assert radar_radii(preset(), rows, ["A", "B"], paper=True) == {"A": (0.0, 0.0, 1.0), "B": (1.0, 1.0, 0.0)}
+    assert radar_radii(preset(), rows, ["A", "B"], printed=True) == {"A": (0.0, 0.0, 1.0), "B": (1.0, 1.0, 0.0)}
 
 
 def claim(winner: str, loser: str, *measures: str) -> Claim:

@@ -40,7 +40,7 @@ FLOWER = {
 
 
 def holding(findings: list[Finding], start: str) -> dict[str, bool]:
-    found = {one.what: one.holds for one in findings if one.what.startswith(start)}
+    found = {one.statement: one.holds for one in findings if one.statement.startswith(start)}
     assert found, f"nothing is said of '{start}'"
     return found
 
@@ -95,7 +95,7 @@ def test_flower_is_kept_as_it_is_printed() -> None:
 
 def test_focusvit_areas_that_follow_and_that_do_not() -> None:
     found = find_paper("focusvit").check()
-    flower = [one.holds for one in found if "on Flower follows" in one.what]
+    flower = [one.holds for one in found if "on Flower follows" in one.statement]
     assert flower == [True, False, True, True, True, True], "all but SHAP"
     assert set(holding(found, "The same with SHAP's faithfulness as it is printed").values()) == {False}
     assert set(holding(found, "AUR on ").values()) == {False}
@@ -106,7 +106,7 @@ def test_focusvit_areas_that_follow_and_that_do_not() -> None:
 
 
 def test_focusvit_areas_that_nothing_can_give() -> None:
-    found = [one.what for one in find_paper("focusvit").check() if "any scaling" in one.what]
+    found = [one.statement for one in find_paper("focusvit").check() if "any scaling" in one.statement]
     assert [what.removeprefix("AUR of ").partition(" can")[0] for what in found] == [
         *("SHAP on Flower", "SHAP on Dog", "Attention on Dog", "SHAP on MiT", "Grad-CAM on MiT"),
         *("SHAP on Caltech", "Attention on Caltech"),
@@ -146,14 +146,14 @@ def test_cmi_check_sees_a_wrong_digit() -> None:
     altered = replace(paper, tables=(replace(table, per_image={**table.per_image, "FAF": wrong}),))
     findings = altered.check()
     assert [finding.holds for finding in findings] == [False, True, False, True, True]
-    assert "10 of 11" in findings[0].seen
+    assert "10 of 11" in findings[0].numbers
 
 
 def test_coporan_bounds_and_counts() -> None:
     found = find_paper("coporan").check()
     assert len(found) == 7
     assert all(one.holds for one in found)
-    assert [one.seen for one in found if "pointing" in one.what] == [
+    assert [one.numbers for one in found if "pointing" in one.statement] == [
         "641 of 1449 are 44.24 %",
         "1043 of 1449 are 71.98 %",
     ]
@@ -291,9 +291,9 @@ def test_every_paper_says_what_differs(preset: Paper) -> None:
         assert words
     assert len(preset.gaps) >= 4
     for finding in preset.check():
-        assert finding.what
+        assert finding.statement
         assert finding.source
-        assert finding.seen
+        assert finding.numbers
 
 
 def test_numbers_on_the_same_data_are_chosen() -> None:

@@ -131,9 +131,9 @@ def test_a_figure_too_tall_to_read_is_refused() -> None:
 def test_grids_are_nearly_full_and_no_wider_than_a_page(methods: int, classes: int) -> None:
     cell, rows, columns = arrange_cells(methods, 1, classes, 1.0, grouped=True)
     assert 0 <= rows * columns - (methods + 1) <= 3
-    assert columns * cell.wide <= 14
+    assert columns * cell.width <= 14
     assert cell.tile >= (1.2 if classes == 1 else 0.9), "large enough to see something"
-    assert classes > 3 or rows * (cell.high + 0.12) <= 30, "no ribbon"
+    assert classes > 3 or rows * (cell.height + 0.12) <= 30, "no ribbon"
 
 
 def of_families(**families: str) -> dict[str, Explanation]:

@@ -262,6 +262,9 @@ def test_a_hash_means_one_map_for_ever(tmp_path: Path) -> None:
         cv.parse_method(text)
     with pytest.raises(UnknownName, match="neither fitted nor read"):
         cv.parse_method(mine().method)
+    for typed in ("recipe", "calibrated", "recipe(ixg)"):
+        with pytest.raises(UnknownName):
+            cv.parse_method(typed)
     with pytest.raises(UnknownName, match="takes no options"):
         cv.parse_method(str(file), fusion="max")
 

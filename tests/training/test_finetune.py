@@ -247,11 +247,11 @@ def test_an_unreadable_image_costs_only_itself(tmp_path: Path) -> None:
     dataset = as_dataset(files, NOBODY, labels=["red", "blue"] * 6)
     left: list[str] = []
     recipe = dataclasses.replace(SHORT, epochs=1)
-    done = run(tmp_path, dataset, recipe, failed=lambda name, error: left.append(name))
+    done = run(tmp_path, dataset, recipe, on_error=lambda name, error: left.append(name))
     assert left == [files[4]]
     bare = as_dataset(files[5:], NOBODY, labels=["blue", "red", None, "red", "blue", "red", "blue"])
     told: list[str] = []
-    done_without = run(tmp_path / "bare", bare, recipe, failed=lambda name, error: told.append(str(error)))
+    done_without = run(tmp_path / "bare", bare, recipe, on_error=lambda name, error: told.append(str(error)))
     assert told == [f"'{files[7]}' has no class; expected one for each image."]
     assert done_without.images + done_without.validated == 6
     assert done.images + done.validated == 11

@@ -249,9 +249,15 @@ def test_few_perturbed_images_are_in_memory_at_once(state: AppState, monkeypatch
 
 
 def test_layers_heads_and_patches_that_are_not_there(client: TestClient) -> None:
-    assert "0 to 11" in client.get("/api/trace/12").json()["message"]
-    assert "0 to 2" in client.get("/api/trace/0", params={"head": 3}).json()["message"]
-    assert "0 to 195" in client.get("/api/trace/0", params={"patch": 196}).json()["message"]
+    assert client.get("/api/trace/12").json()["message"] == "Layer 12 was requested; expected 0 to 11."
+    assert (
+        client.get("/api/trace/0", params={"head": 3}).json()["message"]
+        == "Head 3 was requested; expected 0 to 2, or mean, min, max."
+    )
+    assert (
+        client.get("/api/trace/0", params={"patch": 196}).json()["message"]
+        == "Patch 196 was requested; expected 0 to 195."
+    )
     assert client.get("/api/trace/0", params={"head": "sum"}).status_code == 422
     assert client.get("/api/nothing").json()["kind"] == "not-found"
 

@@ -83,7 +83,7 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class StudyConfig:
-    """The content of a study's TOML file; None where it says nothing."""
+    """The content of a study's TOML file; None for keys that it does not have."""
 
     __pydantic_config__ = _STRICT
 
@@ -133,7 +133,7 @@ def read_config(path: Path) -> StudyConfig:
         raise BadInput(f"The study '{path}' is not TOML: {error}.") from error
     source = _Source(path, text, document)
     try:
-        config = TypeAdapter(StudyConfig).validate_python(_written_out(document))
+        config = TypeAdapter(StudyConfig).validate_python(_expand_short_forms(document))
     except ValidationError as error:
         raise source.translate(error.errors()) from error
     for index, model in enumerate(config.models or ()):
@@ -141,8 +141,8 @@ def read_config(path: Path) -> StudyConfig:
     return config
 
 
-def _written_out(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Replace the short forms: a single value for a list of one, and a text for a table with that spec."""
+def _expand_short_forms(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Replace short forms: a single value by a list of it, and a text by a table with that spec."""
     full = dict(document)
     for key in ("models", "data"):
         if key in full:
@@ -170,9 +170,11 @@ class _Source:
         for error in by_kind.get("unexpected_keyword_argument", ()):
             *parents, key = self._locate(error["loc"])
             kind = _TABLES[str(parents[0])][0] if parents else StudyConfig
-            known = [field.name for field in fields(kind)]
-            near = did_you_mean(str(key), known)
-            return self._error((*parents, key), f"'{key}' is no key here.{near} Expected: {', '.join(known)}.")
+            field_names = [field.name for field in fields(kind)]
+            suggestion = did_you_mean(str(key), field_names)
+            return self._error(
+                (*parents, key), f"'{key}' is no key here.{suggestion} Expected: {', '.join(field_names)}."
+            )
         for error in by_kind.get("missing", ()):
             location = self._locate(error["loc"])
             key, example = location[0], _TABLES[str(location[0])][1]

@@ -98,11 +98,11 @@ class WorkerProcess:
     @classmethod
     def start(cls, config: WorkerConfig, unit: Unit) -> WorkerProcess:
         context = multiprocessing.get_context("spawn")  # a fork would inherit torch's threads and CUDA's state, broken
-        ours, theirs = context.Pipe()
-        process = context.Process(target=_serve, args=(config, theirs), daemon=True)
+        parent_end, child_end = context.Pipe()
+        process = context.Process(target=_serve, args=(config, child_end), daemon=True)
         process.start()
-        theirs.close()  # so that this end notices when the process is gone
-        worker = cls(process, ours, unit)
+        child_end.close()  # so that this end notices when the process is gone
+        worker = cls(process, parent_end, unit)
         worker.send(unit)
         return worker
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
 from clairvit.bench.config import IMAGES_PER_UNIT
@@ -54,7 +54,7 @@ class Study:
 
 
 class Cell(NamedTuple):  # there may be millions of them
-    """One number of a study: what it depends on, and nothing else."""
+    """One number of a study, identified by everything that it depends on."""
 
     model: str  # hash of the weights, the preprocessing and the activation
     image: str  # hash of the image and its annotation
@@ -76,7 +76,7 @@ class Unit:
     image_hashes: tuple[str, ...]
     methods: tuple[str, ...]
     metrics: tuple[str, ...]
-    forwards: int  # about
+    forwards: int  # estimated number of forward passes
     image_set: str = ""  # as in `Cell`
 
     @property
@@ -91,8 +91,8 @@ class Plan:
     units: tuple[Unit, ...]
     cells: int
     done: int
-    hashes: tuple[str, ...] = field(default=())  # of the models
-    images: tuple[tuple[tuple[str, str], ...], ...] = field(default=())  # of each data set: name and hash
+    hashes: tuple[str, ...] = ()  # of the models
+    images: tuple[tuple[tuple[str, str], ...], ...] = ()  # of each data set: name and hash
 
     @property
     def forwards(self) -> int:
@@ -130,7 +130,7 @@ def settings_of(study: Study) -> str:
 
 
 def make_plan(study: Study, hashes: Sequence[str], datasets: Sequence[ImageDataset], done: frozenset[Cell]) -> Plan:
-    """Return units for all cells of a settled study that are not done; `hashes` are those of its models."""
+    """Return units for all cells of a resolved study that are not done; `hashes` are those of its models."""
     images = tuple(
         tuple((name, image_hash(dataset, row)) for row, name in enumerate(dataset.names)) for dataset in datasets
     )

@@ -201,8 +201,8 @@ class Missing:
         for metric, methods, images in self.missing_scores:
             groups.setdefault((methods, images), []).append(metric)
         for (methods, images), metrics in groups.items():
-            more = len(methods) - LISTED_METHODS
-            names = ", ".join(methods[:LISTED_METHODS]) + (f" and {more} more" if more > 0 else "")
+            unlisted = len(methods) - LISTED_METHODS
+            names = ", ".join(methods[:LISTED_METHODS]) + (f" and {unlisted} more" if unlisted > 0 else "")
             names = "every method" if len(methods) == self.methods else names
             yield f"{', '.join(metrics)} of {names} on {images} image{'s' * (images != 1)}"
 
@@ -227,10 +227,10 @@ class Missing:
 def find_missing(plan: StoredPlan, cells: frozenset[Cell]) -> list[Missing]:
     """Return what the cells of a store lack of a plan, for each model and data set that is not complete."""
     study = plan.study
-    every = [
+    statuses = [
         _missing(plan, model, data, cells) for model in range(len(study.models)) for data in range(len(study.data))
     ]
-    return [missing for missing in every if missing.cells_done < missing.cells]
+    return [missing for missing in statuses if missing.cells_done < missing.cells]
 
 
 def _missing(plan: StoredPlan, model: int, data: int, cells: frozenset[Cell]) -> Missing:
@@ -241,13 +241,13 @@ def _missing(plan: StoredPlan, model: int, data: int, cells: frozenset[Cell]) ->
     for metric in study.metrics:
         image_set = image_set_hash(images) if resolve_metric(metric).metric.scope == "set" else ""
         for method in study.methods:
-            without = [
+            unscored = [
                 image for image in images if Cell(weights, image, method, metric, settings, image_set) not in cells
             ]
-            for image in without:
+            for image in unscored:
                 missing_scores[image] += 1
-            if without:
-                lacking.setdefault((metric, len(without)), []).append(method)
+            if unscored:
+                lacking.setdefault((metric, len(unscored)), []).append(method)
     total = len(images) * len(study.methods) * len(study.metrics)
     return Missing(
         model=study.models[model].spec,

@@ -23,7 +23,7 @@ POLL = 0.5  # seconds between looks at units that another process computes
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended."""
+    """The result of a run: units computed, units that failed, and the plan."""
 
     computed: int  # units
     failed: tuple[tuple[Unit, str], ...]
@@ -32,7 +32,7 @@ class Outcome:
 
 
 def plan_study(study: Study, store: Store | None, worker: Worker | None = None) -> tuple[Plan, Worker]:
-    """Return the plan of a settled study, and the worker with its models loaded and its images hashed."""
+    """Return the plan of a resolved study, and the worker with its models loaded and its images hashed."""
     worker = worker or Worker(study)
     worker.open()
     hashes = [worker.model_hash(index) for index in range(len(study.models))]

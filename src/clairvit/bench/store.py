@@ -217,8 +217,8 @@ class Store:
                 database.from_parquet([str(file) for file in intact]).create_view("parts")
             else:
                 database.execute(f"create table parts ({_sql_columns()})")
-            once = f"row_number() over (partition by {', '.join(CELL_COLUMNS)} order by unit) = 1"
-            database.execute(f"create view results as select * from parts qualify {once}")
+            is_first_copy = f"row_number() over (partition by {', '.join(CELL_COLUMNS)} order by unit) = 1"
+            database.execute(f"create view results as select * from parts qualify {is_first_copy}")
             try:
                 result = database.execute(sql)
                 if result is None:
@@ -262,8 +262,8 @@ class Store:
                 if not blocking:
                     return None
                 time.sleep(POLL)
-        except (OSError, NotImplementedError) as refused:  # a network disk without locks
-            error = refused
+        except (OSError, NotImplementedError) as os_error:  # a network disk without locks
+            error = os_error
         raise ClairError(
             f"Files in '{path.parent}' cannot be locked ({getattr(error, 'strerror', None) or error}), so that two "
             "processes could not share the store; expected a folder on a disk of this machine."

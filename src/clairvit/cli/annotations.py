@@ -169,8 +169,8 @@ class ImageSource:
             return self.annotations.dataset(self.paths, model, by_label)
         from clairvit.bench.plan import DataConfig
 
-        known = self.annotations
-        config = DataConfig(self.dataset, self.split, self.limit, known.masks, known.mask_kind)
+        annotations = self.annotations
+        config = DataConfig(self.dataset, self.split, self.limit, annotations.masks, annotations.mask_kind)
         return AnnotatedImages(config.open(self.seed))
 
 
@@ -216,8 +216,9 @@ def _check_data_set(spec: str, annotations: Annotations) -> None:
 
 def data_set(images: Sequence[str]) -> str | None:
     """Return the data set that is named, such as 'pets:PATH'; a file with such a name is none."""
-    named = (text for text in images if ":" in text and "://" not in text)  # URLs are refused where images are found
-    specs = [text for text in named if not Path(text).exists() and not Path(text).drive]
+    # URLs are refused where images are found
+    candidates = (text for text in images if ":" in text and "://" not in text)
+    specs = [text for text in candidates if not Path(text).exists() and not Path(text).drive]
     if specs and len(images) > 1:
         raise BadInput(f"{specs[0]} and {len(images) - 1} more were given; expected one data set, or images.")
     return specs[0] if specs else None

@@ -31,7 +31,7 @@ from clairvit.cli.reproduce import reproduce
 from clairvit.cli.serve import serve
 from clairvit.errors import ClairError, ClairWarning
 
-HIDDEN_ALIASES = {"methods": "method", "metrics": "metric", "batch": "batch-size"}  # names of the first edition
+HIDDEN_ALIASES = {"methods": "method", "metrics": "metric", "batch": "batch-size"}  # earlier names of options
 
 
 def _current_name(name: str) -> str:

@@ -123,10 +123,10 @@ def data_specs(texts: Iterable[str]) -> list[str]:
 
 def split_targets(texts: Iterable[str], labels: Collection[str]) -> list[str]:
     """Return class names or numbers separated by commas; a class with a comma in its name may be written in full."""
-    known = {label.casefold() for label in labels}
+    folded_labels = {label.casefold() for label in labels}
     targets: list[str] = []
     for text in texts:
-        pieces = [text] if text.strip().casefold() in known else text.split(",")
+        pieces = [text] if text.strip().casefold() in folded_labels else text.split(",")
         names = [piece.strip() for piece in pieces if piece.strip()]
         if not names:
             raise BadInput(f"--target '{text}' names no class; write e.g. --target 'Bengal,Sphynx' or --target 3,17.")

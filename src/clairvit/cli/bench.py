@@ -146,15 +146,15 @@ def bench(
     requested = study_of(config, typed)
     device = device if device is not None or engine_options.engine == "ray" else _gpu()
     engine = engine_options.create(device, batch_size)
-    settled = requested.resolved()
+    resolved = requested.resolved()
     check_place(out)
     for entry in requested.data if data.download else ():
         download_data(entry.spec, entry.split)
-    worker = Worker(settled, device if engine is None else None, batch_size)  # with an engine it only plans
+    worker = Worker(resolved, device if engine is None else None, batch_size)  # with an engine it only plans
     if plan:
-        _plan_only(settled, worker, Path(out), output)
+        _plan_only(resolved, worker, Path(out), output)
     else:
-        _run(settled, requested.methods, worker, engine, out, output)
+        _run(resolved, requested.methods, worker, engine, out, output)
 
 
 bench.__doc__ = f"Run a study: every method by every metric, for each model on each set of images.\n\n{EXAMPLES}"

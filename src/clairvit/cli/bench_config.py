@@ -1,9 +1,9 @@
-"""The study of `clairvit bench`: what was typed and what the file says; options win."""
+"""The study of `clairvit bench`, from a file and from options, which win over the file."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeVar
 
 from clairvit.cli.arguments import resolve_methods, resolve_metrics
@@ -91,12 +91,12 @@ def data_configs(config: StudyConfig, typed: StudyOptions) -> tuple[DataConfig, 
         raise BadInput("Which images? Expected --data folder:PATH (or pets:PATH, …), or data = … in the file.")
     entries = config.data or () if options.data is None else tuple(map(DataConfig, options.specs()))
     return tuple(
-        DataConfig(
-            entry.spec,
-            _first(options.split, entry.split, config.split),
-            _first(options.limit, entry.limit, config.limit),
-            _first(typed.masks, entry.masks),
-            entry.mask_kind if typed.mask_kind is None else typed.mask_kind,
+        replace(
+            entry,
+            split=_first(options.split, entry.split, config.split),
+            limit=_first(options.limit, entry.limit, config.limit),
+            masks=_first(typed.masks, entry.masks),
+            mask_kind=entry.mask_kind if typed.mask_kind is None else typed.mask_kind,
         )
         for entry in entries
     )

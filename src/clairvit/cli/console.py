@@ -1,4 +1,4 @@
-"""Printing for people: messages on stderr, tables on stdout, a progress bar. Rich is imported when it is needed."""
+"""Console output: messages on stderr, tables on stdout, a progress bar. Rich is imported when it is needed."""
 
 from __future__ import annotations
 

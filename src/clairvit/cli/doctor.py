@@ -66,9 +66,9 @@ def doctor(
     from clairvit.methods.spec import resolve_method
 
     # What is misspelt is refused before a model is loaded.
-    chosen = single_method(method, "doctor")
-    if chosen is not None:
-        resolve_method(chosen)
+    method_text = single_method(method, "doctor")
+    if method_text is not None:
+        resolve_method(method_text)
     model_options.preprocess()
     paths, failures = find_image_files(images) if images else ([], [])
     net = model_options.load(model)
@@ -76,7 +76,7 @@ def doctor(
     if images and not readable:
         exit_on_failures(0, failures, "read")
     with progress_bar("doctor", 1, hidden=output.hidden):
-        diagnosis = cv.doctor(net, readable or None, method=chosen, seed=seed)
+        diagnosis = cv.doctor(net, readable or None, method=method_text, seed=seed)
     if output.as_json:
         print_document("doctor", diagnosis.to_dict(), failures)
     elif not output.quiet:

@@ -201,7 +201,7 @@ def finetune(
             dtype="float16" if half else "float32",
             fresh=fresh,
             keep_state=not discard_state,
-            failed=lambda image, error: failures.append(Failure(image, with_options(error))),
+            on_error=lambda image, error: failures.append(Failure(image, with_options(error))),
             on_epoch=print_epoch,
         )
     if output.as_json:
@@ -231,9 +231,9 @@ def open_images(data: str, download: bool = False) -> tuple[ImageDataset, ImageD
     if not folder.is_dir():
         if ":" in data:
             return open_data_set(data, download)
-        near = did_you_mean(data, [SCENES])
+        suggestion = did_you_mean(data, [SCENES])
         raise BadInput(
-            f"'{data}' is not a folder.{near} Expected one with a folder of images for each class, a data set "
+            f"'{data}' is not a folder.{suggestion} Expected one with a folder of images for each class, a data set "
             f"(pets:PATH), or {SCENES}:COUNT."
         )
     if download:

@@ -1,4 +1,4 @@
-"""How a command ends: tables, notes and files on stdout, failures on stderr, the exit status."""
+"""Output at the end of a command: tables, notes and files on stdout, failures on stderr, the exit status."""
 
 from __future__ import annotations
 

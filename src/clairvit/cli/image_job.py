@@ -111,7 +111,7 @@ class ImageJob:
         targets = read_targets(self.targets.target, self.targets.contrast, model)
         self._check_rows(out, len(paths), len(targets))
         results: list[WrittenResult] = []
-        kept: list[ImageResult] = []  # written into one file at the end
+        unwritten: list[ImageResult] = []  # written into one file at the end
         stems = file_stems(paths, self.suffix)
         with progress_bar(self.title, len(paths), hidden=self.output.hidden) as advance:
             for outcome in explain_images(paths, model, targets, self.batch_size, self.explain):
@@ -121,10 +121,10 @@ class ImageJob:
                     continue
                 files = [] if out.is_file else out.files(stems[outcome.image])
                 results.append(self._write(model, outcome, files))
-                kept += [outcome] if out.is_file else []
-            if kept:
-                shared = self._write_together(model, kept, out.path)
-                results = [replace(result, files=shared) for result in results]
+                unwritten += [outcome] if out.is_file else []
+            if unwritten:
+                shared_files = self._write_together(model, unwritten, out.path)
+                results = [replace(result, files=shared_files) for result in results]
         return results, failures
 
     @property

@@ -35,13 +35,13 @@ def methods_command(
     from clairvit.methods.registry import list_methods
     from clairvit.methods.spec import resolve_method
 
-    chosen = list_methods() if name is None else [resolve_method(name).method]
+    listed = list_methods() if name is None else [resolve_method(name).method]
     if as_json:
-        print_json([_method_record(method) for method in chosen])
+        print_json([_method_record(method) for method in listed])
     elif name is None:
-        _print_methods(chosen)
+        _print_methods(listed)
     else:
-        _print_method(chosen[0])
+        _print_method(listed[0])
 
 
 def _print_methods(methods: list[Method]) -> None:
@@ -202,13 +202,13 @@ def metrics_command(
     from clairvit.metrics.registry import resolve_metric
     from clairvit.plotting.labels import metrics_by_family
 
-    chosen = metrics_by_family() if name is None else [resolve_metric(name).metric]
+    listed = metrics_by_family() if name is None else [resolve_metric(name).metric]
     if as_json:
-        print_json([_metric_record(metric) for metric in chosen])
+        print_json([_metric_record(metric) for metric in listed])
     elif name is None:
-        _print_metrics(chosen)
+        _print_metrics(listed)
     else:
-        _print_metric(chosen[0])
+        _print_metric(listed[0])
 
 
 def _print_metrics(metrics: list[Metric]) -> None:

@@ -1,4 +1,4 @@
-"""Options that several commands share, and the groups in which they travel: `ModelOptions`, `RunOptions`, ….
+"""Options that several commands share, and dataclasses that group them: `ModelOptions`, `RunOptions`, ….
 
 A command takes a group as one parameter; `expand_groups` turns it into one command-line option per field.
 """
@@ -429,7 +429,7 @@ def expand_groups(command: Callable[..., None]) -> Callable[..., None]:
     parameters = inspect.signature(command).parameters
     hints = get_type_hints(command, include_extras=True)
     groups = {name: hint for name, hint in hints.items() if inspect.isclass(hint) and issubclass(hint, OptionGroup)}
-    own = [name for name in parameters if name not in groups]
+    direct = [name for name in parameters if name not in groups]
     expanded: dict[str, inspect.Parameter] = {}
     for name, parameter in parameters.items():
         if name not in groups:
@@ -437,7 +437,7 @@ def expand_groups(command: Callable[..., None]) -> Callable[..., None]:
             continue
         field_hints = get_type_hints(groups[name], include_extras=True)
         for field in fields(groups[name]):
-            if field.name not in own:
+            if field.name not in direct:
                 expanded[field.name] = inspect.Parameter(
                     field.name,
                     inspect.Parameter.KEYWORD_ONLY,
@@ -447,7 +447,7 @@ def expand_groups(command: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def run(**values: Any) -> None:
-        arguments = {name: values[name] for name in own}
+        arguments = {name: values[name] for name in direct}
         for name, group in groups.items():
             arguments[name] = group(**{field.name: values[field.name] for field in fields(group)})
         command(**arguments)

@@ -225,10 +225,10 @@ def print_selection(selection: Selection) -> None:
     """Print the ranking, the start layers, and the conclusion in words."""
     from clairvit.plotting.labels import ARROWS
 
-    others = [metric for metric in selection.metrics if metric != selection.by]
-    columns = ("    method", f"{selection.by} {ARROWS[selection.better]}", "gap to best", "p", *others)
+    other_metrics = [metric for metric in selection.metrics if metric != selection.by]
+    columns = ("    method", f"{selection.by} {ARROWS[selection.better]}", "gap to best", "p", *other_metrics)
     title = f"{selection.images} image{'s' * (selection.images != 1)}, {selection.model}"
-    lines = [_ranking_cells(row, selection, others) for row in selection.ranking]
+    lines = [_ranking_cells(row, selection, other_metrics) for row in selection.ranking]
     table(title, (*columns, "cost of a map", "front"), lines, right=("p",))
     print_line("Mean over images ± standard error, [95 % interval]; cost: f forwards and b backwards, seconds.")
     print_line(
@@ -263,7 +263,7 @@ def print_calibration(recipe: Recipe) -> None:
         print_line(sentence)
 
 
-def _ranking_cells(row: Row, selection: Selection, others: Sequence[str]) -> tuple[str, ...]:
+def _ranking_cells(row: Row, selection: Selection, other_metrics: Sequence[str]) -> tuple[str, ...]:
     error = "" if math.isnan(row.standard_error) else f" ± {row.standard_error:.2g}\n{_interval(row.interval)}".rstrip()
     is_best = row.method == selection.best
     backwards = f" + {row.cost.backwards} b" if row.cost.backwards else ""
@@ -272,7 +272,7 @@ def _ranking_cells(row: Row, selection: Selection, others: Sequence[str]) -> tup
         _number(row.mean) + error,
         "best" if is_best else f"{_number(row.gap)}\n{_interval(row.gap_interval)}".strip(),
         "" if is_best else f"{row.p:.2g}{'' if row.differs_from_best else ' ='}",
-        *(_number(row.means[metric]) for metric in others),
+        *(_number(row.means[metric]) for metric in other_metrics),
         f"{row.cost.forwards} f{backwards}, {row.cost.seconds:.2g} s",
         "●" if row.is_pareto_optimal else "",
     )
@@ -439,8 +439,8 @@ def _unit_failures(study: Study, outcome: Outcome) -> list[Failure]:
     failures = []
     for (model, data, error), images in images_by_error.items():
         unique = list(dict.fromkeys(images))
-        more = f" and {len(unique) - MAX_LISTED} more" if len(unique) > MAX_LISTED else ""
-        listed = ", ".join(unique[:MAX_LISTED]) + more
+        unlisted = f" and {len(unique) - MAX_LISTED} more" if len(unique) > MAX_LISTED else ""
+        listed = ", ".join(unique[:MAX_LISTED]) + unlisted
         failures.append(Failure(f"{study.models[model].spec} on {study.data[data].spec} ({listed})", error))
     return failures
 

@@ -204,7 +204,7 @@ def print_check(preset: Paper, output: options.OutputOptions) -> None:
 
     findings = preset.check()
     if output.as_json:
-        print_document("reproduce", {"paper": preset.name, "check": [vars(finding) for finding in findings]})
+        print_document("reproduce", {"paper": preset.name, "check": [finding.as_document() for finding in findings]})
     elif not output.quiet:
         print_table(check_table(preset, findings))
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 
 from clairvit.data.hashing import digest
@@ -23,7 +22,6 @@ from clairvit.models.images import Batch, image_name, list_images, prepare
 from clairvit.models.model import Model
 
 ErrorHandler = Callable[[str, ClairError], None]  # called with the name of an image and why it cannot be read
-MaskFinder = Callable[[str, Image.Image], Image.Image]  # name, picture -> its mask, 0 and 255
 
 
 @dataclass(frozen=True, eq=False)

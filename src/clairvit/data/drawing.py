@@ -1,4 +1,4 @@
-"""Drawing in integer arithmetic: the same pixels on every machine, and masks that are exact because of no smoothing.
+"""Drawing in integer arithmetic: the same pixels on every machine, and exact masks, because edges are not smoothed.
 
 Coordinates are in eighths of a pixel; distances are compared as squares, so that no root or sine is rounded.
 """
@@ -18,7 +18,7 @@ UNITS_PER_PIXEL = 8
 
 
 class IntRng:
-    """Random integers, seeded by a hash of the words given. Only PCG64's raw output is used: it never changes."""
+    """Random integers, seeded by a hash of `words`. Only PCG64's raw output is used: it never changes."""
 
     def __init__(self, *words: object) -> None:
         content = " ".join(map(str, words)).encode()

@@ -52,8 +52,8 @@ def _bytes(part: Any) -> bytes:
 
 def weights_hash(model: Model) -> str:
     """Return a hash of all that determines a model's scores: tensors, labels, preprocessing, layout, activation."""
-    stated = (model.preprocess, model.labels, model.layout, model.activation)
-    return digest(state_hash(model.module).encode(), repr(stated).encode())
+    settings = (model.preprocess, model.labels, model.layout, model.activation)
+    return digest(state_hash(model.module).encode(), repr(settings).encode())
 
 
 _HASHES: weakref.WeakKeyDictionary[nn.Module, tuple[bytes, str]] = weakref.WeakKeyDictionary()

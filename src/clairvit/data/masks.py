@@ -137,22 +137,25 @@ def _values(source: str | Path | Image.Image | NDArray[Any], name: str) -> NDArr
         if source.ndim != 2:
             raise BadInput(f"{name} is an array of shape {list(source.shape)}; expected [rows, columns].")
         return source
-    try:
-        if isinstance(source, Image.Image):
-            picture = upright(source, "the mask")
-        else:
-            with open_image(source) as image:
-                image.load()
-                picture = upright(image, f"'{source}'")
-        values: NDArray[Any] = np.asarray(picture)
-    except BadInput:  # a ValueError too
-        raise
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise BadInput(f"{name} cannot be read ({error}); expected a whole PNG.") from error
+    picture = upright(decode_mask(source, name), "the mask" if isinstance(source, Image.Image) else f"'{source}'")
+    values: NDArray[Any] = np.asarray(picture)
     if values.ndim == 3:
         channels = values.shape[2] - (picture.mode in ("LA", "La", "RGBA", "RGBa"))  # without alpha
         values = values[..., :channels].max(-1)
     return values
+
+
+def decode_mask(source: str | Path | Image.Image, name: str) -> Image.Image:
+    """Return the picture of a mask as it is stored, decoded; raise BadInput with its `name` if it cannot be read."""
+    try:
+        if isinstance(source, Image.Image):
+            source.load()
+            return source
+        with open_image(source) as image:
+            image.load()
+            return image
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise BadInput(f"{name} cannot be read ({error}); expected a whole PNG.") from error
 
 
 def _format_values(values: NDArray[Any]) -> str:

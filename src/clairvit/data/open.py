@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from http.client import HTTPException
@@ -13,7 +12,7 @@ from torch import Tensor
 
 from clairvit.data.dataset import ImageDataset, Sample
 from clairvit.data.formats.entry import Annotation, DatasetIndex, Entry
-from clairvit.data.formats.registry import DataRequest, DatasetFormat, find_root, missing_files_error, registered
+from clairvit.data.formats.registry import FORMATS, DataRequest, DatasetFormat, find_root, missing_files_error
 from clairvit.data.hashing import digest
 from clairvit.data.masks import check_kind, prepare_mask, read_mask
 from clairvit.errors import BadInput, ClairError, UnknownName, did_you_mean
@@ -21,10 +20,6 @@ from clairvit.models.image_files import read_image
 from clairvit.models.images import prepare
 from clairvit.models.model import Model
 
-_FORMATS = (  # modules of clairvit.data.formats, in the order in which their formats are listed
-    *("folder", "pets", "flowers", "caltech101", "voc", "dogs", "labels_only"),
-    *("imagenet", "imagenet_s", "imagenet_seg", "coco"),
-)
 _VOID = 255  # in a mask of the kind voc
 SCENES, SCENES_SPLITS, SCENES_COUNT = "scenes", ("one", "two", "part"), 200
 
@@ -57,10 +52,7 @@ class OpenedDataset:
 
 def list_datasets() -> tuple[DatasetFormat, ...]:
     """Return the formats that `open_data` reads: their folders (`.layout()`), annotations (`.has`) and `.download`."""
-    modules = [importlib.import_module(f"clairvit.data.formats.{name}").__name__ for name in _FORMATS]
-    order = {module: position for position, module in enumerate(modules)}
-    # independent of the order of imports; formats that others registered come last
-    return tuple(sorted(registered().values(), key=lambda data: order.get(data.open.__module__, len(order))))
+    return tuple(FORMATS.values())
 
 
 def open_data(
@@ -188,19 +180,14 @@ def model_class(class_index: int, index: DatasetIndex, model: Model) -> int | No
 
 def _parse_spec(spec: str) -> tuple[DatasetFormat, Path]:
     """Return format and path of NAME:PATH."""
-    formats = {data.name: data for data in list_datasets()}
-    name, colon, path = str(spec).partition(":")
-    if name in formats and path:
-        return formats[name], Path(path).expanduser()
-    if name in formats:
-        raise BadInput(
-            f"'{spec}' does not say where the data is; type {name}:PATH. Expected:\n{formats[name].layout()}"
-        )
-    hint = f" For a folder of images type folder:{spec}." if Path(spec).expanduser().is_dir() else ""
-    raise UnknownName(
-        f"There is no data set '{name if colon else spec}'.{did_you_mean(name, formats)}{hint} "
-        f"Type NAME:PATH, with one of: {', '.join(formats)}."
-    )
+    name, _, path = str(spec).partition(":")
+    if name not in FORMATS:
+        hint = f" For a folder of images type folder:{spec}." if Path(spec).expanduser().is_dir() else ""
+        raise FORMATS.unknown(name, near=did_you_mean(name, FORMATS) + hint)
+    data = FORMATS.resolve(name)
+    if not path:
+        raise BadInput(f"'{spec}' does not say where the data is; type {name}:PATH. Expected:\n{data.layout()}")
+    return data, Path(path).expanduser()
 
 
 def _check_split(data: DatasetFormat, split: str | None) -> str:
@@ -246,7 +233,7 @@ def _download(data: DatasetFormat, path: Path) -> None:
 
 
 def _strata(index: DatasetIndex, limit: int) -> list[int | None]:
-    """Return the class of each image for sampling; None if all images are taken or there are no labels."""
+    """Return the class per image for sampling; None for each if all images are taken or there are no labels."""
     if limit >= len(index.entries) or not index.has_labels:
         return [None] * len(index.entries)
     return [_stratum(entry) for entry in index.entries]

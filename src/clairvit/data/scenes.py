@@ -160,12 +160,12 @@ def scenes(count: int, seed: int = 0, objects: int = 1, size: int = SIZE, mask: 
     names = tuple(f"scene {seed}-{number}" for number in range(count))
 
     def read(row: int, model: Model) -> Sample:
-        drawn = scene(seed, row, objects, size)
-        region = drawn.mask if mask == "object" else drawn.part
+        drawn_scene = scene(seed, row, objects, size)
+        region = drawn_scene.mask if mask == "object" else drawn_scene.part
         picture = Image.fromarray(np.where(region, OBJECT, BACKGROUND).astype(np.uint8))
         object_mask, _ = prepare_mask(picture, model.preprocess)
-        pixels = prepare([drawn.picture], model).pixels[0]
-        return Sample(pixels, object_mask, label=drawn.class_name, other=drawn.other_class_name)
+        pixels = prepare([drawn_scene.picture], model).pixels[0]
+        return Sample(pixels, object_mask, label=drawn_scene.class_name, other=drawn_scene.other_class_name)
 
     def content_hash(row: int) -> str:
         return digest(repr(("scene", _VERSION, seed, row, objects, size, mask)).encode())

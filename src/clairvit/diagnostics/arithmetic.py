@@ -58,8 +58,8 @@ def completeness_of_linear_rules(context: DoctorContext) -> Check:
     """Check that Σ x · dx + Σ b · db is the score if attention, norms and activation slopes are held fixed."""
     if not context.model.classifier:
         return skipped("The output is an embedding: there is no score that relevance could add up to.")
-    plan = model_structure(context.model, context.pixels)
-    if not plan.layers:
+    structure = model_structure(context.model, context.pixels)
+    if not structure.layers:
         return skipped("The sum is taken over the tokens of the first block, and this model has no blocks.")
     precision = context.precisions[-1]  # float64 if possible
     recording = record(precision.model, precision.pixels, rules=("linear",), recorders=(LearnedBiasTerms,))
@@ -104,8 +104,8 @@ def absolute_sum(trace: Trace) -> Tensor:
 @check("residual cancellation", needs=("trace",))
 def residual_cancellation(context: DoctorContext) -> Check:
     """Check C = Σ(|z_in| + |z_up|) / Σ|z_out| at each residual sum z_out = z_in + z_up (METHODS-2026, section 2)."""
-    plan = model_structure(context.model, context.pixels)
-    ratios = cancellation_by_layer(context.model, context.pixels, plan)
+    structure = model_structure(context.model, context.pixels)
+    ratios = cancellation_by_layer(context.model, context.pixels, structure)
     if not any(ratios):
         return skipped("No residual sum of tokens was seen: a CNN, or blocks that are no modules.")
     largest = [max(layer, default=math.nan) for layer in ratios]
@@ -129,7 +129,7 @@ def residual_cancellation(context: DoctorContext) -> Check:
     )
 
 
-def cancellation_by_layer(model: Model, pixels: Tensor, plan: ModelStructure) -> list[list[float]]:
+def cancellation_by_layer(model: Model, pixels: Tensor, structure: ModelStructure) -> list[list[float]]:
     """Return C of each residual sum by layer, in the order of execution; one forward pass without gradients."""
     sums = ResidualSums()
     hooks = []
@@ -139,7 +139,7 @@ def cancellation_by_layer(model: Model, pixels: Tensor, plan: ModelStructure) ->
         if tokens is not None:
             sums.enter_block(tokens)
 
-    blocks = {id(part.block): part.block for part in plan.layers if part.block is not None}
+    blocks = {id(part.block): part.block for part in structure.layers if part.block is not None}
     with frozen_eval(model.module), torch.no_grad():
         try:
             watched = this_thread_only(enter)
@@ -221,13 +221,13 @@ def outlier_tokens(context: DoctorContext) -> Check:
     """Check for patch tokens of many times the median norm, which attract attention wherever the object is."""
     recording = record(context.model, context.pixels, differentiable=False)
     trace = run_backward(recording, None, None)
-    plan = recording.structure
-    if plan.layout is None or not plan.layers or any(part.kind != "tokens" for part in plan.layers):
+    structure = recording.structure
+    if structure.layout is None or not structure.layers or any(part.kind != "tokens" for part in structure.layers):
         return skipped(
             "Norms are compared among the patch tokens of a plain ViT, and this model has windows or stages."
         )
-    if plan.layout.patches < 4:
-        return skipped(f"There are only {plan.layout.patches} patch tokens to compare.")
+    if structure.layout.patches < 4:
+        return skipped(f"There are only {structure.layout.patches} patch tokens to compare.")
     try:
         outliers = find_outliers(trace)
     except NotApplicable as error:
@@ -252,7 +252,7 @@ def outlier_tokens(context: DoctorContext) -> Check:
     return warned(
         f"{plural(len(affected), 'image')} of {len(outliers.counts)} with patch tokens of more than {OUTLIER_RATIO:g} "
         f"times the median norm, up to {largest:.0f} times. In {context.batch.names[worst]} {outliers.counts[worst]} "
-        f"of {plan.layout.patches} patches get {outliers.shares[worst]:.0%} of the attention in layer "
+        f"of {structure.layout.patches} patches get {outliers.shares[worst]:.0%} of the attention in layer "
         f"{outliers.layers[worst]}: such tokens hold global information in patches of no importance.",
         "Do not trust raw-attention and rollout; use gradient-weighted methods that add up late layers (genatt, "
         "legrad, attnlrp+plus, decompx+skipplus), or the variant of the model with registers.",
@@ -277,11 +277,13 @@ def find_outliers(trace: Trace) -> Outliers:
     for layer in trace.layers[1:] or trace.layers:
         norms = widened(layer.x).norm(dim=-1)[:, prefix:]  # [B, patches]
         ratio = norms / norms.median(1, keepdim=True).values.clamp(min=torch.finfo(norms.dtype).tiny)
-        large = ratio > OUTLIER_RATIO
-        attended = layer.A.mean((1, 2))[:, prefix:] if bool(large.any()) else torch.zeros_like(norms)  # [B, patches]
+        is_outlier = ratio > OUTLIER_RATIO
+        attended = (
+            layer.A.mean((1, 2))[:, prefix:] if bool(is_outlier.any()) else torch.zeros_like(norms)
+        )  # [B, patches]
         for image in range(batch):
             ratios[image] = max(ratios[image], float(ratio[image].max()))
-            share = float(attended[image][large[image]].sum())
-            if bool(large[image].any()) and share >= shares[image]:
-                counts[image], shares[image], layers[image] = int(large[image].sum()), share, layer.index
+            share = float(attended[image][is_outlier[image]].sum())
+            if bool(is_outlier[image].any()) and share >= shares[image]:
+                counts[image], shares[image], layers[image] = int(is_outlier[image].sum()), share, layer.index
     return Outliers(ratios, counts, shares, layers)

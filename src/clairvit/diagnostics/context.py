@@ -63,7 +63,7 @@ class DoctorContext:
     """What checks share. Passes that several of them need run once."""
 
     model: Model
-    batch: Batch  # the first FEW_IMAGES images
+    batch: Batch  # the first MAX_IMAGES images
     images: Any  # all of them, as `cv.evaluate` takes them
     method: str | None  # for the check 'deletion'; None: the first of a list that applies
     seed: int
@@ -183,7 +183,7 @@ def run_methods(model: Model, pixels: Tensor, specs: Sequence[MethodSpec], seed:
             target = class_agnostic_target(len(pixels))
         results = run_all(specs, recording, [target], seed=seed)
         return {text: runs[0] if runs[0].error is None else runs[0].error for text, runs in results.items()}
-    except Exception as error:
+    except Exception as error:  # forward and backward run the user's code, which may raise anything
         if len(specs) == 1:
             clair_error = error if isinstance(error, ClairError) else UnexpectedError(error)
             return {specs[0].text: clair_error.with_traceback(None)}
@@ -213,7 +213,7 @@ class RegisteredCheck:
                 return replace(self.function(context), name=self.name)
         except ClairError as error:
             return Check(self.name, "fail", str(error))
-        except Exception as error:
+        except Exception as error:  # user code may raise anything; it becomes the finding, and the other checks run
             return Check(
                 self.name,
                 "fail",
@@ -261,8 +261,8 @@ def skipped(finding: str, advice: str = "", **details: Any) -> Check:
 
 def abbreviated(names: Sequence[str], limit: int = 3) -> str:
     """Return "a, b, c and 4 more"."""
-    shown = ", ".join(names[:limit])
-    return shown if len(names) <= limit else f"{shown} and {len(names) - limit} more"
+    listed = ", ".join(names[:limit])
+    return listed if len(names) <= limit else f"{listed} and {len(names) - limit} more"
 
 
 def plural(count: int, noun: str) -> str:

@@ -94,8 +94,8 @@ def _without_meta_tensors(model: Model) -> Model:
 
 def _image_names(images: Any, first: tuple[str, ...]) -> tuple[str, ...]:
     """Return the names of all images: of the first ones as prepared, of the rest their paths or numbers."""
-    rest = range(len(first), len(images))
-    return (*first, *(str(images[i]) if isinstance(images[i], str) else f"image {i + 1}" for i in rest))
+    unprepared = range(len(first), len(images))
+    return (*first, *(str(images[i]) if isinstance(images[i], str) else f"image {i + 1}" for i in unprepared))
 
 
 def _cuda_devices(model: Model) -> list[int]:

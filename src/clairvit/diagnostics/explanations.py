@@ -108,8 +108,8 @@ def deletion_beats_random(context: DoctorContext) -> Check:
     """Check that removing the patches that a map ranks first lowers the score more than removing random ones."""
     if not context.model.classifier:
         return skipped("The output is an embedding: there is no score that could fall.")
-    plan = model_structure(context.model, context.pixels)
-    if plan.layout is None and not plan.stages:
+    structure = model_structure(context.model, context.pixels)
+    if structure.layout is None and not structure.stages:
         return skipped("There are no patches to remove: see 'layout'.")
     method = deletion_method(context)
     if method is None:

@@ -46,7 +46,7 @@ def forward_runs(context: DoctorContext) -> Check:
         logits = context.forward.logits
     except ClairError:
         raise
-    except Exception as error:
+    except Exception as error:  # the forward pass is user code; what it raises becomes the finding
         return failed(
             f"The forward failed on {plural(len(context.pixels), 'image')} of {rows} × {columns} pixels "
             f"({type(error).__name__}: {first_line(error)}).",

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
+
+from clairvit._io import to_json
 
 Status = Literal["pass", "warn", "fail", "skip"]
 WIDTH = 118  # columns of the report as text
@@ -43,7 +44,7 @@ class Check:
             "status": self.status,
             "finding": self.finding,
             "advice": self.advice,
-            "details": _json_value(self.details),
+            "details": to_json(self.details),
         }
 
 
@@ -125,12 +126,3 @@ class Diagnosis:
                     f"→ {check.advice}", WIDTH, initial_indent=indent, subsequent_indent=f"{indent}  "
                 )
         return "\n".join([*lines, "", self.summary()])
-
-
-def _json_value(value: Any) -> Any:
-    """Return nested values with NaN and infinity as None, tuples as lists."""
-    if isinstance(value, Mapping):
-        return {str(key): _json_value(part) for key, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [_json_value(part) for part in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -30,31 +30,33 @@ MAX_OFF_PROPORTION = 0.2  # how far a patch may be from square: the tolerance fo
 def token_grid(context: DoctorContext) -> Check:
     """Check that the patch tokens lie on the image row by row, in a grid of its proportions."""
     try:
-        plan = model_structure(context.model, context.pixels)
+        structure = model_structure(context.model, context.pixels)
     except ClairError as error:
         if context.status("gradient") != "pass":
             return skipped(f"Not checked, because of 'gradient': {error}")
         raise
     rows, columns = (int(side) for side in context.pixels.shape[-2:])
-    if plan.layout is None and plan.stages:
-        listed_stages = ", ".join(f"{stage.name} {stage.grid[0]} × {stage.grid[1]}" for stage in plan.stages)
-        return passed(f"Feature maps of a CNN: {listed_stages}.", stages=[list(stage.grid) for stage in plan.stages])
-    if plan.layout is None:
+    if structure.layout is None and structure.stages:
+        listed_stages = ", ".join(f"{stage.name} {stage.grid[0]} × {stage.grid[1]}" for stage in structure.stages)
+        return passed(
+            f"Feature maps of a CNN: {listed_stages}.", stages=[list(stage.grid) for stage in structure.stages]
+        )
+    if structure.layout is None:
         return warned(
             "No patch tokens were recognised: neither a grid that fits the token count nor feature maps.",
             "State it: cv.wrap(module, layout=cv.Layout(grid=(rows, columns), prefix=…, pooling=…)). Without it only "
             "pixel methods (saliency) apply.",
         )
-    layout = plan.layout
+    layout = structure.layout
     details: dict[str, Any] = {
         "grid": list(layout.grid),
         "prefix": layout.prefix,
         "pooling": layout.pooling,
-        "blocks": len(plan.layers),
+        "blocks": len(structure.layers),
         "given": context.model.layout is not None,
     }
     summary = (
-        f"{plural(len(plan.layers), 'block')}, {layout.grid[0]} × {layout.grid[1]} patches, "
+        f"{plural(len(structure.layers), 'block')}, {layout.grid[0]} × {layout.grid[1]} patches, "
         f"{plural(layout.prefix, 'prefix token')}, {layout.pooling} pooling"
     )
     if off_proportion(*layout.grid, (rows, columns)) > MAX_OFF_PROPORTION:
@@ -63,7 +65,7 @@ def token_grid(context: DoctorContext) -> Check:
             "State the right one: cv.wrap(module, layout=cv.Layout(grid=(rows, columns), prefix=…, pooling=…)).",
             **details,
         )
-    if not plan.in_order:
+    if not structure.in_order:
         return warned(
             f"{summary}; but the patch tokens do not come row by row after the prefix tokens (a class token at the "
             "end, tokens sorted by windows), so that they make no map.",
@@ -98,23 +100,23 @@ def scores_unchanged_in_trace(context: DoctorContext) -> Check:
 @check("attention", needs=("trace",))
 def attention_in_every_block(context: DoctorContext) -> Check:
     """Check that attention was captured in every block that ran."""
-    plan = model_structure(context.model, context.pixels)
-    missing = blocks_without_attention(context.model.module, plan, context.forward.called)
-    kinds = Counter(part.kind for part in plan.sites)
-    details: dict[str, Any] = {"layers": len(plan.layers), "kinds": dict(kinds), "unseen": missing}
+    structure = model_structure(context.model, context.pixels)
+    missing = blocks_without_attention(context.model.module, structure, context.forward.called)
+    kinds = Counter(part.kind for part in structure.sites)
+    details: dict[str, Any] = {"layers": len(structure.layers), "kinds": dict(kinds), "unseen": missing}
     if missing:
-        others = f"; it was seen in {plural(len(plan.layers), 'block')}" if plan.layers else ""
+        captured_note = f"; it was seen in {plural(len(structure.layers), 'block')}" if structure.layers else ""
         return failed(
-            f"No attention was seen in {abbreviated(missing)}, which ran{others}. It is computed outside torch (numpy, "
-            "xformers, flash-attn kernels) or in a way that is not recognised.",
+            f"No attention was seen in {abbreviated(missing)}, which ran{captured_note}. It is computed outside torch "
+            "(numpy, xformers, flash-attn kernels) or in a way that is not recognised.",
             "Turn such kernels off in the model's settings, or write the attention with "
             "torch.nn.functional.scaled_dot_product_attention. Until then no attention method is right.",
             **details,
         )
-    if not plan.sites:
+    if not structure.sites:
         return passed(
-            f"None, and no module is named so: a CNN, say. Its layers are {plural(len(plan.stages), 'stage')}; CAM and "
-            "gradient methods apply.",
+            f"None, and no module is named so: a CNN, say. Its layers are {plural(len(structure.stages), 'stage')}; "
+            "CAM and gradient methods apply.",
             **details,
         )
     counts = [f"{kinds[kind]} {phrase}" for kind, phrase in ATTENTION_KINDS.items() if kinds[kind]]
@@ -131,15 +133,15 @@ def head_count(context: DoctorContext) -> int:
     return heads.pop() if len(heads) == 1 else 0
 
 
-def blocks_without_attention(module: nn.Module, plan: ModelStructure, called: set[str]) -> list[str]:
+def blocks_without_attention(module: nn.Module, structure: ModelStructure, called: set[str]) -> list[str]:
     """Return the names of submodules that ran, look like blocks with attention, and in which none was captured.
 
     If attention was captured somewhere: modules of the class of such a block, or in the same container, that have the
     parameters of such a block or a submodule named attention. If none was captured: modules named so.
     """
-    captured = [part.block for part in plan.layers if part.block is not None]
+    captured = [part.block for part in structure.layers if part.block is not None]
     names = {id(part): name for name, part in module.named_modules()}
-    if not plan.sites:
+    if not structure.sites:
         return [
             name
             for name, part in module.named_modules()

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Annotated, Any, ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor
 
 from clairvit.errors import BadInput
 from clairvit.models.model import Layout
+from clairvit.option_types import Range, check_fields
+
+Alpha = Annotated[float, Range(gt=0, le=1, unit="(0.5: attention and residual alike)", example=0.5)]
 
 
 class Aggregation(Protocol):
@@ -129,7 +132,7 @@ class Product:
     """
 
     residual: float = 1.0
-    alpha: float | None = None
+    alpha: Alpha | None = None
     normalise: Literal["rows", "none", "columns"] = "none"
     order: Literal["later-left", "forward"] = "later-left"
     start_layer: int = 0
@@ -138,8 +141,7 @@ class Product:
     needs_all_rows = True
 
     def __post_init__(self) -> None:
-        if self.alpha is not None and not 0 < self.alpha <= 1:
-            raise BadInput(f"alpha={self.alpha} was given; expected 0 < alpha ≤ 1 (0.5: attention and residual alike).")
+        check_fields(self)
         if self.alpha is not None and self.residual not in (0, 1):  # the usual ones, which alpha takes the place of
             raise BadInput(f"alpha={self.alpha} and residual={self.residual} were given; expected one of the two.")
 
@@ -207,12 +209,15 @@ class Suffixes:
 
     start: int | Literal["half"] = 0
     residual: float = 1.0
-    alpha: float | None = None
+    alpha: Alpha | None = None
     normalise: Literal["rows", "none", "columns"] = "none"
 
     matrices_only = True
     needs_all_rows = True
     ascending = False
+
+    def __post_init__(self) -> None:
+        _ = self.product  # checks the options that both have
 
     @property
     def product(self) -> Product:

@@ -11,8 +11,8 @@ from clairvit.errors import BadInput
 from clairvit.methods.aggregation import Product, Single
 from clairvit.methods.flow import Flow
 from clairvit.methods.layer_view import LayerView, mean_of_heads
-from clairvit.methods.options import Range
 from clairvit.methods.registry import FORWARD, ExtraCost, Requires, method
+from clairvit.option_types import Range
 
 Fusion = Literal["mean", "max", "min"] | int
 Protect = Literal["none", "cls_cell", "cls_column"]

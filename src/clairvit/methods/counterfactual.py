@@ -10,12 +10,12 @@ from torch import Tensor
 
 from clairvit.errors import BadInput, NotApplicable
 from clairvit.methods.explanation import Cost
-from clairvit.methods.options import Range
 from clairvit.methods.planner import record_for, run_all
 from clairvit.methods.registry import FORWARD, Caveats, ExtraCost, method
 from clairvit.methods.result import MapResult
 from clairvit.methods.spec import resolve_method
 from clairvit.numerics import widened
+from clairvit.option_types import Range
 from clairvit.perturbation.probe import Probe, probing
 from clairvit.perturbation.removal import Removal
 from clairvit.targets.base import TargetBatch, class_name

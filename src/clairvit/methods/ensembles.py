@@ -18,14 +18,14 @@ from clairvit.methods.aggregation import Product, Single, Suffixes, Total
 from clairvit.methods.executor import Result
 from clairvit.methods.explanation import Cost
 from clairvit.methods.multi_pass import Sigma, by_variant, noisy_images, run_variants
-from clairvit.methods.options import Passes as PassCount
-from clairvit.methods.options import check_range
 from clairvit.methods.parsing import ParsedSpec, parse_spec
 from clairvit.methods.planner import record_for, run_all
 from clairvit.methods.registry import FORWARD, NOTHING, Caveats, ExtraCost, Method, parameters
 from clairvit.methods.result import MapResult
 from clairvit.methods.spec import MethodSpec, checked, resolve_method, wraps
 from clairvit.numerics import average_ranks, min_max, positive_over_largest
+from clairvit.option_types import Passes as PassCount
+from clairvit.option_types import check_range
 from clairvit.tracing.trace import Trace
 
 By = Literal["rank", "minmax", "max"]

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from torch import Tensor
 
-from clairvit.errors import BadInput, NotApplicable
+from clairvit.errors import NotApplicable
 from clairvit.models.images import prepare
 from clairvit.models.model import Model
 from clairvit.models.preprocess import Preprocess
 from clairvit.numerics import widened
+from clairvit.option_types import Range, check_range
+from clairvit.tracing.grid import on_grid
 from clairvit.tracing.layer import Layer
 from clairvit.tracing.module_state import own_grad_mode
 from clairvit.tracing.recording import record
@@ -50,8 +52,8 @@ def features(
     target: Any = None,
     *,
     by: By = "activation",
-    count: int = 8,
-    layers: int = 6,
+    count: Annotated[int, Range(ge=1, unit="channels per layer", example=8)] = 8,
+    layers: Annotated[int, Range(ge=1, unit="blocks", example=6)] = 6,
     names: Sequence[str] | None = None,
 ) -> list[Features]:
     """Return the strongest channels of each stage (CNN) or of some block inputs (ViT), one `Features` per image.
@@ -69,21 +71,25 @@ def features(
     Returns:
         One `Features` per image.
     """
-    if count < 1 or layers < 1:
-        raise BadInput(f"count={count} and layers={layers} were given; expected 1 or more of each, such as count=8.")
+    check_range(features, "count", count)
+    check_range(features, "layers", layers)
     batch = prepare(images, model)
     relevance = by == "relevance"
     recording = record(model, batch.pixels, differentiable=relevance)
     goal = one_target(recording, target, "logit", single=batch.single) if relevance else None
     trace = run_backward(recording, goal, "plain" if relevance else None, keep=False)
-    grid_layers = [(layer, place) for layer in trace.layers if (place := _grid_tokens(trace, layer)) is not None]
-    if not grid_layers:
+    layer_maps = [
+        (layer, x, _on_grid(trace, layer, layer.dx) if relevance else None)
+        for layer in trace.layers
+        if layer.tokens is not None and (x := _on_grid(trace, layer, layer.tokens)) is not None
+    ]  # x and dx, [B, rows, cols, d]
+    if not layer_maps:
         raise NotApplicable(
             f"No layer of {model.name} lies on a grid, so it has no feature maps to show; expected a CNN or a Vision "
             "Transformer whose blocks are modules. Use saliency, which needs none."
         )
     if not trace.recording.structure.stages:
-        grid_layers = [grid_layers[i] for i in spread(len(grid_layers), layers)]
+        layer_maps = [layer_maps[i] for i in spread(len(layer_maps), layers)]
     return [
         Features(
             name=name,
@@ -91,7 +97,9 @@ def features(
             pixels=batch.pixels[item],
             preprocess=model.preprocess,
             by=by,
-            layers=tuple(_layer_features(layer, place, item, count, relevance) for layer, place in grid_layers),
+            layers=tuple(
+                _layer_features(layer, x[item], None if dx is None else dx[item], count) for layer, x, dx in layer_maps
+            ),
         )
         for item, name in enumerate(names or batch.names)
     ]
@@ -105,32 +113,19 @@ def spread(count: int, wanted: int) -> list[int]:
     return [round(i * (count - 1) / (wanted - 1)) for i in range(wanted)]
 
 
-def _grid_tokens(trace: Trace, layer: Layer) -> tuple[slice, tuple[int, int]] | None:
-    """Return which tokens of a layer lie on a grid, and the grid; None where they do not form one."""
-    if layer.tokens is None or not trace.recording.structure.in_order:
-        return None
-    tokens, layout = layer.tokens.shape[1], trace.recording.structure.layout
-    if layout is not None and tokens == layout.tokens:
-        return slice(layout.prefix, None), layout.grid
-    if layer.grid is not None and layer.grid[0] * layer.grid[1] == tokens and len(layer.tokens) == len(trace.pixels):
-        return slice(0, None), layer.grid
-    return None
+def _on_grid(trace: Trace, layer: Layer, tokens: Tensor) -> Tensor | None:
+    """Return tokens [B, N, d] of a layer on the image grid, [B, rows, cols, d]; None where they do not form one."""
+    structure = trace.recording.structure
+    return on_grid(widened(tokens), structure.layout, layer.grid, trace.pixels) if structure.in_order else None
 
 
-def _layer_features(
-    layer: Layer, place: tuple[slice, tuple[int, int]], item: int, count: int, relevance: bool
-) -> LayerFeatures:
-    tokens, grid = place
-    x = widened(layer.x[item, tokens])  # [n, d]
-    scores = x * widened(layer.dx[item, tokens]) if relevance else x
-    strongest = scores.abs().mean(0).topk(min(count, x.shape[1])).indices.tolist()
-
-    def on_grid(column: Tensor) -> Tensor:
-        return column.detach().reshape(grid)
-
+def _layer_features(layer: Layer, x: Tensor, dx: Tensor | None, count: int) -> LayerFeatures:
+    """Return the feature maps of one image: activations x [rows, cols, d], ranked by |x|, or by |x · dx|."""
+    scores = (x if dx is None else x * dx).flatten(0, 1)  # [n, d]
+    strongest = scores.abs().mean(0).topk(min(count, x.shape[-1])).indices.tolist()
     return LayerFeatures(
         name=layer.name or f"block {layer.index}",
-        width=x.shape[1],
-        mean=on_grid(x.mean(1)),
-        channels=tuple((k, on_grid(x[:, k])) for k in strongest),
+        width=x.shape[-1],
+        mean=x.mean(-1).detach(),
+        channels=tuple((k, x[..., k].detach()) for k in strongest),
     )

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from clairvit.errors import BadInput
 from clairvit.methods.aggregation import one_by_one
-from clairvit.methods.options import Range, check_fields
 from clairvit.models.model import Layout
+from clairvit.option_types import Range, check_fields
 from clairvit.perturbation.progress import track
 
 Capacities = NDArray[np.int32]  # the solver takes integers only

@@ -15,7 +15,7 @@ from clairvit.models.model import Layout
 from clairvit.numerics import widened
 from clairvit.tracing.attention_call import merged
 from clairvit.tracing.block_decomposition import BlockDecomposition
-from clairvit.tracing.grid import square_patches
+from clairvit.tracing.grid import on_grid
 from clairvit.tracing.layer import Layer
 from clairvit.tracing.per_block_gradient import cotangents, pool_gradients, through_block
 from clairvit.tracing.recorders.base import Recorder
@@ -35,17 +35,13 @@ def weighted_heads(heads: Tensor, weights: Tensor) -> Tensor:
 
 def tokens_to_grid(tokens: Tensor, trace: Trace, index: int) -> Tensor:
     """Return tokens [n, N, …] of a layer without their prefix on the image grid, [n, rows, cols, …]."""
-    layout, batch = trace.in_order, len(trace.pixels)
-    if tokens.shape[1] == layout.tokens and len(tokens) in (1, batch):
-        return tokens[:, layout.prefix :].reshape(len(tokens), *layout.grid, *tokens.shape[2:])
-    image = (int(trace.pixels.shape[-2]), int(trace.pixels.shape[-1]))
-    for grid in (trace.layers[index].grid, square_patches(tokens.shape[1], image)):
-        if grid is not None and grid[0] * grid[1] == tokens.shape[1] > 1 and len(tokens) == batch:
-            return tokens.reshape(batch, *grid, *tokens.shape[2:])
-    raise NotApplicable(
-        f"The {tokens.shape[1]} tokens of layer {index} ({len(tokens)} × for {batch} images) do not form a grid on the "
-        "image. Use saliency."
-    )
+    maps = on_grid(tokens, trace.in_order, trace.layers[index].grid, trace.pixels)
+    if maps is None:
+        raise NotApplicable(
+            f"The {tokens.shape[1]} tokens of layer {index} ({len(tokens)} × for {len(trace.pixels)} images) do not "
+            "form a grid on the image. Use saliency."
+        )
+    return maps
 
 
 class RunContext:

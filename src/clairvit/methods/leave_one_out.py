@@ -10,9 +10,9 @@ from torch import Tensor
 
 from clairvit.errors import NotApplicable
 from clairvit.methods.explanation import Cost
-from clairvit.methods.options import Range
 from clairvit.methods.registry import FORWARD, ExtraCost, method
 from clairvit.methods.result import MapResult
+from clairvit.option_types import Range
 from clairvit.perturbation.attention_override import ScoreTransform
 from clairvit.perturbation.probe import probing
 from clairvit.perturbation.removal import Removal

@@ -15,12 +15,13 @@ import torch
 from torch import Tensor
 
 from clairvit.methods.explanation import Cost
-from clairvit.methods.options import Range
 from clairvit.methods.registry import FORWARD, ExtraCost, method
 from clairvit.methods.result import MapResult
+from clairvit.option_types import Range
 from clairvit.perturbation.probe import Probe, probing
 from clairvit.perturbation.removal import Removal
 from clairvit.perturbation.segments import (
+    Cells,
     Coalitions,
     Features,
     Segmentation,
@@ -105,7 +106,7 @@ def lime(
     width: Annotated[float, Range(gt=0, example=LIME_WIDTH)] = LIME_WIDTH,
     alpha: Annotated[float, Range(ge=0, unit="(0: least squares)", example=1)] = 1.0,
     features: Features = "patches",
-    cells: int | None = None,
+    cells: Cells | None = None,
     removal: Removal = "token",
     seed: int = 0,
 ) -> MapResult:
@@ -181,7 +182,7 @@ def kernelshap(
     *,
     samples: Samples | None = None,
     features: Features = "patches",
-    cells: int | None = None,
+    cells: Cells | None = None,
     removal: Removal = "token",
     seed: int = 0,
 ) -> MapResult:

@@ -12,9 +12,9 @@ from clairvit.errors import NotApplicable
 from clairvit.methods.aggregation import Product, Single
 from clairvit.methods.gradient import Level, TokenLevel, input_x_gradient, token_gradients
 from clairvit.methods.layer_view import LayerView, mean_of_heads, tokens_to_grid
-from clairvit.methods.options import Range
 from clairvit.methods.registry import Caveats, Requires, method, register
 from clairvit.numerics import pool_to_grid
+from clairvit.option_types import Range
 from clairvit.tracing.recorders.patch_embedding import PatchEmbedding
 from clairvit.tracing.rules import ATTNLRP, DEEP_TAYLOR, LINEAR, RESLRP, RuleTable, rule_table
 from clairvit.tracing.trace import Trace

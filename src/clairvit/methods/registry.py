@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import importlib
 import inspect
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
@@ -12,8 +11,9 @@ from dataclasses import dataclass, field
 from importlib import resources
 from typing import Any, Literal, TypeVar
 
+from clairvit._registry import Registry
 from clairvit.compat import reports, vit_explain
-from clairvit.errors import NotApplicable, UnknownName, did_you_mean
+from clairvit.errors import NotApplicable
 from clairvit.methods.aggregation import Aggregation
 from clairvit.methods.explanation import Cost
 from clairvit.methods.result import MapFunction
@@ -234,16 +234,15 @@ def layer_options(method: Method, aggregation: Aggregation | None) -> list[str]:
     return [name for name in names if method.output == "matrix" or name != "rows"]
 
 
-_registry: dict[str, Method] = {}
-_MODULES = (
+_MODULES = (  # of clairvit.methods, in the order in which their methods are listed
     "attention",
-    "gradient_attention",
     "gradient",
+    "gradient_attention",
     "cam",
+    "multi_pass",
     "fullgrad",
     "lrp",
     "decomposition",
-    "multi_pass",
     "leave_one_out",
     "scorecam",
     "counterfactual",
@@ -252,8 +251,6 @@ _MODULES = (
     "occlusion",
     "hsic",
     "baseline",
-    "ensembles",
-    "recipe",
 )
 
 
@@ -271,7 +268,8 @@ def register(name: str, function: MapFunction, *, caveats: Caveats = NO_CAVEATS,
         caveats = dataclasses.replace(caveats, discrepancies=_discrepancies().get(name, ""))
     compat = {**vit_explain.PRESETS.get(name, {}), **reports.PRESETS.get(name, {})}
     fields["presets"] = {**fields.get("presets", {}), **compat}
-    _registry[name] = Method(name=name, function=function, caveats=caveats, **fields)
+    registered = Method(name=name, function=function, caveats=caveats, **fields)
+    METHODS.register(name, registered, module=getattr(function, "__module__", ""))
 
 
 @functools.cache
@@ -290,17 +288,9 @@ def method(name: str, **fields: Any) -> Callable[[F], F]:
     return decorate
 
 
-@functools.cache
-def load_all() -> None:
-    """Import the modules that register something."""
-    for module in _MODULES:
-        importlib.import_module(f"clairvit.methods.{module}")
-
-
 def list_methods() -> list[Method]:
     """Return every registered method."""
-    load_all()
-    return list(_registry.values())
+    return METHODS.values()
 
 
 def by_family(families: Iterable[str]) -> list[int]:
@@ -337,17 +327,17 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "ablation": ("leave-one-out", "occlusion"),
     "beyondattention": ("transatt",),
 }
+METHODS: Registry[Method] = Registry(
+    "method",
+    aliases=ALIASES,
+    modules=[f"clairvit.methods.{module}" for module in _MODULES],
+    advice="`clairvit methods` (or cv.list_methods()) lists all of them.",
+)
 
 
 def find_method(name: str) -> Method:
     """Return a method by its name; raise UnknownName with a suggestion if there is none."""
-    load_all()
-    if name not in _registry:
-        raise UnknownName(
-            f"There is no method '{name}'.{did_you_mean(name, _registry, ALIASES)} "
-            "`clairvit methods` (or cv.list_methods()) lists all of them."
-        )
-    return _registry[name]
+    return METHODS.resolve(name)
 
 
 @functools.cache

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from clairvit.methods.explanation import Cost
 from clairvit.methods.gradient import Level
-from clairvit.methods.options import Range
 from clairvit.methods.registry import FORWARD, ExtraCost, method
 from clairvit.methods.result import MapResult
+from clairvit.option_types import Range
 from clairvit.perturbation.probe import probing
 from clairvit.perturbation.removal import Removal, patches_to_pixels
 from clairvit.perturbation.rng import make_generator

@@ -21,10 +21,10 @@ from clairvit.methods.explanation import Cost
 from clairvit.methods.gradient import Level, at_level
 from clairvit.methods.layer_view import tokens_to_grid
 from clairvit.methods.multi_pass import normal_noise
-from clairvit.methods.options import Range
 from clairvit.methods.registry import ExtraCost, Requires, method
 from clairvit.methods.result import MapResult
 from clairvit.numerics import widened
+from clairvit.option_types import Range
 from clairvit.perturbation.probe import Probe, probing
 from clairvit.perturbation.rng import image_seeds
 from clairvit.tracing.recorders.last_norm import LastNorm

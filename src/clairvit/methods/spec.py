@@ -12,16 +12,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from clairvit._registry import Registry
 from clairvit.errors import BadInput, NotApplicable, UnknownName, did_you_mean
 from clairvit.methods.aggregation import Aggregation, Product, Single, Suffixes, Total
 from clairvit.methods.explanation import Cost
 from clairvit.methods.flow import Flow
-from clairvit.methods.options import check_range
 from clairvit.methods.parsing import RECIPE, SEARCHED, ParsedSpec, parse_spec, refuse_auto
 from clairvit.methods.registry import (
     ALIASES,
     COMBINATORS,
     MATRIX_COMBINATORS,
+    METHODS,
     USUAL_PATCHES,
     Method,
     Passes,
@@ -29,11 +30,10 @@ from clairvit.methods.registry import (
     Requires,
     find_method,
     layer_options,
-    list_methods,
-    load_all,
     parameters,
 )
 from clairvit.models.model import Model
+from clairvit.option_types import check_range
 from clairvit.tracing.rules import RuleTable
 
 
@@ -167,15 +167,16 @@ class MethodSpec:
 
 
 Wrapper = Callable[[ParsedSpec, dict[str, Any]], MethodSpec]
-_wrappers: dict[str, Wrapper] = {}
-RECIPE_FILE = "recipe"  # the wrapper of a method that is given as a recipe
+# smooth(…), ensemble(…), and recipes
+WRAPPERS: Registry[Wrapper] = Registry("wrapper", modules=["clairvit.methods.ensembles", "clairvit.methods.recipe"])
+RECIPE_FILE = ".json"  # the wrapper of a method that is given as a recipe; no name that can be typed
 
 
 def wraps(name: str) -> Callable[[Wrapper], Wrapper]:
     """Return a decorator that registers a function on methods, such as smooth(…), under its name."""
 
     def decorate(wrapper: Wrapper) -> Wrapper:
-        _wrappers[name] = wrapper
+        WRAPPERS.register(name, wrapper)
         return wrapper
 
     return decorate
@@ -187,17 +188,15 @@ def resolve_method(text: str | MethodSpec, **options: Any) -> MethodSpec:
         if not options:
             return text
         text = text.text
-    load_all()
     try:
         parsed = parse_spec(text)
     except BadInput as error:
-        names = [method.name for method in list_methods()]
-        raise BadInput(f"{error}{did_you_mean(text, names, ALIASES) if isinstance(text, str) else ''}") from None
+        raise BadInput(f"{error}{did_you_mean(text, METHODS, ALIASES) if isinstance(text, str) else ''}") from None
     combinator = parsed.combinator
     if RECIPE.fullmatch(parsed.name):
-        return _wrappers[RECIPE_FILE](parsed, options)
-    if parsed.name in _wrappers:
-        return _wrappers[parsed.name](parsed, options)
+        return WRAPPERS.resolve(RECIPE_FILE)(parsed, options)
+    if parsed.name in WRAPPERS:
+        return WRAPPERS.resolve(parsed.name)(parsed, options)
     method = find_method(parsed.name)
     refuse_auto(parsed.name, combinator, parsed.options | options)
     if parsed.inner:

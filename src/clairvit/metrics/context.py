@@ -323,12 +323,6 @@ def check_score(score: str) -> None:
         raise BadInput(f"score={score!r} was given; expected one of {', '.join(SCORES)} or accuracy.")
 
 
-def check_at_least(name: str, value: int, least: int) -> None:
-    """Raise BadInput if an option is below its least value."""
-    if value < least:
-        raise BadInput(f"{name}={value} was given; expected {least} or more.")
-
-
 def fraction_counts(total: int, fractions: Sequence[float]) -> list[int]:
     """Return how many of `total` each fraction is: rounded, at least 1."""
     return [max(1, round(fraction * total)) for fraction in fractions]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor
@@ -16,18 +16,20 @@ from clairvit.metrics.context import (
     EvalContext,
     ScoreKind,
     Upsampling,
-    check_at_least,
     fraction_counts,
     inverse_permutation,
     sort_with_ties,
 )
 from clairvit.metrics.pixel_ranking import pixel_ranks, score_without_ranks, square_ranks, squares, value_ranks
 from clairvit.metrics.registry import MetricOutput, metric
+from clairvit.option_types import Range, check_fields
 from clairvit.perturbation.removal import Removal
 from clairvit.perturbation.rng import make_generator
 from clairvit.perturbation.segments import segments_on_patches, superpixels_of
 from clairvit.targets.base import no_probability
 
+Steps = Annotated[int, Range(ge=1, example=9)]
+AtOnce = Annotated[int, Range(ge=1, example=224)]
 Width = Literal["width", "none", "steps"]
 CurveScore = Literal["prob", "logit", "logprob", "accuracy", "drop", "log-odds"]
 Granularity = Literal["patch", "pixel", "channel"]
@@ -66,22 +68,21 @@ def passes(
 class RemovalSchedule:
     """The steps of a removal curve: of which parts the image consists, and how many of them go in each step."""
 
-    steps: int = 9
-    at_once: int | None = None  # parts per step, instead of a number of steps
+    steps: Steps = 9
+    at_once: AtOnce | None = None  # parts per step, instead of a number of steps
     granularity: Granularity = "patch"
     counting: Counting = "round"
     ends: bool = False
     upsampling: Upsampling = "bilinear"
 
+    def __post_init__(self) -> None:
+        check_fields(self)
+
     def fractions_and_counts(self, count: int) -> tuple[list[float], list[int]]:
         """Return fractions on the x axis from 0 to 1, and how many of `count` parts are removed (or shown) there."""
         if self.at_once is None:
-            if self.steps < 1:
-                raise BadInput(f"steps={self.steps} was given; expected 1 or more, such as steps=9.")
             fractions = [k / (self.steps + 1) for k in range(self.steps + 2)]
             return fractions, [self._number(fraction, k, count) for k, fraction in enumerate(fractions)]
-        if self.at_once < 1:
-            raise BadInput(f"at_once={self.at_once} was given; expected 1 or more, such as at_once=224.")
         last = math.ceil(count / self.at_once)
         return [k / last for k in range(last + 1)], [min(k * self.at_once, count) for k in range(last + 1)]
 
@@ -124,8 +125,8 @@ class RemovalSchedule:
 )
 def deletion(
     context: EvalContext,
-    steps: int = 9,
-    at_once: int | None = None,
+    steps: Steps = 9,
+    at_once: AtOnce | None = None,
     removal: Removal = "token",
     score: CurveScore = "prob",
     granularity: Granularity = "patch",
@@ -173,8 +174,8 @@ def deletion(
 )
 def insertion(
     context: EvalContext,
-    steps: int = 9,
-    at_once: int | None = None,
+    steps: Steps = 9,
+    at_once: AtOnce | None = None,
     removal: Removal = "token",
     score: CurveScore = "prob",
     granularity: Granularity = "patch",
@@ -204,7 +205,7 @@ def insertion(
     cost=lambda steps, **_: Cost(2 * steps),
 )
 def insertion_deletion(
-    context: EvalContext, steps: int = 9, removal: Removal = "token", score: ScoreKind = "prob", auc: Width = "width"
+    context: EvalContext, steps: Steps = 9, removal: Removal = "token", score: ScoreKind = "prob", auc: Width = "width"
 ) -> Tensor:
     """Return insertion − deletion: high if the most relevant patches are sufficient and necessary.
 
@@ -317,7 +318,7 @@ def area_under_curve(x: Tensor, y: Tensor, auc: Width) -> Tensor:
 )
 def aopc(
     context: EvalContext,
-    regions: int = 100,
+    regions: Annotated[int, Range(ge=1, example=100)] = 100,
     order: RegionOrder = "morf",
     removal: Removal = "token",
     score: ScoreKind = "prob",
@@ -335,7 +336,8 @@ def aopc(
     """
     rank, total = (context.rank, context.patches) if region is None else square_ranks(context, region, upsampling)
     count = min(regions, total - (region is None))  # one patch is left, as models need
-    check_at_least("regions", count, 1)
+    if count < 1:
+        raise BadInput("aopc removes patches until one is left, and the image has one; expected more. Use region=8.")
     rank = _region_ranks(context, rank, order, draws)
     removed = torch.arange(1, count + 1, device=rank.device)
     if region is None:
@@ -429,7 +431,7 @@ def sufficiency(context: EvalContext, removal: Removal = "token", score: ScoreKi
 )
 def road(
     context: EvalContext,
-    steps: int = 9,
+    steps: Steps = 9,
     order: RoadOrder = "combined",
     removal: Removal = "road",
     score: ScoreKind = "prob",
@@ -440,7 +442,6 @@ def road(
     `order=lerf` is the mean of f(x without the last q): higher is better. Raw scores are taken as
     (f − f(nothing left)) / |f(x) − f(nothing left)|, undefined where this divides by 0.
     """
-    check_at_least("steps", steps, 1)
     fractions, counts = RemovalSchedule(steps).fractions_and_counts(context.patches)
     removed = torch.tensor(counts[1:-1], device=context.rank.device)[:, None]
     without_top = context.rank[:, :, None, :] >= removed  # bool [M, B, S, patches]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from torch import Tensor
 from clairvit.compat.quantus import Draws, exact_completeness, infidelity_terms, numpy_subsets
 from clairvit.errors import BadInput
 from clairvit.methods.explanation import Cost
-from clairvit.metrics.context import EvalContext, ScoreKind, Upsampling, check_at_least, fraction_counts
+from clairvit.metrics.context import EvalContext, ScoreKind, Upsampling, fraction_counts
 from clairvit.metrics.curves import passes
 from clairvit.metrics.pixel_ranking import (
     random_subsets,
@@ -22,10 +22,12 @@ from clairvit.metrics.pixel_ranking import (
 )
 from clairvit.metrics.registry import MetricOutput, metric
 from clairvit.metrics.similarity import pearson
+from clairvit.option_types import Range
 from clairvit.perturbation.removal import Removal
 from clairvit.perturbation.rng import make_generator, random_sets
 
 Features = Literal["patch", "channel"]
+Points = Annotated[int, Range(ge=3)]  # of a correlation
 BLOCKS = 1001  # a random stream per image that no other metric draws from
 
 
@@ -41,7 +43,7 @@ BLOCKS = 1001  # a random stream per image that no other metric draws from
 )
 def faithfulness_correlation(
     context: EvalContext,
-    runs: int = 100,
+    runs: Points = 100,
     subset: float = 0.25,
     features: Features = "patch",
     removal: Removal = "token",
@@ -56,7 +58,6 @@ def faithfulness_correlation(
     `features=channel` removes single channel values of the pixels, for a removal that paints. `draws=quantus` draws
     these as Quantus does for an image alone after np.random.seed(seed).
     """
-    check_at_least("runs", runs, 3)
     name = "faithfulness-correlation"
     if features == "channel":
         total = context.trace.pixels[0].numel()
@@ -86,11 +87,13 @@ def faithfulness_correlation(
     "sum of one step's values with the fall of all steps so far; here as in the paper, image by image.",
 )
 def sensitivity_n(
-    context: EvalContext, runs: int = 20, sizes: int = 5, removal: Removal = "token", score: ScoreKind = "logit"
+    context: EvalContext,
+    runs: Points = 20,
+    sizes: Annotated[int, Range(ge=1)] = 5,
+    removal: Removal = "token",
+    score: ScoreKind = "logit",
 ) -> MetricOutput:
     """Return mean_n corr_r(sum of the map in S, f(x) − f(x without S)), |S| = n, for sizes from few to most patches."""
-    check_at_least("runs", runs, 3)
-    check_at_least("sizes", sizes, 1)
     fractions = [(k + 1) / (sizes + 1) for k in range(sizes)]
     counts = fraction_counts(context.patches, fractions)
     removed = torch.cat([_random_patches(context, runs, count, k) for k, count in enumerate(counts)], 1)
@@ -116,7 +119,7 @@ def sensitivity_n(
 )
 def faithfulness_estimate(
     context: EvalContext,
-    steps: int = 14,
+    steps: Points = 14,
     features: Features = "patch",
     at_once: int = 1,
     removal: Removal = "token",
@@ -127,7 +130,6 @@ def faithfulness_estimate(
 
     There are `steps` groups; with `features=channel` they are of `at_once` channel values of the pixels each.
     """
-    check_at_least("steps", steps, 3)
     if features == "channel":
         correlation = _estimate_by_values(context, at_once, removal, score, upsampling)
         return correlation.masked_fill(context.degenerate, math.nan)
@@ -170,14 +172,13 @@ def _estimate_by_values(context: EvalContext, at_once: int, removal: str, score:
     "from an empty image and fills it with the same empty value, so that it says yes to every map: not reproduced.",
 )
 def monotonicity(
-    context: EvalContext, steps: int = 10, removal: Removal = "token", score: ScoreKind = "prob"
+    context: EvalContext, steps: Annotated[int, Range(ge=2)] = 10, removal: Removal = "token", score: ScoreKind = "prob"
 ) -> MetricOutput:
     """Return #{k: f rises as the k-th group is shown} / steps, least relevant groups first: 1 if every group adds to f.
 
     Patches that are evidence against the target lower it for every map, the best one too. Raw scores, of a model
     without probabilities, are taken as they are: a share of steps has no unit.
     """
-    check_at_least("steps", steps, 2)
     rank = context.patches - 1 - context.rank  # least relevant first
     shown = torch.tensor([round(k * context.patches / steps) for k in range(1, steps)], device=rank.device)
     y = context.score_kept(rank[:, :, None, :] < shown[:, None], removal, score, "monotonicity")
@@ -231,7 +232,7 @@ def completeness(
 )
 def infidelity(
     context: EvalContext,
-    runs: int = 100,
+    runs: Annotated[int, Range(ge=1)] = 100,
     side: int | None = None,
     scaled: bool = True,
     removal: Removal = "token",
@@ -248,7 +249,6 @@ def infidelity(
     `region=4` is Quantus' variant: squares of 4 × 4 pixels are removed row by row and stay removed, and the upsampled
     map, read as a gradient, is multiplied with the change of every channel.
     """
-    check_at_least("runs", runs, 1)
     if region is not None:
         sums, drops = infidelity_terms(context, region, removal, score, upsampling)
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +15,7 @@ from clairvit.metrics.context import EvalContext
 from clairvit.metrics.dataset_context import DatasetContext
 from clairvit.metrics.randomisation import target_of_classes
 from clairvit.metrics.registry import MetricOutput, metric
+from clairvit.option_types import Range
 from clairvit.perturbation.progress import track
 
 GRIDS = 500  # as in the paper
@@ -35,7 +37,12 @@ GRIDS = 500  # as in the paper
     undefined="images that are in no grid, because the model is not sure of them or too few classes are left",
 )
 def grid_pointing_game(
-    context: DatasetContext, n: int = 2, sure: float = 0.5, grids: int = GRIDS, smooth: int = 0, empty: str = "none"
+    context: DatasetContext,
+    n: Annotated[int, Range(ge=2, unit="images in a row", example=2)] = 2,
+    sure: float = 0.5,
+    grids: Annotated[int, Range(ge=1, unit="grids", example=GRIDS)] = GRIDS,
+    smooth: Annotated[int, Range(ge=0, unit="pixels", example=15)] = 0,
+    empty: Literal["none", "zero"] = "none",
 ) -> MetricOutput:
     """Return Σ relu(map of c) in the cell of class c / Σ relu(map of c), on grids of n × n images of n² classes.
 
@@ -45,11 +52,6 @@ def grid_pointing_game(
     the class scores 1/n² in the mean, exactly. `smooth` blurs maps by so many pixels; a map without positive value has
     no score, or 0 with `empty=zero`. A note says how many of the classes the model still predicts in the grids.
     """
-    if n < 2 or grids < 1 or smooth < 0 or empty not in ("none", "zero"):
-        raise BadInput(
-            f"n={n}, grids={grids}, smooth={smooth}, empty={empty} were given; expected n=2 or more images in a row, "
-            "1 or more grids, smooth=0 or more pixels, and empty=none or zero."
-        )
     classes, chosen = _choose_grids(context, n, sure)
     if not chosen:
         raise BadInput(

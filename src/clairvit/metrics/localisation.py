@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +21,7 @@ from clairvit.metrics.context import EvalContext, Upsampling
 from clairvit.metrics.pixel_ranking import rankable_maps
 from clairvit.metrics.registry import MetricOutput, metric
 from clairvit.numerics import min_max
+from clairvit.option_types import Range
 
 Threshold = Literal["half", "mean", "otsu", "sweep", "best"]
 Over = Literal["images", "set"]
@@ -368,13 +369,15 @@ def relevance_rank(context: EvalContext, upsampling: Upsampling = "bilinear") ->
     discrepancies="Quantus breaks ties by an unstable sort; here what ties for the last place counts in part. Its "
     "concept_influence (times all pixels / the object's) leaves 0 … 1 and is not offered.",
 )
-def top_k(context: EvalContext, k: int = 1000, upsampling: Upsampling = "bilinear") -> Tensor:
+def top_k(
+    context: EvalContext,
+    k: Annotated[int, Range(ge=1, unit="pixels", example=1000)] = 1000,
+    upsampling: Upsampling = "bilinear",
+) -> Tensor:
     """Return |top-k of the map ∩ object| / k, the share of the k highest pixels that lie on the object.
 
     Where fewer than k pixels are valid, k is their number.
     """
-    if k < 1:
-        raise BadInput(f"k={k} was given; expected 1 or more pixels, such as k=1000.")
 
     def share(maps: Tensor, objects: Tensor, valid: Tensor) -> Tensor:
         return _share_of_top(maps, objects, valid, valid.flatten(1).sum(1).clamp(max=k))
@@ -418,7 +421,7 @@ def _share_of_top(maps: Tensor, objects: Tensor, valid: Tensor, sizes: Tensor) -
 )
 def pointing_game(
     context: EvalContext,
-    tolerance: int = 15,
+    tolerance: Annotated[int, Range(ge=0, unit="pixels", example=15)] = 15,
     ties: Ties = "share",
     constant: Literal["luck", "nan"] = "luck",
     empty: Literal["nan", "hit"] = "nan",
@@ -430,8 +433,6 @@ def pointing_game(
     A constant map scores as a random point would (`constant=luck`), or NaN. `tolerance=0` hits on the mask itself.
     `empty=hit` is Quantus's score of an empty mask.
     """
-    if tolerance < 0:
-        raise BadInput(f"tolerance={tolerance} was given; expected a number of pixels, such as 15, or 0 for none.")
 
     def hits(maps: Tensor, objects: Tensor, valid: Tensor) -> Tensor:
         near = torch.stack([dilate(mask, tolerance) for mask in objects])

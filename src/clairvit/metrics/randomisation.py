@@ -6,7 +6,7 @@ import copy
 import math
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, Literal, cast
+from typing import Annotated, Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -17,16 +17,18 @@ from clairvit.methods.explanation import Cost
 from clairvit.metrics.context import EvalContext
 from clairvit.metrics.curves import area_under_curve
 from clairvit.metrics.registry import MetricOutput, metric
-from clairvit.metrics.robustness import Resolution, at_resolution
+from clairvit.metrics.robustness import Copies, Resolution, at_resolution
 from clairvit.metrics.similarity import Similarity, histogram_entropy, map_similarity
 from clairvit.models.load_options import seeded
 from clairvit.models.model import Model
 from clairvit.numerics import widened
+from clairvit.option_types import Range
 from clairvit.perturbation.progress import report_progress
 from clairvit.perturbation.rng import image_noise, make_generator
 from clairvit.targets.base import TargetBatch, class_name
 from clairvit.tracing.module_state import frozen_eval
 
+Steps = Annotated[int, Range(ge=1, unit="steps (None: all)", example=12)]
 Order = Literal["top-down", "bottom-up", "independent"]
 Law = Literal["normal", "shuffle", "reset", "quantus"]
 Summary = Literal["mean", "last", "auc"]
@@ -54,7 +56,7 @@ X_AXIS = "part of the layers drawn anew"
 def mprt(
     context: EvalContext,
     order: Order = "top-down",
-    layers: int | None = STEPS,
+    layers: Steps | None = STEPS,
     by: Law = "normal",
     similarity: Similarity = "spearman",
     signed: bool = False,
@@ -96,10 +98,10 @@ def mprt(
 )
 def smooth_mprt(
     context: EvalContext,
-    samples: int = 10,
+    samples: Copies = 10,
     clean: bool = False,
     order: Order = "top-down",
-    layers: int | None = STEPS,
+    layers: Steps | None = STEPS,
     by: Law = "normal",
     similarity: Similarity = "spearman",
     signed: bool = False,
@@ -114,8 +116,6 @@ def smooth_mprt(
     the last copy as it is. `original` explains the original once more and counts its similarity to itself. Other
     options are those of mprt.
     """
-    if samples < 1:
-        raise BadInput(f"samples={samples} was given; expected 1 or more noisy copies, such as samples=10.")
     x = widened(context.trace.pixels)
     std = NOISE * (x.amax((1, 2, 3)) - x.amin((1, 2, 3)))[:, None, None, None]
     continued = numpy_noise(x, context.seed, lambda generator, shape: generator.standard_normal(shape))
@@ -150,13 +150,13 @@ def smooth_mprt(
     "bins read the number of axes where they need the number of entries; here the number is an option, and 100 is its "
     "default too.",
 )
-def efficient_mprt(context: EvalContext, bins: int = 100, by: Law = "normal") -> Tensor:
+def efficient_mprt(
+    context: EvalContext, bins: Annotated[int, Range(ge=2, example=100)] = 100, by: Law = "normal"
+) -> Tensor:
     """Return (H(a_random) − H(a)) / H(a), H the entropy of the histogram of the map: higher for a random model's map.
 
     Only the fully randomised model is explained. NaN where all of a map falls into one bin, as of a constant map.
     """
-    if bins < 2:
-        raise BadInput(f"bins={bins} was given; expected 2 or more, such as bins=100.")
     models = randomised_models(context, "top-down", 1, by)
     (maps,) = [context.explain(context.trace.pixels, model=model) for _, model in models]
     before, after = (histogram_entropy(values.flatten(2), bins) for values in (context.maps, maps))
@@ -236,8 +236,6 @@ def randomised_models(context: EvalContext, order: Order, layers: int | None, by
     The user's model is copied, never changed. Draws come from the seed alone, so that every batch gets the same random
     models; steps that are not yielded are drawn nevertheless, so that the others do not depend on `layers`.
     """
-    if layers is not None and layers < 1:
-        raise BadInput(f"layers={layers} was given; expected 1 or more steps, such as layers=12, or None for all.")
     with frozen_eval(context.model.module):  # no other thread registers hooks meanwhile
         model = replace(context.model, module=copy.deepcopy(context.model.module))
     every = parameter_layers(model.module)

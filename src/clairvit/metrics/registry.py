@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import inspect
 import math
 from collections.abc import Callable, Mapping
@@ -12,10 +11,12 @@ from typing import Any, Literal, get_type_hints
 
 from torch import Tensor
 
+from clairvit._registry import Registry
 from clairvit.errors import BadInput, UnknownName, did_you_mean
 from clairvit.methods.explanation import Cost
 from clairvit.methods.parsing import parse_spec
 from clairvit.methods.spec import checked
+from clairvit.option_types import check_range
 
 Better = Literal["higher", "lower"]
 FAMILIES = ("faithfulness", "robustness", "complexity", "randomisation", "localisation")
@@ -151,7 +152,9 @@ class MetricOutput:
     counts: Tensor | None = None  # [M, B, K, 2] parts and wholes; the set scores mean_k (Σ_b parts / Σ_b wholes)
 
 
-_registry: dict[str, Metric] = {}
+METRICS: Registry[Metric] = Registry(
+    "metric", modules=_MODULES, advice="`clairvit metrics` (or cv.list_metrics()) lists all of them."
+)
 _added_presets: dict[str, dict[str, Mapping[str, Any]]] = {}  # of metrics whose module may not be imported yet
 
 
@@ -164,7 +167,8 @@ def metric(
     fields["presets"] = {**fields.get("presets", {}), **_added_presets.get(name, {})}
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
-        _registry[name] = Metric(name, family, better, span, paper, function, **fields)
+        registered = Metric(name, family, better, span, paper, function, **fields)
+        METRICS.register(name, registered, module=function.__module__)
         return function
 
     return register
@@ -173,32 +177,19 @@ def metric(
 def add_presets(name: str, **presets: Mapping[str, Any]) -> None:
     """Add presets, preset name -> options, to the metric of this name, whether it is registered already or later."""
     _added_presets.setdefault(name, {}).update(presets)
-    if name in _registry:
-        _registry[name] = replace(_registry[name], presets={**_registry[name].presets, **presets})
-
-
-@functools.cache
-def load_all() -> None:
-    """Import every module that registers metrics or presets."""
-    for module in _MODULES:
-        importlib.import_module(module)
+    registered = METRICS.registered(name)
+    if registered is not None:
+        METRICS.register(name, replace(registered, presets={**registered.presets, **presets}))
 
 
 def list_metrics() -> list[Metric]:
     """Return every registered metric."""
-    load_all()
-    return list(_registry.values())
+    return METRICS.values()
 
 
 def find_metric(name: str) -> Metric:
     """Return the metric of this name; raise UnknownName if there is none."""
-    load_all()
-    if name not in _registry:
-        raise UnknownName(
-            f"There is no metric '{name}'.{did_you_mean(name, _registry)} "
-            "`clairvit metrics` (or cv.list_metrics()) lists all of them."
-        )
-    return _registry[name]
+    return METRICS.resolve(name)
 
 
 def resolve_metric(text: str | MetricSpec, **options: Any) -> MetricSpec:
@@ -225,6 +216,7 @@ def resolve_metric(text: str | MetricSpec, **options: Any) -> MetricSpec:
             listed = ", ".join(values) or "none"
             raise UnknownName(f"'{metric.name}' has no option '{key}'; it has {listed}.{did_you_mean(key, values)}")
         values[key] = checked(hints[key], key, value)
+        check_range(metric.function, key, values[key])
     changed = {key: value for key, value in values.items() if value != metric.options[key]}
     inside = ",".join(f"{key}={value}" for key, value in sorted(changed.items()))
     return MetricSpec(metric, tuple(sorted(values.items())), metric.name + (f"({inside})" if inside else ""))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
@@ -20,9 +20,12 @@ from clairvit.methods.explanation import Cost
 from clairvit.metrics.context import EvalContext
 from clairvit.metrics.registry import metric
 from clairvit.numerics import over_largest, widened
+from clairvit.option_types import Range
 from clairvit.perturbation.progress import track
 from clairvit.perturbation.rng import Distribution, image_noise, make_generator
 
+Copies = Annotated[int, Range(ge=1, unit="noisy copies", example=10)]
+Radius = Annotated[float, Range(gt=0, example=0.2)]
 Resolution = Literal["patch", "pixel"]
 NearZero = Literal["largest", "exact"]
 SMALL = 1e-6  # the smallest denominator of a relative change
@@ -41,7 +44,7 @@ SMALL = 1e-6  # the smallest denominator of a relative change
     "in papers contain the change of masks.",
 )
 def max_sensitivity(
-    context: EvalContext, samples: int = 10, radius: float = 0.2, redraw: bool = False, draws: Draws = "own"
+    context: EvalContext, samples: Copies = 10, radius: Radius = 0.2, redraw: bool = False, draws: Draws = "own"
 ) -> Tensor:
     """Return max_j |a(x) − a(x + u_j)| / |a(x)|, u_j uniform in ±radius (normalised pixels): the largest change.
 
@@ -62,7 +65,7 @@ def max_sensitivity(
     cost=lambda samples, **_: Cost(samples),
 )
 def avg_sensitivity(
-    context: EvalContext, samples: int = 10, radius: float = 0.2, redraw: bool = False, draws: Draws = "own"
+    context: EvalContext, samples: Copies = 10, radius: Radius = 0.2, redraw: bool = False, draws: Draws = "own"
 ) -> Tensor:
     """Return mean_j |a(x) − a(x + u_j)| / |a(x)|, u_j uniform in ±radius (normalised pixels): the mean change.
 
@@ -93,8 +96,8 @@ def _relative_changes(context: EvalContext, samples: int, radius: float, redraw:
 )
 def local_lipschitz(
     context: EvalContext,
-    samples: int = 10,
-    radius: float = 0.1,
+    samples: Copies = 10,
+    radius: Radius = 0.1,
     distance: Literal["euclidean", "manhattan"] = "euclidean",
     resolution: Resolution = "patch",
     draws: Draws = "own",
@@ -129,8 +132,8 @@ def local_lipschitz(
 )
 def relative_stability(
     context: EvalContext,
-    samples: int = 10,
-    radius: float = 0.1,
+    samples: Copies = 10,
+    radius: Radius = 0.1,
     of: Literal["input", "output"] = "input",
     near_zero: NearZero = "largest",
     changed: Literal["keep", "leave", "nan"] = "keep",
@@ -184,11 +187,10 @@ def explain_noisy_copies(
     All methods explain the same copy from one trace. `redraw` gives each copy another seed of the methods; `lowest` is
     the smallest value of Quantus' uniform noise, -radius by default.
     """
-    if samples < 1 or radius <= 0 or (draws == "quantus" and radius <= (lowest or 0)):
-        expected = f"a radius of more than {lowest}" if lowest and draws == "quantus" else "a positive radius"
+    if draws == "quantus" and lowest is not None and radius <= lowest:
         raise BadInput(
-            f"samples={samples} and radius={radius} were given; expected 1 or more noisy copies and {expected}, "
-            "such as samples=10 and radius=0.2."
+            f"radius={radius} was given with draws=quantus, whose noise is {lowest} or more; expected a radius of more "
+            f"than {lowest}, such as radius=0.2."
         )
     x = widened(context.trace.pixels)
     copies = _noise(context, x, distribution, radius, draws, lowest)

@@ -88,7 +88,7 @@ def load(
     model: Model = (
         builtin.build(source, request)
         if source in BUILT_IN
-        else importlib.import_module(BUILDERS[source]).build(request)
+        else importlib.import_module(BUILDERS.resolve(source)).build(request)
     )
     model = with_activation(model, checked)
     module = model.module.eval().to(device=torch_device, dtype=torch_dtype)

@@ -1,4 +1,4 @@
-"""Checks: what follows from the numbers that a paper prints, computed again."""
+"""Checks of papers: recompute statements and numbers from the tables that a paper prints."""
 
 from __future__ import annotations
 
@@ -70,13 +70,16 @@ def _flower_areas(paper: Paper) -> list[Finding]:
         Finding(
             f"AUR of {name} on Flower follows from Table 2 (SHAP's faithfulness being −0.0009: a sign lost in print)",
             source,
-            abs(was - now) < tolerance,
-            f"printed {was:.4f}, computed {now:.4f}",
+            abs(area - recomputed) < tolerance,
+            f"printed {area:.4f}, computed {recomputed:.4f}",
         )
-        for name, was, now in zip(flower.methods, printed, computed, strict=True)
+        for name, area, recomputed in zip(flower.methods, printed, computed, strict=True)
     ]
-    rest = [(was, now) for name, was, now in zip(flower.methods, printed, unsigned, strict=True) if name != SHAP]
-    largest = max(abs(was - now) for was, now in rest)
+    largest = max(
+        abs(area - recomputed)
+        for name, area, recomputed in zip(flower.methods, printed, unsigned, strict=True)
+        if name != SHAP
+    )
     findings.append(
         Finding(
             "The same with SHAP's faithfulness as it is printed, 0.0009",
@@ -92,8 +95,8 @@ def _other_areas(paper: Paper) -> list[Finding]:
     findings = []
     for table in paper.tables[1:]:
         rows = list(zip(table.methods, table.values[AREA], radar_areas(table), strict=True))
-        numbers = ", ".join(f"{name} {was:.4f} / {now:.4f}" for name, was, now in rows)
-        holds = all(abs(was - now) < paper.printed["tolerance"] for _, was, now in rows)
+        numbers = ", ".join(f"{name} {area:.4f} / {recomputed:.4f}" for name, area, recomputed in rows)
+        holds = all(abs(area - recomputed) < paper.printed["tolerance"] for _, area, recomputed in rows)
         statement = f"AUR on {table.data} follows from Table 2"
         findings.append(Finding(statement, paper.sources["table_3"], holds, f"printed / computed: {numbers}"))
     return findings
@@ -194,9 +197,9 @@ def check_cmi(paper: Paper) -> list[Finding]:
     faf, baf, n = table.per_image["FAF"], table.per_image["BAF"], len(table.images)
     findings = []
     for name in table.methods:
-        right = sum(abs(on + off - 1) < 5e-4 for on, off in zip(faf[name], baf[name], strict=True))  # three decimals
+        exact = sum(abs(on + off - 1) < 5e-4 for on, off in zip(faf[name], baf[name], strict=True))  # three decimals
         statement = f"FAF + BAF = 1 for every image of {name}"
-        findings.append(Finding(statement, paper.sources["table_2"], right == n, f"{right} of {n} images"))
+        findings.append(Finding(statement, paper.sources["table_2"], exact == n, f"{exact} of {n} images"))
     for name, printed in paper.printed["mean_faf"].items():
         mean = statistics.fmean(faf[name])
         statement, numbers = f"The mean FAF of {name} is {printed}", f"mean over {n} images: {mean:.5f}"

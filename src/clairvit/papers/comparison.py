@@ -28,7 +28,7 @@ class Cell:
 
     paper: float
     ours: float
-    error: float = math.nan
+    error: float = math.nan  # standard error of ours
     interval: tuple[float, float] = (math.nan, math.nan)
     images: int = 0
     paper_rank: float = math.nan
@@ -89,11 +89,11 @@ def ranks(values: Sequence[float], better: str) -> list[float]:
 
 def agreement(measure: str, data: str, first: Sequence[float], second: Sequence[float]) -> Agreement:
     """Compare two orders of the methods that have both values."""
-    both = [(a, b) for a, b in zip(first, second, strict=True) if not (math.isnan(a) or math.isnan(b))]
-    gaps = [((a - c), (b - d)) for (a, b), (c, d) in itertools.combinations(both, 2)]
+    pairs = [(a, b) for a, b in zip(first, second, strict=True) if not (math.isnan(a) or math.isnan(b))]
+    gaps = [((a - c), (b - d)) for (a, b), (c, d) in itertools.combinations(pairs, 2)]
     same = [(a > 0) == (b > 0) for a, b in gaps if a != 0 and b != 0]
     rho = stats.spearman(np.array(first, dtype=np.float64), np.array(second, dtype=np.float64))
-    return Agreement(measure, data, len(both), sum(same), len(same), rho)
+    return Agreement(measure, data, len(pairs), sum(same), len(same), rho)
 
 
 def compare_rows(paper: Paper, scores: NamedScores, table: Table | None) -> list[Row]:
@@ -130,14 +130,14 @@ def _add_ranks(cells: dict[str, dict[str, Cell]], names: Sequence[str], measure:
         cells[name][measure] = replace(cell, paper_rank=paper_rank, our_rank=our_rank)
 
 
-def radar_radii(preset: Paper, cells: Cells, names: Sequence[str], paper: bool) -> Mapping[str, tuple[float, ...]]:
+def radar_radii(paper: Paper, cells: Cells, names: Sequence[str], printed: bool) -> Mapping[str, tuple[float, ...]]:
     """Return the radius of each method on each axis, 0 the worst of these methods and 1 the best.
 
-    `paper`: of the paper's values instead of ours. Methods that lack a value are left out.
+    `printed`: of the values that the paper prints instead of ours. Methods that lack a value are left out.
     """
-    axes = [measure for measure in preset.measures if all(measure.name in cells[name] for name in names)]
+    axes = [measure for measure in paper.measures if all(measure.name in cells[name] for name in names)]
     values = {
-        name: [cells[name][axis.name].paper if paper else cells[name][axis.name].ours for axis in axes]
+        name: [cells[name][axis.name].paper if printed else cells[name][axis.name].ours for axis in axes]
         for name in names
     }
     complete = {name: row for name, row in values.items() if row and not any(map(math.isnan, row))}
@@ -152,7 +152,7 @@ def radar_radii(preset: Paper, cells: Cells, names: Sequence[str], paper: bool) 
 
 def areas(paper: Paper, cells: Cells, names: Sequence[str]) -> dict[str, float]:
     """Return the area under the radar of our values; it depends on which methods are compared."""
-    radii = radar_radii(paper, cells, names, paper=False)
+    radii = radar_radii(paper, cells, names, printed=False)
     if not radii or len(next(iter(radii.values()))) < 3:
         return {}
     values = area_under_radar(torch.tensor(list(radii.values()), dtype=torch.float64)).tolist()

@@ -98,12 +98,16 @@ class Claim:
 
 @dataclass(frozen=True)
 class Finding:
-    """A printed statement, and what comes out when it is computed again."""
+    """A printed statement, whether it holds when it is computed again, and the numbers."""
 
-    what: str
+    statement: str
     source: str
     holds: bool
-    seen: str  # the numbers
+    numbers: str
+
+    def as_document(self) -> dict[str, str | bool]:
+        """Return the finding as JSON values."""
+        return {"what": self.statement, "source": self.source, "holds": self.holds, "seen": self.numbers}
 
 
 @dataclass(frozen=True)
@@ -211,13 +215,13 @@ def read_paper(path: Traversable) -> Paper:
 
 def _with_pairs(claim: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
     """Replace winners and losers of a claim by all (winner, loser) pairs."""
-    rest = {key: value for key, value in claim.items() if key not in ("winners", "losers")}
+    fields = {key: value for key, value in claim.items() if key not in ("winners", "losers")}
     if "winners" not in claim:
-        return rest
+        return fields
     winners, losers = claim["winners"], claim.get("losers", OTHERS)
     if losers == OTHERS:
         losers = [name for name in names if name not in winners]
-    return {"pairs": tuple(itertools.product(winners, losers)), **rest}
+    return {"pairs": tuple(itertools.product(winners, losers)), **fields}
 
 
 def _with_means(table: Table) -> Table:

@@ -93,11 +93,11 @@ def check_data(config: ReproductionConfig, data: LoadedData) -> tuple[Measure, .
             parameters={"target": "predicted"},
         )
     if config.study_target == "label" and data.unknown_classes:
-        some = ", ".join(data.unknown_classes[:3]) + (", …" if len(data.unknown_classes) > 3 else "")
+        listed = ", ".join(data.unknown_classes[:3]) + (", …" if len(data.unknown_classes) > 3 else "")
         raise BadInput(
-            f"'{paper.name}' explains the true class, and the model has no class {some} "
-            f"({len(data.unknown_classes)} of the "
-            "data's classes); expected a model of these classes, or target='predicted'.",
+            f"'{paper.name}' explains the true class, and the model has no class {listed} "
+            f"({len(data.unknown_classes)} of the data's classes); expected a model of these classes, or "
+            "target='predicted'.",
             parameters={"model": "NAME", "labels": "FILE", "target": "predicted"},
         )
     return tuple(measure for measure in paper.measures if data.dataset.has_masks or not measure.needs_masks)
@@ -105,11 +105,10 @@ def check_data(config: ReproductionConfig, data: LoadedData) -> tuple[Measure, .
 
 def depth(model: Model, dataset: ImageDataset) -> int:
     """Return the number of layers of a model, counted on the first image that can be read."""
-    for batch in iter_batches(
-        dataset, model, 1, on_error=lambda image, error: None
-    ):  # the study reports unreadable images
-        return len(record_for([resolve_method("raw-attention")], model, batch.pixels).calls)
-    raise BadInput(f"None of the {len(dataset)} images can be read; expected at least one.")
+    batch = next(iter_batches(dataset, model, 1, on_error=lambda image, error: None), None)  # the study reports errors
+    if batch is None:
+        raise BadInput(f"None of the {len(dataset)} images can be read; expected at least one.")
+    return len(record_for([resolve_method("raw-attention")], model, batch.pixels).calls)
 
 
 def sweep_methods(paper: Paper, layers: int) -> dict[str, list[str]]:
@@ -143,7 +142,7 @@ def reproduce(
     batch_size: int | None = None,
     on_plan: Callable[[Plan], None] = lambda plan: None,
 ) -> Reproduction:
-    """Compute what the store lacks, and compare it with what the paper prints.
+    """Compute the scores that the store lacks, and compare all scores with the numbers that the paper prints.
 
     Args:
         config: The paper, the model and the data.

@@ -60,7 +60,7 @@ def replace_methods(paper: Paper, assignments: Sequence[str]) -> Paper:
 
 @dataclass(frozen=True, eq=False)
 class LoadedData:
-    """The images of a reproduction, and what the user should know about them."""
+    """The images of a reproduction, with a description and notes for the user."""
 
     dataset: ImageDataset
     description: str  # which images, how many of how many

@@ -1,4 +1,10 @@
-"""Report the progress of long work to a listener, if there is one: the command line's bar, the web server's jobs."""
+"""Report the progress of long work to a listener, if there is one: the command line's bar, the web server's jobs.
+
+The listener is a context variable and no field of `ExecutionOptions`. These options determine how passes are run; a
+listener observes, as a logger does, and changes no result. Work is also reported where no options are passed: while a
+network flow is solved, images are read, a model is trained or a report is written. Each thread and asynchronous task
+has its own value, so that jobs of the web server do not hear of each other.
+"""
 
 from __future__ import annotations
 

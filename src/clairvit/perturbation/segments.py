@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
@@ -21,11 +21,13 @@ from torch import Tensor
 from clairvit.errors import BadInput
 from clairvit.models.preprocess import Preprocess
 from clairvit.numerics import widened
+from clairvit.option_types import Range, check_range
 from clairvit.perturbation.probe import Probe
 from clairvit.perturbation.removal import patches_to_pixels
 from clairvit.perturbation.rng import make_generator
 
 Features = Literal["patches", "superpixels"]
+Cells = Annotated[int, Range(ge=1, unit="cells in a row", example=7)]
 QUICKSHIFT: dict[str, Any] = {"kernel_size": 4, "max_dist": 200, "ratio": 0.2}  # what lime segments images with
 
 
@@ -57,7 +59,7 @@ class Segmentation:
         return areas / areas.sum(1, keepdim=True)
 
 
-def segmentations(probe: Probe, features: str, cells: int | None) -> list[Segmentation]:
+def segmentations(probe: Probe, features: str, cells: Cells | None) -> list[Segmentation]:
     """Return one segmentation for all images where features are patches or cells; of superpixels one per image.
 
     Superpixels are exact to the pixel where the removal paints. For token dropping, and for road, whose imputation
@@ -76,10 +78,9 @@ def segmentations(probe: Probe, features: str, cells: int | None) -> list[Segmen
     return [Segmentation(segments_on_patches(labels, probe.grid), probe.grid) for labels in segments]
 
 
-def grid_cells(grid: tuple[int, int], cells: int | None) -> Tensor:
+def grid_cells(grid: tuple[int, int], cells: Cells | None) -> Tensor:
     """Return labels [rows, cols] of a grid of cells × cells, never finer than the patches; None: one per patch."""
-    if cells is not None and cells < 1:
-        raise BadInput(f"cells={cells} was given; expected 1 or more cells in a row, such as cells=7.")
+    check_range(grid_cells, "cells", cells)
     rows, cols = grid if cells is None else (min(cells, grid[0]), min(cells, grid[1]))
     row = torch.arange(grid[0]) * rows // grid[0]
     col = torch.arange(grid[1]) * cols // grid[1]

@@ -1,1 +1,1 @@
-"""Show: raw maps become pictures and files. The only room that clips, upsamples or colours."""
+"""Figures and files of explanations and scores. Maps are clipped, upsampled and coloured here only."""

@@ -142,12 +142,10 @@ def comparison_html(comparison: Comparison) -> str:
 
 def scores_html(scores: Mapping[tuple[str, str], Score]) -> str:
     """Return a table as HTML: a row per method, a column per metric, the best mean of each in bold."""
-    methods, metrics = (list(dict.fromkeys(key[place] for key in scores)) for place in (0, 1))
+    methods, metrics = (list(dict.fromkeys(key[position] for key in scores)) for position in (0, 1))
     best = {metric: _best([scores[key] for key in scores if key[1] == metric]) for metric in metrics}
-    heading = "".join(
-        f"<th>{html.escape(metric)} {ARROWS[next(one.better for key, one in scores.items() if key[1] == metric)]}</th>"
-        for metric in metrics
-    )
+    better = {metric: score.better for (_, metric), score in scores.items()}
+    heading = "".join(f"<th>{html.escape(metric)} {ARROWS[better[metric]]}</th>" for metric in metrics)
     rows = []
     for method in methods:
         cells = [_cell(scores.get((method, metric)), best[metric]) for metric in metrics]

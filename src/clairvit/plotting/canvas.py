@@ -195,11 +195,11 @@ def shorten_name(first: str, name: str, last: str, width: float, size: float) ->
     points = 72 * width / SIDE_BEARINGS
     least = 0.75 * size  # as small as `fit` sets it
     text = first + name + last
-    kept = len(name)
-    while kept > LEAST_KEPT and text_width(text) * least > points:
-        kept -= 1
-        end = -(-2 * kept // 3)
-        text = f"{first}{name[: kept - end]}…{name[-end:]}{last}"
+    kept_length = len(name)
+    while kept_length > LEAST_KEPT and text_width(text) * least > points:
+        kept_length -= 1
+        end = -(-2 * kept_length // 3)
+        text = f"{first}{name[: kept_length - end]}…{name[-end:]}{last}"
     return text
 
 

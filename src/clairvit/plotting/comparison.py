@@ -39,15 +39,15 @@ SEAM = 0.04  # between the classes of one method
 
 @dataclass(frozen=True)
 class Cell:
-    """The place of one method: its heading, and under it one tile per class."""
+    """The layout of one method in inches: its heading, and under it one tile per class."""
 
     tiles: int
-    tile: float
-    tall: float
-    band: float
+    tile: float  # width of a tile
+    tile_height: float
+    band: float  # height of the line above, for the names of families
 
     @property
-    def wide(self) -> float:
+    def width(self) -> float:
         """Return the width in inches."""
         return self.tiles * (self.tile + SEAM) - SEAM
 
@@ -57,18 +57,18 @@ class Cell:
         return LABEL if self.tiles > 1 else 0.0
 
     @property
-    def high(self) -> float:
+    def height(self) -> float:
         """Return the height in inches."""
-        return self.band + HEADING + self.label + self.tall
+        return self.band + HEADING + self.label + self.tile_height
 
     def corner(self, row: int, column: int) -> tuple[float, float]:
         """Return left and top of its heading."""
-        return MARGIN + column * (self.wide + GAP), MARGIN + row * (self.high + GAP) + self.band
+        return MARGIN + column * (self.width + GAP), MARGIN + row * (self.height + GAP) + self.band
 
     def canvas(self, rows: int, columns: int, foot: float) -> Canvas:
         """Return a canvas for so many cells and `foot` inches below them."""
-        width = 2 * MARGIN + columns * (self.wide + GAP) - GAP
-        return Canvas(width, 2 * MARGIN + rows * (self.high + GAP) - GAP + foot)
+        width = 2 * MARGIN + columns * (self.width + GAP) - GAP
+        return Canvas(width, 2 * MARGIN + rows * (self.height + GAP) - GAP + foot)
 
 
 def comparison_figure(explanations: Mapping[str, Explanation], style: PlotStyle | None = None) -> Figure:
@@ -90,24 +90,24 @@ def comparison_figure(explanations: Mapping[str, Explanation], style: PlotStyle 
         len(methods), len(groups), classes, aspect_ratio(first), bool(families(methods))
     )
     check_rows(rows * len(groups))
-    shown = list(explanations.values())
-    canvas = cell.canvas(rows * len(groups), columns, FOOT * (2 + bool(_legend(shown))))
+    method_explanations = list(explanations.values())
+    canvas = cell.canvas(rows * len(groups), columns, FOOT * (2 + bool(_legend(method_explanations))))
     for block, group in enumerate(groups):
         top = block * rows
-        _photo_cell(canvas, _heading_explanation(shown), group, cell, top)
+        _photo_cell(canvas, _heading_explanation(method_explanations), group, cell, top)
         for number, (name, explanation) in enumerate(methods, start=1):
             row, column = divmod(number, columns)
             _method_cell(canvas, name, explanation, group, cell, style, top + row, column)
         for row in range(rows if cell.band else 0):
             _bands(canvas, families(methods), cell, row, columns, top)
-    _draw_keys(canvas, shown, style)
+    _draw_keys(canvas, method_explanations, style)
     canvas.write(first.model, MARGIN, canvas.height - FOOT + 0.04, canvas.width - 2 * MARGIN, SMALL, PALE)
     return canvas.figure
 
 
 def _heading_explanation(explanations: Sequence[Explanation]) -> Explanation:
     """Return the explanation whose targets are the headings: the first that is class-specific, if there is one."""
-    return next((one for one in explanations if one.class_specific), explanations[0])
+    return next((explanation for explanation in explanations if explanation.class_specific), explanations[0])
 
 
 def rows_needed(methods: int, images: int, classes: int) -> int:
@@ -120,8 +120,8 @@ def arrange_cells(methods: int, images: int, classes: int, aspect: float, groupe
     band = BAND if grouped else 0.0
     least = SMALLEST if classes > 1 and (methods + 1) * classes > CROWDED else USUAL
     small = Cell(classes, least, least * aspect, band)
-    in_rows = images > 1 and (methods + 1) * (small.wide + GAP) <= WIDEST
-    most = max(1, int((WIDE + GAP) // (small.wide + GAP)))
+    in_rows = images > 1 and (methods + 1) * (small.width + GAP) <= WIDEST
+    most = max(1, int((WIDE + GAP) // (small.width + GAP)))
     columns = methods + 1 if in_rows else _columns(methods + 1, most, small)
     width = (WIDE + GAP) / columns - GAP + SEAM
     tile = max(least, min(LARGE, width / classes - SEAM))
@@ -130,16 +130,16 @@ def arrange_cells(methods: int, images: int, classes: int, aspect: float, groupe
 
 def _columns(cells: int, most: int, cell: Cell) -> int:
     """Return the columns of a figure about as high as wide or flatter, with few empty places in the last row."""
-    if cells * (cell.wide + GAP) <= WIDE / 1.5:
+    if cells * (cell.width + GAP) <= WIDE / 1.5:
         return min(cells, most)
-    least = min(most, max(1, round(math.sqrt(cells * (cell.high + GAP) / (cell.wide + GAP)))))
+    least = min(most, max(1, round(math.sqrt(cells * (cell.height + GAP) / (cell.width + GAP)))))
 
-    def left_over(columns: int) -> tuple[int, int]:
+    def empty_places(columns: int) -> tuple[int, int]:
         """Return the empty places in the last row; where there are few columns to choose from, three do not count."""
         empty = -cells % columns
         return empty if cell.tiles == 1 else max(0, empty - 3), -columns
 
-    return min(range(max(1, least - 2), min(most, least + 3) + 1), key=left_over)
+    return min(range(max(1, least - 2), min(most, least + 3) + 1), key=empty_places)
 
 
 def families(methods: Sequence[tuple[str, Explanation]]) -> list[str]:
@@ -155,9 +155,11 @@ def _photo_cell(canvas: Canvas, explanation: Explanation, group: Sequence[int], 
     left, top = cell.corner(row, 0)
     best = [class_label(guess.name, guess.probability, guess.score) for guess in top_classes(explanation, group[0], 3)]
     title = target_label(explanation, group[0]) if len(group) == 1 else short_name(explanation, group[0])
-    canvas.heading(title, " · ".join([name for name in best if name != title][:2]), left, top, cell.wide)
-    middle = left + (cell.wide - cell.tile) / 2
-    canvas.image(explanation_photo(explanation, group[0]), middle, top + HEADING + cell.label, cell.tile, cell.tall)
+    canvas.heading(title, " · ".join([name for name in best if name != title][:2]), left, top, cell.width)
+    middle = left + (cell.width - cell.tile) / 2
+    canvas.image(
+        explanation_photo(explanation, group[0]), middle, top + HEADING + cell.label, cell.tile, cell.tile_height
+    )
 
 
 def _method_cell(
@@ -171,30 +173,30 @@ def _method_cell(
     column: int,
 ) -> None:
     left, top = cell.corner(row, column)
-    canvas.heading(name, cost_label(explanation.cost), left, top, cell.wide)
+    canvas.heading(name, cost_label(explanation.cost), left, top, cell.width)
     down = top + HEADING + cell.label
     once = not explanation.class_specific  # the same for all targets: drawn once, in the middle
-    for place, item in enumerate(group[:1] if once else group):
-        start = left + ((cell.wide - cell.tile) / 2 if once else place * (cell.tile + SEAM))
+    for index, item in enumerate(group[:1] if once else group):
+        start = left + ((cell.width - cell.tile) / 2 if once else index * (cell.tile + SEAM))
         if cell.label:
             canvas.write(target_label(explanation, item), start, top + HEADING, cell.tile, SMALL, PALE)
         values = to_numpy(explanation.maps[item])
         scale = map_scale(explanation, values, style)
         picture = overlay(explanation_photo(explanation, item), values, scale, style.opacity, style.smooth)
-        axes = canvas.image(picture, start, down, cell.tile, cell.tall)
+        axes = canvas.image(picture, start, down, cell.tile, cell.tile_height)
         draw_outline(axes, chosen_patches(explanation, item), picture.shape[:2], cell.tile)
-    right = left + (cell.wide + cell.tile) / 2 if once else left + cell.wide
+    right = left + (cell.width + cell.tile) / 2 if once else left + cell.width
     canvas.badges(map_marks(explanation), right - 0.05, down + 0.05)
 
 
 def _bands(canvas: Canvas, names: Sequence[str], cell: Cell, row: int, columns: int, top: int) -> None:
     """Write the names of the families over one row of tiles, each with a line as long as its tiles."""
     start = row * columns
-    on_row = [(place, names[place - 1]) for place in range(max(1, start), min(start + columns, len(names) + 1))]
+    on_row = [(index, names[index - 1]) for index in range(max(1, start), min(start + columns, len(names) + 1))]
     for family, members in groupby(on_row, key=lambda entry: entry[1]):
-        places = [place for place, _ in members]
-        left, down = cell.corner(top + row, places[0] - start)
-        canvas.group_heading(family, left, down - cell.band + 0.02, len(places) * (cell.wide + GAP) - GAP)
+        indices = [index for index, _ in members]
+        left, down = cell.corner(top + row, indices[0] - start)
+        canvas.group_heading(family, left, down - cell.band + 0.02, len(indices) * (cell.width + GAP) - GAP)
 
 
 def _legend(explanations: Sequence[Explanation]) -> list[tuple[str, str]]:

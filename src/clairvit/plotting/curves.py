@@ -38,9 +38,9 @@ def mean_line(score: Score) -> tuple[Array, Array]:
 
 def draw_curves(axes: Any, scores: Sequence[Score], styles: Mapping[str, LineStyle]) -> None:
     """Draw mean lines with bands of ± 1 standard error, the first on top; methods without a style are baselines."""
-    for place, score in enumerate(scores):
+    for index, score in enumerate(scores):
         assert score.curve is not None
-        style, order = styles.get(score.method, BASELINE), 2 + (len(scores) - place) / len(scores)
+        style, order = styles.get(score.method, BASELINE), 2 + (len(scores) - index) / len(scores)
         x, (mean, error) = score.curve.x.double().cpu().numpy(), mean_line(score)
         line = {"color": style.colour, "linestyle": style.dash, "linewidth": style.width}
         axes.plot(x, mean, **line, label=_label(score), zorder=order)
@@ -73,19 +73,19 @@ def curves_figure(scores: Sequence[Score]) -> Figure:
     methods = [score for score in curves if score.baselines or score.method not in baselines]
     styles = line_styles([score.method for score in methods])
     random = first.baselines.get(RANDOM)
-    drawn = methods if random is None or RANDOM in styles else [*methods, random]
-    widest = 1.05 * max(text_width(_label(score)) for score in drawn) * SMALL / 72  # small letters are set wider
-    high = max(HEIGHT, PITCH * len(drawn))
-    canvas = Canvas(LEFT + WIDTH + KEY + widest + 0.1, TOP + high + BELOW)
-    axes = canvas.axes(LEFT, TOP, WIDTH, high, ticks=True)
-    draw_curves(axes, drawn, styles)
+    lines = methods if random is None or RANDOM in styles else [*methods, random]
+    widest = 1.05 * max(text_width(_label(score)) for score in lines) * SMALL / 72  # small letters are set wider
+    height = max(HEIGHT, PITCH * len(lines))
+    canvas = Canvas(LEFT + WIDTH + KEY + widest + 0.1, TOP + height + BELOW)
+    axes = canvas.axes(LEFT, TOP, WIDTH, height, ticks=True)
+    draw_curves(axes, lines, styles)
     corner = (1.02, 1 + 0.06 / HEIGHT)
     axes.legend(
         loc="upper left", bbox_to_anchor=corner, fontsize=SMALL, frameon=False, labelcolor=INK, handlelength=2.2
     )
     line_width = canvas.width - LEFT - 0.1
     canvas.write(f"{first.metric} {ARROWS[first.better]}", LEFT, 0.08, line_width, TITLE, INK, bold=True, align="left")
-    subtitle = f"{describe_mean(drawn)} · {first.better} is better · {first.model}"
+    subtitle = f"{describe_mean(lines)} · {first.better} is better · {first.model}"
     canvas.write(subtitle, LEFT, 0.28, line_width, SMALL, PALE, align="left")
     return canvas.figure
 

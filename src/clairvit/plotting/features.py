@@ -29,20 +29,20 @@ def features_figure(images: Sequence[Features], style: PlotStyle | None = None) 
     style = style or PlotStyle(cmap=COLOURS, smooth=False)
     check_rows(sum(len(image.layers) for image in images))
     size = (int(images[0].pixels.shape[-2]), int(images[0].pixels.shape[-1]))
-    tall = TILE * size[0] / size[1]
-    line = LABEL + LABEL + tall + 0.06
+    tile_height = TILE * size[0] / size[1]
+    line_height = LABEL + LABEL + tile_height + 0.06
     columns = 2 + max(len(layer.channels) for image in images for layer in image.layers)
     lines = sum(len(image.layers) for image in images)
     canvas = Canvas(
-        2 * MARGIN + columns * (TILE + GAP) - GAP, 2 * MARGIN + lines * line + (len(images) - 1) * GAP + FOOT
+        2 * MARGIN + columns * (TILE + GAP) - GAP, 2 * MARGIN + lines * line_height + (len(images) - 1) * GAP + FOOT
     )
     top = MARGIN
     for image in images:
         canvas.write(PurePath(image.name).name or image.name, MARGIN, top + LABEL + 0.02, TILE, SMALL, PALE)
-        canvas.image(denormalised_photo(image.pixels, image.preprocess), MARGIN, top + 2 * LABEL, TILE, tall)
+        canvas.image(denormalised_photo(image.pixels, image.preprocess), MARGIN, top + 2 * LABEL, TILE, tile_height)
         for layer in image.layers:
-            _row(canvas, layer, top, size, tall, style)
-            top += line
+            _row(canvas, layer, top, size, tile_height, style)
+            top += line_height
         top += GAP
     ranking = "mean |activation|" if images[0].by == "activation" else "mean |gradient × activation|"
     foot = f"feature maps · {images[0].model} · strongest channels by {ranking} · each on its own colour scale"
@@ -51,7 +51,7 @@ def features_figure(images: Sequence[Features], style: PlotStyle | None = None) 
 
 
 def _row(
-    canvas: Canvas, layer: LayerFeatures, top: float, size: tuple[int, int], tall: float, style: PlotStyle
+    canvas: Canvas, layer: LayerFeatures, top: float, size: tuple[int, int], tile_height: float, style: PlotStyle
 ) -> None:
     left = MARGIN + TILE + GAP
     rows, cols = layer.mean.shape
@@ -61,5 +61,5 @@ def _row(
         values = to_numpy(tile)
         canvas.write(label, left, top + LABEL + 0.02, TILE, SMALL, PALE)
         scale = scale_of(values, signed=False, style=style)
-        canvas.image(scale.colours(enlarge(values, size, style.smooth)), left, top + 2 * LABEL, TILE, tall)
+        canvas.image(scale.colours(enlarge(values, size, style.smooth)), left, top + 2 * LABEL, TILE, tile_height)
         left += TILE + GAP

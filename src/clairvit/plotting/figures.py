@@ -38,17 +38,17 @@ class TileGrid:
     rows: int
     columns: int
     tile: float
-    tall: float
+    tile_height: float
     side: float = GAP
 
     def corner(self, row: int, column: int) -> tuple[float, float]:
         """Return left and top of a tile's heading."""
-        return MARGIN + column * (self.tile + self.side), MARGIN + row * (self.tall + HEADING + GAP)
+        return MARGIN + column * (self.tile + self.side), MARGIN + row * (self.tile_height + HEADING + GAP)
 
     def canvas(self, foot: float = FOOT) -> Canvas:
         """Return a canvas for all tiles and `foot` inches below them."""
         width = 2 * MARGIN + self.columns * (self.tile + self.side) - (GAP if self.side == GAP else 0)
-        return Canvas(width, 2 * MARGIN + self.rows * (self.tall + HEADING + GAP) - GAP + foot)
+        return Canvas(width, 2 * MARGIN + self.rows * (self.tile_height + HEADING + GAP) - GAP + foot)
 
 
 def explanation_figure(explanation: Explanation, style: PlotStyle | None = None) -> Figure:
@@ -72,7 +72,9 @@ def explanation_figure(explanation: Explanation, style: PlotStyle | None = None)
         for column, item in enumerate(group):
             left, top = grid.corner(row, column)
             _map_tile(canvas, explanation, item, scales[item], style, left + shift, top, grid)
-            canvas.colour_bar(scales[item], style.opacity, left + shift + grid.tile + 0.06, top + HEADING, grid.tall)
+            canvas.colour_bar(
+                scales[item], style.opacity, left + shift + grid.tile + 0.06, top + HEADING, grid.tile_height
+            )
             if explanation.chosen is not None:
                 _removal_tile(canvas, explanation, item, left + shift + grid.tile + BAR, top, grid)
     canvas.caption(*source_line(explanation), MARGIN, canvas.height - FOOT + 0.04, canvas.width - 2 * MARGIN)
@@ -94,8 +96,8 @@ def layers_figure(explanation: Explanation, style: PlotStyle | None = None) -> F
     lines = math.ceil((count + 2) / columns)
     check_rows(lines * maps)
     tile, label, title = 1.15, 0.19, 0.26
-    tall = tile * aspect_ratio(explanation)
-    block = title + lines * (tall + label + 0.06)
+    tile_height = tile * aspect_ratio(explanation)
+    block = title + lines * (tile_height + label + 0.06)
     canvas = Canvas(2 * MARGIN + columns * (tile + GAP) - GAP, 2 * MARGIN + maps * (block + GAP) - GAP + FOOT)
     for item in range(maps):
         top = MARGIN + item * (block + GAP)
@@ -103,9 +105,9 @@ def layers_figure(explanation: Explanation, style: PlotStyle | None = None) -> F
         canvas.write(heading, MARGIN, top + 0.03, width, TITLE, bold=True, align="left")
         for number, (name, picture) in enumerate(_layer_tiles(explanation, layers[:, item], item, style)):
             row, column = divmod(number, columns)
-            left, down = MARGIN + column * (tile + GAP), top + title + row * (tall + label + 0.06)
+            left, down = MARGIN + column * (tile + GAP), top + title + row * (tile_height + label + 0.06)
             canvas.write(name, left, down + 0.04, tile, SMALL, PALE)
-            canvas.image(picture, left, down + label, tile, tall)
+            canvas.image(picture, left, down + label, tile, tile_height)
     note = "one colour scale for all layers" if style.shared else "each layer on its own colour scale"
     first, model, last = source_line(explanation)
     canvas.caption(first, model, f"{last} · {note}", MARGIN, canvas.height - FOOT + 0.04, canvas.width - 2 * MARGIN)
@@ -116,20 +118,20 @@ def _layer_tiles(
     explanation: Explanation, layer_maps: Array, item: int, style: PlotStyle
 ) -> Iterator[tuple[str, Array]]:
     """Yield the names and images of a strip: the photo, the layers [L, rows, cols], the whole map."""
-    photo, whole = explanation_photo(explanation, item), to_numpy(explanation.maps[item])
+    photo, method_map = explanation_photo(explanation, item), to_numpy(explanation.maps[item])
     yield short_name(explanation, item), photo
     scales = map_scales(explanation, layer_maps, style)
     for layer, (values, scale) in enumerate(zip(layer_maps, scales, strict=True)):
         yield f"layer {layer}", overlay(photo, values, scale, style.opacity, style.smooth)
-    scale = map_scale(explanation, whole, style)
-    yield explanation.method, overlay(photo, whole, scale, style.opacity, style.smooth)
+    scale = map_scale(explanation, method_map, style)
+    yield explanation.method, overlay(photo, method_map, scale, style.opacity, style.smooth)
 
 
 def _photo_tile(canvas: Canvas, explanation: Explanation, item: int, left: float, top: float, grid: TileGrid) -> None:
     """Draw the photo; its heading names the image and the highest classes."""
     best = [class_label(guess.name, guess.probability, guess.score) for guess in top_classes(explanation, item, 2)]
     canvas.heading(short_name(explanation, item), " · ".join(best), left, top, grid.tile)
-    canvas.image(explanation_photo(explanation, item), left, top + HEADING, grid.tile, grid.tall)
+    canvas.image(explanation_photo(explanation, item), left, top + HEADING, grid.tile, grid.tile_height)
 
 
 def _map_tile(
@@ -145,7 +147,7 @@ def _map_tile(
     canvas.heading(target_label(explanation, item), explanation.method, left, top, grid.tile)
     values = to_numpy(explanation.maps[item])
     picture = overlay(explanation_photo(explanation, item), values, scale, style.opacity, style.smooth)
-    axes = canvas.image(picture, left, top + HEADING, grid.tile, grid.tall)
+    axes = canvas.image(picture, left, top + HEADING, grid.tile, grid.tile_height)
     draw_outline(axes, chosen_patches(explanation, item), picture.shape[:2], grid.tile)
     if not explanation.class_specific:
         canvas.badges([CLASS_AGNOSTIC], left + grid.tile - 0.05, top + HEADING + 0.05)
@@ -156,9 +158,9 @@ def _removal_tile(canvas: Canvas, explanation: Explanation, item: int, left: flo
     chosen = chosen_patches(explanation, item)
     assert chosen is not None
     canvas.heading(*removal_labels(explanation, item, chosen), left, top, grid.tile)
-    rest = photo_without(explanation_photo(explanation, item), chosen)
-    axes = canvas.image(rest, left, top + HEADING, grid.tile, grid.tall)
-    draw_outline(axes, chosen, rest.shape[:2], grid.tile)
+    remaining = photo_without(explanation_photo(explanation, item), chosen)
+    axes = canvas.image(remaining, left, top + HEADING, grid.tile, grid.tile_height)
+    draw_outline(axes, chosen, remaining.shape[:2], grid.tile)
 
 
 def _strip_columns(tiles: int) -> int:

@@ -34,7 +34,7 @@ class Grid:
     layers: int
     heads: int
     tile: float
-    tall: float
+    tile_height: float
     whole: bool  # a last row for the method over all its layers
 
     @property
@@ -43,19 +43,19 @@ class Grid:
         return MARGIN + NAMES + self.heads * (self.tile + SEAM) - SEAM + GUTTER
 
     @property
-    def wide(self) -> float:
+    def width(self) -> float:
         """Return the width of the figure in inches."""
         return self.fused_left + len(FUSIONS) * (self.tile + SEAM) - SEAM + MARGIN
 
     @property
-    def rows_high(self) -> float:
+    def rows_height(self) -> float:
         """Return the height of the rows of layers."""
-        return self.layers * (self.tall + SEAM) - SEAM
+        return self.layers * (self.tile_height + SEAM) - SEAM
 
     @property
-    def high(self) -> float:
+    def height(self) -> float:
         """Return the height of one block."""
-        return TITLED + self.rows_high + (GUTTER + self.tall if self.whole else 0.0)
+        return TITLED + self.rows_height + (GUTTER + self.tile_height if self.whole else 0.0)
 
 
 def heads_figure(explanation: Explanation, style: PlotStyle | None = None) -> Figure:
@@ -70,16 +70,16 @@ def heads_figure(explanation: Explanation, style: PlotStyle | None = None) -> Fi
         )
     items = _distinct_items(explanation, heads)
     grid = arrange_grid(heads, aspect_ratio(explanation))
-    height = 2 * MARGIN + len(items) * (grid.high + GUTTER) - GUTTER + FOOT
+    height = 2 * MARGIN + len(items) * (grid.height + GUTTER) - GUTTER + FOOT
     if height > TALLEST:
         raise BadInput(
             f"The heads of {len(items)} maps make a figure {height:.0f} inches tall, too tall to read (at most "
             f"{TALLEST:.0f}); write one file per image, or ask for fewer classes.",
             parameters={"out": "DIR"},
         )
-    canvas = Canvas(grid.wide, height)
+    canvas = Canvas(grid.width, height)
     for number, item in enumerate(items):
-        _block(canvas, explanation, heads, item, grid, style, MARGIN + number * (grid.high + GUTTER))
+        _block(canvas, explanation, heads, item, grid, style, MARGIN + number * (grid.height + GUTTER))
     note = "one colour scale for all" if style.shared else "each map on its own colour scale"
     agnostic = "" if _class_specific(explanation, heads) else f" · {CLASS_AGNOSTIC} the same for all classes"
     last = f" · rows as the model's head reads them · {note}{agnostic}"
@@ -111,15 +111,15 @@ def _block(
     canvas: Canvas, explanation: Explanation, heads: Heads, item: int, grid: Grid, style: PlotStyle, top: float
 ) -> None:
     maps, fused = to_numpy(heads.maps[:, :, item]), to_numpy(heads.fused[:, :, item])  # [L, H, rows, cols], [L, 3, …]
-    whole = None if heads.whole is None else to_numpy(heads.whole[:, item])[None]  # [1, 3, rows, cols]
-    everything = [maps, fused] if whole is None else [maps, fused, whole]
-    together = scale_of(np.concatenate([part.ravel() for part in everything]), _signed(everything), style)
+    method_maps = None if heads.whole is None else to_numpy(heads.whole[:, item])[None]  # [1, 3, rows, cols]
+    all_maps = [maps, fused] if method_maps is None else [maps, fused, method_maps]
+    shared_scale = scale_of(np.concatenate([part.ravel() for part in all_maps]), _signed(all_maps), style)
     photo = _downscaled(explanation_photo(explanation, item), math.ceil(grid.tile * style.dpi))
 
     def picture(parts: Array, left: float, down: float) -> None:
         rows, columns = parts.shape[:2]
-        image = mosaic(photo, parts, together if style.shared else None, style, SEAM / grid.tile)
-        canvas.image(image, left, down, columns * (grid.tile + SEAM) - SEAM, rows * (grid.tall + SEAM) - SEAM)
+        image = mosaic(photo, parts, shared_scale if style.shared else None, style, SEAM / grid.tile)
+        canvas.image(image, left, down, columns * (grid.tile + SEAM) - SEAM, rows * (grid.tile_height + SEAM) - SEAM)
 
     name = short_name(explanation, item)
     if _class_specific(explanation, heads):
@@ -131,35 +131,37 @@ def _block(
     _write_names(canvas, [f"head {head}" for head in range(grid.heads)], start, down - 0.15, grid.tile)
     _write_names(canvas, FUSIONS, grid.fused_left, down - 0.15, grid.tile)
     for layer in range(grid.layers):
-        middle = down + layer * (grid.tall + SEAM) + grid.tall / 2 - 0.05
+        middle = down + layer * (grid.tile_height + SEAM) + grid.tile_height / 2 - 0.05
         canvas.write(f"layer {layer}", MARGIN, middle, NAMES - 0.08, SMALL, PALE, align="right")
     picture(maps, start, down)
     picture(fused, grid.fused_left, down)
-    if whole is not None:
-        last = down + grid.rows_high + GUTTER
+    if method_maps is not None:
+        last = down + grid.rows_height + GUTTER
         across = grid.fused_left - MARGIN - 0.08
-        text, middle = f"{heads.method} over all its layers, heads fused in each", last + grid.tall / 2 - 0.05
+        text, middle = f"{heads.method} over all its layers, heads fused in each", last + grid.tile_height / 2 - 0.05
         canvas.write(text, MARGIN, middle, across, SMALL, PALE, align="right")
-        picture(whole, grid.fused_left, last)
+        picture(method_maps, grid.fused_left, last)
 
 
 def mosaic(photo: Array, maps: Array, scale: Scale | None, style: PlotStyle, seam: float) -> Array:
     """Return R × C overlays as one image, [R, C, rows, cols] -> [H, W, 3]: hundreds of axes would take minutes."""
-    high, wide = photo.shape[:2]
-    gap = max(1, round(seam * wide))
+    height, width = photo.shape[:2]
+    gap = max(1, round(seam * width))
     rows, columns = maps.shape[:2]
-    image = np.ones((rows * (high + gap) - gap, columns * (wide + gap) - gap, 3))
+    image = np.ones((rows * (height + gap) - gap, columns * (width + gap) - gap, 3))
     for row, column in np.ndindex(rows, columns):
         values = maps[row, column]
         map_scale = scale or scale_of(values, _signed([values]), style)
-        down, left = row * (high + gap), column * (wide + gap)
-        image[down : down + high, left : left + wide] = overlay(photo, values, map_scale, style.opacity, style.smooth)
+        down, left = row * (height + gap), column * (width + gap)
+        image[down : down + height, left : left + width] = overlay(
+            photo, values, map_scale, style.opacity, style.smooth
+        )
     return image
 
 
 def _write_names(canvas: Canvas, names: Sequence[str], left: float, top: float, tile: float) -> None:
-    for place, name in enumerate(names):
-        canvas.write(name, left + place * (tile + SEAM), top, tile, SMALL, PALE)
+    for index, name in enumerate(names):
+        canvas.write(name, left + index * (tile + SEAM), top, tile, SMALL, PALE)
 
 
 def _signed(parts: Sequence[Array]) -> bool:

@@ -1,4 +1,4 @@
-"""A map laid over the photo the model saw: colour scales, enlargement and blending."""
+"""Overlays: colour scales of maps, their enlargement to pixels, and blending with the photo that the model saw."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Scale:
         return not self.high > self.low
 
     def position(self, values: Array) -> Array:
-        """Return the place on the colour map, 0 to 1; values beyond the ends are clipped, NaN is neutral."""
+        """Return the position on the colour map, 0 to 1; values beyond the ends are clipped, NaN is neutral."""
         if self.flat:
             return np.full_like(values, 0.5 if self.diverging else 0.0)
         finite = np.nan_to_num(values, nan=self.neutral, posinf=self.high, neginf=self.low)

@@ -31,15 +31,15 @@ def chosen_patches(explanation: Explanation, item: int) -> Patches | None:
 def boundary_segments(chosen: Patches, size: tuple[int, ...]) -> list[Segment]:
     """Return the sides of chosen patches without a chosen neighbour, on an image of `size` (H, W) pixels."""
     rows, cols = chosen.shape
-    high, wide = size[0] / rows, size[1] / cols
+    patch_height, patch_width = size[0] / rows, size[1] / cols
     padded = np.pad(chosen, 1)
     # A pixel's centre has whole coordinates, so the image begins half a pixel before 0.
     horizontal = [
-        ((c * wide - 0.5, r * high - 0.5), ((c + 1) * wide - 0.5, r * high - 0.5))
+        ((c * patch_width - 0.5, r * patch_height - 0.5), ((c + 1) * patch_width - 0.5, r * patch_height - 0.5))
         for r, c in np.argwhere(padded[:-1, 1:-1] != padded[1:, 1:-1]).tolist()
     ]
     vertical = [
-        ((c * wide - 0.5, r * high - 0.5), (c * wide - 0.5, (r + 1) * high - 0.5))
+        ((c * patch_width - 0.5, r * patch_height - 0.5), (c * patch_width - 0.5, (r + 1) * patch_height - 0.5))
         for r, c in np.argwhere(padded[1:-1, :-1] != padded[1:-1, 1:]).tolist()
     ]
     return horizontal + vertical
@@ -63,8 +63,8 @@ def photo_without(photo: Array, chosen: Patches) -> Array:
     height, width = photo.shape[:2]
     y, x = np.mgrid[:height, :width]
     removed = chosen[y * chosen.shape[0] // height, x * chosen.shape[1] // width]
-    wide = max(1, round(max(height, width) / (2 * STRIPES)))
-    stripes = np.where((x + y) // wide % 2 == 0, PAPER, STRIPE)[..., None]
+    stripe_width = max(1, round(max(height, width) / (2 * STRIPES)))
+    stripes = np.where((x + y) // stripe_width % 2 == 0, PAPER, STRIPE)[..., None]
     return np.where(removed[..., None], stripes, photo)
 
 

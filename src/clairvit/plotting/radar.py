@@ -12,13 +12,10 @@ from clairvit.errors import BadInput
 from clairvit.plotting.canvas import INK, LINE, PALE, SMALL, TITLE, Canvas, fit
 from clairvit.plotting.series import LineStyle, line_styles
 
-SIDE, AROUND, TOP, KEY = (
-    2.3,
-    0.95,
-    0.85,
-    0.15,
-)  # inches: the circle, its margins left, right and above, a line of the legend
-Polygons = Mapping[str, Sequence[float]]  # method -> its place on each axis, 0 … 1
+SIDE = 2.3  # inches, the diameter of the circle
+AROUND, TOP = 0.95, 0.85  # inches, its margins left and right, and above
+KEY = 0.15  # inches, a line of the legend
+Polygons = Mapping[str, Sequence[float]]  # method -> its position on each axis, 0 … 1
 
 
 def radar_figure(panels: Mapping[str, Polygons], axes: Sequence[str], title: str) -> Figure:
@@ -29,8 +26,8 @@ def radar_figure(panels: Mapping[str, Polygons], axes: Sequence[str], title: str
     canvas.write(title, 0.1, 0.08, width - 0.2, TITLE, bold=True, align="left")
     styles = line_styles(names)
     labels = [axis.replace(" ", "\n", 1) for axis in axes]
-    for place, (heading, polygons) in enumerate(panels.items()):
-        left = place * (SIDE + 2 * AROUND) + AROUND
+    for index, (heading, polygons) in enumerate(panels.items()):
+        left = index * (SIDE + 2 * AROUND) + AROUND
         draw_radar(canvas.axes(left, TOP, SIDE, SIDE, ticks=True, projection="polar"), labels, polygons, styles)
         canvas.write(heading, left - AROUND / 2, 0.34, SIDE + AROUND, SMALL, PALE)
     _draw_legend(canvas, styles)
@@ -51,8 +48,8 @@ def draw_radar(axes: Any, labels: Sequence[str], polygons: Polygons, styles: Map
     axes.spines["polar"].set(visible=True, color=LINE)
     for angle, label in zip(angles, labels, strict=True):
         _draw_label(axes, angle, label.split("\n"))
-    for place, (name, values) in enumerate(polygons.items()):
-        style, order = styles[name], 2 + (len(polygons) - place) / len(polygons)
+    for index, (name, values) in enumerate(polygons.items()):
+        style, order = styles[name], 2 + (len(polygons) - index) / len(polygons)
         closed = [*angles, angles[0]], [*values, values[0]]
         line = {"color": style.colour, "linestyle": style.dash, "linewidth": style.width}
         axes.plot(*closed, **line, clip_on=False, zorder=order)
@@ -65,11 +62,11 @@ def _draw_label(axes: Any, angle: float, lines: Sequence[str]) -> None:
     across = "center" if abs(right) < 0.1 else "left" if right > 0 else "right"
     along = "center" if abs(up) < 0.1 else "bottom" if up > 0 else "top"
     before = {"bottom": len(lines) - 1, "center": (len(lines) - 1) / 2, "top": 0}[along]  # lines above the anchor
-    for place, line in enumerate(lines):
+    for index, line in enumerate(lines):
         axes.annotate(
             line,
             (angle, 1.06),
-            (0, 1.2 * SMALL * (before - place)),
+            (0, 1.2 * SMALL * (before - index)),
             textcoords="offset points",
             fontsize=SMALL,
             color=INK,
@@ -85,9 +82,9 @@ def _draw_legend(canvas: Canvas, styles: Mapping[str, LineStyle]) -> None:
     from matplotlib.lines import Line2D
 
     lines = math.ceil(len(styles) / 2)
-    for place, (name, style) in enumerate(styles.items()):
-        left = 0.3 + (place // lines) * canvas.width / 2
-        y = 0.1 + KEY * (lines - place % lines - 0.5)
+    for index, (name, style) in enumerate(styles.items()):
+        left = 0.3 + (index // lines) * canvas.width / 2
+        y = 0.1 + KEY * (lines - index % lines - 0.5)
         x = [left / canvas.width, (left + 0.25) / canvas.width]
         line = Line2D(x, [y / canvas.height] * 2, color=style.colour, linestyle=style.dash, linewidth=style.width)
         canvas.figure.add_artist(line)

@@ -28,28 +28,28 @@ NOTEBOOK_IMAGES = 4  # of a comparison, in a notebook cell
 
 def save(explanation: Explanation, path: Path | str, **display: Any) -> Path:
     """Write one explanation; `display` are the options of `PlotStyle`, e.g. cmap="viridis", robust=1, layers=True."""
-    chosen = plot_style(display)
+    style = plot_style(display)
     if check_suffix(path) in PICTURES:
         from clairvit.plotting.figures import explanation_figure, layers_figure  # matplotlib only where it is needed
         from clairvit.plotting.heads import heads_figure
 
-        draw = heads_figure if chosen.heads else layers_figure if chosen.layers else explanation_figure
-        return write_figure(draw(explanation, chosen), path, chosen)
+        draw = heads_figure if style.heads else layers_figure if style.layers else explanation_figure
+        return write_figure(draw(explanation, style), path, style)
     if check_suffix(path) == ".json":
         return write_json(explanation_record(explanation), path)
-    return atomic_write(path, _npz({"": explanation}))
+    return atomic_write(path, npz_bytes({"": explanation}))
 
 
 def save_comparison(explanations: Mapping[str, Explanation], path: Path | str, **display: Any) -> Path:
     """Write several methods' explanations of the same images: the grid, the records by method, or all raw maps."""
-    chosen = plot_style(display)
+    style = plot_style(display)
     if check_suffix(path) in PICTURES:
         from clairvit.plotting.comparison import comparison_figure
 
-        return write_figure(comparison_figure(explanations, chosen), path, chosen)
+        return write_figure(comparison_figure(explanations, style), path, style)
     if check_suffix(path) == ".json":
         return write_json({name: explanation_record(explanation) for name, explanation in explanations.items()}, path)
-    return atomic_write(path, _npz(explanations))
+    return atomic_write(path, npz_bytes(explanations))
 
 
 def explanation_png(explanation: Explanation) -> bytes:
@@ -99,7 +99,7 @@ def explanation_record(explanation: Explanation, values: bool = True) -> dict[st
         else [map_statistics(explanation.standard_error[item]) for item in items],
         "chosen": None
         if explanation.chosen is None
-        else [one.nonzero().tolist() for one in explanation.chosen],  # (row, column) of each
+        else [patches.nonzero().tolist() for patches in explanation.chosen],  # (row, column) of each
         "layer_statistics": None
         if explanation.layers is None
         else [[map_statistics(layer[item]) for item in items] for layer in explanation.layers],
@@ -125,12 +125,12 @@ def _describe_heads(heads: Heads) -> dict[str, Any]:
     }
 
 
-def write_figure(figure: Figure, path: Path | str, chosen: PlotStyle | None = None) -> Path:
+def write_figure(figure: Figure, path: Path | str, style: PlotStyle | None = None) -> Path:
     """Write a matplotlib figure to .png, .jpg, .pdf or .svg."""
-    return atomic_write(path, figure_bytes(figure, check_suffix(path), chosen))
+    return atomic_write(path, figure_bytes(figure, check_suffix(path), style))
 
 
-def figure_bytes(figure: Figure, suffix: str, chosen: PlotStyle | None = None) -> bytes:
+def figure_bytes(figure: Figure, suffix: str, style: PlotStyle | None = None) -> bytes:
     """Return a matplotlib figure as the content of a file with that suffix. The same map gives the same bytes."""
     import matplotlib
 
@@ -140,12 +140,12 @@ def figure_bytes(figure: Figure, suffix: str, chosen: PlotStyle | None = None) -
     undated = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}}
     with matplotlib.rc_context(RC_PARAMS):
         figure.savefig(
-            buffer, format=suffix[1:], dpi=(chosen or PlotStyle()).dpi, facecolor="white", metadata=undated.get(suffix)
+            buffer, format=suffix[1:], dpi=(style or PlotStyle()).dpi, facecolor="white", metadata=undated.get(suffix)
         )
     return buffer.getvalue()
 
 
-def _npz(explanations: Mapping[str, Explanation]) -> bytes:
+def npz_bytes(explanations: Mapping[str, Explanation]) -> bytes:
     """Return arrays `maps`, `layers`, `heads`, `logits`, `about` (JSON), …; of a comparison as 'METHOD/maps'."""
     arrays: dict[str, Any] = {}
     for name, explanation in explanations.items():

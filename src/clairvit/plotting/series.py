@@ -35,16 +35,16 @@ OTHER = LineStyle(PALE, "-", 0.6, band=False)  # a method without a colour of it
 def line_styles(methods: Sequence[str]) -> dict[str, LineStyle]:
     """Return a style per method: colours first, then the same colours with other dashes."""
     return {
-        method: LineStyle(COLOURS[place % len(COLOURS)], DASHES[place // len(COLOURS) % len(DASHES)])
-        for place, method in enumerate(methods)
+        method: LineStyle(COLOURS[index % len(COLOURS)], DASHES[index // len(COLOURS) % len(DASHES)])
+        for index, method in enumerate(methods)
     }
 
 
 def highlighted_styles(methods: Sequence[str]) -> dict[str, LineStyle]:
     """Return a colour and a dash for each of the first methods, and `OTHER` for the rest."""
     styles = {
-        method: LineStyle(colour, DASHES[place % len(DASHES)], width=1.1)
-        for place, (method, colour) in enumerate(zip(methods, COLOURS, strict=False))
+        method: LineStyle(colour, DASHES[index % len(DASHES)], width=1.1)
+        for index, (method, colour) in enumerate(zip(methods, COLOURS, strict=False))
     }
     return {method: styles.get(method, OTHER) for method in methods}
 

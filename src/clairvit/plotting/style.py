@@ -1,4 +1,4 @@
-"""Display options. Nothing here changes what is stored."""
+"""Display options of figures; they never change maps or scores."""
 
 from __future__ import annotations
 
@@ -33,10 +33,9 @@ class PlotStyle:
 
 def plot_style(options: Mapping[str, Any]) -> PlotStyle:
     """Return the style of keyword options; raise UnknownName for a misspelt one."""
-    known = [field.name for field in fields(PlotStyle)]
+    option_names = [field.name for field in fields(PlotStyle)]
     for name in options:
-        if name not in known:
-            raise UnknownName(
-                f"'{name}' is not a display option; there are {', '.join(known)}.{did_you_mean(name, known)}"
-            )
+        if name not in option_names:
+            suggestion = did_you_mean(name, option_names)
+            raise UnknownName(f"'{name}' is not a display option; there are {', '.join(option_names)}.{suggestion}")
     return PlotStyle(**options)

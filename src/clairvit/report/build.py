@@ -107,7 +107,7 @@ def _examples_section(
     if examples:
         text = "Maps were computed again for this page with the study's model and seed, each drawn on its own scale"
         blocks.append(Text(f"{text}; the number is the method's {results.key_metric} on the image."))
-    if selected and not any(one.label is not None for one in results.scores.predictions):
+    if selected and not any(prediction.label is not None for prediction in results.scores.predictions):
         blocks.append(Text("The true classes are not known, so right and wrong predictions cannot be told apart."))
     blocks += [*(Text(sentence) for sentence in problems), *examples]
     return Section(title, blocks or [Text("There is no method or no score to choose examples by.")]), results
@@ -123,9 +123,9 @@ def study_section(contents: StoreContents) -> Section:
     if not contents.results:
         blocks.append(Text("Nothing has been finished yet: the store has no results.", lead=True))
     for number, study in enumerate(contents.studies, start=1):
-        (first, value), *rest = _study_facts(study)
+        (first, value), *other_facts = _study_facts(study)
         prefix = f"study {number}: " if len(contents.studies) > 1 else ""
-        blocks.append(Facts(((prefix + first, value), *rest)))
+        blocks.append(Facts(((prefix + first, value), *other_facts)))
     if contents.missing:
         blocks.append(_missing_table(contents))
     if contents.results:
@@ -181,8 +181,12 @@ def _models_table(contents: StoreContents) -> Table:
     )
     rows, records = [], []
     for results in contents.results:
-        labelled = [one for one in results.scores.predictions if one.label is not None]
-        accuracy = sum(one.label == one.predicted for one in labelled) / len(labelled) if labelled else None
+        labelled = [prediction for prediction in results.scores.predictions if prediction.label is not None]
+        accuracy = (
+            sum(prediction.label == prediction.predicted for prediction in labelled) / len(labelled)
+            if labelled
+            else None
+        )
         counts = {
             "images": len(results.scores.predictions),
             "unreadable": len(results.unreadable),
@@ -212,13 +216,13 @@ def _metric_descriptions(contents: StoreContents) -> list[Block]:
 def environment_section(contents: StoreContents) -> Section:
     """Return the versions that wrote the results and this page, and what went wrong with the store."""
     writers = ", ".join(f"ClairViT {version}" for version in contents.versions) or "nothing was written yet"
-    here = ", ".join(f"{name} {version}" for name, version in versions().items())
+    installed = ", ".join(f"{name} {version}" for name, version in versions().items())
     total = sum(len(results.scores.predictions) for results in contents.results)
     facts = Facts(
         (
             ("results written by", writers),
             ("last result", f"{contents.written:%Y-%m-%d %H:%M} UTC" if contents.written else "none"),
-            ("this page written by", here),
+            ("this page written by", installed),
             ("store", str(contents.path)),
             ("in it", f"{len(contents.results)} × model, data and settings; {count_images(total)} scored"),
         )

@@ -21,47 +21,47 @@ Styles = Mapping[str, LineStyle]
 
 def curves_chart(scores: Mapping[str, Score], styles: Styles) -> Chart | None:
     """Return mean curves with a band of a standard error; None where the metric has no curves."""
-    drawn = {
+    drawn_scores = {
         method: score
         for method, score in scores.items()
         if score.curve is not None and score.n_valid and (method in styles or method == RANDOM)
     }
-    if not drawn:
+    if not drawn_scores:
         return None
-    first = next(iter(drawn.values()))
+    first = next(iter(drawn_scores.values()))
     canvas = Canvas(3.4, 2.1)
-    draw_curves(canvas.axes(0.52, 0.08, 2.78, 1.6, ticks=True), list(drawn.values()), styles)
-    mean = describe_mean(list(drawn.values()))
+    draw_curves(canvas.axes(0.52, 0.08, 2.78, 1.6, ticks=True), list(drawn_scores.values()), styles)
+    mean = describe_mean(list(drawn_scores.values()))
     caption = f"{first.metric} {ARROWS[first.better]} ({first.better} is better), {mean}."
-    legend = _legend({method: format_number(score.mean, 3) for method, score in drawn.items()}, styles)
-    title = f"{first.metric}: mean curves of {len(drawn)} methods"
-    return Chart(caption, inline_svg(canvas.figure, title, _description(drawn)), legend)
+    legend = _legend({method: format_number(score.mean, 3) for method, score in drawn_scores.items()}, styles)
+    title = f"{first.metric}: mean curves of {len(drawn_scores)} methods"
+    return Chart(caption, inline_svg(canvas.figure, title, _description(drawn_scores)), legend)
 
 
 def intervals_chart(scores: Mapping[str, Score], styles: Styles) -> Chart | None:
     """Return means with their 95 % intervals, the best on top; None where no method has a mean."""
-    drawn = {method: score for method, score in scores.items() if score.n_valid}
-    if not drawn:
+    drawn_scores = {method: score for method, score in scores.items() if score.n_valid}
+    if not drawn_scores:
         return None
-    first = next(iter(drawn.values()))
-    title = f"{first.metric}: means and 95 % intervals of {len(drawn)} methods"
-    ordered = {method: drawn[method] for method in ranked(drawn, styles)}
-    svg = inline_svg(intervals_figure(drawn, styles), title, _description(ordered))
+    first = next(iter(drawn_scores.values()))
+    title = f"{first.metric}: means and 95 % intervals of {len(drawn_scores)} methods"
+    ordered = {method: drawn_scores[method] for method in ranked(drawn_scores, styles)}
+    svg = inline_svg(intervals_figure(drawn_scores, styles), title, _description(ordered))
     return Chart(f"{first.metric} {ARROWS[first.better]}", svg)
 
 
 def radar_chart(radar: RadarData, arrows: Mapping[str, str], styles: Styles) -> Chart:
     """Return a polygon per method that has a colour, from the worst (centre) to the best (rim) of all on each axis."""
-    shown = [place for place, method in enumerate(radar.methods) if styles.get(method, OTHER) is not OTHER]
-    polygons = {radar.methods[place]: radar.r[place].tolist() for place in shown}
+    rows = [index for index, method in enumerate(radar.methods) if styles.get(method, OTHER) is not OTHER]
+    polygons = {radar.methods[index]: radar.r[index].tolist() for index in rows}
     canvas = Canvas(4.1, 2.55)
     labels = [_axis_label(metric, arrows[metric]) for metric in radar.axes]
     draw_radar(canvas.axes(1.15, 0.33, 1.8, 1.8, ticks=True, projection="polar"), labels, polygons, styles)
-    areas = {radar.methods[place]: format_number(float(radar.areas[place]), 3) for place in shown}
+    areas = {radar.methods[index]: format_number(float(radar.areas[index]), 3) for index in rows}
     caption = (
         "Each axis goes from the worst (centre) to the best (rim) of the methods compared; numbers are areas (AUR)."
     )
-    title = f"Radar chart of {len(shown)} methods on {len(radar.axes)} metrics"
+    title = f"Radar chart of {len(rows)} methods on {len(radar.axes)} metrics"
     description = "; ".join(f"{method} {area}" for method, area in areas.items())
     return Chart(caption, inline_svg(canvas.figure, title, description), _legend(areas, styles))
 
@@ -80,9 +80,9 @@ def _legend(values: Mapping[str, str], styles: Styles) -> tuple[LegendEntry, ...
         for method, value in values.items()
         if styles.get(method, OTHER) is not OTHER
     ]
-    others = sum(styles.get(method) is OTHER for method in values)
-    if others:
-        entries.append(LegendEntry(stroke_style(OTHER), f"{others} other method{'s' * (others != 1)}"))
+    grey = sum(styles.get(method) is OTHER for method in values)
+    if grey:
+        entries.append(LegendEntry(stroke_style(OTHER), f"{grey} other method{'s' * (grey != 1)}"))
     entries += [
         LegendEntry(stroke_style(BASELINE), f"{method} (baseline)", value)
         for method, value in values.items()

@@ -52,19 +52,19 @@ class SelectedImage:
 def load_source(results: StudyResults, studies: Sequence[Study], open_worker: WorkerFactory) -> Source | str:
     """Return the model and images of some results; or the sentence that says why they cannot be loaded."""
     candidates = [
-        (study, place)
+        (study, data_index)
         for study in studies
         if settings_of(study) == results.settings
-        for place, config in enumerate(study.data)
+        for data_index, config in enumerate(study.data)
         if config.spec == results.data
     ]
     reason = "no study in the store names this data"
-    for study, place in candidates:
+    for study, data_index in candidates:
         worker = open_worker(study)
         for model in range(len(study.models)):
             try:
                 if worker.model_hash(model) == results.model_hash:
-                    return Source(study, worker.model(model), worker.dataset(place))
+                    return Source(study, worker.model(model), worker.dataset(data_index))
                 reason = f"{study.models[model].spec} has other weights now than when the study was run"
             except (ClairError, OSError, RuntimeError, ValueError) as error:  # a report goes on without images
                 reason = str(error)
@@ -90,16 +90,26 @@ def select_examples(results: StudyResults) -> list[SelectedImage]:
         add(order[::-1][:count], f"worst {metric} of {methods[0]}")
         spread = _standard_deviations(results, metric)
         add(sorted(spread, key=lambda image: (-spread[image], image))[:2], f"methods disagree most by {metric}")
-    surest = _by_confidence(results.scores.predictions)
-    add([one.image for one in surest if one.predicted == one.label][:1], "surest right prediction")
-    add([one.image for one in surest if one.predicted != one.label][:2], "surest wrong prediction")
-    return [SelectedImage(image, tuple(why)) for image, why in reasons.items()]
+    by_confidence = _by_confidence(results.scores.predictions)
+    add(
+        [prediction.image for prediction in by_confidence if prediction.predicted == prediction.label][:1],
+        "surest right prediction",
+    )
+    add(
+        [prediction.image for prediction in by_confidence if prediction.predicted != prediction.label][:2],
+        "surest wrong prediction",
+    )
+    return [SelectedImage(image, tuple(image_reasons)) for image, image_reasons in reasons.items()]
 
 
 def _by_confidence(predictions: Iterable[Prediction]) -> list[Prediction]:
     """Return the predictions whose true class and probability are known, the surest first."""
-    known = [(one.probability, one) for one in predictions if one.label is not None and one.probability is not None]
-    return [one for _, one in sorted(known, key=lambda pair: (-pair[0], pair[1].image))]
+    labelled = [
+        (prediction.probability, prediction)
+        for prediction in predictions
+        if prediction.label is not None and prediction.probability is not None
+    ]
+    return [prediction for _, prediction in sorted(labelled, key=lambda pair: (-pair[0], pair[1].image))]
 
 
 def _image_values(results: StudyResults, method: str, metric: str) -> dict[str, float]:
@@ -126,15 +136,15 @@ def draw_examples(
     """Return a row of images per selected image, and sentences on those that cannot be shown."""
     examples, problems = [], []
     rows = {name: row for row, name in enumerate(source.dataset.names)}
-    for one in selected:
-        name = results.short_name(one.image)
+    for example in selected:
+        name = results.short_name(example.image)
         try:
-            if one.image not in rows:
+            if example.image not in rows:
                 problems.append(f"{name} is no longer in {results.data}.")
-            elif source.dataset.content_hash(rows[one.image]) not in results.image_hashes[one.image]:
+            elif source.dataset.content_hash(rows[example.image]) not in results.image_hashes[example.image]:
                 problems.append(f"{name} is not shown: its picture, mask or class is not the one that was scored.")
             else:
-                examples.append(_example(results, one, source, rows[one.image]))
+                examples.append(_example(results, example, source, rows[example.image]))
         except (ClairError, OSError) as error:
             problems.append(f"{name} cannot be shown: {error}")
     return examples, problems
@@ -144,7 +154,7 @@ def _example(results: StudyResults, selected: SelectedImage, source: Source, row
     """Return the photo and the maps of the best methods, computed with the study's target and seed."""
     model, name = source.model, results.short_name(selected.image)
     methods = list(results.methods[:MOST_METHODS])
-    prediction = next(one for one in results.scores.predictions if one.image == selected.image)
+    prediction = next(prediction for prediction in results.scores.predictions if prediction.image == selected.image)
     pixels = source.dataset.read(row, model).pixels[None].to(model.device, model.dtype)
     target = prediction.label if source.study.target == "label" else None
     batch = Batch(pixels, (selected.image,), single=False)

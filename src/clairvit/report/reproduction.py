@@ -24,16 +24,16 @@ MOST_POLYGONS = 8  # in one radar; more cannot be told apart
 
 def reproduction_report(result: Reproduction) -> Document:
     """Return every table, the radar, and what differs from the paper."""
-    preset = result.config.paper
+    paper = result.config.paper
     blocks: list[Block] = list(result_tables(result))
     figure = reproduction_radar(result)
     if figure is not None:
-        svg = inline_svg(figure, f"Radar chart of {preset.name}", "The numbers are in the tables.")
+        svg = inline_svg(figure, f"Radar chart of {paper.name}", "The numbers are in the tables.")
         blocks.append(Charts((Chart("The outer ring is the best of these methods, the centre the worst.", svg),)))
     items = [Item(sentence, f"{about}:") for about, sentence in result.differences]
     items += [Item(error, "failed:") for error in result.failed]
     differences = Section("What is not as in the paper", [Items(tuple(items))])
-    return Document(preset.title, preset.citation, (Section("Results", blocks), differences))
+    return Document(paper.title, paper.citation, (Section("Results", blocks), differences))
 
 
 def result_tables(result: Reproduction) -> Iterator[Table]:
@@ -50,11 +50,13 @@ def result_tables(result: Reproduction) -> Iterator[Table]:
     yield _names_table(result)
 
 
-def check_table(preset: Paper, findings: Sequence[Finding]) -> Table:
+def check_table(paper: Paper, findings: Sequence[Finding]) -> Table:
     """Return which of the numbers that a paper prints hold when they are computed again."""
-    rows = [("yes" if one.holds else "NO", one.what, one.source, one.seen) for one in findings]
-    held = sum(one.holds for one in findings)
-    caption = f"{preset.citation}: {held} of {len(findings)} hold when computed again"
+    rows = [
+        ("yes" if finding.holds else "NO", finding.statement, finding.source, finding.numbers) for finding in findings
+    ]
+    held = sum(finding.holds for finding in findings)
+    caption = f"{paper.citation}: {held} of {len(findings)} hold when computed again"
     return _table(caption, ("holds", "what", "where", "numbers"), rows)
 
 
@@ -111,10 +113,10 @@ def _own_table(result: Reproduction) -> Table:
 
 def _agreement_table(result: Reproduction) -> Table:
     rows = []
-    for one in result.agreements:
-        note = "next to ours above" if result.table is not None and one.data == result.table.data else ""
-        alike = f"{one.alike} of {one.pairs}"
-        rows.append((one.data, one.measure, str(one.methods), alike, _number(one.rho, 2), note))
+    for agreement in result.agreements:
+        note = "next to ours above" if result.table is not None and agreement.data == result.table.data else ""
+        alike = f"{agreement.alike} of {agreement.pairs}"
+        rows.append((agreement.data, agreement.measure, str(agreement.methods), alike, _number(agreement.rho, 2), note))
     columns = ("the paper on", "measure", "methods", "pairs in the same order", "Spearman's ρ", "")
     caption = "Do the paper's order of the methods and ours agree?"
     return _table(caption, columns, rows, columns[2:5], grouped=True)
@@ -122,8 +124,14 @@ def _agreement_table(result: Reproduction) -> Table:
 
 def _metric_agreement_table(result: Reproduction) -> Table:
     rows = [
-        (one.measure, one.data, str(one.methods), f"{one.alike} of {one.pairs}", _number(one.rho, 2))
-        for one in result.measure_agreements
+        (
+            agreement.measure,
+            agreement.data,
+            str(agreement.methods),
+            f"{agreement.alike} of {agreement.pairs}",
+            _number(agreement.rho, 2),
+        )
+        for agreement in result.measure_agreements
     ]
     columns = ("measure", "and", "methods", "pairs in the same order", "Spearman's ρ")
     remark = f" (The paper, {result.config.paper.remark}.)" if result.config.paper.remark else ""
@@ -133,13 +141,13 @@ def _metric_agreement_table(result: Reproduction) -> Table:
 def _claims_table(result: Reproduction) -> Table:
     rows = [
         (
-            one.claim.statement,
-            one.claim.source,
-            one.verdict,
-            f"{one.true} of {one.comparisons}",
-            *_significant(one),
+            claim_result.claim.statement,
+            claim_result.claim.source,
+            claim_result.verdict,
+            f"{claim_result.true} of {claim_result.comparisons}",
+            *_significant(claim_result),
         )
-        for one in result.claim_results
+        for claim_result in result.claim_results
     ]
     columns = ("the paper says", "where", "here", "comparisons so", "surely so", "surely not")
     caption = (
@@ -170,20 +178,20 @@ def _start_layer_table(result: Reproduction) -> Table:
 
 
 def _names_table(result: Reproduction) -> Table:
-    preset, effort = result.config.paper, result.config.effort
-    rows = [(one.name, preset.at_effort(effort, one.method)) for one in preset.methods]
-    rows += [(one.name, preset.at_effort(effort, one.metric)) for one in preset.measures]
+    paper, effort = result.config.paper, result.config.effort
+    rows = [(entry.name, paper.at_effort(effort, entry.method)) for entry in paper.methods]
+    rows += [(measure.name, paper.at_effort(effort, measure.metric)) for measure in paper.measures]
     return _table("What is what", ("in the table", "in ClairViT"), rows)
 
 
 def _measures(result: Reproduction) -> Iterator[tuple[str, str]]:
     """Yield the name and the arrow of each measure that has numbers, the area last."""
-    preset = result.config.paper
-    for one in preset.measures:
-        if any(one.name in row.cells for row in result.rows):
-            yield one.name, ARROWS[one.better]
-    if preset.area is not None:
-        yield preset.area, ARROWS["higher"]
+    paper = result.config.paper
+    for measure in paper.measures:
+        if any(measure.name in row.cells for row in result.rows):
+            yield measure.name, ARROWS[measure.better]
+    if paper.area is not None:
+        yield paper.area, ARROWS["higher"]
 
 
 def _number(value: float, digits: int = 4) -> str:
@@ -220,29 +228,35 @@ def reproduction_json(result: Reproduction) -> dict[str, Any]:
         "numbers_on": None if result.table is None else result.table.data,
         "source": None if result.table is None else result.table.source,
         "rows": [_row_json(result, row) for row in result.rows],
-        "agreement": [dict(vars(one)) for one in result.agreements],
+        "agreement": [dict(vars(agreement)) for agreement in result.agreements],
         "among_measures": [
-            {"measure": one.measure, "other": one.data, "alike": one.alike, "pairs": one.pairs, "rho": one.rho}
-            for one in result.measure_agreements
+            {
+                "measure": agreement.measure,
+                "other": agreement.data,
+                "alike": agreement.alike,
+                "pairs": agreement.pairs,
+                "rho": agreement.rho,
+            }
+            for agreement in result.measure_agreements
         ],
         "claims": [
             {
-                "claim": one.claim.statement,
-                "source": one.claim.source,
-                "verdict": one.verdict,
-                **{key: value for key, value in vars(one).items() if key != "claim"},
+                "claim": claim_result.claim.statement,
+                "source": claim_result.claim.source,
+                "verdict": claim_result.verdict,
+                **{key: value for key, value in vars(claim_result).items() if key != "claim"},
             }
-            for one in result.claim_results
+            for claim_result in result.claim_results
         ],
         "sweeps": [
             {
-                "method": one.method,
-                "measure": one.measure.name,
-                "values": list(one.values),
-                "best": one.best,
-                "middle": one.middle,
+                "method": sweep.method,
+                "measure": sweep.measure.name,
+                "values": list(sweep.values),
+                "best": sweep.best,
+                "middle": sweep.middle,
             }
-            for one in result.sweeps
+            for sweep in result.sweeps
         ],
         "differences": [{"about": about, "what": sentence} for about, sentence in result.differences],
         "failed": list(result.failed),
@@ -272,18 +286,18 @@ def _row_json(result: Reproduction, row: MethodRow) -> dict[str, Any]:
 
 def reproduction_radar(result: Reproduction) -> Figure | None:
     """Return radars of our numbers and of the paper's where it has all; None where measures or methods are too few."""
-    preset = result.config.paper
+    paper = result.config.paper
     cells = {row.entry.name: row.cells for row in result.rows}
     names = _best_methods(result)
-    ours = radar_radii(preset, cells, names, paper=False)
-    axes = [measure for measure, _ in _measures(result) if measure != preset.area]
+    ours = radar_radii(paper, cells, names, printed=False)
+    axes = [measure for measure, _ in _measures(result) if measure != paper.area]
     if not ours or len(axes) < 3:
         return None
     panels: dict[str, Mapping[str, Sequence[float]]] = {f"here, {result.images} images": ours}
-    printed = radar_radii(preset, cells, names, paper=True)
+    printed = radar_radii(paper, cells, names, printed=True)
     if printed and result.table is not None:
         panels[f"the paper, {result.table.data}"] = printed
-    return radar_figure(panels, axes, f"{preset.name}: outside is the best of these methods, the middle the worst")
+    return radar_figure(panels, axes, f"{paper.name}: outside is the best of these methods, the middle the worst")
 
 
 def _best_methods(result: Reproduction) -> list[str]:
@@ -294,5 +308,5 @@ def _best_methods(result: Reproduction) -> list[str]:
         ranks = [cell.our_rank for cell in row.cells.values()]
         return math.inf if not ranks or any(map(math.isnan, ranks)) else sum(ranks) / len(ranks)
 
-    shown = rows if len(rows) <= MOST_POLYGONS else sorted(rows, key=mean_rank)[:MOST_POLYGONS]
-    return [row.entry.name for row in shown]
+    best = rows if len(rows) <= MOST_POLYGONS else sorted(rows, key=mean_rank)[:MOST_POLYGONS]
+    return [row.entry.name for row in best]

@@ -1,4 +1,4 @@
-"""The sections of a report on one model and data. One function per section; each says in words what it cannot show."""
+"""The sections of a report on one model and data, one function each; a section without data is one sentence."""
 
 from __future__ import annotations
 
@@ -72,15 +72,15 @@ def split_metrics(metrics: Sequence[str]) -> list[Sequence[str]]:
 
 def _summary(results: StudyResults, mean: Mapping[str, float]) -> str:
     """Return which method is the best, and whether its difference to the next is significant."""
-    best, *others = results.methods
+    best, *rivals = results.methods
     image_count = count_images(len(results.scores.predictions))
     metric = results.key_metric
     if metric is None:
         return f"None of the metrics is defined on these {image_count}."
-    if others:
+    if rivals:
         by = f"over {len(results.metrics)} metrics" if len(results.metrics) > 1 else f"by {metric}"
         rank = f"has the best mean rank of {len(results.methods)} methods ({mean[best]:.1f} {by})."
-        text, rival = f"On {image_count}, {best} {rank}", others[0]
+        text, rival = f"On {image_count}, {best} {rank}", rivals[0]
     else:
         text, rival = f"On {image_count}, {best} is the only method that was scored.", RANDOM
     score, rival_score = results.scores.get((best, metric)), results.scores.get((rival, metric))
@@ -92,7 +92,7 @@ def _summary(results: StudyResults, mean: Mapping[str, float]) -> str:
     if math.isnan(low):
         return f"{text} By {metric} it is {distance}; with fewer than {FEWEST} images nothing says how sure that is."
     text += f" By {metric} it is {distance}, 95 % interval {' to '.join(format_interval(low, high, decimals))}"
-    if not others:
+    if not rivals:
         return f"{text}{'' if excludes_zero((low, high)) else ': no clear difference'}."
     p = corrected_p_values(results, best, metric)[rival]
     unclear = "" if p < LEVEL else ": no clear difference"
@@ -257,8 +257,8 @@ def radar_section(results: StudyResults) -> Section:
 def _areas_table(results: StudyResults, data: RadarData) -> Table:
     best = float(data.areas.max())
     rows, records = [], []
-    for place in sorted(range(len(data.methods)), key=lambda place: -data.areas[place]):
-        method, area, r = data.methods[place], float(data.areas[place]), data.r[place].tolist()
+    for row in sorted(range(len(data.methods)), key=lambda row: -data.areas[row]):
+        method, area, r = data.methods[row], float(data.areas[row]), data.r[row].tolist()
         area_cell = Cell(format_number(area, 3), best=area == best, sort_key=area)
         rows.append(Row((Cell(method), area_cell, *(Cell(format_number(value, 2), sort_key=value) for value in r))))
         axes = dict(zip(data.axes, r, strict=True))
@@ -272,10 +272,10 @@ def curves_section(results: StudyResults) -> Section:
     """Return a chart per metric that is read off a curve."""
     styles = highlighted_styles(results.methods)
     charts = [curves_chart(results.by_method(metric), styles) for metric in results.metrics]
-    drawn = tuple(chart for chart in charts if chart is not None)
-    if not drawn:
+    available = tuple(chart for chart in charts if chart is not None)
+    if not available:
         return Section("Curves", [Text("None of the metrics that were run is read off a curve.")])
-    return Section("Curves", [Charts(drawn)])
+    return Section("Curves", [Charts(available)])
 
 
 # Classes
@@ -307,9 +307,16 @@ class _ClassGroups:
 
 def _class_groups(results: StudyResults) -> _ClassGroups:
     predictions = results.scores.predictions
-    true_classes = all(one.label is not None for one in predictions)
-    by_image = {one.image: one.predicted if one.label is None or not true_classes else one.label for one in predictions}
-    return _ClassGroups(by_image, {one.image: one.predicted == one.label for one in predictions}, true_classes)
+    true_classes = all(prediction.label is not None for prediction in predictions)
+    by_image = {
+        prediction.image: prediction.predicted if prediction.label is None or not true_classes else prediction.label
+        for prediction in predictions
+    }
+    return _ClassGroups(
+        by_image,
+        {prediction.image: prediction.predicted == prediction.label for prediction in predictions},
+        true_classes,
+    )
 
 
 def classes_section(results: StudyResults) -> Section:
@@ -319,14 +326,14 @@ def classes_section(results: StudyResults) -> Section:
         return Section("Classes", [Text("None of the metrics is defined on these images.")])
     groups, scores = _class_groups(results), results.by_method(metric)
     means = {method: class_means(score, groups.by_image) for method, score in scores.items()}
-    shown = [method for method in scores if method in results.methods[:5] or method == RANDOM]
-    decimals = decimals_for(means[method][index][0] for method in shown for index in groups.indices)
+    listed = [method for method in scores if method in results.methods[:5] or method == RANDOM]
+    decimals = decimals_for(means[method][index][0] for method in listed for index in groups.indices)
     rows, records = [], []
     for index in groups.indices:
         name, count, accuracy = results.class_name(index), len(groups.images(index)), groups.accuracy(index)
         cells = [Cell(name), Cell(str(count), sort_key=count)]
         cells += [] if accuracy is None else [Cell(f"{100 * accuracy:.0f} %", sort_key=accuracy)]
-        cells += _class_cells({method: means[method][index][0] for method in shown}, _better(scores), decimals)
+        cells += _class_cells({method: means[method][index][0] for method in listed}, _better(scores), decimals)
         rows.append(Row(tuple(cells)))
         for method, by_class in means.items():
             about = {"class": index, "name": name, "images": count, "accuracy": accuracy}
@@ -334,9 +341,9 @@ def classes_section(results: StudyResults) -> Section:
             records.append(results.record(**about, metric=metric, method=method, mean=mean, n=n))
     kind = "true" if groups.true_classes else "predicted"
     columns = [Column(f"{kind} class", number=False), Column("images")]
-    columns += [Column("accuracy")] * groups.true_classes + [Column(method) for method in shown]
+    columns += [Column("accuracy")] * groups.true_classes + [Column(method) for method in listed]
     caption = f"Mean {metric} {ARROWS[_better(scores)]} by {kind} class"
-    notes = _class_notes(groups, len(shown) < len(scores))
+    notes = _class_notes(groups, len(listed) < len(scores))
     table = Table("classes", caption, tuple(columns), tuple(rows[:MOST_CLASSES]), tuple(records), notes)
     return Section("Classes", [table])
 

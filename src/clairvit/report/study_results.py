@@ -1,4 +1,4 @@
-"""All that a store knows, read for a report: scores, images, failures, versions."""
+"""Read a store for a report: scores, images, failures, versions, and what is missing."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class StoreContents:
     failures: tuple[Mapping[str, Any], ...]
     broken: tuple[str, ...]  # parts that could not be read
     versions: tuple[str, ...]  # of ClairViT, that wrote the results
-    written: datetime | None  # when the last part was
+    written: datetime | None  # time of the last part
     missing: tuple[Missing, ...] = ()  # planned and not computed
     unplanned: int = 0  # studies whose plan the store does not have
 
@@ -100,8 +100,8 @@ def read_store(store: Store) -> StoreContents:
         images.setdefault((model_hash, data, settings), {})[image] = (hashes, reason)
     results = [_study_results(store, studies, names, images[names[1:]]) for names in combinations(store)]
     _, versions = store.query("select distinct version from results order by version")
-    whole, _ = store.parts()
-    latest = max((file.stat().st_mtime for file in whole), default=None)
+    intact, _ = store.parts()
+    latest = max((file.stat().st_mtime for file in intact), default=None)
     missing, unplanned = _missing(store, studies)
     return StoreContents(
         store.path,
@@ -140,17 +140,19 @@ def _study_results(
     scored_methods, scored_metrics = {method for method, _ in scores}, {metric for _, metric in scores}
     study_methods = [*(method for study in studies for method in study.methods), *sorted(scored_methods)]
     study_metrics = [*(metric for study in studies for metric in study.metrics), *sorted(scored_metrics)]
-    methods = [one for one in dict.fromkeys(study_methods) if one in scored_methods and one not in BASELINES]
+    methods = [
+        method for method in dict.fromkeys(study_methods) if method in scored_methods and method not in BASELINES
+    ]
     metrics = tuple(metric for metric in dict.fromkeys(study_metrics) if metric in scored_metrics)
     mean = mean_ranks(ranks(scores, methods, metrics))
-    order = sorted(range(len(methods)), key=lambda place: (mean[place] != mean[place], mean[place]))  # NaN comes last
+    order = sorted(range(len(methods)), key=lambda row: (mean[row] != mean[row], mean[row]))  # NaN comes last
     return StudyResults(
         model,
         model_hash,
         data,
         settings,
         scores,
-        tuple(methods[place] for place in order),
+        tuple(methods[row] for row in order),
         metrics,
         {image: tuple(hashes) for image, (hashes, _) in images.items()},
         {image: reason for image, (_, reason) in sorted(images.items()) if reason is not None},
@@ -159,10 +161,12 @@ def _study_results(
 
 def parse_study(document: Mapping[str, Any]) -> Study:
     """Return the study that `Study.as_document` wrote."""
-    models = tuple(ModelConfig(**{key: _hashable(value) for key, value in one.items()}) for one in document["models"])
-    data = tuple(DataConfig(**one) for one in document["data"])
-    rest = {name: _hashable(value) for name, value in document.items() if name not in ("models", "data")}
-    return Study(models=models, data=data, **rest)
+    models = tuple(
+        ModelConfig(**{key: _hashable(value) for key, value in entry.items()}) for entry in document["models"]
+    )
+    data = tuple(DataConfig(**entry) for entry in document["data"])
+    settings = {name: _hashable(value) for name, value in document.items() if name not in ("models", "data")}
+    return Study(models=models, data=data, **settings)
 
 
 def _hashable(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What a reader must know before trusting the numbers of a study."""
+"""Warnings of a study: unreadable images, undefined scores, constant maps, failed units."""
 
 from __future__ import annotations
 
@@ -34,8 +34,10 @@ def warnings_section(results: StudyResults, missing: Sequence[Missing] = ()) -> 
     warnings += study_warnings(results)
     if not warnings:
         return Section("Warnings", [Text("None.")])
-    records = tuple(results.record(kind=one.kind, about=one.subject, warning=one.text) for one in warnings)
-    items = [Item(one.text, results.short_name(one.subject)) for one in warnings]
+    records = tuple(
+        results.record(kind=warning.kind, about=warning.subject, warning=warning.text) for warning in warnings
+    )
+    items = [Item(warning.text, results.short_name(warning.subject)) for warning in warnings]
     return Section("Warnings", [Items(_first(items), "warnings", records)])
 
 
@@ -63,8 +65,10 @@ def _metric_warnings(results: StudyResults) -> Iterator[StudyWarning]:
         reason = resolve_metric(metric).metric.undefined
         because = f" ({reason})" if reason else ""
         yield from _by_count("undefined", metric, f"undefined for {{}} of {total}{because}", undefined, len(scores))
-        lacking = {method: total - len(score.values) for method, score in scores.items() if len(score.values) < total}
-        yield from _by_count("incomplete", metric, f"not computed yet for {{}} of {total}", lacking, len(scores))
+        missing_counts = {
+            method: total - len(score.values) for method, score in scores.items() if len(score.values) < total
+        }
+        yield from _by_count("incomplete", metric, f"not computed yet for {{}} of {total}", missing_counts, len(scores))
         for note in dict.fromkeys(note for score in scores.values() for note in score.notes):
             yield StudyWarning("note", metric, note)
 
@@ -79,9 +83,9 @@ def _method_warnings(results: StudyResults) -> Iterator[StudyWarning]:
             text = f"{count_images(count)} of {total} have a constant map, whose patches are in random order"
             yield StudyWarning("degenerate", method, text)
     for method in sorted({method for method, _ in results.scores}):
-        lacking = [metric for metric in results.metrics if (method, metric) not in results.scores]
-        if lacking:
-            yield StudyWarning("incomplete", method, f"not scored by {', '.join(lacking)}")
+        missing_metrics = [metric for metric in results.metrics if (method, metric) not in results.scores]
+        if missing_metrics:
+            yield StudyWarning("incomplete", method, f"not scored by {', '.join(missing_metrics)}")
 
 
 def _by_count(
@@ -89,17 +93,17 @@ def _by_count(
 ) -> Iterator[StudyWarning]:
     """Yield one warning for all methods with the same count."""
     for count in sorted(set(counts.values())):
-        methods = [method for method, its_count in counts.items() if its_count == count]
+        methods = [method for method, n in counts.items() if n == count]
         listed = "every method" if len(methods) == method_count else ", ".join(methods)
         yield StudyWarning(kind, metric, f"{sentence.format(count_images(count))}, of {listed}")
 
 
 def _first(items: Sequence[Item]) -> tuple[Item, ...]:
     """Return the first items, and how many there are more."""
-    left = len(items) - MOST_LISTED
-    if left <= 1:
+    hidden = len(items) - MOST_LISTED
+    if hidden <= 1:
         return tuple(items)
-    return (*items[:MOST_LISTED], Item(f"… and {left} more; --format csv lists all of them."))
+    return (*items[:MOST_LISTED], Item(f"… and {hidden} more; --format csv lists all of them."))
 
 
 def store_warnings(contents: StoreContents) -> Items | None:
@@ -118,5 +122,5 @@ def store_warnings(contents: StoreContents) -> Items | None:
         warnings.append(StudyWarning("versions", "Results", text))
     if not warnings:
         return None
-    records = tuple({"kind": one.kind, "about": one.subject, "warning": one.text} for one in warnings)
-    return Items(_first([Item(one.text, one.subject) for one in warnings]), "warnings", records)
+    records = tuple({"kind": warning.kind, "about": warning.subject, "warning": warning.text} for warning in warnings)
+    return Items(_first([Item(warning.text, warning.subject) for warning in warnings]), "warnings", records)

@@ -16,7 +16,7 @@ from clairvit.plotting.series import COLOURS, LineStyle
 
 # The page has other colours on dark screens: variables of templates/style.css.
 CSS_COLOURS = {INK: "var(--ink)", PALE: "var(--pale)", LINE: "var(--rule)"} | {
-    colour: f"var(--s{place})" for place, colour in enumerate(COLOURS)
+    colour: f"var(--s{index})" for index, colour in enumerate(COLOURS)
 }
 PIXELS_PER_INCH = 125  # on a screen: text of 6.5 points is 11 pixels high, as on the rest of the page
 _SETTINGS = {"svg.fonttype": "none", "svg.hashsalt": "clairvit"}  # text stays text
@@ -70,18 +70,18 @@ def _plain_elements(element: Element, markers: Mapping[str, str]) -> Iterator[El
             yield from _plain_elements(child, markers)
     elif tag == "use":
         reference = next(value for name, value in attributes.items() if name.endswith("href"))
-        place = f"translate({_rounded(attributes['x'])} {_rounded(attributes['y'])})"
+        translation = f"translate({_rounded(attributes['x'])} {_rounded(attributes['y'])})"
         style = _css(attributes.get("style", ""))
-        yield Element("path", {"d": _rounded(markers[reference[1:]]), "transform": place, "style": style})
+        yield Element("path", {"d": _rounded(markers[reference[1:]]), "transform": translation, "style": style})
     elif tag == "path":
         yield Element("path", {"d": _rounded(attributes["d"]), "style": _css(attributes.get("style", ""))})
     elif tag == "text":
-        kept: dict[str, str] = {
+        text_attributes: dict[str, str] = {
             name: _rounded(attributes[name]) for name in ("x", "y", "transform") if name in attributes
         }
-        if kept.get("transform", "").startswith("rotate(-0 "):
-            del kept["transform"]
-        text = Element("text", {**kept, "style": _css(attributes.get("style", ""))})
+        if text_attributes.get("transform", "").startswith("rotate(-0 "):
+            del text_attributes["transform"]
+        text = Element("text", {**text_attributes, "style": _css(attributes.get("style", ""))})
         text.text = element.text
         yield text
 

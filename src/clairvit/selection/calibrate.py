@@ -41,7 +41,7 @@ from clairvit.methods.explain import CHUNK_SIZE, explain
 from clairvit.methods.planner import record_for, run_all
 from clairvit.methods.recipe import Recipe
 from clairvit.metrics.confidence_intervals import Array
-from clairvit.metrics.context import check_at_least, fraction_counts
+from clairvit.metrics.context import fraction_counts
 from clairvit.metrics.evaluate import LABEL, OnError, error_handler, evaluate, resolve_batch_target
 from clairvit.metrics.registry import MetricSpec, resolve_metric
 from clairvit.metrics.score import Curve, Score, Scores
@@ -155,9 +155,10 @@ class CalibrationRequest:
     execution: ExecutionOptions = field(default_factory=ExecutionOptions)
 
     def __post_init__(self) -> None:
-        check_at_least("sets", self.sets, 2)
-        if self.backwards is not None:
-            check_at_least("backwards", self.backwards, 1)
+        if self.sets < 2:
+            raise BadInput(f"sets={self.sets} was given; expected 2 or more token sets per keep rate, such as 8.")
+        if self.backwards is not None and self.backwards < 1:
+            raise BadInput(f"backwards={self.backwards} was given; expected 1 or more backward passes, or None.")
         check_count(len(self.dataset))
 
     def target_of(self, row: int) -> Any:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from clairvit.data.dataset import ErrorHandler, ImageDataset, as_dataset, iter_batches
 from clairvit.data.hashing import weights_hash
@@ -105,7 +106,7 @@ def choose(
     """
     images = as_images(images)
     model = as_model(model, images)
-    failed = error_handler(on_error)
+    on_read_error = error_handler(on_error)
     _check_lists(methods=methods, metrics=metrics, tune_start=tune_start)
     seed = check_seed(seed)
     panel = [resolve_method(text).text for text in (PANEL if methods is None else methods)]
@@ -116,23 +117,31 @@ def choose(
     dataset = as_dataset(images, model, masks=masks, mask_kind=mask_kind, labels=labels, others=distractors)
     specs = _metric_specs(metrics, dataset)
     criteria = criterion(by, specs)
-    pixels, first = _first_image(dataset, model, failed)
+    pixels, first = _first_image(dataset, model, on_read_error)
     options: dict[str, Any] = {"normalize": normalize, "seed": seed, "batch_size": batch_size, "autocast": autocast}
-    ignore: ErrorHandler | None = (
-        None if failed is None else lambda name, error: None
-    )  # the evaluation below reports them
-    calibrated = (
-        _calibrated(model, dataset, specs, target, normalize, ignore, seed, batch_size, autocast) if calibrate else None
-    )
+    calibrated = None
+    if calibrate:
+        silenced = _silenced(on_read_error)
+        calibrated = _calibrated(model, dataset, specs, target, normalize, silenced, seed, batch_size, autocast)
     starts: Mapping[str, StartLayer] = {}
     if bases:
-        starts = tune_start_layers(model, dataset, bases, criteria[0], target, pixels, on_error=ignore, **options)
-    every = list(dict.fromkeys((*panel, *(start.method for start in starts.values()), *BASELINES)))
+        starts = tune_start_layers(
+            model, dataset, bases, criteria[0], target, pixels, on_error=_silenced(on_read_error), **options
+        )
+    candidates = list(dict.fromkeys((*panel, *(start.method for start in starts.values()), *BASELINES)))
     texts = [spec.text for spec in specs]
     scores = evaluate(
-        model, dataset, every, texts, target=target, baselines=False, skip=methods is None, on_error=failed, **options
+        model,
+        dataset,
+        candidates,
+        texts,
+        target=target,
+        baselines=False,
+        skip=methods is None,
+        on_error=on_read_error,
+        **options,
     )
-    compared = _without_skipped(model, every, scores)
+    compared = _without_skipped(model, candidates, scores)
     if calibrated is not None:
         compared = [*compared, calibrated.method]
         scores.update({(calibrated.method, metric): score for metric, score in calibrated.scores.items()})
@@ -248,9 +257,9 @@ def _images_without_masks(scores: Scores, metrics: Sequence[MetricSpec]) -> list
     with_masks = [spec.text for spec in metrics if "masks" in spec.metric.needs]
     if not scores.unmasked or not with_masks:
         return []
-    some = ", ".join(scores.unmasked[:3]) + (", …" if len(scores.unmasked) > 3 else "")
+    listed = ", ".join(scores.unmasked[:3]) + (", …" if len(scores.unmasked) > 3 else "")
     return [
-        f"{len(scores.unmasked)} of {len(scores.predictions)} images have no mask, so no {join(with_masks)}: {some}."
+        f"{len(scores.unmasked)} of {len(scores.predictions)} images have no mask, so no {join(with_masks)}: {listed}."
     ]
 
 
@@ -276,23 +285,29 @@ def criterion(by: str, metrics: Sequence[MetricSpec]) -> list[MetricSpec]:
     if not chosen:
         choices = [FIRST, MEAN_RANK, *texts]
         raise BadInput(f"by={by} was given; expected one of {', '.join(choices)}.{did_you_mean(by, choices)}")
-    of_set = next((spec.text for spec in chosen if spec.metric.scope == "set"), None)
-    if of_set is not None:
-        raise BadInput(f"'{of_set}' is one number for all images; expected a metric of each image to rank by, by=….")
+    set_metric = next((spec.text for spec in chosen if spec.metric.scope == "set"), None)
+    if set_metric is not None:
+        raise BadInput(
+            f"'{set_metric}' is one number for all images; expected a metric of each image to rank by, by=…."
+        )
     return chosen
 
 
-def _first_image(dataset: ImageDataset, model: Model, failed: ErrorHandler | None) -> tuple[Any, int]:
+def _silenced(on_read_error: ErrorHandler | None) -> ErrorHandler | None:
+    """Return a handler that skips unreadable images without a report, which the evaluation makes; None raises."""
+    return None if on_read_error is None else lambda name, error: None
+
+
+def _first_image(dataset: ImageDataset, model: Model, on_read_error: ErrorHandler | None) -> tuple[Tensor, int]:
     """Return the first image that can be read, [1, 3, H, W], and its row."""
-    ignore: ErrorHandler | None = None if failed is None else lambda name, error: None
-    batch = next(iter_batches(dataset, model, 1, ignore), None)
+    batch = next(iter_batches(dataset, model, 1, _silenced(on_read_error)), None)
     if batch is None:
         raise BadInput("None of the images could be read; expected at least one that can.")
     return batch.pixels, batch.rows[0]
 
 
-def _map_cost(model: Model, pixels: Any, text: str, target: Any, batch_size: int | None) -> Cost:
-    """Return passes and seconds of one map that is computed alone."""
+def _map_cost(model: Model, pixels: Tensor, text: str, target: Any, batch_size: int | None) -> Cost:
+    """Return passes and seconds of one map of pixels [1, 3, H, W], computed alone."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ClairWarning)  # of zero maps: the evaluation has warned
         return explain(model, pixels, text, target, batch_size=batch_size).cost

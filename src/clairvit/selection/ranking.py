@@ -50,7 +50,7 @@ class Row:
 
 @dataclass(frozen=True, eq=False)
 class RankingInput:
-    """What a ranking is computed from: the values of K methods on n images by the criterion, and their costs."""
+    """Values of K methods on n images by the criterion, their means by all metrics, and their costs."""
 
     methods: tuple[str, ...]
     values: Array  # [K, n]

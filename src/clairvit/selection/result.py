@@ -1,4 +1,4 @@
-"""Selection: the result of `choose`, and the recipe that is made of it."""
+"""Selection: the result of `choose`, which can be saved as a recipe."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from clairvit.selection.start_layer import StartLayer
 
 @dataclass(frozen=True, eq=False)
 class Selection:
-    """A ranking, what it rests on, and what may be said of it.
+    """A ranking of methods, the scores that it is computed from, and the conclusion in sentences.
 
     Attributes:
         best: The best method.

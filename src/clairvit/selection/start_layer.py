@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from clairvit.data.dataset import ImageDataset
 from clairvit.errors import BadInput, NotApplicable
@@ -28,7 +29,7 @@ MIN_IMAGES = 4  # for cross-fitting on halves of the images
 
 @dataclass(frozen=True, eq=False)
 class StartLayer:
-    """The scores of a method from every layer on, by one metric, and the best start."""
+    """Scores of one method, summed from every layer on, by one metric; and the best start."""
 
     base: str  # the method without its start: "genatt"
     metric: str
@@ -77,8 +78,8 @@ class StartLayer:
             return None
         first, second = np.split(np.random.default_rng(self.seed).permutation(n), [n // 2])
         values = np.empty(n)
-        for rows, others in ((first, second), (second, first)):
-            values[rows] = self.values[best_start(self.values[:, others]), rows]
+        for rows, other_rows in ((first, second), (second, first)):
+            values[rows] = self.values[best_start(self.values[:, other_rows]), rows]
         return values
 
     def as_document(self) -> dict[str, Any]:
@@ -128,8 +129,8 @@ def from_half(base: str) -> str:
 
 def best_start(values: Array) -> int:
     """Return the row of [L, n] with the highest mean; the deeper one of equals, which sums fewer layers."""
-    known = np.isfinite(values)
-    sums, counts = np.where(known, values, 0.0).sum(1), known.sum(1)
+    finite = np.isfinite(values)
+    sums, counts = np.where(finite, values, 0.0).sum(1), finite.sum(1)
     means = np.where(counts > 0, sums / np.maximum(counts, 1), -np.inf)
     return int(len(means) - 1 - np.argmax(means[::-1]))
 
@@ -140,12 +141,12 @@ def tune_start_layers(
     bases: Sequence[str],
     metric: MetricSpec,
     target: Any,
-    pixels: Any,
+    pixels: Tensor,
     **options: Any,
 ) -> dict[str, StartLayer]:
-    """Find the best start of each method: all starts of all methods from one trace of each image.
+    """Find the best start per method: all starts of all methods from one trace per image.
 
-    `pixels` is one image, by which layers are counted; `options` are those of `evaluate`.
+    `pixels` [1, 3, H, W] is one image, by which layers are counted; `options` are those of `evaluate`.
     """
     count = len(trace(model, pixels, 0 if model.classifier else target).layers)
     if not count:
@@ -172,18 +173,18 @@ def _start_layer(
     skipped: Mapping[str, str],
     seed: int,
 ) -> StartLayer:
-    known = [score for score in scores if score is not None]
-    if not known:
+    available = [score for score in scores if score is not None]
+    if not available:
         raise NotApplicable(skipped.get(methods[0], f"No image could be read, so the start of {base} is not known."))
-    n = len(known[0].values)
+    n = len(available[0].values)
     values = np.stack([np.full(n, np.nan) if score is None else score.values.double().numpy() for score in scores])
     upward = values if metric.better == "higher" else -values  # [L, n]
     best, half = best_start(upward), first_layer("half", len(methods))
-    others = [start for start in range(len(methods)) if start != half and np.isfinite(upward[start]).any()]
+    tested = [start for start in range(len(methods)) if start != half and np.isfinite(upward[start]).any()]
     gaps = upward[best] - upward[half]
-    gaps_known = np.isfinite(gaps).any()
-    p_values = holm(mean_p(upward[others] - upward[half], seed, draws_for(len(others))))
-    p_of = dict(zip(others, p_values, strict=True))
+    has_gap = np.isfinite(gaps).any()
+    p_values = holm(mean_p(upward[tested] - upward[half], seed, draws_for(len(tested))))
+    p_of = dict(zip(tested, p_values, strict=True))
     return StartLayer(
         base,
         metric.text,
@@ -192,9 +193,9 @@ def _start_layer(
         tuple(paired_interval(row, seed, metric.span) for row in values),
         best,
         half,
-        float(gaps[np.isfinite(gaps)].mean()) if gaps_known else math.nan,
+        float(gaps[np.isfinite(gaps)].mean()) if has_gap else math.nan,
         paired_interval(gaps, seed),
-        float(p_of.get(best, 1.0)) if gaps_known else 1.0,
+        float(p_of.get(best, 1.0)) if has_gap else 1.0,
         upward,
         seed,
     )

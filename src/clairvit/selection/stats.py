@@ -132,9 +132,9 @@ def mean_ranks(values: Array) -> Array:
     metrics are.
     """
     ranked = np.swapaxes(ranks(np.swapaxes(values, 1, 2)), 1, 2)
-    known = ~np.isnan(values).all(1, keepdims=True) & np.ones_like(values, dtype=bool)
-    counts = known.sum(0)
-    total = np.where(known, ranked, 0.0).sum(0)
+    defined = ~np.isnan(values).all(1, keepdims=True) & np.ones_like(values, dtype=bool)
+    counts = defined.sum(0)
+    total = np.where(defined, ranked, 0.0).sum(0)
     return np.where(counts > 0, total / np.maximum(counts, 1), np.nan)
 
 
@@ -143,10 +143,10 @@ def spearman(first: Array, second: Array) -> float:
 
     NaN if all scores are equal, and with fewer than 3 methods: two can only give ±1, which is their order.
     """
-    both = np.isfinite(first) & np.isfinite(second)
-    if both.sum() < 3:
+    has_both = np.isfinite(first) & np.isfinite(second)
+    if has_both.sum() < 3:
         return math.nan
-    return float(similarity.spearman(torch.from_numpy(first[both]), torch.from_numpy(second[both])))
+    return float(similarity.spearman(torch.from_numpy(first[has_both]), torch.from_numpy(second[has_both])))
 
 
 def is_pareto_optimal(values: Array) -> NDArray[np.bool_]:
@@ -162,8 +162,8 @@ def is_pareto_optimal(values: Array) -> NDArray[np.bool_]:
 
 def images_needed(differences: Array) -> int | None:
     """Return about how many images show a difference of this mean and spread with 80 % power; None if there is none."""
-    known = differences[np.isfinite(differences)]
-    if len(known) < 2 or known.mean() == 0:
+    finite = differences[np.isfinite(differences)]
+    if len(finite) < 2 or finite.mean() == 0:
         return None
     power = 1.96 + 0.84  # two-sided 5 %, 80 %
-    return max(FEWEST, math.ceil((power * float(known.std(ddof=1)) / float(known.mean())) ** 2))
+    return max(FEWEST, math.ceil((power * float(finite.std(ddof=1)) / float(finite.mean())) ** 2))

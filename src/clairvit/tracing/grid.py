@@ -53,6 +53,24 @@ def square_patches(count: int, image: tuple[int, int]) -> tuple[int, int] | None
     return None
 
 
+def on_grid(tokens: Tensor, layout: Layout | None, grid: tuple[int, int] | None, images: Tensor) -> Tensor | None:
+    """Return tokens [n, N, …] without their prefix on the image grid, [n, rows, cols, …]; None if they form no grid.
+
+    Args:
+        tokens: Of one layer, for each image or (n = 1) for all of them, row by row.
+        layout: Of the model's patch tokens, if it has one.
+        grid: Of the layer's tokens where it is another one, as in later stages of a hierarchical model.
+        images: [B, 3, H, W].
+    """
+    count, batch = tokens.shape[1], len(images)
+    if layout is not None and count == layout.tokens and len(tokens) in (1, batch):
+        return tokens[:, layout.prefix :].reshape(len(tokens), *layout.grid, *tokens.shape[2:])
+    for sides in (grid, square_patches(count, (int(images.shape[-2]), int(images.shape[-1])))):
+        if sides is not None and sides[0] * sides[1] == count > 1 and len(tokens) == batch:
+            return tokens.reshape(batch, *sides, *tokens.shape[2:])
+    return None
+
+
 def in_order(tokens: Tensor, layout: Layout, pixels: Tensor) -> bool:
     """Return whether patch tokens [N, d] depend on the pixels of their own cell: some models sort them by windows."""
     if not tokens.requires_grad:

@@ -1,7 +1,7 @@
 """Augmentation: crop, flip, rotation and colour jitter of a whole batch, from random numbers that were drawn before.
 
-Crop, flip and rotation are one resampling, so that an image is smoothed once; what a rotation brings in from outside
-the crop is the rest of the image, and its mirror image beyond, never a black corner.
+Crop, flip and rotation are one resampling, so that an image is interpolated once. A rotated crop takes its corners from
+the rest of the image, and beyond its edges from the mirrored image (reflection padding).
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ def epoch_order(count: int, seed: int, epoch: int) -> Tensor:
 
 
 def batches(rows: Tensor, size: int) -> list[Tensor]:
+    """Split row indices [N] into batches of at most `size`."""
     return [rows[start : start + size] for start in range(0, len(rows), size)]
 
 

@@ -1,4 +1,4 @@
-"""Base model: the model that is fine-tuned, with a head for the classes, and what its file will say about it."""
+"""Base model: the model that is fine-tuned, with a head for the classes and the metadata of its file."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ModelRequest:
 
     spec: str  # timm:NAME, file:PATH or a built-in name
     pretrained: bool = True
-    arch: str | None = None  # for file:PATH, where the file does not say it
+    arch: str | None = None  # for file:PATH, if the file does not name it
     options: Mapping[str, Any] | None = None  # of timm's create_model
     size: tuple[int, int] | None = None
     preprocessing: PreprocessOptions = NOT_GIVEN
@@ -53,15 +53,15 @@ def load_base_model(request: ModelRequest, classes: tuple[str, ...], seed: int) 
     Raises:
         BadInput: If the model cannot be fine-tuned, or the options do not fit it.
     """
-    source, rest = split_name(request.spec)
+    source, name = split_name(request.spec)
     options = weights_header.check_options(request.options or {})
     torch.manual_seed(seed)
     if source == "timm":
-        return _from_timm(request, rest, options, len(classes))
+        return _from_timm(request, name, options, len(classes))
     if source == "file":
         if options:
             raise BadInput(f"'{request.spec}' has its shape already; expected no options of the model with a file.")
-        return _from_file(request, rest, classes)
+        return _from_file(request, name, classes)
     if source in BUILT_IN:
         return _from_built_in(request, source, classes)
     raise BadInput(
@@ -93,18 +93,18 @@ def _from_timm(request: ModelRequest, name: str, options: dict[str, Any], classe
     return BaseModel(module, _architecture(module, name), options, preprocess, pretrained=request.pretrained)
 
 
-def _from_file(request: ModelRequest, rest: str, classes: tuple[str, ...]) -> BaseModel:
+def _from_file(request: ModelRequest, path: str, classes: tuple[str, ...]) -> BaseModel:
     """Load a file; if it names the same classes it keeps its head, so that training continues."""
     file_request = LoadOptions(
         request.spec,
-        rest,
+        path,
         request.pretrained,
         arch=request.arch,
         size=request.size,
         preprocessing=request.preprocessing,
     )
     model = from_file.build(file_request)
-    state, metadata = from_file.read_weights(Path(rest).expanduser(), request.spec)
+    state, metadata = from_file.read_weights(Path(path).expanduser(), request.spec)
     name = from_file.architecture(file_request, metadata)
     options = from_file.infer_options(name, state, metadata, request.spec)
     del options["num_classes"]

@@ -94,7 +94,7 @@ def save_checkpoint(
 
 
 def read_progress(path: Path) -> Progress:
-    """Return the progress of the training that a checkpoint is of."""
+    """Return the settings and epochs that a checkpoint stores."""
     _, content = _open(path)
     return Progress(content["settings"], tuple(Epoch(**epoch) for epoch in content["history"]))
 
@@ -122,6 +122,7 @@ def restore(
 
 
 def _open(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return the tensors and the JSON header of a checkpoint; raise BadInput if it cannot be used."""
     from safetensors import SafetensorError, safe_open
 
     with contextlib.ExitStack() as stack:

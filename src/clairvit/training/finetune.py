@@ -113,7 +113,7 @@ def finetune(
     dtype: str = "float32",
     fresh: bool = False,
     keep_state: bool = True,
-    failed: ErrorHandler | None = None,
+    on_error: ErrorHandler | None = None,
     on_epoch: EpochCallback | None = None,
 ) -> Trained:
     """Train a model to classify a data set, and write the weights of the best epoch.
@@ -131,13 +131,14 @@ def finetune(
         arch: timm's architecture of a file that does not name it.
         options: Of timm's model (embed_dim=64, …).
         size: Of the input images; None is the model's own.
-        mean, std: By which images are normalised; None are the model's own.
+        mean: Subtracted from pixels in 0..1; None is the model's own.
+        std: Divides them afterwards; None is the model's own.
         device: Where to train; None chooses.
         dtype: Of the written weights ("float16": half the size).
         fresh: Start anew, even if there is a checkpoint.
         keep_state: Keep the checkpoint (three times the size of the weights) when training is complete, so that more
             epochs continue exactly.
-        failed: Called with each image that cannot be read; None raises the first error.
+        on_error: Called with each image that cannot be read; None raises the first error.
         on_epoch: Called after each epoch.
     """
     config, path = recipe or TrainingConfig(), Path(out).expanduser()
@@ -146,9 +147,11 @@ def finetune(
     if dtype not in DTYPES:
         raise BadInput(f"dtype={dtype!r} was given for the weights; expected one of {', '.join(DTYPES)}.")
     request = ModelRequest(model, pretrained, arch, options, parse_size(size), preprocess_options(mean, std))
-    used = usable_device(device)
-    with torch.random.fork_rng([used] if used.type == "cuda" else []):
-        result = _finetune(dataset, validation, request, config, path, classes, used, dtype, fresh, failed, on_epoch)
+    torch_device = usable_device(device)
+    with torch.random.fork_rng([torch_device] if torch_device.type == "cuda" else []):
+        result = _finetune(
+            dataset, validation, request, config, path, classes, torch_device, dtype, fresh, on_error, on_epoch
+        )
     if not keep_state:
         checkpoint_of(path).unlink(missing_ok=True)
     return result
@@ -164,18 +167,18 @@ def _finetune(
     device: torch.device,
     dtype: str,
     fresh: bool,
-    failed: ErrorHandler | None,
+    on_error: ErrorHandler | None,
     on_epoch: EpochCallback | None,
 ) -> Trained:
     # the image size is that of the model without weights; the classes are known once the images are read
     preprocess = load_base_model(dataclasses.replace(request, pretrained=False), ("", ""), config.seed).preprocess
     cover = config.cover(preprocess.size)
-    cache = cache_images(dataset, cover, preprocess.interpolation, failed, tuple(classes or ()))
+    cache = cache_images(dataset, cover, preprocess.interpolation, on_error, tuple(classes or ()))
     names = tuple(classes) if classes is not None else class_names(cache.labels)
     if len(names) < 2:
         raise BadInput(f"All images are of class '{names[0]}'; expected at least two classes to tell apart.")
     validation_cache = (
-        None if validation is None else cache_images(validation, cover, preprocess.interpolation, failed, names)
+        None if validation is None else cache_images(validation, cover, preprocess.interpolation, on_error, names)
     )
     training, held_out = _splits(cache, validation_cache, names, config)
     base = load_base_model(request, names, config.seed)

@@ -48,7 +48,7 @@ def cache_images(
     dataset: ImageDataset,
     cover: tuple[int, int],
     interpolation: str,
-    failed: ErrorHandler | None = None,
+    on_error: ErrorHandler | None = None,
     classes: tuple[str, ...] = (),
 ) -> ImageCache:
     """Read all images of a data set with labels.
@@ -57,7 +57,7 @@ def cache_images(
         dataset: The images.
         cover: (rows, columns) that each image is resized to cover, then cropped to.
         interpolation: Of the resizing.
-        failed: Called with each image that cannot be read; None raises the first error.
+        on_error: Called with each image that cannot be read; None raises the first error.
         classes: The names by which a data set numbers its classes.
     """
     if not dataset.has_labels:
@@ -70,9 +70,9 @@ def cache_images(
     with closing(_read_images(dataset, cover, interpolation, classes)) as images:
         for row, image in enumerate(images):
             if isinstance(image, ClairError):
-                if failed is None:
+                if on_error is None:
                     raise image
-                failed(dataset.names[row], image)
+                on_error(dataset.names[row], image)
                 continue
             pixels, label, content_hash = image
             values[len(labels)] = pixels.numpy()

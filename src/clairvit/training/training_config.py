@@ -28,19 +28,19 @@ class TrainingConfig:
     epochs: int = 50  # at most
     batch: int = 32
     rate: float | None = None  # None: 1e-5 for pretrained weights, 1e-4 for random ones
-    decay: float = 0.01  # AdamW's weight decay; the paper names none, this is torch's own
-    gamma: float = 0.7  # the rate's factor after
-    every: int = 10  # so many epochs
+    decay: float = 0.01  # AdamW's weight decay; the paper names none, this is torch's default
+    gamma: float = 0.7  # factor of the rate after every `every` epochs
+    every: int = 10
     patience: int = 5  # epochs without a better accuracy after which training stops
     resize: int | None = None  # the short side before the crop; None: 256/224 of the model's own
     rotation: float = 15.0  # degrees to either side
-    jitter: float = 0.2  # of brightness, contrast and saturation; the paper says no strength
+    jitter: float = 0.2  # of brightness, contrast and saturation; the paper names no strength
     flip: bool = True
-    held_out: float = 0.1  # of each class, for validation, where the data has no such part
+    held_out: float = 0.1  # share of each class for validation, if the data has no validation split
     seed: int = 0
     head_rate: float | None = None  # None: of a new head on pretrained weights 100 × rate, at most 1e-3; else rate
     warmup: int = 1  # epochs over which the rate rises from 0
-    clip: float | None = 1.0  # norm that the gradient of all weights together is cut to; None: as it is
+    clip: float | None = 1.0  # largest norm of the gradient of all weights together; None: no clipping
 
     def __post_init__(self) -> None:
         for name in ("epochs", "batch", "every", "patience"):

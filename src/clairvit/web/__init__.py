@@ -1,1 +1,1 @@
-"""The web page and its API: `clairvit serve`. Imports everybody, imported by nobody but the command line."""
+"""The web page and its API: `clairvit serve`. Only the command line imports this package."""

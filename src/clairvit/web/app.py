@@ -160,7 +160,7 @@ async def _json_lines(job: Job[Response]) -> AsyncIterator[bytes]:
                 task, done, steps = progress
                 yield handlers.json_line({"progress": {"task": task, "done": done, "steps": steps}})
         yield b'{"reply": ' + bytes(job.result().body) + b"}\n"
-    except Exception as error:
+    except Exception as error:  # the response has begun: every error becomes its last line, a bug is raised again
         _, problem = _problem(error) or (500, Problem(kind="internal-error", message=INTERNAL_ERROR))
         yield handlers.json_line({"problem": problem.model_dump()})
         if problem.kind == "internal-error":

@@ -5,9 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import math
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,7 +27,7 @@ from clairvit.models.model import Model
 from clairvit.perturbation.rng import make_generator
 from clairvit.plotting.labels import top_classes
 from clairvit.plotting.overlay import denormalised_photo
-from clairvit.plotting.save import explanation_record
+from clairvit.plotting.save import explanation_record, npz_bytes
 from clairvit.targets.resolve import resolve_targets
 from clairvit.tracing.module_state import own_grad_mode
 from clairvit.tracing.trace import run_backward
@@ -130,8 +128,7 @@ def explain_file(comparison: Comparison, kind: str) -> bytes:
     explanation = next(iter(comparison.values()))
     if kind == "record":
         return dumps_json(explanation_record(explanation)).encode()
-    with tempfile.TemporaryDirectory(prefix="clairvit-") as folder:
-        return explanation.save(Path(folder) / "maps.npz").read_bytes()
+    return npz_bytes({"": explanation})
 
 
 def _png(pixels: Tensor, model: Model) -> str:
@@ -145,18 +142,18 @@ def trace_response(model: Model, uploads: UploadStore, layer: int, request: Trac
     """Return the attention of one layer, [N, N] of one head or of all fused, or one row of it."""
     trace = trace_photo(model, uploads, request.photo)
     if not 0 <= layer < len(trace.layers):
-        raise BadInput(f"Layer {layer} was request for; expected 0 to {len(trace.layers) - 1}.")
+        raise BadInput(f"Layer {layer} was requested; expected 0 to {len(trace.layers) - 1}.")
     A = trace.layers[layer].A[0].detach()  # [H, N, N]
     if isinstance(request.head, int):
         if not 0 <= request.head < len(A):
-            raise BadInput(f"Head {request.head} was request for; expected 0 to {len(A) - 1}, or mean, min, max.")
+            raise BadInput(f"Head {request.head} was requested; expected 0 to {len(A) - 1}, or mean, min, max.")
         matrix = A[request.head]
     else:
         matrix = {"mean": A.mean(0), "min": A.amin(0), "max": A.amax(0)}[request.head]
     layout = trace.in_order
     if request.patch is not None:
         if request.patch >= layout.patches:
-            raise BadInput(f"Patch {request.patch} was request for; expected 0 to {layout.patches - 1}.")
+            raise BadInput(f"Patch {request.patch} was requested; expected 0 to {layout.patches - 1}.")
         matrix = matrix[layout.prefix + request.patch][None]
     return TraceResponse(
         photo=request.photo,

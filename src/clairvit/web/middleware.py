@@ -117,7 +117,7 @@ class RequestLimits:
         try:
             with contextlib.suppress(_Refused):  # answered below
                 await self.app(scope, request.receive, request.send)
-        except Exception:
+        except Exception:  # a bug of the app: the client gets a 500, and the error is raised again for the log
             if not request.responded and request.refusal is None:
                 await _respond(request.raw_send, Refusal(500, "internal-error", INTERNAL_ERROR, {}))
             raise  # to the log
@@ -168,9 +168,11 @@ class _LimitedRequest:
             return  # the app's response to an incomplete body; the middleware sends the refusal
         if message["type"] == "http.response.start":
             self.responded = True
-            own = HEADERS | {"cache-control": "no-store" if self.is_api else "no-cache"}
-            kept = [(key, value) for key, value in message["headers"] if key.decode("latin-1").lower() not in own]
-            message["headers"] = [*kept, *_encoded(own)]
+            added_headers = HEADERS | {"cache-control": "no-store" if self.is_api else "no-cache"}
+            app_headers = [
+                (key, value) for key, value in message["headers"] if key.decode("latin-1").lower() not in added_headers
+            ]
+            message["headers"] = [*app_headers, *_encoded(added_headers)]
         try:
             async with asyncio.timeout(IDLE_TIMEOUT):
                 await self.raw_send(message)

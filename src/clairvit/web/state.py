@@ -16,7 +16,7 @@ from clairvit.methods.calibrated import calibrated_spec, calibration_by_hash
 from clairvit.methods.explanation import Cost
 from clairvit.methods.flow import Flow
 from clairvit.methods.recipe import read_recipe
-from clairvit.methods.registry import FAMILIES, Method, by_family, list_methods
+from clairvit.methods.registry import Method, by_family, list_methods
 from clairvit.methods.spec import MethodSpec, resolve_method
 from clairvit.models.model import Model
 from clairvit.targets.base import class_name
@@ -141,8 +141,6 @@ def methods_response(recipes: Sequence[MethodSpec] = ()) -> MethodsResponse:
     """Return every method, ordered by family, and the calibrated ones of this server."""
     registered = [*list_methods(), *(replace(spec.method, name=spec.text) for spec in recipes)]
     ordered = [registered[row] for row in by_family(method.family for method in registered)]
-    families = list(dict.fromkeys(method.family for method in ordered))
-    known = [family for family in FAMILIES if family in families]
     backwards = {spec.text: spec.backwards for spec in recipes}
     cards = [
         MethodCard(
@@ -161,7 +159,7 @@ def methods_response(recipes: Sequence[MethodSpec] = ()) -> MethodsResponse:
         for method in ordered
         if method.name not in _COMBINING
     ]
-    return MethodsResponse(families=[*known, *(f for f in families if f not in known)], methods=cards)
+    return MethodsResponse(families=list(dict.fromkeys(method.family for method in ordered)), methods=cards)
 
 
 _COMBINING = ("smooth", "ensemble")  # they take other methods as arguments, so they cannot be chosen from a list

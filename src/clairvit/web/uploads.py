@@ -76,16 +76,16 @@ def decode(data: bytes) -> Image.Image:
     try:
         image = open_image(io.BytesIO(data), formats=FORMATS)
     except Image.DecompressionBombError as error:
-        raise InvalidUpload(413, f"{_TOO_MANY} Send a smaller copy.") from error
+        raise InvalidUpload(413, f"{_TOO_MANY_PIXELS} Send a smaller copy.") from error
     except UnidentifiedImageError as error:
         raise InvalidUpload(415, f"This is not a photo that can be read here; expected {KINDS}: convert it.") from error
-    except Exception as error:  # pillow raises many kinds of errors on broken headers
+    except Exception as error:  # Pillow raises many kinds of errors on broken headers
         raise InvalidUpload(
             422, f"The photo is damaged ({_reason(error)}); expected a whole one: save it again."
         ) from error
     with image:
         if image.width * image.height > MAX_PIXELS:
-            raise InvalidUpload(413, f"The photo has {image.width:,} × {image.height:,} pixels. {_TOO_MANY}")
+            raise InvalidUpload(413, f"The photo has {image.width:,} × {image.height:,} pixels. {_TOO_MANY_PIXELS}")
         if not 1 / 100 <= image.width / max(1, image.height) <= 100:
             raise InvalidUpload(
                 422, f"The photo is {image.width} × {image.height} pixels, too narrow to show; crop it."
@@ -93,12 +93,12 @@ def decode(data: bytes) -> Image.Image:
         try:
             image.load()
             return read_image(image)
-        except Exception as error:
+        except Exception as error:  # Pillow's decoders raise many kinds of errors on broken bytes
             message = f"The photo is damaged ({_reason(error)}); expected a whole one: save or download it again."
             raise InvalidUpload(422, message) from error
 
 
-_TOO_MANY = f"Photos of more than {MAX_PIXELS // 1_000_000} megapixels are not decoded."
+_TOO_MANY_PIXELS = f"Photos of more than {MAX_PIXELS // 1_000_000} megapixels are not decoded."
 
 
 def _reason(error: Exception) -> str:

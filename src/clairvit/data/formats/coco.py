@@ -64,7 +64,7 @@ def _entry(root: Path, split: str, image: dict[str, Any], objects: list[dict[str
         for item in objects:
             try:
                 mask = decode_segmentation(item["segmentation"], size)
-            except BadInput:
+            except BadInput:  # a ValueError too
                 raise
             except (KeyError, ValueError, TypeError) as error:
                 raise BadInput(

@@ -85,7 +85,7 @@ def _index_single_folder(root: Path, folder: Path) -> DatasetIndex:
         entries = tuple(labelled_entry(root, image, None, None) for image in images)
         return DatasetIndex(entries, class_names(), has_labels=False, numbering="imagenet", notes=(note,))
     truth = _read_ground_truth(devkit)
-    labelled = []
+    labelled_entries = []
     for image in images:
         match = _NUMBER.search(image.stem)
         if match is None or not 1 <= int(match[1]) <= len(truth):
@@ -93,8 +93,8 @@ def _index_single_folder(root: Path, folder: Path) -> DatasetIndex:
                 f"'{image.name}' has no line in {_TRUTH}, which has {len(truth)}; expected names like "
                 "ILSVRC2012_val_00000001.JPEG."
             )
-        labelled.append(labelled_entry(root, image, truth[int(match[1]) - 1], None))
-    return DatasetIndex(tuple(labelled), class_names(), numbering="imagenet")
+        labelled_entries.append(labelled_entry(root, image, truth[int(match[1]) - 1], None))
+    return DatasetIndex(tuple(labelled_entries), class_names(), numbering="imagenet")
 
 
 def _read_ground_truth(devkit: Path) -> list[int]:

@@ -9,8 +9,8 @@ import numpy as np
 from clairvit.data.formats.entry import Annotation, DatasetIndex, Entry, folders_in, list_files, quoted_list, read_lines
 from clairvit.data.formats.imagenet import class_indices, class_names
 from clairvit.data.formats.registry import DataRequest, dataset_format
+from clairvit.data.masks import decode_mask
 from clairvit.errors import BadInput
-from clairvit.models.image_files import open_image
 
 TREE = """
 validation/
@@ -85,11 +85,8 @@ def _entry(root: Path, image: Path, split: str, folder: int | None, classes: dic
 def _read_annotation(mask_file: Path, folder: int | None, classes: dict[int, int]) -> Annotation:
     if not mask_file.exists():
         return Annotation(folder, masked=False)
-    try:
-        with open_image(mask_file) as picture:
-            colours = np.asarray(picture.convert("RGB")).astype(int)  # [rows, columns, 3]
-    except (OSError, SyntaxError, ValueError) as error:
-        raise BadInput(f"The mask '{mask_file}' cannot be read ({error}); expected a whole PNG.") from error
+    picture = decode_mask(mask_file, f"The mask '{mask_file}'")
+    colours = np.asarray(picture.convert("RGB")).astype(int)  # [rows, columns, 3]
     values = colours[..., 0] + 256 * colours[..., 1]
     present = [int(value) for value in np.flatnonzero(np.bincount(values.ravel())) if value not in (_OTHER, _IGNORED)]
     unknown = [value for value in present if value not in classes]

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from clairvit._registry import Registry
 from clairvit.data.formats.entry import DatasetIndex
 from clairvit.errors import BadInput
 
@@ -50,7 +51,15 @@ class DatasetFormat:
         return "\n".join([f"  {path}/", *(f"    {line}" for line in self.tree.strip("\n").splitlines())])
 
 
-_FORMATS: dict[str, DatasetFormat] = {}
+_MODULES = (  # of clairvit.data.formats, in the order in which their formats are listed
+    *("folder", "pets", "flowers", "caltech101", "voc", "dogs", "labels_only"),
+    *("imagenet", "imagenet_s", "imagenet_seg", "coco"),
+)
+FORMATS: Registry[DatasetFormat] = Registry(
+    "data set",
+    modules=[f"clairvit.data.formats.{module}" for module in _MODULES],
+    advice="Type NAME:PATH, with one of: {names}.",
+)
 
 
 def dataset_format(
@@ -68,17 +77,13 @@ def dataset_format(
     """Register a function as the `open` of a format; one function may serve several names."""
 
     def register(function: Callable[[DataRequest], DatasetIndex]) -> Callable[[DataRequest], DatasetIndex]:
-        _FORMATS[name] = DatasetFormat(
+        registered = DatasetFormat(
             name, title, has, splits, tree, function, required_paths, archive_folders, fetch, why_no_download
         )
+        FORMATS.register(name, registered, module=function.__module__)
         return function
 
     return register
-
-
-def registered() -> dict[str, DatasetFormat]:
-    """Return all registered formats by name."""
-    return dict(_FORMATS)
 
 
 def find_root(data: DatasetFormat, path: Path, split: str) -> tuple[Path, str | None]:

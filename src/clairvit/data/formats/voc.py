@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from clairvit.data.formats.entry import Annotation, DatasetIndex, Entry, read_lines
 from clairvit.data.formats.registry import DataRequest, dataset_format
+from clairvit.data.masks import decode_mask
 from clairvit.errors import BadInput
-from clairvit.models.image_files import open_image
 
 TREE = """
 JPEGImages/
@@ -105,11 +105,7 @@ def _areas(values: NDArray[Any]) -> dict[int, int]:
 
 def _values(mask_file: Path) -> NDArray[Any]:
     """Return the mask values [rows, columns]: 0, 1 to 20, and 255."""
-    try:
-        with open_image(mask_file) as picture:
-            values: NDArray[Any] = np.asarray(picture)
-    except (OSError, SyntaxError, ValueError) as error:
-        raise BadInput(f"The mask '{mask_file}' cannot be read ({error}); expected a whole PNG.") from error
+    values: NDArray[Any] = np.asarray(decode_mask(mask_file, f"The mask '{mask_file}'"))
     if values.ndim != 2 or ((values > len(CLASSES)) & (values != _VOID)).any():
         raise BadInput(
             f"The mask '{mask_file}' holds {values.ndim} dimensions with values up to {int(values.max())}; expected a "

@@ -7,6 +7,7 @@ import fnmatch
 import importlib.util
 from typing import NamedTuple
 
+from clairvit._registry import Registry
 from clairvit.errors import BadInput, UnknownName, did_you_mean
 from clairvit.models.sources.python import current_directory_importable, is_python_name
 
@@ -50,13 +51,12 @@ SOURCES = (
     ),
 )
 BUILT_IN = ("pets", "scenes")
-BUILDERS = {  # prefix -> module with build(request)
-    "timm": "clairvit.models.sources.timm",
-    "hf": "clairvit.models.sources.hf",
-    "torchvision": "clairvit.models.sources.torchvision",
-    "open_clip": "clairvit.models.sources.open_clip",
-    "file": "clairvit.models.sources.file",
-}
+_KINDS = ", ".join(f"'{source.spec}'" for source in SOURCES)
+BUILDERS = Registry(  # prefix -> module with build(request)
+    "model",
+    {name: f"clairvit.models.sources.{name}" for name in ("timm", "hf", "torchvision", "open_clip", "file")},
+    advice=f"Models are named {_KINDS}; type 'clairvit models'.",
+)
 PYTHON = "python"  # MODULE:ATTRIBUTE
 
 
@@ -112,7 +112,6 @@ def _unknown_name(name: str) -> UnknownName:
     import timm
 
     source, colon, rest = name.partition(":")
-    kinds = ", ".join(f"'{s.spec}'" for s in SOURCES)
     if timm.is_model(name):
         hint = f" Did you mean 'timm:{name}'?"
     elif colon and not rest:
@@ -125,7 +124,7 @@ def _unknown_name(name: str) -> UnknownName:
         hint = f" Did you mean 'hf:{name}'?"
     else:
         hint = did_you_mean(name, [*BUILT_IN, *(f"timm:{model}" for model in timm.list_models())])
-    return UnknownName(f"There is no model '{name}'.{hint} Models are named {kinds}; type 'clairvit models'.")
+    return BUILDERS.unknown(name, near=hint)
 
 
 def _list_models(source: str, optional: bool) -> list[tuple[str, str]]:

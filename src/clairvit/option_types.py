@@ -1,4 +1,4 @@
-"""Ranges of numeric options: declared in the option's type, enforced once where options are resolved.
+"""Ranges of numeric options: declared in the option's type, enforced where options of methods and metrics are resolved.
 
 n: Annotated[int, Range(ge=1, unit="passes", example=50)] = 50
 """
@@ -34,12 +34,13 @@ class Range:
     def __str__(self) -> str:
         low = self.gt if self.ge is None else self.ge
         high = self.lt if self.le is None else self.le
+        lowest = f"{low:g} or more" if self.gt is None else f"more than {low:g}"
         if high is None:
-            text = f"{low:g} or more" if self.gt is None else f"more than {low:g}"
-        elif self.ge is not None and self.lt is not None:
-            text = f"{low:g} or more and below {high:g}"
+            text = lowest
+        elif self.ge is not None and self.le is not None:
+            text = f"from {low:g} to {high:g}"
         else:
-            text = f"from {low:g} to {high:g}" if self.gt is None else f"more than {low:g} and below {high:g}"
+            text = f"{lowest} and {'below' if self.le is None else 'at most'} {high:g}"
         return f"{text} {self.unit}".rstrip()
 
 
