@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,7 @@ from clairvit.selection.calibrate import (
 )
 from helpers.rounding import assert_same
 from helpers.small_study import study
-from helpers.tiny_models import cnn, double, growth_of, pixels, wrapped
+from helpers.tiny_models import STRANGE, cnn, double, growth_of, pixels, strange, wrapped
 
 NAME = "timm-vit"
 COUNT, SETS = 9, 3
@@ -179,6 +180,7 @@ def test_the_recipe_says_what_was_measured() -> None:
     assert recipe.images == COUNT
     assert recipe.method.startswith("calibrated#")
     assert recipe.settings["scores"] == "cross-fitted"
+    assert recipe.settings["data"] != cv.calibrate(*_without_first(), sets=SETS, metrics=[METRIC]).settings["data"]
     assert [row["metric"] for row in recipe.ranking] == [METRIC, "correlation on held-out token sets"]
     row = recipe.ranking[0]
     assert row["better"] == "lower"
@@ -186,6 +188,11 @@ def test_the_recipe_says_what_was_measured() -> None:
     assert recipe.clear == (row["gain_interval"][0] > 0)
     assert ("is significant" in recipe.answer[0]) == recipe.clear
     assert (f"use {PRIOR_METHOD}" in recipe.answer[0]) != recipe.clear
+
+
+def _without_first() -> tuple[cv.Model, Tensor]:
+    model, images = model_and_images()
+    return model, images[1:]
 
 
 def test_scores_are_of_weights_that_were_fitted_without_the_image() -> None:
@@ -359,10 +366,11 @@ def test_few_images_are_refused(count: int) -> None:
         cv.calibrate(model, images[:count])
 
 
-def test_models_without_attnlrp_plus_are_refused() -> None:
-    net = cv.wrap(cnn(), name="a-cnn", size=(32, 32))
-    with pytest.raises(NotApplicable, match="a-cnn cannot be calibrated, as 'attnlrp\\+plus' does not fit it"):
-        cv.calibrate(net, torch.randn(8, 3, 32, 32))
+@pytest.mark.parametrize(("kind", "make"), [("a-cnn", cnn), ("a-swin", STRANGE["swin"].make)])
+def test_models_without_attnlrp_plus_are_refused(kind: str, make: Callable[[], nn.Module]) -> None:
+    net = cv.wrap(strange(make), name=kind, size=(32, 32))
+    with pytest.raises(NotApplicable, match=rf"{kind} cannot be calibrated, as 'attnlrp\+plus' does not fit it"):
+        cv.calibrate(net, torch.zeros(8, 3, 32, 32))
 
 
 @pytest.mark.parametrize(

@@ -528,6 +528,7 @@ def _recipe(
             "strength": "prior" if math.isinf(fitted.fit.strength) else fitted.fit.strength,
             "backwards": spec.backwards,
             "scores": "cross-fitted",
+            "data": digest(*sorted(request.dataset.content_hash(row).encode() for row in fitted.rows)),
         },
         images=len(fitted.rows),
         seed=seed,

@@ -121,8 +121,15 @@ def choose(
     options: dict[str, Any] = {"normalize": normalize, "seed": seed, "batch_size": batch_size, "autocast": autocast}
     calibrated = None
     if calibrate:
-        silenced = _silenced(on_read_error)
-        calibrated = _calibrated(model, dataset, specs, target, normalize, silenced, seed, batch_size, autocast)
+        request = CalibrationRequest(
+            model,
+            dataset,
+            target=target,
+            on_error=_silenced(on_read_error),
+            seed=seed,
+            execution=ExecutionOptions.from_caller(batch_size, autocast),
+        )
+        calibrated = _calibrated(request, specs, normalize)
     starts: Mapping[str, StartLayer] = {}
     if bases:
         starts = tune_start_layers(
@@ -177,23 +184,11 @@ class _Calibrated:
         )
 
 
-def _calibrated(
-    model: Model,
-    dataset: ImageDataset,
-    metrics: Sequence[MetricSpec],
-    target: Any,
-    normalize: str,
-    on_error: ErrorHandler | None,
-    seed: int,
-    batch_size: int | None,
-    autocast: str | None,
-) -> _Calibrated:
+def _calibrated(request: CalibrationRequest, metrics: Sequence[MetricSpec], normalize: str) -> _Calibrated:
+    """Fit a calibrated method and score it, each image by weights that were fitted without it."""
     image_metrics(metrics)
-    execution = ExecutionOptions.from_caller(batch_size, autocast)
-    request = CalibrationRequest(model, dataset, target=target, on_error=on_error, seed=seed, execution=execution)
     fitted = fit_calibration(request)
-    scores = cross_fitted_scores(request, fitted, metrics, normalize)
-    return _Calibrated(fitted.calibration, scores, len(fitted.rows))
+    return _Calibrated(fitted.calibration, cross_fitted_scores(request, fitted, metrics, normalize), len(fitted.rows))
 
 
 def _check_lists(**arguments: Sequence[object] | None) -> None:
