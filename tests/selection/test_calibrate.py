@@ -115,6 +115,17 @@ def test_the_map_is_the_weighted_sum_of_scaled_layer_maps(name: str) -> None:
     assert_same(maps, expected, growth=growth_of(name), magnitude=float(len(KINDS) * expected.abs().max()))
 
 
+def test_layers_that_are_visited_together_give_the_same_map(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU the executor stacks layers."""
+    model, images = model_and_images()
+    spec = calibrated_spec(a_calibration(model, images))
+    one_by_one = cv.explain(model, images[:2], spec).maps
+    monkeypatch.setattr("clairvit.methods.executor._launch_bound", lambda trace: True)
+    monkeypatch.setattr("clairvit.methods.executor.STACKED_SHARE", 1e9)
+    together = cv.explain(model, images[:2], spec).maps
+    assert_same(together, one_by_one, growth=growth_of(NAME), magnitude=len(KINDS) * float(one_by_one.abs().max()))
+
+
 def test_weights_of_the_prior_are_attnlrp_plus_up_to_scale() -> None:
     model, images = model_and_images()
     layers = len(cv.trace(model, images[:1], 0).layers)

@@ -16,6 +16,7 @@ from clairvit.selection.ridge import (
     fit,
     folds,
     held_out_correlation,
+    log_odds,
     ridge_path,
     scaled_prior,
     without,
@@ -134,6 +135,13 @@ def test_an_image_whose_score_never_changes_counts_for_nothing() -> None:
     np.testing.assert_array_equal(flat.gram[-1], 0)
     np.testing.assert_array_equal(flat.cross[-1], 0)
     np.testing.assert_array_equal(ridge_path(flat, EVERY), ridge_path(moments(sums, scores), EVERY))
+
+
+def test_log_odds() -> None:
+    odds = np.array([0.25, 1.0, 3.0, 1e30])
+    expected = np.log([0.25, 1.0, 3.0, 1e12])  # at most 1 − 1e-12
+    np.testing.assert_allclose(log_odds(odds / (1 + odds)), expected, rtol=1e-4)  # 1 − 1e-12 has four digits
+    np.testing.assert_allclose(log_odds(1 - odds / (1 + odds)), -expected, rtol=1e-4)
 
 
 def test_folds_are_a_partition() -> None:

@@ -1,7 +1,7 @@
 """Calibrate: fit the weights of layer maps to what a model does when tokens are removed, and score them honestly.
 
 For each image: the layer maps of all kinds from one forward and one backward pass per rule table, and the target's
-probability on random token sets at nine keep rates. The weights that best predict the probability from the sum of the
+probability on random token sets at nine keep rates. The weights that best predict its log-odds from the sum of the
 map over a set, shrunk to `attnlrp+plus`, are the calibrated method (`methods/calibrated.py`, `selection/ridge.py`).
 Every score that is reported of an image is of weights that were fitted without it.
 """
@@ -50,7 +50,7 @@ from clairvit.models.model import Model
 from clairvit.perturbation.probe import probing
 from clairvit.perturbation.progress import report_progress
 from clairvit.perturbation.rng import check_seed, random_sets
-from clairvit.selection.ridge import Candidate, Fit, Indices, Moments, cross_fit, fit, held_out_correlation
+from clairvit.selection.ridge import Candidate, Fit, Indices, Moments, cross_fit, fit, held_out_correlation, log_odds
 from clairvit.selection.stats import paired_interval
 from clairvit.tracing.module_state import own_grad_mode
 from clairvit.tracing.trace import run_backward
@@ -197,6 +197,7 @@ class Setup:
     layers: int
     grid: tuple[int, int]  # of patches
     size: tuple[int, int]  # of the images, in pixels
+    has_probability: bool  # else the target's own score is predicted
     notes: tuple[str, ...] = ()
 
     def direction(self, kind: str) -> Array:
@@ -235,7 +236,8 @@ def fit_calibration(request: CalibrationRequest) -> FittedCalibration:
     """Observe all images, and fit the weights to all and to all but each part."""
     data = observe(request)
     check_count(len(data.rows))
-    moments = Moments.of(data.sums, data.scores, [data.rates] * len(data.rows))
+    observed = [log_odds(scores) for scores in data.scores] if data.setup.has_probability else data.scores
+    moments = Moments.of(data.sums, observed, [data.rates] * len(data.rows))
     candidates = _candidates(data.setup, request.backwards)
     final = fit(moments, candidates, request.seed)
     cross_fitted = cross_fit(moments, candidates, request.seed)
@@ -376,6 +378,7 @@ def _set_up(request: CalibrationRequest) -> Setup:
         layers=layers,
         grid=(int(rows), int(cols)),
         size=(int(height), int(width)),
+        has_probability=goal.with_preferred_score("prob").score == "prob",
         notes=tuple(f"the layer maps '{kind}' are left out: {reason}" for kind, reason in reasons.items()),
     )
 

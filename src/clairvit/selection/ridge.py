@@ -19,6 +19,7 @@ from clairvit.metrics.confidence_intervals import Array
 Indices = NDArray[np.int64]
 STRENGTHS = (*(float(strength) for strength in np.logspace(-4, 2, 13)), np.inf)
 FOLDS = 5
+ODDS_MARGIN = 1e-12
 
 
 def centred(values: Array, groups: Indices) -> Array:
@@ -27,6 +28,12 @@ def centred(values: Array, groups: Indices) -> Array:
     for group in np.unique(groups):
         result[groups == group] -= result[groups == group].mean(0)
     return result
+
+
+def log_odds(probabilities: Array) -> Array:
+    """Return log p − log(1 − p), with p at least 1e-12 from 0 and 1: near both, small changes of p say much."""
+    clipped = probabilities.clip(ODDS_MARGIN, 1 - ODDS_MARGIN)
+    return np.asarray(np.log(clipped) - np.log1p(-clipped))
 
 
 @dataclass(frozen=True, eq=False)
