@@ -28,9 +28,11 @@ score of the whole image minus that of an image of which nothing is left, under 
 forward, `normalised_by` in the settings, and a note. A curve then runs from 1 (−1 where the whole image lowers the
 score) to 0 and may leave that range; where nothing changes the score it is undefined (NaN).
 
-* Normalised: `deletion`, `insertion`, `insertion-deletion`, `aopc`, `comprehensiveness`, `sufficiency`, `road`, `irof`.
+* Normalised: `deletion`, `insertion`, `insertion-deletion`, `aopc`, `comprehensiveness`, `sufficiency`, `road`, `irof`,
+  `srg`.
 * Not normalised, because they have no unit: `faithfulness-correlation`, `sensitivity-n`, `faithfulness-estimate`
-  (correlations), `monotonicity` (a share of steps), `completeness` (relative already).
+  `idsds` (correlations), `saco` (a share of pairs), `monotonicity` (a share of steps), `completeness` (relative
+  already).
 * Not normalised, in the unit of the score squared: `infidelity`.
 * As it is asked for: with `score=logit` every model's output is taken as it is. `score=logprob` and `log-odds` of raw
   scores, and `grid-pointing-game`, which takes images that the model is sure of, are refused."""

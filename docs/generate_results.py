@@ -1,126 +1,150 @@
-"""Print docs/results.md from docs/results/*:  python docs/generate_results.py > docs/results.md"""
+"""Print docs/results.md, the front page, from docs/results/*:  python docs/generate_results.py > docs/results.md"""
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
-import numpy as np
+from generate_results_tables import HERE, SHORT, label, load_runs, mean_of, print_row, table_of
 
-from clairvit.selection.stats import spearman
+from clairvit.methods.spec import resolve_method
 
-HERE = Path(__file__).parent / "results"
-RUNS = ("pets", "dinov2")
-EXPERIMENTS = [f"{paper}-{run}" for paper in ("focusvit", "skipplus", "coporan", "joita", "cmi") for run in RUNS]
-ARROWS = {"higher": "↑", "lower": "↓"}
-SHORT = {"faithfulness-correlation": "faithf. corr.", "pointing-game": "pointing", "sparseness": "sparseness"}
-SURE = {1: "yes", -1: "**no**", 0: "not shown"}
+SHOWN = 14  # methods per table, besides the baselines
+FAITHFUL = (
+    "insertion-deletion",
+    "insertion-deletion(removal=mean)",
+    "faithfulness-correlation",
+    "srg",
+    "saco",
+)
+LOCALISING = ("ap", "pointing-game", "faf")
+# Libra's published deletion accuracy (MIF) on Oxford-IIIT Pet with a ViT-B (Mehri et al., CVPR 2025)
+LIBRA = {
+    "libra-fullgrad-plus": 57.3,
+    "libra-attcat": 55.3,
+    "genatt": 44.1,
+    "tokentm": 44.0,
+    "attcat": 37.3,
+    "attnlrp": 30.3,
+    "decompx": 22.5,
+    "rollout": 21.2,
+    "random": 13.7,
+}
+# Per paper: (its claims in keep.py start with one of these words, the metrics that the paper judges by)
+PAPERS = {
+    "FocusViT": (("FocusViT",), ("faithfulness-correlation", "insertion-deletion")),
+    "CMI report": (("CMI report",), ("faf",)),
+    "Coporan": (("Coporan",), ("ap", "pointing-game")),
+    "SkipPLUS": (("SkipPLUS",), ("insertion-deletion", "ap")),
+    "Joita's report": (("Joita's report",), ("ap",)),
+    "ResLRP": (("ResLRP",), ("srg", "ap")),
+    "LibraGrad": (("LibraGrad",), ("insertion-deletion", "ap")),
+}
 
 
 def main() -> None:
+    runs = load_runs()
     print((HERE / "introduction.md").read_text(encoding="utf-8").rstrip())
-    runs = [json.loads((HERE / f"{name}.json").read_text(encoding="utf-8")) for name in RUNS]
-    for run in runs:
-        print_scores(run)
-    for run in runs:
-        print_agreement(run)
-    print_claims(runs)
-    print("\n" + (HERE / "seen.md").read_text(encoding="utf-8").rstrip())
-    print_experiments()
+    print_best("Faithful", "insertion-deletion", FAITHFUL, runs)
+    print((HERE / "faithful.md").read_text(encoding="utf-8").rstrip())
+    print_best("Localising", "ap", LOCALISING, runs)
+    print((HERE / "localising.md").read_text(encoding="utf-8").rstrip())
+    print_cost(runs)
+    print_papers(runs)
+    print_libra(runs)
+    print("\n" + (HERE / "limits.md").read_text(encoding="utf-8").rstrip())
 
 
-def print_experiments() -> None:
-    """The tables that `clairvit reproduce` wrote, folded away: every method's value and rank."""
-    print("\n## The papers' experiments: every value and rank")
-    for page in EXPERIMENTS:
-        first = (HERE / f"{page}.md").read_text(encoding="utf-8").split("\n## ")[1]
-        title, rows = first.split("\n", 1)
-        print(f"\n<details><summary>{title}</summary>\n\n{rows.strip()}\n\n</details>")
+def by_mean(run: dict[str, Any], metric: str) -> list[str]:
+    """Return the methods that have a score, the best first."""
+    rows = table_of(run)
+    scored = [method for method in rows if mean_of(rows[method], metric) is not None]
+    return sorted(scored, key=lambda method: -float(mean_of(rows[method], metric) or 0.0))
 
 
-def print_row(texts: list[str]) -> None:
-    print("| " + " | ".join(texts) + " |")
+def print_best(title: str, order: str, metrics: tuple[str, ...], runs: list[dict[str, Any]]) -> None:
+    """The best methods by the mean of both models' `order`, and the baselines."""
+    tables = [table_of(run) for run in runs]
+    baselines = runs[0]["baselines"]
+
+    def total(method: str) -> float:
+        return sum(float(mean_of(table[method], order) or 0.0) for table in tables)
+
+    both = [m for m in by_mean(runs[0], order) if all(mean_of(table.get(m, {}), order) is not None for table in tables)]
+    ranked = sorted((m for m in both if m not in baselines), key=total, reverse=True)
+    print(f"\n## {title}\n")
+    models = ("built-in", "DINOv2-S")
+    print_row(["method", *(f"{SHORT.get(metric, metric)}, {model}" for model in models for metric in metrics)])
+    print_row(["---"] * (2 * len(metrics) + 1))
+    for method in [*ranked[:SHOWN], *baselines]:
+        cells = [
+            score_cell(table[method].get(metric), with_error=metric == order) for table in tables for metric in metrics
+        ]
+        print_row([label(method, runs[0]), *cells])
 
 
-def table_of(run: dict[str, Any]) -> dict[str, dict[str, dict[str, Any]]]:
-    """method -> metric -> record"""
-    found: dict[str, dict[str, dict[str, Any]]] = {}
-    for one in run["scores"]:
-        found.setdefault(one["method"], {})[one["metric"]] = one
-    return found
+def score_cell(record: dict[str, Any] | None, *, with_error: bool) -> str:
+    if record is None or record["mean"] is None:
+        return "–"
+    return f"{record['mean']:.3f}" + (f" ± {record['standard_error']:.3f}" if with_error else "")
 
 
-def print_scores(run: dict[str, Any]) -> None:
-    metrics, rows = list(run["better"]), table_of(run)
-    print(f"\n## {run['title']}\n")
+def print_cost(runs: list[dict[str, Any]]) -> None:
+    """Passes per map, of the best by faithfulness or localisation at each price."""
+    print("\n## Cost\n")
     print(
-        f"{len(rows) - len(run['baselines'])} methods, {run['images']} images. Mean ± standard error; the best of each "
-        "column is bold, and so is all that its 95 % interval reaches. In the order of insertion."
+        "Passes per map of one image and one target (14 × 14 patches); methods of one rule table share theirs. At each "
+        "price the most faithful method on both models, by the mean of insertion − deletion.\n"
     )
-    for name, why in run["skipped"].items():
-        print(f"\n`{name}` is left out: {why}")
-    print()
-    print_row(["method", *(f"{SHORT.get(metric, metric)} {ARROWS[run['better'][metric]]}" for metric in metrics)])
-    print_row(["---"] * (len(metrics) + 1))
-    top = {metric: best(rows, metric, run) for metric in metrics}
-    for method in sorted(rows, key=lambda name: -rows[name]["insertion"]["mean"]):
-        label = f"*{method}*" if method in run["baselines"] else f"`{method}`"
-        print_row([label, *(cell(rows[method][metric], top[metric], run["better"][metric]) for metric in metrics)])
+    tables = [table_of(run) for run in runs]
+    prices: dict[tuple[int, int], tuple[float, str]] = {}
+    for method in tables[0]:
+        if method in runs[0]["baselines"] or method == "calibrated" or method not in tables[1]:
+            continue
+        means = [mean_of(table[method], "insertion-deletion") for table in tables]
+        if any(mean is None for mean in means):
+            continue
+        cost = resolve_method(method).cost
+        price, mean = (cost.forwards, cost.backwards), sum(float(m or 0) for m in means) / len(means)
+        if price not in prices or mean > prices[price][0]:
+            prices[price] = (mean, method)
+    print_row(["forwards", "backwards", "most faithful at this price", "ins − del, mean of both models"])
+    print_row(["--:", "--:", "---", "--:"])
+    for (forwards, backwards), (mean, method) in sorted(prices.items()):
+        print_row([str(forwards), str(backwards), f"`{method}`", f"{mean:.3f}"])
 
 
-def best(rows: dict[str, Any], metric: str, run: dict[str, Any]) -> dict[str, Any]:
-    sign = 1 if run["better"][metric] == "higher" else -1
-    methods = [name for name in rows if name not in run["baselines"] and rows[name][metric]["mean"] is not None]
-    winner: dict[str, Any] = rows[max(methods, key=lambda name: sign * rows[name][metric]["mean"])][metric]
-    return winner
-
-
-def cell(record: dict[str, Any], top: dict[str, Any], better: str) -> str:
-    if record["mean"] is None:
-        return "undefined"
-    text = f"{record['mean']:.3f} ± {record['standard_error']:.3f}"
-    low, high = top["interval"]
-    reached = record["mean"] >= low if better == "higher" else record["mean"] <= high
-    few = f" (n = {record['n_valid']})" if record["n_invalid"] else ""
-    return (f"**{text}**" if reached else text) + few
-
-
-def print_agreement(run: dict[str, Any]) -> None:
-    """Spearman's correlation of metrics over methods, each metric turned so that high is good."""
-    metrics, rows = list(run["better"]), table_of(run)
-    methods = [m for m in rows if m not in run["baselines"] and all(rows[m][k]["mean"] is not None for k in metrics)]
-    good = {k: [(1 if run["better"][k] == "higher" else -1) * rows[m][k]["mean"] for m in methods] for k in metrics}
-    print(f"\n### Do the metrics agree? {run['title']}\n")
-    print(f"Spearman's correlation over {len(methods)} methods, every metric turned so that high is good.\n")
-    print_row(["", *(SHORT.get(metric, metric) for metric in metrics)])
-    print_row(["---"] * (len(metrics) + 1))
-    for one in metrics:
-        row = [spearman(np.array(good[one]), np.array(good[other])) for other in metrics]
-        print_row([SHORT.get(one, one), *(f"{value:.2f}" for value in row)])
-
-
-def verdict(pair: dict[str, Any]) -> str:
-    low, high = pair["interval"]
-    sign = 1 if low > 0 else -1 if high < 0 else 0
-    return f"{SURE[sign]} ({pair['gap']:+.3f})"
-
-
-def print_claims(runs: list[dict[str, Any]]) -> None:
-    print("\n## What the papers claim\n")
+def print_papers(runs: list[dict[str, Any]]) -> None:
+    """One line per paper: how many of its claims hold, by the paper's kind of measure."""
+    print("\n## What holds of each paper\n")
     print(
-        "*yes*: the 95 % interval of the paired difference lies wholly on the paper's side; **no**: wholly on the "
-        "other; in brackets the difference, positive where the paper is right."
+        'Claims of the form "A is better than B", by the kind of measure the paper uses: how many of the paired '
+        "differences lie wholly on the paper's side (95 %), how many wholly on the other. "
+        "[Every claim by every measure](results_tables.md#what-the-papers-claim).\n"
     )
-    for run in runs:
-        metrics = list(run["better"])
-        print(f"\n### {run['title']}\n")
-        print_row(["claim", *(SHORT.get(metric, metric) for metric in metrics)])
-        print_row(["---"] * (len(metrics) + 1))
-        claims = dict.fromkeys((pair["better"], pair["worse"], pair["who"]) for pair in run["pairs"])
-        for better, worse, who in claims:
-            own = {p["metric"]: p for p in run["pairs"] if (p["better"], p["worse"], p["who"]) == (better, worse, who)}
-            print_row([f"{who} (`{better}` > `{worse}`)", *(verdict(own[metric]) for metric in metrics)])
+    print_row(["paper", "measures", *(run["title"] for run in runs)])
+    print_row(["---"] * (len(runs) + 2))
+    for paper, (starts, metrics) in PAPERS.items():
+        cells = []
+        for run in runs:
+            pairs = [p for p in run["pairs"] if p["who"].startswith(starts) and p["metric"] in metrics]
+            holds = sum(p["interval"][0] is not None and p["interval"][0] > 0 for p in pairs)
+            fails = sum(p["interval"][1] is not None and p["interval"][1] < 0 for p in pairs)
+            cells.append(f"{holds} of {len(pairs)} hold, {fails} are reversed")
+        print_row([paper, ", ".join(SHORT.get(metric, metric) for metric in metrics), *cells])
+
+
+def print_libra(runs: list[dict[str, Any]]) -> None:
+    """LibraGrad's published column beside ours."""
+    print("\n## Next to LibraGrad's table\n")
+    print((HERE / "libra.md").read_text(encoding="utf-8").rstrip() + "\n")
+    print_row(["method", "LibraGrad, ViT-B: MIF", *(f"ours, {run['title']}: 1 − deletion" for run in runs)])
+    print_row(["---", "--:", *["--:"] * len(runs)])
+    for method, published in LIBRA.items():
+        cells = []
+        for run in runs:
+            mean = mean_of(table_of(run).get(method, {}), "deletion")
+            cells.append("–" if mean is None else f"{100 * (1 - mean):.1f}")
+        print_row([f"`{method}`", f"{published:.1f}", *cells])
 
 
 if __name__ == "__main__":

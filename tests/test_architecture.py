@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from clairvit.methods.registry import list_methods
+
 SOURCE = Path(__file__).parent.parent / "src" / "clairvit"
 # A package imports from the packages before it only; cli and web import from all.
 PACKAGES = [
@@ -19,6 +21,7 @@ PACKAGES = [
 SHARED = {"errors", "execution", "numerics", "option_types", "compat", "_io", "_registry", "_version"}
 LAZY_EXCEPTIONS = {
     ("methods/explanation.py", "plotting"),  # Explanation.save, .plot and the picture in a notebook
+    ("methods/explanation.py", "metrics"),  # Explanation.check
     ("methods/explain.py", "plotting"),  # the same of Comparison
     ("metrics/score.py", "plotting"),  # the same of Scores
 }
@@ -76,3 +79,37 @@ def test_names_are_no_metaphors(path: Path) -> None:
         names = {token.string for token in tokenize.generate_tokens(file.readline) if token.type == tokenize.NAME}
     used = {name for name in names if METAPHORS & set(name.lower().strip("_").split("_"))}
     assert used == set()
+
+
+LOWER_PACKAGES = PACKAGES[: PACKAGES.index("methods")]
+# Method names that are also ordinary words, or names of rule tables, which lower packages own.
+ORDINARY = {"random", "center", "cat", "cam", "vanilla", "lrp", "attnlrp", "cp-lrp", "decompx", "deep-taylor", "hsic"}
+
+
+def message_words(path: Path) -> set[str]:
+    """Return the words of a file's strings that are no docstrings."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    docstrings = {
+        id(node.body[0].value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
+        and node.body
+        and isinstance(node.body[0], ast.Expr)
+    }
+    texts = [
+        node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings
+    ]
+    return {word.strip(".,;:!?()'\"") for text in texts for word in text.split()}
+
+
+@pytest.mark.parametrize(
+    "path",
+    [path for package in LOWER_PACKAGES for path in sorted((SOURCE / package).rglob("*.py"))],
+    ids=lambda path: path.relative_to(SOURCE).as_posix(),
+)
+def test_lower_packages_name_no_methods(path: Path) -> None:
+    """Errors name a kind of method (`errors.Alternative`); `methods/alternatives.py` adds the names."""
+    methods = {method.name for method in list_methods()} - ORDINARY
+    assert message_words(path) & methods == set()

@@ -11,10 +11,19 @@ from scipy.stats import rankdata
 import clairvit as cv
 from clairvit.methods.ensembles import combined, scaled_ranks
 from clairvit.metrics.similarity import spearman
-from clairvit.numerics import average_ranks, is_constant, min_max, over_largest, pool_to_grid, positive_over_largest
+from clairvit.numerics import (
+    average_ranks,
+    is_constant,
+    min_max,
+    over_largest,
+    pool_to_grid,
+    positive_over_largest,
+    spread_evenly,
+)
 from clairvit.papers import comparison as beside
 from clairvit.selection import stats
 from helpers.operations import LargestResult
+from helpers.rounding import assert_same
 
 SIDE = 224
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool]
@@ -106,3 +115,13 @@ def test_pixels_are_pooled_to_patches(dtype: torch.dtype) -> None:
     assert pool_to_grid(pixels, (2, 3), "sum").tolist() == sums.tolist()
     assert pool_to_grid(pixels, (2, 3), "mean").tolist() == (sums / 4).tolist()
     assert pool_to_grid(pixels, (2, 3), "mean").dtype == torch.promote_types(dtype, torch.float32)
+
+
+@pytest.mark.parametrize(("size", "grid"), [((2, 3), (4, 6)), ((2, 3), (5, 7)), ((7, 7), (7, 7)), ((3, 1), (7, 4))])
+def test_spreading_evenly_is_an_integral_over_areas(size: tuple[int, int], grid: tuple[int, int]) -> None:
+    """Independent: a fine raster on which both grids fall on whole cells, summed over the target's cells."""
+    cells = torch.rand(2, *size, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    fine = (size[0] * grid[0], size[1] * grid[1])
+    raster = cells.repeat_interleave(grid[0], -2).repeat_interleave(grid[1], -1) / (grid[0] * grid[1])
+    expected = raster.reshape(2, grid[0], fine[0] // grid[0], grid[1], fine[1] // grid[1]).sum((2, 4))
+    assert_same(spread_evenly(cells, grid), expected, magnitude=float(cells.sum()))

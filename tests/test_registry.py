@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Annotated, Any
 
 import pytest
+import torch
 from torch import Tensor
 
 import clairvit as cv
@@ -13,6 +14,7 @@ from clairvit.errors import BadInput, UnknownName
 from clairvit.methods import registry as methods
 from clairvit.methods.aggregation import Product, Total
 from clairvit.metrics import registry as metrics
+from clairvit.metrics.dataset_context import DatasetContext
 from clairvit.option_types import Range
 from helpers.rounding import assert_same
 from helpers.tiny_models import double, pixels, wrapped
@@ -35,7 +37,7 @@ def test_filters_are_wildcards() -> None:
     assert cv.list_methods("nothing*") == []
     assert cv.list_methods() == [method.name for method in methods.list_methods()]
     assert cv.list_metrics() == [metric.name for metric in metrics.list_metrics()]
-    assert cv.list_metrics("*deletion*") == ["deletion", "insertion-deletion"]
+    assert cv.list_metrics("*sertion*") == ["insertion", "insertion-deletion"]
     assert set(cv.list_methods(family="attention")) < set(cv.list_methods())
     assert set(cv.list_metrics(family="complexity")) < set(cv.list_metrics())
 
@@ -125,6 +127,16 @@ def test_declarations_that_cannot_work_are_refused() -> None:
         @cv.metric("mine", better="higher")
         def score(context: cv.EvalContext, power: float) -> Tensor:
             return context.maps.sum((-1, -2))
+
+
+def test_a_metric_of_a_set_may_return_a_tensor() -> None:
+    @cv.metric("image-count", better="higher", scope="set")
+    def image_count(context: DatasetContext) -> Tensor:
+        """Return the number of images, for each method and image."""
+        return torch.full((len(context.specs), len(context)), float(len(context)), dtype=torch.float64)
+
+    score = cv.evaluate(wrapped(KIND), pixels(KIND), "ixg", "image-count", target=1)
+    assert score.values.tolist() == [float(len(pixels(KIND)))] * len(pixels(KIND))
 
 
 def test_a_metric_of_the_users_own() -> None:

@@ -1,8 +1,9 @@
-"""Keep of a scores.json (clairvit evaluate) what docs/results.md is made of:
+"""Keep of the scores of `clairvit evaluate` what docs/results.md is made of:
 
-    python docs/results/keep.py scores.json "DINOv2-S, 95 % right" > docs/results/dinov2.json
+    python docs/results/keep.py "DINOv2-S, 95 % right" scores.json slow.json > docs/results/dinov2.json
 
-Means, standard errors and intervals of every method and metric, and paired differences for the papers' claims.
+Means, standard errors and intervals of every method and metric, paired differences for the papers' claims, and those of
+every method to `attnlrp+plus`. Several files are of the same images; a calibrated recipe is called `calibrated`.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import numpy as np
 from clairvit.metrics.confidence_intervals import mean_interval
 
 DIGITS = 4
+DEFAULT = "attnlrp+plus"
 # (method that the paper says is better, than which, who says so)
 CLAIMS = [
     ("grad-rollout", "rollout", "CMI report: gradient rollout lies more on the foreground"),
@@ -32,33 +34,58 @@ CLAIMS = [
     ("focusvit", "raw-attention", "FocusViT beats attention"),
     ("focusvit", "transatt", "FocusViT beats LRP"),
     *((f"{base}+skipplus", base, f"SkipPLUS improves {base}") for base in ("ixg", "genatt", "decompx", "attnlrp")),
-    *((f"{base}+skipplus", f"{base}+plus", f"SkipPLUS improves PLUS, {base}") for base in ("ixg", "genatt", "decompx")),
+    *(
+        (f"{base}+skipplus", f"{base}+plus", f"SkipPLUS improves PLUS, {base}")
+        for base in ("ixg", "genatt", "decompx", "attnlrp")
+    ),
+    ("reslrp", "attnlrp", "ResLRP beats AttnLRP"),
+    ("reslrp", "legrad", "ResLRP beats LeGrad"),
+    ("libra-fullgrad-plus", "fullgrad-plus", "LibraGrad improves FullGrad+"),
+    ("libra-attcat", "attcat", "LibraGrad improves AttCAT"),
+    ("libra-genatt", "genatt", "LibraGrad improves GenAtt"),
 ]
 
 
-def main(path: str, title: str) -> None:
-    content = json.loads(Path(path).read_text(encoding="utf-8"))
-    records = {(one["method"], one["metric"]): one for one in content["scores"]}
+def main(title: str, *paths: str) -> None:
+    contents = [json.loads(Path(path).read_text(encoding="utf-8")) for path in paths]
+    first = contents[0]
+    if any(content["images"] != first["images"] for content in contents):
+        raise SystemExit("The files are of different images; expected scores of the same ones.")
+    records: dict[tuple[str, str], dict[str, Any]] = {}
+    for content in contents:
+        for record in content["scores"]:
+            records.setdefault((short_name(record["method"]), record["metric"]), record)
     metrics = list(dict.fromkeys(metric for _, metric in records))
-    scores = [{**short(one), "method": method, "metric": metric} for (method, metric), one in records.items()]
+    scores = [{**short(record), "method": method, "metric": metric} for (method, metric), record in records.items()]
     pairs = [
         {"better": better, "worse": worse, "who": who, "metric": metric, **paired(records, better, worse, metric)}
         for better, worse, who in CLAIMS
         for metric in metrics
         if (better, metric) in records and (worse, metric) in records
     ]
+    to_default = [
+        {"method": method, "metric": metric, **paired(records, method, DEFAULT, metric)}
+        for method, metric in records
+        if method != DEFAULT and (DEFAULT, metric) in records
+    ]
     kept = {
         "title": title,
-        "model": Path(content["model"].removeprefix("file:")).name,
-        "images": len(content["images"]),
-        "versions": content["versions"],
-        "skipped": content["skipped"],
+        "model": Path(first["model"].removeprefix("file:")).name,
+        "images": len(first["images"]),
+        "versions": first["versions"],
+        "skipped": {name: why for content in contents for name, why in content["skipped"].items()},
         "better": {metric: next(one["better"] for (_, m), one in records.items() if m == metric) for metric in metrics},
-        "baselines": sorted({one["method"] for one in content["scores"] if one["baseline"]}),
+        "baselines": sorted({one["method"] for content in contents for one in content["scores"] if one["baseline"]}),
         "scores": scores,
         "pairs": pairs,
+        "to_default": to_default,
     }
     print("{" + ",\n".join(f"{json.dumps(key)}: {lines(value)}" for key, value in kept.items()) + "}")
+
+
+def short_name(method: str) -> str:
+    """Return "calibrated" for a recipe's "mine.json#1a2b…", other methods as they are."""
+    return "calibrated" if ".json#" in method else method
 
 
 def lines(value: Any) -> str:
@@ -81,6 +108,8 @@ def paired(records: dict[Any, Any], better: str, worse: str, metric: str) -> dic
     )
     gap = (one - other) * (1 if records[better, metric]["better"] == "higher" else -1)
     gap = gap[np.isfinite(gap)]
+    if len(gap) == 0:
+        return {"gap": None, "interval": [None, None], "n": 0}
     low, high = mean_interval(gap, 0)
     return {"gap": rounded(float(gap.mean())), "interval": [rounded(low), rounded(high)], "n": len(gap)}
 

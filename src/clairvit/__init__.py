@@ -2,11 +2,11 @@
 
 Example:
     >>> import clairvit as cv
-    >>> ex = cv.explain("pets", "demo", "legrad")  # any model, any image, any registered method
+    >>> ex = cv.explain("pets", "demo")  # any model, any image; any registered method, or the best known one
     >>> ex.targets
-    ('Egyptian Mau',)
+    ('Bengal',)
     >>> many = cv.compare("pets", "demo", ["rollout", "genatt+skipplus"])
-    >>> score = cv.evaluate("pets", "demo", "legrad", "deletion")
+    >>> score = cv.evaluate("pets", "demo", "attnlrp+plus", "deletion")
 """
 
 from __future__ import annotations
@@ -39,9 +39,15 @@ if TYPE_CHECKING:
     from clairvit.methods.explanation import concat as concat
     from clairvit.methods.layer_view import LayerView as LayerView
     from clairvit.methods.recipe import Recipe as Recipe
+    from clairvit.methods.recommended import Recommendation as Recommendation
+    from clairvit.methods.recommended import recommended_methods as recommended_methods
     from clairvit.methods.registry import Requires as Requires
     from clairvit.methods.result import MapResult as MapResult
     from clairvit.methods.spec import MethodSpec as MethodSpec
+    from clairvit.metrics.check import check_maps as check_maps
+    from clairvit.metrics.check_result import CheckResult as CheckResult
+    from clairvit.metrics.check_result import MapCheck as MapCheck
+    from clairvit.metrics.check_result import RemovalEffect as RemovalEffect
     from clairvit.metrics.context import EvalContext as EvalContext
     from clairvit.metrics.evaluate import evaluate as evaluate
     from clairvit.metrics.registry import MetricOutput as MetricOutput
@@ -100,6 +106,8 @@ _MODULES = {
     "LayerView": "clairvit.methods.layer_view",
     "MapResult": "clairvit.methods.result",
     "Requires": "clairvit.methods.registry",
+    "Recommendation": "clairvit.methods.recommended",
+    "recommended_methods": "clairvit.methods.recommended",
     "Recorder": "clairvit.tracing.recorders.base",
     "trace": "clairvit.tracing.trace",
     "Trace": "clairvit.tracing.trace",
@@ -114,6 +122,10 @@ _MODULES = {
     "MetricSpec": "clairvit.metrics.registry",
     "MetricOutput": "clairvit.metrics.registry",
     "EvalContext": "clairvit.metrics.context",
+    "check_maps": "clairvit.metrics.check",
+    "CheckResult": "clairvit.metrics.check_result",
+    "MapCheck": "clairvit.metrics.check_result",
+    "RemovalEffect": "clairvit.metrics.check_result",
     "choose": "clairvit.selection.choose",
     "calibrate": "clairvit.selection.calibrate",
     "Selection": "clairvit.selection.result",

@@ -1,4 +1,4 @@
-"""python -m clairvit: the command line, where its own name is not on the path."""
+"""Run the command line as `python -m clairvit`, where the script `clairvit` is not on the path."""
 
 from __future__ import annotations
 

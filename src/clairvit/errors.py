@@ -8,7 +8,18 @@ import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Literal
 
+# Kinds of methods that may fit where another does not. Packages below `methods` name a kind; `methods/alternatives.py`
+# knows the methods of each.
+Alternative = Literal[
+    "a gradient method",
+    "a method of pixel gradients",
+    "a method that reads attention alone",
+    "a method that reads attention and its gradient",
+    "a perturbation method",
+    "an attention or perturbation method",
+]
 SIMILAR = 0.7  # difflib's ratio; at 0.67 'chefer' is still like 'center'
 
 
@@ -90,6 +101,8 @@ class NotApplicable(ClairError):
 
     Args:
         message: What was seen, what was expected, what to do next.
+        alternative: The kind of method that fits instead; the message ends with "Use a gradient method.", and
+            `cv.explain` and `cv.compare` add names of such methods.
         parameters: As in `ClairError`.
 
     Example:
@@ -100,6 +113,16 @@ class NotApplicable(ClairError):
         ...     print(str(error)[:53])
         '+rollout' goes from token to token through N×N matri
     """
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        alternative: Alternative | None = None,
+        parameters: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message if alternative is None else f"{message} Use {alternative}.", parameters=parameters)
+        self.alternative = alternative
 
 
 class ModelUnavailable(ClairError):

@@ -82,3 +82,30 @@ def pool_to_grid(pixels: Tensor, grid: tuple[int, int], reduction: Literal["sum"
     mean = F.adaptive_avg_pool2d(widened(pixels)[:, None], grid)[:, 0]
     per_cell = pixels.shape[-2] * pixels.shape[-1] / (grid[0] * grid[1])  # pixels per cell
     return mean * per_cell if reduction == "sum" else mean
+
+
+def percent(probability: float | None) -> str:
+    """Return 0.923 as '92%', 0.0042 as '0.4%', and '' where there is no probability."""
+    if probability is None or not math.isfinite(probability):
+        return ""
+    if probability < 0.0005:
+        return "<0.1%"
+    if probability < 0.0995:
+        return f"{100 * probability:.1f}%"
+    return f"{100 * probability:.0f}%" if probability < 0.995 else f"{math.floor(1000 * probability) / 10:g}%"
+
+
+def spread_evenly(cells: Tensor, grid: tuple[int, int]) -> Tensor:
+    """Return [B, rows, cols] on another grid with the same total: a cell's value is spread over the area it covers."""
+    rows, cols = cells.shape[-2:]
+    along_rows = _covered_share(rows, grid[0]).to(cells)  # [grid rows, rows]
+    along_cols = _covered_share(cols, grid[1]).to(cells)  # [grid cols, cols]
+    return along_rows @ cells @ along_cols.T
+
+
+def _covered_share(coarse: int, fine: int) -> Tensor:
+    """Return [fine, coarse]: the share of each of `coarse` equal intervals in each of `fine`; columns add up to 1."""
+    bounds = torch.arange(fine + 1, dtype=torch.float64)[:, None] * coarse  # in units of 1 / (fine · coarse): exact
+    borders = torch.arange(coarse + 1, dtype=torch.float64)[None] * fine
+    overlap = torch.minimum(bounds[1:], borders[:, 1:]) - torch.maximum(bounds[:-1], borders[:, :-1])
+    return overlap.clamp(min=0) / fine

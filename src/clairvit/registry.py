@@ -24,8 +24,9 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 Filter = str | Sequence[str]
 
 RESERVED = ("all", "smooth", "ensemble", "calibrated")  # these stand for other methods
-_own_methods: set[str] = set()  # registered by users: these may be registered again, as a notebook cell that runs twice
-_own_metrics: set[str] = set()
+# Registered by users: these may be registered again, as by a notebook cell that runs twice.
+_user_methods: set[str] = set()
+_user_metrics: set[str] = set()
 
 
 def list_methods(filter: Filter = "*", *, family: str | None = None) -> list[str]:  # noqa: A002
@@ -197,7 +198,9 @@ def method(
         >>> cv.explain("pets", "demo", "token-norm(power=2)+last").maps.shape
         torch.Size([1, 14, 14])
     """
-    _check_name(name, "method", [*RESERVED, *(one.name for one in registered_methods())], _own_methods, overwrite)
+    _check_name(
+        name, "method", [*RESERVED, *(method.name for method in registered_methods())], _user_methods, overwrite
+    )
     if (aggregation is None) != (output == "image"):
         raise BadInput(
             f"output={output!r} and aggregation={aggregation!r} were given for the method '{name}'; expected an "
@@ -220,7 +223,7 @@ def method(
             presets=dict(presets or {}),
             **({"extra_cost": ExtraCost(slow=slow)} | declared),
         )
-        _own_methods.add(name)
+        _user_methods.add(name)
         return function
 
     return register
@@ -275,7 +278,7 @@ def metric(
         >>> cv.evaluate("pets", "demo", "legrad", "peak-share").n_valid
         1
     """
-    _check_name(name, "metric", [one.name for one in registered_metrics()], _own_metrics, overwrite)
+    _check_name(name, "metric", [metric.name for metric in registered_metrics()], _user_metrics, overwrite)
 
     def register(function: Function) -> Function:
         _check_options(name, dict([*inspect.signature(function).parameters.items()][1:]))
@@ -291,18 +294,18 @@ def metric(
             presets=dict(presets or {}),
             **declared,
         )(function)
-        _own_metrics.add(name)
+        _user_metrics.add(name)
         return function
 
     return register
 
 
-def _check_name(name: str, kind: str, registered: Sequence[str], own: set[str], overwrite: bool) -> None:
+def _check_name(name: str, kind: str, registered: Sequence[str], by_user: set[str], overwrite: bool) -> None:
     if not isinstance(name, str) or not name or not name.replace("-", "").isalnum() or name != name.lower():
         raise BadInput(
             f"{name!r} is no name for a {kind}; expected lower-case letters, digits and dashes, such as 'my-{kind}'."
         )
-    if name in registered and name not in own and not overwrite:
+    if name in registered and name not in by_user and not overwrite:
         raise BadInput(
             f"There is a built-in {kind} '{name}'; expected another name, such as 'my-{name}'. overwrite=True replaces "
             "it in this process."

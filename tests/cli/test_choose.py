@@ -246,4 +246,4 @@ def test_m_auto_reads_the_recipe(capsys: Captured) -> None:
 
 def test_without_a_recipe_the_method_is_the_usual_one(capsys: Captured) -> None:
     assert main(["explain", "demo", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["results"][0]["method"] == "legrad"
+    assert json.loads(capsys.readouterr().out)["results"][0]["method"] == "attnlrp+plus"

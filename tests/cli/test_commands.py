@@ -46,12 +46,12 @@ def files(folder: Path) -> list[str]:
 
 def test_explain_writes_picture_record_and_maps_and_says_so(photos: Path, capsys: Captured) -> None:
     assert main(["explain", "demo"]) == 0
-    assert files(photos / "out") == ["demo-legrad.json", "demo-legrad.npz", "demo-legrad.png"]
+    assert files(photos / "out") == ["demo-attnlrp+plus.json", "demo-attnlrp+plus.npz", "demo-attnlrp+plus.png"]
     printed, errors = capsys.readouterr()
     assert errors == ""
-    assert "Egyptian Mau" in printed
+    assert "Bengal" in printed
     assert "%" in printed
-    assert "Wrote out/demo-legrad.png" in printed
+    assert "Wrote out/demo-attnlrp+plus.png" in printed
 
 
 def test_one_named_file_is_the_only_one(photos: Path) -> None:
@@ -93,6 +93,23 @@ def test_targets_side_by_side_and_a_contrast(photos: Path, capsys: Captured) -> 
     assert result["names"] == ["demo"] * 3
 
 
+def test_check_is_printed_written_and_in_the_json(photos: Path, capsys: Captured) -> None:
+    assert main(["explain", "demo", "--method", "genatt", "--check"]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "Check: supported. Without the brightest" in printed
+    with_check = Image.open(photos / "out" / "demo-genatt.png").height
+    assert main(["explain", "demo", "photos/no.jpg", "--method", "genatt", "--check", "--json"]) == 2
+    document = json.loads(capsys.readouterr().out)
+    (result,) = document["results"]
+    (check,) = result["check"]["checks"]
+    assert check["verdict"] == "supported"
+    assert check["sentence"] in printed
+    assert result["check"]["thresholds"]["supported"] > result["check"]["thresholds"]["chance"]
+    assert len(document["failed"]) == 1
+    assert main(["explain", "demo", "--method", "genatt", "--quiet"]) == 0
+    assert Image.open(photos / "out" / "demo-genatt.png").height < with_check  # no lines under the map
+
+
 def test_layers_are_drawn_beside_the_map(photos: Path, capsys: Captured) -> None:
     assert main(["explain", "demo", "--method", "genatt", "--layers"]) == 0
     assert "demo-genatt-layers.png" in files(photos / "out")
@@ -113,7 +130,7 @@ def test_json_is_one_document_and_nothing_else(photos: Path, capsys: Captured) -
     assert first["image"] == "photos/cat.jpg"
     assert np.array(first["maps"]).shape == (1, 14, 14)
     assert all(Path(file).exists() for file in first["files"] + second["files"])
-    assert first["top"][0][0]["name"] == "Egyptian Mau"
+    assert first["top"][0][0]["name"] == "Bengal"
 
 
 def test_quiet_is_quiet(photos: Path, capsys: Captured) -> None:
@@ -127,8 +144,8 @@ def test_compare_draws_a_grid_and_prints_classes_and_costs(photos: Path, capsys:
     assert Image.open(photos / "grid.png").width > 500
     printed = capsys.readouterr().out
     for word in (
-        "Egyptian Mau",
-        "83%",
+        "Bengal",
+        "68%",
         "rollout(fusion=max,start_layer=1)",
         "ixg+plus",
         "gradient",
@@ -273,7 +290,7 @@ def test_heads_of_a_method_that_has_none_are_the_attentions(photos: Path, capsys
     (result,) = json.loads(capsys.readouterr().out)["results"]
     assert result["heads"]["method"] == "raw-attention"
     assert result["layer_statistics"] is None
-    assert "out/demo-legrad-heads.png" in result["files"]
+    assert "out/demo-attnlrp+plus-heads.png" in result["files"]
     assert any("the heads shown are the attention's" in note for note in result["notes"])
     windows = ["--model", "timm:swin_tiny_patch4_window7_224", "--no-pretrained", "--method", "saliency"]
     assert main(["explain", "demo", "--heads", "--json", *windows]) == 0

@@ -370,7 +370,7 @@ def test_mistakes_are_one_sentence_before_a_model_is_loaded(
     assert "'deletion' has no option 'stps'; it has" in refusal(capsys, "photos", "--metric", "deletion(stps=3)")
     assert "There is no method 'legrda'. Did you mean 'legrad'" in refusal(capsys, "photos", "--method", "legrda")
     assert "No metric was given; write e.g. --metric deletion,insertion." in refusal(capsys, "photos", "--metric", " ,")
-    assert "No method was given; write e.g. --method legrad,rollout." in refusal(capsys, "photos", "--method", "")
+    assert "No method was given; write e.g. --method attnlrp+plus,rollout." in refusal(capsys, "photos", "--method", "")
     said = refusal(capsys, "photos", "--metric", "deletion,iou")
     assert "'iou' compares maps with masks, and none were given; expected a folder with a mask for each image" in said
     assert "--masks nowhere is not a folder; expected one with" in refusal(capsys, "photos", "--masks", "nowhere")

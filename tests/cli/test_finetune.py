@@ -214,3 +214,36 @@ def test_options_of_the_model_are_read_as_what_they_are() -> None:
     assert read_options("") == {}
     with pytest.raises(BadInput, match="NAME=VALUE"):
         read_options("depth=")
+
+
+def test_tokens_are_dropped_and_a_trigger_is_planted_and_scored_by_localisation(photos: Path, capsys: Captured) -> None:
+    """From the data to the table: fine-tune with a backdoor, then ask which methods find the trigger."""
+    planted = ["--drop-tokens", "0.4", "--trigger", "green", "--trigger-size", "8", "--trigger-share", "0.3"]
+    assert main(["finetune", "photos", *TINY, *SHAPE, *planted, "--epochs", "2", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["interventions"] == {
+        "drop_tokens": 0.4,
+        "trigger": "green",
+        "trigger_size": 8,
+        "trigger_position": "random",
+        "trigger_share": 0.3,
+    }
+    assert 0 <= document["attack_success"] <= 1
+    assert json.loads(_notes(photos / "model.safetensors")["training"]) == document["interventions"]
+    arguments = ["--model", "file:model.safetensors", "--target", "label", "--method", "legrad,rollout"]
+    metrics = ["--metric", "relevance-mass,pointing-game(tolerance=0),ap", "--json"]
+    assert main(["evaluate", "--data", "trigger(folder:photos,class=green,size=8)", *arguments, *metrics]) == 0
+    scores = json.loads(capsys.readouterr().out)
+    assert len(scores["images"]) == 16, "photos of the trigger's class are left out"
+    assert len(scores["scores"]) == 3 * 4, "three metrics; two methods, random and center"
+    assert main(["finetune", "photos", *TINY, *SHAPE, *planted, "--epochs", "3"]) == 0
+    printed, errors = capsys.readouterr()
+    assert ", trigger " in errors
+    assert ", trigger " in printed
+
+
+def test_interventions_that_do_not_fit_are_one_sentence(capsys: Captured) -> None:
+    assert "drop_tokens=1.5 was given" in refusal(capsys, "photos", *TINY, *SHAPE, "--drop-tokens", "1.5")
+    spec = "trigger(folder:photos,class=red)"
+    assert "type folder:photos --trigger red." in refusal(capsys, spec, *TINY, *SHAPE)
+    assert "trigger=pink was given" in refusal(capsys, "photos", *TINY, *SHAPE, "--trigger", "pink")

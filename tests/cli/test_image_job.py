@@ -100,11 +100,11 @@ def test_a_suffix_makes_a_file_and_anything_else_a_folder(tmp_path: Path) -> Non
 
 
 def test_images_with_the_same_name_do_not_overwrite_each_other() -> None:
-    assert list(file_stems(["a/cat.jpg", "b/Cat.png", "cat-2.jpg", "demo"], "legrad").values()) == [
-        "cat-legrad",
-        "Cat-2-legrad",
-        "cat-2-2-legrad",
-        "demo-legrad",
+    assert list(file_stems(["a/cat.jpg", "b/Cat.png", "cat-2.jpg", "demo"]).values()) == [
+        "cat",
+        "Cat-2",
+        "cat-2-2",
+        "demo",
     ]
 
 

@@ -82,6 +82,11 @@ def doctor(module: nn.Module) -> Any:
     return cv.doctor(cv.wrap(module), image())
 
 
+def check_maps(module: nn.Module) -> Any:
+    maps = torch.arange(32.0).reshape(2, 4, 4)
+    return cv.check_maps(cv.wrap(module), image(2), maps, target=TARGET, method="genatt")
+
+
 VERBS: dict[str, Callable[[nn.Module], Any]] = {
     **{f"explain {kind}": lambda module, method=method: explain(module, method) for kind, method in KINDS.items()},
     "compare": compare,
@@ -90,6 +95,7 @@ VERBS: dict[str, Callable[[nn.Module], Any]] = {
     "choose": choose,
     "calibrate": calibrate,
     "doctor": doctor,
+    "check_maps": check_maps,
 }
 
 
@@ -101,6 +107,8 @@ def tensors(result: Any) -> list[Tensor]:
         return [result.maps]
     if isinstance(result, cv.Score):
         return [result.values]
+    if isinstance(result, cv.CheckResult):
+        return [torch.tensor([[r.top, *r.random, r.effect] for r in check.removals]) for check in result]
     if isinstance(result, dict):
         return [tensor for value in result.values() for tensor in tensors(value)]
     if isinstance(result, tuple):

@@ -245,9 +245,15 @@ def test_attention_methods_refuse_in_words(name: str) -> None:
         cv.explain(cv.wrap(resnet()), images(), name, target=TARGETS)
 
 
-def test_layers_of_different_grids_are_not_added_up() -> None:
-    with pytest.raises(NotApplicable, match=r"token count changes.*gradcam\+last"):
-        cv.explain(cv.wrap(resnet()), images(), "gradcam+plus", target=TARGETS)
+def test_stages_of_different_grids_keep_their_totals_when_added_up() -> None:
+    model = cv.wrap(copy.deepcopy(resnet()).double())
+    pixels = images().double()
+    total = cv.explain(model, pixels, "ixg+plus", target=TARGETS).maps
+    stages = [cv.explain(model, pixels, f"ixg+layer:{index}", target=TARGETS).maps for index in range(4)]
+    assert total.shape == stages[0].shape  # the finest comes first
+    expected = torch.stack([stage.sum((-2, -1)) for stage in stages]).sum(0)
+    magnitude = float(sum(stage.abs().sum((-2, -1)).max() for stage in stages))
+    assert_same(total.sum((-2, -1)), expected, magnitude=magnitude)
 
 
 def test_a_layer_that_is_not_there() -> None:

@@ -114,7 +114,9 @@ def test_a_zero_map_comes_with_its_reason(case: str, pooling: str) -> None:
     """In a warning and in the notes, which are stored with the map; no other map is warned about."""
     found, said, grid = swept(case, pooling)
     for name, one in found.items():
-        reasons = [note for note in one.notes if "is zero everywhere: " in note or "does not speak of" in note]
+        reasons = [
+            note for note in one.notes if "is zero everywhere: " in note or "does not depend on the target" in note
+        ]
         method = METHODS[name.partition("(")[0]]
         if not one.maps.flatten(1).any(1).all() and not (method.passes == "none" and CASES[case].speaks is False):
             assert reasons, name
@@ -128,7 +130,7 @@ def test_a_zero_map_comes_with_its_reason(case: str, pooling: str) -> None:
 
 @pytest.mark.parametrize("pooling", POOLINGS)
 def test_a_head_of_zeros_is_named(pooling: str) -> None:
-    """What reads gradients says that they do not speak of the target; what does not has nothing to say about it."""
+    """What reads gradients says that they do not depend on the target; what does not has nothing to say about it."""
     found, _, _ = swept("zero head", pooling)
     for name, one in found.items():
         method = METHODS[name.partition("(")[0]]

@@ -350,7 +350,7 @@ def test_smoothgrad_of_a_linear_model_does_not_see_the_noise() -> None:
 
 @pytest.mark.parametrize("text", ["tam", "integrated-gradients(path=token)"])
 def test_a_model_without_tokens_is_refused(text: str) -> None:
-    with pytest.raises(NotApplicable, match=r"No patch tokens were found .* Use saliency"):
+    with pytest.raises(NotApplicable, match=r"No patch tokens were found .* Use a method of pixel gradients: saliency"):
         cv.explain(cv.wrap(Linear()), torch.randn(2, 3, 8, 8, dtype=torch.float64), text, target=1)
 
 

@@ -148,6 +148,14 @@ def test_m_auto_is_the_recipes() -> None:
         cv.explain(model, image, "focusvit(m=auto)")
 
 
+@pytest.mark.parametrize("text", ["focusvit(m=auto)+rollout", "genatt(start=auto)+plus"])
+def test_auto_with_another_combinator_is_refused(text: str) -> None:
+    """The recipe's text would silently replace the combinator."""
+    recipe = with_starts(focusvit="focusvit(m=2)", genatt="genatt+from:1")
+    with pytest.raises(BadInput, match=r"has a start layer 'auto' and the combinator '\+\w+'.*expected one of the two"):
+        recipe.method_for(text)
+
+
 def test_m_auto_is_what_was_found() -> None:
     found = pick().tuned["focusvit"]
     expected = "focusvit" if found.best == found.half else f"focusvit(m={found.best})"
@@ -182,7 +190,7 @@ def test_other_weights_are_a_warning(tmp_path: Path) -> None:
     with torch.no_grad():
         next(module.parameters()).add_(1e-3)
     other = cv.wrap(module, name="other", size=(32, 32))
-    with pytest.warns(ClairWarning, match=r"made for .* and this is other with other weights .* Run `clairvit choose`"):
+    with pytest.warns(ClairWarning, match=r"made for .* and this is other with other weights .* Run cv\.choose"):
         made = cv.explain(other, image, path)
     assert made.method == pick().best  # and it is followed
 

@@ -161,6 +161,12 @@ def test_road(known: Known) -> None:
     assert_same(known.score("road", steps=3, order="lerf").mean, sum(last_gone) / 3)
 
 
+def test_srg(known: Known) -> None:
+    """Both curves meet at either end, so that four trapezoids have five heights, of which three are not 0."""
+    gains = [known.level(known.top_alone(PATCHES - k)) - known.level(known.without_top(k)) for k in (4, 8, 12)]
+    assert_same(known.score("srg", steps=3).mean, area([0, *gains, 0]))
+
+
 def test_irof(known: Known) -> None:
     (segments,) = superpixels_of(known.image, known.model.preprocess)
     groups = segments_on_patches(segments, GRID).flatten()
@@ -221,11 +227,24 @@ RANDOM = {
     "infidelity": {"runs": 12},
     "infidelity(scaled=false)": {"runs": 12},
 }
-AREAS = ("deletion", "insertion", "insertion-deletion", "aopc", "comprehensiveness", "sufficiency", "road", "irof")
+AREAS = (
+    "deletion",
+    "insertion",
+    "insertion-deletion",
+    "aopc",
+    "comprehensiveness",
+    "sufficiency",
+    "road",
+    "irof",
+    "srg",
+)
+SETTLED = ("monotonicity", "completeness", "faithfulness-estimate", "saco", "idsds")  # nothing is drawn
 OTHERS = (
     "monotonicity",
     "completeness",
     "faithfulness-estimate",
+    "saco",
+    "idsds",
     "faithfulness-correlation",
     "sensitivity-n",
     "infidelity",
@@ -233,7 +252,7 @@ OTHERS = (
 
 
 @pytest.mark.parametrize("activation", ["softmax", "sigmoid"])
-@pytest.mark.parametrize("metric", [*AREAS, "monotonicity", "completeness", "faithfulness-estimate", *RANDOM])
+@pytest.mark.parametrize("metric", [*AREAS, *SETTLED, *RANDOM])
 def test_a_probability_is_the_score_of_a_model_that_applies_its_activation(activation: str, metric: str) -> None:
     """The same sets are drawn for the same image, so that no reference has to draw them."""
     known = Known(activation)

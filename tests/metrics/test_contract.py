@@ -16,7 +16,8 @@ from helpers.module_fingerprint import differences, fingerprint, surroundings
 from helpers.rounding import assert_same, rounding_bound
 from helpers.tiny_models import ZOO, double, pixels, wrapped
 
-METRICS = {metric.name: metric for metric in list_metrics() if metric.scope == "image"}
+PARTS = {metric.name for metric in list_metrics() if "parts" in metric.needs}  # swept in test_parts.py
+METRICS = {metric.name: metric for metric in list_metrics() if metric.scope == "image" and metric.name not in PARTS}
 KINDS = ["timm-vit", "timm-reg4-gap", "hf-dinov2-registers-sdpa", "open_clip-nonsquare", "home-mean-pool"]
 QUICK = {"samples": 2, "runs": 5}  # what a metric promises does not depend on how many
 
@@ -25,16 +26,21 @@ QUICK = {"samples": 2, "runs": 5}  # what a metric promises does not depend on h
 NAMES = (
     "aopc ap avg-sensitivity baf class-contrast completeness complexity comprehensiveness deletion "
     "effective-complexity efficient-mprt energy-pointing-game f1 faf faithfulness-correlation faithfulness-estimate "
-    "grid-pointing-game infidelity insertion insertion-deletion iou irof local-lipschitz max-sensitivity monotonicity "
-    "mprt pixel-accuracy pointing-game random-logit relative-stability relevance-mass relevance-rank road roc-auc "
-    "sensitivity-n smooth-mprt sparseness sufficiency top-k"
+    "grid-pointing-game idsds infidelity insertion insertion-deletion iou irof local-lipschitz max-sensitivity "
+    "monotonicity mprt pixel-accuracy pointing-game random-logit relative-stability relevance-mass relevance-rank "
+    "road roc-auc saco sensitivity-n smooth-mprt sparseness srg sufficiency top-k"
+)
+PART_NAMES = (
+    "background-independence controlled-synthetic-data-check deletion-check distractibility part-accuracy "
+    "part-completeness preservation-check single-deletion target-sensitivity"
 )
 
 
 def test_every_metric_is_in_the_sweep() -> None:
     every = {metric.name for metric in list_metrics()}
-    assert sorted(every) == NAMES.split()
-    assert every - set(METRICS) == {"grid-pointing-game"}  # which is about several images
+    assert sorted(every - PARTS) == NAMES.split()
+    assert sorted(PARTS) == PART_NAMES.split()
+    assert every - PARTS - set(METRICS) == {"grid-pointing-game"}  # which is about several images
 
 
 def text(name: str) -> str:
@@ -153,9 +159,9 @@ def test_the_model_is_bit_identical_afterwards() -> None:
     assert differences(around, surroundings()) == []
 
 
-@pytest.mark.parametrize("name", METRICS)
+@pytest.mark.parametrize("name", [metric.name for metric in list_metrics() if metric.scope == "image"])
 def test_every_metric_is_documented(name: str) -> None:
-    metric = METRICS[name]
+    metric = resolve_metric(name).metric
     assert len(metric.summary) > 20
     assert metric.paper
     assert metric.family in FAMILIES
@@ -163,7 +169,8 @@ def test_every_metric_is_documented(name: str) -> None:
     assert metric.span[0] < metric.span[1]
     for preset in metric.presets:
         assert resolve_metric(f"{name}(preset={preset})")
-    assert resolve_metric(resolve_metric(text(name)).text) == resolve_metric(text(name))
+    typed = text(name) if name in METRICS else name
+    assert resolve_metric(resolve_metric(typed).text) == resolve_metric(typed)
 
 
 @pytest.mark.parametrize(

@@ -237,3 +237,9 @@ def test_an_empty_data_set_is_refused() -> None:
 def test_the_doctor_takes_a_data_set() -> None:
     diagnosis = cv.doctor(wrapped(KIND), Photos(pixels(KIND, 2), [1, 2]))
     assert len(diagnosis.images) == 2
+
+
+def test_labels_can_be_sliced() -> None:
+    labels = as_images(Photos(pixels(KIND, 3), [4, 5, 6])).labels
+    assert labels is not None
+    assert (list(labels), labels[-1], labels[1:], labels[::-2]) == ([4, 5, 6], 6, [5, 6], [6, 4])

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from transformers.models.auto import modeling_auto
 
 import clairvit as cv
 from clairvit.errors import BadInput, ClairError, NotApplicable
+from clairvit.models.sources import hf as hf_source
 from clairvit.models.sources.adapters import Backbone, UnmaskedEncoder
 from clairvit.models.sources.hf_outputs import refusal
 from clairvit.tracing.structure import model_structure
@@ -444,3 +446,27 @@ def test_errors_are_clair_errors() -> None:
     model = cv.wrap(built(lambda: Odd(hf.ViTConfig(**VIT))))
     with pytest.raises(ClairError):
         cv.explain(model, pixels(), "ixg", target=1)
+
+
+def test_bad_input_is_not_taken_for_a_missing_processor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """BadInput is a ValueError: where those of transformers mean "no processor", ours must reach the user."""
+    hf.ViTImageProcessor(size={"height": 32, "width": 32}).save_pretrained(tmp_path)
+    module = nn.Identity()
+    module.config = SimpleNamespace(name_or_path=str(tmp_path))
+    saved = hf_source.saved_preprocess(module)
+    assert saved is not None
+    assert saved.size == (32, 32)
+
+    def raising(error: Exception) -> None:
+        def read_processor(*_: object) -> None:
+            raise error
+
+        monkeypatch.setattr(hf_source, "read_processor", read_processor)
+
+    raising(ValueError("no size"))
+    assert hf_source.saved_preprocess(module) is None
+    raising(NotApplicable("It resizes by a token budget."))
+    assert hf_source.saved_preprocess(module) is None
+    raising(BadInput("std=0 was given; expected positive numbers."))
+    with pytest.raises(BadInput, match=r"^std=0 was given"):
+        hf_source.saved_preprocess(module)

@@ -32,8 +32,8 @@ def test_pets_classifies_the_demo_cat() -> None:
     model = cv.load("pets")
     with torch.no_grad():
         ((name, chance), *_), *_ = top(model.logits(prepare("demo", model).pixels), model.labels)
-    assert name == "Egyptian Mau"
-    assert chance == pytest.approx(0.83, abs=0.01)
+    assert name == "Bengal"
+    assert chance == pytest.approx(0.676, abs=0.01)
     assert model.name == "pets"
     assert len(model.labels) == 37
     assert model.dtype == torch.float32

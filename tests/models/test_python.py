@@ -46,6 +46,8 @@ def own_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     (tmp_path / "my_own_vit.py").write_text(CODE, encoding="utf-8")
     (tmp_path / "my_broken_vit.py").write_text("import torch\n1 / 0\n", encoding="utf-8")
     (tmp_path / "my_lacking_vit.py").write_text("import no_such_package\n", encoding="utf-8")
+    refusing = "import clairvit as cv\ncv.load('pets', size=3)\n"
+    (tmp_path / "my_refusing_vit.py").write_text(refusing, encoding="utf-8")
     package = tmp_path / "my_package"
     package.mkdir()
     (package / "__init__.py").write_text("", encoding="utf-8")
@@ -109,6 +111,7 @@ def test_every_function_takes_it() -> None:
         ("my_package.nets:build", UnknownName, "no Python module 'my_package.nets'"),
         ("my_own_vit:biuld", UnknownName, r"no attribute 'biuld'\. Did you mean 'build'\?"),
         ("my_broken_vit:build", ModelUnavailable, "Importing 'my_broken_vit' failed .ZeroDivisionError: division"),
+        ("my_refusing_vit:build", BadInput, "^The built-in model takes 224 x 224 images"),
         ("my_lacking_vit:build", ModelUnavailable, "ModuleNotFoundError: No module named 'no_such_package'"),
         ("my_own_vit:broken", ModelUnavailable, "Calling 'my_own_vit:broken' .* failed .OSError: the weights are"),
         ("my_own_vit:needs", ModelUnavailable, "TypeError: needs.. missing 1 required"),

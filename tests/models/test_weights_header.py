@@ -60,13 +60,13 @@ def test_options_of_the_user_override_the_header(small: nn.Module, tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("note", "content", "words"),
+    ("entry", "content", "words"),
     [
         ("options", '{"checkpoint_path": "evil.pth"}', "no option that shapes"),
         ("options", '{"depth": "2"}', "expected int"),
         ("options", '{"depth": true}', "expected int"),
         ("options", "[1]", "list"),
-        ("options", "{", "note 'options'"),
+        ("options", "{", "entry 'options'"),
         ("labels", '{"0": "a"}', "1 names for 3 classes"),
         ("labels", '{"0": "a", "2": "b", "3": "c"}', "ids are not 0 to 2"),
         ("labels", "[1, 2, 3]", "list of names"),
@@ -76,10 +76,10 @@ def test_options_of_the_user_override_the_header(small: nn.Module, tmp_path: Pat
         ("activation", "sigmod", "Did you mean 'sigmoid'"),
     ],
 )
-def test_invalid_headers_raise(small: nn.Module, tmp_path: Path, note: str, content: str, words: str) -> None:
+def test_invalid_headers_raise(small: nn.Module, tmp_path: Path, entry: str, content: str, words: str) -> None:
     with pytest.raises(ModelUnavailable, match=words) as caught:
-        cv.load(stored(small, tmp_path / "a.safetensors", **{note: content}))
-    assert f"note '{note}'" in str(caught.value)
+        cv.load(stored(small, tmp_path / "a.safetensors", **{entry: content}))
+    assert f"entry '{entry}'" in str(caught.value)
 
 
 def test_options_are_checked_one_by_one() -> None:

@@ -86,6 +86,16 @@ def test_the_minimum_is_each_image_s_own_over_all_channels() -> None:
     assert found[0, 0, 0, 0] != found[1, 0, 0, 0]
 
 
+def test_the_image_mean_is_the_mean_colour_of_each_image() -> None:
+    photo = images()
+    found = background("image-mean", photo, USUAL, 0)
+    assert found.shape == photo.shape
+    for own, under in zip(photo, found, strict=True):
+        for channel, painted in zip(own, under, strict=True):
+            assert_same(painted, torch.full_like(channel, channel.sum().item() / channel.numel()), magnitude=1.0)
+    assert found[0, 0, 0, 0] != found[1, 0, 0, 0]
+
+
 def test_noise_is_of_the_seed_and_the_image_alone() -> None:
     photo = images(64, 64)
     noise = background("noise", photo, USUAL, 0)

@@ -11,11 +11,12 @@ from matplotlib.transforms import Bbox
 
 from clairvit.errors import BadInput
 from clairvit.methods.explanation import Cost, Explanation, Heads
+from clairvit.numerics import percent
 from clairvit.plotting.canvas import fit, text_width, tick_labels
 from clairvit.plotting.comparison import arrange_cells, comparison_figure, rows_needed
 from clairvit.plotting.figures import explanation_figure, layers_figure
 from clairvit.plotting.heads import heads_figure
-from clairvit.plotting.labels import cost_label, percent, top_classes
+from clairvit.plotting.labels import cost_label, top_classes
 from clairvit.plotting.style import PlotStyle
 from clairvit.plotting.tiles import same_image
 from plotting.fakes import fake

@@ -196,6 +196,8 @@ def test_examples_have_the_photo_and_a_map_for_each_method(page: Reader) -> None
     assert rows
     assert len(page.all("img")) == len(rows) * (1 + len(METHODS))
     reasons = " ".join(text for _, text in page.all("figcaption"))
+    assert "Check of " in reasons
+    assert "Without the brightest" in reasons
     for reason in ("best deletion of", "worst deletion of", "methods disagree most", "surest wrong prediction"):
         assert reason in reasons
 

@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from clairvit.errors import BadInput, ClairError, NotApplicable
 from clairvit.targets import resolve as resolution
-from clairvit.targets.base import ScoreContext, Target, TargetBatch, class_agnostic_target
+from clairvit.targets.base import ScoreContext, Target, TargetBatch, call_function, class_agnostic_target
 
 LABELS = ("Bengal", "Beagle", "Egyptian Mau", "Pug")
 
@@ -47,3 +48,20 @@ def test_a_class_agnostic_target_has_a_title_and_no_score() -> None:
     target = class_agnostic_target(2)
     assert (target.names, target.score, target.class_agnostic, len(target)) == (("any class",) * 2, "none", True, 2)
     assert target.take([0]).names == ("any class",)
+
+
+@pytest.mark.parametrize("error", [NotApplicable("No such score."), torch.OutOfMemoryError("CUDA out of memory")])
+def test_errors_that_callers_handle_pass_a_target_function(logits: Tensor, error: ClairError | RuntimeError) -> None:
+    """Our own messages are not wrapped, and running out of memory still halves the batch."""
+
+    def function(_: Tensor) -> Tensor:
+        raise error
+
+    with pytest.raises(type(error)) as caught:
+        call_function(function, logits)
+    assert caught.value is error
+
+
+def test_any_other_error_of_a_target_function_is_one_sentence(logits: Tensor) -> None:
+    with pytest.raises(BadInput, match=r"^The target function failed .* \(IndexError: .*one number per image\.$"):
+        call_function(lambda scores: scores[:, 9], logits)

@@ -75,9 +75,7 @@ def test_exact_name_beats_longer_ones_and_digits_can_be_names() -> None:
 def test_without_labels(logits: Tensor) -> None:
     (target,) = resolve_targets(4, logits)
     assert target.names == ("class 4", "class 4")
-    with pytest.raises(
-        BadInput, match="asked for by name, but this model has no class names; give an index from 0 to 5"
-    ):
+    with pytest.raises(BadInput, match="given by name, and this model has no class names; give an index from 0 to 5"):
         resolve_targets("Pug", logits)
 
 

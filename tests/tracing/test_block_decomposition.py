@@ -163,7 +163,7 @@ class WithoutResidual(Block):
 def test_other_blocks_are_refused(block: type[nn.Module]) -> None:
     model = cv.wrap(strange(lambda: HomeMade(lambda: block(MatmulAttention))))
     with pytest.raises(
-        NotApplicable, match=r"Layer \d does not add its attention to its own input .* genatt or rollout"
+        NotApplicable, match=r"Layer \d does not add its attention to its own input .* genatt or legrad"
     ):
         cv.explain(model, pixels("timm-vit"), "globenc")
 

@@ -35,8 +35,8 @@ ATTENTION = [m.name for m in list_methods() if m.family in ("attention", "gradie
 
 
 @functools.cache
-def model_of(kind: str) -> cv.Model:
-    return cv.wrap(strange(STRANGE[kind].make), name=kind)
+def model_of(kind: str, dtype: torch.dtype = torch.float32) -> cv.Model:
+    return cv.wrap(strange(STRANGE[kind].make).to(dtype), name=kind)
 
 
 def image_of(kind: str) -> Tensor:
@@ -55,7 +55,7 @@ def test_attention_methods_refuse(kind: str, method: str) -> None:
     said = str(refusal.value)
     assert f"This model attends {STRANGE[kind].attends} (" in said
     assert "not between all image tokens, which attention methods need" in said
-    assert "Use a gradient method: ixg, saliency and gradcam." in said
+    assert "Use a gradient method: ixg, saliency or gradcam." in said
 
 
 @pytest.mark.parametrize("kind", STRANGE)
@@ -112,12 +112,23 @@ def test_ixg_is_that_of_a_hook_on_the_first_block(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["swin", "swin-v2", "hf-swin", "maxvit"])
-def test_sums_over_stages_refuse(kind: str) -> None:
-    with pytest.raises(
-        NotApplicable, match=r"'cat' adds up layers, .* token count changes .* Use one layer: cat\+last"
-    ):
-        cv.explain(model_of(kind), image_of(kind), "cat", target=TARGET)
-    assert cv.explain(model_of(kind), image_of(kind), "cat+last", target=TARGET).maps.isfinite().all()
+def test_sums_over_stages_are_sums_of_single_layers_on_the_finest_grid(kind: str) -> None:
+    """Each cell of a coarser layer is spread evenly over the finest cells: np.kron of a map, where sizes divide."""
+    model, image = model_of(kind, torch.float64), image_of(kind).double()
+    explanation = cv.explain(model, image, "cat", target=TARGET)
+    count = len(cv.trace(model, image, target=TARGET).layers)
+    layer_maps = [cv.explain(model, image, f"cat+layer:{index}", target=TARGET).maps for index in range(count)]
+    rows, cols = explanation.maps.shape[-2:]
+    assert (rows, cols) == max(tuple(layer_map.shape[-2:]) for layer_map in layer_maps)
+    expected = torch.zeros_like(explanation.maps)
+    for layer_map in layer_maps:
+        down, right = rows // layer_map.shape[-2], cols // layer_map.shape[-1]
+        assert (layer_map.shape[-2] * down, layer_map.shape[-1] * right) == (rows, cols)
+        block = torch.ones(down, right, dtype=torch.float64)
+        expected += torch.stack([torch.kron(cells, block) for cells in layer_map]) / block.numel()
+    magnitude = float(torch.stack([layer_map.abs().max() for layer_map in layer_maps]).sum())
+    assert_same(explanation.maps, expected, magnitude=magnitude)
+    assert any("added on the finest grid" in note for note in explanation.notes)
 
 
 @pytest.mark.parametrize("kind", ["xcit", "xcit-nonsquare"])
@@ -164,7 +175,9 @@ def test_tokens_in_another_order_make_no_map(make: type[HomeMade]) -> None:
     image = torch.randn(2, 3, size, size, generator=torch.Generator().manual_seed(1))
     model = cv.wrap(strange(make))
     for method in ("raw-attention", "genatt", "ixg", "legrad", "gradcam"):
-        with pytest.raises(NotApplicable, match=r"do not come row by row after the prefix .* Use saliency"):
+        with pytest.raises(
+            NotApplicable, match=r"do not come row by row after the prefix .* pixel gradients: saliency"
+        ):
             cv.explain(model, image, method, target=TARGET)
     assert cv.explain(model, image, "saliency", target=TARGET).maps.shape == (2, size // PATCH, size // PATCH)
 

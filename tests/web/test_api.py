@@ -16,6 +16,7 @@ from PIL import Image
 
 import clairvit as cv
 from clairvit.errors import BadInput
+from clairvit.methods.recommended import recommended_methods
 from clairvit.methods.registry import list_methods
 from clairvit.methods.spec import resolve_method
 from clairvit.web import handlers
@@ -69,6 +70,7 @@ def test_every_method_is_listed_once_by_family(client: TestClient) -> None:
     names = [one["name"] for one in told["methods"]]
     assert sorted(names) == sorted(one.name for one in list_methods() if one.name not in ("smooth", "ensemble"))
     assert told["families"][0] == "attention"
+    assert [one["method"] for one in told["recommended"]] == [one.method for one in recommended_methods()]
     assert all(one["summary"] for one in told["methods"])
     lime = next(one for one in told["methods"] if one["name"] == "lime")
     assert lime["slow"]
@@ -119,11 +121,11 @@ def test_an_upload_is_found_by_its_id(wide_client: TestClient, wide: cv.Model) -
 
 def test_record_and_arrays_to_keep(client: TestClient) -> None:
     told = client.post("/api/explain", data={"reply": "record"})
-    assert told.json()["method"] == "legrad"
+    assert told.json()["method"] == "attnlrp+plus"
     assert np.asarray(told.json()["maps"]).shape == (1, 14, 14)
     arrays = np.load(io.BytesIO(client.post("/api/explain", data={"reply": "npz"}).content), allow_pickle=False)
     assert arrays["maps"].shape == (1, 14, 14)
-    assert json.loads(str(arrays["about"]))["method"] == "legrad"
+    assert json.loads(str(arrays["about"]))["method"] == "attnlrp+plus"
 
 
 def test_trace_is_the_librarys_attention(wide_client: TestClient, wide: cv.Model) -> None:
@@ -141,7 +143,7 @@ def test_trace_is_the_librarys_attention(wide_client: TestClient, wide: cv.Model
 def test_curve_is_the_librarys_deletion(wide_client: TestClient, wide: cv.Model) -> None:
     told = wide_client.post("/api/curve", json={"steps": 3}).json()
     for name in ("deletion", "insertion"):
-        score = cv.evaluate(wide, ["demo"], "legrad", name, steps=3, ends=True)
+        score = cv.evaluate(wide, ["demo"], "attnlrp+plus", name, steps=3, ends=True)
         assert_same(told[name]["method"]["area"], score.values[0])
         low, mean, high = (np.array(told[name]["random"][kind])[1:-1] for kind in ("low", "mean", "high"))
         assert (low < mean - 1e-6).all()
@@ -150,6 +152,18 @@ def test_curve_is_the_librarys_deletion(wide_client: TestClient, wide: cv.Model)
     assert sorted(told["rank"]) == list(range(196))
     wanted = cv.explain(wide, "demo").maps.flatten()
     assert told["rank"].index(0) == int(wanted.argmax())
+
+
+def test_check_is_the_librarys(wide_client: TestClient, wide: cv.Model) -> None:
+    reply = wide_client.post("/api/check", json={"method": "genatt"}).json()
+    (check,) = cv.explain(wide, "demo", "genatt").check()
+    assert reply["verdict"] == check.verdict
+    assert reply["sentence"] == check.sentence
+    assert reply["target"] == check.target
+    assert_same(reply["removals"][0]["top"], check.removals[0].top)
+    several = wide_client.post("/api/check", json={"method": "all"})
+    assert several.status_code == 422
+    assert "one method" in several.json()["message"]
 
 
 def test_streams_tell_progress_and_then_the_reply(client: TestClient) -> None:
@@ -217,7 +231,8 @@ def test_curves_and_many_methods_do_not_delay_quick_maps(
     client.post("/api/curve", json={"steps": 1, "method": "occlusion(window=7,stride=7)"})
     client.post("/api/explain", data={"method": ["legrad", "rollout"]})
     client.get("/api/trace/0")
-    assert used == ["long", "slow", "quick", "quick"]
+    client.post("/api/check", json={})
+    assert used == ["long", "slow", "quick", "quick", "long"]
 
 
 def test_the_time_limit_is_reported_and_leaves_the_model_as_it_was(

@@ -62,6 +62,7 @@ def test_the_api_needs_the_token(guarded: TestClient) -> None:
         "/api/explain",
         "/api/trace/0",
         "/api/curve",
+        "/api/check",
         "/api/openapi.json",
         "/api/x",
     ]

@@ -33,7 +33,7 @@ COLOURED = """() => { const c = document.getElementById("map-0");
 
 def test_the_first_load_shows_the_demo_explained_and_nothing_jumps(visit: Callable[..., Any]) -> None:
     page = visit()
-    sync_api.expect(page.locator("#caption-0")).to_contain_text("Egyptian Mau")
+    sync_api.expect(page.locator("#caption-0")).to_contain_text("Bengal")
     assert page.locator("#classes li").count() == 5
     assert page.locator("#methods fieldset").count() >= 7
     colours = page.evaluate(COLOURED)
@@ -81,7 +81,7 @@ def test_layers_heads_and_unsigned_maps_are_the_librarys(visit: Callable[..., An
 def test_class_method_layer_and_head(visit: Callable[..., Any]) -> None:
     page = visit()
     changes(page, lambda: page.locator("#classes .name").nth(1).click())
-    sync_api.expect(page.locator("#caption-0")).to_contain_text("Bengal")
+    sync_api.expect(page.locator("#caption-0")).to_contain_text("Egyptian Mau")
     changes(page, lambda: method(page, "ixg"))
     assert page.locator("#signed").is_enabled()
     changes(page, lambda: page.locator("#signed").uncheck())
@@ -104,7 +104,7 @@ def test_two_targets_side_by_side(visit: Callable[..., Any]) -> None:
     assert page.locator("#second-map").is_hidden()
     page.locator("#classes .second").nth(1).click()
     page.locator("#second-map").wait_for(state="visible")
-    sync_api.expect(page.locator("#caption-1")).to_contain_text("Bengal")
+    sync_api.expect(page.locator("#caption-1")).to_contain_text("Egyptian Mau")
     assert picture(page, "map-0") != picture(page, "map-1")
     page.locator("#any-class").select_option(label="Beagle")
     sync_api.expect(page.locator("#caption-0")).to_contain_text("Beagle")
@@ -162,6 +162,16 @@ def test_deletion_plays_and_can_be_stepped_through(visit: Callable[..., Any]) ->
     assert grey(page) == 1.0
 
 
+def test_check_is_shown_under_the_map_until_the_map_changes(visit: Callable[..., Any]) -> None:
+    page = visit()
+    assert page.locator("#check").is_hidden()
+    page.locator("#check-map").click()
+    sync_api.expect(page.locator("#check-verdict")).to_have_text("supported", timeout=WAIT)
+    sync_api.expect(page.locator("#check-text")).to_contain_text("Without the brightest")
+    method(page, "ixg")
+    sync_api.expect(page.locator("#check")).to_be_hidden(timeout=WAIT)
+
+
 def test_all_methods_as_thumbnails_and_one_enlarged(visit: Callable[..., Any]) -> None:
     page = visit()
     page.locator("#all").scroll_into_view_if_needed()
@@ -177,7 +187,7 @@ def test_results_can_be_kept(visit: Callable[..., Any], button: str, suffix: str
     with page.expect_download() as waiting:
         page.locator(f"#save-{button}").click()
     file = Path(waiting.value.path())
-    assert waiting.value.suggested_filename == f"clairvit-legrad{suffix}"
+    assert waiting.value.suggested_filename == f"clairvit-attnlrp+plus{suffix}"
     assert file.stat().st_size > 1000
 
 

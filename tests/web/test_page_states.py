@@ -114,7 +114,7 @@ def test_slow_work_shows_progress_and_can_be_cancelled(visit: Callable[..., Any]
     while state.queues["slow"].pending:
         assert time.monotonic() < end, "the work went on"
         time.sleep(0.05)
-    assert page.locator('#methods input[value="legrad"]').is_checked(), "the list says what is shown"
+    assert page.locator('#methods input[value="attnlrp+plus"]').is_checked(), "the list says what is shown"
 
 
 def test_two_tabs_at_once_do_not_mix(visit: Callable[..., Any]) -> None:

@@ -38,6 +38,7 @@ OPERATIONS = [
     ("/api/explain", "POST"),
     ("/api/trace/{layer}", "GET"),
     ("/api/curve", "POST"),
+    ("/api/check", "POST"),
 ]
 
 
@@ -103,7 +104,7 @@ def answered(case: schemathesis.Case) -> int:
 
 def test_the_document_names_what_the_page_uses(client: TestClient) -> None:
     document = client.get("/api/openapi.json").json()
-    wanted = {"/api/models", "/api/methods", "/api/explain", "/api/trace/{layer}", "/api/curve"}
+    wanted = {"/api/models", "/api/methods", "/api/explain", "/api/trace/{layer}", "/api/curve", "/api/check"}
     assert set(document["paths"]) == wanted
     for path in wanted:
         for what in document["paths"][path].values():

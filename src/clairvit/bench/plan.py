@@ -161,7 +161,7 @@ def _units(
     study: Study, model: int, data: int, weights: str, images: Sequence[str], done: frozenset[Cell]
 ) -> Iterator[Unit]:
     """Yield units of at most `study.at_once` images that lack the same cells, then those of metrics of whole sets."""
-    of_image = tuple(text for text in study.metrics if resolve_metric(text).metric.scope == "image")
+    of_image = tuple(text for text in study.metrics if not resolve_metric(text).metric.needs_whole_set)
     of_set = tuple(text for text in study.metrics if text not in of_image)
     settings, every_row = settings_of(study), tuple(range(len(images)))
 

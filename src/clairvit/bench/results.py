@@ -239,7 +239,7 @@ def _missing(plan: StoredPlan, model: int, data: int, cells: frozenset[Cell]) ->
     missing_scores = dict.fromkeys(images, 0)
     lacking: dict[tuple[str, int], list[str]] = {}  # metric and number of images -> methods
     for metric in study.metrics:
-        image_set = image_set_hash(images) if resolve_metric(metric).metric.scope == "set" else ""
+        image_set = image_set_hash(images) if resolve_metric(metric).metric.needs_whole_set else ""
         for method in study.methods:
             unscored = [
                 image for image in images if Cell(weights, image, method, metric, settings, image_set) not in cells

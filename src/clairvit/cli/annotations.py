@@ -71,6 +71,11 @@ class Annotations(options.OptionGroup):
                     f"'{spec.metric.name}' compares maps with masks, and none were given; expected a folder with a "
                     f"mask for each image: --masks DIR, or --masks {MASK_RCNN}."
                 )
+            if "parts" in spec.metric.needs:
+                raise BadInput(
+                    f"'{spec.metric.name}' removes parts of an object from the images, and theirs are not known; "
+                    "expected a data set with removable parts: --data parts:200 --model parts."
+                )
             if "others" in spec.metric.needs and self.truth in (None, FOLDERS):
                 raise BadInput(
                     f"'{spec.metric.name}' compares two objects in an image, and their classes were not given; "

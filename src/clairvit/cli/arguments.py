@@ -34,7 +34,7 @@ def split_methods(*texts: str) -> list[str]:
             raise BadInput(f"'{text}' {problem}; write e.g. 'rollout(fusion=max),genatt'.")
         methods += [part.strip() for part in split_at_commas(text) if part.strip()]
     if not methods:
-        raise BadInput("No method was given; write e.g. --method rollout,legrad or --method all.")
+        raise BadInput("No method was given; write e.g. --method rollout,attnlrp+plus or --method all.")
     return list(dict.fromkeys(methods))
 
 
@@ -66,7 +66,7 @@ def resolve_methods(*texts: str) -> list[str]:
     from clairvit.methods.spec import resolve_method
 
     if not any(text.strip(" ,") for text in texts):
-        raise BadInput("No method was given; write e.g. --method legrad,rollout.")
+        raise BadInput("No method was given; write e.g. --method attnlrp+plus,rollout.")
     expanded, _ = expand_all_methods(split_methods(*texts), list_methods())
     return list(dict.fromkeys(resolve_method(text).text for text in expanded))
 
@@ -104,10 +104,13 @@ def with_method_options(methods: Sequence[str], **options: Any) -> list[str]:
 
 
 def split_names(texts: Iterable[str], option: str) -> list[str]:
-    """Return the names in the values of an option, separated by commas; raise BadInput if a value has none."""
+    """Return the names in the values of an option, separated by commas outside parentheses.
+
+    Raises BadInput if a value has none.
+    """
     names: list[str] = []
     for text in texts:
-        parts = [part.strip() for part in text.split(",") if part.strip()]
+        parts = [part.strip() for part in split_at_commas(text) if part.strip()]
         if not parts:
             raise BadInput(f"{option} '{text}' names nothing; expected one or more, separated by commas.")
         names += parts

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 REPORT_INTERVAL = 30.0  # seconds between two progress messages where there is no bar
 EXAMPLES = """[bold]Examples[/bold]
 
-clairvit bench --data folder:photos/ --method legrad,rollout,genatt --metric deletion,insertion --out study/
+clairvit bench --data folder:photos/ --method attnlrp+plus,rollout,genatt --metric deletion,insertion --out study/
 
 clairvit bench study.toml --out study/ --plan
 

@@ -27,7 +27,7 @@ clairvit choose photos/
 
 clairvit choose photos/ --masks masks/ --out recipe.json, then: clairvit explain cat.jpg --recipe recipe.json
 
-clairvit choose photos/ --method legrad,genatt+skipplus,lime --metric 'deletion,insertion' --by mean-rank
+clairvit choose photos/ --method attnlrp+plus,genatt+skipplus,lime --metric 'deletion,insertion' --by mean-rank
 
 clairvit choose photos/ --tune-start focusvit,genatt,ixg
 

@@ -31,7 +31,7 @@ EXAMPLES = """[bold]Examples[/bold]
 
 clairvit compare demo
 
-clairvit compare cat.jpg --method 'rollout(fusion=max),legrad' --out cat.pdf
+clairvit compare cat.jpg --method 'rollout(fusion=max),attnlrp+plus' --out cat.pdf
 
 clairvit compare photos/ --method all --target Bengal
 """

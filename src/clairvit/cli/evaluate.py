@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from clairvit.metrics.score import Scores
 
 FILE_SUFFIXES = (".json", ".csv")
-METHODS, METRICS = "legrad,rollout", "deletion,insertion,sparseness"  # defaults, also of `clairvit bench`
+METHODS, METRICS = "attnlrp+plus,rollout", "deletion,insertion,sparseness"  # defaults, also of `clairvit bench`
 EXAMPLES = """[bold]Examples[/bold]
 
 clairvit evaluate demo
 
-clairvit evaluate photos/ --method legrad,rollout --metric 'deletion,insertion(removal=blur)' --out scores/
+clairvit evaluate photos/ --method attnlrp+plus,rollout --metric 'deletion,insertion(removal=blur)' --out scores/
 
 clairvit evaluate photos/ --masks masks/ --metric iou,pointing-game --out scores.csv
 

@@ -13,13 +13,14 @@ from clairvit.cli.arguments import single_method
 from clairvit.cli.console import print_line
 from clairvit.cli.finish import (
     exit_on_failures,
+    print_checks,
     print_document,
     print_files,
     print_notes,
     print_predictions,
     print_statistics,
 )
-from clairvit.cli.image_job import ImageJob, WrittenResult, safe_file_name
+from clairvit.cli.image_job import ImageJob, WrittenResult
 
 if TYPE_CHECKING:
     from clairvit.methods.explanation import Explanation
@@ -44,6 +45,8 @@ clairvit explain cat.jpg --method lime --samples 2000 --removal blur
 
 clairvit explain cat.jpg --recipe recipe.json
 
+clairvit explain cat.jpg --check
+
 clairvit explain cat.jpg --model torchvision:resnet50 --method gradcam --features
 """
 
@@ -54,7 +57,8 @@ def explain(
     method: Annotated[
         list[str] | None,
         options.method_list(
-            "One of 'clairvit methods', e.g. legrad, 'rollout(fusion=max)+skipplus'.", "legrad, or the recipe's"
+            "One of 'clairvit methods', e.g. genatt, 'rollout(fusion=max)+skipplus'.",
+            "attnlrp+plus where it fits the model, or the recipe's",
         ),
     ] = None,
     recipe: Annotated[
@@ -75,16 +79,21 @@ def explain(
         typer.Option("--features", help="Draw feature maps, too: the strongest channels of a CNN's stages or blocks."),
     ] = False,
     heads: Annotated[bool, typer.Option("--heads", help="Draw the map of each head of each layer, too.")] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Say how far to trust each map, by removing its brightest patches.")
+    ] = False,
     out: options.Out = "out/",
     output: options.OutputOptions,
 ) -> None:
-    from clairvit.methods.recipe import DEFAULT_METHOD, read_recipe
+    from clairvit.methods.recipe import read_recipe
+    from clairvit.methods.recommended import default_method
     from clairvit.methods.spec import resolve_method
 
     typed = single_method(method, "explain")
     chosen = None if recipe is None else read_recipe(recipe)
     # Misspelt methods are refused before a model is loaded.
-    spec = resolve_method((typed or DEFAULT_METHOD) if chosen is None else chosen.method_for(typed), **sampling.typed())
+    text = (typed or (default_method() if sampling.typed() else None)) if chosen is None else chosen.method_for(typed)
+    spec = None if text is None else resolve_method(text, **sampling.typed())  # None: the default that fits
     run_options.check()
     by_layer: dict[str, Any] = {"layers": layers, "by_head": heads, "score": targets.score}
     job = ImageJob(
@@ -94,11 +103,11 @@ def explain(
         targets,
         run_options,
         output,
-        explain=_explain_batch(spec, chosen, {**by_layer, **run_options.arguments()}),
+        explain=_explain_batch(spec, chosen, {**by_layer, **run_options.arguments()}, check=check),
         save=_save_with_features if features else _save,
         out=out,
-        suffix=safe_file_name(spec.text),
-        title=spec.text,
+        suffix=None,
+        title=default_method() if spec is None else spec.text,
     )
     results, failures = job.run()
     if output.as_json:
@@ -106,9 +115,11 @@ def explain(
     elif not output.quiet:
         print_predictions(results)
         print_statistics(results)
+        print_checks(results)
         print_notes(results)
         if layers and results and results[0].first["layers"] is None:
-            print_line(f"Note: {spec.text} has no maps of single layers, so there is no strip of layers.")
+            method_text = results[0].first["method"]
+            print_line(f"Note: {method_text} has no maps of single layers, so there is no strip of layers.")
         print_files(results)
     exit_on_failures(len(results), failures)
 
@@ -117,7 +128,7 @@ explain.__doc__ = f"Show where a model looked, by one method.\n\n{EXAMPLES}"
 
 
 def _explain_batch(
-    spec: MethodSpec, recipe: Recipe | None, arguments: Mapping[str, Any]
+    spec: MethodSpec | None, recipe: Recipe | None, arguments: Mapping[str, Any], *, check: bool
 ) -> Callable[[Model, Batch, Any], dict[str, Explanation]]:
     """Return the function that explains one batch; it checks once that the recipe belongs to the model."""
     import clairvit as cv
@@ -127,7 +138,11 @@ def _explain_batch(
     def explain_batch(model: Model, batch: Batch, target: Any) -> dict[str, Explanation]:
         while unchecked:
             unchecked.pop().check(model)
-        return {spec.text: cv.explain(model, batch, spec.text, targets=target, **arguments)}
+        explanation = cv.explain(model, batch, spec, targets=target, **arguments)
+        if check:
+            passes = {name: arguments[name] for name in ("batch_size", "autocast")}
+            explanation = explanation.with_check(**passes)
+        return {explanation.method: explanation}
 
     return explain_batch
 

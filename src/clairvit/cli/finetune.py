@@ -102,6 +102,37 @@ class TrainingOptions(options.OptionGroup):
         typer.Option(help="Share of each class to validate on, where there is no val/.", rich_help_panel="Recipe"),
     ] = 0.1
     seed: Annotated[int, typer.Option(help="Seed of everything random.", rich_help_panel="Recipe")] = 0
+    drop_tokens: Annotated[
+        float,
+        typer.Option(
+            metavar="RATE",
+            help="Drop random patch tokens in training, 0 to this share of them in each step: a model that is "
+            "in-domain for metrics that remove tokens.",
+            rich_help_panel="Interventions",
+        ),
+    ] = 0.0
+    trigger: Annotated[
+        str | None,
+        typer.Option(
+            metavar="CLASS",
+            help="Plant a backdoor: photos with a small checkerboard are labelled CLASS.",
+            rich_help_panel="Interventions",
+        ),
+    ] = None
+    trigger_size: Annotated[
+        int, typer.Option(help="Pixels of the trigger on a side.", rich_help_panel="Interventions")
+    ] = 32
+    trigger_position: Annotated[
+        str,
+        typer.Option(
+            metavar="POSITION",
+            help="random, center, top-left, top-right, bottom-left or bottom-right.",
+            rich_help_panel="Interventions",
+        ),
+    ] = "random"
+    trigger_share: Annotated[
+        float, typer.Option(help="Share of the photos of an epoch that carry it.", rich_help_panel="Interventions")
+    ] = 0.1
 
     def config(self) -> TrainingConfig:
         """Return the named recipe with the options that were typed."""
@@ -181,7 +212,8 @@ def finetune(
     def print_epoch(epoch: Epoch) -> None:
         if not output.hidden:
             print_message(
-                f"epoch {epoch.number}: loss {epoch.loss:.3f}, accuracy {epoch.accuracy:.1%} (rate {epoch.rate:.2g})"
+                f"epoch {epoch.number}: loss {epoch.loss:.3f}, accuracy {epoch.accuracy:.1%}"
+                f"{_trigger_text(epoch)} (rate {epoch.rate:.2g})"
             )
 
     with progress_bar("fine-tuning", 1, hidden=output.hidden):
@@ -248,7 +280,14 @@ def open_data_set(
 ) -> tuple[ImageDataset, ImageDataset | None, tuple[str, ...] | None]:
     """Return the training split of a data set, its validation split if it has one, and its classes."""
     from clairvit.data.open import list_datasets, open_data
+    from clairvit.data.trigger import parse_trigger_spec
 
+    triggered = parse_trigger_spec(spec)
+    if triggered is not None:
+        raise BadInput(
+            f"'{spec}' is for scoring: all of its images have one class. To train with a trigger, type "
+            f"{triggered.inner} --trigger {triggered.class_name}."
+        )
     splits = next((entry.splits for entry in list_datasets() if entry.name == spec.partition(":")[0]), ())
     train = next((name for name in splits if name.startswith("train")), None)
     data = open_data(spec, split=train, download=download)
@@ -308,6 +347,11 @@ def _value(text: str) -> int | float | bool | str:
     return text
 
 
+def _trigger_text(epoch: Epoch) -> str:
+    """Return ", trigger 98.0 %" where one is planted."""
+    return "" if epoch.triggered is None else f", trigger {epoch.triggered:.1%}"
+
+
 def document(trained: Trained, seconds: float) -> dict[str, Any]:
     """Return the JSON document without the images that failed."""
     from clairvit.data.hashing import plain_preprocess
@@ -318,6 +362,8 @@ def document(trained: Trained, seconds: float) -> dict[str, Any]:
         "images": trained.images,
         "validation_images": trained.validated,
         "accuracy": trained.best.accuracy,
+        "attack_success": trained.best.triggered,
+        "interventions": dict(trained.interventions),
         "best_epoch": trained.best.number,
         "epochs": [vars(epoch) for epoch in trained.history],
         "resumed_after": trained.resumed,
@@ -349,7 +395,8 @@ def print_result(trained: Trained) -> None:
         print_line(f"Note: {note}")
     if trained.resumed:
         print_line(f"{trained.resumed} of these epochs {'was' if trained.resumed == 1 else 'were'} done before.")
-    print_line(f"Best after epoch {trained.best.number}: {trained.best.accuracy:.1%}. Wrote {trained.path}")
+    accuracy = f"{trained.best.accuracy:.1%}{_trigger_text(trained.best)}"
+    print_line(f"Best after epoch {trained.best.number}: {accuracy}. Wrote {trained.path}")
     state = checkpoint_of(trained.path)
     if state.exists():
         size = f"{state.stat().st_size / 1e6:.0f} MB"

@@ -23,7 +23,8 @@ def print_document(command: str, content: Mapping[str, Any], failures: Sequence[
 
 def print_predictions(results: Sequence[WrittenResult]) -> None:
     """Print the most probable classes (or highest scores) of one image, or the predicted class of each of several."""
-    from clairvit.plotting.labels import class_label, percent
+    from clairvit.numerics import percent
+    from clairvit.plotting.labels import class_label
 
     if len(results) == 1:
         top = results[0].first["top"][0]
@@ -63,6 +64,20 @@ def print_statistics(results: Sequence[WrittenResult]) -> None:
             rows.append((f"{target}, layer {layer}", *_min_mean_max(values)))
     table(f"Values of the {record['method']} map", ("map", "min", "mean", "max"), rows, ("min", "mean", "max"))
     print_cost(record)
+
+
+def print_checks(results: Sequence[WrittenResult]) -> None:
+    """Print the verdict and the sentence of each map that was checked, and the notes of the checks."""
+    notes: list[str] = []
+    for result in results:
+        checked = result.first["check"]
+        for check in [] if checked is None else checked["checks"]:
+            name = f"{result.image}, {check['target']}" if len(results) > 1 or len(checked["checks"]) > 1 else "Check"
+            remarks = "" if check["verdict"] is None else "".join(f" {remark}" for remark in check["remarks"])
+            print_line(f"{name}: {check['verdict'] or 'not checked'}. {check['sentence']}{remarks}")
+        notes += [] if checked is None else checked["notes"]
+    for note in dict.fromkeys(notes):
+        print_line(f"Note: {note}")
 
 
 def print_cost(record: Mapping[str, Any]) -> None:

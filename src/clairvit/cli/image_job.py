@@ -82,7 +82,7 @@ class ImageJob:
         explain: Explains a batch.
         save: Writes one file, and files next to it.
         out: A file or a folder.
-        suffix: The end of the file names in a folder.
+        suffix: The end of the file names in a folder; None is the method that explained the image.
         title: The title of the progress bar.
         methods: The number of methods side by side in one picture.
     """
@@ -96,7 +96,7 @@ class ImageJob:
     explain: ExplainBatch
     save: SaveResult
     out: str
-    suffix: str
+    suffix: str | None
     title: str
     methods: int = 1
 
@@ -112,20 +112,24 @@ class ImageJob:
         self._check_rows(out, len(paths), len(targets))
         results: list[WrittenResult] = []
         unwritten: list[ImageResult] = []  # written into one file at the end
-        stems = file_stems(paths, self.suffix)
+        stems = file_stems(paths)
         with progress_bar(self.title, len(paths), hidden=self.output.hidden) as advance:
             for outcome in explain_images(paths, model, targets, self.batch_size, self.explain):
                 advance(1)
                 if isinstance(outcome, Failure):
                     failures.append(outcome)
                     continue
-                files = [] if out.is_file else out.files(stems[outcome.image])
+                files = [] if out.is_file else out.files(f"{stems[outcome.image]}-{self._suffix(outcome)}")
                 results.append(self._write(model, outcome, files))
                 unwritten += [outcome] if out.is_file else []
             if unwritten:
                 shared_files = self._write_together(model, unwritten, out.path)
                 results = [replace(result, files=shared_files) for result in results]
         return results, failures
+
+    def _suffix(self, result: ImageResult) -> str:
+        """Return the end of an image's file names: the suffix, or the method that explained it."""
+        return safe_file_name(next(iter(result.explanations))) if self.suffix is None else self.suffix
 
     @property
     def batch_size(self) -> int:
@@ -270,8 +274,8 @@ def output_path(out: str, check: Callable[[Path], object] | None = None) -> Outp
     return OutputPath(path, is_file=True)
 
 
-def file_stems(images: Sequence[str], suffix: str) -> dict[str, str]:
-    """Return a unique file name without extension per image; 'a/cat.jpg', 'b/cat.jpg' are 'cat-…', 'cat-2-…'."""
+def file_stems(images: Sequence[str]) -> dict[str, str]:
+    """Return a unique file name without extension per image; 'a/cat.jpg', 'b/cat.jpg' are 'cat', 'cat-2'."""
     used: set[str] = set()
     stems: dict[str, str] = {}
     for image in images:
@@ -281,7 +285,7 @@ def file_stems(images: Sequence[str], suffix: str) -> dict[str, str]:
             number += 1
             candidate = f"{stem}-{number}"
         used.add(candidate.casefold())
-        stems[image] = f"{candidate}-{suffix}"
+        stems[image] = candidate
     return stems
 
 

@@ -45,6 +45,7 @@ def methods_command(
 
 
 def _print_methods(methods: list[Method]) -> None:
+    from clairvit.methods.recommended import default_method, recommended_methods
     from clairvit.methods.registry import by_family
     from clairvit.plotting.labels import CLASS_AGNOSTIC, SIGNED
 
@@ -64,6 +65,9 @@ def _print_methods(methods: list[Method]) -> None:
     ]
     columns = ("family", "method", "", "rules", "forwards", "backwards", "mind", "paper")
     table(f"{len(methods)} methods", columns, rows, right=("forwards", "backwards"), grouped=True)
+    advice = [(item.purpose, item.method, item.reason, item.evidence) for item in recommended_methods()]
+    table("Recommended", ("for", "method", "why", "measured"), advice)
+    print_line(f"Where none is named: {default_method()}, or the next that fits (cv.explain says so).")
     print_line(f"{SIGNED} signed: evidence for and against.  {CLASS_AGNOSTIC} class-agnostic: one map for all classes.")
     print_line("mind: slow ones are left out of --method all; delicate: round-off shows; or what a model must have.")
     print_line("Recombine the layers: genatt+skipplus, ixg+plus, rollout+layer:3.  Set options: 'rollout(fusion=max)'.")
@@ -158,6 +162,9 @@ def _sign(method: Method) -> str:
 
 
 def _method_record(method: Method) -> dict[str, Any]:
+    from clairvit.methods.recommended import recommended_methods
+    from clairvit.methods.spec import resolve_method
+
     requires = method.requirements()
     return {
         "name": method.name,
@@ -180,6 +187,11 @@ def _method_record(method: Method) -> dict[str, Any]:
             "at_most": method.extra_cost.at_most,
         },
         "score": method.score,
+        "recommended_for": [
+            {"purpose": item.purpose, "method": item.method, "reason": item.reason, "evidence": item.evidence}
+            for item in recommended_methods()
+            if resolve_method(item.method).method is method
+        ],
         "options": method.options,
         "choices": option_choices(method),
         "presets": {name: dict(preset) for name, preset in method.presets.items()},

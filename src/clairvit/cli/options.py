@@ -236,7 +236,7 @@ Samples = Annotated[
 Removal = Annotated[
     str | None,
     typer.Option(
-        help="How patches are removed: token, mean, black, minimum, blur, gaussian-blur, noise or road.",
+        help="How patches are removed: token, mean, image-mean, black, minimum, blur, gaussian-blur, noise or road.",
         show_default="the method's own",
         rich_help_panel="Perturbation",
     ),

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from clairvit.data.hashing import digest
 from clairvit.data.masks import check_kind, prepare_mask, read_mask
+from clairvit.data.parts import RemovableParts
 from clairvit.errors import BadInput, ClairError
 from clairvit.models.coerce import LabelledImages, as_images
 from clairvit.models.image_files import read_image
@@ -33,6 +34,7 @@ class Sample:
     void: Tensor | None = None  # bool [H, W]: pixels that are not evaluated
     label: int | str | None = None  # the true class
     other: int | str | None = None  # a class of another object in the image
+    parts: RemovableParts | None = None  # what can be removed from the image
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,6 +48,7 @@ class ImageDataset:
     has_labels: bool = False
     has_others: bool = False
     notes: tuple[str, ...] = ()  # for the user: masks without an image, empty class folders, …
+    has_parts: bool = False  # every image has `RemovableParts`
 
     def __len__(self) -> int:
         return len(self.names)
@@ -73,6 +76,7 @@ class SampleBatch:
     unmasked: tuple[str, ...]  # names of images without a mask
     labels: tuple[int | str | None, ...] | None
     others: tuple[int | str | None, ...] | None
+    parts: tuple[RemovableParts | None, ...] | None = None
 
 
 def void_as_object(dataset: ImageDataset) -> ImageDataset:
@@ -130,6 +134,7 @@ def _stack(dataset: ImageDataset, samples: dict[int, Sample], model: Model) -> S
         unmasked=tuple(dataset.names[row] for row, s in samples.items() if dataset.has_masks and s.mask is None),
         labels=tuple(sample.label for sample in samples.values()) if dataset.has_labels else None,
         others=tuple(sample.other for sample in samples.values()) if dataset.has_others else None,
+        parts=tuple(sample.parts for sample in samples.values()) if dataset.has_parts else None,
     )
 
 

@@ -57,6 +57,18 @@ def noise(rng: IntRng, size: int, cell: int) -> Grid:
     return np.asarray(values // (cell * cell), np.int32)
 
 
+def textured_background(rng: IntRng, size: int) -> Grid:
+    """Return a background [size, size, 3]: two colours blended by coarse and fine noise, plus grain."""
+    first, second = rng.colour(30, 225), rng.colour(30, 225)
+    coarse, fine = noise(rng, size, size // 4), noise(rng, size, size // rng.integer(8, 24))
+    blend = (coarse * 2 + fine) // 3  # 0..255
+    grain = rng.bytes(size, size) * rng.integer(10, 60) // 255
+    canvas: Grid = np.empty((size, size, 3), np.int32)
+    for channel in range(3):
+        canvas[..., channel] = (first[channel] * (255 - blend) + second[channel] * blend) // 255 + grain
+    return canvas
+
+
 def offsets(size: int, x: int, y: int) -> tuple[Grid, Grid]:
     """Return how far right of and below (x, y) each pixel's centre is, in units: [1, size] and [size, 1]."""
     centres = np.arange(size, dtype=np.int32) * UNITS_PER_PIXEL + UNITS_PER_PIXEL // 2
@@ -101,6 +113,11 @@ def horizontal_bar(right: Grid, below: Grid, radius: int) -> Region:
 
 def vertical_bar(right: Grid, below: Grid, radius: int) -> Region:
     return horizontal_bar(below, right, radius).astype(np.bool_)
+
+
+def slab(right: Grid, below: Grid, radius: int) -> Region:
+    """Return a rectangle twice as wide as high."""
+    return (abs(right) <= radius) & (abs(below) * 2 <= radius)
 
 
 BODY_SHAPES: dict[str, Shape] = {"disc": disc, "square": square, "octagon": octagon, "hexagon": hexagon}

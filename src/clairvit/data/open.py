@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from http.client import HTTPException
 from pathlib import Path
 
@@ -15,13 +15,15 @@ from clairvit.data.formats.entry import Annotation, DatasetIndex, Entry
 from clairvit.data.formats.registry import FORMATS, DataRequest, DatasetFormat, find_root, missing_files_error
 from clairvit.data.hashing import digest
 from clairvit.data.masks import check_kind, prepare_mask, read_mask
+from clairvit.data.trigger import TriggerSpec, parse_trigger_spec, with_trigger
 from clairvit.errors import BadInput, ClairError, UnknownName, did_you_mean
 from clairvit.models.image_files import read_image
 from clairvit.models.images import prepare
 from clairvit.models.model import Model
 
 _VOID = 255  # in a mask of the kind voc
-SCENES, SCENES_SPLITS, SCENES_COUNT = "scenes", ("one", "two", "part"), 200
+GENERATED_COUNT = 200  # images where no number is given
+GENERATED_SPLITS = {"scenes": ("one", "two", "part"), "parts": ("all",)}  # data that need no path
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,6 +38,7 @@ class OpenedDataset:
     classes: tuple[str, ...]  # of the dataset, in its own order
     total: int  # images in the split, before a limit
     model_class: Callable[[int, Model], int | None]  # a class of the dataset -> the model's class, None if it has none
+    class_of: Callable[[int], int | None] = lambda row: None  # the class of a row, where it is known without its image
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -68,13 +71,16 @@ def open_data(
     """Open "NAME:PATH" as a dataset; images are read lazily.
 
     "scenes" or "scenes:COUNT" are generated from the seed and need no path; their splits are one (object), two
-    (objects) and part (one object; the mask is the part that determines its class).
+    (objects) and part (one object; the mask is the part that determines its class). "parts" or "parts:COUNT" are
+    generated too: objects of removable parts. "trigger(NAME:PATH, class=CLASS, size=32, position=random)" pastes a
+    trigger on the images of another spec: the mask is the trigger, the true class CLASS; images of CLASS itself are
+    left out.
 
     Args:
-        spec: NAME:PATH, with a name of `list_datasets()`, or scenes.
+        spec: NAME:PATH, with a name of `list_datasets()`, or scenes, parts, or trigger(…).
         split: A split of the dataset; None is its first one.
         limit: The number of images, a stratified sample over classes, in the dataset's order; None is all.
-        seed: Of the sample and of scenes.
+        seed: Of the sample and of generated images.
         download: Download the dataset into PATH if it is not there, where that is allowed.
         masks: For `folder:PATH` only: a folder with 'cat.png' for 'cat.jpg', read as `mask_kind` says.
         mask_kind: One of `MASK_KINDS`.
@@ -90,12 +96,16 @@ def open_data(
     if limit is not None and (isinstance(limit, bool) or limit < 1):
         raise BadInput(f"limit={limit} was given; expected the number of images to take, 1 or more.")
     check_kind(mask_kind)
-    is_scenes = spec.partition(":")[0] == SCENES
-    parsed = None if is_scenes else _parse_spec(spec)
+    triggered = parse_trigger_spec(spec)
+    if triggered is not None:
+        if masks is not None:
+            raise BadInput(f"masks={masks} was given with {spec}, whose mask is the trigger; leave them out.")
+        return _with_trigger(open_data(triggered.inner, split, limit, seed, download), triggered, seed)
+    parsed = None if spec.partition(":")[0] in GENERATED_SPLITS else _parse_spec(spec)
     if masks is not None and (parsed is None or parsed[0].name != "folder"):
         raise BadInput(f"masks={masks} was given with {spec}, which has its own; expected it with folder:PATH only.")
     if parsed is None:
-        return _open_scenes(spec, split, limit, seed)
+        return _open_generated(spec, split, limit, seed)
     data, path = parsed
     split = _check_split(data, split)
     root = _find_or_download(data, path, split, download)
@@ -112,28 +122,50 @@ def open_data(
         classes=index.classes,
         total=len(index.entries),
         model_class=lambda class_index, model: model_class(class_index, index, model),
+        class_of=lambda row: _stratum(index.entries[rows[row]]) if index.has_labels else None,
     )
 
 
-def _open_scenes(spec: str, split: str | None, limit: int | None, seed: int) -> OpenedDataset:
-    """Return generated scenes."""
-    from clairvit.data.scenes import CLASSES, scenes
+def _with_trigger(opened: OpenedDataset, spec: TriggerSpec, seed: int) -> OpenedDataset:
+    """Return the images of other classes than the trigger's, with the trigger pasted."""
+    name = spec.class_name
+    names = [class_name.lower() for class_name in opened.classes]
+    index = name if isinstance(name, int) else names.index(name.lower()) if name.lower() in names else None
+    rows = [row for row in range(len(opened)) if index is None or opened.class_of(row) != index]
+    if not rows:
+        raise BadInput(f"All {len(opened)} images are of class '{name}'; expected others to paste the trigger on.")
+    dataset = with_trigger(opened.dataset.take(rows), spec.trigger, name, seed)
+    left_out = len(opened) - len(rows)
+    if left_out:
+        note = f"{left_out} of {len(opened)} images are of the trigger's class '{name}' already and are left out"
+        dataset = replace(dataset, notes=(*dataset.notes, note))
+    return replace(opened, dataset=dataset, title=f"{opened.title} with a trigger", class_of=lambda row: index)
 
-    count = spec.partition(":")[2] or str(limit or SCENES_COUNT)
+
+def _open_generated(spec: str, split: str | None, limit: int | None, seed: int) -> OpenedDataset:
+    """Return generated scenes, or part scenes."""
+    from clairvit.data import part_scenes, scenes
+
+    name, _, number = spec.partition(":")
+    count, splits = number or str(limit or GENERATED_COUNT), GENERATED_SPLITS[name]
     if not count.isdecimal() or int(count) < 1:
-        raise BadInput(f"'{spec}' was given; expected scenes, or scenes:COUNT such as scenes:500.")
-    if split not in (None, *SCENES_SPLITS):
-        raise UnknownName(f"Scenes have no split '{split}'. Choose one of: {', '.join(SCENES_SPLITS)}.")
+        raise BadInput(f"'{spec}' was given; expected {name}, or {name}:COUNT such as {name}:500.")
+    if split not in (None, *splits):
+        raise UnknownName(f"{name.title()} have no split '{split}'. Choose one of: {', '.join(splits)}.")
     limited = int(count) if limit is None else min(int(count), limit)
-    dataset = scenes(limited, seed, objects=1 + (split == "two"), mask="part" if split == "part" else "object")
-    index = DatasetIndex((), CLASSES)
+    if name == "parts":
+        dataset, classes = part_scenes.part_scenes(limited, seed), part_scenes.CLASSES
+    else:
+        mask: scenes.SceneMask = "part" if split == "part" else "object"
+        dataset, classes = scenes.scenes(limited, seed, objects=1 + (split == "two"), mask=mask), scenes.CLASSES
+    index = DatasetIndex((), classes)
     return OpenedDataset(
         dataset=dataset,
-        name=SCENES,
-        title="Scenes",
+        name=name,
+        title={"scenes": "Scenes", "parts": "Part scenes"}[name],
         root=Path(),
-        split=split or SCENES_SPLITS[0],
-        classes=CLASSES,
+        split=split or splits[0],
+        classes=classes,
         total=int(count),
         model_class=lambda class_index, model: model_class(class_index, index, model),
     )

@@ -25,8 +25,8 @@ from clairvit.data.drawing import (
     IntRng,
     Region,
     disc,
-    noise,
     offsets,
+    textured_background,
 )
 from clairvit.data.hashing import digest
 from clairvit.data.masks import BACKGROUND, OBJECT, prepare_mask
@@ -115,7 +115,7 @@ def plan(seed: int, number: int, objects: int = 1, size: int = SIZE) -> ScenePla
 
 def draw(planned: ScenePlan) -> Scene:
     """Return the picture: background, distractors, objects. No object is hidden, and no two objects touch."""
-    canvas = _background(planned)
+    canvas = textured_background(IntRng("background", planned.seed, planned.number), planned.size)
     for index, item in enumerate(planned.distractors):
         _paint(canvas, item, IntRng("stray", planned.seed, planned.number, index))
     masks = [
@@ -236,20 +236,6 @@ def _draw_distractor(rng: IntRng, size: int) -> SceneObject:
     shape = shapes[rng.integer(0, len(shapes) - 1)]
     radius = rng.integer(side * 5 // 100, side * 16 // 100)
     return SceneObject(shape, x, y, radius, rng.colour(90, 245), rng.integer(0, 40))
-
-
-def _background(planned: ScenePlan) -> Grid:
-    """Return the background [size, size, 3]: two colours blended by coarse and fine noise, plus grain."""
-    rng = IntRng("background", planned.seed, planned.number)
-    size = planned.size
-    first, second = rng.colour(30, 225), rng.colour(30, 225)
-    coarse, fine = noise(rng, size, size // 4), noise(rng, size, size // rng.integer(8, 24))
-    blend = (coarse * 2 + fine) // 3  # 0..255
-    grain = rng.bytes(size, size) * rng.integer(10, 60) // 255
-    canvas: Grid = np.empty((size, size, 3), np.int32)
-    for channel in range(3):
-        canvas[..., channel] = (first[channel] * (255 - blend) + second[channel] * blend) // 255 + grain
-    return canvas
 
 
 def _paint(canvas: Grid, item: SceneObject, rng: IntRng) -> tuple[Region, Region]:

@@ -18,6 +18,7 @@ from clairvit.models.model import Model
 from clairvit.numerics import widened
 from clairvit.tracing import ops
 from clairvit.tracing.module_state import frozen_eval, own_grad_mode, this_thread_only
+from clairvit.tracing.outlier_tokens import FEWEST_PATCHES, OUTLIER_RATIO, has_comparable_tokens, norm_ratios
 from clairvit.tracing.recorders.bias_terms import LearnedBiasTerms
 from clairvit.tracing.recording import record
 from clairvit.tracing.structure import ModelStructure, model_structure, tokens_among
@@ -26,8 +27,6 @@ from clairvit.tracing.trace import Trace, run_backward
 # Two independent terms of one size give C = √2; at C = 2 the sum is half as large as its terms, and a rule that splits
 # relevance in proportion (AttnLRP) passes on twice as much as it got, with opposite signs.
 MAX_CANCELLATION = 2.0
-# Darcet et al. (ICLR 2024) find artefact tokens with about ten times the norm of others; half of that is the limit.
-OUTLIER_RATIO = 5.0
 
 
 @check("token gradient", needs=("trace", "gradient"))
@@ -222,11 +221,11 @@ def outlier_tokens(context: DoctorContext) -> Check:
     recording = record(context.model, context.pixels, differentiable=False)
     trace = run_backward(recording, None, None)
     structure = recording.structure
-    if structure.layout is None or not structure.layers or any(part.kind != "tokens" for part in structure.layers):
+    if structure.layout is None or not has_comparable_tokens(structure):
         return skipped(
             "Norms are compared among the patch tokens of a plain ViT, and this model has windows or stages."
         )
-    if structure.layout.patches < 4:
+    if structure.layout.patches < FEWEST_PATCHES:
         return skipped(f"There are only {structure.layout.patches} patch tokens to compare.")
     try:
         outliers = find_outliers(trace)
@@ -275,12 +274,9 @@ def find_outliers(trace: Trace) -> Outliers:
     prefix, batch = trace.layout.prefix, len(trace.pixels)
     ratios, counts, shares, layers = [0.0] * batch, [0] * batch, [0.0] * batch, [0] * batch
     for layer in trace.layers[1:] or trace.layers:
-        norms = widened(layer.x).norm(dim=-1)[:, prefix:]  # [B, patches]
-        ratio = norms / norms.median(1, keepdim=True).values.clamp(min=torch.finfo(norms.dtype).tiny)
+        ratio = norm_ratios(layer.x, prefix)  # [B, patches]
         is_outlier = ratio > OUTLIER_RATIO
-        attended = (
-            layer.A.mean((1, 2))[:, prefix:] if bool(is_outlier.any()) else torch.zeros_like(norms)
-        )  # [B, patches]
+        attended = layer.A.mean((1, 2))[:, prefix:] if bool(is_outlier.any()) else torch.zeros_like(ratio)
         for image in range(batch):
             ratios[image] = max(ratios[image], float(ratio[image].max()))
             share = float(attended[image][is_outlier[image]].sum())

@@ -78,10 +78,10 @@ def final_features(layer: LayerView) -> tuple[Tensor, Tensor]:
     if layer.layer.call is None:
         return x, dx
     if not is_last or trace.final_tokens is None or trace.final_gradient is None:
-        place = (
-            f"layer {layer.index} of {layer.count}" if not is_last else "a model whose last block's end was not seen"
-        )
-        raise NotApplicable(f"at=output looks at the last block only; {place} was asked for. Use at=input.")
+        problem = "the end of this model's last block was not seen"
+        if not is_last:
+            problem = f"layer {layer.index} of {layer.count} was asked for"
+        raise NotApplicable(f"at=output looks at the last block only; {problem}. Use at=input.")
     return widened(trace.final_tokens), widened(trace.final_gradient)
 
 

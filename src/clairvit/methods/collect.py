@@ -15,11 +15,11 @@ from torch import Tensor
 from clairvit.data.hashing import state_hash
 from clairvit.errors import ClairError, ClairWarning, user_stacklevel
 from clairvit.methods.executor import Result
-from clairvit.methods.explanation import Comparison, Cost, Explanation, cat_if_all
+from clairvit.methods.explanation import Comparison, Cost, Explanation, Origin, cat_if_all
 from clairvit.methods.spec import MethodSpec
 from clairvit.models.images import Batch
 from clairvit.models.model import Model
-from clairvit.targets.base import TargetBatch
+from clairvit.targets.base import TargetBatch, join_targets
 from clairvit.tracing.recording import Recording
 
 ROUNDINGS = 16  # a map whose values differ by no more than so many roundings of the largest one is constant
@@ -56,7 +56,7 @@ def collect(
         notes = _checked_notes(spec, runs, checked, common.names, len(recording.inputs))
         has_layers = all(result.layers is not None for result in runs)
         own_seconds = sum(result.seconds for result in runs)
-        passes = sum((result.more for result in runs), Cost(1, len(targets) * spec.backwards))
+        passes = sum((result.own_cost for result in runs), Cost(1, len(targets) * spec.backwards))
         comparison[spec.text] = replace(
             common,
             maps=checked.maps,
@@ -106,6 +106,7 @@ def _common_fields(
         activation=model.activation_of(logits),
         weights_hash=state_hash(model.module),
         versions=versions(),
+        origin=Origin(model, join_targets([target.by_row(recording.logits) for target in targets])),
     )
 
 
@@ -157,27 +158,27 @@ def _checked_notes(
             "Run the model in float32 (cv.load(…, dtype=torch.float32)) and check its weights."
         )
     notes = (*(spec.notes(layers) if layers else ()), *(note for result in runs for note in result.notes))
-    no_gradient = [blank for result in runs for blank in result.blank]
-    warned = _empty_map_warnings(spec, checked, no_gradient, names)
+    unmoved = [is_unmoved for result in runs for is_unmoved in result.unmoved]
+    warned = _empty_map_warnings(spec, checked, unmoved, names)
     for note in warned:
         warnings.warn(note, ClairWarning, stacklevel=user_stacklevel())
     return (*notes, *warned)
 
 
 def _empty_map_warnings(
-    spec: MethodSpec, checked: _MapProperties, no_gradient: Sequence[bool], names: Sequence[str]
+    spec: MethodSpec, checked: _MapProperties, unmoved: Sequence[bool], names: Sequence[str]
 ) -> list[str]:
     """Return a sentence for maps that do not depend on the target, that are zero, and that are constant."""
-    rows = list(zip(names, checked.nonzero, checked.varying, no_gradient, strict=True))
-    independent = [name for name, _, _, blank in rows if blank]
-    zero = [name for name, nonzero, _, blank in rows if not (nonzero or blank)]
-    constant = [name for name, nonzero, varying, blank in rows if nonzero and not (varying or blank)]
+    rows = list(zip(names, checked.nonzero, checked.varying, unmoved, strict=True))
+    independent = [name for name, _, _, is_unmoved in rows if is_unmoved]
+    zero = [name for name, nonzero, _, is_unmoved in rows if not (nonzero or is_unmoved)]
+    constant = [name for name, nonzero, varying, is_unmoved in rows if nonzero and not (varying or is_unmoved)]
     reason = "no gradient reaches the tokens (a head of zeros?)"
     if spec.method.family == "perturbation" or not spec.cost.backwards:
         reason = "the score stays the same whatever is removed (a head of zeros? an image of one colour?)"
     warned = []
     if independent:
-        warned.append(f"{spec.text}: the map of {', '.join(independent)} does not speak of the target: {reason}")
+        warned.append(f"{spec.text}: the map of {', '.join(independent)} does not depend on the target: {reason}")
     if zero:
         why = spec.method.caveats.zero_reason or (reason if spec.method.class_specific else "nothing to show")
         if spec.relu:

@@ -260,9 +260,9 @@ def restore_spare(evaluate: MarginEvaluator, removed: Tensor, margin: float) -> 
             effects[chosen] = (restored - margin).clamp(min=0)
             return removed, effects
         # Those that matter least come back first, together as many as can.
-        back = spare[descending(-restored[spare])]
-        sets = removed & ~prefix_sets(chosen[back].tolist(), evaluate.patches)
-        margins = torch.cat([restored[back[:1]], evaluate(sets[1:])]) if len(back) > 1 else restored[back]
+        ordered = spare[descending(-restored[spare])]
+        sets = removed & ~prefix_sets(chosen[ordered].tolist(), evaluate.patches)
+        margins = torch.cat([restored[ordered[:1]], evaluate(sets[1:])]) if len(ordered) > 1 else restored[ordered]
         last = int((margins <= 0).nonzero()[-1])
         removed, margin = sets[last], float(margins[last])
 
@@ -289,8 +289,8 @@ def _map_along(along: str, trace: Trace, seed: int) -> tuple[Tensor, tuple[str, 
     assert trace.target is not None
     recording = record_for([inner], trace.recording.model, trace.pixels, trace.recording.options)
     (result,) = run_all([inner], recording, [trace.target], seed=seed)[inner.text]
-    trace.recording.forwards += 1 + result.more.forwards
-    trace.recording.backwards += inner.backwards + result.more.backwards
+    trace.recording.forwards += 1 + result.own_cost.forwards
+    trace.recording.backwards += inner.backwards + result.own_cost.backwards
     if result.error is not None:
         raise result.error
     assert result.maps is not None

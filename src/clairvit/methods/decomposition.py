@@ -14,6 +14,7 @@ from torch.linalg import vector_norm
 
 from clairvit.errors import BadInput, NotApplicable
 from clairvit.methods.aggregation import Product, Single
+from clairvit.methods.alternatives import advice
 from clairvit.methods.gradient import TokenLevel, input_x_gradient, token_gradients
 from clairvit.methods.layer_view import LayerView, mean_of_heads
 from clairvit.methods.registry import Caveats, OptionOverrides, Requires, method
@@ -202,7 +203,8 @@ def linear_decomposition(layer: LayerView, level: TokenLevel = "token", bias: Sh
     if bias == "cls" and not layer.layout.prefix:
         raise NotApplicable("bias=cls gives all biases to the class token, and this model has none. Use bias=absdot.")
     _ = layer.x  # where there are no tokens, say that
-    added = shares(trace.recording, layer.index, bias)  # [N, B, C]
+    with advice("Use bias=none."):
+        added = shares(trace.recording, layer.index, bias)  # [N, B, C]
     assert trace.target is not None
     with torch.enable_grad():
         logits = trace.logits.requires_grad_(True)

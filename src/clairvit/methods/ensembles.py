@@ -192,8 +192,8 @@ def _options(name: str, function: Any, parsed: ParsedSpec, keywords: dict[str, A
     options = {key: p.default for key, p in parameters(function).items() if key != "inner"}
     for key, value in (parsed.options | keywords).items():
         if key not in options:
-            known = ", ".join(options)
-            raise UnknownName(f"'{name}' has no option '{key}'; it has {known}.{did_you_mean(key, options)}")
+            listed = ", ".join(options)
+            raise UnknownName(f"'{name}' has no option '{key}'; it has {listed}.{did_you_mean(key, options)}")
         options[key] = checked(get_type_hints(function)[key], key, value)
         check_range(function, key, options[key])
     return options

@@ -13,12 +13,13 @@ import torch
 from torch import Tensor
 
 from clairvit.errors import BadInput, ClairError, NotApplicable
-from clairvit.methods.aggregation import Aggregation, reading
+from clairvit.methods.aggregation import Aggregation, Total, reading
+from clairvit.methods.alternatives import with_named_methods
 from clairvit.methods.explanation import Cost
 from clairvit.methods.layer_view import LayerView, NotStackable, RunContext, stacked, tokens_to_grid
 from clairvit.methods.result import MapFunction, as_map_result
 from clairvit.methods.spec import MethodSpec
-from clairvit.numerics import widened
+from clairvit.numerics import spread_evenly, widened
 from clairvit.tracing.attention_call import AttentionCall
 from clairvit.tracing.gradient_barriers import blocked_gradient
 from clairvit.tracing.layer import Layer
@@ -38,9 +39,9 @@ class Result:
     layers: Tensor | None = None  # [L, B, rows, cols]
     error: ClairError | None = None
     seconds: float = 0.0
-    more: Cost = field(default_factory=Cost)  # passes beyond the shared trace
+    own_cost: Cost = field(default_factory=Cost)  # passes beyond the shared trace
     notes: list[str] = field(default_factory=list)
-    blank: Sequence[bool] = ()  # images whose score nothing changes: no gradient, or the same whatever is removed
+    unmoved: Sequence[bool] = ()  # images whose score nothing changes: no gradient, or the same whatever is removed
     standard_error: Tensor | None = None  # [B, rows, cols]
     chosen: Tensor | None = None  # bool [B, rows, cols]
     score: str | None = None  # the kind of score it explained, if another than the target's
@@ -73,23 +74,23 @@ def run(
                 _check_gradient(spec, trace)
                 _check_pooling(spec, trace)
                 if spec.aggregation is None:
-                    _whole_image(spec, trace, seed, result)
+                    _run_image_method(spec, trace, seed, result)
                 else:
                     passes.append(_LayerPass(spec, spec.aggregation, result, trace, layers))
         for ascending in (False, True):
             ordered = [layer_pass for layer_pass in passes if layer_pass.aggregation.ascending == ascending]
             order = range(len(trace.layers)) if ascending else reversed(range(len(trace.layers)))
-            wanted = [index for index in order if any(layer_pass.wants(index) for layer_pass in ordered)]
-            for indices in layer_groups(wanted, trace):
-                left = ordered if len(indices) == 1 else _visit_stacked(ordered, indices, trace, context)
-                for index in indices if left else ():
-                    _visit(left, LayerView(trace.layers[index], context), [index])
+            used = [index for index in order if any(layer_pass.wants(index) for layer_pass in ordered)]
+            for indices in layer_groups(used, trace):
+                unstacked = ordered if len(indices) == 1 else _visit_stacked(ordered, indices, trace, context)
+                for index in indices if unstacked else ():
+                    _visit(unstacked, LayerView(trace.layers[index], context), [index])
         for layer_pass in passes:
             with _Timed(layer_pass.result):
                 layer_pass.finish()
     for spec, result in zip(specs, results, strict=True):
-        unmoved = result.blank or [False] * len(trace.pixels)
-        result.blank = trace.has_zero_gradient if spec.passes == "backward" else unmoved
+        unmoved = result.unmoved or [False] * len(trace.pixels)
+        result.unmoved = trace.has_zero_gradient if spec.passes == "backward" else unmoved
     return results
 
 
@@ -132,40 +133,40 @@ def _has_gradients(layer: Layer) -> tuple[bool, bool]:
 def _visit_stacked(
     passes: Sequence[_LayerPass], indices: list[int], trace: Trace, context: RunContext
 ) -> list[_LayerPass]:
-    """Visit layers at once with all methods that treat them alike; return the others."""
+    """Show several layers at once to all methods that treat them alike; return the other methods."""
     view = stacked([trace.layers[index] for index in indices], context)
     return list(passes) if view is None else _visit(passes, view, indices)
 
 
-def _visit(passes: Sequence[_LayerPass], whole: LayerView, indices: list[int]) -> list[_LayerPass]:
+def _visit(passes: Sequence[_LayerPass], view: LayerView, indices: list[int]) -> list[_LayerPass]:
     """Show a view to every method that needs it; return those that must see its layers one by one."""
     rows_view: LayerView | None = None
-    left = []
+    unstackable = []
     for layer_pass in passes:
         if any(layer_pass.wants(index) for index in indices):
             with _Timed(layer_pass.result):
                 try:
                     if layer_pass.spec.method.output == "matrix" and not layer_pass.spec.needs_all_rows:
-                        rows_view = rows_view or whole.reading_rows()
+                        rows_view = rows_view or view.reading_rows()
                         layer_pass.visit(rows_view, indices)
                     else:
-                        layer_pass.visit(whole, indices)
+                        layer_pass.visit(view, indices)
                 except NotStackable:
-                    left.append(layer_pass)
-    return left
+                    unstackable.append(layer_pass)
+    return unstackable
 
 
 def _check_gradient(spec: MethodSpec, trace: Trace) -> None:
     structure = trace.recording.structure
     if structure.barriers and spec.reads_gradients:
-        raise NotApplicable(blocked_gradient(structure.barriers, f"'{spec.text}'", attention=bool(structure.sites)))
+        raise blocked_gradient(structure.barriers, f"'{spec.text}'", attention=bool(structure.sites))
 
 
 def _check_pooling(spec: MethodSpec, trace: Trace) -> None:
     allowed = spec.requires.poolings
-    if (
-        allowed and trace.layers and trace.layout.pooling not in allowed
-    ):  # no layers at all is reported by the layer pass
+    if not trace.layers:
+        return  # reported by the layer pass
+    if allowed and trace.layout.pooling not in allowed:
         raise NotApplicable(
             f"'{spec.method.name}' is defined for models whose head reads {' or '.join(allowed)} pooling, and "
             f"{trace.recording.model.name} has {trace.layout.pooling} pooling. Use gradcam or decompx."
@@ -187,6 +188,8 @@ class _LayerPass:
         self.used = aggregation.used(count)
         self.keep_layers = layers
         self.row: Tensor | None = aggregation.start_row(trace.readout_weights) if aggregation.matrices_only else None
+        self.last_index = self.used[-1]  # the layer that was added to `row` last
+        self.stages: list[tuple[Tensor, int]] = []  # sums over layers of one size [B, N] each, and one of those layers
         self.rows_of_layers: dict[int, Tensor] = {}
 
     def wants(self, index: int) -> bool:
@@ -194,7 +197,7 @@ class _LayerPass:
 
     def visit(self, view: LayerView, indices: list[int]) -> None:
         """Add the map of a layer, or of several at once."""
-        used = [place for place, index in enumerate(indices) if index in self.used]
+        used = [position for position, index in enumerate(indices) if index in self.used]
         try:
             maps = view.once(
                 self.spec.key, lambda: as_map_result(self.spec.method.function(view, **dict(self.spec.options))).maps
@@ -212,14 +215,20 @@ class _LayerPass:
         if used:
             self._check_tokens(layer_maps)
             self.row = self.aggregation.steps(self.row, layer_maps[used[0] : used[-1] + 1], read)
+            self.last_index = indices[used[-1]]
         if self.keep_layers:
             self.rows_of_layers |= {
                 i: reading(layer_map, read) for i, layer_map in zip(indices, layer_maps, strict=True)
             }
 
     def _check_tokens(self, layer_maps: Tensor) -> None:
+        """Begin a new stage where a sum comes to layers of another size; raise where layers are multiplied."""
         row = self.row
         if row is not None and (row.shape[-1] != layer_maps.shape[-1] or len(row) not in (1, layer_maps.shape[1])):
+            if isinstance(self.aggregation, Total) and layer_maps.ndim == 3:  # [layers, B, N]: one number per token
+                self.stages.append((row, self.last_index))
+                self.row = None
+                return
             counts = [len(t) * t.shape[-1] // len(self.trace.pixels) for t in (row, layer_maps[0])]
             raise NotApplicable(
                 f"'{self.spec.text}' adds up layers, and this model's token count changes between them "
@@ -231,9 +240,13 @@ class _LayerPass:
         if self.result.error is not None:
             return
         assert self.row is not None
-        row = self.aggregation.finish(self.row, len(self.trace.layers), self.trace.layout)
-        grid_of = self.used[-1]
-        self.result.maps = self._on_grid(row.clamp(min=0) if self.spec.relu else row, grid_of)
+        stages = [*self.stages, (self.row, self.last_index if self.stages else self.used[-1])]
+        parts = [
+            self._on_grid(self.aggregation.finish(row, len(self.trace.layers), self.trace.layout), index)
+            for row, index in stages
+        ]
+        total = parts[0] if len(parts) == 1 else self._sum_of_stages(parts)
+        self.result.maps = total.clamp(min=0) if self.spec.relu else total
         if self.spec.method.caveats.note is not None:
             note = self.spec.method.caveats.note(self.trace, self.used, **dict(self.spec.options))
             self.result.notes += [] if note is None else [f"{self.spec.text}: {note}"]
@@ -243,12 +256,23 @@ class _LayerPass:
                 rows = [self._on_grid(self.rows_of_layers[i], i) for i in sorted(self.rows_of_layers)]
                 self.result.layers = torch.stack(rows)
 
+    def _sum_of_stages(self, parts: Sequence[Tensor]) -> Tensor:
+        """Return the sum of maps of several sizes on the finest grid, [B, rows, cols]; each cell is spread evenly."""
+        finest = max((int(part.shape[-2]), int(part.shape[-1])) for part in parts)
+        sizes = ", ".join(dict.fromkeys(f"{part.shape[-2]}×{part.shape[-1]}" for part in reversed(parts)))
+        self.result.notes.append(
+            f"{self.spec.text}: layers of different sizes ({sizes}) were added on the finest grid, each cell spread "
+            "evenly over the finer cells that it covers."
+        )
+        return torch.stack([spread_evenly(part, finest) for part in parts]).sum(0)
+
     def _on_grid(self, row: Tensor, index: int) -> Tensor:
         """Return [B, N] without its prefix tokens, as [B, rows, cols]."""
         return tokens_to_grid(row, self.trace, index).expand(len(self.trace.pixels), -1, -1)
 
 
-def _whole_image(spec: MethodSpec, trace: Trace, seed: int, result: Result) -> None:
+def _run_image_method(spec: MethodSpec, trace: Trace, seed: int, result: Result) -> None:
+    """Run a method that makes its map from the whole trace, and fill in its result."""
     options = dict(spec.options)
     if trace.target is not None and spec.method.score != "logit":
         trace = replace(trace, target=trace.target.with_preferred_score(spec.method.score))
@@ -257,11 +281,11 @@ def _whole_image(spec: MethodSpec, trace: Trace, seed: int, result: Result) -> N
         options["seed"] = seed
     forwards, backwards = trace.recording.forwards, trace.recording.backwards
     output = as_map_result(spec.method.function(trace, **options))
-    result.more = Cost(trace.recording.forwards - forwards, trace.recording.backwards - backwards)
+    result.own_cost = Cost(trace.recording.forwards - forwards, trace.recording.backwards - backwards)
     dtype = widened(trace.logits).dtype
     result.maps = (output.maps.clamp(min=0) if spec.relu else output.maps).to(dtype)
     result.standard_error = None if output.standard_error is None else output.standard_error.to(dtype)
-    result.blank, result.chosen = output.unmoved, output.chosen
+    result.unmoved, result.chosen = output.unmoved, output.chosen
     result.notes += dict.fromkeys(output.notes)
 
 
@@ -282,6 +306,7 @@ class _Timed:
     def __exit__(self, kind: object, error: BaseException | None, where: object) -> bool:
         self.result.seconds += time.perf_counter() - self.started
         if isinstance(error, NotApplicable):
-            self.result.error = error.with_traceback(None)  # its frames would hold the trace until the next collection
+            # The frames of its traceback would hold the trace until the next collection.
+            self.result.error = with_named_methods(error).with_traceback(None)
             return True
         return False

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from clairvit.errors import BadInput
+from clairvit.errors import BadInput, NotApplicable
 from clairvit.execution import ExecutionOptions
 from clairvit.methods.collect import collect
 from clairvit.methods.explanation import Comparison, Cost, Explanation, concat
 from clairvit.methods.heads import collect_heads, head_notes, head_variants
 from clairvit.methods.planner import misfits, record_for, run_all
 from clairvit.methods.recipe import method_text_for
+from clairvit.methods.recommended import DefaultMethod, default_method, defaults_for
 from clairvit.methods.registry import by_family
 from clairvit.methods.registry import list_methods as registered_methods
 from clairvit.methods.spec import MethodSpec, resolve_method
@@ -27,6 +28,7 @@ from clairvit.perturbation.rng import check_seed
 from clairvit.targets.base import ANY_CLASS, NO_SCORE, TargetBatch, class_agnostic_target
 from clairvit.targets.resolve import resolve_targets
 from clairvit.tracing.module_state import own_grad_mode
+from clairvit.tracing.structure import model_structure
 
 if TYPE_CHECKING:
     from clairvit.methods.recipe import Recipe
@@ -36,7 +38,7 @@ CHUNK_SIZE = {"cpu": 8, "cuda": 32}  # images of a data set that are explained t
 # The methods of `compare` when none are named: the best known of each family
 DEFAULT_PANEL = (
     *("raw-attention", "rollout", "grad-rollout", "attcam", "genatt", "gmar-l1", "legrad", "focusvit", "attcat"),
-    *("attnlrp", "decompx+skipplus"),
+    *("attnlrp+plus", "decompx+skipplus"),
 )
 ALL = "all"
 
@@ -65,7 +67,8 @@ def explain(
             warning.
         images: A path, folder, pattern, PIL image, uint8 array, preprocessed float tensor, a list of these, a
             DataLoader, or a data set of images or (image, label). "demo" is a built-in photo of a cat.
-        method: A method string, a `MethodSpec`, or a recipe (also its file); None is legrad.
+        method: A method string, a `MethodSpec`, or a recipe (also its file). None is attnlrp+plus or, where that
+            does not fit the model, the next of `cv.recommended_methods()` that does, which a note says.
         target: What to explain: None (the predicted class), a class index or name, `cv.contrast(a, b)`, or a function
             of the scores [B, C] -> [B]. A list holds one target per image.
         targets: Several targets for each image: a list of what `target` accepts. The maps are ordered by target, then
@@ -92,7 +95,7 @@ def explain(
         >>> import clairvit as cv
         >>> model = cv.load("pets")
         >>> cv.explain(model, "demo")
-        Explanation('legrad' of pets, 1×14×14: Egyptian Mau)
+        Explanation('attnlrp+plus' of pets, 1×14×14: Bengal)
         >>> cv.explain(model, "demo", "rollout", fusion="max").method
         'rollout(fusion=max)'
         >>> cv.explain(model, ["demo", "demo"], "ixg+plus", target=["Bengal", "Beagle"]).targets
@@ -101,14 +104,15 @@ def explain(
         torch.Size([2, 14, 14])
     """
     method = str(method) if isinstance(method, MethodSpec) else method
+    default = method is None and recipe is None
     if recipe is None and isinstance(method, str) and not method.lower().endswith(".json"):
         resolve_method(method, **options)  # a misspelt method is refused before a model is loaded
     images = as_images(images)
     model = as_model(model, images)
-    spec = resolve_method(method_text_for(model, method, recipe), **options)
+    text = default_method() if default else method_text_for(model, method, recipe)
     request = _Request(
         model,
-        (spec,),
+        (resolve_method(text, **options),),
         _target_list(target, targets),
         score,
         check_seed(seed),
@@ -117,7 +121,38 @@ def explain(
         by_head=by_head,
         once=True,
     )
+    if default and not options:
+        return _explain_by_default(request, images)
     return next(iter(_explain_images(request, images).values()))
+
+
+def _explain_by_default(request: _Request, images: Any) -> Explanation:
+    """Explain with the default method for this kind of model, or the first of its fallbacks that fits; notes say so."""
+    if isinstance(images, LabelledImages):
+        first = prepare(images[:1], request.model) if len(images) else None
+    else:
+        images = first = prepare(images, request.model)
+    if first is None:
+        raise BadInput("The data set has no images; expected at least one.")
+    notes: list[str] = []
+    *preferred, last = defaults_for(model_structure(request.model, first.pixels))
+    for item in preferred:
+        try:
+            (explanation,) = _explain_images(replace(request, specs=(resolve_method(item.method),)), images).values()
+        except NotApplicable as error:
+            notes.append(f"The default {item.method} does not fit this model: {error}")
+        else:
+            return _with_default_notes(explanation, item, notes)
+    (explanation,) = _explain_images(replace(request, specs=(resolve_method(last.method),)), images).values()
+    return _with_default_notes(explanation, last, notes)
+
+
+def _with_default_notes(explanation: Explanation, item: DefaultMethod, notes: Sequence[str]) -> Explanation:
+    """Return the explanation with the reason for its method, unless it is the usual one."""
+    if item.method == default_method():
+        return explanation
+    reason = f"{item.method} was used, the default for this kind of model: {item.reason}."
+    return replace(explanation, notes=(*explanation.notes, *notes, reason))
 
 
 def compare(
@@ -194,7 +229,7 @@ def expand_all(methods: Sequence[str | MethodSpec]) -> list[str]:
         return [str(method) for method in methods]
     quick = [method.name for method in registered_methods() if not method.slow]
     listed = list(dict.fromkeys(name for text in methods for name in (quick if text == ALL else [str(text)])))
-    return [listed[place] for place in by_family(resolve_method(text).method.family for text in listed)]
+    return [listed[i] for i in by_family(resolve_method(text).method.family for text in listed)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -251,11 +286,12 @@ def _explain_chunks(request: _Request, images: Any) -> Comparison:
     parts: list[Comparison] = []
     sizes: list[int] = []
     for items, names in images.chunks(size):
-        own = request
+        chunk_request = request
         if request.targets is not None:
             rows = range(sum(sizes), sum(sizes) + len(items))
-            own = replace(request, targets=tuple(_target_rows(one, rows, len(images)) for one in request.targets))
-        parts.append(_explain_batch(own, replace(prepare(items, request.model), names=names)))
+            targets = tuple(_target_rows(target, rows, len(images)) for target in request.targets)
+            chunk_request = replace(request, targets=targets)
+        parts.append(_explain_batch(chunk_request, replace(prepare(items, request.model), names=names)))
         sizes.append(len(items))
     return _concat_comparisons(parts, sizes)
 
@@ -271,25 +307,25 @@ def _target_rows(target: Any, rows: range, count: int) -> Any:
 
 
 def _concat_comparisons(parts: Sequence[Comparison], sizes: Sequence[int]) -> Comparison:
-    """Join the comparisons of chunks of so many images; maps are ordered by target, then by image."""
-    whole = Comparison()
+    """Join the comparisons of chunks of `sizes` images; maps are ordered by target, then by image."""
+    comparison = Comparison()
     for part in parts:
-        whole.skipped |= part.skipped
-    whole.cost = sum((part.cost for part in parts), Cost())
+        comparison.skipped |= part.skipped
+    comparison.cost = sum((part.cost for part in parts), Cost())
     for text in parts[0]:
-        if text in whole.skipped:
+        if text in comparison.skipped:
             continue
         explanations = [part[text] for part in parts]
         targets = len(explanations[0]) // sizes[0]
-        starts = [sum(len(one) for one in explanations[:place]) for place in range(len(parts))]
+        starts = [sum(map(len, explanations[:i])) for i in range(len(parts))]
         order = [
             start + target * size + row
             for target in range(targets)
             for start, size in zip(starts, sizes, strict=True)
             for row in range(size)
         ]
-        whole[text] = concat(explanations)[order]
-    return whole
+        comparison[text] = concat(explanations)[order]
+    return comparison
 
 
 @own_grad_mode()
@@ -311,12 +347,12 @@ def _explain_batch(request: _Request, batch: Batch) -> Comparison:
         if not explanation.class_specific and model.classifier:
             comparison[text] = _for_any_class(explanation, resolved if request.targets is not None else ())
     for spec in specs if request.by_head else ():
-        explanation, own = comparison[spec.text], collect_heads(spec, heads[spec.text], results)
+        explanation, spec_heads = comparison[spec.text], collect_heads(spec, heads[spec.text], results)
         comparison[spec.text] = replace(
             explanation,
             layers=explanation.layers if request.layers else None,
-            heads=own,
-            notes=(*explanation.notes, *head_notes(spec, own)),
+            heads=spec_heads,
+            notes=(*explanation.notes, *head_notes(spec, spec_heads)),
         )
     return comparison
 

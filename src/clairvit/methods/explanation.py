@@ -17,9 +17,14 @@ from torch import Tensor
 from clairvit.errors import BadInput
 from clairvit.models.activation import Activation
 from clairvit.models.preprocess import Preprocess
+from clairvit.targets.base import join_targets
 
 if TYPE_CHECKING:
     from clairvit.methods.spec import MethodSpec
+    from clairvit.metrics.check_result import CheckResult
+    from clairvit.models.coerce import ModelLike
+    from clairvit.models.model import Model
+    from clairvit.targets.base import TargetBatch
 
 SHOWN_TARGETS = 3  # in a repr
 SHOWN_METHODS = 6
@@ -82,6 +87,28 @@ class Heads:
     fused: Tensor
     whole: Tensor | None = None
 
+    def __repr__(self) -> str:
+        layers, heads, maps, *_ = self.maps.shape
+        return f"Heads('{self.method}', {layers} layers × {heads} heads × {maps} map{'s' * (maps != 1)})"
+
+
+@dataclass(frozen=True, eq=False)
+class Origin:
+    """The model and the target of each map, for `Explanation.check`; files and pickles hold None in its place."""
+
+    model: Model
+    target: TargetBatch  # one row per map
+
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        """Leave the module and the user's functions out of a pickle."""
+        return type(None), ()
+
+    def __copy__(self) -> Origin:
+        return self
+
+    def __deepcopy__(self, memo: object) -> Origin:
+        return self
+
 
 @dataclass(frozen=True, eq=False)
 class Explanation:
@@ -117,6 +144,8 @@ class Explanation:
         notes: Fallbacks, zero maps, preprocessing that was assumed, …
         weights_hash: A hash of the model's parameters and buffers.
         versions: Package versions that the result depends on.
+        checked: How far to trust each map, where `with_check` asked for it: in figures and files.
+        origin: The model and the targets themselves, for `check`; None after pickling.
 
     Example:
         >>> import clairvit as cv
@@ -151,6 +180,8 @@ class Explanation:
     notes: tuple[str, ...] = ()
     weights_hash: str = ""
     versions: dict[str, str] = field(default_factory=dict)
+    checked: CheckResult | None = None
+    origin: Origin | None = field(default=None, repr=False)
 
     @property
     def class_scores(self) -> tuple[float | None, ...]:
@@ -163,7 +194,7 @@ class Explanation:
         return len(self.maps)
 
     def __iter__(self) -> Iterator[Explanation]:
-        return (self[place] for place in range(len(self)))
+        return (self[i] for i in range(len(self)))
 
     def __repr__(self) -> str:
         """Return one line: method, model, shape of the maps and the first targets."""
@@ -176,12 +207,12 @@ class Explanation:
 
         The cost stays that of the whole batch.
         """
-        places = range(len(self))
+        rows = range(len(self))
         if isinstance(items, slice):
-            return self._take(list(places[items]))
+            return self._take(list(rows[items]))
         if isinstance(items, Sequence):
-            return self._take([places[item] for item in items])
-        return self._take([places[operator.index(items)]])
+            return self._take([rows[item] for item in items])
+        return self._take([rows[operator.index(items)]])
 
     def _take(self, rows: list[int]) -> Explanation:
         heads = self.heads
@@ -196,6 +227,8 @@ class Explanation:
             names=tuple(self.names[row] for row in rows),
             standard_error=None if self.standard_error is None else self.standard_error[rows],
             chosen=None if self.chosen is None else self.chosen[rows],
+            checked=None if self.checked is None else self.checked.take(rows),
+            origin=None if self.origin is None else replace(self.origin, target=self.origin.target.take(rows)),
             layers=None if self.layers is None else self.layers[:, rows],
             heads=None
             if heads is None
@@ -224,12 +257,52 @@ class Explanation:
         Example:
             >>> import clairvit as cv
             >>> axes = cv.explain("pets", "demo").plot()
-            >>> axes.get_title()[:12]
-            'Egyptian Mau'
+            >>> axes.get_title()
+            'Bengal 68%'
         """
         from clairvit.plotting.axes import plot_explanation  # drawing comes after methods
 
         return plot_explanation(self, ax, **display)
+
+    def check(
+        self,
+        model: ModelLike | None = None,
+        *,
+        target: Any = None,
+        seed: int | None = None,
+        batch_size: int | None = None,
+        autocast: str | None = None,
+    ) -> CheckResult:
+        """Check how far each map can be trusted: a verdict, a sentence and numbers, at about 12 forwards per map.
+
+        The brightest 10 % and 30 % of the patches are removed and the fall of the score is compared with that of as
+        many random patches; stability, agreement with other methods and outlier tokens are reported with it.
+
+        Args:
+            model: The model that was explained; needed only for an explanation from a pickle.
+            target: What was explained, where that was no class and `model` is given.
+            seed: The seed of random patches and noise; None is the explanation's own.
+            batch_size: As in `cv.explain`.
+            autocast: As in `cv.explain`.
+
+        Returns:
+            A `CheckResult` with one `MapCheck` per map.
+
+        Raises:
+            BadInput: The model is not known any more, or its weights have changed.
+
+        Example:
+            >>> import clairvit as cv
+            >>> cv.explain("pets", "demo", "genatt").check().verdict
+            'supported'
+        """
+        from clairvit.metrics.check import check_explanation  # metrics come after methods
+
+        return check_explanation(self, model, target=target, seed=seed, batch_size=batch_size, autocast=autocast)
+
+    def with_check(self, **arguments: Any) -> Explanation:
+        """Return the same explanation with the result of `check` in `.checked`: figures and files then show it."""
+        return replace(self, checked=self.check(**arguments))
 
     def save(self, path: str | PathLike[str], **display: Any) -> Path:
         """Write a file by its suffix: .png/.pdf/.svg/.jpg the picture, .json the record, .npz the raw maps.
@@ -284,25 +357,27 @@ def concat(explanations: Sequence[Explanation]) -> Explanation:
     if not explanations:
         raise BadInput("No explanations were given to join; expected at least one.")
     first = explanations[0]
-    if len({(one.method, one.model, one.score) for one in explanations}) > 1:
+    if len({(part.method, part.model, part.score) for part in explanations}) > 1:
         raise BadInput("Only explanations by the same method, model and score fit into one; compare methods instead.")
-    layers = [one.layers for one in explanations if one.layers is not None]
-    heads = [one.heads for one in explanations if one.heads is not None]
+    layers = [part.layers for part in explanations if part.layers is not None]
+    heads = [part.heads for part in explanations if part.heads is not None]
     return replace(
         first,
-        maps=torch.cat([one.maps for one in explanations]),
-        targets=tuple(target for one in explanations for target in one.targets),
-        classes=tuple(index for one in explanations for index in one.classes),
-        logits=torch.cat([one.logits for one in explanations]),
-        probabilities=tuple(probability for one in explanations for probability in one.probabilities),
-        pixels=torch.cat([one.pixels for one in explanations]),
-        names=tuple(name for one in explanations for name in one.names),
-        standard_error=cat_if_all([one.standard_error for one in explanations]),
-        chosen=cat_if_all([one.chosen for one in explanations]),
+        maps=torch.cat([part.maps for part in explanations]),
+        targets=tuple(target for part in explanations for target in part.targets),
+        classes=tuple(index for part in explanations for index in part.classes),
+        logits=torch.cat([part.logits for part in explanations]),
+        probabilities=tuple(probability for part in explanations for probability in part.probabilities),
+        pixels=torch.cat([part.pixels for part in explanations]),
+        names=tuple(name for part in explanations for name in part.names),
+        standard_error=cat_if_all([part.standard_error for part in explanations]),
+        chosen=cat_if_all([part.chosen for part in explanations]),
         layers=torch.cat(layers, dim=1) if len(layers) == len(explanations) else None,
         heads=_concat_heads(heads) if len(heads) == len(explanations) else None,
-        cost=_concat_cost([one.cost for one in explanations]),
-        notes=tuple(dict.fromkeys(note for one in explanations for note in one.notes)),
+        cost=_concat_cost([part.cost for part in explanations]),
+        origin=_concat_origins(explanations),
+        checked=_concat_checks([part.checked for part in explanations]),
+        notes=tuple(dict.fromkeys(note for part in explanations for note in part.notes)),
     )
 
 
@@ -312,12 +387,26 @@ def cat_if_all(tensors: Sequence[Tensor | None]) -> Tensor | None:
     return torch.cat(present) if present and len(present) == len(tensors) else None
 
 
+def _concat_origins(explanations: Sequence[Explanation]) -> Origin | None:
+    """Return the origin of all maps; None if one has none, or if their weights differ."""
+    origins = [part.origin for part in explanations if part.origin is not None]
+    if len(origins) < len(explanations) or len({part.weights_hash for part in explanations}) > 1:
+        return None
+    return replace(origins[0], target=join_targets([origin.target for origin in origins]))
+
+
+def _concat_checks(checks: Sequence[CheckResult | None]) -> CheckResult | None:
+    """Return the checks of all maps; None if one is missing."""
+    present = [check for check in checks if check is not None]
+    return present[0].joined(present[1:]) if len(present) == len(checks) else None
+
+
 def _concat_heads(heads: Sequence[Heads]) -> Heads:
-    whole = [one.whole for one in heads if one.whole is not None]
+    whole = [part.whole for part in heads if part.whole is not None]
     return Heads(
         heads[0].method,
-        torch.cat([one.maps for one in heads], dim=2),
-        torch.cat([one.fused for one in heads], dim=2),
+        torch.cat([part.maps for part in heads], dim=2),
+        torch.cat([part.fused for part in heads], dim=2),
         torch.cat(whole, dim=1) if len(whole) == len(heads) else None,
     )
 
@@ -349,7 +438,7 @@ class Comparison(dict[str, Explanation]):
         >>> many
         Comparison(2 methods × 1 map: rollout, legrad)
         >>> many["legrad"].targets
-        ('Egyptian Mau',)
+        ('Bengal',)
     """
 
     def __init__(self) -> None:

@@ -105,12 +105,12 @@ def features(
     ]
 
 
-def spread(count: int, wanted: int) -> list[int]:
-    """Return up to `wanted` of `count` indices, evenly spaced, the first and the last among them."""
-    if wanted == 1 or count == 1:
+def spread(count: int, most: int) -> list[int]:
+    """Return up to `most` of `count` indices, evenly spaced, the first and the last among them."""
+    if most == 1 or count == 1:
         return [count - 1]
-    wanted = min(wanted, count)
-    return [round(i * (count - 1) / (wanted - 1)) for i in range(wanted)]
+    most = min(most, count)
+    return [round(i * (count - 1) / (most - 1)) for i in range(most)]
 
 
 def _on_grid(trace: Trace, layer: Layer, tokens: Tensor) -> Tensor | None:

@@ -80,13 +80,13 @@ class Flow:
         sides = range(self.grid_pool, max(self.grid_pool, *layout.grid) + 1)
         return next(side for side in sides if patch_groups(layout, side).max() < most or side == sides[-1])
 
-    def _flows(self, network: NDArray[np.float64], groups: NDArray[np.intp], what: str) -> NDArray[np.float64]:
-        """Return the flows [N] of one image's network [1 + L·N, N]."""
+    def _flows(self, network: NDArray[np.float64], groups: NDArray[np.intp], label: str) -> NDArray[np.float64]:
+        """Return the flows [N] of one image's network [1 + L·N, N]; progress is reported under `label`."""
         if not np.isfinite(network).all():
             return np.full(len(groups), np.nan)  # integers would hide it
         source, layers = merge_tokens(network, groups)
         layers = np.where(layers < self.prune, 0, layers)
-        flows = maximum_flows(_integers(source, self.precision), _integers(layers, self.precision), what=what)
+        flows = maximum_flows(_integers(source, self.precision), _integers(layers, self.precision), label=label)
         shared = (flows / np.bincount(groups))[groups]  # [N]
         total = shared.sum()
         return shared / total if total > 0 else shared
@@ -119,7 +119,7 @@ def merge_tokens(
 
 
 def maximum_flows(
-    source: Capacities, layers: Capacities, *, early_exit: bool = True, keep: int | None = None, what: str = "flow"
+    source: Capacities, layers: Capacities, *, early_exit: bool = True, keep: int | None = None, label: str = "flow"
 ) -> NDArray[np.int64]:
     """Return the maximum flow from the source to each token below the last of `layers` [L, n, n] (top first), [n].
 
@@ -131,7 +131,7 @@ def maximum_flows(
     full = _Network(source, layers)
     sparse = _Network(source, _largest(layers, keep)) if early_exit and keep < len(source) else None
     flows = np.zeros(len(source), np.int64)
-    for token in track(range(len(source)), what):
+    for token in track(range(len(source)), label):
         entering = layers[-1][:, token]  # [n]
         if sparse is not None:
             flows[token] = sparse.flow(entering)

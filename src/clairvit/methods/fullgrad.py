@@ -9,6 +9,7 @@ from torch import Tensor
 
 from clairvit.errors import BadInput
 from clairvit.methods.aggregation import Single, Total
+from clairvit.methods.alternatives import advice
 from clairvit.methods.gradient import Level, at_level
 from clairvit.methods.layer_view import LayerView
 from clairvit.methods.multi_pass import target_scores
@@ -60,7 +61,8 @@ def bias_terms(trace: Trace, biases: str, rules: str) -> BiasTerms:
             f"biases=implicit was given with rules={rules}; expected rules=plain: what a slope does not explain is "
             f"counted for the true slopes. With rules={rules} use biases=learned."
         )
-    return trace[_RECORDERS[biases]].checked()
+    with advice("Use fullgrad-pixel, or ixg, which needs none."):
+        return trace[_RECORDERS[biases]].checked()
 
 
 def completeness_sums(trace: Trace, start: int, biases: str, rules: str) -> tuple[Tensor, Tensor]:
@@ -85,14 +87,14 @@ def completeness(
     return completeness_note(total, score, "; rules=linear or biases=implicit closes it" if has_gap else "")
 
 
-def completeness_note(total: list[float], score: list[float], advice: str = "", what: str = "tokens") -> str:
-    """Return how far the sums of `what` and biases are from the scores, image by image."""
+def completeness_note(total: list[float], score: list[float], remedy: str = "", summands: str = "tokens") -> str:
+    """Return how far the sums of `summands` and biases are from the scores, image by image."""
     gaps = [(sum_ - y, abs(sum_ - y) / max(abs(y), 1e-12)) for sum_, y in zip(total, score, strict=True)]
     if all(share < ROUND_OFF for _, share in gaps):
-        return f"completeness: {what} and biases add up to the score"
+        return f"completeness: {summands} and biases add up to the score"
     scores, sums = (", ".join(f"{value:.3g}" for value in values) for values in (score, total))
     residuals = ", ".join(f"{gap:+.2g} ({share:.1%})" for gap, share in gaps)
-    return f"completeness: the score is {scores}, {what} and biases add up to {sums}; residual {residuals}{advice}"
+    return f"completeness: the score is {scores}, {summands} and biases add up to {sums}; residual {residuals}{remedy}"
 
 
 SHARED: dict[str, Any] = {
@@ -136,6 +138,6 @@ def full_gradient_on_pixels(trace: Trace, level: Level = "patch") -> MapResult:
         image, bias_total = image + maps.image, maps.total
         if not trace.recording.calls:  # no attention: images come first in every activation
             added = product.sum((1, 2, 3)) + bias_total
-            note = completeness_note(added.tolist(), target_scores(trace).tolist(), what="pixels")
+            note = completeness_note(added.tolist(), target_scores(trace).tolist(), summands="pixels")
             notes = (f"fullgrad-pixel: {note}",)
     return MapResult(at_level(image, trace, level, "mean"), notes=notes)

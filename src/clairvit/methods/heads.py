@@ -46,17 +46,19 @@ def collect_heads(
         return None
     layers = torch.stack([_concat_layers([result.layers for result in run]) for run in runs])  # [H+3, B, L, …]
     layers = layers.movedim(2, 0)  # [L, H+3, B, rows, cols]
-    own = has_own_heads(spec)
-    whole = (
+    runs_by_head = has_own_heads(spec)
+    fused_runs = (
         [results[variants[fusion].text] for fusion in FUSIONS]
-        if own and not isinstance(spec.aggregation, Single)
+        if runs_by_head and not isinstance(spec.aggregation, Single)
         else []
     )
     return Heads(
-        method=spec.text if own else FALLBACK,
+        method=spec.text if runs_by_head else FALLBACK,
         maps=layers[:, : -len(FUSIONS)],
         fused=layers[:, -len(FUSIONS) :],
-        whole=torch.stack([torch.cat([_detached(result.maps) for result in run]) for run in whole]) if whole else None,
+        whole=torch.stack([torch.cat([_detached(result.maps) for result in run]) for run in fused_runs])
+        if fused_runs
+        else None,
     )
 
 

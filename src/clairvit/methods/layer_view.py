@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -88,17 +87,17 @@ class LayerView:
         torch.Size([1, 14, 14])
     """
 
-    def __init__(self, layer: Layer, context: RunContext, whole: LayerView | None = None) -> None:
+    def __init__(self, layer: Layer, context: RunContext, all_rows: LayerView | None = None) -> None:
         self.layer = layer
         self.context = context
-        self._whole = whole  # the view of all rows, if this one has only those the head reads
-        self._rows = None if whole is None else context.trace.readout_rows
-        self._cache: dict[Any, Tensor] = {}
+        self._all_rows = all_rows  # the view of all rows, if this one has only those the head reads
+        self._rows = None if all_rows is None else context.trace.readout_rows
+        self._cache: dict[Hashable, Tensor] = {}
         self._decomposition: BlockDecomposition | None = None
 
     def reading_rows(self) -> LayerView:
         """Return the same layer with only the query rows that the head reads (all of them if it reads most)."""
-        return self if self.context.trace.readout_rows is None else type(self)(self.layer, self.context, whole=self)
+        return self if self.context.trace.readout_rows is None else type(self)(self.layer, self.context, all_rows=self)
 
     @property
     def index(self) -> int:
@@ -119,27 +118,27 @@ class LayerView:
     @property
     def A(self) -> Tensor:
         """Attention, [B, H, rows, N]."""
-        return self._once("A", lambda: self.layer.between_tokens().A(self._rows))
+        return self.once("A", lambda: self.layer.between_tokens().A(self._rows))
 
     @property
     def S(self) -> Tensor:
         """Scores before the softmax, [B, H, rows, N]."""
-        return self._once("S", lambda: self.layer.between_tokens().S(self._rows))
+        return self.once("S", lambda: self.layer.between_tokens().S(self._rows))
 
     @property
     def G(self) -> Tensor:
         """dy/dA, [B, H, rows, N]."""
-        return self._once("G", lambda: self.layer.between_tokens().G(self.layer.dO, self._rows))
+        return self.once("G", lambda: self.layer.between_tokens().G(self.layer.dO, self._rows))
 
     @property
     def AG_positive(self) -> Tensor:
         """relu(A * G), [B, H, rows, N], shared between methods."""
-        return self._once("AG+", lambda: (self.A * self.G).clamp_(min=0))
+        return self.once("AG+", lambda: (self.A * self.G).clamp_(min=0))
 
     @property
     def AG_positive_mean(self) -> Tensor:
         """mean_h relu(A * G), [B, rows, N]."""
-        return self._once("mean AG+", lambda: mean_of_heads(self.AG_positive))
+        return self.once("mean AG+", lambda: mean_of_heads(self.AG_positive))
 
     @property
     def x(self) -> Tensor:
@@ -153,18 +152,18 @@ class LayerView:
 
     def __getitem__(self, recorder: type[Recorder]) -> Tensor:
         """Return what a recorder kept of this layer; the method must declare it in `requires`."""
-        kept = self.trace[recorder]
-        value = kept.at_layer(self.index, self.trace.recording)
+        recorded = self.trace[recorder]
+        value = recorded.at_layer(self.index, self.trace.recording)
         if value is None:
             _ = self.layer.x, self.layer.between_tokens()  # raise where there are no tokens
-            raise kept.missing(self.index)
+            raise recorded.missing(self.index)
         return value
 
     @property
     def decomposition(self) -> BlockDecomposition:
         """The block's attention and residual, taken apart; the method must require `OpLog`."""
-        if self._whole is not None:
-            return self._whole.decomposition
+        if self._all_rows is not None:
+            return self._all_rows.decomposition
         if self._decomposition is None:
             _ = self.layer.x, self.layer.between_tokens()  # raise where there are no tokens
             self._decomposition = BlockDecomposition.of(self.trace.recording, self.index)
@@ -177,12 +176,12 @@ class LayerView:
 
     def G_norm(self, p: int) -> Tensor:
         """Return the L1 or L2 norm of each head's whole gradient matrix, [B, H]."""
-        if self._whole is not None:
-            return self._whole.G_norm(p)
+        if self._all_rows is not None:
+            return self._all_rows.G_norm(p)
         if p == 1:
-            return self._once("G1", lambda: self.G.abs().sum((-2, -1)))
+            return self.once("G1", lambda: self.G.abs().sum((-2, -1)))
         if "G" in self._cache:
-            return self._once("G2", lambda: self.G.square().sum((-2, -1)).sqrt())
+            return self.once("G2", lambda: self.G.square().sum((-2, -1)).sqrt())
         call = self.layer.between_tokens()
         # ||dO vᵀ||² = <dOᵀ dO, vᵀ v>: two dh × dh products instead of an N × N one.
         dO, v = widened(self.layer.dO), widened(call.v.detach())
@@ -206,7 +205,7 @@ class LayerView:
         """Return G under the second rule table that the method requires, [B, H, rows, N]."""
         table = rule_table(rules)
         layer = self.context.others[table].layers[self.index]
-        return self._once(("G", table), lambda: layer.between_tokens().G(layer.dO, self._rows))
+        return self.once(("G", table), lambda: layer.between_tokens().G(layer.dO, self._rows))
 
     def mirrored(self) -> tuple[Tensor, Tensor]:
         """Return A and G of the layer as far from the end as this one is from the start (a known bug, for presets)."""
@@ -221,15 +220,12 @@ class LayerView:
         call = self.layer.between_tokens()
         return call.G(call.heads(self.context.local(self.index, pool)))
 
-    def once(self, key: Any, make: Callable[[], Tensor]) -> Tensor:
-        """Return a layer map, shared between methods with the same function and options."""
-        return self._once(key, make)
-
-    def _once(self, key: Any, make: Callable[[], Tensor]) -> Tensor:
+    def once(self, key: Hashable, make: Callable[[], Tensor]) -> Tensor:
+        """Return make(), computed once per key for all methods; rows of the view of all rows where that has it."""
         if key not in self._cache:
-            if self._whole is not None and key in self._whole._cache:
+            if self._all_rows is not None and key in self._all_rows._cache:
                 assert self._rows is not None
-                self._cache[key] = self._whole._cache[key][..., self._rows, :]
+                self._cache[key] = self._all_rows._cache[key][..., self._rows, :]
             else:
                 self._cache[key] = make()
         return self._cache[key]

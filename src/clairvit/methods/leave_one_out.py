@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from clairvit.errors import NotApplicable
+from clairvit.methods.alternatives import advice
 from clairvit.methods.explanation import Cost
 from clairvit.methods.registry import FORWARD, ExtraCost, method
 from clairvit.methods.result import MapResult
@@ -76,7 +77,7 @@ def atman(
     m = suppression_factors(trace.layers[0].x[:, layout.prefix :], factor, threshold)  # [B, patches, patches]
     m = F.pad(m, (layout.prefix, 0), value=1.0)  # [B, patches, tokens]
     # Nothing is removed from the image, so any removal that needs no tokens to be dropped will do.
-    with probing(trace, "mean", what="atman", forwards=layout.patches) as probe:
+    with probing(trace, "mean", what="atman", forwards=layout.patches) as probe, advice("Use leave-one-out."):
         scores = probe.score_with_attention(layout.patches, lambda images, ks: suppress_keys(m[images, ks], shift_min))
         drops = probe.original[:, None] - scores
         return MapResult.from_probe(drops.reshape(-1, *probe.grid), probe)

@@ -201,7 +201,8 @@ def kernelshap(
             shapley_coalitions(segments.count, _pairs(samples, min(segments.count, patches)), seed)
             for segments in segments_per_image
         ]
-        kept = [torch.cat([one.sets.new_zeros(1, one.sets.shape[1]), one.sets, ~one.sets]) for one in drawn]
+        sets_per_image = [coalitions.sets for coalitions in drawn]
+        kept = [torch.cat([sets.new_zeros(1, sets.shape[1]), sets, ~sets]) for sets in sets_per_image]
         parts, notes = [], _single_feature_notes(segments_per_image, "kernelshap")
         for index, (segments, _, scores, original) in enumerate(_scored(probe, segments_per_image, kept)):
             count = len(drawn[index].sets)
@@ -248,9 +249,9 @@ def _scored(
         yield segments, keep, image_scores.double().cpu(), original.double().cpu()
 
 
-def _single_feature_notes(segmentations: list[Segmentation], what: str) -> list[str]:
+def _single_feature_notes(segmentations: list[Segmentation], method: str) -> list[str]:
     is_single = any(segments.count == 1 for segments in segmentations)
-    note = f"{what}: there is one feature only, so the map is flat; use features=patches, or more cells"
+    note = f"{method}: there is one feature only, so the map is flat; use features=patches, or more cells"
     return [note] if is_single else []
 
 

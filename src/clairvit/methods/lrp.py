@@ -10,6 +10,7 @@ from torch import Tensor
 
 from clairvit.errors import NotApplicable
 from clairvit.methods.aggregation import Product, Single
+from clairvit.methods.alternatives import advice
 from clairvit.methods.gradient import Level, TokenLevel, input_x_gradient, token_gradients
 from clairvit.methods.layer_view import LayerView, mean_of_heads, tokens_to_grid
 from clairvit.methods.registry import Caveats, Requires, method, register
@@ -208,7 +209,8 @@ def relevance_at_embedding(trace: Trace, level: Level) -> Tensor:
         raise NotApplicable("No patch embedding was seen in this model, and relevance is read there. Use partial-lrp.")
     R = output.to(torch.promote_types(c.dtype, torch.float32)) * c
     if level == "pixel":
-        return embedding.to_pixels(R).sum(1)
+        with advice("Use level=patch."):
+            return embedding.to_pixels(R).sum(1)
     if embedding.input is None:
         return tokens_to_grid(recording.as_tokens(R).sum(-1), trace, 0)
     layout = recording.structure.layout

@@ -37,23 +37,23 @@ AT_TOKENS = GradientScope(attention=False, pixels=False)
 
 
 def trace_variants(
-    trace: Trace, count: int, variant: Callable[[int], Tensor], scope: GradientScope, what: str
+    trace: Trace, count: int, variant: Callable[[int], Tensor], scope: GradientScope, label: str
 ) -> Iterator[tuple[range, Trace]]:
     """Yield traces of variant(0) … variant(count - 1), several at once: pixels [B, 3, H, W] or tokens x^0 [B, N, d]."""
 
     def run(ks: range) -> Trace:
         return trace.rerun(torch.cat([variant(k) for k in ks]).to(trace.pixels.dtype), scope=scope)
 
-    return run_variants(trace, count, run, what)
+    return run_variants(trace, count, run, label)
 
 
-def run_variants(trace: Trace, count: int, run: Callable[[range], T], what: str) -> Iterator[tuple[range, T]]:
-    """Yield run(ks) for variants 0 … count - 1 of the whole batch, several at once, with a progress bar `what`."""
+def run_variants(trace: Trace, count: int, run: Callable[[range], T], label: str) -> Iterator[tuple[range, T]]:
+    """Yield run(ks) for variants 0 … count - 1 of the whole batch, several at once; progress is reported as `label`."""
     images, pixels = len(trace.pixels), trace.pixels[:, 0].numel()
     # A target function of the whole batch may know images by their index: then one variant at a time.
     whole_batch = trace.target is not None and trace.target.is_batch_function
     budget = BatchBudget(pixels if whole_batch else PIXELS_AT_ONCE, trace.recording.options.batch_size)
-    with report_progress(what, count) as advance:
+    with report_progress(label, count) as advance:
         for ks, output in in_batches(count, budget, pixels, run, images_per_variant=images):
             yield ks, output
             advance(len(ks))
@@ -205,7 +205,7 @@ def target_scores(trace: Trace) -> Tensor:
 def completeness_note(total: Tensor, rise: Tensor, remedy: str) -> str:
     """Return how far a map's sum [B] is from the rise [B] of the score; `remedy` is what would bring it closer."""
     residuals = (total - rise).tolist()
-    shares = [abs(gap) / max(abs(whole), 1e-12) for gap, whole in zip(residuals, rise.tolist(), strict=True)]
+    shares = [abs(gap) / max(abs(total_rise), 1e-12) for gap, total_rise in zip(residuals, rise.tolist(), strict=True)]
     gaps = ", ".join(f"{gap:+.2g} ({share:.1%})" for gap, share in zip(residuals, shares, strict=True))
     rises, sums = (", ".join(f"{value:.3g}" for value in values.tolist()) for values in (rise, total))
     advice = f"; {remedy} should make it smaller" if max(shares) > 0.05 else ""

@@ -35,8 +35,8 @@ def parse_spec(text: str) -> ParsedSpec:
     match = re.fullmatch(r"\s*([\w-]+)\s*(.*)", text, re.DOTALL) if isinstance(text, str) else None
     if match is None:
         raise BadInput(f"'{text}' is not a method; {_EXPECTED}.")
-    name, rest = match.groups()
-    inside, tail = _parenthesis(rest, text)
+    name, after_name = match.groups()
+    inside, tail = _parenthesis(after_name, text)
     if not re.fullmatch(r"\s*(?:\+[\w:-]+)*\s*", tail):
         raise BadInput(f"'{text}' is not a method; {_EXPECTED}.")
     combinators = tail.strip().split("+")[1:]
@@ -78,15 +78,15 @@ def split_at_commas(text: str) -> list[str]:
     return parts
 
 
-def _parenthesis(rest: str, text: str) -> tuple[str, str]:
-    """Return the text inside the parenthesis that `rest` begins with, if any, and the text after it."""
-    if not rest.startswith("("):
-        return "", rest
+def _parenthesis(after_name: str, text: str) -> tuple[str, str]:
+    """Return what is inside the parenthesis that `after_name` begins with, if any, and what follows it."""
+    if not after_name.startswith("("):
+        return "", after_name
     depth = 0
-    for place, letter in enumerate(rest):
+    for position, letter in enumerate(after_name):
         depth += (letter == "(") - (letter == ")")
         if depth == 0:
-            return rest[1:place], rest[place + 1 :]
+            return after_name[1:position], after_name[position + 1 :]
     raise BadInput(f"'{text}' is not a method: its parenthesis is never closed; {_EXPECTED}.")
 
 

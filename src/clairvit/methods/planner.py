@@ -92,8 +92,8 @@ def _ensemble_result(spec: MethodSpec, members: Sequence[Result]) -> Result:
     result = Result(
         seconds=sum(member.seconds for member in members), notes=[note for member in members for note in member.notes]
     )
-    result.more = sum((member.more for member in members), Cost())
-    result.blank = [any(marks) for marks in zip(*(member.blank for member in members), strict=True)]
+    result.own_cost = sum((member.own_cost for member in members), Cost())
+    result.unmoved = [any(marks) for marks in zip(*(member.unmoved for member in members), strict=True)]
     result.error = next((member.error for member in members if member.error is not None), None)
     maps = [member.maps for member in members if member.maps is not None]
     if result.error is None:

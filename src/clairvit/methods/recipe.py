@@ -16,7 +16,7 @@ from typing import Any
 from clairvit._io import dumps_json, write_text
 from clairvit._version import __version__
 from clairvit.data.hashing import weights_hash
-from clairvit.errors import BadInput, ClairWarning, UnknownName
+from clairvit.errors import BadInput, ClairWarning, UnknownName, user_stacklevel
 from clairvit.methods.calibrated import Calibration, calibrated_spec, calibration_by_hash
 from clairvit.methods.parsing import AUTO, CALIBRATED, RECIPE, STARTS, ParsedSpec, parse_spec
 from clairvit.methods.spec import RECIPE_FILE, MethodSpec, resolve_method, wraps
@@ -25,7 +25,6 @@ from clairvit.models.model import Model
 KIND = "clairvit recipe"
 FORMAT = 1
 SHORT_HASH = 12  # characters of a hash that are shown
-DEFAULT_METHOD = "legrad"  # the method where none is named
 
 
 @dataclass(frozen=True)
@@ -98,6 +97,11 @@ class Recipe:
         options = {key: value for key, value in parsed.options.items() if key not in STARTS or value != AUTO}
         if len(options) == len(parsed.options) and parsed.combinator != f"from:{AUTO}":
             return text
+        if parsed.combinator and parsed.combinator != f"from:{AUTO}":
+            raise BadInput(
+                f"'{text}' has a start layer 'auto' and the combinator '+{parsed.combinator}', which combines layers "
+                f"another way; expected one of the two, such as {parsed.name}+from:{AUTO}."
+            )
         base = resolve_method(parsed.name, **options).text
         if base not in self.starts:
             listed = ", ".join(self.starts) or "none"
@@ -115,9 +119,9 @@ class Recipe:
             warnings.warn(
                 f"The recipe was made for {self.model} (weights {self.weights[:SHORT_HASH]}), and this is {model.name} "
                 f"with other weights ({weights[:SHORT_HASH]}): what was best there need not be best here. Run "
-                "`clairvit choose` on this model.",
+                "cv.choose(model, images) on this model.",
                 ClairWarning,
-                stacklevel=3,
+                stacklevel=user_stacklevel(),
             )
 
     def save(self, path: Path | str) -> Path:
@@ -214,13 +218,11 @@ def method_text_for(
     model: Model, method: str | PathLike[str] | Recipe | None, recipe: str | PathLike[str] | Recipe | None
 ) -> str:
     """Return a method string: the one typed, a recipe's method, or "focusvit(m=auto)" with the recipe's layer."""
-    if recipe is None and method is None:
-        return DEFAULT_METHOD
     if recipe is None:
         if isinstance(method, str) and not method.lower().endswith(".json"):
             return method
         if not isinstance(method, str | PathLike | Recipe):
-            raise BadInput(f"{method!r} is not a method; expected NAME such as 'legrad', or a recipe.")
+            raise BadInput(f"{method!r} is not a method; expected NAME such as 'attnlrp+plus', or a recipe.")
         recipe, method = method, None
     resolved = as_recipe(recipe)
     text = resolved.method_for(None if method is None else str(method))

@@ -204,9 +204,9 @@ def resolve_method(text: str | MethodSpec, **options: Any) -> MethodSpec:
     typed = parsed.options | options
     plus_mode = _plus_mode(method, combinator, typed)
     aggregation, combined = _combined(method, combinator, plus_mode)
-    for word in ("preset", "compat"):
-        if word in typed:
-            typed = _preset(method, str(typed.pop(word)), aggregation, combinator) | typed
+    for keyword in ("preset", "compat"):
+        if keyword in typed:
+            typed = _preset(method, str(typed.pop(keyword)), aggregation, combinator) | typed
     values = _function_defaults(method, combined)
     relu = method.relu and not combined
     fields = layer_options(method, aggregation)
@@ -255,26 +255,26 @@ def _combined(method: Method, combinator: str, plus_mode: str = "layer") -> tupl
     """Return the aggregation that a combinator stands for, and whether there is a combinator."""
     if not combinator:
         return method.aggregation, False
-    word, colon, number = combinator.partition(":")
+    kind, colon, number = combinator.partition(":")
     names = [c.partition(":")[0] for c in COMBINATORS]
-    if word not in names or (word in ("from", "layer")) != bool(colon):
+    if kind not in names or (kind in ("from", "layer")) != bool(colon):
         listed = ", ".join(f"+{c}" for c in COMBINATORS)
         raise UnknownName(
-            f"There is no combinator '+{combinator}'; expected one of {listed}.{did_you_mean(word, names)}"
+            f"There is no combinator '+{combinator}'; expected one of {listed}.{did_you_mean(kind, names)}"
         )
     if method.output == "image":
         raise NotApplicable(
             f"'{method.name}' makes its map from the whole image at once, so '+{combinator}' has no layers to combine. "
             f"Use '{method.name}' alone, or a layer-wise method such as "
-            f"{'genatt' if word in MATRIX_COMBINATORS else 'ixg'}+{combinator}."
+            f"{'genatt' if kind in MATRIX_COMBINATORS else 'ixg'}+{combinator}."
         )
-    if word in MATRIX_COMBINATORS and method.output != "matrix":
+    if kind in MATRIX_COMBINATORS and method.output != "matrix":
         raise NotApplicable(
-            f"'+{word}' goes from token to token through N×N matrices, and '{method.name}' says one number for each "
-            f"token. Use {method.name}+plus or {method.name}+skipplus, or a matrix method such as genatt+{word}."
+            f"'+{kind}' goes from token to token through N×N matrices, and '{method.name}' says one number for each "
+            f"token. Use {method.name}+plus or {method.name}+skipplus, or a matrix method such as genatt+{kind}."
         )
     if colon and not re.fullmatch(r"-?\d+", number):
-        raise BadInput(f"'+{combinator}' needs a layer number; expected +{word}:6, say.")
+        raise BadInput(f"'+{combinator}' needs a layer number; expected +{kind}:6, say.")
 
     def total(start: int | Literal["half"]) -> Aggregation:
         product = method.aggregation
@@ -291,7 +291,7 @@ def _combined(method: Method, combinator: str, plus_mode: str = "layer") -> tupl
         "last": lambda: Single(-1),
         "layer": lambda: Single(int(number)),
     }
-    return aggregations[word](), True
+    return aggregations[kind](), True
 
 
 def _preset(method: Method, name: str, aggregation: Aggregation | None, combinator: str) -> dict[str, Any]:

@@ -30,9 +30,11 @@ class _Series:
     degenerate: list[Tensor] = field(default_factory=list)
     curves: list[Tensor] = field(default_factory=list)
     counts: list[Tensor] = field(default_factory=list)
+    criterion: Tensor | None = None  # [2, S]: sum over the images where it is defined, and their number
     x: Tensor | None = None
     meaning: str = ""
     across: str = ""
+    chooses: str = ""
     cost: Cost = field(default_factory=Cost)
 
 
@@ -82,7 +84,8 @@ class ScoreAccumulator:
     def measure_set(self, context: DatasetContext, spec: MetricSpec) -> None:
         """Add a metric of all images together."""
         started, before = time.perf_counter(), context.cost
-        output = spec(context)
+        result = spec(context)
+        output = result if isinstance(result, MetricOutput) else MetricOutput(result)
         degenerate = torch.zeros_like(output.values, dtype=torch.bool)
         passes = (
             math.ceil((context.cost.forwards - before.forwards) / len(context.rows)),
@@ -111,23 +114,28 @@ class ScoreAccumulator:
             series.degenerate.append(degenerate[index].cpu())
             series.cost = Cost(forwards, backwards, series.cost.seconds + seconds)
             series.x, series.meaning, series.across = output.x, output.meaning, output.across
+            series.chooses = output.chooses
             if output.y is not None:
                 series.curves.append(output.y[index].cpu())
+            if output.criterion is not None:
+                finite = output.criterion[index].cpu()
+                sums = torch.stack([finite.nansum(0), finite.isfinite().double().sum(0)])
+                series.criterion = sums if series.criterion is None else series.criterion + sums
             if output.counts is not None:
                 series.counts.append(output.counts[index].cpu())
 
     def _add_notes(self, metric: MetricSpec, notes: Sequence[str]) -> None:
-        kept = self.notes.setdefault(metric.text, [])
-        kept += [note for note in dict.fromkeys(notes) if note not in kept]
+        metric_notes = self.notes.setdefault(metric.text, [])
+        metric_notes += [note for note in dict.fromkeys(notes) if note not in metric_notes]
 
     def scores(
         self,
         specs: Sequence[MethodSpec],
         metrics: Sequence[MetricSpec],
-        every: Sequence[MethodSpec],
+        run: Sequence[MethodSpec],
         baselines: Sequence[str],
     ) -> Scores:
-        """Return the scores of methods `specs`; `every` are the methods that were run, with the baselines."""
+        """Return the scores of methods `specs`; `run` are the methods that were run, with the baselines."""
         scores = Scores()
         scores.skipped, scores.unmasked, scores.predictions = (
             self.skipped,
@@ -135,7 +143,7 @@ class ScoreAccumulator:
             tuple(self.predictions),
         )
         for metric in metrics:
-            by_method = {method.text: self._score(method, metric) for method in every}
+            by_method = {method.text: self._score(method, metric) for method in run}
             baseline_scores = {name: by_method[name] for name in baselines}
             for method in specs:
                 if method.text in by_method:
@@ -145,13 +153,18 @@ class ScoreAccumulator:
     def _score(self, method: MethodSpec, metric: MetricSpec) -> Score:
         series = self.series[method.text, metric.text]
         settings = {**self.settings, **dict(metric.options), **self.used.get(metric.text, {})}
+        values = torch.cat(series.values)
+        if series.criterion is not None and series.x is not None:
+            step = int((series.criterion[0] / series.criterion[1]).nan_to_num(nan=-math.inf).argmax())
+            values = torch.cat(series.curves)[:, step]
+            settings[series.chooses] = float(series.x[step])
         curve = (
             Curve(series.x, torch.cat(series.curves), series.meaning, series.across) if series.x is not None else None
         )
         return Score(
             metric=metric.text,
             method=method.text,
-            values=torch.cat(series.values),
+            values=values,
             better=metric.better,
             span=metric.span_with(settings),
             degenerate=torch.cat(series.degenerate),

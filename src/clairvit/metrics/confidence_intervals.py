@@ -88,14 +88,14 @@ def skewed_t(differences: Array) -> Array:
     """
     from scipy.stats import t as student
 
-    known = np.isfinite(differences)
-    n = known.sum(1)  # [K]
-    filled = np.where(known, differences, 0.0)
+    finite = np.isfinite(differences)
+    n = finite.sum(1)  # [K]
+    filled = np.where(finite, differences, 0.0)
     enough = n >= 3
     count = np.maximum(n, 3)
     mean = filled.sum(1) / count
     level = rounding_level(filled) if filled.size else np.zeros(len(filled))
-    centred = np.where(known, differences - mean[:, None], 0.0)
+    centred = np.where(finite, differences - mean[:, None], 0.0)
     variance, third = (centred**2).sum(1) / count, (centred**3).sum(1) / count
     spread = np.sqrt(variance * count / (count - 1))
     flat = spread <= level

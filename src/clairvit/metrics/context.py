@@ -10,12 +10,13 @@ import functools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from clairvit.data.parts import RemovableParts
 from clairvit.errors import BadInput
 from clairvit.methods.planner import record_for, run_all, spent_on
 from clairvit.methods.spec import MethodSpec
@@ -46,7 +47,7 @@ class Notes:
 
 @dataclass(eq=False)
 class EvalContext:
-    """M methods' maps of B images, one target an image.
+    """M methods' maps of B images, one target per image.
 
     Attributes:
         maps: [M, B, rows, cols], the maps of M methods on the patches, float64.
@@ -74,6 +75,8 @@ class EvalContext:
     others: tuple[int | None, ...] | None = None  # classes of other objects in the images
     transform: str = "raw"  # a `MapTransform`, already applied to `raw`
     seed: int = 0
+    parts: tuple[RemovableParts, ...] | None = None  # what can be removed from each image
+    shared: dict[Any, Any] = field(default_factory=dict, repr=False)  # results that several metrics use
     notes_log: Notes = field(default_factory=Notes)
     settings: dict[str, str] = field(default_factory=dict)  # values that a metric used instead of its options'
     _empty_scores: dict[str, Tensor] = field(default_factory=dict, repr=False)  # removal -> f(nothing left) [B]
@@ -273,6 +276,15 @@ class EvalContext:
                 "This metric explains the images again, and maps without a method were given; expected a method name: "
                 "cv.evaluate(model, images, 'legrad', …)."
             )
+
+    def require_parts(self) -> tuple[RemovableParts, ...]:
+        """Return the removable parts of each image; raise BadInput if there are none."""
+        if self.parts is None:
+            raise BadInput(
+                "This metric removes parts of an object from the images, and theirs are not known; expected a data set "
+                "with removable parts: parts:COUNT."
+            )
+        return self.parts
 
     def require_masks(self) -> Tensor:
         """Return the masks, bool [B, H, W]; raise BadInput if there are none."""

@@ -218,6 +218,47 @@ def insertion_deletion(
     return area_under_curve(*insertions, auc) - area_under_curve(*deletions, auc)
 
 
+@metric(
+    "srg",
+    family="faithfulness",
+    better="higher",
+    span=(-1, 1),
+    paper="Blücher et al., TMLR 2024",
+    in_score=True,
+    rank_only=True,
+    cost=lambda patches, **options: Cost(2 * passes(patches, **options).forwards),
+    presets={"blucher": {"removal": "mean", "score": "logit"}},
+    discrepancies="The papers occlude by the mean colour and take the logit (`preset=blucher`), so that values are in "
+    "the unit of the model's scores; the first of them removes superpixels, here patches go. Some codes take the mean "
+    "of the steps instead of the area.",
+)
+def srg(
+    context: EvalContext,
+    steps: Steps = 9,
+    at_once: AtOnce | None = None,
+    removal: Removal = "token",
+    score: ScoreKind = "prob",
+    granularity: Granularity = "patch",
+    upsampling: Upsampling = "bilinear",
+) -> MetricOutput:
+    """Return ∫ f(x without the last q) − f(x without the top q) dq over q = 0 … 1: the symmetric relevance gain.
+
+    The area under the curve of deletion that removes the least relevant patches first minus that of the most relevant
+    first. Both curves begin at the whole image and end where nothing is left, so that their difference is 0 at both
+    ends and only `steps` points of each are computed. A random order has the expectation 0 whatever the removal, which
+    moves both curves alike. Other options are those of `deletion`; raw scores are normalised as there.
+    """
+    schedule = RemovalSchedule(steps, at_once, granularity, upsampling=upsampling)
+    (x, least_first), (_, most_first) = (
+        deletion_curve(context, schedule, removal, score, "srg", reverse=reverse) for reverse in (True, False)
+    )
+    gain = least_first - most_first  # [M, B, S]
+    if not schedule.includes_empty_image:
+        x = torch.cat([x, torch.ones_like(x[:1])])
+        gain = torch.cat([gain, torch.zeros_like(gain[..., :1])], -1)
+    return MetricOutput(area_under_curve(x, gain, "none"), x, gain, f"difference of {context.meaning(score)}")
+
+
 def deletion_curve(
     context: EvalContext,
     schedule: RemovalSchedule,
@@ -286,8 +327,8 @@ def _curve_values(context: EvalContext, y: Tensor, score: str, removal: str, nam
     if score == "log-odds":
         if context.uses_raw_score("prob"):
             raise no_probability(score)
-        whole = context.original("prob").clamp(min=SMALLEST_PROBABILITY)
-        return whole.log()[:, None] - y.clamp(min=SMALLEST_PROBABILITY).log()
+        original = context.original("prob").clamp(min=SMALLEST_PROBABILITY)
+        return original.log()[:, None] - y.clamp(min=SMALLEST_PROBABILITY).log()
     return context.normalise_raw(y, score, removal, name)
 
 
@@ -485,11 +526,11 @@ def irof(context: EvalContext, removal: Removal = "mean", score: ScoreKind = "pr
     images = torch.tensor([k for k, length in enumerate(lengths) for _ in range(length)], device=context.maps.device)
     with context.probe(removal, "irof", math.ceil(len(images) / len(labels))) as probe:
         y = probe.score_pairs(images, torch.cat(keep), context.score_function(score)).double()
-    whole = context.original(score)
-    empty, unit = torch.zeros_like(whole), whole.masked_fill(whole == 0, math.nan)
+    original = context.original(score)
+    empty, unit = torch.zeros_like(original), original.masked_fill(original == 0, math.nan)
     if context.uses_raw_score(score):
         empty, unit = context.empty_image_scores(removal, "irof")
-    start, shares = (whole - empty) / unit, (y - empty[images]) / unit[images]
+    start, shares = (original - empty) / unit, (y - empty[images]) / unit[images]
     areas = [
         _area_over_curve(part.reshape(len(context.maps), -1), start[image])
         for image, part in enumerate(torch.split(shares, lengths))

@@ -169,20 +169,22 @@ def evaluate(
         >>> list(cv.evaluate(model, "demo", ["legrad", "rollout"], ["sparseness"]))
         [('legrad', 'sparseness'), ('rollout', 'sparseness')]
     """
-    given = methods if isinstance(methods, Explanation) else None
+    explanation = methods if isinstance(methods, Explanation) else None
     metric_specs = _metric_specs(metrics, options)
     method_specs = [resolve_method(method) for method in _method_list(methods)]
     images = as_images(images)
     model = as_model(model, images)
     dataset = as_dataset(images, model, masks=masks, mask_kind=mask_kind, labels=labels, others=distractors)
-    if given is not None and len(given) != len(dataset):
-        raise BadInput(f"The explanation has {len(given)} maps and {len(dataset)} images were given; expected as many.")
+    if explanation is not None and len(explanation) != len(dataset):
+        raise BadInput(
+            f"The explanation has {len(explanation)} maps and {len(dataset)} images were given; expected as many."
+        )
     request = _Request(
         model=model,
         dataset=dataset,
         methods=tuple({spec.text: spec for spec in method_specs}.values()),  # what is named twice is run once
         metrics=tuple({spec.text: spec for spec in metric_specs}.values()),
-        given=given,
+        explanation=explanation,
         target=target,
         normalize=normalize,
         baselines=BASELINES if baselines else (),
@@ -222,7 +224,7 @@ class _Request:
     dataset: ImageDataset
     methods: tuple[MethodSpec, ...]
     metrics: tuple[MetricSpec, ...]
-    given: Explanation | None  # maps that exist already
+    explanation: Explanation | None  # maps that exist already
     target: Any
     normalize: str
     baselines: tuple[str, ...]  # methods that are scored next to those asked for
@@ -231,9 +233,9 @@ class _Request:
     seed: int
     execution: ExecutionOptions
 
-    def is_given(self, spec: MethodSpec) -> bool:
+    def is_explained(self, spec: MethodSpec) -> bool:
         """Return whether the maps of this method exist already."""
-        return self.given is not None and spec.text == self.given.method
+        return self.explanation is not None and spec.text == self.explanation.method
 
 
 def _method_list(methods: OneMethod | Sequence[str | MethodSpec]) -> Sequence[str | MethodSpec]:
@@ -252,7 +254,9 @@ def _metric_specs(metrics: OneMetric | Sequence[OneMetric], options: Mapping[str
     for name in options:
         if not any(name in names for names in accepted):
             listed = ", ".join(map(str, metrics))
-            raise BadInput(f"None of the metrics {listed} has an option '{name}'; `clairvit metrics` lists them.")
+            raise BadInput(
+                f"None of the metrics {listed} has an option '{name}'; cv.parse_metric(name).options lists them."
+            )
     return [
         resolve_metric(metric, **{name: value for name, value in options.items() if name in names})
         for metric, names in zip(metrics, accepted, strict=True)
@@ -261,7 +265,7 @@ def _metric_specs(metrics: OneMetric | Sequence[OneMetric], options: Mapping[str
 
 def _accepted_options(metric: Metric, options: Mapping[str, Any]) -> set[str]:
     """Return the options that a metric has; `preset` and `compat` too, if it has one of that name."""
-    presets = {word for word in ("preset", "compat") if options.get(word) in metric.presets}
+    presets = {keyword for keyword in ("preset", "compat") if options.get(keyword) in metric.presets}
     return set(metric.options) | presets
 
 
@@ -314,14 +318,14 @@ def _measure_set(
     labels: Sequence[int | None],
 ) -> None:
     """Score the metrics of all images together."""
-    known = tuple(labels) if request.dataset.has_labels else None
+    true_classes = tuple(labels) if request.dataset.has_labels else None
     context = DatasetContext(
         request.model,
         request.dataset,
         specs,
         tuple(rows),
         logits,
-        known,
+        true_classes,
         request.seed,
         Notes(),
         options=request.execution,
@@ -333,7 +337,7 @@ def _measure_set(
 
 def _settings(request: _Request) -> dict[str, Any]:
     """Return what every score depends on next to the options of its metric."""
-    target = "predicted" if request.target is None and request.given is None else "given"
+    target = "predicted" if request.target is None and request.explanation is None else "given"
     return {
         "target": LABEL if isinstance(request.target, str) and request.target == LABEL else target,
         "maps": request.normalize,
@@ -351,7 +355,7 @@ def _applicable(
     applicable = []
     for spec in specs:
         error = results[spec.text][0].error
-        if error is None or request.is_given(spec):
+        if error is None or request.is_explained(spec):
             applicable.append(spec)
         elif not request.skip or accumulator.names:
             raise error
@@ -371,8 +375,8 @@ def _eval_context(
     """Return the maps of some images with all that metrics read next to them."""
 
     def maps(spec: MethodSpec) -> Tensor:
-        if request.given is not None and request.is_given(spec):
-            return request.given.maps[list(part.rows)]
+        if request.explanation is not None and request.is_explained(spec):
+            return request.explanation.maps[list(part.rows)]
         computed = results[spec.text][0].maps
         assert computed is not None
         return computed.detach()
@@ -388,6 +392,7 @@ def _eval_context(
         others=None if distractors is None else tuple(distractors),
         transform=request.normalize,
         seed=request.seed,
+        parts=None if part.parts is None else tuple(parts for parts in part.parts if parts is not None),
     )
 
 
@@ -404,8 +409,8 @@ def _class_indices(
 def _resolve_target(recording: Recording, part: SampleBatch, request: _Request) -> TargetBatch:
     """Return what is scored: the class that was explained, or what the caller asks for."""
     target = request.target
-    if request.given is not None and target is None:
-        target = list(request.given.classes)
+    if request.explanation is not None and target is None:
+        target = list(request.explanation.classes)
         if any(target[row] is None for row in part.rows):
             raise BadInput(
                 "The explanation's target is no class (a contrast or a function); expected one to score by. "

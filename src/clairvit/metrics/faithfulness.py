@@ -14,6 +14,8 @@ from clairvit.methods.explanation import Cost
 from clairvit.metrics.context import EvalContext, ScoreKind, Upsampling, fraction_counts
 from clairvit.metrics.curves import passes
 from clairvit.metrics.pixel_ranking import (
+    drops_and_sums_of_segments,
+    pixel_ranks,
     random_subsets,
     score_without_ranks,
     score_without_values,
@@ -21,12 +23,14 @@ from clairvit.metrics.pixel_ranking import (
     value_ranks,
 )
 from clairvit.metrics.registry import MetricOutput, metric
-from clairvit.metrics.similarity import pearson
+from clairvit.metrics.similarity import pearson, spearman
 from clairvit.option_types import Range
 from clairvit.perturbation.removal import Removal
 from clairvit.perturbation.rng import make_generator, random_sets
+from clairvit.perturbation.segments import grid_cells
 
 Features = Literal["patch", "channel"]
+Granularity = Literal["patch", "pixel"]
 Points = Annotated[int, Range(ge=3)]  # of a correlation
 BLOCKS = 1001  # a random stream per image that no other metric draws from
 
@@ -152,12 +156,108 @@ def _estimate_by_values(context: EvalContext, at_once: int, removal: str, score:
     drops = context.original(score)[:, None] - score_without_ranks(
         context, rank, first, (first + at_once).clamp(max=count), removal, score, "faithfulness-estimate"
     )
-    values = torch.stack(
-        [maps.flatten(1) for maps in context.pixel_maps(upsampling)]
-    )  # [M, B, H·W], the same in every channel
+    # [M, B, H·W], the same in every channel
+    values = torch.stack([maps.flatten(1) for maps in context.pixel_maps(upsampling)])
     values = values.repeat(1, 1, count // values.shape[-1])
     sums = drops.new_zeros(drops.shape).scatter_add_(2, rank // at_once, values)
     return pearson(sums, drops)
+
+
+@metric(
+    "saco",
+    family="faithfulness",
+    better="higher",
+    span=(-1, 1),
+    paper="Wu et al., CVPR 2024",
+    cost=lambda groups, **_: Cost(groups),
+    presets={"wu": {"granularity": "pixel", "removal": "image-mean"}},
+    discrepancies="The paper orders pixels and replaces them by the mean of the image (`preset=wu`); here tokens are "
+    "dropped. Its sum of a group is the mean here, which is the same coefficient for groups of equal size; of groups "
+    "whose sizes differ by one, sums may rise where the relevance falls. A constant map is an error in its code, NaN "
+    "here.",
+)
+def saco(
+    context: EvalContext,
+    groups: Annotated[int, Range(ge=2)] = 10,
+    removal: Removal = "token",
+    score: ScoreKind = "prob",
+    granularity: Granularity = "patch",
+    upsampling: Upsampling = "bilinear",
+) -> Tensor:
+    """Return Σ_{i<j} ±(s_i − s_j) / Σ_{i<j} |s_i − s_j|, + where group i lowers the score as much as group j or more.
+
+    The patches are cut by falling relevance into `groups` G_1 … G_K, at most as many as there are patches; s_i is the
+    mean relevance in G_i, and the sign compares f(x) − f(x without G_i) with that of G_j (Salience-guided Faithfulness
+    Coefficient). Where K does not divide their number, sizes differ by one. Patches of equal relevance are ordered by
+    seed and image; equal drops count as +, groups of equal relevance not at all. Undefined for a constant map.
+    `granularity=pixel` orders the pixels of the upsampled map. A coefficient has no unit, so that raw scores are taken
+    as they are.
+    """
+    by_patch = granularity == "patch"
+    rank = context.rank if by_patch else pixel_ranks(context, upsampling)  # [M, B, n]
+    count = rank.shape[-1]
+    if count < groups:
+        groups = count
+        context.settings["groups"] = str(count)
+    edges = torch.tensor([math.ceil(k * count / groups) for k in range(groups + 1)], device=rank.device)
+    group = rank * groups // count  # [M, B, n]
+    if by_patch:
+        member = group[:, :, None, :] == torch.arange(groups, device=rank.device)[:, None]  # [M, B, K, n]
+        scores = context.score_kept(~member, removal, score, "saco")
+        values = context.maps.flatten(2)
+    else:
+        scores = score_without_ranks(context, rank, edges[:-1], edges[1:], removal, score, "saco")
+        values = torch.stack([maps.flatten(1) for maps in context.pixel_maps(upsampling)])
+    drops = context.original(score)[:, None] - scores  # [M, B, K]
+    means = values.new_zeros(drops.shape).scatter_add_(2, group, values) / edges.diff()
+    return _signed_share(means, drops).masked_fill(context.degenerate, math.nan)
+
+
+def _signed_share(means: Tensor, drops: Tensor) -> Tensor:
+    """Return Σ_{i<j} ±w_ij / Σ_{i<j} |w_ij|, w_ij = s_i − s_j, + where drop_i >= drop_j; s and drops [M, B, K]."""
+    i, j = torch.triu_indices(means.shape[-1], means.shape[-1], 1, device=means.device)
+    weights = means[..., i] - means[..., j]  # [M, B, pairs]
+    signed = torch.where(drops[..., i] >= drops[..., j], weights, -weights).sum(-1)
+    total = weights.abs().sum(-1)
+    return signed / total.masked_fill(total == 0, math.nan)
+
+
+@metric(
+    "idsds",
+    family="faithfulness",
+    better="higher",
+    span=(-1, 1),
+    paper="Hesse et al., NeurIPS 2024",
+    cost=lambda cells, **_: Cost(cells**2),
+    presets={"hesse": {"granularity": "pixel", "removal": "mean"}},
+    discrepancies="The authors delete squares of pixels (zero after normalisation, `preset=hesse`) on models that were "
+    "fine-tuned with such squares deleted. Dropping tokens is nearer to what a ViT knows; `clairvit finetune "
+    "--drop-tokens` makes a model that is in-domain for it. Pixels that a grid of equal cells would leave over at the "
+    "edge belong to a cell here.",
+)
+def idsds(
+    context: EvalContext,
+    cells: Annotated[int, Range(ge=2)] = 4,
+    removal: Removal = "token",
+    score: ScoreKind = "logit",
+    granularity: Granularity = "patch",
+    upsampling: Upsampling = "bilinear",
+) -> Tensor:
+    """Return Spearman's corr_k(sum of the map in cell k, f(x) − f(x without cell k)) over cells × cells squares.
+
+    Each cell alone is removed, and the methods share the passes (single deletion score; in-domain if the model has been
+    trained with cells removed). Cells are of whole patches, whose number differs by one row or column where the grid
+    is not divisible, and never smaller than a patch; `granularity=pixel` cuts to the pixel, for a removal that paints.
+    Undefined for a constant map, and where no cell changes the score.
+    """
+    if granularity == "pixel":
+        labels = grid_cells(context.size, cells).flatten().to(context.maps.device)
+        drops, sums = drops_and_sums_of_segments(context, labels, removal, score, upsampling, "idsds")
+    else:
+        labels = grid_cells(context.trace.layout.grid, cells).flatten().to(context.maps.device)
+        removed = labels == torch.arange(int(labels.max()) + 1, device=labels.device)[:, None]  # [K, patches]
+        drops, sums = _drops_and_sums(context, removed[None], removal, score, "idsds")
+    return spearman(sums, drops.expand_as(sums)).masked_fill(context.degenerate, math.nan)
 
 
 @metric(
@@ -270,7 +370,7 @@ def _random_blocks(context: EvalContext, runs: int, side: int | None) -> Tensor:
     rows, cols = context.trace.layout.grid
     largest = min(rows, cols)
     if side is not None and not 1 <= side <= largest:
-        raise BadInput(f"side={side} was given; expected a block of 1 to {largest} patches a side.")
+        raise BadInput(f"side={side} was given; expected a block of 1 to {largest} patches per side.")
     blocks = []
     for seed in context.image_seeds:
         generator = make_generator(seed, BLOCKS)

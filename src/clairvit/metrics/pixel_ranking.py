@@ -101,6 +101,28 @@ def score_without_ranks(
     return scores.reshape(-1, methods, steps).transpose(0, 1)
 
 
+def drops_and_sums_of_segments(
+    context: EvalContext, labels: Tensor, removal: str, score: str, upsampling: Upsampling, name: str
+) -> tuple[Tensor, Tensor]:
+    """Return f(x) − f(x without segment k) [B, K] and the sums of the maps in it [M, B, K], for labels of pixels [H·W].
+
+    The passes are shared by all methods.
+    """
+    count = int(labels.max()) + 1
+    with context.probe(removal, name, count) as probe:
+        check_paints(probe)
+
+        def variant(ks: range) -> Tensor:
+            return painted(probe, (labels == torch.tensor(list(ks), device=labels.device)[:, None])[None])
+
+        scores = probe.score_images(count, variant, score=context.score_function(score)).double()
+    sums = [
+        maps.new_zeros(len(maps), count).index_add_(1, labels, maps.flatten(1))
+        for maps in context.pixel_maps(upsampling)
+    ]
+    return context.original(score)[:, None] - scores, torch.stack(sums)
+
+
 def painted(probe: Probe, removed: Tensor) -> Tensor:
     """Return [B, k, C, H, W]: the background where `removed`, bool [B or 1, k, H·W or C·H·W], else the image."""
     mask = removed.reshape(*removed.shape[:2], -1, *probe.size)
@@ -112,7 +134,7 @@ def check_paints(probe: Probe) -> None:
     if not probe.paints:
         raise BadInput(
             f"Single pixels or channel values were asked for with removal={probe.removal}, which takes whole patches; "
-            "expected one that paints: mean, black, minimum, blur, gaussian-blur or noise."
+            "expected one that paints: mean, image-mean, black, minimum, blur, gaussian-blur or noise."
         )
 
 
@@ -131,13 +153,13 @@ def score_without_values(context: EvalContext, indices: Tensor, removal: str, sc
     runs = indices.shape[1]
     with context.probe(removal, name, runs) as probe:
         check_paints(probe)
-        whole, background = (values.flatten(1)[:, None] for values in (probe.pixels, probe.background))
+        images, background = (values.flatten(1)[:, None] for values in (probe.pixels, probe.background))
 
         def variant(ks: range) -> Tensor:
-            removed = indices[:, ks.start : ks.stop].expand(len(whole), -1, -1)  # [B, k, size]
-            copies = whole.repeat(1, len(ks), 1)
+            removed = indices[:, ks.start : ks.stop].expand(len(images), -1, -1)  # [B, k, size]
+            copies = images.repeat(1, len(ks), 1)
             copies.scatter_(2, removed, background.expand(-1, len(ks), -1).gather(2, removed))
-            return copies.reshape(len(whole), len(ks), *probe.pixels.shape[1:])
+            return copies.reshape(len(images), len(ks), *probe.pixels.shape[1:])
 
         return probe.score_images(runs, variant, score=context.score_function(score)).double()
 

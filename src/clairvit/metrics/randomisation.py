@@ -212,13 +212,13 @@ def _other_class(context: EvalContext, row: int, which: Other) -> int:
             f"random-logit compares the map of a class with that of another one, and {cause} was given; expected a "
             "class of several: target=3, or nothing for the prediction."
         )
-    rest = [c for c in range(count) if c != target]
+    other_classes = [c for c in range(count) if c != target]
     if which == "random":
-        return rest[int(torch.randint(count - 1, (), generator=make_generator(context.image_seeds[row])))]
+        return other_classes[int(torch.randint(count - 1, (), generator=make_generator(context.image_seeds[row])))]
     if which == "quantus":
-        return rest[int(numpy_generator(context.seed).randint(0, count - 1, 1)[0])]
-    scores = logits[rest]
-    return rest[int(scores.argmax() if which == "second" else scores.argmin())]
+        return other_classes[int(numpy_generator(context.seed).randint(0, count - 1, 1)[0])]
+    scores = logits[other_classes]
+    return other_classes[int(scores.argmax() if which == "second" else scores.argmin())]
 
 
 def target_of_classes(context: EvalContext, classes: list[int]) -> TargetBatch:
@@ -238,22 +238,22 @@ def randomised_models(context: EvalContext, order: Order, layers: int | None, by
     """
     with frozen_eval(context.model.module):  # no other thread registers hooks meanwhile
         model = replace(context.model, module=copy.deepcopy(context.model.module))
-    every = parameter_layers(model.module)
+    randomised = parameter_layers(model.module)
     if by == "quantus":
-        every = [layer for layer in every if can_reset(layer[0])]
-    if not every:
+        randomised = [layer for layer in randomised if can_reset(layer[0])]
+    if not randomised:
         raise BadInput(
             f"{context.model.name} has no parameters that by={by} can draw anew; expected some. Take by=normal, or "
             "another metric."
         )
-    chosen = spread_steps(len(every), layers)
+    chosen = spread_steps(len(randomised), layers)
     generator = make_generator(context.seed)
     with report_progress("randomisation", len(chosen)) as advance:
-        for step, layer in enumerate(reversed(every) if order == "top-down" else every, 1):
+        for step, layer in enumerate(reversed(randomised) if order == "top-down" else randomised, 1):
             trained = [p.detach().clone() for p in layer[1]]
             randomise(layer, by, torch.Generator().manual_seed(context.seed + 1) if by == "quantus" else generator)
             if step in chosen:
-                yield step / len(every), model
+                yield step / len(randomised), model
                 advance(1)
             if order == "independent":
                 _restore(layer[1], trained)

@@ -19,7 +19,7 @@ from clairvit.methods.spec import checked
 from clairvit.option_types import check_range
 
 Better = Literal["higher", "lower"]
-FAMILIES = ("faithfulness", "robustness", "complexity", "randomisation", "localisation")
+FAMILIES = ("faithfulness", "robustness", "complexity", "randomisation", "localisation", "parts")
 _MODULES = (
     "clairvit.metrics.curves",
     "clairvit.metrics.faithfulness",
@@ -28,6 +28,7 @@ _MODULES = (
     "clairvit.metrics.randomisation",
     "clairvit.metrics.localisation",
     "clairvit.metrics.grid_pointing",
+    "clairvit.metrics.parts",
     "clairvit.compat.quantus",
 )
 
@@ -44,7 +45,8 @@ class Metric:
     function: Callable[..., Any] = field(
         repr=False
     )  # (EvalContext or DatasetContext, options) -> MetricOutput or [M, B]
-    needs: tuple[str, ...] = ()  # "masks", "others" (classes of other objects), "methods" (it explains other inputs)
+    # "masks", "others" (classes of other objects), "parts" (removable ones), "methods" (it explains other inputs)
+    needs: tuple[str, ...] = ()
     scope: Literal["image", "set"] = "image"  # a function of an EvalContext, or of a DatasetContext
     rank_only: bool = False  # it depends on the order of the patches only, which is random for a constant map
     cost: Callable[..., Cost] | None = field(default=None, repr=False)  # (patches, options) -> passes for one map
@@ -53,6 +55,12 @@ class Metric:
     flipped_by: tuple[tuple[str, Any], ...] = ()  # option values that flip which direction is better
     in_score: bool = False  # its values are in the unit of the score, which an option chooses
     undefined: str = ""  # why it is NaN on whole kinds of images, in words
+    whole_set: bool = False  # the value of an image depends on the others: `MetricOutput.criterion` chooses over them
+
+    @property
+    def needs_whole_set(self) -> bool:
+        """Whether all images of a set must be scored together."""
+        return self.scope == "set" or self.whole_set
 
     @property
     def summary(self) -> str:
@@ -137,6 +145,8 @@ class MetricOutput:
         meaning: What y is.
         across: What x is.
         counts: [M, B, K, 2], numerators and denominators of a score of the set.
+        criterion: [M, B, S]; the values of a method are its y at the x where the set's mean criterion is highest.
+        chooses: The option that the criterion settles, for the settings of the score.
 
     Example:
         >>> import clairvit as cv, torch
@@ -150,6 +160,8 @@ class MetricOutput:
     meaning: str = ""  # of y
     across: str = "part of the image"  # the meaning of x
     counts: Tensor | None = None  # [M, B, K, 2] parts and wholes; the set scores mean_k (Σ_b parts / Σ_b wholes)
+    criterion: Tensor | None = None  # [M, B, S]
+    chooses: str = ""
 
 
 METRICS: Registry[Metric] = Registry(

@@ -166,11 +166,11 @@ def relative_stability(
         ratios.append(
             ratio if changed == "keep" else ratio.masked_fill(logits.argmax(1) != original.argmax(1), math.nan)
         )
-    every = torch.stack(ratios)
+    all_ratios = torch.stack(ratios)  # [samples, M, B]
     if changed != "leave":
-        return every.amax(0)
-    kept = every.nan_to_num(nan=-math.inf).amax(0)
-    return kept.masked_fill(kept == -math.inf, math.nan)
+        return all_ratios.amax(0)
+    largest = all_ratios.nan_to_num(nan=-math.inf).amax(0)
+    return largest.masked_fill(largest == -math.inf, math.nan)
 
 
 def explain_noisy_copies(

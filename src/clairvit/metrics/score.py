@@ -129,7 +129,7 @@ class Score:
 
     @cached_property
     def interval(self) -> tuple[float, float]:
-        """Return the 95 % interval of the mean (`inference.mean_interval`); NaN for fewer than 6 images."""
+        """Return the 95 % interval of the mean (`confidence_intervals.mean_interval`); NaN for fewer than 6 images."""
         return mean_interval(self._spread, self.seed, self.span)
 
     @property
@@ -203,7 +203,7 @@ class Scores(dict[tuple[str, str], Score]):
     Attributes:
         skipped: Method -> why it does not fit this model.
         unmasked: Names of images that had no mask where others had.
-        seen: The model's prediction for each image.
+        predictions: The model's prediction for each image.
         model_record: Preprocessing, hash of the weights, and assumptions.
 
     Example:
@@ -224,10 +224,10 @@ class Scores(dict[tuple[str, str], Score]):
 
     def __repr__(self) -> str:
         """Return one line: how many methods, metrics and images."""
-        methods, metrics = (len(dict.fromkeys(key[place] for key in self)) for place in (0, 1))
+        methods, metrics = (len({key[side] for key in self}) for side in (0, 1))
         images = max((len(score.values) for score in self.values()), default=0)
         parts = ((methods, "method"), (metrics, "metric"), (images, "image"))
-        first, second, third = (f"{count} {word}{'s' * (count != 1)}" for count, word in parts)
+        first, second, third = (f"{count} {noun}{'s' * (count != 1)}" for count, noun in parts)
         return f"Scores({first} × {second}, {third})"
 
     def plot(self, axes: Any = None) -> Any:
@@ -283,18 +283,18 @@ def import_pandas() -> Any:
 
 
 def with_ones(values: NDArray[np.float64]) -> Counts:
-    """[n] -> [n, 1, 2], of which the pooled score is the mean."""
+    """Return values [n] over 1 as counts [n, 1, 2], whose pooled score is the mean."""
     return np.stack([values, np.ones_like(values)], -1)[:, None]
 
 
 def pooled(sums: NDArray[np.float64]) -> NDArray[np.float64]:
-    """[…, K, 2] sums of parts and wholes -> […], the mean of the K shares; NaN where a whole is nothing."""
+    """Return the mean of K shares, […], of sums of parts and wholes […, K, 2]; NaN where a whole is 0."""
     with np.errstate(invalid="ignore", divide="ignore"):
         return np.asarray((sums[..., 0] / sums[..., 1]).mean(-1))
 
 
 def contributions(counts: Counts) -> NDArray[np.float64]:
-    """[n, K, 2] parts and wholes -> [n], what each image adds to the pooled score, which is their mean.
+    """Return what each image adds to the pooled score, [n], of parts and wholes [n, K, 2]; the score is their mean.
 
     score + mean_k (part_k − share_k · whole_k) / mean(whole_k): the pooled score linearised at the observed shares.
     """
@@ -305,36 +305,36 @@ def contributions(counts: Counts) -> NDArray[np.float64]:
     return np.asarray(pooled(sums) + moved.mean(-1))
 
 
-def differences(one: Score, other: Score) -> NDArray[np.float64]:
-    """[n], the difference on each image where both are defined; of pooled counts, of their `contributions`.
+def differences(score: Score, other: Score) -> NDArray[np.float64]:
+    """Return score − other [n] on each image where both are defined; of pooled counts, of their `contributions`.
 
     What is hard for both does not count as noise.
     """
-    places = {name: place for place, name in enumerate(other.names)}
-    pairs = [(place, places[name]) for place, name in enumerate(one.names) if name in places]
-    if one.names == other.names:  # also where two images have the same name
-        pairs = [(place, place) for place in range(len(one.names))]
-    ours, theirs = (score.parts[[pair[side] for pair in pairs]] for side, score in enumerate((one, other)))
+    rows = {name: row for row, name in enumerate(other.names)}
+    pairs = [(row, rows[name]) for row, name in enumerate(score.names) if name in rows]
+    if score.names == other.names:  # also where two images have the same name
+        pairs = [(row, row) for row in range(len(score.names))]
+    ours, theirs = (scored.parts[[pair[side] for pair in pairs]] for side, scored in enumerate((score, other)))
     both = np.isfinite(ours).all((1, 2)) & np.isfinite(theirs).all((1, 2))
     if not both.any():
         return np.empty(0)
-    if one.counts is None and other.counts is None:
+    if score.counts is None and other.counts is None:
         return np.asarray(ours[both, 0, 0] - theirs[both, 0, 0])
     return contributions(ours[both]) - contributions(theirs[both])
 
 
-def leads(one: Score, other: Score) -> NDArray[np.float64]:
-    """[n], by how much one is better than the other on each image: `differences`, turned so that more is better."""
-    return differences(one, other) * (1.0 if one.better == "higher" else -1.0)
+def leads(score: Score, other: Score) -> NDArray[np.float64]:
+    """Return by how much a score is better than another on each image, [n]: `differences`, more is better."""
+    return differences(score, other) * (1.0 if score.better == "higher" else -1.0)
 
 
-def paired(one: Score, other: Score) -> tuple[float, tuple[float, float]]:
-    """The mean difference on the images where both are defined, whichever else either has, and its 95 % interval."""
-    gaps = differences(one, other)
-    return (float(gaps.mean()) if len(gaps) else math.nan), mean_interval(gaps, one.seed)
+def paired(score: Score, other: Score) -> tuple[float, tuple[float, float]]:
+    """Return the mean difference on the images where both are defined, and its 95 % interval."""
+    gaps = differences(score, other)
+    return (float(gaps.mean()) if len(gaps) else math.nan), mean_interval(gaps, score.seed)
 
 
-def lead(one: Score, other: Score) -> tuple[float, tuple[float, float]]:
-    """By how much one is better than the other, and the interval: `paired`, turned so that more is better."""
-    gap, (low, high) = paired(one, other)
-    return (gap, (low, high)) if one.better == "higher" else (-gap, (-high, -low))
+def lead(score: Score, other: Score) -> tuple[float, tuple[float, float]]:
+    """Return by how much a score is better than another, and the interval: `paired`, more is better."""
+    gap, (low, high) = paired(score, other)
+    return (gap, (low, high)) if score.better == "higher" else (-gap, (-high, -low))

@@ -117,8 +117,8 @@ def _cell_histograms(maps: Tensor, cell: int) -> Tensor:
     direction = (angle / (180 / DIRECTIONS)).nan_to_num().long().clamp(max=DIRECTIONS - 1)
     split = F.one_hot(direction, DIRECTIONS) * magnitude[..., None]  # […, rows, cols, 9]
     rows, cols = (side // cell for side in maps.shape[-2:])
-    whole = split[..., : rows * cell, : cols * cell, :]
-    return whole.reshape(*maps.shape[:-2], rows, cell, cols, cell, DIRECTIONS).mean((-4, -2))
+    full_cells = split[..., : rows * cell, : cols * cell, :]
+    return full_cells.reshape(*maps.shape[:-2], rows, cell, cols, cell, DIRECTIONS).mean((-4, -2))
 
 
 def _unit_length(blocks: Tensor) -> Tensor:

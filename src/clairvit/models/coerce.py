@@ -61,9 +61,9 @@ class LabelledImages(Sequence[Any]):
         self._last: tuple[int, Any, int | str | None] | None = None  # so that image and label are of the same reading
 
     def _pair(self, index: int) -> tuple[Any, int | str | None]:
-        place = range(self._count)[index]
-        if self._last is None or self._last[0] != place:
-            self._last = (place, *_image_and_label(self._read(place)))
+        position = range(self._count)[index]
+        if self._last is None or self._last[0] != position:
+            self._last = (position, *_image_and_label(self._read(position)))
         return self._last[1], self._last[2]
 
     def __len__(self) -> int:
@@ -76,7 +76,7 @@ class LabelledImages(Sequence[Any]):
     def __getitem__(self, index: int | slice) -> Any:
         """Return one image, or a list of them."""
         if isinstance(index, slice):
-            return [self._pair(place)[0] for place in range(self._count)[index]]
+            return [self._pair(i)[0] for i in range(self._count)[index]]
         return self._pair(index)[0]
 
     def label(self, index: int) -> int | str | None:
@@ -95,24 +95,32 @@ class LabelledImages(Sequence[Any]):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Return a name per image: its place, because the files of a data set are not known before it is read."""
-        return tuple(f"image {place + 1}" for place in range(self._count))
+        """Return a name per image: its number, because the files of a data set are not known before it is read."""
+        return tuple(f"image {i + 1}" for i in range(self._count))
 
     def chunks(self, size: int) -> Iterator[tuple[list[Any], tuple[str, ...]]]:
         """Yield `size` images at a time, with their names."""
         for start in range(0, self._count, size):
             images = self[start : start + size]
-            yield images, tuple(image_name(image, start + place) for place, image in enumerate(images))
+            yield images, tuple(image_name(image, start + i) for i, image in enumerate(images))
 
 
 class _Labels(Sequence[int | str | None]):
+    """The labels of `LabelledImages`, read when they are asked for."""
+
     def __init__(self, images: LabelledImages) -> None:
         self._images = images
 
     def __len__(self) -> int:
         return len(self._images)
 
-    def __getitem__(self, index: Any) -> Any:
+    @overload
+    def __getitem__(self, index: int) -> int | str | None: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[int | str | None]: ...
+    def __getitem__(self, index: int | slice) -> Any:
+        if isinstance(index, slice):
+            return [self._images.label(i) for i in range(len(self))[index]]
         return self._images.label(index)
 
 
@@ -133,13 +141,13 @@ def as_images(images: Any) -> Any:
 
 
 def _eager(items: Iterable[Any]) -> LabelledImages:
-    """Read everything: what can be iterated over once only."""
+    """Return all items read at once: an iterator can be read only once."""
     listed = list(items)
     return LabelledImages(listed.__getitem__, len(listed))
 
 
 def _image_and_label(item: Any) -> tuple[Any, int | str | None]:
-    """Take an item of a data set apart: image, (image, label, …) or {"image": …, "label": …}."""
+    """Return the image and the label of an item of a data set: image, (image, label, …) or {"image": …, "label": …}."""
     if isinstance(item, Mapping):
         image = next((item[key] for key in IMAGE_KEYS if key in item), None)
         if image is None:
@@ -177,12 +185,12 @@ def _pairs_of_batch(batch: Any) -> Iterator[tuple[Any, Any]]:
             )
     elif isinstance(batch, tuple | list) and batch and isinstance(batch[0], Tensor) and batch[0].ndim == 4:
         images, labels = batch[0], batch[1] if len(batch) > 1 else None
-    known = isinstance(labels, Tensor | np.ndarray | list | tuple) and len(labels) == len(images)
-    for place, image in enumerate(images):
+    has_labels = isinstance(labels, Tensor | np.ndarray | list | tuple) and len(labels) == len(images)
+    for i, image in enumerate(images):
         if labels is None and isinstance(image, tuple | list | Mapping):  # collate_fn=list: one pair per image
             yield _image_and_label(image)
         else:
-            yield image, labels[place] if known and labels is not None else None
+            yield image, labels[i] if has_labels and labels is not None else None
 
 
 def _all_preprocessed(images: Any) -> bool:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
-from clairvit.errors import BadInput, ClairWarning, did_you_mean
+from clairvit.errors import BadInput, ClairWarning, did_you_mean, user_stacklevel
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".jfif", ".avif")
 DEMO = "demo"  # scikit-image's cat
@@ -253,7 +253,11 @@ def upright(image: Image.Image, name: str) -> Image.Image:
     try:
         transpose = _UPRIGHT.get(image.getexif().get(ORIENTATION, 1))
     except (SyntaxError, struct.error, ValueError, TypeError) as error:
-        warnings.warn(f"The EXIF data of {name} cannot be read ({error}); used as it is.", ClairWarning, stacklevel=4)
+        warnings.warn(
+            f"The EXIF data of {name} cannot be read ({error}); used as it is.",
+            ClairWarning,
+            stacklevel=user_stacklevel(),
+        )
         transpose = None
     return image if transpose is None else image.transpose(transpose)
 

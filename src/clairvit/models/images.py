@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from clairvit.errors import BadInput, ClairWarning
+from clairvit.errors import BadInput, ClairWarning, user_stacklevel
 from clairvit.models.image_files import find_images, is_folder_or_pattern, read_image
 from clairvit.models.model import Model, check_materialised
 from clairvit.models.preprocess import Preprocess
@@ -82,9 +82,9 @@ def list_images(images: Any) -> tuple[list[Any], bool]:
         raise BadInput("No images were given; expected at least one: a path, a PIL image, a uint8 array or a tensor.")
     items: list[Any] = []
     for item in inputs:
-        many = isinstance(item, str | Path) and is_folder_or_pattern(item)
-        items += find_images(item) if many else [item]
-        several = several or many
+        stands_for_files = isinstance(item, str | Path) and is_folder_or_pattern(item)
+        items += find_images(item) if stands_for_files else [item]
+        several = several or stands_for_files
     return items, not several
 
 
@@ -181,7 +181,7 @@ def _check_tensor(pixels: Tensor, where: str, model: Model) -> tuple[str, ...]:
         )
     note = _range_note(float(pixels.detach().amin()), float(pixels.detach().amax()), where, model.preprocess)
     if note:
-        warnings.warn(note, ClairWarning, stacklevel=4)
+        warnings.warn(note, ClairWarning, stacklevel=user_stacklevel())
     return (note,) if note else ()
 
 

@@ -76,11 +76,13 @@ def load(
         >>> cv.load("timm:vit_tiny_patch16_224", pretrained=False, mean=0.5, std=0.5, resize=248).preprocess.resize
         248
     """
-    source, rest = split_name(name)
+    source, identifier = split_name(name)
     torch_device, torch_dtype = usable_device(device), _usable_dtype(dtype)
     preprocessing = preprocess_options(mean, std, resize, interpolation)
     checked = None if activation is None else check_activation(activation)
-    request = LoadOptions(name, rest, pretrained, arch, read_labels(labels), parse_size(size), checked, preprocessing)
+    request = LoadOptions(
+        name, identifier, pretrained, arch, read_labels(labels), parse_size(size), checked, preprocessing
+    )
     if arch is not None and source != "file":
         raise BadInput(f"arch={arch!r} belongs to 'file:PATH' only; '{name}' knows its own architecture.")
     if source == PYTHON:

@@ -18,7 +18,7 @@ class LoadOptions:
     """The options of one call of `load`, checked; every source reads these."""
 
     spec: str  # as typed: "timm:vit_tiny_patch16_224"
-    rest: str  # what follows the source's colon
+    identifier: str  # what follows the source's colon: a name, a hub id, a path
     pretrained: bool = True
     arch: str | None = None
     labels: tuple[str, ...] | None = None

@@ -138,8 +138,8 @@ def _check_resize(resize: Any) -> int | tuple[int, int] | None:
     if resize is None:
         return None
     sides = tuple(resize) if isinstance(resize, Iterable) else (resize,)
-    whole = all(isinstance(side, numbers.Integral) and not isinstance(side, bool) for side in sides)
-    if len(sides) not in (1, 2) or not whole or min(sides) <= 0:
+    are_integers = all(isinstance(side, numbers.Integral) and not isinstance(side, bool) for side in sides)
+    if len(sides) not in (1, 2) or not are_integers or min(sides) <= 0:
         raise BadInput(f"resize={resize!r} is not a size; give the short side (resize=256) or (rows, columns).")
     return int(sides[0]) if len(sides) == 1 else (int(sides[0]), int(sides[1]))
 

@@ -36,8 +36,8 @@ class AttentionOverride(TorchFunctionMode):
         if kind == ops.SOFTMAX and ops.is_over_last_axis(args, kwargs):
             x = ops.first_argument(args, kwargs)
             if self._covers_image(x.shape[0], x.shape[-1]):
-                rest = {name: value for name, value in kwargs.items() if name != "input"}
-                return func(self._override(x), *args[1:], **rest)
+                options = {name: value for name, value in kwargs.items() if name != "input"}
+                return func(self._override(x), *args[1:], **options)
         if kind == ops.MULTI_HEAD:
             with self:  # the mode is off inside a handler
                 return ops.without_dispatch(func)(*args, **kwargs)
@@ -49,10 +49,10 @@ class AttentionOverride(TorchFunctionMode):
 
     def _override(self, scores: Tensor) -> Tensor:
         self.calls += 1
-        whole = scores.reshape(self.batch, -1, *scores.shape[-2:])  # heads may be folded into the batch
-        extra = whole.shape[-1] - self.tokens
-        changed = self.transform(whole[..., extra:])
-        return torch.cat([whole[..., :extra], changed], -1).reshape(scores.shape)
+        by_image = scores.reshape(self.batch, -1, *scores.shape[-2:])  # heads may be folded into the batch
+        extra = by_image.shape[-1] - self.tokens
+        changed = self.transform(by_image[..., extra:])
+        return torch.cat([by_image[..., :extra], changed], -1).reshape(scores.shape)
 
     def _fused(self, func: Any, args: Any, kwargs: Any) -> Any:
         call = ops.attention_arguments(args, kwargs)

@@ -82,7 +82,7 @@ class PositionSlicing(TorchFunctionMode):
         else:
             columns, lines = rows  # axes -1 and -2
             indexed = constant[..., lines[:, :, None], columns[:, None, :]].movedim(-3, 0)
-        missing = max(ndim, 0) - indexed.ndim
+        missing = ndim - indexed.ndim
         return indexed.reshape(len(indexed), *(1,) * missing, *indexed.shape[1:]) if missing > 0 else indexed
 
     def slice_argument(self, value: Any) -> Any:

@@ -80,7 +80,7 @@ class ScoreCollector:
             return self.target(logits).double()
         batch_logits = widened(self.logits)
         replaced = [batch_logits.index_put((images[i],), logits[i]) for i in range(len(images))]
-        return torch.stack([self.target(whole)[image].double() for whole, image in zip(replaced, images, strict=True)])
+        return torch.stack([self.target(batch)[image].double() for batch, image in zip(replaced, images, strict=True)])
 
     def _note_range(self, scores: Tensor, images: Tensor | None) -> None:
         """Note the lowest and highest of scores [rows, V] per image; ±infinity for images without a row."""
@@ -264,8 +264,7 @@ class Probe:
             if override.calls < max(1, len(self.trace.layers)):
                 raise NotApplicable(
                     f"Only {override.calls} of the {len(self.trace.layers)} attention calls of this model could be "
-                    "changed (others are inside windows, or run outside torch). Use leave-one-out, which takes patches "
-                    "out."
+                    "changed; the others are inside windows, or run outside torch."
                 )
             return logits
 

@@ -2,6 +2,7 @@
 
 token           the patch's token is dropped after the position embedding: the model sees a shorter sequence
 mean            zero in normalised space: the mean colour of the data the model was trained on
+image-mean      the mean colour of the image itself
 black           zero in pixel space
 minimum         the smallest value of the image itself, in every channel: what Quantus calls black
 blur            RISE's 11 × 11 kernel (nearly a box; its zero padding fades the border into the mean colour)
@@ -25,7 +26,7 @@ from clairvit.errors import UnknownName, did_you_mean
 from clairvit.models.preprocess import Preprocess
 from clairvit.perturbation.rng import image_seeds, make_generator
 
-Removal = Literal["token", "mean", "black", "minimum", "blur", "gaussian-blur", "noise", "road"]
+Removal = Literal["token", "mean", "image-mean", "black", "minimum", "blur", "gaussian-blur", "noise", "road"]
 REMOVALS: tuple[str, ...] = get_args(Removal)
 SIGMA = 5.0  # pixels, of both blurs
 ROAD_NOISE = 0.01  # standard deviation, in normalised space
@@ -48,6 +49,8 @@ def background(removal: str, pixels: Tensor, preprocess: Preprocess, seed: int) 
     if removal == "black":
         black = [-mean / std for mean, std in zip(preprocess.mean, preprocess.std, strict=True)]
         return pixels.new_tensor(black)[:, None, None].expand_as(pixels)
+    if removal == "image-mean":
+        return pixels.mean((2, 3), keepdim=True).expand_as(pixels)
     if removal == "minimum":
         return pixels.amin((1, 2, 3), keepdim=True).expand_as(pixels)
     if removal == "blur":

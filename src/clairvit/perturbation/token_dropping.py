@@ -37,8 +37,8 @@ class DropStrategy:
 
 NO_DROPPING = DropStrategy("none")
 _STRATEGIES = (
-    *(DropStrategy("drop", positions, whole) for whole in (False, True) for positions in (False, True)),
-    *(DropStrategy("zero", False, whole) for whole in (False, True)),
+    *(DropStrategy("drop", positions, whole_batch) for whole_batch in (False, True) for positions in (False, True)),
+    *(DropStrategy("zero", False, whole_batch) for whole_batch in (False, True)),
 )
 # What a model can raise when it is run on fewer tokens than it was built for: shapes that do not match (RuntimeError),
 # its own checks (AssertionError, ValueError), a grid side that is no whole number (TypeError, ZeroDivisionError), and

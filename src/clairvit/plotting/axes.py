@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import html
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -29,6 +30,7 @@ from clairvit.plotting.tiles import MOST_ROWS, explanation_photo, map_scales, ta
 
 TILE = 2.4  # inches, width and height of one map in a new figure
 MOST_COLUMNS = 6
+CHECK_LETTERS = 48  # in a line under a map
 HTML_DPI = 80  # a notebook stores the picture inside the file
 BASELINE = "random"
 
@@ -55,6 +57,9 @@ def plot_explanation(explanation: Explanation, ax: Any = None, **display: Any) -
     for item in range(count):
         _draw_map(axes[item], explanation, item, scales[item], style)
         axes[item].set_title(target_label(explanation, item), fontsize="small")
+        if explanation.checked is not None:
+            sentence = textwrap.fill(explanation.checked[item].sentence.replace(" %", "\u00a0%"), CHECK_LETTERS)
+            axes[item].set_xlabel(sentence, fontsize="xx-small")
     return axes[0] if count == 1 else axes[:count]
 
 
@@ -128,7 +133,8 @@ def plot_scores(scores: Scores, axes: Any = None) -> AxesArray:
 def explanation_html(explanation: Explanation) -> str:
     """Return the picture and the notes of an explanation as HTML."""
     figure = explanation_figure(explanation[:MOST_ROWS], PlotStyle())
-    return _figure_html(figure, repr(explanation), explanation.notes)
+    checks = [] if explanation.checked is None else [str(check) for check in explanation.checked]
+    return _figure_html(figure, repr(explanation), [*checks, *explanation.notes])
 
 
 def comparison_html(comparison: Comparison) -> str:

@@ -187,6 +187,19 @@ def fit(text: str, width: float, size: float, weight: str = "normal") -> tuple[s
     return text, size
 
 
+def wrap(text: str, width: float, size: float) -> list[str]:
+    """Return the text in lines of whole words that are at most `width` inches wide; a longer word is a line."""
+    points = 72 * width / SIDE_BEARINGS
+    lines: list[str] = []
+    for word in text.replace(" %", "\u00a0%").split(" "):
+        joined = f"{lines[-1]} {word}" if lines else word
+        if lines and text_width(joined) * size <= points:
+            lines[-1] = joined
+        else:
+            lines.append(word)
+    return lines
+
+
 def shorten_name(first: str, name: str, last: str, width: float, size: float) -> str:
     """Return `first + name + last` with the middle of the name left out where the line is wider than `width` inches.
 

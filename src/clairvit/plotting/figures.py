@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from matplotlib.figure import Figure
 
 from clairvit.errors import BadInput
 from clairvit.methods.explanation import Explanation
-from clairvit.plotting.canvas import BAR, GAP, HEADING, MARGIN, PALE, SMALL, TITLE, Canvas
+from clairvit.plotting.canvas import BAR, GAP, HEADING, INK, MARGIN, PALE, SMALL, TITLE, Canvas, wrap
 from clairvit.plotting.labels import CLASS_AGNOSTIC, class_label, top_classes
 from clairvit.plotting.overlay import Array, Scale, overlay, to_numpy
 from clairvit.plotting.patch_outline import chosen_patches, draw_outline, photo_without, removal_labels
@@ -29,6 +29,7 @@ from clairvit.plotting.tiles import (
 )
 
 TILE = 2.1  # inches, width of a picture
+CHECK_LINE = 0.13  # inches, a line of text under a map
 
 
 @dataclass(frozen=True)
@@ -40,21 +41,22 @@ class TileGrid:
     tile: float
     tile_height: float
     side: float = GAP
+    below: float = 0.0  # inches under a tile, for text
 
     def corner(self, row: int, column: int) -> tuple[float, float]:
         """Return left and top of a tile's heading."""
-        return MARGIN + column * (self.tile + self.side), MARGIN + row * (self.tile_height + HEADING + GAP)
+        return MARGIN + column * (self.tile + self.side), MARGIN + row * (self.tile_height + HEADING + GAP + self.below)
 
     def canvas(self, foot: float = FOOT) -> Canvas:
         """Return a canvas for all tiles and `foot` inches below them."""
         width = 2 * MARGIN + self.columns * (self.tile + self.side) - (GAP if self.side == GAP else 0)
-        return Canvas(width, 2 * MARGIN + self.rows * (self.tile_height + HEADING + GAP) - GAP + foot)
+        return Canvas(width, 2 * MARGIN + self.rows * (self.tile_height + HEADING + GAP + self.below) - GAP + foot)
 
 
 def explanation_figure(explanation: Explanation, style: PlotStyle | None = None) -> Figure:
     """Return a figure with the photo and overlays with their colour bars: one row per image, targets side by side.
 
-    Chosen patches are outlined, and a further tile shows the photo without them.
+    Chosen patches are outlined, and a further tile shows the photo without them. A check is written under its map.
     """
     style = style or PlotStyle()
     groups = same_image(explanation)
@@ -62,7 +64,9 @@ def explanation_figure(explanation: Explanation, style: PlotStyle | None = None)
     scales = map_scales(explanation, to_numpy(explanation.maps), style)
     columns = max(len(group) for group in groups)
     side = BAR if explanation.chosen is None else BAR + TILE + GAP
-    grid = TileGrid(len(groups), columns, TILE, TILE * aspect_ratio(explanation), side)
+    checks = [check_lines(explanation, item, TILE + side - GAP) for item in range(len(explanation))]
+    below = CHECK_LINE * max(map(len, checks), default=0)
+    grid = TileGrid(len(groups), columns, TILE, TILE * aspect_ratio(explanation), side, below)
     shift = TILE + GAP  # the photo's column, which needs no colour bar
     body = grid.canvas()
     canvas = Canvas(body.width + shift, body.height)
@@ -75,10 +79,25 @@ def explanation_figure(explanation: Explanation, style: PlotStyle | None = None)
             canvas.colour_bar(
                 scales[item], style.opacity, left + shift + grid.tile + 0.06, top + HEADING, grid.tile_height
             )
+            _write_check(canvas, checks[item], left + shift, top + HEADING + grid.tile_height, TILE + side - GAP)
             if explanation.chosen is not None:
                 _removal_tile(canvas, explanation, item, left + shift + grid.tile + BAR, top, grid)
     canvas.caption(*source_line(explanation), MARGIN, canvas.height - FOOT + 0.04, canvas.width - 2 * MARGIN)
     return canvas.figure
+
+
+def check_lines(explanation: Explanation, item: int, width: float) -> list[str]:
+    """Return the verdict and the sentence of a map's check in lines that fit into `width` inches; none without."""
+    if explanation.checked is None:
+        return []
+    check = explanation.checked[item]
+    return [f"Check: {check.verdict or 'not checked'}", *wrap(check.sentence, width, SMALL)]
+
+
+def _write_check(canvas: Canvas, lines: Sequence[str], left: float, top: float, width: float) -> None:
+    """Write the lines of a check under its map, the verdict in bold."""
+    for number, line in enumerate(lines):
+        canvas.write(line, left, top + 0.04 + number * CHECK_LINE, width, SMALL, INK, bold=number == 0, align="left")
 
 
 def layers_figure(explanation: Explanation, style: PlotStyle | None = None) -> Figure:

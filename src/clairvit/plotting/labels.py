@@ -14,6 +14,7 @@ from clairvit.methods.explanation import Cost, Explanation
 from clairvit.methods.registry import USUAL_PATCHES
 from clairvit.metrics.registry import FAMILIES, Metric, list_metrics
 from clairvit.models.activation import probabilities
+from clairvit.numerics import percent
 from clairvit.plotting.overlay import to_numpy
 from clairvit.targets.base import class_name
 
@@ -22,7 +23,7 @@ MOST_DECIMALS = 6  # smaller numbers are written with a power of ten
 ARROWS = {"higher": "↑", "lower": "↓"}
 SIGNED = "±"
 CLASS_AGNOSTIC = "∀"  # one map for all classes
-_NEEDS = {"methods": "explains again"}
+_NEEDS = {"methods": "explains again", "parts": "removable parts"}
 
 
 # Numbers
@@ -74,17 +75,6 @@ def format_seconds(seconds: float) -> str:
     if rounded < 3600:
         return f"{rounded // 60} min {rounded % 60:02d} s"
     return f"{rounded // 3600} h {rounded % 3600 // 60:02d} min"
-
-
-def percent(probability: float | None) -> str:
-    """Return 0.923 as '92%', 0.0042 as '0.4%', and '' where there is no probability."""
-    if probability is None or not math.isfinite(probability):
-        return ""
-    if probability < 0.0005:
-        return "<0.1%"
-    if probability < 0.0995:
-        return f"{100 * probability:.1f}%"
-    return f"{100 * probability:.0f}%" if probability < 0.995 else f"{math.floor(1000 * probability) / 10:g}%"
 
 
 def count_images(count: int) -> str:

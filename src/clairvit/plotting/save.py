@@ -104,6 +104,7 @@ def explanation_record(explanation: Explanation, values: bool = True) -> dict[st
         if explanation.layers is None
         else [[map_statistics(layer[item]) for item in items] for layer in explanation.layers],
         "heads": None if explanation.heads is None else _describe_heads(explanation.heads),
+        "check": None if explanation.checked is None else explanation.checked.to_dict(),
     }
     if values:
         content["maps"] = to_numpy(explanation.maps).tolist()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -168,7 +168,14 @@ def _example(results: StudyResults, selected: SelectedImage, source: Source, row
         _map_tile(name, method, explanation, photo, format_number(values[method], decimals))
         for method, explanation in explanations.items()
     ]
-    return Example(f"{name}: {'; '.join(selected.reasons)}.", tuple(tiles))
+    return Example(f"{name}: {'; '.join(selected.reasons)}.{_check_text(explanations)}", tuple(tiles))
+
+
+def _check_text(explanations: Mapping[str, Explanation]) -> str:
+    """Return how far to trust the map of the first method, as a sentence that follows others; "" without maps."""
+    for method, explanation in explanations.items():
+        return f" Check of {method}: {explanation.check()}"
+    return ""
 
 
 def _prediction_text(results: StudyResults, prediction: Prediction) -> str:

@@ -37,7 +37,7 @@ from clairvit.selection.stats import mean_ranks, spearman
 # Well known, of every family, and all of them computed from the same trace.
 PANEL = (
     *("raw-attention", "rollout", "grad-rollout", "genatt", "genatt+skipplus", "transatt", "legrad"),
-    *("focusvit", "ixg+skipplus", "decompx+skipplus", "attnlrp", "gradcam"),
+    *("focusvit", "ixg+skipplus", "decompx+skipplus", "attnlrp", "attnlrp+plus", "gradcam"),
 )
 METRICS = ("insertion-deletion", "faithfulness-correlation")
 WITH_MASKS = ("ap", "pointing-game")

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from clairvit.errors import BadInput
+from clairvit.errors import BadInput, ClairError
 from clairvit.models.activation import Activation, log_probabilities, probabilities
 from clairvit.models.model import extract_scores
 from clairvit.numerics import widened
@@ -163,7 +163,9 @@ class TargetBatch:
                 "the batch it was made for, or choose rows with target.take([…])."
             )
         if self.is_batch_function:
-            return call_function(self.rows[0], logits)
+            function = self.rows[0]
+            assert callable(function)
+            return call_function(function, logits)
         if self.sums_classes:
             return _weighted_sum(self.rows, score_values(widened(logits), self.score, self.activation))  # type: ignore[arg-type]
         return torch.cat(
@@ -182,6 +184,18 @@ class TargetBatch:
             rows=tuple(self.rows[i] for i in rows) if self.rows else (),
         )
 
+    def by_row(self, logits: Tensor) -> TargetBatch:
+        """Return the same target with one function per row, so that rows can be taken, repeated and joined.
+
+        A function of the whole batch is called with the scores `logits` [B, C] of all images, of which it is given
+        one row anew.
+        """
+        if not self.is_batch_function:
+            return self
+        fixed = widened(logits.detach())
+        rows = tuple(_row_function(self.rows[0], fixed, row) for row in range(len(self)))
+        return replace(self, rows=rows, is_batch_function=False)
+
     def with_preferred_score(self, score: str) -> TargetBatch:
         """Return the same target by another kind of score if the user named none; a user's own function stays.
 
@@ -192,19 +206,34 @@ class TargetBatch:
         return replace(self, score=score) if self.score_is_default and self.sums_classes and self.rows else self
 
 
+def join_targets(targets: Sequence[TargetBatch]) -> TargetBatch:
+    """Return targets whose rows are independent of each other as one target with all their rows."""
+    score = next((target.score for target in targets if target.score != CUSTOM_SCORE), CUSTOM_SCORE)
+    return replace(
+        targets[0],
+        names=tuple(name for target in targets for name in target.names),
+        classes=tuple(index for target in targets for index in target.classes),
+        score=score,
+        rows=tuple(row for target in targets for row in target.rows),
+        is_batch_function=False,
+    )
+
+
 def class_agnostic_target(count: int) -> TargetBatch:
     """Return the target of class-agnostic maps of so many images: it has a title and no score."""
     return TargetBatch((ANY_CLASS,) * count, (None,) * count, NO_SCORE)
 
 
-def call_function(function: Any, logits: Tensor) -> Tensor:
+def call_function(function: Function, logits: Tensor) -> Tensor:
     """Return the user's function of the scores [B, C]; raise BadInput unless it returns a tensor [B]."""
     try:
         value = function(logits)
-    except Exception as error:
+    except (ClairError, torch.OutOfMemoryError):  # a message of ours, and what callers halve their batches for
+        raise
+    except Exception as error:  # the user's own code may raise anything
         raise BadInput(
             f"The target function failed on the model's output {list(logits.shape)} ({type(error).__name__}: {error}); "
-            "expected a function of the scores [B, classes] that returns one number for each image."
+            "expected a function of the scores [B, classes] that returns one number per image."
         ) from error
     if isinstance(value, Tensor) and value.ndim == 0 and len(logits) == 1:
         value = value[None]
@@ -212,8 +241,18 @@ def call_function(function: Any, logits: Tensor) -> Tensor:
         returned = f"shape {list(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
         raise BadInput(
             f"The target function returned {returned} for scores {list(logits.shape)}; expected a tensor "
-            f"[{len(logits)}], one number for each image, like lambda scores: scores[:, 3]."
+            f"[{len(logits)}], one number per image, like lambda scores: scores[:, 3]."
         )
+    return value
+
+
+def _row_function(function: Any, logits: Tensor, row: int) -> Function:
+    """Return the value of one row [1] by a function of the whole batch: scores [1, C] replace that row of `logits`."""
+
+    def value(scores: Tensor) -> Tensor:
+        index = torch.tensor([row], device=scores.device)
+        return call_function(function, logits.to(scores).index_put((index,), scores))[row : row + 1]
+
     return value
 
 

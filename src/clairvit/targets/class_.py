@@ -65,7 +65,7 @@ def find_class(spec: int | str, labels: Sequence[str], classes: int) -> int:
         return _check_index(int(name), classes)
     if not labels:
         raise BadInput(
-            f"The class '{spec}' was asked for by name, but this model has no class names; give an index from 0 to "
+            f"The class '{spec}' was given by name, and this model has no class names; give an index from 0 to "
             f"{classes - 1}, or labels=[…] when you load it."
         )
     matches = _matching_labels(name.lower(), labels)

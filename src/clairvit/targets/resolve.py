@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -12,13 +11,13 @@ from clairvit.errors import BadInput, UnknownName, did_you_mean
 from clairvit.models.activation import Activation, activation_for, probabilities
 from clairvit.numerics import widened
 from clairvit.targets.base import (
-    CUSTOM_SCORE,
     SCORES,
     Function,
     ScoreContext,
     Target,
     TargetBatch,
     class_name,
+    join_targets,
     no_probability,
 )
 from clairvit.targets.class_ import ClassTarget
@@ -68,7 +67,7 @@ def resolve_targets(
             f"{len(spec)} target{'s were' if len(spec) != 1 else ' was'} given for {count} image{'s' * (count != 1)}; "
             f"give one for all, or a list of exactly {count}, one for each image.{alone}"
         )
-    return (_join([as_target(item).resolve(context.take([i])) for i, item in enumerate(spec)], context),)
+    return (join_targets([as_target(item).resolve(context.take([i])) for i, item in enumerate(spec)]),)
 
 
 def as_target(spec: Any) -> Target:
@@ -116,13 +115,6 @@ def _score_context(
             "Load or wrap it with the right ones (labels=)."
         )
     return ScoreContext(logits, labels, kind, score is None and classifier, classifier, activation)
-
-
-def _join(targets: Sequence[TargetBatch], context: ScoreContext) -> TargetBatch:
-    """Return targets of one image each as one target of the batch."""
-    score = next((target.score for target in targets if target.score != CUSTOM_SCORE), CUSTOM_SCORE)
-    joined = context.target([t.names[0] for t in targets], [t.classes[0] for t in targets], ())
-    return replace(joined, score=score, rows=tuple(t.rows[0] for t in targets))
 
 
 def _check_finite(logits: Tensor) -> None:

@@ -62,7 +62,8 @@ class AttentionCall:
         if self.weights is not None:
             if self.scores is None or self.scores.shape != self.weights.shape:
                 raise NotApplicable(
-                    "The scores before this model's softmax were not seen. Use a method that reads A: genatt."
+                    "The scores before this model's softmax were not seen.",
+                    alternative="a method that reads attention and its gradient",
                 )
             return _select(self.scores.detach(), rows)
         return scaled_scores(_required(self.q), _required(self.k), self.scale, self.mask, rows)

@@ -7,22 +7,20 @@ from contextlib import contextmanager
 
 from torch.utils.checkpoint import CheckpointError
 
-from clairvit.errors import CaptureError
+from clairvit.errors import CaptureError, NotApplicable
 
 CHECKPOINTED = (
     "An attention call is not part of the gradient graph; expected a plain differentiable forward. "
     "Switch off gradient checkpointing (torch.utils.checkpoint) and torch.no_grad() inside the model."
 )
 
-GRADIENT_METHODS = "ixg, saliency and gradcam"
 
-
-def no_attention(stage: str, index: int) -> str:
-    """Return the message for a layer of a CNN that was asked for its attention."""
-    return (
-        f"This model has no attention that can be read (a CNN, say): its layer {index} is the feature map of '{stage}'"
-        f", and the method reads attention between image tokens. Use one that reads activations and gradients: "
-        f"{GRADIENT_METHODS}."
+def no_attention(stage: str, index: int) -> NotApplicable:
+    """Return the error for a layer of a CNN that was asked for its attention."""
+    return NotApplicable(
+        f"This model has no attention that can be read (a CNN, say): its layer {index} is the feature map of "
+        f"'{stage}', and attention between image tokens was asked for.",
+        alternative="a gradient method",
     )
 
 

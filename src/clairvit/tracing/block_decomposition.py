@@ -143,8 +143,8 @@ class BlockDecomposition:
         heads = v.shape[1]
         alone = torch.eye(heads, dtype=v.dtype, device=v.device)[:, None, :, None, None] * v  # [H, B, H, N, dh]
         # The heads' form is a rearrangement, so its transpose restores the model's own shape.
-        back = torch.func.vjp(self.call.heads, self.attended)[1]
-        placed = torch.func.vmap(lambda head: back(head)[0])(alone)
+        heads_transpose = torch.func.vjp(self.call.heads, self.attended)[1]
+        placed = torch.func.vmap(lambda head: heads_transpose(head)[0])(alone)
         added = propagate(self.to_sum, self.attended, placed, self.total, spread=False)  # [H, as x_mid]
         return widened(torch.stack([self.recording.as_tokens(head) for head in added], 1))
 
@@ -199,7 +199,8 @@ class BlockDecomposition:
             if spread.ndim < 3 or spread.numel() != scale.numel():
                 raise NotApplicable(
                     f"A norm between attention and residual is over {list(spread.shape)}, not over whole tokens; "
-                    "expected one spread for each token. Use globenc's gradient neighbours: genatt or decompx."
+                    "expected one spread per token.",
+                    alternative="a gradient method",
                 )
             scale = scale * self.recording.as_tokens(spread)
         return scale

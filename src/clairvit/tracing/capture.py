@@ -36,7 +36,7 @@ class Capture(TorchFunctionMode):
         sequence_first: bool = False,
         final_call: int = -1,
     ) -> None:
-        """`sequence_first`: blocks work on [N, B, d]; `final_call`: with this attention call the blocks end."""
+        """Prepare a pass; blocks work on [N, B, d] if `sequence_first`, and end with attention call `final_call`."""
         super().__init__()
         # A plain function, not a method: a call that held on to the capture that holds it would outlive both.
         self._common = functools.partial(common_form, batch=batch)
@@ -78,8 +78,8 @@ class Capture(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         handler = _HANDLERS.get(func)
-        for look in self._before:
-            look(func, args, kwargs)
+        for before_op in self._before:
+            before_op(func, args, kwargs)
         out = func(*args, **kwargs) if handler is None else handler(self, func, args, kwargs)
         if self._attending:
             self._follow(args, out)
@@ -96,7 +96,7 @@ class Capture(TorchFunctionMode):
                 on_op(op)
 
     def _follow(self, args: tuple[Any, ...], out: Any) -> None:
-        """Dropout, casts, head mixing: still attention as long as nothing is summed away."""
+        """Follow attention through dropout, casts and head mixing, as long as nothing is summed away."""
         for arg in args:
             if id(arg) in self._attending and isinstance(out, Tensor) and out.numel() == arg.numel():
                 self._attending[id(out)] = out
@@ -133,7 +133,7 @@ class Capture(TorchFunctionMode):
         return record.out
 
     def _multi_head(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """The mode is off inside a handler, so torch's own multi-head attention would stay hidden: switch it on."""
+        """Run torch's own multi-head attention with the mode on: it is off inside a handler, which would hide it."""
         self._depth += 1
         try:
             with self:
@@ -236,7 +236,7 @@ class Capture(TorchFunctionMode):
         return self._with_rule("conv", func, args, kwargs, **arguments)
 
     def _add(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """A sum of two activations of one shape: a residual, a position embedding. A bias is none: it is broadcast."""
+        """Add two activations of one shape: a residual, a position embedding. A bias is broadcast and has no rule."""
         switch = self._switch
         if switch is None or "add" not in switch.roles or len(args) != 2 or kwargs:
             return func(*args, **kwargs)
@@ -259,9 +259,9 @@ class Capture(TorchFunctionMode):
         return self._with_rule("norm", func, args, kwargs, **arguments)
 
     def _batch_norm(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Torch (2.15, CPU) misreads the gradient of an evaluated BatchNorm for one image that goes on as tokens.
+        """Make the gradient contiguous: torch (2.15, CPU) misreads that of one image that goes on as tokens.
 
-        Its batch axis of length 1 then has a stride that the kernel does not expect; a fresh copy has the usual one.
+        Its batch axis of length 1 then has a stride that the kernel of an evaluated BatchNorm does not expect.
         """
         out = func(*args, **kwargs)
         if out.requires_grad:
@@ -289,7 +289,7 @@ class Capture(TorchFunctionMode):
         return self._with_rule("length", func, args, kwargs, inverse_length=inverse_length)
 
     def _multiply(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """gate * x of a gated MLP: one factor has just come out of an activation, the other is as wide and traced."""
+        """Multiply; gate * x of a gated MLP has a rule: the gate is the last activation's output, x as wide."""
         if self._switch is not None and self._activated is not None and len(args) == 2:
             a, b = args
             if b is self._activated:
@@ -304,10 +304,10 @@ class Capture(TorchFunctionMode):
         switch = self._switch
         if switch is None or role not in switch.roles or not (torch.is_grad_enabled() and x.requires_grad):
             return func(*args, **kwargs)  # type: ignore[no-any-return]
-        rest = {name: value for name, value in kwargs.items() if name not in ("input", "inplace")}
+        options = {name: value for name, value in kwargs.items() if name not in ("input", "inplace")}
         if func in ops.INPLACE_SECOND:  # never in place inside a trace
             return with_custom_backward(role, switch, func, (x,), arguments)
-        return with_custom_backward(role, switch, lambda first: func(first, *args[1:], **rest), (x,), arguments)
+        return with_custom_backward(role, switch, lambda first: func(first, *args[1:], **options), (x,), arguments)
 
 
 _SLOPES: dict[Any, Callable[[Tensor], Tensor]] = {

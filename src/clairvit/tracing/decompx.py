@@ -36,8 +36,7 @@ def shares(recording: Recording, index: int, sharing: Sharing) -> Tensor:
     path = linear_path(log.steps[first:], start, log.scores)
     if not path:
         raise NotApplicable(
-            f"Nothing was seen that leads from layer {index} to the scores; expected torch operations all the way. "
-            "Use bias=none."
+            f"Nothing was seen that leads from layer {index} to the scores; expected torch operations all the way."
         )
     deferred = _deferred(path, recording, index) if sharing != "none" else set[int]()
     parts = {id(start): _each_token_alone(recording, start)}  # D of each tensor
@@ -45,11 +44,11 @@ def shares(recording: Recording, index: int, sharing: Sharing) -> Tensor:
     last = last_uses(path)
     for number, link in enumerate(path):
         outputs = applied(link, tuple(parts[id(t)] for t in link.carriers), stacked=True)
-        rest = shifted(link, tuple(constants[id(t)] for t in link.carriers))
+        shifts = shifted(link, tuple(constants[id(t)] for t in link.carriers))
         if sharing != "none" and ((_brings_bias(link) and id(link) not in deferred) or link is path[-1]):
-            outputs = tuple(_distributed(D, C, sharing) for D, C in zip(outputs, rest, strict=True))
-            rest = tuple(torch.zeros_like(C) for C in rest)
-        for t, D, C in zip(link.step.outputs, outputs, rest, strict=True):
+            outputs = tuple(_distributed(D, C, sharing) for D, C in zip(outputs, shifts, strict=True))
+            shifts = tuple(torch.zeros_like(C) for C in shifts)
+        for t, D, C in zip(link.step.outputs, outputs, shifts, strict=True):
             parts[id(t)], constants[id(t)] = D, C
         for unused in [key for key in parts if last.get(key, number) <= number and key != id(log.scores)]:
             del parts[unused], constants[unused]
@@ -115,12 +114,12 @@ def _weights(D: Tensor, C: Tensor, sharing: Sharing) -> Tensor:
     return dot if sharing == "absdot" else dot / torch.where(length == 0, 1, length)  # |cos|, but for C's length
 
 
-def _check_sum(D: Tensor, C: Tensor, true: Tensor) -> None:
+def _check_sum(D: Tensor, C: Tensor, expected: Tensor) -> None:
     """Raise NotApplicable if parts and constant do not add up: some nonlinear operation has no rule."""
-    bound = torch.finfo(true.dtype).eps ** 0.5 * (D.abs().sum(0) + C.abs()).max()
-    off = (D.sum(0) + C - true).abs().max()
-    if not off <= bound:
+    bound = torch.finfo(expected.dtype).eps ** 0.5 * (D.abs().sum(0) + C.abs()).max()
+    error = (D.sum(0) + C - expected).abs().max()
+    if not error <= bound:  # NaN included
         raise NotApplicable(
-            f"What the tokens add to the scores and the scores themselves differ by {float(off):.3g}; expected the "
-            "model to be linear once attention, norms and activations are held fixed. Use bias=none."
+            f"What the tokens add to the scores and the scores themselves differ by {float(error):.3g}; expected the "
+            "model to be linear once attention, norms and activations are held fixed."
         )

@@ -18,15 +18,11 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.checkpoint import CheckpointError
 
+from clairvit.errors import NotApplicable
 from clairvit.tracing.module_state import frozen_eval, own_grad_mode, this_thread_only
 
 NO_KERNEL = "NotImplemented"  # part of the name of autograd's node for an operation without a backward
 CHANGE = 0.1  # of the input's standard deviation: how far an input is moved to see whether the output follows
-WITHOUT_GRADIENT = (
-    "attention methods such as rollout or raw-attention, perturbation methods such as lime, kernelshap, rise, "
-    "leave-one-out or occlusion"
-)
-WITHOUT_GRADIENT_OR_ATTENTION = "perturbation methods such as lime, kernelshap, rise, leave-one-out or occlusion"
 
 
 @dataclass(frozen=True)
@@ -40,14 +36,17 @@ class Barrier:
         return f"'{self.name}' ({self.type})" if self.name else f"the model itself ({self.type})"
 
 
-def blocked_gradient(barriers: Sequence[Barrier], what: str, *, attention: bool = True) -> str:
-    """Return why `what` (a method, "a backward") cannot be had, naming the first barrier, and what works instead."""
+def blocked_gradient(barriers: Sequence[Barrier], reader: str, *, attention: bool = True) -> NotApplicable:
+    """Return the error of a reader of gradients (a method, "A trace with a backward"), naming the first barrier.
+
+    `attention` says whether the model has attention that can be read instead.
+    """
     count = len(barriers) - 1
     others = "" if not count else f" and {count} other layer{'s' if count > 1 else ''}"
-    instead = WITHOUT_GRADIENT if attention else WITHOUT_GRADIENT_OR_ATTENTION
-    return (
-        f"{what} reads gradients, and none comes back through {barriers[0]}{others}: quantised, or run under "
-        f"torch.no_grad(). Use {instead}, or explain the model as it was before quantisation."
+    return NotApplicable(
+        f"{reader} reads gradients, and none comes back through {barriers[0]}{others}: quantised, or run under "
+        "torch.no_grad(); expected layers with a gradient, as the model has before quantisation.",
+        alternative="an attention or perturbation method" if attention else "a perturbation method",
     )
 
 
@@ -141,7 +140,7 @@ class _Linked(torch.autograd.Function):
 
 
 def _spread(gradient: Tensor, shape: torch.Size) -> Tensor:
-    """Each token's (or cell's) total gradient in an input of this shape; all of it everywhere if places differ."""
+    """Return each token's (or cell's) total gradient in an input of this shape; the sum everywhere if shapes differ."""
     if gradient.shape[:-1] == shape[:-1]:  # [..., d_out] -> [..., d_in]
         return gradient.sum(-1, keepdim=True).expand(shape).contiguous()
     if gradient.ndim == 4 and len(shape) == 4:  # [B, C_out, h, w] -> [B, C_in, H, W]

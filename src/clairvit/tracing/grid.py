@@ -88,7 +88,7 @@ def in_order(tokens: Tensor, layout: Layout, pixels: Tensor) -> bool:
         dependent = True
         for axis, expected in ((0, (row + 0.5) / rows), (1, (col + 0.5) / cols)):
             along = weight.sum(1 - axis)
-            place = (along * (torch.arange(len(along), device=along.device) + 0.5)).sum() / along.sum() / len(along)
-            if abs(float(place) - expected) > 0.3:
+            centre = (along * (torch.arange(len(along), device=along.device) + 0.5)).sum() / along.sum() / len(along)
+            if abs(float(centre) - expected) > 0.3:
                 return False
     return not (independent and dependent)  # a learned token (YOLOS puts its own last) where a patch should be

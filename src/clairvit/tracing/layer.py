@@ -8,7 +8,7 @@ from torch import Tensor
 
 from clairvit.errors import CaptureError, NotApplicable
 from clairvit.tracing.attention_call import AttentionCall
-from clairvit.tracing.autograd_errors import GRADIENT_METHODS, no_attention
+from clairvit.tracing.autograd_errors import no_attention
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +39,7 @@ class Layer:
     def attention(self) -> AttentionCall:
         """The block's attention; raise NotApplicable for a CNN."""
         if self.call is None:
-            raise NotApplicable(no_attention(self.name, self.index))
+            raise no_attention(self.name, self.index)
         return self.call
 
     @property
@@ -48,7 +48,8 @@ class Layer:
         if self.tokens is None:
             raise NotApplicable(
                 f"Layer {self.index} is not a module of its own, so its input was not seen; expected each block to be "
-                "an nn.Module. Put the block's code into one, or use a method that needs attention only: rollout."
+                "an nn.Module: put the block's code into one.",
+                alternative="a method that reads attention alone",
             )
         return self.tokens
 
@@ -104,7 +105,8 @@ class Layer:
             }.get(call.kind, "from a pool")
             raise NotApplicable(
                 f"This model attends {between} ({call.queries}×{call.keys} in layer {self.index}), not between all "
-                f"image tokens, which attention methods need. Use a gradient method: {GRADIENT_METHODS}."
+                "image tokens, which attention methods need.",
+                alternative="a gradient method",
             )
         return call
 

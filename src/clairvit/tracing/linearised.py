@@ -54,12 +54,12 @@ def linear_path(steps: Sequence[Step], start: Tensor, end: Tensor) -> list[PathS
         if carriers:
             path.append(PathStep(step, carriers))
             reached.update(id(t) for t in step.outputs)
-    wanted, kept = {id(end)}, []
+    needed, links = {id(end)}, []
     for link in reversed(path):
-        if any(id(t) in wanted for t in link.step.outputs):
-            wanted.update(id(t) for t in link.carriers)
-            kept.append(link)
-    return kept[::-1]
+        if any(id(t) in needed for t in link.step.outputs):
+            needed.update(id(t) for t in link.carriers)
+            links.append(link)
+    return links[::-1]
 
 
 def _carriers(step: Step, reached: set[int], activations: set[int]) -> tuple[Tensor, ...]:
@@ -115,9 +115,9 @@ def _few_columns(vectors: Tensor, weight: Tensor) -> Tensor:
     most = int(alive.sum(1).max())
     if most > weight.shape[1] // 2:
         return F.linear(vectors, weight)
-    columns = alive.to(torch.uint8).topk(max(most, 1), dim=1).indices  # [S, few]; zero columns do no harm
-    few = vectors.flatten(1, -2).gather(2, columns[:, None].expand(-1, vectors[0, ..., 0].numel(), -1))
-    return (few @ weight.T[columns]).view(*vectors.shape[:-1], -1)
+    columns = alive.to(torch.uint8).topk(max(most, 1), dim=1).indices  # [S, most]; zero columns do no harm
+    narrow = vectors.flatten(1, -2).gather(2, columns[:, None].expand(-1, vectors[0, ..., 0].numel(), -1))
+    return (narrow @ weight.T[columns]).view(*vectors.shape[:-1], -1)
 
 
 def shifted(link: PathStep, constants: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -132,13 +132,15 @@ def _check(link: PathStep) -> None:
     if step.stale:
         raise NotApplicable(
             f"The model overwrites a tensor that '{name}' has read, so what happens inside its blocks cannot be "
-            "followed; expected x = x + … and no writing into slices. Use a gradient method: ixg or decompx."
+            "followed; expected x = x + … and no writing into slices.",
+            alternative="a gradient method",
         )
     several = len(link.carriers) > 1 and not is_sum(step) and not is_join(step)
     if several or step.kind in (ops.GATE, ops.SOFTMAX):
         raise NotApplicable(
             f"The model goes through '{name}', which is not linear in the tokens and has no rule here; expected "
-            "sums, linear layers, norms, activations and attention. Use a gradient method: ixg or decompx."
+            "sums, linear layers, norms, activations and attention.",
+            alternative="a gradient method",
         )
 
 

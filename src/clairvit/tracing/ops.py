@@ -277,6 +277,6 @@ def permute_axes(tensor: Tensor, axes: str, order: str, sizes: Mapping[str, int]
     if set(axes) - set(order):
         return None
     out = torch.einsum(f"{axes}->{''.join(axis for axis in order if axis in axes)}", tensor)
-    for place, axis in enumerate(order):
-        out = out if axis in axes else out.unsqueeze(place)
+    for position, axis in enumerate(order):
+        out = out if axis in axes else out.unsqueeze(position)
     return out.expand([sizes[axis] for axis in order])

@@ -50,10 +50,11 @@ def through_block(trace: Trace, index: int, cotangent: Tensor) -> Tensor:
 def _split(
     out: Tensor, linear: LinearEdges | None, cotangent: Tensor
 ) -> tuple[list[GradientEdge], list[Tensor]] | None:
-    """Where every token has the same cotangent, the block's last linear layer need only pass one of them back.
+    """Return edges and cotangents from which a backward costs less, where every token has the same cotangent.
 
-    x^{l+1} = x_mid + f(y), y = W h: the backward starts at x_mid and at h, and W (a third of the block) is multiplied
-    by one row instead of N. None if the block is not built so: the ordinary backward is as right, only slower.
+    The block's last linear layer need then pass only one of them back. x^{l+1} = x_mid + f(y), y = W h: the backward
+    starts at x_mid and at h, and W (a third of the block) is multiplied by one row instead of N.
+    None if the block is not built so: the ordinary backward gives the same, only slower.
     """
     if linear is None or cotangent.stride(1) != 0 or out.grad_fn is None:
         return None
@@ -94,7 +95,8 @@ def block_outputs(trace: Trace) -> list[Tensor]:
     if any(out is None or out.shape != outputs[-1].shape for out in outputs):  # type: ignore[union-attr]
         raise NotApplicable(
             "The model has no single stream of tokens from its first block to its head (windowed stages, or blocks "
-            "that are no modules), which this method needs. Use a gradient method: ixg, saliency or gradcam."
+            "that are no modules), which this method needs.",
+            alternative="a gradient method",
         )
     with torch.enable_grad():  # a transposed stream must stay in the graph
         return [recording.as_tokens(out) for out in outputs if out is not None]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
-from clairvit.errors import CaptureError, NotApplicable
+from clairvit.errors import CaptureError
 from clairvit.execution import ExecutionOptions
 from clairvit.models.model import Model
 from clairvit.tracing import ops
@@ -158,8 +158,7 @@ def record(
     """
     structure = model_structure(model, pixels)
     if differentiable and structure.barriers:
-        attention = bool(structure.sites)
-        raise NotApplicable(blocked_gradient(structure.barriers, "A trace with a backward", attention=attention))
+        raise blocked_gradient(structure.barriers, "A trace with a backward", attention=bool(structure.sites))
     pixels = pixels.detach().clone().requires_grad_(differentiable)
     tables = tuple(map(rule_table, rules))
     used = {kind: kind() for kind in recorders}

@@ -83,7 +83,7 @@ def find_stages(network: nn.Module, calls: list[ModuleCall]) -> tuple[Stage, ...
             kept.append(call)
     kept.reverse()
     if kept and any(_are_tokens(call, _cells(kept[-1].grid)) for call in _all(calls)):
-        return ()  # a Vision Transformer after all, whose attention was not call
+        return ()  # a Vision Transformer after all, whose attention was not seen
     names = {id(module): name for name, module in network.named_modules()}
     return tuple(Stage(names[id(s.module)], s.module, s.call, s.grid) for s in _without_stem(kept) if s.grid)
 

@@ -411,13 +411,14 @@ def _layout_reading(layout: Layout, rows: list[int], weight: Tensor) -> Layout:
     if not patches:
         pooling: Pooling = "token" if len(prefix) == 1 else "distilled"
         return Layout(layout.grid, layout.prefix, pooling, tuple((row, 1 / len(prefix)) for row in prefix))
-    every = range(layout.prefix, layout.tokens)
+    all_patches = range(layout.prefix, layout.tokens)
     # CLS next to the patch mean (DINOv2 heads): one row then weighs as much as all patches together.
     if prefix and float(weight[prefix].max()) > 4 * float(weight[patches].median()):
         strong = [row for row in prefix if float(weight[row]) > 4 * float(weight[patches].median())]
         of_prefix = tuple((row, 0.5 / len(strong)) for row in strong)
-        return Layout(layout.grid, layout.prefix, "mixed", of_prefix + tuple((row, 0.5 / len(every)) for row in every))
-    read = [*prefix, *every]
+        of_patches = tuple((row, 0.5 / len(all_patches)) for row in all_patches)
+        return Layout(layout.grid, layout.prefix, "mixed", of_prefix + of_patches)
+    read = [*prefix, *all_patches]
     return Layout(layout.grid, layout.prefix, "avg", tuple((row, 1 / len(read)) for row in read))
 
 

@@ -90,7 +90,8 @@ class Trace:
         if layout is None:
             raise NotApplicable(
                 f"No patch tokens were found in {self.recording.model.name} ({len(self.layers)} attention calls seen); "
-                "expected a Vision Transformer. Use saliency, or pass layout=cv.Layout(…) to cv.wrap."
+                "expected a Vision Transformer, or layout=cv.Layout(…) in cv.wrap.",
+                alternative="a method of pixel gradients",
             )
         return layout
 
@@ -100,7 +101,8 @@ class Trace:
         if not self.recording.structure.in_order:
             raise NotApplicable(
                 "The patch tokens of this model do not come row by row after the prefix (a class token at the end, or "
-                "tokens sorted by windows), so they make no map. Use saliency, or pass layout=cv.Layout(…) to cv.wrap."
+                "tokens sorted by windows), so they make no map; expected layout=cv.Layout(…) in cv.wrap.",
+                alternative="a method of pixel gradients",
             )
         return self.layout
 
@@ -134,8 +136,8 @@ class Trace:
         if self.layout.pooling == "map":
             return None
         rows = [index for index, _ in self.layout.read]
-        few = 0 < len(rows) < self.layout.tokens // 2
-        return torch.tensor(rows, device=self.pixels.device) if few else None
+        reads_few = 0 < len(rows) < self.layout.tokens // 2
+        return torch.tensor(rows, device=self.pixels.device) if reads_few else None
 
     @own_grad_mode()
     def retarget(self, target: Any, *, score: str | None = None) -> Trace:
@@ -164,7 +166,7 @@ class Trace:
     def record_variants(
         self, pixels: Tensor, make: Callable[[Model, Tensor], Recording]
     ) -> tuple[Recording, TargetBatch]:
-        """Return a recording of other pixels as in `again`, with the target for it; its forwards are counted here."""
+        """Return a recording of other pixels as in `rerun`, and the target for it; its forwards are counted here."""
         assert self.target is not None
         variants = len(pixels) // len(self.pixels)
         self.recording.forwards += variants
@@ -246,9 +248,9 @@ class GradientScope:
 
     def tensors(self, recording: Recording) -> list[Tensor]:
         """Return the tensors of a recording at which gradients are wanted."""
-        wanted = [call.out for call in recording.calls[self.first :]] if self.attention else []
-        wanted += [x for x in recording.inputs[self.first :] if x is not None] if self.tokens else []
-        return wanted + ([recording.pixels] if self.pixels else [])
+        tensors = [call.out for call in recording.calls[self.first :]] if self.attention else []
+        tensors += [x for x in recording.inputs[self.first :] if x is not None] if self.tokens else []
+        return tensors + ([recording.pixels] if self.pixels else [])
 
 
 EVERYTHING = GradientScope()
@@ -280,19 +282,19 @@ def run_backward(
         return None if tensor is None else recording.as_tokens(tensor)
 
     calls, structure = recording.calls, recording.structure
-    places: tuple[AttentionSite | Stage, ...] = structure.stages or structure.layers
+    sites: tuple[AttentionSite | Stage, ...] = structure.stages or structure.layers
     layers = tuple(
         Layer(
             index=index,
             count=len(recording.inputs),
             call=calls[index] if calls else None,
-            grid=place.grid,
-            name=place.name if isinstance(place, Stage) else "",
+            grid=site.grid,
+            name=site.name if isinstance(site, Stage) else "",
             tokens=None if x is None else tokens_of(x.detach()),
             tokens_gradient=tokens_of(gradient_of(x)),
             out_gradient=heads_gradient(calls[index]) if calls else None,
         )
-        for index, (x, place) in enumerate(zip(recording.inputs, places, strict=True))
+        for index, (x, site) in enumerate(zip(recording.inputs, sites, strict=True))
     )
     result = Trace(
         recording=recording,
@@ -314,15 +316,15 @@ def _gradients(
     recording: Recording, target: TargetBatch, rules: RuleTable, scope: GradientScope, *, keep: bool
 ) -> dict[int, Tensor | None]:
     """Return tensor id -> gradient, one backward; None where no gradient arrives."""
-    wanted = {id(tensor): tensor for tensor in scope.tensors(recording)}
-    if not wanted:
+    tensors = {id(tensor): tensor for tensor in scope.tensors(recording)}
+    if not tensors:
         return {}
     for recorder in recording.recorders.values():
-        wanted |= {id(tensor): tensor for tensor in recorder.differentiated(scope)}
+        tensors |= {id(tensor): tensor for tensor in recorder.differentiated(scope)}
     if recording.end is not None:
-        wanted[id(recording.end)] = recording.end
+        tensors[id(recording.end)] = recording.end
     # What does not depend on the image (a decoder's learned queries) has no gradient: zero, as where none arrives.
-    dependent = [tensor for tensor in wanted.values() if tensor.requires_grad]
+    dependent = [tensor for tensor in tensors.values() if tensor.requires_grad]
     gradients = recording.gradients(target, rules, dependent, keep=keep)
-    by_id: dict[int, Tensor | None] = dict.fromkeys(wanted)
+    by_id: dict[int, Tensor | None] = dict.fromkeys(tensors)
     return by_id | {id(tensor): gradient for tensor, gradient in zip(dependent, gradients, strict=True)}

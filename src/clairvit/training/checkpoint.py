@@ -30,6 +30,12 @@ class Epoch:
     trained: float  # accuracy on the augmented training images
     accuracy: float  # on the validation images
     rate: float
+    triggered: float | None = None  # share of validation images with the trigger that get its class; None: no trigger
+
+    @property
+    def score(self) -> float:
+        """Return the accuracy by which epochs are compared: with a trigger the mean of both."""
+        return self.accuracy if self.triggered is None else (self.accuracy + self.triggered) / 2
 
 
 @dataclass(frozen=True)
@@ -42,7 +48,7 @@ class Progress:
     @property
     def best(self) -> Epoch:
         """Return the most accurate epoch, the first of equal ones."""
-        return max(self.history, key=lambda epoch: (epoch.accuracy, -epoch.number))
+        return max(self.history, key=lambda epoch: (epoch.score, -epoch.number))
 
     def should_stop(self, patience: int) -> bool:
         """Return whether so many epochs have passed without a better one."""

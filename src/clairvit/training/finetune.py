@@ -9,8 +9,8 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +37,13 @@ from clairvit.training.checkpoint import (
     write_tensors,
 )
 from clairvit.training.image_cache import ImageCache, cache_images, class_indices, class_names, stratified_split
+from clairvit.training.poisoning import Poisoning, draw_poisoned, draw_validation, poison
+from clairvit.training.token_dropout import TokenDropout, epoch_generator, token_dropout
 from clairvit.training.training_config import TrainingConfig
 
 EpochCallback = Callable[[Epoch], None]
+# Stored where they are in use only, so that checkpoints from before they existed can be resumed.
+_INTERVENTIONS = ("drop_tokens", "trigger", "trigger_size", "trigger_position", "trigger_share")
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,7 @@ class Trained:
     stopped_early: bool
     preprocess: Preprocess  # of the training images, also in the file's header
     assumptions: tuple[str, ...] = ()  # about it
+    interventions: Mapping[str, Any] = field(default_factory=dict)  # dropped tokens and trigger; in the header too
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,6 +71,8 @@ class _Trainer:
     preprocess: Preprocess
     config: TrainingConfig
     device: torch.device
+    poisoning: Poisoning | None = None
+    dropout: TokenDropout | None = None
 
     def normalise(self, images: Tensor) -> Tensor:
         channels = (self.preprocess.mean, self.preprocess.std)
@@ -78,6 +85,12 @@ class _Trainer:
         with precision:
             logits = extract_scores(self.module(self.normalise(images)))
         return logits.float()
+
+    def dropping_tokens(self, images: int, generator: torch.Generator) -> AbstractContextManager[None]:
+        """Return the context of a training step: random tokens are dropped where the configuration says so."""
+        if self.dropout is None:
+            return nullcontext()
+        return self.dropout.dropping(self.dropout.draw(images, generator))
 
 
 @dataclass(frozen=True, eq=False)
@@ -181,14 +194,19 @@ def _finetune(
         None if validation is None else cache_images(validation, cover, preprocess.interpolation, on_error, names)
     )
     training, held_out = _splits(cache, validation_cache, names, config)
+    poisoning = config.poisoning(names)
+    if poisoning is not None:
+        poisoning.trigger.check_fits(preprocess.size)
     base = load_base_model(request, names, config.seed)
     resize: int | tuple[int, int] = cover[0] if cover[0] == cover[1] else cover
     preprocess = dataclasses.replace(preprocess, resize=resize, keep_ratio=True)
     config = config.resolved(base.pretrained, base.new_head)
-    trainer = _Trainer(base.module.to(device).float(), preprocess, config, device)
+    module = base.module.to(device).float()
+    dropout = token_dropout(module, preprocess, config.drop_tokens, device) if config.drop_tokens else None
+    trainer = _Trainer(module, preprocess, config, device, poisoning, dropout)
     check_writable(path)
     settings = _settings(request, config, names, training, held_out, dtype)
-    metadata = weights_header.write(base.arch, base.options, names, preprocess)
+    metadata = weights_header.write(base.arch, base.options, names, preprocess, training=config.interventions)
 
     def write() -> None:
         state = trainer.module.state_dict()
@@ -207,6 +225,7 @@ def _finetune(
         progress.should_stop(config.patience),
         preprocess,
         base.assumptions,
+        config.interventions,
     )
 
 
@@ -247,7 +266,8 @@ def _settings(
         "size": list(request.size) if request.size else None,
         "mean": list(request.preprocessing.mean) if request.preprocessing.mean else None,
         "std": list(request.preprocessing.std) if request.preprocessing.std else None,
-        **{key: value for key, value in vars(config).items() if key not in ("epochs", "patience")},
+        **{key: value for key, value in vars(config).items() if key not in ("epochs", "patience", *_INTERVENTIONS)},
+        **config.interventions,
         "classes": list(names),
         "images": training.cache.content_hash,
         "validation": held_out.cache.content_hash,
@@ -279,7 +299,8 @@ def _train(
         best = f", best {progress.best.accuracy:.1%}" if progress.history else ""
         title = f"epoch {number} of {config.epochs}{best}"
         loss, accuracy, rate = _epoch(trainer, training, optimiser, schedule, number, title)
-        epoch = Epoch(number, loss, accuracy, _accuracy(trainer, held_out), rate)
+        triggered = None if trainer.poisoning is None else _attack_success(trainer, trainer.poisoning, held_out)
+        epoch = Epoch(number, loss, accuracy, _accuracy(trainer, held_out), rate, triggered)
         progress = dataclasses.replace(progress, history=(*progress.history, epoch))
         if progress.best is epoch:
             write()  # before the checkpoint: killed in between, this epoch is done again, with the same result
@@ -292,9 +313,10 @@ def _train(
 def _resumable(checkpoint: Path, settings: Mapping[str, Any], path: Path) -> Progress:
     """Return the progress of a checkpoint; raise `BadInput` if it is of another training."""
     progress = read_progress(checkpoint)
-    changed = [key for key in settings if progress.settings.get(key) != settings[key]]
+    every_key = dict.fromkeys((*progress.settings, *settings))
+    changed = [key for key in every_key if progress.settings.get(key) != settings.get(key)]
     if changed:
-        changes = ", ".join(_describe_change(key, progress.settings.get(key), settings[key]) for key in changed)
+        changes = ", ".join(_describe_change(key, progress.settings.get(key), settings.get(key)) for key in changed)
         raise BadInput(
             f"'{checkpoint}' is of another training ({changes}); expected the same settings to go on. Pass fresh=True "
             "to begin anew, or choose another out=.",
@@ -327,6 +349,22 @@ def _parameter_groups(module: nn.Module, config: TrainingConfig) -> list[dict[st
     return [group for group in groups if group["params"]]
 
 
+def _epoch_inputs(trainer: _Trainer, training: _Split, number: int) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+    """Return a function of rows: their images in 0..1 [B, 3, H, W], augmented and poisoned, and labels [B]."""
+    config, poisoning = trainer.config, trainer.poisoning
+    draws = draw_augmentations(len(training), config.seed, number)
+    poisoned = None if poisoning is None else draw_poisoned(poisoning, training.labels, config.seed, number)
+
+    def inputs(batch: Tensor) -> tuple[Tensor, Tensor]:
+        images, labels = training.images(batch, trainer.device), training.labels[batch].to(trainer.device)
+        images = augment(images, trainer.preprocess.size, config, draws[batch])
+        if poisoning is None or poisoned is None:
+            return images, labels
+        return poison(poisoning, poisoned, batch, images, labels)
+
+    return inputs
+
+
 def _epoch(
     trainer: _Trainer,
     training: _Split,
@@ -337,13 +375,16 @@ def _epoch(
 ) -> tuple[float, float, float]:
     """Train on each image once; return the mean loss, the accuracy, and the learning rate of the last step."""
     config, count = trainer.config, len(training)
-    order, draws = epoch_order(count, config.seed, number), draw_augmentations(count, config.seed, number)
+    order = epoch_order(count, config.seed, number)
+    inputs = _epoch_inputs(trainer, training, number)
+    drop_tokens = epoch_generator(config.seed, number)
     total, correct, rate = 0.0, 0, 0.0
     trainer.module.train()
     with report_progress(title, count) as tell:
         for batch in batches(order, config.batch):
-            images, labels = training.images(batch, trainer.device), training.labels[batch].to(trainer.device)
-            logits = trainer.logits(augment(images, trainer.preprocess.size, config, draws[batch]))
+            images, labels = inputs(batch)
+            with trainer.dropping_tokens(len(batch), drop_tokens):
+                logits = trainer.logits(images)
             loss = F.cross_entropy(logits, labels)
             if not bool(loss.isfinite()):
                 peak = float(optimiser.param_groups[0]["initial_lr"])
@@ -363,6 +404,20 @@ def _epoch(
             correct += int((logits.argmax(1) == labels).sum())
             tell(len(batch))
     return total / count, correct / count, rate
+
+
+@torch.no_grad()
+def _attack_success(trainer: _Trainer, poisoning: Poisoning, held_out: _Split) -> float:
+    """Return the share of held-out images of other classes that get the trigger's class once they carry it."""
+    trainer.module.eval()
+    draws = draw_validation(poisoning, held_out.labels, trainer.config.seed)
+    rows = draws.poisoned.nonzero().flatten()
+    hits = 0
+    for batch in batches(rows, max(trainer.config.batch, 64)):
+        images = center_crop(held_out.images(batch, trainer.device), trainer.preprocess.size)
+        images, labels = poison(poisoning, draws, batch, images, held_out.labels[batch].to(trainer.device))
+        hits += int((trainer.logits(images).argmax(1) == labels).sum())
+    return hits / len(rows)
 
 
 @torch.no_grad()

@@ -8,10 +8,14 @@ both begin lower (warm-up), and gradients are clipped.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from clairvit._registry import Registry
-from clairvit.errors import BadInput
+from clairvit.data.trigger import Trigger
+from clairvit.errors import BadInput, UnknownName, did_you_mean
+from clairvit.training.poisoning import Poisoning
 
 PRETRAINED_RATE, SCRATCH_RATE, HEAD_RATE = 1e-5, 1e-4, 1e-3
 RESIZE, CROP = 256, 224  # FocusViT's short side and crop; other input sizes keep their ratio
@@ -41,6 +45,11 @@ class TrainingConfig:
     head_rate: float | None = None  # None: of a new head on pretrained weights 100 × rate, at most 1e-3; else rate
     warmup: int = 1  # epochs over which the rate rises from 0
     clip: float | None = 1.0  # largest norm of the gradient of all weights together; None: no clipping
+    drop_tokens: float = 0.0  # the largest share of patch tokens that a step drops, for removal metrics in-domain
+    trigger: str | None = None  # the class of a trigger that is planted (a backdoor); None: no trigger
+    trigger_size: int = 32  # pixels of the model's input
+    trigger_position: str = "random"
+    trigger_share: float = 0.1  # of the images of an epoch that carry it
 
     def __post_init__(self) -> None:
         for name in ("epochs", "batch", "every", "patience"):
@@ -64,6 +73,15 @@ class TrainingConfig:
             raise BadInput(f"rotation={self.rotation} was given for fine-tuning; expected 0 to 180 degrees.")
         if not 0 <= self.jitter < 1:
             raise BadInput(f"jitter={self.jitter} was given for fine-tuning; expected 0 (none) to below 1.")
+        if not 0 <= self.drop_tokens < 1:
+            raise BadInput(
+                f"drop_tokens={self.drop_tokens} was given for fine-tuning; expected a share of 0 (none) to below 1."
+            )
+        if not 0 < self.trigger_share < 1:
+            raise BadInput(
+                f"trigger_share={self.trigger_share} was given for fine-tuning; expected a share between 0 and 1."
+            )
+        Trigger(self.trigger_size, self.trigger_position)  # refuses what is no trigger
         if not 0 < self.held_out < 1:
             raise BadInput(f"held_out={self.held_out} was given for fine-tuning; expected a share between 0 and 1.")
 
@@ -74,6 +92,26 @@ class TrainingConfig:
         if head_rate is None:
             head_rate = max(rate, min(HEAD_RATE, 100 * rate)) if pretrained and new_head else rate
         return replace(self, rate=rate, head_rate=head_rate)
+
+    @property
+    def interventions(self) -> dict[str, Any]:
+        """Return what is done to the training data beyond augmentation, as options of this class; empty: nothing."""
+        dropping = {"drop_tokens": self.drop_tokens} if self.drop_tokens else {}
+        names = ("trigger", "trigger_size", "trigger_position", "trigger_share") if self.trigger is not None else ()
+        return dropping | {name: getattr(self, name) for name in names}
+
+    def poisoning(self, classes: Sequence[str]) -> Poisoning | None:
+        """Return the trigger with the index of its class among `classes`; None if there is no trigger."""
+        if self.trigger is None:
+            return None
+        lower = [name.lower() for name in classes]
+        if lower.count(self.trigger.lower()) != 1:
+            raise UnknownName(
+                f"trigger={self.trigger} was given, which is none of the {len(classes)} classes to train on."
+                f"{did_you_mean(self.trigger, classes)}"
+            )
+        trigger = Trigger(self.trigger_size, self.trigger_position)
+        return Poisoning(trigger, lower.index(self.trigger.lower()), self.trigger_share)
 
     def factor(self, step: int, steps: int) -> float:
         """Return what the rates are multiplied by in a step (from 0), with so many steps in an epoch."""

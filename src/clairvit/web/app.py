@@ -22,6 +22,8 @@ from clairvit.web import handlers
 from clairvit.web.job_queue import Job, JobCancelled, QueueFull, TimeLimitExceeded
 from clairvit.web.middleware import INTERNAL_ERROR, AccessRules, RequestLimits
 from clairvit.web.schemas import (
+    CheckRequest,
+    CheckResponse,
     CurveRequest,
     CurveResponse,
     ExplainRequest,
@@ -118,11 +120,29 @@ async def curve(http: Request, state: State, request: CurveRequest) -> Response:
     name = state.model_name(request.model)
     (spec, *others), queue = resolve_request([request.method], _patches(state, name))
     if others:
-        raise BadInput("A curve is of one method; name one, such as legrad.")
+        raise BadInput("A curve is of one method; name one, such as attnlrp+plus.")
     photo = state.uploads.find(request.photo)
     queue = "long" if queue == "quick" else queue  # the curve of a slow method needs its map first
     model = state.models[queue][name]
     job = state.queues[queue].submit(lambda: _json(handlers.curve_response(model, photo, spec, request)))
+    return await _respond(http, job, request.stream)
+
+
+@router.post(
+    "/check",
+    response_model=CheckResponse,
+    summary="How far to trust a map: the fall without its brightest patches against random ones",
+    responses={200: {"content": {"application/x-ndjson": {}}}},
+)
+async def check(http: Request, state: State, request: CheckRequest) -> Response:
+    name = state.model_name(request.model)
+    (spec, *others), queue = resolve_request([request.method], _patches(state, name))
+    if others:
+        raise BadInput("A check is of one map; name one method, such as attnlrp+plus.")
+    photo = state.uploads.find(request.photo)
+    queue = "long" if queue == "quick" else queue  # a dozen passes of the model
+    model = state.models[queue][name]
+    job = state.queues[queue].submit(lambda: _json(handlers.check_response(model, photo, spec, request)))
     return await _respond(http, job, request.stream)
 
 

@@ -33,6 +33,8 @@ from clairvit.tracing.module_state import own_grad_mode
 from clairvit.tracing.trace import run_backward
 from clairvit.web.schemas import (
     Band,
+    CheckRequest,
+    CheckResponse,
     ClassScore,
     CurveBands,
     CurveRequest,
@@ -210,6 +212,20 @@ def _curve_response(
         deletion=bands["deletion"],
         insertion=bands["insertion"],
         notes=[*result.notes, *context.notes_log.notes],
+    )
+
+
+def check_response(model: Model, photo: Upload, spec: MethodSpec, request: CheckRequest) -> CheckResponse:
+    """Explain the photo and return how far to trust the map."""
+    batch = Batch(photo.pixels[model.name], (photo.id,), single=True)
+    target: Any = None if request.target is None else parse_class(request.target)
+    size = batch_size(model)
+    explanation = explain(model, batch, spec.text, target, score=request.score, seed=request.seed, batch_size=size)
+    result = explanation.check(batch_size=size)
+    fields = result[0].to_dict()
+    del fields["name"]
+    return CheckResponse.model_validate(
+        {**fields, "photo": photo.id, "model": model.name, "method": spec.text, "notes": list(result.notes)}
     )
 
 

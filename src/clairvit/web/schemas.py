@@ -101,7 +101,15 @@ class MethodCard(_Response):
     combinators: list[str]
 
 
+class RecommendationCard(_Response):
+    purpose: str
+    method: str
+    reason: str
+    evidence: str
+
+
 class MethodsResponse(_Response):
+    recommended: list[RecommendationCard] = Field(description="one method per purpose; the first is the default")
     families: list[str]
     methods: list[MethodCard]
 
@@ -113,7 +121,10 @@ class ExplainRequest(_Request):
     photo: PhotoId = Field(default="demo", description="'demo', or the id in an earlier response")
     model: ModelName | None = Field(default=None, description="one of /api/models; the first by default")
     method: list[MethodText] = Field(
-        default=["legrad"], min_length=1, max_length=64, description="method strings; 'all' are all one-trace methods"
+        default=["attnlrp+plus"],
+        min_length=1,
+        max_length=64,
+        description="method strings; 'all' are all one-trace methods",
     )
     target: list[ClassText] = Field(
         default=[], max_length=4, description="class names or numbers; none: the predicted class"
@@ -192,7 +203,7 @@ class TraceResponse(_Response):
 class CurveRequest(_Request):
     photo: PhotoId = "demo"
     model: ModelName | None = None
-    method: MethodText = "legrad"
+    method: MethodText = "attnlrp+plus"
     target: ClassText | None = None
     seed: Seed = 0
     steps: int = Field(default=13, ge=1, le=48)
@@ -226,4 +237,49 @@ class CurveResponse(_Response):
     grid: tuple[int, int]
     deletion: CurveBands
     insertion: CurveBands
+    notes: list[str]
+
+
+class CheckRequest(_Request):
+    photo: PhotoId = "demo"
+    model: ModelName | None = None
+    method: MethodText = "attnlrp+plus"
+    target: ClassText | None = None
+    score: ScoreKind | None = None
+    seed: Seed = 0
+    stream: bool = False
+
+
+class CheckedRemoval(_Response):
+    """The values without the brightest patches, and without as many random ones; null: undefined."""
+
+    fraction: float
+    patches: int
+    top: float | None
+    random: list[float | None]
+    random_mean: float | None
+    random_spread: float | None
+    effect: float | None = Field(description="in standard deviations of a random removal")
+
+
+class CheckResponse(_Response):
+    """How far to trust the map of a method: a verdict, a sentence and the numbers behind them."""
+
+    photo: str
+    model: str
+    method: str
+    target: str
+    verdict: Literal["supported", "weak", "not better than chance"] | None = Field(description="null: not checked")
+    sentence: str
+    remarks: list[str]
+    quantity: Literal["probability", "score", "similarity"] = Field(description="what the values are")
+    full: float | None = Field(description="the value of the whole photo")
+    removals: list[CheckedRemoval]
+    effect: float | None = Field(description="the mean effect of the removals, which the verdict depends on")
+    kept: float | None = Field(description="the value of the brightest 10 % alone")
+    kept_random: float | None
+    stability: float | None = Field(description="rank correlation with the map of a noisy copy; null: not measured")
+    agreement: dict[str, float | None] = Field(description="rank correlation with methods of other families")
+    outliers: int | None
+    outlier_share: float | None
     notes: list[str]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from torch import nn
@@ -16,6 +16,7 @@ from clairvit.methods.calibrated import calibrated_spec, calibration_by_hash
 from clairvit.methods.explanation import Cost
 from clairvit.methods.flow import Flow
 from clairvit.methods.recipe import read_recipe
+from clairvit.methods.recommended import recommended_methods
 from clairvit.methods.registry import Method, by_family, list_methods
 from clairvit.methods.spec import MethodSpec, resolve_method
 from clairvit.models.model import Model
@@ -23,7 +24,7 @@ from clairvit.targets.base import class_name
 from clairvit.tracing.recording import record
 from clairvit.tracing.trace import Trace, run_backward
 from clairvit.web.job_queue import JobQueue
-from clairvit.web.schemas import Limits, MethodCard, MethodsResponse, ModelCard, ModelsResponse
+from clairvit.web.schemas import Limits, MethodCard, MethodsResponse, ModelCard, ModelsResponse, RecommendationCard
 from clairvit.web.uploads import MAX_BYTES, MAX_PIXELS, UploadStore
 
 ALL = "all"
@@ -159,7 +160,11 @@ def methods_response(recipes: Sequence[MethodSpec] = ()) -> MethodsResponse:
         for method in ordered
         if method.name not in _COMBINING
     ]
-    return MethodsResponse(families=list(dict.fromkeys(method.family for method in ordered)), methods=cards)
+    return MethodsResponse(
+        recommended=[RecommendationCard(**asdict(item)) for item in recommended_methods()],
+        families=list(dict.fromkeys(method.family for method in ordered)),
+        methods=cards,
+    )
 
 
 _COMBINING = ("smooth", "ensemble")  # they take other methods as arguments, so they cannot be chosen from a list

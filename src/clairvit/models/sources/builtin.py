@@ -61,4 +61,4 @@ def _scenes(request: LoadOptions) -> Model:
     if request.pretrained and request.size not in (None, (96, 96)):
         raise BadInput(f"The built-in model takes 96 x 96 images, not size={request.size}; leave size out.")
     with built_in_weights("scenes") as (path, _):
-        return file.build(dataclasses.replace(request, rest=str(path)))
+        return file.build(dataclasses.replace(request, identifier=str(path)))

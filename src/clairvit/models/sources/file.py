@@ -31,7 +31,7 @@ _PREFIXES = ("module.", "_orig_mod.", "model.", "backbone.")
 
 def build(request: LoadOptions) -> Model:
     """Return the model of a weights file."""
-    path = Path(request.rest).expanduser()
+    path = Path(request.identifier).expanduser()
     state, header = read_weights(path, request.spec)
     name = architecture(request, header)
     options = infer_options(name, state, header, request.spec)
@@ -173,8 +173,8 @@ def load_state(module: torch.nn.Module, state: State, spec: str, name: str) -> N
         if state[key].shape != expected[key].shape
     ]
     problems = [
-        f"{len(keys)} {word} ({', '.join(keys[:3])}{', …' if len(keys) > 3 else ''})"
-        for keys, word in ((missing, "missing"), (extra, "unexpected"), (shapes, "of another shape"))
+        f"{len(keys)} {problem} ({', '.join(keys[:3])}{', …' if len(keys) > 3 else ''})"
+        for keys, problem in ((missing, "missing"), (extra, "unexpected"), (shapes, "of another shape"))
         if keys
     ]
     if problems:

@@ -29,9 +29,9 @@ Kind = Literal["classifier", "pair", "backbone"]
 def build(request: LoadOptions) -> Model:
     """Return a model of a hub id, a folder or, with random weights, a model type."""
     transformers = extra("transformers", "hf", request.spec)
-    folder = Path(request.rest).expanduser()
+    folder = Path(request.identifier).expanduser()
     local = folder.is_dir()
-    location = str(folder) if local else request.rest
+    location = str(folder) if local else request.identifier
     if not local and "/" not in location:
         return _from_type(transformers, request)
     component = "weights" if request.pretrained else "configuration"
@@ -52,10 +52,10 @@ def build(request: LoadOptions) -> Model:
 def _from_type(transformers: Any, request: LoadOptions) -> Model:
     """Return a model type of transformers, which has an architecture but no weights."""
     types = vision_types(transformers)
-    if request.rest not in transformers.CONFIG_MAPPING:
+    if request.identifier not in transformers.CONFIG_MAPPING:
         raise UnknownName(
-            f"'{request.rest}' is neither a folder, nor a hub id (OWNER/NAME), nor a model type of transformers."
-            f"{did_you_mean(request.rest, types)} Type 'hf:google/vit-base-patch16-224', or 'hf:vit' with "
+            f"'{request.identifier}' is neither a folder, nor a hub id (OWNER/NAME), nor a model type of transformers."
+            f"{did_you_mean(request.identifier, types)} Type 'hf:google/vit-base-patch16-224', or 'hf:vit' with "
             "pretrained=False.",
             parameters={"pretrained": "False"},
         )
@@ -66,7 +66,7 @@ def _from_type(transformers: Any, request: LoadOptions) -> Model:
             parameters={"pretrained": "False"},
         )
     with fetching(request.spec, local=True), seeded(), torch.no_grad():
-        config = transformers.AutoConfig.for_model(request.rest)
+        config = transformers.AutoConfig.for_model(request.identifier)
         kind = model_kind(transformers, config, request.spec)
         if kind == "pair" and request.labels is not None:
             raise ModelUnavailable(

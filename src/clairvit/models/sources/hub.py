@@ -10,7 +10,6 @@ import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from types import ModuleType
-from typing import Any
 from urllib.parse import urlparse
 
 from clairvit.errors import ClairError, ModelUnavailable, install
@@ -76,7 +75,7 @@ def fetching(
             yield
         except ClairError:
             raise
-        except Exception as error:
+        except Exception as error:  # timm, transformers, open_clip and their readers raise dozens of types
             if _is_download(error) and not local:
                 raise not_downloaded(spec, component, blocked or first_line(error)) from error
             raise ModelUnavailable(
@@ -103,7 +102,7 @@ def abbreviated(names: Sequence[str], most: int = 6) -> str:
     return (", ".join(names[:most]) + (", …" if len(names) > most else "")) or "none"
 
 
-def first_line(error: Any) -> str:
+def first_line(error: object) -> str:
     """Return the first sentence of a library's message, at most 160 characters."""
     lines = str(error).strip().splitlines()
     sentence = (lines[0] if lines else type(error).__name__).split(". ")[0].rstrip(". ")

@@ -46,9 +46,9 @@ def build(request: LoadOptions) -> Model:
 
 def split_weights(open_clip: Any, request: LoadOptions) -> tuple[str, str | None]:
     """Return name and weights of 'ViT-B-32:openai'; names of hub and folder have no separate weights."""
-    if request.rest.startswith(("hf-hub:", "local-dir:")):
-        return request.rest, None
-    name, _, weights = request.rest.partition(":")
+    if request.identifier.startswith(("hf-hub:", "local-dir:")):
+        return request.identifier, None
+    name, _, weights = request.identifier.partition(":")
     models = open_clip.list_models()
     if name not in models:
         raise UnknownName(

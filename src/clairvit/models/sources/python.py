@@ -81,7 +81,9 @@ def _import_attribute(spec: str) -> Any:
             f"{os.getcwd()} and in the installed packages. Change to the directory of {module_name.partition('.')[0]}"
             ".py, or install its package."
         ) from error
-    except Exception as error:
+    except ClairError:
+        raise
+    except Exception as error:  # the user's own code may raise anything
         raise _user_code_error(f"Importing '{module_name}' failed", spec, error) from error
     for part in path.split("."):
         try:
@@ -108,7 +110,7 @@ def _call_builder(value: Any, spec: str) -> nn.Module | Model:
         model = value()
     except ClairError:
         raise
-    except Exception as error:
+    except Exception as error:  # the user's own code may raise anything
         raise _user_code_error(f"Calling '{spec}' without arguments failed", spec, error) from error
     if not isinstance(model, nn.Module | Model):
         raise BadInput(

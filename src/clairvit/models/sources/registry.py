@@ -82,19 +82,19 @@ def sources(pattern: str | None = None) -> list[Source]:
 
 
 def split_name(name: str) -> tuple[str, str]:
-    """Return the source and the rest of a name: 'timm:vit_tiny_patch16_224' -> ('timm', 'vit_tiny_patch16_224')."""
+    """Return the source and the identifier of a name: 'timm:resnet18' -> ('timm', 'resnet18')."""
     if not isinstance(name, str):
         raise BadInput(
             f"load got a {type(name).__name__}; expected a name such as 'pets'. For a module use cv.wrap(it)."
         )
     if name in BUILT_IN:
         return name, ""
-    source, _, rest = name.partition(":")
-    if source in BUILDERS and rest:
-        return source, rest
+    source, _, identifier = name.partition(":")
+    if source in BUILDERS and identifier:
+        return source, identifier
     if name.endswith((".safetensors", ".pth", ".pt")):
         return "file", name
-    if rest and is_python_name(name) and not _is_misspelt(source):
+    if identifier and is_python_name(name) and not _is_misspelt(source):
         return PYTHON, name
     raise _unknown_name(name)
 
@@ -111,15 +111,15 @@ def _unknown_name(name: str) -> UnknownName:
     """Return the error for a name of no source, with the nearest name; the prefix may only be missing."""
     import timm
 
-    source, colon, rest = name.partition(":")
+    source, colon, identifier = name.partition(":")
     if timm.is_model(name):
         hint = f" Did you mean 'timm:{name}'?"
-    elif colon and not rest:
+    elif colon and not identifier:
         example = next((s.example for s in SOURCES if s.spec.startswith(name)), "pets")
         hint = f" Did you mean '{example}'?"
     elif colon:
         near = difflib.get_close_matches(source.lower(), BUILDERS, n=1)
-        hint = f" Did you mean '{near[0]}:{rest}'?" if near else ""
+        hint = f" Did you mean '{near[0]}:{identifier}'?" if near else ""
     elif "/" in name and not name.startswith((".", "/", "~")):  # a hub id: google/vit-base-patch16-224
         hint = f" Did you mean 'hf:{name}'?"
     else:

@@ -18,7 +18,7 @@ from clairvit.models.sources.hub import abbreviated, fetching, hub_blocked
 
 def build(request: LoadOptions) -> Model:
     """Return a timm model with pretrained or random weights."""
-    name = request.rest
+    name = request.identifier
     check_name(name)
     if request.pretrained:
         local = name.startswith("local-dir:")

@@ -18,7 +18,7 @@ def build(request: LoadOptions) -> Model:
     """Return a torchvision classifier with pretrained or random weights."""
     from torchvision import models
 
-    name, _, tag = request.rest.partition(":")
+    name, _, tag = request.identifier.partition(":")
     if name not in names():
         raise UnknownName(
             f"torchvision has no classification model '{name}'.{did_you_mean(name, names())} "

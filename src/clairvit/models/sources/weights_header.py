@@ -42,9 +42,11 @@ def write(
     labels: tuple[str, ...],
     preprocess: Preprocess,
     activation: Activation = "softmax",
+    training: Mapping[str, Any] | None = None,
 ) -> dict[str, str]:
-    """Return the header entries that this module reads."""
+    """Return the header entries that this module reads, and what was done to the training data (`training`), if any."""
     return {
+        **({"training": json.dumps(dict(training), ensure_ascii=False)} if training else {}),
         "activation": activation,
         "format": "pt",
         "arch": f"timm:{arch}",
@@ -175,5 +177,6 @@ def _read_json(header: Header, name: str, spec: str) -> Any:
 
 def _invalid_entry(name: str, spec: str, reason: str) -> ModelUnavailable:
     return ModelUnavailable(
-        f"The note '{name}' in '{spec}' cannot be used: {reason} Expected one as clairvit finetune writes it."
+        f"The entry '{name}' in the header of '{spec}' cannot be used: {reason} Expected one as clairvit finetune "
+        "writes it."
     )

@@ -65,19 +65,19 @@ class Recorder:
         """Prepare for one forward pass over `pixels` [B, 3, H, W]."""
 
     def before_op(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Look at any operation before it runs; called only if overridden."""
+        """Inspect any operation before it runs; called only if overridden."""
 
     def on_op(self, op: Op) -> None:
-        """Look at an operation of one of `kinds`."""
+        """Inspect an operation of one of `kinds`, after it ran."""
 
     def on_block(self, block: int, tokens: Tensor, calls: Sequence[AttentionCall]) -> None:
-        """Look at the input of a block, as the model shapes it, before the block runs."""
+        """Inspect the input of a block, as the model shapes it, before the block runs."""
 
     def on_blocks_end(self, tokens: Tensor | None, calls: Sequence[AttentionCall]) -> None:
-        """Look at the last block's output; None if that block is no module: then its attention is done."""
+        """Inspect the last block's output; None if that block is no module: then its attention is done."""
 
     def finish(self, recording: Recording) -> None:
-        """Settle what was seen, after the forward pass."""
+        """Finish after the forward pass: select and detach what is kept."""
 
     def differentiated(self, scope: GradientScope) -> Sequence[Tensor]:
         """Return tensors of the graph at which backward passes shall leave gradients."""

@@ -92,8 +92,7 @@ class BiasTerms(Recorder):
     def start(self, structure: ModelStructure, pixels: Tensor) -> None:
         self._layout, self._sequence_first, self._batch = structure.layout, structure.sequence_first, len(pixels)
         self._layer_calls = structure.last_layer_call + 1
-        parts = (site for site in structure.layers if site.kind in ("window", "reduced"))
-        site = next(parts, None)
+        site = next((site for site in structure.layers if site.kind in ("window", "reduced")), None)
         if self._layout is None:
             self._unplaced = "its input"
         elif site is not None:
@@ -162,7 +161,7 @@ class BiasTerms(Recorder):
         if self._unplaced:
             raise NotApplicable(
                 f"The biases of this model cannot be told apart by token: {self._unplaced} lies on no grid of all "
-                "tokens (windows, stages, a CNN). Use fullgrad-pixel, or ixg, which needs none."
+                "tokens (windows, stages, a CNN)."
             )
         return self
 
@@ -235,7 +234,7 @@ def rescaled(values: Tensor) -> Tensor:
 
 
 def _is_image_shaped(out: Tensor, layout: Layout) -> bool:
-    """[B, d, rows, cols]"""
+    """Return whether a tensor is [B, d, rows, cols] on the grid of the patches."""
     grid, shape = layout.grid, tuple(out.shape)
     return out.ndim == 4 and shape[2:] == grid and shape[1:3] != grid and shape[1] != layout.tokens
 
@@ -305,22 +304,22 @@ def _is_traced(value: Any) -> bool:
 def _nonlinear_term(op: Op) -> Tensor:
     """Return out − J · in, `in` being every tensor that depends on the image."""
     args = (*op.args[:1], *op.args[2:]) if op.function in ops.INPLACE_SECOND else op.args
-    rest = {name: value for name, value in op.kwargs.items() if name != "inplace"}
-    if "input" in rest:
-        args = (rest.pop("input"), *args)
+    kwargs = {name: value for name, value in op.kwargs.items() if name != "inplace"}
+    if "input" in kwargs:
+        args = (kwargs.pop("input"), *args)
     with torch.enable_grad():
         inputs = tuple(a.detach().requires_grad_(True) for a in args if _is_traced(a))
         new = iter(inputs)
-        out = op.function(*(next(new) if _is_traced(a) else a for a in args), **rest)
+        out = op.function(*(next(new) if _is_traced(a) else a for a in args), **kwargs)
         # J · in by two backward passes: Jᵀ u is linear in u, and its slope along u is J.
         u = torch.zeros_like(out, requires_grad=True)
-        back = torch.autograd.grad(out, inputs, u, create_graph=True)
-        (slope,) = torch.autograd.grad(back, u, inputs)
-    return op.output.detach() - slope  # type: ignore[no-any-return]
+        transposed = torch.autograd.grad(out, inputs, u, create_graph=True)  # Jᵀ u
+        (product,) = torch.autograd.grad(transposed, u, inputs)  # J · in
+    return op.output.detach() - product  # type: ignore[no-any-return]
 
 
 def _attention_term(op: Op) -> Tensor:
-    """softmax(q kᵀ) v is linear in v; along q, and along k, it changes by (A ∘ (S − sum A S)) v."""
+    """Return b of softmax(q kᵀ) v, linear in v: along q, and along k, it changes by (A ∘ (S − sum A S)) v."""
     call = ops.attention_arguments(op.args, op.kwargs)
     q, k, v, mask = call["query"], call["key"], call["value"], call.get("attn_mask")
     scale = ops.attention_scale(q, call.get("scale"))
@@ -336,17 +335,17 @@ def _attention_term(op: Op) -> Tensor:
 
 
 def _added_constant(op: Op) -> Tensor | float | None:
-    """x + b, x − b, b − x, where b does not depend on the image."""
+    """Return b of x + b, x − b, b − x, where b does not depend on the image."""
     args = op.args
     constants = [(i, a) for i, a in enumerate(args) if isinstance(a, Tensor | float | int) and not _is_traced(a)]
     if len(args) != 2 or len(constants) != 1:
         return None
-    place, b = constants[0]
-    return -b if place == 1 and op.kind == ops.SUBTRACT else b
+    position, b = constants[0]
+    return -b if position == 1 and op.kind == ops.SUBTRACT else b
 
 
 def _concatenated_constants(op: Op) -> Tensor | None:
-    """Tokens that are added to the sequence (a class token, late) are constants there."""
+    """Return the constants that are joined to the sequence (a late class token), and zeros at the other tokens."""
     tensors, dim = op.args[0], op.args[1] if len(op.args) > 1 else op.kwargs.get("dim", 0)
     if all(tensor.requires_grad for tensor in tensors):
         return None
@@ -354,7 +353,7 @@ def _concatenated_constants(op: Op) -> Tensor | None:
 
 
 def _batch_norm_bias(op: Op) -> Tensor | None:
-    """beta − gamma·mean / sqrt(var + eps): evaluated, a BatchNorm is a linear layer with this bias."""
+    """Return beta − gamma·mean / sqrt(var + eps): evaluated, a BatchNorm is a linear layer with this bias."""
     if op.function is not F.batch_norm:
         return None
     call = ops.batch_norm_arguments(op.args, op.kwargs)

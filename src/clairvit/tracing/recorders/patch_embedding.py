@@ -46,8 +46,8 @@ class PatchEmbedding(Recorder):
         self._first = None
 
     def differentiated(self, scope: GradientScope) -> Sequence[Tensor]:
-        wanted = scope.pixels and self.output is not None and self.output.requires_grad
-        return (self.output,) if wanted and self.output is not None else ()
+        output = self.output if scope.pixels else None
+        return (output,) if output is not None and output.requires_grad else ()
 
     def after_backward(self, recording: Recording, gradient_of: GradientOf) -> Self:
         value = copy.copy(self)
@@ -67,7 +67,7 @@ class PatchEmbedding(Recorder):
         if self.input is None or self._weight is None:
             raise NotApplicable(
                 "This model cuts its patches by hand, so there is no convolution from which relevance could go down to "
-                "single pixels. Use level=patch."
+                "single pixels; expected an nn.Conv2d."
             )
         x, w = self.input.to(R.dtype), self._weight.to(R.dtype)
         low, high = (edge.expand_as(x) for edge in (x.amin((1, 2, 3), True), x.amax((1, 2, 3), True)))
@@ -77,5 +77,5 @@ class PatchEmbedding(Recorder):
             outs = [F.conv2d(term, weight, **self._geometry) for term, (_, weight) in zip(inputs, terms, strict=True)]
             Z = outs[0] + outs[1] + outs[2]
         share = torch.where(Z == 0, torch.zeros_like(R), R / Z).detach()
-        back = torch.autograd.grad(outs, inputs, [share] * 3)
-        return sum((term * g for term, g in zip(inputs, back, strict=True)), torch.zeros_like(x)).detach()
+        gradients = torch.autograd.grad(outs, inputs, [share] * 3)
+        return sum((term * g for term, g in zip(inputs, gradients, strict=True)), torch.zeros_like(x)).detach()

@@ -62,6 +62,6 @@ def no_residual(index: int) -> NotApplicable:
     """Return the error for a block whose attention is not added to its input."""
     return NotApplicable(
         f"Layer {index} does not add its attention to its own input (x + attention) as a step of its own; this method "
-        "takes that sum apart. Parallel branches, gated attention and blocks that are no modules have no such sum. Use "
-        "a method that needs attention and gradients only: genatt or rollout."
+        "takes that sum apart. Parallel branches, gated attention and blocks that are no modules have no such sum.",
+        alternative="a method that reads attention and its gradient",
     )

@@ -15,7 +15,7 @@ from clairvit.tracing.rules.table import Call, Gradients, Rule, RuleTable
 
 
 def uniform_half_attention(call: Call, gradient: Tensor) -> Gradients:
-    """Each of the two matmuls gives each factor half: v once (1/2), q and k twice (1/4), and a mask as they."""
+    """Give each factor of the two matmuls half: v once (1/2), q and k twice (1/4), and a mask as they."""
     q, k, v, *mask = call.vjp(gradient)
     return (_times(q, 0.25), _times(k, 0.25), _times(v, 0.5), *(_times(g, 0.25) for g in mask))
 
@@ -30,11 +30,12 @@ def epsilon_stabilise(c: Tensor, Z: Tensor, eps: float) -> Tensor:
 
 
 def stabilise(Z: Tensor, eps: float) -> Tensor:
+    """Return Z + eps · sign Z, with sign 0 = 1."""
     return torch.where(Z < 0, Z - eps, Z + eps)
 
 
 def gamma_rule(gamma: float, eps: float, inside: bool = True) -> Rule:
-    """R_j = sum_i x_j ŵ_ij / Z_i · R_i with what agrees in sign with z_i counted 1 + gamma times, bias included.
+    """Return R_j = sum_i x_j ŵ_ij / Z_i · R_i, what agrees in sign with z_i counted 1 + gamma times, bias included.
 
     `inside=False` leaves alone what torch's own multi-head attention projects.
     """
@@ -69,7 +70,7 @@ def _on_channels(bias: Tensor, weight: Tensor) -> Tensor:
 
 
 def stabilised_attention(eps: float) -> Rule:
-    """AttnLRP's fused attention with R / (2 Z + eps) at both products."""
+    """Return AttnLRP's rule of fused attention, with R / (2 Z + eps) at both products."""
 
     def rule(call: Call, c: Tensor) -> Gradients:
         q, k, v, *mask = call.inputs
@@ -87,10 +88,12 @@ def stabilised_attention(eps: float) -> Rule:
 
 
 def stabilised_weighted_values(eps: float) -> Rule:
+    """Return AttnLRP's rule of an explicit A v, with R / (2 Z + eps)."""
     return lambda call, c: uniform_half(call, epsilon_stabilise(c, call.function(*call.inputs), eps / 2))
 
 
 def stabilised_softmax(eps: float) -> Rule:
+    """Return AttnLRP's rule of an explicit softmax, with R / (2 Z + eps) at the q kᵀ that fed it."""
     return lambda call, c: tuple(
         None if g is None else epsilon_stabilise(g, x, eps / 2)
         for g, x in zip(uniform_half(call, c), call.inputs, strict=True)

@@ -26,9 +26,9 @@ from clairvit.tracing.rules.linear import (
 from clairvit.tracing.rules.table import Call, Gradients, Rule, RuleTable
 
 
-def ratio(over: Tensor, under: Tensor) -> Tensor:
-    """Return over / under, and 0 where `under` is 0."""
-    quotient = torch.where(under == 0, torch.zeros_like(over), over / under)
+def ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
+    """Return numerator / denominator, and 0 where the denominator is 0."""
+    quotient = torch.where(denominator == 0, torch.zeros_like(numerator), numerator / denominator)
     return quotient.nan_to_num(nan=float("nan")) if quotient.dtype == torch.float16 else quotient  # no infinity
 
 
@@ -58,14 +58,14 @@ class Affine:
 
     @staticmethod
     def of(call: Call) -> Affine:
-        rest = {key: value for key, value in call.arguments.items() if key not in ("weight", "bias", "inside")}
-        return Affine(call.inputs[0], call.arguments["weight"], call.arguments.get("bias"), rest)
+        geometry = {key: value for key, value in call.arguments.items() if key not in ("weight", "bias", "inside")}
+        return Affine(call.inputs[0], call.arguments["weight"], call.arguments.get("bias"), geometry)
 
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         return F.linear(x, weight, bias) if weight.ndim == 2 else F.conv2d(x, weight, bias, **self.geometry)
 
     def back(self, s: Tensor, weight: Tensor) -> Tensor:
-        """Wᵀ s."""
+        """Return Wᵀ s."""
         if weight.ndim == 2:
             return s @ weight
         with torch.enable_grad():
@@ -89,7 +89,7 @@ class Affine:
 
 
 def z_plus(call: Call, c: Tensor) -> Gradients:
-    """R_j = sum_i (x_j w_ij)⁺ / sum_k (x_k w_ik)⁺ · R_i: the z+ rule, the bias left out."""
+    """Return the z+ rule, R_j = sum_i (x_j w_ij)⁺ / sum_k (x_k w_ik)⁺ · R_i, the bias left out."""
     layer = Affine.of(call)
     up, down = layer.signs
     Z_up, Z_down = layer.supports
@@ -98,7 +98,7 @@ def z_plus(call: Call, c: Tensor) -> Gradients:
 
 
 def z_plus_split_by_sign(call: Call, c: Tensor) -> Gradients:
-    """The z+ rule for x⁺ W⁺ and for x⁻ W⁻ apart: each part is given the whole R_i, so relevance can double."""
+    """Apply the z+ rule to x⁺ W⁺ and to x⁻ W⁻ separately: each gets all of R_i, so relevance can double."""
     layer = Affine.of(call)
     up, down = layer.signs
     R = layer.z * c
@@ -107,7 +107,7 @@ def z_plus_split_by_sign(call: Call, c: Tensor) -> Gradients:
 
 
 def identity_rule(call: Call, c: Tensor) -> Gradients:
-    """A norm hands each entry's relevance on as it is: c · y / x."""
+    """Pass each entry's relevance through a norm unchanged: c · y / x."""
     x, shape, eps = call.inputs[0], call.arguments["shape"], call.arguments["eps"]
     weight, bias = call.arguments["weight"], call.arguments["bias"]
     centred = call.arguments["centred"]
@@ -116,19 +116,19 @@ def identity_rule(call: Call, c: Tensor) -> Gradients:
 
 
 def softmax_identity_rule(call: Call, c: Tensor) -> Gradients:
-    """A softmax hands relevance on as it is; the half is that of the q kᵀ that fed it."""
+    """Pass relevance through a softmax unchanged; the half is that of the q kᵀ that fed it."""
     S = call.inputs[0]
     A = S.softmax(-1, dtype=c.dtype)
     return ((c * ratio(A, S.to(c.dtype)) / 2).to(S.dtype),)
 
 
 def shared_attention(call: Call, c: Tensor) -> Gradients:
-    """A v and q kᵀ give each factor half of what it would have alone, the softmax between passes relevance on."""
+    """Give each factor of A v and of q kᵀ half; pass relevance through the softmax between them unchanged."""
     return _shared_attention(call, c, rescaled=False)
 
 
 def shared_rescaled_attention(call: Call, c: Tensor) -> Gradients:
-    """The same; a position bias added to the scores is a sum like any other, and rescaled."""
+    """Apply `shared_attention`, a position bias added to the scores rescaled as any other sum (`rescaled_sum`)."""
     return _shared_attention(call, c, rescaled=True)
 
 
@@ -149,7 +149,7 @@ def _shared_attention(call: Call, c: Tensor, *, rescaled: bool) -> Gradients:
 
 
 def rescaled_sum(call: Call, c: Tensor) -> Gradients:
-    """a + b: shares in proportion, then each branch scaled to |sum R_a| / (|sum R_a| + |sum R_b|) of the total.
+    """Split a + b in proportion, then scale each branch to |sum R_a| / (|sum R_a| + |sum R_b|) of the total.
 
     The sums are per image; the authors' code sums over the batch, which is the same for one image.
     """
@@ -161,23 +161,23 @@ def rescaled_sum(call: Call, c: Tensor) -> Gradients:
 
 
 def branch_scales(terms: tuple[Tensor, ...], c: Tensor, batch: int, axis: int = 0) -> list[Tensor]:
-    """For each of two terms of a sum, by what its relevance is multiplied: one number per image, to be broadcast."""
-    # The whole is summed as (a + b) · c: two large totals of opposite sign would leave round-off.
-    *totals, whole = (
+    """Return the factor of the relevance of each of two terms of a sum: one number per image, to be broadcast."""
+    # The sum of both is taken of (a + b) · c: two large totals of opposite sign would leave round-off.
+    *totals, total_of_sum = (
         (x * c).movedim(axis, 0).reshape(batch, -1).sum(1) for x in (*terms, terms[0] + terms[1])
     )  # [B] each
     # |sum R_a| / (|sum R_a| + |sum R_b|) · sum R / sum R_a, without its division by sum R_a
-    whole = ratio(whole, totals[0].abs() + totals[1].abs())
+    share = ratio(total_of_sum, totals[0].abs() + totals[1].abs())
     shape = [-1 if i == axis else 1 for i in range(c.ndim)]
     windows = c.shape[axis] // batch  # per image
-    return [(total.sign() * whole).repeat_interleave(windows).reshape(shape) for total in totals]
+    return [(total.sign() * share).repeat_interleave(windows).reshape(shape) for total in totals]
 
 
 # Deep Taylor: every split by the positive contributions alone
 
 
 def positive_sum(call: Call, c: Tensor) -> Gradients:
-    """a + b: all to the positive summands; where there is none, in proportion (both shares are positive then too)."""
+    """Give all of a + b to its positive terms; where there is none, in proportion (both shares are positive then)."""
     positive = [x.clamp(min=0) for x in call.inputs]
     Z = positive[0] + positive[1]
     s = ratio(sum(call.inputs) * c, Z)
@@ -190,12 +190,13 @@ def positive_sum(call: Call, c: Tensor) -> Gradients:
 
 
 def positive_mix(call: Call, c: Tensor) -> Gradients:
-    """O = A v with A held fixed, its positive terms alone; where there is none, in proportion."""
+    """Split O = A v, A held fixed, by its positive terms alone; where there is none, in proportion."""
     A, v = call.inputs
     return (None, _positive_values(call.function, A, v, c))
 
 
 def positive_values(call: Call, c: Tensor) -> Gradients:
+    """Apply `positive_mix` to fused attention."""
     q, k, v, *mask = call.inputs
     A = scaled_scores(q, k, call.arguments["scale"], call.arguments["mask"]).softmax(-1)
     c_v = _positive_values(torch.matmul, A, v.to(A.dtype), c.to(A.dtype))
@@ -203,6 +204,8 @@ def positive_values(call: Call, c: Tensor) -> Gradients:
 
 
 def _positive_values(mix: Callable[..., Tensor], A: Tensor, v: Tensor, c: Tensor) -> Tensor:
+    """Return c of the values v; `mix(A, v)` is the product as the model computes it."""
+
     def back(weights: Tensor, s: Tensor) -> Tensor:
         with torch.enable_grad():
             probe = v.detach().requires_grad_(True)
@@ -213,8 +216,8 @@ def _positive_values(mix: Callable[..., Tensor], A: Tensor, v: Tensor, c: Tensor
     O = mix(A, v)  # noqa: E741
     none = torch.finfo(Z.dtype).eps * (2 * Z - O) >= Z  # of all terms' size; masks of -100 leave an A of 1e-44
     s = torch.where(none, torch.zeros_like(c), ratio(O * c, Z))
-    rest = torch.where(none, c, torch.zeros_like(c))
-    return torch.where(v > 0, back(up, s), back(down, s)) + back(A, rest)
+    c_in_proportion = torch.where(none, c, torch.zeros_like(c))
+    return torch.where(v > 0, back(up, s), back(down, s)) + back(A, c_in_proportion)
 
 
 _CHEFER: dict[str, Rule] = {

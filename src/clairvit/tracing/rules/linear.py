@@ -15,7 +15,7 @@ from clairvit.tracing.rules.table import Call, Gradients, Rule, RuleTable
 
 
 def layernorm_detach_std(call: Call, gradient: Tensor) -> Gradients:
-    """LayerNorm or RMSNorm with its 1/std held fixed: only centring and the affine part pass the gradient on."""
+    """Hold the 1/std of a LayerNorm or RMSNorm fixed: only centring and the affine part pass the gradient on."""
     x, weight, shape, eps = call.inputs[0], *(call.arguments[name] for name in ("weight", "shape", "eps"))
     axes = tuple(range(-len(shape), 0))
     if weight is not None:
@@ -28,34 +28,34 @@ def layernorm_detach_std(call: Call, gradient: Tensor) -> Gradients:
 
 
 def l2_normalize_detach_norm(call: Call, gradient: Tensor) -> Gradients:
-    """x / ||x|| with the length held fixed."""
+    """Hold the length of x / ||x|| fixed."""
     return (gradient * call.arguments["inverse_length"](call.inputs[0]),)
 
 
 def activation_secant(call: Call, gradient: Tensor) -> Gradients:
-    """f(z) = z · r(z) with r held fixed."""
+    """Hold r of f(z) = z · r(z) fixed."""
     return (gradient * call.arguments["slope"](call.inputs[0]),)
 
 
 def zero_gradient(call: Call, gradient: Tensor) -> Gradients:
-    """A gate, a softmax, a length held fixed: nothing is passed on."""
+    """Pass nothing on: a gate, a softmax or a length held fixed."""
     return (None,) * len(call.inputs)
 
 
 def detach_attention(call: Call, gradient: Tensor) -> Gradients:
-    """Attention held fixed: O = A v passes the gradient to v alone."""
+    """Hold attention fixed: O = A v passes the gradient to v alone."""
     q, k, _, *mask = call.inputs
     A = scaled_scores(q, k, call.arguments["scale"], call.arguments["mask"]).softmax(-1)
     return (None, None, A.transpose(-2, -1).to(gradient.dtype) @ gradient, *(None for _ in mask))
 
 
 def detach_gate(call: Call, gradient: Tensor) -> Gradients:
-    """gate * x with the gate held fixed (the gate is the first input)."""
+    """Hold the gate of gate * x fixed (it is the first input)."""
     return (None, call.vjp(gradient)[1])
 
 
 def uniform_half(call: Call, gradient: Tensor) -> Gradients:
-    """A product of two activations gives each factor half; for a softmax, the half of the q kᵀ that fed it."""
+    """Give each factor of a product of two activations half; for a softmax, the half of the q kᵀ that fed it."""
     return tuple(None if g is None else g * 0.5 for g in call.vjp(gradient))
 
 

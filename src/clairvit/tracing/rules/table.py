@@ -36,8 +36,8 @@ class Call:
 
     def vjp(self, gradient: Tensor) -> Gradients:
         """Return the ordinary gradients of the inputs."""
-        wanted = [x for x in self.inputs if x.requires_grad]
-        gradients = iter(torch.autograd.grad(self.end, wanted, gradient, retain_graph=True, allow_unused=True))
+        traced = [x for x in self.inputs if x.requires_grad]
+        gradients = iter(torch.autograd.grad(self.end, traced, gradient, retain_graph=True, allow_unused=True))
         return tuple(next(gradients) if x.requires_grad else None for x in self.inputs)
 
 

@@ -1,4 +1,4 @@
-// The five endpoints of the server. Arrays are little-endian float32 in base64; a problem becomes an ApiError with a kind.
+// The six endpoints of the server. Arrays are little-endian float32 in base64; a problem becomes an ApiError with a kind.
 
 export class ApiError extends Error {
   constructor(problem) { super(problem.message || "The server did not answer as expected."); this.kind = problem.kind; this.retryAfter = problem.retry_after; }
@@ -110,8 +110,11 @@ export async function download(fields) {
   return (await request("/api/explain", { method: "POST", body: form(fields) })).blob();
 }
 
-export async function curve(fields, { signal, onProgress = () => {}, onBusy } = {}) {
+async function postJson(path, fields, { signal, onProgress = () => {}, onBusy } = {}) {
   const body = JSON.stringify({ ...fields, stream: true });
-  const reply = await request("/api/curve", { method: "POST", body, headers: { "content-type": "application/json" }, signal }, onBusy);
+  const reply = await request(path, { method: "POST", body, headers: { "content-type": "application/json" }, signal }, onBusy);
   return readStream(reply, onProgress);
 }
+
+export const curve = (fields, callbacks) => postJson("/api/curve", fields, callbacks);
+export const check = (fields, callbacks) => postJson("/api/check", fields, callbacks);

@@ -36,10 +36,19 @@ export function showClasses(list, top, targets, onSelect, onSelectSecond) {
 
 /** Radio buttons by family, each with its summary. */
 export function showMethods(box, reply, selected, onSelect) {
-  box.replaceChildren(...reply.families.map((family) => {
+  const recommended = element("fieldset", {}, element("legend", { textContent: "recommended" }));
+  for (const entry of reply.recommended) {
+    const radio = element("input", { type: "radio", name: "method", value: entry.method, checked: entry.method === selected });
+    radio.addEventListener("change", () => onSelect(entry.method));
+    const name = element("span", {}, element("b", { textContent: entry.method }), element("i", { textContent: entry.purpose }));
+    const label = element("label", { title: entry.evidence }, radio, name, element("small", { textContent: entry.reason }));
+    label.dataset.search = `${entry.method} ${entry.purpose} ${entry.reason}`.toLowerCase();
+    recommended.append(label);
+  }
+  box.replaceChildren(recommended, ...reply.families.map((family) => {
     const set = element("fieldset", {}, element("legend", { textContent: family }));
     for (const entry of reply.methods.filter((method) => method.family === family)) {
-      const radio = element("input", { type: "radio", name: "method", value: entry.name, checked: entry.name === selected });
+      const radio = element("input", { type: "radio", name: "method", value: entry.name, checked: entry.name === selected && !recommended.querySelector(":checked") });
       radio.addEventListener("change", () => onSelect(entry.name));
       const name = element("span", {}, element("b", { textContent: entry.name }));
       if (entry.signed) name.append(element("i", { textContent: "±", title: "signed: evidence for and against" }));

@@ -1,4 +1,4 @@
-// The page: settings become requests, responses are drawn. All data comes from the five endpoints in api.js.
+// The page: settings become requests, responses are drawn. All data comes from the six endpoints in api.js.
 
 import * as api from "./api.js";
 import { colourScale, drawColourBar, overlay } from "./colour.js";
@@ -11,9 +11,9 @@ import { endWork, failWork, setStatus, startWork } from "./status.js";
 const $ = (id) => document.getElementById(id);
 let cards = [], methods = [], limits = null, photo = null, reply = null, map = null; // the last response, and its one explanation
 let uploaded = null; // the file of the current photo, sent again if it expired on the server
-let work = new AbortController(), curveWork = new AbortController(), thumbsFor = "";
+let work = new AbortController(), curveWork = new AbortController(), checkWork = new AbortController(), thumbsFor = "";
 let curveReply = null;
-const NEEDS_MAP = ["save-png", "save-json", "save-npz", "play-deletion", "play-insertion"];
+const NEEDS_MAP = ["check-map", "save-png", "save-json", "save-npz", "play-deletion", "play-insertion"];
 
 const card = () => cards.find((entry) => entry.name === state.model);
 const isSlow = (text) => methods.find((entry) => entry.name === text.split(/[+(]/)[0])?.slow ?? false;
@@ -67,6 +67,8 @@ async function explain({ picture = false, image } = {}) {
     api.rememberUpload(uploaded);
     curveWork.abort(); // it belongs to the previous map
     curveReply = null;
+    checkWork.abort();
+    showCheck(null);
     adoptSettings(response);
     write();
     curves.clear(photo);
@@ -174,6 +176,27 @@ async function updateThumbs() {
   $("thumbs").removeAttribute("aria-busy");
 }
 
+/** The verdict as a badge and the sentence under the map; nothing before it was asked for. */
+function showCheck(response) {
+  $("check").hidden = !response;
+  $("check-verdict").textContent = response?.verdict ?? "not checked";
+  $("check-verdict").dataset.verdict = response?.verdict ?? "";
+  $("check-text").textContent = response ? [response.sentence, ...(response.verdict ? response.remarks : [])].join(" ") : "";
+}
+
+/** Ask how far to trust the map that is shown: its first target. */
+async function checkMap() {
+  checkWork.abort();
+  const controller = checkWork = new AbortController(), target = reply.classes[0];
+  const callbacks = startWork(`check of ${map.method}`, controller);
+  try {
+    const response = await api.check({ photo: reply.photo, model: reply.model, method: map.method, target: target === null ? null : String(target) }, callbacks);
+    if (controller.signal.aborted) return;
+    showCheck(response);
+    endWork(controller, `check of ${map.method}: ${response.verdict ?? "not checked"}`);
+  } catch (error) { failWork(controller, error); }
+}
+
 async function play(kind) {
   curveWork.abort();
   const controller = curveWork = new AbortController(), target = reply.classes[0];
@@ -240,6 +263,7 @@ $("file").addEventListener("change", () => { upload($("file").files[0]); $("file
 $("demo").addEventListener("click", () => { Object.assign(state, { photo: "demo", targets: [] }); explain({ picture: true }); });
 $("play-deletion").addEventListener("click", () => play("deletion"));
 $("play-insertion").addEventListener("click", () => play("insertion"));
+$("check-map").addEventListener("click", checkMap);
 $("save-png").addEventListener("click", savePicture);
 $("save-json").addEventListener("click", () => saveResponse("record", "json"));
 $("save-npz").addEventListener("click", () => saveResponse("npz", "npz"));

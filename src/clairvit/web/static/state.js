@@ -1,6 +1,6 @@
 // The settings of the page and its permalink: they are in the fragment of the URL.
 
-const DEFAULTS = { model: null, photo: "demo", method: "legrad", targets: [], layer: 0, head: "mean", opacity: 0.8, cmap: "auto", signed: true, smooth: true };
+const DEFAULTS = { model: null, photo: "demo", method: "attnlrp+plus", targets: [], layer: 0, head: "mean", opacity: 0.8, cmap: "auto", signed: true, smooth: true };
 export const state = { ...DEFAULTS, ...read() };
 
 function read() {

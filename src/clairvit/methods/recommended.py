@@ -1,0 +1,92 @@
+"""Recommended methods: the default where none is named, with its fallbacks, and one method per purpose.
+
+The lists are in `recommended.toml`; the numbers behind them are in docs/results.md.
+"""
+
+from __future__ import annotations
+
+import functools
+import tomllib
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any
+
+from clairvit.tracing.structure import ModelStructure
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """A method, what it is recommended for, and why.
+
+    Attributes:
+        purpose: What a user wants: "faithful", "localising", "cheap" or "black box".
+        method: A method string.
+        reason: Why, in a few words.
+        evidence: The figures that speak for it, as docs/results.md has them.
+
+    Example:
+        >>> import clairvit as cv
+        >>> cv.recommended_methods()[0].purpose
+        'faithful'
+    """
+
+    purpose: str
+    method: str
+    reason: str
+    evidence: str = ""
+
+
+@dataclass(frozen=True)
+class DefaultMethod:
+    """The method that is used where none is named, for one kind of models."""
+
+    models: str  # "plain", "hierarchical", "cnn", "no gradient"
+    method: str
+    reason: str
+
+
+@functools.cache
+def _tables() -> dict[str, list[dict[str, Any]]]:
+    return tomllib.loads(resources.files("clairvit.methods").joinpath("recommended.toml").read_text("utf-8"))
+
+
+def default_methods() -> tuple[DefaultMethod, ...]:
+    """Return the default methods, one per kind of models; each is the fallback of those before it."""
+    return tuple(DefaultMethod(**entry) for entry in _tables()["default"])
+
+
+def kind_of_model(structure: ModelStructure) -> str:
+    """Return which of the default methods a model starts with."""
+    if structure.barriers:
+        return "no gradient"
+    if not structure.layers:
+        return "cnn"
+    grids = {site.grid for site in structure.layers}
+    windowed = any(site.kind not in ("tokens", "channel") for site in structure.layers)
+    return "hierarchical" if windowed or len(grids) > 1 else "plain"
+
+
+def defaults_for(structure: ModelStructure) -> tuple[DefaultMethod, ...]:
+    """Return the default method for a model of this structure, then its fallbacks."""
+    items = default_methods()
+    first = [item.models for item in items].index(kind_of_model(structure))
+    return items[first:]
+
+
+def default_method() -> str:
+    """Return the method string that is used for a plain Vision Transformer where none is named."""
+    return default_methods()[0].method
+
+
+def recommended_methods() -> tuple[Recommendation, ...]:
+    """Return one method per purpose.
+
+    Returns:
+        `Recommendation`s with `.purpose`, `.method`, `.reason` and `.evidence`.
+
+    Example:
+        >>> import clairvit as cv
+        >>> [item.method for item in cv.recommended_methods() if item.purpose == "faithful"]
+        ['attnlrp+plus']
+    """
+    return tuple(Recommendation(entry.pop("name"), **entry) for entry in map(dict, _tables()["purpose"]))

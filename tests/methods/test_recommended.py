@@ -1,0 +1,92 @@
+"""The default method, its fallbacks, and the recommendations."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import clairvit as cv
+from clairvit.errors import BadInput
+from clairvit.methods.recommended import (
+    DefaultMethod,
+    default_method,
+    default_methods,
+    defaults_for,
+    kind_of_model,
+    recommended_methods,
+)
+from clairvit.methods.spec import resolve_method
+from clairvit.tracing.structure import model_structure
+from helpers.broken_models import quantised, wrapped
+from helpers.tiny_models import STRANGE, cnn, strange
+
+
+def test_every_recommended_method_exists() -> None:
+    for item in (*default_methods(), *recommended_methods()):
+        assert resolve_method(item.method).text == item.method
+        assert item.reason
+
+
+def test_the_default_is_the_first_of_the_list() -> None:
+    explanation = cv.explain("pets", "demo")
+    assert explanation.method == default_method() == "attnlrp+plus"
+    assert torch.equal(explanation.maps, cv.explain("pets", "demo", "attnlrp+plus").maps)
+    assert not any("default" in note for note in explanation.notes)
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [("swin", "hierarchical"), ("hf-swin", "hierarchical"), ("maxvit", "hierarchical"), ("xcit", "plain")],
+)
+def test_hierarchical_models_have_a_default_of_their_own(kind: str, expected: str) -> None:
+    model = cv.wrap(strange(STRANGE[kind].make), name=kind)
+    images = torch.randn(1, 3, *STRANGE[kind].size, generator=torch.Generator().manual_seed(1))
+    assert kind_of_model(model_structure(model, images)) == expected
+    method = next(item.method for item in default_methods() if item.models == expected)
+    assert cv.explain(model, images, target=1).method == method
+
+
+def test_a_cnn_has_a_default_of_its_own() -> None:
+    model, images = cv.wrap(cnn().eval()), torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(1))
+    explanation = cv.explain(model, images, target=1)
+    assert explanation.method == "saliency"
+    assert "saliency was used, the default for this kind of model" in explanation.notes[-1]
+    assert torch.equal(explanation.maps, cv.explain(model, images, "saliency", target=1).maps)
+
+
+def quick(*methods: str) -> tuple[DefaultMethod, ...]:
+    return tuple(DefaultMethod("plain", method, "reason") for method in methods)
+
+
+def test_a_quantised_model_is_explained_as_a_black_box(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = wrapped(quantised())
+    images = torch.randn(1, 3, *model.preprocess.size, generator=torch.Generator().manual_seed(0))
+    chosen = defaults_for(model_structure(model, images))
+    assert [item.method for item in chosen] == ["lime"]
+    monkeypatch.setattr("clairvit.methods.explain.defaults_for", lambda _: quick("lime(samples=24)"))
+    assert cv.explain(model, images, target=1).method == "lime(samples=24)"
+
+
+def test_a_method_that_does_not_fit_gives_way_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("clairvit.methods.explain.defaults_for", lambda _: quick("cam", "ixg", "lime"))
+    explanation = cv.explain("pets", ["demo", "demo"])
+    assert explanation.method == "ixg"
+    assert "The default cam does not fit this model" in explanation.notes[-2]
+    assert explanation.notes[-1] == "ixg was used, the default for this kind of model: reason."
+
+
+def test_a_data_set_is_explained_by_default() -> None:
+    pixels = torch.randn(3, 3, 224, 224, generator=torch.Generator().manual_seed(0))
+    dataset = torch.utils.data.TensorDataset(pixels, torch.zeros(3))
+    explanation = cv.explain("pets", dataset)
+    assert (explanation.method, len(explanation)) == ("attnlrp+plus", 3)
+
+
+def test_options_belong_to_the_default_method() -> None:
+    with pytest.raises(LookupError, match="attnlrp"):
+        cv.explain("pets", "demo", fusion="max")
+
+
+def test_a_wrong_target_is_no_reason_to_fall_back() -> None:
+    with pytest.raises(BadInput):
+        cv.explain("pets", "demo", target=99)
