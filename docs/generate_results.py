@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from generate_results_tables import HERE, SHORT, label, load_runs, mean_of, print_row, table_of
+from generate_results_tables import ARROWS, HERE, ORDER, SHORT, label, load_runs, mean_of, print_row, table_of
 
 from clairvit.methods.spec import resolve_method
 
@@ -12,6 +12,8 @@ SHOWN = 14  # methods per table, besides the baselines
 FAITHFUL = (
     "insertion-deletion",
     "insertion-deletion(removal=mean)",
+    "insertion",
+    "deletion",
     "faithfulness-correlation",
     "srg",
     "saco",
@@ -31,55 +33,53 @@ LIBRA = {
 }
 # Per paper: (its claims in keep.py start with one of these words, the metrics that the paper judges by)
 PAPERS = {
-    "FocusViT": (("FocusViT",), ("faithfulness-correlation", "insertion-deletion")),
+    "FocusViT": (("FocusViT",), ("faithfulness-correlation", "deletion", "insertion")),
     "CMI report": (("CMI report",), ("faf",)),
     "Coporan": (("Coporan",), ("ap", "pointing-game")),
-    "SkipPLUS": (("SkipPLUS",), ("insertion-deletion", "ap")),
+    "SkipPLUS": (("SkipPLUS",), ("deletion", "insertion", "ap")),
     "Joita's report": (("Joita's report",), ("ap",)),
     "ResLRP": (("ResLRP",), ("srg", "ap")),
-    "LibraGrad": (("LibraGrad",), ("insertion-deletion", "ap")),
+    "LibraGrad": (("LibraGrad",), ("deletion", "insertion", "ap")),
 }
 
 
 def main() -> None:
     runs = load_runs()
-    print((HERE / "introduction.md").read_text(encoding="utf-8").rstrip())
-    print_best("Faithful", "insertion-deletion", FAITHFUL, runs)
-    print((HERE / "faithful.md").read_text(encoding="utf-8").rstrip())
-    print_best("Localising", "ap", LOCALISING, runs)
-    print((HERE / "localising.md").read_text(encoding="utf-8").rstrip())
+    print_text("introduction.md")
+    print("\n## Faithful")
+    for run in runs:
+        print_best(run, FAITHFUL)
+    print_text("faithful.md")
+    print("\n## Localising")
+    for run in runs:
+        print_best(run, LOCALISING)
+    print_text("localising.md")
     print_cost(runs)
     print_papers(runs)
     print_libra(runs)
-    print("\n" + (HERE / "limits.md").read_text(encoding="utf-8").rstrip())
+    print_text("limits.md")
 
 
-def by_mean(run: dict[str, Any], metric: str) -> list[str]:
-    """Return the methods that have a score, the best first."""
+def print_text(name: str) -> None:
+    print("\n" * (name != "introduction.md") + (HERE / name).read_text(encoding="utf-8").rstrip())
+
+
+def print_best(run: dict[str, Any], metrics: tuple[str, ...]) -> None:
+    """Print the best methods of a run by the first of these metrics that it has, and the baselines."""
     rows = table_of(run)
-    scored = [method for method in rows if mean_of(rows[method], metric) is not None]
-    return sorted(scored, key=lambda method: -float(mean_of(rows[method], metric) or 0.0))
+    shown = [metric for metric in metrics if metric in run["better"]]
+    order, sign = shown[0], 1 if run["better"][shown[0]] == "higher" else -1
+    scored = [m for m in rows if m not in run["baselines"] and mean_of(rows[m], order) is not None]
+    ranked = sorted(scored, key=lambda method: -sign * float(mean_of(rows[method], order) or 0.0))
+    print(f"\n**{run['title']}**, {run['images']} photos, the best {SHOWN} of {len(scored)} by {short(order)}:\n")
+    print_row(["method", *(f"{short(metric)} {ARROWS[run['better'][metric]]}" for metric in shown)])
+    print_row(["---", *["--:"] * len(shown)])
+    for method in [*ranked[:SHOWN], *run["baselines"]]:
+        print_row([label(method, run), *(score_cell(rows[method].get(m), with_error=m == order) for m in shown)])
 
 
-def print_best(title: str, order: str, metrics: tuple[str, ...], runs: list[dict[str, Any]]) -> None:
-    """The best methods by the mean of both models' `order`, and the baselines."""
-    tables = [table_of(run) for run in runs]
-    baselines = runs[0]["baselines"]
-
-    def total(method: str) -> float:
-        return sum(float(mean_of(table[method], order) or 0.0) for table in tables)
-
-    both = [m for m in by_mean(runs[0], order) if all(mean_of(table.get(m, {}), order) is not None for table in tables)]
-    ranked = sorted((m for m in both if m not in baselines), key=total, reverse=True)
-    print(f"\n## {title}\n")
-    models = ("built-in", "DINOv2-S")
-    print_row(["method", *(f"{SHORT.get(metric, metric)}, {model}" for model in models for metric in metrics)])
-    print_row(["---"] * (2 * len(metrics) + 1))
-    for method in [*ranked[:SHOWN], *baselines]:
-        cells = [
-            score_cell(table[method].get(metric), with_error=metric == order) for table in tables for metric in metrics
-        ]
-        print_row([label(method, runs[0]), *cells])
+def short(metric: str) -> str:
+    return SHORT.get(metric, metric)
 
 
 def score_cell(record: dict[str, Any] | None, *, with_error: bool) -> str:
@@ -89,25 +89,23 @@ def score_cell(record: dict[str, Any] | None, *, with_error: bool) -> str:
 
 
 def print_cost(runs: list[dict[str, Any]]) -> None:
-    """Passes per map, of the best by faithfulness or localisation at each price."""
+    """Print, per number of passes, the most faithful method of the run that has insertion − deletion."""
+    run = next(run for run in runs if ORDER in run["better"])
     print("\n## Cost\n")
     print(
-        "Passes per map of one image and one target (14 × 14 patches); methods of one rule table share theirs. At each "
-        "price the most faithful method on both models, by the mean of insertion − deletion.\n"
+        "Passes per map of one image and one target (14 × 14 patches); methods of one rule table share them. The most "
+        f"faithful method at each price, by insertion − deletion on {run['title'].lower()}:\n"
     )
-    tables = [table_of(run) for run in runs]
+    rows = table_of(run)
     prices: dict[tuple[int, int], tuple[float, str]] = {}
-    for method in tables[0]:
-        if method in runs[0]["baselines"] or method == "calibrated" or method not in tables[1]:
-            continue
-        means = [mean_of(table[method], "insertion-deletion") for table in tables]
-        if any(mean is None for mean in means):
+    for method in rows:
+        mean = mean_of(rows[method], ORDER)
+        if method in (*run["baselines"], "calibrated") or mean is None:
             continue
         cost = resolve_method(method).cost
-        price, mean = (cost.forwards, cost.backwards), sum(float(m or 0) for m in means) / len(means)
-        if price not in prices or mean > prices[price][0]:
-            prices[price] = (mean, method)
-    print_row(["forwards", "backwards", "most faithful at this price", "ins − del, mean of both models"])
+        price = (cost.forwards, cost.backwards)
+        prices[price] = max(prices.get(price, (-1.0, "")), (mean, method))
+    print_row(["forwards", "backwards", "most faithful", "ins − del"])
     print_row(["--:", "--:", "---", "--:"])
     for (forwards, backwards), (mean, method) in sorted(prices.items()):
         print_row([str(forwards), str(backwards), f"`{method}`", f"{mean:.3f}"])
@@ -129,8 +127,8 @@ def print_papers(runs: list[dict[str, Any]]) -> None:
             pairs = [p for p in run["pairs"] if p["who"].startswith(starts) and p["metric"] in metrics]
             holds = sum(p["interval"][0] is not None and p["interval"][0] > 0 for p in pairs)
             fails = sum(p["interval"][1] is not None and p["interval"][1] < 0 for p in pairs)
-            cells.append(f"{holds} of {len(pairs)} hold, {fails} are reversed")
-        print_row([paper, ", ".join(SHORT.get(metric, metric) for metric in metrics), *cells])
+            cells.append(f"{holds} of {len(pairs)} hold, {fails} are reversed" if pairs else "not run")
+        print_row([paper, ", ".join(map(short, metrics)), *cells])
 
 
 def print_libra(runs: list[dict[str, Any]]) -> None:

@@ -66,7 +66,7 @@ def print_scores(run: dict[str, Any]) -> None:
     print(f"\n## {run['title']}\n")
     print(
         f"{len(rows) - len(run['baselines'])} methods, {run['images']} images. Mean ± standard error; the best of each "
-        "column is bold, and so is all that its 95 % interval reaches. In the order of insertion − deletion. "
+        "column is bold, and so is all that its 95 % interval reaches. In the order of insertion (− deletion). "
         "A dash: not computed, for methods of many passes."
     )
     for name, why in run["skipped"].items():
@@ -75,7 +75,8 @@ def print_scores(run: dict[str, Any]) -> None:
     print_row(["method", *(f"{SHORT.get(metric, metric)} {ARROWS[run['better'][metric]]}" for metric in metrics)])
     print_row(["---"] * (len(metrics) + 1))
     top = {metric: best(rows, metric, run) for metric in metrics}
-    for method in sorted(rows, key=lambda name: -rows[name][ORDER]["mean"]):
+    order = ORDER if ORDER in metrics else "insertion"
+    for method in sorted(rows, key=lambda name: -(mean_of(rows[name], order) or 0.0)):
         cells = (cell(rows[method].get(metric), top[metric], run["better"][metric]) for metric in metrics)
         print_row([label(method, run), *cells])
 
