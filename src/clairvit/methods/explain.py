@@ -67,8 +67,9 @@ def explain(
             warning.
         images: A path, folder, pattern, PIL image, uint8 array, preprocessed float tensor, a list of these, a
             DataLoader, or a data set of images or (image, label). "demo" is a built-in photo of a cat.
-        method: A method string, a `MethodSpec`, or a recipe (also its file). None is attnlrp+plus or, where that
-            does not fit the model, the next of `cv.recommended_methods()` that does, which a note says.
+        method: A method string, a `MethodSpec`, or a recipe (also its file). None is attnlrp+plus for a plain
+            Vision Transformer, and for hierarchical models, CNNs and models without gradients the default of their
+            kind, which a note says.
         target: What to explain: None (the predicted class), a class index or name, `cv.contrast(a, b)`, or a function
             of the scores [B, C] -> [B]. A list holds one target per image.
         targets: Several targets for each image: a list of what `target` accepts. The maps are ordered by target, then
