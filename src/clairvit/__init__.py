@@ -45,6 +45,8 @@ if TYPE_CHECKING:
     from clairvit.methods.registry import Requires as Requires
     from clairvit.methods.result import MapResult as MapResult
     from clairvit.methods.spec import MethodSpec as MethodSpec
+    from clairvit.methods.token_features import PatchFeatures as PatchFeatures
+    from clairvit.methods.token_features import features as features
     from clairvit.metrics.check import check_maps as check_maps
     from clairvit.metrics.check_result import CheckResult as CheckResult
     from clairvit.metrics.check_result import MapCheck as MapCheck
@@ -113,6 +115,8 @@ _MODULES = {
     "recommended_methods": "clairvit.methods.recommended",
     "Recorder": "clairvit.tracing.recorders.base",
     "ResidualSums": "clairvit.tracing.recorders.residual_sums",
+    "features": "clairvit.methods.token_features",
+    "PatchFeatures": "clairvit.methods.token_features",
     "trace": "clairvit.tracing.trace",
     "Trace": "clairvit.tracing.trace",
     # scores

@@ -89,6 +89,10 @@ def check_maps(module: nn.Module) -> Any:
     return cv.check_maps(cv.wrap(module), image(2), maps, target=TARGET, method="genatt")
 
 
+def features(module: nn.Module) -> Any:
+    return cv.features(cv.wrap(module), image(2), layer="all", foreground="positive", batch_size=1)
+
+
 VERBS: dict[str, Callable[[nn.Module], Any]] = {
     **{f"explain {kind}": lambda module, method=method: explain(module, method) for kind, method in KINDS.items()},
     "compare": compare,
@@ -98,6 +102,7 @@ VERBS: dict[str, Callable[[nn.Module], Any]] = {
     "calibrate": calibrate,
     "doctor": doctor,
     "check_maps": check_maps,
+    "features": features,
 }
 
 
@@ -107,6 +112,8 @@ def tensors(result: Any) -> list[Tensor]:
         return [result]
     if isinstance(result, cv.Explanation):
         return [result.maps]
+    if isinstance(result, cv.PatchFeatures):
+        return [result.tokens, result.norms, result.explained_variance]
     if isinstance(result, cv.Score):
         return [result.values]
     if isinstance(result, cv.CheckResult):

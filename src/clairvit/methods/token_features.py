@@ -1,0 +1,457 @@
+"""Features as pictures, without a target: principal components, similarities and norms of patch tokens.
+
+features = cv.features(model, "photos/")
+features.pca                 # [B, rows, cols, 3], one basis for all images
+features.similarity(3, 5)    # cosine of every patch to the one in row 3, column 5
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from os import PathLike
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from clairvit.data.hashing import state_hash
+from clairvit.errors import BadInput, ClairWarning, NotApplicable, user_stacklevel
+from clairvit.execution import ExecutionOptions
+from clairvit.methods.collect import versions
+from clairvit.methods.principal_components import principal_components
+from clairvit.models.coerce import LabelledImages, ModelLike, as_images, as_model
+from clairvit.models.images import Batch, prepare
+from clairvit.models.model import Model
+from clairvit.models.preprocess import Preprocess
+from clairvit.numerics import widened
+from clairvit.perturbation.progress import report_progress
+from clairvit.tracing.grid import on_grid
+from clairvit.tracing.module_state import own_grad_mode
+from clairvit.tracing.outlier_tokens import FEWEST_PATCHES, OUTLIER_RATIO, has_comparable_tokens, norm_ratios
+from clairvit.tracing.recording import record
+from clairvit.tracing.trace import Trace, run_backward
+
+ALL = "all"
+COMPONENTS = 3  # red, green and blue
+FEWEST_TOKENS = COMPONENTS + 1  # of which three components say something
+CLIPPED = 1.0  # per cent of the patches beyond each end of a colour scale
+BATCH_SIZE = {"cpu": 8, "cuda": 32}
+Foreground = Literal["positive", "negative"]
+SIDES = ("positive", "negative")
+
+
+@dataclass(frozen=True, eq=False)
+class PatchFeatures:
+    """The patch tokens of one layer as pictures: principal components, norms, outliers, similarities.
+
+    A sequence: `len(features)`, `features[0]`, `features[2:5]` and iteration give the features of some of the images,
+    in the same basis and on the same colour scale. A notebook cell that ends with one shows its picture.
+
+    Args:
+        tokens: [B, rows, cols, d], the output of the layer.
+        pca: [B, rows, cols, 3], (x − mean) · components in float64; 0 outside the foreground, if there is one.
+        explained_variance: [3], the variance of the components over the patches of all images.
+        explained_variance_ratio: [3], their share in the total variance.
+        components: [3, d], orthonormal; the entry of largest magnitude of each is positive.
+        mean: [d] of the patches.
+        norms: [B, rows, cols], |x|.
+        outliers: bool [B, rows, cols], patches of more than 5 median norms of their image; None where norms cannot be
+            compared (windows, stages, CNNs).
+        limits: [2, 3], the 1st and 99th percentile of each component over all images: the ends of the colour scale.
+        layer: The index of the layer.
+        layer_name: "block 11", or the name of a CNN's stage.
+        names: B names of images.
+        model: The name of the model.
+        pixels: [B, 3, H, W], the normalised input of the model.
+        preprocess: The model's preprocessing.
+        foreground: bool [B, rows, cols], the patches that the components were computed from; None: all.
+        layers: The features of each layer, if asked for; each has a basis of its own.
+        notes: Preprocessing that was assumed, layers that were left out, …
+        weights_hash: A hash of the model's parameters and buffers.
+        versions: Package versions that the result depends on.
+
+    Example:
+        >>> import clairvit as cv
+        >>> features = cv.features("pets", "demo")
+        >>> features
+        PatchFeatures(block 11 of pets, 1×14×14 patches, 192 channels)
+        >>> features.similarity(7, 7).shape
+        torch.Size([1, 14, 14])
+    """
+
+    tokens: Tensor
+    pca: Tensor
+    explained_variance: Tensor
+    explained_variance_ratio: Tensor
+    components: Tensor
+    mean: Tensor
+    norms: Tensor
+    outliers: Tensor | None
+    limits: Tensor
+    layer: int
+    layer_name: str
+    names: tuple[str, ...]
+    model: str
+    pixels: Tensor
+    preprocess: Preprocess
+    foreground: Tensor | None = None
+    layers: tuple[PatchFeatures, ...] = ()
+    notes: tuple[str, ...] = ()
+    weights_hash: str = ""
+    versions: dict[str, str] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __iter__(self) -> Iterator[PatchFeatures]:
+        return (self[i] for i in range(len(self)))
+
+    def __repr__(self) -> str:
+        """Return one line: layer, model and shape."""
+        patches = "×".join(map(str, self.norms.shape))
+        return f"PatchFeatures({self.layer_name} of {self.model}, {patches} patches, {self.tokens.shape[-1]} channels)"
+
+    def __getitem__(self, items: int | slice | Sequence[int]) -> PatchFeatures:
+        """Return the features of some of the images, in the same basis: f[0], f[2:5], f[[0, 3]]."""
+        images = range(len(self))
+        if isinstance(items, slice):
+            rows = list(images[items])
+        elif isinstance(items, Sequence):
+            rows = [images[item] for item in items]
+        else:
+            rows = [images[operator.index(items)]]
+        return replace(
+            self,
+            tokens=self.tokens[rows],
+            pca=self.pca[rows],
+            norms=self.norms[rows],
+            outliers=None if self.outliers is None else self.outliers[rows],
+            names=tuple(self.names[row] for row in rows),
+            pixels=self.pixels[rows],
+            foreground=None if self.foreground is None else self.foreground[rows],
+            layers=tuple(layer[rows] for layer in self.layers),
+        )
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Return rows and columns of the patches."""
+        return int(self.norms.shape[1]), int(self.norms.shape[2])
+
+    def similarity(self, row: int, col: int, image: int | None = None) -> Tensor:
+        """Return the cosine of every patch to one of them, x_p · x_q / (|x_p| |x_q|), [B, rows, cols] in float64.
+
+        Args:
+            row: The row of the patch, from the top; −1 is the last.
+            col: Its column, from the left.
+            image: The image that the patch is of, for all B images; None: of each image its own patch.
+
+        Returns:
+            The cosines; 0 where a token is zero.
+
+        Raises:
+            BadInput: There is no such patch or image.
+        """
+        rows, cols = self.grid
+        row, col = _checked_index("row", row, rows), _checked_index("col", col, cols)
+        tokens = self.tokens.double()
+        lengths = tokens.norm(dim=-1, keepdim=True)
+        units = tokens / torch.where(lengths > 0, lengths, torch.ones_like(lengths))
+        reference = units[:, row, col]  # [B, d]
+        if image is not None:
+            reference = reference[_checked_index("image", image, len(self)), None]  # [1, d]
+        return (units * reference[:, None, None]).sum(-1)
+
+    def plot(self, ax: Any = None, **display: Any) -> Any:
+        """Draw the components of each image as colours on matplotlib axes.
+
+        Args:
+            ax: Axes to draw on: one for a single image, a sequence of B for several; None makes a figure.
+            **display: smooth=True blends neighbouring patches.
+
+        Returns:
+            The axes of a single image, or an array of B axes.
+
+        Example:
+            >>> import clairvit as cv
+            >>> cv.features("pets", "demo").plot().get_title()
+            'demo'
+        """
+        from clairvit.plotting.token_features import plot_features  # drawing comes after methods
+
+        return plot_features(self, ax, **display)
+
+    def save(self, path: str | PathLike[str], *, patch: tuple[int, int] | None = None, **display: Any) -> Path:
+        """Write a file by its suffix: .png/.pdf/.svg/.jpg the picture, .json the record, .npz tokens and components.
+
+        Args:
+            path: The file to write; readers never see a partial file.
+            patch: (row, column) of the patch that all others are compared with, in the picture and the file.
+            **display: Display options: dpi=, smooth=True, and layers=True for the picture of all layers.
+
+        Returns:
+            The path.
+
+        Raises:
+            BadInput: Another suffix, or no such patch.
+            UnknownName: A display option that does not exist.
+        """
+        from clairvit.plotting.token_features import save_features
+
+        return save_features(self, Path(path), patch=patch, **display)
+
+    def _repr_png_(self) -> bytes:
+        """Return the picture that a notebook shows."""
+        from clairvit.plotting.token_features import features_png
+
+        return features_png(self)
+
+
+@own_grad_mode()
+def features(
+    model: ModelLike,
+    images: Any,
+    *,
+    layer: int | Literal["all"] = -1,
+    foreground: Foreground | None = None,
+    threshold: float = 0.0,
+    batch_size: int | None = None,
+) -> PatchFeatures:
+    """Show what a model's patch tokens have in common, by forward passes alone: no target, no gradient.
+
+    The tokens of all images together give one basis of three principal components, computed in float64. Red, green and
+    blue therefore mean the same in every image of the call, whatever their order.
+
+    Args:
+        model: As in `cv.explain`.
+        images: As in `cv.explain`.
+        layer: The block (or stage of a CNN) whose output is shown, from 0; −1 is the last one, before the final norm.
+            "all": the last one, and every layer in `.layers`.
+        foreground: "positive" or "negative": keep the patches on that side of the first component, and compute the
+            components again from these alone, as DINOv2's figures do. Which side is the object is for you to see.
+        threshold: With `foreground`: how far on that side, in standard deviations of the first component.
+        batch_size: Images in one pass; None: 8, or 32 on a GPU.
+
+    Returns:
+        A `PatchFeatures`: `.pca`, `.norms`, `.outliers`, `.similarity(row, col)`, `.plot()`, `.save("f.png")`.
+
+    Raises:
+        BadInput: An image, layer or option that cannot be used.
+        UnknownName: A model that does not exist.
+        NotApplicable: The layer's tokens do not lie on a grid, or are not finite.
+
+    Example:
+        >>> import clairvit as cv
+        >>> features = cv.features("pets", "demo")
+        >>> features.pca.shape, features.grid
+        (torch.Size([1, 14, 14, 3]), (14, 14))
+        >>> len(cv.features("pets", "demo", layer="all").layers)
+        12
+    """
+    _check_options(layer, foreground, threshold)
+    execution = ExecutionOptions.from_caller(batch_size)
+    images = as_images(images)
+    model = as_model(model, images)
+    collected = _collect(model, images, layer, execution)
+    results = [_patch_features(output, collected, model, foreground, threshold) for output in collected.outputs]
+    return replace(results[-1], layers=tuple(results)) if layer == ALL else results[-1]
+
+
+@dataclass(frozen=True, eq=False)
+class LayerOutput:
+    """The output of one layer on its grid."""
+
+    index: int
+    name: str  # "block 11", "layer4"
+    tokens: Tensor | None  # [B, rows, cols, d]; None where they form no grid
+
+
+@dataclass(frozen=True, eq=False)
+class _Collected:
+    """What forward passes over all images left."""
+
+    outputs: tuple[LayerOutput, ...]
+    pixels: Tensor  # [B, 3, H, W]
+    names: tuple[str, ...]
+    comparable: bool  # norms can be compared
+    notes: tuple[str, ...]
+
+
+def _check_options(layer: Any, foreground: Any, threshold: Any) -> None:
+    if layer != ALL and (not isinstance(layer, int) or isinstance(layer, bool)):
+        raise BadInput(f"layer={layer!r} was given; expected the number of a layer such as -1, the last, or 'all'.")
+    if foreground is not None and foreground not in SIDES:
+        raise BadInput(f"foreground={foreground!r} was given; expected 'positive' or 'negative', or None for all.")
+    if isinstance(threshold, bool) or not isinstance(threshold, int | float) or not math.isfinite(threshold):
+        raise BadInput(f"threshold={threshold!r} was given; expected a finite number of standard deviations.")
+    if foreground is None and threshold != 0:
+        raise BadInput(f"threshold={threshold:g} was given without a foreground; expected foreground='positive' too.")
+
+
+def _checked_index(name: str, value: Any, count: int) -> int:
+    """Return an index from 0; raise BadInput if there is no such one of `count`."""
+    if not isinstance(value, int) or isinstance(value, bool) or not -count <= value < count:
+        raise BadInput(f"{name}={value!r} was given; expected a whole number from 0 to {count - 1}.")
+    return value % count
+
+
+def _collect(model: Model, images: Any, layer: int | str, execution: ExecutionOptions) -> _Collected:
+    """Run all images, a few at a time, and return the output of the layer, or of every layer that lies on a grid."""
+    count, batches = _batches(model, images, execution.batch_size or BATCH_SIZE.get(model.device.type, 8))
+    parts: list[list[LayerOutput]] = []
+    pixels: list[Tensor] = []
+    names: list[str] = []
+    notes: list[str] = []
+    comparable = False
+    with report_progress("features", count) as advance:
+        for batch in batches:
+            with execution.precision(model.device):
+                recording = record(model, batch.pixels, differentiable=False)
+            trace = run_backward(recording, None, None, keep=False)
+            outputs = _selected(layer_outputs(trace), layer, trace)
+            comparable = has_comparable_tokens(recording.structure)
+            parts.append([output for output in outputs if output.tokens is not None])
+            skipped = [output.name for output in outputs if output.tokens is None]
+            notes += [*batch.notes, *(f"The tokens of {name} lie on no grid and are left out." for name in skipped)]
+            pixels.append(batch.pixels.cpu())
+            names += batch.names
+            advance(len(batch))
+    sizes = sorted({tuple(batch_pixels.shape[-2:]) for batch_pixels in pixels})
+    if len(sizes) > 1:
+        raise BadInput(f"The images have different sizes: {sizes}; expected one size, as they share a basis.")
+    outputs_by_layer = zip(*parts, strict=True)
+    joined = [replace(same[0], tokens=torch.cat([_tokens(part) for part in same])) for same in outputs_by_layer]
+    return _Collected(tuple(joined), torch.cat(pixels), tuple(names), comparable, tuple(dict.fromkeys(notes)))
+
+
+def _tokens(output: LayerOutput) -> Tensor:
+    assert output.tokens is not None
+    return output.tokens
+
+
+def _batches(model: Model, images: Any, size: int) -> tuple[int, Iterator[Batch]]:
+    """Return the number of images, and the images `size` at a time; a data set is read as it goes."""
+    if isinstance(images, LabelledImages):
+        if len(images) == 0:
+            raise BadInput("The data set has no images; expected at least one.")
+        return len(images), (replace(prepare(items, model), names=names) for items, names in images.chunks(size))
+    batch = prepare(images, model)
+    return len(batch), (
+        replace(batch, pixels=batch.pixels[start : start + size], names=batch.names[start : start + size])
+        for start in range(0, len(batch), size)
+    )
+
+
+def layer_outputs(trace: Trace) -> list[LayerOutput]:
+    """Return the output of each layer, on the CPU: what the next block receives, or the feature map of a CNN's stage.
+
+    The last block's output is taken before the final norm.
+    """
+    structure = trace.recording.structure
+    if structure.stages:
+        entries = [(layer.name, layer.tokens, layer.grid) for layer in trace.layers]
+    else:
+        following = [(layer.tokens, layer.grid) for layer in trace.layers[1:]]
+        last = [(trace.final_tokens, trace.layers[-1].grid)] if trace.layers else []
+        entries = [(f"block {i}", tokens, grid) for i, (tokens, grid) in enumerate([*following, *last])]
+    outputs = []
+    for index, (name, tokens, grid) in enumerate(entries):
+        form_grid = tokens is not None and structure.in_order
+        patches = on_grid(widened(tokens), structure.layout, grid, trace.pixels) if tokens is not None else None
+        outputs.append(LayerOutput(index, name, patches.detach().cpu() if form_grid and patches is not None else None))
+    return outputs
+
+
+def _selected(outputs: Sequence[LayerOutput], layer: int | str, trace: Trace) -> list[LayerOutput]:
+    """Return the layer that was asked for, or all; raise where there is none or its tokens form no grid."""
+    name = trace.recording.model.name
+    if not any(output.tokens is not None for output in outputs):
+        raise NotApplicable(
+            f"No layer of {name} lies on a grid of patches ({len(outputs)} layers seen), so its tokens make no "
+            "picture; expected a CNN or a Vision Transformer whose blocks are modules, or layout=cv.Layout(…) in "
+            "cv.wrap."
+        )
+    if layer == ALL:
+        return list(outputs)
+    count = len(outputs)
+    if not isinstance(layer, int) or not -count <= layer < count:
+        raise BadInput(f"layer={layer} was given, and {name} has {count} layers; expected 0 to {count - 1}, or 'all'.")
+    output = outputs[layer]
+    if output.tokens is None:
+        fitting = ", ".join(str(other.index) for other in outputs if other.tokens is not None)
+        raise NotApplicable(
+            f"The tokens of {output.name} of {name} do not lie on a grid of patches (one cell, or no module of its "
+            f"own); expected one of the layers that do: {fitting}, or a larger image."
+        )
+    return [output]
+
+
+def _patch_features(
+    output: LayerOutput, collected: _Collected, model: Model, side: Foreground | None, threshold: float
+) -> PatchFeatures:
+    """Return the components, norms and outliers of one layer's tokens."""
+    tokens = _tokens(output)
+    batch, rows, cols, width = tokens.shape
+    flat = tokens.reshape(-1, width)
+    _check_tokens(flat, output.name, model)
+    basis, kept, notes = principal_components(flat, COMPONENTS), None, collected.notes
+    if basis.total_variance == 0:
+        note = f"All patch tokens of {output.name} of {model.name} are equal, so the components are zero."
+        warnings.warn(note, ClairWarning, stacklevel=user_stacklevel())
+        notes = (*notes, note)
+    elif side is not None:
+        scores = basis.project(flat)[:, 0] * (1 if side == "positive" else -1)
+        kept = scores > threshold * float(basis.variances[0]) ** 0.5
+        if int(kept.sum()) < FEWEST_TOKENS:
+            raise BadInput(
+                f"The foreground has {int(kept.sum())} of {len(flat)} patches (threshold={threshold:g}, {side} side); "
+                f"expected {FEWEST_TOKENS} or more: lower the threshold."
+            )
+        basis = principal_components(flat[kept], COMPONENTS)
+    pca = basis.project(flat)
+    coloured = (pca if kept is None else pca[kept]).numpy()
+    limits = torch.from_numpy(np.percentile(coloured, [CLIPPED, 100 - CLIPPED], axis=0))
+    pca = pca if kept is None else pca * kept[:, None]
+    comparable = collected.comparable and rows * cols >= FEWEST_PATCHES
+    ratios = norm_ratios(tokens.flatten(1, 2), 0) if comparable else None  # [B, patches]
+    return PatchFeatures(
+        tokens=tokens,
+        pca=pca.reshape(batch, rows, cols, COMPONENTS),
+        explained_variance=basis.variances,
+        explained_variance_ratio=basis.ratios,
+        components=basis.components,
+        mean=basis.mean,
+        norms=tokens.norm(dim=-1),
+        outliers=None if ratios is None else (ratios > OUTLIER_RATIO).reshape(batch, rows, cols),
+        limits=limits,
+        layer=output.index,
+        layer_name=output.name,
+        names=collected.names,
+        model=model.name,
+        pixels=collected.pixels,
+        preprocess=model.preprocess,
+        foreground=None if kept is None else kept.reshape(batch, rows, cols),
+        notes=notes,
+        weights_hash=state_hash(model.module),
+        versions=versions(),
+    )
+
+
+def _check_tokens(flat: Tensor, name: str, model: Model) -> None:
+    """Raise where three components of tokens [n, d] cannot be computed."""
+    count, width = flat.shape
+    if count < FEWEST_TOKENS or width < COMPONENTS:
+        raise BadInput(
+            f"{name} of {model.name} has {count} patches of {width} channels in all; expected {FEWEST_TOKENS} or more "
+            f"patches of {COMPONENTS} or more channels: use a larger image, more images or an earlier layer."
+        )
+    if not bool(flat.isfinite().all()):
+        raise NotApplicable(
+            f"The tokens of {name} of {model.name} are not finite, so they have no principal components; expected "
+            "finite numbers: run the model in float32, or look at an earlier layer."
+        )
