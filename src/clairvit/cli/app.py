@@ -22,6 +22,7 @@ from clairvit.cli.console import print_message, print_note
 from clairvit.cli.doctor import doctor
 from clairvit.cli.evaluate import evaluate
 from clairvit.cli.explain import explain
+from clairvit.cli.features import features
 from clairvit.cli.finetune import finetune
 from clairvit.cli.hints import with_options
 from clairvit.cli.lists import classes_command, methods_command, metrics_command, models_command
@@ -51,6 +52,7 @@ app = typer.Typer(
 )
 for _command_function in (explain, compare, evaluate, choose, calibrate, doctor, bench, report, reproduce, finetune):
     app.command(_command_function.__name__, no_args_is_help=True)(expand_groups(_command_function))
+app.command("features", no_args_is_help=True)(expand_groups(features))
 app.command("serve")(expand_groups(serve))
 app.command("methods")(methods_command)
 app.command("metrics")(metrics_command)

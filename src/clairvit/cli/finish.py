@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -114,7 +115,12 @@ def print_notes(results: Sequence[WrittenResult]) -> None:
 
 def print_files(results: Sequence[WrittenResult]) -> None:
     """Print the files that were written, or their number and folder if they are many."""
-    files = list(dict.fromkeys(file for result in results for file in result.files))
+    print_paths([file for result in results for file in result.files])
+
+
+def print_paths(paths: Sequence[Path]) -> None:
+    """Print which files were written, each once, or their number and folder if they are many."""
+    files = list(dict.fromkeys(paths))
     if len(files) > 4:
         print_line(f"Wrote {len(files)} files to {files[0].parent}/")
     else:

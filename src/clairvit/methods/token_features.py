@@ -253,7 +253,7 @@ def features(
         >>> len(cv.features("pets", "demo", layer="all").layers)
         12
     """
-    _check_options(layer, foreground, threshold)
+    check_options(layer, foreground, threshold)
     execution = ExecutionOptions.from_caller(batch_size)
     images = as_images(images)
     model = as_model(model, images)
@@ -282,7 +282,8 @@ class _Collected:
     notes: tuple[str, ...]
 
 
-def _check_options(layer: Any, foreground: Any, threshold: Any) -> None:
+def check_options(layer: Any, foreground: Any, threshold: Any) -> None:
+    """Raise BadInput for options of `features` that fit no model."""
     if layer != ALL and (not isinstance(layer, int) or isinstance(layer, bool)):
         raise BadInput(f"layer={layer!r} was given; expected the number of a layer such as -1, the last, or 'all'.")
     if foreground is not None and foreground not in SIDES:

@@ -1,0 +1,216 @@
+"""`clairvit features`: patch tokens as pictures, without a target."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from clairvit.cli import options
+from clairvit.cli.console import is_printed, print_line, progress_bar, table
+from clairvit.cli.finish import MAX_ROWS, exit_on_failures, print_document, print_paths
+from clairvit.cli.hints import with_options
+from clairvit.cli.image_job import Failure, OutputPath, file_stems, find_image_files, output_path
+from clairvit.errors import BadInput
+
+if TYPE_CHECKING:
+    from clairvit.methods.token_features import PatchFeatures
+    from clairvit.models.images import Batch
+    from clairvit.models.model import Model
+
+ALL = "all"
+EXAMPLES = """[bold]Examples[/bold]
+
+clairvit features demo
+
+clairvit features photos/ --model timm:vit_small_patch14_dinov2.lvd142m --out features/
+
+clairvit features cat.jpg --patch 5,7 --out cat.png
+
+clairvit features cat.jpg --layer all
+
+clairvit features photos/ --foreground positive --threshold 0.5 --out all.png
+"""
+
+
+def features(
+    images: options.Images,
+    *,
+    layer: Annotated[
+        str,
+        typer.Option(
+            metavar="K|all",
+            help="The block (or stage of a CNN) whose output is shown, from 0; all: a strip of all layers too.",
+            show_default="-1, the last",
+        ),
+    ] = "-1",
+    patch: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ROW,COL", help="Show the cosine of every patch to this one, counted from the upper left, 0,0."
+        ),
+    ] = None,
+    foreground: Annotated[
+        str | None,
+        typer.Option(
+            metavar="positive|negative",
+            help="Keep the patches on that side of the first component, and compute the components from these alone.",
+        ),
+    ] = None,
+    threshold: Annotated[
+        float,
+        typer.Option(help="With --foreground: how far on that side, in standard deviations of the first component."),
+    ] = 0.0,
+    model: options.ModelName = "pets",
+    model_options: options.ModelOptions,
+    batch_size: options.BatchSize = None,
+    out: options.Out = "out/",
+    output: options.OutputOptions,
+) -> None:
+    import clairvit as cv
+    from clairvit.methods.token_features import check_options
+
+    # What is misspelt is refused before a model is loaded.
+    layer_index, place = _read_layer(layer), _read_patch(patch)
+    check_options(layer_index, foreground, threshold)
+    out_path = output_path(out)
+    model_options.preprocess()
+    paths, failures = find_image_files(images)
+    if not paths:
+        exit_on_failures(0, failures, "shown")
+    net = model_options.load(model)
+    batch = _read_images(paths, net, failures)
+    if batch is None:
+        exit_on_failures(0, failures, "shown")
+        return
+    _check_rows(out_path, len(batch))
+    with progress_bar("features", 1, hidden=output.hidden):
+        arguments: dict[str, Any] = {"foreground": foreground, "threshold": threshold, "batch_size": batch_size}
+        shown = cv.features(net, batch, layer=layer_index, **arguments)
+        if place is not None:
+            shown.similarity(*place)  # refused before a file is written
+        files = _write(shown, out_path, place)
+    if output.as_json:
+        print_document("features", {"results": _entries(shown, files, place)}, failures)
+    elif not output.quiet:
+        _print_features(shown, files)
+    exit_on_failures(len(batch), failures, "shown")
+
+
+features.__doc__ = f"Show what a model's patches have in common: components, norms, similarities.\n\n{EXAMPLES}"
+
+
+def _read_layer(text: str) -> Any:
+    """Return 'all' or the number of a layer."""
+    if text.strip() == ALL:
+        return ALL
+    try:
+        return int(text)
+    except ValueError as error:
+        raise BadInput(f"--layer {text} was given; expected a whole number such as -1, the last, or all.") from error
+
+
+def _read_patch(text: str | None) -> tuple[int, int] | None:
+    """Return the row and the column in '5,7'."""
+    if text is None:
+        return None
+    try:
+        row, col = (int(part) for part in text.split(","))
+    except ValueError as error:
+        raise BadInput(f"--patch {text} was given; expected ROW,COL, two whole numbers such as 5,7.") from error
+    return row, col
+
+
+def _read_images(paths: list[str], model: Model, failures: list[Failure]) -> Batch | None:
+    """Return the images that can be read as one batch; the others are added to `failures`."""
+    import torch
+
+    from clairvit.models.images import Batch, prepare
+
+    batches: list[Batch] = []
+    for path in paths:
+        try:
+            batches.append(prepare([path], model))
+        except BadInput as error:
+            failures.append(Failure(path, with_options(error)))
+    if not batches:
+        return None
+    names = tuple(name for batch in batches for name in batch.names)
+    notes = tuple(dict.fromkeys(note for batch in batches for note in batch.notes))
+    return Batch(torch.cat([batch.pixels for batch in batches]), names, notes=notes)
+
+
+def _check_rows(out: OutputPath, images: int) -> None:
+    """Raise BadInput if one picture of all images would be too tall, before the work and not after it."""
+    from clairvit.plotting.save import PICTURES, check_suffix
+    from clairvit.plotting.tiles import check_rows
+
+    if out.is_file and check_suffix(out.path) in PICTURES:
+        check_rows(images)
+
+
+def _write(shown: PatchFeatures, out: OutputPath, patch: tuple[int, int] | None) -> dict[str, list[Path]]:
+    """Write one file of all images, or three files per image; return the files of each image."""
+    if out.is_file:
+        files = _save(shown, out.path, patch)
+        return dict.fromkeys(shown.names, files)
+    stems = file_stems(shown.names)
+    return {
+        image.names[0]: [
+            file for path in out.files(f"{stems[image.names[0]]}-features") for file in _save(image, path, patch)
+        ]
+        for image in shown
+    }
+
+
+def _save(shown: PatchFeatures, path: Path, patch: tuple[int, int] | None) -> list[Path]:
+    """Write the file itself and, if there are layers, the strip 'cat-features-layers.png' next to the picture."""
+    from clairvit.plotting.save import PICTURES
+
+    files = [shown.save(path, patch=patch)]
+    if shown.layers and path.suffix.lower() in PICTURES:
+        files.append(shown.save(path.with_stem(f"{path.stem}-layers"), layers=True))
+    return files
+
+
+def _entries(shown: PatchFeatures, files: dict[str, list[Path]], patch: tuple[int, int] | None) -> list[dict[str, Any]]:
+    from clairvit.plotting.token_features import features_record
+
+    return [
+        {
+            "image": image.names[0],
+            "files": [str(file) for file in files[image.names[0]]],
+            **features_record(image, patch),
+        }
+        for image in shown
+    ]
+
+
+def _print_features(shown: PatchFeatures, files: dict[str, list[Path]]) -> None:
+    """Print the variance of the components, the norms of each image, notes and files."""
+    rows, cols = shown.grid
+    shares = ", ".join(f"{100 * share:.1f} %" for share in shown.explained_variance_ratio.tolist())
+    lines = [
+        (
+            image.names[0],
+            f"{float(image.norms.median()):.4g}",
+            f"{float(image.norms.max()):.4g}",
+            "–" if image.outliers is None else str(int(image.outliers.sum())),
+        )
+        for image in shown[:MAX_ROWS]
+    ]
+    table(
+        f"{shown.layer_name} of {shown.model}",
+        ("image", "median norm", "largest", "outliers"),
+        lines,
+        ("median norm", "largest", "outliers"),
+    )
+    if len(shown) > MAX_ROWS:
+        print_line(f"… and {len(shown) - MAX_ROWS} more images; --json lists all of them.")
+    width = shown.tokens.shape[-1]
+    print_line(f"{rows} × {cols} patches of {width} channels; three components hold {shares} of the variance.")
+    for note in shown.notes:
+        if not is_printed(note):
+            print_line(f"Note: {note}")
+    print_paths([file for image_files in files.values() for file in image_files])
