@@ -52,7 +52,7 @@ def test_one_file_and_all_layers(photos: Path, capsys: pytest.CaptureFixture[str
 
 def test_an_unreadable_image_is_reported_and_the_rest_shown(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (photos / "photos" / "broken.png").write_bytes(b"no picture")
-    assert main(["features", "photos", "--layer", "3", "--foreground", "positive", "--json"]) == 2
+    assert main(["features", "photos", "--layer", "-9", "--foreground", "positive", "--json"]) == 2
     document = json.loads(capsys.readouterr().out)
     assert len(document["results"]) == 2
     assert {entry["layer_name"] for entry in document["results"]} == {"block 3"}

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import timm
 import torch
 from torch import Tensor, nn
 from torchvision.models.resnet import BasicBlock, ResNet
@@ -198,10 +199,61 @@ def test_stages_of_a_cnn_have_grids_of_their_own() -> None:
     assert_same(features.tokens, kept[0].permute(0, 2, 3, 1), dtype=torch.float32)
 
 
+def test_layers_of_a_hierarchical_model_have_the_grids_of_their_stages() -> None:
+    torch.manual_seed(0)
+    module = timm.create_model(
+        "swin_tiny_patch4_window7_224", img_size=64, depths=(1, 2), embed_dim=8, num_heads=(1, 2), window_size=4
+    )
+    features = cv.features(cv.wrap(module.double().eval()), torch.randn(2, 3, 64, 64).double(), layer="all")
+    assert [layer.grid for layer in features.layers] == [(8, 8), (8, 8), (8, 8)]  # block 0 as block 1 receives it
+    assert [layer.tokens.shape[-1] for layer in features.layers] == [16, 16, 16]
+    assert features.outliers is None  # norms of windows are not compared
+    expected = principal_components(features.tokens.reshape(-1, 16)).variances
+    assert_same(features.explained_variance, expected, magnitude=float(features.tokens.square().max()))
+
+
+class FewerTokens(nn.Module):
+    """Two blocks, the second on the first seven of sixteen tokens: these form no grid."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.stem = nn.Conv2d(3, 8, 8, 8)
+        self.blocks = nn.ModuleList(
+            nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, norm_first=True) for _ in range(3)
+        )
+        self.head = nn.Linear(8, 2)
+
+    def forward(self, images: Tensor) -> Tensor:
+        tokens = self.stem(images).flatten(2).transpose(1, 2)
+        tokens = self.blocks[1](self.blocks[0](tokens))
+        return torch.as_tensor(self.head(self.blocks[2](tokens[:, :7]).mean(1)))
+
+
+def test_a_layer_without_a_grid_is_refused_and_left_out_of_all() -> None:
+    model, images = cv.wrap(FewerTokens().eval()), torch.randn(2, 3, 32, 32)
+    with pytest.raises(cv.NotApplicable, match=r"block 2 of FewerTokens do not lie on a grid.*layers that do: 0"):
+        cv.features(model, images)
+    features = cv.features(model, images, layer="all")
+    assert features.layer_name == "block 0"
+    assert [layer.grid for layer in features.layers] == [(4, 4)]
+    assert any("block 2" in note for note in features.notes)
+
+
+def test_half_precision_tokens_are_widened() -> None:
+    model = wrapped("timm-vit", torch.bfloat16)
+    features = cv.features(model, pixels("timm-vit", dtype=torch.bfloat16))
+    assert features.tokens.dtype == torch.float32
+    assert features.pca.dtype == torch.float64
+    assert torch.equal(features.norms, features.tokens.norm(dim=-1))
+
+
 def test_images_that_are_too_small_are_refused() -> None:
     model = cv.wrap(small_resnet())
     with pytest.raises(cv.BadInput, match="2 patches of 512 channels in all; expected 4 or more"):
         cv.features(model, torch.randn(1, 3, 32, 64))
+    with pytest.raises(cv.ClairError):
+        cv.features(wrapped("timm-vit"), torch.randn(1, 3, 4, 4))  # less than a patch
 
 
 class NoGrid(nn.Module):

@@ -41,6 +41,8 @@ def test_a_figure_has_a_tile_per_picture(features: cv.PatchFeatures) -> None:
     assert len(token_layers_figure(features).axes) == 2 * (1 + 2)
     with pytest.raises(cv.BadInput, match="layer='all'"):
         token_layers_figure(features.layers[0])
+    with pytest.raises(cv.BadInput, match="of no image"):
+        token_features_figure(features[:0])
 
 
 def test_saved_pictures_plots_and_notebooks(features: cv.PatchFeatures, tmp_path: Path) -> None:

@@ -258,8 +258,13 @@ def features(
     images = as_images(images)
     model = as_model(model, images)
     collected = _collect(model, images, layer, execution)
-    results = [_patch_features(output, collected, model, foreground, threshold) for output in collected.outputs]
-    return replace(results[-1], layers=tuple(results)) if layer == ALL else results[-1]
+    about: dict[str, Any] = {"weights_hash": state_hash(model.module), "versions": versions()}
+    results = [
+        replace(_patch_features(output, collected, model, foreground, threshold), **about)
+        for output in collected.outputs
+    ]
+    notes = tuple(dict.fromkeys(note for result in results for note in result.notes))
+    return replace(results[-1], layers=tuple(results) if layer == ALL else (), notes=notes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -438,8 +443,6 @@ def _patch_features(
         preprocess=model.preprocess,
         foreground=None if kept is None else kept.reshape(batch, rows, cols),
         notes=notes,
-        weights_hash=state_hash(model.module),
-        versions=versions(),
     )
 
 

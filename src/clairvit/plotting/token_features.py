@@ -50,6 +50,8 @@ def token_features_figure(
     features: PatchFeatures, patch: Patch | None = None, style: PlotStyle | None = None
 ) -> Figure:
     """Return a figure with a row per image: photo, components, norms and, with `patch`, the similarity to it."""
+    if len(features) == 0:
+        raise BadInput("The features are of no image; expected at least one to draw.")
     style = style or PlotStyle(smooth=False)
     check_rows(len(features))
     similarity = None if patch is None else to_numpy(features.similarity(*patch))
