@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -352,3 +353,29 @@ def test_patches_that_are_not_in_order_have_no_index() -> None:
     with pytest.raises(NotApplicable, match="row by row"):
         cv.patch(module, images, {cv.Site(0): "mean"})
     assert cv.patch(module, images, {cv.Site(0): "zero"}).difference(0).all()
+
+
+def test_no_reference_cycle_keeps_tensors_alive() -> None:
+    model, images = double("timm-vit")
+    sites: dict[cv.Site, Any] = {cv.Site(1, **part): "source" for part in PARTS}
+    cv.patch(model, images, sites, source=images)
+    cv.logit_lens(model, images)
+    gc.collect()
+    gc.disable()
+    try:
+        before = sum(issubclass(type(o), Tensor) for o in gc.get_objects())
+        cv.patch(model, images, sites, source=images)
+        cv.logit_lens(model, images)
+        assert sum(issubclass(type(o), Tensor) for o in gc.get_objects()) <= before
+    finally:
+        gc.enable()
+
+
+def test_inference_mode_and_no_grad_make_no_difference() -> None:
+    model, images = double("torchvision-vit")
+    sites: dict[cv.Site, Any] = {cv.Site(1, **part): "mean" for part in PARTS}
+    expected = cv.patch(model, images, sites).patched
+    for mode in (torch.inference_mode, torch.no_grad):
+        with mode():
+            assert torch.equal(cv.patch(model, images, sites).patched, expected)
+    assert not expected.requires_grad

@@ -13,6 +13,7 @@ Blocks are those of the recording, in the order in which they are entered.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Self
 
@@ -31,13 +32,17 @@ from clairvit.tracing.structure import ModelStructure, tokens_among
 Edit = Callable[[Tensor], Tensor | None]  # an activation -> its replacement of the same shape; None leaves it
 
 
-class BlockInputPatching:
-    """Apply `edit(block, tokens)` to the input [B, N, d] of each block inside the `with`; None leaves it."""
+class BlockInputPatching(ABC):
+    """Replace the inputs [B, N, d] of blocks inside the `with`."""
 
-    def __init__(self, recording: Recording, edit: Callable[[int, Tensor], Tensor | None]) -> None:
-        self._recording, self._edit = recording, edit
+    def __init__(self, recording: Recording) -> None:
+        self._recording = recording
         self._entered = 0
         self._hooks: list[RemovableHandle] = []
+
+    @abstractmethod
+    def edit(self, block: int, tokens: Tensor) -> Tensor | None:
+        """Return the input that a block gets instead of `tokens`, [B, N, d]; None leaves it."""
 
     def __enter__(self) -> Self:
         replace = this_thread_only(self._replace)
@@ -55,7 +60,7 @@ class BlockInputPatching:
             return None
         block = self._entered
         self._entered += 1
-        patched = self._edit(block, self._recording.as_tokens(tokens))  # [B, N, d]
+        patched = self.edit(block, self._recording.as_tokens(tokens))  # [B, N, d]
         if patched is None:
             return None
         block_input = _in_memory_like(tokens, self._recording.from_tokens(patched, like=tokens))
@@ -72,11 +77,11 @@ class ActivationPatching(BlockInputPatching):
     """Give row i of a batch the activation values[block][i] at its token positions[i], inside the `with`."""
 
     def __init__(self, recording: Recording, values: Mapping[int, Tensor], positions: Tensor) -> None:
-        super().__init__(recording, self._with_values)
+        super().__init__(recording)
         self._values, self._positions = values, positions
         self.applied = 0  # blocks whose input was changed
 
-    def _with_values(self, block: int, tokens: Tensor) -> Tensor | None:
+    def edit(self, block: int, tokens: Tensor) -> Tensor | None:
         values = self._values.get(block)
         if values is None:
             return None
@@ -98,6 +103,18 @@ class Place(NamedTuple):
     term: int = 0  # of a sum: 0 or 1
 
 
+class _BlockInputEdits(BlockInputPatching):
+    """Apply the edits of a `PlacePatching` to block inputs."""
+
+    def __init__(self, patching: PlacePatching) -> None:
+        super().__init__(patching.recording)
+        self._patching = patching
+
+    def edit(self, block: int, tokens: Tensor) -> Tensor | None:
+        self._patching.enter_block(tokens)
+        return self._patching.edited(Place("tokens", block), tokens)
+
+
 class PlacePatching(Capture):
     """Apply edits, in order, to the activations at places of one forward pass over `batch` images, inside the `with`.
 
@@ -106,14 +123,15 @@ class PlacePatching(Capture):
 
     def __init__(self, recording: Recording, batch: int, edits: Mapping[Place, Sequence[Edit]]) -> None:
         super().__init__(batch, sequence_first=recording.structure.sequence_first)
-        self._recording, self._edits = recording, edits
-        self._blocks = BlockInputPatching(recording, self._edit_block_input)
+        self.recording, self._edits = recording, edits
+        self._blocks: _BlockInputEdits | None = None  # inside the `with` alone: it refers back to this object
         self._reached: set[Place] = set()
         self._nesting = 0  # the capture enters itself again inside torch's own multi-head attention
         self._sums = -1
 
     def __enter__(self) -> Self:
-        if self._nesting == 0:
+        if self._blocks is None:
+            self._blocks = _BlockInputEdits(self)
             self._blocks.__enter__()
         self._nesting += 1
         super().__enter__()  # type: ignore[no-untyped-call]
@@ -122,9 +140,10 @@ class PlacePatching(Capture):
     def __exit__(self, *error: Any) -> None:
         self._nesting -= 1
         super().__exit__(*error)  # type: ignore[no-untyped-call]
-        if self._nesting:
+        if self._nesting or self._blocks is None:
             return
         self._blocks.__exit__(*error)
+        self._blocks = None
         missed = [place for place in self._edits if place not in self._reached]
         if missed and error[0] is None:
             raise CaptureError(
@@ -142,7 +161,7 @@ class PlacePatching(Capture):
             return self._edit_heads(self.calls[-1])
         return out
 
-    def _edited(self, place: Place, activation: Tensor) -> Tensor | None:
+    def edited(self, place: Place, activation: Tensor) -> Tensor | None:
         """Return the activation after all edits at a place; None where nothing replaces it."""
         edited = None
         for edit in self._edits.get(place, ()):
@@ -151,13 +170,9 @@ class PlacePatching(Capture):
             edited = edited if replacement is None else replacement
         return edited
 
-    def _edit_block_input(self, block: int, tokens: Tensor) -> Tensor | None:
-        self.enter_block(tokens)
-        return self._edited(Place("tokens", block), tokens)
-
     def _edit_heads(self, call: AttentionCall) -> Tensor:
         place = Place("heads", len(self.calls) - 1)
-        edited = self._edited(place, call.heads(call.out))
+        edited = self.edited(place, call.heads(call.out))
         if edited is None:
             return call.out
         patched = call.out.clone()
@@ -173,10 +188,10 @@ class PlacePatching(Capture):
     def _edit_sum(self, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
         for term, value in enumerate(args[:2]):
             place = Place("sum", self._sums, term)
-            edited = self._edited(place, self._recording.as_tokens(value)) if place in self._edits else None
+            edited = self.edited(place, self.recording.as_tokens(value)) if place in self._edits else None
             if edited is None:
                 continue
-            patched = _in_memory_like(value, self._recording.from_tokens(edited, like=value))
+            patched = _in_memory_like(value, self.recording.from_tokens(edited, like=value))
             if term == 0 and ops.is_in_place(func, kwargs):
                 patched = value.copy_(patched)  # the sum is written into this tensor, which others may read
             args = (*args[:term], patched, *args[term + 1 :])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from clairvit.errors import BadInput, UnknownName, WrongType, did_you_mean
@@ -67,10 +67,6 @@ class Site:
         elif self.tokens is not None:
             words.append(f"{len(self.tokens)} patch{'es' * (len(self.tokens) != 1)}")
         return ", ".join(words)
-
-    def with_all_tokens(self) -> Site:
-        """Return the same activation at all tokens."""
-        return replace(self, tokens=None)
 
 
 def _check_index(value: Any, name: str) -> None:
