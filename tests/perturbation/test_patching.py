@@ -7,6 +7,7 @@ import gc
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -297,6 +298,11 @@ def test_bad_values_are_refused(case: str) -> None:
 def test_bad_sites_are_refused(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         cv.Site(**arguments)
+
+
+def test_sites_of_equal_numbers_are_one_site() -> None:
+    counted = cv.Site(np.int64(1), tokens=np.array([2, 0]))  # type: ignore[arg-type]
+    assert {counted, cv.Site(1, tokens=(2, 0)), cv.Site(1, tokens=torch.tensor([2, 0]))} == {cv.Site(1, tokens=[2, 0])}  # type: ignore[arg-type]
 
 
 def test_bad_arguments_are_refused() -> None:

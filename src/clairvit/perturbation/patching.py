@@ -238,7 +238,7 @@ def logit_lens(model: ModelLike | Trace, images: Any = None) -> Tensor:
     """Apply the model's own head to the output of each block: the scores as if the later blocks were left out.
 
     score[l] = head(x_l), where x_l is the output of block l, and the head is everything that follows the last block:
-    norm, pooling and classifier (nostalgebraist, 2020). The last one is the model's score.
+    norm, pooling and classifier (nostalgebraist, 2020). The last one is the model's score, up to rounding.
 
     Args:
         model: As in `cv.patch`, or a `cv.trace`, whose model and images are used.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any, Literal
 
 from clairvit.errors import BadInput, UnknownName, WrongType, did_you_mean
@@ -40,9 +41,9 @@ class Site:
     tokens: tuple[int, ...] | Sequence[int] | Literal["patches", "prefix"] | None = None
 
     def __post_init__(self) -> None:
-        _check_index(self.layer, "layer")
+        object.__setattr__(self, "layer", _checked_index(self.layer, "layer"))
         if self.head is not None:
-            _check_index(self.head, "head")
+            object.__setattr__(self, "head", _checked_index(self.head, "head"))
         if self.part is not None and self.part not in PARTS:
             raise UnknownName(
                 f"There is no part '{self.part}' of a block.{did_you_mean(str(self.part), PARTS)} Choose one of: "
@@ -69,11 +70,13 @@ class Site:
         return ", ".join(words)
 
 
-def _check_index(value: Any, name: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
+def _checked_index(value: Any, name: str) -> int:
+    """Return an integer of Python or NumPy as int; raise unless it is one from 0."""
+    if isinstance(value, bool) or not isinstance(value, Integral):
         raise WrongType(f"The {name} of a site is {value!r}; expected an integer from 0.")
     if value < 0:
         raise BadInput(f"The {name} of a site is {value}; expected an integer from 0.")
+    return int(value)
 
 
 def _checked_tokens(tokens: Any) -> tuple[int, ...] | str | None:
@@ -88,10 +91,12 @@ def _checked_tokens(tokens: Any) -> tuple[int, ...] | str | None:
         return tokens
     if hasattr(tokens, "tolist"):
         tokens = tokens.tolist()
-    if not isinstance(tokens, Sequence | range):
+    if not isinstance(tokens, Sequence):
         raise WrongType(f"tokens= is a {type(tokens).__name__}; expected a list of patch indices.")
-    for token in tokens:
-        _check_index(token, "token")
-    if not tokens or len(set(tokens)) != len(tokens):
-        raise BadInput(f"tokens= names {len(tokens)} patches, {len(set(tokens))} different ones; expected each once.")
-    return tuple(tokens)
+    indices = tuple(_checked_index(token, "token") for token in tokens)
+    if not indices or len(set(indices)) != len(indices):
+        raise BadInput(
+            f"tokens= names {len(indices)} patches, {len(set(indices))} different ones; expected at least one, and "
+            "each of them once."
+        )
+    return indices
