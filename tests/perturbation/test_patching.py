@@ -13,7 +13,9 @@ import torch
 from torch import Tensor, nn
 
 import clairvit as cv
-from clairvit.errors import BadInput, NotApplicable, UnknownName, WrongType
+from clairvit.errors import BadInput, CaptureError, NotApplicable, UnknownName, WrongType
+from clairvit.perturbation.activation_patching import Place, PlacePatching
+from clairvit.tracing.recording import record
 from helpers.custom_vits import ClassTokenLast
 from helpers.module_fingerprint import differences, fingerprint
 from helpers.rounding import assert_same
@@ -385,3 +387,14 @@ def test_inference_mode_and_no_grad_make_no_difference() -> None:
         with mode():
             assert torch.equal(cv.patch(model, images, sites).patched, expected)
     assert not expected.requires_grad
+
+
+@pytest.mark.parametrize("place", [Place("tokens", 2), Place("heads", 2), Place("sum", 999)])
+def test_an_activation_that_is_not_computed_is_an_error(place: Place) -> None:
+    model, images = double("timm-vit")
+    recording = record(model, images, differentiable=False)
+    before = fingerprint(model.module)
+    patching = PlacePatching(recording, len(images), {place: [torch.zeros_like]})
+    with pytest.raises(CaptureError, match="1 of 1 activations were not computed"), patching:
+        scores_of(model, images)
+    assert differences(before, fingerprint(model.module)) == []
