@@ -223,6 +223,14 @@ def test_the_logit_lens_is_the_model_whose_later_blocks_do_nothing(name: str) ->
     assert not torch.equal(scores[0], scores[1])
 
 
+@pytest.mark.parametrize("name", [name for name in MODELS + OTHERS if name != "home-encoder-post-norm"])
+def test_a_block_whose_parts_add_nothing_is_left_out_by_the_logit_lens(name: str) -> None:
+    """A norm behind the sum, as in an encoder layer with norm_first=False, is no part of either."""
+    model, images = double(name)
+    sites: dict[cv.Site, Any] = {cv.Site(1, part="attention"): "zero", cv.Site(1, part="mlp"): "zero"}
+    check(name, cv.patch(model, images, sites).patched, cv.logit_lens(model, images)[0])
+
+
 @pytest.mark.parametrize("kind", ["head", "block", "attention", "mlp"])
 def test_a_sweep_is_one_patch_per_site(kind: Any) -> None:
     model, images = double("timm-vit")
