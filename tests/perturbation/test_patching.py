@@ -275,6 +275,7 @@ BAD_VALUES: dict[str, tuple[Any, Any, type[Exception], str]] = {
     "not finite": (cv.Site(0), torch.full((WIDTH,), torch.nan), BadInput, "not finite"),
     "integers": (cv.Site(0), torch.zeros(WIDTH, dtype=torch.long), BadInput, "floating-point"),
     "value": (cv.Site(0), "zeros", UnknownName, "Did you mean 'zero'"),
+    "array": (cv.Site(0), np.zeros(WIDTH), WrongType, "is a ndarray; expected a tensor"),
     "source": (cv.Site(0), "source", BadInput, "no source images"),
     "site": (3, "zero", WrongType, "expected cv.Site"),
 }
@@ -321,6 +322,12 @@ def test_bad_arguments_are_refused() -> None:
         cv.patch(model, images, {})
     with pytest.raises(BadInput, match="one source image for all"):
         cv.patch(model, images, {cv.Site(0): "source"}, source=other_images("timm-vit", 3))
+    for run in (
+        lambda: cv.patch(model, images, {cv.Site(0): "zero"}, source=images),
+        lambda: cv.patch_sweep(model, images, source=images),
+    ):
+        with pytest.raises(BadInput, match="no site has the value 'source'"):
+            run()
     with pytest.raises(UnknownName, match="Did you mean 'head'"):
         cv.patch_sweep(model, images, kind="heads")  # type: ignore[arg-type]
     with pytest.raises(UnknownName, match="There is no value 'one'"):

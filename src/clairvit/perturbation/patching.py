@@ -170,9 +170,10 @@ def patch(model: ModelLike, images: Any, sites: Mapping[Site, Value], *, source:
         >>> bool((same.difference() == 0).all())
         True
     """
-    run = _patching_run(model, images, source)
     if not isinstance(sites, Mapping) or not sites:
         raise BadInput("No site was given; expected a mapping such as {cv.Site(layer=3, head=2): 'zero'}.")
+    _check_source_is_used(source, sites.values())
+    run = _patching_run(model, images, source)
     edits = [_site_edit(run, site, value) for site, value in sites.items()]
     return run.scores(run.patched(edits), tuple(sites))
 
@@ -219,6 +220,7 @@ def patch_sweep(
         )
     if isinstance(value, Tensor):
         raise WrongType(f"The value of a sweep is a tensor; expected one of: {_listed(VALUES)}. Use cv.patch instead.")
+    _check_source_is_used(source, [value])
     run = _patching_run(model, images, source)
     sites = list(_sites_of_kind(run.recording, kind))
     original = run.scores(run.recording.logits, ())
@@ -346,6 +348,13 @@ def _patching_run(model: ModelLike, images: Any, source: Any) -> _PatchingRun:
     return _PatchingRun(recording, other)
 
 
+def _check_source_is_used(source: Any, values: Iterable[Any]) -> None:
+    if source is not None and not any(isinstance(value, str) and value == "source" for value in values):
+        raise BadInput(
+            "Source images were given, and no site has the value 'source'; give it to a site, or leave them out."
+        )
+
+
 def _check_layers(recording: Recording) -> None:
     kinds = sorted({call.kind for call in recording.calls})
     if kinds != ["tokens"] or recording.structure.layout is None:
@@ -377,9 +386,13 @@ def _site_edit(run: _PatchingRun, site: Site, value: Any) -> tuple[Place, Edit]:
     """Return the place of a site, and the edit that gives its tokens a value."""
     if not isinstance(site, Site):
         raise WrongType(f"A site is a {type(site).__name__}; expected cv.Site(layer=…).")
-    if not isinstance(value, Tensor) and value not in VALUES:
+    if not isinstance(value, Tensor | str):
+        raise WrongType(
+            f"The value of {site} is a {type(value).__name__}; expected a tensor or one of: {_listed(VALUES)}."
+        )
+    if isinstance(value, str) and value not in VALUES:
         raise UnknownName(
-            f"There is no value '{value}'.{did_you_mean(str(value), VALUES)} Choose one of: {_listed(VALUES)}; or give "
+            f"There is no value '{value}'.{did_you_mean(value, VALUES)} Choose one of: {_listed(VALUES)}; or give "
             "a tensor."
         )
     place, rows = _place(run, site), _token_rows(run.recording, site)
