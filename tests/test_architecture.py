@@ -24,6 +24,7 @@ LAZY_EXCEPTIONS = {
     ("methods/explanation.py", "metrics"),  # Explanation.check
     ("methods/explain.py", "plotting"),  # the same of Comparison
     ("methods/token_features.py", "plotting"),  # the same of PatchFeatures
+    ("perturbation/patching.py", "plotting"),  # PatchSweep.plot
     ("metrics/score.py", "plotting"),  # the same of Scores
 }
 

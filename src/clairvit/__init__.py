@@ -63,6 +63,12 @@ if TYPE_CHECKING:
     from clairvit.models.model import Model as Model
     from clairvit.models.preprocess import Preprocess as Preprocess
     from clairvit.models.wrap import wrap as wrap
+    from clairvit.perturbation.patching import PatchedScores as PatchedScores
+    from clairvit.perturbation.patching import PatchSweep as PatchSweep
+    from clairvit.perturbation.patching import logit_lens as logit_lens
+    from clairvit.perturbation.patching import patch as patch
+    from clairvit.perturbation.patching import patch_sweep as patch_sweep
+    from clairvit.perturbation.site import Site as Site
     from clairvit.registry import list_methods as list_methods
     from clairvit.registry import list_metrics as list_metrics
     from clairvit.registry import list_models as list_models
@@ -119,6 +125,13 @@ _MODULES = {
     "PatchFeatures": "clairvit.methods.token_features",
     "trace": "clairvit.tracing.trace",
     "Trace": "clairvit.tracing.trace",
+    # activations
+    "patch": "clairvit.perturbation.patching",
+    "patch_sweep": "clairvit.perturbation.patching",
+    "logit_lens": "clairvit.perturbation.patching",
+    "Site": "clairvit.perturbation.site",
+    "PatchedScores": "clairvit.perturbation.patching",
+    "PatchSweep": "clairvit.perturbation.patching",
     # scores
     "evaluate": "clairvit.metrics.evaluate",
     "Score": "clairvit.metrics.score",

@@ -93,6 +93,25 @@ def features(module: nn.Module) -> Any:
     return cv.features(cv.wrap(module), image(2), layer="all", foreground="positive", batch_size=1)
 
 
+def patch(module: nn.Module) -> Any:
+    sites = {
+        cv.Site(0, tokens=[1, 2]): "mean",
+        cv.Site(0, head=1): "zero",
+        cv.Site(1): "source",
+        cv.Site(1, part="mlp"): "zero",
+    }
+    scores = cv.patch(cv.wrap(module), image(2), sites, source=image())
+    return scores.original, scores.patched
+
+
+def patch_sweep(module: nn.Module) -> Any:
+    return cv.patch_sweep(cv.wrap(module), image(), kind="attention", target=TARGET).effects
+
+
+def logit_lens(module: nn.Module) -> Any:
+    return cv.logit_lens(cv.wrap(module), image())
+
+
 VERBS: dict[str, Callable[[nn.Module], Any]] = {
     **{f"explain {kind}": lambda module, method=method: explain(module, method) for kind, method in KINDS.items()},
     "compare": compare,
@@ -103,6 +122,9 @@ VERBS: dict[str, Callable[[nn.Module], Any]] = {
     "doctor": doctor,
     "check_maps": check_maps,
     "features": features,
+    "patch": patch,
+    "patch_sweep": patch_sweep,
+    "logit_lens": logit_lens,
 }
 
 

@@ -1,0 +1,111 @@
+"""ResidualBranches: which sums of a forward pass add the attention's output, and the MLP's, to the residual stream."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from clairvit.tracing import ops
+from clairvit.tracing.attention_call import AttentionCall
+from clairvit.tracing.recorders.base import Op, Recorder
+from clairvit.tracing.residual_sums import ResidualStream, ResidualSum
+
+if TYPE_CHECKING:
+    from clairvit.tracing.recording import Recording
+
+
+class Branch(NamedTuple):
+    """A term of a sum: its sum's number among all sums of the forward pass, and which of the two terms it is."""
+
+    number: int
+    term: int
+
+
+class _BlockSum(NamedTuple):
+    """A residual sum inside a block."""
+
+    block: int
+    shape: torch.Size
+    branch: Branch
+    after_attention: bool  # the branch is computed from the block's attention
+
+
+class ResidualBranches(Recorder):
+    """Record the branches of each layer's two residual sums: x + attention(x), then + mlp(x).
+
+    The sums are told from others by the graph (`tracing/residual_sums.py`). The attention's is the first of the two
+    whose branch is computed from the block's attention; the other one is the MLP's. Layers with more or fewer residual
+    sums have no such branches.
+    """
+
+    kinds = ops.SUMS
+
+    def __init__(self) -> None:
+        self._stream = ResidualStream()
+        self._number = -1
+        self._pending: tuple[ResidualSum, Any] | None = None  # the sum that is being computed, its branch's node
+        self._sums: list[_BlockSum] = []
+        self._input_shapes: dict[int, torch.Size] = {}  # block -> of its input
+        self._layers: list[tuple[Branch, Branch] | None] = []
+
+    def before_op(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Look at the terms before the sum may overwrite one of them."""
+        self._pending = None
+        if ops.kind_of(function) not in ops.SUMS:
+            return
+        self._number += 1
+        if len(args) == 2 and not kwargs and all(isinstance(term, Tensor) for term in args):
+            residual = self._stream.match(*args)
+            if residual is not None:
+                self._pending = residual, args[1 - residual.z_in].grad_fn
+
+    def on_op(self, op: Op) -> None:
+        if self._pending is None:
+            return
+        (residual, node), self._pending = self._pending, None
+        self._stream.add(op.output, residual)
+        if op.block < 0 or op.after_blocks:
+            return
+        call = op.calls[-1] if op.calls and op.calls[-1].block == op.block else None
+        after_attention = call is not None and _is_computed_from(node, call.out.grad_fn)
+        branch = Branch(self._number, 1 - residual.z_in)
+        self._sums.append(_BlockSum(op.block, op.output.shape, branch, after_attention))
+
+    def on_block(self, block: int, tokens: Tensor, calls: Sequence[AttentionCall]) -> None:
+        self._pending = None
+        self._input_shapes[block] = tokens.shape
+
+    def finish(self, recording: Recording) -> None:
+        self._stream, self._pending = ResidualStream(), None
+        self._layers = [self._branches(call.block) for call in recording.calls]
+
+    def branches(self, index: int) -> tuple[Branch, Branch] | None:
+        """Return the branches of attention and MLP of a layer; None where its block has no two residual sums."""
+        return self._layers[index]
+
+    def _branches(self, block: int) -> tuple[Branch, Branch] | None:
+        sums = [s for s in self._sums if s.block == block and s.shape == self._input_shapes.get(block)]
+        if len(sums) != 2 or not any(s.after_attention for s in sums):
+            return None
+        first, second = sums if sums[0].after_attention else reversed(sums)
+        return first.branch, second.branch
+
+
+def _is_computed_from(node: Any, source: Any) -> bool:
+    """Return whether a node of the graph is computed from another one."""
+    if node is None or source is None:
+        return False
+    visited, pending = {node}, [node]
+    while pending:
+        current = pending.pop()
+        if current is source:
+            return True
+        for parent, _ in current.next_functions:
+            # A node that is older than the source cannot be computed from it.
+            if parent is not None and parent not in visited and parent._sequence_nr() >= source._sequence_nr():
+                visited.add(parent)
+                pending.append(parent)
+    return False

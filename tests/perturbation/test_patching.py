@@ -1,0 +1,415 @@
+"""Activation patching and the logit lens against changed copies of the model and hand-written hooks, in float64."""
+
+from __future__ import annotations
+
+import copy
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import clairvit as cv
+from clairvit.errors import BadInput, CaptureError, NotApplicable, UnknownName, WrongType
+from clairvit.perturbation.activation_patching import Place, PlacePatching
+from clairvit.tracing.recording import record
+from helpers.custom_vits import ClassTokenLast
+from helpers.module_fingerprint import differences, fingerprint
+from helpers.rounding import assert_same
+from helpers.tiny_models import HEADS, STRANGE, WIDTH, ZOO, cnn, double, growth_of, pixels, shaken, strange
+
+MODELS = ["timm-vit", "hf-vit-sdpa", "torchvision-vit", "home-matmul"]
+# Other attention code, token order, prefixes, residual sums and heads.
+OTHERS = [
+    *("timm-vit-qk-norm-explicit", "timm-dinov3", "timm-post-norm", "timm-cait", "timm-swiglu", "hf-clip-eager"),
+    *("hf-deit-teacher-sdpa", "open_clip-tower", "home-einsum-transposed", "home-bmm", "home-grouped-query"),
+    *("home-sequence-first", "home-encoder-post-norm"),
+]
+PARTS: list[dict[str, Any]] = [{}, {"head": 1}, {"part": "attention"}, {"part": "mlp"}]
+DH = WIDTH // HEADS
+
+
+def other_images(name: str, batch: int = 2) -> Tensor:
+    return pixels(name, batch, seed=5, dtype=torch.float64)
+
+
+def blocks_of(module: nn.Module) -> list[nn.Module]:
+    """The blocks: the first list of two modules of one class that are not layers of torch."""
+    lists = [part for part in module.modules() if isinstance(part, nn.ModuleList | nn.Sequential) and len(part) == 2]
+    return list(next(part for part in lists if type(part[0]) is type(part[1])))
+
+
+def linear_layers(block: nn.Module) -> list[nn.Linear]:
+    return [part for part in block.modules() if isinstance(part, nn.Linear)]
+
+
+def output_projection(block: nn.Module) -> nn.Linear:
+    """The last linear layer of the attention: two of the MLP come after it."""
+    return linear_layers(block)[-3]
+
+
+def scores_of(model: cv.Model, images: Tensor) -> Tensor:
+    with torch.no_grad():
+        return model.logits(images)
+
+
+def changed(model: cv.Model, change: Callable[[nn.Module], None], layer: int) -> cv.Model:
+    """A copy of the model with one block changed."""
+    module = copy.deepcopy(model.module)
+    with torch.no_grad():
+        change(blocks_of(module)[layer])
+    return cv.wrap(module, size=ZOO[MODELS[0]].size)
+
+
+def check(name: str, actual: Tensor, expected: Tensor) -> None:
+    assert_same(actual, expected, growth=growth_of(name))
+
+
+@pytest.mark.parametrize("part", PARTS, ids=str)
+@pytest.mark.parametrize("name", MODELS + OTHERS)
+def test_a_site_patched_with_its_own_value_changes_nothing(name: str, part: dict[str, Any]) -> None:
+    model, images = double(name)
+    site = cv.Site(1, **part)
+    scores = cv.patch(model, images, {site: "source"}, source=images)
+    assert torch.equal(scores.patched, scores.original)
+    check(name, scores.original, scores_of(model, images))
+    zeroed = cv.patch(model, images, {site: "zero"})
+    assert (zeroed.patched != scores.original).any(1).all()
+
+
+@pytest.mark.parametrize("name", MODELS + OTHERS)
+def test_all_tokens_of_another_image_give_its_scores(name: str) -> None:
+    model, images = double(name)
+    others = other_images(name)
+    expected = scores_of(model, others)
+    for layer in range(ZOO[name].layers):
+        scores = cv.patch(model, images, {cv.Site(layer): "source"}, source=others)
+        check(name, scores.patched, expected)
+        check(name, scores.original, scores_of(model, images))
+    single = cv.patch(model, images, {cv.Site(1): "source"}, source=others[0])
+    check(name, single.patched, expected[:1].expand(2, -1))
+
+
+@pytest.mark.parametrize("layer", [0, 1])
+@pytest.mark.parametrize("name", MODELS)
+def test_a_head_set_to_zero_is_a_projection_that_does_not_read_it(name: str, layer: int) -> None:
+    model, images = double(name)
+
+    def without_head(block: nn.Module, head: int) -> None:
+        output_projection(block).weight[:, head * DH : (head + 1) * DH] = 0
+
+    for head in range(HEADS):
+        reference = changed(model, lambda block, head=head: without_head(block, head), layer)  # type: ignore[misc]
+        scores = cv.patch(model, images, {cv.Site(layer, head=head): "zero"})
+        check(name, scores.patched, scores_of(reference, images))
+
+
+@pytest.mark.parametrize("name", ["timm-vit", "hf-vit-sdpa", "home-matmul"])
+def test_a_head_set_to_zero_is_a_hook_on_the_projection(name: str) -> None:
+    """Torchvision's projection is no module that is called: it has the test above."""
+    model, images = double(name)
+
+    def zeroed(module: nn.Module, args: tuple[Tensor]) -> Tensor:
+        tokens = args[0].clone()
+        tokens[:, [3], DH : 2 * DH] = 0  # token 3 is patch 2
+        return tokens
+
+    scores = cv.patch(model, images, {cv.Site(0, head=1, tokens=[2]): "zero"})
+    hook = output_projection(blocks_of(model.module)[0]).register_forward_pre_hook(zeroed)
+    expected = scores_of(model, images)
+    hook.remove()
+    check(name, scores.patched, expected)
+    assert not torch.equal(scores.patched, scores.original)
+
+
+@pytest.mark.parametrize("layer", [0, 1])
+@pytest.mark.parametrize("part", ["attention", "mlp"])
+@pytest.mark.parametrize("name", MODELS)
+def test_a_part_set_to_zero_is_a_part_without_weights(name: str, part: Any, layer: int) -> None:
+    model, images = double(name)
+
+    def without_part(block: nn.Module) -> None:
+        last = output_projection(block) if part == "attention" else linear_layers(block)[-1]
+        last.weight.zero_()
+        last.bias.zero_()
+
+    scores = cv.patch(model, images, {cv.Site(layer, part=part): "zero"})
+    check(name, scores.patched, scores_of(changed(model, without_part, layer), images))
+
+
+@pytest.mark.parametrize(("part", "scale"), [("attention", "ls1"), ("mlp", "ls2")])
+def test_the_value_of_a_part_is_what_comes_after_layer_scale(part: Any, scale: str) -> None:
+    name = "timm-vit-qk-norm"
+    model, images = double(name)
+    value = torch.randn(2, 17, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    scores = cv.patch(model, images, {cv.Site(0, part=part): value})
+    layer_scale = blocks_of(model.module)[0].get_submodule(scale)
+    hook = layer_scale.register_forward_hook(lambda module, args, out: value)
+    expected = scores_of(model, images)
+    hook.remove()
+    check(name, scores.patched, expected)
+
+
+def test_values_of_every_shape_and_group_of_tokens() -> None:
+    name = "timm-vit"
+    model, images = double(name)
+    generator = torch.Generator().manual_seed(3)
+    block = blocks_of(model.module)[1]
+
+    def by_hook(edit: Callable[[Tensor], None]) -> Tensor:
+        def replace(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+            tokens = args[0].clone()
+            edit(tokens)
+            return (tokens, *args[1:])
+
+        hook = block.register_forward_pre_hook(replace)
+        expected = scores_of(model, images)
+        hook.remove()
+        return expected
+
+    def assign(rows: Any, value: Any) -> Callable[[Tensor], None]:
+        def edit(tokens: Tensor) -> None:
+            tokens[:, rows] = value(tokens) if callable(value) else value
+
+        return edit
+
+    def mean(tokens: Tensor) -> Tensor:
+        return tokens[:, 1:].sum(1, keepdim=True) / 16
+
+    for shape in [(2, 2, WIDTH), (2, WIDTH), (WIDTH,)]:
+        value = torch.randn(shape, dtype=torch.float64, generator=generator)
+        scores = cv.patch(model, images, {cv.Site(1, tokens=[4, 0]): value})
+        check(name, scores.patched, by_hook(assign([5, 1], value)))
+    groups: list[tuple[Any, Any]] = [("prefix", [0]), ("patches", slice(1, None)), (None, slice(None)), ([15], [16])]
+    for tokens, rows in groups:
+        scores = cv.patch(model, images, {cv.Site(1, tokens=tokens): "mean"})
+        check(name, scores.patched, by_hook(assign(rows, mean)))
+
+
+def test_sites_are_applied_in_the_order_of_the_mapping() -> None:
+    model, images = double("timm-vit")
+    wide, narrow = cv.Site(1), cv.Site(1, tokens=[2])
+    value = torch.arange(WIDTH, dtype=torch.float64).sin()
+    both = cv.patch(model, images, {narrow: value, wide: "zero"})
+    assert torch.equal(both.patched, cv.patch(model, images, {wide: "zero"}).patched)
+    assert not torch.equal(both.patched, cv.patch(model, images, {wide: "zero", narrow: value}).patched)
+
+
+@pytest.mark.parametrize("name", MODELS + OTHERS)
+def test_the_logit_lens_of_the_last_layer_is_the_score(name: str) -> None:
+    model, images = double(name)
+    scores = cv.logit_lens(model, images)
+    assert scores.shape[0] == ZOO[name].layers
+    check(name, scores[-1], scores_of(model, images))
+
+
+@pytest.mark.parametrize("name", [*MODELS, "home-sequence-first", "timm-dinov3"])
+def test_the_logit_lens_is_the_model_whose_later_blocks_do_nothing(name: str) -> None:
+    model, images = double(name)
+    scores = cv.logit_lens(model, images)
+    assert torch.equal(scores, cv.logit_lens(cv.trace(model, images)))
+
+    def skip(module: nn.Module, args: Any, kwargs: Any, out: Any) -> Any:
+        tokens = args[0] if args else next(iter(kwargs.values()))
+        return tokens if isinstance(out, Tensor) else (tokens, *out[1:])
+
+    hook = blocks_of(model.module)[1].register_forward_hook(skip, with_kwargs=True)
+    expected = scores_of(model, images)
+    hook.remove()
+    check(name, scores[0], expected)
+    assert not torch.equal(scores[0], scores[1])
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS + OTHERS if name != "home-encoder-post-norm"])
+def test_a_block_whose_parts_add_nothing_is_left_out_by_the_logit_lens(name: str) -> None:
+    """A norm behind the sum, as in an encoder layer with norm_first=False, is no part of either."""
+    model, images = double(name)
+    sites: dict[cv.Site, Any] = {cv.Site(1, part="attention"): "zero", cv.Site(1, part="mlp"): "zero"}
+    check(name, cv.patch(model, images, sites).patched, cv.logit_lens(model, images)[0])
+
+
+@pytest.mark.parametrize("kind", ["head", "block", "attention", "mlp"])
+def test_a_sweep_is_one_patch_per_site(kind: Any) -> None:
+    model, images = double("timm-vit")
+    others = other_images("timm-vit")
+    sweep = cv.patch_sweep(model, images, kind=kind, target=[3, 1], value="source", source=others, score="prob")
+    heads = range(HEADS) if kind == "head" else [None]
+    parts: dict[str, Any] = {} if kind in ("head", "block") else {"part": kind}
+    assert sweep.effects.shape == (2, 2, len(heads))
+    for layer in range(2):
+        for column, head in enumerate(heads):
+            site = cv.Site(layer, head=head, **parts)
+            scores = cv.patch(model, images, {site: "source"}, source=others)
+            p = scores.patched.softmax(1) - scores.original.softmax(1)
+            check("timm-vit", sweep.effects[:, layer, column], torch.stack([p[0, 3], p[1, 1]]))
+            assert torch.equal(scores.difference([3, 1], score="prob"), sweep.effects[:, layer, column])
+    assert torch.equal(sweep.table, sweep.effects.mean(0))
+    assert sweep.target == ("class 3", "class 1")
+
+
+def test_a_sweep_is_drawn_with_zero_in_the_middle() -> None:
+    model, images = double("timm-vit")
+    axes = cv.patch_sweep(model, images, target=3).plot()
+    (drawn,) = axes.get_images()
+    assert drawn.get_array().shape == (2, HEADS)
+    assert drawn.norm.vmin == -drawn.norm.vmax < 0
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("head", "layer")
+
+
+def test_the_default_target_is_the_class_that_is_predicted_without_patching() -> None:
+    model, images = double("timm-vit")
+    scores = cv.patch(model, images, {cv.Site(0): "zero"})
+    rows, predicted = torch.arange(2), scores.original.argmax(1)
+    assert torch.equal(scores.difference(), scores.patched[rows, predicted] - scores.original[rows, predicted])
+
+
+BAD_VALUES: dict[str, tuple[Any, Any, type[Exception], str]] = {
+    "layer": (cv.Site(2), "zero", BadInput, "There is no layer 2: the model has 2"),
+    "head": (cv.Site(0, head=HEADS), "zero", BadInput, "There is no head 3"),
+    "token": (cv.Site(0, tokens=[16]), "zero", BadInput, "There is no patch 16"),
+    "shape": (cv.Site(0), torch.zeros(2, 16, WIDTH), BadInput, r"expected \[2, 17, 24\]"),
+    "shape of a head": (cv.Site(0, head=0), torch.zeros(WIDTH), BadInput, r"\[8\] for every token"),
+    "not finite": (cv.Site(0), torch.full((WIDTH,), torch.nan), BadInput, "not finite"),
+    "integers": (cv.Site(0), torch.zeros(WIDTH, dtype=torch.long), BadInput, "floating-point"),
+    "value": (cv.Site(0), "zeros", UnknownName, "Did you mean 'zero'"),
+    "array": (cv.Site(0), np.zeros(WIDTH), WrongType, "is a ndarray; expected a tensor"),
+    "source": (cv.Site(0), "source", BadInput, "no source images"),
+    "site": (3, "zero", WrongType, "expected cv.Site"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_VALUES)
+def test_bad_values_are_refused(case: str) -> None:
+    model, images = double("timm-vit")
+    site, value, error, message = BAD_VALUES[case]
+    before = fingerprint(model.module)
+    with pytest.raises(error, match=message):
+        cv.patch(model, images, {site: value})
+    assert differences(before, fingerprint(model.module)) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"layer": -1}, BadInput, "layer of a site is -1"),
+        ({"layer": True}, WrongType, "expected an integer"),
+        ({"layer": 0, "head": 0.5}, WrongType, "head of a site is 0.5"),
+        ({"layer": 0, "part": "atention"}, UnknownName, "Did you mean 'attention'"),
+        ({"layer": 0, "part": "mlp", "head": 1}, BadInput, "expected one of them"),
+        ({"layer": 0, "tokens": []}, BadInput, "names 0 patches"),
+        ({"layer": 0, "tokens": [1, 1]}, BadInput, "2 patches, 1 different"),
+        ({"layer": 0, "tokens": [-1]}, BadInput, "token of a site is -1"),
+        ({"layer": 0, "tokens": 3}, WrongType, "expected a list"),
+        ({"layer": 0, "tokens": "patch"}, UnknownName, "Did you mean 'patches'"),
+    ],
+)
+def test_bad_sites_are_refused(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        cv.Site(**arguments)
+
+
+def test_sites_of_equal_numbers_are_one_site() -> None:
+    counted = cv.Site(np.int64(1), tokens=np.array([2, 0]))  # type: ignore[arg-type]
+    assert {counted, cv.Site(1, tokens=(2, 0)), cv.Site(1, tokens=torch.tensor([2, 0]))} == {cv.Site(1, tokens=[2, 0])}  # type: ignore[arg-type]
+
+
+def test_bad_arguments_are_refused() -> None:
+    model, images = double("timm-vit")
+    with pytest.raises(BadInput, match="No site was given"):
+        cv.patch(model, images, {})
+    with pytest.raises(BadInput, match="one source image for all"):
+        cv.patch(model, images, {cv.Site(0): "source"}, source=other_images("timm-vit", 3))
+    for run in (
+        lambda: cv.patch(model, images, {cv.Site(0): "zero"}, source=images),
+        lambda: cv.patch_sweep(model, images, source=images),
+    ):
+        with pytest.raises(BadInput, match="no site has the value 'source'"):
+            run()
+    with pytest.raises(UnknownName, match="Did you mean 'head'"):
+        cv.patch_sweep(model, images, kind="heads")  # type: ignore[arg-type]
+    with pytest.raises(UnknownName, match="There is no value 'one'"):
+        cv.patch_sweep(model, images, value="one")  # type: ignore[arg-type]
+    with pytest.raises(BadInput, match="one of them"):
+        cv.logit_lens(cv.trace(model, images), images)
+    with pytest.raises(BadInput, match="No images were given"):
+        cv.logit_lens(model)
+    mean_pool, mean_pool_images = double("home-mean-pool")
+    with pytest.raises(BadInput, match="has no prefix tokens"):
+        cv.patch(mean_pool, mean_pool_images, {cv.Site(0, tokens="prefix"): "zero"})
+
+
+@pytest.mark.parametrize("name", ["home-loop", "home-lucid", "timm-parallel"])
+def test_blocks_that_are_no_modules_have_heads_alone(name: str) -> None:
+    model, images = double(name)
+    assert cv.patch(model, images, {cv.Site(1, head=0): "zero"}).difference(0).all()
+    for site in (cv.Site(1), cv.Site(1, part="mlp")):
+        with pytest.raises(NotApplicable, match="are no modules"):
+            cv.patch(model, images, {site: "zero"})
+    with pytest.raises(NotApplicable, match="are no modules"):
+        cv.logit_lens(model, images)
+
+
+def test_a_block_without_two_residual_sums_has_no_parts() -> None:
+    model, images = double("home-in-place")
+    with pytest.raises(NotApplicable, match="by two sums"):
+        cv.patch(model, images, {cv.Site(0, part="attention"): "zero"})
+
+
+@pytest.mark.parametrize("name", ["swin", "xcit", "cnn"])
+def test_models_without_global_attention_are_refused(name: str) -> None:
+    size = (32, 32) if name == "cnn" else STRANGE[name].size
+    model = cv.wrap(strange(cnn if name == "cnn" else STRANGE[name].make), name=name, size=size)
+    images = torch.zeros(1, 3, *size)
+    for run in (lambda: cv.patch(model, images, {cv.Site(0): "zero"}), lambda: cv.logit_lens(model, images)):
+        with pytest.raises(NotApplicable, match="does not attend between all its tokens"):
+            run()
+
+
+def test_patches_that_are_not_in_order_have_no_index() -> None:
+    module = shaken(ClassTokenLast(), 0).double().eval()
+    images = pixels("home-matmul", dtype=torch.float64)
+    with pytest.raises(NotApplicable, match="row by row"):
+        cv.patch(module, images, {cv.Site(0, tokens=[0]): "zero"})
+    with pytest.raises(NotApplicable, match="row by row"):
+        cv.patch(module, images, {cv.Site(0): "mean"})
+    assert cv.patch(module, images, {cv.Site(0): "zero"}).difference(0).all()
+
+
+def test_no_reference_cycle_keeps_tensors_alive() -> None:
+    model, images = double("timm-vit")
+    sites: dict[cv.Site, Any] = {cv.Site(1, **part): "source" for part in PARTS}
+    cv.patch(model, images, sites, source=images)
+    cv.logit_lens(model, images)
+    gc.collect()
+    gc.disable()
+    try:
+        before = sum(issubclass(type(o), Tensor) for o in gc.get_objects())
+        cv.patch(model, images, sites, source=images)
+        cv.logit_lens(model, images)
+        assert sum(issubclass(type(o), Tensor) for o in gc.get_objects()) <= before
+    finally:
+        gc.enable()
+
+
+def test_inference_mode_and_no_grad_make_no_difference() -> None:
+    model, images = double("torchvision-vit")
+    sites: dict[cv.Site, Any] = {cv.Site(1, **part): "mean" for part in PARTS}
+    expected = cv.patch(model, images, sites).patched
+    for mode in (torch.inference_mode, torch.no_grad):
+        with mode():
+            assert torch.equal(cv.patch(model, images, sites).patched, expected)
+    assert not expected.requires_grad
+
+
+@pytest.mark.parametrize("place", [Place("tokens", 2), Place("heads", 2), Place("sum", 999)])
+def test_an_activation_that_is_not_computed_is_an_error(place: Place) -> None:
+    model, images = double("timm-vit")
+    recording = record(model, images, differentiable=False)
+    before = fingerprint(model.module)
+    patching = PlacePatching(recording, len(images), {place: [torch.zeros_like]})
+    with pytest.raises(CaptureError, match="1 of 1 activations were not computed"), patching:
+        scores_of(model, images)
+    assert differences(before, fingerprint(model.module)) == []
