@@ -117,6 +117,19 @@ def _residual_rule(x: Tensor, branch: Tensor, R: Tensor, gamma: float) -> tuple[
     return weighted[0] / total * R, weighted[1] / total * R
 
 
+def amplification(vit: ViT, run: Run, classes: list[int], gamma: float) -> Tensor:
+    """A = Σ(|R_in| + |R_up|) / Σ|R_out| over the two residual sums of each block, [L, B]."""
+    rows = []
+    for index, R in enumerate(attnlrp(vit, run, classes, gamma)[1:]):
+        (_, mlp), (first, second) = vit.blocks[index], run.blocks[index]
+        over, under = 0.0, 0.0
+        for part, R_out in ((second, R), (first, _back_through_mlp(mlp, second, R, gamma))):
+            R_in, R_up = _residual_rule(part.x, part.end - part.x, R_out, gamma)
+            over, under = over + (R_in.abs() + R_up.abs()).sum((1, 2)), under + R_out.abs().sum((1, 2))
+        rows.append(over / under)
+    return torch.stack(rows)
+
+
 def _linear_rule(part: Linear, x: Tensor, R: Tensor) -> Tensor:
     """R_j = sum_i x_j w_ij R_i / z_i, z with its bias, which absorbs its share."""
     return x * ((R / part(x)) @ part.W)

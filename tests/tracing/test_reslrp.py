@@ -177,6 +177,9 @@ def test_which_sums_are_residual() -> None:
     assert not residual(lambda x, _: (linear(x), linear(x, 1)))  # two branches
     assert not residual(lambda x, _: (x * 0.3, x.roll(1, -1) * 0.7))  # a rotary embedding
     assert not residual(lambda x, _: (x, 0.044715 * x**3))  # inside GELU's formula
+    assert not residual(lambda x, _: (x, 0.044715 * x * x * x))
+    assert not residual(lambda x, _: (x, x))
+    assert residual(lambda x, _: (x, -0.5 * x))
     assert not residual(lambda x, _: (linear(x), linear(x, 1)[:, :1]))
 
 

@@ -3,7 +3,7 @@
 A residual sum is z_out = z_in + z_up of two activations of one shape, where the branch z_up is computed from the stream
 z_in: x + attention(norm(x)), x + mlp(norm(x)). Sums that are none: a bias or a position embedding (a constant, not
 computed from the image), two branches of the same input (rotary embeddings, LoRA, attention + mlp before they join the
-stream), and elementwise formulas (z + 0.04 z³ inside a GELU that is written out).
+stream), and formulas of one number (z + 0.04 z³ inside a GELU that is written out).
 
 A branch may also read an earlier stage of the stream, as parallel blocks do: in x + attention(x) + mlp(x) both sums are
 residual.
@@ -15,23 +15,20 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+
+def _names(*operations: str) -> frozenset[str]:
+    """Return the names of the graph nodes of elementwise operations."""
+    return frozenset(f"{operation}Backward{overload}" for operation in operations for overload in (0, 1))
+
+
 # Nodes that change the shape or the memory of a tensor, not its entries.
-_VIEWS = frozenset(
-    f"{name}Backward0"
-    for name in (
-        *("View", "UnsafeView", "ReshapeAlias", "Permute", "Transpose", "T", "Unsqueeze", "Squeeze", "Clone", "Alias"),
-        *("Contiguous", "ToCopy", "Expand"),
-    )
+_VIEWS = _names(
+    *("View", "UnsafeView", "ReshapeAlias", "Permute", "Transpose", "T", "Unsqueeze", "Squeeze", "Clone", "Alias"),
+    *("Contiguous", "ToCopy", "Expand"),
 )
-_ELEMENTWISE = _VIEWS | frozenset(
-    f"{name}Backward{overload}"
-    for name in (
-        *("Mul", "Div", "Add", "Sub", "Rsub", "Neg", "Pow", "Exp", "Sqrt", "Abs", "Tanh", "Sigmoid", "Erf"),
-        *("Gelu", "Silu", "Relu"),
-    )
-    for overload in (0, 1)
-)
-_ELEMENTWISE_ROLES = ("activation", "gate", "product")  # of operations that follow a rule table
+_LINEAR = _VIEWS | _names("Mul", "Div", "Add", "Sub", "Rsub", "Neg")
+_NONLINEAR = _names("Pow", "Exp", "Sqrt", "Abs", "Tanh", "Sigmoid", "Erf", "Gelu", "Silu", "Relu")
+_NONLINEAR_ROLES = ("activation", "gate", "product")  # of operations that follow a rule table
 
 
 class ResidualSum(NamedTuple):
@@ -64,22 +61,25 @@ class ResidualStream:
             self._earlier[_without_views(total.grad_fn)] = residual.stage
 
     def _read_by(self, branch: Any, stream: Any) -> Any:
-        """Return the latest stage of the stream that the branch is computed from by more than elementwise functions."""
+        """Return the latest stage of the stream that the branch is computed from; None for elementwise formulas."""
         stages = [stream, *([self._earlier[stream]] if stream in self._earlier else [])]
         oldest = min(stage._sequence_nr() for stage in stages)
-        found, visited, pending, transforms = set(), {branch}, [branch], False
+        if branch in stages:
+            return None
+        reached, visited, pending = set(), {branch}, [branch]
         while pending:
             node = pending.pop()
             if node in stages:
-                found.add(node)
+                reached.add(node)
                 continue
-            transforms = transforms or not _is_elementwise(node)
             for parent, _ in node.next_functions:
                 # A node that is older than the stream cannot be computed from it.
                 if parent is not None and parent not in visited and parent._sequence_nr() >= oldest:
                     visited.add(parent)
                     pending.append(parent)
-        return next((stage for stage in stages if stage in found), None) if transforms else None
+        if _is_formula(visited - set(stages)):
+            return None
+        return next((stage for stage in stages if stage in reached), None)
 
 
 def _without_views(node: Any) -> Any:
@@ -89,5 +89,13 @@ def _without_views(node: Any) -> Any:
     return node
 
 
-def _is_elementwise(node: Any) -> bool:
-    return node.name() in _ELEMENTWISE or getattr(node, "role", None) in _ELEMENTWISE_ROLES
+def _is_formula(nodes: set[Any]) -> bool:
+    """Return whether operations are all elementwise, and some of them not linear: a formula such as 0.04 z³."""
+    nonlinear = [_is_nonlinear(node) for node in nodes]
+    return any(nonlinear) and all(bent or node.name() in _LINEAR for node, bent in zip(nodes, nonlinear, strict=True))
+
+
+def _is_nonlinear(node: Any) -> bool:
+    """Return whether a node is a bent elementwise function, or a product of two tensors of the graph."""
+    of_two = sum(parent is not None for parent, _ in node.next_functions) > 1 and node.name().startswith(("Mul", "Div"))
+    return of_two or node.name() in _NONLINEAR or getattr(node, "role", None) in _NONLINEAR_ROLES
