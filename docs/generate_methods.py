@@ -59,15 +59,21 @@ NOT_HERE = """
 ## Not here
 
 **I-SAW** (Mallick et al., ICIP 2022) is named in one of the five papers without a formula, and no code or text of it
-could be read. Nothing is shipped under that name until it can be."""
+could be read. Nothing is shipped under that name until it can be.
+
+**PA-LRP** (arXiv 2506.02138) and **absLRP** (arXiv 2412.09311) are rule tables whose papers could not be read
+completely: secondary sources leave out rules of single operations. They would be a file each in `tracing/rules/`."""
 
 FUNCTIONS = """
 A rollout under `+plus`, `+skipplus` or `+from:M` adds up what each layer says, as SkipPLUS does in practice. Read
 literally, PLUS is the sum of the rollouts of all sub-networks: `genatt(plus_mode=subnetwork)+plus`.
 
-Functions on methods, in a method string or in Python (`cv.smooth`, `cv.ensemble`):
+Functions on methods, in a method string or in Python (`cv.smooth`, `cv.shift`, `cv.ensemble`):
 
 * `smooth(METHOD, n=20, sigma=0.1)`: the mean of a method over n noisy images, noise as in SmoothGrad.
+* `shift(METHOD, n=9, pixels=8, shifts=grid, border=edge, level=patch)`: the mean of a method over n shifted images, its
+  maps shifted back, so that what depends on where patches are cut cancels (the averaging half of DAVE, ICML 2026).
+  `level=pixel` keeps the mean at the pixels; `border=wrap` shifts in a circle.
 * `ensemble(METHOD, METHOD, …, by=rank)`: the mean of several methods' maps, each by the rank of its patches, or scaled
   to 0 … 1 (`by=minmax`); `by=max` is the largest of them, each over its own maximum, as LayerCAM joins layers:
   `ensemble(layercam+layer:5,layercam,by=max)`. The members share their passes.

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from clairvit.errors import UnknownName as UnknownName
     from clairvit.errors import WrongType as WrongType
     from clairvit.methods.ensembles import ensemble as ensemble
+    from clairvit.methods.ensembles import shift as shift
     from clairvit.methods.ensembles import smooth as smooth
     from clairvit.methods.explain import compare as compare
     from clairvit.methods.explain import explain as explain
@@ -73,6 +74,7 @@ if TYPE_CHECKING:
     from clairvit.targets.base import TargetBatch as TargetBatch
     from clairvit.targets.contrast import contrast as contrast
     from clairvit.tracing.recorders.base import Recorder as Recorder
+    from clairvit.tracing.recorders.residual_sums import ResidualSums as ResidualSums
     from clairvit.tracing.trace import Trace as Trace
     from clairvit.tracing.trace import trace as trace
 
@@ -96,6 +98,7 @@ _MODULES = {
     "Target": "clairvit.targets.base",
     "TargetBatch": "clairvit.targets.base",
     "contrast": "clairvit.targets.contrast",
+    "shift": "clairvit.methods.ensembles",
     "smooth": "clairvit.methods.ensembles",
     "ensemble": "clairvit.methods.ensembles",
     "list_methods": "clairvit.registry",
@@ -108,6 +111,7 @@ _MODULES = {
     "Recommendation": "clairvit.methods.recommended",
     "recommended_methods": "clairvit.methods.recommended",
     "Recorder": "clairvit.tracing.recorders.base",
+    "ResidualSums": "clairvit.tracing.recorders.residual_sums",
     "trace": "clairvit.tracing.trace",
     "Trace": "clairvit.tracing.trace",
     # scores

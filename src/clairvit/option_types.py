@@ -8,11 +8,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, get_args, get_type_hints
+from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 
 from clairvit.errors import BadInput
+
+M = TypeVar("M")
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,13 @@ class Range:
         return f"{text} {self.unit}".rstrip()
 
 
+@dataclass(frozen=True)
+class LocalPath:
+    """Marks an option that is a path on this machine unless it is one of `words`, as metadata of its type."""
+
+    words: tuple[str, ...] = ()
+
+
 Passes = Annotated[int, Range(ge=1, unit="passes", example=50)]
 
 
@@ -70,16 +79,27 @@ def check_fields(instance: Any) -> None:
         check_range(type(instance), field.name, getattr(instance, field.name))
 
 
+def local_paths(owner: Any, options: Mapping[str, Any]) -> list[str]:
+    """Return the options of a function that name a path on this machine: a server does not read these for others."""
+    hints = get_type_hints(getattr(owner, "func", owner), include_extras=True)  # of a partial: its function's
+    return [
+        name
+        for name, hint in hints.items()
+        for path in _metadata(hint, LocalPath)
+        if name in options and options[name] not in path.words
+    ]
+
+
 @functools.cache
 def _ranges(owner: Any) -> dict[str, Range]:
     hints = get_type_hints(owner, include_extras=True)
-    return {name: bounds for name, hint in hints.items() for bounds in _metadata(hint)}
+    return {name: bounds for name, hint in hints.items() for bounds in _metadata(hint, Range)}
 
 
-def _metadata(hint: Any) -> Iterator[Range]:
-    """Yield the ranges in a type, also inside unions: Annotated[int, Range(…)] | None."""
+def _metadata(hint: Any, kind: type[M]) -> Iterator[M]:
+    """Yield the metadata of a kind in a type, also inside unions: Annotated[int, Range(…)] | None."""
     for part in (*getattr(hint, "__metadata__", ()), *get_args(hint)):
-        if isinstance(part, Range):
+        if isinstance(part, kind):
             yield part
         else:
-            yield from _metadata(part)
+            yield from _metadata(part, kind)

@@ -23,7 +23,7 @@ from clairvit.models.sources.registry import sources
 Function = TypeVar("Function", bound=Callable[..., Any])
 Filter = str | Sequence[str]
 
-RESERVED = ("all", "smooth", "ensemble")  # these stand for other methods
+RESERVED = ("all", "smooth", "shift", "ensemble")  # these stand for other methods
 # Registered by users: these may be registered again, as by a notebook cell that runs twice.
 _user_methods: set[str] = set()
 _user_metrics: set[str] = set()
@@ -60,7 +60,7 @@ def list_metrics(filter: Filter = "*", *, family: str | None = None) -> list[str
 
     Example:
         >>> import clairvit as cv
-        >>> cv.list_metrics("*sertion*")
+        >>> cv.list_metrics("*insertion*")
         ['insertion', 'insertion-deletion']
     """
     listed = [metric for metric in registered_metrics() if family in (None, metric.family)]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import clairvit as cv
-from clairvit.diagnostics.arithmetic import OUTLIER_RATIO, cancellation_by_layer, find_outliers
+from clairvit.diagnostics.arithmetic import OUTLIER_RATIO, find_outliers
 from clairvit.diagnostics.inspection import (
     DEVIATIONS,
     RoundingBound,
@@ -51,7 +51,7 @@ class HalvingInPlace(Block):
 def test_cancellation_in_closed_form(block: type[Block]) -> None:
     model = wrapped(made(lambda: HomeMade(lambda: block(MatmulAttention), depth=2)).double())
     image = torch.randn(2, 3, 32, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    ratios = cancellation_by_layer(model, image, model_structure(model, image))
+    ratios = record(model, image, recorders=(cv.ResidualSums,))[cv.ResidualSums].by_sum
     assert_same(ratios, [[1.0, 3.0], [1.0, 3.0]])
 
 
@@ -65,7 +65,7 @@ def test_cancellation_in_closed_form(block: type[Block]) -> None:
 )
 def test_each_block_has_two_residual_sums(name: str) -> None:
     model, image = tiny_wrapped(name, torch.float64), pixels(name, dtype=torch.float64)
-    ratios = cancellation_by_layer(model, image, model_structure(model, image))
+    ratios = record(model, image, recorders=(cv.ResidualSums,))[cv.ResidualSums].by_sum
     assert [len(layer) for layer in ratios] == [2] * len(model_structure(model, image).layers)
     assert all(ratio >= 1 for layer in ratios for ratio in layer)
 
@@ -76,12 +76,12 @@ def test_cancellation_against_brute_force() -> None:
     given: list[Tensor] = []
     added: list[Tensor] = []
     for block in model.module.blocks:  # type: ignore[union-attr]
-        block.register_forward_pre_hook(lambda _, args: given.append(args[0]))
-        block.attn.register_forward_hook(lambda _, args, out: added.append(out))
-    plan = model_structure(model, image)
+        block.register_forward_pre_hook(lambda _, args: given.append(args[0].detach()))
+        block.attn.register_forward_hook(lambda _, args, out: added.append(out.detach()))
+    model_structure(model, image)  # a forward pass of its own
     given.clear()
     added.clear()
-    ratios = cancellation_by_layer(model, image, plan)
+    ratios = record(model, image, recorders=(cv.ResidualSums,))[cv.ResidualSums].by_sum
     for layer, x, up in zip(ratios, given, added, strict=True):
         assert_same(layer[0], float((x.abs() + up.abs()).sum() / (x + up).abs().sum()))
 

@@ -97,16 +97,37 @@ def _through_reader(reader: Reader, z: Tensor, D: Tensor) -> Tensor:
 # AttnLRP, eps -> 0: every rule divides by what it distributes.
 
 
-def attnlrp(vit: ViT, run: Run, classes: list[int]) -> list[Tensor]:
-    """Relevance of the tokens x^0 … x^L, [B, N, d] each, from the target's logit down."""
+def attnlrp(vit: ViT, run: Run, classes: list[int], gamma: float = 0.0) -> list[Tensor]:
+    """Relevance of the tokens x^0 … x^L, [B, N, d] each, from the target's logit down; ResLRP with `gamma`."""
     one_hot = torch.nn.functional.one_hot(torch.tensor(classes), run.logits.shape[-1]).to(run.logits)
-    R = _back_through_head(vit, run, one_hot * run.logits)
+    R = _back_through_head(vit, run, one_hot * run.logits, gamma)
     found = [R]
     for (attention, mlp), (first, second) in reversed(list(zip(vit.blocks, run.blocks, strict=True))):
-        R = _back_through_mlp(mlp, second, R)
-        R = _back_through_attention(attention, first, R)
+        R = _back_through_mlp(mlp, second, R, gamma)
+        R = _back_through_attention(attention, first, R, gamma)
         found.append(R)
     return found[::-1]
+
+
+def _residual_rule(x: Tensor, branch: Tensor, R: Tensor, gamma: float) -> tuple[Tensor, Tensor]:
+    """Entry by entry in proportion; what has the sign of the sum counts 1 + gamma times."""
+    positive = x + branch > 0
+    weighted = [z + gamma * torch.where(positive, z.clamp(min=0), z.clamp(max=0)) for z in (x, branch)]
+    total = weighted[0] + weighted[1]
+    return weighted[0] / total * R, weighted[1] / total * R
+
+
+def amplification(vit: ViT, run: Run, classes: list[int], gamma: float) -> Tensor:
+    """A = Σ(|R_in| + |R_up|) / Σ|R_out| over the two residual sums of each block, [L, B]."""
+    rows = []
+    for index, R in enumerate(attnlrp(vit, run, classes, gamma)[1:]):
+        (_, mlp), (first, second) = vit.blocks[index], run.blocks[index]
+        over, under = 0.0, 0.0
+        for part, R_out in ((second, R), (first, _back_through_mlp(mlp, second, R, gamma))):
+            R_in, R_up = _residual_rule(part.x, part.end - part.x, R_out, gamma)
+            over, under = over + (R_in.abs() + R_up.abs()).sum((1, 2)), under + R_out.abs().sum((1, 2))
+        rows.append(over / under)
+    return torch.stack(rows)
 
 
 def _linear_rule(part: Linear, x: Tensor, R: Tensor) -> Tensor:
@@ -149,9 +170,8 @@ def _ungrouped(part: Attention, linear: Linear, R: Tensor) -> Tensor:
     return R.unflatten(1, (heads, -1)).sum(2).transpose(1, 2).flatten(2)
 
 
-def _back_through_attention(part: Attention, run: AttentionRun, R: Tensor) -> Tensor:
-    Rx = R * run.x / run.end
-    Rf = R * (run.end - run.x) / run.end
+def _back_through_attention(part: Attention, run: AttentionRun, R: Tensor, gamma: float) -> Tensor:
+    Rx, Rf = _residual_rule(run.x, run.end - run.x, R, gamma)
     Rf = _norm_rule(part.sub_norm, run.joined, _linear_rule(part.out, run.inner, Rf))
     RO = part.split(Rf)
     RA, Rv = _matmul_rule(run.A, run.v, run.O, RO)
@@ -168,9 +188,8 @@ def _back_through_attention(part: Attention, run: AttentionRun, R: Tensor) -> Te
     return Rx + _norm_rule(part.norm, run.x, Rh)
 
 
-def _back_through_mlp(part: Mlp, run: MlpRun, R: Tensor) -> Tensor:
-    Rx = R * run.x / run.end
-    Rf = R * (run.end - run.x) / run.end
+def _back_through_mlp(part: Mlp, run: MlpRun, R: Tensor, gamma: float) -> Tensor:
+    Rx, Rf = _residual_rule(run.x, run.end - run.x, R, gamma)
     Ra = _norm_rule(part.sub_norm, run.a, _linear_rule(part.down, run.inner, Rf))
     if part.gate is None:
         Rh = _linear_rule(part.up, run.h, Ra)  # the activation passes relevance on as it is
@@ -179,8 +198,8 @@ def _back_through_mlp(part: Mlp, run: MlpRun, R: Tensor) -> Tensor:
     return Rx + _norm_rule(part.norm, run.x, Rh)
 
 
-def _back_through_pool(pool: Pool, run: PoolRun, R: Tensor) -> Tensor:
-    RO = pool.split(_linear_rule(pool.out, run.joined, _back_through_mlp(pool.mlp, run.mlp, R)))
+def _back_through_pool(pool: Pool, run: PoolRun, R: Tensor, gamma: float) -> Tensor:
+    RO = pool.split(_linear_rule(pool.out, run.joined, _back_through_mlp(pool.mlp, run.mlp, R, gamma)))
     RA, Rv = _matmul_rule(run.A, run.v, run.O, RO)
     keys = run.k.transpose(-2, -1) / math.sqrt(run.k.shape[-1])
     _, Rk = _matmul_rule(pool.latent, keys, run.S, _softmax_rule(run.S, run.A, RA))  # the latent keeps its half
@@ -189,7 +208,7 @@ def _back_through_pool(pool: Pool, run: PoolRun, R: Tensor) -> Tensor:
     return torch.nn.functional.pad(R, (0, 0, pool.first, 0))
 
 
-def _back_through_head(vit: ViT, run: Run, R: Tensor) -> Tensor:
+def _back_through_head(vit: ViT, run: Run, R: Tensor, gamma: float) -> Tensor:
     """R at the logits [B, C] -> R at the tokens x^L."""
     source = run.normed if run.pool is None else run.pool.mlp.end
     found = torch.zeros_like(source)
@@ -199,5 +218,5 @@ def _back_through_head(vit: ViT, run: Run, R: Tensor) -> Tensor:
         Rz = _norm_rule(reader.norm, z, _linear_rule(reader.classifier, h, R * own / run.logits))
         found = found + reader.rows[:, None] * source * (Rz / z).unsqueeze(1)
     if vit.pool is not None:
-        found = _back_through_pool(vit.pool, run.pool, found)
+        found = _back_through_pool(vit.pool, run.pool, found, gamma)
     return _norm_rule(vit.norm, run.x[-1], found)

@@ -34,7 +34,9 @@ KINDS = {
     "perturbation": "rise(samples=8)",
     "surrogate": "lime(samples=24)",
     "attention suppressed": "atman",
-    "combined": "ensemble(smooth(ixg,n=2),raw-attention)",
+    "activations replaced": "caap",
+    "residual sums": "reslrp",
+    "combined": "ensemble(smooth(ixg,n=2),shift(ixg,n=2),raw-attention)",
 }
 METRICS = [
     "deletion(steps=3)",

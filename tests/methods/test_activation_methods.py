@@ -169,6 +169,7 @@ QUICK: dict[str, dict[str, Any]] = {
     "scorecam": {"top_k": 5},
     "vit-cx": {"samples": 4},
     "atman": {},
+    "caap": {},
 }
 
 

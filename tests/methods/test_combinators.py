@@ -83,15 +83,16 @@ COMBINED_BY = {"matrix": SUMS | {"+rollout", "+flow"}, "tokens": SUMS, "image": 
 GIVES = {
     "matrix": (
         "ag-cam alti attcam attention-flow attin attin-residual focusvit genatt globenc gmar-l1 gmar-l2 grad-rollout "
-        "gradsam lrp-rollout partial-lrp raw-attention rollout tokentm transatt"
+        "gradsam libra-genatt lrp-rollout partial-lrp raw-attention rollout tokentm transatt"
     ),
     "tokens": (
         "attcat attnlrp cam cat cp-lrp decompx fullgrad fullgrad-plus gradcam gradcam-elementwise gradcam-pp hirescam "
-        "ixg layercam legrad vanilla vanilla-l2 xgradcam xgradcam-plus"
+        "ixg layercam legrad libra-attcat libra-fullgrad-plus libra-hirescam libra-xgradcam-plus reslrp vanilla "
+        "vanilla-l2 xgradcam xgradcam-plus"
     ),
     "image": (
-        "atman center counterfactual deep-taylor fullgrad-pixel hsic integrated-gradients kernelshap leave-one-out "
-        "lime lrp occlusion pami random rise saliency scorecam smoothgrad tam vit-cx"
+        "atman caap center counterfactual deep-taylor expected-gradients fullgrad-pixel hsic integrated-gradients "
+        "kernelshap leave-one-out lime lrp occlusion pami random rise saliency scorecam smoothgrad tam vit-cx"
     ),
 }
 
@@ -410,6 +411,7 @@ def test_compare_makes_a_method_once() -> None:
 # Where 1 or 0.25 is the default or leaves nothing.
 OTHER: dict[str, list[Any]] = {"grid_pool": [2], "max_tokens": [8], "prune": [0.01], "precision": [1e6]}
 OTHER |= {"samples": [20], "cells": [2], "top_k": [4], "repeats": [2], "effort": [6], "along": ["legrad"]}
+OTHER |= {"references": ["mean", "blur"]}
 
 
 def alternatives(name: str) -> list[tuple[str, Any]]:

@@ -74,11 +74,12 @@ def apart(found: Tensor, expected: Tensor) -> float:
 # A method that disappears from the registry, or loses its class, must be seen.
 NAMES = {
     True: (  # class-specific
-        "ag-cam atman attcam attcat attnlrp cam cat counterfactual cp-lrp decompx deep-taylor focusvit fullgrad "
-        "fullgrad-pixel fullgrad-plus genatt gmar-l1 gmar-l2 grad-rollout gradcam gradcam-elementwise gradcam-pp "
-        "gradsam hirescam hsic integrated-gradients ixg kernelshap layercam leave-one-out legrad lime lrp lrp-rollout "
-        "occlusion pami partial-lrp rise saliency scorecam smoothgrad tam tokentm transatt vanilla vanilla-l2 vit-cx "
-        "xgradcam xgradcam-plus"
+        "ag-cam atman attcam attcat attnlrp caap cam cat counterfactual cp-lrp decompx deep-taylor expected-gradients "
+        "focusvit fullgrad fullgrad-pixel fullgrad-plus genatt gmar-l1 gmar-l2 grad-rollout gradcam "
+        "gradcam-elementwise gradcam-pp gradsam hirescam hsic integrated-gradients ixg kernelshap layercam "
+        "leave-one-out legrad libra-attcat libra-fullgrad-plus libra-genatt libra-hirescam libra-xgradcam-plus lime "
+        "lrp lrp-rollout occlusion pami partial-lrp reslrp rise saliency scorecam smoothgrad tam tokentm transatt "
+        "vanilla vanilla-l2 vit-cx xgradcam xgradcam-plus"
     ),
     False: "alti attention-flow attin attin-residual center globenc random raw-attention rollout",
 }

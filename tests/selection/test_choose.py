@@ -291,7 +291,7 @@ def test_an_image_that_cannot_be_read_costs_only_itself() -> None:
 
 
 def test_the_panel_costs_one_trace_each() -> None:
-    assert len(PANEL) == 12
+    assert len(PANEL) == 18
     for text in PANEL:
         cost = resolve_method(text).cost
         assert cost.forwards == 1

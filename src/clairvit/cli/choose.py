@@ -42,7 +42,7 @@ def choose(
         list[str] | None,
         options.method_list(
             "Methods, separated by commas or repeated; random and center are always there.",
-            "a dozen that need one forward and backward",
+            "well-known ones that need one trace each",
         ),
     ] = None,
     metric: Annotated[

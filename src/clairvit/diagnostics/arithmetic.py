@@ -3,30 +3,29 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from clairvit.diagnostics.context import DoctorContext, abbreviated, check, failed, passed, plural, skipped, warned
 from clairvit.diagnostics.report import Check
 from clairvit.errors import NotApplicable
 from clairvit.methods.fullgrad import completeness_sums
-from clairvit.models.model import Model
 from clairvit.numerics import widened
-from clairvit.tracing import ops
-from clairvit.tracing.module_state import frozen_eval, own_grad_mode, this_thread_only
+from clairvit.tracing.module_state import own_grad_mode
 from clairvit.tracing.outlier_tokens import FEWEST_PATCHES, OUTLIER_RATIO, has_comparable_tokens, norm_ratios
 from clairvit.tracing.recorders.bias_terms import LearnedBiasTerms
-from clairvit.tracing.recording import record
-from clairvit.tracing.structure import ModelStructure, model_structure, tokens_among
+from clairvit.tracing.recorders.residual_sums import ResidualSums
+from clairvit.tracing.recording import Recording, record
+from clairvit.tracing.structure import model_structure
 from clairvit.tracing.trace import Trace, run_backward
 
 # Two independent terms of one size give C = √2; at C = 2 the sum is half as large as its terms, and a rule that splits
 # relevance in proportion (AttnLRP) passes on twice as much as it got, with opposite signs.
 MAX_CANCELLATION = 2.0
+AMPLIFIED_TABLES = ("attnlrp", "reslrp")  # without and with a bound on how much relevance grows at residual sums
 
 
 @check("token gradient", needs=("trace", "gradient"))
@@ -100,119 +99,45 @@ def absolute_sum(trace: Trace) -> Tensor:
     return tokens + biases.tokens.abs().sum((0, 2)) + biases.other.abs().sum(0)
 
 
-@check("residual cancellation", needs=("trace",))
+@check("residual cancellation", needs=("trace", "gradient"))
+@own_grad_mode()
 def residual_cancellation(context: DoctorContext) -> Check:
-    """Check C = Σ(|z_in| + |z_up|) / Σ|z_out| at each residual sum z_out = z_in + z_up (METHODS-2026, section 2)."""
-    structure = model_structure(context.model, context.pixels)
-    ratios = cancellation_by_layer(context.model, context.pixels, structure)
+    """Check C = Σ(|z_in| + |z_up|) / Σ|z_out| and A = Σ(|R_in| + |R_up|) / Σ|R_out| at residual sums."""
+    recording = record(context.model, context.pixels, rules=AMPLIFIED_TABLES, recorders=(ResidualSums,))
+    ratios = recording[ResidualSums].by_sum
     if not any(ratios):
-        return skipped("No residual sum of tokens was seen: a CNN, or blocks that are no modules.")
+        return skipped("No residual sum of tokens was seen: a CNN, or blocks without one.")
     largest = [max(layer, default=math.nan) for layer in ratios]
     finite = [(value, index) for index, value in enumerate(largest) if not math.isnan(value)]
     maximum, layer = max(finite)
-    details: dict[str, Any] = {"ratios": ratios, "threshold": MAX_CANCELLATION}
+    amplification = _amplification(context, recording)
+    growth = " and ".join(f"{max(values):.2f} under {rules}" for rules, values in amplification.items() if any(values))
+    grows = f" Relevance grows by up to A = {growth} in a layer." if growth else ""
+    details: dict[str, Any] = {"ratios": ratios, "threshold": MAX_CANCELLATION, "amplification": amplification}
     if maximum > MAX_CANCELLATION:
         layers = [str(index) for value, index in finite if value > MAX_CANCELLATION]
         return warned(
             f"Blocks cancel the residual stream: C = Σ(|z_in|+|z_up|)/Σ|z_out| reaches {maximum:.2f} in layer "
             f"{layer}, and is above {MAX_CANCELLATION:g} in layer{'s' * (len(layers) > 1)} {', '.join(layers)}. There "
-            "rules that split relevance in proportion amplify it, with opposite signs, and maps become noisy.",
-            "Prefer a sum over layers, attnlrp+plus or decompx+skipplus, or methods that read attention (genatt, "
-            "legrad), to attnlrp, lrp and decompx from the first layer.",
+            f"rules that split relevance in proportion amplify it, with opposite signs, and maps become noisy.{grows}",
+            "Prefer a sum over layers, attnlrp+plus or decompx+skipplus, methods that read attention (genatt, legrad), "
+            "or reslrp, which bounds the growth, to attnlrp, lrp and decompx from the first layer.",
             **details,
         )
     return passed(
         f"C = Σ(|z_in|+|z_up|)/Σ|z_out| is {min(finite)[0]:.2f} to {maximum:.2f} (most in layer {layer}); from "
-        f"{MAX_CANCELLATION:g} on, half of the terms cancel and AttnLRP amplifies noise.",
+        f"{MAX_CANCELLATION:g} on, half of the terms cancel and AttnLRP amplifies noise.{grows}",
         **details,
     )
 
 
-def cancellation_by_layer(model: Model, pixels: Tensor, structure: ModelStructure) -> list[list[float]]:
-    """Return C of each residual sum by layer, in the order of execution; one forward pass without gradients."""
-    sums = ResidualSums()
-    hooks = []
-
-    def enter(_: Any, args: Any, kwargs: Any) -> None:
-        tokens = tokens_among(args, kwargs)
-        if tokens is not None:
-            sums.enter_block(tokens)
-
-    blocks = {id(part.block): part.block for part in structure.layers if part.block is not None}
-    with frozen_eval(model.module), torch.no_grad():
-        try:
-            watched = this_thread_only(enter)
-            hooks = [block.register_forward_pre_hook(watched, with_kwargs=True) for block in blocks.values()]
-            with sums:
-                model.logits(pixels)
-        finally:
-            for hook in hooks:
-                hook.remove()
-    return sums.ratios
-
-
-@dataclass(eq=False)
-class _Stream:
-    """The residual stream of one block: its input, sums that it is a term of, and norms of such sums."""
-
-    tensors: dict[int, Tensor] = field(default_factory=dict)
-
-    def __contains__(self, value: Any) -> bool:
-        return self.tensors.get(id(value)) is value and value is not None
-
-    def add(self, tensor: Tensor) -> None:
-        self.tensors[id(tensor)] = tensor
-
-
-class ResidualSums(TorchFunctionMode):
-    """Record C of every sum that has the residual stream of a block as a term."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.ratios: list[list[float]] = []
-        self._stream = _Stream()
-        self._sums = _Stream()
-
-    def enter_block(self, tokens: Tensor) -> None:
-        """Start the layer whose block takes these tokens."""
-        self.ratios.append([])
-        self._stream, self._sums = _Stream(), _Stream()
-        self._stream.add(tokens)
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        kind = ops.kind_of(func)
-        residual = kind in ops.SUMS and self._is_residual(args)
-        size = _size(args[0]) + _size(args[1]) if residual else 0.0
-        out = func(*args, **kwargs)
-        if residual:
-            total = _size(out)
-            self.ratios[-1].append(size / total if total else math.nan)
-            self._stream.add(out)
-            self._sums.add(out)
-        elif kind == ops.NORM and ops.first_argument(args, kwargs) in self._sums:
-            self._stream.add(out)  # a post-norm block adds to the norm of the last sum
-        elif args and isinstance(out, Tensor) and _is_view(out, args[0]):
-            for stream in (self._stream, self._sums):
-                if args[0] in stream:
-                    stream.add(out)
-        return out
-
-    def _is_residual(self, args: tuple[Any, ...]) -> bool:
-        if len(args) != 2 or not self.ratios or not all(isinstance(a, Tensor) for a in args):
-            return False
-        return args[0].shape == args[1].shape and args[0].ndim >= 3 and any(a in self._stream for a in args)
-
-
-def _is_view(out: Tensor, source: Any) -> bool:
-    """Return whether a tensor is a reshaped view of all of another one."""
-    return isinstance(source, Tensor) and out.numel() == source.numel() and out.data_ptr() == source.data_ptr()
-
-
-def _size(tensor: Tensor) -> float:
-    """Return Σ|t|, summed in float64 if the device has it."""
-    dtype = torch.float32 if tensor.device.type == "mps" else torch.float64
-    return float(tensor.detach().abs().sum(dtype=dtype))
+def _amplification(context: DoctorContext, recording: Recording) -> dict[str, list[float]]:
+    """Return A of each layer, the mean over the images, under each table; nothing for an embedding without scores."""
+    if not context.model.classifier:
+        return {}
+    traces = {rules: run_backward(recording, context.target, rules) for rules in AMPLIFIED_TABLES}
+    means = {rules: trace[ResidualSums].amplification.nanmean(1) for rules, trace in traces.items()}
+    return {rules: [value for value in mean.tolist() if not math.isnan(value)] for rules, mean in means.items()}
 
 
 @check("outlier tokens", needs=("trace",))

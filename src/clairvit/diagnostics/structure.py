@@ -17,7 +17,7 @@ from clairvit.tracing.grid import off_proportion
 from clairvit.tracing.recording import record
 from clairvit.tracing.structure import ModelStructure, model_structure
 
-TABLES = ("plain", "linear", "attnlrp")  # rule tables whose forward must give the plain scores
+TABLES = ("plain", "linear", "attnlrp", "reslrp")  # rule tables whose forward must give the plain scores
 ATTENTION_KINDS: dict[Kind, str] = {
     "tokens": "between all tokens",
     "window": "inside windows or stages",

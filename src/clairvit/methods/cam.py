@@ -16,11 +16,12 @@ from torch import Tensor
 
 from clairvit.errors import NotApplicable
 from clairvit.methods.aggregation import Single
+from clairvit.methods.gradient import Rules
 from clairvit.methods.layer_view import LayerView
 from clairvit.methods.registry import Caveats, OptionOverrides, Requires, method
 from clairvit.numerics import widened
 from clairvit.tracing.recorders.last_norm import LastNorm
-from clairvit.tracing.rules import LINEAR
+from clairvit.tracing.rules import LINEAR, rule_table
 from clairvit.tracing.trace import Trace
 
 At = Literal["norm", "input"]
@@ -37,6 +38,9 @@ WEIGHTED_CHANNELS: dict[str, Any] = {  # one weight per channel, from a sum over
 }
 # nothing is summed over tokens
 ELEMENTWISE = WEIGHTED_CHANNELS | {"option_overrides": OptionOverrides(combined={"at": "input"})}
+WITH_RULES: dict[str, Any] = {  # an option names the rule table of the gradient
+    "requires": lambda rules, **_: Requires(rules=rule_table(rules), recorders=(LastNorm,))
+}
 
 CLASSIFIER_ROW = ELEMENTWISE | {
     "relu": False,
@@ -137,17 +141,18 @@ def class_activation_map(layer: LayerView, at: Literal["output", "input"] = "out
 @method(
     "hirescam",
     paper="Draelos & Carin, 2020",
-    **ELEMENTWISE,
+    **ELEMENTWISE | WITH_RULES,
     caveats=Caveats(
         zero_reason="it was read directly before a normalisation that sees each position alone and forgets its length, "
         "so gradient × activation adds up to zero there; try at=input or gradcam",
         numerically_unstable="directly before such a normalisation it is a sum of terms that cancel",
     ),
 )
-def high_resolution_cam(layer: LayerView, at: At = "norm") -> Tensor:
+def high_resolution_cam(layer: LayerView, at: At = "norm", rules: Rules = "plain") -> Tensor:
     """relu(sum_k g_k(p) a_k(p)): each position weighted by its own gradient, signs kept (= ixg there).
 
     Zero directly before a LayerNorm that nothing else reads (SAM's last blocks): x · dLN/dx = 0, but for its eps.
+    rules=libra takes LibraGrad's balanced gradient (see ixg).
     """
     a, g = cam_features(layer, at)
     return (g * a).sum(-1)
@@ -185,9 +190,12 @@ def x_grad_cam(layer: LayerView, at: At = "norm", tokens: Tokens = "patch") -> T
     return weighted_channels(a, (g[:, positions] * a[:, positions]).sum(1) / (a[:, positions].sum(1) + 1e-7))
 
 
-@method("xgradcam-plus", paper="SkipPLUS", **WEIGHTED_CHANNELS)
-def x_grad_cam_plus(layer: LayerView, at: At = "norm", tokens: Tokens = "patch") -> Tensor:
-    """relu(sum_k w_k a_k), w_k = sum_p g |a| / sum_p |a|: gradient averaged by the size of the activation."""
+@method("xgradcam-plus", paper="SkipPLUS", **WEIGHTED_CHANNELS | WITH_RULES)
+def x_grad_cam_plus(layer: LayerView, at: At = "norm", tokens: Tokens = "patch", rules: Rules = "plain") -> Tensor:
+    """relu(sum_k w_k a_k), w_k = sum_p g |a| / sum_p |a|: gradient averaged by the size of the activation.
+
+    rules=libra takes LibraGrad's balanced gradient (see ixg).
+    """
     a, g, positions = activations_and_gradients(layer, at, tokens)
     size = a[:, positions].abs()
     return weighted_channels(a, (g[:, positions] * size).sum(1) / (size.sum(1) + 1e-7))

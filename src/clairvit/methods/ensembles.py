@@ -1,14 +1,16 @@
-"""Functions of methods: `smooth` averages a method over noisy images, `ensemble` combines the maps of several.
+"""Functions of methods: `smooth` and `shift` average one over noisy or shifted images, `ensemble` combines several.
 
 cv.explain(model, "cat.jpg", smooth("genatt", n=20))            # "smooth(genatt,n=20)"
+cv.explain(model, "cat.jpg", shift("ixg", n=9, pixels=8))       # "shift(ixg)"
 cv.explain(model, "cat.jpg", ensemble("legrad", "decompx+skipplus"))
 """
 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, get_type_hints
+from typing import Annotated, Any, Literal, get_type_hints
 
 import torch
 from torch import Tensor
@@ -23,9 +25,11 @@ from clairvit.methods.planner import record_for, run_all
 from clairvit.methods.registry import FORWARD, NOTHING, Caveats, ExtraCost, Method, parameters
 from clairvit.methods.result import MapResult
 from clairvit.methods.spec import MethodSpec, checked, resolve_method, wraps
-from clairvit.numerics import average_ranks, min_max, positive_over_largest
+from clairvit.numerics import average_ranks, min_max, pool_to_grid, positive_over_largest
 from clairvit.option_types import Passes as PassCount
-from clairvit.option_types import check_range
+from clairvit.option_types import Range, check_range
+from clairvit.perturbation.removal import patches_to_pixels
+from clairvit.perturbation.rng import make_generator
 from clairvit.tracing.trace import Trace
 
 By = Literal["rank", "minmax", "max"]
@@ -48,6 +52,26 @@ def smooth(method: str | MethodSpec, n: int = 20, sigma: float = 0.1) -> str:
         'smooth(genatt,n=5)'
     """
     return resolve_method(f"smooth({method})", n=n, sigma=sigma).text
+
+
+def shift(method: str | MethodSpec, n: int = 9, pixels: int = 8, **options: Any) -> str:
+    """Return the method string that averages `method` over n shifted images, its maps shifted back.
+
+    Args:
+        method: A method string or spec.
+        n: The number of copies, the image itself among them.
+        pixels: How far they are shifted at most, to each side.
+        **options: `shifts`, `border` and `level` of the function `shifted`.
+
+    Returns:
+        A method string, "shift(ixg,n=5)".
+
+    Example:
+        >>> import clairvit as cv
+        >>> cv.shift("ixg", n=5, border="wrap")
+        'shift(ixg,border=wrap,n=5)'
+    """
+    return resolve_method(f"shift({method})", n=n, pixels=pixels, **options).text
 
 
 def ensemble(*methods: str | MethodSpec, by: By = "rank") -> str:
@@ -93,22 +117,102 @@ def smoothed(inner: MethodSpec, trace: Trace, n: PassCount = 20, sigma: Sigma = 
     The noise has std sigma·(max − min) of the normalised image, as in SmoothGrad; n forwards, and n of each backward
     that the method needs.
     """
-    noisy = noisy_images(trace, sigma, seed)
+    runs = explain_variants(inner, trace, n, noisy_images(trace, sigma, seed), "smooth", seed)
+    sums = [maps.sum(0) for _, maps, _ in runs]
+    return MapResult(torch.stack(sums).sum(0) / n, notes=tuple(note for _, _, notes in runs for note in notes))
+
+
+def shifted(
+    inner: MethodSpec,
+    trace: Trace,
+    n: PassCount = 9,
+    pixels: Annotated[int, Range(ge=0, unit="pixels", example=8)] = 8,
+    shifts: Literal["grid", "random"] = "grid",
+    border: Literal["edge", "wrap"] = "edge",
+    level: Literal["patch", "pixel"] = "patch",
+    seed: int = 0,
+) -> MapResult:
+    """mean_k S_k⁻¹ M(S_k x): a method averaged over shifted images, each map shifted back onto the image.
+
+    What depends on where patches happen to be cut cancels. The first copy is the image itself, the others are shifted
+    by up to `pixels` to each side: on a lattice around it, or at random. A map of patches counts for all their pixels;
+    `level=pixel` keeps the mean at the pixels, which is finer than the patches. `border=edge` repeats the outermost
+    pixels, and a copy does not count for what it has pushed out; `border=wrap` brings that in on the other side. n
+    forwards, and n of each backward that the method needs.
+    """
+    size = (int(trace.pixels.shape[-2]), int(trace.pixels.shape[-1]))
+    if pixels >= min(size):
+        raise BadInput(
+            f"pixels={pixels} was given for images of {size[0]} × {size[1]}; expected less than a side, such as 8."
+        )
+    offsets = shift_offsets(n, pixels, shifts, seed)
+    wrap = border == "wrap"
+    runs = explain_variants(inner, trace, n, lambda k: moved(trace.pixels, offsets[k], wrap)[0], "shift", seed)
+    grid = (int(runs[0][1].shape[-2]), int(runs[0][1].shape[-1]))
+    total, count = runs[0][1].new_zeros(len(trace.pixels), *size), runs[0][1].new_zeros(size)
+    for ks, maps, _ in runs:
+        for k, variant_maps in zip(ks, maps, strict=True):
+            dy, dx = offsets[k]
+            aligned, inside = moved(patches_to_pixels(variant_maps, size), (-dy, -dx), wrap)
+            total += torch.where(inside, aligned, 0)
+            count += inside
+    mean = total / count  # the image itself is among the copies: no count is 0
+    notes = tuple(note for _, _, run_notes in runs for note in run_notes)
+    return MapResult(mean if level == "pixel" else pool_to_grid(mean, grid), notes=notes)
+
+
+def shift_offsets(n: int, pixels: int, shifts: Literal["grid", "random"], seed: int) -> list[tuple[int, int]]:
+    """Return n offsets (dy, dx) of at most `pixels` each, (0, 0) first.
+
+    The grid is the smallest odd lattice over ±pixels that has n points, those nearest to the middle.
+    """
+    if shifts == "random":
+        drawn = torch.randint(-pixels, pixels + 1, (n - 1, 2), generator=make_generator(seed))
+        return [(0, 0), *((int(dy), int(dx)) for dy, dx in drawn)]
+    side = math.isqrt(n - 1) + 1
+    side += 1 - side % 2
+    if side > 2 * pixels + 1:
+        raise BadInput(
+            f"n={n} was given with pixels={pixels}, which has {2 * pixels + 1} × {2 * pixels + 1} different shifts; "
+            "expected a larger pixels or a smaller n."
+        )
+    steps = [round(pixels * k / max(side // 2, 1)) for k in range(-(side // 2), side // 2 + 1)]
+    lattice = [(dy, dx) for dy in steps for dx in steps]
+    return sorted(lattice, key=lambda offset: offset[0] ** 2 + offset[1] ** 2)[:n]
+
+
+def moved(images: Tensor, offset: tuple[int, int], wrap: bool) -> tuple[Tensor, Tensor]:
+    """Return images [..., H, W] moved down and right by an offset, and which pixels come from inside, bool [H, W]."""
+    rows, cols = (
+        torch.arange(size, device=images.device) - by for size, by in zip(images.shape[-2:], offset, strict=True)
+    )
+    height, width = images.shape[-2:]
+    if wrap:
+        rows, cols = rows % height, cols % width
+    inside = ((rows >= 0) & (rows < height))[:, None] & (cols >= 0) & (cols < width)
+    return images[..., rows.clamp(0, height - 1)[:, None], cols.clamp(0, width - 1)], inside
+
+
+def explain_variants(
+    inner: MethodSpec, trace: Trace, n: int, variant: Callable[[int], Tensor], what: str, seed: int
+) -> list[tuple[range, Tensor, Sequence[str]]]:
+    """Return the maps of `inner` for variant(0) … variant(n - 1) of the images: variants, [V, B, rows, cols], notes."""
 
     def run(ks: range) -> Result:
         recording, target = trace.record_variants(
-            torch.cat([noisy(k) for k in ks]), functools.partial(record_for, [inner])
+            torch.cat([variant(k) for k in ks]), functools.partial(record_for, [inner])
         )
         (result,) = run_all([inner], recording, [target], seed=seed)[inner.text]
         trace.recording.backwards += len(ks) * inner.backwards
         return result
 
-    results = [result for _, result in run_variants(trace, n, run, "smooth")]
-    error = next((result.error for result in results if result.error is not None), None)
+    results = list(run_variants(trace, n, run, what))
+    error = next((result.error for _, result in results if result.error is not None), None)
     if error is not None:
         raise error
-    sums = [by_variant(result.maps, trace).sum(0) for result in results if result.maps is not None]
-    return MapResult(torch.stack(sums).sum(0) / n, notes=tuple(note for result in results for note in result.notes))
+    return [
+        (ks, by_variant(result.maps, trace), list(result.notes)) for ks, result in results if result.maps is not None
+    ]
 
 
 def combined(maps: Sequence[Tensor], by: By = "rank") -> Tensor:
@@ -135,20 +239,35 @@ def scaled_ranks(flat: Tensor) -> Tensor:
 
 @wraps("smooth")
 def _resolve_smooth(parsed: ParsedSpec, keywords: dict[str, Any]) -> MethodSpec:
+    return _resolve_average("smooth", smoothed, "noise as in Smilkov et al., 2017", parsed, keywords)
+
+
+@wraps("shift")
+def _resolve_shift(parsed: ParsedSpec, keywords: dict[str, Any]) -> MethodSpec:
+    spec = _resolve_average("shift", shifted, "shifts as in the averaging of DAVE, ICML 2026", parsed, keywords)
+    options = dict(spec.options)
+    shift_offsets(options["n"], options["pixels"], options["shifts"], 0)  # raise BadInput before anything is run
+    return spec
+
+
+def _resolve_average(
+    name: str, function: Callable[..., MapResult], averaging: str, parsed: ParsedSpec, keywords: dict[str, Any]
+) -> MethodSpec:
+    """Return the spec of a function that averages one method over n variants of the image."""
     if len(parsed.inner) != 1:
-        raise BadInput(f"smooth(…) was given {len(parsed.inner)} methods; expected one: smooth(genatt, n=20).")
+        raise BadInput(f"{name}(…) was given {len(parsed.inner)} methods; expected one: {name}(genatt, n=20).")
     inner = resolve_method(parsed.inner[0])
     if any(spec.method.extra_cost.passes is not None for spec in inner.members or (inner,)):
         raise NotApplicable(
-            f"'{inner.text}' makes many passes itself, and smooth(…) would repeat them all. "
-            "Use a method of one trace: smooth(genatt)."
+            f"'{inner.text}' makes many passes itself, and {name}(…) would repeat them all. "
+            f"Use a method of one trace: {name}(genatt)."
         )
-    options = _options("smooth", smoothed, parsed, keywords)
+    options = _options(name, function, parsed, keywords)
     method = Method(
-        name=f"smooth({inner.text})",
+        name=f"{name}({inner.text})",
         family=inner.method.family,
-        paper=f"{inner.method.paper}; noise as in Smilkov et al., 2017",
-        function=functools.partial(smoothed, inner),
+        paper=f"{inner.method.paper}; {averaging}",
+        function=functools.partial(function, inner),
         output="image",
         requires=NOTHING,
         signed=inner.method.signed and not inner.relu,
@@ -156,7 +275,7 @@ def _resolve_smooth(parsed: ParsedSpec, keywords: dict[str, Any]) -> MethodSpec:
         extra_cost=ExtraCost(lambda n, **_: Cost(n, n * inner.backwards), slow=True),
         caveats=Caveats(zero_reason=inner.method.caveats.zero_reason),
     )
-    return MethodSpec(method, tuple(sorted(options.items())), None, False, _text("smooth", smoothed, [inner], options))
+    return MethodSpec(method, tuple(sorted(options.items())), None, False, _text(name, function, [inner], options))
 
 
 @wraps("ensemble")
@@ -182,7 +301,7 @@ def _resolve_ensemble(parsed: ParsedSpec, keywords: dict[str, Any]) -> MethodSpe
 
 
 def _options(name: str, function: Any, parsed: ParsedSpec, keywords: dict[str, Any]) -> dict[str, Any]:
-    """Return all options of smooth(…) or ensemble(…), checked."""
+    """Return all options of smooth(…), shift(…) or ensemble(…), checked."""
     if parsed.combinator:
         raise NotApplicable(
             f"'{name}(…)+{parsed.combinator}' combines layers outside the parenthesis, where there are only maps. "

@@ -15,11 +15,19 @@ from clairvit.methods.gradient import Rules, requires_rules
 from clairvit.methods.layer_view import LayerView, mean_of_heads, weighted_heads
 from clairvit.methods.registry import OptionOverrides, Requires, method, register
 from clairvit.tracing.recorders.head_replay import HeadReplay, LastLinear
-from clairvit.tracing.rules import PLAIN, RESIDUAL
+from clairvit.tracing.rules import PLAIN, RESIDUAL, rule_table
 
 
-def positive_gradient_attention(layer: LayerView, fusion: Fusion = "mean") -> Tensor:
-    """mean_h relu(A * G): where a head looks, counted only where looking there raises the score."""
+def _rules_at_attention(rules: str = "plain", **_: object) -> Requires:
+    """Return what a method needs that reads G under the rule table that its options name."""
+    return Requires(rules=rule_table(rules))
+
+
+def positive_gradient_attention(layer: LayerView, fusion: Fusion = "mean", rules: Rules = "plain") -> Tensor:
+    """mean_h relu(A * G): where a head looks, counted only where looking there raises the score.
+
+    rules=libra takes LibraGrad's balanced gradient (see ixg).
+    """
     return layer.AG_positive_mean if fusion == "mean" else fuse_heads(layer.AG_positive, fusion)  # [B, rows, N]
 
 
@@ -30,6 +38,7 @@ register(
     paper="Chefer et al., ICCV 2021",
     output="matrix",
     aggregation=Product(residual=1.0),
+    requires=_rules_at_attention,
 )
 register(
     "gradsam",
@@ -38,6 +47,7 @@ register(
     paper="Barkan et al., CIKM 2021",
     output="matrix",
     aggregation=Total(rows="all", mean=True),
+    requires=_rules_at_attention,
     presets={"skipplus": {"rows": "read", "mean": False}},
 )
 

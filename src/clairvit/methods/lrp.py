@@ -17,7 +17,7 @@ from clairvit.methods.registry import Caveats, Requires, method, register
 from clairvit.numerics import pool_to_grid
 from clairvit.option_types import Range
 from clairvit.tracing.recorders.patch_embedding import PatchEmbedding
-from clairvit.tracing.rules import ATTNLRP, DEEP_TAYLOR, LINEAR, RuleTable, rule_table
+from clairvit.tracing.rules import ATTNLRP, DEEP_TAYLOR, LINEAR, RESLRP, RuleTable, rule_table
 from clairvit.tracing.trace import Trace
 
 LRP = Literal["lrp", "chefer"]  # which of the authors' two rule files
@@ -44,6 +44,25 @@ def token_relevance(
     return input_x_gradient(layer, level)
 
 
+def residual_relevance(
+    layer: LayerView,
+    gamma: Gamma = 1.0,
+    level: TokenLevel = "token",
+    gamma_lin: Gamma = 0.0,
+    gamma_conv: Gamma = 0.0,
+    eps: Gamma = 0.0,
+    inside: bool = True,
+) -> Tensor:
+    """sum_d R_d at a block's input, R by AttnLRP with w = 1 + gamma·[z·z_out > 0] at residual sums.
+
+    z_out = z_in + z_up shares R out as R_in = w_in z_in / (w_in z_in + w_up z_up) · R_out, R_up likewise: relevance is
+    conserved, and where the stream and a branch cancel it grows 1 + 2/gamma times at most, instead of without bound.
+    gamma=0 is attnlrp. A residual sum adds to the stream what was computed from it; position embeddings and biases are
+    none. Where z_out is 0 nothing is passed on (its relevance is 0). The other options are those of attnlrp.
+    """
+    return input_x_gradient(layer, level)
+
+
 def _requires_rules(base: RuleTable, parametric: str) -> Callable[..., Requires]:
     """Return options -> Requires: the base table as long as all parameters are 0, so that its trace is shared."""
 
@@ -51,13 +70,28 @@ def _requires_rules(base: RuleTable, parametric: str) -> Callable[..., Requires]
         level: str, gamma_lin: float = 0.0, gamma_conv: float = 0.0, eps: float = 0.0, inside: bool = True, **_: object
     ) -> Requires:
         numbers = {"gamma_lin": gamma_lin, "gamma_conv": gamma_conv, "eps": eps}
-        gradients = token_gradients(level)
-        if not any(numbers.values()):
-            return Requires(rules=base, gradients=gradients)
-        arguments = ",".join(f"{name}={value!r}" for name, value in (numbers | {"inside": float(inside)}).items())
-        return Requires(rules=rule_table(f"{parametric}({arguments})"), gradients=gradients)
+        rules = _with_numbers(parametric, numbers, inside) if any(numbers.values()) else base
+        return Requires(rules=rules, gradients=token_gradients(level))
 
     return requires
+
+
+def _with_numbers(parametric: str, numbers: dict[str, float], inside: bool) -> RuleTable:
+    """Return the rule table of a name with parameters."""
+    arguments = ",".join(f"{name}={value!r}" for name, value in (numbers | {"inside": float(inside)}).items())
+    return rule_table(f"{parametric}({arguments})")
+
+
+_requires_attnlrp = _requires_rules(ATTNLRP, "attnlrp")
+
+
+def _requires_reslrp(gamma: float, inside: bool, level: str, **numbers: float) -> Requires:
+    """Return what reslrp needs: AttnLRP's table at gamma 0, the shared one at its defaults."""
+    if not gamma:
+        return _requires_attnlrp(level, inside=inside, **numbers)
+    default = gamma == 1 and not any(numbers.values())
+    rules = RESLRP if default else _with_numbers("reslrp", {"gamma": gamma, **numbers}, inside)
+    return Requires(rules=rules, gradients=token_gradients(level))
 
 
 _VIT = {"gamma_lin": 0.05, "gamma_conv": 0.25}
@@ -79,7 +113,18 @@ register(
     paper="Achtibat et al., ICML 2024, eps 0",
     output="tokens",
     aggregation=Single(0),
-    requires=_requires_rules(ATTNLRP, "attnlrp"),
+    requires=_requires_attnlrp,
+    signed=True,
+    presets={"vit": _VIT},
+)
+register(
+    "reslrp",
+    residual_relevance,
+    family="relevance",
+    paper="Berend, Achtibat et al., 2026 (ResLRP), eps 0",
+    output="tokens",
+    aggregation=Single(0),
+    requires=_requires_reslrp,
     signed=True,
     presets={"vit": _VIT},
 )

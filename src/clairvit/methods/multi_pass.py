@@ -202,7 +202,9 @@ def target_scores(trace: Trace) -> Tensor:
     return widened(trace.target(trace.logits))
 
 
-def completeness_note(total: Tensor, rise: Tensor, remedy: str) -> str:
+def completeness_note(
+    total: Tensor, rise: Tensor, remedy: str, name: str = "integrated-gradients", start: str = "baseline"
+) -> str:
     """Return how far a map's sum [B] is from the rise [B] of the score; `remedy` is what would bring it closer."""
     residuals = (total - rise).tolist()
     shares = [abs(gap) / max(abs(total_rise), 1e-12) for gap, total_rise in zip(residuals, rise.tolist(), strict=True)]
@@ -210,7 +212,7 @@ def completeness_note(total: Tensor, rise: Tensor, remedy: str) -> str:
     rises, sums = (", ".join(f"{value:.3g}" for value in values.tolist()) for values in (rise, total))
     advice = f"; {remedy} should make it smaller" if max(shares) > 0.05 else ""
     return (
-        f"integrated-gradients: completeness: the score rises by {rises} from the baseline and the map adds up to "
+        f"{name}: completeness: the score rises by {rises} from the {start} and the map adds up to "
         f"{sums}; residual {gaps}{advice}"
     )
 

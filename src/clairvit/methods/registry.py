@@ -236,10 +236,13 @@ _MODULES = (  # of clairvit.methods, in the order in which their methods are lis
     "gradient_attention",
     "cam",
     "multi_pass",
+    "expected_gradients",
     "fullgrad",
+    "libra",
     "lrp",
     "decomposition",
     "leave_one_out",
+    "activation_patching",
     "scorecam",
     "counterfactual",
     "lime_shap",
@@ -266,6 +269,46 @@ def register(name: str, function: MapFunction, *, caveats: Caveats = NO_CAVEATS,
     fields["presets"] = {**fields.get("presets", {}), **compat}
     registered = Method(name=name, function=function, caveats=caveats, **fields)
     METHODS.register(name, registered, module=getattr(function, "__module__", ""))
+
+
+def named_variant(name: str, base: str, *, meaning: str, details: str, paper: str, **pinned: Any) -> None:
+    """Register `base` with some options pinned under a name of its own: the same function, fewer options.
+
+    Args:
+        name: What users type; `name` is `base(**pinned)`, bit by bit.
+        base: A registered method.
+        meaning: What the docstring's first line says after the base's formula and a colon.
+        details: The rest of the docstring.
+        paper: Who published the variant; the base's own paper is named after it.
+        **pinned: Options of the base's function and their values.
+    """
+    method = METHODS.registered(base)
+    assert method is not None, f"{base} must be registered before {name}"
+    function, requires, note = method.function, method.requires, method.caveats.note
+
+    @functools.wraps(function)
+    def variant(*args: Any, **options: Any) -> Any:
+        return function(*args, **pinned, **options)
+
+    signature = inspect.signature(function)
+    options = [p for p in signature.parameters.values() if p.name not in pinned]
+    variant.__signature__ = signature.replace(parameters=options)  # type: ignore[attr-defined]
+    variant.__doc__ = f"{method.summary.partition(': ')[0]}: {meaning}\n\n{details}"
+    caveats = dataclasses.replace(
+        method.caveats,
+        discrepancies=_discrepancies().get(name, f"As {base}."),
+        note=note and functools.partial(note, **pinned),
+    )
+    registered = dataclasses.replace(
+        method,
+        name=name,
+        function=variant,
+        paper=f"{paper}; {method.paper}",
+        requires=requires if isinstance(requires, Requires) else functools.partial(requires, **pinned),
+        presets={},
+        caveats=caveats,
+    )
+    METHODS.register(name, registered, module=function.__module__)
 
 
 @functools.cache
@@ -316,6 +359,8 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "gradientxinput": ("ixg",),
     "gradxinput": ("ixg",),
     "ig": ("integrated-gradients",),
+    "eg": ("expected-gradients",),
+    "gradientshap": ("expected-gradients",),
     "intgrad": ("integrated-gradients",),
     "shap": ("kernelshap",),
     "shapley": ("kernelshap",),

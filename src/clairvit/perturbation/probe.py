@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -18,6 +18,7 @@ from clairvit.errors import BadInput, NotApplicable
 from clairvit.execution import ExecutionOptions
 from clairvit.models.model import Layout
 from clairvit.numerics import widened
+from clairvit.perturbation.activation_patching import ActivationPatching
 from clairvit.perturbation.attention_override import AttentionOverride, ScoreTransform
 from clairvit.perturbation.batching import BatchBudget, in_batches
 from clairvit.perturbation.progress import report_progress
@@ -273,6 +274,36 @@ class Probe:
             batch = pairs[ks.start : ks.stop]
             parts.append((batch, self._collector.values(logits, batch // count, None)))
         return self._collector.by_image(concatenate(parts), count)
+
+    def score_patched(self, images: Tensor, activations: Mapping[int, Tensor]) -> Tensor:
+        """Return scores [B, patches] of `images` [B, 3, H, W] when the token of one patch has other activations.
+
+        Run [b, i] takes the token of patch i from activations[block] [B, N, d] at the input of each of these blocks.
+
+        Raises:
+            NotApplicable: Some of these blocks are not entered with tokens.
+        """
+        parts: Parts = []
+        pairs = torch.arange(len(images) * self.patches, device=self.pixels.device)
+
+        def run(ks: range) -> Tensor:
+            batch = pairs[ks.start : ks.stop]
+            rows, positions = batch // self.patches, batch % self.patches + self.layout.prefix
+            values = {block: tokens[rows, positions] for block, tokens in activations.items()}
+            with ActivationPatching(self.trace.recording, values, positions) as patching:
+                logits = self._logits(images[rows])
+            if patching.applied < len(values):
+                raise NotApplicable(
+                    f"Only {patching.applied} of {len(values)} blocks of this model could be given other activations; "
+                    "the others take no tokens."
+                )
+            return logits
+
+        for ks, logits in in_batches(len(pairs), self.budget, self.layout.tokens, run):
+            self._count(len(ks))
+            batch = pairs[ks.start : ks.stop]
+            parts.append((batch, self._collector.values(logits, batch // self.patches, None)))
+        return self._collector.by_image(concatenate(parts), self.patches)
 
     def unmoved(self) -> list[bool]:
         """Return which images kept exactly their score under everything that was tried."""

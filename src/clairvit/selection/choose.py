@@ -34,6 +34,7 @@ from clairvit.selection.stats import mean_ranks, spearman
 PANEL = (
     *("raw-attention", "rollout", "grad-rollout", "genatt", "genatt+skipplus", "transatt", "legrad"),
     *("focusvit", "ixg+skipplus", "decompx+skipplus", "attnlrp", "attnlrp+plus", "gradcam"),
+    *("libra-fullgrad-plus", "libra-attcat", "libra-genatt", "libra-xgradcam-plus", "libra-hirescam"),
 )
 METRICS = ("insertion-deletion", "faithfulness-correlation")
 WITH_MASKS = ("ap", "pointing-game")
@@ -65,7 +66,7 @@ def choose(
     Args:
         model: A `cv.Model`, a name for `cv.load`, or any `nn.Module`.
         images: As in `cv.explain`; six or more, so that there are intervals.
-        methods: Method strings or specs; None is a dozen well-known ones, those left out that do not fit the model.
+        methods: Method strings or specs; None is `PANEL`, those left out that do not fit the model.
             The baselines `random` and `center` are always added.
         metrics: Metric strings or specs; None is insertion − deletion and faithfulness correlation, with masks also
             average precision and the pointing game.

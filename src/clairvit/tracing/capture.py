@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 from clairvit.tracing import ops
 from clairvit.tracing.attention_call import AttentionCall, common_form, repeated
 from clairvit.tracing.recorders.base import Op, Recorder
+from clairvit.tracing.residual_sums import ResidualStream
 from clairvit.tracing.rules.table import ActiveRuleTable, gelu_slope, with_custom_backward
 
 
@@ -58,6 +59,7 @@ class Capture(TorchFunctionMode):
         self._scores: Tensor | None = None
         self._product: tuple[Tensor, Tensor, Tensor] | None = None  # the last q and kᵀ candidates, and q kᵀ
         self._activated: Tensor | None = None  # the last activation output: a gate, if it is multiplied next
+        self._stream = ResidualStream()
 
     def enter_block(self, tokens: Tensor) -> None:
         """Begin the next block, whose input is `tokens`."""
@@ -241,7 +243,15 @@ class Capture(TorchFunctionMode):
         if not all(isinstance(a, Tensor) and a.shape[1:] == args[0].shape[1:] for a in args):
             return func(*args, **kwargs)
         tokens_first = self._sequence_first and self._block >= 0 and args[0].ndim == 3
-        return with_custom_backward("add", switch, torch.add, args, {"batch": self._batch, "axis": int(tokens_first)})
+        residual = self._stream.match(*args)
+        arguments = {"batch": self._batch, "axis": int(tokens_first), "residual": residual is not None}
+        if ops.is_in_place(func, kwargs):  # written into the first term, whose gradient is then that of the sum
+            total = args[0].copy_(with_custom_backward("add", switch, torch.add, (args[0].clone(), args[1]), arguments))
+        else:
+            total = with_custom_backward("add", switch, torch.add, args, arguments)
+        if residual is not None:
+            self._stream.add(total, residual)
+        return total
 
     def _norm(self, func: Any, args: Any, kwargs: Any) -> Any:
         norm = ops.NormArguments.of(func, args, kwargs)
@@ -322,6 +332,7 @@ _HANDLER_OF_KIND: dict[str, Callable[[Capture, Any, Any, Any], Any]] = {
     ops.GATE: Capture._gate,
     ops.MULTIPLY: Capture._multiply,
     ops.ADD: Capture._add,
+    ops.ADD_IN_PLACE: Capture._add,
 }
 _HANDLERS = {function: handler for kind, handler in _HANDLER_OF_KIND.items() for function in ops.functions_of(kind)}
 

@@ -16,6 +16,7 @@ from clairvit.methods.recommended import recommended_methods
 from clairvit.methods.registry import Method, by_family, list_methods
 from clairvit.methods.spec import MethodSpec, resolve_method
 from clairvit.models.model import Model
+from clairvit.option_types import local_paths
 from clairvit.targets.base import class_name
 from clairvit.tracing.recording import record
 from clairvit.tracing.trace import Trace, run_backward
@@ -146,7 +147,7 @@ def methods_response() -> MethodsResponse:
     )
 
 
-_COMBINING = ("smooth", "ensemble")  # they take other methods as arguments, so they cannot be chosen from a list
+_COMBINING = ("smooth", "shift", "ensemble")  # they take other methods, so they cannot be chosen from a list
 
 
 def is_one_trace(method: Method) -> bool:
@@ -164,6 +165,11 @@ def resolve_request(texts: Sequence[str], patches: int, targets: int = 1) -> tup
     specs = list({spec.text: spec for spec in map(resolve_method, names)}.values())
     with_members = [member for spec in specs for member in (spec, *spec.members)]
     for member in with_members:
+        for key in local_paths(member.method.function, dict(member.options)):
+            raise BadInput(
+                f"'{member.text}' names files by {key}=; this server reads no files of its own for others. Leave {key} "
+                "out, or use the command line."
+            )
         for key, value in member.options:
             limit = MAX_OPTIONS.get(key, MAX_OPTION)
             if _exceeds(value, limit):

@@ -9,6 +9,7 @@ from clairvit.errors import UnknownName, did_you_mean
 from clairvit.tracing.rules.attnlrp import ATTNLRP, attnlrp_rules, cp_lrp_rules
 from clairvit.tracing.rules.chefer_lrp import CHEFER, DEEP_TAYLOR, LRP
 from clairvit.tracing.rules.linear import LIBRA, LINEAR, RESIDUAL
+from clairvit.tracing.rules.reslrp import RESLRP, reslrp_rules
 from clairvit.tracing.rules.table import PLAIN, ActiveRuleTable, Rule, RuleTable
 
 __all__ = [
@@ -20,15 +21,20 @@ __all__ = [
     "LRP",
     "PLAIN",
     "RESIDUAL",
+    "RESLRP",
     "TABLES",
     "ActiveRuleTable",
     "RuleTable",
     "rule_table",
 ]
 
-TABLES = {table.name: table for table in (PLAIN, LINEAR, RESIDUAL, ATTNLRP, CHEFER, LRP, DEEP_TAYLOR, LIBRA)}
+TABLES = {table.name: table for table in (PLAIN, LINEAR, RESIDUAL, ATTNLRP, RESLRP, CHEFER, LRP, DEEP_TAYLOR, LIBRA)}
 # Tables with parameters: "attnlrp(gamma_lin=0.05,gamma_conv=0.25,eps=0.0,inside=1.0)"
-PARAMETRIC_TABLES: dict[str, Callable[..., dict[str, Rule]]] = {"cp-lrp": cp_lrp_rules, "attnlrp": attnlrp_rules}
+PARAMETRIC_TABLES: dict[str, Callable[..., dict[str, Rule]]] = {
+    "cp-lrp": cp_lrp_rules,
+    "attnlrp": attnlrp_rules,
+    "reslrp": reslrp_rules,
+}
 
 
 def rule_table(rules: str | RuleTable) -> RuleTable:

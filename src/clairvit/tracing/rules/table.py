@@ -8,7 +8,7 @@ A backward always carries c = R / a, relevance over activation, so that gradient
 means and scalings need no rule: their ordinary gradient is the proportional one.
 
 Roles: norm, length, activation, gate, softmax, attention (fused), mix (explicit A v), product (gated), linear, conv,
-add (two activations of one shape).
+add (two activations of one shape; the argument `residual` says whether it is a residual sum).
 """
 
 from __future__ import annotations

@@ -1,0 +1,101 @@
+"""Which sums of a forward pass are residual sums, told from the autograd graph.
+
+A residual sum is z_out = z_in + z_up of two activations of one shape, where the branch z_up is computed from the stream
+z_in: x + attention(norm(x)), x + mlp(norm(x)). Sums that are none: a bias or a position embedding (a constant, not
+computed from the image), two branches of the same input (rotary embeddings, LoRA, attention + mlp before they join the
+stream), and formulas of one number (z + 0.04 z³ inside a GELU that is written out).
+
+A branch may also read an earlier stage of the stream, as parallel blocks do: in x + attention(x) + mlp(x) both sums are
+residual.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+
+def _names(*operations: str) -> frozenset[str]:
+    """Return the names of the graph nodes of elementwise operations."""
+    return frozenset(f"{operation}Backward{overload}" for operation in operations for overload in (0, 1))
+
+
+# Nodes that change the shape or the memory of a tensor, not its entries.
+_VIEWS = _names(
+    *("View", "UnsafeView", "ReshapeAlias", "Permute", "Transpose", "T", "Unsqueeze", "Squeeze", "Clone", "Alias"),
+    *("Contiguous", "ToCopy", "Expand"),
+)
+_LINEAR = _VIEWS | _names("Mul", "Div", "Add", "Sub", "Rsub", "Neg")
+_NONLINEAR = _names("Pow", "Exp", "Sqrt", "Abs", "Tanh", "Sigmoid", "Erf", "Gelu", "Silu", "Relu")
+_NONLINEAR_ROLES = ("activation", "gate", "product")  # of operations that follow a rule table
+
+
+class ResidualSum(NamedTuple):
+    """A sum of the stream and a branch."""
+
+    z_in: int  # which term is the stream, 0 or 1
+    stage: Any  # the graph node of the stage of the stream that the branch read
+
+
+class ResidualStream:
+    """Tell residual sums from other sums while a forward pass runs. It refers to the graph: drop it afterwards."""
+
+    def __init__(self) -> None:
+        self._earlier: dict[Any, Any] = {}  # node of a residual sum -> node of the stream that its branch read
+
+    def match(self, a: Tensor, b: Tensor) -> ResidualSum | None:
+        """Return what a + b is as a residual sum, before it is computed; None where it is none."""
+        if a.shape != b.shape or a.grad_fn is None or b.grad_fn is None:
+            return None
+        nodes = _without_views(a.grad_fn), _without_views(b.grad_fn)
+        for index in (0, 1):
+            stage = self._read_by(nodes[1 - index], nodes[index])
+            if stage is not None:
+                return ResidualSum(index, stage)
+        return None
+
+    def add(self, total: Tensor, residual: ResidualSum) -> None:
+        """Take the value of a residual sum into the stream."""
+        if total.grad_fn is not None:
+            self._earlier[_without_views(total.grad_fn)] = residual.stage
+
+    def _read_by(self, branch: Any, stream: Any) -> Any:
+        """Return the latest stage of the stream that the branch is computed from; None for elementwise formulas."""
+        stages = [stream, *([self._earlier[stream]] if stream in self._earlier else [])]
+        oldest = min(stage._sequence_nr() for stage in stages)
+        if branch in stages:
+            return None
+        reached, visited, pending = set(), {branch}, [branch]
+        while pending:
+            node = pending.pop()
+            if node in stages:
+                reached.add(node)
+                continue
+            for parent, _ in node.next_functions:
+                # A node that is older than the stream cannot be computed from it.
+                if parent is not None and parent not in visited and parent._sequence_nr() >= oldest:
+                    visited.add(parent)
+                    pending.append(parent)
+        if _is_formula(visited - set(stages)):
+            return None
+        return next((stage for stage in stages if stage in reached), None)
+
+
+def _without_views(node: Any) -> Any:
+    """Return the node that computed the entries of a tensor, behind reshapes and copies."""
+    while node.name() in _VIEWS and node.next_functions and node.next_functions[0][0] is not None:
+        node = node.next_functions[0][0]
+    return node
+
+
+def _is_formula(nodes: set[Any]) -> bool:
+    """Return whether operations are all elementwise, and some of them not linear: a formula such as 0.04 z³."""
+    nonlinear = [_is_nonlinear(node) for node in nodes]
+    return any(nonlinear) and all(bent or node.name() in _LINEAR for node, bent in zip(nodes, nonlinear, strict=True))
+
+
+def _is_nonlinear(node: Any) -> bool:
+    """Return whether a node is a bent elementwise function, or a product of two tensors of the graph."""
+    of_two = sum(parent is not None for parent, _ in node.next_functions) > 1 and node.name().startswith(("Mul", "Div"))
+    return of_two or node.name() in _NONLINEAR or getattr(node, "role", None) in _NONLINEAR_ROLES
