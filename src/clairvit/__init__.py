@@ -68,6 +68,7 @@ if TYPE_CHECKING:
     from clairvit.registry import metric as metric
     from clairvit.registry import parse_method as parse_method
     from clairvit.registry import parse_metric as parse_metric
+    from clairvit.selection.calibrate import calibrate as calibrate
     from clairvit.selection.choose import choose as choose
     from clairvit.selection.result import Selection as Selection
     from clairvit.targets.base import Target as Target
@@ -130,6 +131,7 @@ _MODULES = {
     "MapCheck": "clairvit.metrics.check_result",
     "RemovalEffect": "clairvit.metrics.check_result",
     "choose": "clairvit.selection.choose",
+    "calibrate": "clairvit.selection.calibrate",
     "Selection": "clairvit.selection.result",
     "Recipe": "clairvit.methods.recipe",
     # diagnosis

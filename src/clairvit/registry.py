@@ -23,7 +23,7 @@ from clairvit.models.sources.registry import sources
 Function = TypeVar("Function", bound=Callable[..., Any])
 Filter = str | Sequence[str]
 
-RESERVED = ("all", "smooth", "shift", "ensemble")  # these stand for other methods
+RESERVED = ("all", "smooth", "shift", "ensemble", "calibrated")  # these stand for other methods
 # Registered by users: these may be registered again, as by a notebook cell that runs twice.
 _user_methods: set[str] = set()
 _user_metrics: set[str] = set()

@@ -74,6 +74,12 @@ def choose(module: nn.Module) -> Any:
     return cv.choose(cv.wrap(module), image(4), panel, metrics, target=TARGET, tune_start=["genatt"])
 
 
+def calibrate(module: nn.Module) -> Any:
+    recipe = cv.calibrate(cv.wrap(module), image(8), target=TARGET, sets=2, metrics=["deletion(steps=1)"])
+    assert recipe.calibration is not None
+    return torch.tensor(list(recipe.calibration.weights.values()), dtype=torch.float64)
+
+
 def doctor(module: nn.Module) -> Any:
     return cv.doctor(cv.wrap(module), image())
 
@@ -89,6 +95,7 @@ VERBS: dict[str, Callable[[nn.Module], Any]] = {
     "trace": trace,
     "evaluate": evaluate,
     "choose": choose,
+    "calibrate": calibrate,
     "doctor": doctor,
     "check_maps": check_maps,
 }

@@ -222,7 +222,7 @@ def test_there_are_no_web_sockets(client: TestClient) -> None:
 def test_a_bug_is_reported_without_details_and_with_the_headers(
     client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("clairvit.web.app.methods_response", lambda: 1 / 0)
+    monkeypatch.setattr("clairvit.web.app.methods_response", lambda recipes: 1 / 0)
     response = client.get("/api/methods")
     assert (response.status_code, response.json()["kind"]) == (500, "internal-error")
     assert "zero" not in response.text

@@ -15,6 +15,7 @@ import typer
 
 from clairvit._version import __version__
 from clairvit.cli.bench import bench
+from clairvit.cli.calibrate import calibrate
 from clairvit.cli.choose import choose
 from clairvit.cli.compare import compare
 from clairvit.cli.console import print_message, print_note
@@ -48,7 +49,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"token_normalize_func": _current_name},
 )
-for _command_function in (explain, compare, evaluate, choose, doctor, bench, report, reproduce, finetune):
+for _command_function in (explain, compare, evaluate, choose, calibrate, doctor, bench, report, reproduce, finetune):
     app.command(_command_function.__name__, no_args_is_help=True)(expand_groups(_command_function))
 app.command("serve")(expand_groups(serve))
 app.command("methods")(methods_command)

@@ -31,6 +31,8 @@ clairvit choose photos/ --method attnlrp+plus,genatt+skipplus,lime --metric 'del
 
 clairvit choose photos/ --tune-start focusvit,genatt,ixg
 
+clairvit choose photos/ --calibrate
+
 clairvit choose --data pets:data/oxford-iiit-pet --limit 100 --model timm:vit_base_patch16_224
 """
 
@@ -67,6 +69,12 @@ def choose(
             show_default=False,
         ),
     ] = None,
+    calibrate: Annotated[
+        bool,
+        typer.Option(
+            "--calibrate", help="Fit a calibrated method too, and rank it by cross-fitted scores; 8 or more images."
+        ),
+    ] = False,
     data: options.DataOptions,
     annotations: Annotations,
     model: options.ModelName = "pets",
@@ -109,6 +117,7 @@ def choose(
             normalize=maps,
             by=by,
             tune_start=tuned,
+            calibrate=calibrate,
             on_error=lambda image, error: failures.append(Failure(image, with_options(error))),
             **run_options.arguments(),
         )

@@ -18,6 +18,7 @@ OPTIONS: Mapping[str, str] = {
 }
 # Parameters of another command.
 COMMANDS: Mapping[str, str] = {
+    "calibrate": "`clairvit calibrate IMAGES --out {}`",
     "choose": "`clairvit choose IMAGES --out {}`",
     "tune_start": "`clairvit choose IMAGES --tune-start {} --out recipe.json`",
 }

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from clairvit.bench.plan import Plan, Study
     from clairvit.bench.run import Outcome
     from clairvit.bench.store import Store
+    from clairvit.methods.recipe import Recipe
     from clairvit.metrics.score import Score, Scores
     from clairvit.selection.ranking import Row
     from clairvit.selection.result import Selection
@@ -244,6 +245,21 @@ def print_selection(selection: Selection) -> None:
         table(f"{tuned.base} from each layer on", ("layer", "method", tuned.metric, "95 % interval", ""), starts)
     print_skipped(selection.skipped)
     for sentence in selection.answer:
+        print_line(sentence)
+
+
+def print_calibration(recipe: Recipe) -> None:
+    """Print the cross-fitted scores of a calibrated method and of the one it is compared with, and the conclusion."""
+    from clairvit.methods.calibrated import PRIOR_METHOD
+
+    def cell(row: Mapping[str, Any], name: str) -> str:
+        return f"{_number(row[name])} {_interval(row[f'{name}_interval'])}".strip()
+
+    names = ("calibrated", PRIOR_METHOD, "gain")
+    rows = [(row["metric"], *(cell(row, name) for name in names)) for row in recipe.ranking]
+    title = f"{recipe.images} images, {recipe.model}: cross-fitted means and 95 % intervals"
+    table(title, ("metric", *names), rows)
+    for sentence in recipe.answer:
         print_line(sentence)
 
 

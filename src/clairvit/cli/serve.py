@@ -47,6 +47,14 @@ def serve(
             show_default="none; generated where --host is not this machine",
         ),
     ] = None,
+    recipe: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FILE.json",
+            help="A calibrated recipe that the page offers as a method; may be repeated.",
+            show_default=False,
+        ),
+    ] = None,
     time_limit: Annotated[float, typer.Option(min=1, help="Seconds that one request may take.")] = 120.0,
 ) -> None:
     """Open a web page to look inside a model: drop a photo in, click a class, move a slider.
@@ -75,7 +83,7 @@ def serve(
     with listen(host, port) as listener:
         models = [model_options.load(name) for name in names]
         print_data_notes((note for net in models for note in net.assumptions), hidden=False)
-        state = create_state(models, time_limit)
+        state = create_state(models, time_limit, recipe or [])
         print_line(f"Open {address_of(host, listener.getsockname()[1], rules.token)}  (Ctrl-C stops)")
         if not is_loopback(host):
             print_message(

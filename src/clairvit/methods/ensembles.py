@@ -274,6 +274,7 @@ def _resolve_average(
         class_specific=inner.method.class_specific,
         extra_cost=ExtraCost(lambda n, **_: Cost(n, n * inner.backwards), slow=True),
         caveats=Caveats(zero_reason=inner.method.caveats.zero_reason),
+        fitted_to=inner.misfit,
     )
     return MethodSpec(method, tuple(sorted(options.items())), None, False, _text(name, function, [inner], options))
 
@@ -307,7 +308,7 @@ def _options(name: str, function: Any, parsed: ParsedSpec, keywords: dict[str, A
             f"'{name}(…)+{parsed.combinator}' combines layers outside the parenthesis, where there are only maps. "
             f"Put it inside: {name}(genatt+{parsed.combinator}, …)."
         )
-    options = {key: p.default for key, p in parameters(function).items() if key not in ("inner", "maps")}
+    options = {key: p.default for key, p in parameters(function).items() if key != "inner"}
     for key, value in (parsed.options | keywords).items():
         if key not in options:
             listed = ", ".join(options)

@@ -15,7 +15,7 @@ from clairvit.execution import ExecutionOptions
 from clairvit.methods.collect import collect
 from clairvit.methods.explanation import Comparison, Cost, Explanation, concat
 from clairvit.methods.heads import collect_heads, head_notes, head_variants
-from clairvit.methods.planner import record_for, run_all
+from clairvit.methods.planner import misfits, record_for, run_all
 from clairvit.methods.recipe import method_text_for
 from clairvit.methods.recommended import DefaultMethod, default_method, defaults_for
 from clairvit.methods.registry import by_family
@@ -269,7 +269,15 @@ def _target_list(target: Any, targets: Sequence[Any] | None) -> tuple[Any, ...] 
 
 
 def _explain_images(request: _Request, images: Any) -> Comparison:
-    """Explain images in one batch, or a data set chunk by chunk."""
+    """Explain images in one batch, or a data set chunk by chunk; leave out what was fitted to another model."""
+    skipped = misfits(request.specs, request.model, skip=request.skip)
+    fitting = tuple(spec for spec in request.specs if spec.text not in skipped)
+    comparison = _explain_chunks(replace(request, specs=fitting), images) if fitting else Comparison()
+    comparison.skipped |= skipped
+    return comparison
+
+
+def _explain_chunks(request: _Request, images: Any) -> Comparison:
     if not isinstance(images, LabelledImages):
         return _explain_batch(request, prepare(images, request.model))
     if len(images) == 0:

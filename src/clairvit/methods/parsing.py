@@ -13,6 +13,9 @@ _EXPECTED = "expected NAME, NAME(option=value) or NAME+combinator, such as genat
 AUTO = "auto"  # as a start: the layer that a recipe holds
 SEARCHED = "m"  # what FocusViT calls the layer to start at
 STARTS = (SEARCHED, "start", "start_layer")
+CALIBRATED = "calibrated"  # the name of a calibrated method that no file is named for
+# A recipe in place of a method: its file, with or without the hash of its weights, or the hash alone.
+RECIPE = re.compile(rf"(?P<file>.+\.json|{CALIBRATED})(?:#(?P<hash>[0-9a-f]{{12}}))?", re.IGNORECASE | re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,8 @@ class ParsedSpec:
 
 def parse_spec(text: str) -> ParsedSpec:
     """Return the name, options and combinator: "rollout(fusion=max)+from:6" -> rollout, {"fusion": "max"}, "from:6"."""
+    if isinstance(text, str) and RECIPE.fullmatch(text.strip()):
+        return ParsedSpec(text.strip(), (), {}, "")  # a path keeps its case, and may have any letters
     match = re.fullmatch(r"\s*([\w-]+)\s*(.*)", text, re.DOTALL) if isinstance(text, str) else None
     if match is None:
         raise BadInput(f"'{text}' is not a method; {_EXPECTED}.")

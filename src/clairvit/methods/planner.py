@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from clairvit.errors import NotApplicable
 from clairvit.execution import ExecutionOptions
 from clairvit.methods.executor import Result, run
 from clairvit.methods.explanation import Cost
@@ -49,6 +50,8 @@ def run_all(
 ) -> dict[str, list[Result]]:
     """Return method text -> one result per target."""
     single = singles(specs)
+    if not single:
+        return {}
     groups = by_rules(single)
     results: dict[str, list[Result]] = {spec.text: [] for spec in single}
     last = list(groups)[-1]
@@ -94,9 +97,20 @@ def _ensemble_result(spec: MethodSpec, members: Sequence[Result]) -> Result:
     result.error = next((member.error for member in members if member.error is not None), None)
     maps = [member.maps for member in members if member.maps is not None]
     if result.error is None:
-        with torch.no_grad():
-            result.maps = as_map_result(spec.method.function(maps, **dict(spec.options))).maps
+        try:
+            with torch.no_grad():
+                result.maps = as_map_result(spec.method.function(maps, **dict(spec.options))).maps
+        except NotApplicable as error:
+            result.error = error.with_traceback(None)
     return result
+
+
+def misfits(specs: Sequence[MethodSpec], model: Model, *, skip: bool) -> dict[str, str]:
+    """Return method text -> why it does not fit, of methods that were fitted to another model; raise without `skip`."""
+    errors = {spec.text: error for spec in specs if (error := spec.misfit(model)) is not None}
+    if errors and not skip:
+        raise next(iter(errors.values()))
+    return {text: str(error) for text, error in errors.items()}
 
 
 def by_rules(specs: Sequence[MethodSpec]) -> dict[RuleTable | None, list[MethodSpec]]:

@@ -1,4 +1,7 @@
-"""Recipe: the method that was chosen for a model, as a small JSON file that `cv.explain(…, recipe=…)` reads."""
+"""Recipe: the method that was chosen for a model or fitted to it, as a small JSON file.
+
+`cv.explain(…, recipe=…)` reads it, and its path stands wherever a method string does.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +16,10 @@ from typing import Any
 from clairvit._io import dumps_json, write_text
 from clairvit._version import __version__
 from clairvit.data.hashing import weights_hash
-from clairvit.errors import BadInput, ClairWarning, user_stacklevel
-from clairvit.methods.parsing import AUTO, STARTS, parse_spec
-from clairvit.methods.spec import resolve_method
+from clairvit.errors import BadInput, ClairWarning, UnknownName, user_stacklevel
+from clairvit.methods.calibrated import Calibration, calibrated_spec, calibration_by_hash
+from clairvit.methods.parsing import AUTO, CALIBRATED, RECIPE, STARTS, ParsedSpec, parse_spec
+from clairvit.methods.spec import RECIPE_FILE, MethodSpec, resolve_method, wraps
 from clairvit.models.model import Model
 
 KIND = "clairvit recipe"
@@ -33,6 +37,7 @@ class Recipe:
         weights: A hash of the weights, the labels and the preprocessing.
         starts: Method -> the same method from its best start layer.
         ranking: The numbers behind the choice.
+        calibration: The weights of a calibrated method; None where none was fitted.
 
     Example:
         >>> import clairvit as cv
@@ -55,10 +60,23 @@ class Recipe:
     starts: Mapping[str, str] = field(default_factory=dict)  # "genatt" -> "genatt+from:7"
     tuned: tuple[Mapping[str, Any], ...] = ()  # the score of every start
     model_record: Mapping[str, Any] = field(default_factory=dict)  # preprocessing, weights' hash, assumptions
+    calibration: Calibration | None = None
     version: str = __version__
+
+    @property
+    def is_calibrated(self) -> bool:
+        """Whether the method is the calibrated one."""
+        return self.calibration is not None and self.method == f"{CALIBRATED}#{self.calibration.hash}"
+
+    @property
+    def spec(self) -> MethodSpec:
+        """The method as a `MethodSpec`, for verbs that take several methods."""
+        return resolve_method(self.method_for())
 
     def method_for(self, text: str | None = None) -> str:
         """Return the recipe's method or, for "focusvit(m=auto)" or "genatt+from:auto", that one from its best layer."""
+        if self.calibration is not None:
+            calibrated_spec(self.calibration)  # from here on its hash stands for it
         if text is None:
             return self.method
         resolved = self._resolve_auto(text)
@@ -95,9 +113,9 @@ class Recipe:
         return self.starts[base]
 
     def check(self, model: Model) -> None:
-        """Warn if the recipe was made for other weights."""
+        """Warn if the recipe was made for other weights; a calibrated method is refused where it is used."""
         weights = weights_hash(model)
-        if weights != self.weights:
+        if weights != self.weights and not self.is_calibrated:
             warnings.warn(
                 f"The recipe was made for {self.model} (weights {self.weights[:SHORT_HASH]}), and this is {model.name} "
                 f"with other weights ({weights[:SHORT_HASH]}): what was best there need not be best here. Run "
@@ -152,9 +170,43 @@ def read_recipe(path: PathLike[str] | str) -> Recipe:
     values: dict[str, Any] = {
         key: tuple(value) if isinstance(value, list) else value for key, value in content.items() if key in names
     }
+    if values.get("calibration") is not None:
+        values["calibration"] = Calibration.from_document(values["calibration"], str(path))
+        calibrated_spec(values["calibration"])  # its hash may be the method
     for text in (values["method"], *starts.values()):
         resolve_method(text)  # raises for a method that is not known, with the nearest names
     return Recipe(**values)
+
+
+@wraps(RECIPE_FILE)
+def _resolve_recipe(parsed: ParsedSpec, options: dict[str, Any]) -> MethodSpec:
+    """Return the method of "mine.json", "mine.json#1a2b3c4d5e6f" or "calibrated#1a2b3c4d5e6f".
+
+    A recipe of `cv.choose` is its method; a calibrated one is named by its file and the hash of its weights.
+    """
+    match = RECIPE.fullmatch(parsed.name)
+    assert match is not None
+    file, hash_ = match["file"], (match["hash"] or "").lower()
+    if options:
+        raise UnknownName(f"The recipe '{file}' takes no options, and {', '.join(options)} was given; expected none.")
+    calibration = calibration_by_hash(hash_) if hash_ else None
+    if calibration is not None:
+        return calibrated_spec(calibration, file)
+    if file.lower() == CALIBRATED:
+        raise UnknownName(
+            f"'{parsed.name}' names a calibrated recipe that was neither fitted nor read in this process; expected its "
+            "file, such as mine.json, which cv.calibrate(model, images).save('mine.json') writes.",
+            parameters={"calibrate": "mine.json"},
+        )
+    recipe = read_recipe(file)
+    if recipe.calibration is not None and recipe.is_calibrated:
+        if hash_ and hash_ != recipe.calibration.hash:
+            raise BadInput(
+                f"'{file}' holds the weights {recipe.calibration.hash} now, and {parsed.name} was asked for; expected "
+                "a file that stays as it was. Name it without the hash to use what it holds now."
+            )
+        return calibrated_spec(recipe.calibration, file)
+    return resolve_method(recipe.method)
 
 
 def as_recipe(recipe: Recipe | PathLike[str] | str) -> Recipe:
@@ -175,4 +227,6 @@ def method_text_for(
     resolved = as_recipe(recipe)
     text = resolved.method_for(None if method is None else str(method))
     resolved.check(model)
+    if resolved.is_calibrated and not isinstance(recipe, Recipe):
+        return resolve_method(str(recipe)).text  # named by its file, as in a list of methods
     return text

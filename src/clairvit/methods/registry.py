@@ -13,9 +13,11 @@ from typing import Any, Literal, TypeVar
 
 from clairvit._registry import Registry
 from clairvit.compat import reports, vit_explain
+from clairvit.errors import NotApplicable
 from clairvit.methods.aggregation import Aggregation
 from clairvit.methods.explanation import Cost
 from clairvit.methods.result import MapFunction
+from clairvit.models.model import Model
 from clairvit.tracing.recorders.base import Recorder
 from clairvit.tracing.rules import PLAIN, RuleTable
 
@@ -37,7 +39,7 @@ COMBINATORS = {
 FAMILIES = ("attention", "gradient × attention", "gradient", "cam", "relevance", "decomposition", "perturbation")
 MATRIX_COMBINATORS = ("rollout", "flow")  # those that need an N×N matrix from each layer
 USUAL_PATCHES = 196  # of the costs in lists: 224 pixels in patches of 16
-_INJECTED = ("layer", "trace", "seed")  # parameters of a method's function that are no options
+_INJECTED = ("layer", "trace", "seed", "maps")  # parameters of a method's function that are no options
 
 
 @dataclass(frozen=True)
@@ -165,6 +167,8 @@ class Method:
     option_overrides: OptionOverrides = field(default_factory=OptionOverrides, repr=False)
     extra_cost: ExtraCost = field(default=ExtraCost(), repr=False)
     caveats: Caveats = field(default=NO_CAVEATS, repr=False)
+    # Of a method that was fitted to one model: why it does not fit this one, or None
+    fitted_to: Callable[[Model], NotApplicable | None] | None = field(default=None, repr=False)
 
     @property
     def summary(self) -> str:

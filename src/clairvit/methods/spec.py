@@ -17,7 +17,7 @@ from clairvit.errors import BadInput, NotApplicable, UnknownName, did_you_mean
 from clairvit.methods.aggregation import Aggregation, Product, Single, Suffixes, Total
 from clairvit.methods.explanation import Cost
 from clairvit.methods.flow import Flow
-from clairvit.methods.parsing import SEARCHED, ParsedSpec, parse_spec, refuse_auto
+from clairvit.methods.parsing import RECIPE, SEARCHED, ParsedSpec, parse_spec, refuse_auto
 from clairvit.methods.registry import (
     ALIASES,
     COMBINATORS,
@@ -32,6 +32,7 @@ from clairvit.methods.registry import (
     layer_options,
     parameters,
 )
+from clairvit.models.model import Model
 from clairvit.option_types import check_range
 from clairvit.tracing.rules import RuleTable
 
@@ -48,7 +49,7 @@ class MethodSpec:
         aggregation: How the layers are combined; None for a method that makes its map from the whole image at once.
         relu: Whether the formula ends with a ReLU.
         text: The canonical text: the same text always means the same map.
-        members: The methods of an ensemble.
+        members: The methods of an ensemble, or the layer maps of a calibrated method.
 
     Example:
         >>> import clairvit as cv
@@ -151,6 +152,11 @@ class MethodSpec:
             return declared % count
         return count if self.aggregation is None else self.aggregation.used(count).start
 
+    def misfit(self, model: Model) -> NotApplicable | None:
+        """Return why it may not be used with a model, if it was fitted to another one."""
+        errors = (spec.method.fitted_to(model) for spec in (self, *self.members) if spec.method.fitted_to is not None)
+        return next((error for error in errors if error is not None), None)
+
     def notes(self, count: int) -> tuple[str, ...]:
         """Return a note if a start layer that is meant to be searched was not."""
         searched = SEARCHED in self.method.option_overrides.aliases and "+" not in self.text
@@ -161,7 +167,9 @@ class MethodSpec:
 
 
 Wrapper = Callable[[ParsedSpec, dict[str, Any]], MethodSpec]
-WRAPPERS: Registry[Wrapper] = Registry("wrapper", modules=["clairvit.methods.ensembles"])  # smooth(…), ensemble(…)
+# smooth(…), ensemble(…), and recipes
+WRAPPERS: Registry[Wrapper] = Registry("wrapper", modules=["clairvit.methods.ensembles", "clairvit.methods.recipe"])
+RECIPE_FILE = ".json"  # the wrapper of a method that is given as a recipe; no name that can be typed
 
 
 def wraps(name: str) -> Callable[[Wrapper], Wrapper]:
@@ -185,6 +193,8 @@ def resolve_method(text: str | MethodSpec, **options: Any) -> MethodSpec:
     except BadInput as error:
         raise BadInput(f"{error}{did_you_mean(text, METHODS, ALIASES) if isinstance(text, str) else ''}") from None
     combinator = parsed.combinator
+    if RECIPE.fullmatch(parsed.name):
+        return WRAPPERS.resolve(RECIPE_FILE)(parsed, options)
     if parsed.name in WRAPPERS:
         return WRAPPERS.resolve(parsed.name)(parsed, options)
     method = find_method(parsed.name)

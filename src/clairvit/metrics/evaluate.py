@@ -16,7 +16,7 @@ from clairvit.errors import BadInput, ClairError, ClairWarning, user_stacklevel
 from clairvit.execution import ExecutionOptions
 from clairvit.methods.executor import Result
 from clairvit.methods.explanation import Explanation
-from clairvit.methods.planner import record_for, run_all
+from clairvit.methods.planner import misfits, record_for, run_all
 from clairvit.methods.spec import MethodSpec, resolve_method
 from clairvit.metrics.accumulator import BASELINES, ScoreAccumulator
 from clairvit.metrics.context import EvalContext, Notes, transform_maps
@@ -275,6 +275,8 @@ def _evaluate(request: _Request) -> Scores:
     named = {spec.text for spec in request.methods}
     specs = (*request.methods, *(resolve_method(name) for name in request.baselines if name not in named))
     accumulator = ScoreAccumulator(request.model.name, request.seed, _settings(request))
+    accumulator.skipped |= misfits(specs, request.model, skip=request.skip)
+    specs = tuple(spec for spec in specs if spec.text not in accumulator.skipped)
     per_image = [metric for metric in request.metrics if metric.metric.scope == "image"]
     rows: list[int] = []
     logits: list[Tensor] = []
@@ -405,17 +407,26 @@ def _class_indices(
 
 
 def _resolve_target(recording: Recording, part: SampleBatch, request: _Request) -> TargetBatch:
-    """Return what is scored: the class that was explained, what the caller names, the true class or the prediction."""
-    logits, target = recording.logits.detach(), request.target
+    """Return what is scored: the class that was explained, or what the caller asks for."""
+    target = request.target
     if request.explanation is not None and target is None:
-        target = [request.explanation.classes[row] for row in part.rows]
-        if None in target:
+        target = list(request.explanation.classes)
+        if any(target[row] is None for row in part.rows):
             raise BadInput(
                 "The explanation's target is no class (a contrast or a function); expected one to score by. "
                 "Pass target= as it was explained."
             )
-    elif isinstance(target, str) and target == LABEL:
-        target = _class_indices(part.labels, recording, request.model)
+    return resolve_batch_target(target, recording, part, len(request.dataset))
+
+
+def resolve_batch_target(target: Any, recording: Recording, part: SampleBatch, count: int) -> TargetBatch:
+    """Return the target of a batch of a data set of `count` images.
+
+    It is what the caller names (a list has one per image of the data set), the true class, or the prediction.
+    """
+    logits, model = recording.logits.detach(), recording.model
+    if isinstance(target, str) and target == LABEL:
+        target = _class_indices(part.labels, recording, model)
         if target is None or None in target:
             raise BadInput(
                 "target='label' was given without labels for all images; expected labels=[…], the true class of each "
@@ -423,12 +434,9 @@ def _resolve_target(recording: Recording, part: SampleBatch, request: _Request) 
                 parameters={"truth": "FILE"},
             )
     elif isinstance(target, list | tuple):
-        if len(target) != len(request.dataset):
-            raise BadInput(
-                f"{len(target)} targets were given for {len(request.dataset)} images; expected one for each."
-            )
+        if len(target) != count:
+            raise BadInput(f"{len(target)} targets were given for {count} images; expected one for each.")
         target = [target[row] for row in part.rows]
-    model = request.model
     (resolved,) = resolve_targets(
         target, logits, model.labels, classifier=model.classifier, activation=model.activation
     )

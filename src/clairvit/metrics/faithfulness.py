@@ -26,7 +26,7 @@ from clairvit.metrics.registry import MetricOutput, metric
 from clairvit.metrics.similarity import pearson, spearman
 from clairvit.option_types import Range
 from clairvit.perturbation.removal import Removal
-from clairvit.perturbation.rng import make_generator
+from clairvit.perturbation.rng import make_generator, random_sets
 from clairvit.perturbation.segments import grid_cells
 
 Features = Literal["patch", "channel"]
@@ -402,9 +402,7 @@ def subset_size(subset: float, count: int) -> int:
 
 def _random_patches(context: EvalContext, runs: int, count: int, stream: int = 0) -> Tensor:
     """Return random sets of `count` patches, bool [B, runs, patches], drawn from seed and image."""
-    generators = [make_generator(seed, 2 + stream) for seed in context.image_seeds]
-    keys = torch.stack([torch.rand(runs, context.patches, generator=generator) for generator in generators])
-    return keys.to(context.maps.device).argsort(-1).argsort(-1) < count
+    return random_sets(context.image_seeds, runs, context.patches, count, 2 + stream).to(context.maps.device)
 
 
 def _drops_and_sums(

@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import numbers
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 import torch
@@ -45,6 +45,12 @@ def make_generator(seed: int, stream: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(
         int.from_bytes(hashlib.blake2b(f"{seed} {stream}".encode(), digest_size=8).digest())
     )
+
+
+def random_sets(seeds: Sequence[int], runs: int, total: int, count: int, stream: int) -> Tensor:
+    """Return random sets of `count` of `total` items, bool [B, runs, total], drawn from the seed of each image."""
+    keys = torch.stack([torch.rand(runs, total, generator=make_generator(seed, stream)) for seed in seeds])
+    return keys.argsort(-1).argsort(-1) < count
 
 
 def image_noise(images: Tensor, seeds: list[int], distribution: Distribution) -> Iterator[Tensor]:

@@ -6,6 +6,7 @@ import itertools
 import math
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,8 @@ from torch import Tensor
 from clairvit.data.dataset import ErrorHandler, ImageDataset, as_dataset, iter_batches
 from clairvit.data.hashing import weights_hash
 from clairvit.errors import BadInput, ClairWarning, did_you_mean
+from clairvit.execution import ExecutionOptions
+from clairvit.methods.calibrated import PRIOR_METHOD, Calibration, calibrated_spec
 from clairvit.methods.explain import explain
 from clairvit.methods.explanation import Cost
 from clairvit.methods.spec import MethodSpec, resolve_method
@@ -21,10 +24,11 @@ from clairvit.metrics.accumulator import BASELINES
 from clairvit.metrics.confidence_intervals import Array
 from clairvit.metrics.evaluate import LABEL, OnError, error_handler, evaluate
 from clairvit.metrics.registry import MetricSpec, resolve_metric
-from clairvit.metrics.score import Scores
+from clairvit.metrics.score import Score, Scores
 from clairvit.models.coerce import ModelLike, as_images, as_model
 from clairvit.models.model import Model
 from clairvit.perturbation.rng import check_seed
+from clairvit.selection.calibrate import CalibrationRequest, cross_fitted_scores, fit_calibration, image_metrics
 from clairvit.selection.ranking import RankingInput, join, rank_methods, summarise
 from clairvit.selection.result import Selection
 from clairvit.selection.start_layer import StartLayer, base_method, tune_start_layers
@@ -56,6 +60,7 @@ def choose(
     normalize: str = "raw",
     by: str = FIRST,
     tune_start: Sequence[str | MethodSpec] = (),
+    calibrate: bool = False,
     on_error: OnError = "raise",
     seed: int = 0,
     batch_size: int | None = None,
@@ -79,6 +84,8 @@ def choose(
         by: What ranks: "first" (the first metric), the name of a metric, or "mean-rank" (the mean rank per image over
             all metrics of faithfulness).
         tune_start: Methods whose best start layer is searched, such as ["focusvit"] for FocusViT's m*.
+        calibrate: Fit a calibrated method too (`cv.calibrate`) and rank it with `attnlrp+plus` among the others. It is
+            ranked by cross-fitted scores: each image by weights that were fitted without it. Needs 8 or more images.
         on_error: As in `cv.evaluate`.
         seed: The seed of everything random.
         batch_size: As in `cv.evaluate`.
@@ -104,6 +111,7 @@ def choose(
     _check_lists(methods=methods, metrics=metrics, tune_start=tune_start)
     seed = check_seed(seed)
     panel = [resolve_method(text).text for text in (PANEL if methods is None else methods)]
+    panel += [PRIOR_METHOD] if calibrate and PRIOR_METHOD not in panel else []
     if not tune_start and all(text in BASELINES for text in panel):
         raise BadInput("No method but the baselines was given; expected at least one, such as ['legrad', 'genatt'].")
     bases = list(dict.fromkeys(base_method(str(text)) for text in tune_start))
@@ -112,6 +120,17 @@ def choose(
     criteria = criterion(by, specs)
     pixels, first = _first_image(dataset, model, on_read_error)
     options: dict[str, Any] = {"normalize": normalize, "seed": seed, "batch_size": batch_size, "autocast": autocast}
+    calibrated = None
+    if calibrate:
+        request = CalibrationRequest(
+            model,
+            dataset,
+            target=target,
+            on_error=_silenced(on_read_error),
+            seed=seed,
+            execution=ExecutionOptions.from_caller(batch_size, autocast),
+        )
+        calibrated = _calibrated(request, specs, normalize)
     starts: Mapping[str, StartLayer] = {}
     if bases:
         starts = tune_start_layers(
@@ -131,6 +150,9 @@ def choose(
         **options,
     )
     compared = _without_skipped(model, candidates, scores)
+    if calibrated is not None:
+        compared = [*compared, calibrated.method]
+        scores.update({(calibrated.method, metric): score for metric, score in calibrated.scores.items()})
     by_label = isinstance(target, str) and target == LABEL
     first_target = None if by_label else target[first] if isinstance(target, list | tuple) else target
     costs = tuple(_map_cost(model, pixels, text, first_target, batch_size) for text in compared)
@@ -140,7 +162,34 @@ def choose(
         "maps": normalize,
         "activation": model.activation,
     }
-    return _selection(model, scores, data, specs, starts, settings)
+    return _selection(model, scores, data, specs, starts, settings, calibrated)
+
+
+@dataclass(frozen=True, eq=False)
+class _Calibrated:
+    """A calibrated method with its cross-fitted scores by metric."""
+
+    calibration: Calibration
+    scores: Mapping[str, Score]
+    images: int
+
+    @property
+    def method(self) -> str:
+        return calibrated_spec(self.calibration).text
+
+    @property
+    def sentence(self) -> str:
+        return (
+            f"{self.method} is fitted to these {self.images} images and ranked by cross-fitted scores: each image by "
+            "weights that were fitted without it."
+        )
+
+
+def _calibrated(request: CalibrationRequest, metrics: Sequence[MetricSpec], normalize: str) -> _Calibrated:
+    """Fit a calibrated method and score it, each image by weights that were fitted without it."""
+    image_metrics(metrics)
+    fitted = fit_calibration(request)
+    return _Calibrated(fitted.calibration, cross_fitted_scores(request, fitted, metrics, normalize), len(fitted.rows))
 
 
 def _check_lists(**arguments: Sequence[object] | None) -> None:
@@ -166,6 +215,7 @@ def _selection(
     metrics: Sequence[MetricSpec],
     starts: Mapping[str, StartLayer],
     settings: Mapping[str, Any],
+    calibrated: _Calibrated | None,
 ) -> Selection:
     ranking = rank_methods(data)
     agreement = _agreement(data, metrics)
@@ -173,6 +223,7 @@ def _selection(
         *summarise(ranking, data.by, agreement, tuple(data.goals)),
         *_images_without_masks(scores, metrics),
         *(start.sentence for start in starts.values()),
+        *([] if calibrated is None else [calibrated.sentence]),
     ]
     return Selection(
         best=ranking.best.method,
@@ -193,6 +244,7 @@ def _selection(
         seed=data.seed,
         skipped=dict(scores.skipped),
         model_record=scores.model_record,
+        calibration=None if calibrated is None else calibrated.calibration,
     )
 
 

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from clairvit.methods.calibrated import Calibration
 from clairvit.methods.recipe import Recipe
 from clairvit.metrics.score import Scores
 from clairvit.selection.ranking import Row
@@ -51,6 +52,7 @@ class Selection:
     seed: int
     skipped: Mapping[str, str] = field(default_factory=dict)  # method -> why it does not fit the model
     model_record: Mapping[str, Any] = field(default_factory=dict)  # preprocessing, weights' hash, assumptions
+    calibration: Calibration | None = None  # the weights of a calibrated method, if one was fitted
 
     @property
     def front(self) -> tuple[str, ...]:
@@ -82,6 +84,7 @@ class Selection:
             ranking=tuple(rows),
             starts={base: start.method for base, start in self.tuned.items()},
             tuned=tuple(start.as_document() for start in self.tuned.values()),
+            calibration=self.calibration,
         )
 
     def save(self, path: Path | str) -> Path:

@@ -69,8 +69,8 @@ async def models(state: State) -> ModelsResponse:
 
 
 @router.get("/methods", summary="Every method, family by family")
-async def methods() -> MethodsResponse:
-    return methods_response()
+async def methods(state: State) -> MethodsResponse:
+    return methods_response(state.recipes)
 
 
 @router.post(

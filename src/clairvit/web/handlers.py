@@ -18,7 +18,7 @@ from clairvit.errors import BadInput
 from clairvit.execution import ExecutionOptions
 from clairvit.methods.explain import compare, explain
 from clairvit.methods.explanation import Comparison, Explanation
-from clairvit.methods.planner import record_for, run_all
+from clairvit.methods.planner import misfits, record_for, run_all
 from clairvit.methods.spec import MethodSpec
 from clairvit.metrics.context import EvalContext
 from clairvit.metrics.curves import RemovalSchedule, area_under_curve, deletion_curve, insertion_curve
@@ -177,6 +177,7 @@ def curve_response(model: Model, photo: Upload, spec: MethodSpec, request: Curve
 def _curve_response(
     model: Model, photo: Upload, spec: MethodSpec, request: CurveRequest, execution: ExecutionOptions
 ) -> CurveResponse:
+    misfits([spec], model, skip=False)
     recording = record_for([spec], model, photo.pixels[model.name], execution)
     target: Any = None if request.target is None else parse_class(request.target)
     logits = recording.logits.detach()

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 from torch import Tensor
 
 # The letters of method strings; the registry parses them.
-MethodText = Annotated[str, StringConstraints(min_length=1, max_length=200, pattern=r"^[A-Za-z0-9_.,=+:() \-]+$")]
+MethodText = Annotated[str, StringConstraints(min_length=1, max_length=200, pattern=r"^[A-Za-z0-9_.,=+:()# \-]+$")]
 ModelName = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 PhotoId = Annotated[str, StringConstraints(pattern=r"^(demo|[0-9a-f]{32})$")]
 ClassText = Annotated[str, StringConstraints(min_length=1, max_length=200)]

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 
 from torch import nn
 
 from clairvit._version import __version__
 from clairvit.errors import BadInput, UnknownName, did_you_mean
+from clairvit.methods.calibrated import calibrated_spec, calibration_by_hash
 from clairvit.methods.explanation import Cost
 from clairvit.methods.flow import Flow
+from clairvit.methods.recipe import read_recipe
 from clairvit.methods.recommended import recommended_methods
 from clairvit.methods.registry import Method, by_family, list_methods
 from clairvit.methods.spec import MethodSpec, resolve_method
@@ -42,6 +46,7 @@ class AppState:
     queues: dict[str, JobQueue]
     uploads: UploadStore
     time_limit: float  # seconds per request
+    recipes: tuple[MethodSpec, ...] = ()  # calibrated methods that the server was started with
 
     def model_name(self, requested: str | None) -> str:
         """Return the name of the requested model, the first one by default; raise UnknownName."""
@@ -70,8 +75,12 @@ class AppState:
             queue.close()
 
 
-def create_state(models: Sequence[Model], time_limit: float = 120.0) -> AppState:
-    """Trace each model once to describe it, and give every queue its own modules around the same weights."""
+def create_state(models: Sequence[Model], time_limit: float = 120.0, recipes: Sequence[str] = ()) -> AppState:
+    """Trace each model once to describe it, and give every queue its own modules around the same weights.
+
+    `recipes` are files of calibrated methods; requests name them by the text that the list of methods gives.
+    """
+    calibrated = tuple(_calibrated(file) for file in recipes)
     if not models:
         raise BadInput("No models were given; expected at least one.")
     names = [model.name for model in models]
@@ -87,7 +96,18 @@ def create_state(models: Sequence[Model], time_limit: float = 120.0) -> AppState
     uploads = UploadStore({model.name: model for model in models})
     cards = tuple(_card(model, uploads) for model in by_queue["quick"].values())
     queues = {name: JobQueue(name, capacity, time_limit) for name, capacity in CAPACITIES.items()}
-    return AppState(by_queue, cards, queues, uploads, time_limit)
+    return AppState(by_queue, cards, queues, uploads, time_limit, calibrated)
+
+
+def _calibrated(file: str) -> MethodSpec:
+    """Return the calibrated method of a recipe, named by its file without the folder."""
+    calibration = read_recipe(file).calibration
+    if calibration is None:
+        raise BadInput(
+            f"'{file}' is a recipe without weights; expected one of `clairvit calibrate`. A method that `choose` named "
+            "is on the page already."
+        )
+    return calibrated_spec(calibration, re.sub(r"[^A-Za-z0-9_.\-]", "_", Path(file).name))
 
 
 def _with_shared_weights(model: Model) -> Model:
@@ -119,10 +139,11 @@ def _card(model: Model, uploads: UploadStore) -> ModelCard:
     )
 
 
-def methods_response() -> MethodsResponse:
-    """Return every method, ordered by family."""
-    registered = list_methods()
+def methods_response(recipes: Sequence[MethodSpec] = ()) -> MethodsResponse:
+    """Return every method, ordered by family, and the calibrated ones of this server."""
+    registered = [*list_methods(), *(replace(spec.method, name=spec.text) for spec in recipes)]
     ordered = [registered[row] for row in by_family(method.family for method in registered)]
+    backwards = {spec.text: spec.backwards for spec in recipes}
     cards = [
         MethodCard(
             name=method.name,
@@ -131,10 +152,10 @@ def methods_response() -> MethodsResponse:
             paper=method.paper,
             signed=method.signed and not method.relu,
             class_specific=method.class_specific,
-            one_trace=is_one_trace(method),
+            one_trace=is_one_trace(method) and method.name not in backwards,
             slow=method.slow,
             forwards=method.cost.forwards,
-            backwards=method.cost.backwards,
+            backwards=backwards.get(method.name, method.cost.backwards),
             combinators=list(method.combinators),
         )
         for method in ordered
@@ -155,6 +176,16 @@ def is_one_trace(method: Method) -> bool:
     return not method.slow and method.name not in _COMBINING and method.own_cost(**method.options) == Cost()
 
 
+def _refuse_files(text: str) -> None:
+    """Raise UnknownName for a recipe that was not read when the server started: requests open no files."""
+    for match in re.finditer(r"\.json(?:#([0-9a-f]+))?", text, re.IGNORECASE):
+        if match[1] is None or calibration_by_hash(match[1].lower()) is None:
+            raise UnknownName(
+                f"'{text}' names a recipe that this server has not read; expected one that it was started with "
+                "(`clairvit serve --recipe mine.json`), by the name that its list of methods gives."
+            )
+
+
 def resolve_request(texts: Sequence[str], patches: int, targets: int = 1) -> tuple[list[MethodSpec], str]:
     """Return the methods of a request and the queue that it belongs to; raise BadInput if it is too expensive."""
     names = [
@@ -162,6 +193,8 @@ def resolve_request(texts: Sequence[str], patches: int, targets: int = 1) -> tup
         for text in texts
         for name in ([m.name for m in list_methods() if is_one_trace(m)] if text.strip() == ALL else [text])
     ]
+    for name in names:
+        _refuse_files(name)
     specs = list({spec.text: spec for spec in map(resolve_method, names)}.values())
     with_members = [member for spec in specs for member in (spec, *spec.members)]
     for member in with_members:
