@@ -87,4 +87,4 @@ def changes(page: Any, act: Callable[[], object], name: str = "map-0") -> None:
 
 
 def method(page: Any, name: str) -> None:
-    page.locator(f'#methods input[value="{name}"]').check()
+    page.locator(f'#methods input[value="{name}"]').first.check()  # a recommended one is listed twice

@@ -184,7 +184,7 @@ def test_any_cnn_has_stages(kind: str) -> None:
         assert layer.x.shape == layer.dx.shape
         assert layer.x.shape[1] == stage.grid[0] * stage.grid[1]
         assert layer.grid == stage.grid
-        with pytest.raises(NotApplicable, match=f"feature map of '{stage.name}'.*gradcam"):
+        with pytest.raises(NotApplicable, match=f"feature map of '{stage.name}'.*gradient method"):
             _ = layer.A
     found = cv.compare(
         model, pixels, [f"{m}(relu=false)" if METHODS[m].relu else m for m in ACTIVATIONS], target=TARGETS

@@ -357,7 +357,7 @@ def test_all_methods_cost_one_forward_and_a_backward_for_each_table(kind: str, f
     ]
     names, tables = [m.name for m in own], {table for m in own for table in m.tables}
     assert {"rollout", "legrad", "decompx", "attnlrp", "transatt", "lrp"} <= set(names)
-    assert tables == {"plain", "linear", "attnlrp", "chefer", "lrp", "deep-taylor"}
+    assert tables == {"plain", "linear", "attnlrp", "reslrp", "libra", "chefer", "lrp", "deep-taylor"}
     cv.explain(model, p.pixels)  # the first call looks at how the model is built
     with Passes(p.module) as passes:
         found = cv.compare(model, p.pixels, names, target=TARGETS)

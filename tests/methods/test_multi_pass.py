@@ -577,7 +577,7 @@ def test_options_that_make_no_sense(text: str, said: str) -> None:
 
 def test_blocks_that_are_no_modules_have_no_token_path() -> None:
     model = tiny.wrapped("home-loop")
-    with pytest.raises(NotApplicable, match=r"Layer 0 is not a module of its own.* use a method"):
+    with pytest.raises(NotApplicable, match=r"Layer 0 is not a module of its own.* Use a method"):
         cv.explain(model, tiny.pixels("home-loop"), "integrated-gradients(path=token)", target=1)
 
 

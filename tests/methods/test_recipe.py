@@ -131,7 +131,7 @@ def test_explain_follows_a_recipe(tmp_path: Path) -> None:
     for made in ways:
         assert made.method == expected.method
         assert torch.equal(made.maps, expected.maps)
-    assert cv.explain(model, image).method == "legrad"
+    assert cv.explain(model, image).method == "attnlrp+plus"
 
 
 def test_m_auto_is_the_recipes() -> None:

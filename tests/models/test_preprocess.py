@@ -240,7 +240,7 @@ def test_a_header_is_checked(small: nn.Module, tmp_path: Path, entry: str, text:
     save_file(small.state_dict(), tmp_path / "odd.safetensors", {"arch": ARCH, entry: text})
     with pytest.raises(ModelUnavailable, match=words) as caught:
         cv.load(f"file:{tmp_path}/odd.safetensors")
-    assert f"note '{entry}' in 'file:{tmp_path}/odd.safetensors'" in str(caught.value)
+    assert f"The entry '{entry}' in the header of 'file:{tmp_path}/odd.safetensors'" in str(caught.value)
 
 
 def test_a_files_mean_is_kept_at_another_size(tmp_path: Path) -> None:

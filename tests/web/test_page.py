@@ -187,7 +187,7 @@ def test_results_can_be_kept(visit: Callable[..., Any], button: str, suffix: str
     with page.expect_download() as waiting:
         page.locator(f"#save-{button}").click()
     file = Path(waiting.value.path())
-    assert waiting.value.suggested_filename == f"clairvit-attnlrp+plus{suffix}"
+    assert waiting.value.suggested_filename == f"clairvit-attnlrp-plus{suffix}"
     assert file.stat().st_size > 1000
 
 

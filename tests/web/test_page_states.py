@@ -169,7 +169,7 @@ def test_a_curve_of_the_map_before_is_not_shown(visit: Callable[..., Any], state
     page.locator("#play-deletion").click()
     method(page, "rollout")
     sync_api.expect(page.locator("#caption-0")).to_contain_text("any class", timeout=WAIT)
-    sync_api.expect(page.locator('#methods input[value="rollout"]')).to_be_checked()
+    sync_api.expect(page.locator('#methods input[value="rollout"]').first).to_be_checked()
     while state.queues["long"].pending:
         page.wait_for_timeout(50)
     page.wait_for_timeout(500)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -198,9 +198,8 @@ def calibrated_spec(calibration: Calibration, file: str = CALIBRATED) -> MethodS
         paper="weights fitted to the model by cv.calibrate",
         function=calibration.combine,
         output="image",
-        requires=FORWARD,
+        requires=replace(FORWARD, fitted_to=calibration.misfit),
         signed=True,
-        fitted_to=calibration.misfit,
     )
     members = layer_specs(tuple(calibration.weights), calibration.layers)
     return MethodSpec(method, (), None, False, f"{file}#{calibration.hash}", members)

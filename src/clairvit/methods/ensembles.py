@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Annotated, Any, Literal, get_type_hints
 
 import torch
@@ -269,12 +270,11 @@ def _resolve_average(
         paper=f"{inner.method.paper}; {averaging}",
         function=functools.partial(function, inner),
         output="image",
-        requires=NOTHING,
+        requires=replace(NOTHING, fitted_to=inner.misfit),
         signed=inner.method.signed and not inner.relu,
         class_specific=inner.method.class_specific,
         extra_cost=ExtraCost(lambda n, **_: Cost(n, n * inner.backwards), slow=True),
         caveats=Caveats(zero_reason=inner.method.caveats.zero_reason),
-        fitted_to=inner.misfit,
     )
     return MethodSpec(method, tuple(sorted(options.items())), None, False, _text(name, function, [inner], options))
 

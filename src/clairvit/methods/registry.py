@@ -58,6 +58,7 @@ class Requires:
         all_rows: The layer map cannot be computed for single query rows.
         poolings: The only poolings it is defined for; none named: all.
         structure: What a model must have beyond attention: "residual" (x + attention, decomposed), "middle" (that sum).
+        fitted_to: A function of a model to the error if it is not the one that the method was fitted to.
 
     Example:
         >>> import clairvit as cv
@@ -74,6 +75,7 @@ class Requires:
     all_rows: bool = False
     poolings: tuple[str, ...] = ()
     structure: tuple[str, ...] = ()
+    fitted_to: Callable[[Model], NotApplicable | None] | None = field(default=None, repr=False)
 
     @property
     def tables(self) -> tuple[RuleTable, ...]:
@@ -168,7 +170,6 @@ class Method:
     extra_cost: ExtraCost = field(default=ExtraCost(), repr=False)
     caveats: Caveats = field(default=NO_CAVEATS, repr=False)
     # Of a method that was fitted to one model: why it does not fit this one, or None
-    fitted_to: Callable[[Model], NotApplicable | None] | None = field(default=None, repr=False)
 
     @property
     def summary(self) -> str:

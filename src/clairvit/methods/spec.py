@@ -154,7 +154,8 @@ class MethodSpec:
 
     def misfit(self, model: Model) -> NotApplicable | None:
         """Return why it may not be used with a model, if it was fitted to another one."""
-        errors = (spec.method.fitted_to(model) for spec in (self, *self.members) if spec.method.fitted_to is not None)
+        checks = (spec.requires.fitted_to for spec in (self, *self.members))
+        errors = (check(model) for check in checks if check is not None)
         return next((error for error in errors if error is not None), None)
 
     def notes(self, count: int) -> tuple[str, ...]:
