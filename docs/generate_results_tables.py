@@ -12,6 +12,7 @@ from clairvit.selection.stats import spearman
 
 HERE = Path(__file__).parent / "results"
 RUNS = ("pets", "dinov2")
+BASELINES = ("center", "random")
 EXPERIMENTS = [f"{paper}-{run}" for paper in ("focusvit", "skipplus", "coporan", "joita", "cmi") for run in RUNS]
 ARROWS = {"higher": "↑", "lower": "↓"}
 SHORT = {
@@ -37,7 +38,8 @@ def main() -> None:
 
 
 def load_runs() -> list[dict[str, Any]]:
-    return [json.loads((HERE / f"{name}.json").read_text(encoding="utf-8")) for name in RUNS]
+    runs = [json.loads((HERE / f"{name}.json").read_text(encoding="utf-8")) for name in RUNS]
+    return [{**run, "baselines": run["baselines"] or list(BASELINES)} for run in runs]
 
 
 def print_experiments() -> None:

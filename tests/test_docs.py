@@ -18,7 +18,7 @@ HISTORY = ("readers-test.md",)  # names files that were renamed
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
-@pytest.mark.parametrize("name", ["methods", "metrics", "results"])
+@pytest.mark.parametrize("name", ["methods", "metrics", "results", "results_tables"])
 def test_generated_pages_are_up_to_date(name: str) -> None:
     script = ROOT / "docs" / f"generate_{name}.py"
     printed = subprocess.run([sys.executable, str(script)], check=True, capture_output=True, encoding="utf-8").stdout

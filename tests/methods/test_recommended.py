@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -90,3 +93,17 @@ def test_options_belong_to_the_default_method() -> None:
 def test_a_wrong_target_is_no_reason_to_fall_back() -> None:
     with pytest.raises(BadInput):
         cv.explain("pets", "demo", target=99)
+
+
+def test_the_evidence_is_that_of_the_published_results() -> None:
+    """Figures in recommended.toml are those of docs/results/pets.json, rounded."""
+    run = json.loads((Path(__file__).parents[2] / "docs" / "results" / "pets.json").read_text(encoding="utf-8"))
+    means = {(record["method"], record["metric"]): record["mean"] for record in run["scores"]}
+    for item in recommended_methods():
+        faithful, located = means[item.method, "insertion-deletion"], means[item.method, "ap"]
+        assert item.evidence == f"ins − del {faithful:.3f}, AP {located:.3f}", item.purpose
+    one_pass = {method: mean for (method, metric), mean in means.items() if metric == "insertion-deletion" and mean}
+    for method, mean in one_pass.items():
+        if method in ("calibrated", *run["baselines"]) or resolve_method(method).cost.forwards > 1:
+            continue
+        assert mean <= one_pass[default_method()], f"{method} is more faithful than the default"
