@@ -94,8 +94,8 @@ def print_cost(runs: list[dict[str, Any]]) -> None:
     print("\n## Cost\n")
     print(
         "Passes per map of one image and one target (14 × 14 patches); methods of one rule table share them. The most "
-        f"faithful method at each price, by insertion − deletion ({run['title']}). Passes are not time: `alti` makes one "
-        "forward pass and takes longer than `attnlrp+plus` (240 and 98 ms on one core of a Xeon).\n"
+        f"faithful method at each price, by insertion − deletion ({run['title']}). Passes are not time: `alti` makes "
+        "one forward pass and takes longer than `attnlrp+plus` (240 and 98 ms on one core of a Xeon).\n"
     )
     rows = table_of(run)
     prices: dict[tuple[int, int], tuple[float, str]] = {}
