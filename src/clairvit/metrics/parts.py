@@ -9,6 +9,7 @@ which the completeness of the whole set is highest, for each method.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Sequence
@@ -259,17 +260,14 @@ _CHOICE = (
     "values first)."
 )
 
+_part_metric = functools.partial(metric, family="parts", better="higher", span=(0, 1), paper=PAPER, needs=("parts",))
+_check_metric = functools.partial(
+    _part_metric, cost=lambda **_: _COMPLETENESS_COST, whole_set=True, discrepancies=_CHOICE
+)
 
-@metric(
+
+@_check_metric(
     "controlled-synthetic-data-check",
-    family="parts",
-    better="higher",
-    span=(0, 1),
-    paper=PAPER,
-    needs=("parts",),
-    cost=lambda **_: _COMPLETENESS_COST,
-    whole_set=True,
-    discrepancies=_CHOICE,
     undefined="images of which the explained class is not the predicted and the true one",
 )
 def controlled_synthetic_data_check(
@@ -290,16 +288,8 @@ def controlled_synthetic_data_check(
     return _at_best_threshold(curves, curves.synthetic, "share of a sufficient set")
 
 
-@metric(
+@_check_metric(
     "preservation-check",
-    family="parts",
-    better="higher",
-    span=(0, 1),
-    paper=PAPER,
-    needs=("parts",),
-    cost=lambda **_: _COMPLETENESS_COST,
-    whole_set=True,
-    discrepancies=_CHOICE,
     undefined="images of which the explained class is not the predicted one",
 )
 def preservation_check(
@@ -319,16 +309,8 @@ def preservation_check(
     return _at_best_threshold(curves, curves.preservation, "same answer with the important parts alone")
 
 
-@metric(
+@_check_metric(
     "deletion-check",
-    family="parts",
-    better="higher",
-    span=(0, 1),
-    paper=PAPER,
-    needs=("parts",),
-    cost=lambda **_: _COMPLETENESS_COST,
-    whole_set=True,
-    discrepancies=_CHOICE,
     undefined="images of which the explained class is not the predicted one",
 )
 def deletion_check(
@@ -347,16 +329,8 @@ def deletion_check(
     return _at_best_threshold(curves, curves.deletion, "other answer without the important parts")
 
 
-@metric(
+@_check_metric(
     "distractibility",
-    family="parts",
-    better="higher",
-    span=(0, 1),
-    paper=PAPER,
-    needs=("parts",),
-    cost=lambda **_: _COMPLETENESS_COST,
-    whole_set=True,
-    discrepancies=_CHOICE,
     undefined="images in which every part and every distractor is relevant",
 )
 def distractibility(
@@ -376,15 +350,8 @@ def distractibility(
     return _at_best_threshold(curves, curves.distractibility, "irrelevant components left out")
 
 
-@metric(
+@_check_metric(
     "part-completeness",
-    family="parts",
-    better="higher",
-    span=(0, 1),
-    paper=PAPER,
-    needs=("parts",),
-    cost=lambda **_: _COMPLETENESS_COST,
-    whole_set=True,
     discrepancies=_CHOICE + " The authors average each check over the images on which it is defined and combine the "
     "means; here each image has a completeness, of the checks that are defined on it.",
     undefined="images in which distractibility or all of the three other checks are undefined",
@@ -409,13 +376,8 @@ def part_completeness(
 # Correctness and contrastivity
 
 
-@metric(
+@_part_metric(
     "single-deletion",
-    family="parts",
-    better="higher",
-    span=(0, 1),
-    paper=PAPER,
-    needs=("parts",),
     cost=lambda **_: Cost(USUAL_COMPONENTS),
     undefined="images in which all parts have the same importance, or the same effect",
 )
@@ -530,13 +492,8 @@ def _follows_parts(
 # The model
 
 
-@metric(
+@_part_metric(
     "background-independence",
-    family="parts",
-    better="higher",
-    span=(0, 1),
-    paper=PAPER,
-    needs=("parts",),
     cost=lambda **_: Cost(USUAL_COMPONENTS),
     undefined="images without distractors",
 )
@@ -555,13 +512,8 @@ def background_independence(context: EvalContext, drop: float = DROP) -> MetricO
     return MetricOutput(counts[..., 0, 0] / counts[..., 0, 1], counts=counts)
 
 
-@metric(
+@_part_metric(
     "part-accuracy",
-    family="parts",
-    better="higher",
-    span=(0, 1),
-    paper=PAPER,
-    needs=("parts",),
     cost=lambda removed=0, **_: Cost(math.comb(USUAL_PARTS, removed)),
     undefined="images whose class is not known",
 )
