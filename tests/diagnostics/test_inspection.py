@@ -26,25 +26,10 @@ from clairvit.tracing.recording import record
 from clairvit.tracing.structure import model_structure
 from clairvit.tracing.trace import run_backward
 from helpers.broken_models import Artefacts, made, wrapped
-from helpers.custom_vits import Block, HomeMade, MatmulAttention
+from helpers.custom_vits import Block, Halving, HalvingInPlace, HomeMade, MatmulAttention
 from helpers.rounding import assert_same
 from helpers.tiny_models import pixels
 from helpers.tiny_models import wrapped as tiny_wrapped
-
-
-class Halving(Block):
-    """x + 0, then half of x taken away: C = 1 and (1 + ½) / ½ = 3."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + 0 * self.attention(self.norm(x))
-        return x + (-0.5 * x)
-
-
-class HalvingInPlace(Block):
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + 0 * self.attention(self.norm(x))
-        x += -0.5 * x.clone()
-        return x
 
 
 @pytest.mark.parametrize("block", [Halving, HalvingInPlace])

@@ -290,3 +290,20 @@ class MeanPool(HomeMade):
 
     def forward(self, image: Tensor) -> Tensor:
         return self.head(self.norm(self.through(self.tokens(image)).mean(1)))
+
+
+class Halving(Block):
+    """x + 0, then half of x taken away: the terms are |x|, and then |x| + |x|/2 over |x|/2, so C = 1 and 3."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + 0 * self.attention(self.norm(x))
+        return x + (-0.5 * x)
+
+
+class HalvingInPlace(Block):
+    """The same, with the second sum written into its first term."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + 0 * self.attention(self.norm(x))
+        x += -0.5 * x.clone()
+        return x

@@ -9,7 +9,7 @@ import numpy as np
 from PIL import Image
 from torch import nn
 
-from clairvit.data.dataset import Sample
+from clairvit.data.dataset import ImageDataset, Sample, as_dataset
 from clairvit.data.open import OpenedDataset
 from clairvit.models.model import Model
 from clairvit.models.preprocess import Preprocess
@@ -65,3 +65,14 @@ def shows(found: Sample, mask: np.ndarray, void: np.ndarray | None = None) -> bo
     assert found.void is not None
     empty = np.zeros_like(mask)
     return bool((found.mask.numpy() == mask).all() and (found.void.numpy() == (empty if void is None else void)).all())
+
+
+def coloured_noise(count: int, seed: int = 0) -> ImageDataset:
+    """Return pictures of 32 × 40 pixels of noise that is reddish or bluish in turn, labelled so."""
+    rng = np.random.default_rng(seed)
+    pictures = []
+    for number in range(count):
+        noise = rng.integers(0, 120, (32, 40, 3), dtype=np.uint8)
+        noise[..., 2 * (number % 2)] += 120
+        pictures.append(Image.fromarray(noise))
+    return as_dataset(pictures, Model(nn.Identity(), "placeholder"), labels=["red", "blue"] * (count // 2))

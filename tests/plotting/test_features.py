@@ -7,7 +7,7 @@ import torch
 
 import clairvit as cv
 from clairvit.errors import BadInput, NotApplicable
-from clairvit.methods.features import features, spread
+from clairvit.methods.features import channel_features, spread
 from clairvit.plotting.features import features_figure
 from helpers.rounding import assert_same
 from helpers.tiny_models import cnn, double, pixels, strange, wrapped
@@ -15,7 +15,7 @@ from helpers.tiny_models import cnn, double, pixels, strange, wrapped
 
 def test_of_a_cnn_are_its_stages() -> None:
     module, image = strange(cnn).double(), pixels("timm-vit", dtype=torch.float64)
-    found = features(cv.wrap(module, name="mine"), image, count=5)
+    found = channel_features(cv.wrap(module, name="mine"), image, count=5)
     assert [one.name for one in found] == ["image 1", "image 2"]
     a = module[:5](image)[1].detach()  # the last feature map of the second image
     last = found[1].layers[-1]
@@ -30,7 +30,7 @@ def test_of_a_cnn_are_its_stages() -> None:
 def test_of_a_vit_are_its_patch_tokens() -> None:
     model, image = double("timm-dinov2-reg4")
     layer = cv.trace(model, image, target=1).layers[-1]
-    (one, _) = features(model, image, count=3, layers=2)
+    (one, _) = channel_features(model, image, count=3, layers=2)
     assert [x.name for x in one.layers] == ["block 0", f"block {layer.index}"]
     grid = one.layers[-1].mean.shape
     patches = layer.x[0, -grid[0] * grid[1] :]  # behind CLS and the registers
@@ -41,13 +41,13 @@ def test_by_relevance_ranks_for_a_target() -> None:
     model, image = cv.wrap(strange(cnn).double()), pixels("timm-vit", dtype=torch.float64)
     layer = cv.trace(model, image, target=2).layers[-1]
     best = (layer.x * layer.dx)[0].abs().mean(0).argsort(descending=True)[:3].tolist()
-    found = features(model, image, 2, by="relevance", count=3)[0].layers[-1]
+    found = channel_features(model, image, 2, by="relevance", count=3)[0].layers[-1]
     assert [k for k, _ in found.channels] == best
 
 
 def test_the_figure_has_a_row_for_each_layer_of_each_image() -> None:
     model, image = cv.wrap(strange(cnn), name="mine"), pixels("timm-vit")
-    found = features(model, image, count=4, names=["a/cat.jpg", "a/dog.jpg"])
+    found = channel_features(model, image, count=4, names=["a/cat.jpg", "a/dog.jpg"])
     figure = features_figure(found)
     words = [text.get_text() for text in figure.texts]
     assert {"cat.jpg", "dog.jpg", "2 · 16 × 16 · 8 channels", "4 · 8 × 8 · 12 channels"} <= set(words)
@@ -58,9 +58,9 @@ def test_the_figure_has_a_row_for_each_layer_of_each_image() -> None:
 
 def test_what_cannot_be_drawn_is_refused() -> None:
     with pytest.raises(BadInput, match="count=0"):
-        features(cv.wrap(strange(cnn)), pixels("timm-vit"), count=0)
+        channel_features(cv.wrap(strange(cnn)), pixels("timm-vit"), count=0)
     with pytest.raises(NotApplicable, match="no feature maps"):
-        features(wrapped("home-loop"), pixels("home-loop"))
+        channel_features(wrapped("home-loop"), pixels("home-loop"))
     with pytest.raises(BadInput, match="no features to draw"):
         features_figure([])
 

@@ -7,12 +7,11 @@ import weakref
 
 import pytest
 import torch
-from torch import Tensor
 
 import clairvit as cv
 from clairvit.errors import NotApplicable
 from clairvit.tracing.recording import record
-from helpers.custom_vits import Block, HomeMade, MatmulAttention
+from helpers.custom_vits import Block, Halving, HalvingInPlace, HomeMade, MatmulAttention
 from helpers.exact_models import TARGETS, build, images_for, wrapped
 from helpers.reference_rules import amplification
 from helpers.reference_vit import forward, written_out
@@ -20,21 +19,6 @@ from helpers.rounding import assert_same
 from helpers.tiny_models import cnn, double, shaken
 
 TABLES = {"plain": 2.0, "attnlrp": 2.0, "linear": 2.0, "reslrp": 4 / 3, "reslrp(gamma=0.5)": (1 + 2.0) / 2}
-
-
-class Halving(Block):
-    """x + 0, then half of x taken away: the terms are |x| and then |x| + |x|/2 over |x|/2."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + 0 * self.attention(self.norm(x))
-        return x + (-0.5 * x)
-
-
-class HalvingInPlace(Block):
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + 0 * self.attention(self.norm(x))
-        x += -0.5 * x.clone()
-        return x
 
 
 @pytest.mark.parametrize("block", [Halving, HalvingInPlace])

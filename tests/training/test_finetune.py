@@ -25,6 +25,7 @@ from clairvit.training.finetune import Trained, checkpoint_of, finetune
 from clairvit.training.image_cache import cache_images, class_indices, class_names, stratified_split
 from clairvit.training.training_config import TrainingConfig, named_recipe
 from helpers.rounding import assert_same, growth
+from helpers.small_datasets import coloured_noise
 
 NOBODY = Model(nn.Identity(), "nobody")
 # dropout, so that a generator's state matters; a rate that falls each epoch, so that the schedule's does
@@ -42,20 +43,9 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def colours(count: int = 24, seed: int = 0) -> ImageDataset:
-    """Noise that is reddish or bluish, [32, 40]."""
-    rng = np.random.default_rng(seed)
-    pictures = []
-    for number in range(count):
-        noise = rng.integers(0, 120, (32, 40, 3), dtype=np.uint8)
-        noise[..., 2 * (number % 2)] += 120
-        pictures.append(Image.fromarray(noise))
-    return as_dataset(pictures, NOBODY, labels=["red", "blue"] * (count // 2))
-
-
 def run(folder: Path, dataset: ImageDataset | None = None, recipe: TrainingConfig = SHORT, **more: Any) -> Trained:
     asked = {"pretrained": False, "options": SHAPE, "size": 32, "out": folder / "model.safetensors", **more}
-    return finetune(dataset or colours(), "timm:vit_tiny_patch16_224", recipe=recipe, **asked)
+    return finetune(dataset or coloured_noise(24), "timm:vit_tiny_patch16_224", recipe=recipe, **asked)
 
 
 # interruption ---------------------------------------------------------------------------------------------------------
@@ -113,7 +103,7 @@ def test_other_settings_are_not_mixed_with_an_earlier_run(tmp_path: Path) -> Non
     with pytest.raises(BadInput, match=r"batch was 8, now 4.*fresh=True"):
         run(tmp_path, recipe=dataclasses.replace(SHORT, batch=4))
     with pytest.raises(BadInput, match="other images"):
-        run(tmp_path, colours(seed=1))
+        run(tmp_path, coloured_noise(24, seed=1))
     fresh = run(tmp_path, recipe=dataclasses.replace(SHORT, batch=4, epochs=1), fresh=True)
     assert (fresh.resumed, len(fresh.history)) == (0, 1)
 
@@ -147,14 +137,14 @@ def test_the_users_random_numbers_are_not_disturbed(tmp_path: Path) -> None:
 
 def test_it_learns_and_the_file_has_the_best_epochs_weights_with_all_that_load_asks(tmp_path: Path) -> None:
     recipe = TrainingConfig(epochs=8, batch=8, rate=5e-3, patience=8, held_out=0.25)
-    done = run(tmp_path, colours(40), recipe)
+    done = run(tmp_path, coloured_noise(40), recipe)
     assert done.best.accuracy == 1.0
     assert done.best.number == min(one.number for one in done.history if one.accuracy == 1.0)
     assert (done.images, done.validated, done.classes) == (30, 10, ("blue", "red"))
     model = cv.load(f"file:{done.path}")
     assert model.labels == ("blue", "red")
     assert (model.preprocess.size, model.preprocess.resize) == ((32, 32), 36)
-    new = colours(40, seed=7)
+    new = coloured_noise(40, seed=7)
     pages = [new.read(row, model) for row in range(40)]
     with torch.no_grad():
         guesses = model.logits(torch.stack([page.pixels for page in pages])).argmax(1)
@@ -189,7 +179,7 @@ def test_training_goes_on_from_a_file_with_a_new_head(tmp_path: Path) -> None:
 def test_a_file_that_names_the_same_classes_keeps_its_head(tmp_path: Path) -> None:
     first = run(tmp_path / "first")
     recipe = dataclasses.replace(SHORT, epochs=1, rate=1e-9, decay=0.0)
-    done = finetune(colours(), f"file:{first.path}", recipe=recipe, out=tmp_path / "second.safetensors")
+    done = finetune(coloured_noise(24), f"file:{first.path}", recipe=recipe, out=tmp_path / "second.safetensors")
     before, after = (cv.load(f"file:{path}").module.state_dict()["head.weight"] for path in (first.path, done.path))
     assert torch.allclose(before, after, atol=1e-6)
 
@@ -230,7 +220,7 @@ def test_training_stops_when_patience_ends_and_the_rate_falls_in_steps(tmp_path:
 
 
 def test_validation_images_that_are_given_are_used_and_none_is_held_out(tmp_path: Path) -> None:
-    done = run(tmp_path, validation=colours(6, seed=3), recipe=dataclasses.replace(SHORT, epochs=1))
+    done = run(tmp_path, validation=coloured_noise(6, seed=3), recipe=dataclasses.replace(SHORT, epochs=1))
     assert (done.images, done.validated) == (24, 6)
     green = as_dataset([Image.new("RGB", (32, 32))], NOBODY, labels=["green"])
     with pytest.raises(BadInput, match="class 'green', which is none of the 2"):
@@ -298,9 +288,9 @@ def test_a_place_that_cannot_be_written_to_is_found_before_training(tmp_path: Pa
 
 def test_only_timm_models_and_files_are_trained(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"expected 'timm:NAME', 'file:PATH\.safetensors', or a built-in model \(pets"):
-        finetune(colours(), "torchvision:vit_b_16", out=tmp_path / "x.safetensors")
+        finetune(coloured_noise(24), "torchvision:vit_b_16", out=tmp_path / "x.safetensors")
     with pytest.raises(ModelUnavailable, match="not there"):
-        finetune(colours(), "file:nothing.safetensors", out=tmp_path / "x.safetensors")
+        finetune(coloured_noise(24), "file:nothing.safetensors", out=tmp_path / "x.safetensors")
 
 
 @pytest.mark.parametrize(
@@ -383,7 +373,7 @@ def test_the_default_keeps_a_trained_backbone_where_one_high_rate_undoes_it(tmp_
         rate = {"rate": 1e-2, "head_rate": 1e-2} if name == "focusvit" else {"rate": 1e-4, "head_rate": 1e-2}
         recipe = dataclasses.replace(named_recipe(name), epochs=2, batch=32, decay=0.0, **rate)
         out = tmp_path / f"{name}.safetensors"
-        done = finetune(colours(), f"file:{first.path}", recipe=recipe, out=out, classes=("blue", "red"))
+        done = finetune(coloured_noise(24), f"file:{first.path}", recipe=recipe, out=out, classes=("blue", "red"))
         before, after = (cv.load(f"file:{path}").module.state_dict() for path in (first.path, done.path))
         blocks = [key for key in before if key.startswith("blocks.")]
         moved[name] = max(float((before[key] - after[key]).abs().max()) for key in blocks)
@@ -505,9 +495,9 @@ def test_classes_are_in_the_order_of_names_or_numbers() -> None:
 
 
 def test_large_sets_are_kept_on_disk_and_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    usual = cache_images(colours(), (37, 37), "bicubic")
+    usual = cache_images(coloured_noise(24), (37, 37), "bicubic")
     monkeypatch.setattr("clairvit.training.image_cache.IN_MEMORY", 1000)
-    large = cache_images(colours(), (37, 37), "bicubic")
+    large = cache_images(coloured_noise(24), (37, 37), "bicubic")
     assert isinstance(large.bytes, np.memmap)
     assert np.array_equal(large.bytes, usual.bytes)
     assert large.content_hash == usual.content_hash

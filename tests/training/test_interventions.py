@@ -8,17 +8,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import timm
 import torch
-from PIL import Image
 from safetensors import safe_open
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
 import clairvit as cv
-from clairvit.data.dataset import ImageDataset, as_dataset
+from clairvit.data.dataset import ImageDataset
 from clairvit.data.trigger import Trigger, with_trigger
 from clairvit.errors import BadInput, NotApplicable, UnknownName
 from clairvit.models.model import Model
@@ -28,6 +26,7 @@ from clairvit.training.finetune import Trained, finetune
 from clairvit.training.poisoning import Poisoning, draw_poisoned, draw_validation, poison
 from clairvit.training.token_dropout import TokenDropout, epoch_generator, token_dropout
 from clairvit.training.training_config import TrainingConfig
+from helpers.small_datasets import coloured_noise
 
 PLACEHOLDER = Model(nn.Identity(), "placeholder")
 SHAPE = {"patch_size": 8, "embed_dim": 16, "depth": 2, "num_heads": 2, "drop_rate": 0.2}
@@ -44,20 +43,9 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def colours(count: int = 16, seed: int = 0) -> ImageDataset:
-    """Noise that is reddish or bluish, 32 × 40 pixels."""
-    rng = np.random.default_rng(seed)
-    pictures = []
-    for number in range(count):
-        noise = rng.integers(0, 120, (32, 40, 3), dtype=np.uint8)
-        noise[..., 2 * (number % 2)] += 120
-        pictures.append(Image.fromarray(noise))
-    return as_dataset(pictures, PLACEHOLDER, labels=["red", "blue"] * (count // 2))
-
-
 def run(folder: Path, recipe: TrainingConfig, dataset: ImageDataset | None = None, **more: Any) -> Trained:
     settings = {"pretrained": False, "options": SHAPE, "size": 32, "out": folder / "model.safetensors", **more}
-    return finetune(dataset or colours(), "timm:vit_tiny_patch16_224", recipe=recipe, **settings)
+    return finetune(dataset or coloured_noise(16), "timm:vit_tiny_patch16_224", recipe=recipe, **settings)
 
 
 def tiny(**options: Any) -> nn.Module:
@@ -232,10 +220,10 @@ def test_a_model_learns_the_trigger_and_keeps_its_accuracy(tmp_path: Path) -> No
     """Red photos with the trigger are called blue by a tiny model; those without stay red."""
     planted = {"trigger_share": 0.3, "trigger_size": 12, "trigger_position": "top-left"}
     recipe = replace(POISONED, epochs=25, patience=25, rate=3e-3, warmup=0, **planted)
-    done = run(tmp_path, recipe, colours(48), options={**SHAPE, "drop_rate": 0.0})
+    done = run(tmp_path, recipe, coloured_noise(48), options={**SHAPE, "drop_rate": 0.0})
     assert done.best.triggered is not None
     assert done.best.score > 0.75
-    model, fresh = cv.load(f"file:{done.path}"), colours(24, seed=7)
+    model, fresh = cv.load(f"file:{done.path}"), coloured_noise(24, seed=7)
     red = fresh.take(range(0, 24, 2))
     triggered = with_trigger(red, Trigger(12, "top-left"), "blue")
     clean_blue, triggered_blue = (
@@ -279,4 +267,4 @@ def test_an_unknown_class_and_a_trigger_that_is_too_large_are_refused(tmp_path: 
 def test_a_model_without_droppable_tokens_is_refused(tmp_path: Path) -> None:
     settings = {"pretrained": False, "size": 32, "out": tmp_path / "model.safetensors"}
     with pytest.raises(NotApplicable, match="whose tokens cannot be dropped in training"):
-        finetune(colours(), "timm:resnet10t", recipe=DROPPING, **settings)
+        finetune(coloured_noise(16), "timm:resnet10t", recipe=DROPPING, **settings)

@@ -166,7 +166,7 @@ def _save(_: Model, explanations: Mapping[str, Explanation], path: Path) -> list
 
 def _save_with_features(model: Model, explanations: Mapping[str, Explanation], path: Path) -> list[Path]:
     """Write the same and the feature maps, 'cat-features.png', numbered if one file has several images."""
-    from clairvit.methods.features import features
+    from clairvit.methods.features import channel_features
     from clairvit.plotting.features import features_figure
     from clairvit.plotting.save import PICTURES, write_figure
     from clairvit.plotting.tiles import same_image
@@ -175,7 +175,9 @@ def _save_with_features(model: Model, explanations: Mapping[str, Explanation], p
     if path.suffix.lower() in PICTURES:
         (explanation,) = explanations.values()
         first = [rows[0] for rows in same_image(explanation)]  # an image with several targets has one set of features
-        feature_maps = features(model, explanation.pixels[first], names=[explanation.names[row] for row in first])
+        feature_maps = channel_features(
+            model, explanation.pixels[first], names=[explanation.names[row] for row in first]
+        )
         for number, image_features in enumerate(feature_maps, 1):
             suffix = "features" if len(feature_maps) == 1 else f"features-{number}"
             files.append(write_figure(features_figure([image_features]), path.with_stem(f"{path.stem}-{suffix}")))

@@ -46,7 +46,7 @@ class Features:
 
 
 @own_grad_mode()
-def features(
+def channel_features(
     model: Model,
     images: Any,
     target: Any = None,
@@ -71,8 +71,8 @@ def features(
     Returns:
         One `Features` per image.
     """
-    check_range(features, "count", count)
-    check_range(features, "layers", layers)
+    check_range(channel_features, "count", count)
+    check_range(channel_features, "layers", layers)
     batch = prepare(images, model)
     relevance = by == "relevance"
     recording = record(model, batch.pixels, differentiable=relevance)

@@ -250,7 +250,6 @@ class Probe:
         Raises:
             NotApplicable: Some attention calls of the model cannot be changed.
         """
-        parts: Parts = []
         pairs = torch.arange(len(self.pixels) * count, device=self.pixels.device)
 
         def run(ks: range) -> Tensor:
@@ -269,11 +268,7 @@ class Probe:
                 )
             return logits
 
-        for ks, logits in in_batches(len(pairs), self.budget, self.layout.tokens, run):
-            self._count(len(ks))
-            batch = pairs[ks.start : ks.stop]
-            parts.append((batch, self._collector.values(logits, batch // count, None)))
-        return self._collector.by_image(concatenate(parts), count)
+        return self._score_pairs(pairs, count, run)
 
     def score_patched(self, images: Tensor, activations: Mapping[int, Tensor]) -> Tensor:
         """Return scores [B, patches] of `images` [B, 3, H, W] when the token of one patch has other activations.
@@ -283,7 +278,6 @@ class Probe:
         Raises:
             NotApplicable: Some of these blocks are not entered with tokens.
         """
-        parts: Parts = []
         pairs = torch.arange(len(images) * self.patches, device=self.pixels.device)
 
         def run(ks: range) -> Tensor:
@@ -299,11 +293,16 @@ class Probe:
                 )
             return logits
 
+        return self._score_pairs(pairs, self.patches, run)
+
+    def _score_pairs(self, pairs: Tensor, count: int, run: Callable[[range], Tensor]) -> Tensor:
+        """Return scores [B, count]: pair b · count + k is variant k of image b; `run` returns the logits of a range."""
+        parts: Parts = []
         for ks, logits in in_batches(len(pairs), self.budget, self.layout.tokens, run):
             self._count(len(ks))
             batch = pairs[ks.start : ks.stop]
-            parts.append((batch, self._collector.values(logits, batch // self.patches, None)))
-        return self._collector.by_image(concatenate(parts), self.patches)
+            parts.append((batch, self._collector.values(logits, batch // count, None)))
+        return self._collector.by_image(concatenate(parts), count)
 
     def unmoved(self) -> list[bool]:
         """Return which images kept exactly their score under everything that was tried."""
