@@ -81,7 +81,8 @@ if TYPE_CHECKING:
     from clairvit.selection.result import Selection as Selection
     from clairvit.targets.base import Target as Target
     from clairvit.targets.base import TargetBatch as TargetBatch
-    from clairvit.targets.contrast import contrast as contrast
+    from clairvit.targets.contrast import Contrast as Contrast
+    from clairvit.targets.function import Output as Output
     from clairvit.tracing.recorders.base import Recorder as Recorder
     from clairvit.tracing.recorders.residual_sums import ResidualSums as ResidualSums
     from clairvit.tracing.trace import Trace as Trace
@@ -106,7 +107,8 @@ _MODULES = {
     "Cost": "clairvit.methods.explanation",
     "Target": "clairvit.targets.base",
     "TargetBatch": "clairvit.targets.base",
-    "contrast": "clairvit.targets.contrast",
+    "Contrast": "clairvit.targets.contrast",
+    "Output": "clairvit.targets.function",
     "shift": "clairvit.methods.ensembles",
     "smooth": "clairvit.methods.ensembles",
     "ensemble": "clairvit.methods.ensembles",

@@ -143,7 +143,7 @@ def read_targets(target: Sequence[str] | None, contrast: tuple[str, str] | None,
 
     targets: list[Any] = list(split_targets(target or [], model.labels))
     if contrast is not None:
-        targets.append(cv.contrast(*contrast))
+        targets.append(cv.Contrast(*contrast))
     return targets
 
 

@@ -76,7 +76,7 @@ def class_sensitivity(context: DoctorContext) -> Check:
     if min(means.values()) > SIMILAR_CORRELATION:
         return warned(
             f"The maps of the two most probable classes are nearly the same (correlation {listed}).",
-            "Ask why one rather than the other: target=cv.contrast(first, second).",
+            "Ask why one rather than the other: target=cv.Contrast(first, second).",
             **details,
         )
     return passed(f"The maps of the two most probable classes differ (correlation {listed}).", **details)

@@ -48,7 +48,7 @@ from clairvit.numerics import pool_to_grid, widened
 from clairvit.perturbation.progress import report_progress
 from clairvit.perturbation.rng import check_seed
 from clairvit.targets.base import TargetBatch, class_agnostic_target
-from clairvit.targets.resolve import resolve_targets
+from clairvit.targets.resolve import readout_model, resolve_for
 from clairvit.tracing.module_state import frozen_eval, own_grad_mode
 from clairvit.tracing.outlier_tokens import outlier_patches
 from clairvit.tracing.trace import run_backward
@@ -134,7 +134,7 @@ def check_maps(
         'not better than chance'
     """
     images = as_images(images)
-    model = as_model(model, images)
+    model = readout_model(as_model(model, images), target)
     batch = prepare(images, model)
     tensor = torch.as_tensor(maps)
     if tensor.ndim != 3 or len(tensor) != len(batch.pixels):
@@ -199,6 +199,7 @@ def _model_and_target(explanation: Explanation, model: ModelLike | None, target:
         model = origin.model
     checked_model = as_model(model, explanation.pixels)
     if target is not None:
+        checked_model = readout_model(checked_model, target)
         return checked_model, _resolve(checked_model, explanation.pixels, target)
     if origin is not None:
         return checked_model, origin.target
@@ -218,9 +219,7 @@ def _resolve(model: Model, pixels: Tensor, target: Any) -> TargetBatch:
         return class_agnostic_target(len(pixels))
     with frozen_eval(model.module), torch.no_grad():
         logits = model.logits(pixels.to(model.device, model.dtype))
-    (resolved,) = resolve_targets(
-        target, logits, model.labels, classifier=model.classifier, activation=model.activation
-    )
+    (resolved,) = resolve_for(model, target, logits)
     return resolved.by_row(logits)
 
 

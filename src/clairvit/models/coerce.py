@@ -16,6 +16,7 @@ from clairvit.errors import BadInput, ClairWarning, WrongType, user_stacklevel
 from clairvit.models.images import Batch, image_name, is_preprocessed
 from clairvit.models.load import load
 from clairvit.models.model import Model
+from clairvit.models.readout import IMAGE_INPUTS
 from clairvit.models.wrap import wrap
 
 ModelLike = Model | nn.Module | str
@@ -45,6 +46,25 @@ def as_model(model: ModelLike, images: Any = None) -> Model:
             f"{wrapped.name}: {' '.join(wrapped.assumptions)} {advice}", ClairWarning, stacklevel=user_stacklevel()
         )
     return wrapped
+
+
+def model_and_images(model: ModelLike, images: Any, inputs: Mapping[str, Any] | None = None) -> tuple[Model, Any]:
+    """Return the model, bound to inputs besides the images, and the images.
+
+    Images may be a mapping of all inputs, as a processor of transformers returns it: {"pixel_values": …, …}.
+    """
+    others = dict(inputs or {})
+    if isinstance(images, Mapping):
+        name = next((key for key in (*IMAGE_INPUTS, *IMAGE_KEYS) if key in images), None)
+        if name is None:
+            raise BadInput(
+                f"The images are a dict with {', '.join(map(str, images))}; expected one of "
+                f"{', '.join(dict.fromkeys((*IMAGE_INPUTS, *IMAGE_KEYS)))} in it."
+            )
+        others |= {key: value for key, value in images.items() if key != name}
+        images = images[name]
+    images = as_images(images)
+    return as_model(model, images).with_inputs(**others), images
 
 
 class LabelledImages(Sequence[Any]):

@@ -85,13 +85,13 @@ def wrap(
         )
     name = name or type(module).__name__
     check_materialised(module, name)
-    traced = adapted(module)
+    traced, returns = adapted(module)
     options = preprocess_options(mean, std, resize, interpolation)
     stated, assumed_from = _stated_preprocess(module, parse_size(size))
     preprocess = options.applied_to(stated)
     missing = options.missing() if assumed_from is not None else ()
     if classifier is None:
-        classifier = not (_is_headless(module) or isinstance(traced, Backbone))
+        classifier = not (_is_headless(module) or isinstance(traced, Backbone) or returns)
     model = Model(
         traced,
         name,
@@ -101,6 +101,7 @@ def wrap(
         classifier,
         assumptions=assumption(missing, preprocess, assumed_from or ""),
         wrappers=removed_wrappers,
+        returns=returns,
     )
     return with_activation(model, None if activation is None else check_activation(activation))
 

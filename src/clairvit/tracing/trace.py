@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 
 from clairvit.errors import BadInput, NotApplicable
-from clairvit.models.coerce import ModelLike, as_images, as_model
+from clairvit.models.coerce import ModelLike, model_and_images
 from clairvit.models.images import prepare
 from clairvit.models.model import Layout, Model
 from clairvit.targets.base import TargetBatch
-from clairvit.targets.resolve import resolve_targets
+from clairvit.targets.resolve import readout_model, resolve_for
 from clairvit.tracing.attention_call import AttentionCall
 from clairvit.tracing.layer import Layer, gradient_at
 from clairvit.tracing.module_state import own_grad_mode
@@ -183,6 +183,7 @@ def trace(
     *,
     score: str = "logit",
     recorders: Iterable[type[Recorder]] = (),
+    inputs: Mapping[str, Any] | None = None,
 ) -> Trace:
     """Run one forward and one backward pass over one image or a batch and record what the methods read.
 
@@ -193,6 +194,7 @@ def trace(
         rules: The rule table of the backward pass: "plain" is autograd's own, the others are in `tracing/rules`.
         score: logit, prob or logprob.
         recorders: What to record beyond block inputs and attention; read it as `trace[OpLog]`.
+        inputs: As in `cv.explain`.
 
     Returns:
         A `Trace`: `.layers[i].A` and `.G` (attention and its gradient), `.x`, `.dx`, `.q`, `.k`, `.v`.
@@ -211,8 +213,8 @@ def trace(
         ('Persian',)
     """
     table = rule_table(rules)
-    images = as_images(images)
-    model = as_model(model, images)
+    model, images = model_and_images(model, images, inputs)
+    model = readout_model(model, target)
     batch = prepare(images, model)
     recording = record(model, batch.pixels, rules=(table,), recorders=recorders)
     return run_backward(recording, one_target(recording, target, score, single=batch.single), table)
@@ -220,15 +222,7 @@ def trace(
 
 def one_target(recording: Recording, target: Any, score: str, *, single: bool) -> TargetBatch:
     """Return the one target that is meant for a recording's images."""
-    targets = resolve_targets(
-        target,
-        recording.logits.detach(),
-        recording.model.labels,
-        score=score,
-        classifier=recording.model.classifier,
-        single=single,
-        activation=recording.model.activation,
-    )
+    targets = resolve_for(recording.model, target, recording.logits.detach(), score=score, single=single)
     if len(targets) != 1:
         raise BadInput(
             f"{len(targets)} targets were given for one trace; expected one for each image. "

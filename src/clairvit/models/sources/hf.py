@@ -20,10 +20,10 @@ from clairvit.models.load_options import LoadOptions, seeded
 from clairvit.models.model import Model, extract_scores
 from clairvit.models.preprocess import INTERPOLATIONS, Preprocess, assumption
 from clairvit.models.sources.adapters import Backbone, ImageTower, UnmaskedEncoder, ZeroShot
-from clairvit.models.sources.hf_outputs import refusal
+from clairvit.models.sources.hf_outputs import no_scores
 from clairvit.models.sources.hub import extra, fetching, hub_blocked, offline, quiet
 
-Kind = Literal["classifier", "pair", "backbone"]
+Kind = Literal["classifier", "pair", "backbone", "other"]  # other: what it returns is read by a target
 
 
 def build(request: LoadOptions) -> Model:
@@ -94,22 +94,21 @@ def model_kind(transformers: Any, config: Any, spec: str) -> Kind:
         return "classifier"
     classes = (getattr(transformers, name, None) for name in architectures)
     saved = next((model_class for model_class in classes if model_class is not None), None)
-    if saved is not None and not _PRETRAINING.search(saved.__name__) and not _has_text_encoder(saved):
-        _check_explainable(saved, config, spec)
+    encoder = saved is None or _PRETRAINING.search(saved.__name__) or _has_text_encoder(saved)
+    if not encoder and no_scores(saved, config):
+        return "other"
     base = transformers.MODEL_MAPPING.get(type(config), None)
     base = base[0] if isinstance(base, tuple) else base
     if base is not None and _has_text_encoder(base) and hasattr(config, "vision_config"):
         return "pair"
     if not architectures and type(config) in transformers.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING:
-        _check_explainable(transformers.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING[type(config)], config, spec)
         return "classifier"
     if base is None or not _takes_images(base, config):
         raise NotApplicable(
             f"'{spec}' is a {config.model_type} model, which does not take images; expected a vision model such as "
             "'hf:google/vit-base-patch16-224'."
         )
-    _check_explainable(base, config, spec)
-    return "backbone"
+    return "other" if no_scores(base, config) else "backbone"
 
 
 _PRETRAINING = re.compile("ForPreTraining|ForMaskedImageModeling")  # their encoder is explained
@@ -128,21 +127,13 @@ def _takes_images(model_class: Any, config: Any) -> bool:
     return has_image_size or "pixel_values" in inspect.signature(model_class.forward).parameters
 
 
-def _check_explainable(model_class: Any, config: Any, spec: str) -> None:
-    """Raise NotApplicable if the model returns no row of scores and no embedding per image."""
-    model_class = model_class[0] if isinstance(model_class, tuple) else model_class
-    reason = refusal(model_class, config)
-    if reason is not None:
-        raise NotApplicable(f"'{spec}' cannot be explained as it is: {reason}")
-
-
 def _model_class(transformers: Any, config: Any, kind: Kind) -> Any:
     """Return the class to build: the one that the weights were saved from, or an automatic one."""
-    if kind != "classifier":
+    if kind in ("pair", "backbone"):
         return transformers.AutoModel
     # a distilled DeiT has two heads, and the automatic class would leave both out
     classes = (getattr(transformers, name, None) for name in config.architectures or ())
-    automatic = transformers.AutoModelForImageClassification
+    automatic = transformers.AutoModelForImageClassification if kind == "classifier" else transformers.AutoModel
     return next((model_class for model_class in classes if model_class is not None), automatic)
 
 
@@ -201,6 +192,10 @@ def _describe(
         return Model(model, request.name, preprocess, labels)
     if kind == "backbone":
         return Model(model, request.name, preprocess, classifier=False)
+    if kind == "other":
+        returns = no_scores(type(model), model.config)
+        labels = class_names(model.config)
+        return Model(model, request.name, preprocess, labels, classifier=False, returns=returns)
     if request.labels is None:
         return Model(ImageTower(model), request.name, preprocess, classifier=False)
     text = prompt_features(transformers, model, location, request.labels)

@@ -1,0 +1,118 @@
+"""Readouts: modules that run the user's module and read a row of scores per image off whatever it returns.
+
+A `Readout` or `BoundInputs` holds the user's module as it is and adds no parameters. All passes (traces, rule tables,
+token dropping, metrics) run through it, so that what is explained is exactly what is read.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from clairvit.errors import BadInput, ClairError
+
+IMAGE_INPUTS = ("pixel_values", "pixel_values_videos", "images", "image", "pixels", "x")  # names of forward's images
+
+
+class Readout(nn.Module):
+    """Read scores [B, C] off the output of a module by a function."""
+
+    def __init__(self, module: nn.Module, function: Callable[[Any], Tensor]) -> None:
+        super().__init__()
+        self.module = module
+        self.function = function
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """Return scores [B, C] of pixels [B, 3, H, W]."""
+        scores = call_reader(self.function, self.module(pixels), len(pixels))
+        return scores[:, None] if scores.ndim == 1 else scores
+
+
+class BoundInputs(nn.Module):
+    """Run a module on images together with fixed other inputs, which are repeated for every image."""
+
+    def __init__(self, module: nn.Module, inputs: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.module = module
+        names, self.image_input = _forward_inputs(module)
+        unknown = [] if names is None else [name for name in inputs if name not in names]
+        if unknown:
+            raise BadInput(
+                f"{type(module).__name__} has no input '{unknown[0]}'; expected one of {', '.join(names or ())}."
+            )
+        for name, value in inputs.items():
+            if isinstance(value, Tensor) and value.ndim and len(value) != 1:
+                raise BadInput(
+                    f"The input '{name}' has shape {list(value.shape)}; expected one row, [1, …], which every image is "
+                    "run with. Explain images with inputs of their own one by one."
+                )
+        self.inputs = dict(inputs)
+
+    def forward(self, pixels: Tensor) -> Any:
+        """Return what the module returns for pixels [B, 3, H, W] and the other inputs."""
+        inputs = {name: _for_images(value, pixels) for name, value in self.inputs.items()}
+        if self.image_input is None:
+            return self.module(pixels, **inputs)
+        return self.module(**{self.image_input: pixels}, **inputs)
+
+
+def unwrap_readout(module: nn.Module) -> nn.Module:
+    """Return the user's module inside readouts and bound inputs."""
+    while isinstance(module, Readout | BoundInputs):
+        module = module.module
+    return module
+
+
+def call_reader(function: Callable[[Any], Tensor], output: Any, count: int) -> Tensor:
+    """Return what a function reads off the output for `count` images; raise BadInput unless that is [B] or [B, C]."""
+    try:
+        scores = function(output)
+    except (ClairError, torch.OutOfMemoryError):  # a message of ours, and what callers halve their batches for
+        raise
+    except Exception as error:  # the user's own code may raise anything
+        raise BadInput(
+            f"The target function failed on what the model returned, {describe_output(output)} "
+            f"({type(error).__name__}: {error}); expected a function of it that returns one number per image."
+        ) from error
+    if isinstance(scores, Tensor) and scores.ndim == 0 and count == 1:
+        scores = scores[None]
+    if not isinstance(scores, Tensor) or scores.ndim not in (1, 2) or len(scores) != count:
+        returned = f"shape {list(scores.shape)}" if isinstance(scores, Tensor) else f"a {type(scores).__name__}"
+        raise BadInput(
+            f"The target function returned {returned} for {count} image{'s' * (count != 1)} of which the model "
+            f"returned {describe_output(output)}; expected a tensor [{count}], one number per image."
+        )
+    return scores
+
+
+def describe_output(output: Any) -> str:
+    """Return what a module returned in a few words: its type and the shapes of its tensors."""
+    if isinstance(output, Tensor):
+        return f"a tensor {list(output.shape)}"
+    items = dict(output.items()) if isinstance(output, Mapping) else {}
+    if not items and isinstance(output, tuple | list):
+        items = {str(index): value for index, value in enumerate(output)}
+    if not items:
+        items = dict(getattr(output, "__dict__", {}))
+    shapes = [f"{name} {list(value.shape)}" for name, value in items.items() if isinstance(value, Tensor)]
+    return f"a {type(output).__name__}" + (f" with {', '.join(shapes[:6])}" if shapes else "")
+
+
+def _forward_inputs(module: nn.Module) -> tuple[tuple[str, ...] | None, str | None]:
+    """Return the inputs of forward (None: any) and the one that takes images (None: the first positional one)."""
+    parameters = inspect.signature(module.forward).parameters
+    kinds = {parameter.kind for parameter in parameters.values()}
+    names = None if inspect.Parameter.VAR_KEYWORD in kinds else tuple(parameters)
+    return names, next((name for name in IMAGE_INPUTS if name in parameters), None)
+
+
+def _for_images(value: Any, pixels: Tensor) -> Any:
+    """Return an input for all images of a batch, on their device; floats in their dtype."""
+    if not isinstance(value, Tensor):
+        return value
+    value = value.to(pixels) if value.is_floating_point() else value.to(pixels.device)
+    return value.expand(len(pixels), *value.shape[1:]) if value.ndim else value
