@@ -178,7 +178,7 @@ class Model:
     def logits(self, pixels: Tensor) -> Tensor:
         """Return the scores [B, C] of pixels [B, 3, H, W], whatever type the module returns."""
         if self.returns:
-            raise NotApplicable(f"{self.name}: {self.returns}")
+            raise NotApplicable(self.returns)
         scores = extract_scores(self.module(pixels))
         if len(scores) != len(pixels):
             raise BadInput(

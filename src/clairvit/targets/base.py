@@ -28,6 +28,7 @@ Row = ClassWeights | Function
 
 # neg_loss is logprob under the name that some papers use.
 SCORES = ("logit", "prob", "logprob", "neg_loss", "loss")
+_OF_PROBABILITIES = ("prob", "logprob", "neg_loss", "loss")
 CUSTOM_SCORE = "custom"  # the score of a user's own function
 NO_SCORE = "none"  # nothing is differentiated
 ANY_CLASS = "any class"  # the title of a class-agnostic target
@@ -37,9 +38,10 @@ def score_values(logits: Tensor, score: str, activation: Activation) -> Tensor:
     """Return one kind of score of every class: logits [..., C] -> [..., C].
 
     logit: the model's output; prob: p = softmax(logits) or sigmoid(logits), by the activation; logprob and neg_loss:
-    log p; loss: -log p. Raw scores have no p: only `logit` is defined.
+    log p; loss: -log p. Raw scores have no p: only `logit` is defined. Any other name ("cosine", "custom") says what
+    the model's output is, which is taken as it is.
     """
-    if score == "logit":
+    if score not in _OF_PROBABILITIES:
         return logits
     values = (probabilities if score == "prob" else log_probabilities)(logits, activation)
     if values is None:
@@ -121,7 +123,7 @@ class Target(ABC):
             NotApplicable: The model returns nothing that the target could read.
         """
         if model.returns:
-            raise NotApplicable(f"{model.name}: {model.returns}")
+            raise NotApplicable(model.returns)
         return model
 
     @abstractmethod
