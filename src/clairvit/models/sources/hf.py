@@ -68,6 +68,11 @@ def _from_type(transformers: Any, request: LoadOptions) -> Model:
     with fetching(request.spec, local=True), seeded(), torch.no_grad():
         config = transformers.AutoConfig.for_model(request.identifier)
         kind = model_kind(transformers, config, request.spec)
+        if kind == "other":  # often billions of parameters, and random ones explain nothing
+            raise NotApplicable(
+                f"'{request.spec}' is a model type that returns no class scores; give a folder or a hub id with "
+                "weights, or build a small one yourself and cv.wrap it."
+            )
         if kind == "pair" and request.labels is not None:
             raise ModelUnavailable(
                 f"'{request.spec}' has no tokenizer to read the labels with; give a hub id or a folder that holds one, "
