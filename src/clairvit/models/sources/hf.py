@@ -99,8 +99,8 @@ def model_kind(transformers: Any, config: Any, spec: str) -> Kind:
         return "classifier"
     classes = (getattr(transformers, name, None) for name in architectures)
     saved = next((model_class for model_class in classes if model_class is not None), None)
-    encoder = saved is None or _PRETRAINING.search(saved.__name__) or _has_text_encoder(saved)
-    if not encoder and no_scores(saved, config):
+    is_encoder = saved is not None and (_PRETRAINING.search(saved.__name__) or _has_text_encoder(saved))
+    if saved is not None and not is_encoder and no_scores(saved, config):
         return "other"
     base = transformers.MODEL_MAPPING.get(type(config), None)
     base = base[0] if isinstance(base, tuple) else base
