@@ -19,7 +19,7 @@ from clairvit.models.activation import (
     output_columns,
 )
 from clairvit.models.labels import Labels, fit_labels, read_labels
-from clairvit.models.model import Layout, Model, check_materialised
+from clairvit.models.model import Layout, Model, check_placement
 from clairvit.models.preprocess import (
     Preprocess,
     PreprocessOptions,
@@ -99,7 +99,7 @@ def wrap(
             "expected the module it was made from."
         )
     name = name or type(module).__name__
-    check_materialised(module, name)
+    check_placement(module, name)
     traced = adapted(module)
     options = preprocess_options(mean, std, resize, interpolation, display)
     channels = image_channels(module) if channels is None else _check_channel_count(channels)
@@ -190,7 +190,7 @@ def _check_channel_count(channels: Any) -> int:
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
-    """Return the module inside torch.compile, DataParallel and DistributedDataParallel: only that can be traced."""
+    """Return the module inside torch.compile, DataParallel, DistributedDataParallel and PEFT: only that is traced."""
     while (inner := unwrapped_once(module)) is not None:
         module = inner
     return module
@@ -200,6 +200,21 @@ def unwrapped_once(module: nn.Module) -> nn.Module | None:
     """Return the module inside one wrapper; None if there is no wrapper."""
     parallel = (nn.DataParallel, nn.parallel.DistributedDataParallel)
     inner = module.module if isinstance(module, parallel) else getattr(module, "_orig_mod", None)
+    inner = _adapted_model(module) if inner is None else inner
+    return inner if isinstance(inner, nn.Module) else None
+
+
+def _adapted_model(module: nn.Module) -> nn.Module | None:
+    """Return the model inside PEFT's wrapper, whose layers hold the adapters (LoRA, …); None for another module.
+
+    `PeftModel.base_model` is the tuner, `base_model.model` the user's model with adapted layers in place of its own,
+    so that both give the same output. Prompt learning changes the inputs instead: such a wrapper is kept.
+    """
+    if not hasattr(module, "peft_config") or getattr(module, "active_peft_config", None) is None:
+        return None
+    if getattr(module.active_peft_config, "is_prompt_learning", False):
+        return None
+    inner = getattr(getattr(module, "base_model", None), "model", None)
     return inner if isinstance(inner, nn.Module) else None
 
 

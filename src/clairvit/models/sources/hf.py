@@ -34,6 +34,11 @@ def build(request: LoadOptions) -> Model:
     location = str(folder) if local else request.identifier
     if not local and "/" not in location:
         return _from_type(transformers, request)
+    if local and (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file():
+        raise ModelUnavailable(
+            f"'{request.spec}' holds an adapter (adapter_config.json) without its base model; load both with peft, "
+            "PeftModel.from_pretrained(base, folder), and pass the module to cv.wrap."
+        )
     component = "weights" if request.pretrained else "configuration"
     blocked = None if local else hub_blocked()
     with fetching(request.spec, blocked, component=component, local=local), seeded(), torch.no_grad():
