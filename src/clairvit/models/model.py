@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
@@ -168,8 +168,10 @@ class Model:
 
     @property
     def device(self) -> torch.device:
-        """Return the device of the first floating-point parameter or buffer."""
-        return self._first_tensor.device
+        """Return the device of the images: that of the first convolution, else of the first parameter or buffer."""
+        layers = (layer for layer in self.module.modules() if isinstance(layer, nn.Conv2d | nn.Conv3d))
+        weights = (layer.weight for layer in layers if isinstance(layer.weight, Tensor))
+        return next(weights, self._first_tensor).device
 
     @property
     def dtype(self) -> torch.dtype:
@@ -272,9 +274,42 @@ class Model:
         return replace(base, module=BoundInputs(base.module, inputs), returns="") if inputs else self
 
 
-def check_materialised(module: nn.Module, name: str) -> None:
+def check_placement(module: nn.Module, name: str) -> None:
+    """Raise BadInput unless all tensors of a module are whole, have values and lie on one device."""
+    _check_whole(module, name)
+    _check_materialised(module, name)
+    devices = {tensor.device: key for key, tensor in _named_tensors(module)}
+    if len(devices) > 1:
+        places = ", ".join(f"'{key}' on {device}" for device, key in devices.items())
+        raise BadInput(
+            f"The tensors of {name} lie on {len(devices)} devices ({places}), and a trace combines layers on one; load "
+            "the model on a single device, for instance device_map={'': 0}, or move it there: module.to(device)."
+        )
+
+
+def _named_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    return itertools.chain(module.named_parameters(), module.named_buffers())
+
+
+def _check_whole(module: nn.Module, name: str) -> None:
+    """Raise BadInput for a module sharded by FSDP: a process holds a part of each parameter only."""
+    classes = {base.__name__ for part in module.modules() for base in type(part).__mro__}
+    sharded = {"FullyShardedDataParallel", "FSDPModule"} & classes
+    if sharded or any(type(tensor).__name__ == "DTensor" for tensor in module.parameters()):
+        raise BadInput(
+            f"{name} is sharded ({', '.join(sorted(sharded)) or 'DTensor'}), so that no process has its whole "
+            "parameters; gather a full state_dict, load it into a plain module, and pass that."
+        )
+
+
+def _check_materialised(module: nn.Module, name: str) -> None:
     """Raise BadInput for a module with tensors on the meta device, which have a shape and no values."""
-    for key, tensor in itertools.chain(module.named_parameters(), module.named_buffers()):
+    if any(getattr(getattr(part, "_hf_hook", None), "offload", False) for part in module.modules()):
+        raise BadInput(
+            f"{name} is offloaded by accelerate: its weights are loaded while a layer runs and dropped afterwards, and "
+            "a trace reads them later; load the model whole, for instance with device_map={'': 0} or 'cpu'."
+        )
+    for key, tensor in _named_tensors(module):
         if tensor.is_meta:
             raise BadInput(
                 f"{name} is on the meta device ('{key}' has a shape and no numbers); give it weights first: "
