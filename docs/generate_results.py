@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from generate_results_tables import ARROWS, ORDER, SHORT, label, load_runs, mean_of, print_row, table_of
-from results_text import difference, milliseconds, read_text
+from results_text import difference, milliseconds, read_text, signed
 
 from clairvit.methods.calibrated import KINDS
 from clairvit.methods.calibrated import table_of as rule_table_of
@@ -95,7 +95,7 @@ def model_name(run: dict[str, Any]) -> str:
 def score_cell(record: dict[str, Any] | None, *, with_error: bool) -> str:
     if record is None or record["mean"] is None:
         return "–"
-    return f"{record['mean']:.3f}" + (f" ± {record['standard_error']:.3f}" if with_error else "")
+    return signed(record["mean"]) + (f" ± {record['standard_error']:.3f}" if with_error else "")
 
 
 def one_pass_rivals(run: dict[str, Any], metric: str) -> list[dict[str, Any]]:
@@ -165,8 +165,8 @@ def print_cost(runs: list[dict[str, Any]]) -> None:
         texts = [text for cell in found for text in ((f"`{cell[1]}`", f"{cell[0]:.3f}") if cell else ("–", "–"))]
         print_row([str(forwards), str(backwards), *texts])
     for baseline in runs[0]["baselines"]:
-        means = [mean_of(table_of(run)[baseline], ORDER) for run in runs]
-        print_row(["0", "0", *(text for mean in means for text in (f"*{baseline}*", f"{mean:.3f}"))])
+        means = [signed(mean_of(table_of(run)[baseline], ORDER) or 0.0) for run in runs]
+        print_row(["0", "0", *(text for mean in means for text in (f"*{baseline}*", mean))])
 
 
 def print_papers(runs: list[dict[str, Any]]) -> None:
