@@ -19,11 +19,11 @@ from clairvit.models.image_files import open_image
 from clairvit.models.images import Batch, image_name, is_preprocessed
 from clairvit.models.load import load
 from clairvit.models.model import Model
-from clairvit.models.readout import IMAGE_INPUTS
 from clairvit.models.wrap import wrap
 
 ModelLike = Model | nn.Module | str
 IMAGE_KEYS = ("image", "images", "pixel_values", "img")  # of the dicts that Hugging Face data sets yield
+PROCESSED = ("pixel_values", "pixel_values_videos")  # of what a processor of transformers returns
 LABEL_KEYS = ("label", "labels", "target")
 _ONE_OR_MORE_IMAGES = (str, bytes, Path, Image.Image, np.ndarray, Tensor, Batch)
 
@@ -57,14 +57,9 @@ def model_and_images(model: ModelLike, images: Any, inputs: Mapping[str, Any] | 
     Images may be a mapping of all inputs, as a processor of transformers returns it: {"pixel_values": …, …}.
     """
     others = dict(inputs or {})
-    if isinstance(images, Mapping):
-        name = next((key for key in (*IMAGE_INPUTS, *IMAGE_KEYS) if key in images), None)
-        if name is None:
-            raise BadInput(
-                f"The images are a dict with {', '.join(map(str, images))}; expected one of "
-                f"{', '.join(dict.fromkeys((*IMAGE_INPUTS, *IMAGE_KEYS)))} in it."
-            )
-        others |= {key: value for key, value in images.items() if key != name}
+    name = next((key for key in PROCESSED if isinstance(images, Mapping) and key in images), None)
+    if name is not None:
+        others |= {key: value for key, value in images.items() if key != name and key not in LABEL_KEYS}
         images = images[name]
     images = as_images(images)
     return as_model(model, images).with_inputs(**others), images
