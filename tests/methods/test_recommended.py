@@ -119,7 +119,7 @@ def test_the_evidence_is_that_of_the_published_results() -> None:
     for item in recommended_methods():
         assert item.evidence == evidence_of(item.method), item.purpose
         assert f"| {item.evidence} |" in page, item.purpose
-    for method in ("calibrated", "raw-attention+skipplus"):
+    for method in ("calibrated", "rollout"):
         assert evidence_of(method) in page
 
 
@@ -133,6 +133,24 @@ def test_no_one_pass_method_is_surely_more_faithful_than_the_default(name: str, 
         if paired["method"] in ("calibrated", *run["baselines"]) or resolve_method(paired["method"]).cost.forwards > 1:
             continue
         assert paired["interval"][0] <= 0, f"{paired['method']} is more faithful than {default_method()}"
+
+
+def test_the_default_has_the_highest_mean_of_one_pass_on_the_built_in_model() -> None:
+    means = {
+        record["method"]: record["mean"]
+        for record in RESULTS["pets"]["scores"]
+        if record["metric"] == "insertion-deletion" and record["method"] != "calibrated"
+    }
+    one_pass = [method for method in means if resolve_method(method).cost.forwards <= 1]
+    assert max(one_pass, key=means.__getitem__) == default_method()
+
+
+def test_the_cheap_method_is_ahead_of_rollout_on_both_models() -> None:
+    cheap = next(item.method for item in recommended_methods() if item.purpose == "cheap")
+    for run in RESULTS.values():
+        means = {(record["method"], record["metric"]): record["mean"] for record in run["scores"]}
+        for metric in ("insertion-deletion", "insertion-deletion(removal=mean)", "srg", "ap"):
+            assert means[cheap, metric] > means["rollout", metric]
 
 
 def test_the_localising_method_has_the_highest_mean_average_precision_of_both_models() -> None:
