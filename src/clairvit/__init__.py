@@ -83,6 +83,8 @@ if TYPE_CHECKING:
     from clairvit.targets.base import TargetBatch as TargetBatch
     from clairvit.targets.contrast import Contrast as Contrast
     from clairvit.targets.function import Output as Output
+    from clairvit.targets.query import Query as Query
+    from clairvit.targets.region import Region as Region
     from clairvit.tracing.recorders.base import Recorder as Recorder
     from clairvit.tracing.recorders.residual_sums import ResidualSums as ResidualSums
     from clairvit.tracing.trace import Trace as Trace
@@ -109,6 +111,8 @@ _MODULES = {
     "TargetBatch": "clairvit.targets.base",
     "Contrast": "clairvit.targets.contrast",
     "Output": "clairvit.targets.function",
+    "Region": "clairvit.targets.region",
+    "Query": "clairvit.targets.query",
     "shift": "clairvit.methods.ensembles",
     "smooth": "clairvit.methods.ensembles",
     "ensemble": "clairvit.methods.ensembles",

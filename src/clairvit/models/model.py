@@ -218,7 +218,14 @@ class Model:
             )
         return scores
 
-    def read(self, key: Hashable, function: Callable[[Any], Tensor], **changes: Any) -> Model:
+    def read(
+        self,
+        key: Hashable,
+        function: Callable[..., Tensor],
+        *,
+        readout: Callable[[nn.Module, Callable[..., Tensor]], nn.Module] = Readout,
+        **changes: Any,
+    ) -> Model:
         """Return a model of the same module whose scores are read off its raw output.
 
         Methods, metrics and perturbations need a row of scores per image. A target that is about anything else a
@@ -227,6 +234,7 @@ class Model:
         Args:
             key: Equal keys give the same model, so that what is known about it is found once.
             function: Of what the module returns for n images: scores [n, C] or [n], differentiable.
+            readout: Makes the module that runs this one and reads its output by the function.
             **changes: Fields of the new model: labels, activation (raw unless given), classifier, layout.
 
         Returns:
@@ -247,7 +255,7 @@ class Model:
                 "activation_reason": "",
                 "activated": False,
             } | changes
-            module = Readout(base.module, function)
+            module = readout(base.module, function)
             base._readouts[key] = replace(base, module=module, returns="", base=base, **fields)
         return base._readouts[key]
 

@@ -110,7 +110,7 @@ def wrap(
         traced,
         name,
         preprocess,
-        _labels(module, read_labels(labels)),
+        _labels(module, read_labels(labels), returns),
         layout,
         classifier,
         assumptions=assumptions,
@@ -151,17 +151,20 @@ def library_head_outputs(module: nn.Module) -> int | None:
     return head_outputs(module) if library in ("timm", "transformers", "torchvision") else None
 
 
-def _labels(module: nn.Module, labels: tuple[str, ...] | None) -> tuple[str, ...]:
-    """Return the given labels, their number checked where that is possible, else those of a transformers classifier."""
-    outputs = library_head_outputs(module)
+def _labels(module: nn.Module, labels: tuple[str, ...] | None, returns: str) -> tuple[str, ...]:
+    """Return the given labels, their number checked where that is possible, else those of a transformers model.
+
+    `returns` says that it gives no row of scores: then its labels are those of pixels or queries.
+    """
+    outputs = None if returns else library_head_outputs(module)
     if labels:
         return labels if outputs is None else fit_labels(labels, tuple, outputs)
-    if outputs is None or not _has_transformers_config(module):
+    if (outputs is None and not returns) or not _has_transformers_config(module):
         return ()
     from clairvit.models.sources.hf import class_names
 
     names = class_names(module.config)
-    return names if len(names) == outputs else ()
+    return names if returns or len(names) == outputs else ()
 
 
 def _is_headless(module: nn.Module) -> bool:
