@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,9 @@ from clairvit.errors import BadInput, NotApplicable
 from clairvit.models.activation import Activation, activation_for, check_activation, probabilities
 from clairvit.models.preprocess import Preprocess
 from clairvit.models.readout import BoundInputs, Readout
+
+if TYPE_CHECKING:
+    from clairvit.models.text_encoder import TextEncoder
 
 Pooling = Literal["token", "distilled", "avg", "map", "mixed"]
 
@@ -97,6 +100,7 @@ class Model:
         wrappers: What `cv.wrap` took off the module: "torch.compile", "DataParallel", …
         returns: What the module returns where that is neither class scores nor an embedding ("class scores for every
             pixel …"), and which target reads it; "" for a classifier or an embedding.
+        text_encoder: What embeds prompts for `cv.Text`; None for a model without a text tower.
         base: The model that this one reads another output of; None for a model of its own.
 
     Example:
@@ -118,6 +122,7 @@ class Model:
     assumptions: tuple[str, ...] = ()  # notes about preprocessing that nothing states, shown with results
     wrappers: tuple[str, ...] = ()  # wrappers removed from the module: "torch.compile", "DataParallel", …
     returns: str = ""  # what the module returns where that is no row of scores, and which target reads it
+    text_encoder: TextEncoder | None = field(default=None, repr=False)  # embeds prompts (CLIP, SigLIP)
     base: Model | None = field(default=None, repr=False)  # the model that this one reads another output of
     _readouts: dict[Hashable, Model] = field(default_factory=dict, init=False, repr=False)  # `read` of this model
 
@@ -187,7 +192,9 @@ class Model:
             )
         return scores
 
-    def read(self, key: Hashable, function: Callable[[Any], Tensor], **changes: Any) -> Model:
+    def read(
+        self, key: Hashable, function: Callable[[Any], Tensor], *, part: nn.Module | None = None, **changes: Any
+    ) -> Model:
         """Return a model of the same module whose scores are read off its raw output.
 
         Methods, metrics and perturbations need a row of scores per image. A target that is about anything else a
@@ -196,6 +203,7 @@ class Model:
         Args:
             key: Equal keys give the same model, so that what is known about it is found once.
             function: Of what the module returns for n images: scores [n, C] or [n], differentiable.
+            part: What to run in place of the whole module: its image tower, say.
             **changes: Fields of the new model: labels, activation (raw unless given), classifier, layout.
 
         Returns:
@@ -216,7 +224,7 @@ class Model:
                 "activation_reason": "",
                 "activated": False,
             } | changes
-            module = Readout(base.module, function)
+            module = Readout(base.module if part is None else part, function)
             base._readouts[key] = replace(base, module=module, returns="", base=base, **fields)
         return base._readouts[key]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -20,8 +21,9 @@ from clairvit.models.activation import (
 from clairvit.models.labels import Labels, fit_labels, read_labels
 from clairvit.models.model import Layout, Model, check_materialised
 from clairvit.models.preprocess import Preprocess, Size, assumption, for_size, parse_size, preprocess_options
-from clairvit.models.sources.adapters import Backbone, ZeroShot
+from clairvit.models.sources.adapters import Backbone, ImageTower, ZeroShot
 from clairvit.models.sources.hf_outputs import adapted
+from clairvit.models.text_encoder import encoder_of
 
 
 def wrap(
@@ -37,6 +39,7 @@ def wrap(
     layout: Layout | None = None,
     classifier: bool | None = None,
     activation: str | None = None,
+    tokenizer: Any = None,
 ) -> Model:
     """Return a model of any module that maps [B, 3, H, W] to [B, classes]; the module is not changed.
 
@@ -58,6 +61,8 @@ def wrap(
             probabilities). None reads it off the module: transformers' problem_type, a loss that it holds, a last
             nn.Sigmoid or nn.Softmax (scores that are taken as they are); a single output column is raw, everything
             else softmax.
+        tokenizer: What reads the prompts of `cv.Text` for a CLIP or SigLIP module: open_clip.get_tokenizer(NAME), or a
+            tokenizer or processor of transformers; left out, the one saved with a transformers model.
 
     Returns:
         The model that `cv.explain` and all other functions take.
@@ -85,13 +90,16 @@ def wrap(
         )
     name = name or type(module).__name__
     check_materialised(module, name)
+    encoder = encoder_of(module, tokenizer, name)
     traced, returns = adapted(module)
+    if encoder is not None and not returns:
+        traced = ImageTower(module)
     options = preprocess_options(mean, std, resize, interpolation)
     stated, assumed_from = _stated_preprocess(module, parse_size(size))
     preprocess = options.applied_to(stated)
     missing = options.missing() if assumed_from is not None else ()
     if classifier is None:
-        classifier = not (_is_headless(module) or isinstance(traced, Backbone) or returns)
+        classifier = not (_is_headless(module) or isinstance(traced, Backbone | ImageTower) or returns)
     model = Model(
         traced,
         name,
@@ -102,6 +110,7 @@ def wrap(
         assumptions=assumption(missing, preprocess, assumed_from or ""),
         wrappers=removed_wrappers,
         returns=returns,
+        text_encoder=encoder,
     )
     return with_activation(model, None if activation is None else check_activation(activation))
 
@@ -195,6 +204,11 @@ def _stated_preprocess(module: nn.Module, size: tuple[int, int] | None) -> tuple
         saved = saved_preprocess(module)
         if saved is not None:
             return for_size(saved, size or saved.size), None
+    visual = getattr(module, "visual", None)
+    if isinstance(getattr(visual, "preprocess_cfg", None), dict):
+        from clairvit.models.sources.open_clip import preprocess as open_clip_preprocess
+
+        return open_clip_preprocess(visual.preprocess_cfg, type(module).__name__), None  # type: ignore[union-attr]
     return Preprocess(size=size or _stated_size(module) or (224, 224)), "ImageNet's, because the module does not say"
 
 
@@ -206,7 +220,8 @@ def _has_transformers_config(module: nn.Module) -> bool:
 
 def _stated_size(module: nn.Module) -> tuple[int, int] | None:
     """Return `image_size` of the module (torchvision) or of its configuration (transformers)."""
-    for holder in (module, getattr(module, "config", None)):
+    config = getattr(module, "config", None)
+    for holder in (module, config, getattr(config, "vision_config", None)):
         size = getattr(holder, "image_size", None)
         if isinstance(size, int | tuple | list):
             return parse_size(size if isinstance(size, int) else tuple(size))
