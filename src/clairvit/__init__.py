@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     from clairvit.models.model import Layout as Layout
     from clairvit.models.model import Model as Model
     from clairvit.models.preprocess import Preprocess as Preprocess
+    from clairvit.models.text_encoder import TextEncoder as TextEncoder
     from clairvit.models.wrap import wrap as wrap
     from clairvit.perturbation.patching import PatchedScores as PatchedScores
     from clairvit.perturbation.patching import PatchSweep as PatchSweep
@@ -85,6 +86,7 @@ if TYPE_CHECKING:
     from clairvit.targets.function import Output as Output
     from clairvit.targets.query import Query as Query
     from clairvit.targets.region import Region as Region
+    from clairvit.targets.text import Text as Text
     from clairvit.tracing.recorders.base import Recorder as Recorder
     from clairvit.tracing.recorders.residual_sums import ResidualSums as ResidualSums
     from clairvit.tracing.trace import Trace as Trace
@@ -99,6 +101,7 @@ _MODULES = {
     "Model": "clairvit.models.model",
     "Preprocess": "clairvit.models.preprocess",
     "Layout": "clairvit.models.model",
+    "TextEncoder": "clairvit.models.text_encoder",
     # explanations
     "explain": "clairvit.methods.explain",
     "compare": "clairvit.methods.explain",
@@ -113,6 +116,7 @@ _MODULES = {
     "Output": "clairvit.targets.function",
     "Region": "clairvit.targets.region",
     "Query": "clairvit.targets.query",
+    "Text": "clairvit.targets.text",
     "shift": "clairvit.methods.ensembles",
     "smooth": "clairvit.methods.ensembles",
     "ensemble": "clairvit.methods.ensembles",

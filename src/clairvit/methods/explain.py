@@ -389,7 +389,7 @@ def _explain_batch(request: _Request, batch: Batch) -> Comparison:
     seconds = time.perf_counter() - started
     comparison = collect(model, batch, recording, specs, goals, results, request.seed, seconds, skip=request.skip)
     for text, explanation in comparison.items():
-        if not explanation.class_specific and model.classifier:
+        if not explanation.class_specific and (model.classifier or request.targets is not None):
             comparison[text] = _for_any_class(explanation, resolved if request.targets is not None else ())
     for spec in specs if request.by_head else ():
         explanation, spec_heads = comparison[spec.text], collect_heads(spec, heads[spec.text], results)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,9 @@ from clairvit.errors import BadInput, NotApplicable
 from clairvit.models.activation import Activation, activation_for, check_activation, probabilities
 from clairvit.models.preprocess import Preprocess
 from clairvit.models.readout import BoundInputs, Readout
+
+if TYPE_CHECKING:
+    from clairvit.models.text_encoder import TextEncoder
 
 Pooling = Literal["token", "distilled", "avg", "map", "mixed"]
 
@@ -126,6 +129,7 @@ class Model:
         wrappers: What `cv.wrap` took off the module: "torch.compile", "DataParallel", …
         returns: What the module returns where that is neither class scores nor an embedding ("class scores for every
             pixel …"), and which target reads it; "" for a classifier or an embedding.
+        text_encoder: What embeds prompts for `cv.Text`; None for a model without a text tower.
         base: The model that this one reads another output of; None for a model of its own.
 
     Example:
@@ -147,6 +151,7 @@ class Model:
     assumptions: tuple[str, ...] = ()  # notes about preprocessing that nothing states, shown with results
     wrappers: tuple[str, ...] = ()  # wrappers removed from the module: "torch.compile", "DataParallel", …
     returns: str = ""  # what the module returns where that is no row of scores, and which target reads it
+    text_encoder: TextEncoder | None = field(default=None, repr=False)  # embeds prompts (CLIP, SigLIP)
     base: Model | None = field(default=None, repr=False)  # the model that this one reads another output of
     _readouts: dict[Hashable, Model] = field(default_factory=dict, init=False, repr=False)  # `read` of this model
 

@@ -30,8 +30,9 @@ from clairvit.models.preprocess import (
     parse_size,
     preprocess_options,
 )
-from clairvit.models.sources.adapters import Backbone, ZeroShot
+from clairvit.models.sources.adapters import Backbone, ImageTower, ZeroShot
 from clairvit.models.sources.hf_outputs import adapted
+from clairvit.models.text_encoder import encoder_of
 
 
 def wrap(
@@ -49,6 +50,7 @@ def wrap(
     activation: str | None = None,
     channels: int | None = None,
     display: Sequence[int] | None = None,
+    tokenizer: Any = None,
 ) -> Model:
     """Return a model of any module that maps [B, C, H, W] to [B, classes]; the module is not changed.
 
@@ -73,6 +75,8 @@ def wrap(
         channels: The number of channels C of an image; left out, that of the module's first convolution, else 3.
         display: Indices of the channels that pictures show as red, green and blue, or of the one shown in grey; left
             out, the first three.
+        tokenizer: What reads the prompts of `cv.Text` for a CLIP or SigLIP module: open_clip.get_tokenizer(NAME), or a
+            tokenizer or processor of transformers; left out, the one saved with a transformers model.
 
     Returns:
         The model that `cv.explain` and all other functions take.
@@ -100,12 +104,15 @@ def wrap(
         )
     name = name or type(module).__name__
     check_placement(module, name)
+    encoder = encoder_of(module, tokenizer, name)
     traced, returns = adapted(module)
+    if encoder is not None and not returns:
+        traced = ImageTower(module)
     options = preprocess_options(mean, std, resize, interpolation, display)
     channels = image_channels(module) if channels is None else _check_channel_count(channels)
     preprocess, assumptions = _preprocess(module, options, parse_size(size), channels)
     if classifier is None:
-        classifier = not (_is_headless(module) or isinstance(traced, Backbone) or returns)
+        classifier = not (_is_headless(module) or isinstance(traced, Backbone | ImageTower) or returns)
     model = Model(
         traced,
         name,
@@ -116,6 +123,7 @@ def wrap(
         assumptions=assumptions,
         wrappers=removed_wrappers,
         returns=returns,
+        text_encoder=encoder,
     )
     return with_activation(model, None if activation is None else check_activation(activation))
 
@@ -265,6 +273,11 @@ def _stated_preprocess(module: nn.Module, size: tuple[int, int] | None) -> tuple
         saved = saved_preprocess(module)
         if saved is not None:
             return for_size(saved, size or saved.size), None
+    visual = getattr(module, "visual", None)
+    if isinstance(getattr(visual, "preprocess_cfg", None), dict):
+        from clairvit.models.sources.open_clip import preprocess as open_clip_preprocess
+
+        return open_clip_preprocess(visual.preprocess_cfg, type(module).__name__), None  # type: ignore[union-attr]
     return Preprocess(size=size or _stated_size(module) or (224, 224)), "ImageNet's, because the module does not say"
 
 
@@ -276,7 +289,8 @@ def _has_transformers_config(module: nn.Module) -> bool:
 
 def _stated_size(module: nn.Module) -> tuple[int, int] | None:
     """Return `image_size` of the module (torchvision) or of its configuration (transformers)."""
-    for holder in (module, getattr(module, "config", None)):
+    config = getattr(module, "config", None)
+    for holder in (module, config, getattr(config, "vision_config", None)):
         size = getattr(holder, "image_size", None)
         if isinstance(size, int | tuple | list):
             return parse_size(size if isinstance(size, int) else tuple(size))
