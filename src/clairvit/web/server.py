@@ -16,7 +16,6 @@ from clairvit.web.app import create_app
 from clairvit.web.middleware import AccessRules
 from clairvit.web.state import AppState
 
-
 HEADER_TIMEOUT = 10.0  # seconds until the headers of a request must have arrived
 
 
