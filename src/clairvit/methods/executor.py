@@ -191,6 +191,9 @@ class _LayerPass:
                 "nor one that runs outside torch (xformers, flash-attn kernels: switch that off); use saliency."
             )
         self.used = aggregation.used(count)
+        for index in self.used if spec.method.output == "matrix" else ():
+            if trace.layers[index].call is not None:
+                trace.layers[index].between_tokens()  # the first layer that does not fit is the one named
         self.keep_layers = layers
         self.row: Tensor | None = aggregation.start_row(trace.readout_weights) if aggregation.matrices_only else None
         self.last_index = self.used[-1]  # the layer that was added to `row` last

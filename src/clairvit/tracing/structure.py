@@ -355,7 +355,7 @@ def _kind(call: AttentionCall, count: int, width: int | None, layout: Layout | N
     patches = tokens if layout is None else layout.patches
     if call.lead == 1 and call.queries != call.keys and patches <= call.keys <= tokens + MOST_PREFIX_TOKENS:
         return "pool"
-    if _reduces_keys(call, count):
+    if call.lead == 1 and 1 < call.keys < call.queries:
         return "reduced"
     # The values of channels are as long as there are tokens, and the heads share all channels out among them.
     channels = call.lead == 1 and call.v.shape[-1] == count and width in (None, call.v.shape[1] * call.keys)
@@ -418,7 +418,8 @@ def with_pooling(
     ):
         raise CaptureError(CHECKPOINTED)
     pools = [i for i in range(layers[-1] + 1, len(sites)) if sites[i].kind == "pool"]
-    decoder = [i for i, site in enumerate(sites) if site.kind in ("query", "cross")][-1:]
+    has_cross = any(site.kind == "cross" for site in sites)
+    decoder = [i for i, site in enumerate(sites) if has_cross and site.kind in ("query", "cross")][-1:]
     # A new head is often all zeros and passes no gradient; then see what its linear layers read.
     for outputs in (scores, read_by_head):
         for i in reversed(pools):  # a pool that is built but not read has no gradient
