@@ -35,8 +35,12 @@ class Capture(TorchFunctionMode):
         *,
         sequence_first: bool = False,
         final_call: int = -1,
+        differentiated: Sequence[int] = (),
     ) -> None:
-        """Prepare a pass; blocks work on [N, B, d] if `sequence_first`, and end with attention call `final_call`."""
+        """Prepare a pass; blocks work on [N, B, d] if `sequence_first`, and end with attention call `final_call`.
+
+        The outputs of the attention calls `differentiated` get a gradient also where they do not depend on the image.
+        """
         super().__init__()
         # A plain function, not a method: a call that held on to the capture that holds it would outlive both.
         self._common = functools.partial(common_form, batch=batch)
@@ -52,6 +56,7 @@ class Capture(TorchFunctionMode):
                 self._on_kind.setdefault(kind, []).append(recorder.on_op)
         self._sequence_first = sequence_first
         self._final_call = final_call
+        self._differentiated = frozenset(differentiated)
         self._after_blocks = False
         self._block = -1
         self._depth = 0  # > 0 inside torch's own multi-head attention
@@ -161,6 +166,12 @@ class Capture(TorchFunctionMode):
         self._add_explicit_call(left, right, out, self._common)
         return out
 
+    def _biased_matmul(self, func: Any, args: Any, kwargs: Any) -> Any:
+        out = func(*args, **kwargs)
+        if len(args) >= 3:
+            self._product = (args[1], args[2], out)
+        return out
+
     def _einsum(self, func: Any, args: Any, kwargs: Any) -> Any:
         operands = ops.einsum_operands(args)
         axes = ops.einsum_axes(args[0], operands)
@@ -218,6 +229,8 @@ class Capture(TorchFunctionMode):
         self._attending.clear()
 
     def _add_call(self, call: AttentionCall) -> None:
+        if len(self.calls) in self._differentiated and torch.is_grad_enabled() and not call.out.requires_grad:
+            call.out.requires_grad_()
         self.calls.append(call)
         self._check_final_call()
 
@@ -242,9 +255,8 @@ class Capture(TorchFunctionMode):
             return func(*args, **kwargs)
         if not all(isinstance(a, Tensor) and a.shape[1:] == args[0].shape[1:] for a in args):
             return func(*args, **kwargs)
-        tokens_first = self._sequence_first and self._block >= 0 and args[0].ndim == 3
         residual = self._stream.match(*args)
-        arguments = {"batch": self._batch, "axis": int(tokens_first), "residual": residual is not None}
+        arguments = {"batch": self._batch, "axis": self._batch_axis(args[0]), "residual": residual is not None}
         if ops.is_in_place(func, kwargs):  # written into the first term, whose gradient is then that of the sum
             total = args[0].copy_(with_custom_backward("add", switch, torch.add, (args[0].clone(), args[1]), arguments))
         else:
@@ -252,6 +264,14 @@ class Capture(TorchFunctionMode):
         if residual is not None:
             self._stream.add(total, residual)
         return total
+
+    def _batch_axis(self, tensor: Tensor) -> int:
+        """Return the axis of the images: 0, or 1 of [N, B, d]; a decoder after the blocks may differ from these."""
+        if tensor.ndim != 3:
+            return 0
+        if self._after_blocks and self._batch in tensor.shape[:2] and tensor.shape[0] != tensor.shape[1]:
+            return int(tensor.shape[0] != self._batch)
+        return int(self._sequence_first and self._block >= 0)
 
     def _norm(self, func: Any, args: Any, kwargs: Any) -> Any:
         norm = ops.NormArguments.of(func, args, kwargs)
@@ -321,6 +341,7 @@ _HANDLER_OF_KIND: dict[str, Callable[[Capture, Any, Any, Any], Any]] = {
     ops.MULTI_HEAD: Capture._multi_head,
     ops.SOFTMAX: Capture._softmax,
     ops.MATMUL: Capture._matmul,
+    ops.BIASED_MATMUL: Capture._biased_matmul,
     ops.EINSUM: Capture._einsum,
     ops.LINEAR: Capture._linear,
     ops.CONV: Capture._conv,
