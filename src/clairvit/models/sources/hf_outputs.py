@@ -13,7 +13,7 @@ from typing import Any
 from torch import nn
 
 from clairvit.errors import NotApplicable
-from clairvit.models.sources.adapters import Backbone, UnmaskedEncoder
+from clairvit.models.sources.adapters import Backbone, UnmaskedEncoder, takes_images, takes_patches
 
 _ROW = "one row of class scores [B, classes]"
 _WRAP = "Wrap it in a module whose forward returns such a row"
@@ -83,10 +83,10 @@ def adapted(module: nn.Module) -> nn.Module:
     if reason is not None:
         raise NotApplicable(reason)
     if "ForImageClassification" in name:
-        return module
+        return takes_images(module)
     if name == "ViTMAEModel":
         return UnmaskedEncoder(module)
-    return module if _pools(module) else Backbone(module, pooled=True)
+    return takes_images(module) if _pools(module) else Backbone(module, pooled=True)
 
 
 def refusal(model_class: type[nn.Module], config: Any) -> str | None:
@@ -116,8 +116,8 @@ def refusal(model_class: type[nn.Module], config: Any) -> str | None:
         return f"{name} takes the frames of a video, [B, T, 3, H, W], not an image. Use an image model."
     required = [key for key, value in parameters.items() if value.default is value.empty and value.kind in _NAMED]
     required = [key for key in required if key not in ("self", "pixel_values", "inputs")]
-    if "spatial_shapes" in parameters:  # pixel_values are patches cut beforehand (SigLIP 2)
-        required = ["pixel_attention_mask", "spatial_shapes"]
+    if takes_patches(model_class):  # they are cut by an adapter
+        required = [key for key in required if key not in ("pixel_attention_mask", "spatial_shapes")]
     if required:
         return (
             f"{name} needs {', '.join(required)} besides the image. Wrap it in a module that makes them in its "
