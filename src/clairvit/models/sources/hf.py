@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import math
 import re
 from pathlib import Path
 from typing import Any, Literal
@@ -27,6 +28,7 @@ from clairvit.models.sources.adapters import (
     ZeroShot,
     drop_submodules,
     interpolation_option,
+    takes_images,
 )
 from clairvit.models.sources.hf_outputs import no_scores
 from clairvit.models.sources.hub import extra, fetching, hub_blocked, offline, quiet
@@ -56,6 +58,7 @@ def build(request: LoadOptions) -> Model:
             preprocess, assumed = _saved_or_given_preprocess(transformers, config, location, request)
         else:
             preprocess, assumed = default_preprocess(config), ()
+        preprocess = _for_requested_size(preprocess, config, request)
         described = _describe(transformers, model.eval(), kind, preprocess, location, request)
         return dataclasses.replace(described, assumptions=assumed)
 
@@ -125,7 +128,8 @@ def _from_type(transformers: Any, request: LoadOptions) -> Model:
         if kind == "pair" and request.labels is not None:
             raise _no_tokenizer(request)
         model = _with_random_weights(transformers, config, kind, request).eval()
-        return _describe(transformers, model, kind, default_preprocess(config), "", request)
+        preprocess = _for_requested_size(default_preprocess(config), config, request)
+        return _describe(transformers, model, kind, preprocess, "", request)
 
 
 def vision_types(transformers: Any) -> list[str]:
@@ -190,7 +194,8 @@ def _model_class(transformers: Any, config: Any, kind: Kind) -> Any:
 
 def _with_weights(transformers: Any, config: Any, kind: Kind, location: str, request: LoadOptions) -> nn.Module:
     """Return the module with its saved weights; raise ModelUnavailable if tensors of its head are missing."""
-    if request.size and not (kind == "pair" and _takes_any_size(transformers, config)):
+    any_size = patch_budget(config) is not None or (kind == "pair" and _takes_any_size(transformers, config))
+    if request.size and not any_size:
         raise BadInput(
             f"The weights of '{request.spec}' fix its image size, so size={request.size} cannot be used; leave it out."
         )
@@ -226,7 +231,8 @@ def _with_random_weights(transformers: Any, config: Any, kind: Kind, request: Lo
     if request.size:
         rows, columns = request.size
         vision = getattr(config, "vision_config", config)
-        vision.image_size = rows if rows == columns else [rows, columns]
+        if patch_budget(config) is None:
+            vision.image_size = rows if rows == columns else [rows, columns]
     if kind == "classifier" and request.labels is not None:
         config.num_labels = len(request.labels)
     model_class = _model_class(transformers, config, kind)
@@ -246,7 +252,7 @@ def _describe(
     if kind == "classifier":
         config: Any = model.config
         labels = fit_labels(request.labels, lambda: class_names(config), config.num_labels)
-        return Model(model, request.name, preprocess, labels)
+        return Model(takes_images(model), request.name, preprocess, labels)
     if kind == "backbone":
         return Model(model, request.name, preprocess, classifier=False)
     if kind == "other":
@@ -320,10 +326,32 @@ def _saved_or_given_preprocess(
 
 def default_preprocess(config: Any) -> Preprocess:
     """Return mean and std 0.5 at the configured image size, for random weights."""
-    size = getattr(getattr(config, "vision_config", config), "image_size", None) or 224
+    size = getattr(getattr(config, "vision_config", config), "image_size", None) or square_size(config) or 224
     rows, columns = (size, size) if isinstance(size, int) else tuple(size)
     channels = channel_count(config) or 3
     return Preprocess(size=(rows, columns), mean=(0.5,) * channels, std=(0.5,) * channels)
+
+
+def _for_requested_size(preprocess: Preprocess, config: Any, request: LoadOptions) -> Preprocess:
+    """Return the preprocessing for the size that was asked for, where the model takes any (NaFlex)."""
+    if request.size is None or patch_budget(config) is None:
+        return preprocess
+    return for_size(preprocess, request.size)
+
+
+def patch_budget(config: Any) -> tuple[int, int] | None:
+    """Return patch size and number of patches of a model that takes images of any size (NaFlex); None for others."""
+    vision = getattr(config, "vision_config", config)
+    patch_size, patches = (getattr(vision, name, None) for name in ("patch_size", "num_patches"))
+    if not isinstance(patch_size, int) or not isinstance(patches, int) or hasattr(vision, "image_size"):
+        return None
+    return patch_size, patches
+
+
+def square_size(config: Any) -> int | None:
+    """Return the side of the largest square image within the patch budget; None for a model without one."""
+    budget = patch_budget(config)
+    return None if budget is None else math.isqrt(budget[1]) * budget[0]
 
 
 def channel_count(config: Any) -> int | None:
@@ -346,6 +374,9 @@ def read_processor(processor: dict[str, Any], spec: str, channels: int = 3) -> P
         target, resize = _crop_size(crop, short), short
     elif box[0] and box[1]:
         target, resize = _crop_size(crop, box), (int(box[0]), int(box[1]))
+    elif processor.get("max_num_patches") and processor.get("patch_size"):  # NaFlex: squares of the same budget
+        side = math.isqrt(int(processor["max_num_patches"])) * int(processor["patch_size"])
+        target = resize = (side, side)
     else:
         raise NotApplicable(
             f"The image processor of '{spec}' resizes by {size or 'a token budget'}, and ClairViT by 'shortest_edge' "
