@@ -193,7 +193,12 @@ class Model:
         return scores
 
     def read(
-        self, key: Hashable, function: Callable[[Any], Tensor], *, part: nn.Module | None = None, **changes: Any
+        self,
+        key: Hashable,
+        function: Callable[[Any], Tensor],
+        *,
+        part: Callable[[Model], nn.Module] | None = None,
+        **changes: Any,
     ) -> Model:
         """Return a model of the same module whose scores are read off its raw output.
 
@@ -203,7 +208,7 @@ class Model:
         Args:
             key: Equal keys give the same model, so that what is known about it is found once.
             function: Of what the module returns for n images: scores [n, C] or [n], differentiable.
-            part: What to run in place of the whole module: its image tower, say.
+            part: Return what to run in place of the base model's module: its image tower, say.
             **changes: Fields of the new model: labels, activation (raw unless given), classifier, layout.
 
         Returns:
@@ -224,7 +229,7 @@ class Model:
                 "activation_reason": "",
                 "activated": False,
             } | changes
-            module = Readout(base.module if part is None else part, function)
+            module = Readout(base.module if part is None else part(base), function)
             base._readouts[key] = replace(base, module=module, returns="", base=base, **fields)
         return base._readouts[key]
 

@@ -24,7 +24,7 @@ def image_embedding(model: Model) -> Model:
     The length is divided out inside the model, so that rule tables treat it as the norm that it is, and a cosine with
     a fixed vector is a linear function of these scores.
     """
-    return model.read("embedding", unit_embedding, part=embedding_part((model.base or model).module), classifier=False)
+    return model.read("embedding", unit_embedding, part=embedding_part, classifier=False)
 
 
 def unit_embedding(output: Any) -> Tensor:
