@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 from clairvit.errors import BadInput
 from clairvit.methods.explain import explain
-from clairvit.methods.explanation import Explanation
+from clairvit.methods.explanation import Explanation, concat
 from clairvit.methods.spec import MethodSpec
 from clairvit.models.coerce import ModelLike, as_model
 from clairvit.models.images import prepare
+from clairvit.models.model import Model
 from clairvit.targets.similar import Similar
 
 
@@ -58,6 +59,26 @@ class Similarity:
         return similarity_png(self)
 
 
+def with_other_direction(model: Model, explanation: Explanation, other: Any, name: str) -> Similarity:
+    """Return both directions from the explanation of one image by its similarity to another.
+
+    Args:
+        model: The model that was explained.
+        explanation: One map, by `cv.Similar(other)`.
+        other: The other image.
+        name: The name of the other image.
+    """
+    batch = replace(prepare([other], model), names=(name,))
+    back = explain(model, batch, explanation.method, target=Similar(explanation.pixels[0], explanation.names[0]))
+    both = concat([explanation, back])
+    return Similarity(both, _cosine(both))
+
+
+def _cosine(explanation: Explanation) -> float:
+    """Return the cosine of the embeddings of two images."""
+    return float(explanation.logits[0].double() @ explanation.logits[1].double())
+
+
 def similar(
     model: ModelLike,
     first: Any,
@@ -92,5 +113,4 @@ def similar(
         raise BadInput(f"{len(batch)} images were given to compare; expected two.")
     others = [Similar(batch.pixels[other], batch.names[other]) for other in (1, 0)]
     explanation = explain(loaded, batch, method, target=others, **arguments)
-    cosine = float(explanation.logits[0].double() @ explanation.logits[1].double())
-    return Similarity(explanation, cosine)
+    return Similarity(explanation, _cosine(explanation))
