@@ -86,6 +86,8 @@ if TYPE_CHECKING:
     from clairvit.targets.base import TargetBatch as TargetBatch
     from clairvit.targets.contrast import Contrast as Contrast
     from clairvit.targets.function import Output as Output
+    from clairvit.targets.query import Query as Query
+    from clairvit.targets.region import Region as Region
     from clairvit.targets.similar import Similar as Similar
     from clairvit.targets.text import Text as Text
     from clairvit.tracing.recorders.base import Recorder as Recorder
@@ -115,6 +117,8 @@ _MODULES = {
     "TargetBatch": "clairvit.targets.base",
     "Contrast": "clairvit.targets.contrast",
     "Output": "clairvit.targets.function",
+    "Region": "clairvit.targets.region",
+    "Query": "clairvit.targets.query",
     "Text": "clairvit.targets.text",
     "Similar": "clairvit.targets.similar",
     "similar": "clairvit.methods.similarity",

@@ -11,6 +11,7 @@ from torch.nn.functional import normalize
 
 from clairvit.errors import NotApplicable
 from clairvit.models.model import Model, extract_scores
+from clairvit.models.readout import Readout
 from clairvit.models.sources.adapters import embedding_part
 from clairvit.numerics import widened
 from clairvit.targets.base import ScoreContext, TargetBatch
@@ -24,7 +25,13 @@ def image_embedding(model: Model) -> Model:
     The length is divided out inside the model, so that rule tables treat it as the norm that it is, and a cosine with
     a fixed vector is a linear function of these scores.
     """
-    return model.read("embedding", unit_embedding, part=embedding_part, classifier=False)
+    base = model.base or model
+    return base.read(
+        "embedding",
+        unit_embedding,
+        readout=lambda _, function: Readout(embedding_part(base), function),
+        classifier=False,
+    )
 
 
 def unit_embedding(output: Any) -> Tensor:

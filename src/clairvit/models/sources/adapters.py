@@ -113,7 +113,8 @@ def embedding_part(model: Model) -> nn.Module:
 def linear_head(model: Model) -> str:
     """Return the name of the linear layer whose output are the scores of a classifier and whose input is [B, d]."""
     names = [name for name, part in model.module.named_modules() if isinstance(part, nn.Linear) and name]
-    pixels = torch.zeros(1, 3, *model.preprocess.size, device=model.device, dtype=model.dtype)
+    channels = model.preprocess.channels
+    pixels = torch.zeros(1, channels, *model.preprocess.size, device=model.device, dtype=model.dtype)
     module = evaluation_copy(model.module)
     with torch.inference_mode(False), torch.no_grad(), linear_calls(module, names) as calls:
         scores = extract_scores(module(pixels))

@@ -43,6 +43,11 @@ def build(request: LoadOptions) -> Model:
     location = str(folder) if local else request.identifier
     if not local and "/" not in location:
         return _from_type(transformers, request)
+    if local and (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file():
+        raise ModelUnavailable(
+            f"'{request.spec}' holds an adapter (adapter_config.json) without its base model; load both with peft, "
+            "PeftModel.from_pretrained(base, folder), and pass the module to cv.wrap."
+        )
     component = "weights" if request.pretrained else "configuration"
     blocked = None if local else hub_blocked()
     with fetching(request.spec, blocked, component=component, local=local), seeded(), torch.no_grad():
@@ -112,6 +117,11 @@ def _from_type(transformers: Any, request: LoadOptions) -> Model:
     with fetching(request.spec, local=True), seeded(), torch.no_grad():
         config = transformers.AutoConfig.for_model(request.identifier)
         kind = model_kind(transformers, config, request.spec)
+        if kind == "other":  # often billions of parameters, and random ones explain nothing
+            raise NotApplicable(
+                f"'{request.spec}' is a model type that returns no class scores; give a folder or a hub id with "
+                "weights, or build a small one yourself and cv.wrap it."
+            )
         if kind == "pair" and request.labels is not None:
             raise _no_tokenizer(request)
         model = _with_random_weights(transformers, config, kind, request).eval()
@@ -135,8 +145,8 @@ def model_kind(transformers: Any, config: Any, spec: str) -> Kind:
         return "classifier"
     classes = (getattr(transformers, name, None) for name in architectures)
     saved = next((model_class for model_class in classes if model_class is not None), None)
-    encoder = saved is None or _PRETRAINING.search(saved.__name__) or _has_text_encoder(saved)
-    if not encoder and no_scores(saved, config):
+    is_encoder = saved is not None and (_PRETRAINING.search(saved.__name__) or _has_text_encoder(saved))
+    if saved is not None and not is_encoder and no_scores(saved, config):
         return "other"
     base = transformers.MODEL_MAPPING.get(type(config), None)
     base = base[0] if isinstance(base, tuple) else base
@@ -279,7 +289,7 @@ def saved_preprocess(module: nn.Module) -> Preprocess | None:
             processor = transformers.AutoImageProcessor.from_pretrained(
                 location, trust_remote_code=False, local_files_only=True
             )
-        return read_processor(processor.to_dict(), location)
+        return read_processor(processor.to_dict(), location, channel_count(module.config) or 3)
     except BadInput:  # a ValueError too, and no reason to guess
         raise
     except (OSError, ValueError, NotApplicable):  # no processor, or one that resizes in another way
@@ -305,17 +315,25 @@ def _saved_or_given_preprocess(
         return preprocess, assumption(
             options.missing(), preprocess, f"the usual, because '{location}' has no preprocessor_config.json"
         )
-    return read_processor(processor, request.spec), ()
+    return read_processor(processor, request.spec, channel_count(config) or 3), ()
 
 
 def default_preprocess(config: Any) -> Preprocess:
     """Return mean and std 0.5 at the configured image size, for random weights."""
     size = getattr(getattr(config, "vision_config", config), "image_size", None) or 224
     rows, columns = (size, size) if isinstance(size, int) else tuple(size)
-    return Preprocess(size=(rows, columns), mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
+    channels = channel_count(config) or 3
+    return Preprocess(size=(rows, columns), mean=(0.5,) * channels, std=(0.5,) * channels)
 
 
-def read_processor(processor: dict[str, Any], spec: str) -> Preprocess:
+def channel_count(config: Any) -> int | None:
+    """Return the number of channels of an image by the configuration; None where it does not say."""
+    parts = (config, *(getattr(config, name, None) for name in ("vision_config", "backbone_config")))
+    counts = (getattr(part, "num_channels", None) for part in parts)
+    return next((count for count in counts if isinstance(count, int)), None)
+
+
+def read_processor(processor: dict[str, Any], spec: str, channels: int = 3) -> Preprocess:
     """Return the preprocessing of a transformers image processor, given as a dict."""
     size = {key: value for key, value in dict(processor.get("size") or {}).items() if value}
     crop = processor.get("crop_size") if processor.get("do_center_crop") else None
@@ -340,8 +358,8 @@ def read_processor(processor: dict[str, Any], spec: str) -> Preprocess:
         mean, std = processor["image_mean"], processor["image_std"]
     return Preprocess(
         size=target,
-        mean=_channels(mean, unit),
-        std=_channels(std, unit),
+        mean=_channels(mean, unit, channels),
+        std=_channels(std, unit, channels),
         resize=resize,
         interpolation=INTERPOLATIONS[int(processor.get("resample", 2))],
         keep_ratio=isinstance(resize, int),
@@ -355,7 +373,7 @@ def _crop_size(crop: Any, default: Any) -> tuple[int, int]:
     return int(rows), int(columns)
 
 
-def _channels(values: Any, unit: float) -> tuple[float, float, float]:
-    """Return mean or std of three channels in units of 0..1."""
-    scaled = [float(value) / unit for value in (values * 3 if len(values) == 1 else values)]
-    return scaled[0], scaled[1], scaled[2]
+def _channels(values: Any, unit: float, channels: int) -> tuple[float, ...]:
+    """Return mean or std of each channel in units of 0..1; one number stands for all."""
+    listed = [values] if isinstance(values, int | float) else list(values)
+    return tuple(float(value) / unit for value in (listed * channels if len(listed) == 1 else listed))
