@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     from clairvit.methods.recommended import recommended_methods as recommended_methods
     from clairvit.methods.registry import Requires as Requires
     from clairvit.methods.result import MapResult as MapResult
+    from clairvit.methods.similarity import Similarity as Similarity
+    from clairvit.methods.similarity import similar as similar
     from clairvit.methods.spec import MethodSpec as MethodSpec
     from clairvit.methods.token_features import PatchFeatures as PatchFeatures
     from clairvit.methods.token_features import features as features
@@ -86,6 +88,7 @@ if TYPE_CHECKING:
     from clairvit.targets.function import Output as Output
     from clairvit.targets.query import Query as Query
     from clairvit.targets.region import Region as Region
+    from clairvit.targets.similar import Similar as Similar
     from clairvit.targets.text import Text as Text
     from clairvit.tracing.recorders.base import Recorder as Recorder
     from clairvit.tracing.recorders.residual_sums import ResidualSums as ResidualSums
@@ -117,6 +120,9 @@ _MODULES = {
     "Region": "clairvit.targets.region",
     "Query": "clairvit.targets.query",
     "Text": "clairvit.targets.text",
+    "Similar": "clairvit.targets.similar",
+    "similar": "clairvit.methods.similarity",
+    "Similarity": "clairvit.methods.similarity",
     "shift": "clairvit.methods.ensembles",
     "smooth": "clairvit.methods.ensembles",
     "ensemble": "clairvit.methods.ensembles",

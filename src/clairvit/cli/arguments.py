@@ -137,6 +137,17 @@ def split_targets(texts: Iterable[str], labels: Collection[str]) -> list[str]:
     return targets
 
 
+def read_readouts(text: Sequence[str] | None, similar_to: str | None) -> list[Any]:
+    """Return the targets of --text and --similar-to, in that order."""
+    import clairvit as cv
+    from clairvit.models.image_files import read_image
+
+    targets: list[Any] = [cv.Text(prompt) for prompt in text or ()]
+    if similar_to is not None:
+        targets.append(cv.Similar(read_image(similar_to), Path(similar_to).name))
+    return targets
+
+
 def read_targets(target: Sequence[str] | None, contrast: tuple[str, str] | None, model: Model) -> list[Any]:
     """Return the targets of --target and --contrast, in that order; an empty list is the predicted class."""
     import clairvit as cv
@@ -147,8 +158,18 @@ def read_targets(target: Sequence[str] | None, contrast: tuple[str, str] | None,
     return targets
 
 
-def read_single_target(target: str | None, model: Model) -> Any:
-    """Return the class by which every image is scored, 'label' for the true one, None for the predicted one."""
+def read_single_target(target: str | None, model: Model, readouts: Sequence[Any] = ()) -> Any:
+    """Return the class by which every image is scored, 'label' for the true one, None for the predicted one.
+
+    `readouts` are the targets of --text and --similar-to: one of them, or a class.
+    """
+    if len(readouts) + (target is not None) > 1:
+        raise BadInput(
+            f"{len(readouts) + (target is not None)} targets were given by --target, --text and --similar-to; expected "
+            "one, by which every image is scored."
+        )
+    if readouts:
+        return readouts[0]
     if target is None or target == "label":
         return target
     targets = read_targets([target], None, model)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from clairvit.cli.arguments import data_specs, read_preprocess, split_labels, split_names
+from clairvit.cli.arguments import data_specs, read_preprocess, read_readouts, split_labels, split_names
 from clairvit.errors import BadInput
 
 if TYPE_CHECKING:
@@ -154,6 +154,26 @@ OneTarget = Annotated[
 Contrast = Annotated[
     tuple[str, str] | None,
     typer.Option(metavar="CLASS CLASS", help="Why the first class rather than the second.", rich_help_panel="Target"),
+]
+Texts = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--text",
+        metavar="PROMPT",
+        help="A prompt that CLIP or SigLIP compares with the image, word for word; may be repeated.",
+        show_default=False,
+        rich_help_panel="Target",
+    ),
+]
+SimilarTo = Annotated[
+    str | None,
+    typer.Option(
+        "--similar-to",
+        metavar="IMAGE",
+        help="Another image: what makes the two alike, by the cosine of their embeddings.",
+        show_default=False,
+        rich_help_panel="Target",
+    ),
 ]
 Score = Annotated[
     str | None,
@@ -348,7 +368,29 @@ class TargetOptions(OptionGroup):
 
     target: Target = None
     contrast: Contrast = None
+    text: Texts = None
+    similar_to: SimilarTo = None
     score: Score = None
+
+    def readouts(self) -> list[Any]:
+        """Return the targets that are no classes; raise BadInput before a model is loaded."""
+        return read_readouts(self.text, self.similar_to)
+
+
+@dataclass(frozen=True)
+class ReadoutOptions(OptionGroup):
+    """What every image is scored by, if that is no class."""
+
+    text: Texts = None
+    similar_to: SimilarTo = None
+
+    def readouts(self) -> list[Any]:
+        """Return the targets that are no classes; raise BadInput before a model is loaded."""
+        return read_readouts(self.text, self.similar_to)
+
+    def title(self, target: str | None) -> str | None:
+        """Return what was typed as the target, for a record."""
+        return self.text[0] if self.text else f"similar to {self.similar_to}" if self.similar_to else target
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from torch import Tensor
 from clairvit.errors import BadInput
 from clairvit.models.activation import Activation
 from clairvit.models.preprocess import Preprocess
-from clairvit.targets.base import join_targets
+from clairvit.targets.base import NO_SCORE, join_targets
 
 if TYPE_CHECKING:
     from clairvit.methods.spec import MethodSpec
@@ -189,6 +189,13 @@ class Explanation:
         return tuple(
             None if index is None else float(self.logits[row, index]) for row, index in enumerate(self.classes)
         )
+
+    @property
+    def target_scores(self) -> tuple[float | None, ...]:
+        """Return the value that is explained for each map, of the kind `score`; None where it is not known any more."""
+        if self.origin is None or self.origin.target.class_agnostic or self.score == NO_SCORE:
+            return (None,) * len(self)
+        return tuple(self.origin.target(self.logits).tolist())
 
     def __len__(self) -> int:
         return len(self.maps)

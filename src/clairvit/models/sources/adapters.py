@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from clairvit.errors import BadInput
+from clairvit.errors import BadInput, NotApplicable
 from clairvit.models.activation import StatedActivation
-from clairvit.models.model import extract_scores
+from clairvit.models.model import Model, extract_scores
+from clairvit.models.readout import HeadInput, evaluation_copy, linear_calls
 from clairvit.models.text_encoder import is_pair
 
 
@@ -146,11 +147,40 @@ def _trained_size(pair: Any) -> tuple[int, int] | None:
     return (size, size) if isinstance(size, int) else None if size is None else tuple(size)
 
 
-def embedding_part(module: nn.Module) -> nn.Module:
-    """Return the part of a module that gives the image's embedding: the image tower of a pair, else the module."""
+def embedding_part(model: Model) -> nn.Module:
+    """Return the part of a model's module whose output is the image's embedding.
+
+    The image tower of an image-and-text model; of an embedding the module itself; of a classifier the module up to its
+    head, the linear layer that gives the scores.
+
+    Raises:
+        NotApplicable: There is no such part.
+    """
+    module = model.module
     if isinstance(module, ZeroShot):
         return module.tower
-    return ImageTower(module) if is_pair(module) else module
+    if is_pair(module):
+        return ImageTower(module)
+    if model.returns:
+        raise NotApplicable(f"{model.name} has no embedding that images could be compared by. {model.returns}")
+    return HeadInput(module, linear_head(model)) if model.classifier else module
+
+
+def linear_head(model: Model) -> str:
+    """Return the name of the linear layer whose output are the scores of a classifier and whose input is [B, d]."""
+    names = [name for name, part in model.module.named_modules() if isinstance(part, nn.Linear) and name]
+    channels = model.preprocess.channels
+    pixels = torch.zeros(1, channels, *model.preprocess.size, device=model.device, dtype=model.dtype)
+    module = evaluation_copy(model.module)
+    with torch.inference_mode(False), torch.no_grad(), linear_calls(module, names) as calls:
+        scores = extract_scores(module(pixels))
+    last = calls[-1] if calls else None
+    if last is None or last.input.ndim != 2 or not torch.equal(last.output, scores):
+        raise NotApplicable(
+            f"The scores of {model.name} are not the output of one linear layer that reads [B, d], so nothing says "
+            "which numbers are its embedding. Wrap the part that gives the embedding: cv.wrap(part, classifier=False)."
+        )
+    return last.name
 
 
 def drop_submodules(module: nn.Module, names: Sequence[str]) -> nn.Module:
