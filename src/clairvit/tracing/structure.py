@@ -28,6 +28,7 @@ from clairvit.tracing import ops
 from clairvit.tracing.attention_call import AttentionCall, Kind
 from clairvit.tracing.autograd_errors import CHECKPOINTED, translate_autograd_errors
 from clairvit.tracing.capture import Capture
+from clairvit.tracing.decoder import decoder_kinds
 from clairvit.tracing.gradient_barriers import Barrier, BarrierFinder
 from clairvit.tracing.grid import (
     MOST_OTHER_TOKENS,
@@ -55,8 +56,8 @@ class AttentionSite:
 
     @property
     def is_layer(self) -> bool:
-        """Whether it belongs to the token stream: no pool, no other encoder, and it sees the image."""
-        return self.kind not in ("pool", "encoder", "unrelated")
+        """Whether it belongs to the token stream: no pool, no other encoder, no decoder, and it sees the image."""
+        return self.kind in ("tokens", "window", "reduced", "channel")
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,11 @@ class ModelStructure:
     def layer_calls(self) -> tuple[int, ...]:
         """Which attention calls are layers of the token stream."""
         return tuple(index for index, site in enumerate(self.sites) if site.is_layer)
+
+    @cached_property
+    def decoder_calls(self) -> tuple[int, ...]:
+        """Which attention calls belong to a decoder."""
+        return tuple(index for index, site in enumerate(self.sites) if site.kind in ("query", "cross"))
 
     @property
     def last_layer_call(self) -> int:
@@ -212,7 +218,11 @@ def _find_structure(model: Model, pixels: Tensor) -> ModelStructure:
     blocks = [_block_of(visits) if sees else None for visits, sees in zip(watch.visits, sees_image, strict=True)]
     image = (int(pixels.shape[-2]), int(pixels.shape[-1]))
     sites, layout = _classify(calls, sees_image, blocks, watch.grids, image, _fitting(model.layout, calls))
-    visits = [v for v, site in zip(blocks, sites, strict=True) if v is not None and site.kind != "encoder"]
+    visits = [
+        visit
+        for visit, site in zip(blocks, sites, strict=True)
+        if visit is not None and site.kind not in ("encoder", "query", "cross")
+    ]
     located = layout
     if model.layout is not None:
         _check_layout(model.layout, sites)
@@ -325,6 +335,8 @@ def _classify(
             grid = layout.grid
         grid = grid or square_patches(count, image)  # the later stages of a hierarchical model
         sites.append(AttentionSite(kind, None if visit is None else visit.module, grid, call.queries, call.keys))
+    for index, kind in decoder_kinds(calls).items():
+        sites[index] = replace(sites[index], kind=kind)
     return tuple(sites), layout
 
 
@@ -404,9 +416,14 @@ def with_pooling(
             "The model's output does not depend on its attention (detached output or torch.no_grad inside forward); "
             "expected a differentiable forward. Remove the no_grad, or pass layout=cv.Layout(…) to cv.wrap."
         )
-    if not all(call.out.requires_grad for call, site in zip(calls, sites, strict=True) if site.kind != "unrelated"):
+    if not all(
+        call.out.requires_grad
+        for call, site in zip(calls, sites, strict=True)
+        if site.kind not in ("unrelated", "query")
+    ):
         raise CaptureError(CHECKPOINTED)
     pools = [i for i in range(layers[-1] + 1, len(sites)) if sites[i].kind == "pool"]
+    decoder = [i for i, site in enumerate(sites) if site.kind in ("query", "cross")][-1:]
     # A new head is often all zeros and passes no gradient; then see what its linear layers read.
     for outputs in (scores, read_by_head):
         for i in reversed(pools):  # a pool that is built but not read has no gradient
@@ -414,6 +431,11 @@ def with_pooling(
             if rows is not None:
                 read = rows.nonzero().flatten().tolist()
                 return replace(layout, pooling="map", read=tuple((row, 1 / len(read)) for row in read))
+        for i in decoder:
+            rows = _rows_read(calls[i], outputs)
+            if rows is not None:
+                read = rows.nonzero().flatten().tolist()
+                return replace(layout, pooling="query", read=tuple((row, 1 / len(read)) for row in read))
         rows = _rows_read(calls[layers[-1]], outputs)
         if rows is not None:
             return _layout_reading(layout, rows.nonzero().flatten().tolist(), rows)
