@@ -28,12 +28,17 @@ _VIT: dict[str, Any] = {
 
 
 def seeded(build: Callable[[], nn.Module]) -> nn.Module:
-    """Return a module with random weights from a fixed seed, in evaluation mode; no weight stays zero or tiny."""
+    """Return a module with random weights from a fixed seed, in evaluation mode; no weight stays zero or tiny.
+
+    Convolutions keep their own: a token of a backbone then sees its place more than the rest of the image.
+    """
     with torch.random.fork_rng():
         torch.manual_seed(0)
         module = build().eval()
+        kept = {id(part.weight) for part in module.modules() if isinstance(part, nn.Conv2d | nn.BatchNorm2d)}
         for parameter in module.parameters():
-            torch.nn.init.normal_(parameter, std=0.3 if parameter.ndim > 1 else 0.5)
+            if id(parameter) not in kept:
+                nn.init.normal_(parameter, std=0.3 if parameter.ndim > 1 else 0.5)
     return module
 
 

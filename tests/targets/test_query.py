@@ -144,6 +144,19 @@ def test_linear_rules_share_out_the_whole_score() -> None:
     assert_same((x * dx).flatten(1).sum(1), score, magnitude=float((x * dx).abs().flatten(1).sum(1).max()))
 
 
+@pytest.mark.parametrize("rules", ["linear", "attnlrp"])
+def test_rules_reach_through_the_sigmoid_of_a_box(rules: str) -> None:
+    """The sigmoid at the end of the box head is no gate: its slope multiplies the gradient of what is before it."""
+    model, pixels = model_of(yolos), images()
+    trace = cv.trace(model, pixels, target=cv.Query(INDEX, box="x"), rules=rules)
+    with torch.no_grad():
+        x = model.module(pixels).pred_boxes[:, INDEX, 0]
+    logit = cv.Output(lambda output: torch.logit(output.pred_boxes[:, INDEX, 0]), name="x before the sigmoid")
+    before = cv.trace(model, pixels, target=logit, rules=rules)
+    assert before.layers[0].dx is not None and float(before.layers[0].dx.abs().max()) > 0
+    assert_same(trace.layers[0].dx, before.layers[0].dx * (x * (1 - x))[:, None, None])
+
+
 def test_yolos_without_a_patch_is_run_on_a_shorter_sequence() -> None:
     """Dropping a token equals attention without it: both against the blocks, called one by one."""
     module: Any = without_biases(yolos()).double()  # no positions are added between the blocks
