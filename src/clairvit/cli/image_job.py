@@ -104,11 +104,12 @@ class ImageJob:
         """Load the model once, then explain and write image by image."""
         out = output_path(self.out)  # refused before a model is loaded
         self.model_options.preprocess()
+        dense_targets = self.targets.dense()
         paths, failures = find_image_files(self.images)
         if not paths:  # each failure has its reason; no model is needed
             return [], failures
         model = self.model_options.load(self.model)
-        targets = read_targets(self.targets.target, self.targets.contrast, model)
+        targets = [*read_targets(self.targets.target, self.targets.contrast, model), *dense_targets]
         self._check_rows(out, len(paths), len(targets))
         results: list[WrittenResult] = []
         unwritten: list[ImageResult] = []  # written into one file at the end

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from clairvit.cli.arguments import data_specs, read_preprocess, split_labels, split_names
+from clairvit.cli.arguments import data_specs, read_dense_targets, read_preprocess, split_labels, split_names
 from clairvit.errors import BadInput
 
 if TYPE_CHECKING:
@@ -154,6 +154,30 @@ OneTarget = Annotated[
 Contrast = Annotated[
     tuple[str, str] | None,
     typer.Option(metavar="CLASS CLASS", help="Why the first class rather than the second.", rich_help_panel="Target"),
+]
+Region = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--region",
+        metavar="[CLASS@]L,T,R,B",
+        help="The mean score of a segmenter or depth model in a box, in pixels of the image that the model sees.",
+        rich_help_panel="Target",
+    ),
+]
+Point = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--point", metavar="[CLASS@]X,Y", help="The same at one pixel; SAM's prompt.", rich_help_panel="Target"
+    ),
+]
+Query = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--query",
+        metavar="[CLASS@]INDEX|CLASS[:SIDE]",
+        help="A detector's query: its number, or the best one of a class; ':left' for a side of its box.",
+        rich_help_panel="Target",
+    ),
 ]
 Score = Annotated[
     str | None,
@@ -348,7 +372,14 @@ class TargetOptions(OptionGroup):
 
     target: Target = None
     contrast: Contrast = None
+    region: Region = None
+    point: Point = None
+    query: Query = None
     score: Score = None
+
+    def dense(self) -> list[Any]:
+        """Return the targets of --region, --point and --query, in that order."""
+        return read_dense_targets(self.region or (), self.point or (), self.query or ())
 
 
 @dataclass(frozen=True)
