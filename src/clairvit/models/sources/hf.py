@@ -321,7 +321,8 @@ def _saved_or_given_preprocess(
         return preprocess, assumption(
             options.missing(), preprocess, f"the usual, because '{location}' has no preprocessor_config.json"
         )
-    return read_processor(processor, request.spec, channel_count(config) or 3), ()
+    preprocess = read_processor(processor, request.spec, channel_count(config) or 3)
+    return preprocess, _crop_note(processor, preprocess, request.spec)
 
 
 def default_preprocess(config: Any) -> Preprocess:
@@ -365,13 +366,14 @@ def read_processor(processor: dict[str, Any], spec: str, channels: int = 3) -> P
     """Return the preprocessing of a transformers image processor, given as a dict."""
     size = {key: value for key, value in dict(processor.get("size") or {}).items() if value}
     crop = processor.get("crop_size") if processor.get("do_center_crop") else None
-    short, box = size.get("shortest_edge"), (size.get("height"), size.get("width"))
+    short, longest, box = size.get("shortest_edge"), size.get("longest_edge"), (size.get("height"), size.get("width"))
     fraction = processor.get("crop_pct")  # ConvNeXt: crop a fraction below 384 pixels, squash from 384 on
     if short and fraction:
         target = (short, short)
         resize: int | tuple[int, int] = int(short / fraction) if short < 384 else target
-    elif short:
-        target, resize = _crop_size(crop, short), short
+    elif short or (longest and not box[0]):  # DETR keeps the whole photo, SAM pads it: see `_crop_note`
+        side = int(short or longest or 0)
+        target, resize = _crop_size(crop, side), side
     elif box[0] and box[1]:
         target, resize = _crop_size(crop, box), (int(box[0]), int(box[1]))
     elif processor.get("max_num_patches") and processor.get("patch_size"):  # NaFlex: squares of the same budget
@@ -393,8 +395,21 @@ def read_processor(processor: dict[str, Any], spec: str, channels: int = 3) -> P
         std=_channels(std, unit, channels),
         resize=resize,
         interpolation=INTERPOLATIONS[int(processor.get("resample", 2))],
-        keep_ratio=isinstance(resize, int),
+        keep_ratio=isinstance(resize, int) or bool(processor.get("keep_aspect_ratio")),
     )
+
+
+def _crop_note(processor: dict[str, Any], preprocess: Preprocess, spec: str) -> tuple[str, ...]:
+    """Return the note that a processor which keeps the whole photo (detectors, SAM) is replaced by a central crop."""
+    size = dict(processor.get("size") or {})
+    if not size.get("longest_edge") and not processor.get("keep_aspect_ratio"):
+        return ()
+    rows, columns = preprocess.size
+    note = (
+        f"The image processor of '{spec}' keeps the whole of a photo that is not square; here the model sees its "
+        f"central {rows} × {columns} pixels. For the whole photo pass tensors that are preprocessed."
+    )
+    return (note,)
 
 
 def _crop_size(crop: Any, default: Any) -> tuple[int, int]:
