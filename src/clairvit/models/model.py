@@ -187,7 +187,9 @@ class Model:
             )
         return scores
 
-    def read(self, key: Hashable, function: Callable[[Any], Tensor], **changes: Any) -> Model:
+    def read(
+        self, key: Hashable, function: Callable[[Any], Tensor], *, module: nn.Module | None = None, **changes: Any
+    ) -> Model:
         """Return a model of the same module whose scores are read off its raw output.
 
         Methods, metrics and perturbations need a row of scores per image. A target that is about anything else a
@@ -196,6 +198,7 @@ class Model:
         Args:
             key: Equal keys give the same model, so that what is known about it is found once.
             function: Of what the module returns for n images: scores [n, C] or [n], differentiable.
+            module: What is run: the model's own module inside another that gives it further inputs; None: itself.
             **changes: Fields of the new model: labels, activation (raw unless given), classifier, layout.
 
         Returns:
@@ -216,8 +219,8 @@ class Model:
                 "activation_reason": "",
                 "activated": False,
             } | changes
-            module = Readout(base.module, function)
-            base._readouts[key] = replace(base, module=module, returns="", base=base, **fields)
+            readout = Readout(base.module if module is None else module, function)
+            base._readouts[key] = replace(base, module=readout, returns="", base=base, **fields)
         return base._readouts[key]
 
     def with_inputs(self, **inputs: Any) -> Model:

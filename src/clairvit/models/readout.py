@@ -60,11 +60,60 @@ class BoundInputs(nn.Module):
         return self.module(**{self.image_input: pixels}, **inputs)
 
 
+class PromptInputs(nn.Module):
+    """Run a vision-language model on images together with a fixed text, up to the word that is to be predicted."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        pixel_inputs: Callable[[nn.Module, Tensor], Mapping[str, Tensor]],
+        inputs: Mapping[str, Any],
+        text: tuple[str, ...] = (),
+    ) -> None:
+        """Bind a text.
+
+        Args:
+            module: The vision-language model.
+            pixel_inputs: Of the module and pixels [B, 3, H, W]: the inputs of forward that hold the images.
+            inputs: The inputs of the text, with one row for all images.
+            text: The tokens of the sequence that are no image tokens, in their order.
+        """
+        super().__init__()
+        self.module = module
+        self.pixel_inputs = pixel_inputs
+        self.inputs = dict(inputs)
+        self.text = text
+
+    @property
+    def token_stream(self) -> nn.Module:
+        """The language model, whose blocks are the layers; the vision tower comes before them."""
+        return self.module.get_decoder()  # type: ignore[operator, no-any-return]
+
+    def forward(self, pixels: Tensor) -> Any:
+        """Return what the module returns for pixels [B, 3, H, W] and the text; scores of the last position alone."""
+        inputs = {name: _for_images(value, pixels) for name, value in self.inputs.items() if name != "position_ids"}
+        if "position_ids" in self.inputs:  # [3, 1, N]
+            inputs["position_ids"] = self.inputs["position_ids"].to(pixels.device).expand(-1, len(pixels), -1)
+        return self.module(**self.pixel_inputs(self.module, pixels), **inputs, use_cache=False, logits_to_keep=1)
+
+
+_WRAPPERS = (Readout, BoundInputs, PromptInputs)
+
+
 def unwrap_readout(module: nn.Module) -> nn.Module:
     """Return the user's module inside readouts and bound inputs."""
-    while isinstance(module, Readout | BoundInputs):
+    while isinstance(module, _WRAPPERS):
         module = module.module
     return module
+
+
+def token_stream(module: nn.Module) -> nn.Module | None:
+    """Return the part of a module whose blocks are the layers, where a readout says so; None: all of it."""
+    while isinstance(module, _WRAPPERS):
+        if isinstance(module, PromptInputs):
+            return module.token_stream
+        module = module.module
+    return None
 
 
 def call_reader(function: Callable[[Any], Tensor], output: Any, count: int) -> Tensor:

@@ -281,7 +281,8 @@ class Capture(TorchFunctionMode):
             return func(*args, **kwargs)
         return self._with_rule("gate", func, args, kwargs)
 
-    def _vector_norm(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def _length(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Compute a length or its inverse, which rules of a norm hold fixed: ||x||, rsqrt(mean(x²) + eps)."""
         return self._with_rule("gate", func, args, kwargs)
 
     def _normalize(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -327,7 +328,8 @@ _HANDLER_OF_KIND: dict[str, Callable[[Capture, Any, Any, Any], Any]] = {
     ops.NORM: Capture._norm,
     ops.BATCH_NORM: Capture._batch_norm,
     ops.NORMALIZE: Capture._normalize,
-    ops.VECTOR_NORM: Capture._vector_norm,
+    ops.VECTOR_NORM: Capture._length,
+    ops.INVERSE_ROOT: Capture._length,
     ops.ACTIVATION: Capture._activation,
     ops.GATE: Capture._gate,
     ops.MULTIPLY: Capture._multiply,

@@ -30,6 +30,7 @@ GROUP_NORM = "group_norm"
 BATCH_NORM = "batch_norm"
 NORMALIZE = "normalize"  # x / ||x||
 VECTOR_NORM = "vector_norm"  # ||x||
+INVERSE_ROOT = "inverse_root"  # 1 / sqrt(x), of a norm that is written out: x · rsqrt(mean(x²) + eps)
 ACTIVATION = "activation"  # f(z) = z · r(z)
 GATE = "gate"  # sigmoid, tanh, erf
 ADD = "add"
@@ -56,6 +57,7 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     BATCH_NORM: (F.batch_norm, torch.batch_norm),
     NORMALIZE: (F.normalize,),
     VECTOR_NORM: (Tensor.norm, torch.norm, torch.linalg.norm, torch.linalg.vector_norm),
+    INVERSE_ROOT: (torch.rsqrt, Tensor.rsqrt),
     ACTIVATION: (F.gelu, F.silu, F.mish, F.hardswish),
     GATE: (torch.sigmoid, Tensor.sigmoid, F.sigmoid, torch.tanh, Tensor.tanh, torch.erf, Tensor.erf),
     ADD: (torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__),

@@ -23,6 +23,7 @@ from torch.utils.hooks import RemovableHandle
 
 from clairvit.errors import BadInput, CaptureError, ClairError
 from clairvit.models.model import Layout, Model, Pooling
+from clairvit.models.readout import token_stream
 from clairvit.tracing import ops
 from clairvit.tracing.attention_call import AttentionCall, Kind
 from clairvit.tracing.autograd_errors import CHECKPOINTED, translate_autograd_errors
@@ -205,6 +206,10 @@ def _find_structure(model: Model, pixels: Tensor) -> ModelStructure:
     sees_image = [_sees_image(call, visits) for call, visits in zip(calls, watch.visits, strict=True)]
     if not any(sees_image):
         sees_image = [True] * len(calls)  # none at all is reported elsewhere
+    stream = token_stream(module)
+    if stream is not None:  # the attention of a vision tower belongs to no layer
+        inside = [any(visit.module is stream for visit in visits) for visits in watch.visits]
+        sees_image = [sees and within for sees, within in zip(sees_image, inside, strict=True)]
     blocks = [_block_of(visits) if sees else None for visits, sees in zip(watch.visits, sees_image, strict=True)]
     image = (int(pixels.shape[-2]), int(pixels.shape[-1]))
     sites, layout = _classify(calls, sees_image, blocks, watch.grids, image)
