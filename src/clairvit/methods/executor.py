@@ -267,7 +267,7 @@ class _LayerPass:
         return torch.stack([spread_evenly(part, finest) for part in parts]).sum(0)
 
     def _on_grid(self, row: Tensor, index: int) -> Tensor:
-        """Return [B, N] without its prefix tokens, as [B, rows, cols]."""
+        """Return the patches of [B, N] as [B, rows, cols]."""
         return tokens_to_grid(row, self.trace, index).expand(len(self.trace.pixels), -1, -1)
 
 

@@ -33,7 +33,7 @@ def weighted_heads(heads: Tensor, weights: Tensor) -> Tensor:
 
 
 def tokens_to_grid(tokens: Tensor, trace: Trace, index: int) -> Tensor:
-    """Return tokens [n, N, …] of a layer without their prefix on the image grid, [n, rows, cols, …]."""
+    """Return the patch tokens of a layer's [n, N, …] on the image grid, [n, rows, cols, …]."""
     maps = on_grid(tokens, trace.in_order, trace.layers[index].grid, trace.pixels)
     if maps is None:
         raise NotApplicable(

@@ -100,8 +100,8 @@ class Trace:
         """The layout, if the patch tokens lie on it row by row; else raise NotApplicable."""
         if not self.recording.structure.in_order:
             raise NotApplicable(
-                "The patch tokens of this model do not come row by row after the prefix (a class token at the end, or "
-                "tokens sorted by windows), so they make no map; expected layout=cv.Layout(…) in cv.wrap.",
+                "The patch tokens of this model do not lie row by row in its sequence (tokens sorted by windows, say), "
+                "so they make no map; expected layout=cv.Layout(…) in cv.wrap.",
                 alternative="a method of pixel gradients",
             )
         return self.layout
