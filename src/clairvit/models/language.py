@@ -273,8 +273,8 @@ def _with_positions(module: nn.Module, prompt: Prompt) -> Prompt:
 
 
 def token_names(tokenizer: Any, numbers: Sequence[int]) -> tuple[str, ...]:
-    """Return the text of each token, a space in the place of the tokenizer's marks; "token 7" if it has none."""
-    known = len(tokenizer)
+    """Return the text of each token, a space in the place of the tokenizer's marks; "token 7" where it has none."""
+    known = 0 if tokenizer is None else len(tokenizer)
     pieces = [tokenizer.convert_ids_to_tokens(number) if number < known else None for number in numbers]
     return tuple(
         f"token {number}" if piece is None else piece.translate(_SPACES)

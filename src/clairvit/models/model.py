@@ -217,7 +217,7 @@ class Model:
         return scores
 
     def read(
-        self, key: Hashable, function: Callable[[Any], Tensor], *, module: nn.Module | None = None, **changes: Any
+        self, key: Hashable, function: Callable[[Any], Tensor] | nn.Module, **changes: Any
     ) -> Model:
         """Return a model of the same module whose scores are read off its raw output.
 
@@ -226,8 +226,8 @@ class Model:
 
         Args:
             key: Equal keys give the same model, so that what is known about it is found once.
-            function: Of what the module returns for n images: scores [n, C] or [n], differentiable.
-            module: What is run: the model's own module inside another that gives it further inputs; None: itself.
+            function: Of what the module returns for n images: scores [n, C] or [n], differentiable; or a module around
+                the model's own that returns scores [n, C].
             **changes: Fields of the new model: labels, activation (raw unless given), classifier, layout.
 
         Returns:
@@ -248,8 +248,8 @@ class Model:
                 "activation_reason": "",
                 "activated": False,
             } | changes
-            readout = Readout(base.module if module is None else module, function)
-            base._readouts[key] = replace(base, module=readout, returns="", base=base, **fields)
+            module = function if isinstance(function, nn.Module) else Readout(base.module, function)
+            base._readouts[key] = replace(base, module=module, returns="", base=base, **fields)
         return base._readouts[key]
 
     def with_inputs(self, **inputs: Any) -> Model:

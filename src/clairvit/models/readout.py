@@ -60,8 +60,8 @@ class BoundInputs(nn.Module):
         return self.module(**{self.image_input: pixels}, **inputs)
 
 
-class PromptInputs(nn.Module):
-    """Run a vision-language model on images together with a fixed text, up to the word that is to be predicted."""
+class NextTokenScores(nn.Module):
+    """Run a vision-language model on images and a fixed text, and read the scores [B, V] of the token after it."""
 
     def __init__(
         self,
@@ -89,15 +89,17 @@ class PromptInputs(nn.Module):
         """The language model, whose blocks are the layers; the vision tower comes before them."""
         return self.module.get_decoder()  # type: ignore[operator, no-any-return]
 
-    def forward(self, pixels: Tensor) -> Any:
-        """Return what the module returns for pixels [B, 3, H, W] and the text; scores of the last position alone."""
+    def forward(self, pixels: Tensor) -> Tensor:
+        """Return the logits [B, V] at the last position of the text, for pixels [B, 3, H, W]."""
         inputs = {name: _for_images(value, pixels) for name, value in self.inputs.items() if name != "position_ids"}
         if "position_ids" in self.inputs:  # [3, 1, N]
             inputs["position_ids"] = self.inputs["position_ids"].to(pixels.device).expand(-1, len(pixels), -1)
-        return self.module(**self.pixel_inputs(self.module, pixels), **inputs, use_cache=False, logits_to_keep=1)
+        images = self.pixel_inputs(self.module, pixels)
+        logits: Tensor = self.module(**images, **inputs, use_cache=False, logits_to_keep=1).logits  # [B, 1, V]
+        return logits[:, -1]
 
 
-_WRAPPERS = (Readout, BoundInputs, PromptInputs)
+_WRAPPERS = (Readout, BoundInputs, NextTokenScores)
 
 
 def unwrap_readout(module: nn.Module) -> nn.Module:
@@ -110,7 +112,7 @@ def unwrap_readout(module: nn.Module) -> nn.Module:
 def token_stream(module: nn.Module) -> nn.Module | None:
     """Return the part of a module whose blocks are the layers, where a readout says so; None: all of it."""
     while isinstance(module, _WRAPPERS):
-        if isinstance(module, PromptInputs):
+        if isinstance(module, NextTokenScores):
             return module.token_stream
         module = module.module
     return None

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import Tensor
-
 from clairvit.errors import BadInput, ModelUnavailable, UnknownName
 from clairvit.models.language import (
     Prompt,
@@ -21,7 +19,7 @@ from clairvit.models.language import (
     tokenizer_of,
 )
 from clairvit.models.model import Layout, Model
-from clairvit.models.readout import BoundInputs, PromptInputs, unwrap_readout
+from clairvit.models.readout import BoundInputs, NextTokenScores, unwrap_readout
 from clairvit.targets.base import ScoreContext, Target, TargetBatch
 
 
@@ -84,20 +82,13 @@ one; expected a vision-language model of transformers (LLaVA, Qwen2-VL, PaliGemm
             return base._readouts[key]
         prompt = continued(module, self._prompt(base, module), self._answer_ids(module))
         words = self._vocabulary(module)
-        layout = None
         return base.read(
             key,
-            last_position,
-            module=PromptInputs(
-                module,
-                pixel_inputs,
-                prompt.inputs,
-                tuple(words[number] if number < len(words) else f"token {number}" for number in prompt.text_ids),
-            ),
+            NextTokenScores(module, pixel_inputs, prompt.inputs, _text(prompt, words)),
             labels=words,
             activation="softmax",
             classifier=True,
-            layout=layout,
+            layout=_layout(prompt),
         )
 
     def resolve(self, context: ScoreContext) -> TargetBatch:
@@ -167,18 +158,24 @@ one; expected a vision-language model of transformers (LLaVA, Qwen2-VL, PaliGemm
         return single
 
     def _vocabulary(self, module: Any) -> tuple[str, ...]:
-        """Return a name for every token of the model; () without a tokenizer."""
+        """Return a name for every token of the model: its text, or its number without a tokenizer."""
         processor = load_processor(module) if self.processor is None else self.processor
-        tokenizer = tokenizer_of(processor)
-        if tokenizer is None:
-            return ()
-        return token_names(tokenizer, range(int(module.get_output_embeddings().weight.shape[0])))
+        return token_names(tokenizer_of(processor), range(int(module.get_output_embeddings().weight.shape[0])))
 
 
-def last_position(output: Any) -> Tensor:
-    """Return the scores [B, V] of the last position in the logits [B, N, V] of a language model."""
-    logits: Tensor = output.logits
-    return logits[:, -1]
+def _layout(prompt: Prompt) -> Layout | None:
+    """Return where the image tokens lie in the sequence, whose last token is read; None if they form no grid."""
+    if prompt.grid is None:
+        return None
+    tokens = len(prompt.ids)
+    return Layout(
+        prompt.grid, prompt.first, "token", ((tokens - 1, 1.0),), suffix=tokens - prompt.first - prompt.count
+    )
+
+
+def _text(prompt: Prompt, words: Sequence[str]) -> tuple[str, ...]:
+    """Return the tokens of the text; PaliGemma's image token is none that it writes."""
+    return tuple(words[number] if number < len(words) else f"token {number}" for number in prompt.text_ids)
 
 
 def _encode(processor: Any, text: str) -> list[int]:

@@ -14,11 +14,14 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils.hooks import RemovableHandle
 
+from clairvit.models.readout import token_stream
 from clairvit.tracing import ops
 from clairvit.tracing.attention_call import AttentionCall, common_form, repeated
+from clairvit.tracing.module_state import this_thread_only
 from clairvit.tracing.recorders.base import Op, Recorder
 from clairvit.tracing.residual_sums import ResidualStream
 from clairvit.tracing.rules.table import ActiveRuleTable, gelu_slope, with_custom_backward
@@ -41,6 +44,7 @@ class Capture(TorchFunctionMode):
         # A plain function, not a method: a call that held on to the capture that holds it would outlive both.
         self._common = functools.partial(common_form, batch=batch)
         self.calls: list[AttentionCall] = []
+        self.keeps_calls = True  # False: attention that is not part of the token stream, such as a vision tower's
         self._batch = batch
         self._switch = switch
         self._recorders = tuple(recorders)
@@ -218,8 +222,9 @@ class Capture(TorchFunctionMode):
         self._attending.clear()
 
     def _add_call(self, call: AttentionCall) -> None:
-        self.calls.append(call)
-        self._check_final_call()
+        if self.keeps_calls:
+            self.calls.append(call)
+            self._check_final_call()
 
     def _check_final_call(self) -> None:
         if len(self.calls) == self._final_call and self._depth == 0 and not self._after_blocks:
@@ -337,6 +342,28 @@ _HANDLER_OF_KIND: dict[str, Callable[[Capture, Any, Any, Any], Any]] = {
     ops.ADD_IN_PLACE: Capture._add,
 }
 _HANDLERS = {function: handler for kind, handler in _HANDLER_OF_KIND.items() for function in ops.functions_of(kind)}
+
+
+def stream_hooks(module: nn.Module, capture: Capture) -> list[RemovableHandle]:
+    """Return hooks that let a capture keep attention calls inside the module's token stream alone, if it names one.
+
+    What comes before, a vision tower, may attend as often as it likes: image by image, or window by window.
+    """
+    stream = token_stream(module)
+    if stream is None:
+        return []
+    capture.keeps_calls = False
+
+    def enter(*_: Any) -> None:
+        capture.keeps_calls = True
+
+    def leave(*_: Any) -> None:
+        capture.keeps_calls = False
+
+    return [
+        stream.register_forward_pre_hook(this_thread_only(enter)),
+        stream.register_forward_hook(this_thread_only(leave)),
+    ]
 
 
 def _contiguous(gradient: Tensor | None) -> Tensor | None:

@@ -40,6 +40,7 @@ REVERSED_SUBTRACT = "reversed_subtract"  # b - x
 MULTIPLY = "multiply"
 MULTIPLY_IN_PLACE = "multiply_in_place"
 DIVIDE = "divide"
+CAST = "cast"  # to the type of another tensor
 CONCATENATE = "concatenate"
 STACK = "stack"
 
@@ -67,6 +68,7 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     MULTIPLY: (torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__),
     MULTIPLY_IN_PLACE: (Tensor.__imul__, Tensor.mul_),
     DIVIDE: (torch.div, Tensor.div, Tensor.__truediv__, Tensor.__rtruediv__),
+    CAST: (Tensor.type_as,),
     CONCATENATE: (torch.cat, torch.concat, torch.concatenate),
     STACK: (torch.stack,),
 }

@@ -28,7 +28,7 @@ from clairvit.models.readout import token_stream
 from clairvit.tracing import ops
 from clairvit.tracing.attention_call import AttentionCall, Kind
 from clairvit.tracing.autograd_errors import CHECKPOINTED, translate_autograd_errors
-from clairvit.tracing.capture import Capture
+from clairvit.tracing.capture import Capture, stream_hooks
 from clairvit.tracing.gradient_barriers import Barrier, BarrierFinder
 from clairvit.tracing.grid import (
     MOST_OTHER_TOKENS,
@@ -200,6 +200,7 @@ def _find_structure(model: Model, pixels: Tensor) -> ModelStructure:
         hooks: list[RemovableHandle] = []
         try:
             hooks += watch.hooks()
+            hooks += stream_hooks(module, capture)
             with capture, _first_forward(model, pixels):
                 scores = model.logits(pixels)
         finally:
@@ -208,13 +209,11 @@ def _find_structure(model: Model, pixels: Tensor) -> ModelStructure:
     sees_image = [_sees_image(call, visits) for call, visits in zip(calls, watch.visits, strict=True)]
     if not any(sees_image):
         sees_image = [True] * len(calls)  # none at all is reported elsewhere
-    stream = token_stream(module)
-    if stream is not None:  # the attention of a vision tower belongs to no layer
-        inside = [any(visit.module is stream for visit in visits) for visits in watch.visits]
-        sees_image = [sees and within for sees, within in zip(sees_image, inside, strict=True)]
     blocks = [_block_of(visits) if sees else None for visits, sees in zip(watch.visits, sees_image, strict=True)]
     image = (int(pixels.shape[-2]), int(pixels.shape[-1]))
     sites, layout = _classify(calls, sees_image, blocks, watch.grids, image, _fitting(model.layout, calls))
+    if token_stream(module) is not None:  # a readout that names its layers says where the patches are too
+        layout = model.layout
     visits = [v for v, site in zip(blocks, sites, strict=True) if v is not None and site.kind != "encoder"]
     located = layout
     if model.layout is not None:
