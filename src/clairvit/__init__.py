@@ -37,7 +37,9 @@ if TYPE_CHECKING:
     from clairvit.methods.explanation import Cost as Cost
     from clairvit.methods.explanation import Explanation as Explanation
     from clairvit.methods.explanation import Heads as Heads
+    from clairvit.methods.explanation import TextRelevance as TextRelevance
     from clairvit.methods.explanation import concat as concat
+    from clairvit.methods.generation import generate as generate
     from clairvit.methods.layer_view import LayerView as LayerView
     from clairvit.methods.recipe import Recipe as Recipe
     from clairvit.methods.recommended import Recommendation as Recommendation
@@ -105,12 +107,14 @@ _MODULES = {
     "Explanation": "clairvit.methods.explanation",
     "Comparison": "clairvit.methods.explanation",
     "Heads": "clairvit.methods.explanation",
+    "TextRelevance": "clairvit.methods.explanation",
     "Cost": "clairvit.methods.explanation",
     "Target": "clairvit.targets.base",
     "TargetBatch": "clairvit.targets.base",
     "Contrast": "clairvit.targets.contrast",
     "Output": "clairvit.targets.function",
     "NextToken": "clairvit.targets.token",
+    "generate": "clairvit.methods.generation",
     "shift": "clairvit.methods.ensembles",
     "smooth": "clairvit.methods.ensembles",
     "ensemble": "clairvit.methods.ensembles",

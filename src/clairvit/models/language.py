@@ -189,11 +189,13 @@ def encode_prompt(module: nn.Module, processor: Any, prompt: str, size: tuple[in
     else:
         encoded = processor([text], return_tensors="pt")
     names = inspect.signature(module.forward).parameters
-    return read_prompt(module, {name: encoded[name] for name in _SEQUENCE_INPUTS if name in encoded and name in names}, size)
+    return read_prompt(
+        module, {name: encoded[name] for name in _SEQUENCE_INPUTS if name in encoded and name in names}, size
+    )
 
 
 def _templated(module: nn.Module, processor: Any, prompt: str) -> str:
-    """Return the prompt with an image placeholder: as it is if it has one, else by the chat template, else before it."""
+    """Return the prompt with an image placeholder: its own, else that of the chat template, else one before it."""
     config: Any = module.config
     tokens = tokenizer_of(processor)
     image = tokens.convert_ids_to_tokens(_image_token_id(config))
@@ -222,12 +224,12 @@ def read_prompt(module: nn.Module, inputs: Mapping[str, Any], size: tuple[int, i
     if isinstance(mask, Tensor) and not bool(mask.all()):
         raise BadInput("attention_mask hides some of input_ids; expected a text without padding.")
     token = _image_token_id(module.config)
-    places = (ids[0] == token).nonzero().flatten().tolist()
+    places = torch.eq(ids[0], -1 if token is None else token).nonzero().flatten().tolist()
     if not places or places != list(range(places[0], places[0] + len(places))):
         seen = "no image placeholder" if not places else "image placeholders at several places"
         raise BadInput(
-            f"The prompt has {seen} (token {token}); expected one image in it. Leave the placeholder out to have it "
-            "added."
+            f"The prompt has {seen} (token {token}); expected one image in it. The model's own processor adds the "
+            "placeholder to a text without one."
         )
     first, given, count = places[0], len(places), count_image_tokens(module, size)
     index = torch.tensor([*range(first), *[first] * count, *range(first + given, ids.shape[1])])
@@ -260,12 +262,12 @@ def _with_positions(module: nn.Module, prompt: Prompt) -> Prompt:
 
     Left out, such a model computes them and keeps a part of them as an attribute.
     """
-    core = getattr(module, "model", module)
+    core: Any = getattr(module, "model", module)
     if not hasattr(core, "get_rope_index"):
         return prompt
-    ids = prompt.inputs["input_ids"]
-    types = (ids == _image_token_id(module.config)).int()
-    patch = module.config.vision_config.patch_size
+    ids, config = prompt.inputs["input_ids"], core.config
+    types = torch.eq(ids, config.image_token_id).int()
+    patch = config.vision_config.patch_size
     grid = torch.tensor([[1, prompt.size[0] // patch, prompt.size[1] // patch]])
     positions, _ = core.get_rope_index(ids, mm_token_type_ids=types, image_grid_thw=grid)
     inputs = {name: value for name, value in prompt.inputs.items() if name != "mm_token_type_ids"}

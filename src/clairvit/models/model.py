@@ -216,9 +216,7 @@ class Model:
             )
         return scores
 
-    def read(
-        self, key: Hashable, function: Callable[[Any], Tensor] | nn.Module, **changes: Any
-    ) -> Model:
+    def read(self, key: Hashable, function: Callable[[Any], Tensor] | nn.Module, **changes: Any) -> Model:
         """Return a model of the same module whose scores are read off its raw output.
 
         Methods, metrics and perturbations need a row of scores per image. A target that is about anything else a

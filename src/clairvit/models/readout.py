@@ -118,6 +118,15 @@ def token_stream(module: nn.Module) -> nn.Module | None:
     return None
 
 
+def readout_text(module: nn.Module) -> tuple[str, ...]:
+    """Return the tokens of the text that a readout puts next to the image tokens, in their order; () without one."""
+    while isinstance(module, _WRAPPERS):
+        if isinstance(module, NextTokenScores):
+            return module.text
+        module = module.module
+    return ()
+
+
 def call_reader(function: Callable[[Any], Tensor], output: Any, count: int) -> Tensor:
     """Return what a function reads off the output for `count` images; raise BadInput unless that is [B] or [B, C]."""
     try:

@@ -80,8 +80,9 @@ def run_tokens(recording: Recording, strategy: DropStrategy, tokens: Tensor, kep
     assert layout is not None
     if kept is not None:
         tokens = tokens.gather(1, kept[..., None].expand(-1, -1, tokens.shape[-1]))  # [V, K, d]
-    sliced = strategy.positions and kept is not None
-    positions = PositionSlicing(kept, layout, batch_axis=strategy.batch_axis) if sliced else None
+    positions = None
+    if strategy.positions and kept is not None:
+        positions = PositionSlicing(kept, layout, batch_axis=strategy.batch_axis)
     placeholder = recording.pixels.detach()[:1]
     placeholder = placeholder.expand(len(tokens), -1, -1, -1) if strategy.whole_batch else placeholder
     block_input = recording.from_tokens(tokens, like=recording.inputs[0])

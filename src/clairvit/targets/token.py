@@ -80,7 +80,7 @@ one; expected a vision-language model of transformers (LLaVA, Qwen2-VL, PaliGemm
         key = ("next token", self.prompt, self.answer, id(self.processor))
         if key in base._readouts:
             return base._readouts[key]
-        prompt = continued(module, self._prompt(base, module), self._answer_ids(module))
+        prompt = continued(module, self._prompt(base, module), self.answer_ids(model))
         words = self._vocabulary(module)
         return base.read(
             key,
@@ -96,8 +96,6 @@ one; expected a vision-language model of transformers (LLaVA, Qwen2-VL, PaliGemm
         assert context.model is not None
         number = self._token_id(unwrap_readout(context.model.module))
         numbers = context.logits.argmax(-1).tolist() if number is None else [number] * len(context)
-        if number is not None and number >= context.classes:
-            raise BadInput(f"There is no token {number}: the model has {context.classes} tokens.")
         return context.target([_title(context.name(n)) for n in numbers], numbers, [((n, 1.0),) for n in numbers])
 
     def _prompt(self, base: Model, module: Any) -> Prompt:
@@ -128,14 +126,19 @@ one; expected a vision-language model of transformers (LLaVA, Qwen2-VL, PaliGemm
             )
         return processor
 
-    def _answer_ids(self, module: Any) -> tuple[int, ...]:
+    def answer_ids(self, model: Model) -> tuple[int, ...]:
+        """Return the token ids of what the model has written so far."""
         if not isinstance(self.answer, str):
             return tuple(self.answer)
+        module = unwrap_readout(model.module)
         return tuple(_encode(self._needed_processor(module), self.answer)) if self.answer else ()
 
     def _token_id(self, module: Any) -> int | None:
         """Return the token of the word; None where the model's own is meant. Raise if it is none, or several."""
         if self.word is None:
+            size = _vocabulary_size(module)
+            if self.token is not None and not 0 <= self.token < size:
+                raise BadInput(f"There is no token {self.token}: the model has {size} tokens, from 0 on.")
             return self.token
         processor = self._needed_processor(module)
         # A word inside a text begins with a space, which byte-level tokenizers count to the word.
@@ -160,7 +163,11 @@ one; expected a vision-language model of transformers (LLaVA, Qwen2-VL, PaliGemm
     def _vocabulary(self, module: Any) -> tuple[str, ...]:
         """Return a name for every token of the model: its text, or its number without a tokenizer."""
         processor = load_processor(module) if self.processor is None else self.processor
-        return token_names(tokenizer_of(processor), range(int(module.get_output_embeddings().weight.shape[0])))
+        return token_names(tokenizer_of(processor), range(_vocabulary_size(module)))
+
+
+def _vocabulary_size(module: Any) -> int:
+    return int(module.get_output_embeddings().weight.shape[0])
 
 
 def _layout(prompt: Prompt) -> Layout | None:
@@ -168,9 +175,7 @@ def _layout(prompt: Prompt) -> Layout | None:
     if prompt.grid is None:
         return None
     tokens = len(prompt.ids)
-    return Layout(
-        prompt.grid, prompt.first, "token", ((tokens - 1, 1.0),), suffix=tokens - prompt.first - prompt.count
-    )
+    return Layout(prompt.grid, prompt.first, "token", ((tokens - 1, 1.0),), suffix=tokens - prompt.first - prompt.count)
 
 
 def _text(prompt: Prompt, words: Sequence[str]) -> tuple[str, ...]:
