@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from clairvit.models.model import Layout as Layout
     from clairvit.models.model import Model as Model
     from clairvit.models.preprocess import Preprocess as Preprocess
+    from clairvit.models.text_encoder import TextEncoder as TextEncoder
     from clairvit.models.wrap import wrap as wrap
     from clairvit.perturbation.patching import PatchedScores as PatchedScores
     from clairvit.perturbation.patching import PatchSweep as PatchSweep
@@ -85,6 +86,9 @@ if TYPE_CHECKING:
     from clairvit.targets.base import TargetBatch as TargetBatch
     from clairvit.targets.contrast import Contrast as Contrast
     from clairvit.targets.function import Output as Output
+    from clairvit.targets.query import Query as Query
+    from clairvit.targets.region import Region as Region
+    from clairvit.targets.text import Text as Text
     from clairvit.targets.token import NextToken as NextToken
     from clairvit.tracing.recorders.base import Recorder as Recorder
     from clairvit.tracing.recorders.residual_sums import ResidualSums as ResidualSums
@@ -100,6 +104,7 @@ _MODULES = {
     "Model": "clairvit.models.model",
     "Preprocess": "clairvit.models.preprocess",
     "Layout": "clairvit.models.model",
+    "TextEncoder": "clairvit.models.text_encoder",
     # explanations
     "explain": "clairvit.methods.explain",
     "compare": "clairvit.methods.explain",
@@ -113,6 +118,9 @@ _MODULES = {
     "TargetBatch": "clairvit.targets.base",
     "Contrast": "clairvit.targets.contrast",
     "Output": "clairvit.targets.function",
+    "Region": "clairvit.targets.region",
+    "Query": "clairvit.targets.query",
+    "Text": "clairvit.targets.text",
     "NextToken": "clairvit.targets.token",
     "generate": "clairvit.methods.generation",
     "shift": "clairvit.methods.ensembles",

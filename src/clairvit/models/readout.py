@@ -32,6 +32,22 @@ class Readout(nn.Module):
         return scores[:, None] if scores.ndim == 1 else scores
 
 
+class SizedReadout(Readout):
+    """Read scores [B, C] off the output by a function that is given the size of the images, too.
+
+    A function of (output, (H, W)) reads places of the image, whatever the resolution of the output.
+    """
+
+    def __init__(self, module: nn.Module, function: Callable[[Any, tuple[int, int]], Tensor]) -> None:
+        super().__init__(module, function)  # type: ignore[arg-type]
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """Return scores [B, C] of pixels [B, 3, H, W]."""
+        function: Callable[[Any, tuple[int, int]], Tensor] = self.function  # type: ignore[assignment]
+        size = (int(pixels.shape[-2]), int(pixels.shape[-1]))
+        return call_reader(lambda output: function(output, size), self.module(pixels), len(pixels))
+
+
 class BoundInputs(nn.Module):
     """Run a module on images together with fixed other inputs, which are repeated for every image."""
 
@@ -66,6 +82,8 @@ class NextTokenScores(nn.Module):
     def __init__(
         self,
         module: nn.Module,
+        function: Callable[[Any], Tensor],
+        *,
         pixel_inputs: Callable[[nn.Module, Tensor], Mapping[str, Tensor]],
         inputs: Mapping[str, Any],
         text: tuple[str, ...] = (),
@@ -74,12 +92,14 @@ class NextTokenScores(nn.Module):
 
         Args:
             module: The vision-language model.
+            function: Of its output for the last position: scores [B, V].
             pixel_inputs: Of the module and pixels [B, 3, H, W]: the inputs of forward that hold the images.
             inputs: The inputs of the text, with one row for all images.
             text: The tokens of the sequence that are no image tokens, in their order.
         """
         super().__init__()
-        self.module = module
+        self.module = unwrap_readout(module)
+        self.function = function
         self.pixel_inputs = pixel_inputs
         self.inputs = dict(inputs)
         self.text = text
@@ -95,8 +115,8 @@ class NextTokenScores(nn.Module):
         if "position_ids" in self.inputs:  # [3, 1, N]
             inputs["position_ids"] = self.inputs["position_ids"].to(pixels.device).expand(-1, len(pixels), -1)
         images = self.pixel_inputs(self.module, pixels)
-        logits: Tensor = self.module(**images, **inputs, use_cache=False, logits_to_keep=1).logits  # [B, 1, V]
-        return logits[:, -1]
+        # Not `call_reader`: where tokens are dropped, one image makes a batch of variants.
+        return self.function(self.module(**images, **inputs, use_cache=False, logits_to_keep=1))
 
 
 _WRAPPERS = (Readout, BoundInputs, NextTokenScores)

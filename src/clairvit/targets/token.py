@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+from torch import Tensor
 
 from clairvit.errors import BadInput, ModelUnavailable, UnknownName
 from clairvit.models.language import (
@@ -84,7 +87,10 @@ one; expected a vision-language model of transformers (LLaVA, Qwen2-VL, PaliGemm
         words = self._vocabulary(module)
         return base.read(
             key,
-            NextTokenScores(module, pixel_inputs, prompt.inputs, _text(prompt, words)),
+            last_position,
+            readout=functools.partial(
+                NextTokenScores, pixel_inputs=pixel_inputs, inputs=prompt.inputs, text=_text(prompt, words)
+            ),
             labels=words,
             activation="softmax",
             classifier=True,
@@ -176,6 +182,12 @@ def _layout(prompt: Prompt) -> Layout | None:
         return None
     tokens = len(prompt.ids)
     return Layout(prompt.grid, prompt.first, "token", ((tokens - 1, 1.0),), suffix=tokens - prompt.first - prompt.count)
+
+
+def last_position(output: Any) -> Tensor:
+    """Return the scores [B, V] of the last position in the logits [B, N, V] of a language model."""
+    logits: Tensor = output.logits
+    return logits[:, -1]
 
 
 def _text(prompt: Prompt, words: Sequence[str]) -> tuple[str, ...]:
