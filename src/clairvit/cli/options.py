@@ -155,6 +155,22 @@ Contrast = Annotated[
     tuple[str, str] | None,
     typer.Option(metavar="CLASS CLASS", help="Why the first class rather than the second.", rich_help_panel="Target"),
 ]
+Prompt = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TEXT",
+        help="A question to a vision-language model; its next word is explained, or those of --word.",
+        rich_help_panel="Target",
+    ),
+]
+Word = Annotated[
+    list[str] | None,
+    typer.Option(metavar="WORD,…", help="Words that could come next after --prompt.", rich_help_panel="Target"),
+]
+Generate = Annotated[
+    bool,
+    typer.Option("--generate", help="Explain each word of the answer to --prompt.", rich_help_panel="Target"),
+]
 Score = Annotated[
     str | None,
     typer.Option(
@@ -348,6 +364,9 @@ class TargetOptions(OptionGroup):
 
     target: Target = None
     contrast: Contrast = None
+    prompt: Prompt = None
+    word: Word = None
+    generate: Generate = False
     score: Score = None
 
 

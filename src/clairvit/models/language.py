@@ -20,7 +20,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from clairvit.errors import BadInput, NotApplicable
+from clairvit.errors import BadInput, ModelUnavailable, NotApplicable
 from clairvit.models.sources.hf_outputs import is_transformers, writes_text
 
 _SEQUENCE_INPUTS = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids")  # [1, N], of the text
@@ -126,7 +126,7 @@ def load_processor(module: nn.Module) -> Any:
 def _saved_processor(module: nn.Module) -> Any:
     import transformers
 
-    from clairvit.models.sources.hub import hub_blocked, offline, quiet
+    from clairvit.models.sources.hub import first_line, hub_blocked, offline, quiet
 
     location = str(getattr(getattr(module, "config", None), "name_or_path", "") or "")
     if not location:
@@ -136,6 +136,8 @@ def _saved_processor(module: nn.Module) -> Any:
         try:
             with quiet(), offline() if local else nullcontext():
                 processor = automatic.from_pretrained(location, trust_remote_code=False, local_files_only=local)
+        except ImportError as error:  # a processor of SmolVLM spells numbers with another package
+            raise ModelUnavailable(f"The processor of '{location}' cannot be used: {first_line(error)}.") from error
         except (OSError, ValueError, KeyError, AttributeError):  # none was saved there: the other is looked for
             continue
         if tokenizer_of(processor) is not None:
@@ -182,13 +184,18 @@ class Prompt:
 def encode_prompt(module: nn.Module, processor: Any, prompt: str, size: tuple[int, int]) -> Prompt:
     """Return a prompt as the model's processor writes it, with a placeholder for every image token."""
     text = _templated(module, processor, prompt)
+    names = inspect.signature(module.forward).parameters
     if hasattr(processor, "image_processor"):
         whole = {"do_image_splitting": False} if hasattr(processor.image_processor, "do_image_splitting") else {}
         blank = Image.new("RGB", (size[1], size[0]))
         encoded = processor(images=[blank], text=[text], return_tensors="pt", **whole)
+    elif "token_type_ids" in names:
+        raise ModelUnavailable(
+            f"{type(module).__name__} has a tokenizer and no processor, which says which tokens attend in both "
+            "directions; pass cv.NextToken(…, processor=AutoProcessor.from_pretrained(…))."
+        )
     else:
         encoded = processor([text], return_tensors="pt")
-    names = inspect.signature(module.forward).parameters
     return read_prompt(
         module, {name: encoded[name] for name in _SEQUENCE_INPUTS if name in encoded and name in names}, size
     )

@@ -43,6 +43,7 @@ from clairvit.plotting.tiles import (
 )
 
 TILE = 2.1  # inches, width of a picture
+MOST_COLUMNS = 6  # targets side by side; more, as of a generated answer, go on in the next row
 CHECK_LINE = 0.13  # inches, a line of text under a map
 DARK = 0.5  # brightness below which text is white
 TEXT_LINE = 0.17  # inches, a line of tokens under a map
@@ -77,22 +78,25 @@ def explanation_figure(explanation: Explanation, style: PlotStyle | None = None)
     """
     style = style or PlotStyle()
     groups = same_image(explanation)
-    check_rows(len(groups))
+    first_maps = {group[0] for group in groups}
+    lines = [group[i : i + MOST_COLUMNS] for group in groups for i in range(0, len(group), MOST_COLUMNS)]
+    check_rows(len(lines))
     scales = map_scales(explanation, to_numpy(explanation.maps), style)
-    columns = max(len(group) for group in groups)
+    columns = max(len(line) for line in lines)
     side = BAR if explanation.chosen is None else BAR + TILE + GAP
     width = TILE + side - GAP
     checks = [check_lines(explanation, item, width) for item in range(len(explanation))]
     texts = [text_lines(text, width) for text in explanation.text_relevance] or [[]] * len(explanation)
     below = CHECK_LINE * max(len(lines) for lines in checks) + TEXT_LINE * max(len(lines) for lines in texts)
-    grid = TileGrid(len(groups), columns, TILE, TILE * aspect_ratio(explanation), side, below)
+    grid = TileGrid(len(lines), columns, TILE, TILE * aspect_ratio(explanation), side, below)
     shift = TILE + GAP  # the photo's column, which needs no colour bar
     body = grid.canvas()
     canvas = Canvas(body.width + shift, body.height)
-    for row, group in enumerate(groups):
+    for row, line in enumerate(lines):
         left, top = grid.corner(row, 0)
-        _photo_tile(canvas, explanation, group[0], left, top, grid)
-        for column, item in enumerate(group):
+        if line[0] in first_maps:  # of its image
+            _photo_tile(canvas, explanation, line[0], left, top, grid)
+        for column, item in enumerate(line):
             left, top = grid.corner(row, column)
             _map_tile(canvas, explanation, item, scales[item], style, left + shift, top, grid)
             canvas.colour_bar(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import math
 import re
 from pathlib import Path
 from typing import Any, Literal
@@ -190,7 +191,8 @@ def _model_class(transformers: Any, config: Any, kind: Kind) -> Any:
 
 def _with_weights(transformers: Any, config: Any, kind: Kind, location: str, request: LoadOptions) -> nn.Module:
     """Return the module with its saved weights; raise ModelUnavailable if tensors of its head are missing."""
-    if request.size and not (kind == "pair" and _takes_any_size(transformers, config)):
+    any_size = _takes_any_size(transformers, config) if kind == "pair" else _merges_patches(config)
+    if request.size and not any_size:
         raise BadInput(
             f"The weights of '{request.spec}' fix its image size, so size={request.size} cannot be used; leave it out."
         )
@@ -219,6 +221,11 @@ def _takes_any_size(transformers: Any, config: Any) -> bool:
     """Return whether the image tower of a pair can interpolate its position embeddings."""
     pair_class = transformers.MODEL_MAPPING[type(config)]
     return bool(interpolation_option(pair_class[0] if isinstance(pair_class, tuple) else pair_class))
+
+
+def _merges_patches(config: Any) -> bool:
+    """Return whether a vision-language model takes images of any size, cut into patches (Qwen2-VL)."""
+    return hasattr(getattr(config, "vision_config", None), "spatial_merge_size")
 
 
 def _with_random_weights(transformers: Any, config: Any, kind: Kind, request: LoadOptions) -> nn.Module:
@@ -315,7 +322,11 @@ def _saved_or_given_preprocess(
         return preprocess, assumption(
             options.missing(), preprocess, f"the usual, because '{location}' has no preprocessor_config.json"
         )
-    return read_processor(processor, request.spec, channel_count(config) or 3), ()
+    preprocess = read_processor(processor, request.spec, channel_count(config) or 3)
+    if _single_size(processor):
+        preprocess = for_size(preprocess, request.size or preprocess.size)
+        return preprocess, _single_size_note(preprocess.size, any_size=_merges_patches(config))
+    return preprocess, ()
 
 
 def default_preprocess(config: Any) -> Preprocess:
@@ -336,6 +347,7 @@ def channel_count(config: Any) -> int | None:
 def read_processor(processor: dict[str, Any], spec: str, channels: int = 3) -> Preprocess:
     """Return the preprocessing of a transformers image processor, given as a dict."""
     size = {key: value for key, value in dict(processor.get("size") or {}).items() if value}
+    size = _single_size(processor) or size
     crop = processor.get("crop_size") if processor.get("do_center_crop") else None
     short, box = size.get("shortest_edge"), (size.get("height"), size.get("width"))
     fraction = processor.get("crop_pct")  # ConvNeXt: crop a fraction below 384 pixels, squash from 384 on
@@ -364,6 +376,28 @@ def read_processor(processor: dict[str, Any], spec: str, channels: int = 3) -> P
         interpolation=INTERPOLATIONS[int(processor.get("resample", 2))],
         keep_ratio=isinstance(resize, int),
     )
+
+
+USUAL_SIDE = 448  # pixels, of an image for a model that takes any size
+
+
+def _single_size(processor: dict[str, Any]) -> dict[str, int]:
+    """Return one size for processors that choose one by the image, or cut it into tiles; {} for all others."""
+    if processor.get("do_image_splitting") is not None and processor.get("max_image_size"):  # Idefics3, SmolVLM
+        side = int(processor["max_image_size"]["longest_edge"])
+        return {"height": side, "width": side}
+    if not processor.get("merge_size"):
+        return {}
+    unit = int(processor["patch_size"]) * int(processor["merge_size"])  # Qwen2-VL: pixels of a token
+    budget = dict(processor.get("size") or {}).get("longest_edge") or processor.get("max_pixels") or USUAL_SIDE**2
+    side = unit * max(1, min(round(USUAL_SIDE / unit), math.isqrt(int(budget)) // unit))
+    return {"height": side, "width": side}
+
+
+def _single_size_note(size: tuple[int, int], *, any_size: bool) -> tuple[str, ...]:
+    """Return the note that images come in one size, in one piece."""
+    other = "; size= takes another" if any_size else ", in one piece and not in tiles"
+    return (f"The image was resized to {size[0]} × {size[1]} pixels{other}.",)
 
 
 def _crop_size(crop: Any, default: Any) -> tuple[int, int]:
