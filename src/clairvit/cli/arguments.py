@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -197,6 +198,44 @@ def _read_query(text: str) -> Any:
     if index.strip().isdecimal():
         return cv.Query(int(index), class_.strip() or None, box=box)
     return cv.Query(class_=query, box=box)
+
+
+@dataclass(frozen=True)
+class GeneratedAnswer:
+    """The answer of a vision-language model, whose words are known when the image is."""
+
+    prompt: str
+
+
+def read_words(prompt: str | None, words: Sequence[str] | None, generate: bool) -> list[Any]:
+    """Return the targets of --prompt, --word and --generate; an empty list without --prompt."""
+    import clairvit as cv
+
+    if prompt is None:
+        typed = "--generate" if generate else "--word"
+        if generate or words:
+            raise BadInput(f"{typed} was given without a question; add --prompt 'What is this?'.")
+        return []
+    if generate:
+        if words:
+            raise BadInput("--word and --generate were given; expected one of them.")
+        return [GeneratedAnswer(prompt)]
+    return (
+        [cv.NextToken(word, prompt=prompt) for word in split_names(words, "--word")]
+        if words
+        else [cv.NextToken(prompt=prompt)]
+    )
+
+
+def targets_of_image(targets: Sequence[Any], model: Model, image: Any) -> list[Any]:
+    """Return the targets with a generated answer replaced by one target per token that the model writes."""
+    import clairvit as cv
+
+    lists = [
+        cv.generate(model, image, target.prompt) if isinstance(target, GeneratedAnswer) else [target]
+        for target in targets
+    ]
+    return [target for listed in lists for target in listed]
 
 
 def read_single_target(target: str | None, model: Model, readouts: Sequence[Any] = ()) -> Any:

@@ -18,6 +18,7 @@ from clairvit.cli.arguments import (
     read_dense_targets,
     read_preprocess,
     read_readouts,
+    read_words,
     split_labels,
     split_names,
 )
@@ -205,6 +206,22 @@ Query = Annotated[
         help="A detector's query: its number, or the best one of a class; ':left' for a side of its box.",
         rich_help_panel="Target",
     ),
+]
+Prompt = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TEXT",
+        help="A question to a vision-language model; its next word is explained, or those of --word.",
+        rich_help_panel="Target",
+    ),
+]
+Word = Annotated[
+    list[str] | None,
+    typer.Option(metavar="WORD,…", help="Words that could come next after --prompt.", rich_help_panel="Target"),
+]
+Generate = Annotated[
+    bool,
+    typer.Option("--generate", help="Explain each word of the answer to --prompt.", rich_help_panel="Target"),
 ]
 Score = Annotated[
     str | None,
@@ -404,6 +421,9 @@ class TargetOptions(OptionGroup):
     region: Region = None
     point: Point = None
     query: Query = None
+    prompt: Prompt = None
+    word: Word = None
+    generate: Generate = False
     score: Score = None
 
     def readouts(self) -> list[Any]:
@@ -411,6 +431,7 @@ class TargetOptions(OptionGroup):
         return [
             *read_readouts(self.text, self.similar_to),
             *read_dense_targets(self.region or (), self.point or (), self.query or ()),
+            *read_words(self.prompt, self.word, self.generate),
         ]
 
 

@@ -38,6 +38,7 @@ class Result:
 
     maps: Tensor | None = None  # [B, rows, cols]
     layers: Tensor | None = None  # [L, B, rows, cols]
+    other_tokens: Tensor | None = None  # [B, T], of the tokens that are no patches, in their order
     error: ClairError | None = None
     seconds: float = 0.0
     own_cost: Cost = field(default_factory=Cost)  # passes beyond the shared trace
@@ -249,12 +250,13 @@ class _LayerPass:
             return
         assert self.row is not None
         stages = [*self.stages, (self.row, self.last_index if self.stages else self.used[-1])]
-        parts = [
-            self._on_grid(self.aggregation.finish(row, len(self.trace.layers), self.trace.layout), index)
-            for row, index in stages
-        ]
+        rows = [self.aggregation.finish(row, len(self.trace.layers), self.trace.layout) for row, _ in stages]
+        parts = [self._on_grid(row, index) for row, (_, index) in zip(rows, stages, strict=True)]
         total = parts[0] if len(parts) == 1 else self._sum_of_stages(parts)
         self.result.maps = total.clamp(min=0) if self.spec.relu else total
+        if len(rows) == 1 and rows[0].shape[1] == self.trace.layout.tokens:
+            others = rows[0][:, list(self.trace.layout.other_rows)].expand(len(self.trace.pixels), -1)
+            self.result.other_tokens = others.clamp(min=0) if self.spec.relu else others
         if self.spec.method.caveats.note is not None:
             note = self.spec.method.caveats.note(self.trace, self.used, **dict(self.spec.options))
             self.result.notes += [] if note is None else [f"{self.spec.text}: {note}"]

@@ -14,11 +14,14 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils.hooks import RemovableHandle
 
+from clairvit.models.readout import token_stream
 from clairvit.tracing import ops
 from clairvit.tracing.attention_call import AttentionCall, common_form, repeated
+from clairvit.tracing.module_state import this_thread_only
 from clairvit.tracing.recorders.base import Op, Recorder
 from clairvit.tracing.residual_sums import ResidualStream
 from clairvit.tracing.rules.table import ActiveRuleTable, gelu_slope, with_custom_backward
@@ -45,6 +48,7 @@ class Capture(TorchFunctionMode):
         # A plain function, not a method: a call that held on to the capture that holds it would outlive both.
         self._common = functools.partial(common_form, batch=batch)
         self.calls: list[AttentionCall] = []
+        self.keeps_calls = True  # False: attention that is not part of the token stream, such as a vision tower's
         self._batch = batch
         self._switch = switch
         self._recorders = tuple(recorders)
@@ -229,6 +233,8 @@ class Capture(TorchFunctionMode):
         self._attending.clear()
 
     def _add_call(self, call: AttentionCall) -> None:
+        if not self.keeps_calls:
+            return
         if len(self.calls) in self._differentiated and torch.is_grad_enabled() and not call.out.requires_grad:
             call.out.requires_grad_()
         self.calls.append(call)
@@ -303,7 +309,8 @@ class Capture(TorchFunctionMode):
             return func(*args, **kwargs)
         return self._with_rule("gate", func, args, kwargs)
 
-    def _vector_norm(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def _length(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Compute a length or its inverse, which rules of a norm hold fixed: ||x||, rsqrt(mean(x²) + eps)."""
         return self._with_rule("gate", func, args, kwargs)
 
     def _normalize(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -350,7 +357,8 @@ _HANDLER_OF_KIND: dict[str, Callable[[Capture, Any, Any, Any], Any]] = {
     ops.NORM: Capture._norm,
     ops.BATCH_NORM: Capture._batch_norm,
     ops.NORMALIZE: Capture._normalize,
-    ops.VECTOR_NORM: Capture._vector_norm,
+    ops.VECTOR_NORM: Capture._length,
+    ops.INVERSE_ROOT: Capture._length,
     ops.ACTIVATION: Capture._activation,
     ops.GATE: Capture._gate,
     ops.MULTIPLY: Capture._multiply,
@@ -358,6 +366,28 @@ _HANDLER_OF_KIND: dict[str, Callable[[Capture, Any, Any, Any], Any]] = {
     ops.ADD_IN_PLACE: Capture._add,
 }
 _HANDLERS = {function: handler for kind, handler in _HANDLER_OF_KIND.items() for function in ops.functions_of(kind)}
+
+
+def stream_hooks(module: nn.Module, capture: Capture) -> list[RemovableHandle]:
+    """Return hooks that let a capture keep attention calls inside the module's token stream alone, if it names one.
+
+    What comes before, a vision tower, may attend as often as it likes: image by image, or window by window.
+    """
+    stream = token_stream(module)
+    if stream is None:
+        return []
+    capture.keeps_calls = False
+
+    def enter(*_: Any) -> None:
+        capture.keeps_calls = True
+
+    def leave(*_: Any) -> None:
+        capture.keeps_calls = False
+
+    return [
+        stream.register_forward_pre_hook(this_thread_only(enter)),
+        stream.register_forward_hook(this_thread_only(leave)),
+    ]
 
 
 def _contiguous(gradient: Tensor | None) -> Tensor | None:

@@ -24,10 +24,11 @@ from torch.utils.hooks import RemovableHandle
 
 from clairvit.errors import BadInput, CaptureError, ClairError
 from clairvit.models.model import Layout, Model, Pooling
+from clairvit.models.readout import token_stream
 from clairvit.tracing import ops
 from clairvit.tracing.attention_call import AttentionCall, Kind
 from clairvit.tracing.autograd_errors import CHECKPOINTED, translate_autograd_errors
-from clairvit.tracing.capture import Capture
+from clairvit.tracing.capture import Capture, stream_hooks
 from clairvit.tracing.decoder import decoder_kinds
 from clairvit.tracing.gradient_barriers import Barrier, BarrierFinder
 from clairvit.tracing.grid import (
@@ -207,6 +208,7 @@ def _find_structure(model: Model, pixels: Tensor) -> ModelStructure:
         hooks: list[RemovableHandle] = []
         try:
             hooks += watch.hooks()
+            hooks += stream_hooks(module, capture)
             with capture, _first_forward(model, pixels):
                 scores = model.logits(pixels)
         finally:
@@ -218,6 +220,8 @@ def _find_structure(model: Model, pixels: Tensor) -> ModelStructure:
     blocks = [_block_of(visits) if sees else None for visits, sees in zip(watch.visits, sees_image, strict=True)]
     image = (int(pixels.shape[-2]), int(pixels.shape[-1]))
     sites, layout = _classify(calls, sees_image, blocks, watch.grids, image, _fitting(model.layout, calls))
+    if token_stream(module) is not None:  # a readout that names its layers says where the patches are too
+        layout = model.layout
     visits = [
         visit
         for visit, site in zip(blocks, sites, strict=True)

@@ -194,7 +194,8 @@ def _model_class(transformers: Any, config: Any, kind: Kind) -> Any:
 
 def _with_weights(transformers: Any, config: Any, kind: Kind, location: str, request: LoadOptions) -> nn.Module:
     """Return the module with its saved weights; raise ModelUnavailable if tensors of its head are missing."""
-    any_size = patch_budget(config) is not None or (kind == "pair" and _takes_any_size(transformers, config))
+    any_size = patch_budget(config) is not None or _merges_patches(config)
+    any_size = any_size or (kind == "pair" and _takes_any_size(transformers, config))
     if request.size and not any_size:
         raise BadInput(
             f"The weights of '{request.spec}' fix its image size, so size={request.size} cannot be used; leave it out."
@@ -224,6 +225,11 @@ def _takes_any_size(transformers: Any, config: Any) -> bool:
     """Return whether the image tower of a pair can interpolate its position embeddings."""
     pair_class = transformers.MODEL_MAPPING[type(config)]
     return bool(interpolation_option(pair_class[0] if isinstance(pair_class, tuple) else pair_class))
+
+
+def _merges_patches(config: Any) -> bool:
+    """Return whether a vision-language model takes images of any size, cut into patches (Qwen2-VL)."""
+    return hasattr(getattr(config, "vision_config", None), "spatial_merge_size")
 
 
 def _with_random_weights(transformers: Any, config: Any, kind: Kind, request: LoadOptions) -> nn.Module:
@@ -322,6 +328,9 @@ def _saved_or_given_preprocess(
             options.missing(), preprocess, f"the usual, because '{location}' has no preprocessor_config.json"
         )
     preprocess = read_processor(processor, request.spec, channel_count(config) or 3)
+    if _single_size(processor):
+        preprocess = for_size(preprocess, request.size or preprocess.size)
+        return preprocess, _single_size_note(preprocess.size, any_size=_merges_patches(config))
     return preprocess, _crop_note(processor, preprocess, request.spec)
 
 
@@ -365,6 +374,7 @@ def channel_count(config: Any) -> int | None:
 def read_processor(processor: dict[str, Any], spec: str, channels: int = 3) -> Preprocess:
     """Return the preprocessing of a transformers image processor, given as a dict."""
     size = {key: value for key, value in dict(processor.get("size") or {}).items() if value}
+    size = _single_size(processor) or size
     crop = processor.get("crop_size") if processor.get("do_center_crop") else None
     short, longest, box = size.get("shortest_edge"), size.get("longest_edge"), (size.get("height"), size.get("width"))
     fraction = processor.get("crop_pct")  # ConvNeXt: crop a fraction below 384 pixels, squash from 384 on
@@ -410,6 +420,28 @@ def _crop_note(processor: dict[str, Any], preprocess: Preprocess, spec: str) -> 
         f"central {rows} × {columns} pixels. For the whole photo pass tensors that are preprocessed."
     )
     return (note,)
+
+
+USUAL_SIDE = 448  # pixels, of an image for a model that takes any size
+
+
+def _single_size(processor: dict[str, Any]) -> dict[str, int]:
+    """Return one size for processors that choose one by the image, or cut it into tiles; {} for all others."""
+    if processor.get("do_image_splitting") is not None and processor.get("max_image_size"):  # Idefics3, SmolVLM
+        side = int(processor["max_image_size"]["longest_edge"])
+        return {"height": side, "width": side}
+    if not processor.get("merge_size"):
+        return {}
+    unit = int(processor["patch_size"]) * int(processor["merge_size"])  # Qwen2-VL: pixels of a token
+    budget = dict(processor.get("size") or {}).get("longest_edge") or processor.get("max_pixels") or USUAL_SIDE**2
+    side = unit * max(1, min(round(USUAL_SIDE / unit), math.isqrt(int(budget)) // unit))
+    return {"height": side, "width": side}
+
+
+def _single_size_note(size: tuple[int, int], *, any_size: bool) -> tuple[str, ...]:
+    """Return the note that images come in one size, in one piece."""
+    other = "; size= takes another" if any_size else ", in one piece and not in tiles"
+    return (f"The image was resized to {size[0]} × {size[1]} pixels{other}.",)
 
 
 def _crop_size(crop: Any, default: Any) -> tuple[int, int]:

@@ -81,6 +81,11 @@ def adapted(module: nn.Module) -> tuple[nn.Module, str]:
     return takes_images(module) if is_row else Backbone(module, pooled=True), ""
 
 
+def writes_text(model_class: type[nn.Module]) -> bool:
+    """Return whether a transformers class returns text, one token after the other."""
+    return model_class.__name__.endswith(_GENERATORS)
+
+
 def no_scores(model_class: type[nn.Module], config: Any) -> str:
     """Return why a transformers class has no row of scores and no embedding per image; "" if it has one.
 
@@ -90,7 +95,7 @@ def no_scores(model_class: type[nn.Module], config: Any) -> str:
         NotApplicable: The model takes no images.
     """
     name, parameters = model_class.__name__, inspect.signature(model_class.forward).parameters
-    if name.endswith(_GENERATORS):
+    if writes_text(model_class):
         return (
             f"{name} returns text, one token after the other, not {_ROW}. Name a word: target=cv.NextToken('cat', "
             "prompt='What is this?')."
