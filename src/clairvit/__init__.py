@@ -83,6 +83,8 @@ if TYPE_CHECKING:
     from clairvit.targets.base import TargetBatch as TargetBatch
     from clairvit.targets.contrast import Contrast as Contrast
     from clairvit.targets.function import Output as Output
+    from clairvit.tracing.neuron import Direction as Direction
+    from clairvit.tracing.neuron import Neuron as Neuron
     from clairvit.tracing.recorders.base import Recorder as Recorder
     from clairvit.tracing.recorders.residual_sums import ResidualSums as ResidualSums
     from clairvit.tracing.trace import Trace as Trace
@@ -109,6 +111,8 @@ _MODULES = {
     "TargetBatch": "clairvit.targets.base",
     "Contrast": "clairvit.targets.contrast",
     "Output": "clairvit.targets.function",
+    "Neuron": "clairvit.tracing.neuron",
+    "Direction": "clairvit.tracing.neuron",
     "shift": "clairvit.methods.ensembles",
     "smooth": "clairvit.methods.ensembles",
     "ensemble": "clairvit.methods.ensembles",

@@ -15,7 +15,7 @@ from clairvit.models.activation import Activation, activation_for, check_activat
 from clairvit.models.preprocess import Preprocess
 from clairvit.models.readout import BoundInputs, Readout
 
-Pooling = Literal["token", "distilled", "avg", "map", "mixed"]
+Pooling = Literal["token", "distilled", "avg", "max", "map", "mixed"]
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Layout:
     Args:
         grid: Rows and columns of patches.
         prefix: The number of tokens before the patches.
-        pooling: What the head reads: "token", "distilled", "avg", "map" or "mixed".
+        pooling: What the head reads: "token", "distilled", "avg", "max" (one patch per image), "map" or "mixed".
         read: (row, weight) of the query rows that the head reads; left out, they follow from `pooling`.
 
     Example:
@@ -63,7 +63,7 @@ class Layout:
         patches = range(self.prefix, self.tokens)
         if self.pooling == "mixed":
             return ((0, 0.5), *((row, 0.5 / len(patches)) for row in patches))
-        rows = {"distilled": range(2), "avg": patches}.get(self.pooling, range(1))
+        rows = {"distilled": range(2), "avg": patches, "max": patches}.get(self.pooling, range(1))
         return tuple((row, 1 / len(rows)) for row in rows)
 
     @property
@@ -187,7 +187,7 @@ class Model:
             )
         return scores
 
-    def read(self, key: Hashable, function: Callable[[Any], Tensor], **changes: Any) -> Model:
+    def read(self, key: Hashable, function: Callable[[Any], Tensor] | Readout, **changes: Any) -> Model:
         """Return a model of the same module whose scores are read off its raw output.
 
         Methods, metrics and perturbations need a row of scores per image. A target that is about anything else a
@@ -195,7 +195,8 @@ class Model:
 
         Args:
             key: Equal keys give the same model, so that what is known about it is found once.
-            function: Of what the module returns for n images: scores [n, C] or [n], differentiable.
+            function: Of what the module returns for n images: scores [n, C] or [n], differentiable. Or a `Readout` of
+                its own kind, which runs the module itself.
             **changes: Fields of the new model: labels, activation (raw unless given), classifier, layout.
 
         Returns:
@@ -216,7 +217,7 @@ class Model:
                 "activation_reason": "",
                 "activated": False,
             } | changes
-            module = Readout(base.module, function)
+            module = function if isinstance(function, Readout) else Readout(base.module, function)
             base._readouts[key] = replace(base, module=module, returns="", base=base, **fields)
         return base._readouts[key]
 
