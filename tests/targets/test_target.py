@@ -87,7 +87,7 @@ def test_out_of_range(logits: Tensor, index: object) -> None:
 
 @pytest.mark.parametrize("spec", [True, 1.5, object(), {"a": 1}, [[1, 2], [3, 4]]])
 def test_invalid_targets_raise(logits: Tensor, spec: object) -> None:
-    with pytest.raises(BadInput, match="expected a class index, a class name, contrast"):
+    with pytest.raises(BadInput, match="expected a class index, a class name, Contrast"):
         resolve_targets(spec, logits, LABELS)  # type: ignore[arg-type]
 
 
@@ -143,7 +143,7 @@ def test_contrast(logits: Tensor) -> None:
 
 
 def test_contrast_with_itself(logits: Tensor) -> None:
-    with pytest.raises(BadInput, match="contrast of 'Bengal' with itself is 0 everywhere"):
+    with pytest.raises(BadInput, match="Contrast of 'Bengal' with itself is 0 everywhere"):
         resolve_targets(Contrast(None, "Bengal"), logits, LABELS)
     with pytest.raises(BadInput, match="expected a class index"):
         resolve_targets(Contrast(1, lambda scores: scores[:, 0]), logits, LABELS)  # type: ignore[arg-type]

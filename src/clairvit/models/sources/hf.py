@@ -68,6 +68,11 @@ def _from_type(transformers: Any, request: LoadOptions) -> Model:
     with fetching(request.spec, local=True), seeded(), torch.no_grad():
         config = transformers.AutoConfig.for_model(request.identifier)
         kind = model_kind(transformers, config, request.spec)
+        if kind == "other":  # often billions of parameters, and random ones explain nothing
+            raise NotApplicable(
+                f"'{request.spec}' is a model type that returns no class scores; give a folder or a hub id with "
+                "weights, or build a small one yourself and cv.wrap it."
+            )
         if kind == "pair" and request.labels is not None:
             raise ModelUnavailable(
                 f"'{request.spec}' has no tokenizer to read the labels with; give a hub id or a folder that holds one, "
@@ -94,8 +99,8 @@ def model_kind(transformers: Any, config: Any, spec: str) -> Kind:
         return "classifier"
     classes = (getattr(transformers, name, None) for name in architectures)
     saved = next((model_class for model_class in classes if model_class is not None), None)
-    encoder = saved is None or _PRETRAINING.search(saved.__name__) or _has_text_encoder(saved)
-    if not encoder and no_scores(saved, config):
+    is_encoder = saved is not None and (_PRETRAINING.search(saved.__name__) or _has_text_encoder(saved))
+    if saved is not None and not is_encoder and no_scores(saved, config):
         return "other"
     base = transformers.MODEL_MAPPING.get(type(config), None)
     base = base[0] if isinstance(base, tuple) else base
