@@ -398,7 +398,7 @@ def test_outlier_share_counts_tokens_of_many_times_the_median_norm() -> None:
     tokens = torch.ones(1, 17, 8)
     tokens[0, 5] *= 2 * OUTLIER_RATIO
     tokens[0, 0] *= 100  # a prefix token is no patch
-    ratios = norm_ratios(tokens, prefix=1)
+    ratios = norm_ratios(tokens[:, 1:])
     assert ratios.shape == (1, 16)
     assert (ratios > OUTLIER_RATIO).nonzero().tolist() == [[0, 4]]
 

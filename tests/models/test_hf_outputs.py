@@ -232,13 +232,6 @@ def test_the_part_that_the_advice_names_works(kind: str) -> None:
     assert {"ixg", "saliency"} <= explains(model)
 
 
-def test_detection_tokens_at_the_end_are_no_patches() -> None:
-    """Four of them on a grid of four columns: one row off, and every map would be wrong without a word."""
-    make, _, follow = REFUSED["yolos"]
-    assert follow is not None
-    assert explains(cv.wrap(Following(built(make), follow), size=SIZE)) == {"saliency"}
-
-
 # ViTMAE masks three quarters of the patches and shuffles the rest.
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from clairvit.errors import BadInput, ClairError, NotApplicable
 from clairvit.methods.aggregation import Aggregation, Total, reading
 from clairvit.methods.alternatives import with_named_methods
+from clairvit.methods.encoder_decoder import reads_queries, token_relevance
 from clairvit.methods.explanation import Cost
 from clairvit.methods.layer_view import LayerView, NotStackable, RunContext, stacked, tokens_to_grid
 from clairvit.methods.result import MapFunction, as_map_result
@@ -75,6 +76,10 @@ def run(
                 _check_pooling(spec, trace)
                 if spec.aggregation is None:
                     _run_image_method(spec, trace, seed, result)
+                elif reads_queries(spec, trace):
+                    row = token_relevance(spec, trace, context)  # [B, N]
+                    maps = tokens_to_grid(row, trace, len(trace.layers) - 1)
+                    result.maps = maps.clamp(min=0) if spec.relu else maps
                 else:
                     passes.append(_LayerPass(spec, spec.aggregation, result, trace, layers))
         for ascending in (False, True):
@@ -267,7 +272,7 @@ class _LayerPass:
         return torch.stack([spread_evenly(part, finest) for part in parts]).sum(0)
 
     def _on_grid(self, row: Tensor, index: int) -> Tensor:
-        """Return [B, N] without its prefix tokens, as [B, rows, cols]."""
+        """Return the patches of [B, N] as [B, rows, cols]."""
         return tokens_to_grid(row, self.trace, index).expand(len(self.trace.pixels), -1, -1)
 
 

@@ -424,7 +424,7 @@ def _patch_features(
     limits = torch.from_numpy(np.percentile(coloured, [CLIPPED, 100 - CLIPPED], axis=0))
     pca = pca if kept is None else pca * kept[:, None]
     comparable = collected.comparable and rows * cols >= FEWEST_PATCHES
-    ratios = norm_ratios(tokens.flatten(1, 2), 0) if comparable else None  # [B, patches]
+    ratios = norm_ratios(tokens.flatten(1, 2)) if comparable else None  # [B, patches]
     return PatchFeatures(
         tokens=tokens,
         pca=pca.reshape(batch, rows, cols, COMPONENTS),

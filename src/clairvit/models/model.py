@@ -15,33 +15,39 @@ from clairvit.models.activation import Activation, activation_for, check_activat
 from clairvit.models.preprocess import Preprocess
 from clairvit.models.readout import BoundInputs, Readout
 
-Pooling = Literal["token", "distilled", "avg", "max", "map", "mixed"]
+Pooling = Literal["token", "distilled", "avg", "max", "map", "mixed", "query"]
 
 
 @dataclass(frozen=True)
 class Layout:
     """How the tokens of a ViT lie on the image and which of them the head reads.
 
-    `prefix` tokens come first (CLS, distillation, registers), then the grid row by row. `read` holds the query rows
-    that the head reads, with weights that sum to 1; left out, they follow from `pooling`. Under `map` pooling they are
-    rows of the attention pool (its latent queries) instead of tokens.
+    `prefix` tokens come first (CLS, registers, the text before an image), then the grid row by row, then `suffix`
+    tokens (detection tokens, a class token at the end, the text after an image). `read` holds the query rows that the
+    head reads, with weights that sum to 1; left out, they follow from `pooling`. Under `map` and `query` pooling they
+    are rows of the attention pool (its latent queries) or of the decoder (its queries) instead of tokens.
 
     Args:
         grid: Rows and columns of patches.
         prefix: The number of tokens before the patches.
-        pooling: What the head reads: "token", "distilled", "avg", "max" (one patch per image), "map" or "mixed".
+        pooling: What the head reads: "token", "distilled", "avg", "max" (one patch per image), "map", "mixed", or
+            "query" (of a decoder).
         read: (row, weight) of the query rows that the head reads; left out, they follow from `pooling`.
+        suffix: The number of tokens after the patches.
 
     Example:
         >>> import clairvit as cv
         >>> cv.Layout(grid=(14, 14), prefix=1, pooling="token").tokens
         197
+        >>> cv.Layout(grid=(2, 2), prefix=3, suffix=2, pooling="token", read=((8, 1.0),)).patch_slice
+        slice(3, 7, None)
     """
 
     grid: tuple[int, int]  # rows, columns of patches
     prefix: int  # tokens before the patches
     pooling: Pooling
     read: tuple[tuple[int, float], ...] = ()  # (row, weight)
+    suffix: int = 0  # tokens after the patches
 
     def __post_init__(self) -> None:
         sides = tuple(self.grid) if isinstance(self.grid, tuple | list) else ()
@@ -49,21 +55,24 @@ class Layout:
             raise BadInput(f"grid={self.grid!r} was given; expected (rows, columns) of patches, such as (14, 14).")
         if not isinstance(self.prefix, int) or self.prefix < 0:
             raise BadInput(f"prefix={self.prefix!r} was given; expected the number of tokens before the patches.")
+        if not isinstance(self.suffix, int) or self.suffix < 0:
+            raise BadInput(f"suffix={self.suffix!r} was given; expected the number of tokens after the patches.")
         if self.pooling not in get_args(Pooling):
             raise BadInput(f"pooling={self.pooling!r} was given; expected one of {', '.join(get_args(Pooling))}.")
         object.__setattr__(self, "grid", sides)
         if not self.read:
             object.__setattr__(self, "read", self._default_read())
-        tokens = self.prefix + sides[0] * sides[1]
-        if self.pooling != "map" and any(not 0 <= row < tokens for row, _ in self.read):
-            raise BadInput(f"read={self.read!r} names a row outside the {tokens} tokens; expected 0…{tokens - 1}.")
+        last = self.tokens - 1
+        if self.pooling not in ("map", "query") and any(not 0 <= row <= last for row, _ in self.read):
+            raise BadInput(f"read={self.read!r} names a row outside the {self.tokens} tokens; expected 0…{last}.")
 
     def _default_read(self) -> tuple[tuple[int, float], ...]:
         """Return the rows that the head reads, by the kind of pooling."""
-        patches = range(self.prefix, self.tokens)
+        patches = self.patch_rows
+        leading = [*self.other_rows, *patches]  # a class token comes before the patches, or after them
         if self.pooling == "mixed":
-            return ((0, 0.5), *((row, 0.5 / len(patches)) for row in patches))
-        rows = {"distilled": range(2), "avg": patches, "max": patches}.get(self.pooling, range(1))
+            return ((leading[0], 0.5), *((row, 0.5 / len(patches)) for row in patches))
+        rows = {"distilled": leading[:2], "avg": list(patches), "max": list(patches)}.get(self.pooling, leading[:1])
         return tuple((row, 1 / len(rows)) for row in rows)
 
     @property
@@ -73,8 +82,29 @@ class Layout:
 
     @property
     def tokens(self) -> int:
-        """Return the number of tokens, prefix included."""
-        return self.prefix + self.patches
+        """Return the number of tokens, prefix and suffix included."""
+        return self.prefix + self.patches + self.suffix
+
+    @property
+    def patch_slice(self) -> slice:
+        """Return where the patches lie among the tokens."""
+        return slice(self.prefix, self.prefix + self.patches)
+
+    @property
+    def patch_rows(self) -> range:
+        """Return the indices of the patches among the tokens."""
+        return range(self.prefix, self.prefix + self.patches)
+
+    @property
+    def other_rows(self) -> tuple[int, ...]:
+        """Return the indices of the tokens that are no patches."""
+        return (*range(self.prefix), *range(self.prefix + self.patches, self.tokens))
+
+    def pad_patches(self, values: Tensor, value: float = 0) -> Tensor:
+        """Return values [..., patches] as [..., tokens], with `value` at the tokens that are no patches."""
+        padded = values.new_full((*values.shape[:-1], self.tokens), value)
+        padded[..., self.patch_slice] = values
+        return padded
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,7 +118,7 @@ class Model:
         name: The name in results.
         preprocess: Resize, crop, mean and std.
         labels: Class names in class order.
-        layout: Grid, prefix tokens and pooling; None: inferred from the first trace.
+        layout: Grid, tokens next to the patches and pooling; None: inferred from the first trace.
         classifier: False: the output is an embedding, so there is no predicted class.
         activation: What turns scores into probabilities: softmax, sigmoid, or raw (nothing does).
         activation_reason: What the activation was read from; "" where nothing was looked at.

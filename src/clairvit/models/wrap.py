@@ -52,7 +52,7 @@ def wrap(
         resize: Short side in pixels before the crop, or (rows, columns) that the image is made to cover.
         interpolation: nearest, lanczos, bilinear, bicubic, box or hamming.
         name: The name in results; the class's unless given.
-        layout: Grid, prefix tokens and pooling, if they are not to be inferred.
+        layout: Grid, tokens next to the patches and pooling, if they are not to be inferred.
         classifier: False for an embedding, which has no predicted class; timm and transformers modules say so.
         activation: What the scores mean: softmax (one class of several), sigmoid (each class for itself) or raw (no
             probabilities). None reads it off the module: transformers' problem_type, a loss that it holds, a last

@@ -420,8 +420,8 @@ def _replacement(
         return lambda tokens: source
     if value == "zero":
         return lambda tokens: torch.zeros_like(tokens[:, rows])
-    first = _ordered_layout(run.recording).prefix
-    return lambda tokens: tokens[:, first:].mean(1, keepdim=True).expand(-1, len(rows), -1)
+    patches = _ordered_layout(run.recording).patch_slice
+    return lambda tokens: tokens[:, patches].mean(1, keepdim=True).expand(-1, len(rows), -1)
 
 
 def _checked_value(recording: Recording, site: Site, rows: Tensor, value: Tensor) -> Tensor:
@@ -443,11 +443,11 @@ def _checked_value(recording: Recording, site: Site, rows: Tensor, value: Tensor
 
 
 def _ordered_layout(recording: Recording) -> Layout:
-    """Return the layout, if the patch tokens come row by row after the prefix."""
+    """Return the layout, if the patch tokens lie row by row in the sequence."""
     layout = recording.structure.layout
     if layout is None or not recording.structure.in_order:
         raise NotApplicable(
-            f"The patch tokens of {recording.model.name} do not come row by row after the prefix, so that patches have "
+            f"The patch tokens of {recording.model.name} do not lie row by row in its sequence, so that patches have "
             "no index; expected tokens=None with another value than 'mean', or layout=cv.Layout(…) in cv.wrap."
         )
     return layout
@@ -460,11 +460,15 @@ def _token_rows(recording: Recording, site: Site) -> Tensor:
         return torch.arange(recording.calls[site.layer].queries, device=device)
     layout = _ordered_layout(recording)
     if site.tokens == "patches":
-        return torch.arange(layout.prefix, layout.tokens, device=device)
-    if site.tokens == "prefix":
-        if not layout.prefix:
-            raise BadInput(f"{recording.model.name} has no prefix tokens; expected tokens='patches', indices or None.")
-        return torch.arange(layout.prefix, device=device)
+        return torch.tensor(layout.patch_rows, device=device)
+    if site.tokens in ("prefix", "suffix"):
+        before = site.tokens == "prefix"
+        rows = [row for row in layout.other_rows if (row < layout.prefix) == before]
+        if not rows:
+            raise BadInput(
+                f"{recording.model.name} has no {site.tokens} tokens; expected tokens='patches', indices or None."
+            )
+        return torch.tensor(rows, device=device)
     indices = cast(tuple[int, ...], site.tokens)
     if max(indices) >= layout.patches:
         raise BadInput(

@@ -108,13 +108,8 @@ class _Place:
     structure: ModelStructure
     block: nn.Module
     visit: int  # which call of the block, from 1: blocks may be shared between layers
-    grid: tuple[int, int]
-    prefix: int  # tokens before the patches
+    layout: Layout  # of the layer's tokens
     branch: Branch | None = None  # of a sum inside the block
-
-    @property
-    def tokens(self) -> int:
-        return self.prefix + self.grid[0] * self.grid[1]
 
 
 class ActivationReadout(Readout):
@@ -132,7 +127,7 @@ class ActivationReadout(Readout):
     def read_layout(self, layout: Layout) -> Layout | None:
         """Return the layout with the rows that are read: those of the patches, one of them, or the class token."""
         if self.site.patch is not None:
-            return replace(layout, pooling="avg", read=((layout.prefix + self.site.patch_index(layout.grid), 1.0),))
+            return replace(layout, pooling="avg", read=((layout.patch_rows[self.site.patch_index(layout.grid)], 1.0),))
         pooling: Literal["token", "max", "avg"] = "avg" if self.site.pool == "mean" else self.site.pool
         return replace(layout, pooling=pooling, read=())
 
@@ -153,14 +148,15 @@ class ActivationReadout(Readout):
 
     def _pooled(self, values: Tensor, place: _Place) -> Tensor:
         """Return [B, C] of the values of all tokens [B, N, C]."""
+        layout = place.layout
         if self.site.patch is not None:
             # A product, not an index: where tokens were dropped, the constant is sliced to those that are left.
-            row = place.prefix + self.site.patch_index(place.grid)
-            weight = (torch.arange(place.tokens, device=values.device) == row).to(values.dtype)
+            row = layout.patch_rows[self.site.patch_index(layout.grid)]
+            weight = (torch.arange(layout.tokens, device=values.device) == row).to(values.dtype)
             return (values * weight[:, None]).sum(1)
         if self.site.pool == "token":
-            return values[:, 0]
-        patches = values[:, place.prefix :]
+            return values[:, 0 if layout.prefix else -layout.suffix]
+        patches = values[:, layout.prefix : values.shape[1] - layout.suffix]  # fewer where some were dropped
         return patches.mean(1) if self.site.pool == "mean" else patches.amax(1)
 
     def _place(self, pixels: Tensor) -> _Place:
@@ -169,14 +165,14 @@ class ActivationReadout(Readout):
         _check_blocks(structure, self.site, self.model.name)
         layer = structure.layers[self.site.layer]
         assert layer.block is not None
-        grid, prefix = _grid_and_prefix(structure, layer, self.model.name)
-        if self.site.pool == "token" and not prefix:
+        layout = _layer_layout(structure, layer, self.model.name)
+        if self.site.pool == "token" and not layout.other_rows:
             raise BadInput(f"{self.model.name} has no class token; expected pool='mean', pool='max' or patch=….")
         if self.site.patch is not None:
-            self.site.patch_index(grid)
+            self.site.patch_index(layout.grid)
         visit = sum(other.block is layer.block for other in structure.layers[: self.site.layer + 1])
         branch = self._branch(structure, pixels) if self.site.where in ("attention", "mlp") else None
-        return _Place(structure, layer.block, visit, grid, prefix, branch)
+        return _Place(structure, layer.block, visit, layout, branch)
 
     def _branch(self, structure: ModelStructure, pixels: Tensor) -> Branch:
         """Return the term of the sum that adds the attention's or the MLP's output to the residual stream."""
@@ -238,15 +234,15 @@ def _check_blocks(structure: ModelStructure, site: ActivationSite, name: str) ->
         )
 
 
-def _grid_and_prefix(structure: ModelStructure, layer: AttentionSite, name: str) -> tuple[tuple[int, int], int]:
-    """Return the grid of a layer's patches and the number of tokens before them."""
+def _layer_layout(structure: ModelStructure, layer: AttentionSite, name: str) -> Layout:
+    """Return where the patches lie among the tokens of a layer; later stages of a hierarchical model have no others."""
     layout = structure.layout
     if layout is None or layer.grid is None or not structure.in_order:
         raise NotApplicable(
-            f"The patch tokens of {name} do not come row by row after the prefix, so that patches cannot be told from "
+            f"The patch tokens of {name} do not lie row by row in its sequence, so that patches cannot be told from "
             "other tokens; expected layout=cv.Layout(…) in cv.wrap."
         )
-    return layer.grid, layout.prefix if layer.grid == layout.grid else 0
+    return layout if layer.grid == layout.grid else Layout(layer.grid, 0, "avg")
 
 
 class _BlockEndError(BaseException):

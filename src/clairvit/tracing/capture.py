@@ -39,8 +39,12 @@ class Capture(TorchFunctionMode):
         *,
         sequence_first: bool = False,
         final_call: int = -1,
+        differentiated: Sequence[int] = (),
     ) -> None:
-        """Prepare a pass; blocks work on [N, B, d] if `sequence_first`, and end with attention call `final_call`."""
+        """Prepare a pass; blocks work on [N, B, d] if `sequence_first`, and end with attention call `final_call`.
+
+        The outputs of the attention calls `differentiated` get a gradient also where they do not depend on the image.
+        """
         super().__init__()
         # A plain function, not a method: a call that held on to the capture that holds it would outlive both.
         self._common = functools.partial(common_form, batch=batch)
@@ -56,6 +60,7 @@ class Capture(TorchFunctionMode):
                 self._on_kind.setdefault(kind, []).append(recorder.on_op)
         self._sequence_first = sequence_first
         self._final_call = final_call
+        self._differentiated = frozenset(differentiated)
         self._after_blocks = False
         self._block = -1
         self._attending: dict[int, Tensor] = {}  # the softmax output and tensors derived from it, until it meets v
@@ -223,6 +228,8 @@ class Capture(TorchFunctionMode):
         self._attending.clear()
 
     def _add_call(self, call: AttentionCall) -> None:
+        if len(self.calls) in self._differentiated and torch.is_grad_enabled() and not call.out.requires_grad:
+            call.out.requires_grad_()
         self.calls.append(call)
         self._check_final_call()
 

@@ -39,6 +39,7 @@ class Recording:
     end: Tensor | None  # the last block's output; a CNN's last feature map
     calls: tuple[AttentionCall, ...]  # the attention of each layer
     pools: tuple[AttentionCall, ...]  # attention pools after the layers
+    decoder: tuple[AttentionCall, ...]  # attention between a decoder's queries, and from these to the image tokens
     switch: ActiveRuleTable | None
     rules: tuple[RuleTable, ...]
     differentiable: bool
@@ -81,7 +82,7 @@ class Recording:
         self.logits = self.logits.detach()
         self.inputs = tuple(None if x is None else x.detach() for x in self.inputs)
         self.end = self.inputs[-1] if self.structure.stages else None
-        for call in (*self.calls, *self.pools):
+        for call in (*self.calls, *self.pools, *self.decoder):
             call.detach()
         for recorder in self.recorders.values():
             recorder.release()
@@ -174,6 +175,7 @@ def record(
         end=forward.end(),
         calls=tuple(calls[i] for i in layers),
         pools=tuple(call for call in calls[structure.last_layer_call + 1 :] if call.kind == "pool"),
+        decoder=tuple(calls[i] for i in structure.decoder_calls),
         switch=forward.switch,
         rules=tables,
         differentiable=differentiable,
@@ -225,6 +227,7 @@ class _ForwardPass:
             [*recorders, *([] if structure.whole_blocks else [self._last_sum])],
             sequence_first=structure.sequence_first,
             final_call=-1 if self._hooks_end or last < 0 else last + 1,
+            differentiated=structure.decoder_calls,
         )
 
     def run(self, model: Model) -> Tensor:

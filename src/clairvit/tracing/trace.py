@@ -23,6 +23,7 @@ from clairvit.models.model import Layout, Model
 from clairvit.targets.base import TargetBatch
 from clairvit.targets.resolve import readout_model, resolve_for
 from clairvit.tracing.attention_call import AttentionCall
+from clairvit.tracing.decoder import check_decoder, cross_attention_row, query_weights
 from clairvit.tracing.layer import Layer, gradient_at
 from clairvit.tracing.module_state import own_grad_mode
 from clairvit.tracing.recorders.base import Recorder
@@ -41,6 +42,7 @@ class Trace:
         target: What was differentiated; None for a forward only.
         rules: The rule table of the backward pass; None if there was none.
         layers: One per block, or per stage of a CNN.
+        decoder: One per attention of a decoder (DETR), between its queries or from these to the image tokens.
         pixels: The preprocessed images, [B, 3, H, W].
         pixels_gradient: dy/dpixels, where the backward went so far.
         final_tokens: The last block's output, [B, N, d].
@@ -63,6 +65,7 @@ class Trace:
     final_tokens: Tensor | None
     final_gradient: Tensor | None
     recorders: Mapping[type[Recorder], Recorder] = field(default_factory=dict)
+    decoder: tuple[Layer, ...] = ()
 
     def __repr__(self) -> str:
         """Return one line: model, images, layers, rules and target."""
@@ -100,8 +103,8 @@ class Trace:
         """The layout, if the patch tokens lie on it row by row; else raise NotApplicable."""
         if not self.recording.structure.in_order:
             raise NotApplicable(
-                "The patch tokens of this model do not come row by row after the prefix (a class token at the end, or "
-                "tokens sorted by windows), so they make no map; expected layout=cv.Layout(…) in cv.wrap.",
+                "The patch tokens of this model do not lie row by row in its sequence (tokens sorted by windows, say), "
+                "so they make no map; expected layout=cv.Layout(…) in cv.wrap.",
                 alternative="a method of pixel gradients",
             )
         return self.layout
@@ -137,15 +140,24 @@ class Trace:
             )
         if layout.pooling == "map":
             return pool_row(self.recording.pools, layout)
+        if layout.pooling == "query":
+            check_decoder(self.recording.decoder, layout)
+            return cross_attention_row(self.recording.decoder, self.query_weights)
         row = self.logits.new_zeros(layout.tokens, dtype=torch.promote_types(self.logits.dtype, torch.float32))
         for index, weight in layout.read:
             row[index] = weight
         return row[None]
 
     @functools.cached_property
+    def query_weights(self) -> Tensor:
+        """How much the score reads of each query of the decoder, [1 or B, Q]."""
+        last = self.decoder[-1]
+        return query_weights(last.attention, last.out_gradient, self.layout)
+
+    @functools.cached_property
     def readout_rows(self) -> Tensor | None:
         """The few rows the head reads; None if it reads most of them."""
-        if self.layout.pooling == "map":
+        if self.layout.pooling in ("map", "query"):
             return None
         rows = [index for index, _ in self.layout.read]
         reads_few = 0 < len(rows) < self.layout.tokens // 2
@@ -255,6 +267,7 @@ class GradientScope:
     def tensors(self, recording: Recording) -> list[Tensor]:
         """Return the tensors of a recording at which gradients are wanted."""
         tensors = [call.out for call in recording.calls[self.first :]] if self.attention else []
+        tensors += [call.out for call in recording.decoder] if self.attention else []
         tensors += [x for x in recording.inputs[self.first :] if x is not None] if self.tokens else []
         return tensors + ([recording.pixels] if self.pixels else [])
 
@@ -302,6 +315,10 @@ def run_backward(
         )
         for index, (x, site) in enumerate(zip(recording.inputs, sites, strict=True))
     )
+    decoder = tuple(
+        Layer(index, len(recording.decoder), call, None, "", None, None, heads_gradient(call))
+        for index, call in enumerate(recording.decoder)
+    )
     result = Trace(
         recording=recording,
         target=target,
@@ -313,6 +330,7 @@ def run_backward(
         # None where the score is read inside the last block (`Neuron`) and does not depend on its output.
         final_gradient=tokens_of(None if recording.end is None else gradients.get(id(recording.end))),
         recorders={kind: r.after_backward(recording, gradient_of) for kind, r in recording.recorders.items()},
+        decoder=decoder,
     )
     if not keep:
         recording.release_graph()

@@ -39,12 +39,12 @@ async function select(k, row, col) {
   try {
     const attentionValues = await attentionRow(layer, index, reply, card);
     if (request !== latest) return;
-    const values = attentionValues.subarray(card.prefix);
+    const values = attentionValues.subarray(card.prefix, card.prefix + grid[0] * grid[1]);
     overlay(canvas, photo, { values, rows: grid[0], cols: grid[1] }, colourScale(values, false, "viridis"), 0.85, state.smooth);
     drawSquare(canvas, row, col, grid);
     let best = 0, total = 0;
     values.forEach((v, n) => { total += v; if (v > values[best]) best = n; });
-    const elsewhere = card.prefix ? `; ${Math.abs(100 * (1 - total)).toFixed(0)} % of the attention is on tokens that are not patches` : "";
+    const elsewhere = attentionValues.length > values.length ? `; ${Math.abs(100 * (1 - total)).toFixed(0)} % of the attention is on tokens that are not patches` : "";
     const head = state.head === "mean" ? "its heads attend" : `head ${state.head} attends`;
     text.textContent = `${summary} In layer ${layer}, ${head} most to row ${Math.floor(best / grid[1]) + 1}, column ${best % grid[1] + 1}${elsewhere}.`;
   } catch (error) { text.textContent = `${summary} ${error.message}`; }
