@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     from clairvit.models.model import Layout as Layout
     from clairvit.models.model import Model as Model
     from clairvit.models.preprocess import Preprocess as Preprocess
+    from clairvit.models.text_encoder import TextEncoder as TextEncoder
     from clairvit.models.wrap import wrap as wrap
     from clairvit.perturbation.patching import PatchedScores as PatchedScores
     from clairvit.perturbation.patching import PatchSweep as PatchSweep
@@ -83,6 +84,9 @@ if TYPE_CHECKING:
     from clairvit.targets.base import TargetBatch as TargetBatch
     from clairvit.targets.contrast import Contrast as Contrast
     from clairvit.targets.function import Output as Output
+    from clairvit.targets.query import Query as Query
+    from clairvit.targets.region import Region as Region
+    from clairvit.targets.text import Text as Text
     from clairvit.tracing.neuron import Direction as Direction
     from clairvit.tracing.neuron import Neuron as Neuron
     from clairvit.tracing.recorders.base import Recorder as Recorder
@@ -99,6 +103,7 @@ _MODULES = {
     "Model": "clairvit.models.model",
     "Preprocess": "clairvit.models.preprocess",
     "Layout": "clairvit.models.model",
+    "TextEncoder": "clairvit.models.text_encoder",
     # explanations
     "explain": "clairvit.methods.explain",
     "compare": "clairvit.methods.explain",
@@ -113,6 +118,9 @@ _MODULES = {
     "Output": "clairvit.targets.function",
     "Neuron": "clairvit.tracing.neuron",
     "Direction": "clairvit.tracing.neuron",
+    "Region": "clairvit.targets.region",
+    "Query": "clairvit.targets.query",
+    "Text": "clairvit.targets.text",
     "shift": "clairvit.methods.ensembles",
     "smooth": "clairvit.methods.ensembles",
     "ensemble": "clairvit.methods.ensembles",

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,9 @@ from clairvit.errors import BadInput, NotApplicable
 from clairvit.models.activation import Activation, activation_for, check_activation, probabilities
 from clairvit.models.preprocess import Preprocess
 from clairvit.models.readout import BoundInputs, Readout
+
+if TYPE_CHECKING:
+    from clairvit.models.text_encoder import TextEncoder
 
 Pooling = Literal["token", "distilled", "avg", "max", "map", "mixed", "query"]
 
@@ -127,6 +130,7 @@ class Model:
         wrappers: What `cv.wrap` took off the module: "torch.compile", "DataParallel", …
         returns: What the module returns where that is neither class scores nor an embedding ("class scores for every
             pixel …"), and which target reads it; "" for a classifier or an embedding.
+        text_encoder: What embeds prompts for `cv.Text`; None for a model without a text tower.
         base: The model that this one reads another output of; None for a model of its own.
 
     Example:
@@ -148,6 +152,7 @@ class Model:
     assumptions: tuple[str, ...] = ()  # notes about preprocessing that nothing states, shown with results
     wrappers: tuple[str, ...] = ()  # wrappers removed from the module: "torch.compile", "DataParallel", …
     returns: str = ""  # what the module returns where that is no row of scores, and which target reads it
+    text_encoder: TextEncoder | None = field(default=None, repr=False)  # embeds prompts (CLIP, SigLIP)
     base: Model | None = field(default=None, repr=False)  # the model that this one reads another output of
     _readouts: dict[Hashable, Model] = field(default_factory=dict, init=False, repr=False)  # `read` of this model
 
@@ -169,8 +174,10 @@ class Model:
 
     @property
     def device(self) -> torch.device:
-        """Return the device of the first floating-point parameter or buffer."""
-        return self._first_tensor.device
+        """Return the device of the images: that of the first convolution, else of the first parameter or buffer."""
+        layers = (layer for layer in self.module.modules() if isinstance(layer, nn.Conv2d | nn.Conv3d))
+        weights = (layer.weight for layer in layers if isinstance(layer.weight, Tensor))
+        return next(weights, self._first_tensor).device
 
     @property
     def dtype(self) -> torch.dtype:
@@ -217,7 +224,14 @@ class Model:
             )
         return scores
 
-    def read(self, key: Hashable, function: Callable[[Any], Tensor] | Readout, **changes: Any) -> Model:
+    def read(
+        self,
+        key: Hashable,
+        function: Callable[..., Tensor],
+        *,
+        readout: Callable[[nn.Module, Callable[..., Tensor]], nn.Module] = Readout,
+        **changes: Any,
+    ) -> Model:
         """Return a model of the same module whose scores are read off its raw output.
 
         Methods, metrics and perturbations need a row of scores per image. A target that is about anything else a
@@ -225,8 +239,8 @@ class Model:
 
         Args:
             key: Equal keys give the same model, so that what is known about it is found once.
-            function: Of what the module returns for n images: scores [n, C] or [n], differentiable. Or a `Readout` of
-                its own kind, which runs the module itself.
+            function: Of what the module returns for n images: scores [n, C] or [n], differentiable.
+            readout: Makes the module that runs this one and reads its output by the function.
             **changes: Fields of the new model: labels, activation (raw unless given), classifier, layout.
 
         Returns:
@@ -247,7 +261,7 @@ class Model:
                 "activation_reason": "",
                 "activated": False,
             } | changes
-            module = function if isinstance(function, Readout) else Readout(base.module, function)
+            module = readout(base.module, function)
             base._readouts[key] = replace(base, module=module, returns="", base=base, **fields)
         return base._readouts[key]
 
@@ -274,9 +288,42 @@ class Model:
         return replace(base, module=BoundInputs(base.module, inputs), returns="") if inputs else self
 
 
-def check_materialised(module: nn.Module, name: str) -> None:
+def check_placement(module: nn.Module, name: str) -> None:
+    """Raise BadInput unless all tensors of a module are whole, have values and lie on one device."""
+    _check_whole(module, name)
+    _check_materialised(module, name)
+    devices = {tensor.device: key for key, tensor in _named_tensors(module)}
+    if len(devices) > 1:
+        places = ", ".join(f"'{key}' on {device}" for device, key in devices.items())
+        raise BadInput(
+            f"The tensors of {name} lie on {len(devices)} devices ({places}), and a trace combines layers on one; load "
+            "the model on a single device, for instance device_map={'': 0}, or move it there: module.to(device)."
+        )
+
+
+def _named_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    return itertools.chain(module.named_parameters(), module.named_buffers())
+
+
+def _check_whole(module: nn.Module, name: str) -> None:
+    """Raise BadInput for a module sharded by FSDP: a process holds a part of each parameter only."""
+    classes = {base.__name__ for part in module.modules() for base in type(part).__mro__}
+    sharded = {"FullyShardedDataParallel", "FSDPModule"} & classes
+    if sharded or any(type(tensor).__name__ == "DTensor" for tensor in module.parameters()):
+        raise BadInput(
+            f"{name} is sharded ({', '.join(sorted(sharded)) or 'DTensor'}), so that no process has its whole "
+            "parameters; gather a full state_dict, load it into a plain module, and pass that."
+        )
+
+
+def _check_materialised(module: nn.Module, name: str) -> None:
     """Raise BadInput for a module with tensors on the meta device, which have a shape and no values."""
-    for key, tensor in itertools.chain(module.named_parameters(), module.named_buffers()):
+    if any(getattr(getattr(part, "_hf_hook", None), "offload", False) for part in module.modules()):
+        raise BadInput(
+            f"{name} is offloaded by accelerate: its weights are loaded while a layer runs and dropped afterwards, and "
+            "a trace reads them later; load the model whole, for instance with device_map={'': 0} or 'cpu'."
+        )
+    for key, tensor in _named_tensors(module):
         if tensor.is_meta:
             raise BadInput(
                 f"{name} is on the meta device ('{key}' has a shape and no numbers); give it weights first: "

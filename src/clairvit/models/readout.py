@@ -42,6 +42,22 @@ class Readout(nn.Module):
         return scores[:, None] if scores.ndim == 1 else scores
 
 
+class SizedReadout(Readout):
+    """Read scores [B, C] off the output by a function that is given the size of the images, too.
+
+    A function of (output, (H, W)) reads places of the image, whatever the resolution of the output.
+    """
+
+    def __init__(self, module: nn.Module, function: Callable[[Any, tuple[int, int]], Tensor]) -> None:
+        super().__init__(module, function)  # type: ignore[arg-type]
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """Return scores [B, C] of pixels [B, 3, H, W]."""
+        function: Callable[[Any, tuple[int, int]], Tensor] = self.function  # type: ignore[assignment]
+        size = (int(pixels.shape[-2]), int(pixels.shape[-1]))
+        return call_reader(lambda output: function(output, size), self.module(pixels), len(pixels))
+
+
 class BoundInputs(nn.Module):
     """Run a module on images together with fixed other inputs, which are repeated for every image."""
 

@@ -6,7 +6,7 @@ They lie here and not in `targets/`, because the blocks of a model are found by 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
@@ -72,8 +72,7 @@ class Neuron(Target):
 
     def readout(self, model: Model) -> Model:
         """Return the model of the blocks up to the layer, whose scores [B, d] are all channels."""
-        readout = ActivationReadout(activation_model(model), self.site, all_channels)
-        return model.read(("neuron", self.site), readout, classifier=True)
+        return _read_activation(model, ("neuron", self.site), self.site, all_channels)
 
     def resolve(self, context: ScoreContext) -> TargetBatch:
         """Return the channel's activation as the score."""
@@ -140,8 +139,7 @@ class Direction(Target):
     def readout(self, model: Model) -> Model:
         """Return the model of the blocks up to the layer, whose only score is the direction's."""
         projection = Projection(tuple(self.vector), self.bias, self.relu, str(self.site))
-        readout = ActivationReadout(activation_model(model), self.site, projection)
-        return model.read(("direction", self.site, projection), readout, classifier=True)
+        return _read_activation(model, ("direction", self.site, projection), self.site, projection)
 
     def resolve(self, context: ScoreContext) -> TargetBatch:
         """Return the value of the direction as the score."""
@@ -171,6 +169,14 @@ class Projection:
 def all_channels(tokens: Tensor) -> Tensor:
     """Return tokens [B, N, d] as they are: each channel is a score."""
     return tokens
+
+
+def _read_activation(
+    model: Model, key: tuple[Any, ...], site: ActivationSite, function: Callable[[Tensor], Tensor]
+) -> Model:
+    """Return the model whose scores are a function of the tokens at a site."""
+    whole = activation_model(model)
+    return model.read(key, function, readout=lambda _, reader: ActivationReadout(whole, site, reader), classifier=True)
 
 
 def _activation_target(context: ScoreContext, title: str, column: int) -> TargetBatch:

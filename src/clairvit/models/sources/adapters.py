@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import inspect
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch.nn.functional import normalize
 from clairvit.errors import BadInput
 from clairvit.models.activation import StatedActivation
 from clairvit.models.model import extract_scores
+from clairvit.models.text_encoder import is_pair
 
 
 class ZeroShot(nn.Module):
@@ -58,18 +60,49 @@ class ZeroShot(nn.Module):
 
 
 class ImageTower(nn.Module):
-    """The image encoder of an image-and-text model: pixels [B, 3, H, W] -> projected embedding [B, d]."""
+    """The image encoder of an image-and-text model: pixels [B, 3, H, W] -> projected embedding [B, d].
+
+    Images of another size than the trained one get interpolated position embeddings, where transformers offers that.
+    """
 
     def __init__(self, pair: nn.Module) -> None:
         super().__init__()
         self.pair = pair
-        # not needed once the prompts are encoded, and often the larger half
-        for name in ("text_model", "text_projection"):
-            if isinstance(getattr(pair, name, None), nn.Module):
-                setattr(pair, name, None)
 
     def forward(self, pixels: Tensor) -> Tensor:
-        return extract_scores(self.pair.get_image_features(pixel_values=pixels))  # type: ignore[operator]
+        """Return the embeddings [B, d] of pixels [B, 3, H, W]."""
+        pair: Any = self.pair
+        if not hasattr(pair, "get_image_features"):
+            return extract_scores(pair.encode_image(pixels))
+        options = {} if tuple(pixels.shape[-2:]) == _trained_size(pair) else interpolation_option(type(pair))
+        return extract_scores(pair.get_image_features(pixel_values=pixels, **options))
+
+
+def interpolation_option(pair_class: Any) -> dict[str, bool]:
+    """Return the argument that makes a pair of transformers take images of any size; {} if it has none."""
+    name = "interpolate_pos_encoding"
+    return {name: True} if name in inspect.signature(pair_class.get_image_features).parameters else {}
+
+
+def _trained_size(pair: Any) -> tuple[int, int] | None:
+    """Return the rows and columns of a pair's images by its configuration; None if it does not say."""
+    size = getattr(getattr(pair.config, "vision_config", pair.config), "image_size", None)
+    return (size, size) if isinstance(size, int) else None if size is None else tuple(size)
+
+
+def embedding_part(module: nn.Module) -> nn.Module:
+    """Return the part of a module that gives the image's embedding: the image tower of a pair, else the module."""
+    if isinstance(module, ZeroShot):
+        return module.tower
+    return ImageTower(module) if is_pair(module) else module
+
+
+def drop_submodules(module: nn.Module, names: Sequence[str]) -> nn.Module:
+    """Remove submodules of a pair that was loaded for its other tower, to free their memory; return the module."""
+    for name in names:
+        if isinstance(getattr(module, name, None), nn.Module):
+            setattr(module, name, None)
+    return module
 
 
 class Backbone(nn.Module):
