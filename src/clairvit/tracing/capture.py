@@ -289,7 +289,9 @@ class Capture(TorchFunctionMode):
         return out
 
     def _gate(self, func: Any, args: Any, kwargs: Any) -> Any:
-        if ops.first_argument(args, kwargs).ndim < 3:  # a probability at the output is not a gate
+        x = ops.first_argument(args, kwargs)
+        boxes = self._after_blocks and x.ndim == 3 and x.shape[-1] == 4
+        if x.ndim < 3 or boxes:  # a probability or a detector's boxes [B, queries, 4] at the output are no gates
             return func(*args, **kwargs)
         return self._with_rule("gate", func, args, kwargs)
 

@@ -150,6 +150,7 @@ class _ModuleVisits(Recorder):
         self.calls: list[AttentionCall] = []  # of the capture, which shows its operations to this recorder
         self.stack: list[_Visit] = []
         self.visits: list[list[_Visit]] = []  # for each attention call, the modules around it, outermost first
+        self.grad_enabled: list[bool] = []  # for each attention call; False inside torch.no_grad or a checkpoint
         self.grids: list[tuple[int, int]] = []  # spatial sizes of the convolutions before the first attention
         self.read_by_head: list[Tensor] = []  # inputs of the last linear layers, one vector per image
         self.outermost: list[ModuleCall] = []  # every call of a module, as a tree
@@ -158,6 +159,7 @@ class _ModuleVisits(Recorder):
     def on_op(self, op: Op) -> None:
         while len(self.visits) < len(op.calls):
             self.visits.append(list(self.stack))
+            self.grad_enabled.append(torch.is_grad_enabled())
             self.read_by_head.clear()
         if op.kind == ops.CONV and not op.calls:
             self.grids.append((op.output.shape[-2], op.output.shape[-1]))
@@ -224,7 +226,7 @@ def _find_structure(model: Model, pixels: Tensor) -> ModelStructure:
         finally:
             for hook in hooks:
                 hook.remove()
-    sees_image = [_sees_image(call, visits) for call, visits in zip(calls, watch.visits, strict=True)]
+    sees_image = [_sees_image(*item) for item in zip(calls, watch.visits, watch.grad_enabled, strict=True)]
     if not any(sees_image):
         sees_image = [True] * len(calls)  # none at all is reported elsewhere
     blocks = [_block_of(visits) if sees else None for visits, sees in zip(watch.visits, sees_image, strict=True)]
@@ -318,9 +320,12 @@ def _are_whole(blocks: list[_Visit]) -> bool:
     return any(same) or not same
 
 
-def _sees_image(call: AttentionCall, visits: list[_Visit]) -> bool:
-    """Return whether an attention depends on the image; under gradient checkpointing only its input shows it."""
-    return call.out.requires_grad or any(visit.sees_image for visit in visits)
+def _sees_image(call: AttentionCall, visits: list[_Visit], grad_enabled: bool) -> bool:
+    """Return whether an attention depends on the image; under gradient checkpointing only its input shows it.
+
+    The first self-attention of a decoder does not: it is between queries that have not looked at the image yet.
+    """
+    return call.out.requires_grad or (not grad_enabled and any(visit.sees_image for visit in visits))
 
 
 def _block_of(visits: list[_Visit]) -> _Visit | None:
