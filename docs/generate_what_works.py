@@ -13,12 +13,14 @@ INTRODUCTION = f"""# What works
 
 *Made by `python docs/generate_what_works.py`; do not edit.*
 
-Each row is a tiny model of that family with random weights, built by the library that is named (`tests/helpers/families.py`).
-Each cell is a run: *yes*: every quick method of the family gave a map; *3 of 8*: so many of them did; *no*: all were
-refused. A refusal is an error in one sentence, never a wrong map; [the sentences](#refused) are below. Perturbation
-methods are {", ".join(f"`{method}`" for method in PERTURBATION)}. *Targets* are those that a gradient method explained.
+Each row is a tiny model of that family with random weights, built by the library that is named
+(`tests/helpers/families.py`). Each cell is a run: *yes*: every quick method of the family gave a map; *3 of 8*: so many
+of them did; *no*: all were refused. A refusal is an error in one sentence, never a wrong map; [the sentences](#refused)
+are below. Perturbation methods are {", ".join(f"`{method}`" for method in PERTURBATION)}. *Targets* are
+those that a gradient method explained; methods were run with the first of them.
 
-That the maps are right is shown elsewhere: [Testing](testing.md). Your own model: `clairvit doctor`, [Doctor](doctor.md)."""
+That the maps are right is shown elsewhere: [Testing](testing.md). Your own model: `clairvit doctor`,
+[Doctor](doctor.md)."""
 
 
 def page() -> str:

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 import clairvit as cv
 from clairvit.methods.registry import list_methods
+from helpers import dense_models, tiny_pairs
 from helpers.custom_vits import CLASSES
 from helpers.tiny_models import STRANGE, cnn, double, strange
 
@@ -166,7 +167,27 @@ def mixer() -> nn.Module:
     return MlpMixer(img_size=32, patch_size=8, embed_dim=16, num_blocks=2, num_classes=CLASSES)
 
 
-EMBEDDING = {"channel": 0, "Neuron": cv.Neuron(0, 0)}
+def four_channels() -> tuple[cv.Model, Tensor]:
+    """Return a ViT of images with a fourth channel, near infrared say."""
+    options: dict[str, Any] = {"img_size": 32, "patch_size": 8, "in_chans": 4, "embed_dim": 24, "num_heads": 2}
+    module = strange(lambda: timm.create_model("vit_tiny_patch16_224", depth=2, num_classes=CLASSES, **options))
+    return cv.wrap(module.double(), size=32, mean=0.5, std=0.5), noise((32, 32), channels=4)
+
+
+def _dense(make: Callable[[], nn.Module]) -> Callable[[], tuple[cv.Model, Tensor]]:
+    return lambda: (dense_models.model_of(make), dense_models.images(1))
+
+
+def _pair(name: str) -> Callable[[], tuple[cv.Model, Tensor]]:
+    return lambda: (tiny_pairs.wrapped(name), tiny_pairs.pixels(1))
+
+
+NEURON = {"Neuron": cv.Neuron(0, 0)}
+REGION = {"Region": cv.Region(0, box=(4, 8, 40, 36)), **NEURON}
+DEPTH = {"Region": cv.Region(box=(4, 8, 40, 36)), **NEURON}
+QUERY = {"Query": cv.Query(2, 1), **NEURON}
+TEXT = {"Text": cv.Text("a red car"), "Contrast of texts": cv.Contrast(cv.Text("a cat"), cv.Text("a dog")), **NEURON}
+EMBEDDING = {"channel": 0, **NEURON}
 FAMILIES: list[Family] = [
     Family("ViT", "timm `vit_*`", _zoo("timm-vit"), quick=True),
     Family("ViT", "transformers `ViT*`", _zoo("hf-vit-sdpa")),
@@ -182,8 +203,12 @@ FAMILIES: list[Family] = [
     Family("CLIP, image tower", "timm `vit_*_clip_*`", _zoo("timm-clip")),
     Family("CLIP, image tower", "open_clip", _zoo("open_clip-tower"), EMBEDDING),
     Family("CLIP, image tower", "transformers `CLIPVisionModel*`", _zoo("hf-clip-projection-sdpa"), EMBEDDING),
+    Family("CLIP, both towers", "open_clip", _pair("open_clip"), TEXT),
+    Family("CLIP, both towers", "transformers `CLIPModel`", _pair("CLIPModel"), TEXT, quick=True),
+    Family("SigLIP, both towers", "transformers `SiglipModel`", _pair("SiglipModel"), TEXT),
     Family("SigLIP, image tower", "timm `vit_*_siglip_*`", _zoo("timm-siglip-map")),
     Family("SAM, image encoder with global attention", "timm `samvit_*`", _zoo("timm-sam")),
+    Family("ViT of four channels", "timm, `in_chans=4`", four_channels),
     Family("Parallel blocks", "timm `vit_*_18x2_*`", _zoo("timm-parallel")),
     Family("Swin", "timm `swin_*`", _strange("swin"), quick=True),
     Family("Swin V2", "timm `swinv2_*`", _strange("swin-v2")),
@@ -191,6 +216,15 @@ FAMILIES: list[Family] = [
     Family("XCiT", "timm `xcit_*`", _strange("xcit")),
     Family("PVT v2", "timm `pvt_v2_*`", _module(pvt, 64)),
     Family("SegFormer, classifier", "transformers `SegformerForImageClassification`", _module(segformer, 64)),
+    Family("SegFormer, segmenter", "transformers", _dense(dense_models.segformer), REGION),
+    Family("DPT, segmenter", "transformers", _dense(dense_models.dpt_segmenter), REGION, quick=True),
+    Family("DPT, depth", "transformers", _dense(dense_models.dpt_depth), DEPTH),
+    Family("MaskFormer", "transformers", _dense(dense_models.maskformer), REGION),
+    Family("Mask2Former", "transformers", _dense(dense_models.mask2former), REGION),
+    Family("SAM with a box", "transformers", _dense(dense_models.sam), DEPTH),
+    Family("DETR", "transformers", _dense(dense_models.detr), QUERY),
+    Family("RT-DETR", "transformers", _dense(dense_models.rt_detr), QUERY),
+    Family("YOLOS", "transformers", _dense(dense_models.yolos), QUERY),
     Family("CNN", "torchvision, timm", _module(cnn), quick=True),
     Family("ConvNeXt", "timm `convnext_*`", _module(convnext, 64)),
     Family("MLP-Mixer", "timm `mixer_*`", _module(mixer)),

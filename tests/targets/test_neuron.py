@@ -17,6 +17,7 @@ from clairvit.errors import BadInput, NotApplicable, UnknownName, WrongType
 from clairvit.tracing.recording import record
 from clairvit.tracing.rules import LINEAR
 from clairvit.tracing.trace import run_backward
+from helpers import tiny_pairs
 from helpers.module_fingerprint import unchanged
 from helpers.rounding import assert_same
 from helpers.tiny_models import HEADS, STRANGE, WIDTH, ZOO, cnn, double, growth_of, pixels, shaken, strange
@@ -255,6 +256,14 @@ def test_a_model_without_class_scores_has_neurons() -> None:
     with torch.no_grad():
         tokens = module(images, output_hidden_states=True).hidden_states[1]
     assert_same(traced.logits, tokens[:, 1:].mean(1))
+
+
+def test_a_pair_of_towers_has_the_neurons_of_its_image_tower() -> None:
+    pair, images = tiny_pairs.build("CLIPModel"), tiny_pairs.pixels()
+    traced = cv.trace(tiny_pairs.wrapped("CLIPModel", pair), images, target=cv.Neuron(1, CHANNEL, pool="token"))
+    with torch.no_grad():
+        states = pair.vision_model(images, output_hidden_states=True).hidden_states
+    assert_same(traced.logits, states[2][:, 0])
 
 
 @pytest.mark.parametrize("name", ["swin", "xcit"])

@@ -20,6 +20,7 @@ from clairvit.errors import BadInput, CaptureError, NotApplicable, UnknownName, 
 from clairvit.models.model import Layout, Model
 from clairvit.models.readout import BoundInputs, Readout
 from clairvit.option_types import checked_index
+from clairvit.targets.embedding import image_embedding
 from clairvit.tracing import ops
 from clairvit.tracing.capture import Capture
 from clairvit.tracing.module_state import this_thread_only
@@ -191,6 +192,8 @@ class ActivationReadout(Readout):
 def activation_model(model: Model) -> Model:
     """Return a model whose structure can be found whatever its module returns."""
     base = model.base or model
+    if base.text_encoder is not None:
+        return image_embedding(base)  # the image tower alone
     if base.returns or isinstance(base.module, BoundInputs):
         return base.read("sum of all outputs", _sum_of_outputs)
     return base
@@ -226,6 +229,11 @@ def _check_blocks(structure: ModelStructure, site: ActivationSite, name: str) ->
         raise NotApplicable(
             f"The blocks of {name} are no modules whose output is the next one's input, so that a block's tokens are "
             "not known exactly; expected one module per block."
+        )
+    if structure.sequence_first and layer.kind != "tokens":
+        raise NotApplicable(
+            f"{name} has blocks of [B, N, d] and of [N, B, d], and which of them layer {site.layer} is cannot be told "
+            "from its shape; expected a model with one order of its axes."
         )
     if site.where == "head" and layer.kind != "tokens":
         raise NotApplicable(
