@@ -103,7 +103,7 @@ def test_the_score_and_its_gradients_are_those_of_a_hook_and_autograd(name: str,
     for hook in hooks:
         hook.remove()
     gradients = torch.autograd.grad(expected[:, CHANNEL].sum(), [images, *inputs])
-    assert torch.equal(traced.logits, expected.detach())
+    assert_same(traced.logits, expected.detach(), growth=growth_of(name))
     bound = growth_of(name)
     assert_same(traced.dpixels, gradients[0], growth=bound)
     for layer, gradient in zip(traced.layers, gradients[1:], strict=True):
