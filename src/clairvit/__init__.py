@@ -93,6 +93,8 @@ if TYPE_CHECKING:
     from clairvit.targets.similar import Similar as Similar
     from clairvit.targets.text import Text as Text
     from clairvit.targets.token import NextToken as NextToken
+    from clairvit.tracing.neuron import Direction as Direction
+    from clairvit.tracing.neuron import Neuron as Neuron
     from clairvit.tracing.recorders.base import Recorder as Recorder
     from clairvit.tracing.recorders.residual_sums import ResidualSums as ResidualSums
     from clairvit.tracing.trace import Trace as Trace
@@ -121,6 +123,8 @@ _MODULES = {
     "TargetBatch": "clairvit.targets.base",
     "Contrast": "clairvit.targets.contrast",
     "Output": "clairvit.targets.function",
+    "Neuron": "clairvit.tracing.neuron",
+    "Direction": "clairvit.tracing.neuron",
     "Region": "clairvit.targets.region",
     "Query": "clairvit.targets.query",
     "Text": "clairvit.targets.text",

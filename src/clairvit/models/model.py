@@ -18,7 +18,7 @@ from clairvit.models.readout import BoundInputs, Readout
 if TYPE_CHECKING:
     from clairvit.models.text_encoder import TextEncoder
 
-Pooling = Literal["token", "distilled", "avg", "map", "mixed", "query"]
+Pooling = Literal["token", "distilled", "avg", "max", "map", "mixed", "query"]
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,8 @@ class Layout:
     Args:
         grid: Rows and columns of patches.
         prefix: The number of tokens before the patches.
-        pooling: What the head reads: "token", "distilled", "avg", "map", "mixed" or "query" (of a decoder).
+        pooling: What the head reads: "token", "distilled", "avg", "max" (one patch per image), "map", "mixed", or
+            "query" (of a decoder).
         read: (row, weight) of the query rows that the head reads; left out, they follow from `pooling`.
         suffix: The number of tokens after the patches.
 
@@ -74,7 +75,7 @@ class Layout:
         leading = [*self.other_rows, *patches]  # a class token comes before the patches, or after them
         if self.pooling == "mixed":
             return ((leading[0], 0.5), *((row, 0.5 / len(patches)) for row in patches))
-        rows = {"distilled": leading[:2], "avg": list(patches)}.get(self.pooling, leading[:1])
+        rows = {"distilled": leading[:2], "avg": list(patches), "max": list(patches)}.get(self.pooling, leading[:1])
         return tuple((row, 1 / len(rows)) for row in rows)
 
     @property

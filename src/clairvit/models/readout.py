@@ -13,12 +13,15 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from clairvit.errors import BadInput, ClairError
+
+if TYPE_CHECKING:
+    from clairvit.models.model import Layout
 
 IMAGE_INPUTS = ("pixel_values", "pixel_values_videos", "images", "image", "pixels", "x")  # names of forward's images
 
@@ -30,6 +33,13 @@ class Readout(nn.Module):
         super().__init__()
         self.module = module
         self.function = function
+
+    def prepare(self, pixels: Tensor) -> None:
+        """Find what must be known of the module before it runs on images of the size of `pixels` [1, 3, H, W]."""
+
+    def read_layout(self, layout: Layout) -> Layout | None:
+        """Return the layout of the tokens with the rows that the scores read; None: they are to be inferred."""
+        return None
 
     def forward(self, pixels: Tensor) -> Tensor:
         """Return scores [B, C] of pixels [B, 3, H, W]."""

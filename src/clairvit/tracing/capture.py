@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -25,6 +26,9 @@ from clairvit.tracing.module_state import this_thread_only
 from clairvit.tracing.recorders.base import Op, Recorder
 from clairvit.tracing.residual_sums import ResidualStream
 from clairvit.tracing.rules.table import ActiveRuleTable, gelu_slope, with_custom_backward
+
+# > 0 inside torch's own multi-head attention, for all captures of the thread: one may run inside another.
+_multi_head_depth: ContextVar[int] = ContextVar("_multi_head_depth", default=0)
 
 
 class Capture(TorchFunctionMode):
@@ -63,7 +67,6 @@ class Capture(TorchFunctionMode):
         self._differentiated = frozenset(differentiated)
         self._after_blocks = False
         self._block = -1
-        self._depth = 0  # > 0 inside torch's own multi-head attention
         self._attending: dict[int, Tensor] = {}  # the softmax output and tensors derived from it, until it meets v
         self._scores: Tensor | None = None
         self._product: tuple[Tensor, Tensor, Tensor] | None = None  # the last q and kᵀ candidates, and q kᵀ
@@ -100,7 +103,9 @@ class Capture(TorchFunctionMode):
         kind = ops.kind_of(func)
         interested = self._on_any if kind is None else (*self._on_any, *self._on_kind.get(kind, ()))
         if interested:
-            op = Op(func, args, kwargs, out, kind, self._block, self.calls, self._depth > 0, self._after_blocks)
+            op = Op(
+                func, args, kwargs, out, kind, self._block, self.calls, _multi_head_depth.get() > 0, self._after_blocks
+            )
             for on_op in interested:
                 on_op(op)
 
@@ -143,12 +148,12 @@ class Capture(TorchFunctionMode):
 
     def _multi_head(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Run torch's own multi-head attention with the mode on: it is off inside a handler, which would hide it."""
-        self._depth += 1
+        entered = _multi_head_depth.set(_multi_head_depth.get() + 1)
         try:
             with self:
                 return ops.without_dispatch(func)(*args, **kwargs)
         finally:
-            self._depth -= 1
+            _multi_head_depth.reset(entered)
             self._check_final_call()
 
     def _softmax(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -241,12 +246,12 @@ class Capture(TorchFunctionMode):
         self._check_final_call()
 
     def _check_final_call(self) -> None:
-        if len(self.calls) == self._final_call and self._depth == 0 and not self._after_blocks:
+        if len(self.calls) == self._final_call and _multi_head_depth.get() == 0 and not self._after_blocks:
             self.end_blocks(None)
 
     def _linear(self, func: Any, args: Any, kwargs: Any) -> Any:
         call = ops.linear_arguments(args, kwargs)
-        arguments = {"weight": call["weight"], "bias": call.get("bias"), "inside": self._depth > 0}
+        arguments = {"weight": call["weight"], "bias": call.get("bias"), "inside": _multi_head_depth.get() > 0}
         return self._with_rule("linear", func, args, kwargs, **arguments)
 
     def _conv(self, func: Any, args: Any, kwargs: Any) -> Any:
