@@ -14,6 +14,7 @@ from clairvit.plotting.canvas import BAR, GAP, HEADING, INK, MARGIN, PALE, SMALL
 from clairvit.plotting.labels import CLASS_AGNOSTIC, class_label, top_classes
 from clairvit.plotting.overlay import Array, Scale, overlay, to_numpy
 from clairvit.plotting.patch_outline import chosen_patches, draw_outline, photo_without, removal_labels
+from clairvit.plotting.strip import frame_strip
 from clairvit.plotting.style import PlotStyle
 from clairvit.plotting.tiles import (
     FOOT,
@@ -59,6 +60,7 @@ def explanation_figure(explanation: Explanation, style: PlotStyle | None = None)
     Chosen patches are outlined, and a further tile shows the photo without them. A check is written under its map.
     """
     style = style or PlotStyle()
+    explanation = frame_strip(explanation, style)
     groups = same_image(explanation)
     check_rows(len(groups))
     scales = map_scales(explanation, to_numpy(explanation.maps), style)
@@ -103,6 +105,7 @@ def _write_check(canvas: Canvas, lines: Sequence[str], left: float, top: float, 
 def layers_figure(explanation: Explanation, style: PlotStyle | None = None) -> Figure:
     """Return a figure with a strip of small overlays per map, one overlay per layer."""
     style = style or PlotStyle()
+    explanation = frame_strip(explanation, style)
     if explanation.layers is None:
         raise BadInput(
             f"'{explanation.method}' was computed without its layers; ask for them with cv.explain(…, layers=True) "

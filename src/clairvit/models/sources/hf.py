@@ -20,7 +20,7 @@ from clairvit.models.labels import fit_labels
 from clairvit.models.load_options import LoadOptions, seeded
 from clairvit.models.model import Model, extract_scores
 from clairvit.models.preprocess import INTERPOLATIONS, Preprocess, assumption, for_size
-from clairvit.models.sources.adapters import Backbone, ImageTower, UnmaskedEncoder, ZeroShot, takes_images
+from clairvit.models.sources.adapters import Backbone, ImageTower, UnmaskedEncoder, ZeroShot, clip_frames, takes_images
 from clairvit.models.sources.hf_outputs import refusal
 from clairvit.models.sources.hub import extra, fetching, hub_blocked, offline, quiet
 
@@ -98,7 +98,7 @@ def vision_types(transformers: Any) -> list[str]:
 def model_kind(transformers: Any, config: Any, spec: str) -> Kind:
     """Return the kind of a model, by the class that its weights were saved from, else by its configuration."""
     architectures = config.architectures or ()
-    if any("ForImageClassification" in name for name in architectures):
+    if any("ForImageClassification" in name or "ForVideoClassification" in name for name in architectures):
         return "classifier"
     classes = (getattr(transformers, name, None) for name in architectures)
     saved = next((model_class for model_class in classes if model_class is not None), None)
@@ -204,6 +204,8 @@ def _describe(
     transformers: Any, model: nn.Module, kind: Kind, preprocess: Preprocess, location: str, request: LoadOptions
 ) -> Model:
     """Return the module as a model: a classifier, an embedding, or a zero-shot classifier of prompts."""
+    frames = clip_frames(model.model if isinstance(model, Backbone) else model)
+    preprocess = dataclasses.replace(preprocess, frames=frames)
     if kind == "classifier":
         config: Any = model.config
         labels = fit_labels(request.labels, lambda: class_names(config), config.num_labels)

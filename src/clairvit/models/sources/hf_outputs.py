@@ -82,7 +82,7 @@ def adapted(module: nn.Module) -> nn.Module:
     reason = refusal(type(module), module.config)
     if reason is not None:
         raise NotApplicable(reason)
-    if "ForImageClassification" in name:
+    if "ForImageClassification" in name or "ForVideoClassification" in name:
         return takes_images(module)
     if name == "ViTMAEModel":
         return UnmaskedEncoder(module)
@@ -112,10 +112,8 @@ def refusal(model_class: type[nn.Module], config: Any) -> str | None:
             f"{name} returns masks for points or boxes that it is given, not {_ROW}. Explain its image encoder "
             "instead, whose output is an embedding: cv.wrap(model.vision_encoder)."
         )
-    if "ForImageClassification" not in name and _takes_video(model_class, config):
-        return f"{name} takes the frames of a video, [B, T, 3, H, W], not an image. Use an image model."
     required = [key for key, value in parameters.items() if value.default is value.empty and value.kind in _NAMED]
-    required = [key for key in required if key not in ("self", "pixel_values", "inputs")]
+    required = [key for key in required if key not in ("self", "pixel_values", "pixel_values_videos", "inputs")]
     if takes_patches(model_class):  # they are cut by an adapter
         required = [key for key in required if key not in ("pixel_attention_mask", "spatial_shapes")]
     if required:
@@ -123,7 +121,7 @@ def refusal(model_class: type[nn.Module], config: Any) -> str | None:
             f"{name} needs {', '.join(required)} besides the image. Wrap it in a module that makes them in its "
             "forward, then cv.wrap that module."
         )
-    if "pixel_values" not in parameters:
+    if not {"pixel_values", "pixel_values_videos"} & set(parameters):
         return f"{name} takes no images: its forward has no pixel_values. Use a vision model."
     if "ForImageClassification" not in name and _has_queries(config):
         return f"{name} returns an embedding for each of its queries, not {_ROW}. {_WRAP}: that of one query."
@@ -131,17 +129,6 @@ def refusal(model_class: type[nn.Module], config: Any) -> str | None:
 
 
 _NAMED = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-
-
-def _takes_video(model_class: type[nn.Module], config: Any) -> bool:
-    """Return whether the model takes the frames of a video."""
-    modalities = getattr(model_class, "input_modalities", ())
-    parameters = inspect.signature(model_class.forward).parameters
-    return (
-        modalities in ("video", ("video",))
-        or "pixel_values_videos" in parameters
-        or any(hasattr(config, name) for name in ("tubelet_size", "num_frames"))
-    )
 
 
 def _has_queries(config: Any) -> bool:
