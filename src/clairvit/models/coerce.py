@@ -23,6 +23,7 @@ from clairvit.models.wrap import wrap
 
 ModelLike = Model | nn.Module | str
 IMAGE_KEYS = ("image", "images", "pixel_values", "img")  # of the dicts that Hugging Face data sets yield
+PROCESSED = ("pixel_values", "pixel_values_videos")  # of what a processor of transformers returns
 LABEL_KEYS = ("label", "labels", "target")
 _ONE_OR_MORE_IMAGES = (str, bytes, Path, Image.Image, np.ndarray, Tensor, Batch)
 
@@ -48,6 +49,20 @@ def as_model(model: ModelLike, images: Any = None) -> Model:
             f"{wrapped.name}: {' '.join(wrapped.assumptions)} {advice}", ClairWarning, stacklevel=user_stacklevel()
         )
     return wrapped
+
+
+def model_and_images(model: ModelLike, images: Any, inputs: Mapping[str, Any] | None = None) -> tuple[Model, Any]:
+    """Return the model, bound to inputs besides the images, and the images.
+
+    Images may be a mapping of all inputs, as a processor of transformers returns it: {"pixel_values": …, …}.
+    """
+    others = dict(inputs or {})
+    name = next((key for key in PROCESSED if isinstance(images, Mapping) and key in images), None)
+    if name is not None:
+        others |= {key: value for key, value in images.items() if key != name and key not in LABEL_KEYS}
+        images = images[name]
+    images = as_images(images)
+    return as_model(model, images).with_inputs(**others), images
 
 
 class LabelledImages(Sequence[Any]):

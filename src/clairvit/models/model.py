@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
-from clairvit.errors import BadInput
+from clairvit.errors import BadInput, NotApplicable
 from clairvit.models.activation import Activation, activation_for, check_activation, probabilities
 from clairvit.models.preprocess import Preprocess
+from clairvit.models.readout import BoundInputs, Readout
 
-Pooling = Literal["token", "distilled", "avg", "map", "mixed"]
+if TYPE_CHECKING:
+    from clairvit.models.text_encoder import TextEncoder
+
+Pooling = Literal["token", "distilled", "avg", "max", "map", "mixed", "query"]
 
 
 @dataclass(frozen=True)
@@ -24,13 +28,14 @@ class Layout:
 
     `prefix` tokens come first (CLS, registers, the text before an image), then the grid row by row, then `suffix`
     tokens (detection tokens, a class token at the end, the text after an image). `read` holds the query rows that the
-    head reads, with weights that sum to 1; left out, they follow from `pooling`. Under `map` pooling they are rows of
-    the attention pool (its latent queries) instead of tokens.
+    head reads, with weights that sum to 1; left out, they follow from `pooling`. Under `map` and `query` pooling they
+    are rows of the attention pool (its latent queries) or of the decoder (its queries) instead of tokens.
 
     Args:
         grid: Rows and columns of patches; (frames, rows, columns) for clips, frame by frame.
         prefix: The number of tokens before the patches.
-        pooling: What the head reads: "token", "distilled", "avg", "map" or "mixed".
+        pooling: What the head reads: "token", "distilled", "avg", "max" (one patch per image), "map", "mixed", or
+            "query" (of a decoder).
         read: (row, weight) of the query rows that the head reads; left out, they follow from `pooling`.
         suffix: The number of tokens after the patches.
 
@@ -65,7 +70,7 @@ class Layout:
         if not self.read:
             object.__setattr__(self, "read", self._default_read())
         last = self.tokens - 1
-        if self.pooling != "map" and any(not 0 <= row <= last for row, _ in self.read):
+        if self.pooling not in ("map", "query") and any(not 0 <= row <= last for row, _ in self.read):
             raise BadInput(f"read={self.read!r} names a row outside the {self.tokens} tokens; expected 0…{last}.")
 
     def _default_read(self) -> tuple[tuple[int, float], ...]:
@@ -74,7 +79,7 @@ class Layout:
         leading = [*self.other_rows, *patches]  # a class token comes before the patches, or after them
         if self.pooling == "mixed":
             return ((leading[0], 0.5), *((row, 0.5 / len(patches)) for row in patches))
-        rows = {"distilled": leading[:2], "avg": list(patches)}.get(self.pooling, leading[:1])
+        rows = {"distilled": leading[:2], "avg": list(patches), "max": list(patches)}.get(self.pooling, leading[:1])
         return tuple((row, 1 / len(rows)) for row in rows)
 
     @property
@@ -133,6 +138,10 @@ class Model:
         activated: The module applies its activation itself.
         assumptions: Notes about preprocessing that nothing states, shown with results.
         wrappers: What `cv.wrap` took off the module: "torch.compile", "DataParallel", …
+        returns: What the module returns where that is neither class scores nor an embedding ("class scores for every
+            pixel …"), and which target reads it; "" for a classifier or an embedding.
+        text_encoder: What embeds prompts for `cv.Text`; None for a model without a text tower.
+        base: The model that this one reads another output of; None for a model of its own.
 
     Example:
         >>> import clairvit as cv
@@ -152,6 +161,10 @@ class Model:
     activated: bool = False  # the module applies its activation itself: raw scores that are probabilities already
     assumptions: tuple[str, ...] = ()  # notes about preprocessing that nothing states, shown with results
     wrappers: tuple[str, ...] = ()  # wrappers removed from the module: "torch.compile", "DataParallel", …
+    returns: str = ""  # what the module returns where that is no row of scores, and which target reads it
+    text_encoder: TextEncoder | None = field(default=None, repr=False)  # embeds prompts (CLIP, SigLIP)
+    base: Model | None = field(default=None, repr=False)  # the model that this one reads another output of
+    _readouts: dict[Hashable, Model] = field(default_factory=dict, init=False, repr=False)  # `read` of this model
 
     def __post_init__(self) -> None:
         check_activation(self.activation)
@@ -163,6 +176,8 @@ class Model:
         rows, columns = self.preprocess.size
         classes = f"{len(self.labels)} classes" if self.labels else "no class names"
         kind = f"{classes}, {self.activation}" if self.classifier else "embedding"
+        if self.returns:
+            kind = "no class scores"
         return (
             f"Model({self.name!r}, {type(self.module).__name__}, {rows}×{columns}, {kind}, {self.device}, {self.dtype})"
         )
@@ -209,6 +224,8 @@ class Model:
 
     def logits(self, pixels: Tensor) -> Tensor:
         """Return the scores [B, C] of pixels [B, 3, H, W] or clips [B, 3, T, H, W], whatever type is returned."""
+        if self.returns:
+            raise NotApplicable(self.returns)
         scores = extract_scores(self.module(pixels))
         if len(scores) != len(pixels):
             raise BadInput(
@@ -216,6 +233,69 @@ class Model:
                 "for each image. Look for squeeze() in its forward, then cv.wrap it again."
             )
         return scores
+
+    def read(
+        self,
+        key: Hashable,
+        function: Callable[..., Tensor],
+        *,
+        readout: Callable[[nn.Module, Callable[..., Tensor]], nn.Module] = Readout,
+        **changes: Any,
+    ) -> Model:
+        """Return a model of the same module whose scores are read off its raw output.
+
+        Methods, metrics and perturbations need a row of scores per image. A target that is about anything else a
+        module returns (a region, a query, the next token) reads such a row here, and everything works on it.
+
+        Args:
+            key: Equal keys give the same model, so that what is known about it is found once.
+            function: Of what the module returns for n images: scores [n, C] or [n], differentiable.
+            readout: Makes the module that runs this one and reads its output by the function.
+            **changes: Fields of the new model: labels, activation (raw unless given), classifier, layout.
+
+        Returns:
+            A model with the same parameters; `model.base` is the one that it was read from.
+
+        Example:
+            >>> import clairvit as cv
+            >>> pets = cv.load("pets")
+            >>> sums = pets.read("sum", lambda output: output.sum(1))
+            >>> sums.base is pets, sums.activation
+            (True, 'raw')
+        """
+        base = self.base or self
+        if key not in base._readouts:
+            fields: dict[str, Any] = {
+                "labels": (),
+                "activation": "raw",
+                "activation_reason": "",
+                "activated": False,
+            } | changes
+            module = readout(base.module, function)
+            base._readouts[key] = replace(base, module=module, returns="", base=base, **fields)
+        return base._readouts[key]
+
+    def with_inputs(self, **inputs: Any) -> Model:
+        """Return a model of the same module that is given further inputs next to the image.
+
+        Args:
+            **inputs: By the names of the module's forward: tensors with one row, which every image gets, and anything
+                else as it is.
+
+        Raises:
+            BadInput: The module's forward has no such input.
+
+        Example:
+            >>> import clairvit as cv, torch
+            >>> class Scaled(torch.nn.Module):
+            ...     def forward(self, pixels, factor):
+            ...         return factor * pixels.mean((2, 3))
+            >>> model = cv.wrap(Scaled(), size=8).with_inputs(factor=torch.tensor([[2.0]]))
+            >>> model.logits(torch.ones(1, 3, 8, 8))
+            tensor([[2., 2., 2.]])
+        """
+        base = self.base or self
+        return replace(base, module=BoundInputs(base.module, inputs), returns="") if inputs else self
 
 
 def check_placement(module: nn.Module, name: str) -> None:
@@ -276,14 +356,15 @@ def extract_scores(output: Any) -> Tensor:
             if not tensors:
                 raise BadInput(
                     f"The model returned a {type(output).__name__} without 'logits'; expected a tensor [B, classes]. "
-                    "Wrap the module in one whose forward returns that tensor, then cv.wrap(it, …)."
+                    "Say what to read of it: target=cv.Output(function), where function(output) returns one number per "
+                    "image, [B]."
                 )
             scores = tensors[0]
     if scores.ndim == 1:
         scores = scores[:, None]
     if scores.ndim != 2:
         raise BadInput(
-            f"The model returned scores of shape {tuple(scores.shape)}; expected [B, classes]. "
-            "Wrap the module in one whose forward pools its output, then cv.wrap(it, …)."
+            f"The model returned scores of shape {tuple(scores.shape)}; expected [B, classes]. Say what to read of "
+            "them: target=cv.Output(function), where function(output) returns one number per image, [B]."
         )
     return scores

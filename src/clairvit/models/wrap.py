@@ -30,8 +30,9 @@ from clairvit.models.preprocess import (
     parse_size,
     preprocess_options,
 )
-from clairvit.models.sources.adapters import Backbone, ZeroShot, clip_frames
+from clairvit.models.sources.adapters import Backbone, ImageTower, ZeroShot, clip_frames
 from clairvit.models.sources.hf_outputs import adapted
+from clairvit.models.text_encoder import encoder_of
 
 
 def wrap(
@@ -50,6 +51,7 @@ def wrap(
     channels: int | None = None,
     display: Sequence[int] | None = None,
     frames: int | None = None,
+    tokenizer: Any = None,
 ) -> Model:
     """Return a model of any module that maps [B, C, H, W] to [B, classes]; the module is not changed.
 
@@ -76,6 +78,8 @@ def wrap(
             out, the first three.
         frames: The number of frames of a clip, for a module that takes clips [B, C, T, H, W]; left out, that of its
             configuration, or any number where the first convolution is an nn.Conv3d.
+        tokenizer: What reads the prompts of `cv.Text` for a CLIP or SigLIP module: open_clip.get_tokenizer(NAME), or a
+            tokenizer or processor of transformers; left out, the one saved with a transformers model.
 
     Returns:
         The model that `cv.explain` and all other functions take.
@@ -103,7 +107,10 @@ def wrap(
         )
     name = name or type(module).__name__
     check_placement(module, name)
-    traced = adapted(module)
+    encoder = encoder_of(module, tokenizer, name)
+    traced, returns = adapted(module)
+    if encoder is not None and not returns:
+        traced = ImageTower(module)
     options = preprocess_options(mean, std, resize, interpolation, display)
     channels = image_channels(module) if channels is None else _check_channel_count(channels)
     preprocess, assumptions = _preprocess(module, options, parse_size(size), channels)
@@ -111,16 +118,18 @@ def wrap(
         preprocess, frames=clip_frames(module) if frames is None else _check_frames(frames)
     )
     if classifier is None:
-        classifier = not (_is_headless(module) or isinstance(traced, Backbone))
+        classifier = not (_is_headless(module) or isinstance(traced, Backbone | ImageTower) or returns)
     model = Model(
         traced,
         name,
         preprocess,
-        _labels(module, read_labels(labels)),
+        _labels(module, read_labels(labels), returns),
         layout,
         classifier,
         assumptions=assumptions,
         wrappers=removed_wrappers,
+        returns=returns,
+        text_encoder=encoder,
     )
     return with_activation(model, None if activation is None else check_activation(activation))
 
@@ -156,17 +165,20 @@ def library_head_outputs(module: nn.Module) -> int | None:
     return head_outputs(module) if library in ("timm", "transformers", "torchvision") else None
 
 
-def _labels(module: nn.Module, labels: tuple[str, ...] | None) -> tuple[str, ...]:
-    """Return the given labels, their number checked where that is possible, else those of a transformers classifier."""
-    outputs = library_head_outputs(module)
+def _labels(module: nn.Module, labels: tuple[str, ...] | None, returns: str) -> tuple[str, ...]:
+    """Return the given labels, their number checked where that is possible, else those of a transformers model.
+
+    `returns` says that it gives no row of scores: then its labels are those of pixels or queries.
+    """
+    outputs = None if returns else library_head_outputs(module)
     if labels:
         return labels if outputs is None else fit_labels(labels, tuple, outputs)
-    if outputs is None or not _has_transformers_config(module):
+    if (outputs is None and not returns) or not _has_transformers_config(module):
         return ()
     from clairvit.models.sources.hf import class_names
 
     names = class_names(module.config)
-    return names if len(names) == outputs else ()
+    return names if returns or len(names) == outputs else ()
 
 
 def _is_headless(module: nn.Module) -> bool:
@@ -273,6 +285,11 @@ def _stated_preprocess(module: nn.Module, size: tuple[int, int] | None) -> tuple
         saved = saved_preprocess(module)
         if saved is not None:
             return for_size(saved, size or saved.size), None
+    visual = getattr(module, "visual", None)
+    if isinstance(getattr(visual, "preprocess_cfg", None), dict):
+        from clairvit.models.sources.open_clip import preprocess as open_clip_preprocess
+
+        return open_clip_preprocess(visual.preprocess_cfg, type(module).__name__), None  # type: ignore[union-attr]
     return Preprocess(size=size or _stated_size(module) or (224, 224)), "ImageNet's, because the module does not say"
 
 
@@ -284,13 +301,14 @@ def _has_transformers_config(module: nn.Module) -> bool:
 
 def _stated_size(module: nn.Module) -> tuple[int, int] | None:
     """Return `image_size` of the module (torchvision) or of its configuration (transformers), or a NaFlex square."""
+    config = getattr(module, "config", None)
     if _has_transformers_config(module):
         from clairvit.models.sources.hf import square_size
 
-        side = square_size(module.config)
+        side = square_size(config)
         if side is not None:
             return side, side
-    for holder in (module, getattr(module, "config", None)):
+    for holder in (module, config, getattr(config, "vision_config", None)):
         size = getattr(holder, "image_size", None)
         if isinstance(size, int | tuple | list):
             return parse_size(size if isinstance(size, int) else tuple(size))

@@ -21,7 +21,7 @@ from clairvit.models.model import Layout, Model
 from clairvit.perturbation.activation_patching import BlockOutputs, Edit, Place, PlacePatching
 from clairvit.perturbation.site import PARTS, Site
 from clairvit.targets.base import TargetBatch
-from clairvit.targets.resolve import resolve_targets
+from clairvit.targets.resolve import readout_model, resolve_for, resolve_targets
 from clairvit.tracing.module_state import frozen_eval, own_grad_mode
 from clairvit.tracing.recorders.head_replay import HeadReplay
 from clairvit.tracing.recorders.residual_branches import ResidualBranches
@@ -221,12 +221,12 @@ def patch_sweep(
     if isinstance(value, Tensor):
         raise WrongType(f"The value of a sweep is a tensor; expected one of: {_listed(VALUES)}. Use cv.patch instead.")
     _check_source_is_used(source, [value])
-    run = _patching_run(model, images, source)
+    run = _patching_run(model, images, source, target)
     sites = list(_sites_of_kind(run.recording, kind))
-    original = run.scores(run.recording.logits, ())
-    batch = original.target(target, score)
+    original = run.recording.logits
+    (batch,) = resolve_for(run.recording.model, target, original, score=score)
     columns = 1 + max((site.head or 0 for site in sites), default=0)
-    before = batch(original.original)
+    before = batch(original)
     effects = before.new_full((len(before), len(run.recording.calls), columns), float("nan"))
     for site in sites:
         patched = run.patched([_site_edit(run, site, value)])
@@ -328,15 +328,15 @@ def _run_with(recording: Recording, pixels: Tensor, edits: list[tuple[Place, Edi
         return recording.model.logits(pixels).detach()
 
 
-def _model_and_pixels(model: ModelLike, images: Any) -> tuple[Model, Tensor]:
+def _model_and_pixels(model: ModelLike, images: Any, target: Any = None) -> tuple[Model, Tensor]:
     images = as_images(images)
-    wrapped = as_model(model, images)
+    wrapped = readout_model(as_model(model, images), target)
     return wrapped, prepare(images, wrapped).pixels
 
 
-def _patching_run(model: ModelLike, images: Any, source: Any) -> _PatchingRun:
+def _patching_run(model: ModelLike, images: Any, source: Any, target: Any = None) -> _PatchingRun:
     """Return the recording of the images and the pixels of the source images, checked."""
-    wrapped, pixels = _model_and_pixels(model, images)
+    wrapped, pixels = _model_and_pixels(model, images, target)
     other = None if source is None else prepare(as_images(source), wrapped).pixels
     if other is not None and (len(other) not in (1, len(pixels)) or other.shape[1:] != pixels.shape[1:]):
         raise BadInput(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,9 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from clairvit.errors import BadInput
+from clairvit.errors import BadInput, NotApplicable
 from clairvit.models.activation import StatedActivation
-from clairvit.models.model import extract_scores
+from clairvit.models.model import Model, extract_scores
+from clairvit.models.readout import HeadInput, evaluation_copy, linear_calls
+from clairvit.models.text_encoder import is_pair
 
 
 class ZeroShot(nn.Module):
@@ -155,18 +157,78 @@ def clip_frames(module: nn.Module) -> int | None:
 
 
 class ImageTower(nn.Module):
-    """The image encoder of an image-and-text model: pixels [B, 3, H, W] -> projected embedding [B, d]."""
+    """The image encoder of an image-and-text model: pixels [B, 3, H, W] -> projected embedding [B, d].
+
+    Images of another size than the trained one get interpolated position embeddings, where transformers offers that.
+    """
 
     def __init__(self, pair: nn.Module) -> None:
         super().__init__()
         self.pair = pair
-        # not needed once the prompts are encoded, and often the larger half
-        for name in ("text_model", "text_projection"):
-            if isinstance(getattr(pair, name, None), nn.Module):
-                setattr(pair, name, None)
 
     def forward(self, pixels: Tensor) -> Tensor:
-        return extract_scores(self.pair.get_image_features(**image_inputs(self.pair, pixels)))  # type: ignore[operator]
+        """Return the embeddings [B, d] of pixels [B, 3, H, W]."""
+        pair: Any = self.pair
+        if not hasattr(pair, "get_image_features"):
+            return extract_scores(pair.encode_image(pixels))
+        options = {} if tuple(pixels.shape[-2:]) == _trained_size(pair) else interpolation_option(type(pair))
+        return extract_scores(pair.get_image_features(**image_inputs(pair, pixels), **options))
+
+
+def interpolation_option(pair_class: Any) -> dict[str, bool]:
+    """Return the argument that makes a pair of transformers take images of any size; {} if it has none."""
+    name = "interpolate_pos_encoding"
+    return {name: True} if name in inspect.signature(pair_class.get_image_features).parameters else {}
+
+
+def _trained_size(pair: Any) -> tuple[int, int] | None:
+    """Return the rows and columns of a pair's images by its configuration; None if it does not say."""
+    size = getattr(getattr(pair.config, "vision_config", pair.config), "image_size", None)
+    return (size, size) if isinstance(size, int) else None if size is None else tuple(size)
+
+
+def embedding_part(model: Model) -> nn.Module:
+    """Return the part of a model's module whose output is the image's embedding.
+
+    The image tower of an image-and-text model; of an embedding the module itself; of a classifier the module up to its
+    head, the linear layer that gives the scores.
+
+    Raises:
+        NotApplicable: There is no such part.
+    """
+    module = model.module
+    if isinstance(module, ZeroShot):
+        return module.tower
+    if is_pair(module):
+        return ImageTower(module)
+    if model.returns:
+        raise NotApplicable(f"{model.name} has no embedding that images could be compared by. {model.returns}")
+    return HeadInput(module, linear_head(model)) if model.classifier else module
+
+
+def linear_head(model: Model) -> str:
+    """Return the name of the linear layer whose output are the scores of a classifier and whose input is [B, d]."""
+    names = [name for name, part in model.module.named_modules() if isinstance(part, nn.Linear) and name]
+    channels = model.preprocess.channels
+    pixels = torch.zeros(1, channels, *model.preprocess.size, device=model.device, dtype=model.dtype)
+    module = evaluation_copy(model.module)
+    with torch.inference_mode(False), torch.no_grad(), linear_calls(module, names) as calls:
+        scores = extract_scores(module(pixels))
+    last = calls[-1] if calls else None
+    if last is None or last.input.ndim != 2 or not torch.equal(last.output, scores):
+        raise NotApplicable(
+            f"The scores of {model.name} are not the output of one linear layer that reads [B, d], so nothing says "
+            "which numbers are its embedding. Wrap the part that gives the embedding: cv.wrap(part, classifier=False)."
+        )
+    return last.name
+
+
+def drop_submodules(module: nn.Module, names: Sequence[str]) -> nn.Module:
+    """Remove submodules of a pair that was loaded for its other tower, to free their memory; return the module."""
+    for name in names:
+        if isinstance(getattr(module, name, None), nn.Module):
+            setattr(module, name, None)
+    return module
 
 
 class Backbone(nn.Module):
