@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 
 from clairvit.errors import BadInput, ClairWarning, WrongType, user_stacklevel
 from clairvit.models.image_files import open_image
-from clairvit.models.images import Batch, image_name, is_preprocessed
+from clairvit.models.images import Batch, image_name, is_clip, is_preprocessed
 from clairvit.models.load import load
 from clairvit.models.model import Model
 from clairvit.models.wrap import wrap
@@ -209,6 +209,8 @@ def as_images(images: Any) -> Any:
     if isinstance(images, (LabelledImages, *_ONE_OR_MORE_IMAGES)):
         return images
     if isinstance(images, list | tuple):
+        if images and all(is_clip(item) for item in images):
+            return images  # lists of frames
         pairs = images and all(isinstance(item, tuple | list | Mapping) for item in images)
         return LabelledImages(images.__getitem__, len(images)) if pairs else images
     if isinstance(images, DataLoader):
@@ -293,7 +295,7 @@ def _pairs_of_batch(batch: Any) -> Iterator[tuple[Any, Any]]:
                 f"A batch of the DataLoader is a dict with {', '.join(map(str, batch))}; expected one of "
                 f"{', '.join(IMAGE_KEYS)} in it."
             )
-    elif isinstance(batch, tuple | list) and batch and isinstance(batch[0], Tensor) and batch[0].ndim == 4:
+    elif isinstance(batch, tuple | list) and batch and isinstance(batch[0], Tensor) and batch[0].ndim in (4, 5):
         images, labels = batch[0], batch[1] if len(batch) > 1 else None
     has_labels = isinstance(labels, Tensor | np.ndarray | list | tuple) and len(labels) == len(images)
     for i, image in enumerate(images):

@@ -30,7 +30,7 @@ from clairvit.models.preprocess import (
     parse_size,
     preprocess_options,
 )
-from clairvit.models.sources.adapters import Backbone, ImageTower, ZeroShot
+from clairvit.models.sources.adapters import Backbone, ImageTower, ZeroShot, clip_frames
 from clairvit.models.sources.hf_outputs import adapted
 from clairvit.models.text_encoder import encoder_of
 
@@ -50,6 +50,7 @@ def wrap(
     activation: str | None = None,
     channels: int | None = None,
     display: Sequence[int] | None = None,
+    frames: int | None = None,
     tokenizer: Any = None,
 ) -> Model:
     """Return a model of any module that maps [B, C, H, W] to [B, classes]; the module is not changed.
@@ -75,6 +76,8 @@ def wrap(
         channels: The number of channels C of an image; left out, that of the module's first convolution, else 3.
         display: Indices of the channels that pictures show as red, green and blue, or of the one shown in grey; left
             out, the first three.
+        frames: The number of frames of a clip, for a module that takes clips [B, C, T, H, W]; left out, that of its
+            configuration, or any number where the first convolution is an nn.Conv3d.
         tokenizer: What reads the prompts of `cv.Text` for a CLIP or SigLIP module: open_clip.get_tokenizer(NAME), or a
             tokenizer or processor of transformers; left out, the one saved with a transformers model.
 
@@ -111,6 +114,9 @@ def wrap(
     options = preprocess_options(mean, std, resize, interpolation, display)
     channels = image_channels(module) if channels is None else _check_channel_count(channels)
     preprocess, assumptions = _preprocess(module, options, parse_size(size), channels)
+    preprocess = dataclasses.replace(
+        preprocess, frames=clip_frames(module) if frames is None else _check_frames(frames)
+    )
     if classifier is None:
         classifier = not (_is_headless(module) or isinstance(traced, Backbone | ImageTower) or returns)
     model = Model(
@@ -193,6 +199,12 @@ def image_channels(module: nn.Module) -> int:
         if isinstance(layer, nn.Conv2d | nn.Conv3d) and not (max(layer.kernel_size) == 1 and layer.in_channels > 4):
             return layer.in_channels  # a 1 × 1 convolution of many channels is a head that is defined first
     return 3
+
+
+def _check_frames(frames: Any) -> int:
+    if not isinstance(frames, int) or isinstance(frames, bool) or frames < 1:
+        raise BadInput(f"frames={frames!r}; expected the number of frames of a clip, such as 16.")
+    return frames
 
 
 def _check_channel_count(channels: Any) -> int:

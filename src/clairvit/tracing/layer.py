@@ -21,7 +21,7 @@ class Layer:
     index: int
     count: int  # layers in the model
     call: AttentionCall | None  # None: a stage of a CNN
-    grid: tuple[int, int] | None  # of this block's tokens
+    grid: tuple[int, ...] | None  # of this block's tokens
     name: str  # of the stage of a CNN
     tokens: Tensor | None  # [B, N, d]
     tokens_gradient: Tensor | None

@@ -226,7 +226,7 @@ def trace_response(model: Model, uploads: UploadStore, layer: int, request: Trac
         model=model.name,
         layer=layer,
         head=str(request.head),
-        grid=layout.grid,
+        grid=layout.plane,
         prefix=layout.prefix,
         attention=encode_array(matrix),
     )
@@ -248,7 +248,7 @@ def _curve_response(
     (resolved,) = resolve_for(model, target, logits)
     trace = run_backward(recording, resolved, None)
     maps = explanation.maps.to(logits.device)
-    random_maps = [_random_map(trace.layout.grid, request.seed, k).to(maps) for k in range(RANDOM_ORDERS)]
+    random_maps = [_random_map(trace.layout.plane, request.seed, k).to(maps) for k in range(RANDOM_ORDERS)]
     context = EvalContext(trace=trace, specs=(spec,), raw=(maps, *random_maps), seed=request.seed)
     schedule = RemovalSchedule(steps=request.steps, ends=True)
     counts = schedule.fractions_and_counts(context.patches)[1]
@@ -264,7 +264,7 @@ def _curve_response(
         target=resolved.names[0],
         meaning=context.meaning("prob"),
         rank=context.rank[0, 0].tolist(),
-        grid=trace.layout.grid,
+        grid=trace.layout.plane,
         deletion=bands["deletion"],
         insertion=bands["insertion"],
         notes=[*explanation.notes, *context.notes_log.notes],

@@ -153,7 +153,7 @@ def _card(model: Model, uploads: UploadStore) -> ModelCard:
         name=model.name,
         labels=[class_name(model.labels, k) for k in range(trace.logits.shape[-1])] if model.classifier else [],
         size=(int(trace.pixels.shape[-2]), int(trace.pixels.shape[-1])),
-        grid=trace.layout.grid,
+        grid=trace.layout.plane,
         prefix=trace.layout.prefix,
         layers=len(trace.layers),
         heads=heads,
