@@ -41,20 +41,19 @@ async function start() {
   showMethods($("methods"), listed, state.method, card(), setMethod);
   for (const [id, name] of [["opacity", "value"], ["cmap", "value"], ["signed", "checked"], ["smooth", "checked"]]) $(id)[name] = state[id];
   if (!$("cmap").value) $("cmap").value = state.cmap = "auto"; // a link may contain anything
-  if (isSlow(state.method) && state.method !== card().default_method) return askFirst();
+  if (isSlow(state.method) && state.method !== card().default_method) askFirst();
   await explain({ picture: true });
   if (unknown && reply) setStatus(`The link names a method that is not here (“${unknown}”); this is ${map.title}.`, true);
 }
 
-/** A link to a slow method does not start it by itself. */
+/** A link to a slow method does not start it by itself: the default method is shown, and a button runs the other. */
 function askFirst() {
   const wanted = state.method, seconds = estimate(methodCard(wanted), card());
-  const go = (method) => { $("ask-first").hidden = true; setMethod(method, { picture: true }); };
+  state.method = card().default_method;
   $("ask-text").textContent = `This link asks for ${titleOf(wanted)}, which takes ${duration(seconds)} here.`;
   $("ask-first").hidden = false;
-  $("ask-run").onclick = () => go(wanted);
-  $("ask-default").onclick = () => go(card().default_method);
-  setStatus("");
+  $("ask-run").onclick = () => { $("ask-first").hidden = true; setMethod(wanted); };
+  $("ask-default").onclick = () => { $("ask-first").hidden = true; };
 }
 
 /** Fill the controls with the layers, heads and classes of the model. */
@@ -285,7 +284,7 @@ async function play(kind) {
   curveWork.abort();
   const controller = curveWork = new AbortController(), grid = card().grid, whole = api.slice(map.maps, 0);
   const rank = patch.rankPatches({ values: whole.values, rows: whole.shape[0], cols: whole.shape[1] }, grid);
-  curves.play({ kind, rank, grid, photo, title: map.title, reply: curveReply });
+  curves.play({ kind, rank, grid, photo, reply: curveReply });
   if (curveReply) return;
   try { curves.receive(await measureCurve(controller, "Measuring the test")); } catch (error) {
     if (error.name !== "AbortError") curves.clear(photo);
@@ -330,7 +329,7 @@ async function saveReport() {
   try {
     if (card().labels.length) {
       const measured = await measureCurve(controller, "Preparing the report");
-      if (!$("chart").querySelector(".method")) { curves.play({ kind: "deletion", rank: measured.rank, grid: measured.grid, photo, title: map.title, reply: measured }); curves.stop(); $("step").value = $("step").max; $("step").dispatchEvent(new Event("input")); }
+      if (!$("chart").querySelector(".method")) { curves.play({ kind: "deletion", rank: measured.rank, grid: measured.grid, photo, reply: measured }); curves.stop(); $("step").value = $("step").max; $("step").dispatchEvent(new Event("input")); }
     }
     saveBlob(new Blob([reportHtml(view(), curveReply && $("chart"), map.layers && $("layer-strip"))], { type: "text/html" }), name);
     endWork(controller, `Saved ${name}.`);
