@@ -59,7 +59,7 @@ export function pictureCanvas(view, size = 672) {
     write(k ? view.names[k - 1] : "the photo, as the model sees it", gap + k * (width + gap) + width / 2, y + height + 30, font(500, 22), "#1c1b22", "center");
   });
   y += height + 44;
-  const bar = element("canvas", { width: 256, height: 16 }), [low, high] = legendWords(view.scale, view.map.class_specific, view.reply.targets), middle = canvas.width / 2;
+  const bar = element("canvas", { width: 256, height: 16 }), [low, high] = legendWords(view.scale, view.map.class_specific, view.reply.targets, view.isControl), middle = canvas.width / 2;
   drawColourBar(bar, view.scale, view.style.opacity);
   context.drawImage(bar, middle - 128, y + 14);
   write(low, middle - 140, y + 30, font(400, 20), "#5c5a68", "right");

@@ -158,6 +158,7 @@ async function decodePicture(base64) {
   return createImageBitmap(new Blob([bytes], { type: "image/png" }));
 }
 
+const isControl = () => methodCard(map.method)?.control ?? false;
 const isOfHead = () => state.layer > 0 && state.head !== "mean" && Boolean(map.layers && map.headMaps);
 
 /** The values shown for a target: the whole method, one layer, or one head of a layer. */
@@ -195,12 +196,12 @@ function render() {
   showLayerControls(negative);
   for (const id of NEEDS_MAP) $(id).disabled = id.startsWith("play") && !card().labels.length;
   patch.draw({ maps, photo, reply, card: card(), classSpecific: map.class_specific, isHeld: () => held });
-  showAnswer(reply, map.class_specific);
+  showAnswer(reply, map.class_specific, isControl());
   updateLists();
 }
 
 function showLegend(scale) {
-  const isFlat = !(scale.high > scale.low), [low, high] = legendWords(scale, map.class_specific, reply.targets);
+  const isFlat = !(scale.high > scale.low), [low, high] = legendWords(scale, map.class_specific, reply.targets, isControl());
   drawColourBar($("scale"), scale, state.opacity);
   $("scale").hidden = isFlat;
   for (const [id, text, value, beyond] of [["low", low, scale.low, scale.beyond[0] ? "≤ " : ""], ["high", high, scale.high, scale.beyond[1] ? "≥ " : ""]]) {
@@ -221,6 +222,7 @@ function showLayerControls(negative) {
   $("head").title = $("head").disabled ? "Choose a layer first" : "";
   drawStrip(map, photo, state.layer, state);
   const notes = [...map.notes];
+  if (layerText()) notes.unshift("The test at the top is of all layers together, not of this one.");
   if (isOfHead() && map.heads.method !== map.method) notes.unshift(`${map.title} has no heads of its own: this is head ${Number(state.head) + 1} of ${titleOf(map.heads.method)}.`);
   if (!map.class_specific && state.targets.length > 1) notes.unshift(`${map.title} gives the same map for every answer, so one is shown.`);
   $("notes").textContent = notes.join(" ");
@@ -307,8 +309,8 @@ function showFile(file) { state.targets = []; explain({ image: file, picture: tr
 
 /** All that a picture or a report says of the map on the screen. */
 function view() {
-  const sentence = element("p", {}, ...sentenceNodes(reply, map.class_specific)).textContent.trim();
-  return { photo, reply, map, check, curve: curveReply, sentence, version, style: state, shownMaps: shown.clipped, scale: shown.scale, names: shown.names, layerText: layerText(), photoName: photoName(),
+  const sentence = element("p", {}, ...sentenceNodes(reply, map.class_specific, isControl())).textContent.trim();
+  return { photo, reply, map, check, isControl: isControl(), curve: curveReply, sentence, version, style: state, shownMaps: shown.clipped, scale: shown.scale, names: shown.names, layerText: layerText(), photoName: photoName(),
     value: (entry) => valueText(entry.probability, entry.score),
     settings: { photo: photoName(), model: reply.model, method: `${map.title} (${map.method})`, explains: reply.targets.join(", "), shown: layerText().slice(2) || "all layers together", cost: `${map.forwards} forward and ${map.backwards} backward passes, ${map.seconds.toFixed(2)} s`, notes: map.notes.join(" ") || "none", version: `ClairViT ${version}`, made: new Date().toISOString().slice(0, 16).replace("T", " ") + " UTC" } };
 }
